@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgekit.app.catalog import AS_STORED, facts_of
-from edgekit.basis import Basis
 from edgekit.bill.types import Load, weakest
 from edgekit.catalog.records import record_of
 from edgekit.catalog.store import PATH, packaged_entries
@@ -43,6 +42,7 @@ from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
 from edgekit.model import open_config, open_model
 from edgekit.model.types import Model, ModelGeometry, attention_of
+from edgekit.units import Basis
 
 ROOT = Path(__file__).parents[1]
 TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", ROOT.parent / "shared" / "truth"))

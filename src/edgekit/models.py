@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgekit.app.preflight import can_load, inspect_model_remote, model_preflight
-    from edgekit.bill.types import MemoryEstimate
-    from edgekit.bill.verdict import PreflightResult
+    from edgekit.bill.types import MemoryEstimate, PreflightResult
     from edgekit.errors import RemoteInspectError
     from edgekit.model.inspect import ModelMetadata
 
@@ -33,7 +32,7 @@ __all__ = [
 _MODULES = {
     "MemoryEstimate": "edgekit.bill.types",
     "ModelMetadata": "edgekit.model.inspect",
-    "PreflightResult": "edgekit.bill.verdict",
+    "PreflightResult": "edgekit.bill.types",
     "RemoteInspectError": "edgekit.errors",
     "can_load": "edgekit.app.preflight",
     "inspect_model_remote": "edgekit.app.preflight",

@@ -1,10 +1,20 @@
-"""Sizes, counts and tokens as text, and back."""
+"""Sizes, counts and tokens as text, and back; and how a number is known."""
 
 from __future__ import annotations
 
+import enum
 import re
 
 from edgekit.errors import UsageError
+
+
+class Basis(enum.Enum):
+    """How a number is known. Every figure in an answer has one of these."""
+
+    EXACT = "exact"  # read from the file, or computed by a rule that is tested to the byte
+    MODELLED = "modelled"  # a rule with a stated error
+    ASSUMED = "assumed"  # a documented guess
+
 
 KIB = 1024
 MB = 10**6

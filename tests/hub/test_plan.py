@@ -16,8 +16,7 @@ from tests.unit.plan.tasks import gguf, is_within, rated
 
 from edgekit.app.open import open_named
 from edgekit.app.plan import plan_model, task_to_plan
-from edgekit.basis import Basis
-from edgekit.bill.verdict import Lever, Status
+from edgekit.bill.types import Lever, Status
 from edgekit.cli import main
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import estimate
@@ -30,6 +29,7 @@ from edgekit.models import can_load, model_preflight
 from edgekit.plan.plan import Plan
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
+from edgekit.units import Basis
 
 REPOSITORY, MISNAMED = "acme/llama-8b-GGUF", "acme/misnamed-GGUF"
 QUANTS = ("Q8_0", "Q6_K", "Q4_K_M", "IQ4_XS")

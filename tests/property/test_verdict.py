@@ -10,8 +10,7 @@ from tests.recorded import engine_models
 from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
-from edgekit.bill.types import Load, Task
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Load, Task, Verdict
 from edgekit.plan.choice import judge
 from edgekit.plan.fit import Fitting
 

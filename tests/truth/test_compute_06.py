@@ -12,7 +12,6 @@ import pytest
 from tests.recorded import engine_models, further_model, rows
 from tests.thoroughness import sampled_rows
 
-from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.architectures import architecture_names
@@ -21,6 +20,7 @@ from edgekit.engines.llamacpp.setups import read_row
 from edgekit.errors import RefusedError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model
+from edgekit.units import Basis
 
 # CPU_REPACK: weights that an ARM build holds in another order.
 BUFFERS = {

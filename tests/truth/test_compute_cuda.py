@@ -8,12 +8,12 @@ import pytest
 from tests.recorded import engine_models, rows
 from tests.thoroughness import LONG, sampled_rows
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.graph.plan import family_of
 from edgekit.engines.llamacpp.setups import read_row
 from edgekit.machine.types import PoolKind
+from edgekit.units import Basis
 
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
 # Every placement is worked out anew: of those that leave layers on the host, a ninth says as much as all of them.

@@ -11,7 +11,6 @@ import pytest
 from tests.recorded import engine_models, gguf_files, header_bytes, models
 from tests.thoroughness import LONG
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode, Rules
@@ -20,7 +19,7 @@ from edgekit.formats import read_header
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.units import GIB
+from edgekit.units import GIB, Basis
 
 BELOW = 1.0
 ABOVE = 1.001  # the header, which counts as weights until the directory is read

@@ -13,8 +13,7 @@ import pytest
 from tests.recorded import engine_models, further_model, rows
 from tests.thoroughness import LONG
 
-from edgekit.bill.types import Component, Load, MemoryEstimate, Start, Task, cache_type
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Component, Load, MemoryEstimate, Start, Task, Verdict, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import NEWEST, Backend, LlamaCppSetup, LlamaMode, Rules
 from edgekit.machine.types import DEVICE, Device, Machine, System, Vendor

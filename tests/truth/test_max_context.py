@@ -14,8 +14,7 @@ import pytest
 from tests.recorded import config_header, engine_models, models, rows
 from tests.thoroughness import LONG, sampled
 
-from edgekit.bill.types import Task
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Task, Verdict
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import what_if_machine

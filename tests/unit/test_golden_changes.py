@@ -75,7 +75,7 @@ PLANTED = {
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090"',
     ),
     "another limit of comfortable": Planted(
-        target="edgekit.bill.verdict.COMFORTABLE_PERCENT",
+        target="edgekit.bill.types.COMFORTABLE_PERCENT",
         change=lambda _: 60,
         question="edgekit check qwen3-8b --ram 16G",
     ),
@@ -100,7 +100,7 @@ PLANTED = {
         question="edgekit check qwen3-8b --ram banana",
     ),
     "a public attribute that is rounded": Planted(
-        target="edgekit.bill.verdict.Verdict.utilization",
+        target="edgekit.bill.types.Verdict.utilization",
         change=lambda before: property(lambda self: round(before.fget(self), 9)),
         question="model_preflight(model_id='qwen3-8b', ram='16G')",
     ),

@@ -16,7 +16,7 @@ from tests.unit.cli.test_estimate import write_model
 from tests.unit.cli.test_estimate_engines import CONFIG, TOKEN
 
 import edgekit.models
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Verdict
 from edgekit.cli import main
 from edgekit.errors import (
     HardwareError,

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from edgekit.basis import Basis
 from edgekit.catalog.names import family_of, id_of, kinds_of
 from edgekit.catalog.store import save_entry
 from edgekit.catalog.tensor_runs import runs_of
@@ -25,6 +24,7 @@ from edgekit.model.types import Model
 from edgekit.sources import hub_model_of
 from edgekit.sources.filenames import quant_tag
 from edgekit.sources.types import ModelFiles, Origin, Reach
+from edgekit.units import Basis
 
 AS_STORED = "as stored"
 _OUTSIDE_KEYS = ("general.architecture", "general.type")

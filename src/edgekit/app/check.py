@@ -14,8 +14,7 @@ from edgekit.app.open import (
     choose_file,
     open_named,
 )
-from edgekit.bill.types import Task
-from edgekit.bill.verdict import Change, Verdict
+from edgekit.bill.types import Change, Task, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.flags import typed
 from edgekit.errors import (

@@ -12,7 +12,6 @@ from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.types import Load, MemoryEstimate, Price, Setup, Start, Task
 from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.flags import companions_in
-from edgekit.engines.options import RowOptions, options_with_quant
 from edgekit.engines.protocol import Companions, Engine
 from edgekit.errors import UsageError
 from edgekit.formats import read_header
@@ -21,7 +20,7 @@ from edgekit.machine.what_if import what_if_machine
 from edgekit.model import OpenModel
 from edgekit.model.types import Model, ModelGeometry
 from edgekit.plan.choice import for_users
-from edgekit.request import ALL, Request, Session, Values, in_order
+from edgekit.request import ALL, Request, RowOptions, Session, Values, in_order, options_with_quant
 from edgekit.sources import locate
 from edgekit.sources.types import Container, ModelFiles, Reach
 

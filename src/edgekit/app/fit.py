@@ -10,8 +10,7 @@ from typing import Any
 
 from edgekit.app.estimate import EstimateAnswer, bill_of, task_of, values_of
 from edgekit.app.open import ResolvedModel
-from edgekit.bill.types import CacheChoice, Task, Variant
-from edgekit.bill.verdict import PricedLoad, Verdict
+from edgekit.bill.types import CacheChoice, PricedLoad, Task, Variant, Verdict
 from edgekit.catalog.resolve import CATALOG
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED, as_named, stored_quant

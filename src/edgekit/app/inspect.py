@@ -6,10 +6,9 @@ import os
 
 from edgekit.app.open import open_as_stored
 from edgekit.engines import default_engine
-from edgekit.engines.options import read_quant
 from edgekit.formats.types import Depth
 from edgekit.model.inspect import Inspection, inspect_header, inspect_model
-from edgekit.request import Session
+from edgekit.request import Session, read_quant
 from edgekit.sources.types import ModelFiles, Origin, Reach
 
 

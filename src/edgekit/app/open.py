@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgekit.bill.types import Start, Task, Variant
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Start, Task, Variant, Verdict
 from edgekit.catalog.resolve import Resolved, resolve
 from edgekit.engines import (
     default_engine,
@@ -75,7 +74,7 @@ class ResolvedModel(Resolved[OpenModel]):
         quant = self.quant
         if quant is None:
             return engine
-        from edgekit.engines.options import takes
+        from edgekit.request import takes
 
         if takes(engine, quant):
             return engine

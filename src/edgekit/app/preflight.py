@@ -10,9 +10,8 @@ from typing import Any
 from edgekit.app.check import judge_model
 from edgekit.app.estimate import task_of
 from edgekit.app.open import automatic, open_named
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Verdict
 from edgekit.engines import engine_named, engine_names
-from edgekit.engines.options import RowOptions
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -26,7 +25,7 @@ from edgekit.machine.types import Machine
 from edgekit.model import OpenModel
 from edgekit.model.inspect import ModelMetadata, read_metadata
 from edgekit.plan.choice import judge
-from edgekit.request import AUTO, Request, Session, Values
+from edgekit.request import AUTO, Request, RowOptions, Session, Values
 from edgekit.sources.types import Reach
 
 ModelId = str | os.PathLike[str]

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.app.calibrate import remember_load
 from edgekit.app.open import ResolvedModel, open_as_stored
 from edgekit.engines import engine_named
-from edgekit.engines.options import read_quant
 from edgekit.errors import EdgekitError
 from edgekit.machine.probes import detect
-from edgekit.request import Request, Session
+from edgekit.request import Request, Session, read_quant
 from edgekit.sources import locate
 
 if TYPE_CHECKING:

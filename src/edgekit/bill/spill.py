@@ -10,9 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from edgekit.basis import Basis
 from edgekit.errors import KvSpillUnsupportedError, UsageError
-from edgekit.units import LARGEST, format_bytes
+from edgekit.units import LARGEST, Basis, format_bytes
 
 PAGE_TOKENS = 256
 SPILL_FROM_TOKENS = 65_536  # a cache up to this length is never spilled

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from edgekit.basis import Basis
 from edgekit.catalog.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
 from edgekit.errors import HeaderError
+from edgekit.units import Basis
 
 T = TypeVar("T")
 

@@ -13,10 +13,9 @@ from functools import cache
 from pkgutil import get_data
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.bill.types import CacheType, cache_type
 from edgekit.errors import RefusedError, UsageError
-from edgekit.units import GIB
+from edgekit.units import GIB, Basis
 
 WHAT_IF = "what-if"  # the memo's engine, which has all layouts
 BASIS = Basis.ASSUMED

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edgekit.basis import Basis
+from edgekit.units import Basis
 
 if TYPE_CHECKING:  # the catalog does not depend on formats at run time
     from edgekit.formats.types import Value

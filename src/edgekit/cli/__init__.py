@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import TextIO
 
 from edgekit.cli.parser import UsageExit, build_parser
-from edgekit.errors import EdgekitError, OutputError
-from edgekit.terminal import printable
+from edgekit.errors import EdgekitError, OutputError, printable
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 _DEVICE_FLAGS = ("--device", "--gpu")

@@ -16,7 +16,7 @@ from edgekit.cli import ReaderGoneError, show
 from edgekit.cli.console import counted, open_session, screen
 from edgekit.engines import engine_names, every_engine
 from edgekit.engines.flags import read
-from edgekit.errors import UsageError
+from edgekit.errors import UsageError, printable
 from edgekit.formats.types import Depth
 from edgekit.report.bill import compare_json, compare_text
 from edgekit.report.check import check_text, quiet_text
@@ -24,7 +24,6 @@ from edgekit.report.json import json_text
 from edgekit.report.tables import answers_json, check_table, models_json, table_pieces
 from edgekit.request import Request
 from edgekit.sources.local import models_in
-from edgekit.terminal import printable
 from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:

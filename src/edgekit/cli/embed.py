@@ -40,7 +40,7 @@ from edgekit.embed.bulk.rows import (
 from edgekit.embed.stdio import serve
 from edgekit.embed.types import BUILT_IN, ENGINES
 from edgekit.engines.flags import one_of, whole
-from edgekit.errors import TextError, UsageError
+from edgekit.errors import TextError, UsageError, printable
 from edgekit.report.embed import (
     done_json,
     done_text,
@@ -52,7 +52,6 @@ from edgekit.report.embed import (
 )
 from edgekit.report.json import json_text
 from edgekit.sources.download import find_weights
-from edgekit.terminal import printable
 from edgekit.units import parse_size
 
 if TYPE_CHECKING:

@@ -23,14 +23,20 @@ from edgekit.catalog.types import Catalog
 from edgekit.cli.console import open_session, screen
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import given_flags
-from edgekit.engines.options import RowOptions, context_option, did_you_mean, options_with_quant
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
 from edgekit.model import open_config
 from edgekit.model.types import Model
 from edgekit.report.bill import answer_json, bill_json, bill_text, explain_text, layers_table
 from edgekit.report.json import json_text
-from edgekit.request import Request, Session
+from edgekit.request import (
+    Request,
+    RowOptions,
+    Session,
+    context_option,
+    did_you_mean,
+    options_with_quant,
+)
 from edgekit.sources.types import Reach
 
 _KEYS = ("id", "model", "config", "engine", "backend", "quant", "options")

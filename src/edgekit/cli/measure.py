@@ -11,7 +11,7 @@ from edgekit.app.verify import verify
 from edgekit.cli.console import is_terminal, open_session, screen
 from edgekit.engines import startable
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
-from edgekit.errors import EdgekitError, UsageError
+from edgekit.errors import EdgekitError, UsageError, printable
 from edgekit.machine.calibration import NAME, forget_calibration, read_calibration
 from edgekit.report.json import json_text
 from edgekit.report.run import (
@@ -28,7 +28,6 @@ from edgekit.report.run import (
 from edgekit.report.text import Screen
 from edgekit.request import Request
 from edgekit.sources.local import data_folder
-from edgekit.terminal import printable
 
 OUTSIDE = 1  # exit code if a figure is outside its bounds
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from edgekit import __version__
-from edgekit.terminal import printable
+from edgekit.errors import printable
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 import numpy as np
 import psutil
 
-from edgekit.basis import Basis
 from edgekit.embed import llamacpp
 from edgekit.embed.embedder import Embedder, EmbedderParts
 from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Encoder, Mode, prefixes_of
@@ -39,7 +38,7 @@ from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.errors import MemoryPressureError, UsageError
 from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
 from edgekit.sources.download import Found, find_weights
-from edgekit.units import KIB, MIB, format_bytes, parse_size
+from edgekit.units import KIB, MIB, Basis, format_bytes, parse_size
 
 if TYPE_CHECKING:
     from edgekit.sources.download import Download

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edgekit.errors import ContextTooLargeError, UsageError
-from edgekit.terminal import quoted
+from edgekit.errors import ContextTooLargeError, UsageError, quoted
 
 
 def _number(low: float, high: float) -> Callable[[Any], bool]:

@@ -12,15 +12,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus
 
-from edgekit.bill.types import Load, Placement, Setup, Variant
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Load, Placement, Setup, Variant, Verdict
 from edgekit.catalog.repositories import original_repository
-from edgekit.errors import UsageError
+from edgekit.errors import UsageError, printable
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.sources.local import is_here
 from edgekit.sources.reference import Reference, parse_reference
 from edgekit.sources.types import ModelFiles, Origin
-from edgekit.terminal import printable
 
 COMMAND, FILE, SETTINGS = "command", "file", "settings"
 # NVML counts cards by their place on the bus; CUDA counts the fastest first by default.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from edgekit.bill.spill import Purpose
-    from edgekit.bill.types import Component, Load, MemoryEstimate, Setup
-    from edgekit.bill.verdict import Verdict
+    from edgekit.bill.types import Component, Load, MemoryEstimate, Setup, Verdict
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.machine.types import Machine, Pace
     from edgekit.model import OpenModel

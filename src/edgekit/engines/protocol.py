@@ -28,11 +28,13 @@ if TYPE_CHECKING:
         MemoryLine,
         Placement,
         Setup,
+        Speed,
         Start,
         Task,
+        Usage,
         Variant,
+        Verdict,
     )
-    from edgekit.bill.verdict import Speed, Usage, Verdict
     from edgekit.catalog.types import Size
     from edgekit.engines.commands import Command, Startup
     from edgekit.engines.program import EngineProgram

@@ -16,15 +16,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
-from edgekit.basis import Basis
-from edgekit.bill.types import Component, Load, Task
-from edgekit.bill.verdict import PricedLoad, Speed
+from edgekit.bill.types import Component, Load, PricedLoad, Speed, Task
 from edgekit.engines import engine_named
 from edgekit.engines.token_reads import PoolReads, TokenReads
 from edgekit.formats.records import Record, damaged, load_records
 from edgekit.machine.types import Device, Machine, PoolKind, Vendor
 from edgekit.model.types import LatentAttention, Model, ModelGeometry, Span, attention_of
-from edgekit.units import format_bytes
+from edgekit.units import Basis, format_bytes
 
 Range = tuple[float, float]  # from slow to fast
 

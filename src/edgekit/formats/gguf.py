@@ -12,7 +12,7 @@ from collections.abc import Container as Names
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError, quoted
 from edgekit.formats import limits
 from edgekit.formats.cursor import (
     LOOK_BYTES,
@@ -25,7 +25,6 @@ from edgekit.formats.cursor import (
 from edgekit.formats.dtype import TensorType, by_ggml_id
 from edgekit.formats.types import ArrayFact, Depth, ModelHeader, Scalar, Tensor, Value
 from edgekit.sources.types import ByteSource, Container, ModelFiles
-from edgekit.terminal import quoted
 
 MAGIC = b"GGUF"
 NEWEST_VERSION = 3

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError, quoted
 from edgekit.formats import limits
 from edgekit.formats.bounded_json import JsonStream, read_config
 from edgekit.formats.cursor import LOOK_BYTES, describe, listed_bytes, read_file, read_shards
@@ -20,7 +20,6 @@ from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Depth, ModelHeader, Quantization, Tensor
 from edgekit.sources.filenames import base_of
 from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles
-from edgekit.terminal import quoted
 from edgekit.units import KIB
 
 SINGLE_FILE = "model.safetensors"

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import mkstemp
 from typing import TYPE_CHECKING, TypeVar
 
-from edgekit.errors import HeaderError, SourceError
+from edgekit.errors import HeaderError, SourceError, one_line
 from edgekit.machine.types import (
     Calibration,
     Difference,
@@ -29,7 +29,6 @@ from edgekit.machine.types import (
     Pace,
 )
 from edgekit.sources.local import data_folder, made_data_folder, open_file, try_lock
-from edgekit.terminal import one_line
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:

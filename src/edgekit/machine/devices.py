@@ -15,11 +15,10 @@ from functools import cache, lru_cache
 from pkgutil import get_data  # importlib.resources takes 5 ms to import
 from typing import NamedTuple
 
-from edgekit.basis import Basis
 from edgekit.errors import UsageError
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.sources.filenames import close_names
-from edgekit.units import GIB, MIB, format_bytes
+from edgekit.units import GIB, MIB, Basis, format_bytes
 
 SHOWN = 6  # names in one message
 FILES = ("kept.tsv", "collected.tsv")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from edgekit.basis import Basis
+from edgekit.errors import one_line
 from edgekit.machine.devices import (
     default_working_set_bytes,
     known_bandwidth,
@@ -28,8 +28,7 @@ from edgekit.machine.surroundings import (
     text_of,
 )
 from edgekit.machine.types import Device, System, Vendor
-from edgekit.terminal import one_line
-from edgekit.units import GIB, MIB, format_bytes
+from edgekit.units import GIB, MIB, Basis, format_bytes
 
 _NAME_CHARS = 96
 

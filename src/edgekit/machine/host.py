@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from edgekit.errors import one_line
 from edgekit.machine.gpus import chip_name
 from edgekit.machine.surroundings import (
     Surroundings,
@@ -24,7 +25,6 @@ from edgekit.machine.surroundings import (
     text_of,
 )
 from edgekit.machine.types import Device, HostMemory, MemoryLimit, System, Vendor
-from edgekit.terminal import one_line
 from edgekit.units import KIB, format_bytes
 
 # Lines of /proc/cpuinfo with the processor's name: Intel's and AMD's, then those of ARM boards and POWER machines.

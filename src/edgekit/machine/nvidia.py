@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
-from edgekit.basis import Basis
+from edgekit.errors import one_line
 from edgekit.machine.devices import device_like, known_bandwidth
 from edgekit.machine.host import ADDRESS_SPACE
 from edgekit.machine.surroundings import (
@@ -27,8 +27,7 @@ from edgekit.machine.surroundings import (
     text_of,
 )
 from edgekit.machine.types import Device, HostMemory, Process, System, Vendor
-from edgekit.terminal import one_line
-from edgekit.units import GIB, LARGEST, format_bytes
+from edgekit.units import GIB, LARGEST, Basis, format_bytes
 
 T = TypeVar("T")
 

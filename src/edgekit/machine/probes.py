@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from edgekit.errors import one_line
 from edgekit.machine.calibration import measured_on
 from edgekit.machine.gpus import find_amd, find_apple, find_intel
 from edgekit.machine.host import (
@@ -21,7 +22,6 @@ from edgekit.machine.host import (
 from edgekit.machine.nvidia import Seen, find_nvidia, hidden_note, visible
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
 from edgekit.machine.types import Device, Machine, System, Vendor, is_arm
-from edgekit.terminal import one_line
 
 PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
     ("NVIDIA GPUs", find_nvidia),

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edgekit.basis import Basis
+from edgekit.units import Basis
 
 
 class System(enum.Enum):

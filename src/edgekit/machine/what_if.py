@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgekit.basis import Basis
 from edgekit.errors import UsageError
 from edgekit.machine.devices import (
     DeviceKind,
@@ -29,7 +28,7 @@ from edgekit.machine.types import (
     System,
     Vendor,
 )
-from edgekit.units import GIB, MIB, format_bytes, parse_size
+from edgekit.units import GIB, MIB, Basis, format_bytes, parse_size
 
 MAX_CARDS = 64  # the largest machines have 16; a rack of 72 GB200 is 18 machines
 MAX_TEXT_CHARS = 2000

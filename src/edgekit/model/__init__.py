@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from edgekit.basis import Basis
 from edgekit.errors import (
     HeaderError,
     HeaderLimitError,
@@ -47,6 +46,7 @@ from edgekit.model.types import (
     Tower,
 )
 from edgekit.sources.types import Container, ModelFiles, Reach
+from edgekit.units import Basis
 
 if TYPE_CHECKING:
     from edgekit.sources.download import Download

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pkgutil import get_data  # importlib.resources takes 5 ms to import
 from typing import NamedTuple, TypeVar
 
-from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError, quoted
 from edgekit.formats.types import TEXT_SECTIONS, ModelHeader, Value
 from edgekit.sources.types import Container
-from edgekit.terminal import quoted
 
 # Far above the largest real model, and still cheap to hold and to loop over.
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; the deepest real model has 126 (Llama 3.1 405B)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from edgekit.basis import Basis
 from edgekit.errors import UnknownArchitectureError
 from edgekit.formats import open_header
 from edgekit.formats.mixes import stated_mix
@@ -25,7 +24,7 @@ from edgekit.model.types import (
     attention_of,
 )
 from edgekit.sources.types import ModelFiles, Reach, Traffic
-from edgekit.units import GIB
+from edgekit.units import GIB, Basis
 
 _IDLE = frozenset({Role.MTP, Role.TOWER})  # not used for a token of text
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from edgekit.basis import Basis
 from edgekit.formats.types import ModelHeader
+from edgekit.units import Basis
 
 
 class Span(enum.Enum):

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from edgekit.basis import Basis
 from edgekit.bill.types import (
     CACHES,
     F16,
@@ -34,7 +33,7 @@ from edgekit.formats.quantization import effective_bits
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Attention, Model, ModelGeometry, Span, Stream
 from edgekit.sources.filenames import base_of, quant_tag
-from edgekit.units import GIB, format_bytes, format_count
+from edgekit.units import GIB, Basis, format_bytes, format_count
 
 # --- size and quantisation from a name
 

@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from edgekit.bill.types import Load, Start, Task, Variant
-from edgekit.bill.verdict import (
+from edgekit.bill.types import (
     ASSUMED_FULL_PERCENT,
     Change,
     ChangeKind,
+    Load,
+    Start,
+    Task,
     Usage,
+    Variant,
     Verdict,
 )
 from edgekit.engines import default_engine, engine_named, every_engine

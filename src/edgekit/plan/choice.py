@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgekit.basis import Basis
 from edgekit.bill.types import (
     CacheChoice,
     Component,
@@ -18,11 +17,13 @@ from edgekit.bill.types import (
     MemoryEstimate,
     MemoryLine,
     Price,
+    PricedLoad,
     Setup,
+    Status,
     Task,
     Variant,
+    Verdict,
 )
-from edgekit.bill.verdict import PricedLoad, Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.choices import USUAL_ACCURACY, as_named
 from edgekit.engines.speed import expected_speed, steady_throughput
@@ -39,7 +40,7 @@ from edgekit.plan.fit import (
     recommended_context,
     whole_placements,
 )
-from edgekit.units import GIB, format_bytes
+from edgekit.units import GIB, Basis, format_bytes
 
 READING_TOKENS_PER_S = 8.0  # below this speed, spare memory is left unspent
 EMBEDDING_ACCURACY = 850  # Q8_0

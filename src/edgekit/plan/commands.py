@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgekit.bill.verdict import Lever, Verdict
+from edgekit.bill.types import Lever, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, Command, Startup, shell_text
 from edgekit.machine.devices import raised_limit

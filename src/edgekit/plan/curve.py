@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgekit.bill.types import CacheChoice, Placement, Price, Start, Task
-from edgekit.bill.verdict import Usage
+from edgekit.bill.types import CacheChoice, Placement, Price, Start, Task, Usage
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.plan.choice import with_cache

@@ -14,19 +14,16 @@ from itertools import islice, takewhile
 from typing import Any
 
 from edgekit.bill.types import (
+    ASSUMED_FULL_PERCENT,
     CACHES,
     Component,
     Job,
     MemoryEstimate,
     Placement,
-    Placements,
     Price,
-    Task,
-)
-from edgekit.bill.verdict import (
-    ASSUMED_FULL_PERCENT,
     PricedLoad,
     Status,
+    Task,
     Usage,
     covered_bytes,
     for_bill,
@@ -417,7 +414,7 @@ def _needed(use: Usage) -> str:
     )
 
 
-def placements_of(task: Task) -> Placements:
+def placements_of(task: Task) -> tuple[Placement, ...]:
     """The engine's placements: whole ones first, then ones that use less and less device memory.
 
     Raises HardwareError if the engine cannot run on the machine.
@@ -425,7 +422,7 @@ def placements_of(task: Task) -> Placements:
     return tuple(_placements(task))
 
 
-def whole_placements(task: Task) -> Placements:
+def whole_placements(task: Task) -> tuple[Placement, ...]:
     """Placements with the whole model where the engine computes: on the devices, or on the CPU if there are none.
 
     A placement that the user requested counts even if it leaves a part of the model elsewhere.
@@ -475,7 +472,7 @@ FLOOR_MARGIN = 0.05
 class Ladder:
     """A task in all of its placements. Each rung uses less device memory, and usually more RAM, than the one above."""
 
-    def __init__(self, task: Task, placements: Placements) -> None:
+    def __init__(self, task: Task, placements: tuple[Placement, ...]) -> None:
         self.task, self._placements = task, placements
         self._rungs: dict[int, Fitting] = {}
         self._rung_by_tokens: dict[int, int] = {}

@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from edgekit.bill.types import Drafter, Load, Placements, Task, Variant
-from edgekit.bill.verdict import Change, ChangeKind, Decision, Lever, Speed, Tried, Verdict
+from edgekit.bill.types import (
+    Change,
+    ChangeKind,
+    Decision,
+    Drafter,
+    Lever,
+    Load,
+    Placement,
+    Speed,
+    Task,
+    Tried,
+    Variant,
+    Verdict,
+)
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named, every_engine
 from edgekit.engines.entries import open_entry
@@ -319,7 +331,7 @@ def decide_sequences(found: Candidate) -> Decision:
             value=f"{task.users}",
             because=f"as requested, each with a context of {each:,} tokens",
         )
-    placements: Placements = (found.fitting.placement,)
+    placements: tuple[Placement, ...] = (found.fitting.placement,)
     if engine_named(task.engine).has_ranks:  # more requests may take more cards
         placements = whole_placements(task)
     count = users_that_fit(task, each, placements)
@@ -335,7 +347,7 @@ def decide_sequences(found: Candidate) -> Decision:
     )
 
 
-def users_that_fit(task: Task, tokens: int, placements: Placements) -> int:
+def users_that_fit(task: Task, tokens: int, placements: tuple[Placement, ...]) -> int:
     """How many users fit with a context of `tokens` each in one of these placements."""
     engine = engine_named(task.engine)
     bare = replace(task.load, context_tokens=tokens)

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 
-from edgekit.bill.types import GOOD_ACCURACY
-from edgekit.bill.verdict import COMFORTABLE_PERCENT
+from edgekit.bill.types import COMFORTABLE_PERCENT, GOOD_ACCURACY
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.choices import accuracy_of
 from edgekit.machine.types import HOST

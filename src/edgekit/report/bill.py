@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
 from edgekit.engines import engine_named
 from edgekit.machine.types import Pool, PoolKind
@@ -35,7 +34,7 @@ from edgekit.report.text import (
     render,
     table,
 )
-from edgekit.units import format_bytes
+from edgekit.units import Basis, format_bytes
 
 if TYPE_CHECKING:
     from edgekit.app.compare import EngineComparison

@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgekit.basis import Basis
-from edgekit.bill.verdict import Lever
+from edgekit.bill.types import Lever
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.flags import typed
+from edgekit.errors import printable
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import download_bytes, with_weights
 from edgekit.plan.fit import first_placement
@@ -39,8 +39,7 @@ from edgekit.report.text import (
     render,
     table,
 )
-from edgekit.terminal import printable
-from edgekit.units import GIB, format_download, short_count
+from edgekit.units import GIB, Basis, format_download, short_count
 
 if TYPE_CHECKING:
     from edgekit.app.recommend import Recommendation

@@ -10,11 +10,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.bill.types import Component, MemoryEstimate
-from edgekit.bill.verdict import Change, ChangeKind, Speed, Status, Usage, Verdict
+from edgekit.bill.types import (
+    Change,
+    ChangeKind,
+    Component,
+    MemoryEstimate,
+    Speed,
+    Status,
+    Usage,
+    Verdict,
+)
 from edgekit.engines import engine_named
 from edgekit.engines.flags import typed
-from edgekit.errors import UsageError
+from edgekit.errors import UsageError, printable
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
 from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchecked_bytes
@@ -35,7 +43,6 @@ from edgekit.report.text import (
     share_words,
     sizes_words,
 )
-from edgekit.terminal import printable
 from edgekit.units import GIB, MIB, format_download
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from edgekit.errors import printable
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
     PLAIN,
@@ -18,7 +19,6 @@ from edgekit.report.text import (
     render,
     table,
 )
-from edgekit.terminal import printable
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from edgekit.basis import Basis
+from edgekit.errors import printable
 from edgekit.formats.types import ModelHeader
 from edgekit.model.inspect import CACHE_ELEMENT_BYTES, CachePart, Inspection, WeightsShare
 from edgekit.model.types import (
@@ -25,8 +25,7 @@ from edgekit.report.bill import count_kinds, kind_name, window_of
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import counted, painted, table
 from edgekit.sources.types import Container
-from edgekit.terminal import printable
-from edgekit.units import format_bytes, format_count
+from edgekit.units import Basis, format_bytes, format_count
 
 _LABEL = 9
 _MAX_SHARES = 6

@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from edgekit.app.estimate import EstimateAnswer
-from edgekit.bill.verdict import Decision, Lever
+from edgekit.bill.types import Decision, Lever
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, SETTINGS, Command
+from edgekit.errors import printable
 from edgekit.machine.types import System
 from edgekit.plan.choice import download_bytes
 from edgekit.plan.commands import LIMIT, by_program, main_command
@@ -42,7 +43,6 @@ from edgekit.report.text import (
     memory_lines,
     render,
 )
-from edgekit.terminal import printable
 
 _LEVER_COLUMN_FROM = 45  # columns; on a narrower row the name of a lever precedes its text
 _LEVERS = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # LIMIT is shown as a change

@@ -9,9 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgekit.errors import EdgekitError, UsageError
+from edgekit.errors import EdgekitError, UsageError, printable
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.terminal import printable
 from edgekit.units import GIB, format_bytes
 
 if TYPE_CHECKING:  # matplotlib is an extra, and slow to import

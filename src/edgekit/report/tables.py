@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from edgekit.app.check import Answer, Check, Unanswered
-from edgekit.bill.verdict import Status, Verdict
+from edgekit.bill.types import Status, Verdict
 from edgekit.engines.choices import AS_NAMED
-from edgekit.errors import HardwareError, RefusedError
+from edgekit.errors import HardwareError, RefusedError, printable
 from edgekit.model.types import ModelGeometry
 from edgekit.report.check import (
     VERDICTS,
@@ -35,7 +35,6 @@ from edgekit.report.text import (
     memories,
     sizes_words,
 )
-from edgekit.terminal import printable
 from edgekit.units import GIB, short_count
 
 # Outcome -> singular and plural in the summary, in its order.

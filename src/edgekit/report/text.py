@@ -8,10 +8,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine
-from edgekit.bill.verdict import COMFORTABLE_PERCENT, Status, Usage, Verdict
+from edgekit.bill.types import (
+    CACHES,
+    COMFORTABLE_PERCENT,
+    Component,
+    MemoryEstimate,
+    MemoryLine,
+    Status,
+    Usage,
+    Verdict,
+)
+from edgekit.errors import printable
 from edgekit.machine.types import HOST, Budget, Machine, Pool, PoolKind
-from edgekit.terminal import printable
 from edgekit.units import GIB, MIB, format_bytes
 
 MIN_WIDTH = 20

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.bill.types import Component
-from edgekit.bill.verdict import Lever, Status
+from edgekit.bill.types import Component, Lever, Status
 from edgekit.catalog.tiers import WHAT_IF
 from edgekit.engines.memo.estimate import windows_of
 from edgekit.engines.memo.placements import memory_notes

@@ -28,7 +28,6 @@ from edgekit.app.calibrate import (
 from edgekit.app.fit import fit
 from edgekit.app.open import open_named
 from edgekit.app.plan import plan_model
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp.placements import measured_overhead
 from edgekit.engines.llamacpp.run import binding
@@ -64,7 +63,7 @@ from edgekit.models import model_preflight
 from edgekit.request import Request, Session
 from edgekit.sources.local import data_folder
 from edgekit.sources.types import Reach
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 DAY = "2026-11-16"
 SMALL = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=256)

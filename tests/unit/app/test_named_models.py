@@ -15,7 +15,7 @@ from tests.unit.plan.tasks import rated
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.app.recommend import Recommendation, recommended
-from edgekit.bill.verdict import Lever
+from edgekit.bill.types import Lever
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Catalog

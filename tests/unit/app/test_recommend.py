@@ -12,7 +12,7 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import is_within, rated
 
 from edgekit.app.recommend import SLOW, TOO_LARGE, Recommendation, complete, find_best, task_for
-from edgekit.bill.verdict import ChangeKind
+from edgekit.bill.types import ChangeKind
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import automatic, open_named
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Verdict
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.resolve import resolve
 from edgekit.cli import main

@@ -11,7 +11,6 @@ import pytest
 from tests.recorded import engine_models, models
 from tests.thoroughness import sampled
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, cache_type
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.store import packaged_entries
@@ -23,6 +22,7 @@ from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import EdgekitError
 from edgekit.model.types import Model
+from edgekit.units import Basis
 
 FROM_HEADERS = {one.id for one in packaged_entries() if isinstance(one, Entry) and one.keys}
 RECORDED = [(row["model"], row["quant"]) for row in models() if row["model"] in FROM_HEADERS]

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from tests.thoroughness import sampled
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Load
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_entry
@@ -22,6 +21,7 @@ from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
+from edgekit.units import Basis
 
 ENTRIES = [one for one in packaged_entries() if isinstance(one, Entry)]
 SETUPS = {

@@ -13,9 +13,9 @@ from edgekit.app.open import open_named
 from edgekit.app.run import catalog_name
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.engines.options import options_with_quant, read_quant, takes
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
+from edgekit.request import options_with_quant, read_quant, takes
 
 NAME = "qwen3-8b"
 Q8_0_BYTES = 8_703_561_728  # 8,190,735,360 weights: 34 bytes for 32, norms in f32

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.recorded import engine_models
 
-from edgekit.basis import Basis
 from edgekit.bill.types import (
     CACHES,
     TABLE,
@@ -30,7 +29,7 @@ from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model import open_config
 from edgekit.model.types import Attention, Model
-from edgekit.units import MIB
+from edgekit.units import MIB, Basis
 
 LIBRARY = LlamaCppSetup(rules=Rules.V0_5)
 SERVER = LlamaCppSetup(mode=LlamaMode.SERVER, rules=Rules.V0_5)

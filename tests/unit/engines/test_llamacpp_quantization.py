@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.recorded import config_header, gguf_header
 
-from edgekit.basis import Basis
 from edgekit.engines.llamacpp.conversion import source_model
 from edgekit.engines.llamacpp.quantization import (
     CONDITIONS,
@@ -26,6 +25,7 @@ from edgekit.formats.dtype import by_name
 from edgekit.formats.mixes import all_mixes, mix_records
 from edgekit.formats.types import GgufTensor
 from edgekit.model import read_geometry
+from edgekit.units import Basis
 
 LAYERS = 16
 LLAMA = MixFacts(architecture="llama", layers=LAYERS, group=4)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from tests.recorded import engine_models, models
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
@@ -21,6 +20,7 @@ from edgekit.engines.llamacpp.types import (
 )
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.model import open_config
+from edgekit.units import Basis
 
 NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
 SERVER = LlamaCppSetup(mode=LlamaMode.SERVER, rules=Rules.V0_5)

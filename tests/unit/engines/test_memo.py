@@ -13,7 +13,6 @@ from tests.unit.plan.machines import cards, cpu
 from tests.unit.plan.tasks import LLAMA, gguf
 
 from edgekit import engines
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, cache_type
 from edgekit.catalog.tiers import find_layout, find_tier, tiers
 from edgekit.cli import main
@@ -28,7 +27,7 @@ from edgekit.plan.fit import (
     placements_of,
     whole_placements,
 )
-from edgekit.units import GIB
+from edgekit.units import GIB, Basis
 
 FOLDER = "edgekit.engines.memo"
 

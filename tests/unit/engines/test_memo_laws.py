@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from tests.thoroughness import LONG
 from tests.unit.engines.tier_tasks import planned_in, ram, task_for
 
-from edgekit.basis import Basis
 from edgekit.bill.spill import Purpose
-from edgekit.bill.types import Placement, Task
-from edgekit.bill.verdict import Lever
+from edgekit.bill.types import Lever, Placement, Task
 from edgekit.catalog.tiers import layouts, tiers
 from edgekit.engines.memo import ENGINE
 from edgekit.engines.memo.estimate import MemoSetup, layout_of, tier_model
@@ -21,7 +19,7 @@ from edgekit.engines.memo.placements import OS_RESERVE_BYTES, store_of
 from edgekit.engines.memo.policy import TierPlan
 from edgekit.errors import KvSpillUnsupportedError
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 SIZES = st.integers(0, 64 * GIB)
 TOKENS = (

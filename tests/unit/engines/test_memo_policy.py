@@ -18,8 +18,7 @@ from tests.unit.engines.tier_tasks import (
 from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.bill.spill import Purpose, Store
-from edgekit.bill.types import Component
-from edgekit.bill.verdict import Lever
+from edgekit.bill.types import Component, Lever
 from edgekit.catalog.tiers import Layout, find_layout, find_tier, tiers
 from edgekit.engines.memo.placements import budgets, memory_notes, placements, store_of
 from edgekit.engines.memo.policy import (

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.recorded import config_header, gguf_header
 
-from edgekit.basis import Basis
 from edgekit.bill.types import F16, Component, Load, MemoryEstimate
 from edgekit.engines.mlx.estimate import estimate
 from edgekit.engines.mlx.models import MlxModel, mlx_model
@@ -37,6 +36,7 @@ from edgekit.model import read_geometry
 from edgekit.model.architectures import section_by_name
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
+from edgekit.units import Basis
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.recorded import config_header
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.mlx import estimate as mlx
 from edgekit.engines.mlx.compute import BUFFER_NUMBERS, BUFFER_OPERATIONS, Operation, held_numbers
@@ -19,6 +18,7 @@ from edgekit.engines.mlx.quantization import PLAIN
 from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
+from edgekit.units import Basis
 
 QWEN3_4B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 
-from edgekit.bill.types import Load, cache_type
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Load, Verdict, cache_type
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.commands import repacking

@@ -15,9 +15,7 @@ from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
 from edgekit import __version__
-from edgekit.basis import Basis
-from edgekit.bill.types import Load, Placement, Task
-from edgekit.bill.verdict import Speed
+from edgekit.bill.types import Load, Placement, Speed, Task
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import READING, reads_per_token, sequence_run
@@ -45,6 +43,7 @@ from edgekit.machine.types import DEVICE, HOST, EngineMeasured, Machine, Measure
 from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
+from edgekit.units import Basis
 
 GB = 10**9
 

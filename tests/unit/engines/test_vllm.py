@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.recorded import config_header, gguf_header
 from tests.thoroughness import LONG
 
-from edgekit.basis import Basis
 from edgekit.bill.types import F16, Component, Load, MemoryEstimate, cache_type
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.caches import BY_NAME
@@ -27,7 +26,7 @@ from edgekit.model import read_geometry
 from edgekit.model.architectures import section_by_name
 from edgekit.model.tensor_recipes import TensorRole
 from edgekit.model.types import Model
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

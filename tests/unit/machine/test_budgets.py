@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.plan.machines import cards, cpu, host, mac
 
-from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.bill.verdict import covered_bytes, for_bill
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine, covered_bytes, for_bill
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
 from edgekit.engines.mlx.placements import budgets as mlx_budgets

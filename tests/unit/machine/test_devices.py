@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.recorded import TRUTH
 from tests.thoroughness import LONG, sampled
 
-from edgekit.basis import Basis
 from edgekit.errors import UsageError
 from edgekit.machine import devices
 from edgekit.machine.devices import (
@@ -28,7 +27,7 @@ from edgekit.machine.devices import (
     words_of,
 )
 from edgekit.machine.types import Vendor
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 ROOT = Path(__file__).parents[3]
 GB_S = 10**9

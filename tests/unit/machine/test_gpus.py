@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.machine.trees import HOST, machine, recorded
 
-from edgekit.basis import Basis
 from edgekit.machine.devices import default_working_set_bytes
 from edgekit.machine.gpus import find_amd, find_apple, find_intel
 from edgekit.machine.surroundings import Findings, Surroundings
 from edgekit.machine.types import Device, HostMemory, System, Vendor
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 # -- amd --------------------------------------------------------------------------------------------
 

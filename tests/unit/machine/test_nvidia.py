@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.machine.trees import HOST, Answers, machine, recorded
 
-from edgekit.basis import Basis
 from edgekit.machine.host import ADDRESS_SPACE
 from edgekit.machine.nvidia import Seen, find_nvidia, visible, within_address_space
 from edgekit.machine.surroundings import Findings, Nvml, NvmlError, Surroundings
 from edgekit.machine.types import Device, HostMemory, MemoryLimit, Process, System, Vendor
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 # -- nvidia -----------------------------------------------------------------------------------------
 

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.thoroughness import LONG
 
-from edgekit.basis import Basis
 from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
 from edgekit.errors import UsageError
 from edgekit.machine.devices import DeviceKind, all_devices, find_device
 from edgekit.machine.types import System, Vendor
 from edgekit.machine.what_if import machine_of, what_if_machine
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 RTX_4090 = 24_048 * MIB  # of 24,564
 RTX_3090 = 24_121 * MIB  # of 24,576

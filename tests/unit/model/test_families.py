@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tests.recorded import config_header, gguf_header
 
-from edgekit.basis import Basis
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model import read_geometry
 from edgekit.model.architectures import architecture_of, names
@@ -23,6 +22,7 @@ from edgekit.model.types import (
     SharedCache,
     Span,
 )
+from edgekit.units import Basis
 
 PLAIN = {
     "num_hidden_layers": 4,

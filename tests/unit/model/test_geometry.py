@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.recorded import config_header, gguf_header
 
-from edgekit.basis import Basis
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownArchitectureError
 from edgekit.formats.types import ArrayFact
 from edgekit.model import not_a_language_model, read_geometry
@@ -25,6 +24,7 @@ from edgekit.model.types import (
     SharedCache,
     Span,
 )
+from edgekit.units import Basis
 
 LLAMA = {
     "model_type": "llama",

@@ -13,12 +13,12 @@ from tests.calls import calls_of
 from tests.hub.hub_files import tensors_header
 from tests.recorded import gguf_files, header_bytes, model_header, models
 
-from edgekit.basis import Basis
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Depth, Tensor
 from edgekit.model import Role, read_geometry, roles_of
 from edgekit.model.inspect import _with_recurrence, inspect_model
 from edgekit.report.inspection import inspection_text
+from edgekit.units import Basis
 
 MOE = {
     "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "head_dim": 4,

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from tests.recorded import config_header
 
-from edgekit.basis import Basis
-from edgekit.bill.types import Component, Load, MemoryEstimate, cache_type
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Component, Load, MemoryEstimate, Verdict, cache_type
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.model import read_geometry
 from edgekit.models import can_load, model_preflight
 from edgekit.plan.assumed import AssumedModel, assumed_estimate, bits_of, from_name, read_name
-from edgekit.units import GIB
+from edgekit.units import GIB, Basis
 
 NAME = "13B at Q5_K_M"
 WEIGHTS = 13 * 10**9 * 5.69 / 8  # the mix's bits per weight

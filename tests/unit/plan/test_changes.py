@@ -11,8 +11,7 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import any_mix, from_config, one_file, rated
 from tests.unit.plan.test_verdict import ask, of_config, recorded
 
-from edgekit.bill.types import Load, Start, Task, cache_type
-from edgekit.bill.verdict import Change, ChangeKind, Lever, Verdict
+from edgekit.bill.types import Change, ChangeKind, Lever, Load, Start, Task, Verdict, cache_type
 from edgekit.catalog.names import find_entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry

@@ -10,8 +10,7 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import GEMMA, LLAMA, MOE, any_mix, from_config, gguf, one_file, rated
 from tests.unit.plan.test_verdict import of_config
 
-from edgekit.bill.types import Job, Load, Start, Task, cache_type
-from edgekit.bill.verdict import Status, Verdict
+from edgekit.bill.types import Job, Load, Start, Status, Task, Verdict, cache_type
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.setups import default_setup

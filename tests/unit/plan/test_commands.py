@@ -12,8 +12,7 @@ import pytest
 from tests.unit.plan.machines import host
 from tests.unit.report.plans import cards, cpu, found, gguf, mac, planned, qwen
 
-from edgekit.bill.types import Drafter, Load, cache_type
-from edgekit.bill.verdict import Decision, Lever
+from edgekit.bill.types import Decision, Drafter, Lever, Load, cache_type
 from edgekit.cli.parser import build_parser
 from edgekit.engines import engine_named
 from edgekit.engines.commands import Command, shell_text

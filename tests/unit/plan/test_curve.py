@@ -12,8 +12,7 @@ import pytest
 from tests.unit.plan.test_verdict import per_token
 from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 
-from edgekit.bill.types import Load, MemoryEstimate, Start, Task, cache_type
-from edgekit.bill.verdict import covered_bytes
+from edgekit.bill.types import Load, MemoryEstimate, Start, Task, cache_type, covered_bytes
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind

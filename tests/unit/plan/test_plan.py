@@ -26,8 +26,7 @@ from tests.unit.plan.tasks import (
     rated,
 )
 
-from edgekit.bill.types import CACHES, Drafter, Load, Start, Task
-from edgekit.bill.verdict import ChangeKind, Lever
+from edgekit.bill.types import CACHES, ChangeKind, Drafter, Lever, Load, Start, Task
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry

@@ -16,8 +16,7 @@ from tests.patience import PATIENCE_S
 from tests.recorded import engine_models
 from tests.unit.plan.machines import cards, cpu, host, mac
 
-from edgekit.bill.types import Job, Load, Start, Task, cache_type
-from edgekit.bill.verdict import ChangeKind, Status
+from edgekit.bill.types import ChangeKind, Job, Load, Start, Status, Task, cache_type
 from edgekit.engines import engine_named
 from edgekit.engines.native.rules import PROCESS_BYTES, THREAD_BYTES, matrix_bytes
 from edgekit.engines.native.rules import budgets as stream_budgets

@@ -20,10 +20,12 @@ from edgekit.bill.types import (
     MemoryEstimate,
     MemoryLine,
     Start,
+    Status,
     Task,
+    Usage,
+    Verdict,
     cache_type,
 )
-from edgekit.bill.verdict import Status, Usage, Verdict
 from edgekit.cli import main
 from edgekit.engines import engine_on
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode

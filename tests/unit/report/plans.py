@@ -9,8 +9,7 @@ from tests.recorded import config_header, engine_models
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.report.verdicts import QWEN
 
-from edgekit.bill.types import Drafter, Load, Start, Task, Variant
-from edgekit.bill.verdict import Speed
+from edgekit.bill.types import Drafter, Load, Speed, Start, Task, Variant
 from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry

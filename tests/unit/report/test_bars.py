@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.verdicts import recorded
 
-from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.bill.verdict import Status, Usage
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine, Status, Usage
 from edgekit.machine.types import DEVICE, HOST, Budget
 from edgekit.report.text import (
     ASCII,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.report.verdicts import card
 
-from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.bill.verdict import Usage
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine, Usage
 from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
 from edgekit.engines.vllm.placements import budgets_at as vllm_budgets
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool, PoolKind

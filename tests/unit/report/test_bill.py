@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekit.app.estimate import EstimateAnswer
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Attention, Layer, ModelGeometry
@@ -20,7 +19,7 @@ from edgekit.report.bill import (
     ranges,
 )
 from edgekit.report.text import Screen
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 GEOMETRY = ModelGeometry(
     architecture="llama",

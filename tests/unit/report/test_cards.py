@@ -21,7 +21,6 @@ from tests.unit.report.test_plan import (
 )
 
 from edgekit.app.recommend import Recommendation, complete, find_best
-from edgekit.basis import Basis
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
@@ -38,7 +37,7 @@ from edgekit.report.cards import (
 from edgekit.report.json import json_text
 from edgekit.report.text import ASCII, Screen
 from edgekit.request import Request
-from edgekit.units import GIB
+from edgekit.units import GIB, Basis
 
 GEMMA = Entry(
     id="gemma-3-27b",

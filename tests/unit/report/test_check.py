@@ -24,8 +24,7 @@ from tests.unit.report.verdicts import (
 )
 
 from edgekit.app.check import TENSORS_NOT_CHECKED, Check, Unanswered
-from edgekit.bill.types import Component
-from edgekit.bill.verdict import ChangeKind, Speed
+from edgekit.bill.types import ChangeKind, Component, Speed
 from edgekit.errors import NotFoundError
 from edgekit.machine.types import MemoryLimit
 from edgekit.report.check import check_json, check_text, quiet_text

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from tests.unit.report.verdicts import card, mac, machine
 
-from edgekit.basis import Basis
 from edgekit.machine.types import HostMemory, Machine, MemoryLimit, Process, Vendor
 from edgekit.report.hardware import hardware_json, hardware_text
 from edgekit.report.text import ASCII, Screen
-from edgekit.units import GIB, MIB
+from edgekit.units import GIB, MIB, Basis
 
 HOST = HostMemory(
     total_bytes=64 * GIB,

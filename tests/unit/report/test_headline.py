@@ -19,8 +19,7 @@ from tests.unit.report.verdicts import (
     recorded,
 )
 
-from edgekit.bill.types import Component, Load, Placement, Variant
-from edgekit.bill.verdict import Speed, Verdict
+from edgekit.bill.types import Component, Load, Placement, Speed, Variant, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.native.stream_plan import StreamSetup

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from edgekit.basis import Basis
 from edgekit.report.json import fields, json_line, json_text
+from edgekit.units import Basis
 
 
 @dataclass

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from tests.thoroughness import sampled
 from tests.unit.report.plans import at_speed, cards, gguf, mac, planned, qwen
 
-from edgekit.basis import Basis
-from edgekit.bill.types import Load, Task
-from edgekit.bill.verdict import Change, ChangeKind, Decision, Lever, Speed, Tried
+from edgekit.bill.types import Change, ChangeKind, Decision, Lever, Load, Speed, Task, Tried
 from edgekit.engines.commands import Command
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.machine.types import System
@@ -30,6 +28,7 @@ from edgekit.report.check import MAX_CHANGES, headline, rate_words, speed_row
 from edgekit.report.json import json_text
 from edgekit.report.plan import plan_json, plan_text
 from edgekit.report.text import ASCII, BLOCKS, Screen
+from edgekit.units import Basis
 
 GEMMA, QWEN_MOE = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 # Invented: the report does not depend on how a speed is found.

@@ -10,8 +10,7 @@ from tests.unit.report.verdicts import LINES, TOO_LARGE, line, made, recorded
 
 from edgekit.app.check import Answer as Found
 from edgekit.app.check import Check, Unanswered
-from edgekit.bill.types import Component
-from edgekit.bill.verdict import Status
+from edgekit.bill.types import Component, Status
 from edgekit.errors import EdgekitError, HardwareError, HeaderError, NotFoundError, RefusedError
 from edgekit.machine.types import HOST
 from edgekit.report.tables import (

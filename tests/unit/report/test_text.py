@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.bill.verdict import Status
+from edgekit.bill.types import Status
 from edgekit.report.text import (
     ASCII,
     BLOCKS,

@@ -11,9 +11,20 @@ from tests.recorded import config_header, engine_models
 
 from edgekit.app.check import Check
 from edgekit.app.estimate import EstimateAnswer
-from edgekit.basis import Basis
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Placement, Start, Task
-from edgekit.bill.verdict import Change, ChangeKind, Status, Usage, Verdict
+from edgekit.bill.types import (
+    Change,
+    ChangeKind,
+    Component,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    Placement,
+    Start,
+    Status,
+    Task,
+    Usage,
+    Verdict,
+)
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
@@ -32,7 +43,7 @@ from edgekit.machine.types import (
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.choice import judge
-from edgekit.units import GIB
+from edgekit.units import GIB, Basis
 
 
 def line(component: Component, size_bytes: int, pool: Pool = DEVICE, **more: Any) -> MemoryLine:

@@ -26,8 +26,7 @@ from edgekit.embed.bulk.rows import (
     file_identity,
     open_input,
 )
-from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
-from edgekit.terminal import one_line
+from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError, one_line
 from edgekit.units import MIB
 
 if TYPE_CHECKING:

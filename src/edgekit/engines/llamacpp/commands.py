@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.bill.types import F16, Drafter, MemoryEstimate, Placement
-from edgekit.bill.verdict import Status, Verdict
+from edgekit.bill.types import F16, Drafter, MemoryEstimate, Placement, Status, Verdict
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import (
     COMMAND,
@@ -51,11 +50,11 @@ from edgekit.engines.llamacpp.types import (
 )
 from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.engines.protocol import Offload
+from edgekit.errors import printable
 from edgekit.machine.types import HOST, Device, Vendor
 from edgekit.model.types import Model, block_count, embeds_in_one_batch
 from edgekit.sources.reference import HubModel
 from edgekit.sources.types import Origin
-from edgekit.terminal import printable
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:

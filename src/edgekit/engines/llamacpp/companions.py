@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Setup, Task, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.flags import DRAFT_MAX
@@ -26,6 +25,7 @@ from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model import block_of
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
+from edgekit.units import Basis
 
 FLOAT_BYTES = 4
 PATCHES = 4096  # clip.cpp warms up with at most this many where pictures may have any size

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edgekit.basis import Basis
 from edgekit.bill.types import F16, Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.context import head_sizes, layer_cache_bytes, shares_of
@@ -36,6 +35,7 @@ from edgekit.model.types import (
     Recurrent,
     attention_of,
 )
+from edgekit.units import Basis
 
 
 class _Known(NamedTuple):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
 from edgekit.engines.llamacpp.flags import USUAL_MIXES
 from edgekit.engines.llamacpp.gguf_tensors import (
@@ -48,7 +47,7 @@ from edgekit.model.types import (
 )
 from edgekit.sources.filenames import quant_tag
 from edgekit.sources.types import Container
-from edgekit.units import MIB
+from edgekit.units import MIB, Basis
 
 LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
 

@@ -7,17 +7,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgekit.basis import Basis
 from edgekit.bill.types import (
     CACHES,
     Component,
     Load,
     MemoryEstimate,
     MemoryLine,
+    Verdict,
     no_better_than,
     weakest,
 )
-from edgekit.bill.verdict import Verdict
 from edgekit.engines.llamacpp import weights
 from edgekit.engines.llamacpp.architectures import (
     architecture_names,
@@ -51,7 +50,7 @@ from edgekit.errors import RefusedError
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import Cell, Model, Recurrent
 from edgekit.sources.types import Container
-from edgekit.units import MIB, format_bytes
+from edgekit.units import MIB, Basis, format_bytes
 
 if TYPE_CHECKING:
     from edgekit.engines.llamacpp.quantization import Converted

@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from edgekit.bill.types import Component, Load, MemoryEstimate, Placement, Start, Task
-from edgekit.bill.verdict import Usage
+from edgekit.bill.types import Component, Load, MemoryEstimate, Placement, Start, Task, Usage
 from edgekit.engines.choices import card_budget, devices_of, known_ram, names_of, ram_budget
 from edgekit.engines.llamacpp.flags import keys_of
 from edgekit.engines.llamacpp.setups import default_setup

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine, known_as, no_better_than
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
 from edgekit.engines.llamacpp.types import Backend
-from edgekit.errors import RefusedError, UsageError
+from edgekit.errors import RefusedError, UsageError, unquoted
 from edgekit.formats.dtype import TensorType, by_name
 from edgekit.formats.mixes import mix_records
 from edgekit.formats.records import read_fields
@@ -33,7 +32,7 @@ from edgekit.model.types import (
     SharedCache,
 )
 from edgekit.sources.filenames import SHORT_MIXES
-from edgekit.terminal import unquoted
+from edgekit.units import Basis
 
 # -- mixes --------------------------------------------------------------------------------------
 

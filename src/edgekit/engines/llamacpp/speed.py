@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edgekit import __version__
-from edgekit.bill.types import Load, MemoryEstimate, Placement, Task
-from edgekit.bill.verdict import Speed
+from edgekit.bill.types import Load, MemoryEstimate, Placement, Speed, Task
 from edgekit.engines.llamacpp.estimate import NAME, converted
 from edgekit.engines.llamacpp.placements import devices
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup

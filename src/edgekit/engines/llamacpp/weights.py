@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.prepared import WeightsKey, prepare
@@ -30,7 +29,7 @@ from edgekit.errors import UsageError
 from edgekit.formats.types import Tensor
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Model
-from edgekit.units import KIB
+from edgekit.units import KIB, Basis
 
 if TYPE_CHECKING:
     from edgekit.engines.llamacpp.slices import Slicer

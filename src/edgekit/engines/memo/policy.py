@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from edgekit.bill.spill import LEAST_PAGES, PAGE_TOKENS, SPILL_FROM_TOKENS, Spill, plan_spill
-from edgekit.bill.types import Load, Placement, Task
-from edgekit.bill.verdict import Decision, Lever, Status, Tried, Usage, Verdict
+from edgekit.bill.types import Decision, Lever, Load, Placement, Status, Task, Tried, Usage, Verdict
 from edgekit.catalog.tiers import (
     Layout,
     Tier,

@@ -6,7 +6,6 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryLine
 from edgekit.engines.mlx.models import MlxModel
 from edgekit.engines.mlx.quantization import GROUP_SIZES, WEIGHT_BITS, PackingMode
@@ -24,6 +23,7 @@ from edgekit.model.types import (
     SharedCache,
     Span,
 )
+from edgekit.units import Basis
 
 BLOCK = 256  # KVCache.step
 UNKNOWN_CONTEXT = 32_768  # where no file states the context length

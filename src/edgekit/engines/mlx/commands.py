@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.bill.types import MemoryEstimate
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import MemoryEstimate, Verdict
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import (
     LM_STUDIO_CONTEXT,

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.mlx.caches import CacheSettings, Growth, LayerCache, TokenCache
 from edgekit.machine.types import DEVICE
@@ -32,7 +31,7 @@ from edgekit.model.types import (
     SharedCache,
     Span,
 )
-from edgekit.units import MIB
+from edgekit.units import MIB, Basis
 
 # Head widths of the fused kernel for prompts of more than 8 tokens, with keys as wide as values. It has 192 and 256
 # too, but they run unfused (mlx/backend/metal/scaled_dot_product_attention.cpp:655 and :763 @ 846d176).

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.mlx.caches import (
     CacheSettings,
@@ -25,6 +24,7 @@ from edgekit.errors import RefusedError, UnknownArchitectureError
 from edgekit.model.hyperparameters import text_section
 from edgekit.model.types import LatentAttention, Model
 from edgekit.sources.types import Container
+from edgekit.units import Basis
 
 NAME = "mlx"
 VERSION = "mlx-lm 0.32.2 (MLX 0.32.4)"

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from edgekit.errors import RefusedError
+from edgekit.errors import RefusedError, unquoted
 from edgekit.model.architectures import read_section, section_by_name
 from edgekit.model.tensor_recipes import TensorRole as R
-from edgekit.terminal import unquoted
 
 Roles = frozenset[R]
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from edgekit.errors import HeaderError, RefusedError, UsageError
+from edgekit.errors import HeaderError, RefusedError, UsageError, unquoted
 from edgekit.formats.types import Quantization
 from edgekit.model.tensor_recipes import TensorRole as R
-from edgekit.terminal import unquoted
 
 
 class PackingMode(enum.Enum):

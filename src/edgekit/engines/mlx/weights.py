@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.mlx.models import Head, MlxModel, mlx_model
 from edgekit.engines.mlx.prepared import prepare
@@ -39,7 +38,7 @@ from edgekit.model.types import (
     Recurrent,
     SharedCache,
 )
-from edgekit.units import format_bytes
+from edgekit.units import Basis, format_bytes
 
 # Matrices follow from config.json exactly for most models; small vectors of some families do not.
 CONFIG_BOUND = 0.005

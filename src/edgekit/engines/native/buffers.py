@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from edgekit.engines.native.families import ModelUse
 from edgekit.engines.native.model import NativeModel
-from edgekit.errors import UnknownDtypeError, UsageError
+from edgekit.errors import UnknownDtypeError, UsageError, unquoted
 from edgekit.formats.types import Tensor
-from edgekit.terminal import unquoted
 
 FLOAT_BYTES = 4
 SIDE_ROWS = 128  # rows of `up` that a thread holds next to the gate's, for a whole chunk of tokens

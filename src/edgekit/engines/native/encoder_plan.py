@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from edgekit.basis import Basis
 from edgekit.engines.native.buffers import (
     FLOAT_BYTES,
     PassPlan,
@@ -35,12 +34,13 @@ from edgekit.errors import (
     MemoryPressureError,
     UnknownArchitectureError,
     UsageError,
+    quoted,
+    unquoted,
 )
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Tensor, Value
 from edgekit.machine.monitor import BREAKER_PERCENT, usable_bytes
-from edgekit.terminal import quoted, unquoted
-from edgekit.units import GIB, KIB, MIB, format_bytes
+from edgekit.units import GIB, KIB, MIB, Basis, format_bytes
 
 if TYPE_CHECKING:
     from edgekit.engines.native.file import FileHeader

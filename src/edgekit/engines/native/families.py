@@ -12,8 +12,7 @@ import enum
 from dataclasses import dataclass, replace
 from pkgutil import get_data  # importlib.resources takes 5 ms to import
 
-from edgekit.errors import UnknownArchitectureError
-from edgekit.terminal import quoted
+from edgekit.errors import UnknownArchitectureError, quoted
 
 TABLE = "engines/native/families.py"
 

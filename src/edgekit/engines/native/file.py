@@ -18,12 +18,11 @@ from pathlib import Path
 from sys import getsizeof
 from typing import TYPE_CHECKING, Self
 
-from edgekit.errors import HeaderError, HeaderLimitError, SourceError
+from edgekit.errors import HeaderError, HeaderLimitError, SourceError, quoted
 from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, alignment_of, read_directory, read_keys, read_start
 from edgekit.formats.types import ArrayFact, ModelHeader, Tensor, Value
 from edgekit.sources.local import look_up, open_regular, read_exactly, trouble
-from edgekit.terminal import quoted
 from edgekit.units import KIB, MB
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from edgekit.engines.native.families import (
     family_of,
 )
 from edgekit.engines.native.file import FileHeader
-from edgekit.errors import HeaderError, WeightsError
+from edgekit.errors import HeaderError, WeightsError, quoted
 from edgekit.formats.types import Tensor, Value
 from edgekit.model.hyperparameters import MAX_LAYERS, GgufKeys
-from edgekit.terminal import quoted
 
 # What a file may ask for, and what the largest real models have.
 MAX_WIDTH = 65_536  # 16,384 in Llama 3.1 405B

@@ -16,7 +16,7 @@ from edgekit.errors import MissingExtraError, UsageError
 from edgekit.machine.monitor import Monitor
 
 if TYPE_CHECKING:
-    from edgekit.bill.verdict import Verdict
+    from edgekit.bill.types import Verdict
     from edgekit.engines.native.text import FileText
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit import __version__
 from edgekit.bill.spill import PAGE_TOKENS
-from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task, Verdict
 from edgekit.engines.choices import (
     F16_PAIR,
     Q8_PAIR,

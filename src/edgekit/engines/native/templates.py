@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engines.chat import ROLES, Message
 from edgekit.engines.native.tokenizer.vocabulary import read_token_offsets
-from edgekit.errors import UsageError
+from edgekit.errors import UsageError, quoted
 from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, read_keys, read_start
-from edgekit.terminal import quoted
 from edgekit.units import KIB
 
 if TYPE_CHECKING:

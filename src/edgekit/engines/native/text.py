@@ -24,8 +24,7 @@ from edgekit.engines.native.tokenizer.vocabulary import (
     read_token_offsets,
     read_vocabulary,
 )
-from edgekit.errors import ContextTooLargeError, HeaderError, TextError, UsageError
-from edgekit.terminal import quoted
+from edgekit.errors import ContextTooLargeError, HeaderError, TextError, UsageError, quoted
 
 if TYPE_CHECKING:
     from edgekit.engines.native.crew import Checkpoint

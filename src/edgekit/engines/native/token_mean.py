@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from edgekit.engines.native.crew import Checkpoint
 from edgekit.engines.native.file import FileHeader, WeightFile
 from edgekit.engines.native.kernels.types import BlockError, Floats, Kernels
-from edgekit.errors import HeaderLimitError, TextError, UnknownDtypeError, WeightsError
+from edgekit.errors import HeaderLimitError, TextError, UnknownDtypeError, WeightsError, quoted
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor
 from edgekit.machine.monitor import Monitor
-from edgekit.terminal import quoted
 from edgekit.units import KIB, MB
 
 TABLE = "token_embd.weight"

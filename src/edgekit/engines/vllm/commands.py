@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.bill.types import MemoryEstimate, Placement
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import MemoryEstimate, Placement, Verdict
 from edgekit.engines.commands import Command, Startup, repository_word
 from edgekit.engines.flags import flag_words, read_flags
 from edgekit.engines.vllm.estimate import estimate as bill

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, no_better_than
 from edgekit.engines.vllm.blocks import make_pool
 from edgekit.engines.vllm.models import attention_of, check_has, section_of
@@ -29,7 +28,7 @@ from edgekit.engines.vllm.types import (
 from edgekit.engines.vllm.weights import fullest_stage, weight_lines
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Attention, LatentAttention, Layer, Model, Recurrent
-from edgekit.units import MIB, format_bytes
+from edgekit.units import MIB, Basis, format_bytes
 
 GUESSED_WITHIN = 0.05  # of caches of layers that had to be guessed from the config
 NAME = "vllm"

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from edgekit.basis import Basis
 from edgekit.engines.vllm.models import attention_of, recurrent_of, vllm_model
 from edgekit.engines.vllm.schemes import Scheme, SchemePlan
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu
@@ -26,6 +25,7 @@ from edgekit.model.types import (
     Model,
     Recurrent,
 )
+from edgekit.units import Basis
 
 F32_BYTES = 4
 # Linear layers that vLLM never quantises.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from edgekit.errors import RefusedError
+from edgekit.errors import RefusedError, unquoted
 from edgekit.model.architectures import read_section, records, section_by_name
 from edgekit.model.hyperparameters import text_section
 from edgekit.model.types import (
@@ -24,7 +24,6 @@ from edgekit.model.types import (
     Recurrent,
 )
 from edgekit.sources.types import Container
-from edgekit.terminal import unquoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

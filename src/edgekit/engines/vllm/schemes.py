@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.bill.types import weakest
 from edgekit.engines.vllm.models import vllm_model
 from edgekit.errors import RefusedError
 from edgekit.model.tensor_recipes import TensorRole
+from edgekit.units import Basis
 
 # Methods that need a quantised checkpoint.
 NEEDS_CHECKPOINT = ("awq", "gptq", "compressed-tensors", "modelopt")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from edgekit.bill.types import MemoryEstimate, Placement, Task
-from edgekit.bill.verdict import Speed
+from edgekit.bill.types import MemoryEstimate, Placement, Speed, Task
 from edgekit.engines.speed import (
     SequenceRun,
     flops_per_byte,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine, weakest
 from edgekit.engines.vllm.expected import (
     EXPERT_ROLES,
@@ -38,6 +37,7 @@ from edgekit.machine.types import DEVICE
 from edgekit.model import Role, block_of, roles_of
 from edgekit.model.hyperparameters import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
 from edgekit.model.types import Cell, Layer, Model
+from edgekit.units import Basis
 
 # From config.json alone: equal to what vLLM's own classes allocated in 1,188 of 1,189 cases.
 EXPECTED_WITHIN = 0.005

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.embed_models import write_model
 from tests.thoroughness import LONG
 
-from edgekit.basis import Basis
 from edgekit.engines.native.buffers import matrices, usable_cores
 from edgekit.engines.native.encoder import open_encoder
 from edgekit.engines.native.encoder_plan import EncoderPlan, PlanLine, plan_encoder
@@ -28,7 +27,7 @@ from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, U
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Tensor, Value
 from edgekit.machine.monitor import Monitor
-from edgekit.units import parse_size
+from edgekit.units import Basis, parse_size
 
 KERNELS = choose_kernels("numpy")
 ARCHITECTURES = ("bert", "nomic-bert", "jina-bert-v2", "qwen2", "qwen3", "llama")

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recorded import engine_models
 
-from edgekit.basis import Basis
 from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import TABLE, Component, Load, MemoryEstimate, cache_type
 from edgekit.engines.native.buffers import UNPACKED, matrices, usual_threads
@@ -29,6 +28,7 @@ from edgekit.errors import EdgekitError, KvSpillUnsupportedError, RefusedError, 
 from edgekit.formats.dtype import TENSOR_TYPES
 from edgekit.machine.types import HOST
 from edgekit.model.types import Model
+from edgekit.units import Basis
 
 F32, F16, Q8_0 = cache_type("f32"), cache_type("f16"), cache_type("q8_0")
 MIB = 1024**2

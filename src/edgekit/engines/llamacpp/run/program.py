@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgekit.bill.types import Component, Load, MemoryEstimate, cache_type
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Component, Load, MemoryEstimate, Verdict, cache_type
 from edgekit.engines.chat import Message, Prompt, Sampling, Written
 from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp.conversion import convert

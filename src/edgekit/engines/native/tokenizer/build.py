@@ -28,9 +28,8 @@ from edgekit.engines.native.tokenizer.vocabulary import (
     TokenKind,
     Vocabulary,
 )
-from edgekit.errors import EdgekitError, HeaderLimitError, SourceError
+from edgekit.errors import EdgekitError, HeaderLimitError, SourceError, quoted
 from edgekit.sources.local import open_file, read_small
-from edgekit.terminal import quoted
 
 if TYPE_CHECKING:
     import tokenizers

@@ -24,9 +24,8 @@ from pkgutil import get_data
 from typing import Any, NamedTuple
 
 from edgekit.engines.native.file import FileHeader
-from edgekit.errors import UnknownTokenizerError
+from edgekit.errors import UnknownTokenizerError, quoted
 from edgekit.formats.types import ModelHeader
-from edgekit.terminal import quoted
 from edgekit.units import MIB
 
 TABLE = "engines/native/tokenizer/kinds.py"

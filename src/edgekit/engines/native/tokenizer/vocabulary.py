@@ -20,10 +20,9 @@ from edgekit.engines.native.tokenizer.kinds import (
     family_of,
     pre_tokenizer_of,
 )
-from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError, quoted
 from edgekit.formats.types import ArrayFact
 from edgekit.model.hyperparameters import GgufKeys
-from edgekit.terminal import quoted
 from edgekit.units import KIB, MIB
 
 if TYPE_CHECKING:
