@@ -16,6 +16,7 @@ from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.graph.allocator import high_water
 from edgekit.engines.llamacpp.graph.plan import (
     CPU_ONLY,
+    PreparedGraphs,
     all_layers,
     build_graph,
     compute_bytes,
@@ -28,7 +29,6 @@ from edgekit.engines.llamacpp.graph.plan import (
     sizes_of,
 )
 from edgekit.engines.llamacpp.graph.tensor import NoGraphError
-from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup, Rules
 from edgekit.errors import RefusedError
 from edgekit.model.types import Model
@@ -167,8 +167,8 @@ def test_a_second_question_is_cheap() -> None:
     )  # of which nothing is prepared yet
     compute_bytes(model, context(model, context_tokens=4096))
     asked = [context(model, context_tokens=8192 + 256 * i) for i in range(20)]
-    prepared = prepare(model)
-    before = len(prepared.graphs), len(prepared.structures)
+    prepared = model.prepared(PreparedGraphs)
+    before = len(prepared.plans), len(prepared.structures)
     for at in asked:
         compute_bytes(model, at)
-    assert (len(prepared.graphs), len(prepared.structures)) == before == (1, 1)
+    assert (len(prepared.plans), len(prepared.structures)) == before == (1, 1)

@@ -117,7 +117,7 @@ def test_honest_ones_are_read(keys: dict[str, Any], tokens: list[int], tmp_path:
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
-        (gpt2(model="rwkv"), UnknownTokenizerError, "engines/native/tokenizer/cost.py"),
+        (gpt2(model="rwkv"), UnknownTokenizerError, "engines/native/tokenizer/kinds.py"),
         (gpt2(model=None), UnknownTokenizerError, "is missing"),
         (gpt2(model=7), HeaderError, "not a string"),
         (gpt2(pre="of-tomorrow"), UnknownTokenizerError, "engines/native/tokenizer/pretokenizers.json"),
