@@ -44,7 +44,11 @@ def mismatch(engine: Engine, name: str) -> str:
             return f"{given.name} should be {wanted.name}"
         if wanted.default is not wanted.empty and given.default != wanted.default:
             return f"{given.name} has another default"
-        if "Any" not in wanted.annotation and wanted.annotation != generic(given.annotation):
+        type_ = wanted.annotation
+        if (
+            generic(given.annotation) not in {type_, f"{type_} | None", "object"}
+            and "Any" not in type_
+        ):
             return f"{given.name} is {given.annotation}, not {wanted.annotation}"
     promised = inspect.signature(RULES[name].default).return_annotation
     returned = generic(inspect.signature(own).return_annotation)
