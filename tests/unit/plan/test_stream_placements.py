@@ -23,7 +23,7 @@ from edgekit.engines.native.rules import budgets as stream_budgets
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.errors import HardwareError, UsageError
-from edgekit.formats.types import ArrayFact
+from edgekit.formats.types import ArrayFact, Container, ModelHeader
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import judge
@@ -79,38 +79,39 @@ def test_python_and_its_libraries_are_within_what_is_set_aside() -> None:
     assert int(done.stdout) * 1024 < PROCESS_BYTES
 
 
-class Header:
-    """A header with a vocabulary of so many tokens."""
-
-    name = "m.gguf"
-
-    def __init__(self, model: str | None, tokens: int, merges: int = 0) -> None:
-        self.keys: dict[str, Any] = {} if model is None else {"tokenizer.ggml.model": model}
-        counted = {"tokens": tokens, "merges": merges}
-        self.arrays = {
+def header_of(model: str | None, tokens: int, merges: int = 0) -> ModelHeader:
+    """A header with a vocabulary of that many tokens."""
+    return ModelHeader(
+        name="m.gguf",
+        container=Container.GGUF,
+        keys={} if model is None else {"tokenizer.ggml.model": model},
+        arrays={
             f"tokenizer.ggml.{name}": ArrayFact(element="string", count=count, end=16 * count)
-            for name, count in counted.items()
+            for name, count in (("tokens", tokens), ("merges", merges))
             if count
-        }
+        },
+    )
 
 
 def test_a_vocabulary_counts_while_it_is_built() -> None:
-    header = Header("gpt2", 152_064, 151_387)
+    header = header_of("gpt2", 152_064, 151_387)
     assert vocabulary_bytes(header, 152_064) == tokenizer_cost_bytes(header).peak_bytes
 
 
 @pytest.mark.parametrize("model", [None, "none", "rwkv"])
 def test_a_vocabulary_that_was_not_read_counts_as_the_dearest(model: str | None) -> None:
-    known = max(vocabulary_bytes(Header(kind, 50_000, 50_000), 0) for kind in ("gpt2", "llama"))
-    assert vocabulary_bytes(Header(model, 0), 50_000) >= known
-    assert vocabulary_bytes(Header(model, 0), 50_000) < vocabulary_bytes(Header(model, 0), 100_000)
+    known = max(vocabulary_bytes(header_of(kind, 50_000, 50_000), 0) for kind in ("gpt2", "llama"))
+    assert vocabulary_bytes(header_of(model, 0), 50_000) >= known
+    assert vocabulary_bytes(header_of(model, 0), 50_000) < vocabulary_bytes(
+        header_of(model, 0), 100_000
+    )
 
 
 def test_a_list_whose_end_was_not_seen_is_not_free() -> None:
-    header = Header("gpt2", 152_064)
+    header = header_of("gpt2", 152_064)
     whole = vocabulary_bytes(header, 0)
-    header.arrays = {name: replace(one, end=0) for name, one in header.arrays.items()}
-    assert vocabulary_bytes(header, 0) >= whole
+    endless = {name: replace(array, end=0) for name, array in header.arrays.items()}
+    assert vocabulary_bytes(replace(header, arrays=endless), 0) >= whole
 
 
 # --- which weights stay
