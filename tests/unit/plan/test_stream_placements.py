@@ -18,17 +18,19 @@ from tests.unit.plan.machines import cards, cpu, host, mac
 
 from edgekit.bill.types import ChangeKind, Job, Load, Start, Status, Task, cache_type
 from edgekit.engines import engine_named
+from edgekit.engines.native.file import FileHeader
 from edgekit.engines.native.rules import PROCESS_BYTES, THREAD_BYTES, matrix_bytes
 from edgekit.engines.native.rules import budgets as stream_budgets
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.errors import HardwareError, UsageError
-from edgekit.formats.types import ArrayFact, Container, ModelHeader
+from edgekit.formats.types import ArrayFact, ModelHeader
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import judge
 from edgekit.plan.fit import placements_of
 from edgekit.plan.plan import check_planned
+from edgekit.sources.types import Container
 from edgekit.units import GIB, MIB
 
 SEVEN_B = "qwen2.5-7b"  # 28 layers of 4 x 128 keys and values: 57,344 bytes a token at f16
@@ -95,7 +97,9 @@ def header_of(model: str | None, tokens: int, merges: int = 0) -> ModelHeader:
 
 def test_a_vocabulary_counts_while_it_is_built() -> None:
     header = header_of("gpt2", 152_064, 151_387)
-    assert vocabulary_bytes(header, 152_064) == tokenizer_cost_bytes(header).peak_bytes
+    assert (
+        vocabulary_bytes(header, 152_064) == tokenizer_cost_bytes(FileHeader.of(header)).peak_bytes
+    )
 
 
 @pytest.mark.parametrize("model", [None, "none", "rwkv"])
