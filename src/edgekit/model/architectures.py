@@ -19,17 +19,16 @@ each section.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TypeVar
+from functools import cache, partial
+from inspect import signature
 
 from edgekit.formats.records import Made, Reader, Record, damaged, load_records, read_fields
 from edgekit.model import layers, mixers
 from edgekit.model.layers import Arrangement, PairRule, WidthRule
 from edgekit.model.mixers import AttentionBuilder, RecurrentBuilder
 
-Rule = TypeVar("Rule", bound=Callable[..., object])
 FILE = "architectures.json"
 INHERITED = (
     "layers", "gguf_layers", "constants", "gguf_constants", "tensors", "gguf_tensors",
@@ -99,84 +98,22 @@ STANDARD = Architecture(arrange=layers.stated_windows, attend=mixers.latent)
 # -- the rules that records name --------------------------------------------------------------
 
 
-def _named(*rules: Rule) -> dict[str, Rule]:
-    return {rule.__name__: rule for rule in rules}
-
-
-ATTENTION: Mapping[str, AttentionBuilder] = _named(
-    mixers.chatglm,
-    mixers.compressed,
-    mixers.convolved,
-    mixers.encoder,
-    mixers.falcon,
-    mixers.gated,
-    mixers.indexed_after_dense,
-    mixers.latent,
-    mixers.plamo,
-    mixers.standard,
-    mixers.twice_when_sliding,
-)
-RECURRENCE: Mapping[str, RecurrentBuilder] = _named(
-    mixers.bailing,
-    mixers.gated_conv,
-    mixers.gated_delta,
-    mixers.gated_linear,
-    mixers.kimi_delta,
-    mixers.lightning,
-    mixers.mamba,
-    mixers.mamba2,
-    mixers.pure_mamba,
-    mixers.rg_lru,
-    mixers.rwkv,
-    mixers.short_conv,
-)
-WIDTHS: Mapping[str, WidthRule] = _named(
-    layers.eight_thirds, layers.four_times_hidden, layers.two_thirds
-)
-ADJUSTMENTS: Mapping[str, PairRule] = _named(
-    layers.halved,
-    layers.parallel_residual,
-    layers.scaled_hidden,
-    layers.shared_without_experts,
-)
-# Factories of rules: the record has the arguments after the rule's name.
-ARRANGEMENTS: Mapping[str, Callable[..., Arrangement]] = {
-    **_named(
-        layers.chunks,
-        layers.full_at_indices,
-        layers.interval,
-        layers.mid_interval,
-        layers.windows,
-        layers.windows_after_dense,
-        layers.windows_and_first,
-        layers.windows_from_last,
-        layers.windows_with_layers,
-    ),
-    "griffin": lambda: layers.griffin,
-    "groups": lambda: layers.groups,
-    "hybrid": lambda: layers.hybrid,
-    "late_windows": lambda: layers.late_windows,
-    "letters": lambda: layers.letters,
-    "recurrent": lambda: layers.recurrent,
-    "uniform": lambda: layers.uniform,
-    "windows_at_indices": lambda: layers.windows_at_indices,
-}
-
-
 def _arrangement(stated: Record) -> Arrangement:
+    """The rule with its arguments: {"rule": "windows", "period": 4}."""
     arguments = {**stated}
-    make_rule = ARRANGEMENTS[arguments.pop("rule")]
+    rule = vars(layers)[arguments.pop("rule")]
     by_kv_heads = arguments.pop("by_kv_heads", False)
-    rule = make_rule(**arguments)
-    return layers.by_kv_heads(rule) if by_kv_heads else rule
+    signature(rule).bind(None, 0, **arguments)  # raises TypeError for a wrong argument
+    arrange = partial(rule, **arguments)
+    return partial(layers.by_kv_heads, fallback=arrange) if by_kv_heads else arrange
 
 
 RULES: Mapping[str, Reader] = {
     "Arrangement": _arrangement,
-    "AttentionBuilder": ATTENTION.__getitem__,
-    "RecurrentBuilder | None": RECURRENCE.__getitem__,
-    "WidthRule": WIDTHS.__getitem__,
-    "PairRule": ADJUSTMENTS.__getitem__,
+    "AttentionBuilder": vars(mixers).__getitem__,
+    "RecurrentBuilder | None": vars(mixers).__getitem__,
+    "WidthRule": vars(layers).__getitem__,
+    "PairRule": vars(layers).__getitem__,
 }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
+from typing import Concatenate, ParamSpec
 
 from edgekit.errors import HeaderError
 from edgekit.model.hyperparameters import Hyper
@@ -22,7 +23,9 @@ class LayerType(enum.Enum):
     NONE = "none"
 
 
-Arrangement = Callable[[Hyper, int], tuple[LayerType, ...]]
+Types = tuple[LayerType, ...]  # of all layers
+Arrangement = Callable[[Hyper, int], Types]
+P = ParamSpec("P")
 
 # Names in layer_types and similar lists.
 _TYPES = {
@@ -55,7 +58,7 @@ _LETTERS = {
 }
 
 
-def listed_types(hyper: Hyper, layers: int) -> tuple[LayerType, ...] | None:
+def listed_types(hyper: Hyper, layers: int) -> Types | None:
     """The file's own list of layer types, if it has one."""
     names = hyper.listed("layer_types", layers)
     if names is None:
@@ -69,228 +72,185 @@ def listed_types(hyper: Hyper, layers: int) -> tuple[LayerType, ...] | None:
     return tuple(_TYPES[name] for name in names)
 
 
-def unless_listed(rule: Arrangement) -> Arrangement:
+def unless_listed(
+    rule: Callable[Concatenate[Hyper, int, P], Types],
+) -> Callable[Concatenate[Hyper, int, P], Types]:
     """The file's own list of layer types if it has one, else `rule`."""
 
     @wraps(rule)
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    def arrange(hyper: Hyper, layers: int, /, *args: P.args, **kwargs: P.kwargs) -> Types:
         types = listed_types(hyper, layers)
-        return rule(hyper, layers) if types is None else types
+        return rule(hyper, layers, *args, **kwargs) if types is None else types
 
     return arrange
 
 
+def _either(marks: Iterable[object], on: LayerType, off: LayerType = LayerType.FULL) -> Types:
+    """One type where the mark is true, the other where it is false."""
+    return tuple(on if mark else off for mark in marks)
+
+
 @unless_listed
-def uniform(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+def uniform(hyper: Hyper, layers: int) -> Types:
     """Full attention in every layer. In pruned models, some layers have no attention."""
     if (blocks := hyper.listed("block_configs", layers)) is not None:
-        return tuple(_block_type(hyper, block) for block in blocks)
+        types = []
+        for block in blocks:
+            attention = block.get("attention") if isinstance(block, dict) else None
+            if not isinstance(attention, dict):
+                raise HeaderError(
+                    "an entry of block_configs has no attention", file=hyper.header.name
+                )
+            off = attention.get("no_op") or attention.get("replace_with_linear")
+            types.append(LayerType.NONE if off else LayerType.FULL)
+        return tuple(types)
     if hyper.gguf and hyper.items("kv_heads") is not None:
-        heads = hyper.per_layer("kv_heads", layers) or ()
-        return tuple(LayerType.FULL if count else LayerType.NONE for count in heads)
+        return _either(hyper.per_layer("kv_heads", layers) or (), LayerType.FULL, LayerType.NONE)
     return (LayerType.FULL,) * layers
 
 
-def _block_type(hyper: Hyper, block: object) -> LayerType:
-    attention = block.get("attention") if isinstance(block, dict) else None
-    if not isinstance(attention, dict):
-        raise HeaderError("an entry of block_configs has no attention", file=hyper.header.name)
-    off = attention.get("no_op") or attention.get("replace_with_linear")
-    return LayerType.NONE if off else LayerType.FULL
-
-
 @unless_listed
-def recurrent(_hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+def recurrent(_hyper: Hyper, layers: int) -> Types:
     return (LayerType.RECURRENT,) * layers
 
 
 @unless_listed
-def hybrid(_hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+def hybrid(_hyper: Hyper, layers: int) -> Types:
     """Attention and a recurrence in every layer."""
     return (LayerType.BOTH,) * layers
 
 
-def windows(period: int, *, full_first: bool = False) -> Arrangement:
+@unless_listed
+def windows(hyper: Hyper, layers: int, *, period: int, full_first: bool = False) -> Types:
     """Every `period`-th layer has full attention, the rest a sliding window; 0: all slide, if there is a window.
 
     The file may state another period, list its sliding layers, or spell them out: "LLLG", repeated (EXAONE 4).
     """
-
-    @unless_listed
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if not hyper.number("window") or hyper.flag("use_window") is False:
-            return (LayerType.FULL,) * layers
-        if (marks := hyper.listed("window_pattern", layers)) is not None:
-            slides = [bool(mark) for mark in marks]
-        elif (text := hyper.text("window_pattern")) is not None:
-            if not text or not set(text) <= {"L", "G"}:
-                raise HeaderError(
-                    f"sliding_window_pattern {text!r:.40}: only L (local) and G (global) are "
-                    "supported",
-                    file=hyper.header.name,
-                )
-            slides = [text[i % len(text)] == "L" for i in range(layers)]
-        else:
-            stated_period = hyper.number("window_pattern")
-            step = period if stated_period is None else stated_period
-            full_at = 0 if full_first else step - 1
-            slides = [step == 0 or i % step != full_at for i in range(layers)]
-        return tuple(LayerType.WINDOW if slide else LayerType.FULL for slide in slides)
-
-    return arrange
-
-
-def windows_from_last(period: int) -> Arrangement:
-    """Muse: the pattern of `windows` counts backwards from the last layer."""
-
-    @unless_listed
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        return windows(period, full_first=True)(hyper, layers)[::-1]
-
-    return arrange
-
-
-def windows_and_first(period: int) -> Arrangement:
-    """MiMo-V2: like `windows`, but the first layer is full too, unless the file lists its layers."""
-
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        types = windows(period)(hyper, layers)
-        is_listed = hyper.items("layer_types") or hyper.raw("window_pattern")
-        return types if is_listed else (LayerType.FULL, *types[1:])
-
-    return arrange
-
-
-def windows_after_dense(period: int) -> Arrangement:
-    """Cohere's mixture of experts: the leading dense layers are full, and the pattern of `windows` follows."""
-
-    @unless_listed
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        lead = min(hyper.number("leading_dense") or 0, layers)
-        return (LayerType.FULL,) * lead + windows(period)(hyper, layers - lead)
-
-    return arrange
-
-
-def windows_at_indices(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Baichuan-M1: the file lists the indices of the sliding layers."""
-    listed = hyper.items("window_layer_indices") or ()
-    sliding = {index for index in listed if isinstance(index, int)}
-    return tuple(LayerType.WINDOW if i in sliding else LayerType.FULL for i in range(layers))
-
-
-def stated_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Windows only if the file lists them by layer: many files state a window that is not used."""
-    if hyper.raw("window_pattern") is None:
-        return uniform(hyper, layers)
-    return windows(0)(hyper, layers)
-
-
-def windows_with_layers(layers: int, period: int) -> Arrangement:
-    """EXAONE 4: only the model with that number of layers has the pattern of `windows`."""
-
-    def arrange(hyper: Hyper, count: int) -> tuple[LayerType, ...]:
-        return windows(period)(hyper, count) if count == layers else (LayerType.FULL,) * count
-
-    return arrange
+    if not hyper.number("window") or hyper.flag("use_window") is False:
+        return (LayerType.FULL,) * layers
+    if (marks := hyper.listed("window_pattern", layers)) is not None:
+        return _either(marks, LayerType.WINDOW)
+    if (text := hyper.text("window_pattern")) is not None:
+        if not text or not set(text) <= {"L", "G"}:
+            raise HeaderError(
+                f"sliding_window_pattern {text!r:.40}: only L (local) and G (global) are supported",
+                file=hyper.header.name,
+            )
+        return _either((text[i % len(text)] == "L" for i in range(layers)), LayerType.WINDOW)
+    stated_period = hyper.number("window_pattern")
+    step = period if stated_period is None else stated_period
+    full_at = 0 if full_first else step - 1
+    return _either((step == 0 or i % step != full_at for i in range(layers)), LayerType.WINDOW)
 
 
 @unless_listed
-def late_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+def windows_from_last(hyper: Hyper, layers: int, *, period: int) -> Types:
+    """Muse: the pattern of `windows` counts backwards from the last layer."""
+    return windows(hyper, layers, period=period, full_first=True)[::-1]
+
+
+def windows_and_first(hyper: Hyper, layers: int, *, period: int) -> Types:
+    """MiMo-V2: like `windows`, but the first layer is full too, unless the file lists its layers."""
+    types = windows(hyper, layers, period=period)
+    is_listed = hyper.items("layer_types") or hyper.raw("window_pattern")
+    return types if is_listed else (LayerType.FULL, *types[1:])
+
+
+@unless_listed
+def windows_after_dense(hyper: Hyper, layers: int, *, period: int) -> Types:
+    """Cohere's mixture of experts: the leading dense layers are full, and the pattern of `windows` follows."""
+    lead = min(hyper.number("leading_dense") or 0, layers)
+    return (LayerType.FULL,) * lead + windows(hyper, layers - lead, period=period)
+
+
+def windows_at_indices(hyper: Hyper, layers: int) -> Types:
+    """Baichuan-M1: the file lists the indices of the sliding layers."""
+    listed = hyper.items("window_layer_indices") or ()
+    sliding = {index for index in listed if isinstance(index, int)}
+    return _either((i in sliding for i in range(layers)), LayerType.WINDOW)
+
+
+def stated_windows(hyper: Hyper, layers: int) -> Types:
+    """Windows only if the file lists them by layer: many files state a window that is not used."""
+    if hyper.raw("window_pattern") is None:
+        return uniform(hyper, layers)
+    return windows(hyper, layers, period=0)
+
+
+def windows_with_layers(hyper: Hyper, layers: int, *, count: int, period: int) -> Types:
+    """EXAONE 4: only the model with that number of layers has the pattern of `windows`."""
+    if layers != count:
+        return (LayerType.FULL,) * layers
+    return windows(hyper, layers, period=period)
+
+
+@unless_listed
+def late_windows(hyper: Hyper, layers: int) -> Types:
     """Qwen2: a window only if it is switched on, and only from a given layer on."""
     if not hyper.flag("use_window") or not hyper.number("window"):
         return (LayerType.FULL,) * layers
     start = hyper.number("window_from") or 0
-    return tuple(LayerType.WINDOW if i >= start else LayerType.FULL for i in range(layers))
-
-
-def chunks(period: int) -> Arrangement:
-    """Llama 4: chunked attention except on every `period`-th layer, which has full attention without rope."""
-
-    @unless_listed
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if hyper.raw("window") == 0 or not hyper.number("chunk"):
-            return (LayerType.FULL,) * layers
-        if hyper.items("rope_layers"):  # an empty list means the default
-            roped = hyper.listed("rope_layers", layers) or ()
-            return tuple(LayerType.CHUNK if mark else LayerType.FULL for mark in roped)
-        step = hyper.number("rope_layer_step") or period
-        return tuple(
-            LayerType.FULL if (i + 1) % step == 0 else LayerType.CHUNK for i in range(layers)
-        )
-
-    return arrange
-
-
-def interval(period: int, *, offset: int | None = None) -> Arrangement:
-    """Attention on every `period`-th layer, a recurrence on the others."""
-
-    @unless_listed
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if hyper.items("recurrent_layers") is not None:
-            marks = hyper.listed("recurrent_layers", layers) or ()
-            return tuple(LayerType.RECURRENT if mark else LayerType.FULL for mark in marks)
-        step = hyper.number("full_interval") or period
-        stated_offset = hyper.number("full_offset")
-        last = step - 1 if offset is None else offset
-        full_at = last if stated_offset is None else stated_offset
-        return tuple(
-            LayerType.FULL if i % step == full_at else LayerType.RECURRENT for i in range(layers)
-        )
-
-    return arrange
-
-
-def mid_interval(period: int) -> Arrangement:
-    """PLaMo 2: attention in the middle of every `period` layers."""
-
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        step = hyper.number("full_interval") or period
-        return interval(step, offset=step // 2)(hyper, layers)
-
-    return arrange
+    return _either((i >= start for i in range(layers)), LayerType.WINDOW)
 
 
 @unless_listed
-def groups(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+def chunks(hyper: Hyper, layers: int, *, period: int) -> Types:
+    """Llama 4: chunked attention except on every `period`-th layer, which has full attention without rope."""
+    if hyper.raw("window") == 0 or not hyper.number("chunk"):
+        return (LayerType.FULL,) * layers
+    if hyper.items("rope_layers"):  # an empty list means the default
+        return _either(hyper.listed("rope_layers", layers) or (), LayerType.CHUNK)
+    step = hyper.number("rope_layer_step") or period
+    return _either(((i + 1) % step for i in range(layers)), LayerType.CHUNK)
+
+
+@unless_listed
+def interval(hyper: Hyper, layers: int, *, period: int, offset: int | None = None) -> Types:
+    """Attention on every `period`-th layer, a recurrence on the others."""
+    if hyper.items("recurrent_layers") is not None:
+        return _either(hyper.listed("recurrent_layers", layers) or (), LayerType.RECURRENT)
+    step = hyper.number("full_interval") or period
+    stated_offset = hyper.number("full_offset")
+    last = step - 1 if offset is None else offset
+    full_at = last if stated_offset is None else stated_offset
+    return _either((i % step != full_at for i in range(layers)), LayerType.RECURRENT)
+
+
+def mid_interval(hyper: Hyper, layers: int, *, period: int) -> Types:
+    """PLaMo 2: attention in the middle of every `period` layers."""
+    step = hyper.number("full_interval") or period
+    return interval(hyper, layers, period=step, offset=step // 2)
+
+
+@unless_listed
+def groups(hyper: Hyper, layers: int) -> Types:
     """Bailing: the last layer of every group has attention, and so do all layers of an incomplete group."""
     size = hyper.need("full_interval")
     if size < 1:
         raise hyper.missing("full_interval")
-    whole = layers - layers % size
-    return tuple(
-        LayerType.FULL if (i + 1) % size == 0 or i >= whole else LayerType.RECURRENT
-        for i in range(layers)
-    )
+    complete = layers - layers % size
+    return _either(((i + 1) % size and i < complete for i in range(layers)), LayerType.RECURRENT)
 
 
-def by_kv_heads(fallback: Arrangement) -> Arrangement:
+def by_kv_heads(hyper: Hyper, layers: int, *, fallback: Arrangement) -> Types:
     """GGUF: layers without KV heads are recurrent; config.json has other keys for that."""
-
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if hyper.gguf and hyper.items("kv_heads") is not None:
-            heads = hyper.per_layer("kv_heads", layers) or ()
-            return tuple(LayerType.FULL if count else LayerType.RECURRENT for count in heads)
-        return fallback(hyper, layers)
-
-    return arrange
+    if hyper.gguf and hyper.items("kv_heads") is not None:
+        heads = hyper.per_layer("kv_heads", layers) or ()
+        return _either(heads, LayerType.FULL, LayerType.RECURRENT)
+    return fallback(hyper, layers)
 
 
-def full_at_indices(*, first: int, none_is_empty: bool = False) -> Arrangement:
+@unless_listed
+def full_at_indices(hyper: Hyper, layers: int, *, first: int, none_is_empty: bool = False) -> Types:
     """config.json lists the indices of the attention layers, counted from `first`."""
-
-    @unless_listed
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        listed = hyper.items("full_layer_indices")
-        if listed is None and not none_is_empty:
-            raise hyper.missing("full_layer_indices")
-        full = {index - first for index in listed or () if isinstance(index, int)}
-        return tuple(LayerType.FULL if i in full else LayerType.RECURRENT for i in range(layers))
-
-    return arrange
+    listed = hyper.items("full_layer_indices")
+    if listed is None and not none_is_empty:
+        raise hyper.missing("full_layer_indices")
+    full = {index - first for index in listed or () if isinstance(index, int)}
+    return _either((i not in full for i in range(layers)), LayerType.RECURRENT)
 
 
-def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+def letters(hyper: Hyper, layers: int) -> Types:
     """Nemotron-H: a letter per layer: M recurrence, * attention, E and - feed-forward only."""
     if hyper.gguf:
         heads = hyper.per_layer("kv_heads", layers) or (0,) * layers
@@ -307,7 +267,7 @@ def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     return tuple(_LETTERS[letter] for letter in pattern[:layers])
 
 
-def griffin(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+def griffin(hyper: Hyper, layers: int) -> Types:
     """RecurrentGemma lists one cycle of its layers; all of its attention has a sliding window."""
     cycle = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
     if any(name not in ("recurrent", "attention") for name in cycle):
@@ -325,7 +285,7 @@ PairRule = Callable[[Hyper, Pair], Pair]  # corrects a width that means somethin
 
 def feed_forwards(
     hyper: Hyper,
-    types: tuple[LayerType, ...],
+    types: Types,
     *,
     gated: bool,
     dense_and_experts: bool,
@@ -390,11 +350,16 @@ def _count_of(hyper: Hyper, name: str) -> int:
 
 
 def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts."""
     if (types := hyper.listed("mlp_layer_types", layers)) is not None:
         return tuple(kind != "dense" for kind in types)
     if (marks := hyper.listed("moe_step", layers)) is not None:
         return tuple(bool(mark) for mark in marks)
-    if (named := _named_layers(hyper)) is not None:
+    if (text := hyper.text("moe_layers")) is not None:  # Step lists them as text: "4,5,6"
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not all(part.isdecimal() and len(part) < 9 for part in parts):
+            raise HeaderError(f"moe_layers_enum is {text!r:.60}", file=hyper.header.name)
+        named = set(map(int, parts))
         return tuple(i in named for i in range(layers))
     step = hyper.number("moe_step")
     if step == 0:
@@ -407,45 +372,31 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
     return tuple(i >= lead and i % step == routed_at and i not in dense for i in range(layers))
 
 
-def _named_layers(hyper: Hyper) -> frozenset[int] | None:
-    """Step lists the layers with experts as text: "4,5,6"."""
-    text = hyper.text("moe_layers")
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() and len(part) < 9 for part in parts):
-        raise HeaderError(f"moe_layers_enum is {text!r:.60}", file=hyper.header.name)
-    return frozenset(map(int, parts))
-
-
 def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
-    stated = hyper.per_layer("dense_feed_forward", layers) or hyper.per_layer(
-        "feed_forward", layers
-    )
-    if stated is None:
-        stated = _derived_widths(hyper, layers, rule)
-    stated = tuple(hyper.override("feed_forward", i) or width for i, width in enumerate(stated))
+    """As stated, else derived from a ratio, else the family's default."""
+    widths = hyper.per_layer("dense_feed_forward", layers)
+    widths = widths or hyper.per_layer("feed_forward", layers)
+    if widths is not None:
+        pass
+    elif (blocks := hyper.listed("block_configs", layers)) is not None:
+        widths = tuple(_block_width(hyper, block) for block in blocks)
+    elif (ratios := hyper.listed("width_ratios", layers)) is not None:
+        widths = tuple(_divisible(hyper, ratio) for ratio in ratios)
+    elif hyper.number("width_multiple") and not hyper.flag("width_is_raw"):
+        # Meta's params.json: 8/3 of the hidden width, scaled, rounded up.
+        scaled = int(8 * hyper.need("hidden") / 3) * (hyper.ratio("width_scale") or 1.0)
+        widths = (_round_up(int(scaled), hyper.need("width_multiple")),) * layers
+    else:
+        widths = (rule(hyper),) * layers
+    widths = tuple(hyper.override("feed_forward", i) or width for i, width in enumerate(widths))
     if hyper.flag("width_is_raw"):
         # LFM2's own code shrinks the stated width by a third and rounds it.
         scale, multiple = hyper.ratio("width_scale") or 1.0, hyper.number("width_multiple") or 1
-        stated = tuple(_round_up(int(int(2 * w / 3) * scale), multiple) for w in stated)
+        widths = tuple(_round_up(int(int(2 * w / 3) * scale), multiple) for w in widths)
     if hyper.flag("wide_shared_ffn"):
         shared = hyper.number("shared_cache_layers") or 0
-        return tuple(w * 2 if i >= layers - shared else w for i, w in enumerate(stated))
-    return stated
-
-
-def _derived_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
-    """Widths of files that state a ratio instead, or rely on the family's default."""
-    if (blocks := hyper.listed("block_configs", layers)) is not None:
-        return tuple(_block_width(hyper, block) for block in blocks)
-    if (ratios := hyper.listed("width_ratios", layers)) is not None:
-        return tuple(_divisible(hyper, ratio) for ratio in ratios)
-    if hyper.number("width_multiple") and not hyper.flag("width_is_raw"):
-        # Meta's params.json: 8/3 of the hidden width, scaled, rounded up.
-        scaled = int(8 * hyper.need("hidden") / 3) * (hyper.ratio("width_scale") or 1.0)
-        return (_round_up(int(scaled), hyper.need("width_multiple")),) * layers
-    return (rule(hyper),) * layers
+        return tuple(w * 2 if i >= layers - shared else w for i, w in enumerate(widths))
+    return widths
 
 
 def stated_width(hyper: Hyper) -> int:

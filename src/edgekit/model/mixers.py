@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgekit.errors import HeaderError
 from edgekit.model.hyperparameters import Hyper
-from edgekit.model.layers import LayerType
+from edgekit.model.layers import LayerType, Types
 from edgekit.model.types import (
     Attention,
     Cell,
@@ -20,8 +20,8 @@ from edgekit.model.types import (
     Span,
 )
 
-# The types of all layers -> their attention; None for layers without attention.
-AttentionBuilder = Callable[[Hyper, tuple[LayerType, ...]], tuple[LayerKind | None, ...]]
+Mixers = tuple[LayerKind | None, ...]  # of all layers; None for those without attention
+AttentionBuilder = Callable[[Hyper, Types], Mixers]
 
 _SPANS = {LayerType.WINDOW: Span.WINDOW, LayerType.CHUNK: Span.CHUNK}
 _SPAN_KEYS = {LayerType.WINDOW: "window", LayerType.CHUNK: "chunk"}
@@ -30,29 +30,29 @@ _SPARSE = "minimax_m3_sparse"
 _ATTENDING = (LayerType.FULL, LayerType.WINDOW, LayerType.CHUNK, LayerType.BOTH)
 
 
-def standard(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[Attention | None, ...]:
+def standard(hyper: Hyper, types: Types) -> tuple[Attention | None, ...]:
     """Grouped-query attention, with separate widths for sliding layers if the file has them."""
     heads = _heads(hyper, len(types))
     return _with_heads(hyper, types, heads, _kv_heads(hyper, heads))
 
 
-def falcon(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def falcon(hyper: Hyper, types: Types) -> Mixers:
     """Falcon: always one KV head, regardless of the config, unless new_decoder_architecture is set."""
     heads = _heads(hyper, len(types))
-    one = hyper.flag("multi_query") and not hyper.flag("new_decoder") and not hyper.gguf
-    return _with_heads(
-        hyper, types, heads, (1,) * len(heads) if one else _stated_kv_heads(hyper, heads)
-    )
+    if hyper.flag("multi_query") and not hyper.flag("new_decoder") and not hyper.gguf:
+        return _with_heads(hyper, types, heads, (1,) * len(heads))
+    return _with_heads(hyper, types, heads, hyper.per_layer("kv_heads", len(types)) or heads)
 
 
-def chatglm(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def chatglm(hyper: Hyper, types: Types) -> Mixers:
     """ChatGLM: the stated count of KV heads is used only if multi_query_attention is on."""
     heads = _heads(hyper, len(types))
-    off = hyper.flag("multi_query") is False
-    return _with_heads(hyper, types, heads, heads if off else _stated_kv_heads(hyper, heads))
+    is_off = hyper.flag("multi_query") is False
+    stated = None if is_off else hyper.per_layer("kv_heads", len(types))
+    return _with_heads(hyper, types, heads, stated or heads)
 
 
-def plamo(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def plamo(hyper: Hyper, types: Types) -> Mixers:
     """PLaMo: the file states how many heads share a KV head."""
     heads = _heads(hyper, len(types))
     group = hyper.number("heads_per_kv_head")
@@ -61,7 +61,7 @@ def plamo(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None,
     return _with_heads(hyper, types, heads, tuple(-(-count // group) for count in heads))
 
 
-def twice_when_sliding(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def twice_when_sliding(hyper: Hyper, types: Types) -> Mixers:
     """MiMo-V2: sliding layers have twice the KV heads, unless the file states their number."""
     layers = standard(hyper, types)
     if hyper.gguf or hyper.number("window_kv_heads"):
@@ -74,16 +74,23 @@ def twice_when_sliding(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[Laye
     )
 
 
-def convolved(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def convolved(hyper: Hyper, types: Types) -> Mixers:
     """Baichuan-M1: keys and values pass through a short convolution before they are cached."""
-    return tuple(
-        HybridLayer(attention=layer, recurrent=key_conv(hyper, layer)) if layer else None
-        for layer in standard(hyper, types)
-    )
-
-
-def _stated_kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
-    return hyper.per_layer("kv_heads", len(heads)) or heads
+    mixers: list[HybridLayer | None] = []
+    for layer in standard(hyper, types):
+        if layer is None:
+            mixers.append(None)
+            continue
+        kernel = _kernel(hyper)
+        width = layer.kv_heads * (layer.key_dim + layer.value_dim)
+        tail = Recurrent(
+            cell=Cell.KEY_CONV,
+            conv_elements=(kernel - 1) * width,  # the last keys and values
+            groups=layer.kv_heads,
+            conv_kernel=kernel,
+        )
+        mixers.append(HybridLayer(attention=layer, recurrent=tail))
+    return tuple(mixers)
 
 
 def _heads(hyper: Hyper, layers: int) -> tuple[int, ...]:
@@ -94,10 +101,9 @@ def _heads(hyper: Hyper, layers: int) -> tuple[int, ...]:
 
 
 def _with_heads(
-    hyper: Hyper, types: tuple[LayerType, ...], heads: tuple[int, ...], kv_heads: tuple[int, ...]
+    hyper: Hyper, types: Types, heads: tuple[int, ...], kv_heads: tuple[int, ...]
 ) -> tuple[Attention | None, ...]:
-    count = len(types)
-    indexed = _indexed(hyper, count)
+    indexed = _indexed(hyper, len(types))
     return tuple(
         _attention(hyper, i, kind, (heads[i], kv_heads[i]), indexed[i])
         if kind in _ATTENDING
@@ -106,12 +112,12 @@ def _with_heads(
     )
 
 
-def gated(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def gated(hyper: Hyper, types: Types) -> Mixers:
     """Qwen3-Next: the query projection includes an output gate."""
     return tuple(layer and replace(layer, gated=True) for layer in standard(hyper, types))
 
 
-def encoder(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def encoder(hyper: Hyper, types: Types) -> Mixers:
     """Attention within the batch, without a cache."""
     return tuple(NoCache(attention=layer) for layer in standard(hyper, types))
 
@@ -172,12 +178,20 @@ def _values_are_keys(hyper: Hyper) -> bool:
 
 def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
     if (blocks := hyper.listed("block_configs", len(heads))) is not None:
-        return tuple(
-            _grouped(hyper, block, count) for block, count in zip(blocks, heads, strict=True)
-        )
+        counts = []
+        for block, count in zip(blocks, heads, strict=True):
+            attention = block.get("attention") if isinstance(block, dict) else None
+            group = attention.get("n_heads_in_group") if isinstance(attention, dict) else None
+            if group is not None and (not isinstance(group, int) or group <= 0 or count % group):
+                raise HeaderError(
+                    f"block_configs: {count} heads cannot be divided into groups of {group!r:.20}",
+                    file=hyper.header.name,
+                )
+            counts.append(count if group is None else count // group)
+        return tuple(counts)
     stated = hyper.per_layer("kv_heads", len(heads))
     if stated is not None:
-        divides = all(kv and not one % kv for one, kv in zip(heads, stated, strict=True))
+        divides = all(kv and not count % kv for count, kv in zip(heads, stated, strict=True))
         if divides or hyper.states("kv_heads"):
             return stated
     if hyper.flag("multi_query"):
@@ -185,19 +199,6 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
     if hyper.nested:  # a nested section may omit a value whose default is different
         hyper.defaulted.add("kv_heads")
     return heads
-
-
-def _grouped(hyper: Hyper, block: object, heads: int) -> int:
-    attention = block.get("attention") if isinstance(block, dict) else None
-    group = attention.get("n_heads_in_group") if isinstance(attention, dict) else None
-    if group is None:
-        return heads
-    if not isinstance(group, int) or group <= 0 or heads % group:
-        raise HeaderError(
-            f"block_configs: {heads} heads cannot be divided into groups of {group!r:.20}",
-            file=hyper.header.name,
-        )
-    return heads // group
 
 
 def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
@@ -209,64 +210,49 @@ def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
     return tuple(width if mark in (1, True, "full") else 0 for mark in marks)
 
 
-def latent(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def latent(hyper: Hyper, types: Types) -> Mixers:
     """MLA if the file states a latent width, else plain attention (DeepSeek-VL2 tiny)."""
     if not hyper.number("latent_dim") or hyper.flag("use_mla") is False:
         return standard(hyper, types)
     heads = _heads(hyper, len(types))
-    make = _latent_gguf if hyper.gguf else _latent_config
     indexed = _indexed(hyper, len(types))
-    layers = tuple(
-        replace(
-            make(hyper, heads[i], indexed[i]),
+    layers: list[LatentAttention | None] = []
+    for i, kind in enumerate(types):
+        if kind not in _ATTENDING:
+            layers.append(None)
+            continue
+        rope_dim = hyper.need("rope_dim")
+        absorbed = True
+        if hyper.gguf:
+            absorbed = bool(hyper.number("key_dim_mla")) and bool(hyper.number("value_dim_mla"))
+            even_share = hyper.need("hidden") // heads[i] if heads[i] else 0
+            key_dim = hyper.number("key_dim_mla" if absorbed else "key_dim") or even_share
+            value_dim = hyper.number("value_dim_mla" if absorbed else "value_dim") or even_share
+        else:
+            key_dim = hyper.need("nope_dim") + rope_dim
+            value_dim = hyper.number("value_dim") or hyper.need("hidden") // max(heads[i], 1)
+        if key_dim < rope_dim:
+            raise HeaderError(
+                f"the key dimension {key_dim} is smaller than its rotary part ({rope_dim})",
+                file=hyper.header.name,
+            )
+        layer = LatentAttention(
+            heads=heads[i],
+            latent_dim=hyper.need("latent_dim"),
+            rope_dim=rope_dim,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            query_rank=hyper.number("query_rank") or 0,
+            index_dim=indexed[i],
+            absorbed=absorbed,
             span=_SPANS.get(kind, Span.ALL),
             span_tokens=hyper.need(_SPAN_KEYS[kind]) if kind in _SPAN_KEYS else 0,
         )
-        if kind in _ATTENDING
-        else None
-        for i, kind in enumerate(types)
-    )
-    narrow = next((x for x in layers if x is not None and x.key_dim < x.rope_dim), None)
-    if narrow is not None:
-        raise HeaderError(
-            f"the key dimension {narrow.key_dim} is smaller than its rotary part "
-            f"({narrow.rope_dim})",
-            file=hyper.header.name,
-        )
-    return layers
+        layers.append(layer)
+    return tuple(layers)
 
 
-def _latent_config(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
-    rope = hyper.need("rope_dim")
-    return LatentAttention(
-        heads=heads,
-        latent_dim=hyper.need("latent_dim"),
-        rope_dim=rope,
-        key_dim=hyper.need("nope_dim") + rope,
-        value_dim=hyper.number("value_dim") or hyper.need("hidden") // max(heads, 1),
-        query_rank=hyper.number("query_rank") or 0,
-        index_dim=index_dim,
-    )
-
-
-def _latent_gguf(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
-    absorbed = bool(hyper.number("key_dim_mla")) and bool(hyper.number("value_dim_mla"))
-    key_dim = hyper.number("key_dim_mla" if absorbed else "key_dim")
-    value_dim = hyper.number("value_dim_mla" if absorbed else "value_dim")
-    even_share = hyper.need("hidden") // heads if heads else 0
-    return LatentAttention(
-        heads=heads,
-        latent_dim=hyper.need("latent_dim"),
-        rope_dim=hyper.need("rope_dim"),
-        key_dim=key_dim or even_share,
-        value_dim=value_dim or even_share,
-        query_rank=hyper.number("query_rank") or 0,
-        index_dim=index_dim,
-        absorbed=absorbed,
-    )
-
-
-def indexed_after_dense(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def indexed_after_dense(hyper: Hyper, types: Types) -> Mixers:
     """MiniMax-M3: sparse layers have an index key, the leading dense ones do not.
 
     A config lists them; in a GGUF they are all layers after leading_dense_block_count (create_memory in
@@ -284,9 +270,16 @@ def indexed_after_dense(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[Lay
     )
 
 
-def compressed(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+def compressed(hyper: Hyper, types: Types) -> Mixers:
     """DeepSeek-V4: the file lists the ratio of each layer; only ratio 4 has an indexer."""
-    ratios = hyper.per_layer("compress_ratios", len(types)) or _rated(hyper, len(types))
+    ratios = hyper.per_layer("compress_ratios", len(types))
+    if not ratios:  # newer configs list the type of each layer, and the ratio of each type
+        kinds = hyper.listed("layer_types", len(types))
+        if kinds is None:
+            raise hyper.missing("compress_ratios")
+        stated = hyper.raw("compress_rates")
+        rates = {**_RATES, **(stated if isinstance(stated, Mapping) else {})}
+        ratios = tuple(hyper.whole("compress_rates", rates.get(kind, 0)) for kind in kinds)
     index_dim = hyper.number("index_dim") or 0
     return tuple(
         CompressedAttention(
@@ -300,39 +293,38 @@ def compressed(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | 
     )
 
 
-def _rated(hyper: Hyper, layers: int) -> tuple[int, ...]:
-    """Newer configs list the type of each layer, and the ratio of each type."""
-    types = hyper.listed("layer_types", layers)
-    if types is None:
-        raise hyper.missing("compress_ratios")
-    stated = hyper.raw("compress_rates")
-    rates = {**_RATES, **(stated if isinstance(stated, Mapping) else {})}
-    return tuple(hyper.whole("compress_rates", rates.get(kind, 0)) for kind in types)
-
-
 # -- recurrences
 
 RecurrentBuilder = Callable[[Hyper], Recurrent]
 
 
-def mamba(hyper: Hyper) -> Recurrent:
-    return _state_space(hyper, Cell.MAMBA, groups=0)  # the first Mamba has no groups
+def mamba(hyper: Hyper, *, inner: int | None = None) -> Recurrent:
+    return _state_space(hyper, Cell.MAMBA, groups=0, heads=0, inner=inner)  # without groups
 
 
 def pure_mamba(hyper: Hyper) -> Recurrent:
     """A model with Mamba layers only states its inner width as that of a feed-forward."""
-    stated = None if hyper.gguf else hyper.number("feed_forward")
-    return _state_space(hyper, Cell.MAMBA, groups=0, inner=stated)
+    return mamba(hyper, inner=None if hyper.gguf else hyper.number("feed_forward"))
 
 
 def mamba2(hyper: Hyper) -> Recurrent:
     groups = hyper.number("state_groups")
-    return _state_space(hyper, Cell.MAMBA2, groups=1 if groups is None else groups)
+    groups = 1 if groups is None else groups
+    heads = hyper.number("time_step_rank" if hyper.gguf else "state_heads")
+    if not heads and not hyper.gguf:
+        heads = hyper.number("heads")
+    return _state_space(hyper, Cell.MAMBA2, groups=groups, heads=heads or 0)
 
 
-def _state_space(hyper: Hyper, cell: Cell, *, groups: int, inner: int | None = None) -> Recurrent:
+def _state_space(
+    hyper: Hyper, cell: Cell, *, groups: int, heads: int, inner: int | None = None
+) -> Recurrent:
     kernel = _kernel(hyper)
-    inner = inner or _inner(hyper)
+    inner = inner or hyper.number("inner")
+    if not inner:
+        inner = (hyper.number("state_heads") or 0) * (hyper.number("state_head_dim") or 0)
+    if not inner:
+        inner = int((hyper.ratio("expand") or 2) * hyper.need("hidden"))
     state = hyper.need("state_size")
     auto = hyper.text("time_step_rank") is not None  # "auto"
     rank = None if auto else hyper.number("time_step_rank")
@@ -343,28 +335,10 @@ def _state_space(hyper: Hyper, cell: Cell, *, groups: int, inner: int | None = N
         inner=inner,
         state_size=state,
         groups=groups,
-        heads=_state_heads(hyper, cell),
+        heads=heads,
         conv_kernel=kernel,
         rank=-(-hyper.need("hidden") // 16) if rank is None else rank,
     )
-
-
-def _inner(hyper: Hyper) -> int:
-    if stated := hyper.number("inner"):
-        return stated
-    heads, width = hyper.number("state_heads"), hyper.number("state_head_dim")
-    if heads and width:
-        return heads * width
-    expand = hyper.ratio("expand") or 2
-    return int(expand * hyper.need("hidden"))
-
-
-def _state_heads(hyper: Hyper, cell: Cell) -> int:
-    if cell is Cell.MAMBA:
-        return 0
-    if hyper.gguf:
-        return hyper.number("time_step_rank") or 0  # Mamba-2 files have the head count there
-    return hyper.number("state_heads") or hyper.number("heads") or 0
 
 
 def gated_delta(hyper: Hyper) -> Recurrent:
@@ -391,7 +365,7 @@ def gated_delta(hyper: Hyper) -> Recurrent:
 def kimi_delta(hyper: Hyper, *, width: int | None = None) -> Recurrent:
     """Kimi Linear: a head_dim x head_dim state per head, and separate convolutions for Q, K and V."""
     kernel = _kernel(hyper)
-    heads = hyper.number("kda_heads") or _most_heads(hyper)
+    heads = hyper.number("kda_heads") or max(_heads(hyper, hyper.need("layers")))
     width = width or hyper.need("kda_head_dim")
     return Recurrent(
         cell=Cell.KIMI_DELTA,
@@ -402,13 +376,6 @@ def kimi_delta(hyper: Hyper, *, width: int | None = None) -> Recurrent:
         heads=heads,
         conv_kernel=kernel,
     )
-
-
-def _most_heads(hyper: Hyper) -> int:
-    listed = hyper.per_layer("heads", hyper.need("layers"))
-    if not listed:
-        raise hyper.missing("heads")
-    return max(listed)
 
 
 def lightning(hyper: Hyper) -> Recurrent:
@@ -456,15 +423,6 @@ def gated_conv(hyper: Hyper) -> Recurrent:
         groups=groups,
         heads=heads,
         conv_kernel=kernel,
-    )
-
-
-def key_conv(hyper: Hyper, attention: Attention) -> Recurrent:
-    """Baichuan-M1: the last keys and values of one attention layer, before its convolution."""
-    kernel, groups = _kernel(hyper), attention.kv_heads
-    both = groups * (attention.key_dim + attention.value_dim)
-    return Recurrent(
-        cell=Cell.KEY_CONV, conv_elements=(kernel - 1) * both, groups=groups, conv_kernel=kernel
     )
 
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,9 @@ from tools.architectures import PARTS, laid_out
 from edgekit.errors import EdgekitError
 from edgekit.formats import records as reading
 from edgekit.model import architectures as module
+from edgekit.model import layers, mixers
 from edgekit.model.architectures import (
-    ADJUSTMENTS,
-    ARRANGEMENTS,
-    ATTENTION,
-    RECURRENCE,
     RULES,
-    WIDTHS,
     Architecture,
     architecture_of,
     names,
@@ -73,16 +70,25 @@ def test_every_section_is_known_and_has_a_source() -> None:
 
 
 def test_every_rule_is_named_by_a_record() -> None:
-    layers = list(parts("layers", "gguf_layers"))
-    arranged = {one["arrange"]["rule"] for one in layers if "arrange" in one}
-    assert arranged == ARRANGEMENTS.keys()
-    for key, rules in (
-        ("attend", ATTENTION),
-        ("recur", RECURRENCE),
-        ("width", WIDTHS),
-        ("adjust", ADJUSTMENTS),
-    ):
-        assert {one[key] for one in layers if key in one} == rules.keys()
+    rules = {
+        name
+        for place in (layers, mixers)
+        for name, rule in vars(place).items()
+        if isfunction(rule) and rule.__module__ == place.__name__ and not name.startswith("_")
+    }
+    others = {
+        "as_stated",
+        "by_kv_heads",
+        "feed_forwards",
+        "listed_types",
+        "stated_width",
+    }
+    others |= {"stated_windows", "unless_listed"}
+    sections = list(parts("layers", "gguf_layers"))
+    named = {one["arrange"]["rule"] for one in sections if "arrange" in one}
+    for key in ("attend", "recur", "width", "adjust"):
+        named |= {one[key] for one in sections if key in one}
+    assert named == rules - others
 
 
 def test_every_field_is_set_by_a_record() -> None:
