@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from edgekit.bill.types import Task
+from edgekit.bill.types import Start, Task
 from edgekit.catalog.tiers import Tier, find_tier, tiers
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines.memo import ENGINE
-from edgekit.engines.memo.estimate import MemoSetup, tier_task
 from edgekit.engines.memo.policy import TierPlan, plan_tier_on, recommend_tier_on
+from edgekit.engines.memo.rules import tier_model
 from edgekit.errors import UsageError
 from edgekit.request import ALL, Request
 
@@ -54,7 +54,15 @@ def _tasks(among: tuple[Tier, ...], request: Request) -> list[Task]:
         load = ENGINE.load_for_users(load, request.users, 0)
     machine = request.find_machine()
     return [
-        tier_task(tier, machine, load, MemoSetup.of(setup), request.min_context) for tier in among
+        Task(
+            model=tier_model(tier),
+            engine=ENGINE.name,
+            machine=machine,
+            load=load,
+            start=Start(setup=setup),
+            min_context=request.min_context,
+        )
+        for tier in among
     ]
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from edgekit.bill.types import Component, Lever, Status
 from edgekit.catalog.tiers import WHAT_IF
-from edgekit.engines.memo.estimate import windows_of
-from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.policy import DRAFT_MAX, TierPlan, for_each
+from edgekit.engines.memo.rules import memory_notes, windows_of
 from edgekit.machine.types import HOST
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.plan import decision_json

@@ -10,14 +10,13 @@ from tests.unit.engines.tier_tasks import card, planned, ram
 
 import edgekit.catalog
 from edgekit.catalog.tiers import find_tier
-from edgekit.engines.memo.estimate import RamNeed
-from edgekit.engines.memo.placements import (
+from edgekit.engines.memo.rules import (
     MANIFEST_BYTES,
     OS_RESERVE_BYTES,
     RamLevel,
+    RamNeed,
     assess,
     budgets,
-    ram_need,
     read_manifest,
 )
 from edgekit.errors import NotFoundError, UsageError
@@ -71,21 +70,21 @@ def test_assess_below_the_minimum_ram(name: str, gib: int) -> None:
     assert f"{gib}.00 GiB is needed" in below.because
 
 
-def test_ram_need_recommends_the_minimum_and_a_compressed_context() -> None:
+def test_assess_recommends_the_minimum_and_a_compressed_context() -> None:
     tier = find_tier("9B")
-    budget = ram_need(tier, ram_budget(16 * GIB))
+    budget = assess(tier, ram_budget(16 * GIB)).need
     assert budget.min_bytes == 12 * GIB
     assert budget.recommended_bytes == 12 * GIB + 6_784 * 131_072
     at, below = ram_budget(budget.recommended_bytes), ram_budget(budget.recommended_bytes - 1)
     assert (assess(tier, at).level, assess(tier, below).level) == (RamLevel.FITS, RamLevel.TIGHT)
 
 
-def test_ram_need_without_a_stated_minimum() -> None:
+def test_assess_without_a_stated_minimum() -> None:
     tier = find_tier("27B")
-    assert ram_need(tier, card_budget(24 * GIB)).min_bytes == round(19.3 * GIB)
+    assert assess(tier, card_budget(24 * GIB)).need.min_bytes == round(19.3 * GIB)
     with_reserve = round(19.3 * GIB) + OS_RESERVE_BYTES
-    assert ram_need(tier, ram_budget(24 * GIB)).min_bytes == with_reserve
-    assert ram_need(find_tier("9B"), card_budget(GIB)).min_bytes == round(5.4 * GIB) + round(
+    assert assess(tier, ram_budget(24 * GIB)).need.min_bytes == with_reserve
+    assert assess(find_tier("9B"), card_budget(GIB)).need.min_bytes == round(5.4 * GIB) + round(
         1.5 * GIB
     )
 

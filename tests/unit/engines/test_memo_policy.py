@@ -20,15 +20,14 @@ from tests.unit.plan.machines import cards, cpu, mac
 from edgekit.bill.spill import Purpose, Store
 from edgekit.bill.types import Component, Lever
 from edgekit.catalog.tiers import Layout, find_layout, find_tier, tiers
-from edgekit.engines.memo.placements import budgets, memory_notes, placements, store_of
 from edgekit.engines.memo.policy import (
     TierPlan,
-    first_run_plan,
     ladder_plan,
     plan_tier_on,
     recommend_tier,
     recommend_tier_on,
 )
+from edgekit.engines.memo.rules import budgets, memory_notes, placements, store_of
 from edgekit.errors import HardwareError, KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.machine.what_if import what_if_machine
@@ -89,9 +88,7 @@ def test_decision_table(situation: str) -> None:
 
 
 def step(plan: TierPlan, lever: Lever) -> str:
-    found = plan.step(lever)
-    assert found is not None
-    return found.because
+    return next(one for one in plan.steps if one.lever is lever).because
 
 
 def test_context_of_a_4_gb_phone() -> None:
@@ -304,7 +301,7 @@ def test_chosen_context_with_users() -> None:
 def test_ladders(gib: int, first: str, small: str, large: str) -> None:
     tasks = tasks_for(ram(gib * GIB))
     memory = first_placement(tasks[0])
-    assert first_run_plan(tasks, memory).tier.name == first
+    assert ladder_plan(None, tasks, memory).tier.name == first
     assert ladder_plan("small", tasks, memory).tier.name == small
     assert ladder_plan("large", tasks, memory).tier.name == large
 
@@ -316,7 +313,7 @@ def test_nothing_fits_gives_the_smallest_tier_and_what_to_add() -> None:
     tasks = tasks_for(ram(2 * GIB))
     memory = first_placement(tasks[0])
     plans = (
-        first_run_plan(tasks, memory),
+        ladder_plan(None, tasks, memory),
         ladder_plan("large", tasks, memory),
         recommend_tier(tasks, memory),
     )

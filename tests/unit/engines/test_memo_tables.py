@@ -18,7 +18,7 @@ from edgekit.catalog.tiers import (
     layouts,
     tiers,
 )
-from edgekit.engines.memo.estimate import largest_context
+from edgekit.engines.memo.rules import largest_context
 from edgekit.errors import RefusedError, UsageError
 from edgekit.units import GIB
 

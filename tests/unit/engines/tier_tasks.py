@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edgekit.bill.types import Load, Placement, Task
+from edgekit.bill.types import Load, Placement, Start, Task
 from edgekit.catalog.tiers import Layout, Tier, find_tier, tiers
-from edgekit.engines.memo.estimate import MemoSetup, tier_task, with_layout
-from edgekit.engines.memo.placements import load_for_users, placements
 from edgekit.engines.memo.policy import TierPlan, plan_tier, recommend_tier
+from edgekit.engines.memo.rules import (
+    MemoSetup,
+    load_for_users,
+    placements,
+    tier_model,
+    with_layout,
+)
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 
 
@@ -55,6 +60,19 @@ def task_for(
         load = with_layout(load, layout)
     found = find_tier(tier) if isinstance(tier, str) else tier
     return tier_task(found, machine, load, MemoSetup(**setup), min_context)
+
+
+def tier_task(
+    tier: Tier, machine: Machine, load: Load, setup: MemoSetup, min_context: int | None = None
+) -> Task:
+    return Task(
+        model=tier_model(tier),
+        engine="memo",
+        machine=machine,
+        load=load,
+        start=Start(setup=setup),
+        min_context=min_context,
+    )
 
 
 def tasks_for(machine: Machine, among: tuple[Tier, ...] = (), **wish: Any) -> list[Task]:

@@ -17,6 +17,7 @@ class Memo(Engine):
     aliases = ("what-if",)
     page = flags.PAGE
     table = flags.TABLE
+    rules_module = "rules"
     can_plan = False
     most_users = 1024
     flags = flags.FLAGS

@@ -22,25 +22,23 @@ from edgekit.catalog.tiers import (
     first_run,
     ladder,
 )
-from edgekit.engines.memo.choices import cache_choices
-from edgekit.engines.memo.estimate import (
+from edgekit.engines.memo.rules import (
+    WONT_FIT_PERCENT,
     MemoSetup,
+    RamFit,
+    RamLevel,
+    assess,
     bill,
+    cache_choices,
     check_load,
     drafter_load,
     estimate,
     largest_context,
+    placements,
+    store_of,
     tier_of,
     windows_of,
     with_layout,
-)
-from edgekit.engines.memo.placements import (
-    RamFit,
-    RamLevel,
-    assess,
-    least_total_bytes,
-    placements,
-    store_of,
 )
 from edgekit.errors import KvSpillUnsupportedError, UsageError
 from edgekit.machine.types import Budget
@@ -94,9 +92,6 @@ class TierPlan:
         fits = self.verdict.can_load
         return (fits, whole, self.tier.weights_bytes, *middle, drafted, self.parallel)
 
-    def step(self, lever: Lever) -> Decision | None:
-        return next((one for one in self.steps if one.lever is lever), None)
-
 
 # --- on a machine
 
@@ -128,7 +123,8 @@ def recommend_tier(
     """The plan of the largest tier that fits; if none fits, of the smallest, with the memory to add.
 
     `tasks` are the same request for each tier. Of the variants in one series, the one with the longest context is
-    chosen. Cold pages are spilled only if no tier holds the whole context.
+    chosen. Cold pages are spilled only if no tier holds the whole context. Raises KvSpillUnsupportedError if the only
+    tiers that would fit must not spill.
     """
     requested = tasks[0].load.context_tokens or 0
     lines: dict[str, list[Task]] = {}
@@ -152,53 +148,35 @@ def recommend_tier(
                 why += f" that fits; {larger[0].tier.name}: {larger[0].verdict.reasons[0]}"
             return _with_model(best, why, tried)
     if may_spill and requested > SPILL_FROM_TOKENS:
-        largest_first = [task for variants in reversed(lines.values()) for task in variants]
-        spilled = _first_spilled(largest_first, placement)
-        if spilled is not None:
-            return spilled
+        refused = None
+        for task in (task for variants in reversed(lines.values()) for task in variants):
+            try:
+                plan = plan_tier(task, placement)
+            except KvSpillUnsupportedError as error:
+                refused = refused or error
+                continue
+            if plan.verdict.can_load:
+                why = "no tier has the whole context in memory: the largest that fits with pages spilled"
+                return _with_model(plan, why, ())
+        if refused is not None:
+            raise refused
     return _with_model(tried[0], "no tier fits; this is the smallest", tried)
 
 
-def _first_spilled(tasks: Iterable[Task], placement: Placement) -> TierPlan | None:
-    """The first plan that fits with cold pages spilled. Raises KvSpillUnsupportedError if the only tiers that would fit
-    must not spill.
+def ladder_plan(kind: str | None, tasks: Sequence[Task], placement: Placement) -> TierPlan:
+    """The plan of the first tier that fits, from the ladder for 'small' or 'large' texts.
+
+    `kind` None: a first run, for which nothing was requested. It starts with the 2B.
     """
-    refused = None
-    for task in tasks:
-        try:
-            plan = plan_tier(task, placement)
-        except KvSpillUnsupportedError as error:
-            refused = refused or error
-            continue
-        if plan.verdict.can_load:
-            why = (
-                "no tier has the whole context in memory: the largest that fits with pages spilled"
-            )
-            return _with_model(plan, why, ())
-    if refused is not None:
-        raise refused
-    return None
-
-
-def first_run_plan(tasks: Sequence[Task], placement: Placement) -> TierPlan:
-    """The default plan of a machine if nothing was requested: the 2B, or a smaller tier."""
-    rule = f"a first run starts with the {first_run().name}"
-    return _first_that_fits((first_run(), *ladder("large")), tasks, placement, rule)
-
-
-def ladder_plan(kind: str, tasks: Sequence[Task], placement: Placement) -> TierPlan:
-    """The plan of the first tier that fits, from the ladder for 'small' or 'large' texts."""
-    names = ", ".join(tier.name for tier in ladder(kind))
-    rule = f"the ladder for {kind} texts is {names}"
-    return _first_that_fits(ladder(kind), tasks, placement, rule)
-
-
-def _first_that_fits(
-    rungs: Iterable[Tier], tasks: Sequence[Task], placement: Placement, rule: str
-) -> TierPlan:
+    if kind is None:
+        names = [tier.name for tier in (first_run(), *ladder("large"))]
+        rule = f"a first run starts with the {names[0]}"
+    else:
+        names = [tier.name for tier in ladder(kind)]
+        rule = f"the ladder for {kind} texts is {', '.join(names)}"
     by_name = {tier_of(task.model).name: task for task in tasks}
     tried = []
-    for name in dict.fromkeys(tier.name for tier in rungs):
+    for name in dict.fromkeys(names):
         plan = plan_tier(by_name[name], placement, may_spill=False)
         tried.append(plan)
         if plan.verdict.can_load:
@@ -230,8 +208,12 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
     Raises UsageError or RefusedError for loads that are impossible with any amount of memory, KvSpillUnsupportedError
     if a context past 64K would have to be spilled and must not be.
     """
-    capacity = capacity_of(task, placement)
-    tier, memory, setup = capacity.tier, placement.budgets[0], capacity.setup
+    tier, memory, setup = tier_of(task.model), placement.budgets[0], MemoSetup.of(placement.setup)
+    least = MIN_CONTEXT if task.min_context is None else task.min_context
+    if not 1 <= least <= LARGEST:
+        raise UsageError(f"--min-context must be at least 1 (got {least:,})")
+    check_load(tier, task.load, setup)
+    capacity = Capacity(tier=tier, load=task.load, placement=placement, min_context=least)
     context = choose_context(task, capacity, may_spill=may_spill)
     ram = assess(tier, memory, setup.manifest)
     reasons = [ram.because] if ram.level is RamLevel.WONT_FIT else []
@@ -247,7 +229,8 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
     sequences, sequences_step = choose_sequences(capacity, context, drafter, fits=fits)
     to_add = 0
     if not fits:
-        guard = least_total_bytes(tier, memory, setup.manifest) - memory.total_bytes
+        download = -(-tier.weights_bytes * 100 // WONT_FIT_PERCENT) + memory.reserve_bytes
+        guard = max(ram.need.min_bytes, download) - memory.total_bytes
         # memory used by other programs comes out of the reserve first
         below = max(0, memory.reserve_bytes - memory.free_bytes) if context.lacking_bytes else 0
         to_add = -(-max(guard, context.lacking_bytes + below) // MIB) * MIB
@@ -367,16 +350,6 @@ class ContextChoice:
         return self.load.context_tokens or 0
 
 
-def capacity_of(task: Task, placement: Placement) -> Capacity:
-    """The capacity for a task. Raises for loads that are impossible with any amount of memory."""
-    tier = tier_of(task.model)
-    least = MIN_CONTEXT if task.min_context is None else task.min_context
-    if not 1 <= least <= LARGEST:
-        raise UsageError(f"--min-context must be at least 1 (got {least:,})")
-    check_load(tier, task.load, MemoSetup.of(placement.setup))
-    return Capacity(tier=tier, load=task.load, placement=placement, min_context=least)
-
-
 def for_each(load: Load) -> str:
     windows = windows_of(load)
     return f" for each of {windows}" if windows > 1 else ""
@@ -389,18 +362,28 @@ def choose_context(task: Task, capacity: Capacity, *, may_spill: bool = True) ->
     """Context and cache of the task's tier. Raises RefusedError if the engine lacks a required layout."""
     layouts = [find_layout(choice.name) for choice in cache_choices(task, capacity.placement)]
     if (tokens := task.load.context_tokens) is not None:
-        return _given(capacity, layouts, tokens, may_spill=may_spill)
+        return _requested(capacity, layouts, tokens, may_spill=may_spill)
     if len(layouts) == 1:
         return _longest(capacity, layouts[0], f"{layouts[0].name} as requested")
-    if capacity.setup.prefer_accurate_kv:
-        return _most_accurate(capacity, layouts)
-    return _longest_then_accurate(capacity, layouts)
+    if not capacity.setup.prefer_accurate_kv:
+        return _longest_then_accurate(capacity, layouts)
+    tried: tuple[Tried, ...] = ()
+    for layout in layouts:
+        why = "the most accurate cache that holds the minimum context"
+        found = _longest(capacity, layout, why)
+        tried += found.tried
+        if not found.lacking_bytes:
+            break
+    return replace(found, tried=tried)
 
 
-def _given(
+def _requested(
     capacity: Capacity, layouts: Sequence[Layout], tokens: int, *, may_spill: bool
 ) -> ContextChoice:
-    """For a requested context: the most accurate cache that fits, else a spill, else the missing memory."""
+    """For a requested context: the most accurate cache that fits, else a spill, else the missing memory.
+
+    Raises KvSpillUnsupportedError if the cache must not be spilled.
+    """
     usable, tried = capacity.usable_bytes, []
     for layout in layouts:
         check_engine(capacity.setup.engine, layout)
@@ -412,7 +395,20 @@ def _given(
         tried.append(Tried(value=layout.name, outcome=outcome, taken=fits))
         if fits:
             break
-    spill = _spill(capacity, layout, tokens) if may_spill and not fits else None
+    spill = None
+    per_token = capacity.tier.bytes_per_token(layout) * windows_of(capacity.load)
+    left = usable - capacity.needed_bytes(layout, 0)
+    holds_two_pages = left >= LEAST_PAGES * PAGE_TOKENS * per_token
+    if may_spill and not fits and tokens > SPILL_FROM_TOKENS and holds_two_pages:
+        store, store_bytes = store_of(capacity.placement)
+        spill = plan_spill(
+            context_tokens=tokens,
+            bytes_per_token=per_token,
+            resident_budget_bytes=left,
+            store=store,
+            purpose=capacity.setup.purpose,
+            store_free_bytes=store_bytes,
+        )
     why = "the most accurate cache that holds the requested context"
     if not fits:
         why = "even the most compressed cache does not fit"
@@ -427,26 +423,6 @@ def _given(
         spill=spill,
         lacking_bytes=0 if fits or spill is not None else needed - usable,
         is_given=True,
-    )
-
-
-def _spill(capacity: Capacity, layout: Layout, tokens: int) -> Spill | None:
-    """The split of the cache; None if it is too short, or not even two pages fit.
-
-    Raises KvSpillUnsupportedError if it must not be split.
-    """
-    per_token = capacity.tier.bytes_per_token(layout) * windows_of(capacity.load)
-    left = capacity.usable_bytes - capacity.needed_bytes(layout, 0)
-    if tokens <= SPILL_FROM_TOKENS or left < LEAST_PAGES * PAGE_TOKENS * per_token:
-        return None
-    store, store_bytes = store_of(capacity.placement)
-    return plan_spill(
-        context_tokens=tokens,
-        bytes_per_token=per_token,
-        resident_budget_bytes=left,
-        store=store,
-        purpose=capacity.setup.purpose,
-        store_free_bytes=store_bytes,
     )
 
 
@@ -508,18 +484,6 @@ def _longest_then_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> Con
             "cache unless an accurate one is preferred (prefer_accurate_kv)"
         )
     return replace(base, layout_because=why, tried=(tried, *base.tried))
-
-
-def _most_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> ContextChoice:
-    """The most accurate cache that holds the minimum context, and the longest context in it."""
-    tried: tuple[Tried, ...] = ()
-    for layout in layouts:
-        why = "the most accurate cache that holds the minimum context"
-        found = _longest(capacity, layout, why)
-        tried += found.tried
-        if not found.lacking_bytes:
-            break
-    return replace(found, tried=tried)
 
 
 def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
