@@ -20,7 +20,7 @@ from edgekit.model import OpenModel
 from edgekit.plan.choice import NOTHING_FITS, Candidate, result_for
 from edgekit.plan.commands import main_command, start_commands
 from edgekit.plan.curve import Curve, curves
-from edgekit.plan.fit import Fitting, Ladder, first_placement
+from edgekit.plan.fit import Fitting, first_placement
 from edgekit.request import AUTO, Request, Session, Values, in_order
 
 POINTS = 16
@@ -77,7 +77,6 @@ class _Load:
             step=NOTHING_FITS if is_too_short else 1,
             variant=self.variant,
             choice=CacheChoice(name=cache, place=0, flags=""),
-            ladder=Ladder(self.task, (priced.placement,)),
             fitting=fitting,
             tokens=tokens,
             because="",

@@ -234,15 +234,13 @@ def _assumed(name: str) -> AssumedChoice | None:
     if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
     from edgekit.catalog import read_catalog
-    from edgekit.plan.assumed import assumed_choice, from_name, read_name
+    from edgekit.plan.assumed import UNSTATED_MIX, assumed_choice, from_name
 
     try:
-        stated = read_name(name)
-        if stated.mix is None:
-            return None
-        return assumed_choice(from_name(name), read_catalog().entries)
+        model = from_name(name)
     except UsageError:
         return None
+    return None if model.mix == UNSTATED_MIX else assumed_choice(model, read_catalog().entries)
 
 
 Answer = TypeVar("Answer")

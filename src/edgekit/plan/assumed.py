@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from edgekit.bill.types import (
-    CACHES,
     F16,
-    CacheType,
     Component,
     Load,
     MemoryEstimate,
@@ -31,7 +30,7 @@ from edgekit.errors import EdgekitError, RefusedError, UsageError
 from edgekit.formats.mixes import mix_by_name
 from edgekit.formats.quantization import effective_bits
 from edgekit.machine.types import DEVICE
-from edgekit.model.types import Attention, Model, ModelGeometry, Span, Stream
+from edgekit.model.types import Attention, Model, ModelGeometry, Span
 from edgekit.sources.filenames import base_of, quant_tag
 from edgekit.units import GIB, Basis, format_bytes, format_count
 
@@ -59,18 +58,27 @@ _OPAQUE = re.compile(
 _SMALLEST = 10**7  # "-1M" at the end of a name is a context of a million tokens
 
 
+UNSTATED_MIX = "16 bits, the default"  # the mix of a name that states none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
+class AssumedModel:
+    """The inputs of the rules of thumb."""
+
     name: str
     parameters: int
-    size: str  # as the name writes it: "30B"
     has_experts: bool
-    mix: str | None  # "Q4_K_M", "4bit"; None: not in the name
-    bits_per_weight: float | None
+    bits_per_weight: float
+    mix: str  # name of the quantisation: "Q4_K_M", "4bit"
+    geometry: ModelGeometry | None = field(default=None, repr=False)
 
 
-def read_name(reference: str) -> NamedModel:
-    """Parse a name. Raises UsageError, with what to do instead, if the name does not contain a size."""
+def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
+    """Inputs from a name. `mix` overrides the one in the name; the default is 16 bits.
+
+    Raises UsageError, with what to do instead, if the name does not contain a size or a part of the weights has a
+    quantisation of its own.
+    """
     name, _, tag = base_of(reference[:MAX_NAME_CHARS]).partition(":")
     sizes = [found for found in _SIZE.finditer(name) if _count(found) >= _SMALLEST]
     totals = [found for found in sizes if not found["mark"]]
@@ -83,14 +91,26 @@ def read_name(reference: str) -> NamedModel:
         )
     largest = max(totals, key=_count)
     routed = len(sizes) > len(totals) or largest["experts"] is not None or bool(_MOE.search(name))
-    mix, bits = _bits(name, tag)
-    return NamedModel(
-        name=name,
-        parameters=_count(largest),
-        size=largest[0],
-        has_experts=routed,
-        mix=mix,
-        bits_per_weight=bits,
+    stated, bits = UNSTATED_MIX, 16.0
+    for part in (tag, name):
+        if (tagged := quant_tag(part)) is not None:
+            stated, bits = tagged, bits_of(tagged)
+            break
+        if (plain := _MLX_BITS.search(part)) is not None:
+            stated, bits = f"{plain[1]}bit", effective_bits(int(plain[1]), 64)
+            break
+        if (opaque := _OPAQUE.search(part)) is not None:
+            raise UsageError(
+                f"{opaque[1]} quantises only some of the weights, and a name does not say "
+                "how many. Give the model's files or its config.json"
+            )
+    if mix is not None:
+        stated, bits = mix, bits_of(mix)
+    parameters = _count(largest)
+    if parameters > MAX_PARAMETERS:
+        raise UsageError(f"invalid parameter count: {parameters:,}")
+    return AssumedModel(
+        name=name, parameters=parameters, has_experts=routed, bits_per_weight=bits, mix=stated
     )
 
 
@@ -101,20 +121,6 @@ def _count(found: re.Match[str]) -> int:
         int(found["whole"] + part) * _UNITS[found["unit"].upper()] // 10 ** len(part or "")
     )
     return number * int(found["experts"] or 1)
-
-
-def _bits(name: str, tag: str) -> tuple[str | None, float | None]:
-    for part in (tag, name):
-        if (mix := quant_tag(part)) is not None:
-            return mix, bits_of(mix)
-        if (found := _MLX_BITS.search(part)) is not None:
-            return f"{found[1]}bit", effective_bits(int(found[1]), 64)
-        if (opaque := _OPAQUE.search(part)) is not None:
-            raise UsageError(
-                f"{opaque[1]} quantises only some of the weights, and a name does not say "
-                "how many. Give the model's files or its config.json"
-            )
-    return None, None
 
 
 def bits_of(mix: str) -> float:
@@ -145,31 +151,6 @@ _NO_CACHE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssumedModel:
-    """The inputs of the rules of thumb."""
-
-    name: str
-    parameters: int
-    has_experts: bool
-    bits_per_weight: float
-    mix: str  # name of the quantisation
-    geometry: ModelGeometry | None = field(default=None, repr=False)
-
-
-def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
-    """Inputs from a name. `mix` overrides the one in the name; the default is 16 bits. UsageError without a size."""
-    named = read_name(reference)
-    bits = named.bits_per_weight if mix is None else bits_of(mix)
-    return AssumedModel(
-        name=named.name,
-        parameters=named.parameters,
-        has_experts=named.has_experts,
-        bits_per_weight=16.0 if bits is None else bits,
-        mix=mix or named.mix or "16 bits, the default",
-    )
-
-
 def assumed_estimate(
     model: AssumedModel,
     load: Load,
@@ -179,8 +160,6 @@ def assumed_estimate(
     wired: bool = False,
 ) -> MemoryEstimate:
     """Weights, overhead, and the KV cache if the geometry is known. `wired`: the engine wires its graph (MLX)."""
-    if not 0 < model.parameters <= MAX_PARAMETERS:
-        raise UsageError(f"invalid parameter count: {model.parameters:,}")
     parameters = f"{format_count(model.parameters)} parameters"
     weights = model.parameters * Fraction(model.bits_per_weight) / 8
     why = f"{parameters} x {model.bits_per_weight:g} bits / 8"
@@ -209,27 +188,24 @@ def assumed_estimate(
 def _cache_lines(geometry: ModelGeometry, load: Load) -> tuple[MemoryLine, ...]:
     tokens = load.context_tokens or geometry.native_context or _UNKNOWN_CONTEXT
     k, v = load.cache_k or F16, load.cache_v or F16
-    streams = [stream for layer in geometry.layers for stream in layer.mixer.streams]
-    cached = sum(_stream_bytes(one, tokens, v if one.name == "v" else k) for one in streams)
+    cached = 0
+    for stream in (stream for layer in geometry.layers for stream in layer.mixer.streams):
+        kind = v if stream.name == "v" else k
+        held = tokens if stream.span is Span.ALL else min(tokens, stream.span_tokens)
+        rows = -(-held // stream.tokens_per_row)
+        cached += rows * -(-stream.elements // kind.block_elements) * kind.block_bytes
     states = sum(state.elements for layer in geometry.layers for state in layer.mixer.states)
-    held = states * _STATE_BYTES * (load.sequences or 1)
+    state_bytes = states * _STATE_BYTES * (load.sequences or 1)
     layers = f"{tokens:,} tokens in {len(geometry.layers)} layers, {k.name}/{v.name}"
     sequence = f"{states:,} state values per sequence x {_STATE_BYTES} bytes"
     return tuple(
         _line(component, size, f"{why}: {format_bytes(size)}")
         for component, size, why in (
             (Component.KV_CACHE, cached, layers),
-            (Component.STATE, held, sequence),
+            (Component.STATE, state_bytes, sequence),
         )
         if size
     )
-
-
-def _stream_bytes(stream: Stream, tokens: int, type_: CacheType) -> int:
-    """Bytes that the stream stores for the context, in whole blocks."""
-    held = tokens if stream.span is Span.ALL else min(tokens, stream.span_tokens)
-    rows = -(-held // stream.tokens_per_row)
-    return rows * -(-stream.elements // type_.block_elements) * type_.block_bytes
 
 
 def _line(component: Component, size_bytes: Fraction | int, because: str) -> MemoryLine:
@@ -305,10 +281,16 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
     by_size = sorted(dense, key=lambda one: one[0])
     about = [entry for count, entry in dense if size / ABOUT <= count <= size * ABOUT]
     larger = [entry for count, entry in by_size if count > size]
+    load = Load(context_tokens=COMPARED_TOKENS)
     for group in (about, larger[:1], [entry for _, entry in by_size[-1:]]):
-        found = [(entry.id, model) for entry in group if (model := _opened(entry)) is not None]
+        found = []
+        for entry in group:
+            with suppress(EdgekitError):
+                model = open_entry(entry, default_engine().name).model
+                lines = _cache_lines(model.geometry, load)
+                found.append((sum(line.size_bytes for line in lines), entry.id, model))
         if found:
-            name, model = max(found, key=lambda one: _cache_bytes(one[1], assumed))
+            _, name, model = max(found, key=lambda one: one[0])
             geometry = replace(
                 model.geometry,
                 native_context=None,
@@ -321,16 +303,3 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
                 assumed=replace(assumed, geometry=geometry), stand_in=stand_in, stand_in_name=name
             )
     return None
-
-
-def _opened(entry: Entry) -> Model | None:
-    try:
-        return open_entry(entry, default_engine().name).model
-    except EdgekitError:
-        return None
-
-
-def _cache_bytes(model: Model, assumed: AssumedModel) -> int:
-    load = Load(context_tokens=COMPARED_TOKENS)
-    whole = replace(assumed, geometry=model.geometry)
-    return assumed_estimate(whole, load, engine=default_engine().name).of(*CACHES)

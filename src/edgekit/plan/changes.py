@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from edgekit.bill.types import (
@@ -206,8 +206,22 @@ def _onto_gpu(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _weights(task: Task, result: Verdict) -> Iterator[Change]:
-    """The most accurate quantisation that makes it fit."""
-    for variant, words, changed in _smaller_weights(task, result):
+    """The most accurate quantisation that makes it fit: one to choose from, else one that the engine can make."""
+    low = [one for one in task.variants if not one.is_good]
+    offered: Iterable[tuple[Variant, str, Task]] = (
+        (
+            one,
+            f"--quant {one.name.replace(' ', '')}",
+            replace(with_weights(task, one), variants=(one,)),
+        )
+        for one in low
+    )
+    if not low:
+        usable = together_bytes(use.budget for use in result.uses)
+        rest = result.estimate.total_bytes - result.estimate.weights_bytes
+        smaller = engine_named(task.engine).smaller_weights(task, usable - rest)
+        offered = ((one, words, with_weights(task, one)) for one, words in smaller)
+    for variant, words, changed in offered:
         found = _judged(changed)
         if found is not None:
             size = format_bytes(found.estimate.weights_bytes)
@@ -220,19 +234,6 @@ def _weights(task: Task, result: Verdict) -> Iterator[Change]:
                 result=found,
             )
             return
-
-
-def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str, Task]]:
-    """Smaller quantisations, each with the flag that selects it and the changed task."""
-    low = [one for one in task.variants if not one.is_good]
-    for one in low:
-        low_task = replace(with_weights(task, one), variants=(one,))
-        yield one, f"--quant {one.name.replace(' ', '')}", low_task
-    if not low:
-        usable = together_bytes(use.budget for use in result.uses)
-        rest = result.estimate.total_bytes - result.estimate.weights_bytes
-        for one, words in engine_named(task.engine).smaller_weights(task, usable - rest):
-            yield one, words, with_weights(task, one)
 
 
 def _unknown_ram(task: Task, _: Verdict) -> Iterator[Change]:
@@ -279,7 +280,13 @@ def _known_ram(task: Task, result: Verdict) -> Iterator[Change]:
         return
     if any(len(one.budget.pools) > 1 for one in result.uses):
         return  # on a Mac the reserve grows with the memory
-    needed = _free_text(min((use, *_other_uses(task, result)), key=_free_bytes))
+    uses = [use]
+    if engine_named(task.engine).streams_weights:  # fewer and fewer of them stay in memory
+        for placement in placements_of(task):
+            fitting = Fitting(task, placement)
+            tokens = -(-result.context_tokens // fitting.step) * fitting.step
+            uses.append(fitting.price(tokens).uses[0])
+    needed = _free_text(min(uses, key=_free_bytes))
     limit = host.tightest
     text = f"{needed} of free RAM ({format_bytes(use.budget.free_bytes)} now)"
     if limit is not None:
@@ -290,15 +297,6 @@ def _known_ram(task: Task, result: Verdict) -> Iterator[Change]:
         told=text,
         flags={"ram": needed.replace(" ", "").removesuffix("iB")},
     )
-
-
-def _other_uses(task: Task, result: Verdict) -> Iterator[Usage]:
-    """The memory usage of an engine that streams weights, as fewer and fewer of them stay in memory."""
-    if engine_named(task.engine).streams_weights:
-        for placement in placements_of(task):
-            fitting = Fitting(task, placement)
-            tokens = -(-result.context_tokens // fitting.step) * fitting.step
-            yield fitting.price(tokens).uses[0]
 
 
 def _engine(task: Task, _: Verdict) -> Iterator[Change]:

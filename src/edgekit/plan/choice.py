@@ -35,6 +35,7 @@ from edgekit.plan.fit import (
     Fitting,
     Ladder,
     can_divide,
+    job_window,
     longest,
     placements_of,
     recommended_context,
@@ -61,7 +62,6 @@ SMALL_CACHE = 7  # below 8 bits
 class Attempt:
     """One combination of weights, context and cache that was tried."""
 
-    step: int
     variant: Variant
     tokens: int
     cache: CacheChoice
@@ -90,14 +90,13 @@ class Candidate:
     step: int  # of SPEC A4's list
     variant: Variant
     choice: CacheChoice
-    ladder: Ladder = field(repr=False)
     fitting: Fitting = field(repr=False)
     tokens: int
     because: str  # the reason for the context
 
     @property
     def task(self) -> Task:
-        return self.ladder.task
+        return self.fitting.task
 
     @property
     def priced(self) -> PricedLoad:
@@ -115,7 +114,7 @@ class Candidate:
     def on(self, ladder: Ladder) -> Candidate | None:
         """The candidate with other placements; None if none of them fits."""
         fitting = ladder.first_fit(self.tokens)
-        return None if fitting is None else replace(self, ladder=ladder, fitting=fitting)
+        return None if fitting is None else replace(self, fitting=fitting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,25 +151,7 @@ class _Search:
         self._ladders: dict[tuple[str, str, bool], Ladder] = {}
 
     def run(self) -> Choice:
-        first, fewer, better = self._weights()
-        top = self._ladder(first, self._caches(first)[0], on_host=False).top
-        windows = top.windows
-        found = None
-        if top.requested is not None or top.minimum <= top.most:
-            found = self._first_that_fits(first, fewer, windows)
-        if found is None:
-            return Choice(
-                candidate=self._nearest(first, windows[-1]), attempts=tuple(self.attempts)
-            )
-        return Choice(
-            candidate=self._spend_spare_memory(found, better), attempts=tuple(self.attempts)
-        )
-
-    def _weights(self) -> tuple[Variant, Sequence[Variant], Sequence[Variant]]:
-        """Weights to start with, those with fewer bits and those with more bits.
-
-        The start has about 4.8 bits, 8 for embedding models, or the bits that were requested.
-        """
+        """Starts with weights of about 4.8 bits, 8 for embedding models, or the bits that were requested."""
         good = [one for one in self.variants if one.is_good and not one.name.startswith(UNUSUAL)]
         good = good or list(self.variants)
         most = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
@@ -178,8 +159,17 @@ class _Search:
         first = usual[0]
         if most == USUAL_ACCURACY:
             first = next((one for one in usual if one.name == "Q4_K_M"), first)
-        better = [one for one in good if first.accuracy < one.accuracy <= MOST_ACCURACY]
-        return first, [one for one in usual if one.accuracy < first.accuracy], better
+        top = self._ladder(first, self._caches(first)[0], on_host=False).top
+        found = None
+        if top.requested is not None or top.minimum <= top.most:
+            fewer = [one for one in usual if one.accuracy < first.accuracy]
+            found = self._first_that_fits(first, fewer, top.windows)
+        if found is None:
+            found = self._nearest(first, top.windows[-1])
+        else:
+            better = [one for one in good if first.accuracy < one.accuracy <= MOST_ACCURACY]
+            found = self._spend_spare_memory(found, better)
+        return Choice(candidate=found, attempts=tuple(self.attempts))
 
     def _first_that_fits(
         self, first: Variant, fewer: Sequence[Variant], windows: Sequence[int]
@@ -204,7 +194,16 @@ class _Search:
             for on_host in (False, True) if divides else (False,):
                 if found := self._try(SMALL_CACHE, first, short, cache, on_host=on_host):
                     return found
-        return self._shortest(first, own) if self._streams_weights else None
+        if not self._streams_weights:
+            return None
+        ladder = self._ladder(first, own, on_host=True)  # the context takes the available memory
+        last = ladder.rung(ladder.last)
+        if last.requested is not None:
+            return None
+        tokens = longest(last.is_comfortable, step=last.step, most=last.most) or last.longest
+        if tokens < last.minimum:
+            return None
+        return self._try(SMALL_CACHE, first, tokens, own, on_host=True)
 
     def _caches(
         self, variant: Variant
@@ -229,15 +228,9 @@ class _Search:
     ) -> Candidate | None:
         ladder = self._ladder(variant, cache, on_host=on_host)
         fitting = ladder.first_fit(tokens)
+        fits = fitting is not None
         self.attempts.append(
-            Attempt(
-                step=step,
-                variant=variant,
-                tokens=tokens,
-                cache=cache,
-                fits=fitting is not None,
-                ladder=ladder,
-            )
+            Attempt(variant=variant, tokens=tokens, cache=cache, fits=fits, ladder=ladder)
         )
         if fitting is None:
             return None
@@ -245,7 +238,6 @@ class _Search:
             step=step,
             variant=variant,
             choice=cache,
-            ladder=ladder,
             fitting=fitting,
             tokens=tokens,
             because=_because(ladder.top, tokens),
@@ -264,13 +256,8 @@ class _Search:
                 found = other
                 break
         top = found.fitting
-        if (
-            top.requested is not None
-            or self.task.window_budget_bytes is not None
-            or found.task.embeds
-        ):
-            return found
-        if not _is_easy(found):
+        is_set = top.requested is not None or self.task.window_budget_bytes is not None
+        if is_set or found.task.embeds or not _is_easy(found):
             return found
         most = longest(top.is_comfortable, step=top.step, most=top.most)
         if most < top.most:
@@ -286,9 +273,7 @@ class _Search:
         ladder = self._ladder(variant, own, on_host=streams)
         if streams and ladder.top.requested is None:
             tokens = ladder.top.minimum
-        for (
-            cache
-        ) in eight_bit:  # MLX unpacks an 8-bit cache to compute, which may take more in total
+        for cache in eight_bit:  # MLX unpacks it to compute, which may take more in total
             other = self._ladder(variant, cache, on_host=streams)
             if _needs(other, tokens) < _needs(ladder, tokens):
                 own, ladder = cache, other
@@ -296,22 +281,10 @@ class _Search:
             step=NOTHING_FITS,
             variant=variant,
             choice=own,
-            ladder=ladder,
             fitting=ladder.nearest(tokens),
             tokens=tokens,
             because=_because(ladder.top, tokens),
         )
-
-    def _shortest(self, variant: Variant, cache: CacheChoice) -> Candidate | None:
-        """The candidate of an engine that streams weights from disk: its context takes the memory that is available."""
-        ladder = self._ladder(variant, cache, on_host=True)
-        last = ladder.rung(ladder.last)
-        if last.requested is not None:
-            return None
-        tokens = longest(last.is_comfortable, step=last.step, most=last.most) or last.longest
-        if tokens < last.minimum:
-            return None
-        return self._try(SMALL_CACHE, variant, tokens, cache, on_host=True)
 
 
 def _is_easy(found: Candidate) -> bool:
@@ -324,14 +297,16 @@ def _is_easy(found: Candidate) -> bool:
 
 def _because(top: Fitting, tokens: int) -> str:
     if top.requested is not None:
-        return top.requested_because
+        job = top.task.job
+        return "as requested" if job is None else job_window(job, top.native)[1]
     if tokens == top.minimum and top.task.min_context is not None:
         return "the shortest that --min-context allows"
     if top.task.window_budget_bytes is not None and tokens == top.windows[0]:
         return f"the longest whose cache fits in {format_bytes(top.task.window_budget_bytes)} (--window-budget)"
-    if tokens == top.most and top.states_its_window:
-        return "the model's full context"
     if tokens == top.most:
+        geometry = top.task.model.geometry
+        if geometry.native_context or geometry.trained_context:
+            return "the model's full context"
         return "the model does not state its context length: 32K is assumed"
     if tokens in top.windows:
         return "the default" if tokens == top.windows[0] else "the default minimum"
@@ -420,25 +395,23 @@ def judge(task: Task) -> Verdict:
     return result_of(choose(task))
 
 
-def result_of(choice: Choice, *, max_context: int | None = None) -> Verdict:
-    """The verdict on a choice. Pass `max_context` if it is known or does not matter."""
-    found = pinned_candidate(choice.candidate) if choice.fits else choice.candidate
-    return result_for(found, max_context=max_context)
+def result_of(choice: Choice) -> Verdict:
+    return result_for(pinned_candidate(choice.candidate) if choice.fits else choice.candidate)
 
 
 def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
     """The verdict on a candidate. Pass `max_context` if it is known or does not matter."""
     priced, task, fitting = found.priced, found.task, found.fitting
-    reasons: tuple[str, ...] = ()
-    if found.step:
-        most = max_context
-        if most is None:  # never above the model's own context, even if more was requested
-            most = fitting.longest
-            if found.tokens <= fitting.most:
-                most = max(most, found.tokens)
-    else:
-        most = _longest_anywhere(found) if max_context is None else max_context
-        reasons = tuple(_reasons(found, most))
+    most = max_context
+    if most is None and found.step:  # never above the model's own context, even if requested
+        most = fitting.longest
+        if found.tokens <= fitting.most:
+            most = max(most, found.tokens)
+    elif most is None:  # the longest in any placement with these weights and this cache
+        try:
+            most = Ladder(task, placements_of(task)).longest
+        except RefusedError:
+            most = 0
     geometry = task.model.geometry
     # No speed for a bare name: its layers are those of another model.
     is_rough = task.bill is not None and priced.estimate.basis is Basis.ASSUMED
@@ -462,7 +435,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         uses=priced.uses,
         speed=None if not found.step or is_rough else expected_speed(task, priced),
         estimate=priced.estimate,
-        reasons=reasons,
+        reasons=() if found.step else tuple(fitting.reasons(priced, most)),
         window=found.because,
         way=priced.placement,
         machine=task.machine,
@@ -486,24 +459,6 @@ def pinned_candidate(found: Candidate) -> Candidate:
     return found.on(Ladder(found.task, (pinned,))) or found
 
 
-def _longest_anywhere(found: Candidate) -> int:
-    """The longest context that fits with these weights and this cache in any placement."""
-    try:
-        return Ladder(found.task, placements_of(found.task)).longest
-    except RefusedError:
-        return 0
-
-
-def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
-    top = found.fitting
-    if top.requested is None and top.minimum > top.most:
-        length, minimum = top.most // top.streams, top.minimum // top.streams
-        return [
-            f"the model has a context of {length:,} tokens, and --min-context asks for {minimum:,}"
-        ]
-    return list(top.reasons(found.priced, longest_tokens))
-
-
 def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool:
     """Whether a verdict made without the tensor directory is final.
 
@@ -517,8 +472,12 @@ def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool
         return choose(bound).fits == result.can_load
     if result.can_load:
         is_read = result.variant is None or not result.variant.changes
-        is_easy = result.passed and result.step == 1 and is_read and result.way.whole
-        if not is_easy or _is_near_reading_speed(task, result):
+        if not (result.passed and result.step == 1 and is_read and result.way.whole):
+            return False
+        fitting = Fitting(replace(task, load=result.load), result.way)
+        speed = steady_throughput(task, fitting.price(result.context_tokens))
+        # slightly larger or smaller weights could change whether spare memory is spent
+        if speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND:
             return False
     bounds = (replace(task, bill=_at_bound(task, sign)) for sign in (1, -1))
     return all(_answer(judge(bound)) == _answer(result) for bound in bounds)
@@ -533,13 +492,6 @@ def _answer(result: Verdict) -> tuple[object, ...]:
         result.max_context,
         result.way.because,
     )
-
-
-def _is_near_reading_speed(task: Task, result: Verdict) -> bool:
-    """Whether slightly larger or smaller weights could change whether spare memory is spent."""
-    fitting = Fitting(replace(task, load=result.load), result.way)
-    speed = steady_throughput(task, fitting.price(result.context_tokens))
-    return speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND
 
 
 def _at_bound(task: Task, sign: int) -> Price:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from edgekit.bill.types import CacheChoice, Placement, Price, Start, Task, Usage
+from edgekit.bill.types import CacheChoice, Placement, Price, Start, Task
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.plan.choice import with_cache
@@ -55,7 +55,13 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
     fittings = list(_fittings(task, placement))
     if not fittings:
         return ()
-    place = _deciding([fitting for _, fitting in fittings])
+    # the memory that limits the most accurate cache; the fullest if none does
+    limited = next((one for _, one in fittings if one.longest < one.most), None)
+    if limited is not None:
+        priced = limited.price(min(limited.longest + limited.step, limited.most))
+    else:
+        priced = fittings[0][1].price(fittings[0][1].most)
+    place = priced.uses.index(priced.tightest)
     names = [budget.name for budget in placement.budgets]
     is_unique = names.count(names[place]) == 1
     return tuple(
@@ -95,21 +101,6 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
         except RefusedError:
             continue
         yield choice, fitting
-
-
-def _deciding(fittings: Sequence[Fitting]) -> int:
-    """The index of the memory that limits the most accurate cache; the fullest memory if none does."""
-    for fitting in fittings:
-        if fitting.longest < fitting.most:
-            beyond = min(fitting.longest + fitting.step, fitting.most)
-            return _fullest(fitting.price(beyond).uses)
-    return _fullest(fittings[0].price(fittings[0].most).uses)
-
-
-def _fullest(uses: Sequence[Usage]) -> int:
-    return max(
-        range(len(uses)), key=lambda place: (uses[place].utilization, uses[place].required_bytes)
-    )
 
 
 def _points(fitting: Fitting, place: int, count: int) -> Iterator[Point]:

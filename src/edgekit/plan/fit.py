@@ -76,13 +76,6 @@ def recommended_context(max_tokens: int) -> int:
     return max_tokens * RECOMMENDED_PERCENT // 100
 
 
-def budget_window(
-    cache_bytes: Callable[[int], int], budget_bytes: int, *, step: int, most: int
-) -> int:
-    """The longest context whose cache stays within the budget, up to the native context."""
-    return longest(lambda count: cache_bytes(count) <= budget_bytes, step=step, most=most)
-
-
 def job_window(job: Job, native_tokens: int) -> tuple[int, str]:
     """The context that a known job needs, up to the native context, and the reason."""
     if job.prompt_tokens < 0 or job.new_tokens < 0:
@@ -108,7 +101,17 @@ class Fitting:
     """One task in one placement; the bill of each context is computed once."""
 
     def __init__(self, task: Task, placement: Placement) -> None:
-        _check_numbers(task)
+        for flag, number in (
+            ("--min-context", task.min_context),
+            ("--window-budget", task.window_budget_bytes),
+            ("--reserve", task.reserve_bytes),
+        ):
+            if number is not None and number < 0:
+                raise UsageError(f"{flag} must not be negative (got {number})")
+        if task.max_use is not None and not 0 < task.max_use <= 1:
+            raise UsageError(
+                f"--max-use must be above 0 % and at most 100 % (got {task.max_use:.0%})"
+            )
         self.task, self.placement = task, placement
         self.engine = engine_named(task.engine)
         self._bill: Price = task.bill or partial(self.engine.estimate, task.model)
@@ -124,7 +127,10 @@ class Fitting:
         return self._prices[tokens]
 
     def _split_among_cards(self, priced: PricedLoad) -> PricedLoad:
-        """The load with the engine's default split among several cards, or a split by the free memory of each card."""
+        """The load with the engine's default split among several cards, or a split by the free memory of each card.
+
+        If it still nearly fits, single layers are moved: buffers do not grow linearly with the layers on a card.
+        """
         is_easy = priced.status is Status.PASSED
         if is_easy or not self.placement.may_resplit or self._devices_share(priced) > 1:
             return priced  # no split helps if all cards together are too small
@@ -137,21 +143,15 @@ class Fitting:
             if other is None:
                 break
             priced = self._best(priced, [other])
-        if self.placement.whole:
-            priced = self._move_layers(priced)
-        self._last_split = priced.placement if priced.fits else self._last_split
-        return priced
-
-    def _move_layers(self, priced: PricedLoad) -> PricedLoad:
-        """Move single layers if the load nearly fits: buffers do not grow linearly with the layers on a card."""
-        for _ in range(MAX_MOVES):
+        for _ in range(MAX_MOVES if self.placement.whole else 0):
             if priced.fits or priced.fullness >= NEARLY_FITS:
                 break
             neighbours = self.engine.neighbours(self.task.model, priced.placement, priced.uses)
-            other = self._best(priced, neighbours)
-            if other is priced:
+            moved = self._best(priced, neighbours)
+            if moved is priced:
                 break
-            priced = other
+            priced = moved
+        self._last_split = priced.placement if priced.fits else self._last_split
         return priced
 
     def _best(self, priced: PricedLoad, placements: Iterable[Placement]) -> PricedLoad:
@@ -318,7 +318,9 @@ class Fitting:
             return (self.requested,)
         budget = self.task.window_budget_bytes
         if budget is not None:
-            tokens = budget_window(self._cache_bytes, budget, step=self.step, most=self.most)
+            tokens = longest(
+                lambda count: self._cache_bytes(count) <= budget, step=self.step, most=self.most
+            )
             is_set = self.task.min_context is not None
             least = self.minimum if is_set else min(max(tokens, self.least), self.minimum)
             return tuple(dict.fromkeys((max(tokens, least), least)))
@@ -350,16 +352,6 @@ class Fitting:
             raise UsageError(f"the context must not be negative (got {tokens})")
         return self.native if tokens == 0 else tokens
 
-    @property
-    def requested_because(self) -> str:
-        job = self.task.job
-        return "as requested" if job is None else job_window(job, self.native)[1]
-
-    @property
-    def states_its_window(self) -> bool:
-        geometry = self.task.model.geometry
-        return bool(geometry.native_context or geometry.trained_context)
-
     def _cache_bytes(self, tokens: int) -> int:
         """Bytes of the cache, from the floor if possible: that is a hundred times faster than the bill."""
         if self._floor is None:
@@ -370,6 +362,10 @@ class Fitting:
 
     def reasons(self, priced: PricedLoad, longest_tokens: int) -> Iterator[str]:
         """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 if none fits."""
+        if self.requested is None and self.minimum > self.most:
+            length, minimum = self.most // self.streams, self.minimum // self.streams
+            yield f"the model has a context of {length:,} tokens, and --min-context asks for {minimum:,}"
+            return
         yield from (budget.blocked for budget in self.placement.budgets if budget.blocked)
         if priced.refused:
             yield priced.refused
@@ -382,18 +378,6 @@ class Fitting:
             else:
                 bare = self.price(self.least).tightest
                 yield f"no context fits: weights and overhead alone need {format_bytes(bare.required_bytes)}"
-
-
-def _check_numbers(task: Task) -> None:
-    for flag, number in (
-        ("--min-context", task.min_context),
-        ("--window-budget", task.window_budget_bytes),
-        ("--reserve", task.reserve_bytes),
-    ):
-        if number is not None and number < 0:
-            raise UsageError(f"{flag} must not be negative (got {number})")
-    if task.max_use is not None and not 0 < task.max_use <= 1:
-        raise UsageError(f"--max-use must be above 0 % and at most 100 % (got {task.max_use:.0%})")
 
 
 def _needed(use: Usage) -> str:
@@ -497,13 +481,6 @@ class Ladder:
         leading = sum(1 for _ in takewhile(lambda placement: placement.whole, self._placements))
         return min(max(leading, 1), len(self._placements))
 
-    @cached_property
-    def _last_with_all_layers(self) -> int:
-        """The index of the last rung with all layers on the devices. The next has the head in RAM, and may need more
-        device memory.
-        """
-        return sum(1 for _ in takewhile(lambda one: one.all_layers, self._placements)) - 1
-
     def first_fit(self, tokens: int) -> Fitting | None:
         """The placement with the most on the devices that holds a context of this length; None if no placement does,
         or the engine refuses the load.
@@ -549,8 +526,12 @@ class Ladder:
         several = len(gpu_budgets(self.top.placement.budgets)) > 1
         more = MORE_RUNGS if several or not first else 0
         tried = [*range(first, min(first + more, self.last) + 1), self.last]
-        if self._whole_count <= self._last_with_all_layers < first:
-            tried.insert(0, self._last_with_all_layers)
+        # the rung below has the head in RAM, and may need more device memory
+        last_with_layers = (
+            sum(1 for _ in takewhile(lambda one: one.all_layers, self._placements)) - 1
+        )
+        if self._whole_count <= last_with_layers < first:
+            tried.insert(0, last_with_layers)
         rungs = (self.rung(index) for index in dict.fromkeys(tried))
         return next((one for one in rungs if one.fits(tokens)), None)
 
@@ -588,19 +569,14 @@ class Ladder:
         shorter = (rung - 1 for other, rung in known.items() if other < tokens)
         low = min(max(self._whole_count - 1, *shorter, 0), high - 1)
         rung = self.rung(low)
-        if rung.floor_share(tokens) > 1 or rung.devices_share(tokens) > 1:
-            low = self._search(tokens, low, high)
-        known[tokens] = low
-        return low
-
-    def _search(self, tokens: int, low: int, high: int) -> int:
-        """Binary search by weights and caches, which are cheap to compute; buffers hardly change between rungs."""
-        buffers = 0.0  # their share of the devices
+        if rung.floor_share(tokens) <= 1 and rung.devices_share(tokens) <= 1:
+            high = low
+        buffers = 0.0  # their share of the devices, which hardly changes between rungs
 
         def seems_to_fit(index: int) -> bool:
             return self.rung(index).floor_share(tokens) + buffers <= 1
 
-        while high - low > 1:
+        while high - low > 1:  # by weights and caches, which are cheap to compute
             guess = bisect_left(range(low + 1, high), True, key=seems_to_fit)
             index = min(low + 1 + guess, high - 1)
             share = self.rung(index).devices_share(tokens)
@@ -609,6 +585,7 @@ class Ladder:
                 high = index
             else:
                 low = index
+        known[tokens] = high
         return high
 
 

@@ -252,10 +252,19 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
         return None, None  # several users already fill the batch
     tried: list[Tried] = []
     for drafter in task.drafters if found.fitting.placement.whole else ():
-        both = with_drafter(task, drafter)
-        other, outcome = _next_to_model(found, Ladder(both, whole_placements(both)))
-        if other is not None and other.priced.status is not found.priced.status:
-            other, outcome = None, f"{outcome}: too tight"
+        both = engine_named(task.engine).with_drafter(task, drafter.model, drafter.mix)
+        ladder, other = Ladder(both, whole_placements(both)), None
+        try:
+            other = found.on(ladder)
+            outcome = f"does not fit at {found.tokens:,} tokens"
+        except EdgekitError as error:
+            outcome = f"its memory cannot be estimated: {error}"
+        if other is not None:
+            lines = other.priced.estimate.lines
+            size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
+            outcome = f"+{format_bytes(size)}"
+            if other.priced.status is not found.priced.status:
+                other, outcome = None, f"{outcome}: too tight"
         tried.append(Tried(value=drafter.name, outcome=outcome, taken=other is not None))
         if other is not None:
             return drafter, Decision(
@@ -266,24 +275,6 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
             )
     because = "none fits next to the model" if tried else "the GPU is full"
     return None, Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
-
-
-def with_drafter(task: Task, drafter: Drafter) -> Task:
-    """The task for the model together with its draft model."""
-    return engine_named(task.engine).with_drafter(task, drafter.model, drafter.mix)
-
-
-def _next_to_model(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
-    """The candidate with the draft model loaded and what that takes; or None and the reason."""
-    try:
-        other = found.on(ladder)
-    except EdgekitError as error:
-        return None, f"its memory cannot be estimated: {error}"
-    if other is None:
-        return None, f"does not fit at {found.tokens:,} tokens"
-    lines = other.priced.estimate.lines
-    size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
-    return other, f"+{format_bytes(size)}"
 
 
 def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
@@ -299,22 +290,23 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
         and 0 < (other.parameters or 0) * TIMES_SMALLER <= active
         and ModelPurpose.EMBEDDING not in other.kinds
     ]
-    ordered = sorted(found, key=lambda one: -(one.parameters or 0))
-    return tuple(drafter for one in ordered for drafter in _drafter(one))
-
-
-def _drafter(entry: Entry) -> Iterator[Drafter]:
-    """The entry as a draft model; nothing if it cannot be opened: an entry that the user added may be damaged."""
-    try:
-        model = open_entry(entry, default_engine().name).model
-    except EdgekitError:
-        return
-    yield Drafter(
-        name=f"{entry.id} at {DRAFTER_MIX}",
-        model=model,
-        mix=DRAFTER_MIX,
-        because=f"same family, vocabulary of {entry.vocabulary:,} tokens (llama.cpp compares the two when it starts)",
-    )
+    drafters = []
+    for other in sorted(found, key=lambda one: -(one.parameters or 0)):
+        try:
+            model = open_entry(other, default_engine().name).model
+        except EdgekitError:
+            continue  # an entry that the user added may be damaged
+        drafter = Drafter(
+            name=f"{other.id} at {DRAFTER_MIX}",
+            model=model,
+            mix=DRAFTER_MIX,
+            because=(
+                f"same family, vocabulary of {other.vocabulary:,} tokens "
+                "(llama.cpp compares the two when it starts)"
+            ),
+        )
+        drafters.append(drafter)
+    return tuple(drafters)
 
 
 # --- users

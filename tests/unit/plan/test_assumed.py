@@ -15,7 +15,7 @@ from edgekit.engines import engine_named
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.model import read_geometry
 from edgekit.models import can_load, model_preflight
-from edgekit.plan.assumed import AssumedModel, assumed_estimate, bits_of, from_name, read_name
+from edgekit.plan.assumed import AssumedModel, assumed_estimate, bits_of, from_name
 from edgekit.units import GIB, Basis
 
 NAME = "13B at Q5_K_M"
@@ -149,7 +149,7 @@ ENGINE = "llama.cpp"
     ],
 )
 def test_sizes_in_names(name: str, parameters: int, *, experts: bool) -> None:
-    named = read_name(name)
+    named = from_name(name)
     assert (named.parameters, named.has_experts) == (parameters, experts)
 
 
@@ -169,7 +169,7 @@ def test_a_name_without_a_size_is_told_what_to_do(name: str) -> None:
     with pytest.raises(
         UsageError, match=r"does not state the number of parameters.*give the model's files"
     ):
-        read_name(name)
+        from_name(name)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_name_without_a_size_is_told_what_to_do(name: str) -> None:
 )
 def test_a_part_of_the_parameters_is_not_taken_for_all(name: str, part: str) -> None:
     with pytest.raises(UsageError, match=f"{part} counts only some"):
-        read_name(name)
+        from_name(name)
 
 
 @pytest.mark.parametrize(
@@ -326,4 +326,4 @@ def test_states_are_held_for_each_sequence() -> None:
 
 def test_a_number_of_parameters_that_makes_no_sense() -> None:
     with pytest.raises(UsageError, match="invalid parameter count"):
-        assumed_estimate(of_size(10**15), Load(), engine=ENGINE)
+        from_name("Giant-9999T-Q4_K_M")

@@ -19,7 +19,6 @@ from edgekit.model.types import ModelGeometry
 from edgekit.plan.fit import (
     LOOK_AHEAD,
     Fitting,
-    budget_window,
     first_placement,
     job_window,
     longest,
@@ -63,14 +62,14 @@ def test_job_window_of_6_prompt_and_20_new_tokens() -> None:
     assert job_window(Job(prompt_tokens=6, new_tokens=20), native)[0] == 6 + 20 + 64 == 90
 
 
-def test_budget_window_of_a_24b_model() -> None:
+def test_longest_cache_of_a_24b_model() -> None:
     per_token = 2 * 40 * 8 * 128 * 2  # keys and values x layers x heads x width x f16
-    tokens = budget_window(lambda tokens: tokens * per_token, 4 * GIB, step=1, most=131_072)
+    tokens = longest(lambda tokens: tokens * per_token <= 4 * GIB, step=1, most=131_072)
     assert tokens == 4 * GIB // per_token == 26_214
 
 
-def test_budget_window_of_a_cheap_cache() -> None:
-    assert budget_window(lambda tokens: tokens * 1024, 4 * GIB, step=256, most=262_144) == 262_144
+def test_longest_cheap_cache() -> None:
+    assert longest(lambda tokens: tokens * 1024 <= 4 * GIB, step=256, most=262_144) == 262_144
 
 
 def test_job_window_of_a_job_longer_than_the_context() -> None:
@@ -79,12 +78,11 @@ def test_job_window_of_a_job_longer_than_the_context() -> None:
     assert "cut to the model's context length" in because
 
 
-def test_budget_window_of_a_smaller_budget() -> None:
-    sizes = [
-        budget_window(lambda tokens: tokens * 4096, budget, step=256, most=131_072)
-        for budget in (0, 1 * MIB, 100 * MIB, 4 * GIB)
-    ]
-    assert sizes == [0, 256, 25_600, 131_072]
+@pytest.mark.parametrize(
+    ("budget", "tokens"), [(0, 0), (MIB, 256), (100 * MIB, 25_600), (4 * GIB, 131_072)]
+)
+def test_longest_cache_of_a_budget(budget: int, tokens: int) -> None:
+    assert longest(lambda count: count * 4096 <= budget, step=256, most=131_072) == tokens
 
 
 @pytest.mark.parametrize("job", [Job(prompt_tokens=-1, new_tokens=5), Job(prompt_tokens=1, new_tokens=-5)])  # fmt: skip

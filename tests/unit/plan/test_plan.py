@@ -29,6 +29,7 @@ from tests.unit.plan.tasks import (
 from edgekit.bill.types import CACHES, ChangeKind, Drafter, Lever, Load, Start, Task
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
+from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
@@ -47,7 +48,6 @@ from edgekit.plan.plan import (
     make_plan,
     own_drafter,
     users_that_fit,
-    with_drafter,
 )
 from edgekit.units import GIB
 
@@ -435,7 +435,7 @@ def test_drafter_is_billed_with_its_own_cache() -> None:
     task = one_file(LLAMA, rated(cards(24)), 32_768, drafters=(SMALL,))
     plain = make_plan(replace(task, drafters=()))
     assert make_plan(task).drafter is SMALL
-    asked = with_drafter(task, SMALL)
+    asked = engine_named(task.engine).with_drafter(task, SMALL.model, SMALL.mix)
     assert asked.bill is not None
     bill = asked.bill(plain.load, plain.result.way.setup.changed(draft_max=3))
     caches = sum(line.size_bytes for line in bill.lines if line.part and line.component in CACHES)
