@@ -90,7 +90,7 @@ def _attending(
         out.fill(0)
         state[:] = (-np.inf, 0)
         kernels.attend(span, scratch, 0, kv_heads)
-        kernels.settle(out, state, heads=heads, head_dim=HEAD_DIM)
+        kernels.settle(out, state, heads, HEAD_DIM)
 
     return attend
 

@@ -219,7 +219,7 @@ class Pass:
                 rows = inner[first:last]
                 if up_bias is not None:
                     rows += up_bias
-                self.kernels.gelu(rows)
+                self.kernels.activate(rows, None, "gelu")
 
             self.run_by_token(activate, inner)
         self.multiply((layer.down, inner, out))
@@ -444,9 +444,7 @@ class StreamPass(Pass):
         for runs in lists:
             for tasks in self._attention_rounds(runs):
                 self.run_round(tasks)
-        self.kernels.settle(
-            self.attended, self._state, heads=self.size.heads, head_dim=self.size.head_dim
-        )
+        self.kernels.settle(self.attended, self._state, self.size.heads, self.size.head_dim)
 
     def _attention_rounds(self, runs: list[CacheRun]) -> Iterator[list[Task]]:
         """Key heads are divided among the threads, and queries too where heads are few; a round has so few cells

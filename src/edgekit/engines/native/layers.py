@@ -222,7 +222,7 @@ class Gated:
             matrix.rows.multiply(worker, self.x, into, first, last)
             if matrix.bias is not None:
                 np.add(into, matrix.bias[first:last], out=into)
-        self.gate.rows.kernels.gate(out, side, self.activation.value)
+        self.gate.rows.kernels.activate(out, side, self.activation.value)
 
     def tasks(self, threads: int, tile_bytes: int, side_floats: int) -> Iterator[Task]:
         step = min(

@@ -252,7 +252,7 @@ class Run:
 
     def settled(self, kernels: Kernels) -> Floats:
         case = self.case
-        kernels.settle(self.out, self.state, heads=case.heads, head_dim=case.head_dim)
+        kernels.settle(self.out, self.state, case.heads, case.head_dim)
         assert (self.room[:, :1] == 0).all()
         assert (self.room[:, -4:] == 0).all()
         out = self.out.copy()
@@ -632,7 +632,7 @@ def test_settle_refuses_too(
     kernels: Kernels, out: tuple[int, int], state: tuple[int, ...], heads: int, head_dim: int
 ) -> None:
     with pytest.raises(ValueError):
-        kernels.settle(normal(*out), np.zeros(state, np.float32), heads=heads, head_dim=head_dim)
+        kernels.settle(normal(*out), np.zeros(state, np.float32), heads, head_dim)
 
 
 # ---- memory

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.embed_kernels import names, using
 
-from edgekit.engines.native.kernels.types import Floats, GateKind, Kernels
+from edgekit.engines.native.kernels.types import ActivationKind, Floats, Kernels
 
 Doubles = NDArray[np.float64]
 FAR = np.array([-1e30, -200, -90, -30, 0, -0.0, 1e-30, 30, 90, 200, 1e30], np.float32)
@@ -40,15 +40,17 @@ def silu(x: Doubles) -> Doubles:
     return np.asarray(x / (1 + np.exp(-np.clip(x, -700, None))))
 
 
-def activate(kernels: Kernels, name: GateKind, x: Floats) -> None:
+def activate(kernels: Kernels, name: ActivationKind, x: Floats) -> None:
     if name == "gelu":
-        kernels.gelu(x)
+        kernels.activate(x, None, name)
     else:
-        kernels.gate(x, np.ones_like(x), name)
+        kernels.activate(x, np.ones_like(x), name)
 
 
 @pytest.mark.parametrize(("name", "exact"), [("gelu", gelu), ("gelu_tanh", gelu_tanh)])
-def test_activations(kernels: Kernels, name: GateKind, exact: Callable[[Doubles], Doubles]) -> None:
+def test_activations(
+    kernels: Kernels, name: ActivationKind, exact: Callable[[Doubles], Doubles]
+) -> None:
     x = np.linspace(-8, 8, 20_001, dtype=np.float32).reshape(3, -1)
     wanted = exact(x.astype(np.float64))
     activate(kernels, name, x)
@@ -56,7 +58,7 @@ def test_activations(kernels: Kernels, name: GateKind, exact: Callable[[Doubles]
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
-def test_activations_far_out(kernels: Kernels, name: GateKind) -> None:
+def test_activations_far_out(kernels: Kernels, name: ActivationKind) -> None:
     """Either nothing or the number itself; never infinite, never NaN."""
     x = FAR[None].copy()
     activate(kernels, name, x)
@@ -68,18 +70,18 @@ def test_activations_far_out(kernels: Kernels, name: GateKind) -> None:
 @pytest.mark.parametrize(
     ("kind", "exact"), [("silu", silu), ("gelu", gelu), ("gelu_tanh", gelu_tanh)]
 )
-def test_gates(kernels: Kernels, kind: GateKind, exact: Callable[[Doubles], Doubles]) -> None:
+def test_gates(kernels: Kernels, kind: ActivationKind, exact: Callable[[Doubles], Doubles]) -> None:
     wide = random(7, 3001) * 5
     gate, up = wide[:, :1500].copy(), wide[:, 1500:3000]
     wanted = exact(gate.astype(np.float64)) * up
     size = np.maximum(1, np.abs(gate)) * np.maximum(1, np.abs(up))
-    kernels.gate(gate, up, kind)
+    kernels.activate(gate, up, kind)
     assert (np.abs(gate - wanted) / size).max() < 1e-6
 
 
 def test_a_gate_far_out(kernels: Kernels) -> None:
     gate = FAR[None].copy()
-    kernels.gate(gate, np.ones_like(gate), "silu")
+    kernels.activate(gate, np.ones_like(gate), "silu")
     assert np.allclose(
         gate[0], np.where(np.abs(FAR) < 1, FAR / 2, np.maximum(FAR, 0)), rtol=1e-6, atol=1e-6
     )

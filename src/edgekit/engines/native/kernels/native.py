@@ -21,12 +21,12 @@ from edgekit.engines.native.kernels._native import (
 )
 from edgekit.engines.native.kernels.codebooks import CODEBOOKS, read_codebooks
 from edgekit.engines.native.kernels.types import (
+    ActivationKind,
     BlockError,
     Bytes,
     CacheAttention,
     CacheKind,
     Floats,
-    GateKind,
     TextAttention,
 )
 from edgekit.errors import UnknownDtypeError
@@ -39,17 +39,19 @@ NEED_CODEBOOKS = (*CODEBOOKS, "IQ1_M")
 
 class NativeKernels:
     name = "native"
+    attention_floats = staticmethod(attention_floats)
+    attend_floats = staticmethod(attend_floats)
+    settle = staticmethod(settle)
+    layer_norm = staticmethod(layer_norm)
 
     def __init__(self) -> None:
         self._codebooks_loaded = False
         self._ids = frozenset(type_ids())
 
-    def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> int:
+    def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> None:
         bad = dequantize(self._id(kind), source, into)
         if bad >= 0:
             raise BlockError(bad)
-        size = len(source) if isinstance(source, bytes | bytearray) else source.nbytes
-        return size // kind.block_bytes * kind.block_elements
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
         kind.row_bytes(columns)
@@ -61,9 +63,6 @@ class NativeKernels:
         bad = multiply(self._id(kind), weights, x, out, scratch)
         if bad >= 0:
             raise BlockError(bad)
-
-    def attention_floats(self, longest_tokens: int, head_dim: int) -> int:
-        return attention_floats(longest_tokens, head_dim)
 
     def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
         t = texts
@@ -77,9 +76,6 @@ class NativeKernels:
         if bad >= 0:
             raise BlockError(bad)
 
-    def attend_floats(self, head_dim: int) -> int:
-        return attend_floats(head_dim)
-
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
         s = span
         attend(
@@ -88,22 +84,11 @@ class NativeKernels:
             scratch, first, last,
         )  # fmt: skip
 
-    def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
-        settle(out, state, heads, head_dim)
-
-    def layer_norm(
-        self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float
-    ) -> None:
-        layer_norm(x, out, weight, bias, eps)
-
     def rms_norm(self, x: Floats, out: Floats, weight: Floats, eps: float) -> None:
         rms_norm(x, out, weight, None, eps)
 
-    def gelu(self, x: Floats) -> None:
-        activate(x, None, ACTIVATIONS["gelu"])
-
-    def gate(self, gate: Floats, up: Floats, kind: GateKind) -> None:
-        activate(gate, up, ACTIVATIONS[kind])
+    def activate(self, x: Floats, up: Floats | None, kind: ActivationKind) -> None:
+        activate(x, up, ACTIVATIONS[kind])
 
     def rope(
         self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool

@@ -78,6 +78,11 @@ class Workspace:
         return values
 
 
+def refuse(wrong: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if wrong:
+        raise ValueError(what)
+
+
 def refuse_not_finite(values: Floats, flags: U8, *, per_block: int = 1) -> None:
     """Raises BlockError for the first value that is not finite. Overwrites `flags`."""
     finite = first_of(flags, *values.shape).view(np.bool_)

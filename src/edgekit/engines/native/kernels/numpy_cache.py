@@ -7,7 +7,6 @@ The softmax stays open: a query's largest score and its sum of exponentials are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby, product
 
 import numpy as np
@@ -21,6 +20,8 @@ from edgekit.engines.native.kernels.numpy_blocks import (
     Workspace,
     first_of,
     parts,
+    refuse,
+    row_parts,
 )
 from edgekit.engines.native.kernels.types import (
     BlockError,
@@ -47,16 +48,15 @@ Unpack = Callable[[U8, Floats, Workspace], None]
 def row_bytes(kind: CacheKind, elements: int) -> int:
     """Raises ValueError unless they are whole blocks."""
     stored = cache_type(kind)
-    if not stored.divides(elements):
-        raise ValueError(f"{elements:,} numbers are not whole blocks of {kind}")
+    refuse(not stored.divides(elements), f"{elements:,} numbers are not whole blocks of {kind}")
     return stored.row_bytes(elements)
 
 
 def as_rows(cells: Bytes, rows: int, size_bytes: int) -> U8:
     """[rows, bytes] over the same memory. Raises ValueError for another size."""
     flat = np.frombuffer(cells, np.uint8)
-    if flat.size != rows * size_bytes:
-        raise ValueError(f"{flat.size:,} bytes are not {rows:,} rows of {size_bytes:,}")
+    expected = rows * size_bytes
+    refuse(flat.size != expected, f"{flat.size:,} bytes are not {rows:,} rows of {size_bytes:,}")
     return flat.reshape(rows, size_bytes)
 
 
@@ -67,18 +67,13 @@ def store(kind: CacheKind, x: Floats, into: Bytes) -> None:
     rows = as_rows(into, len(x), row_bytes(kind, x.shape[1]))
     for some, columns in parts(*x.shape):
         numbers = x[some, columns]
-        _refuse_not_finite(kind, x.shape[1], numbers, some.start, columns.start)
+        fine = np.isfinite(numbers)
+        if not fine.all():  # the number of the first block, counted over all rows
+            down, across = divmod(int(fine.argmin()), numbers.shape[1])
+            before = (some.start + down) * x.shape[1] + columns.start + across
+            raise BlockError(before // cache_type(kind).block_elements)
         first = row_bytes(kind, columns.start)
         PACK[kind](numbers, rows[some, first : first + row_bytes(kind, numbers.shape[1])])
-
-
-def _refuse_not_finite(kind: CacheKind, width: int, numbers: Floats, row: int, column: int) -> None:
-    """Raises BlockError for the first block, counted over whole rows."""
-    fine = np.isfinite(numbers)
-    if fine.all():
-        return
-    down, across = divmod(int(fine.argmin()), numbers.shape[1])
-    raise BlockError(((row + down) * width + column + across) // cache_type(kind).block_elements)
 
 
 def _pack_f32(x: Floats, packed: U8) -> None:
@@ -97,17 +92,13 @@ def _pack_q8_0(x: Floats, packed: U8) -> None:
     np.minimum(d, LARGEST_HALF, out=d)
     usable = d >= NO_RECIPROCAL
     inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=usable)
-    codes = np.clip(_round(numbers * inverse), -LARGEST_CODE, LARGEST_CODE)
+    scaled = numbers * inverse
+    size = np.abs(scaled)
+    whole = np.floor(size)  # half away from zero, as roundf; np.round goes to even
+    whole += size - whole >= np.float32(0.5)
+    codes = np.clip(np.copysign(whole, scaled), -LARGEST_CODE, LARGEST_CODE)
     blocks[..., :2] = d.astype(np.float16).view(np.uint8)
     blocks[..., 2:] = codes.astype(np.int8).view(np.uint8)
-
-
-def _round(x: Floats) -> Floats:
-    """Half away from zero, as roundf; np.round goes to even."""
-    size = np.abs(x)
-    whole = np.floor(size)
-    whole += size - whole >= np.float32(0.5)
-    return np.copysign(whole, x)
 
 
 PACK: Mapping[CacheKind, Pack] = {"f32": _pack_f32, "f16": _pack_f16, "q8_0": _pack_q8_0}
@@ -116,8 +107,7 @@ PACK: Mapping[CacheKind, Pack] = {"f32": _pack_f32, "f16": _pack_f16, "q8_0": _p
 # ---- out of cells: [cells, bytes of a head] -> [cells, head_dim]
 
 
-def _unpack_f32(packed: U8, out: Floats, work: Workspace) -> None:
-    del work
+def _unpack_f32(packed: U8, out: Floats, _work: Workspace) -> None:
     np.copyto(out.view(np.uint8), packed)
 
 
@@ -154,16 +144,6 @@ UNPACK: Mapping[CacheKind, Unpack] = {
 # ---- a span
 
 
-@dataclass(frozen=True, slots=True)
-class QueryRows:
-    """Queries, what they gather and their states; all [rows, ...]."""
-
-    q: Floats
-    out: Floats
-    most: Floats
-    sums: Floats
-
-
 def cells_at_a_time(head_dim: int) -> int:
     return min(CELLS_TOGETHER, max(1, UNPACKED_FLOATS // head_dim))
 
@@ -174,29 +154,51 @@ def attend_floats(head_dim: int) -> int:
     return 2 * cells * head_dim + QUERY_ROWS * (cells + head_dim + ROW_FLOATS)
 
 
-def attend(span: CacheAttention, heads: range, scratch: Floats, work: Workspace) -> None:
+def attend(
+    span: CacheAttention, scratch: Floats, first_head: int, last_head: int, work: Workspace
+) -> None:
     """Some cells at a time; queries that see the same part of these are computed together."""
-    step, rows = cells_at_a_time(span.head_dim), span.cells * span.kv_heads
-    k_bytes, v_bytes = (row_bytes(kind, span.head_dim) for kind in (span.k_kind, span.v_kind))
-    all_k = as_rows(span.k, rows, k_bytes).reshape(span.cells, span.kv_heads, k_bytes)
-    all_v = as_rows(span.v, rows, v_bytes).reshape(span.cells, span.kv_heads, v_bytes)
+    q, heads, kv_heads, width = span.q, span.heads, span.kv_heads, span.head_dim
+    places = (span.cells, span.first_position, span.query_position, span.reach or 0)
+    refuse(min(kv_heads, width) < 1, "a number of heads or of their values is not positive")
+    refuse(heads % kv_heads != 0, f"{heads} heads do not share {kv_heads} evenly")
+    refuse(q.shape[1] != heads * width or q.shape != span.out.shape, "q or out is not the heads")
+    refuse(span.state.shape != (len(q), heads, 2), "state has the wrong shape")
+    refuse(not 0 <= first_head <= last_head <= kv_heads, "there are no such key heads")
+    refuse(min(places) < 0, "a place is negative")
+    refuse(scratch.size < attend_floats(width), "scratch is too small")
+    step, rows = cells_at_a_time(width), span.cells * kv_heads
+    k_bytes, v_bytes = (row_bytes(kind, width) for kind in (span.k_kind, span.v_kind))
+    all_k = as_rows(span.k, rows, k_bytes).reshape(span.cells, kv_heads, k_bytes)
+    all_v = as_rows(span.v, rows, v_bytes).reshape(span.cells, kv_heads, v_bytes)
     with np.errstate(all="ignore"):  # what is not a number comes out as not a number
-        for head, first in product(heads, range(0, span.cells, step)):
+        for head, first in product(range(first_head, last_head), range(0, span.cells, step)):
             cells = range(first, min(first + step, span.cells))
             views = [(seen, queries) for seen, queries in _views(span, cells) if seen]
             if not views:
                 continue
-            size, block = len(cells) * span.head_dim, slice(cells.start, cells.stop)
-            k, v = scratch[: 2 * size].reshape(2, len(cells), span.head_dim)
+            size, block = len(cells) * width, slice(cells.start, cells.stop)
+            k, v = scratch[: 2 * size].reshape(2, len(cells), width)
             UNPACK[span.k_kind](all_k[block, head], k, work)
             UNPACK[span.v_kind](all_v[block, head], v, work)
             for seen, queries in views:
                 these = slice(seen.start - first, seen.stop - first)
-                for rows_of in _rows(span, head, queries):
-                    _attend_rows(rows_of, k[these], v[these], span.scale, scratch[2 * size :])
+                for some, own_heads in _rows(heads // kv_heads, head, queries):
+                    columns = slice(own_heads.start * width, own_heads.stop * width)
+                    _attend_rows(
+                        q[some, columns].reshape(-1, width),
+                        span.out[some, columns].reshape(-1, width),
+                        span.state[some, own_heads].reshape(-1, 2),
+                        k[these],
+                        v[these],
+                        scale=span.scale,
+                        scratch=scratch[2 * size :],
+                    )
 
 
-def settle(out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
+def settle(out: Floats, state: Floats, heads: int, head_dim: int) -> None:
+    refuse(out.shape[1] != heads * head_dim, "out is not the heads")
+    refuse(state.shape != (len(out), heads, 2), "state has the wrong shape")
     gathered = out.reshape(len(out), heads, head_dim)
     with np.errstate(all="ignore"):
         for row, sums in zip(gathered, state[..., 1:], strict=True):
@@ -217,55 +219,44 @@ def _views(span: CacheAttention, cells: range) -> Iterator[tuple[range, range]]:
         yield seen, range(queries[0], queries[-1] + 1)
 
 
-def _rows(span: CacheAttention, head: int, queries: range) -> Iterator[QueryRows]:
-    """Some queries of a head, or some heads of a query, whichever makes fewer calls."""
-    group = span.heads // span.kv_heads
-    own = range(head * group, (head + 1) * group)
+def _rows(group: int, head: int, queries: range) -> Iterator[tuple[slice, slice]]:
+    """Some queries of a head, or some heads of a query, whichever makes fewer calls. A key head has `group` heads."""
+    heads = range(head * group, (head + 1) * group)
     if len(queries) >= group:
-        for one in own:
-            for first in range(queries.start, queries.stop, QUERY_ROWS):
-                yield _rows_at(span, slice(first, min(first + QUERY_ROWS, queries.stop)), one, 1)
+        for own in heads:
+            for some in row_parts(len(queries), QUERY_ROWS):
+                start = queries.start
+                yield slice(start + some.start, start + some.stop), slice(own, own + 1)
     else:
         for query in queries:
-            for one in range(own.start, own.stop, QUERY_ROWS):
-                count = min(QUERY_ROWS, own.stop - one)
-                yield _rows_at(span, slice(query, query + 1), one, count)
+            for some in row_parts(group, QUERY_ROWS):
+                start = heads.start
+                yield slice(query, query + 1), slice(start + some.start, start + some.stop)
 
 
-def _rows_at(span: CacheAttention, queries: slice, head: int, heads: int) -> QueryRows:
-    columns = slice(head * span.head_dim, (head + heads) * span.head_dim)
-    state = span.state[queries, head : head + heads].reshape(-1, 2)
-    return QueryRows(
-        q=span.q[queries, columns].reshape(-1, span.head_dim),
-        out=span.out[queries, columns].reshape(-1, span.head_dim),
-        most=state[:, :1],
-        sums=state[:, 1:],
-    )
-
-
-def _attend_rows(rows: QueryRows, k: Floats, v: Floats, scale: float, scratch: Floats) -> None:
-    count = len(rows.q)
+def _attend_rows(
+    q: Floats, out: Floats, state: Floats, k: Floats, v: Floats, *, scale: float, scratch: Floats
+) -> None:
+    """Adds what the queries see in these cells. All rows are [rows, ...]."""
+    count = len(q)
+    most_before, sums_before = state[:, :1], state[:, 1:]
     most, sums, shrink = first_of(scratch, ROW_FLOATS, count, 1)
-    added = first_of(scratch[ROW_FLOATS * count :], *rows.out.shape)
+    added = first_of(scratch[ROW_FLOATS * count :], *out.shape)
     scores = first_of(scratch[ROW_FLOATS * count + added.size :], count, len(k))
-    np.matmul(rows.q, k.T, out=scores)
+    np.matmul(q, k.T, out=scores)
     np.multiply(scores, scale, out=scores)
     np.max(scores, axis=1, keepdims=True, out=most)
-    np.maximum(most, rows.most, out=most)
+    np.maximum(most, most_before, out=most)
     np.subtract(scores, most, out=scores)
     np.exp(scores, out=scores)
     np.sum(scores, axis=1, keepdims=True, out=sums)
-    _shrink(rows, most, shrink)
-    np.add(rows.sums, sums, out=rows.sums)
-    np.matmul(scores, v, out=added)
-    np.add(rows.out, added, out=rows.out)
-
-
-def _shrink(rows: QueryRows, most: Floats, shrink: Floats) -> None:
-    """Scale down what was gathered before, where a larger score was found."""
-    np.subtract(rows.most, most, out=shrink)
+    # Scale down what was gathered before, where a larger score was found.
+    np.subtract(most_before, most, out=shrink)
     np.exp(shrink, out=shrink)
-    np.copyto(shrink, 0, where=np.isneginf(rows.most))
-    np.copyto(rows.most, most)
-    np.multiply(rows.sums, shrink, out=rows.sums)
-    np.multiply(rows.out, shrink, out=rows.out)
+    np.copyto(shrink, 0, where=np.isneginf(most_before))
+    np.copyto(most_before, most)
+    np.multiply(sums_before, shrink, out=sums_before)
+    np.multiply(out, shrink, out=out)
+    np.add(sums_before, sums, out=sums_before)
+    np.matmul(scores, v, out=added)
+    np.add(out, added, out=out)

@@ -14,16 +14,17 @@ from edgekit.engines.native.kernels.numpy_blocks import (
     SLICE_ELEMENTS,
     U8,
     Workspace,
+    first_of,
     parts,
+    refuse,
     row_parts,
 )
 from edgekit.engines.native.kernels.types import (
+    ActivationKind,
     BlockError,
     Bytes,
     CacheAttention,
-    CacheKind,
     Floats,
-    GateKind,
     TextAttention,
 )
 from edgekit.engines.native.stream_plan import TILE_FLOATS
@@ -63,20 +64,26 @@ UNPACK: Mapping[str, Unpack] = {
 
 class NumpyKernels:
     name = "numpy"
+    store = staticmethod(numpy_cache.store)
+    attend_floats = staticmethod(numpy_cache.attend_floats)
+    settle = staticmethod(numpy_cache.settle)
 
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> int:
-        unpack = _unpacker(kind)
+    def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> None:
+        unpack = UNPACK.get(kind.name)
+        if unpack is None:
+            raise UnknownDtypeError(
+                f"unsupported tensor type {kind.name}: no row in engines/native/kernels/numpy_kernels.py"
+            )
         packed = np.frombuffer(source, np.uint8)
         blocks, rest = divmod(packed.size, kind.block_bytes)
-        if rest:
-            raise ValueError(f"{packed.size:,} bytes are not whole blocks of {kind.name}")
-        if into.size < blocks * kind.block_elements or not into.flags.c_contiguous:
-            raise ValueError(
-                f"{blocks:,} blocks of {kind.name} do not fit into {into.size:,} floats"
-            )
+        refuse(rest != 0, f"{packed.size:,} bytes are not whole blocks of {kind.name}")
+        refuse(
+            into.size < blocks * kind.block_elements or not into.flags.c_contiguous,
+            f"{blocks:,} blocks of {kind.name} do not fit into {into.size:,} floats",
+        )
         table = packed.reshape(blocks, kind.block_bytes)
         flat = into.reshape(-1)[: blocks * kind.block_elements]
         is_codebook = kind.name.startswith("IQ")
@@ -91,7 +98,6 @@ class NumpyKernels:
                 unpack(part, out.reshape(len(part), kind.block_elements), work)
             except BlockError as error:
                 raise BlockError(first + error.block) from None
-        return flat.size
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
         kind.row_bytes(columns)
@@ -104,9 +110,9 @@ class NumpyKernels:
         rows = out.shape[1]
         row_bytes = kind.row_bytes(columns)
         packed = np.frombuffer(weights, np.uint8)
-        _refuse(packed.size != rows * row_bytes, f"{packed.size:,} bytes are not {rows:,} rows")
-        _refuse(x.shape[0] != out.shape[0], "x and out have different numbers of rows")
-        _refuse(scratch.size < max(1, columns), "scratch is smaller than a row")
+        refuse(packed.size != rows * row_bytes, f"{packed.size:,} bytes are not {rows:,} rows")
+        refuse(x.shape[0] != out.shape[0], "x and out have different numbers of rows")
+        refuse(scratch.size < max(1, columns), "scratch is smaller than a row")
         step = max(1, scratch.size // max(1, columns))
         for first in range(0, rows, step):
             count = min(step, rows - first)
@@ -118,75 +124,75 @@ class NumpyKernels:
                 raise BlockError(before + error.block) from None
             np.matmul(x, tile.reshape(count, columns).T, out=out[:, first : first + count])
 
-    def attention_floats(self, longest_tokens: int, head_dim: int) -> int:
-        del head_dim
-        return text_floats(longest_tokens)
+    def attention_floats(self, longest_tokens: int, _head_dim: int) -> int:
+        """Scores of some queries, their sums, and two rows for ALiBi."""
+        return (SCORE_ROWS + 2) * longest_tokens + SCORE_ROWS
 
     def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
         heads, kv_heads, width = texts.heads, texts.kv_heads, texts.head_dim
-        _refuse(heads % kv_heads != 0, f"{heads} heads do not share {kv_heads} evenly")
+        refuse(heads % kv_heads != 0, f"{heads} heads do not share {kv_heads} evenly")
         for task in range(first, last):
             text, head = divmod(task, heads)
-            rows = slice(int(texts.starts[text]), int(texts.starts[text + 1]))
-            own = slice(head * width, (head + 1) * width)
-            shared = head // (heads // kv_heads)
-            theirs = slice(shared * width, (shared + 1) * width)
-            attend_text(
-                texts.q[rows, own],
-                texts.k[rows, theirs],
-                texts.v[rows, theirs],
-                texts.out[rows, own],
-                scale=texts.scale,
-                causal=texts.causal,
-                slope=0.0 if texts.slopes is None else float(texts.slopes[head]),
-                scratch=scratch,
-            )
-
-    def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
-        numpy_cache.store(kind, x, into)
-
-    def attend_floats(self, head_dim: int) -> int:
-        return numpy_cache.attend_floats(head_dim)
+            start, end = int(texts.starts[text]), int(texts.starts[text + 1])
+            needed = self.attention_floats(end - start, width)
+            refuse(scratch.size < needed, "scratch is too small for a text")
+            kv_head = head // (heads // kv_heads)
+            _attend_text(texts, slice(start, end), head, kv_head, scratch)
 
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
-        q, heads, kv_heads, width = span.q, span.heads, span.kv_heads, span.head_dim
-        places = (span.cells, span.first_position, span.query_position, span.reach or 0)
-        _refuse(min(kv_heads, width) < 1, "a number of heads or of their values is not positive")
-        _refuse(heads % kv_heads != 0, f"{heads} heads do not share {kv_heads} evenly")
-        _refuse(
-            q.shape[1] != heads * width or q.shape != span.out.shape, "q or out is not the heads"
-        )
-        _refuse(span.state.shape != (len(q), heads, 2), "state has the wrong shape")
-        _refuse(not 0 <= first <= last <= kv_heads, "there are no such key heads")
-        _refuse(min(places) < 0, "a place is negative")
-        _refuse(scratch.size < numpy_cache.attend_floats(width), "scratch is too small")
-        numpy_cache.attend(span, range(first, last), scratch, self._workspace())
-
-    def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
-        _refuse(out.shape[1] != heads * head_dim, "out is not the heads")
-        _refuse(state.shape != (len(out), heads, 2), "state has the wrong shape")
-        numpy_cache.settle(out, state, heads=heads, head_dim=head_dim)
+        numpy_cache.attend(span, scratch, first, last, self._workspace())
 
     def layer_norm(
         self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float
     ) -> None:
-        _layer_norm(x, out, weight, bias, eps)
+        sums = np.empty(min(len(x), PART_FLOATS), np.float32)
+        for rows in row_parts(len(x), PART_FLOATS):
+            part, into = x[rows], out[rows]
+            means = sums[: len(part)]
+            np.sum(part, axis=1, out=means)
+            np.divide(means, x.shape[1], out=means)
+            np.subtract(part, means[:, None], out=into)
+            _to_unit(into, means, eps)
+            np.multiply(into, weight, out=into)
+            if bias is not None:
+                np.add(into, bias, out=into)
 
     def rms_norm(self, x: Floats, out: Floats, weight: Floats, eps: float) -> None:
-        _rms_norm(x, out, weight, eps)
+        sums = np.empty(min(len(x), PART_FLOATS), np.float32)
+        for rows in row_parts(len(x), PART_FLOATS):
+            into = out[rows]
+            np.copyto(into, x[rows])
+            _to_unit(into, sums[: len(into)], eps)
+            np.multiply(into, weight, out=into)
 
-    def gelu(self, x: Floats) -> None:
-        _activate(x, None, "gelu")
-
-    def gate(self, gate: Floats, up: Floats, kind: GateKind) -> None:
-        _refuse(gate.shape != up.shape, "gate and up have different shapes")
-        _activate(gate, up, kind)
+    def activate(self, x: Floats, up: Floats | None, kind: ActivationKind) -> None:
+        refuse(up is not None and x.shape != up.shape, "gate and up have different shapes")
+        buffers = np.empty((3, PART_FLOATS), np.float32)
+        for place in parts(*x.shape):
+            part = x[place]
+            a, b, c = (first_of(buffer, *part.shape) for buffer in buffers)
+            ACTIVATIONS[kind](part, a, b, c)
+            if up is not None:
+                np.multiply(part, up[place], out=part)
 
     def rope(
         self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool
     ) -> None:
-        _refuse(2 * cos.shape[1] > head_dim, "more rotated values than a head has")
-        _rope(x, cos, sin, heads=heads, head_dim=head_dim, neox=neox)
+        half = cos.shape[1]
+        refuse(2 * half > head_dim, "more rotated values than a head has")
+        buffers = np.empty((2, max(PART_FLOATS, half)), np.float32)
+        for rows in row_parts(len(x), max(1, PART_FLOATS // max(1, half))):
+            for head in range(heads):
+                values = x[rows, head * head_dim : (head + 1) * head_dim]
+                a = values[:, :half] if neox else values[:, 0 : 2 * half : 2]
+                b = values[:, half : 2 * half] if neox else values[:, 1 : 2 * half : 2]
+                a_sin, b_sin = (first_of(buffer, *a.shape) for buffer in buffers)
+                np.multiply(a, sin[rows], out=a_sin)
+                np.multiply(b, sin[rows], out=b_sin)
+                np.multiply(a, cos[rows], out=a)
+                np.subtract(a, b_sin, out=a)
+                np.multiply(b, cos[rows], out=b)
+                np.add(b, a_sin, out=b)
 
     def _workspace(self) -> Workspace:
         work: Workspace | None = getattr(self._local, "work", None)
@@ -195,84 +201,45 @@ class NumpyKernels:
         return work
 
 
-def _unpacker(kind: TensorType) -> Unpack:
-    unpack = UNPACK.get(kind.name)
-    if unpack is None:
-        raise UnknownDtypeError(
-            f"unsupported tensor type {kind.name}: no row in engines/native/kernels/numpy_kernels.py"
-        )
-    return unpack
-
-
-def _refuse(wrong: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if wrong:
-        raise ValueError(what)
-
-
-# --- attention inside a text
-
 SCORE_ROWS = 32  # queries whose scores are held at a time
 
 
-def text_floats(longest_tokens: int) -> int:
-    """Scores of some queries, their sums, and two rows for ALiBi."""
-    return (SCORE_ROWS + 2) * longest_tokens + SCORE_ROWS
-
-
-def attend_text(
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    out: Floats,
-    *,
-    scale: float,
-    causal: bool,
-    slope: float,
-    scratch: Floats,
+def _attend_text(
+    texts: TextAttention, rows: slice, head: int, kv_head: int, scratch: Floats
 ) -> None:
     """Softmax(q k^T * scale + bias) v for a text and head. `out` may be `q`: rows are read before they are written."""
+    width = texts.head_dim
+    own = slice(head * width, (head + 1) * width)
+    shared = slice(kv_head * width, (kv_head + 1) * width)
+    q, out = texts.q[rows, own], texts.out[rows, own]
+    k, v = texts.k[rows, shared], texts.v[rows, shared]
     tokens = len(q)
-    if scratch.size < text_floats(tokens):
-        raise ValueError("scratch is too small for a text")
     for first in range(0, tokens, SCORE_ROWS):
         last = min(first + SCORE_ROWS, tokens)
-        seen = last if causal else tokens
-        scores, rest = _take(scratch, last - first, seen)
+        seen = last if texts.causal else tokens
+        scores = first_of(scratch, last - first, seen)
+        rest = scratch[scores.size :]
         np.matmul(q[first:last], k[:seen].T, out=scores)
-        np.multiply(scores, scale, out=scores)
-        if slope:
-            _add_alibi(scores, first, slope, rest)
-        if causal:
+        np.multiply(scores, texts.scale, out=scores)
+        if texts.slopes is not None:
+            positions, distances = first_of(rest, 2, seen)
+            positions.fill(1)
+            np.cumsum(positions, out=positions)
+            for row in range(last - first):
+                np.subtract(positions, first + row + 1, out=distances)
+                np.abs(distances, out=distances)
+                np.multiply(distances, float(texts.slopes[head]), out=distances)
+                np.subtract(scores[row], distances, out=scores[row])
+        if texts.causal:
             for row in range(last - first):
                 scores[row, first + row + 1 :] = -np.inf
-        _softmax(scores, rest)
+        sums = first_of(rest, last - first, 1)
+        np.max(scores, axis=1, keepdims=True, out=sums)
+        np.subtract(scores, sums, out=scores)
+        np.exp(scores, out=scores)
+        np.sum(scores, axis=1, keepdims=True, out=sums)
+        np.divide(scores, sums, out=scores)
         np.matmul(scores, v[:seen], out=out[first:last])
-
-
-def _take(scratch: Floats, rows: int, columns: int) -> tuple[Floats, Floats]:
-    count = rows * columns
-    return scratch[:count].reshape(rows, columns), scratch[count:]
-
-
-def _softmax(scores: Floats, rest: Floats) -> None:
-    sums, _ = _take(rest, len(scores), 1)
-    np.max(scores, axis=1, keepdims=True, out=sums)
-    np.subtract(scores, sums, out=scores)
-    np.exp(scores, out=scores)
-    np.sum(scores, axis=1, keepdims=True, out=sums)
-    np.divide(scores, sums, out=scores)
-
-
-def _add_alibi(scores: Floats, first: int, slope: float, rest: Floats) -> None:
-    """Scores fall with the distance."""
-    (places, away), _ = _take(rest, 2, scores.shape[1])
-    places.fill(1)
-    np.cumsum(places, out=places)
-    for row in range(len(scores)):
-        np.subtract(places, first + row + 1, out=away)
-        np.abs(away, out=away)
-        np.multiply(away, slope, out=away)
-        np.subtract(scores[row], away, out=scores[row])
 
 
 # --- norms, activations and rotary positions
@@ -299,60 +266,6 @@ ERF_BELOW = (
 )
 
 Activation = Callable[[Floats, Floats, Floats, Floats], None]
-
-
-def _layer_norm(x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float) -> None:
-    sums = np.empty(min(len(x), PART_FLOATS), np.float32)
-    for rows in row_parts(len(x), PART_FLOATS):
-        part, into = x[rows], out[rows]
-        means = sums[: len(part)]
-        np.sum(part, axis=1, out=means)
-        np.divide(means, x.shape[1], out=means)
-        np.subtract(part, means[:, None], out=into)
-        _to_unit(into, means, eps)
-        np.multiply(into, weight, out=into)
-        if bias is not None:
-            np.add(into, bias, out=into)
-
-
-def _rms_norm(x: Floats, out: Floats, weight: Floats, eps: float) -> None:
-    sums = np.empty(min(len(x), PART_FLOATS), np.float32)
-    for rows in row_parts(len(x), PART_FLOATS):
-        into = out[rows]
-        np.copyto(into, x[rows])
-        _to_unit(into, sums[: len(into)], eps)
-        np.multiply(into, weight, out=into)
-
-
-def _activate(x: Floats, up: Floats | None, kind: GateKind) -> None:
-    buffers = np.empty((3, PART_FLOATS), np.float32)
-    for place in parts(*x.shape):
-        part = x[place]
-        a, b, c = (buffer[: part.size].reshape(part.shape) for buffer in buffers)
-        ACTIVATIONS[kind](part, a, b, c)
-        if up is not None:
-            np.multiply(part, up[place], out=part)
-
-
-def _rope(x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool) -> None:
-    half = cos.shape[1]
-    buffers = np.empty((2, max(PART_FLOATS, half)), np.float32)
-    for rows in row_parts(len(x), max(1, PART_FLOATS // max(1, half))):
-        for head in range(heads):
-            own = x[rows, head * head_dim : (head + 1) * head_dim]
-            one = own[:, :half] if neox else own[:, 0 : 2 * half : 2]
-            other = own[:, half : 2 * half] if neox else own[:, 1 : 2 * half : 2]
-            _turn(one, other, cos[rows], sin[rows], buffers)
-
-
-def _turn(one: Floats, other: Floats, cos: Floats, sin: Floats, buffers: Floats) -> None:
-    one_sin, other_sin = (buffer[: one.size].reshape(one.shape) for buffer in buffers)
-    np.multiply(one, sin, out=one_sin)
-    np.multiply(other, sin, out=other_sin)
-    np.multiply(one, cos, out=one)
-    np.subtract(one, other_sin, out=one)
-    np.multiply(other, cos, out=other)
-    np.add(other, one_sin, out=other)
 
 
 def _to_unit(rows: Floats, sums: Floats, eps: float) -> None:
@@ -409,7 +322,7 @@ def _silu(x: Floats, a: Floats, b: Floats, c: Floats) -> None:
     _divide_by_one_plus_exp(x, a)
 
 
-ACTIVATIONS: Mapping[GateKind, Activation] = {
+ACTIVATIONS: Mapping[ActivationKind, Activation] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,

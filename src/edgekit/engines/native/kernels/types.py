@@ -13,7 +13,7 @@ from edgekit.formats.dtype import TensorType
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8] | memoryview | bytes | bytearray
 Starts = NDArray[np.int32]
-GateKind = Literal["silu", "gelu", "gelu_tanh"]
+ActivationKind = Literal["silu", "gelu", "gelu_tanh"]
 CacheKind = Literal["f32", "f16", "q8_0"]  # rows of bill/types.py
 
 
@@ -84,8 +84,8 @@ class Kernels(Protocol):
     @property
     def name(self) -> str: ...
 
-    def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> int:
-        """Unpack whole blocks into the start of the flat `into`. Returns how many floats were written."""
+    def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> None:
+        """Unpack whole blocks into the start of the flat `into`."""
         ...
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
@@ -98,7 +98,7 @@ class Kernels(Protocol):
         """out[T, rows] = x[T, K] @ W.T, where W is rows x K packed in `kind`."""
         ...
 
-    def attention_floats(self, longest_tokens: int, head_dim: int) -> int:
+    def attention_floats(self, longest_tokens: int, head_dim: int, /) -> int:
         """Floats of scratch that `attention` needs for texts of up to `longest_tokens`."""
         ...
 
@@ -106,14 +106,14 @@ class Kernels(Protocol):
         """The tasks first..last (excluded). A task is text * heads + head."""
         ...
 
-    def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
+    def store(self, kind: CacheKind, x: Floats, into: Bytes, /) -> None:
         """Round rows of numbers as GGML does and store them as rows of a cache.
 
         A number that is too large becomes the largest of the kind. Raises BlockError for one that is not finite.
         """
         ...
 
-    def attend_floats(self, head_dim: int) -> int:
+    def attend_floats(self, head_dim: int, /) -> int:
         """Floats of scratch that `attend` needs for any number of queries and cells."""
         ...
 
@@ -121,12 +121,12 @@ class Kernels(Protocol):
         """Add what the queries see in this span, for the key heads first..last (excluded)."""
         ...
 
-    def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
+    def settle(self, out: Floats, state: Floats, heads: int, head_dim: int, /) -> None:
         """In place: out divided by the sums in `state`; zeros for a query that has seen no cell."""
         ...
 
     def layer_norm(
-        self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float
+        self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float, /
     ) -> None:
         """Each row to mean 0 and variance 1, times weight, plus bias. `out` may be `x`."""
         ...
@@ -135,12 +135,8 @@ class Kernels(Protocol):
         """Each row to a root mean square of 1, times weight. `out` may be `x`."""
         ...
 
-    def gelu(self, x: Floats) -> None:
-        """In place: x * (1 + erf(x / sqrt 2)) / 2."""
-        ...
-
-    def gate(self, gate: Floats, up: Floats, kind: GateKind) -> None:
-        """In place: gate = activation(gate) * up."""
+    def activate(self, x: Floats, up: Floats | None, kind: ActivationKind) -> None:
+        """In place: x = activation(x), times `up` if there is a gate."""
         ...
 
     def rope(
