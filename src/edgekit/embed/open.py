@@ -18,7 +18,7 @@ from edgekit.embed import llamacpp
 from edgekit.embed.embedder import Embedder, EmbedderParts
 from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Encoder, Mode, prefixes_of
 from edgekit.engines.native.buffers import matrices, usable_cores
-from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder import StreamedEncoder
 from edgekit.engines.native.encoder_plan import (
     PlanLine,
     budget_for,
@@ -375,7 +375,7 @@ def _encoder_backend(needs: _Needs) -> _Backend:
             for tensor in matrices(plan.model)
             if tensor.name not in plan.kept and tensor.name not in _TABLES
         ),
-        start=lambda monitor: open_encoder(
+        start=lambda monitor: StreamedEncoder(
             needs.file, header, kernels=options.kernels, monitor=monitor, plan=plan
         ),
     )

@@ -74,13 +74,11 @@ def vectors(model: NativeModel) -> Iterator[Tensor]:
         )
 
 
-def row_bytes(tensor: Tensor) -> int:
-    return tensor.type.row_bytes(tensor.shape[1])
-
-
 def tile_bytes(model: NativeModel, wanted_bytes: int) -> int:
     """At least one row of every matrix."""
-    return max(wanted_bytes, *(row_bytes(tensor) for tensor in matrices(model)))
+    return max(
+        wanted_bytes, *(tensor.type.row_bytes(tensor.shape[1]) for tensor in matrices(model))
+    )
 
 
 def side_floats(model: NativeModel, chunk_tokens: int) -> int:

@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.engines.native.crew import Checkpoint, Crew, CrewMember, PassProgress, one_thread
+from edgekit.engines.native.crew import Checkpoint, Crew, CrewMember, PassProgress, Task, one_thread
 from edgekit.engines.native.encoder_plan import EncoderPlan
 from edgekit.engines.native.families import Pooling
-from edgekit.engines.native.forward import Buffers, Pass, Tokens, make_buffers, make_worker
-from edgekit.engines.native.kernels.types import Floats, Kernels, Starts, TextAttention
-from edgekit.engines.native.layers import (
-    AddPositions,
-    Network,
-    attention_tasks,
-    make_network,
-    make_tables,
+from edgekit.engines.native.forward import (
+    STEP_FLOPS,
+    STEPS_PER_THREAD,
+    Buffers,
+    Pass,
+    Tokens,
+    make_buffers,
+    make_worker,
+    ranges,
 )
-from edgekit.engines.native.weights import Weights
+from edgekit.engines.native.kernels.types import Floats, Kernels, Starts, TextAttention
+from edgekit.engines.native.layers import Network, fill_tables, make_network
+from edgekit.engines.native.weights import Matrix, Weights
 from edgekit.errors import (
     TextError,
     UsageError,
@@ -34,34 +37,31 @@ if TYPE_CHECKING:
     from edgekit.machine.monitor import Monitor
 
 
-def open_encoder(
-    file: WeightFile,
-    header: FileHeader,
-    *,
-    kernels: Kernels,
-    monitor: Monitor,
-    plan: EncoderPlan,
-) -> StreamedEncoder:
-    """Reserves and allocates what the plan of this file says, and reads the weights that stay.
-
-    Raises MemoryPressureError if the monitor refuses the memory, WeightsError for weights that are not numbers. The
-    caller closes the file.
-    """
-    if header.name != file.name:
-        raise ValueError(f"the header is from {header.name}, but the weights are from {file.name}")
-    return StreamedEncoder(file, kernels=kernels, monitor=monitor, plan=plan)
-
-
 WAIT_S = 0.02  # between two looks at whether another call's pass has ended
 Texts = Sequence[Sequence[int]]
 
 
 class StreamedEncoder:
-    """Made by `open_encoder`. Runs one pass at a time; other calls wait."""
+    """Runs one pass at a time; other calls wait."""
 
     def __init__(
-        self, file: WeightFile, *, kernels: Kernels, monitor: Monitor, plan: EncoderPlan
+        self,
+        file: WeightFile,
+        header: FileHeader,
+        *,
+        kernels: Kernels,
+        monitor: Monitor,
+        plan: EncoderPlan,
     ) -> None:
+        """Reserves and allocates what the plan of this file says, and reads the weights that stay.
+
+        Raises MemoryPressureError if the monitor refuses the memory, WeightsError for weights that are not numbers.
+        The caller closes the file.
+        """
+        if header.name != file.name:
+            raise ValueError(
+                f"the header is from {header.name}, but the weights are from {file.name}"
+            )
         self._file, self._kernels, self._plan = file, kernels, plan
         self._passing = threading.Lock()
         self._closed = False
@@ -74,7 +74,10 @@ class StreamedEncoder:
                 file, plan, kernels, self._crew.first, monitor.check, unpacked=plan.unpacked
             )
             self._network = make_network(plan.model, weights, kernels)
-            self._rotary = make_tables(plan.model, self._network.rope_factors, plan.text_tokens)
+            pairs = plan.model.dimensions.rotary // 2
+            self._rotary = np.empty((2, plan.text_tokens, pairs), np.float32)
+            if plan.model.rope is not None:
+                fill_tables(plan.model.rope, self._network.rope_factors, self._rotary)
             self._buffers = make_buffers(plan, plan.pass_tokens)
             self._held = held.pop_all()
 
@@ -91,14 +94,28 @@ class StreamedEncoder:
         if into.shape != (len(texts), self.width):
             raise ValueError(f"{len(texts)} vectors of {self.width} do not fit into {into.shape}")
         for index, text in enumerate(texts):
-            self._check_length(len(text), index)
+            tokens = len(text)
+            if not tokens:
+                raise TextError("it has no tokens", index=index)
+            if tokens > self._plan.text_tokens:
+                raise TextError(
+                    f"{tokens:,} tokens; the limit is {self._plan.text_tokens:,} "
+                    f"({self._plan.text_tokens_because})",
+                    index=index,
+                )
         while not self._passing.acquire(timeout=WAIT_S):
             checkpoint(0.0)
         try:
             if self._closed:
                 raise UsageError("the encoder is closed")
             with one_thread() if self._kernels.name == "numpy" else nullcontext():
-                self._encode(texts, into, checkpoint)
+                passes = list(self._passes(texts))
+                sizes = (sum(map(len, texts[place])) for place in passes)
+                chunks = sum(-(-tokens // self._plan.chunk_tokens) for tokens in sizes)
+                progress = PassProgress(checkpoint, chunks * self._network.matrix_bytes)
+                for place in passes:
+                    self._run(texts[place], into[place], place.start, progress)
+                progress.finish()
         finally:
             self._passing.release()
 
@@ -110,14 +127,6 @@ class StreamedEncoder:
                 self._held.close()
                 del self._network, self._rotary, self._buffers, self._crew
 
-    def _encode(self, texts: Texts, into: Floats, checkpoint: Checkpoint) -> None:
-        passes = list(self._passes(texts))
-        chunks = sum(-(-sum(map(len, texts[place])) // self._plan.chunk_tokens) for place in passes)
-        progress = PassProgress(checkpoint, chunks * self._network.matrix_bytes)
-        for place in passes:
-            self._run(texts[place], into[place], place.start, progress)
-        progress.finish()
-
     def _run(self, texts: Texts, into: Floats, first: int, progress: PassProgress) -> None:
         texts_pass = TextsPass(
             [len(text) for text in texts],
@@ -128,26 +137,7 @@ class StreamedEncoder:
             rotary=self._rotary,
             progress=progress,
         )
-        ids = self._ids(texts, texts_pass.tokens, first)
-        if self._plan.streams:
-            self._file.check_unchanged()
-        texts_pass.run(ids, into)
-        if self._plan.streams:  # what was read in between was still of the same file
-            self._file.check_unchanged()
-
-    def _passes(self, texts: Texts) -> Iterator[slice]:
-        """Consecutive texts that fit into one pass."""
-        first, room = 0, self._plan.pass_tokens
-        for index, text in enumerate(texts):
-            if len(text) > room:
-                yield slice(first, index)
-                first, room = index, self._plan.pass_tokens
-            room -= len(text)
-        if first < len(texts):
-            yield slice(first, len(texts))
-
-    def _ids(self, texts: Texts, tokens: int, first: int) -> Tokens:
-        ids = np.fromiter(chain.from_iterable(texts), np.int64, tokens)
+        ids = np.fromiter(chain.from_iterable(texts), np.int64, texts_pass.tokens)
         vocabulary = self._plan.model.dimensions.vocabulary
         if ids.min() < 0 or ids.max() >= vocabulary:
             for index, text in enumerate(texts, first):
@@ -156,17 +146,22 @@ class StreamedEncoder:
                     raise TextError(
                         f"token {wrong[0]} is not one of the model's {vocabulary:,}", index=index
                     )
-        return ids
+        if self._plan.streams:
+            self._file.check_unchanged()
+        texts_pass.run(ids, into)
+        if self._plan.streams:  # what was read in between was still of the same file
+            self._file.check_unchanged()
 
-    def _check_length(self, tokens: int, index: int) -> None:
-        if not tokens:
-            raise TextError("it has no tokens", index=index)
-        if tokens > self._plan.text_tokens:
-            raise TextError(
-                f"{tokens:,} tokens; the limit is {self._plan.text_tokens:,} "
-                f"({self._plan.text_tokens_because})",
-                index=index,
-            )
+    def _passes(self, texts: Texts) -> Iterator[slice]:
+        """Consecutive texts that fit into one pass."""
+        first, capacity = 0, self._plan.pass_tokens
+        for index, text in enumerate(texts):
+            if len(text) > capacity:
+                yield slice(first, index)
+                first, capacity = index, self._plan.pass_tokens
+            capacity -= len(text)
+        if first < len(texts):
+            yield slice(first, len(texts))
 
 
 class TextsPass(Pass):
@@ -180,10 +175,10 @@ class TextsPass(Pass):
         network: Network,
         crew: Crew,
         buffers: Buffers,
-        rotary: tuple[Floats, ...],
+        rotary: Floats,
         progress: PassProgress,
     ) -> None:
-        """`rotary`: cosines and sines of each position, if the model has them."""
+        """`rotary`: cosines and sines of each position."""
         self._starts: Starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=self._starts[1:])
         tokens = int(self._starts[-1])
@@ -211,11 +206,24 @@ class TextsPass(Pass):
         self._attention = attention_tasks(self.kernels, texts, plan.threads)
 
     def run(self, ids: Tokens, into: Floats) -> None:
-        self._embed(ids)
+        network = self.network
+        self.look_up(ids)
+        if network.positions is not None:
+            self._add_positions(network.positions)
+        norm, token_type = network.norm_first, network.token_type
+        if norm is not None:
+
+            def finish(_worker: CrewMember, first: int, last: int) -> None:
+                x = self.x[first:last]
+                if token_type is not None:
+                    x += token_type
+                norm(x, x)
+
+            self.run_by_token(finish, self.x)
         if self.size.rotary:  # each token's row of the tables: positions restart with every text
             positions = np.arange(self.tokens)
             positions -= np.repeat(self._starts[:-1], np.diff(self._starts))
-            for table, rows in zip(self._rotary, (self.cos, self.sin), strict=True):
+            for table, rows in zip(self._rotary, self.rotary, strict=True):
                 np.take(table, positions, axis=0, out=rows, mode="clip")
         for layer in self.network.layers:
             for chunk in self._chunks:
@@ -228,23 +236,45 @@ class TextsPass(Pass):
         for place, (start, end) in enumerate(pairwise(self._starts.tolist())):
             pool(self.x[start:end], self._pooling, into[place])
 
-    def _embed(self, ids: Tokens) -> None:
-        plan, network = self.plan, self.network
-        self.look_up(ids)
-        if network.positions is not None:
-            add = AddPositions(network.positions, self._starts.tolist(), self.x)
-            self.run_round(add.tasks(plan.tile_bytes, plan.scratch_floats))
-        norm, token_type = network.norm_first, network.token_type
-        if norm is None:
-            return
+    def _add_positions(self, table: Matrix) -> None:
+        """Adds the table's rows to the tokens at these positions of their texts."""
+        spans, width = list(pairwise(self._starts.tolist())), table.columns
 
-        def finish(_worker: CrewMember, first: int, last: int) -> None:
-            x = self.x[first:last]
-            if token_type is not None:
-                x += token_type
-            norm(x, x)
+        def step(worker: CrewMember, first: int, last: int) -> None:
+            rows = worker.scratch[: (last - first) * width]
+            table.unpack(worker, rows, first, last)
+            rows = rows.reshape(last - first, width)
+            for start, end in spans:
+                count = min(last, end - start) - first
+                if count > 0:
+                    self.x[start + first : start + first + count] += rows[:count]
 
-        self.run_by_token(finish, self.x)
+        longest = max(end - start for start, end in spans)
+        fits = min(self.plan.tile_bytes // table.row_bytes, self.plan.scratch_floats // width)
+        self.run_round(ranges(step, longest, fits))
+
+
+def attention_tasks(kernels: Kernels, texts: TextAttention, threads: int) -> list[Task]:
+    """Pairs of a text and a head, joined so that each step takes about as long."""
+
+    def step(worker: CrewMember, first: int, last: int) -> None:
+        kernels.attention(texts, worker.scratch, first, last)
+
+    lengths = np.diff(texts.starts).astype(np.int64)
+    costs = 4 * lengths * lengths * texts.head_dim + 2_000  # flops of one head; and a call's own
+    fair = int(costs.sum()) * texts.heads // (threads * STEPS_PER_THREAD)
+    most = max(1, min(STEP_FLOPS, fair))
+    tasks: list[Task] = []
+    first = gathered = 0
+    for text, cost in enumerate(costs.tolist()):
+        begin = text * texts.heads
+        for head in range(begin, begin + texts.heads):
+            if gathered and gathered + cost > most:
+                tasks.append((step, first, head))
+                first, gathered = head, 0
+            gathered += cost
+    tasks.append((step, first, len(lengths) * texts.heads))
+    return tasks
 
 
 SMALLEST_LENGTH = 1e-9  # a shorter vector has no direction worth scaling up

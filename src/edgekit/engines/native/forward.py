@@ -2,7 +2,8 @@
 
 `Pass` has the parts that encoder and generator share: heads, sums, feed-forward, tile by tile. Which tokens attend to
 which is decided by its subclasses: `TextsPass` (encoder.py) and `StreamPass`. A round is what may run at the same time:
-the steps of one matrix, or of a few that have the same input.
+the steps of one matrix, or of a few that have the same input. A step is called with a worker's buffers and a range; the
+steps of one round write to different places, so they run in any order and at the same time.
 """
 
 from __future__ import annotations
@@ -21,27 +22,22 @@ from edgekit.engines.native.cache import CacheRun, LayerCache, Packed
 from edgekit.engines.native.crew import Crew, CrewMember, PassProgress, Step, Task
 from edgekit.engines.native.families import Position
 from edgekit.engines.native.kernels.types import BlockError, CacheAttention, CacheKind, Floats
-from edgekit.engines.native.layers import (
-    FinishHeads,
-    Gated,
-    LookUp,
-    Matrix,
-    Multiply,
-    NativeLayer,
-    Network,
-    Normalize,
-    fill_tables,
-    token_tasks,
-)
+from edgekit.engines.native.layers import NativeLayer, Network, Normalize, fill_tables
+from edgekit.engines.native.weights import Matrix
 from edgekit.errors import WeightsError
 
 if TYPE_CHECKING:
-    from edgekit.bill.types import CacheType
-    from edgekit.engines.native.model import NativeRope
     from edgekit.engines.native.stream_plan import StreamPlan
 
 
 Tokens = NDArray[np.int64]
+
+STEP_FLOPS = 800_000_000  # 8 ms on one core at 100 GFLOPS, 40 ms at 20
+UNPACKING_TOKENS = 8  # unpacking a weight takes as long as using it for this many tokens
+STEP_FLOATS = 32_768  # of elementwise work
+STEPS_PER_THREAD = 4  # so that all threads end a round at about the same time
+ROWS_TOGETHER = 16  # a multiple of this suits the matrix multiplication
+FAST_ROWS = 96  # fewer rows are slower: half as fast at 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +48,19 @@ class Buffers:
     query: Floats
     arena: Floats  # keys and values, then feed-forward
     chunk: Floats  # the tokens of a chunk, between two steps
-    cos: Floats  # of each token
-    sin: Floats
+    rotary: (
+        Floats  # cosines and sines of each token: [2, tokens, pairs], or 4 with those for the sinks
+    )
 
 
-def make_buffers(plan: PassPlan, pass_tokens: int) -> Buffers:
-    size, tokens = plan.model.dimensions, pass_tokens
+def make_buffers(plan: PassPlan, tokens: int, *, rotary_tables: int = 2) -> Buffers:
+    size = plan.model.dimensions
     return Buffers(
         x=np.empty((tokens, size.width), np.float32),
         query=np.empty((tokens, size.query), np.float32),
         arena=np.empty(arena_floats(plan.model, tokens, plan.chunk_tokens), np.float32),
         chunk=np.empty((plan.chunk_tokens, size.width), np.float32),
-        cos=np.empty((tokens, size.rotary // 2), np.float32),
-        sin=np.empty((tokens, size.rotary // 2), np.float32),
+        rotary=np.empty((rotary_tables, tokens, size.rotary // 2), np.float32),
     )
 
 
@@ -96,7 +92,7 @@ class Pass:
         self.attended = self.query  # attention's result: here it overwrites the queries
         keys = buffers.arena[: 2 * tokens * self.size.key].reshape(2, tokens, self.size.key)
         self.key, self.value = keys
-        self.cos, self.sin = buffers.cos[:tokens], buffers.sin[:tokens]
+        self.rotary = buffers.rotary[:, :tokens]
         self.chunk_rows = buffers.chunk
         self._arena, self._crew, self._progress = buffers.arena, crew, progress
 
@@ -109,15 +105,36 @@ class Pass:
             self._crew.run(together, self._progress.pause)
 
     def run_by_token(self, step: Step, rows: Floats) -> None:
-        self.run_round(token_tasks(step, len(rows), rows.shape[1]))
+        """A step over rows of tokens, in parts that are worth a thread."""
+        self.run_round(ranges(step, len(rows), STEP_FLOATS // rows.shape[1]))
 
     def multiply(self, *parts: tuple[Matrix, Floats, Floats]) -> None:
-        """Compute out = x @ matrix.T for each (matrix, x, out), in one round. A bias is not added."""
-        threads, tile_bytes = self.plan.threads, self.plan.tile_bytes
+        """Compute out = x @ matrix.T for each (matrix, x, out), in one round.
+
+        A bias is not added here, but after the round, to whole tokens, which is four times as fast.
+        """
+
+        def step(matrix: Matrix, x: Floats, out: Floats) -> Step:
+            return lambda worker, first, last: matrix.multiply(
+                worker, x, out[:, first:last], first, last
+            )
+
         tasks = chain.from_iterable(
-            Multiply(matrix.rows, x, out).tasks(threads, tile_bytes) for matrix, x, out in parts
+            ranges(step(matrix, x, out), matrix.count, self._rows_per_step(matrix, len(x)))
+            for matrix, x, out in parts
         )
         self.run_round(tasks, sum(matrix.size_bytes for matrix, _, _ in parts))
+
+    def _rows_per_step(self, matrix: Matrix, tokens: int) -> int:
+        """As many rows as fit into a tile, take some 10 ms, and leave work for every thread."""
+        count, threads = matrix.count, self.plan.threads
+        by_time = STEP_FLOPS // (2 * (tokens + UNPACKING_TOKENS) * matrix.columns)
+        by_share = -(-count // (threads * STEPS_PER_THREAD)) if threads > 1 else count
+        least = min(FAST_ROWS, -(-count // threads))
+        step = min(max(by_time, FAST_ROWS // 2), max(by_share, least))
+        if matrix.kept is None:
+            step = min(step, self.plan.tile_bytes // matrix.row_bytes)
+        return step if step < ROWS_TOGETHER else step - step % ROWS_TOGETHER
 
     def normalize(self, norm: Normalize | None, x: Floats, out: Floats) -> None:
         if norm is None:
@@ -132,10 +149,29 @@ class Pass:
 
     def look_up(self, ids: Tokens) -> None:
         """The tokens' rows of the embedding table, into x."""
-        self.run_round(LookUp(self.network.embedding, ids, self.x).tasks(self.plan.tile_bytes))
+        table = self.network.embedding
+        size = table.row_bytes
+
+        def step(worker: CrewMember, first: int, last: int) -> None:
+            packed, tokens = worker.packed[: (last - first) * size], ids[first:last]
+            if table.kept is not None:
+                rows = table.kept.reshape(table.count, size)
+                np.take(rows, tokens, axis=0, out=packed.reshape(-1, size), mode="clip")
+            else:
+                for place, token in enumerate(tokens.tolist()):
+                    into = packed[place * size : (place + 1) * size]
+                    what = f"tensor {table.name}"
+                    table.file.read_into(table.offset + token * size, into, what=what)
+            try:
+                self.kernels.dequantize(table.kind, packed, self.x[first:last].reshape(-1))
+            except BlockError as error:
+                raise table.bad(int(tokens[table.row_of(error)])) from error
+
+        rows_per_step = min(self.plan.tile_bytes // size, STEP_FLOATS // table.columns)
+        self.run_round(ranges(step, len(ids), rows_per_step))
 
     def make_heads(self, layer: NativeLayer, chunk: slice) -> None:
-        """Queries, keys and values of a chunk, rotated to their positions."""
+        """Queries, keys and values of a chunk, with biases and norms, rotated to their positions."""
         x = self.x[chunk]
         if layer.norm_before is not None:
             source, x = x, self.chunk_rows[: len(x)]
@@ -145,37 +181,37 @@ class Pass:
             (layer.key, x, self.key[chunk]),
             (layer.value, x, self.value[chunk]),
         )
-        self.finish_heads(layer, chunk)
 
-    def finish_heads(self, layer: NativeLayer, chunk: slice) -> None:
-        """Biases, norms and rotation."""
-        rotates = self.size.rotary > 0
-        steps = (
-            self.head_step(self.query, chunk, layer.query, layer.query_norm, rotates=rotates),
-            self.head_step(self.key, chunk, layer.key, layer.key_norm, rotates=rotates),
-            self.head_step(self.value, chunk, layer.value, None, rotates=False),
-        )
-        self.run_round(
-            chain.from_iterable(
-                token_tasks(step, len(step.x), step.x.shape[1])
-                for step in steps
-                if not step.is_idle
-            )
-        )
+        def finish(_worker: CrewMember, first: int, last: int) -> None:
+            tokens = slice(chunk.start + first, chunk.start + last)
+            for heads, bias, norm in (
+                (self.query[tokens], layer.query.bias, layer.query_norm),
+                (self.key[tokens], layer.key.bias, layer.key_norm),
+                (self.value[tokens], layer.value.bias, None),
+            ):
+                if bias is not None:
+                    np.add(heads, bias, out=heads)
+                if norm is not None:
+                    parts = heads.reshape(-1, len(norm.weight))  # of one head, or of all together
+                    norm(parts, parts)
+            self.place_heads(tokens)
 
-    def head_step(
-        self, rows: Floats, chunk: slice, matrix: Matrix, norm: Normalize | None, *, rotates: bool
-    ) -> FinishHeads:
-        return FinishHeads(
-            self.kernels,
-            rows[chunk],
-            rows.shape[1] // self.size.head_dim,
-            self.size.head_dim,
-            matrix.bias,
-            norm,
-            self.cos[chunk] if rotates else None,
-            self.sin[chunk] if rotates else None,
-            self.plan.model.family.position is Position.ROPE_NEOX,
+        floats_each = self.size.query + 2 * self.size.key
+        self.run_round(ranges(finish, len(x), STEP_FLOATS // floats_each))
+
+    def place_heads(self, tokens: slice) -> None:
+        """Rotates queries and keys to their positions."""
+        if self.size.rotary:
+            self.rotate(self.query[tokens], self.rotary[:2, tokens])
+            self.rotate(self.key[tokens], self.rotary[:2, tokens])
+
+    def rotate(self, heads: Floats, tables: Floats) -> None:
+        self.kernels.rope(
+            heads,
+            *tables,
+            heads=heads.shape[1] // self.size.head_dim,
+            head_dim=self.size.head_dim,
+            neox=self.plan.model.family.position is Position.ROPE_NEOX,
         )
 
     def after_attention(self, layer: NativeLayer, chunk: slice) -> None:
@@ -206,19 +242,33 @@ class Pass:
         x, out = self.x[chunk], self.chunk_rows[: chunk.stop - chunk.start]
         inner = self._arena[: len(x) * self.size.inner].reshape(len(x), self.size.inner)
         source = out if self.plan.model.family.norm_first else x
-        if layer.gate is not None:
-            gated = Gated(layer.gate, layer.up, self.plan.model.family.activation, source, inner)
-            tasks = gated.tasks(self.plan.threads, self.plan.tile_bytes, self.plan.side_floats)
-            self.run_round(tasks, layer.gate.size_bytes + layer.up.size_bytes)
+        gate, up = layer.gate, layer.up
+        if gate is not None:
+
+            def gated(worker: CrewMember, first: int, last: int) -> None:
+                """activation(x @ gate.T + its bias) * (x @ up.T + its bias), for the same rows of both."""
+                here = inner[:, first:last]
+                side = worker.side[: here.size].reshape(here.shape)
+                for matrix, into in ((gate, here), (up, side)):
+                    matrix.multiply(worker, source, into, first, last)
+                    if matrix.bias is not None:
+                        np.add(into, matrix.bias[first:last], out=into)
+                self.kernels.activate(here, side, self.plan.model.family.activation.value)
+
+            rows_per_step = min(
+                self.plan.side_floats // len(x),
+                *(self._rows_per_step(matrix, 2 * len(x)) for matrix in (gate, up)),
+            )
+            tasks = ranges(gated, gate.count, rows_per_step)
+            self.run_round(tasks, gate.size_bytes + up.size_bytes)
         else:
-            self.multiply((layer.up, source, inner))
-            up_bias = layer.up.bias
+            self.multiply((up, source, inner))
 
             def activate(_worker: CrewMember, first: int, last: int) -> None:
                 """Families without a gate have GELU."""
                 rows = inner[first:last]
-                if up_bias is not None:
-                    rows += up_bias
+                if up.bias is not None:
+                    rows += up.bias
                 self.kernels.activate(rows, None, "gelu")
 
             self.run_by_token(activate, inner)
@@ -234,6 +284,12 @@ class Pass:
                 norm(here, there)
 
         self.run_by_token(finish, x)
+
+
+def ranges(step: Step, count: int, size: int) -> Iterator[Task]:
+    """A step over 0..count, at least one and at most `size` at a time."""
+    size = max(1, size)
+    return ((step, first, min(first + size, count)) for first in range(0, count, size))
 
 
 def _add(rows: Floats, bias: Floats | None, more: Floats) -> None:
@@ -262,22 +318,6 @@ ROUND_FLOPS = 200_000_000  # the most of one thread before the next look at the 
 TASKS_PER_THREAD = 2
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryTables:
-    """Cosines and sines of a chunk's positions."""
-
-    rope: NativeRope
-    cos: Floats
-    sin: Floats
-    sink_cos: Floats | None  # for attention to the sinks
-    sink_sin: Floats | None
-
-    @property
-    def size_bytes(self) -> int:
-        tables = (self.cos, self.sin, self.sink_cos, self.sink_sin)
-        return sum(table.nbytes for table in tables if table is not None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamBuffers:
     """Everything that a chunk writes to, except the cache."""
@@ -286,40 +326,21 @@ class StreamBuffers:
     attended: Floats
     state: Floats  # of each query and head: the largest score, the sum of exponentials
     sink_query: Floats | None
-    rotary: RotaryTables | None
-    local_rotary: RotaryTables | None  # of layers with a window
+    local_rotary: Floats | None  # as common.rotary, of layers with a window
     keys: Packed  # as the cache stores them
     values: Packed
     logits: Floats
 
-    @property
-    def rotary_tables(self) -> tuple[RotaryTables, ...]:
-        both = (self.rotary, self.local_rotary)
-        return tuple(tables for tables in both if tables is not None)
-
 
 def make_stream_buffers(plan: StreamPlan) -> StreamBuffers:
-    model, tokens = plan.model, plan.chunk_tokens
-    size = model.dimensions
-    common = make_buffers(plan, tokens)
-
-    def table() -> Floats:
-        return np.empty((tokens, size.rotary // 2), np.float32)
-
-    def tables(rope: NativeRope | None, cos: Floats, sin: Floats) -> RotaryTables | None:
-        if rope is None:
-            return None
-        sinks = (table(), table()) if plan.has_sinks else (None, None)
-        return RotaryTables(rope, cos, sin, *sinks)
-
-    has_local = model.local_rope is not None
+    tokens, size = plan.chunk_tokens, plan.model.dimensions
+    common = make_buffers(plan, tokens, rotary_tables=4 if plan.has_sinks else 2)
     return StreamBuffers(
         common=common,
         attended=np.empty((tokens, size.query), np.float32),
         state=np.empty((tokens, size.heads, 2), np.float32),
         sink_query=np.empty((tokens, size.query), np.float32) if plan.has_sinks else None,
-        rotary=tables(model.rope, common.cos, common.sin),
-        local_rotary=tables(model.local_rope, table(), table()) if has_local else None,
+        local_rotary=np.empty_like(common.rotary) if plan.model.local_rope else None,
         keys=np.empty((tokens, plan.k_row_bytes), np.uint8),
         values=np.empty((tokens, plan.v_row_bytes), np.uint8),
         logits=np.empty(size.vocabulary, np.float32),
@@ -354,22 +375,27 @@ class StreamPass(Pass):
         self._sink_query = (
             buffers.sink_query[:tokens] if leaves and buffers.sink_query is not None else None
         )
-        self._rotary = buffers.rotary
-        self._k_kind, self._v_kind = cache_kind(plan.cache_k), cache_kind(plan.cache_v)
+        self._k_kind = cast("CacheKind", plan.cache_k.name)  # the plan has refused all others
+        self._v_kind = cast("CacheKind", plan.cache_v.name)
 
     def run(self, ids: Tokens, logits: Floats | None) -> None:
         """`logits`: where those of the token after the last are written, if they are needed."""
-        model = self._stream.model
+        model, network = self._stream.model, self.network
         self.look_up(ids)
         if model.embedding_scale != 1:
             self.x *= np.float32(model.embedding_scale)
-        for tables in self._buffers.rotary_tables:
-            self._fill(tables)
+        full, local = self._buffers.common.rotary, self._buffers.local_rotary
+        last = self._stream.context_tokens - 1
+        for rope, tables in ((model.rope, full), (model.local_rope, local)):
+            if rope is not None and tables is not None:
+                here, first = tables[:, : self.tokens], self._position
+                fill_tables(rope, network.rope_factors, here[:2], first)
+                if self._sink_query is not None:
+                    fill_tables(rope, network.rope_factors, here[2:], first, last)
         everything = slice(0, self.tokens)
-        layers = zip(self.network.layers, self._caches, model.windows, strict=True)
+        layers = zip(network.layers, self._caches, model.windows, strict=True)
         for place, (layer, cache, window) in enumerate(layers):
-            is_local = window is not None
-            self._rotary = self._buffers.local_rotary if is_local else self._buffers.rotary
+            self.rotary = full if window is None or local is None else local
             own = CacheRun(self._keys, self._values, self._position, cache.ring.reach)
             try:
                 self.make_heads(layer, everything)
@@ -379,24 +405,13 @@ class StreamPass(Pass):
             cache.keep(own)
             self.after_attention(layer, everything)
             self.feed_forward(layer, everything)
-        if logits is not None:
-            self._make_logits(logits)
-
-    def _fill(self, tables: RotaryTables) -> None:
-        factors, first = self.network.rope_factors, self._position
-        cos, sin = tables.cos[: self.tokens], tables.sin[: self.tokens]
-        fill_tables(tables.rope, factors, cos, sin, first_position=first)
-        if tables.sink_cos is None or tables.sink_sin is None or self._sink_query is None:
+        if logits is None:
             return
-        cos, sin = tables.sink_cos[: self.tokens], tables.sink_sin[: self.tokens]
-        last = self._stream.context_tokens - 1
-        fill_tables(tables.rope, factors, cos, sin, first_position=first, last_position=last)
-
-    def _make_logits(self, logits: Floats) -> None:
-        last = self.chunk_rows[:1]
-        norm, output = self.network.norm_last, self.network.output
-        self.normalize(norm, self.x[-1:], last)
-        self.multiply((output, last if norm is not None else self.x[-1:], logits[None]))
+        x, norm, output = self.x[-1:], network.norm_last, network.output
+        if norm is not None:
+            x = self.chunk_rows[:1]
+            self.normalize(norm, self.x[-1:], x)
+        self.multiply((output, x, logits[None]))
         if output.bias is not None:
             logits += output.bias
         if not (math.isfinite(logits.max()) and math.isfinite(logits.min())):
@@ -408,66 +423,40 @@ class StreamPass(Pass):
             file=self.network.embedding.file.name,
         )
 
-    def finish_heads(self, layer: NativeLayer, chunk: slice) -> None:
+    def place_heads(self, tokens: slice) -> None:
         """Also packs keys and values as the cache stores them."""
-        rotary = self._rotary
-        if rotary is not None:
-            self.cos, self.sin = rotary.cos, rotary.sin
-        rotates = rotary is not None
-        query = self.head_step(self.query, chunk, layer.query, layer.query_norm, rotates=rotates)
-        sink_query = None
         if self._sink_query is not None:
-            cos, sin = (rotary.sink_cos, rotary.sink_sin) if rotary else (None, None)
-            sink_query = replace(query, x=self._sink_query, cos=cos, sin=sin)
-        key = self.head_step(self.key, chunk, layer.key, layer.key_norm, rotates=rotates)
-        value = self.head_step(self.value, chunk, layer.value, None, rotates=False)
-
-        def step(worker: CrewMember, first: int, last: int) -> None:
-            query.prepare(first, last)
-            if sink_query is not None:
-                sink_query.x[first:last] = query.x[first:last]
-                sink_query.rotate(first, last)
-            query.rotate(first, last)
-            key(worker, first, last)
-            self.kernels.store(self._k_kind, key.x[first:last], self._keys[first:last])
-            value(worker, first, last)
-            self.kernels.store(self._v_kind, value.x[first:last], self._values[first:last])
-
-        self.run_round(token_tasks(step, self.tokens, self.size.query + 2 * self.size.key))
-
-    # --- attention
+            self._sink_query[tokens] = self.query[tokens]
+            self.rotate(self._sink_query[tokens], self.rotary[2:, tokens])
+        super().place_heads(tokens)
+        self.kernels.store(self._k_kind, self.key[tokens], self._keys[tokens])
+        self.kernels.store(self._v_kind, self.value[tokens], self._values[tokens])
 
     def _attend(self, lists: Iterator[list[CacheRun]]) -> None:
-        self.attended.fill(0)
-        self._state[:, :, 0] = -math.inf
-        self._state[:, :, 1] = 0
-        for runs in lists:
-            for tasks in self._attention_rounds(runs):
-                self.run_round(tasks)
-        self.kernels.settle(self.attended, self._state, self.size.heads, self.size.head_dim)
-
-    def _attention_rounds(self, runs: list[CacheRun]) -> Iterator[list[Task]]:
         """Key heads are divided among the threads, and queries too where heads are few; a round has so few cells
         that it is short.
         """
+        self.attended.fill(0)
+        self._state[:, :, 0] = -math.inf
+        self._state[:, :, 1] = 0
         size = self.size
         cell_flops = 4 * size.query // size.kv_heads  # of one query, and the heads of one key head
-        cells = sum(len(run.keys) for run in runs)
-        flops = cells * cell_flops * self.tokens * size.kv_heads
-        wanted = max(1, min(flops // TASK_FLOPS, self.plan.threads * TASKS_PER_THREAD))
-        heads = -(-size.kv_heads // wanted)
-        rows = -(-self.tokens // -(-wanted // size.kv_heads))
-        most_cells = max(1, ROUND_FLOPS // (cell_flops * heads * rows))
-        for part in _split_runs(runs, most_cells):
-            yield [
-                (
-                    self._attention_step(part, first, first + rows),
-                    head,
-                    min(head + heads, size.kv_heads),
+        for runs in lists:
+            cells = sum(len(run.keys) for run in runs)
+            flops = cells * cell_flops * self.tokens * size.kv_heads
+            tasks = max(1, min(flops // TASK_FLOPS, self.plan.threads * TASKS_PER_THREAD))
+            heads = -(-size.kv_heads // tasks)
+            rows = -(-self.tokens // -(-tasks // size.kv_heads))
+            most_cells = max(1, ROUND_FLOPS // (cell_flops * heads * rows))
+            for part in _split_runs(runs, most_cells):
+                steps = (
+                    self._attention_step(part, first, first + rows)
+                    for first in range(0, self.tokens, rows)
                 )
-                for first in range(0, self.tokens, rows)
-                for head in range(0, size.kv_heads, heads)
-            ]
+                self.run_round(
+                    task for step in steps for task in ranges(step, size.kv_heads, heads)
+                )
+        self.kernels.settle(self.attended, self._state, size.heads, size.head_dim)
 
     def _attention_step(self, runs: Sequence[CacheRun], first: int, last: int) -> Step:
         """The queries first..last over these cells."""
@@ -527,8 +516,3 @@ def _split_runs(runs: Sequence[CacheRun], most_cells: int) -> Iterator[list[Cach
                 part, capacity = [], most_cells
     if part:
         yield part
-
-
-def cache_kind(kind: CacheType) -> CacheKind:
-    """Its name for the kernels; the plan has refused all others."""
-    return cast("CacheKind", kind.name)

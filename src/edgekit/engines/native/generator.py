@@ -302,7 +302,7 @@ def allocated_bytes(
 ) -> Mapping[str, int]:
     """The size of each array as numpy reports it, under the key of its line."""
     common = buffers.common
-    sink_query = buffers.sink_query
+    sink_query, local_rotary = buffers.sink_query, buffers.local_rotary
     kept: dict[str, int] = {}
     for name, rows in weights.rows.items():
         if rows.kept is not None:
@@ -323,7 +323,7 @@ def allocated_bytes(
         "attention": buffers.attended.nbytes + buffers.state.nbytes,
         "keys and values, then feed-forward": common.arena.nbytes,
         "staging": buffers.keys.nbytes + buffers.values.nbytes,
-        "rotary": sum(tables.size_bytes for tables in buffers.rotary_tables),
+        "rotary": common.rotary.nbytes + (0 if local_rotary is None else local_rotary.nbytes),
         "tiles": sum(
             worker.packed.nbytes + worker.scratch.nbytes + worker.side.nbytes for worker in workers
         ),

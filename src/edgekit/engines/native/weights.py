@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.buffers import PassPlan, matrices, row_bytes, vectors
+from edgekit.engines.native.buffers import PassPlan, matrices, vectors
 from edgekit.engines.native.crew import CrewMember
 from edgekit.engines.native.kernels.types import BlockError, Floats
 from edgekit.errors import WeightsError
 from edgekit.formats.dtype import TensorType, by_name
-from edgekit.formats.types import Tensor
 
 if TYPE_CHECKING:
     from edgekit.engines.native.file import WeightFile
@@ -26,24 +25,33 @@ F32 = by_name("F32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRows:
-    """Consecutive rows of one tensor, and the kernels that unpack them."""
+class Matrix:
+    """Consecutive rows of one tensor, their bias, and the kernels that unpack them."""
 
     kernels: Kernels
     name: str
     kind: TensorType
     columns: int
     count: int
-    row_bytes: int
-    offset: int  # of the first, in the file
-    kept: Packed | None  # all of them, if they stay in memory
+    offset: int  # of the first row, in the file
     file: WeightFile
-    ahead_bytes: int  # how far ahead the system should read
+    kept: Packed | None = None  # all rows, if they stay in memory
+    bias: Floats | None = None
+    ahead_bytes: int = 0  # how far ahead the system should read
 
-    def part(self, first: int, count: int) -> TensorRows:
+    @property
+    def row_bytes(self) -> int:
+        return self.kind.row_bytes(self.columns)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self.row_bytes
+
+    def part(self, first: int, count: int) -> Matrix:
         skipped = first * self.row_bytes
         kept = None if self.kept is None else self.kept[skipped : skipped + count * self.row_bytes]
-        return replace(self, offset=self.offset + skipped, count=count, kept=kept)
+        bias = None if self.bias is None else self.bias[first : first + count]
+        return replace(self, offset=self.offset + skipped, count=count, kept=kept, bias=bias)
 
     def packed(self, worker: CrewMember, first: int, last: int) -> Packed:
         """The bytes of rows first..last: in place if they are kept, else read into the tile."""
@@ -58,7 +66,7 @@ class TensorRows:
         return into
 
     def multiply(self, worker: CrewMember, x: Floats, out: Floats, first: int, last: int) -> None:
-        """Multiply x by the rows first..last into `out` [tokens, rows]."""
+        """Multiply x by the rows first..last into `out` [tokens, rows]. The bias is not added."""
         packed = self.packed(worker, first, last)
         try:
             self.kernels.multiply(self.kind, packed, x, out, worker.scratch)
@@ -101,53 +109,56 @@ class Weights:
 
         `unpacked`: kept tensors that stay as float32.
         """
-        self._file, self._plan, self._kernels = file, plan, kernels
-        self._worker, self._check, self._unpacked = worker, check, unpacked
-        self._ahead_bytes = plan.threads * plan.tile_bytes
-        self.held = {
-            tensor.name: self._vector(tensor, tensor.shape[-1]) for tensor in vectors(plan.model)
-        }
-        self.rows = {tensor.name: self._matrix(tensor) for tensor in matrices(plan.model)}
-
-    @property
-    def head(self) -> TensorRows:
-        """The matrix that makes logits. An embedding used for this is read row after row."""
-        own = self.rows.get("output.weight")
-        return own or replace(self.rows["token_embd.weight"], ahead_bytes=self._ahead_bytes)
-
-    def _matrix(self, tensor: Tensor) -> TensorRows:
-        rows = TensorRows(
-            kernels=self._kernels,
-            name=tensor.name,
-            kind=tensor.type,
-            columns=tensor.shape[1],
-            count=tensor.shape[0],
-            row_bytes=row_bytes(tensor),
-            offset=tensor.offset,
-            kept=None,
-            file=self._file,
-            # Rows of the embedding are read here and there: reading ahead would be useless.
-            ahead_bytes=0 if tensor.name == "token_embd.weight" else self._ahead_bytes,
+        self._worker, self._check = worker, check
+        self.held: dict[str, Floats] = {}
+        for tensor in vectors(
+            plan.model
+        ):  # as rows of one block each: it may be longer than a tile
+            kind = tensor.type
+            blocks = Matrix(
+                kernels=kernels,
+                name=tensor.name,
+                kind=kind,
+                columns=kind.block_elements,
+                count=tensor.shape[-1] // kind.block_elements,
+                offset=tensor.offset,
+                file=file,
+            )
+            self.held[tensor.name] = self._unpack(blocks)
+        self.rows: dict[str, Matrix] = {}
+        for tensor in matrices(plan.model):
+            count, columns = tensor.shape
+            is_embedding = tensor.name == "token_embd.weight"
+            rows = Matrix(
+                kernels=kernels,
+                name=tensor.name,
+                kind=tensor.type,
+                columns=columns,
+                count=count,
+                offset=tensor.offset,
+                file=file,
+                bias=self.held.get(f"{tensor.name.removesuffix('.weight')}.bias"),
+                # Rows of the embedding are read here and there: reading ahead would be useless.
+                ahead_bytes=0 if is_embedding else plan.threads * plan.tile_bytes,
+            )
+            if tensor.name in unpacked:
+                rows = replace(rows, kind=F32, kept=self._unpack(rows).view(np.uint8))
+            elif tensor.name in plan.kept:
+                kept = np.empty(rows.size_bytes, np.uint8)
+                for first in range(0, kept.size, plan.tile_bytes):
+                    part = kept[first : first + plan.tile_bytes]
+                    file.read_into(rows.offset + first, part, what=f"tensor {rows.name}")
+                    check()
+                rows = replace(rows, kept=kept)
+            self.rows[tensor.name] = rows
+        # The matrix that makes logits. An embedding used for this is read row after row.
+        self.head = self.rows.get("output.weight") or replace(
+            self.rows["token_embd.weight"],
+            bias=self.held.get("output.bias"),
+            ahead_bytes=plan.threads * plan.tile_bytes,
         )
-        if tensor.name not in self._plan.kept:
-            return rows
-        if tensor.name not in self._unpacked:
-            return replace(rows, kept=self._kept(rows))
-        floats = self._floats(rows)
-        return replace(
-            rows, kind=F32, row_bytes=F32.row_bytes(rows.columns), kept=floats.view(np.uint8)
-        )
 
-    def _kept(self, rows: TensorRows) -> Packed:
-        into = np.empty(rows.count * rows.row_bytes, np.uint8)
-        step = max(1, self._plan.tile_bytes)
-        for first in range(0, into.size, step):
-            part = into[first : first + step]
-            self._file.read_into(rows.offset + first, part, what=f"tensor {rows.name}")
-            self._check()
-        return into
-
-    def _floats(self, rows: TensorRows) -> Floats:
+    def _unpack(self, rows: Matrix) -> Floats:
         into = np.empty(rows.count * rows.columns, np.float32)
         step = max(1, self._worker.packed.size // rows.row_bytes)
         for first in range(0, rows.count, step):
@@ -156,20 +167,3 @@ class Weights:
             rows.unpack(self._worker, part, first, last)
             self._check()
         return into
-
-    def _vector(self, tensor: Tensor, elements: int) -> Floats:
-        """As rows of one block each: it may be longer than a tile."""
-        kind = tensor.type
-        blocks = TensorRows(
-            kernels=self._kernels,
-            name=tensor.name,
-            kind=kind,
-            columns=kind.block_elements,
-            count=elements // kind.block_elements,
-            row_bytes=kind.block_bytes,
-            offset=tensor.offset,
-            kept=None,
-            file=self._file,
-            ahead_bytes=0,
-        )
-        return self._floats(blocks)

@@ -20,7 +20,7 @@ from tests.thoroughness import LONG
 from tests.threads import running, started_since
 
 from edgekit.embed.types import Encoder
-from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder import StreamedEncoder
 from edgekit.engines.native.encoder_plan import EncoderPlan, plan_encoder
 from edgekit.engines.native.families import Pooling
 from edgekit.engines.native.file import Limits, WeightFile, scan_header
@@ -43,7 +43,7 @@ def opened(path: Path, **wishes: Any) -> Iterator[tuple[Encoder, EncoderPlan, Mo
         header = scan_header(file)
         plan = plan_encoder(header, kernels=KERNELS, limits=limits, **wishes)
         monitor = Monitor(budget_bytes=plan.budget_bytes)
-        encoder = open_encoder(file, header, kernels=KERNELS, monitor=monitor, plan=plan)
+        encoder = StreamedEncoder(file, header, kernels=KERNELS, monitor=monitor, plan=plan)
         try:
             yield encoder, plan, monitor
         finally:
@@ -320,7 +320,7 @@ def test_encode_notices_a_file_truncated_during_a_pass(tmp_path: Path) -> None:
         encoder.encode(TEXTS, np.empty((4, 64), np.float32), cut)
 
 
-def test_open_encoder_releases_everything_if_memory_is_refused(tmp_path: Path) -> None:
+def test_encoder_releases_everything_if_memory_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "bert")
     before = running()
     with WeightFile(path, Limits()) as file:
@@ -328,6 +328,6 @@ def test_open_encoder_releases_everything_if_memory_is_refused(tmp_path: Path) -
         plan = plan_encoder(header, kernels=KERNELS, pooling=Pooling.MEAN, threads=2)
         monitor = Monitor(budget_bytes=plan.size_bytes // 2)
         with pytest.raises(MemoryPressureError, match="memory budget"):
-            open_encoder(file, header, kernels=KERNELS, monitor=monitor, plan=plan)
+            StreamedEncoder(file, header, kernels=KERNELS, monitor=monitor, plan=plan)
     assert monitor.reserved_bytes == 0
     assert started_since(before) == 0

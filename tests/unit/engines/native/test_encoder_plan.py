@@ -17,7 +17,7 @@ from tests.embed_models import write_model
 from tests.thoroughness import LONG
 
 from edgekit.engines.native.buffers import matrices, usable_cores
-from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder import StreamedEncoder
 from edgekit.engines.native.encoder_plan import EncoderPlan, PlanLine, plan_encoder
 from edgekit.engines.native.families import Pooling
 from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
@@ -316,7 +316,7 @@ def test_neither_the_monitor_nor_numpy_sees_more_than_planned(  # noqa: PLR0917 
                 header, budget_bytes=budget, threads=threads, limits=limits, kernels=kernels
             )
             monitor = Monitor(budget_bytes=budget)
-            encoder = open_encoder(file, header, kernels=kernels, monitor=monitor, plan=plan)
+            encoder = StreamedEncoder(file, header, kernels=kernels, monitor=monitor, plan=plan)
             for _ in range(2):
                 encoder.encode(texts, into, lambda _share: None)
             _, peak = tracemalloc.get_traced_memory()

@@ -11,7 +11,7 @@ from tests.embed_models import write_model
 from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import sampled
 
-from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder import StreamedEncoder
 from edgekit.engines.native.encoder_plan import plan_encoder
 from edgekit.engines.native.families import Pooling
 from edgekit.engines.native.file import Limits, WeightFile, scan_header
@@ -65,7 +65,7 @@ def ours(path: Path, texts: list[list[int]], pooling: Pooling | None, kernels: s
         header = scan_header(file)
         plan = plan_encoder(header, kernels=arithmetic, pooling=pooling)
         monitor = Monitor(budget_bytes=plan.budget_bytes)
-        encoder = open_encoder(file, header, kernels=arithmetic, monitor=monitor, plan=plan)
+        encoder = StreamedEncoder(file, header, kernels=arithmetic, monitor=monitor, plan=plan)
         into = np.empty((len(texts), encoder.width), np.float32)
         encoder.encode(texts, into, lambda _share: None)
         encoder.close()
