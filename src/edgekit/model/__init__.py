@@ -30,7 +30,7 @@ from edgekit.model.hyperparameters import (
     TOWER_SECTIONS,
     Hyper,
 )
-from edgekit.model.layers import LayerType, feed_forwards
+from edgekit.model.layers import LayerType, Types, feed_forwards
 from edgekit.model.mixers import encoder
 from edgekit.model.types import (
     Attention,
@@ -179,7 +179,13 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     )
     # llama.cpp subtracts them from block_count whether or not the file has them (n_layer, llama-hparams.cpp @ 0c1e570).
     mtp = hyper.number("mtp_layers") or 0
-    stated = _layer_count(hyper)
+    stated = hyper.number("layers")
+    if stated is None:  # the length of the file's list of layers (Nemotron 3 Ultra)
+        is_cycle = hyper.named("layer_types") == "block_types"  # RecurrentGemma repeats it
+        listed = (None if is_cycle else hyper.items("layer_types")) or hyper.text("pattern_text")
+        if not listed or len(listed) > MAX_LAYERS:
+            raise hyper.missing("layers")
+        stated = len(listed)
     if stated + mtp > MAX_LAYERS:
         raise HeaderLimitError(
             f"{hyper.named('layers')} with {hyper.named('mtp_layers')}",
@@ -203,7 +209,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     rope = _read_rope(hyper)
     trained = hyper.number("context")
     loops = hyper.number("loops") or 1
-    layers = _looped(hyper, _layers(hyper, architecture, types), loops)
+    layers = _layers(hyper, architecture, types, loops)
     causal = hyper.flag("causal")
     if causal is None:
         causal = architecture.attend is not encoder and not _is_embedder(hyper)
@@ -223,7 +229,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         loops=loops,
         per_layer_embedding=hyper.number("per_layer_embedding") or 0,
         mtp_layers=mtp,
-        tied_embeddings=_tied_embeddings(hyper),
+        tied_embeddings=_tied_embeddings(hyper, record),
         causal=causal,
         pooling=_POOLING[pooling] if pooling is not None and pooling < len(_POOLING) else None,
         towers=towers_of(header),
@@ -232,24 +238,13 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     )
 
 
-def _layer_count(hyper: Hyper) -> int:
-    """The stated count, or the length of the file's list of layers (Nemotron 3 Ultra)."""
-    stated = hyper.number("layers")
-    if stated is not None:
-        return stated
-    is_cycle = hyper.named("layer_types") == "block_types"  # RecurrentGemma repeats it
-    listed = (None if is_cycle else hyper.items("layer_types")) or hyper.text("pattern_text")
-    if not listed or len(listed) > MAX_LAYERS:
-        raise hyper.missing("layers")
-    return len(listed)
-
-
 # -- layers
 
 
 def _layers(
-    hyper: Hyper, architecture: Architecture, types: tuple[LayerType, ...]
+    hyper: Hyper, architecture: Architecture, types: Types, loops: int
 ) -> tuple[Layer, ...]:
+    """The layers of all rounds: some models run their layers several times and hold a cache for every round."""
     mixers = _share(hyper, architecture, _mixers(hyper, architecture, types))
     if _is_embedder(hyper):
         mixers = tuple(NoCache(attention=m) if isinstance(m, Attention) else m for m in mixers)
@@ -261,31 +256,41 @@ def _layers(
         alternating=architecture.alternating,
         width=architecture.width,
     )
-    pairs = (architecture.adjust(hyper, pair) for pair in halves)
-    return tuple(
-        Layer(index=i, mixer=mixer, dense=dense, experts=experts)
-        for i, (mixer, (dense, experts)) in enumerate(zip(mixers, pairs, strict=True))
-    )
+    pairs = [architecture.adjust(hyper, pair) for pair in halves]
+    window = hyper.number("loop_window") or 0
+    count = len(mixers) * loops
+    if count > MAX_LAYERS:
+        raise HeaderLimitError(
+            hyper.spelled("loops"), value=count, limit=MAX_LAYERS, file=hyper.header.name
+        )
+    layers = []
+    for i in range(count):
+        mixer = mixers[i % len(mixers)]
+        dense, experts = pairs[i % len(mixers)]
+        if i >= len(mixers) and window and isinstance(mixer, Attention):
+            # IQuest's second round attends to a short window, and to the first round's cache.
+            mixer = replace(mixer, span=Span.WINDOW, span_tokens=window)
+        layers.append(Layer(index=i, mixer=mixer, dense=dense, experts=experts))
+    return tuple(layers)
 
 
-def _mixers(
-    hyper: Hyper, architecture: Architecture, types: tuple[LayerType, ...]
-) -> tuple[LayerKind, ...]:
+def _mixers(hyper: Hyper, architecture: Architecture, types: Types) -> tuple[LayerKind, ...]:
     without_attention = {LayerType.RECURRENT, LayerType.NONE, LayerType.EXPERTS}
     has_attention = not without_attention.issuperset(types)
     attending = architecture.attend(hyper, types) if has_attention else (None,) * len(types)
-    needs_state = LayerType.RECURRENT in types or LayerType.BOTH in types
-    if needs_state and architecture.recur is None:
-        raise _unknown_layers(hyper)
-    recurrent = architecture.recur(hyper) if architecture.recur and needs_state else None
+    recurrent = None
+    if LayerType.RECURRENT in types or LayerType.BOTH in types:
+        if architecture.recur is None:
+            raise _unknown_layers(hyper)
+        recurrent = architecture.recur(hyper)
     mixers: list[LayerKind] = []
     for kind, attention in zip(types, attending, strict=True):
         if kind is LayerType.RECURRENT and recurrent is not None:
             mixers.append(recurrent)
-        elif kind is LayerType.BOTH and recurrent is not None and isinstance(attention, Attention):
-            mixers.append(HybridLayer(attention=attention, recurrent=recurrent))
         elif kind is LayerType.BOTH:
-            raise _unknown_layers(hyper)
+            if recurrent is None or not isinstance(attention, Attention):
+                raise _unknown_layers(hyper)
+            mixers.append(HybridLayer(attention=attention, recurrent=recurrent))
         else:
             mixers.append(attention or NoCache())
     return tuple(mixers)
@@ -319,27 +324,6 @@ def _share(
         else m
         for m in mixers[owners:]
     )
-
-
-def _looped(hyper: Hyper, layers: tuple[Layer, ...], loops: int) -> tuple[Layer, ...]:
-    """The layers of all rounds, for models that run their layers several times and hold a cache for every round.
-
-    IQuest's second round attends to a short window, and to the first round's cache.
-    """
-    window = hyper.number("loop_window") or 0
-    count = len(layers) * loops
-    if count > MAX_LAYERS:
-        raise HeaderLimitError(
-            hyper.spelled("loops"), value=count, limit=MAX_LAYERS, file=hyper.header.name
-        )
-    rounds = []
-    for i in range(count):
-        layer = replace(layers[i % len(layers)], index=i)
-        if i >= len(layers) and window and isinstance(layer.mixer, Attention):
-            mixer = replace(layer.mixer, span=Span.WINDOW, span_tokens=window)
-            layer = replace(layer, mixer=mixer)
-        rounds.append(layer)
-    return tuple(rounds)
 
 
 def _is_embedder(hyper: Hyper) -> bool:
@@ -389,7 +373,7 @@ def _vocabulary(hyper: Hyper) -> int | None:
     return embedding.shape[0] if embedding is not None and embedding.shape else None
 
 
-def _tied_embeddings(hyper: Hyper) -> bool | None:
+def _tied_embeddings(hyper: Hyper, record: Architecture | None) -> bool | None:
     """From config.json, else from the absence of an output head, else the architecture's default."""
     stated = hyper.header.config.get("tie_word_embeddings")
     if not isinstance(stated, bool):
@@ -398,8 +382,7 @@ def _tied_embeddings(hyper: Hyper) -> bool | None:
         return stated
     if hyper.header.tensors:
         return not has_output_head(hyper.header.tensors)
-    record = None if hyper.gguf else architecture_of(hyper.architecture, gguf=False)
-    return None if record is None else record.tied_by_default
+    return None if record is None or hyper.gguf else record.tied_by_default
 
 
 def towers_of(header: ModelHeader) -> tuple[Tower, ...]:

@@ -100,20 +100,16 @@ class GgufKeys:
             value = value[layer] if layer < len(value) else None
         value = single_item(self.name(key), value, file=self.file)
         if value is None:
-            if default is None:
-                raise self.missing(key)
-            return default
+            return self._default(key, default)
         return whole_number(self.name(key), value, file=self.file, least=least, most=most)
 
     def per_layer(
         self, key: str, layers: int, *, default: int | tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
         """A number for every layer, from a list or from one number. Flags count as 0 and 1."""
-        value = self.get(key)
+        value: object = self.get(key)
         if value is None:
-            if default is None:
-                raise self.missing(key)
-            value = default
+            value = self._default(key, default)
         items = value if isinstance(value, tuple) else (value,) * layers
         return tuple(
             int(item)
@@ -126,9 +122,7 @@ class GgufKeys:
         """A finite number that is not negative."""
         value = self.get(key)
         if value is None:
-            if default is None:
-                raise self.missing(key)
-            return default
+            return self._default(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(f"{self.name(key)} is {quoted(value)}, but must be a number")
         if not math.isfinite(value) or value < 0:
@@ -140,12 +134,15 @@ class GgufKeys:
     def flag(self, key: str, *, default: bool | None = None) -> bool:
         value = self.get(key)
         if value is None:
-            if default is None:
-                raise self.missing(key)
-            return default
+            return self._default(key, default)
         if not isinstance(value, bool):
             raise self.error(f"{self.name(key)} is {quoted(value)}, but must be true or false")
         return value
+
+    def _default(self, key: str, default: T | None) -> T:
+        if default is None:
+            raise self.missing(key)
+        return default
 
     def error(self, what: str) -> HeaderError:
         return HeaderError(what, file=self.file)
@@ -234,7 +231,15 @@ class Hyper:
     def override(self, name: str, layer: int) -> int | None:
         """The number that config.json gives for this layer alone (per_layer_config)."""
         if self._overrides is None:
-            self._overrides = _by_layer(self.raw("layer_overrides"))
+            # {"05": {...}} -> {5: {...}}, without keys that cannot be layer numbers
+            stated = self.raw("layer_overrides")
+            self._overrides = {
+                int(key): override
+                for key, override in (stated if isinstance(stated, Mapping) else {}).items()
+                if key.isdecimal()
+                and len(key) <= len(str(MAX_LAYERS))
+                and isinstance(override, Mapping)
+            }
         values_of_layer = self._overrides.get(layer, {})
         values = (values_of_layer.get(spelling) for spelling in SPELLINGS[name].config)
         value = next((value for value in values if value is not None), None)
@@ -292,18 +297,6 @@ class Hyper:
             value = int(value)
         most = MAX_LAYERS if name in LAYER_COUNTS else MAX_NUMBER
         return whole_number(self.named(name), value, file=self.header.name, most=most)
-
-
-def _by_layer(overrides: object) -> dict[int, Mapping[str, object]]:
-    """{"05": {...}} -> {5: {...}}, without keys that cannot be layer numbers."""
-    if not isinstance(overrides, Mapping):
-        return {}
-    digits = len(str(MAX_LAYERS))
-    return {
-        int(key): override
-        for key, override in overrides.items()
-        if key.isdecimal() and len(key) <= digits and isinstance(override, Mapping)
-    }
 
 
 def dig(section: Mapping[str, object], path: str) -> object:
@@ -365,16 +358,11 @@ class Spellings(NamedTuple):
     config: tuple[str, ...]  # a dot leads into a nested object
 
 
-def _read_spellings() -> dict[str, Spellings]:
-    """Our name -> its spellings: the rows of hyperparameters.tsv."""
-    text = get_data("edgekit.model", "hyperparameters.tsv") or b""
-    rows = (row.split("\t") for row in text.decode().splitlines() if not row.startswith("#"))
-    return {
-        name: Spellings(tuple(gguf.split()), tuple(config.split())) for name, gguf, config in rows
-    }
-
-
-SPELLINGS = _read_spellings()
+_ROWS = (get_data("edgekit.model", "hyperparameters.tsv") or b"").decode().splitlines()
+SPELLINGS = {  # by our name
+    name: Spellings(tuple(gguf.split()), tuple(config.split()))
+    for name, gguf, config in (row.split("\t") for row in _ROWS if not row.startswith("#"))
+}
 
 # Parts of a config.json that describe an encoder, and what it encodes.
 TOWER_SECTIONS = (

@@ -186,7 +186,10 @@ def _active(
     working: dict[Experts | None, list[Tensor]] = {}
     for tensor, role in zip(header.tensors or (), roles, strict=True):
         if role not in _IDLE:
-            routed = _experts_of(tensor, geometry) if role is Role.EXPERTS else None
+            routed = None
+            block = block_of(tensor.name) if role is Role.EXPERTS else None
+            if geometry is not None and block is not None and block < len(geometry.layers):
+                routed = geometry.layers[block].experts
             working.setdefault(routed, []).append(tensor)
     if has_experts and working.keys() <= {None}:
         return None
@@ -195,13 +198,6 @@ def _active(
         count = count_weights(tensors, header.quantization) or 0  # known, because `stored` is
         active += count if routed is None else count * routed.used // routed.count
     return active
-
-
-def _experts_of(tensor: Tensor, geometry: ModelGeometry | None) -> Experts | None:
-    block = block_of(tensor.name)
-    if geometry is None or block is None or block >= len(geometry.layers):
-        return None
-    return geometry.layers[block].experts
 
 
 def _cache(geometry: ModelGeometry) -> tuple[CachePart, ...]:
@@ -305,8 +301,16 @@ class ModelMetadata:
 
 
 def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata:
-    found = [one for layer in geometry.layers if (one := attention_of(layer.mixer)) is not None]
-    first = found[0] if found else None
+    every = (attention_of(layer.mixer) for layer in geometry.layers)
+    attending = [attention for attention in every if attention is not None]
+    first = attending[0] if attending else None
+    match first:
+        case Attention():
+            kv_heads: int | None = first.kv_heads
+        case LatentAttention():  # a latent cache counts as one head
+            kv_heads = 1 if first.absorbed else first.heads
+        case _:
+            kv_heads = None
     experts = next((layer.experts for layer in geometry.layers if layer.experts), None)
     parameters = _stored_weights(header)
     if parameters is None:
@@ -322,7 +326,7 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
         num_layers=len(geometry.layers),
         hidden_size=geometry.hidden,
         num_attention_heads=first.heads if first is not None else None,
-        num_kv_heads=_kv_heads(first),
+        num_kv_heads=kv_heads,
         head_dim=first.key_dim if first is not None else None,
         model_max_context=geometry.native_context or geometry.trained_context,
         vocab_size=geometry.vocabulary,
@@ -330,7 +334,7 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
         if size_bytes is not None and parameters
         else None,
         kv_lora_rank=first.latent_dim if isinstance(first, LatentAttention) else None,
-        sliding_window=next((one.span_tokens for one in found if one.span is not Span.ALL), None),
+        sliding_window=next((a.span_tokens for a in attending if a.span is not Span.ALL), None),
         num_experts=experts.count if experts is not None else None,
         num_experts_used=experts.used if experts is not None else None,
         num_parameters=parameters,
@@ -339,14 +343,3 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
         basis=geometry.basis,
         geometry=geometry,
     )
-
-
-def _kv_heads(first: Attention | LatentAttention | None) -> int | None:
-    """A latent cache counts as one head; without absorption every head is cached."""
-    match first:
-        case Attention():
-            return first.kv_heads
-        case LatentAttention():
-            return 1 if first.absorbed else first.heads
-        case _:
-            return None

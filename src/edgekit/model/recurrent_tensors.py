@@ -10,17 +10,7 @@ from edgekit.model.types import Cell, Recurrent
 
 
 def recurrent(kind: Recurrent, family: TensorFamily) -> Rows:
-    rows = _CELLS.get(kind.cell)
-    if rows is None:
-        raise _undescribed(kind)
-    yield from rows(kind, family)
-
-
-def _undescribed(kind: Recurrent) -> UnknownArchitectureError:
-    return UnknownArchitectureError(
-        f"the tensors of {kind.label} layers are not known yet: upgrade edgekit, or add "
-        "a function to model/recurrent_tensors.py"
-    )
+    yield from _CELLS[kind.cell](kind, family)
 
 
 def _mamba(kind: Recurrent, family: TensorFamily) -> Rows:
@@ -142,7 +132,10 @@ def _key_conv(kind: Recurrent, _: TensorFamily) -> Rows:
 def _rwkv(kind: Recurrent, family: TensorFamily) -> Rows:
     """RWKV-7: six mixes with the token before, four matrices, four gates of low rank."""
     if family.name != "rwkv7":
-        raise _undescribed(kind)
+        raise UnknownArchitectureError(
+            f"the tensors of {kind.label} layers are not known yet: upgrade edgekit, or add "
+            "a function to model/recurrent_tensors.py"
+        )
     hidden = kind.inner
     for _ in "rwkvag":
         yield array(TensorRole.STATE_X, TensorKind.RAW, hidden)

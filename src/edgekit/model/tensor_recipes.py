@@ -145,9 +145,8 @@ class Streams(enum.Enum):
     HYPER = "hyper-connections"
 
 
-_BORROWED = Switch(
-    ("edgekit borrowed keys",), default=True
-)  # no file has this key: only the tensor count shows it
+# No file has this key: only the tensor count shows it.
+_BORROWED = Switch(("edgekit borrowed keys",), default=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +177,8 @@ class TensorRecipe:
     window_sinks: Switch | None = None  # in sliding layers, if different
     query_gain: bool = False  # one number per head, instead of a norm
     cache_scales: bool = False  # one for K and one for V, in layers that own a cache
-    borrowed_keys: Switch = (
-        _BORROWED  # layers that read another layer's cache still have K and V matrices
-    )
+    # Layers that read another layer's cache still have K and V matrices.
+    borrowed_keys: Switch = _BORROWED
     round_gate: bool = False  # looped models: a vector per head that gates further rounds
     # feed-forward
     ffn_bias: Switch = NO
@@ -280,9 +278,8 @@ class TensorFamily:
 
     name: str  # the architecture, as its file calls it
     recipe: TensorRecipe
-    section: Mapping[
-        str, object
-    ]  # of config.json that describes the language model; empty without one
+    # The part of config.json that describes the language model; empty without one.
+    section: Mapping[str, object]
     hidden: int
 
     def has(self, switch: Switch) -> bool:

@@ -25,7 +25,6 @@ from edgekit.model.types import (
     Attention,
     CompressedAttention,
     Experts,
-    FeedForward,
     HybridLayer,
     LatentAttention,
     Layer,
@@ -36,6 +35,8 @@ from edgekit.model.types import (
     SharedCache,
     Span,
 )
+
+MAX_TABLES = 1_024  # of n-grams; LongCat has 12
 
 
 def expected_tensors(
@@ -106,8 +107,38 @@ def _before(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield array(TensorRole.SEGMENT, TensorKind.EMBEDDING, types, hidden)
     if recipe.embedding_norm:
         yield from norm(family)
-    yield from _around_layer_embedding(geometry, family)
-    yield from _around_residual(family)
+    if each := geometry.per_layer_embedding:
+        # Gemma 3n and 4: one table for all layers, and a projection of the hidden state into it.
+        tokens = family.number("vocab_size_per_layer_input", geometry.vocabulary)
+        wide = each * len(geometry.layers)
+        yield array(TensorRole.LAYER_EMBEDDING, TensorKind.EMBEDDING, tokens, wide)
+        yield from linear(TensorRole.LAYER_EMBEDDING_IN, wide, hidden)
+        yield array(TensorRole.LAYER_EMBEDDING_IN, TensorKind.NORM, each)
+    if family.has(recipe.block_residual):
+        yield from _block_residual(family)
+    if recipe.streams is Streams.ALTERNATING:
+        others = family.number("altup_num_inputs", 4) - 1
+        for _ in ("into the other streams", "out of them"):
+            for row in linear(TensorRole.RESIDUAL, hidden, hidden):
+                yield replace(row, count=others)
+    if recipe.streams is Streams.HYPER:
+        streams = family.number("hc_mult")
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams, streams * hidden)
+        yield array(TensorRole.RESIDUAL, TensorKind.BIAS, streams)
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1)
+
+
+def _ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """LongCat: hash tables for sequences of two to four tokens, and their projections into the hidden state."""
+    parts, longest = family.number("emb_split_num", 4), family.number("emb_neighbor_num", 4)
+    rows = family.number("ngram_vocab_size_ratio", 78) * (geometry.vocabulary or 0)
+    count = parts * max(longest - 1, 0)
+    if count > min(MAX_TABLES, family.hidden):
+        raise HeaderError(f"{count} n-gram tables are more than the limit", file="config.json")
+    for index in range(count):
+        width = family.hidden // count
+        yield array(TensorRole.NGRAM, TensorKind.EMBEDDING, rows + 2 * index + 1, width)
+        yield from linear(TensorRole.NGRAM, family.hidden, width)
 
 
 def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
@@ -127,21 +158,41 @@ def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
 
 
 def _placed(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> list[ExpectedTensor]:
-    rows = (*_layer(layer, family), *_in_layer_embedding(geometry, family), *_in_residual(family))
-    return [replace(row, layer=layer.index) for row in rows]
+    return [replace(row, layer=layer.index) for row in _layer(layer, geometry, family)]
 
 
-def _layer(layer: Layer, family: TensorFamily) -> Rows:
+def _layer(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    recipe, dense, experts = family.recipe, layer.dense, layer.experts
     for _ in range(_norm_count(layer, family)):
         yield from norm(family)
-    yield from _norm_gates(layer, family)
+    if recipe.norm_rank:
+        # A.X K2: a low-rank gate on the norm before attention, and on the one before experts.
+        rank = family.number(recipe.norm_rank)
+        for _ in range(1 if experts is None else 2):
+            yield from linear(TensorRole.NORM, rank, family.hidden)
+            yield from linear(TensorRole.NORM, family.hidden, rank)
     yield from _mixer(layer.mixer, family)
-    if layer.index and family.recipe.value_rank:
-        yield from low_rank(family.number(family.recipe.value_rank), family.hidden)
-    if layer.dense is not None:
-        yield from _dense(layer.dense, family)
-    if layer.experts is not None:
-        yield from _experts(layer.experts, family, layer=layer.index)
+    if layer.index and recipe.value_rank:
+        yield from low_rank(family.number(recipe.value_rank), family.hidden)
+    if dense is not None:
+        yield from _half(_DENSE, dense.width, family, gated=dense.gated)
+        if recipe.sub_norms:
+            yield array(TensorRole.DOWN, TensorKind.NORM, dense.width)
+        for _ in range(recipe.activation):
+            yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+    if experts is not None:
+        yield from _experts(experts, family, layer.index)
+        if recipe.picture_experts and (width := family.second("moe_intermediate_size")):
+            count = family.second("moe_num_experts") or experts.count
+            pictures = replace(experts, width=width, count=count, shared_width=0)
+            yield from _experts(pictures, family, layer.index)
+    if width := geometry.per_layer_embedding:
+        yield from linear(TensorRole.LAYER_GATE, width, family.hidden)
+        yield from linear(TensorRole.LAYER_OUT, family.hidden, width)
+        yield array(TensorRole.LAYER_OUT, TensorKind.NORM, family.hidden)
+    for _ in range(recipe.layer_scales):
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+    yield from _residual(family)
 
 
 def _norm_count(layer: Layer, family: TensorFamily) -> int:
@@ -155,14 +206,37 @@ def _norm_count(layer: Layer, family: TensorFamily) -> int:
     return usual + more + (recipe.expert_norms if layer.experts is not None else 0)
 
 
-def _norm_gates(layer: Layer, family: TensorFamily) -> Rows:
-    """A.X K2: a low-rank gate on the norm before attention, and on the one before experts."""
-    if not family.recipe.norm_rank:
-        return
-    rank = family.number(family.recipe.norm_rank)
-    for _ in range(1 if layer.experts is None else 2):
-        yield from linear(TensorRole.NORM, rank, family.hidden)
-        yield from linear(TensorRole.NORM, family.hidden, rank)
+def _residual(family: TensorFamily) -> Rows:
+    """Of several residual streams, or of a residual over blocks, in one layer."""
+    hidden, streams = family.hidden, family.recipe.streams
+    if family.has(family.recipe.block_residual):
+        yield from _block_residual(family)  # before attention
+        yield from _block_residual(family)  # before the feed-forward
+    if streams is Streams.ALTERNATING:
+        # Gemma 3n: alternating updates of four streams, and a low-rank bypass (LAuReL).
+        count, rank = family.number("altup_num_inputs", 4), family.number("laurel_rank", 64)
+        yield from linear(TensorRole.RESIDUAL, count, hidden)
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, count, count)
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, count * count, count)
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, hidden)
+        yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
+        yield from linear(TensorRole.RESIDUAL, rank, hidden)
+        yield from linear(TensorRole.RESIDUAL, hidden, rank)
+        yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
+    if streams is Streams.HYPER:
+        # DeepSeek-V4: hyper-connections before attention and before the feed-forward.
+        count = family.number("hc_mult")
+        mixes = (2 + count) * count
+        for _ in ("attention", "feed-forward"):
+            yield array(TensorRole.RESIDUAL, TensorKind.RAW, mixes, count * hidden)
+            yield array(TensorRole.RESIDUAL, TensorKind.BIAS, mixes)
+            yield array(TensorRole.RESIDUAL, TensorKind.RAW, 3)
+
+
+def _block_residual(family: TensorFamily) -> Rows:
+    """Kimi K3: weights for the outputs of earlier blocks, computed from a normalised state."""
+    yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1, family.hidden)
+    yield array(TensorRole.RESIDUAL, TensorKind.NORM, family.hidden)
 
 
 def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
@@ -215,8 +289,12 @@ def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) 
     sliding = recipe.sinks if recipe.window_sinks is None else recipe.window_sinks
     if family.has(sliding if kind.span is Span.WINDOW else recipe.sinks):
         yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
-    if kind.index_dim:
-        yield from _block_indexer(kind.index_dim, family)
+    if width := kind.index_dim:  # MiniMax-M3: queries and one key that choose blocks
+        heads = family.number("index_n_heads", 4)
+        yield from linear(TensorRole.INDEX_QUERY, heads * width, family.hidden)
+        yield from linear(TensorRole.INDEX_KEY, width, family.hidden)
+        yield array(TensorRole.INDEX_QUERY, TensorKind.NORM, width)
+        yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
 
 
 def _output(values: int, family: TensorFamily) -> Rows:
@@ -240,15 +318,6 @@ def _head_norms(kind: Attention, family: TensorFamily, *, borrows: bool) -> Rows
             yield array(role, one, *shape)
 
 
-def _block_indexer(width: int, family: TensorFamily) -> Rows:
-    """MiniMax-M3: queries and one key that choose blocks."""
-    heads = family.number("index_n_heads", 4)
-    yield from linear(TensorRole.INDEX_QUERY, heads * width, family.hidden)
-    yield from linear(TensorRole.INDEX_KEY, width, family.hidden)
-    yield array(TensorRole.INDEX_QUERY, TensorKind.NORM, width)
-    yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
-
-
 def _latent(kind: LatentAttention, family: TensorFamily) -> Rows:
     hidden, rank, queries = family.hidden, kind.query_rank, kind.heads * kind.key_dim
     bias = family.has(family.recipe.qkv_bias)
@@ -267,23 +336,19 @@ def _latent(kind: LatentAttention, family: TensorFamily) -> Rows:
     yield from _output(kind.heads * kind.value_dim, family)
     if family.recipe.latent_gate is not None and family.has(family.recipe.latent_gate_if):
         yield from _gate(family.recipe.latent_gate, kind, family)
-    if kind.index_dim:
-        yield from _token_indexer(kind.index_dim, rank or hidden, family)
+    if width := kind.index_dim:
+        # DeepSeek-V3.2: queries from the compressed ones, one key, a weight for each head.
+        heads = family.number("index_n_heads")
+        yield from linear(TensorRole.INDEX_QUERY, heads * width, rank or hidden)
+        yield from linear(TensorRole.INDEX_KEY, width, hidden)
+        yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
+        yield array(TensorRole.INDEX_KEY, TensorKind.BIAS, width)
+        yield from linear(TensorRole.INDEX_WEIGHTS, heads, hidden)
 
 
 def _gate(width: Width, kind: Attention | LatentAttention, family: TensorFamily) -> Rows:
     wide = kind.heads * kind.value_dim if width is Width.ALL else kind.heads
     yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
-
-
-def _token_indexer(width: int, rank: int, family: TensorFamily) -> Rows:
-    """DeepSeek-V3.2: queries from the compressed ones, one key, a weight for each head."""
-    heads = family.number("index_n_heads")
-    yield from linear(TensorRole.INDEX_QUERY, heads * width, rank)
-    yield from linear(TensorRole.INDEX_KEY, width, family.hidden)
-    yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
-    yield array(TensorRole.INDEX_KEY, TensorKind.BIAS, width)
-    yield from linear(TensorRole.INDEX_WEIGHTS, heads, family.hidden)
 
 
 def _compressed(kind: CompressedAttention, family: TensorFamily) -> Rows:
@@ -322,14 +387,6 @@ _DENSE = (TensorRole.GATE, TensorRole.UP, TensorRole.DOWN)
 _SHARED = (TensorRole.SHARED_GATE, TensorRole.SHARED_UP, TensorRole.SHARED_DOWN)
 
 
-def _dense(half: FeedForward, family: TensorFamily) -> Rows:
-    yield from _half(_DENSE, half.width, family, gated=half.gated)
-    if family.recipe.sub_norms:
-        yield array(TensorRole.DOWN, TensorKind.NORM, half.width)
-    for _ in range(family.recipe.activation):
-        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
-
-
 def _half(
     roles: tuple[TensorRole, TensorRole, TensorRole],
     width: int,
@@ -345,22 +402,24 @@ def _half(
     yield from linear(down, family.hidden, width, bias=bias)
 
 
-def _experts(half: Experts, family: TensorFamily, *, layer: int) -> Rows:
-    yield from _routed(half, family, layer)
-    if family.recipe.picture_experts and (width := family.second("moe_intermediate_size")):
-        count = family.second("moe_num_experts") or half.count
-        pictures = replace(half, width=width, count=count, shared_width=0)
-        yield from _routed(pictures, family, layer)
-
-
-def _routed(half: Experts, family: TensorFamily, layer: int) -> Rows:
-    yield from _router(half, family, layer)
-    within = half.latent or family.hidden
+def _experts(half: Experts, family: TensorFamily, layer: int) -> Rows:
+    recipe, hidden = family.recipe, family.hidden
+    routes = half.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
+    kind = TensorKind.RAW if recipe.router_is_raw else TensorKind.LINEAR
+    yield array(TensorRole.ROUTER, kind, routes, hidden)
+    if family.has(recipe.router_bias):
+        yield array(TensorRole.ROUTER, TensorKind.BIAS, routes)
+    if family.has(recipe.correction) and not chooses_by_token(family.section, layer):
+        yield array(TensorRole.ROUTER, TensorKind.BIAS, routes)
+    if recipe.router_scales:
+        yield array(TensorRole.SCALE, TensorKind.RAW, hidden)
+        yield array(TensorRole.SCALE, TensorKind.RAW, half.count)
+    within = half.latent or hidden
     if half.latent:
-        yield from linear(TensorRole.EXPERTS_IN, within, family.hidden)
-        yield from linear(TensorRole.EXPERTS_OUT, family.hidden, within)
-        has_norms = family.has(family.recipe.latent_norms_if)
-        for _ in range(family.recipe.latent_norms if has_norms else 0):
+        yield from linear(TensorRole.EXPERTS_IN, within, hidden)
+        yield from linear(TensorRole.EXPERTS_OUT, hidden, within)
+        has_norms = family.has(recipe.latent_norms_if)
+        for _ in range(recipe.latent_norms if has_norms else 0):
             yield array(TensorRole.EXPERTS_IN, TensorKind.NORM, within)
     if half.gated:
         yield from _expert(TensorRole.EXPERT_GATE, half.width, within, half.count, family)
@@ -368,36 +427,15 @@ def _routed(half: Experts, family: TensorFamily, layer: int) -> Rows:
     yield from _expert(TensorRole.EXPERT_DOWN, within, half.width, half.count, family)
     if half.shared_width:
         yield from _half(_SHARED, half.shared_width, family, gated=half.gated)
-        if family.has(family.recipe.shared_switch):
-            yield from linear(TensorRole.SHARED_SWITCH, 1, family.hidden)
-        if family.recipe.shared_mix:
-            yield from linear(TensorRole.SHARED_SWITCH, 2, family.hidden, bias=True)
-    if family.recipe.small_experts:
-        yield from _small_experts(half, family)
-
-
-def _small_experts(half: Experts, family: TensorFamily) -> Rows:
-    width = family.number(family.recipe.small_experts, 128)  # conversion/grovemoe.py @ 0c1e570
-    for role, shape in (
-        (TensorRole.EXPERT_GATE, (width, family.hidden)),
-        (TensorRole.EXPERT_UP, (width, family.hidden)),
-        (TensorRole.EXPERT_DOWN, (family.hidden, width)),
-    ):
-        yield from _expert(role, *shape, half.count // 2, family)
-
-
-def _router(half: Experts, family: TensorFamily, layer: int) -> Rows:
-    recipe = family.recipe
-    rows = half.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
-    kind = TensorKind.RAW if recipe.router_is_raw else TensorKind.LINEAR
-    yield array(TensorRole.ROUTER, kind, rows, family.hidden)
-    if family.has(recipe.router_bias):
-        yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
-    if family.has(recipe.correction) and not chooses_by_token(family.section, layer):
-        yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
-    if recipe.router_scales:
-        yield array(TensorRole.SCALE, TensorKind.RAW, family.hidden)
-        yield array(TensorRole.SCALE, TensorKind.RAW, half.count)
+        if family.has(recipe.shared_switch):
+            yield from linear(TensorRole.SHARED_SWITCH, 1, hidden)
+        if recipe.shared_mix:
+            yield from linear(TensorRole.SHARED_SWITCH, 2, hidden, bias=True)
+    if recipe.small_experts:
+        width = family.number(recipe.small_experts, 128)  # conversion/grovemoe.py @ 0c1e570
+        yield from _expert(TensorRole.EXPERT_GATE, width, hidden, half.count // 2, family)
+        yield from _expert(TensorRole.EXPERT_UP, width, hidden, half.count // 2, family)
+        yield from _expert(TensorRole.EXPERT_DOWN, hidden, width, half.count // 2, family)
 
 
 def chooses_by_token(section: Mapping[str, object], layer: int) -> bool:
@@ -412,98 +450,3 @@ def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFam
     yield ExpectedTensor(role=role, kind=TensorKind.EXPERT, shape=(out, into), count=count)
     if family.has(family.recipe.expert_bias):
         yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,), count=count)
-
-
-# -- embeddings of every layer, n-grams, several residual streams -----------------------------
-
-MAX_TABLES = 1_024  # LongCat has 12
-
-
-def _around_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
-    """Gemma 3n and 4: one table for all layers, and a projection of the hidden state into it."""
-    width = geometry.per_layer_embedding
-    if not width:
-        return
-    tokens = family.number("vocab_size_per_layer_input", geometry.vocabulary)
-    wide = width * len(geometry.layers)
-    yield array(TensorRole.LAYER_EMBEDDING, TensorKind.EMBEDDING, tokens, wide)
-    yield from linear(TensorRole.LAYER_EMBEDDING_IN, wide, family.hidden)
-    yield array(TensorRole.LAYER_EMBEDDING_IN, TensorKind.NORM, width)
-
-
-def _in_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
-    if width := geometry.per_layer_embedding:
-        yield from linear(TensorRole.LAYER_GATE, width, family.hidden)
-        yield from linear(TensorRole.LAYER_OUT, family.hidden, width)
-        yield array(TensorRole.LAYER_OUT, TensorKind.NORM, family.hidden)
-    for _ in range(family.recipe.layer_scales):
-        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
-
-
-def _ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
-    """LongCat: hash tables for sequences of two to four tokens, and their projections into the hidden state."""
-    parts, longest = family.number("emb_split_num", 4), family.number("emb_neighbor_num", 4)
-    rows = family.number("ngram_vocab_size_ratio", 78) * (geometry.vocabulary or 0)
-    count = parts * max(longest - 1, 0)
-    if count > min(MAX_TABLES, family.hidden):
-        raise HeaderError(f"{count} n-gram tables are more than the limit", file="config.json")
-    for index in range(count):
-        width = family.hidden // count
-        yield array(TensorRole.NGRAM, TensorKind.EMBEDDING, rows + 2 * index + 1, width)
-        yield from linear(TensorRole.NGRAM, family.hidden, width)
-
-
-def _around_residual(family: TensorFamily) -> Rows:
-    hidden = family.hidden
-    if family.has(family.recipe.block_residual):
-        yield from _block_residual(family)
-    if family.recipe.streams is Streams.ALTERNATING:
-        others = family.number("altup_num_inputs", 4) - 1
-        for _ in ("into the other streams", "out of them"):
-            for row in linear(TensorRole.RESIDUAL, hidden, hidden):
-                yield replace(row, count=others)
-    if family.recipe.streams is Streams.HYPER:
-        streams = family.number("hc_mult")
-        yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams, streams * hidden)
-        yield array(TensorRole.RESIDUAL, TensorKind.BIAS, streams)
-        yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1)
-
-
-def _block_residual(family: TensorFamily) -> Rows:
-    """Kimi K3: weights for the outputs of earlier blocks, computed from a normalised state."""
-    yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1, family.hidden)
-    yield array(TensorRole.RESIDUAL, TensorKind.NORM, family.hidden)
-
-
-def _in_residual(family: TensorFamily) -> Rows:
-    if family.has(family.recipe.block_residual):
-        yield from _block_residual(family)  # before attention
-        yield from _block_residual(family)  # before the feed-forward
-    if family.recipe.streams is Streams.ALTERNATING:
-        yield from _alternating(family)
-    if family.recipe.streams is Streams.HYPER:
-        yield from _hyper(family)
-
-
-def _alternating(family: TensorFamily) -> Rows:
-    """Gemma 3n: alternating updates of four streams, and a low-rank bypass (LAuReL)."""
-    hidden, streams = family.hidden, family.number("altup_num_inputs", 4)
-    rank = family.number("laurel_rank", 64)
-    yield from linear(TensorRole.RESIDUAL, streams, hidden)
-    yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams, streams)
-    yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams * streams, streams)
-    yield array(TensorRole.RESIDUAL, TensorKind.RAW, hidden)
-    yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
-    yield from linear(TensorRole.RESIDUAL, rank, hidden)
-    yield from linear(TensorRole.RESIDUAL, hidden, rank)
-    yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
-
-
-def _hyper(family: TensorFamily) -> Rows:
-    """DeepSeek-V4: hyper-connections before attention and before the feed-forward."""
-    streams = family.number("hc_mult")
-    mixes = (2 + streams) * streams
-    for _ in ("attention", "feed-forward"):
-        yield array(TensorRole.RESIDUAL, TensorKind.RAW, mixes, streams * family.hidden)
-        yield array(TensorRole.RESIDUAL, TensorKind.BIAS, mixes)
-        yield array(TensorRole.RESIDUAL, TensorKind.RAW, 3)
