@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from edgekit.embed.passes import EmbedCall, Passes
-from edgekit.embed.types import Encoder
+from edgekit.embed.types import Encoder, prefixes_of
 from edgekit.engines.native.encoder import scale_row
 from edgekit.engines.native.file import Closeable, Limits
 from edgekit.engines.native.kernels.types import Floats
@@ -22,7 +22,7 @@ from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.embed.types import EmbedPlan, Prefixes
+    from edgekit.embed.types import EmbedPlan
     from edgekit.engines.native.tokenizer.text import TextTokenizer
     from edgekit.machine.monitor import Monitor, Reservation
 
@@ -36,9 +36,9 @@ class EmbedderParts:
     plan: EmbedPlan
     encoder: Encoder
     monitor: Monitor
-    tokenizer: Callable[[], TextTokenizer]  # raises UsageError if it was opened without one
+    tokenizer: TextTokenizer | None  # None: only `embed_tokens` works
     vocabulary: int  # rows of the token table
-    prefixes: Callable[[], Prefixes]
+    keys: Mapping[str, object]  # of the file
     normalize: bool
     truncate: bool
     limits: Limits
@@ -51,6 +51,10 @@ class Embedder(Closeable):
 
     def __init__(self, ready: EmbedderParts) -> None:
         self._ready = ready
+        self.plan = ready.plan  # the memory it uses, decided before the first weight was read
+        self.monitor = ready.monitor  # the memory that is reserved, and its limits
+        self.label = ready.plan.label
+        self.dimensions = ready.plan.dimensions  # floats in a vector
         self._passes = Passes(
             ready.encoder,
             rows=ready.rows,
@@ -60,28 +64,9 @@ class Embedder(Closeable):
             ended=self._release,
         )
 
-    @property
-    def label(self) -> str:
-        return self._ready.plan.label
-
-    @property
-    def dimensions(self) -> int:
-        """Floats in a vector."""
-        return self._ready.plan.dimensions
-
-    @property
-    def plan(self) -> EmbedPlan:
-        """The memory it uses, line by line, decided before the first weight was read."""
-        return self._ready.plan
-
-    @property
-    def monitor(self) -> Monitor:
-        """The memory that is reserved, and its limits."""
-        return self._ready.monitor
-
     def prefix(self, task: str) -> str:
         """The model's prefix for a 'query' or a 'document'. Raises UsageError if it is unknown."""
-        prefixes = self._ready.prefixes()
+        prefixes = prefixes_of(self._ready.keys)
         found = {"query": prefixes.query, "document": prefixes.document}.get(task)
         if found is None:
             raise UsageError(f"a prefix is for a query or a document, not {task[:40]!r}")
@@ -101,16 +86,8 @@ class Embedder(Closeable):
         Raises TextError for a text that cannot be embedded, MemoryPressureError before a memory limit is exceeded, and
         DeadlineError or CancelledError between two tiles. `progress` is called with the share done, in another thread.
         """
-        texts, prefix = _checked(texts), _checked_prefix(prefix)
-        return self._wait(
-            self._job(
-                len(texts),
-                lambda index: self._tokens(texts, index, prefix),
-                deadline_s=deadline_s,
-                cancel=cancel,
-                progress=progress,
-            )
-        )
+        count, tokens_of = self._texts(texts, prefix)
+        return self._submit(count, tokens_of, deadline_s, progress, cancel).result()
 
     def embed_tokens(
         self,
@@ -122,15 +99,26 @@ class Embedder(Closeable):
     ) -> Floats:
         """Like `embed`, for texts that are tokenized already: no special tokens are added."""
         texts = tuple(texts)
-        return self._wait(
-            self._job(
-                len(texts),
-                lambda index: self._counted(texts[index], index),
-                deadline_s=deadline_s,
-                cancel=cancel,
-                progress=progress,
-            )
-        )
+        most, vocabulary = self.plan.text_tokens, self._ready.vocabulary
+
+        def tokens_of(index: int) -> Sequence[int]:
+            tokens = texts[index]
+            if len(tokens) == 0:
+                raise TextError("it has no tokens", index=index)
+            if len(tokens) > most:
+                because = self.plan.text_tokens_because
+                raise TextError(
+                    f"{len(tokens):,} tokens; the limit is {most:,} ({because})", index=index
+                )
+            for token in tokens:
+                if not (isinstance(token, int | np.integer) and 0 <= token < vocabulary):
+                    raise TextError(
+                        f"{str(token)[:40]!r} is not a valid token (0 to {vocabulary - 1:,})",
+                        index=index,
+                    )
+            return tokens
+
+        return self._submit(len(texts), tokens_of, deadline_s, progress, cancel).result()
 
     async def aembed(
         self,
@@ -144,7 +132,7 @@ class Embedder(Closeable):
 
         `progress` is called in the loop; its exceptions go to the loop's handler.
         """
-        texts, prefix = _checked(texts), _checked_prefix(prefix)
+        count, tokens_of = self._texts(texts, prefix)
         import asyncio  # 3 MiB, which callers of this method have loaded already
 
         loop = asyncio.get_running_loop()
@@ -155,16 +143,7 @@ class Embedder(Closeable):
             if progress is not None:
                 loop.call_soon_threadsafe(progress, share)
 
-        job = self._job(
-            len(texts),
-            lambda index: self._tokens(texts, index, prefix),
-            deadline_s=deadline_s,
-            cancel=None,
-            progress=None if progress is None else report,
-        )
-        if not job.count:
-            return job.allocate()
-        self._passes.submit(job)
+        job = self._submit(count, tokens_of, deadline_s, None if progress is None else report)
         try:
             return await asyncio.wrap_future(job.done)
         finally:
@@ -173,7 +152,7 @@ class Embedder(Closeable):
     def tokens(self, text: str, *, prefix: str = "") -> Sequence[int]:
         """The tokens that `embed` runs for this text, with special tokens. Raises TextError as `embed` does."""
         try:
-            return self._tokens([text], 0, prefix)
+            return self._tokens(text, 0, prefix)
         except TextError as error:
             raise TextError(error.what) from error
 
@@ -201,16 +180,16 @@ class Embedder(Closeable):
 
         await asyncio.to_thread(self.close)
 
-    def _job(
+    def _submit(
         self,
         count: int,
         tokens_of: Callable[[int], Sequence[int]],
-        *,
         deadline_s: float | None,
-        cancel: threading.Event | None,
         progress: Progress | None,
+        cancel: threading.Event | None = None,
     ) -> EmbedCall:
-        if deadline_s is not None and not (_is_number(deadline_s) and math.isfinite(deadline_s)):
+        is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
+        if deadline_s is not None and not (is_number and math.isfinite(deadline_s)):
             raise UsageError(
                 f"the deadline must be a number of seconds (got {str(deadline_s)[:40]!r})"
             )
@@ -219,14 +198,14 @@ class Embedder(Closeable):
         def allocate() -> Floats:
             size_bytes = count * self.dimensions * 4
             what = f"{count:,} vectors ({format_bytes(size_bytes)})"
-            held.append(self._ready.monitor.try_allocate(size_bytes, what))
+            held.append(self.monitor.try_allocate(size_bytes, what))
             return np.zeros((count, self.dimensions), dtype=np.float32)
 
         def release() -> None:
             for reserved in held:
                 reserved.release()
 
-        return EmbedCall(
+        job = EmbedCall(
             count=count,
             tokens_of=tokens_of,
             allocate=allocate,
@@ -235,19 +214,24 @@ class Embedder(Closeable):
             progress=progress,
             release=release,
         )
+        if count:
+            self._passes.submit(job)
+        else:
+            job.succeed(allocate())
+        return job
 
-    def _wait(self, job: EmbedCall) -> Floats:
-        if not job.count:
-            return job.allocate()
-        self._passes.submit(job)
-        try:
-            return job.done.result()
-        except BaseException:
-            job.done.cancel()  # on Ctrl-C the pass ends at its next tile
-            raise
+    def _texts(
+        self, texts: str | Iterable[str], prefix: str
+    ) -> tuple[int, Callable[[int], Sequence[int]]]:
+        """The number of texts, and a function that returns the tokens of one."""
+        # A copy, because the caller may change its list during the call.
+        copy = (texts,) if isinstance(texts, str) else tuple(texts)
+        if not isinstance(prefix, str):
+            raise UsageError(f"a prefix must be a string (got {str(prefix)[:40]!r})")
+        return len(copy), lambda index: self._tokens(copy[index], index, prefix)
 
-    def _tokens(self, texts: Sequence[str], index: int, prefix: str) -> Sequence[int]:
-        ready, text = self._ready, texts[index]
+    def _tokens(self, text: object, index: int, prefix: str) -> Sequence[int]:
+        ready = self._ready
         if not isinstance(text, str):
             raise TextError(f"it is of type {type(text).__name__}, not a string", index=index)
         if not text.strip():
@@ -258,50 +242,17 @@ class Embedder(Closeable):
                 f"{len(text):,} characters; the limit is {most:,} (Limits.text_bytes)",
                 index=index,
             )
+        if ready.tokenizer is None:
+            raise UsageError(
+                "this embedder was opened without a tokenizer: only embed_tokens works"
+            )
         try:
-            return ready.tokenizer().encode(
+            return ready.tokenizer.encode(
                 prefix + text[:most], limit_tokens=ready.plan.text_tokens, truncate=ready.truncate
             )
         except TextError as error:
             raise TextError(error.what, index=index) from error
 
-    def _counted(self, tokens: Sequence[int], index: int) -> Sequence[int]:
-        most = self._ready.plan.text_tokens
-        if len(tokens) == 0:
-            raise TextError("it has no tokens", index=index)
-        if len(tokens) > most:
-            raise TextError(
-                f"{len(tokens):,} tokens; the limit is {most:,} "
-                f"({self._ready.plan.text_tokens_because})",
-                index=index,
-            )
-        count = self._ready.vocabulary
-        for token in tokens:
-            if not (_is_whole(token) and 0 <= token < count):
-                raise TextError(
-                    f"{str(token)[:40]!r} is not a valid token (0 to {count - 1:,})", index=index
-                )
-        return tokens
-
     def _finish(self, row: Floats, into: Floats) -> None:
         into[:] = row[: len(into)]
         scale_row(into, normalize=self._ready.normalize)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(token: object) -> bool:
-    return isinstance(token, int | np.integer)
-
-
-def _checked_prefix(prefix: object) -> str:
-    if not isinstance(prefix, str):
-        raise UsageError(f"a prefix must be a string (got {str(prefix)[:40]!r})")
-    return prefix
-
-
-def _checked(texts: str | Iterable[str]) -> Sequence[str]:
-    """A copy, because the caller may change its list during the call."""
-    return (texts,) if isinstance(texts, str) else tuple(texts)

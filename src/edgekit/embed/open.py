@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import psutil
 
 from edgekit.embed import llamacpp
 from edgekit.embed.embedder import Embedder, EmbedderParts
-from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Encoder, Mode, prefixes_of
+from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Encoder, Mode
 from edgekit.engines.native.buffers import matrices, usable_cores
 from edgekit.engines.native.encoder import StreamedEncoder
 from edgekit.engines.native.encoder_plan import (
@@ -33,7 +33,6 @@ from edgekit.engines.native.kernels.types import Kernels
 from edgekit.engines.native.token_mean import TABLE, open_token_mean, token_mean_bytes
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes
-from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.errors import MemoryPressureError, UsageError
 from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
@@ -82,26 +81,36 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
     """
     options = _options(choices)
     with ExitStack() as held:
-        needs, backend, plan = _prepare(model, options, held)
+        needs, plan, start = _prepare(model, options, held)
         monitor = Monitor(budget_bytes=plan.budget_bytes, own_process=options.own_process)
         held.enter_context(monitor.try_allocate(options.input_bytes, "the input"))
-        # Before the buffers, because building it takes more memory for a while.
-        tokenizer = _build_tokenizer(needs, monitor, held)
-        encoder = backend.start(monitor)
+        tokenizer = None
+        if (
+            options.tokenizer
+        ):  # before the buffers, because building it takes more memory for a while
+            cost = tokenizer_cost_bytes(needs.header)
+            what = "building the tokenizer"
+            reserved = held.enter_context(monitor.try_allocate(cost.peak_bytes, what))
+            vocabulary = read_vocabulary(needs.file, needs.header)
+            tokenizer = build_tokenizer(vocabulary, cache=options.tokenizer_cache)
+            del vocabulary
+            reserved.shrink(cost.resident_bytes)
+        encoder = start(monitor)
         held.callback(encoder.close)
-        rows, table = _rows(backend.width, options.mode), needs.header.tensors.get(TABLE)
-        held.enter_context(monitor.try_allocate(rows * backend.width * 4, "the vectors of a pass"))
+        shape = (_rows(encoder.width, options.mode), encoder.width)
+        held.enter_context(monitor.try_allocate(math.prod(shape) * 4, "the vectors of a pass"))
+        table = needs.header.tensors.get(TABLE)
         parts = EmbedderParts(
             plan=plan,
             encoder=encoder,
             monitor=monitor,
             tokenizer=tokenizer,
             vocabulary=table.shape[0] if table is not None and table.shape else 0,
-            prefixes=partial(prefixes_of, dict(needs.header.keys)),
+            keys=dict(needs.header.keys),
             normalize=options.normalize,
             truncate=options.truncate,
             limits=options.limits,
-            rows=np.zeros((rows, backend.width), dtype=np.float32),
+            rows=np.zeros(shape, dtype=np.float32),
             held=held.pop_all(),
         )
     return Embedder(parts)
@@ -110,7 +119,7 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
 def plan_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> EmbedPlan:
     """What `open_embedder` would hold, without reading a weight; raises the same errors."""
     with ExitStack() as held:
-        return _prepare(model, _options(choices), held)[2]
+        return _prepare(model, _options(choices), held)[1]
 
 
 # --- options
@@ -120,23 +129,23 @@ def plan_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
 class _Options:
     """Choices, parsed, with every default filled in."""
 
-    budget_bytes: int | None
-    own_process: bool
-    input_bytes: int
-    mode: Mode
-    pooling: Pooling | None
-    normalize: bool
-    dimensions: int | None
-    truncate: bool
+    memory_budget: int | None = None
+    own_process: bool = False
+    input_bytes: int = 0
+    mode: Mode = Mode.ENCODER
+    pooling: Pooling | None = None
+    normalize: bool = True
+    dimensions: int | None = None
+    truncate: bool = False
     limits: Limits
-    threads: int | None
-    batch_tokens: int | None
-    engine: str
-    kernels: Kernels
-    tokenizer: bool
-    tokenizer_cache: Path | None
-    reach: Reach | None
-    confirm: Callable[[Download], bool] | None
+    threads: int | None = None
+    batch_tokens: int | None = None
+    engine: str = BUILT_IN
+    kernels: Kernels = field(default_factory=choose_kernels)
+    tokenizer: bool = True
+    tokenizer_cache: Path | None = None
+    reach: Reach | None = None
+    confirm: Callable[[Download], bool] | None = None
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {  # a bool is not accepted as a number
@@ -154,34 +163,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {  # a bool is not accepted as a number
 
 
 def _options(choices: Choices) -> _Options:
-    _check(choices)
-    budget, pooling = choices.get("memory_budget"), choices.get("pooling")
-    cache = choices.get("tokenizer_cache")
-    engines = {name: name for name in ENGINES}
-    poolings = {one.label: one for one in Pooling}
-    return _Options(
-        budget_bytes=parse_size(budget) if isinstance(budget, str) else budget,
-        own_process=choices.get("own_process", False),
-        input_bytes=choices.get("input_bytes", 0),
-        mode=_chosen("mode", {one.value: one for one in Mode}, choices.get("mode", Mode.ENCODER)),
-        pooling=None if pooling is None else _chosen("pooling", poolings, pooling),
-        normalize=choices.get("normalize", True),
-        dimensions=choices.get("dimensions"),
-        truncate=choices.get("truncate", False),
-        limits=choices.get("limits") or Limits(),
-        threads=choices.get("threads"),
-        batch_tokens=choices.get("batch_tokens"),
-        engine=_chosen("engine", engines, choices.get("engine", BUILT_IN)),
-        kernels=choose_kernels(),
-        tokenizer=choices.get("tokenizer", True),
-        tokenizer_cache=None if cache is None else Path(cache),
-        reach=choices.get("reach"),
-        confirm=choices.get("confirm"),
-    )
-
-
-def _check(choices: Mapping[str, object]) -> None:
-    """Raises UsageError for an unknown option, a wrong type or a value that is too small."""
+    """Raises UsageError for an unknown option, a wrong type or a value that is unknown or too small."""
+    values: dict[str, Any] = {**choices}
     known = Choices.__annotations__
     for name, value in choices.items():
         if name not in known:
@@ -197,6 +180,19 @@ def _check(choices: Mapping[str, object]) -> None:
             raise UsageError(f"{name} must be {expected} (got {str(value)[:40]!r})")
         if name in ("threads", "batch_tokens") and isinstance(value, int) and value < 1:
             raise UsageError(f"{name} must be at least 1 (got {value})")
+    if isinstance(budget := values.get("memory_budget"), str):
+        values["memory_budget"] = parse_size(budget)
+    if "mode" in values:
+        values["mode"] = _chosen("mode", {one.value: one for one in Mode}, values["mode"])
+    if values.get("pooling") is not None:
+        poolings = {one.label: one for one in Pooling}
+        values["pooling"] = _chosen("pooling", poolings, values["pooling"])
+    if "engine" in values:
+        values["engine"] = _chosen("engine", {name: name for name in ENGINES}, values["engine"])
+    if values.get("tokenizer_cache") is not None:
+        values["tokenizer_cache"] = Path(values["tokenizer_cache"])
+    values["limits"] = values.get("limits") or Limits()
+    return _Options(**values)
 
 
 def _chosen(what: str, choices: Mapping[str, _Choice], requested: _Choice | str) -> _Choice:
@@ -209,6 +205,9 @@ def _chosen(what: str, choices: Mapping[str, _Choice], requested: _Choice | str)
 # --- memory
 
 
+Start = Callable[[Monitor], Encoder]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Needs:
     """What every backend is planned with."""
@@ -216,43 +215,35 @@ class _Needs:
     options: _Options
     file: WeightFile
     header: FileHeader
-    budget_bytes: int | None
+    budget_bytes: int | None  # the user's, or less if a limit on this process allows less
     available_bytes: int
-    others: tuple[PlanLine, ...]  # the process, the input, the tokenizer
     peak_bytes: int  # while the tokenizer is built, before the buffers exist
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Backend:
-    """One of the three ways to make vectors: what it takes, and how it is started."""
-
-    width: int
-    lines: tuple[PlanLine, ...]
-    budget_bytes: int
-    pooling: Pooling | None
-    threads: int
-    pass_tokens: int
-    text_tokens: int
-    text_tokens_because: str
-    read_bytes: int
-    start: Callable[[Monitor], Encoder]
+    # For a backend that reads no weights and takes no memory; its lines: the process, the input, the tokenizer.
+    plan: EmbedPlan
 
 
 def _prepare(
     model: str | os.PathLike[str], options: _Options, held: ExitStack
-) -> tuple[_Needs, _Backend, EmbedPlan]:
+) -> tuple[_Needs, EmbedPlan, Start]:
     found = find_weights(model, reach=options.reach, confirm=options.confirm)
     file = held.enter_context(WeightFile(found.path, options.limits))
     is_tokens = options.mode is Mode.TOKENS
     header = scan_header(file, selects=lambda name: name == TABLE or not is_tokens)
-    needs = _needs(options, file, header)
+    needs = _needs(found, options, file, header)
     if is_tokens:
-        backend = _token_backend(needs)
+        plan, start = _plan_token_mean(needs)
     elif options.engine == BUILT_IN:
-        backend = _encoder_backend(needs)
+        plan, start = _plan_encoder(needs)
     else:
-        backend = _engine_backend(needs)
-    return needs, backend, _plan(found, needs, backend)
+        plan, start = _plan_llamacpp(needs)
+    if options.dimensions is not None:
+        if not 0 < options.dimensions <= plan.dimensions:
+            raise UsageError(
+                f"dimensions must be between 1 and {plan.dimensions:,} for this model "
+                f"(got {options.dimensions:,})"
+            )
+        plan = replace(plan, dimensions=options.dimensions)
+    return needs, plan, start
 
 
 def _line(what: str, size_bytes: int, because: str, basis: Basis = Basis.EXACT) -> PlanLine:
@@ -263,9 +254,8 @@ def _total(lines: Iterable[PlanLine]) -> int:
     return sum(line.size_bytes for line in lines)
 
 
-def _needs(options: _Options, file: WeightFile, header: FileHeader) -> _Needs:
-    """The budget is the user's, or less if a limit on this process allows less."""
-    base = []
+def _needs(found: Found, options: _Options, file: WeightFile, header: FileHeader) -> _Needs:
+    lines = []
     if options.own_process:
         import tokenizers  # noqa: F401 - measured with everything that will be loaded
 
@@ -273,11 +263,11 @@ def _needs(options: _Options, file: WeightFile, header: FileHeader) -> _Needs:
         resident = int(psutil.Process().memory_info().rss) + _PROCESS_SPARE_BYTES
         size_bytes = -(-resident // _PROCESS_STEP_BYTES) * _PROCESS_STEP_BYTES
         because = "Python and its libraries, as measured now, rounded up"
-        base.append(_line("process", size_bytes, because, Basis.MODELLED))
+        lines.append(_line("process", size_bytes, because, Basis.MODELLED))
     if options.input_bytes:
         because = "upper bound for rows of the input, as bytes and as text"
-        base.append(_line("input", options.input_bytes, because, Basis.MODELLED))
-    others, peak_bytes = [*base], _total(base)
+        lines.append(_line("input", options.input_bytes, because, Basis.MODELLED))
+    base_bytes = peak_bytes = _total(lines)
     if options.tokenizer:
         cost = tokenizer_cost_bytes(header)
         tokens = header.arrays.get("tokenizer.ggml.tokens")
@@ -285,23 +275,48 @@ def _needs(options: _Options, file: WeightFile, header: FileHeader) -> _Needs:
             f"{(0 if tokens is None else tokens.count):,} tokens; {format_bytes(cost.peak_bytes)} "
             "while it is being built"
         )
-        others.append(_line("tokenizer", cost.resident_bytes, because, Basis.MODELLED))
+        lines.append(_line("tokenizer", cost.resident_bytes, because, Basis.MODELLED))
         peak_bytes += cost.peak_bytes
     available = int(psutil.virtual_memory().available)
-    budget_bytes = options.budget_bytes
+    requested = budget_bytes = options.memory_budget
     limited_bytes = Monitor().usable_bytes
     if limited_bytes is not None:
-        most = limited_bytes * 100 // BREAKER_PERCENT + _total(base)
+        most = limited_bytes * 100 // BREAKER_PERCENT + base_bytes
         available = min(available, most)
         budget_bytes = None if budget_bytes is None else min(budget_bytes, most)
+    if requested is None:
+        because = "as much as is useful, up to a quarter of the free memory"
+    elif budget_bytes == requested:
+        because = "as requested"
+    else:
+        because = (
+            f"{format_bytes(requested)} was requested, but a limit on this process allows less"
+        )
+    plan = EmbedPlan(
+        label=found.label,
+        mode=options.mode,
+        engine=options.engine,
+        kernels=options.kernels.name if options.engine == BUILT_IN else options.engine,
+        threads=1,
+        dimensions=0,
+        pooling=None,
+        budget_bytes=0,
+        budget_because=because,
+        lines=tuple(lines),
+        pass_tokens=options.limits.tokens,
+        text_tokens=options.limits.tokens,
+        text_tokens_because="Limits.tokens",
+        read_bytes=0,
+        notes=found.notes,
+    )
     return _Needs(
         options=options,
         file=file,
         header=header,
         budget_bytes=budget_bytes,
         available_bytes=available,
-        others=tuple(others),
         peak_bytes=peak_bytes,
+        plan=plan,
     )
 
 
@@ -321,31 +336,20 @@ def _row_lines(width: int, mode: Mode) -> tuple[PlanLine, PlanLine]:
     )
 
 
-def _token_backend(needs: _Needs) -> _Backend:
+def _plan_token_mean(needs: _Needs) -> tuple[EmbedPlan, Start]:
     options, header = needs.options, needs.header
     if options.engine != BUILT_IN or options.pooling is not None:
         raise UsageError("mode tokens does not take an engine or a pooling")
     size_bytes = token_mean_bytes(header)
     width = _table_width(header)
     buffers = _line("buffers", size_bytes, "packed bytes and floats for part of one row")
-    lines = (*needs.others, buffers, *_row_lines(width, options.mode))
-    return _Backend(
-        width=width,
-        lines=lines,
-        budget_bytes=_budget_for(needs, lines),
-        pooling=None,
-        threads=1,
-        pass_tokens=options.limits.tokens,
-        text_tokens=options.limits.tokens,
-        text_tokens_because="Limits.tokens",
-        read_bytes=0,
-        start=lambda monitor: open_token_mean(
-            needs.file, header, kernels=options.kernels, monitor=monitor
-        ),
+    plan = _with_lines(needs, width, buffers, *_row_lines(width, options.mode))
+    return plan, lambda monitor: open_token_mean(
+        needs.file, header, kernels=options.kernels, monitor=monitor
     )
 
 
-def _encoder_backend(needs: _Needs) -> _Backend:
+def _plan_encoder(needs: _Needs) -> tuple[EmbedPlan, Start]:
     options, header = needs.options, needs.header
     width = _table_width(header)
     plan = plan_encoder(
@@ -356,13 +360,14 @@ def _encoder_backend(needs: _Needs) -> _Backend:
         threads=options.threads,
         limits=options.limits,
         pooling=options.pooling,
-        other_lines=(*needs.others, *_row_lines(width, options.mode)),
+        other_lines=(*needs.plan.lines, *_row_lines(width, options.mode)),
         least_bytes=needs.peak_bytes,
         varying_bytes=_PROCESS_STEP_BYTES if options.own_process else 0,
         **({} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}),
     )
-    return _Backend(
-        width=width,
+    whole = replace(
+        needs.plan,
+        dimensions=width,
         lines=(*plan.other_lines, *plan.lines),
         budget_bytes=plan.budget_bytes,
         pooling=plan.pooling,
@@ -375,13 +380,13 @@ def _encoder_backend(needs: _Needs) -> _Backend:
             for tensor in matrices(plan.model)
             if tensor.name not in plan.kept and tensor.name not in _TABLES
         ),
-        start=lambda monitor: StreamedEncoder(
-            needs.file, header, kernels=options.kernels, monitor=monitor, plan=plan
-        ),
+    )
+    return whole, lambda monitor: StreamedEncoder(
+        needs.file, header, kernels=options.kernels, monitor=monitor, plan=plan
     )
 
 
-def _engine_backend(needs: _Needs) -> _Backend:
+def _plan_llamacpp(needs: _Needs) -> tuple[EmbedPlan, Start]:
     options, header = needs.options, needs.header
     architecture = str(header.keys.get("general.architecture"))
     context = header.keys.get(f"{architecture}.context_length")
@@ -400,20 +405,16 @@ def _engine_backend(needs: _Needs) -> _Backend:
         "the whole file, its KV cache and its compute buffers, in a separate process",
         Basis.MODELLED,
     )
-    lines = (*needs.others, *_row_lines(width, options.mode), engine)
-    return _Backend(
-        width=width,
-        lines=lines,
-        budget_bytes=_budget_for(needs, lines),
+    plan = replace(
+        _with_lines(needs, width, *_row_lines(width, options.mode), engine),
         pooling=settings.pooling,
         threads=settings.threads,
         pass_tokens=settings.pass_tokens,
         text_tokens=text_tokens,
         text_tokens_because=because,
-        read_bytes=0,
-        start=lambda monitor: llamacpp.LlamaCppEncoder(
-            Path(needs.file.name), header, settings, monitor=monitor
-        ),
+    )
+    return plan, lambda monitor: llamacpp.LlamaCppEncoder(
+        Path(needs.file.name), header, settings, monitor=monitor
     )
 
 
@@ -422,71 +423,17 @@ def _table_width(header: FileHeader) -> int:
     return table.shape[-1] if table is not None and table.shape else 1
 
 
-def _budget_for(needs: _Needs, lines: tuple[PlanLine, ...]) -> int:
-    """The user's budget if it is enough; without one, what is needed."""
-    total = max(_total(lines), needs.peak_bytes)
-    if needs.budget_bytes is None:
-        return budget_for(total) + _SPARE_BYTES
-    if usable_bytes(needs.budget_bytes) < total:
+def _with_lines(needs: _Needs, width: int, *lines: PlanLine) -> EmbedPlan:
+    """The plan with what a backend needs. Raises MemoryPressureError if the user's budget is too small for it."""
+    lines = (*needs.plan.lines, *lines)
+    total, budget_bytes = max(_total(lines), needs.peak_bytes), needs.budget_bytes
+    if budget_bytes is None:
+        budget_bytes = budget_for(total) + _SPARE_BYTES
+    elif usable_bytes(budget_bytes) < total:
         varying = _PROCESS_STEP_BYTES if needs.options.own_process else 0
         raise MemoryPressureError(
-            f"a budget of {format_bytes(needs.budget_bytes)} is too small: "
+            f"a budget of {format_bytes(budget_bytes)} is too small: "
             f"{format_bytes(total)} is needed, and at most {BREAKER_PERCENT} % of a "
             f"budget is used; use at least {rounded_up(budget_for(total + varying))}"
         )
-    return needs.budget_bytes
-
-
-def _plan(found: Found, needs: _Needs, backend: _Backend) -> EmbedPlan:
-    options = needs.options
-    dimensions = backend.width if options.dimensions is None else options.dimensions
-    if not 0 < dimensions <= backend.width:
-        raise UsageError(
-            f"dimensions must be between 1 and {backend.width:,} for this model (got {dimensions:,})"
-        )
-    requested = options.budget_bytes
-    if requested is None:
-        because = "as much as is useful, up to a quarter of the free memory"
-    elif needs.budget_bytes == requested:
-        because = "as requested"
-    else:
-        because = (
-            f"{format_bytes(requested)} was requested, but a limit on this process allows less"
-        )
-    return EmbedPlan(
-        label=found.label,
-        mode=options.mode,
-        engine=options.engine,
-        kernels=options.kernels.name if options.engine == BUILT_IN else options.engine,
-        threads=backend.threads,
-        dimensions=dimensions,
-        pooling=backend.pooling,
-        budget_bytes=backend.budget_bytes,
-        budget_because=because,
-        lines=backend.lines,
-        pass_tokens=backend.pass_tokens,
-        text_tokens=backend.text_tokens,
-        text_tokens_because=backend.text_tokens_because,
-        read_bytes=backend.read_bytes,
-        notes=found.notes,
-    )
-
-
-def _build_tokenizer(
-    needs: _Needs, monitor: Monitor, held: ExitStack
-) -> Callable[[], TextTokenizer]:
-    if not needs.options.tokenizer:
-
-        def refuse() -> TextTokenizer:
-            raise UsageError(
-                "this embedder was opened without a tokenizer: only embed_tokens works"
-            )
-
-        return refuse
-    cost = tokenizer_cost_bytes(needs.header)
-    reserved = held.enter_context(monitor.try_allocate(cost.peak_bytes, "building the tokenizer"))
-    vocabulary = read_vocabulary(needs.file, needs.header)
-    built = build_tokenizer(vocabulary, cache=needs.options.tokenizer_cache)
-    del vocabulary
-    reserved.shrink(cost.resident_bytes)
-    return lambda: built
+    return replace(needs.plan, lines=lines, budget_bytes=budget_bytes, dimensions=width)

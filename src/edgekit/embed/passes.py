@@ -42,6 +42,14 @@ class EmbedCall:
     finished: int = 0
     waiting: Sequence[int] | None = None  # tokens of the next text, if the last pass was full
 
+    def result(self) -> Floats:
+        """Waits for the vectors."""
+        try:
+            return self.done.result()
+        except BaseException:
+            self.done.cancel()  # on Ctrl-C the pass ends at its next tile
+            raise
+
     def fail(self, error: BaseException) -> None:
         with suppress(InvalidStateError):  # the caller has cancelled it
             self.done.set_exception(error)
@@ -149,34 +157,29 @@ class Passes:
             self._thread.join()
 
     def _work(self) -> None:
-        while self._wait():
-            try:
-                self._one_pass()
-            except _AbandonedError:
-                pass
-            except BaseException as error:  # noqa: BLE001 - no caller may wait forever
-                self._fail_all(error)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._jobs)
+                if self._closing:
+                    break
+            self._one_pass()  # a function of its own: its vectors are freed before the next wait
         self._end()
 
     def _end(self) -> None:
         self._fail_all(CancelledError("the embedder was closed"))
         self._ended()
 
-    def _wait(self) -> bool:
-        """Waits for work. False: there will be none."""
-        with self._changed:
-            while not self._closing and not self._jobs:
-                self._changed.wait()
-            return not self._closing
-
     def _one_pass(self) -> None:
-        pieces = self._gather()
-        self._drop_ended()
         try:
+            pieces = self._gather()
+            self._drop_ended()
             while pieces and not self._encode(pieces):
                 pieces = [piece for piece in pieces if not piece.job.done.done()]
-        finally:
-            self._drop_ended()
+        except _AbandonedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - no caller may wait forever
+            self._fail_all(error)
+        self._drop_ended()
 
     def _encode(self, pieces: list[_PassText]) -> bool:
         """False: one text was bad. Its job has failed, and the others must be run again."""
