@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 
@@ -110,7 +110,7 @@ class Embedder(Closeable):
                 raise TextError(
                     f"{len(tokens):,} tokens; the limit is {most:,} ({because})", index=index
                 )
-            for token in tokens:
+            for token in cast("Sequence[object]", tokens):
                 if not (isinstance(token, int | np.integer) and 0 <= token < vocabulary):
                     raise TextError(
                         f"{str(token)[:40]!r} is not a valid token (0 to {vocabulary - 1:,})",

@@ -52,20 +52,28 @@ class ChildSettings:
     pooling: Pooling
     threads: int
     pass_tokens: int  # of all texts in a pass; no text may be longer
-    repack: bool = False  # keep a second copy of the weights, laid out for its kernels
 
 
 def needed_bytes(header: FileHeader, settings: ChildSettings) -> int:
     """An upper bound on the memory of the engine's process. MODELLED: the whole file is mapped and counted."""
-    weights = header.file_bytes * (2 if settings.repack else 1)
+
+    def number(key: str) -> int:
+        return _number(header, key)
+
     vocabulary = header.arrays.get("tokenizer.ggml.tokens")
-    tokens = vocabulary.count if vocabulary is not None else _number(header, "vocab_size")
-    return (
-        weights
-        + _cache_bytes(header, settings)
-        + _compute_bytes(header, settings, tokens)
-        + (_PROCESS_BYTES + tokens * _TOKEN_BYTES)
-    )
+    tokens = vocabulary.count if vocabulary is not None else number("vocab_size")
+    width, inner = number("embedding_length"), number("feed_forward_length")
+    # The KV cache in f16. Encoders have none, but are so narrow that counting one does not matter.
+    heads = number("attention.head_count") or 1
+    length = number("attention.key_length") or width // heads
+    row = length * (number("attention.head_count_kv") or heads)
+    cache_bytes = _context_tokens(settings) * number("block_count") * 2 * row * 2
+    # Floats for each token of a pass: feed-forward, hidden states, attention masks, a decoder's logits.
+    logits = 0 if "tokenizer.ggml.token_type_count" in header.keys else tokens
+    masks = 2 * _context_tokens(settings)  # flash attention stores no scores
+    compute_bytes = settings.pass_tokens * 4 * (3 * inner + 16 * width + masks + logits)
+    process_bytes = _PROCESS_BYTES + tokens * _TOKEN_BYTES
+    return header.file_bytes + cache_bytes + compute_bytes + process_bytes
 
 
 def width_of(header: FileHeader) -> int:
@@ -86,20 +94,20 @@ class LlamaCppEncoder:
         settings: ChildSettings,
         *,
         monitor: Monitor,
-        memory_bytes: int | None = None,
     ) -> None:
-        """Loads the model. `memory_bytes` replaces `needed_bytes` if the caller has a better figure.
+        """Loads the model.
 
-        Raises MemoryPressureError if that exceeds the budget, and EngineError with the engine's last output.
+        Raises MemoryPressureError if it exceeds the budget, and EngineError with the engine's last output.
         """
         if not has_xllamacpp():
             raise UsageError(f"engine {ENGINE.name} is not installed: {INSTALL_XLLAMACPP}")
-        size_bytes = needed_bytes(header, settings) if memory_bytes is None else memory_bytes
         self.width = width_of(header)
         self._path = path
         self._settings = settings
         self._child: _Child | None = None
-        self._memory = monitor.try_allocate(size_bytes, f"{header.name} in {ENGINE.name}")
+        self._memory = monitor.try_allocate(
+            needed_bytes(header, settings), f"{header.name} in {ENGINE.name}"
+        )
         try:
             self._child = self._start(lambda _: monitor.check())
         except BaseException:
@@ -192,9 +200,7 @@ def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
         unified=True,
         flash_attention=True,
     )
-    setup = LlamaCppSetup(
-        embeddings=True, repack=settings.repack, cache_ram_mib=0, ctx_checkpoints=0
-    )
+    setup = LlamaCppSetup(embeddings=True, repack=False, cache_ram_mib=0, ctx_checkpoints=0)
     fixed = {"fit_params": False, "cache_prompt": False, "cache_idle_slots": False}
     pooling = ("llama_pooling_type", f"LLAMA_POOLING_TYPE_{settings.pooling.name}")
     return {
@@ -231,22 +237,6 @@ def _copy_vectors(vectors: Sequence[str], into: Floats) -> None:
 
 def _context_tokens(settings: ChildSettings) -> int:
     return -(-(settings.pass_tokens + _SPARE_TOKENS) // _SPARE_TOKENS) * _SPARE_TOKENS
-
-
-def _cache_bytes(header: FileHeader, settings: ChildSettings) -> int:
-    """The KV cache in f16. Encoders have none, but are so narrow that counting one does not matter."""
-    heads = _number(header, "attention.head_count") or 1
-    length = _number(header, "attention.key_length") or _number(header, "embedding_length") // heads
-    width = length * (_number(header, "attention.head_count_kv") or heads)
-    return _context_tokens(settings) * _number(header, "block_count") * 2 * width * 2
-
-
-def _compute_bytes(header: FileHeader, settings: ChildSettings, tokens: int) -> int:
-    """Floats for each token of a pass: feed-forward, hidden states, attention masks, a decoder's logits."""
-    logits = 0 if "tokenizer.ggml.token_type_count" in header.keys else tokens
-    width, inner = _number(header, "embedding_length"), _number(header, "feed_forward_length")
-    masks = 2 * _context_tokens(settings)  # flash attention stores no scores
-    return settings.pass_tokens * 4 * (3 * inner + 16 * width + masks + logits)
 
 
 def _number(header: FileHeader, key: str) -> int:

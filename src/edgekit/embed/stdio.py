@@ -21,28 +21,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgekit.embed.bulk.output import write_all
-from edgekit.embed.bulk.rows import row_bytes_for
+from edgekit.embed.bulk.rows import bounded_lines, row_bytes_for
 from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import (
     CancelledError,
-    DeadlineError,
     EdgekitError,
     OutputError,
     TextError,
     UsageError,
 )
-from edgekit.units import MB
 
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
 
 
 PROTOCOL = 1
-MOST_LINE_BYTES = 8 * MB  # of a request: as long as a row of a bulk job
 IN_FLIGHT = 64  # requests that were read and are not answered yet
 MOST_TEXTS = 4096
 ID_CHARACTERS = 200
@@ -54,7 +51,6 @@ CONTAINERS = 200_000
 VALUES = 1_000_000
 
 _FIELDS = frozenset({"id", "texts", "prefix", "deadline_ms", "encoding"})
-_PIECE_BYTES = 64 * 1024
 _LAST_ANSWERS_S = 0.5  # after a signal, to answer the requests that still run
 _DAY_MS = 86_400_000
 _FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
@@ -89,14 +85,9 @@ class LineLimits:
     held_texts: int  # of all requests in flight
 
 
-def line_bytes_within(budget_bytes: int) -> int:
-    """The longest line within a budget."""
-    return min(row_bytes_for(budget_bytes), MOST_LINE_BYTES)
-
-
 def limits_within(budget_bytes: int, dimensions: int) -> LineLimits:
-    """The vectors of a request take at most half as much as its longest line."""
-    line_bytes = line_bytes_within(budget_bytes)
+    """A request is at most as long as a row of a bulk job, and its vectors take at most half as much."""
+    line_bytes = row_bytes_for(budget_bytes)
     texts = max(line_bytes // 2 // (4 * dimensions), 1)
     return LineLimits(
         line_bytes=line_bytes,
@@ -129,11 +120,10 @@ def serve(
     Raises OutputError if answers cannot be written.
     """
     server = _Server(embedder, prefix, dict(ready or {}))
-    if target != 1:
-        return asyncio.run(server.run(source, target))
-    own = os.dup(1)
-    os.dup2(2, 1)
-    return asyncio.run(server.run(source, own))
+    if target == 1:
+        target = os.dup(1)
+        os.dup2(2, 1)
+    return asyncio.run(server.run(source, target))
 
 
 class _Server:
@@ -151,13 +141,22 @@ class _Server:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
         self._writer = _Writer(target, loop, lambda: _settle(ended, 0))
-        _on_signals(loop, lambda code: _settle(ended, code))
+        for number, code in ((signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)):
+            end = partial(_settle, ended, code)
+            if sys.platform == "win32":
+                signal.signal(number, lambda *_, end=end: loop.call_soon_threadsafe(end))
+            else:
+                loop.add_signal_handler(number, end)
         reading = asyncio.create_task(self._read(source, loop))
         reading.add_done_callback(lambda _: _settle(ended, 0))
         code = await ended
         if reading.done() and not reading.cancelled():
             reading.result()
-        await self._cancel_all(reading)
+        reading.cancel()
+        for task in tuple(self._running.values()):
+            task.cancel()
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=_LAST_ANSWERS_S)
         if self._writer.fault is not None:
             raise OutputError(f"cannot write to standard output: {self._writer.fault.strerror}")
         return code
@@ -180,45 +179,49 @@ class _Server:
         lines = _LineReader(source, loop, self._limits.line_bytes)
         while (line := await lines.next()) is not None:
             try:
+                if isinstance(line, RequestError):
+                    raise line
                 request = read_line(line, most_texts=self._limits.texts)
                 del line  # frees it before the texts are embedded
-                await self._take(request)
+                if request is not None:
+                    await self._take(request)
             except RequestError as error:
                 await self._writer.write([_error_line(error.id, error)])
         while self._answering:
             await asyncio.wait(self._answering)
 
-    async def _take(self, request: StdioRequest | Cancel | None) -> None:
-        if request is None:
-            return
+    async def _take(self, request: StdioRequest | Cancel) -> None:
         if isinstance(request, Cancel):
             if (running := self._running.get(request.id)) is not None:
                 running.cancel()
             return  # one that is already answered stays so
         if request.id in self._running:
             raise RequestError("a request with this id is still running", id=request.id)
+
+        def has_capacity() -> bool:
+            requests = [*self._in_flight, request]
+            return len(requests) == 1 or (
+                len(requests) <= IN_FLIGHT
+                and sum(one.size_bytes for one in requests) <= self._limits.held_bytes
+                and sum(len(one.texts) for one in requests) <= self._limits.held_texts
+            )
+
         async with self._capacity:
-            await self._capacity.wait_for(lambda: self._has_capacity_for(request))
+            await self._capacity.wait_for(has_capacity)
         task = asyncio.create_task(self._answer(request))
         self._running[request.id] = task
         self._in_flight.append(request)
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
-        await asyncio.sleep(
-            0
-        )  # starts the task, so that it answers even if it is cancelled at once
-
-    def _has_capacity_for(self, request: StdioRequest) -> bool:
-        requests = [*self._in_flight, request]
-        return len(requests) == 1 or (
-            len(requests) <= IN_FLIGHT
-            and sum(one.size_bytes for one in requests) <= self._limits.held_bytes
-            and sum(len(one.texts) for one in requests) <= self._limits.held_texts
-        )
+        # Starts the task, so that it answers even if it is cancelled at once.
+        await asyncio.sleep(0)
 
     async def _answer(self, request: StdioRequest) -> None:
         try:
-            answer: Answer = _vector_line(request, await self._vectors(request))
+            left_s = None if request.ends_at is None else request.ends_at - time.monotonic()
+            prefix = self._prefix if request.prefix is None else request.prefix
+            vectors = await self._embedder.aembed(request.texts, prefix=prefix, deadline_s=left_s)
+            answer: Answer = _vector_line(request, vectors)
         except asyncio.CancelledError:
             answer = [_error_line(request.id, CancelledError("cancelled"))]
         except Exception as error:  # noqa: BLE001 - a bug that one request triggers must not end the others
@@ -231,77 +234,36 @@ class _Server:
         async with self._capacity:
             self._capacity.notify_all()
 
-    async def _vectors(self, request: StdioRequest) -> Floats:
-        left_s = None if request.ends_at is None else request.ends_at - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            raise DeadlineError("not finished in time")
-        prefix = self._prefix if request.prefix is None else request.prefix
-        return await self._embedder.aembed(request.texts, prefix=prefix, deadline_s=left_s)
-
-    async def _cancel_all(self, reading: asyncio.Task[None]) -> None:
-        """Stops reading, cancels all requests, and gives their answers a moment to be written."""
-        reading.cancel()
-        for task in tuple(self._running.values()):
-            task.cancel()
-        if self._answering:
-            await asyncio.wait(self._answering, timeout=_LAST_ANSWERS_S)
-
-
-@dataclass(frozen=True, slots=True)
-class _TooLong:
-    """In place of a line over the limit, which is not stored."""
-
-    limit_bytes: int
-
 
 class _LineReader:
     """A thread that reads at most one line ahead."""
 
     def __init__(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
-        self._lines: asyncio.Queue[bytes | _TooLong | None] = asyncio.Queue()
+        self._lines: asyncio.Queue[bytes | RequestError | None] = asyncio.Queue()
         self._wanted = threading.Semaphore(1)  # lines that may still be read ahead
         arguments = (source, loop, line_bytes)
         threading.Thread(target=self._work, args=arguments, daemon=True).start()
 
-    async def next(self) -> bytes | _TooLong | None:
-        """The next line; None at the end of the input."""
+    async def next(self) -> bytes | RequestError | None:
+        """The next line; an error for one over the limit, which is not stored; None at the end of the input."""
         line = await self._lines.get()
         self._wanted.release()
         return line
 
     def _work(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
+        def put(line: bytes | RequestError | None) -> None:
+            self._wanted.acquire()
+            loop.call_soon_threadsafe(self._lines.put_nowait, line)
+
         with suppress(RuntimeError):  # the loop is closed
-            for line in chain(_bounded_lines(source, line_bytes), (None,)):
-                self._wanted.acquire()
-                loop.call_soon_threadsafe(self._lines.put_nowait, line)
-
-
-def _bounded_lines(source: int, most: int) -> Iterator[bytes | _TooLong]:
-    """The lines without their newline; the last one need not have any."""
-    held = bytearray()
-    too_long = False
-    while piece := _read_piece(source):
-        first, *more = piece.split(b"\n")
-        for part, ends in ((first, bool(more)), *((one, True) for one in more[:-1])):
-            too_long = too_long or len(held) + len(part) > most
-            if too_long:
-                held = bytearray()
-            else:
-                held += part
-            if ends:
-                yield _TooLong(most) if too_long else bytes(held)
-                held, too_long = bytearray(), False
-        if more:
-            held += more[-1]
-    if held or too_long:
-        yield _TooLong(most) if too_long else bytes(held)
-
-
-def _read_piece(source: int) -> bytes:
-    try:
-        return os.read(source, _PIECE_BYTES)
-    except OSError:  # closed by the parent process
-        return b""
+            with suppress(OSError), open(source, "rb", closefd=False) as file:
+                # Not from position 0: a byte order mark is not part of the protocol.
+                for line in bounded_lines(file, 1, line_bytes):
+                    if line.data is None:
+                        put(RequestError(f"a line longer than {line_bytes:,} bytes"))
+                    else:
+                        put(line.data.removesuffix(b"\n"))
+            put(None)  # the end, or the parent process has closed it
 
 
 class _Writer:
@@ -365,20 +327,27 @@ class _Writer:
             written.cancel()
 
 
-def read_line(line: bytes | _TooLong, *, most_texts: int) -> StdioRequest | Cancel | None:
+def read_line(line: bytes, *, most_texts: int) -> StdioRequest | Cancel | None:
     """The request in a line; None for a blank line. Raises RequestError."""
-    if isinstance(line, _TooLong):
-        raise RequestError(f"a line longer than {line.limit_bytes:,} bytes")
     if not line.strip():
         return None
     try:
         fields = read_object(line)
     except NotJsonError as error:
         raise RequestError(str(error)) from error
-    identity = _identity(fields)
+    identity: Any = fields.get("id")
+    if isinstance(identity, str):
+        is_valid = 0 < len(identity) <= ID_CHARACTERS and broken_character(identity) is None
+    else:  # exact in the JSON of every language
+        is_valid = type(identity) is int and abs(identity) < 2**53
+    if not is_valid:
+        raise RequestError(
+            f"a request needs an id: a string of up to {ID_CHARACTERS} characters, or a whole "
+            "number below 2**53"
+        )
     try:
         if "cancel" not in fields:
-            return _request(fields, identity, most_texts, len(line))
+            return _request(fields, most_texts, len(line))
     except UsageError as error:
         raise RequestError(str(error), id=identity) from error
     if fields["cancel"] is not True or fields.keys() != {"id", "cancel"}:
@@ -388,70 +357,42 @@ def read_line(line: bytes | _TooLong, *, most_texts: int) -> StdioRequest | Canc
     return Cancel(id=identity)
 
 
-def _identity(fields: Mapping[str, Any]) -> Id:
-    found = fields.get("id")
-    if (
-        isinstance(found, str)
-        and 0 < len(found) <= ID_CHARACTERS
-        and broken_character(found) is None
-    ):
-        return found
-    if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 2**53:
-        return found  # exact in the JSON of every language
-    raise RequestError(
-        f"a request needs an id: a string of up to {ID_CHARACTERS} characters, or a whole "
-        "number below 2**53"
-    )
-
-
-def _request(
-    fields: Mapping[str, Any], identity: Id, most_texts: int, line_bytes: int
-) -> StdioRequest:
+def _request(fields: Mapping[str, Any], most_texts: int, line_bytes: int) -> StdioRequest:
+    """The request with these fields, whose id is valid. Raises UsageError."""
     if unknown := sorted(fields.keys() - _FIELDS):
         raise UsageError(
             f"unknown field {unknown[0][:40]!r}; choose from {', '.join(sorted(_FIELDS))}"
         )
-    texts = _texts(fields.get("texts"), most_texts)
-    prefix = _optional_text(fields.get("prefix"), "prefix")
-    ends_at = _ends_at(fields.get("deadline_ms"))
+    texts = fields.get("texts")
+    if not isinstance(texts, list):
+        raise UsageError(f"texts must be a list of strings, not {kind_of(texts)}")
+    if not 0 < len(texts) <= most_texts:
+        raise UsageError(f"{len(texts):,} texts; a request may have 1 to {most_texts:,}")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(f"text {index} is {kind_of(text)}")
+        if broken_character(text) is not None:
+            raise UsageError(f"text {index} is not a valid string")
+    prefix = fields.get("prefix")
+    is_text = isinstance(prefix, str) and broken_character(prefix) is None
+    if prefix is not None and not is_text:
+        raise UsageError("prefix is not a valid string")
+    limit_ms, ends_at = fields.get("deadline_ms"), None
+    if limit_ms is not None:
+        is_number = isinstance(limit_ms, int | float) and not isinstance(limit_ms, bool)
+        if not is_number or not 0 < limit_ms <= _DAY_MS:
+            raise UsageError("deadline_ms must be a number of milliseconds, up to one day")
+        ends_at = time.monotonic() + limit_ms / 1000
     if (encoding := fields.get("encoding", FLOAT)) not in (FLOAT, BASE64):
         raise UsageError(f"encoding must be {FLOAT!r} or {BASE64!r}")
     return StdioRequest(
-        id=identity,
-        texts=texts,
+        id=fields["id"],
+        texts=tuple(texts),
         prefix=prefix,
         ends_at=ends_at,
         encoding=encoding,
         size_bytes=max(line_bytes, sum(map(sys.getsizeof, texts))),  # one emoji: 4 bytes a letter
     )
-
-
-def _texts(found: object, most: int) -> tuple[str, ...]:
-    if not isinstance(found, list):
-        raise UsageError(f"texts must be a list of strings, not {kind_of(found)}")
-    if not 0 < len(found) <= most:
-        raise UsageError(f"{len(found):,} texts; a request may have 1 to {most:,}")
-    for index, text in enumerate(found):
-        if not isinstance(text, str):
-            raise UsageError(f"text {index} is {kind_of(text)}")
-        _optional_text(text, f"text {index}")
-    return tuple(found)
-
-
-def _optional_text(found: object, what: str) -> str | None:
-    if found is None:
-        return None
-    if not isinstance(found, str) or broken_character(found) is not None:
-        raise UsageError(f"{what} is not a valid string")
-    return found
-
-
-def _ends_at(found: object) -> float | None:
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= _DAY_MS:
-        raise UsageError("deadline_ms must be a number of milliseconds, up to one day")
-    return time.monotonic() + found / 1000
 
 
 def _vector_line(request: StdioRequest, vectors: Floats) -> Iterator[bytes]:
@@ -485,14 +426,6 @@ def _line(fields: Mapping[str, Any]) -> bytes:
 def _settle(future: asyncio.Future[Any], value: object) -> None:
     if not future.done():
         future.set_result(value)
-
-
-def _on_signals(loop: asyncio.AbstractEventLoop, end: Callable[[int], None]) -> None:
-    for number, code in ((signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)):
-        if sys.platform == "win32":
-            signal.signal(number, lambda *_, code=code: loop.call_soon_threadsafe(end, code))
-        else:
-            loop.add_signal_handler(number, end, code)
 
 
 # --- strict JSON

@@ -23,7 +23,6 @@ from edgekit.embed.bulk.rows import (
     BadRow,
     Batch,
     InputRow,
-    ReadPosition,
     ResumeMark,
     RowLimit,
     row_bytes_for,
@@ -59,7 +58,8 @@ def batch_of(count: int, first: int = 1, skipped: tuple[int, ...] = ()) -> Batch
         rows=rows,
         skipped=bad,
         tokens=count * 3,
-        place=ReadPosition(number=last, position=last * 10),
+        number=last,
+        position=last * 10,
     )
 
 
@@ -533,7 +533,7 @@ def test_batches_begin_where_the_last_one_ended() -> None:
     every = list(batches(rows, count, rule, skip_bad=lambda _: None))
     assert sum(len(batch.skipped) for batch in every) == 20
     for done, batch in enumerate(every, 1):
-        rest = [row for row in rows if row.number > batch.place.number]
+        rest = [row for row in rows if row.number > batch.number]
         assert list(batches(rest, count, rule, skip_bad=lambda _: None)) == every[done:]
 
 

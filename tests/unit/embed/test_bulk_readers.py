@@ -23,7 +23,7 @@ from edgekit.embed.bulk import parquet
 from edgekit.embed.bulk import rows as rows_module
 from edgekit.embed.bulk.parquet import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.readers import format_of, open_source
-from edgekit.embed.bulk.rows import BadRow, Fields, InputRow, ReadPosition, RowLimit
+from edgekit.embed.bulk.rows import BadRow, Fields, InputRow, ResumeMark, RowLimit
 from edgekit.errors import HeaderError, NotFoundError, SourceError, TextError, UsageError
 
 WITH_ID = Fields(text="text", id="id")
@@ -33,13 +33,13 @@ def read(
     path: Path,
     fields: Fields | None = None,
     form: str | None = None,
-    start: ReadPosition | None = None,
+    start: ResumeMark | None = None,
     limit: RowLimit | None = None,
 ) -> list[tuple[int, Any]]:
     """(row number, text or (id, text)); for a bad one (number, its reason as a list of one)."""
     source = open_source(str(path), form=form, fields=fields or Fields(), limit=limit)
     try:
-        return [_content(row) for row in source.rows(start or ReadPosition())]
+        return [_content(row) for row in source.rows(start or ResumeMark())]
     finally:
         source.close()
 
@@ -225,7 +225,7 @@ def test_lines_over_the_limit_are_bad_rows(tmp_path: Path) -> None:
 def test_csv_record_with_an_open_quote_cannot_be_skipped(tmp_path: Path, record: bytes) -> None:
     path = write(tmp_path, "a.csv", b"id,text\n1,first\n" + record + b"3,third\n")
     source = open_source(str(path), form=None, fields=WITH_ID, limit=SHORT)
-    rows = source.rows(ReadPosition())
+    rows = source.rows(ResumeMark())
     assert _content(next(rows)) == (1, ("1", "first"))
     with pytest.raises(TextError) as caught:
         next(rows)
@@ -237,7 +237,7 @@ def test_gzip(tmp_path: Path) -> None:
     data = b"one\ntwo\nthree\n"
     path = write(tmp_path, "a.txt.gz", gzip.compress(data))
     assert read(path) == [(1, "one"), (2, "two"), (3, "three")]
-    assert read(path, start=ReadPosition(number=2, position=8)) == [(3, "three")]
+    assert read(path, start=ResumeMark(number=2, position=8)) == [(3, "three")]
     cut = write(tmp_path, "b.txt.gz", gzip.compress(data * 1000)[:-20])
     with pytest.raises(SourceError, match=r"b\.txt\.gz failed: Compressed file ended"):
         read(cut)
@@ -265,7 +265,7 @@ def test_parquet(tmp_path: Path) -> None:
     ]
     assert read(path, WITH_ID) == rows
     for done in range(7):
-        assert read(path, WITH_ID, start=ReadPosition(number=done, position=done)) == rows[done:]
+        assert read(path, WITH_ID, start=ResumeMark(number=done, position=done)) == rows[done:]
     source = open_source(str(path), form=None, fields=WITH_ID)
     assert source.integer_ids
     assert source.share(3) == 0.5
@@ -342,12 +342,12 @@ def test_parquet_footer_with_damage_is_read_or_refused(name: str, rows: int) -> 
 READ_PARQUET = """
 import sys
 from edgekit.embed.bulk.readers import open_source
-from edgekit.embed.bulk.rows import Fields, ReadPosition
+from edgekit.embed.bulk.rows import Fields, ResumeMark
 from edgekit.errors import EdgekitError
 
 try:
     source = open_source(sys.argv[1], form=None, fields=Fields())
-    print(sum(1 for _ in source.rows(ReadPosition())))
+    print(sum(1 for _ in source.rows(ResumeMark())))
 except EdgekitError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -499,10 +499,10 @@ FILES: dict[str, bytes] = {
 @pytest.mark.parametrize("name", FILES)
 def test_rows_from_any_position_are_the_rest(tmp_path: Path, name: str) -> None:
     source = open_source(str(write(tmp_path, name, FILES[name])), form=None, fields=Fields())
-    every = list(source.rows(ReadPosition()))
+    every = list(source.rows(ResumeMark()))
     assert len(every) >= 3
     for done, row in enumerate(every, 1):
-        start = ReadPosition(number=row.number, position=row.end)
+        start = ResumeMark(number=row.number, position=row.end)
         assert list(source.rows(start)) == every[done:]
     source.close()
 
@@ -527,9 +527,9 @@ def test_pipe_digest_identifies_its_beginning(
     monkeypatch: pytest.MonkeyPatch, form: str, data: bytes
 ) -> None:
     first = piped(monkeypatch, data, form)
-    row = _last(first.rows(ReadPosition()), 3)
+    row = _last(first.rows(ResumeMark()), 3)
     digest = first.digest(row.end)
-    start = ReadPosition(number=row.number, position=row.end)
+    start = ResumeMark(number=row.number, position=row.end)
     same = piped(monkeypatch, data, form)
     rest = same.rows(start)
     assert next(rest).number == 4

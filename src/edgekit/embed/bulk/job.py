@@ -18,9 +18,7 @@ from edgekit.embed.bulk.rows import (
     BadRow,
     Batch,
     BulkStatus,
-    Embeds,
     InputRow,
-    ReadPosition,
     ResumeMark,
     RowLimit,
     RowSource,
@@ -34,6 +32,7 @@ from edgekit.errors import (
 )
 
 if TYPE_CHECKING:
+    from edgekit.embed.embedder import Embedder
     from edgekit.engines.native.kernels.types import Floats
 
 
@@ -41,7 +40,7 @@ MOST_SKIPPED = 4096  # skipped rows in a batch: then it ends, so that they need 
 
 Embedded = Generator[tuple[Batch, "Floats"], None, None]
 Stage = Callable[[ResumeMark], Embedded]
-"""Embeds from a mark on: batches with their vectors, in order."""
+"""Embedder from a mark on: batches with their vectors, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +71,6 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    mark: ResumeMark
-    begun: ResumeMark  # where this run began: not at the start if it resumed a job
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """A job that is done, for a report."""
 
@@ -87,7 +79,7 @@ class Finished:
     output: str
     skipped: str | None  # the file that lists the skipped rows
     dimensions: int
-    done: Done
+    done: BulkStatus
 
 
 def run_job(
@@ -95,13 +87,23 @@ def run_job(
     stage: Stage,
     output: Output,
     report: Callable[[BulkStatus], None] | None = None,
-) -> Done:
-    """Embeds the rest of the input and finishes the output.
+) -> BulkStatus:
+    """Embedder the rest of the input and finishes the output.
 
     Raises TextError at the first bad row, CancelledError at Ctrl-C and OutputError when the disk is full. In each case
     the same job can be run again, and resumes.
     """
     begun, started_s = output.mark, time.monotonic()
+
+    def status() -> BulkStatus:
+        return BulkStatus(
+            mark=output.mark,
+            begun=begun,
+            seconds=time.monotonic() - started_s,
+            share=source.share(output.mark.position),
+            share_begun=source.share(begun.position),
+        )
+
     try:
         if not begun.done:
             with closing(stage(begun)) as answers:  # the stage ends before an error is reported
@@ -109,15 +111,7 @@ def run_job(
                     output.add(batch, vectors)
                     output.save(source.digest)
                     if report is not None:
-                        report(
-                            BulkStatus(
-                                mark=output.mark,
-                                begun=begun,
-                                seconds=time.monotonic() - started_s,
-                                share=source.share(output.mark.position),
-                                share_begun=source.share(begun.position),
-                            )
-                        )
+                        report(status())
         source.check_unchanged()
         output.finish()
     except KeyboardInterrupt as error:
@@ -126,10 +120,10 @@ def run_job(
     except (TextError, EngineError, MemoryPressureError) as error:
         output.save(source.digest, now=True)
         raise type(error)(f"{error}{output.kept_words}") from error
-    return Done(mark=output.mark, begun=begun, seconds=time.monotonic() - started_s)
+    return status()
 
 
-def embed_here(embedder: Embeds, source: RowSource, terms: Terms) -> Stage:
+def embed_here(embedder: Embedder, source: RowSource, terms: Terms) -> Stage:
     """The stage that embeds in this process."""
 
     def stage(begun: ResumeMark) -> Embedded:
@@ -140,10 +134,10 @@ def embed_here(embedder: Embeds, source: RowSource, terms: Terms) -> Stage:
 
 
 def batches_of(
-    source: RowSource, begun: ResumeMark, embedder: Embeds, terms: Terms
+    source: RowSource, begun: ResumeMark, embedder: Embedder, terms: Terms
 ) -> Iterator[Batch]:
     """The batches from a mark on. Raises SourceError if the input is a pipe that began differently before."""
-    rows: Iterator[InputRow | BadRow] = source.rows(begun.place)
+    rows: Iterator[InputRow | BadRow] = source.rows(begun)
     first = next(rows, None)  # reads what lies before it, for the digest
     if begun.digest is not None and source.digest(begun.position) != begun.digest:
         raise SourceError(
@@ -169,70 +163,53 @@ def batches(
 
     `skip_bad` is called with every bad row and may raise.
     """
-    filling = _Filling(rule)
+    good: list[InputRow] = []
+    skipped: list[BadRow] = []
+    tokens = characters = 0
+    last: InputRow | BadRow | None = None
+
+    def take() -> Iterator[Batch]:
+        nonlocal tokens, characters, last
+        if last is not None:
+            yield Batch(
+                rows=tuple(good),
+                skipped=tuple(skipped),
+                tokens=tokens,
+                number=last.number,
+                position=last.end,
+            )
+            good.clear()
+            skipped.clear()
+            tokens, characters, last = 0, 0, None
+
     for found in rows:
-        row, tokens = found, 0
+        row, row_tokens = found, 0
         if isinstance(row, InputRow):
             try:
-                tokens = count(row.text)
+                row_tokens = count(row.text)
             except TextError as error:
                 row = BadRow(number=row.number, reason=error.what, end=row.end)
         if isinstance(row, BadRow):
             skip_bad(row)
-            filling.skip(row)
-            if len(filling.skipped) >= MOST_SKIPPED:
-                yield filling.take()
-        else:
-            if filling.is_full_for(row, tokens):
-                yield filling.take()
-            filling.add(row, tokens)
-    if filling.place != ReadPosition():
-        yield filling.take()
+            skipped.append(row)
+            last = row
+            if len(skipped) >= MOST_SKIPPED:
+                yield from take()
+            continue
+        if good and (
+            len(good) >= rule.texts
+            or (rule.tokens is not None and tokens + row_tokens > rule.tokens)
+            or characters + len(row.text) > rule.characters
+        ):
+            yield from take()
+        good.append(row)
+        tokens += row_tokens
+        characters += len(row.text)
+        last = row
+    yield from take()
 
 
-class _Filling:
-    """The batch that is being filled."""
-
-    def __init__(self, rule: BatchRule) -> None:
-        self._rule = rule
-        self._clear()
-
-    def skip(self, row: BadRow) -> None:
-        self.skipped.append(row)
-        self.place = ReadPosition(number=row.number, position=row.end)
-
-    def add(self, row: InputRow, tokens: int) -> None:
-        self._rows.append(row)
-        self._tokens += tokens
-        self._characters += len(row.text)
-        self.place = ReadPosition(number=row.number, position=row.end)
-
-    def is_full_for(self, row: InputRow, tokens: int) -> bool:
-        rule = self._rule
-        return bool(self._rows) and (
-            len(self._rows) >= rule.texts
-            or (rule.tokens is not None and self._tokens + tokens > rule.tokens)
-            or self._characters + len(row.text) > rule.characters
-        )
-
-    def take(self) -> Batch:
-        batch = Batch(
-            rows=tuple(self._rows),
-            skipped=tuple(self.skipped),
-            tokens=self._tokens,
-            place=self.place,
-        )
-        self._clear()
-        return batch
-
-    def _clear(self) -> None:
-        self._rows: list[InputRow] = []
-        self.skipped: list[BadRow] = []
-        self._tokens = self._characters = 0
-        self.place = ReadPosition()
-
-
-def embedded(embedder: Embeds, batch: Batch, terms: Terms) -> tuple[Batch, Floats]:
+def embedded(embedder: Embedder, batch: Batch, terms: Terms) -> tuple[Batch, Floats]:
     """The batch with its vectors. A text that fails only in the pass is skipped like any other bad row."""
     while True:
         try:

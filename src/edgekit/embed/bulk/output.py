@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from edgekit.embed.bulk.rows import BadRow, Batch, InputRow, ResumeMark, VectorForm
 from edgekit.errors import OutputError, SourceError, UsageError
@@ -49,30 +49,6 @@ _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
 
 
-class Output(Protocol):
-    """Where a job's vectors go."""
-
-    @property
-    def mark(self) -> ResumeMark:
-        """How far the output is; before the first `add`, where the job resumes."""
-        ...
-
-    @property
-    def kept_words(self) -> str:
-        """Ends an error message: how many vectors are saved and how to continue."""
-        ...
-
-    def add(self, batch: Batch, vectors: Floats) -> None: ...
-
-    def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:
-        """Writes a mark if the last one is old enough. `digest` is `RowSource.digest`."""
-        ...
-
-    def finish(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class StreamOutput:
     """Lines to a pipe or a terminal. Such a job cannot be resumed."""
 
@@ -81,7 +57,9 @@ class StreamOutput:
     ) -> None:
         self._stream, self._form, self._report_skipped = stream, form, report_skipped
         self.mark = ResumeMark()
-        self.kept_words = ""
+        self.kept_words = (
+            ""  # ends an error message: how many vectors are saved and how to continue
+        )
 
     def add(self, batch: Batch, vectors: Floats) -> None:
         """Raises BrokenPipeError when the reader has closed the pipe."""
@@ -93,7 +71,7 @@ class StreamOutput:
             self._report_skipped(row)
         self.mark = _advance(self.mark, batch, len(data), 0)
 
-    def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:  # noqa: ARG002 - an Output's
+    def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:  # noqa: ARG002 - no marks
         """Writes nothing; asking for the digest lets the input forget what it kept for a mark."""
         digest(self.mark.position)
 
@@ -125,7 +103,7 @@ class FileOutput:
         self._partial = _companion(self._path, ".partial")
         self._skipped_partial = _companion(self._path, ".skipped.partial")
         self._skipped = _companion(self._path, ".skipped.jsonl")
-        self.mark = self._saved = ResumeMark()
+        self.mark = self._saved = ResumeMark()  # before the first `add`, where the job resumes
         self._files: tuple[int, ...] = ()
         self._marked_s = time.monotonic()
         journal = _companion(self._path, ".journal")
@@ -154,6 +132,7 @@ class FileOutput:
         self.mark = _advance(self.mark, batch, len(data), len(skipped))
 
     def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:
+        """Writes a mark if the last one is old enough. `digest` is `RowSource.digest`."""
         due = now or time.monotonic() - self._marked_s >= MARK_EVERY_S
         if due and self.mark != self._saved:
             self._save(replace(self.mark, digest=digest(self.mark.position)))
@@ -189,8 +168,25 @@ class FileOutput:
     def _open(self, job: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
         unfinished = None if overwrite else self._journal.read()
         if unfinished is None:
+            finished = [path for path in (self._path, self._skipped) if path.exists()]
+            partial = [path for path in (self._partial, self._skipped_partial) if path.exists()]
+            why = ""
+            if finished and not overwrite:
+                why = (
+                    f"{finished[0]} already exists: --overwrite replaces it once the new file is "
+                    "complete"
+                )
+            elif partial and not (overwrite or self._had_journal):
+                why = (
+                    f"{partial[0]} exists without a journal, so it may not be ours: move it "
+                    "away, or use --overwrite to replace it"
+                )
+            elif resume:
+                why = f"no unfinished job found for {self._path}: leave out --resume"
+            if why:
+                self._journal.remove()  # it is empty
+                raise UsageError(why)
             self._replaces = overwrite
-            self._check_free(overwrite=overwrite, resume=resume)
             self._begin(job)
             return
         before, self.mark = unfinished
@@ -209,26 +205,6 @@ class FileOutput:
                 _open_cut(self._partial, self.mark.output_bytes),
                 _open_cut(self._skipped_partial, self.mark.skipped_bytes),
             )
-
-    def _check_free(self, *, overwrite: bool, resume: bool) -> None:
-        finished = [path for path in (self._path, self._skipped) if path.exists()]
-        partial = [path for path in (self._partial, self._skipped_partial) if path.exists()]
-        why = ""
-        if finished and not overwrite:
-            why = (
-                f"{finished[0]} already exists: --overwrite replaces it once the new file is "
-                "complete"
-            )
-        elif partial and not (overwrite or self._had_journal):
-            why = (
-                f"{partial[0]} exists without a journal, so it may not be ours: move it "
-                "away, or use --overwrite to replace it"
-            )
-        elif resume:
-            why = f"no unfinished job found for {self._path}: leave out --resume"
-        if why:
-            self._journal.remove()  # it is empty
-            raise UsageError(why)
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         head = self._form.head()
@@ -258,6 +234,9 @@ class FileOutput:
         return _write_errors(str(self._path), advice=advice)
 
 
+Output = StreamOutput | FileOutput
+
+
 def check_apart(output: Path, others: Mapping[str, Path | int]) -> None:
     """Raises UsageError if a file that the job writes or removes is one of its inputs, even under another name.
 
@@ -268,7 +247,8 @@ def check_apart(output: Path, others: Mapping[str, Path | int]) -> None:
             path = output.resolve()
             known = os.fstat(other) if isinstance(other, int) else other.stat()
             for ending in ("", *_ENDINGS):
-                if _is_file(_companion(path, ending), known):
+                written = _companion(path, ending)
+                if written.exists() and os.path.samestat(written.stat(), known):
                     raise UsageError(
                         f"{_companion(output, ending)} is {what} itself and would be "
                         "overwritten: choose another --output"
@@ -310,13 +290,6 @@ def _companion(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
 
 
-def _is_file(path: Path, known: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), known)
-    except OSError:
-        return False
-
-
 def _open_cut(path: Path, size_bytes: int) -> int:
     """A descriptor for appending, after cutting the file to `size_bytes`."""
     flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
@@ -350,8 +323,8 @@ def _advance(mark: ResumeMark, batch: Batch, output_bytes: int, skipped_bytes: i
     """The mark after a batch that took this many bytes in the two files."""
     return replace(
         mark,
-        number=batch.place.number,
-        position=batch.place.position,
+        number=batch.number,
+        position=batch.position,
         kept=mark.kept + len(batch.rows),
         skipped=mark.skipped + len(batch.skipped),
         tokens=mark.tokens + batch.tokens,
@@ -535,9 +508,6 @@ class NpyForm:
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
 
-    def head(self) -> bytes:
-        return self._head(0)
-
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
         if vectors.shape != (len(rows), self._dimensions):
             raise ValueError(f"{vectors.shape} vectors for {len(rows)} rows")
@@ -545,10 +515,10 @@ class NpyForm:
 
     def finish(self, partial: Path, kept: int) -> Path:
         with partial.open("r+b") as file:
-            file.write(self._head(kept))
+            file.write(self.head(kept))
         return partial
 
-    def _head(self, rows: int) -> bytes:
+    def head(self, rows: int = 0) -> bytes:
         shape = f"({rows}, {self._dimensions})"
         fields = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
         length = NPY_HEAD_BYTES - len(_NPY_MAGIC) - 2

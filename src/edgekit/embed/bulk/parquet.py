@@ -20,8 +20,9 @@ from edgekit.embed.bulk.rows import (
     BadRow,
     Fields,
     InputRow,
-    ReadPosition,
+    ResumeMark,
     RowLimit,
+    RowSource,
     check_same,
     file_identity,
     open_input,
@@ -74,7 +75,7 @@ def arrow() -> Any:
     return pa
 
 
-class ParquetSource:
+class ParquetSource(RowSource):
     """Rows of a Parquet file. Only the columns of the text and the id are read, page by page."""
 
     def __init__(self, reference: str, fields: Fields, limit: RowLimit) -> None:
@@ -88,6 +89,7 @@ class ParquetSource:
             raise UsageError(f"{reference} is a folder: name one Parquet file")
         self._raw = open_input(path)
         self._before = os.fstat(self._raw.fileno())
+        self.identity = file_identity(self._before)
         try:
             self._file = pa.parquet.ParquetFile(
                 self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES
@@ -109,22 +111,32 @@ class ParquetSource:
             self.close()
             raise self._damaged("a damaged Parquet file", error) from error
 
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return file_identity(self._before)
-
-    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
+    def rows(self, start: ResumeMark) -> Iterator[InputRow | BadRow]:
         pa = arrow()
+        first, number = 0, 0  # the row group of the next row, and the rows before that group
+        while first < len(self._groups) and number + self._groups[first].rows <= start.position:
+            number += self._groups[first].rows
+            first += 1
+        batches = self._batches(first)
         try:
-            yield from self._rows(start)
+            while (batch := next(batches, None)) is not None:
+                texts, *ids = (
+                    batch.column(batch.schema.get_field_index(name)) for name in self._columns
+                )
+                del batch
+                for place in range(len(texts)):
+                    number += 1
+                    if number > start.position:
+                        yield self._row(number, texts[place], ids[0][place] if ids else None)
+                few = len(texts) < READ_ROWS
+                del texts, ids  # before the next batch is read
+                if few:  # because they are large
+                    pa.system_memory_pool().release_unused()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._damaged("reading it failed", error) from error
 
     def _damaged(self, what: str, error: Exception) -> HeaderError:
         return HeaderError(f"{what}: {one_line(str(error), 300)}", file=self.name)
-
-    def digest(self, position: int) -> None:  # noqa: ARG002 - a file is known by its inode and times
-        return None
 
     def share(self, position: int) -> float:
         return position / max(sum(group.rows for group in self._groups), 1)
@@ -136,44 +148,23 @@ class ParquetSource:
         self._raw.close()
 
     def _check(self, schema: Any, types: Any) -> None:
-        self.integer_ids = False
-        for name in filter(None, (self._fields.text, self._fields.id)):
+        for name in self._columns:
             if len(schema.get_all_field_indices(name)) != 1:
                 names = ", ".join(repr(one[:40]) for one in schema.names[:20])
                 raise UsageError(
                     f"{self.name}: expected exactly one column named {name!r}; it has {names}"
                 )
-        kind = _stored(schema.field(self._fields.text).type, types)
-        if not _is_text(kind, types):
-            raise UsageError(
-                f"{self.name}: the column {self._fields.text!r} holds {kind}, not text"
+        for name in self._columns:
+            kind = schema.field(name).type
+            kind = kind.value_type if types.is_dictionary(kind) else kind
+            if name == self._fields.id:
+                self.integer_ids = types.is_integer(kind) and not types.is_uint64(kind)
+            is_text = (
+                types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
             )
-        if self._fields.id is None:
-            return
-        kind = _stored(schema.field(self._fields.id).type, types)
-        self.integer_ids = types.is_integer(kind) and not types.is_uint64(kind)
-        if not self.integer_ids and not _is_text(kind, types):
-            raise UsageError(
-                f"{self.name}: the column {self._fields.id!r} holds {kind}, not text or "
-                "whole numbers"
-            )
-
-    def _rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
-        group, skip = self._group_of(start.position)
-        number = start.position - skip
-        pool = arrow().system_memory_pool()
-        batches = self._batches(group)
-        while (batch := next(batches, None)) is not None:
-            texts, *ids = (batch.column(batch.schema.get_field_index(one)) for one in self._columns)
-            del batch
-            for place in range(len(texts)):
-                number += 1
-                if number > start.position:
-                    yield self._row(number, texts[place], ids[0][place] if ids else None)
-            few = len(texts) < READ_ROWS
-            del texts, ids  # before the next batch is read
-            if few:  # because they are large
-                pool.release_unused()
+            if not is_text and (name == self._fields.text or not self.integer_ids):
+                expected = "text" if name == self._fields.text else "text or whole numbers"
+                raise UsageError(f"{self.name}: the column {name!r} holds {kind}, not {expected}")
 
     def _batches(self, first: int) -> Iterator[Any]:
         """Batches from a row group on, each small enough for its pages to stay within the limit."""
@@ -231,22 +222,6 @@ class ParquetSource:
         if reason:
             return BadRow(number=number, reason=reason, end=number)
         return InputRow(number=number, text=found, id=named, end=number)
-
-    def _group_of(self, position: int) -> tuple[int, int]:
-        """The row group of a row, and how many of its rows come before."""
-        for number, group in enumerate(self._groups):
-            if position < group.rows:
-                return number, position
-            position -= group.rows
-        return len(self._groups), 0
-
-
-def _stored(kind: Any, types: Any) -> Any:
-    return kind.value_type if types.is_dictionary(kind) else kind
-
-
-def _is_text(kind: Any, types: Any) -> bool:
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _size_bytes(cell: Any) -> int:
@@ -432,69 +407,51 @@ class Compact:
             kind = head & 15
             if kind in _INTEGERS:
                 found[field] = self._integer()
-            elif field in wanted:
-                found[field] = self._value(kind, deep + 1, wanted[field])
-            elif kind not in _BOOLEANS:
-                self._skip_value(kind, deep + 1)
+            elif kind not in _BOOLEANS:  # whose value is their type
+                value = self._value(kind, deep + 1, wanted.get(field))
+                if field in wanted:
+                    found[field] = value
         return found
 
-    def _value(self, kind: int, deep: int, wanted: Wanted) -> Any:
-        if kind == _STRUCT and deep <= MOST_DEEP:
-            return self._struct(deep, wanted)
+    def _value(self, kind: int, deep: int, wanted: Wanted | None) -> Any:
+        """A struct, some bytes or a list of them; None for other types, and without `wanted`."""
+        if deep > MOST_DEEP:
+            raise PageError("it is nested too deeply")
+        if kind == _STRUCT:
+            return self._struct(deep, wanted or {})
         if kind == _BINARY:
             length = self._natural()
             self._advance(length)
-            return self._data[self.at - length : self.at]
-        if kind in _LISTS and deep <= MOST_DEEP:
-            count, inner = self._list_head()
+            return None if wanted is None else self._data[self.at - length : self.at]
+        if kind in _LISTS:
+            head = self._byte()
+            count = self._natural() if head >> 4 == 15 else head >> 4
+            return self._values(count, (head & 15,), deep, wanted)
+        if kind == _MAP:
+            if count := self._natural():
+                kinds = self._byte()
+                self._values(count, (kinds >> 4, kinds & 15), deep, None)
+        elif kind in _INTEGERS:
+            self._integer()
+        elif kind in (*_BOOLEANS, _BYTE, _DOUBLE):
+            self._advance(8 if kind == _DOUBLE else 1)
+        else:
+            raise PageError(f"it has a field of unknown type {kind}")
+        return None
+
+    def _values(self, count: int, kinds: tuple[int, ...], deep: int, wanted: Wanted | None) -> Any:
+        """The entries of a list, or of a map (then `kinds` are those of a key and its value)."""
+        if count > len(self._data):  # each has at least one byte
+            raise PageError("it has more entries than bytes")
+        if wanted is not None:
             self._entries += count
             if self._entries > MOST_ENTRIES:
                 raise PageError(f"it has more than {MOST_ENTRIES:,} entries")
-            return [self._value(inner, deep + 1, wanted) for _ in range(count)]
-        if kind not in _BOOLEANS:
-            self._skip_value(kind, deep)
-        return None
-
-    def _list_head(self) -> tuple[int, int]:
-        """The number of entries, and their type."""
-        head = self._byte()
-        count = self._natural() if head >> 4 == 15 else head >> 4
-        if count > len(self._data):  # each has at least one byte
-            raise PageError("it has more entries than bytes")
-        return count, head & 15
-
-    def _skip_value(self, kind: int, deep: int) -> None:
-        if deep > MOST_DEEP:
-            raise PageError("it is nested too deeply")
-        if kind in _INTEGERS:
-            self._integer()
-        elif kind == _STRUCT:
-            self._struct(deep, {})
-        elif kind in _LISTS:
-            count, inner = self._list_head()
-            self._skip_values(count, (inner,), deep)
-        elif kind == _MAP:
-            if count := self._natural():
-                kinds = self._byte()
-                self._skip_values(count, (kinds >> 4, kinds & 15), deep)
-        else:
-            self._advance(self._length(kind))
-
-    def _skip_values(self, count: int, kinds: tuple[int, ...], deep: int) -> None:
-        if count > len(self._data):  # each has at least one byte
-            raise PageError("it has more entries than bytes")
+            return [self._value(kinds[0], deep + 1, wanted) for _ in range(count)]
         for _ in range(count):
             for kind in kinds:
-                self._skip_value(kind, deep + 1)
-
-    def _length(self, kind: int) -> int:
-        if kind == _BINARY:
-            return self._natural()
-        if kind in (*_BOOLEANS, _BYTE):
-            return 1
-        if kind == _DOUBLE:
-            return 8
-        raise PageError(f"it has a field of unknown type {kind}")
+                self._value(kind, deep + 1, None)
+        return None
 
     def _advance(self, count: int) -> None:
         self.at += count

@@ -113,17 +113,24 @@ def embed_on_ray(
         with _running(cluster) as ray:
             workers = _Workers(ray, opening, terms, cluster)
             batches = batches_of(source, begun, embedder, terms)
-            yield from _embedded(workers, _with_error(batches))
+            sent: deque[Any] = deque()
+            failure: EdgekitError | None = None
+            while failure is None:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                except EdgekitError as error:
+                    failure = error  # raised at the end: the batches before it are still embedded
+                    continue
+                sent.append(workers.send(batch))
+                if len(sent) >= workers.most_pending:
+                    yield workers.take(sent.popleft())
+            yield from map(workers.take, sent)
+            if failure is not None:
+                raise failure
 
     return stage
-
-
-def _with_error(batches: Iterator[Batch]) -> Iterator[Batch | _Failed]:
-    """Yields an error as the last item, so that the batches before it are still embedded."""
-    try:
-        yield from batches
-    except EdgekitError as error:
-        yield _Failed.of(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,14 +169,6 @@ class _Worker:
             return _Failed.of(error)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Started:
-    """A worker that Ray has started, and the number of batches it has not answered."""
-
-    worker: Any
-    pending: int = 0
-
-
 class _Workers:
     """Sends batches to the workers that have started. It never waits for one that Ray cannot place."""
 
@@ -187,7 +186,7 @@ class _Workers:
         count = cluster.workers_on(resources.get("CPU", 1))
         workers = [actor.remote(opening, terms) for _ in range(count)]
         self._starting = {worker.is_up.remote(): worker for worker in workers}
-        self._started: list[_Started] = []
+        self._started: dict[Any, int] = {}  # worker -> batches that it has not answered
         may_fit = (
             cluster.address != LOCAL or cluster.memory_bytes <= memory_bytes
         )  # a cluster grows
@@ -199,17 +198,17 @@ class _Workers:
                 f"cluster has {cpus:g} CPUs and {format_bytes(int(memory_bytes))}"
             )
 
-    def send(self, batch: Batch) -> tuple[_Started, Any]:
+    def send(self, batch: Batch) -> tuple[Any, Any]:
         """The worker with the fewest batches, and Ray's reference to its answer."""
         self._collect_started(len(self._starting), 0)
-        chosen = min(self._started, key=lambda one: one.pending)
-        chosen.pending += 1
-        return chosen, chosen.worker.answer.remote(batch)
+        worker = min(self._started, key=self._started.__getitem__)
+        self._started[worker] += 1
+        return worker, worker.answer.remote(batch)
 
-    def take(self, sent: tuple[_Started, Any]) -> Any:
+    def take(self, sent: tuple[Any, Any]) -> Any:
         """Waits for the answer to a batch that was sent."""
         worker, answer = sent
-        worker.pending -= 1
+        self._started[worker] -= 1
         return taken(self._ray, answer)
 
     @property
@@ -224,20 +223,7 @@ class _Workers:
         ready, _ = self._ray.wait(refs, num_returns=max(count, 1), timeout=timeout_s)
         for ref in ready:
             taken(self._ray, ref)
-            self._started.append(_Started(worker=self._starting.pop(ref)))
-
-
-def _embedded(workers: _Workers, batches: Iterator[Batch | _Failed]) -> Embedded:
-    """The answers in the order of the batches."""
-    sent: deque[Any] = deque()
-    for batch in batches:
-        if isinstance(batch, _Failed):
-            yield from map(workers.take, sent)
-            raise batch.again()
-        sent.append(workers.send(batch))
-        if len(sent) >= workers.most_pending:
-            yield workers.take(sent.popleft())
-    yield from map(workers.take, sent)
+            self._started[self._starting.pop(ref)] = 0
 
 
 def taken(ray: Any, answer: Any) -> Any:
@@ -276,18 +262,15 @@ def _running(cluster: Cluster) -> Iterator[Any]:
         }
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123 - no file
         try:  # Ray reports workers that it restarts on standard output, between our lines
-            _connect(ray, cluster.address, quiet)
+            try:
+                with _silenced():  # even quiet, Ray announces itself
+                    ray.init(address=cluster.address, **quiet)
+            except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+                where = f"{cluster.address!r}: {_plain(error)}"
+                raise EngineError(f"cannot reach Ray at {where}") from error
             yield ray
         finally:
             ray.shutdown()
-
-
-def _connect(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
-    try:
-        with _silenced():  # even quiet, Ray announces itself
-            ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        raise EngineError(f"cannot reach Ray at {address!r}: {_plain(error)}") from error
 
 
 @contextmanager

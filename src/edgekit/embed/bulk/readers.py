@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -19,9 +20,9 @@ from edgekit.embed.bulk.rows import (
     Fields,
     Id,
     InputRow,
-    Lines,
-    PipeLines,
-    ReadPosition,
+    LineSource,
+    Reader,
+    ResumeMark,
     RowLimit,
     RowSource,
     open_lines,
@@ -58,10 +59,6 @@ class _BadError(Exception):
     """Why this row cannot be used."""
 
 
-class _OpenError(Exception):
-    """A record that is too long and whose end is unknown, because it may be inside quotes."""
-
-
 def open_source(
     reference: str, *, form: str | None, fields: Fields, limit: RowLimit | None = None
 ) -> RowSource:
@@ -78,10 +75,11 @@ def open_source(
         raise UsageError(
             "plain text lines have no ids: --id-field works with jsonl, csv, tsv and parquet"
         )
-    lines = open_lines(reference, limit, packed=packed)
     if form in _DELIMITERS:
-        return CsvSource(lines, fields, _DELIMITERS[form])
-    return LineSource(lines, _text_line if form == "txt" else _json_fields, fields)
+        reader: Reader = partial(_csv_rows, fields, _DELIMITERS[form])
+    else:
+        reader = partial(_line_rows, fields, _text_line if form == "txt" else _json_fields)
+    return open_lines(reference, limit, reader, packed=packed)
 
 
 def format_of(reference: str) -> str:
@@ -103,107 +101,67 @@ Pick = Callable[[bytes, Fields], tuple[str, Id | None] | None]
 """Takes a line; returns its text and id, or None for a blank line that is not a row."""
 
 
-class LineSource:
+def _line_rows(
+    fields: Fields, pick: Pick, lines: LineSource, start: ResumeMark
+) -> Iterator[InputRow | BadRow]:
     """One row per line."""
-
-    integer_ids = False
-
-    def __init__(self, lines: Lines | PipeLines, pick: Pick, fields: Fields) -> None:
-        self._lines, self._pick, self._fields = lines, pick, fields
-        self.name = lines.name
-        self.identity: Mapping[str, Any] = lines.identity
-        self.digest, self.share = lines.digest, lines.share
-        self.check_unchanged, self.close = lines.check_unchanged, lines.close
-
-    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
-        lines = self._lines.from_position(start.position)
-        for number, line in enumerate(lines, start.number + 1):
-            if line.data is None:
-                reason = f"a line longer than {self._lines.limit}"
-                yield BadRow(number=number, reason=reason, end=line.end)
-                continue
-            try:
-                if (found := self._pick(line.data, self._fields)) is not None:
-                    yield InputRow(number=number, text=found[0], id=found[1], end=line.end)
-            except (_BadError, NotJsonError) as error:
-                yield BadRow(number=number, reason=str(error), end=line.end)
-
-
-class CsvSource:
-    """One row per record, which may span lines inside quotes. The first record names the columns."""
-
-    integer_ids = False
-
-    def __init__(self, lines: Lines | PipeLines, fields: Fields, delimiter: str) -> None:
-        self._lines, self._fields, self._delimiter = lines, fields, delimiter
-        self.name = lines.name
-        self.identity: Mapping[str, Any] = lines.identity
-        self.digest, self.share = lines.digest, lines.share
-        self.check_unchanged, self.close = lines.check_unchanged, lines.close
-        self._columns: list[str] = []
-
-    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
-        """Raises UsageError if the header lacks a column."""
-        records = _Records(self._lines, self._delimiter)
-        self._columns = self._header(records)
-        if start.position > records.end:
-            records.go_to(start.position)
-        number = start.number
-        while (record := self._next(records, number + 1)) is not None:
-            number += 1
-            try:
-                if record.cells != []:
-                    text, identity = self._picked(record)
-                    yield InputRow(number=number, text=text, id=identity, end=record.end)
-            except _BadError as error:
-                yield BadRow(number=number, reason=str(error), end=record.end)
-
-    def _next(self, records: _Records, number: int) -> _Record | None:
-        begin = records.end
+    for number, line in enumerate(lines.from_position(start.position), start.number + 1):
+        if line.data is None:
+            reason = f"a line longer than {lines.limit}"
+            yield BadRow(number=number, reason=reason, end=line.end)
+            continue
         try:
-            return records.next()
-        except _OpenError as error:
-            raise TextError(
-                f"{self.name}, row {number:,} (from byte {begin:,} on): {error}. The "
-                "start of the next record cannot be determined, so --skip-bad cannot "
-                "skip it"
-            ) from error
+            if (found := pick(line.data, fields)) is not None:
+                yield InputRow(number=number, text=found[0], id=found[1], end=line.end)
+        except (_BadError, NotJsonError) as error:
+            yield BadRow(number=number, reason=str(error), end=line.end)
 
-    def _header(self, records: _Records) -> list[str]:
-        head = self._next(records, 0)
-        if head is None:
-            raise UsageError(
-                f"{self.name} is empty: the first line of a CSV file must name its columns"
-            )
-        if head.wrong or len(head.cells) > MOST_COLUMNS:
-            raise UsageError(
-                f"{self.name}: the first line is not a header: {head.wrong or 'too many columns'}"
-            )
-        for name in filter(None, (self._fields.text, self._fields.id)):
-            if head.cells.count(name) != 1:
-                names = ", ".join(repr(cell[:40]) for cell in head.cells[:20])
-                raise UsageError(
-                    f"{self.name}: {head.cells.count(name) or 'no'} columns are named "
-                    f"{name!r}; it has {names}"
-                )
-        return head.cells
 
-    def _picked(self, record: _Record) -> tuple[str, Id | None]:
-        if record.wrong:
-            raise _BadError(record.wrong)
-        if len(record.cells) != len(self._columns):
-            raise _BadError(
-                f"{_fields(len(record.cells))}, but the header has {len(self._columns)}"
-            )
-        cells = dict(zip(self._columns, record.cells, strict=True))
-        identity = (
-            None if self._fields.id is None else _whole_text(cells[self._fields.id], "the id")
+def _csv_rows(
+    fields: Fields, delimiter: str, lines: LineSource, start: ResumeMark
+) -> Iterator[InputRow | BadRow]:
+    """One row per record, which may span lines inside quotes. The first record names the columns.
+
+    Raises UsageError if it lacks one, and TextError for a record whose end cannot be found.
+    """
+    records = _Records(lines, delimiter)
+    head = records.next(0)
+    if head is None:
+        raise UsageError(
+            f"{lines.name} is empty: the first line of a CSV file must name its columns"
         )
-        return _whole_text(cells[self._fields.text], "the text"), identity
-
-
-def _fields(count: int) -> str:
-    return "1 field" if count == 1 else f"{count} fields"
+    columns = head.cells
+    if head.wrong or len(columns) > MOST_COLUMNS:
+        raise UsageError(
+            f"{lines.name}: the first line is not a header: {head.wrong or 'too many columns'}"
+        )
+    for name in filter(None, (fields.text, fields.id)):
+        if columns.count(name) != 1:
+            names = ", ".join(repr(cell[:40]) for cell in columns[:20])
+            raise UsageError(
+                f"{lines.name}: {columns.count(name) or 'no'} columns are named {name!r}; "
+                f"it has {names}"
+            )
+    if start.position > records.end:
+        records.go_to(start.position)
+    number = start.number
+    while (record := records.next(number + 1)) is not None:
+        number += 1
+        count, wrong = len(record.cells), record.wrong
+        if not count:  # a blank line
+            continue
+        if not wrong and count != len(columns):
+            wrong = f"{count} field{'s' if count > 1 else ''}, but the header has {len(columns)}"
+        if wrong:
+            yield BadRow(number=number, reason=wrong, end=record.end)
+            continue
+        cells = dict(zip(columns, record.cells, strict=True))
+        try:
+            identity = None if fields.id is None else _whole_text(cells[fields.id], "the id")
+            text = _whole_text(cells[fields.text], "the text")
+            yield InputRow(number=number, text=text, id=identity, end=record.end)
+        except _BadError as error:
+            yield BadRow(number=number, reason=str(error), end=record.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +174,7 @@ class _Record:
 class _Records:
     """The records of a CSV file, each with the position after it: the csv module takes lines only as it needs them."""
 
-    def __init__(self, lines: Lines | PipeLines, delimiter: str) -> None:
+    def __init__(self, lines: LineSource, delimiter: str) -> None:
         self._lines, self._delimiter = lines, delimiter
         self.end = 0
         self._source = lines.from_position(0)
@@ -227,8 +185,9 @@ class _Records:
         self._source = self._lines.later(self._source, position)
         self._begin()
 
-    def next(self) -> _Record | None:
-        self._bytes = 0  # of the current record
+    def next(self, number: int) -> _Record | None:
+        # Of the current record: its number, the position before it, and the bytes read so far.
+        self._number, self._start, self._bytes = number, self.end, 0
         try:
             return _Record(cells=next(self._reader), end=self.end)
         except StopIteration:
@@ -248,8 +207,10 @@ class _Records:
                 self.end = line.end
                 raise _BadError(f"a line longer than {limit}")
             if line.data is None or self._bytes + len(line.data) > limit.row_bytes:
-                raise _OpenError(
-                    f"a record longer than {limit}, with a quote in it (is one never closed?)"
+                raise TextError(
+                    f"{self._lines.name}, row {self._number:,} (from byte {self._start:,} on): a "
+                    f"record longer than {limit}, with a quote in it (is one never closed?). The "
+                    "start of the next record cannot be determined, so --skip-bad cannot skip it"
                 )
             self.end = line.end
             self._bytes += len(line.data)
@@ -258,35 +219,25 @@ class _Records:
             yield text
 
 
-class GivenTexts:
+class GivenTexts(RowSource):
     """Texts from the command line."""
 
     name = "the command line"
-    integer_ids = False
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         self._texts = texts
         joined = json.dumps(texts).encode()
-        self.identity: Mapping[str, Any] = {"sha256": hashlib.sha256(joined).hexdigest()}
+        self.identity = {"sha256": hashlib.sha256(joined).hexdigest()}
 
-    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
+    def rows(self, start: ResumeMark) -> Iterator[InputRow | BadRow]:
         for number, text in enumerate(self._texts[start.position :], start.position + 1):
             try:
                 yield InputRow(number=number, text=_whole_text(text, "the text"), end=number)
             except _BadError as error:
                 yield BadRow(number=number, reason=str(error), end=number)
 
-    def digest(self, position: int) -> None:  # noqa: ARG002 - `identity` is enough
-        return None
-
     def share(self, position: int) -> float:
         return position / len(self._texts)
-
-    def check_unchanged(self) -> None:
-        """They cannot change."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
 
 def _text_line(line: bytes, _: Fields) -> tuple[str, None]:

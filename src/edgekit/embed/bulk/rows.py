@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,21 +100,14 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPosition:
-    """How far an input was read: the number of rows, and where the next one begins (a byte, or a Parquet row)."""
-
-    number: int = 0
-    position: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Rows that are embedded in one call, the rows skipped between them, and the position after both."""
 
     rows: tuple[InputRow, ...]
     skipped: tuple[BadRow, ...]
     tokens: int
-    place: ReadPosition
+    number: int  # of the last row
+    position: int  # where the next row begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +115,7 @@ class ResumeMark:
     """Everything a job needs to resume: up to here all its work is on the disk."""
 
     number: int = 0  # rows read
-    position: int = 0  # where the next row begins
+    position: int = 0  # where the next row begins: a byte, or a Parquet row
     kept: int = 0  # vectors written
     skipped: int = 0
     tokens: int = 0
@@ -130,53 +124,42 @@ class ResumeMark:
     digest: str | None = None  # of the input so far, if it is a pipe
     done: bool = False  # all of the input was read
 
-    @property
-    def place(self) -> ReadPosition:
-        return ReadPosition(number=self.number, position=self.position)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkStatus:
-    """For a progress line."""
+    """How far a job is, for a progress line and for the report at its end."""
 
     mark: ResumeMark
-    begun: ResumeMark  # where this run began
+    begun: ResumeMark  # where this run began: not at the start if it resumed a job
     seconds: float
-    share: float | None  # of the input that was read; None if its length is unknown
-    share_begun: float | None
+    share: float | None = None  # of the input that was read; None if its length is unknown
+    share_begun: float | None = None
 
 
-class RowSource(Protocol):
+class RowSource(ABC):
     """An input that is read row by row. It holds one row in memory, or a few of Parquet."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    identity: Mapping[str, Any]  # what must be the same for a job to resume
+    integer_ids = False  # whether every id is known to be a 64-bit integer
 
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What must be the same for a job to resume."""
-        ...
+    @abstractmethod
+    def rows(self, start: ResumeMark) -> Iterator[InputRow | BadRow]:
+        """The rows from the mark's number and position on."""
 
-    @property
-    def integer_ids(self) -> bool:
-        """Whether every id is known to be a 64-bit integer."""
-        ...
-
-    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]: ...
-
-    def digest(self, position: int) -> str | None:
+    def digest(self, position: int) -> str | None:  # noqa: ARG002 - for pipes
         """A hash of all bytes before `position`, if `identity` cannot tell inputs apart. Positions only increase."""
-        ...
+        return None
 
+    @abstractmethod
     def share(self, position: int) -> float | None:
         """The share of the input before `position`; None if its length is unknown."""
-        ...
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self) -> None:  # noqa: B027 - most cannot change
         """Raises SourceError if the input was written to while it was read."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027 - most are not open
+        """Idempotent."""
 
 
 class VectorForm(Protocol):
@@ -189,17 +172,6 @@ class VectorForm(Protocol):
     def finish(self, partial: Path, kept: int) -> Path:
         """Completes the file and returns the path to be renamed. May run again after a kill."""
         ...
-
-
-class Embeds(Protocol):
-    """The part of an embedder that a job uses."""
-
-    @property
-    def dimensions(self) -> int: ...
-
-    def count_tokens(self, text: str, *, prefix: str = "") -> int: ...
-
-    def embed(self, texts: Sequence[str], *, prefix: str = "") -> Floats: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,37 +188,50 @@ class Line(NamedTuple):
     quoted: bool = False  # a line over the limit has a double quote in it
 
 
-class Lines:
+class LineSource(RowSource):
+    """An input made of lines; `reader` makes rows of them."""
+
+    def __init__(self, limit: RowLimit, reader: Reader) -> None:
+        self.limit, self._reader = limit, reader
+
+    def rows(self, start: ResumeMark) -> Iterator[InputRow | BadRow]:
+        return self._reader(self, start)
+
+    @abstractmethod
+    def from_position(self, position: int) -> Iterator[Line]:
+        """The lines from `position` on. Raises SourceError if the input cannot be read or unpacked."""
+
+    @abstractmethod
+    def later(self, lines: Iterator[Line], position: int) -> Iterator[Line]:
+        """The lines from `position` on, after some of `lines` were taken."""
+
+
+Reader = Callable[[LineSource, ResumeMark], Iterator[InputRow | BadRow]]
+
+
+class Lines(LineSource):
     """Lines of a file. Positions in a gzip file are those of the unpacked text."""
 
-    def __init__(self, path: Path, limit: RowLimit, *, packed: bool) -> None:
-        self.limit = limit
+    def __init__(self, path: Path, limit: RowLimit, reader: Reader, *, packed: bool) -> None:
+        super().__init__(limit, reader)
         self.name = str(path)
         self._raw = open_input(path)
         self._before = os.fstat(self._raw.fileno())
+        self.identity = file_identity(self._before)
         self._stream: IO[bytes] | gzip.GzipFile = self._raw
         if packed:
             self._stream = gzip.GzipFile(fileobj=self._raw, mode="rb")
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        return file_identity(self._before)
-
     def from_position(self, position: int) -> Iterator[Line]:
-        """The lines from `position` on. Raises SourceError if the file cannot be read or unpacked."""
         try:
             self._stream.seek(position)
-            yield from _lines(self._stream, position, self.limit.row_bytes, lambda _: None)
+            yield from bounded_lines(self._stream, position, self.limit.row_bytes)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise SourceError(f"reading {self.name} failed: {reason}") from error
 
     def later(self, lines: Iterator[Line], position: int) -> Iterator[Line]:  # noqa: ARG002 - a file seeks
-        """The lines from `position` on, after some of `lines` were taken."""
         return self.from_position(position)
-
-    def digest(self, position: int) -> str | None:  # noqa: ARG002 - a file is known by its inode and times
-        return None
 
     def share(self, position: int) -> float | None:
         if self._stream is not self._raw:  # the unpacked size is not known in advance
@@ -261,20 +246,17 @@ class Lines:
         self._raw.close()
 
 
-class PipeLines:
+class PipeLines(LineSource):
     """Lines of standard input. A job that resumes reads the beginning again and compares its hash."""
 
     name = "standard input"
 
-    def __init__(self, stream: IO[bytes], limit: RowLimit) -> None:
-        self.limit = limit
+    def __init__(self, stream: IO[bytes], limit: RowLimit, reader: Reader) -> None:
+        super().__init__(limit, reader)
+        self.identity = {"pipe": True}
         self._stream = stream
         self._hash = hashlib.sha256()  # of the hashes of the lines before the last mark
         self._unmarked: deque[tuple[int, bytes]] = deque()  # end and hash of later lines
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"pipe": True}
 
     def from_position(self, position: int) -> Iterator[Line]:
         return self.later(self._lines(), position)
@@ -300,7 +282,7 @@ class PipeLines:
         def update(piece: bytes) -> None:
             line_hash.update(piece)
 
-        for line in _lines(self._stream, 0, self.limit.row_bytes, update):
+        for line in bounded_lines(self._stream, 0, self.limit.row_bytes, update):
             self._unmarked.append((line.end, line_hash.digest()))
             line_hash = hashlib.sha256()
             yield line
@@ -313,19 +295,15 @@ class PipeLines:
     def share(self, position: int) -> None:  # noqa: ARG002 - the length of a pipe is unknown
         return None
 
-    def check_unchanged(self) -> None:
-        """A pipe cannot change."""
 
-    def close(self) -> None:
-        """Standard input stays open."""
-
-
-def open_lines(reference: str, limit: RowLimit, *, packed: bool) -> Lines | PipeLines:
+def open_lines(
+    reference: str, limit: RowLimit, reader: Reader, *, packed: bool
+) -> Lines | PipeLines:
     if reference != STDIN:
-        return Lines(Path(reference), limit, packed=packed)
+        return Lines(Path(reference), limit, reader, packed=packed)
     if sys.stdin is None:
         raise UsageError("standard input is closed")
-    return PipeLines(sys.stdin.buffer, limit)
+    return PipeLines(sys.stdin.buffer, limit, reader)
 
 
 def file_identity(status: os.stat_result) -> dict[str, Any]:
@@ -361,13 +339,13 @@ def open_input(path: Path) -> IO[bytes]:
     return file
 
 
-def _lines(
+def bounded_lines(
     stream: IO[bytes] | gzip.GzipFile,
     position: int,
     row_bytes: int,
-    on_read: Callable[[bytes], None],
+    on_read: Callable[[bytes], object] = lambda _: None,
 ) -> Iterator[Line]:
-    """Calls `on_read` with every piece of a line before the line is yielded."""
+    """The lines from `position` on. Calls `on_read` with every piece of a line before the line is yielded."""
     while raw := stream.readline(row_bytes + 1):
         on_read(raw)
         first, position = position == 0, position + len(raw)
