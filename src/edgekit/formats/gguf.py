@@ -7,8 +7,7 @@ Where the specification leaves a choice, this follows ggml/src/gguf.cpp, llama.c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Container as Names
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -222,7 +221,9 @@ def read_keys(cursor: Cursor, start: GgufStart, store: KeyStore) -> None:
     for left in reversed(range(start.key_count)):
         cursor.sure_bytes = left * LEAST_KEY_BYTES + start.tensor_count * LEAST_ENTRY_BYTES
         offset = cursor.position
-        key = _read_key(cursor)
+        key = _read_name(cursor, "key", "length of a key", limits.KEY_BYTES)
+        if not key:
+            raise cursor.error("a key is empty", offset=offset)
         if key in store:
             raise cursor.error(f"key {quoted(key)} occurs twice", offset=offset)
         store.begin(key)
@@ -251,17 +252,16 @@ def alignment_of(cursor: Cursor, store: KeyStore) -> int:
     return value
 
 
-def _read_key(cursor: Cursor) -> str:
+def _read_name(cursor: Cursor, what: str, what_length: str, limit: int) -> str:
+    """A key or the name of a tensor. They are looked up, so they must be exact."""
     offset = cursor.position
     length = cursor.u64()
-    cursor.check_limit("length of a key", length, limits.KEY_BYTES)
-    key = cursor.take(length)
-    if not key:
-        raise cursor.error("a key is empty", offset=offset)
+    cursor.check_limit(what_length, length, limit)
+    name = cursor.take(length)
     try:
-        return key.decode()
-    except UnicodeDecodeError as error:  # keys are looked up, so they must be exact
-        raise cursor.error(f"key {quoted(key)} is not UTF-8", offset=offset) from error
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise cursor.error(f"{what} {quoted(name)} is not UTF-8", offset=offset) from error
 
 
 def _read_string(cursor: Cursor, key: str, store: KeyStore) -> None:
@@ -270,17 +270,12 @@ def _read_string(cursor: Cursor, key: str, store: KeyStore) -> None:
         cursor.skip(length)
         store.note_string(key, length)
     else:
-        value = _text(cursor.take(length))
+        # Invalid UTF-8 is replaced, because values are displayed and not looked up.
+        value = cursor.take(length).decode(errors="replace")
         if not value.isascii():
-            store.reserve(
-                3 * length
-            )  # a single wide character makes Python use four bytes for each
+            # A single wide character makes Python use four bytes for each.
+            store.reserve(3 * length)
         store.store(key, value)
-
-
-def _text(raw: bytes) -> str:
-    """Decode a value; invalid UTF-8 is replaced, because values are displayed and not looked up."""
-    return raw.decode(errors="replace")
 
 
 def _read_numbers(cursor: Cursor, key: str, value_type: int, count: int) -> tuple[Scalar, ...]:
@@ -339,7 +334,7 @@ def _read_string_array(cursor: Cursor, key: str, count: int, store: KeyStore) ->
     for _ in range(count):
         length = cursor.u64()
         if length <= limits.STORED_ENTRY_BYTES and store.reserve(length):
-            texts.append(_text(cursor.take(length)))
+            texts.append(cursor.take(length).decode(errors="replace"))
         else:
             cursor.skip(length)
     if len(texts) == count:
@@ -371,7 +366,18 @@ def read_directory(
     """The wanted tensors in file order, and the offset of the data. Every tensor must be inside the file."""
     entries: dict[str, _Entry] = {}
     furthest, furthest_name = -1, ""
-    for name, entry in _entries(cursor, count, alignment, entries):
+    for left in reversed(range(count)):
+        cursor.sure_bytes = left * LEAST_ENTRY_BYTES
+        cursor.likely_bytes = left * ENTRY_BYTES
+        offset = cursor.position
+        name = _read_name(cursor, "tensor name", "length of a tensor's name", limits.NAME_BYTES)
+        if name in entries:
+            raise cursor.error(f"tensor {quoted(name)} occurs twice", offset=offset)
+        entry = _read_entry(cursor, name)
+        if entry.offset % alignment:
+            raise cursor.error(
+                f"tensor {quoted(name)} does not start on a multiple of {alignment}", offset=offset
+            )
         if entry.offset + entry.size_bytes > furthest:
             furthest, furthest_name = entry.offset + entry.size_bytes, name
         if wanted(name):
@@ -385,35 +391,6 @@ def read_directory(
     _check_layout(cursor, tensors, file_bytes)
     _check_end(cursor, furthest_name, data_offset + furthest, file_bytes)
     return tensors, data_offset
-
-
-def _entries(
-    cursor: Cursor, count: int, alignment: int, taken: Names[str]
-) -> Iterator[tuple[str, _Entry]]:
-    """Yields the entries one by one."""
-    for left in reversed(range(count)):
-        cursor.sure_bytes = left * LEAST_ENTRY_BYTES
-        cursor.likely_bytes = left * ENTRY_BYTES
-        offset = cursor.position
-        name = _read_name(cursor, offset)
-        if name in taken:
-            raise cursor.error(f"tensor {quoted(name)} occurs twice", offset=offset)
-        entry = _read_entry(cursor, name)
-        if entry.offset % alignment:
-            raise cursor.error(
-                f"tensor {quoted(name)} does not start on a multiple of {alignment}", offset=offset
-            )
-        yield name, entry
-
-
-def _read_name(cursor: Cursor, offset: int) -> str:
-    length = cursor.u64()
-    cursor.check_limit("length of a tensor's name", length, limits.NAME_BYTES)
-    name = cursor.take(length)
-    try:
-        return name.decode()
-    except UnicodeDecodeError as error:  # names are looked up, so they must be exact
-        raise cursor.error(f"tensor name {quoted(name)} is not UTF-8", offset=offset) from error
 
 
 def _read_entry(cursor: Cursor, name: str) -> _Entry:

@@ -93,22 +93,18 @@ def _read_settings(settings: Mapping[str, Any]) -> Quantization:
     algorithm = _text(settings, "quant_algo")
     is_unnamed = method is None and algorithm is None
     if (method or "").lower() == "mlx" or (is_unnamed and not _MLX_SETTINGS.isdisjoint(settings)):
-        return _read_mlx(settings)
+        mode = _text(settings, "mode") or "affine"
+        bits, group_size, _ = _MODES.get(mode, (None, None, 0))
+        return Quantization(
+            method=mode,
+            bits=_number(settings, "bits") or bits,
+            group_size=_group(settings) or group_size,
+            overrides=_overrides(settings),
+            mlx=True,
+        )
     if method is None:
         method = "modelopt" if algorithm else "unknown"
     return _read_method(method, algorithm, settings)
-
-
-def _read_mlx(settings: Mapping[str, Any]) -> Quantization:
-    mode = _text(settings, "mode") or "affine"
-    bits, group_size, _ = _MODES.get(mode, (None, None, 0))
-    return Quantization(
-        method=mode,
-        bits=_number(settings, "bits") or bits,
-        group_size=_group(settings) or group_size,
-        overrides=_overrides(settings),
-        mlx=True,
-    )
 
 
 def _overrides(settings: Any) -> tuple[tuple[str, Mapping[str, Any] | bool], ...]:
@@ -326,11 +322,11 @@ def is_companion(name: str, names: Collection[str]) -> bool:
     )
 
 
-_Overrides = dict[str, "Mapping[str, Any] | bool"]
-
-
 def _unpacked(
-    tensor: Tensor, quantization: Quantization, overrides: _Overrides, named: Mapping[str, Tensor]
+    tensor: Tensor,
+    quantization: Quantization,
+    overrides: Mapping[str, Mapping[str, Any] | bool],
+    named: Mapping[str, Tensor],
 ) -> int | None:
     """The number of weights in one tensor; None if the packing is not known."""
     kind = tensor.type.name
@@ -340,22 +336,15 @@ def _unpacked(
         return None
     module, _, last = tensor.name.rpartition(".")
     if kind in {"U32", "I32"} and last in {"weight", "qweight", "weight_packed"}:
-        bits = _bits_of(module, quantization, overrides)
-        return tensor.size_bytes * 8 // bits if bits else _scaled(module, quantization, named)
+        setting = overrides.get(module)
+        own = setting if isinstance(setting, dict) else {}
+        bits = whole_bits(own.get("bits", quantization.bits))
+        if bits is not None and bits <= 32:
+            return tensor.size_bytes * 8 // bits
+        # From the scales: there is one for each group of weights.
+        scales = named.get(f"{module}.scales") or named.get(f"{module}.weight_scale")
+        if scales is None or quantization.group_size is None or quantization.mlx:
+            return None
+        return scales.elements * quantization.group_size
     in_a_byte = _BITS_IN_A_BYTE.get((kind, quantization.method))
     return tensor.elements if in_a_byte is None else tensor.size_bytes * 8 // in_a_byte
-
-
-def _scaled(module: str, quantization: Quantization, named: Mapping[str, Tensor]) -> int | None:
-    """The number of weights from the scales, one for each group of weights."""
-    scales = named.get(f"{module}.scales") or named.get(f"{module}.weight_scale")
-    if scales is None or quantization.group_size is None or quantization.mlx:
-        return None
-    return scales.elements * quantization.group_size
-
-
-def _bits_of(module: str, quantization: Quantization, overrides: _Overrides) -> int | None:
-    setting = overrides.get(module)
-    own = setting if isinstance(setting, dict) else {}
-    bits = whole_bits(own.get("bits", quantization.bits))
-    return bits if bits is not None and bits <= 32 else None

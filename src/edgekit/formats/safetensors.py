@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError, quoted
 from edgekit.formats import limits
 from edgekit.formats.bounded_json import JsonStream, read_config
 from edgekit.formats.cursor import LOOK_BYTES, describe, listed_bytes, read_file, read_shards
-from edgekit.formats.dtype import by_safetensors
+from edgekit.formats.dtype import TensorType, by_safetensors
 from edgekit.formats.quantization import read_quantization
-from edgekit.formats.types import Depth, ModelHeader, Quantization, Tensor
+from edgekit.formats.types import Depth, ModelHeader, Tensor
 from edgekit.sources.filenames import base_of
-from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles
+from edgekit.sources.types import ByteSource, Container, ModelFiles
 from edgekit.units import KIB
 
 SINGLE_FILE = "model.safetensors"
@@ -32,30 +32,28 @@ def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
     """The header of a model. With Depth.ARCHITECTURE, or without weights: only the config and the index's totals."""
     config = read_file(files.config, read_config) if files.config else {}
     if depth is Depth.TENSORS and files.container is Container.SAFETENSORS:
-        return _read_shards(files, config)
-    totals = read_file(files.index, read_totals) if files.index else Totals()
-    quantization = _read_quantization(files, config)
-    return ModelHeader(
-        name=files.label,
-        container=files.container,
-        mlx=quantization is not None and quantization.mlx,
+        header = _read_shards(files)
+    else:
+        totals = read_file(files.index, read_totals) if files.index else Totals()
+        header = ModelHeader(
+            name=files.label,
+            container=files.container,
+            tensor_bytes=totals.tensor_bytes,
+            parameters=totals.parameters,
+            file_bytes=listed_bytes(files),
+        )
+    quantization = read_quantization(config)
+    if quantization is None and files.quantization:  # the quantiser's own file
+        quantization = read_quantization({}, read_file(files.quantization, read_config))
+    return replace(
+        header,
         config=config,
         quantization=quantization,
-        tensor_bytes=totals.tensor_bytes,
-        parameters=totals.parameters,
-        file_bytes=listed_bytes(files),
+        mlx=header.mlx or (quantization is not None and quantization.mlx),
     )
 
 
-def _read_quantization(files: ModelFiles, config: Mapping[str, Any]) -> Quantization | None:
-    """From the config; the quantiser's own file is opened only if the config does not mention it."""
-    found = read_quantization(config)
-    if found is None and files.quantization:
-        found = read_quantization({}, read_file(files.quantization, read_config))
-    return found
-
-
-def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
+def _read_shards(files: ModelFiles) -> ModelHeader:
     if not files.weights:
         raise HeaderError("there is no safetensors file to read", file=files.label)
     shards: dict[int, ModelHeader] = {}
@@ -67,21 +65,22 @@ def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
             raise HeaderLimitError(
                 "tensors in all shards", value=tensor_count, limit=limits.TENSORS, file=files.label
             )
-    totals = Totals()
-    if files.index and _is_indexed(files, files.index):
-        totals, listed = read_file(files.index, lambda source: _check_index(source, files, shards))
+    totals, index = Totals(), files.index
+    if index and [base_of(file.name) for file in files.weights] == [SINGLE_FILE]:
+        named: set[str] = set()
+        read_file(index, lambda one: walk_index(one, lambda _, file: named.add(base_of(file))))
+        if SINGLE_FILE not in named:  # the index of a sharded copy of the same model
+            index = None
+    if index:
+        totals, listed = read_file(index, lambda source: _check_index(source, files, shards))
         shards = {number: shards[number] for number in sorted(listed)}
     else:
         _check_unique(shards)
-    quantization = _read_quantization(files, config)
     tensors = tuple(tensor for shard in shards.values() for tensor in shard.tensors or ())
     return ModelHeader(
         name=files.label,
         container=Container.SAFETENSORS,
-        mlx=(quantization is not None and quantization.mlx)
-        or any(shard.mlx for shard in shards.values()),
-        config=config,
-        quantization=quantization,
+        mlx=any(shard.mlx for shard in shards.values()),
         tensors=tensors,
         tensor_count=len(tensors),
         tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
@@ -89,15 +88,6 @@ def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
         file_bytes=sum(shard.file_bytes or 0 for shard in shards.values()),
         header_bytes=sum(shard.header_bytes or 0 for shard in shards.values()),
     )
-
-
-def _is_indexed(files: ModelFiles, index: ModelFile) -> bool:
-    """Whether the index describes the weights: it does not if it belongs to a sharded copy of model.safetensors."""
-    if [base_of(file.name) for file in files.weights] != [SINGLE_FILE]:
-        return True
-    listed: set[str] = set()
-    read_file(index, lambda source: walk_index(source, lambda _, file: listed.add(base_of(file))))
-    return SINGLE_FILE in listed
 
 
 def _check_index(
@@ -296,19 +286,11 @@ def _check_name(stream: JsonStream, name: str, tensors: dict[str, Tensor]) -> No
 
 def _tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> Tensor:
     try:
-        shape, (begin, end) = _counts(entry, "shape"), _offsets(entry)
-        kind = by_safetensors(_field(entry, "dtype", str))
-        size_bytes = kind.size_bytes(_elements(shape))
+        kind, shape, begin, size_bytes = _read_entry(entry)
     except UnknownDtypeError as error:
         raise UnknownDtypeError(f"tensor {quoted(name)}: {error.what}", file=file) from error
     except HeaderError as error:
         raise HeaderError(f"tensor {quoted(name)}: {error.what}", file=file) from error
-    if end - begin != size_bytes:
-        raise HeaderError(
-            f"tensor {quoted(name)}: {kind.name} of shape {list(shape)} takes "
-            f"{size_bytes:,} bytes, but its data_offsets span {end - begin:,}",
-            file=file,
-        )
     return Tensor(
         name=name,
         type=kind,
@@ -317,6 +299,25 @@ def _tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> 
         offset=header_bytes + begin,
         shard=shard,
     )
+
+
+def _read_entry(entry: Any) -> tuple[TensorType, tuple[int, ...], int, int]:
+    """Type and shape of a tensor, the start of its data and its bytes. HeaderError if these contradict each other."""
+    shape, offsets = _counts(entry, "shape"), _counts(entry, "data_offsets")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise HeaderError("data_offsets must be a start and an end")
+    kind = by_safetensors(_field(entry, "dtype", str))
+    if len(shape) > limits.SAFETENSORS_DIMENSIONS:
+        raise HeaderLimitError("dimensions", value=len(shape), limit=limits.SAFETENSORS_DIMENSIONS)
+    if math.prod(shape) > limits.ELEMENTS:
+        raise HeaderError("the product of its shape overflows an int64")
+    size_bytes, span = kind.row_bytes(math.prod(shape)), offsets[1] - offsets[0]
+    if span != size_bytes:
+        raise HeaderError(
+            f"{kind.name} of shape {list(shape)} takes {size_bytes:,} bytes, "
+            f"but its data_offsets span {span:,}"
+        )
+    return kind, shape, offsets[0], size_bytes
 
 
 def _field(entry: Any, key: str, kind: type) -> Any:
@@ -332,22 +333,6 @@ def _counts(entry: Any, key: str) -> tuple[int, ...]:
         if type(value) is not int or not 0 <= value <= limits.ELEMENTS:
             raise HeaderError(f"{key} contains {quoted(value)}, which is not a valid count")
     return tuple(values)
-
-
-def _offsets(entry: Any) -> tuple[int, int]:
-    values = _counts(entry, "data_offsets")
-    if len(values) != 2 or values[0] > values[1]:
-        raise HeaderError("data_offsets must be a start and an end")
-    return values[0], values[1]
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    if len(shape) > limits.SAFETENSORS_DIMENSIONS:
-        raise HeaderLimitError("dimensions", value=len(shape), limit=limits.SAFETENSORS_DIMENSIONS)
-    count = math.prod(shape)
-    if count > limits.ELEMENTS:
-        raise HeaderError("the product of its shape overflows an int64")
-    return count
 
 
 def _check_gaps(source: ByteSource, tensors: tuple[Tensor, ...], header_bytes: int) -> None:
