@@ -63,7 +63,7 @@ def launch_of(path: Path, **changes: Any) -> Launch:
 
 
 def model_of(path: Path) -> Model:
-    header = read_header(locate_path(path, path.name))
+    header = read_header(locate_path(path))
     return Model(header=header, geometry=read_geometry(header))
 
 

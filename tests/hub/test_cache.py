@@ -239,7 +239,7 @@ def test_what_a_dead_writer_left_is_removed(kept: str, reach: Reach, folder: Pat
     os.utime(old, (1, 1))
     entry = cache.load(kept)
     assert entry is not None
-    assert cache.store(kept, entry)
+    cache.store(kept, entry)
     entry.prefix.close()
     assert (old.exists(), new.exists()) == (False, True)
 
@@ -271,7 +271,7 @@ for number in range(40):
     prefix.write(bytes([number]) * 100_000)
     version = Version(total_bytes=200_000, etag=f'"{{os.getpid()}}-{{number}}"')
     entry = cache.CachedRange(version=version, linked_etag=None, prefix=prefix, length=100_000)
-    assert cache.store({kept!r}, entry)
+    cache.store({kept!r}, entry)
     prefix.close()
     seen = cache.load({kept!r})
     assert seen is not None

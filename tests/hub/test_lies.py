@@ -15,7 +15,7 @@ from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError, RemoteInspectError
 from edgekit.sources.http import ResponseHead, Transport
-from edgekit.sources.remote import GGUF, HttpFile, first_piece
+from edgekit.sources.remote import GGUF, HttpFile, announced_piece
 from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]
@@ -178,6 +178,8 @@ def test_whatever_the_head_says_no_more_than_was_asked_for_is_taken(
 ) -> None:
     answer = ResponseHead(status=status, headers=headers, url="https://a.example/a.gguf")
     with contextlib.suppress(EdgekitError):
-        piece = first_piece(answer, requested_bytes=524_288, whole_bytes=100, name="a.gguf")
+        piece = announced_piece(
+            answer, start=0, requested_bytes=524_288, whole_bytes=100, known=None, name="a.gguf"
+        )
         assert 0 <= piece.length <= min(524_288, piece.version.total_bytes)
         assert status == 206 or piece.length <= 100

@@ -35,7 +35,7 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
     if (path := path_of(text, whole=reach.within is not None)) is not None:
         from edgekit.sources.local import locate_path
 
-        return locate_path(path, text, within=reach.within)
+        return replace(locate_path(path, within=reach.within), reference=text)
     parsed = parse_reference(text, hub_hosts=_hub_hosts())
     if isinstance(parsed, SampleName):
         from edgekit.sources.stores import locate_sample

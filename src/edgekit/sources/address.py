@@ -36,21 +36,16 @@ _PORTS = {"http": 80, "https": 443}
 def shown(url: str) -> str:
     """The address without user, password, query and fragment, which may be secrets."""
     try:
-        parts = urlsplit(url)
+        parts, host = urlsplit(url), host_of(url)
     except ValueError:  # half an IPv6 address: its secrets could be anywhere
         return url.partition(":")[0] + ":..."
-    host = _without_controls(parts.netloc.rpartition("@")[2])
     path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._")
     return urlunsplit((parts.scheme, host, path, "", ""))
 
 
 def host_of(url: str) -> str:
-    """'host' or 'host:port', for messages."""
-    return _without_controls(urlsplit(url).netloc.rpartition("@")[2])
-
-
-def _without_controls(host: str) -> str:
-    """The host without control characters: a server may redirect to one with escape sequences in its name."""
+    """'host' or 'host:port', for messages: a server may redirect to a host with escape sequences in its name."""
+    host = urlsplit(url).netloc.rpartition("@")[2]
     return "".join(c if c.isprintable() else "?" for c in host)
 
 
@@ -76,11 +71,6 @@ def is_loopback(site: Site) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def is_confidential(site: Site) -> bool:
-    """Whether a secret may be sent there: encrypted, or not leaving this machine."""
-    return site[0] == "https" or is_loopback(site)
 
 
 def redirect_target(source: str, location: str, *, name: str) -> str:
@@ -151,9 +141,7 @@ def is_offline() -> bool:
 
 def hub_endpoint() -> str:
     """HF_ENDPOINT, or the public hub; without a slash at the end."""
-    address = os.environ.get("HF_ENDPOINT")
-    if not address:
-        address = str(hub_library().constants.ENDPOINT)
+    address = os.environ.get("HF_ENDPOINT") or str(hub_library().constants.ENDPOINT)
     return _checked("HF_ENDPOINT", address)
 
 
@@ -200,11 +188,10 @@ def hub_token() -> str | None:
 
 
 def token_for(url: str) -> str | None:
-    """The token, if `url` is on the hub's own site and the connection is confidential."""
+    """The token, if `url` is on the hub's own site and the connection encrypted or within this machine."""
     site = site_of(url)
-    if site != site_of(hub_endpoint()) or not is_confidential(site):
-        return None
-    return hub_token()
+    is_confidential = site[0] == "https" or is_loopback(site)
+    return hub_token() if is_hub(url) and is_confidential else None
 
 
 def is_hub(url: str) -> bool:
@@ -290,7 +277,10 @@ class Guard:
         url = httpx2.URL(address)
         self._name = name
         self._host, self._port = connected_place(url)
-        self._is_trusted = _site(url) in _trusted_sites()
+        self._is_trusted = False
+        for trusted in (hub_endpoint, ollama_registry):
+            with contextlib.suppress(UsageError, httpx2.InvalidURL):  # reported where it is used
+                self._is_trusted |= _site(httpx2.URL(trusted())) == _site(url)
         self._connects_to: tuple[str, int] | None = None
 
     def check_host(self) -> None:
@@ -301,19 +291,18 @@ class Guard:
             raise self._refusal()
 
     def watch(self, event: str, info: Mapping[str, Any]) -> None:
-        """The client's trace callback: checks the connection, because a name may resolve differently by then."""
+        """The client's trace callback: closes a connection whose peer is loopback or private.
+
+        The name may resolve differently by then. Pooled connections were checked when they were opened.
+        """
         if event.endswith("connect_tcp.started"):
             self._connects_to = info["host"], info["port"]
-        elif event.endswith("connect_tcp.complete"):
-            self._check_connection(info["return_value"])
-
-    def _check_connection(self, stream: Any) -> None:
-        """Reject a connection whose peer is loopback or private. Pooled connections were checked when opened."""
+        is_proxy = self._connects_to != (self._host, self._port)
+        if not event.endswith("connect_tcp.complete") or self._is_trusted or is_proxy:
+            return
         import httpx2
 
-        is_proxy = self._connects_to != (self._host, self._port)
-        if self._is_trusted or is_proxy:
-            return
+        stream = info["return_value"]
         try:
             peer, own = (stream.get_extra_info(end)[0] for end in ("server_addr", "client_addr"))
         except OSError as error:  # it is already closed
@@ -347,15 +336,5 @@ def connected_place(url: httpx2.URL) -> tuple[str, int]:
     return url.raw_host.decode("ascii"), url.port or {"http": 80}.get(url.scheme, 443)
 
 
-def _site(url: httpx2.URL) -> tuple[str, str, int]:
+def _site(url: httpx2.URL) -> Site:
     return (url.scheme, *connected_place(url))
-
-
-def _trusted_sites() -> set[tuple[str, str, int]]:
-    import httpx2
-
-    sites = set()
-    for address in (hub_endpoint, ollama_registry):
-        with contextlib.suppress(UsageError, httpx2.InvalidURL):  # reported where it is used
-            sites.add(_site(httpx2.URL(address())))
-    return sites

@@ -68,10 +68,11 @@ class Version:
         return self.total_bytes == other.total_bytes and (stated[0] if stated else True)
 
 
-def usable_validator(text: str | None) -> str | None:
+def usable_validator(text: object) -> str | None:
     """The text if it can be sent back in a header, else None."""
-    is_sane = text is not None and len(text) <= MAX_VALIDATOR_CHARS
-    return text if is_sane and text and text.isascii() and text.isprintable() else None
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_VALIDATOR_CHARS:
+        return None
+    return text if text.isascii() and text.isprintable() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,18 +121,15 @@ def holds(url: str) -> bool:
     return path is not None and path.is_file()
 
 
-def store(url: str, entry: CachedRange) -> bool:
-    """Store an entry and return whether that worked. An unwritable folder is not an error."""
+def store(url: str, entry: CachedRange) -> None:
+    """Store an entry. An unwritable folder is not an error."""
     path = _path_of(url)
     if path is None:
-        return False
-    try:
+        return
+    with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_entry(path, url, entry)
         _prune(path.parent)
-    except OSError:
-        return False
-    return True
 
 
 def _path_of(url: str) -> Path | None:
@@ -146,7 +144,7 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
         length, total_bytes, cached_at = title["length"], title["total_bytes"], title["kept_at"]
         is_valid = (
             (title["format"], title["url"]) == (FORMAT, url)
-            and all(text is None or _is_validator(text) for text in texts)
+            and all(text == usable_validator(text) for text in texts)
             and (type(length) is type(total_bytes) is int)
             and 0 <= length <= total_bytes < LARGEST
             and length <= MAX_HEADER_BYTES
@@ -176,10 +174,6 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
         length=length,
         cached_at=cached_at,
     )
-
-
-def _is_validator(value: object) -> bool:
-    return isinstance(value, str) and usable_validator(value) is not None
 
 
 def _write_entry(path: Path, url: str, entry: CachedRange) -> None:

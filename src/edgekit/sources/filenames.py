@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from edgekit.errors import EdgekitError, HeaderError, NotFoundError
+from edgekit.errors import HeaderError, NotFoundError
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from edgekit.sources.types import ModelFile
 
 
 # Names of up to about 90 characters are common. 500 of the worst kind (one letter repeated) are compared in half a
@@ -131,7 +129,21 @@ def group_shards(files: Iterable[ModelFile], suffix: str) -> list[FileSet]:
             shards.setdefault(int(match["index"]), file)
         else:
             groups[file.name[: -len(suffix)], 0] = {0: file}
-    return [_file_set(stem, count, shards) for (stem, count), shards in groups.items()]
+    sets = []
+    for (stem, count), shards in groups.items():
+        # GGUF counts from 1. Some safetensors sets count from 0, up to `count` or one less.
+        from_zero = 0 in shards and count not in shards
+        numbers = range(count) if from_zero else range(1, count + 1)
+        missing = (number for number in numbers if number not in shards)
+        one = FileSet(
+            stem=stem,
+            tag=quant_tag(stem),
+            files=tuple(shards[index] for index in sorted(shards)),
+            missing=tuple(islice(missing, SHOWN)),
+            missing_count=len(numbers) - sum(number in numbers for number in shards),
+        )
+        sets.append(one)
+    return sets
 
 
 def safetensors_set(folder: Sequence[ModelFile], label: str) -> FileSet | None:
@@ -185,35 +197,12 @@ def _canonical(tag: str) -> str:
     return _SPELT_FP.sub("F", tag.upper().replace("UD_", "UD-"))
 
 
-def _file_set(stem: str, count: int, shards: dict[int, ModelFile]) -> FileSet:
-    # GGUF counts from 1. Some safetensors sets count from 0, up to `count` or one less.
-    from_zero = 0 in shards and count not in shards
-    numbers = range(count) if from_zero else range(1, count + 1)
-    missing = (number for number in numbers if number not in shards)
-    return FileSet(
-        stem=stem,
-        tag=quant_tag(stem),
-        files=tuple(shards[index] for index in sorted(shards)),
-        missing=tuple(islice(missing, SHOWN)),
-        missing_count=len(numbers) - sum(number in numbers for number in shards),
-    )
-
-
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    reference: str
-    label: str
-    origin: Origin
-    quant: str | None
 
 
 def choose_files(
     files: Sequence[ModelFile],
     *,
-    reference: str,
     label: str,
     origin: Origin,
     quant: str | None = None,
@@ -224,7 +213,7 @@ def choose_files(
     NotFoundError, with candidates, if it is missing, incomplete or ambiguous; HeaderError if the files are not a model
     that can be read.
     """
-    request = _Request(reference=reference, label=label, origin=origin, quant=quant)
+    empty = ModelFiles(label=label, origin=origin, container=Container.CONFIG)
     # No model has control characters in its name, and they must not reach a terminal. Top-level files go first.
     listing = tuple(
         sorted(
@@ -233,45 +222,39 @@ def choose_files(
         )
     )
     if filename is not None:
-        return _choose_named(listing, filename, request)
+        return _choose_named(listing, filename, empty)
     models = [one for one in group_shards(listing, ".gguf") if not one.is_companion]
     if quant is not None and not models:
         raise NotFoundError(f"{label} has no GGUF files, so there is no {quant}: leave out the tag")
     root = [file for file in listing if "/" not in file.name]
     if models and (quant is not None or not _is_complete(root)):
-        return _choose_gguf(models, listing, request)
-    found = _choose_safetensors(root, listing, request)
+        return _choose_gguf(models, listing, quant, empty)
+    found = _choose_safetensors(root, listing, empty)
     return replace(found, alternatives=tuple(dict.fromkeys(one.title for one in models)))
 
 
 def _choose_gguf(
-    models: list[FileSet], listing: Sequence[ModelFile], request: _Request
+    models: list[FileSet], listing: Sequence[ModelFile], quant: str | None, empty: ModelFiles
 ) -> ModelFiles:
-    chosen = _pick(models, request)
-    found = _gguf_files(chosen, models, listing, request)
-    if request.quant is None and found.alternatives and chosen.tag != DEFAULT_QUANTS[0]:
-        note = f"{request.label} has no {DEFAULT_QUANTS[0]}, so {chosen.title} was used"
-        return replace(found, notes=(note,))
-    return found
-
-
-def _pick(models: list[FileSet], request: _Request) -> FileSet:
-    if request.quant is not None:
-        found = with_quant(models, request.quant)
-        if not found:
+    label, usual = empty.label, DEFAULT_QUANTS[0]
+    if quant is not None:
+        named = with_quant(models, quant)
+        if not named:
             titles = [one.title for one in models]
             # List all of them: there are few, and the user needs to know which exist.
-            ranked = tuple(dict.fromkeys((*close_names(request.quant, titles), *titles)))
-            raise NotFoundError(
-                f"{request.label} has no {request.quant}", candidates=ranked[: 4 * SHOWN]
-            )
+            ranked = tuple(dict.fromkeys((*close_names(quant, titles), *titles)))
+            raise NotFoundError(f"{label} has no {quant}", candidates=ranked[: 4 * SHOWN])
     else:
         # A repository has one model; a folder on this disk may have many.
-        if request.origin is Origin.LOCAL:
-            _refuse_several(models, request.label)
-        found = next(filter(None, (with_quant(models, q) for q in DEFAULT_QUANTS)), models[:1])
-    _refuse_several(found, request.label)
-    return found[0]
+        if empty.origin is Origin.LOCAL:
+            _refuse_several(models, label)
+        named = next(filter(None, (with_quant(models, q) for q in DEFAULT_QUANTS)), models[:1])
+    _refuse_several(named, label)
+    chosen = named[0]
+    found = _gguf_files(chosen, models, listing, empty)
+    if quant is None and found.alternatives and chosen.tag != usual:
+        return replace(found, notes=(f"{label} has no {usual}, so {chosen.title} was used",))
+    return found
 
 
 def _refuse_several(models: list[FileSet], label: str) -> None:
@@ -283,16 +266,15 @@ def _refuse_several(models: list[FileSet], label: str) -> None:
 
 
 def _gguf_files(
-    chosen: FileSet, models: list[FileSet], listing: Sequence[ModelFile], request: _Request
+    chosen: FileSet, models: list[FileSet], listing: Sequence[ModelFile], empty: ModelFiles
 ) -> ModelFiles:
-    chosen.require_whole(request.label)
-    local = request.origin is Origin.LOCAL
+    chosen.require_whole(empty.label)
+    local = empty.origin is Origin.LOCAL
     peers = [one for one in models if one.model == chosen.model or not local]
-    label = f"{request.label}{':' if chosen.tag else '/'}{chosen.title}"
-    return ModelFiles(
-        reference=request.reference,
+    label = f"{empty.label}{':' if chosen.tag else '/'}{chosen.title}"
+    return replace(
+        empty,
         label=base_of(chosen.files[0].name) if local else label,
-        origin=request.origin,
         container=Container.GGUF,
         weights=chosen.files,
         projectors=_projectors(chosen, models, listing),
@@ -331,62 +313,52 @@ def _bits(name: str) -> int:
 
 
 def _choose_safetensors(
-    root: list[ModelFile], listing: Sequence[ModelFile], request: _Request
+    root: list[ModelFile], listing: Sequence[ModelFile], empty: ModelFiles
 ) -> ModelFiles:
     """The safetensors set in `root`, else its config.json, else an error that says why there is neither."""
-    config = _file_called(CONFIG_NAME, root)
+    label, config = empty.label, _file_called(CONFIG_NAME, root)
     if config is None and _file_called("model_index.json", root):
-        raise HeaderError("a diffusion pipeline, not a language model", file=request.label)
-    chosen = safetensors_set(root, request.label)
+        raise HeaderError("a diffusion pipeline, not a language model", file=label)
+    chosen = safetensors_set(root, label)
     # A cache may hold part of a model: its config still has the geometry.
     partial = chosen is not None and chosen.missing_count > 0
-    excused = partial and config is not None and request.origin is Origin.HUB_CACHE
+    excused = partial and config is not None and empty.origin is Origin.HUB_CACHE
     if chosen is not None and not excused:
-        chosen.require_whole(request.label)
-        return _safetensors_files(root, request, chosen.files)
+        chosen.require_whole(label)
+        return _safetensors_files(root, chosen.files, empty)
     pickles = [file.name for file in root if file.name.lower().endswith(PICKLE_SUFFIXES)]
-    if config is None or any(file.name.startswith("adapter_") for file in root):
-        raise _nothing_usable(listing, pickles, request.label)
-    notes = (
-        [f"{pickles[0]} was not read, because unpickling runs code: no weights"] if pickles else []
-    )
-    notes += ["the cache has only part of the weights: no weights"] if partial else []
-    found = _safetensors_files(root, request, ())
-    return replace(found, container=Container.CONFIG, notes=tuple(notes))
-
-
-def _nothing_usable(listing: Sequence[ModelFile], pickles: list[str], label: str) -> EdgekitError:
+    if config is not None and not any(file.name.startswith("adapter_") for file in root):
+        notes = []
+        if pickles:
+            notes.append(f"{pickles[0]} was not read, because unpickling runs code: no weights")
+        if partial:
+            notes.append("the cache has only part of the weights: no weights")
+        found = _safetensors_files(root, (), empty)
+        return replace(found, container=Container.CONFIG, notes=tuple(notes))
     names = [file.name for file in listing]
     if any(name.startswith("adapter_") for name in names):
-        return HeaderError("this is a LoRA adapter, not a model: give the base model", file=label)
+        raise HeaderError("this is a LoRA adapter, not a model: give the base model", file=label)
     if pickles:
-        return HeaderError(
-            (
-                f"{pickles[0]} is a pickle, which is never read because unpickling runs code: use "
-                "a safetensors or GGUF version"
-            ),
-            file=label,
-        )
+        what = f"{pickles[0]} is a pickle, which is never read because unpickling runs code"
+        raise HeaderError(f"{what}: use a safetensors or GGUF version", file=label)
     if not names:
-        return NotFoundError(f"{label} is empty: it has no GGUF, safetensors or config.json")
+        raise NotFoundError(f"{label} is empty: it has no GGUF, safetensors or config.json")
     folders = [folder_of(name) for name in names if base_of(name) == CONFIG_NAME]
     shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-    return NotFoundError(
+    raise NotFoundError(
         f"{label} has no GGUF, safetensors or config.json, only {shown}",
         candidates=tuple(folders[:SHOWN]),
     )
 
 
 def _safetensors_files(
-    folder: Sequence[ModelFile], request: _Request, weights: tuple[ModelFile, ...]
+    folder: Sequence[ModelFile], weights: tuple[ModelFile, ...], empty: ModelFiles
 ) -> ModelFiles:
     """Weights with the JSON files in their folder."""
     indexes = [file for file in folder if base_of(file.name).endswith(INDEX_SUFFIX)]
     quant_configs = (_file_called(name, folder) for name in QUANT_CONFIG_NAMES)
-    return ModelFiles(
-        reference=request.reference,
-        label=request.label,
-        origin=request.origin,
+    return replace(
+        empty,
         container=Container.SAFETENSORS,
         weights=weights,
         config=_file_called(CONFIG_NAME, folder),
@@ -405,29 +377,28 @@ def _is_complete(root: list[ModelFile]) -> bool:
     return whole and _file_called(CONFIG_NAME, root) is not None
 
 
-def _choose_named(listing: Sequence[ModelFile], filename: str, request: _Request) -> ModelFiles:
-    file = _find(listing, filename, request.label)
+def _choose_named(listing: Sequence[ModelFile], filename: str, empty: ModelFiles) -> ModelFiles:
+    file = _find(listing, filename, empty.label)
     base = base_of(file.name).lower()
     folder = [one for one in listing if folder_of(one.name) == folder_of(file.name)]
     if base.endswith(".gguf"):
         sets = group_shards(listing, ".gguf")
         chosen = next(one for one in sets if file in one.files)
         models = [one for one in sets if not one.is_companion]
-        return _gguf_files(chosen, models, listing, request)
+        return _gguf_files(chosen, models, listing, empty)
     if base.startswith("adapter_"):
         raise HeaderError(
             "this is a LoRA adapter, not a model: give the base model", file=file.name
         )
     if base.endswith(INDEX_SUFFIX):
-        return _choose_safetensors(folder, listing, request)
+        return _choose_safetensors(folder, listing, empty)
     if base.endswith(".safetensors"):
         sets = group_shards(folder, ".safetensors")
         chosen = next(one for one in sets if file in one.files)
-        chosen.require_whole(request.label)
-        return _safetensors_files(folder, request, chosen.files)
+        chosen.require_whole(empty.label)
+        return _safetensors_files(folder, chosen.files, empty)
     if base.endswith(".json"):
-        found = _safetensors_files((), request, ())
-        return replace(found, container=Container.CONFIG, config=file)
+        return replace(empty, config=file)
     raise HeaderError("not a .gguf, .safetensors or config.json file", file=file.name)
 
 

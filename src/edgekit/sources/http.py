@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,7 +46,6 @@ MAX_DRAINED_BYTES = 16 * 1024  # of an unwanted body, read so that the connectio
 WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
 PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})  # worth another try
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_CANCELLED = "cancelled"
 _POLL_S = 0.05  # how often a waiting thread checks for cancellation
 _METER = threading.Lock()  # several references may share one Traffic
 
@@ -75,12 +74,13 @@ class Trouble:
 Want = Callable[[ResponseHead], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Reply:
     """A response with the wanted part of its body, or the failure."""
 
-    answer: ResponseHead | None
-    body: bytes | bytearray = b""
+    answer: ResponseHead | None = None
+    body: bytearray = field(default_factory=bytearray)
+    received_bytes: int = 0  # with what was not wanted
     overrun: bool = False  # the server had more to send than was wanted
     trouble: Trouble | None = None
     linked_etag: str | None = None  # X-Linked-ETag of the hub's redirect: the hash of the content
@@ -89,66 +89,42 @@ class Reply:
 # -- one request ---------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, kw_only=True)
 class Exchange:
     """One request and its response, on its own thread so that the time limit always holds.
 
     An HTTP client's time-outs are per read: they do not stop a server that sends one header byte per second, nor a DNS
-    server that never answers. Call `run` once, then read the attributes.
+    server that never answers. Call `run` once, then read `reply`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        *,
-        name: str,
-        want: Want,
-        connect_timeout_s: float,
-        read_timeout_s: float,
-        public_only: bool = False,
-        cancelled: threading.Event | None = None,
-    ) -> None:
-        self._url = url
-        self._headers = headers
-        self._name = name
-        self._want = want
-        self._connect_timeout_s = connect_timeout_s
-        self._read_timeout_s = read_timeout_s
-        self._public_only = public_only
-        self._guard: Guard | None = None
-        self._cancelled = cancelled
-        self._done = threading.Event()
-        self._abandoned = False
-        self._error: BaseException | None = None
-        self._connection: Any = None  # the network stream, once there is one
-        self.answer: ResponseHead | None = None
-        self.body = bytearray()
-        self.received_bytes = 0
-        self.overrun = False
-        self.trouble: Trouble | None = None
+    url: str
+    headers: Mapping[str, str]
+    name: str
+    want: Want
+    reach: Reach
+    limit_s: float
+    reply: Reply = field(default_factory=Reply)
+    _guard: Guard | None = None
+    _done: threading.Event = field(default_factory=threading.Event)
+    _abandoned: bool = False
+    _error: BaseException | None = None
+    _connection: Any = None  # the network stream, once there is one
 
-    def run(self, limit_s: float) -> bool:
-        """False if it took longer than `limit_s`. Raises what the exchange raised, and CancelledError."""
-        client, token = hub_client(), token_for(self._url)
+    def run(self) -> bool:
+        """False if it took longer than the limit. Raises what the exchange raised, and CancelledError."""
+        client, token = hub_client(), token_for(self.url)
+        end = time.monotonic() + self.limit_s
         threading.Thread(target=self._work, args=(client, token), daemon=True).start()
         try:
-            is_finished = self._wait(min(limit_s, threading.TIMEOUT_MAX))
+            while not self._done.wait(max(0.0, min(_POLL_S, end - time.monotonic()))):
+                check_cancelled(self.reach)
+                if time.monotonic() >= end:
+                    return False
         finally:
             if not self._done.is_set():
                 self._abandon()
-        if is_finished and self._error is not None:
+        if self._error is not None:
             raise self._error
-        return is_finished
-
-    def _wait(self, limit_s: float) -> bool:
-        if self._cancelled is None:
-            return self._done.wait(limit_s)
-        end = time.monotonic() + limit_s
-        while not self._done.wait(max(0.0, min(_POLL_S, end - time.monotonic()))):
-            if self._cancelled.is_set():
-                raise CancelledError(_CANCELLED)
-            if time.monotonic() >= end:
-                return False
         return True
 
     def _abandon(self) -> None:
@@ -171,9 +147,10 @@ class Exchange:
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 
+        reply = self.reply
         try:
-            if self._public_only:
-                self._guard = Guard(self._url, name=self._name)
+            if self.reach.public_only:
+                self._guard = Guard(self.url, name=self.name)
                 self._guard.check_host()
             if self._abandoned:  # while the name was resolved
                 return
@@ -181,37 +158,35 @@ class Exchange:
                 self._connection = response.extensions.get("network_stream")
                 self._receive(response, token_sent=token is not None)
         except httpx2.TimeoutException:
-            self.trouble = lost(self._url, self.received_bytes, timed_out=True)
+            reply.trouble = lost(self.url, reply.received_bytes, timed_out=True)
         except httpx2.TransportError as error:
-            if self.answer is None and any(
-                isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error)
-            ):
-                raise bad_certificate(self._url, name=self._name) from error
-            if self.answer is None and isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-                self.trouble = unreachable(self._url, str(error))
+            if reply.answer is not None:
+                reply.trouble = lost(self.url, reply.received_bytes)
+            elif any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error)):
+                raise bad_certificate(self.url, name=self.name) from error
+            elif isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
+                reply.trouble = unreachable(self.url, str(error))
             else:
-                received_bytes = 0 if self.answer is None else self.received_bytes
-                self.trouble = lost(self._url, received_bytes)
+                reply.trouble = lost(self.url, 0)
         except OfflineModeIsEnabled as error:
-            raise offline(name=self._name) from error
+            raise offline(name=self.name) from error
         except (httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: not a host name
             # Omit the client's message: it quotes the address, which may contain a password.
-            raise RemoteInspectError(
-                f"{self._name}: invalid address; check its spelling"
-            ) from error
+            raise RemoteInspectError(f"{self.name}: invalid address; check its spelling") from error
 
     def _send(self, client: httpx2.Client, token: str | None) -> httpx2.Response:
         from httpx2 import USE_CLIENT_DEFAULT, Timeout
 
+        read_s, connect_s = self.reach.read_timeout_s, self.reach.connect_timeout_s
         request = client.build_request(
             "GET",
-            self._url,
+            self.url,
             headers={
                 "user-agent": f"edgekit/{__version__}",
                 "accept-encoding": "identity",  # offsets are into the file, not into a gzip of it
-                **self._headers,
+                **self.headers,
             },
-            timeout=Timeout(self._read_timeout_s, connect=self._connect_timeout_s),
+            timeout=Timeout(min(read_s, self.limit_s), connect=min(connect_s, self.limit_s)),
             extensions={"trace": self._trace},
         )
         # A client configured with credentials for the hub must not send them to other hosts.
@@ -232,31 +207,35 @@ class Exchange:
     def _receive(self, response: httpx2.Response, *, token_sent: bool) -> None:
         import httpx2
 
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        answer = ResponseHead(
-            status=response.status_code, headers=headers, url=self._url, token_sent=token_sent
+        reply, headers = self.reply, {key.lower(): text for key, text in response.headers.items()}
+        reply.answer = answer = ResponseHead(
+            status=response.status_code, headers=headers, url=self.url, token_sent=token_sent
         )
-        self.answer = answer
         if answer.status not in WANTED_STATUSES:
             with contextlib.suppress(httpx2.TransportError):  # only the head matters
                 for chunk in response.iter_raw():
-                    self.received_bytes += len(chunk)
-                    if self.received_bytes > MAX_DRAINED_BYTES or self._abandoned:
+                    reply.received_bytes += len(chunk)
+                    if reply.received_bytes > MAX_DRAINED_BYTES or self._abandoned:
                         break
             return
         if headers.get("content-encoding", "identity") != "identity":
             raise RemoteInspectError(
-                f"{self._name}: {host_of(answer.url)} sends the file compressed although we asked for "
+                f"{self.name}: {host_of(answer.url)} sends the file compressed although we asked for "
                 "it uncompressed, so byte offsets in it cannot be used; download the file and "
                 "give its path"
             )
-        wanted_bytes = self._want(answer)
+        wanted_bytes = self.want(answer)
         for chunk in response.iter_raw():
-            self.received_bytes += len(chunk)
-            self.body += chunk[: wanted_bytes - len(self.body)]
-            self.overrun = self.received_bytes > wanted_bytes
-            if self.overrun or self._abandoned:
+            reply.received_bytes += len(chunk)
+            reply.body += chunk[: wanted_bytes - len(reply.body)]
+            reply.overrun = reply.received_bytes > wanted_bytes
+            if reply.overrun or self._abandoned:
                 break
+
+
+def check_cancelled(reach: Reach) -> None:
+    if reach.cancelled is not None and reach.cancelled.is_set():
+        raise CancelledError("cancelled")
 
 
 # -- the requests of one reference ---------------------------------------------------------------
@@ -324,7 +303,7 @@ class Transport:
         `settled` may stop at a redirect that already has the answer. Raises for a permanent error status; transient
         failures are returned as trouble.
         """
-        self._check_cancelled()
+        check_cancelled(self.reach)
         if self._cut_off is not None:
             raise type(self._cut_off)(str(self._cut_off))  # a copy: several threads may raise it
         if not self.is_online:
@@ -333,11 +312,12 @@ class Transport:
         for _ in range(MAX_REDIRECTS + 1):
             reply = self._exchange(url, headers, name=name, want=want)
             answer = reply.answer
+            reply.linked_etag = linked_etag
             if answer is None or answer.status not in _REDIRECTS:
-                return replace(reply, linked_etag=linked_etag)
-            linked_etag = linked_etag or answer.headers.get("x-linked-etag")
+                return reply
             if settled is not None and settled(answer):
-                return replace(reply, linked_etag=linked_etag)
+                return reply
+            linked_etag = linked_etag or answer.headers.get("x-linked-etag")
             url = redirect_target(url, answer.headers.get("location", ""), name=name)
             if url in seen:
                 raise RemoteInspectError(
@@ -370,7 +350,7 @@ class Transport:
         cancelled = self.reach.cancelled or threading.Event()
         with self._watch:
             cancelled.wait(seconds)
-        self._check_cancelled()
+        check_cancelled(self.reach)
 
     def count(
         self, *, requests: int = 0, received_bytes: int = 0, ranges: int = 0, cached_bytes: int = 0
@@ -382,37 +362,27 @@ class Transport:
             traffic.ranges += ranges
             traffic.cached_bytes += cached_bytes
 
-    def _check_cancelled(self) -> None:
-        if self.reach.cancelled is not None and self.reach.cancelled.is_set():
-            raise CancelledError(_CANCELLED)
-
     def _exchange(self, url: str, headers: Mapping[str, str], *, name: str, want: Want) -> Reply:
         left_s = self.left_s
         if left_s <= 0:
             raise self._too_slow(name)
         exchange = Exchange(
-            url,
-            headers,
-            name=name,
-            want=want,
-            connect_timeout_s=min(self.reach.connect_timeout_s, left_s),
-            read_timeout_s=min(self.reach.read_timeout_s, left_s),
-            public_only=self.reach.public_only,
-            cancelled=self.reach.cancelled,
+            url=url, headers=headers, name=name, want=want, reach=self.reach, limit_s=left_s
         )
+        reply = exchange.reply
         try:
             with self._watch:
-                is_finished = exchange.run(left_s)
+                is_finished = exchange.run()
         finally:
-            self.count(requests=1, received_bytes=exchange.received_bytes)
+            self.count(requests=1, received_bytes=reply.received_bytes)
         if not is_finished:
             raise self._too_slow(name)
-        answer, trouble = exchange.answer, exchange.trouble
-        if trouble is None and answer is not None:
-            trouble = status_trouble(answer)
-            if trouble is None and answer.status not in WANTED_STATUSES | _REDIRECTS:
-                raise status_error(answer, name=name)
-        return Reply(answer=answer, body=exchange.body, overrun=exchange.overrun, trouble=trouble)
+        if reply.trouble is None and reply.answer is not None:
+            reply.trouble = status_trouble(reply.answer)
+            is_permanent = reply.answer.status not in WANTED_STATUSES | _REDIRECTS
+            if reply.trouble is None and is_permanent:
+                raise status_error(reply.answer, name=name)
+        return reply
 
     def _too_slow(self, name: str) -> RemoteTimeoutError:
         return RemoteTimeoutError(

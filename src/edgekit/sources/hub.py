@@ -6,8 +6,8 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -76,7 +76,8 @@ def locate_cached(model: HubModel, reach: Reach, because: RemoteInspectError) ->
         listing = cached_listing(_tree_url(model))
         if listing is None:
             return None
-        files, cached_at = _model_files(model, listing.entries, transport), listing.cached_at
+        entries, cached_at = listing
+        files = _model_files(model, entries, transport)
     else:
         files = _named_files(model, filename, transport)
         entry = cache.load(file_url(model, files[0].name))
@@ -98,12 +99,8 @@ def _named_gguf(model: HubModel) -> str | None:
 
 
 def _chosen(model: HubModel, files: list[ModelFile]) -> ModelFiles:
-    revision = f"@{model.revision}" if model.revision else ""
-    tag = f":{model.quant}" if model.quant else ""
-    path = f"/{model.filename}" if model.filename else ""
     return choose_files(
         files,
-        reference=f"{model.repo}{revision}{tag}{path}",
         label=model.repo,
         origin=Origin.HUB,
         quant=model.quant,
@@ -179,7 +176,7 @@ def _tree_url(model: HubModel) -> str:
 def _listed_files(model: HubModel, transport: Transport) -> list[ModelFile]:
     url = _tree_url(model)
     try:
-        entries = list(_tree_entries(f"{url}?recursive=true", model, transport))
+        entries = _tree_entries(f"{url}?recursive=true", model, transport)
     except RemoteNotFoundError as error:
         raise _with_candidates(error, _repos_like(model.repo, transport)) from error
     if transport.reach.cache:
@@ -200,22 +197,25 @@ def _model_files(
     ]
 
 
-def _tree_entries(url: str, model: HubModel, transport: Transport) -> Iterator[FileEntry]:
+def _tree_entries(url: str, model: HubModel, transport: Transport) -> list[FileEntry]:
     """Every file; pages are linked, RFC 8288."""
     name = f"{model.repo}@{model.revision}" if model.revision else model.repo
-    seen = 0
+    entries: list[FileEntry] = []
     for _ in range(MAX_PAGES):
         reply = transport.get(url, name=name, limit_bytes=MAX_PAGE_BYTES)
-        for item in _json_list(reply.body, url, name=name):
-            if (entry := _file_entry(item)) is not None:
-                seen += 1
-                yield entry
-        if seen > MAX_ENTRIES:
+        items = _json_list(reply.body)
+        if items is None:
+            raise RemoteInspectError(
+                f"{name}: {host_of(url)} did not answer with a file list; check HF_ENDPOINT, "
+                "or give one file of the repository"
+            )
+        entries += filter(None, map(_file_entry, items))
+        if len(entries) > MAX_ENTRIES:
             break
         links = reply.answer.headers.get("link", "") if reply.answer else ""
         following = _NEXT.search(links)
         if following is None:
-            return
+            return entries
         target = redirect_target(url, following[1], name=name)
         if site_of(target) != site_of(url):
             raise RemoteInspectError(
@@ -242,17 +242,12 @@ def _file_entry(item: Any) -> FileEntry | None:
     return path, size_bytes if is_size else None
 
 
-def _json_list(body: bytes | bytearray, url: str, *, name: str) -> list[Any]:
+def _json_list(body: bytes | bytearray) -> list[Any] | None:
     try:
         items = json.loads(body)
     except (ValueError, RecursionError):
-        items = None
-    if not isinstance(items, list):
-        raise RemoteInspectError(
-            f"{name}: {host_of(url)} did not answer with a file list; check HF_ENDPOINT, "
-            "or give one file of the repository"
-        )
-    return items
+        return None
+    return items if isinstance(items, list) else None
 
 
 def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
@@ -262,8 +257,10 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
         url = f"{hub_endpoint()}/api/models?{urlencode(query)}"
         try:
             reply = transport.request(url, {}, name=repo, want=lambda _: MAX_PAGE_BYTES)
-            items = _json_list(reply.body, url, name=repo)
         except RemoteInspectError:
+            return ()
+        items = _json_list(reply.body)
+        if items is None:
             return ()
         known = [str(item.get("id")) for item in items if isinstance(item, dict)]
         known = [one for one in known if _REPO.fullmatch(one) and one != repo]
@@ -273,12 +270,6 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
 
 
 # -- cached listings, for when the hub cannot be reached -----------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    entries: tuple[FileEntry, ...]
-    cached_at: int  # seconds since 1970: when the hub answered
 
 
 def store_listing(url: str, entries: Iterable[FileEntry]) -> None:
@@ -297,17 +288,13 @@ def store_listing(url: str, entries: Iterable[FileEntry]) -> None:
         cache.store(url, entry)
 
 
-def cached_listing(url: str) -> Listing | None:
+def cached_listing(url: str) -> tuple[tuple[FileEntry, ...], int] | None:
+    """The files, and when the hub listed them in seconds since 1970; None if nothing valid is cached."""
     entry = None if has_secrets(url) else cache.load(url)
     if entry is None:
         return None
     with entry.prefix as prefix:
         prefix.seek(0)
-        body = prefix.read(MAX_LISTING_BYTES)
-    try:
-        items = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    found = map(_file_entry, items if isinstance(items, list) else ())
-    entries = tuple(entry for entry in found if entry is not None)
-    return Listing(entries=entries, cached_at=entry.cached_at) if entries else None
+        items = _json_list(prefix.read(MAX_LISTING_BYTES))
+    entries = tuple(filter(None, map(_file_entry, items or ())))
+    return (entries, entry.cached_at) if entries else None

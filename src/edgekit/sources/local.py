@@ -10,11 +10,12 @@ import os
 import re
 import stat
 import sys
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from edgekit.errors import HeaderError, HeaderLimitError, NotFoundError, SourceError
 from edgekit.sources.filenames import (
@@ -32,9 +33,6 @@ from edgekit.sources.filenames import (
 )
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 # The largest public model repositories list about 2,000 files. A home folder or a disk is refused within a second
 # instead of being walked.
 MAX_FOLDER_ENTRIES = 20_000
@@ -49,19 +47,18 @@ _MAX_REF_BYTES = 256  # a ref contains one commit of 40 characters
 # -- models --------------------------------------------------------------------------------------
 
 
-def locate_path(path: Path | str, reference: str, *, within: Within = None) -> ModelFiles:
+def locate_path(path: Path, *, within: Within = None) -> ModelFiles:
     """The model at a file, a shard of a set, or a folder.
 
     A config.json means the geometry alone, its folder the weights too.
     """
-    path = Path(path)
     status = look_up(path)
     if stat.S_ISDIR(status.st_mode):
-        return _locate_folder(path, reference, within)
+        return _locate_folder(path, within)
     _require_regular(path, status)
     lowered = path.name.lower()
     if not lowered.endswith(MODEL_SUFFIXES):
-        return _locate_by_content(path, reference)
+        return _locate_by_content(path)
     # The rest of its set by name, not from a listing: the folder may be huge.
     names = (path.name, *shard_names(path.name), *_COMPANIONS)
     files = {
@@ -72,15 +69,11 @@ def locate_path(path: Path | str, reference: str, *, within: Within = None) -> M
         listing = list_if_allowed(path.parent, depth=1, within=within)
         files |= {file.name: file for file in listing if file.name.lower().endswith(suffix)}
     return choose_files(
-        tuple(files.values()),
-        reference=reference,
-        label=path.name,
-        origin=Origin.LOCAL,
-        filename=path.name,
+        tuple(files.values()), label=path.name, origin=Origin.LOCAL, filename=path.name
     )
 
 
-def _locate_folder(folder: Path, reference: str, within: Within) -> ModelFiles:
+def _locate_folder(folder: Path, within: Within) -> ModelFiles:
     """A folder with a model, or a repository in the hub's cache (refs/ and snapshots/)."""
     # refs/ is missing if only a commit was ever requested
     is_named = folder.name.startswith("models--") or is_folder(folder / "refs")
@@ -95,18 +88,14 @@ def _locate_folder(folder: Path, reference: str, within: Within) -> ModelFiles:
     else:
         label = folder.name or str(folder)
         files, origin = list_folder(folder, within=within), Origin.LOCAL
-    return choose_files(files, reference=reference, label=label, origin=origin)
+    return choose_files(files, label=label, origin=origin)
 
 
-def _locate_by_content(path: Path, reference: str) -> ModelFiles:
+def _locate_by_content(path: Path) -> ModelFiles:
     """A file without a known suffix, identified by its first bytes."""
-    file = LocalFile(path)
-    try:
+    with closing(LocalFile(path)) as file:
         start, size_bytes = file.read(0, 9), file.size_bytes
-    finally:
-        file.close()
     found = ModelFiles(
-        reference=reference,
         label=path.name,
         origin=Origin.LOCAL,
         container=Container.GGUF,
@@ -192,16 +181,13 @@ _OPEN_FLAGS = (
 class LocalFile:
     """A ByteSource. Opened by the first read; one reader at a time."""
 
-    __slots__ = ("_descriptor", "_path", "_size_bytes")
+    __slots__ = ("_descriptor", "_path", "_size_bytes", "name")
 
     def __init__(self, path: Path) -> None:
+        self.name = str(path)
         self._path = path
         self._descriptor: int | None = None
         self._size_bytes = 0
-
-    @property
-    def name(self) -> str:
-        return str(self._path)
 
     @property
     def size_bytes(self) -> int:
@@ -270,17 +256,12 @@ def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes
 
 def read_small(path: Path, *, limit: int) -> bytes | None:
     """A whole small file; None if it cannot be read. Raises HeaderLimitError above the limit."""
-    file = LocalFile(path)
-    try:
-        if file.size_bytes > limit:
-            raise HeaderLimitError(
-                "size in bytes", value=file.size_bytes, limit=limit, file=file.name
-            )
-        return file.read(0, file.size_bytes)
-    except SourceError:
-        return None
-    finally:
-        file.close()
+    with suppress(SourceError), closing(LocalFile(path)) as file:
+        size_bytes = file.size_bytes
+        if size_bytes > limit:
+            raise HeaderLimitError("size in bytes", value=size_bytes, limit=limit, file=file.name)
+        return file.read(0, size_bytes)
+    return None
 
 
 def model_file(path: Path) -> ModelFile:
@@ -298,22 +279,9 @@ def look_up(path: Path) -> os.stat_result:
         raise trouble(error, path) from error
 
 
-def is_folder(path: Path) -> bool:
-    status = _status(path)
-    return status is not None and stat.S_ISDIR(status.st_mode)
-
-
-def is_regular(path: Path) -> bool:
-    status = _status(path)
-    return status is not None and stat.S_ISREG(status.st_mode)
-
-
-def _status(path: Path | str) -> os.stat_result | None:
-    """The status, following links; None if it does not exist, is a broken link or may not be read."""
-    try:
-        return os.stat(path)  # noqa: PTH116 - a Path for each of 20,000 entries is slow
-    except OSError:
-        return None
+# Unlike the methods of Path they never raise: what may not be looked at is neither.
+is_folder = os.path.isdir
+is_regular = os.path.isfile
 
 
 def _require_regular(path: Path, status: os.stat_result) -> None:
@@ -365,16 +333,10 @@ def list_folder(
     and links that lead out of the folders `within`. SourceError if `root` may not be listed, or has too many entries.
     """
     try:
-        entries = _entries(root)
+        todo = [("", entry, depth) for entry in _entries(root)]
     except OSError as error:
         raise trouble(error, root) from error
-    return tuple(_walk(root, entries, depth, within))
-
-
-def _walk(
-    root: Path, entries: list[os.DirEntry[str]], depth: int, within: Within
-) -> Iterator[ModelFile]:
-    todo = [("", entry, depth) for entry in entries]
+    files: list[ModelFile] = []
     entered: set[tuple[int, int]] = set()
     count = 0
     while todo:
@@ -391,23 +353,21 @@ def _walk(
             real = Path(os.path.realpath(entry.path))
             if not any(real.is_relative_to(folder) for folder in within):
                 continue
-        status = _status(entry.path)
-        if status is None:
+        try:
+            status = os.stat(entry.path)  # noqa: PTH116 - a Path for each of 20,000 entries is slow
+        except OSError:  # a broken link, or it may not be looked at
             continue
         name = prefix + entry.name
         if stat.S_ISREG(status.st_mode):
             opener = partial(LocalFile, Path(entry.path))
-            yield ModelFile(name=name, open=opener, size_bytes=status.st_size)
+            files.append(ModelFile(name=name, open=opener, size_bytes=status.st_size))
         elif stat.S_ISDIR(status.st_mode) and left > 1:
             identity = (status.st_dev, status.st_ino)
-            if identity in entered:
-                continue
-            entered.add(identity)
-            try:
-                inner_entries = _entries(entry.path)
-            except OSError:
-                continue
-            todo += [(f"{name}/", inner, left - 1) for inner in inner_entries]
+            if identity not in entered:
+                entered.add(identity)
+                with suppress(OSError):
+                    todo += [(f"{name}/", inner, left - 1) for inner in _entries(entry.path)]
+    return tuple(files)
 
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:

@@ -69,11 +69,11 @@ def find_ollama(model: OllamaModel | BareName) -> ModelFiles | None:
         path = _ignoring_case(store / "manifests", parts)
         body = None if path is None else read_small(path, limit=MAX_MANIFEST_BYTES)
         if body is not None:
-            return _stored_files(parsed.label, store, body)
-    return None
+            break
+    else:
+        return None
+    label = parsed.label
 
-
-def _stored_files(label: str, store: Path, manifest: bytes) -> ModelFiles:
     def opener(layer: ManifestLayer) -> Callable[[], ByteSource]:
         # The digest was checked to be hexadecimal: this path stays in the store.
         path = store / "blobs" / layer.digest.replace(":", "-")
@@ -81,7 +81,7 @@ def _stored_files(label: str, store: Path, manifest: bytes) -> ModelFiles:
             raise NotFoundError(f"{path} is missing, although Ollama lists {label}: pull it again")
         return partial(LocalFile, path)
 
-    return _files_of_manifest(manifest, label=label, origin=Origin.OLLAMA_STORE, opener=opener)
+    return _files_of_manifest(body, label=label, origin=Origin.OLLAMA_STORE, opener=opener)
 
 
 def ollama_names() -> Iterator[str]:
@@ -194,7 +194,6 @@ def _files_of_manifest(
     size = format_bytes(sum(layer.size_bytes for layer in tensors))
     note = f"the weights are {len(tensors):,} separate blobs ({size} in total), which were not read"
     return ModelFiles(
-        reference=label,
         label=label,
         origin=origin,
         container=Container.GGUF if weights else Container.CONFIG,

@@ -103,7 +103,15 @@ def parse_reference(text: str, *, hub_hosts: frozenset[str] = HUB_HOSTS) -> Refe
         return _parse_url(text, hub_hosts)
     if lowered.startswith("ollama:"):
         return _parse_ollama(text[7:].removeprefix("//"), text)
-    return _parse_plain(text, hub_hosts)
+    if (body := _after_host(text, hub_hosts)) is not None:
+        return _parse_hub_page(body, text)
+    if _after_host(text, OLLAMA_HOSTS) is not None:
+        return _parse_ollama(text, text)
+    if "/" in text:
+        return _parse_hub_id(text, text)
+    if ":" in text:
+        return _parse_ollama(text, text)
+    return BareName(name=_checked_name(text, text))
 
 
 def clean_text(text: str) -> str:
@@ -120,19 +128,6 @@ def clean_text(text: str) -> str:
     if _ODD.search(text):
         raise UsageError(f"{text[:80]!r} contains control characters; rename the file first")
     return text
-
-
-def _parse_plain(text: str, hub_hosts: frozenset[str]) -> Reference:
-    """Text without a scheme: a host name, org/name, name:tag or a bare name."""
-    if (body := _after_host(text, hub_hosts)) is not None:
-        return _parse_hub_page(body, text)
-    if _after_host(text, OLLAMA_HOSTS) is not None:
-        return _parse_ollama(text, text)
-    if "/" in text:
-        return _parse_hub_id(text, text)
-    if ":" in text:
-        return _parse_ollama(text, text)
-    return BareName(name=_checked_name(text, text))
 
 
 def _after_host(text: str, hosts: frozenset[str]) -> str | None:
@@ -193,7 +188,14 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
     found: dict[str, str] = {}
     tail = match["tail"]
     while tail:
-        kind, value, tail = _take_part(tail)
+        mark, tail = tail[0], tail[1:]
+        if mark == "@":
+            kind, (value, tail) = "revision", _split_revision(tail)
+        elif mark == ":":
+            kind, (value, at, tail) = "tag", tail.partition("@")
+            tail = at + tail
+        else:
+            kind, value, tail = "path", tail, ""
         if kind in found or not value:
             raise UsageError(
                 f"{text!r} has an empty or repeated {kind}: write org/name@revision:Q4_K_M"
@@ -209,18 +211,6 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
     return _hub_model(
         text, repo=match["repo"], quant=quant, revision=found.get("revision"), filename=filename
     )
-
-
-def _take_part(tail: str) -> tuple[str, str, str]:
-    """The first part after org/name: its kind, its text, and the rest."""
-    mark, rest = tail[0], tail[1:]
-    if mark == "@":
-        revision, rest = _split_revision(rest)
-        return "revision", revision, rest
-    if mark == ":":
-        tag, at, rest = rest.partition("@")
-        return "tag", tag, at + rest
-    return "path", rest, ""
 
 
 def _split_revision(text: str) -> tuple[str, str]:

@@ -90,45 +90,49 @@ class HttpFile:
         self._transport = transport
         self._url = url
         self._final_url = url  # after redirects; may carry a signature
-        self._name = name
+        self.name = name
         self._stride = stride
         self._version: Version | None = None
         self._linked_etag: str | None = None
         self._prefix: IO[bytes] = cache.new_prefix()
-        self._available_bytes = 0
+        self.available_bytes = 0  # that can be read without another request
         self._cached_bytes = 0  # how much of the prefix is in the disk cache
         self._ranges = 0
+        entry = cache.load(url) if self._may_cache else None
         try:
-            self._start(expected_bytes)
+            if entry is None or transport.is_online:
+                self._fetch(stride.first_bytes, entry)
+            else:
+                self._adopt(entry)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def name(self) -> str:
-        return self._name
+        finally:
+            if entry is not None and self._prefix is not entry.prefix:
+                entry.prefix.close()
+        if expected_bytes is not None and expected_bytes != self.size_bytes:
+            self.close()
+            raise RemoteChangedError(
+                f"{name}: listed with {expected_bytes:,} bytes, but the server "
+                f"sends {self.size_bytes:,}; it may just be changing: try again later"
+            )
 
     @property
     def size_bytes(self) -> int:
         assert self._version is not None  # noqa: S101 - set by the first request
         return self._version.total_bytes
 
-    @property
-    def available_bytes(self) -> int:
-        """How much can be read without another request."""
-        return self._available_bytes
-
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
         end = min(offset + length, self.size_bytes)
-        if end > self._available_bytes:
+        if end > self.available_bytes:
             if end > MAX_HEADER_BYTES:
                 raise HeaderLimitError(
                     "bytes to read from the start of the file",
                     value=end,
                     limit=MAX_HEADER_BYTES,
-                    file=self._name,
+                    file=self.name,
                 )
-            stop = max(end + ahead, self._available_bytes + self._stride.step_bytes)
+            stop = max(end + ahead, self.available_bytes + self._stride.step_bytes)
             self._fetch(min(stop, MAX_HEADER_BYTES))
         self._prefix.seek(offset)
         return self._prefix.read(max(0, end - offset))
@@ -139,7 +143,7 @@ class HttpFile:
             self._version is None
             or self._version.validator is None  # a later change could not be detected
             or not self._may_cache
-            or self._available_bytes <= self._cached_bytes
+            or self.available_bytes <= self._cached_bytes
         ):
             return
         cache.store(
@@ -148,10 +152,10 @@ class HttpFile:
                 version=self._version,
                 linked_etag=self._linked_etag,
                 prefix=self._prefix,
-                length=self._available_bytes,
+                length=self.available_bytes,
             ),
         )
-        self._cached_bytes = self._available_bytes
+        self._cached_bytes = self.available_bytes
 
     def close(self) -> None:
         self._prefix.close()
@@ -165,28 +169,12 @@ class HttpFile:
         """Whether the disk cache may be used: addresses with secrets must not be written to disk."""
         return self._transport.reach.cache and not has_secrets(self._url)
 
-    def _start(self, expected_bytes: int | None) -> None:
-        entry = cache.load(self._url) if self._may_cache else None
-        try:
-            if entry is None or self._transport.is_online:
-                self._fetch(self._stride.first_bytes, entry)
-            else:
-                self._adopt(entry)
-        finally:
-            if entry is not None and self._prefix is not entry.prefix:
-                entry.prefix.close()
-        if expected_bytes is not None and expected_bytes != self.size_bytes:
-            raise RemoteChangedError(
-                f"{self._name}: listed with {expected_bytes:,} bytes, but the server "
-                f"sends {self.size_bytes:,}; it may just be changing: try again later"
-            )
-
     def _adopt(self, entry: cache.CachedRange) -> None:
         self._prefix.close()
         self._prefix = entry.prefix
         self._version = entry.version
         self._linked_etag = entry.linked_etag
-        self._available_bytes = self._cached_bytes = entry.length
+        self.available_bytes = self._cached_bytes = entry.length
         self._transport.count(cached_bytes=entry.length)
 
     def _fetch(self, stop: int, entry: cache.CachedRange | None = None) -> None:
@@ -194,9 +182,9 @@ class HttpFile:
 
         With an entry of the disk cache, the first range is only sent if the file has changed since.
         """
-        patience = Patience(self._transport, name=self._name)
-        while self._version is None or self._available_bytes < min(stop, self.size_bytes):
-            before_bytes = self._available_bytes
+        patience = Patience(self._transport, name=self.name)
+        while self._version is None or self.available_bytes < min(stop, self.size_bytes):
+            before_bytes = self.available_bytes
             reply, piece = self._request(stop, entry)
             if entry is not None and _confirms(reply, piece, entry):
                 self._adopt(entry)
@@ -206,7 +194,7 @@ class HttpFile:
                 entry = None
                 if not self._append(reply, piece) and trouble is None:
                     trouble = lost(self._final_url, len(reply.body))
-            if self._available_bytes > before_bytes:
+            if self.available_bytes > before_bytes:
                 patience.start_over()
             if trouble is not None:
                 patience.wait(trouble)
@@ -216,11 +204,11 @@ class HttpFile:
         self._transport.count(ranges=1)
         if self._ranges > MAX_RANGES:
             raise RemoteInspectError(
-                f"{self._name}: the server sends so little per request that {MAX_RANGES} "
-                f"requests were not enough ({self._available_bytes:,} bytes so far); "
+                f"{self.name}: the server sends so little per request that {MAX_RANGES} "
+                f"requests were not enough ({self.available_bytes:,} bytes so far); "
                 "download the file and give its path"
             )
-        start, known = self._available_bytes, self._version
+        start, known = self.available_bytes, self._version
         stop = stop if known is None else min(stop, known.total_bytes)
         requested_bytes = min(stop - start, MAX_RANGE_BYTES)
         headers = {"range": f"bytes={start}-{start + requested_bytes - 1}"}
@@ -229,28 +217,20 @@ class HttpFile:
         if entry is not None:
             headers |= entry.version.condition
         if self._transport.reach.progress is not None:
-            self._transport.reach.progress(f"{self._name}: reading {format_bytes(requested_bytes)}")
+            self._transport.reach.progress(f"{self.name}: reading {format_bytes(requested_bytes)}")
         pieces: list[Piece] = []
 
         def want(answer: ResponseHead) -> int:
             if entry is not None and answer.status == 304:
                 return 0
-            if known is None:
-                whole_bytes = self._stride.whole_bytes
-                piece = first_piece(
-                    answer,
-                    requested_bytes=requested_bytes,
-                    whole_bytes=whole_bytes,
-                    name=self._name,
-                )
-            else:
-                piece = next_piece(
-                    answer,
-                    start=start,
-                    requested_bytes=requested_bytes,
-                    known=known,
-                    name=self._name,
-                )
+            piece = announced_piece(
+                answer,
+                start=start,
+                requested_bytes=requested_bytes,
+                whole_bytes=self._stride.whole_bytes,
+                known=known,
+                name=self.name,
+            )
             pieces.append(piece)
             return piece.length
 
@@ -258,7 +238,7 @@ class HttpFile:
             return entry is not None and _is_linked(answer, entry)
 
         reply = self._transport.request(
-            self._final_url, headers, name=self._name, want=want, settled=settled
+            self._final_url, headers, name=self.name, want=want, settled=settled
         )
         return reply, pieces[0] if pieces else None
 
@@ -267,7 +247,7 @@ class HttpFile:
         assert reply.answer is not None  # noqa: S101 - a piece comes with one
         if reply.overrun:
             what = f"sent more than the {piece.length:,} bytes it announced"
-            raise _odd(reply.answer, what, name=self._name)
+            raise _odd(reply.answer, what, name=self.name)
         is_complete = len(reply.body) == piece.length
         if reply.answer.status == 200 and not is_complete:
             return False  # a server without ranges cannot continue in the middle
@@ -275,14 +255,14 @@ class HttpFile:
         self._linked_etag = self._linked_etag or usable_validator(reply.linked_etag)
         self._final_url = reply.answer.url
         try:
-            self._prefix.seek(self._available_bytes)
+            self._prefix.seek(self.available_bytes)
             self._prefix.write(reply.body)
         except OSError as error:  # a long prefix is in a temporary file
             raise SourceError(
-                f"{self._name}: no space for its header in the folder for temporary files "
+                f"{self.name}: no space for its header in the folder for temporary files "
                 f"({error.strerror}); set TMPDIR to a folder with free space"
             ) from error
-        self._available_bytes += len(reply.body)
+        self.available_bytes += len(reply.body)
         return is_complete
 
 
@@ -327,48 +307,51 @@ class Piece:
     length: int
 
 
-def first_piece(
-    answer: ResponseHead, *, requested_bytes: int, whole_bytes: int, name: str
+def announced_piece(
+    answer: ResponseHead,
+    *,
+    start: int,
+    requested_bytes: int,
+    whole_bytes: int,
+    known: Version | None,
+    name: str,
 ) -> Piece:
-    """The bytes announced by the response to `bytes=0-(requested_bytes - 1)`.
+    """The bytes announced by the response to `bytes=start-(start + requested_bytes - 1)`.
 
-    The server may send the whole file instead if that is at most `whole_bytes`.
+    For the first range no version is known; the server may send the whole file instead if that is at most
+    `whole_bytes`. A later range must be of the known version.
     """
-    _refuse_web_page(answer, name=name)
-    if answer.status == 416:
-        if answer.headers.get("content-range", "").strip() != "bytes */0":
-            raise _odd(answer, "reports an empty file (416)", name=name)
-        return Piece(version=_version(answer, 0), length=0)
-    if answer.status == 206:
-        return _ranged_piece(answer, start=0, requested_bytes=requested_bytes, name=name)
-    if answer.status != 200:
-        raise _odd(answer, f"answered {answer.status} to a range request", name=name)
-    length = answer.headers.get("content-length", "")
-    if _LENGTH.fullmatch(length) and int(length) <= whole_bytes:
-        return Piece(version=_version(answer, int(length)), length=int(length))
-    raise _no_ranges(answer, name=name)
-
-
-def next_piece(
-    answer: ResponseHead, *, start: int, requested_bytes: int, known: Version, name: str
-) -> Piece:
-    """The bytes announced by the response to a later range of a file whose version is known."""
+    status, content_type = answer.status, answer.headers.get("content-type", "").lower()
+    is_page = content_type.startswith(("text/html", "application/xhtml"))
+    if is_page and (known is None or status == 206):
+        raise _odd(answer, "answered with a web page instead of a file", name=name)
     changed = RemoteChangedError(
         f"{name}: the file on the server changed while it was being read; try again"
     )
-    if answer.status == 206:
-        _refuse_web_page(answer, name=name)
+    if status == 206:
         piece = _ranged_piece(answer, start=start, requested_bytes=requested_bytes, name=name)
-        if not piece.version.is_same(known):
+        if known is not None and not piece.version.is_same(known):
             raise changed
         return piece
-    length = answer.headers.get("content-length", "")
-    total_bytes = int(length) if _LENGTH.fullmatch(length) else known.total_bytes
-    if answer.status == 200 and _version(answer, total_bytes).is_same(known):
-        raise _no_ranges(answer, name=name)
-    if answer.status in {200, 416}:  # If-Range did not match, or the file is shorter now
-        raise changed
-    raise _odd(answer, f"answered {answer.status} to a range request", name=name)
+    text = answer.headers.get("content-length", "")
+    length = int(text) if _LENGTH.fullmatch(text) else None
+    if known is not None:
+        total_bytes = known.total_bytes if length is None else length
+        is_same = status == 200 and _version(answer, total_bytes).is_same(known)
+        if status in {200, 416} and not is_same:  # If-Range did not match, or it is shorter now
+            raise changed
+    elif status == 416:
+        if answer.headers.get("content-range", "").strip() != "bytes */0":
+            raise _odd(answer, "reports an empty file (416)", name=name)
+        return Piece(version=_version(answer, 0), length=0)
+    elif status == 200 and length is not None and length <= whole_bytes:
+        return Piece(version=_version(answer, length), length=length)
+    if status == 200:
+        raise RangeNotSupportedError(
+            f"{name}: {host_of(answer.url)} only sends whole files (it ignores Range), so the "
+            "header could not be read; download the file and give its path"
+        )
+    raise _odd(answer, f"answered {status} to a range request", name=name)
 
 
 def _ranged_piece(answer: ResponseHead, *, start: int, requested_bytes: int, name: str) -> Piece:
@@ -397,19 +380,6 @@ def _version(answer: ResponseHead, total_bytes: int) -> Version:
         total_bytes=total_bytes,
         etag=usable_validator(answer.headers.get("etag")),
         last_modified=usable_validator(answer.headers.get("last-modified")),
-    )
-
-
-def _refuse_web_page(answer: ResponseHead, *, name: str) -> None:
-    content_type = answer.headers.get("content-type", "").lower()
-    if content_type.startswith(("text/html", "application/xhtml")):
-        raise _odd(answer, "answered with a web page instead of a file", name=name)
-
-
-def _no_ranges(answer: ResponseHead, *, name: str) -> RangeNotSupportedError:
-    return RangeNotSupportedError(
-        f"{name}: {host_of(answer.url)} only sends whole files (it ignores Range), so the "
-        "header could not be read; download the file and give its path"
     )
 
 
@@ -455,9 +425,7 @@ def locate_url(url: str, reach: Reach) -> ModelFiles:
                 files.append(opened_file(name, opener(name)(), opener(name)))
             except (RemoteNotFoundError, RemoteAccessError):  # the file is optional
                 continue
-    found = choose_files(
-        files, reference=shown(url), label=filename, origin=Origin.URL, filename=filename
-    )
+    found = choose_files(files, label=filename, origin=Origin.URL, filename=filename)
     return replace(found, label=filename)
 
 
@@ -477,7 +445,6 @@ def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
         )
     name = filename or "model"
     return ModelFiles(
-        reference=shown(url),
         label=name,
         origin=Origin.URL,
         container=Container.GGUF,

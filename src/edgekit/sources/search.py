@@ -34,13 +34,19 @@ def locate_name(reference: HubModel | OllamaModel | BareName | WebFile, reach: R
     match reference:
         case HubModel():
             return _locate_hub(reference, reach)
-        case OllamaModel():
-            return find_ollama(reference) or _from_registry(reference, reach)
         case BareName():
             return _locate_bare(reference, reach)
-        case WebFile(url=url):
-            _require_network(reach, "the file at that address")
-            return locate_url(url, reach)
+        case OllamaModel():
+            if (found := find_ollama(reference)) is not None:
+                return found
+            what = f"{reference.name}:{reference.tag}"
+        case WebFile():
+            what = "the file at that address"
+    if not reach.network:
+        raise RemoteInspectError(f"{what} is not on this machine, and --offline is set")
+    if isinstance(reference, WebFile):
+        return locate_url(reference.url, reach)
+    return locate_ollama(reference, reach)
 
 
 def find_cached(model: HubModel, error: RemoteInspectError) -> ModelFiles | None:
@@ -94,11 +100,6 @@ def _locate_hub_offline(model: HubModel, reach: Reach) -> ModelFiles:
     return found
 
 
-def _from_registry(model: OllamaModel, reach: Reach) -> ModelFiles:
-    _require_network(reach, f"{model.name}:{model.tag}")
-    return locate_ollama(model, reach)
-
-
 def _locate_bare(reference: BareName, reach: Reach) -> ModelFiles:
     name, cache = reference.name, hub_cache_folder()
     found = find_ollama(reference) or find_lm_studio(name) or find_hub_cached_name(name, cache)
@@ -108,7 +109,7 @@ def _locate_bare(reference: BareName, reach: Reach) -> ModelFiles:
     network = "and the network was not searched"
     if reach.network:
         try:
-            return _from_registry(ollama_model(reference), reach)
+            return locate_ollama(ollama_model(reference), reach)
         except PrivateAddressError:
             raise
         except (UsageError, RemoteNotFoundError, RemoteAccessError) as error:
@@ -122,8 +123,3 @@ def _locate_bare(reference: BareName, reach: Reach) -> ModelFiles:
         "name:tag",
         candidates=close_names(name, known),
     ) from cause
-
-
-def _require_network(reach: Reach, what: str) -> None:
-    if not reach.network:
-        raise RemoteInspectError(f"{what} is not on this machine, and --offline is set")

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -60,9 +61,7 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
         raise NotFoundError(f"LM Studio has {name} more than once", candidates=tuple(by_name))
     files = list_folder(repositories[by_name[0]]) if by_name else ()
     if files:  # the folder may be left over from a deleted model
-        return choose_files(
-            files, reference=name, label=by_name[0], origin=Origin.LM_STUDIO, quant=quant
-        )
+        return choose_files(files, label=by_name[0], origin=Origin.LM_STUDIO, quant=quant)
     stem = lower_name.removesuffix(".gguf")
     by_file = [
         (repo, one.files[0].name, listing)
@@ -77,7 +76,7 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
     if not by_file:
         return None
     repo, file, listing = by_file[0]
-    return choose_files(listing, reference=name, label=repo, origin=Origin.LM_STUDIO, filename=file)
+    return choose_files(listing, label=repo, origin=Origin.LM_STUDIO, filename=file)
 
 
 def _lm_studio_repositories() -> dict[str, Path]:
@@ -144,7 +143,6 @@ def find_hub_cached(model: HubModel, hub_cache: Path) -> ModelFiles | None:
         return None
     return choose_files(
         files,
-        reference=model.repo,
         label=model.repo,
         origin=Origin.HUB_CACHE,
         quant=model.quant,
@@ -173,33 +171,23 @@ def _cached_repos(hub_cache: Path) -> Iterator[str]:
 MAX_SAMPLE_BYTES = 20_000_000
 
 
+@dataclass(frozen=True, slots=True)
 class HeaderOnly:
     """A ByteSource that knows the size of a file and holds its first bytes.
 
     A read ends where these bytes end; one that starts after them is an error, because weights are never read.
     """
 
-    __slots__ = ("_data", "_name", "_size_bytes")
-
-    def __init__(self, data: bytes, *, name: str, size_bytes: int) -> None:
-        self._data = data
-        self._name = name
-        self._size_bytes = size_bytes
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
+    data: bytes
+    name: str
+    size_bytes: int
 
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:  # noqa: ARG002 - in memory
         if offset < 0 or length < 0:
             raise ValueError(f"read of {length} bytes at {offset}")
-        if length and len(self._data) <= offset < self._size_bytes:
-            raise SourceError(f"{self._name} is only a header: byte {offset:,} is not included")
-        return self._data[offset : offset + length]
+        if length and len(self.data) <= offset < self.size_bytes:
+            raise SourceError(f"{self.name} is only a header: byte {offset:,} is not included")
+        return self.data[offset : offset + length]
 
     def close(self) -> None:
         pass
@@ -221,7 +209,6 @@ def locate_sample(name: str) -> ModelFiles:
     title = file.removesuffix(".head.gz")
     opener = partial(_open_sample, file, title, size_bytes)
     return ModelFiles(
-        reference=f"sample:{lower_name}",
         label=title,
         origin=Origin.SAMPLE,
         container=Container.GGUF,
@@ -238,7 +225,7 @@ def _open_sample(file: str, title: str, size_bytes: int) -> HeaderOnly:
         raise SourceError(
             f"the sample {file} has more than {MAX_SAMPLE_BYTES:,} bytes: reinstall edgekit"
         )
-    return HeaderOnly(data, name=title, size_bytes=size_bytes)
+    return HeaderOnly(data, title, size_bytes)
 
 
 def _sample_index() -> dict[str, dict[str, Any]]:

@@ -88,7 +88,7 @@ class ModelFile:
 class ModelFiles:
     """The files that a reference means, not read yet."""
 
-    reference: str  # as it was typed
+    reference: str = ""  # as it was typed; set by `locate`
     label: str  # what to call it: "org/name:Q4_K_M", "model.gguf"
     origin: Origin
     container: Container

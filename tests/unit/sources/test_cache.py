@@ -28,7 +28,7 @@ def entry() -> Path:
         prefix=io.BytesIO(PREFIX),
         length=len(PREFIX),
     )
-    assert cache.store(URL, whole)
+    cache.store(URL, whole)
     folder = cache.cache_folder()
     assert folder is not None
     (path,) = folder.iterdir()

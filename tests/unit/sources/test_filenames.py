@@ -26,9 +26,7 @@ def choose(
     origin: Origin = Origin.HUB,
 ) -> ModelFiles:
     files = [ModelFile(name=name, open=_never_opened, size_bytes=1) for name in names]
-    return choose_files(
-        files, reference="r", label="org/name", origin=origin, quant=quant, filename=filename
-    )
+    return choose_files(files, label="org/name", origin=origin, quant=quant, filename=filename)
 
 
 def names(files: tuple[ModelFile, ...]) -> list[str]:

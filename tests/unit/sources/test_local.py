@@ -93,7 +93,7 @@ def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
 
     def attempt() -> None:
         for act in (
-            lambda: locate_path(tmp_path / "p.gguf", "p"),
+            lambda: locate_path(tmp_path / "p.gguf"),
             lambda: LocalFile(tmp_path / "p.gguf").read(0, 1),
         ):
             try:

@@ -420,7 +420,7 @@ def test_a_gpu_that_is_not_there() -> None:
 
 
 def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
-    files = locate_path(small_model.write_model(tmp_path), "small.gguf")
+    files = locate_path(small_model.write_model(tmp_path))
     found = verify_model(files, Load(), LlamaCppSetup(), method=SERVER, really=True)
     held = {one.when: one for one in found.resident}
     steps = ["started", "weights loaded", "context created", "8 tokens decoded"]
@@ -431,7 +431,7 @@ def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = locate_path(small_model.write_model(tmp_path), "small.gguf")
+    files = locate_path(small_model.write_model(tmp_path))
     monkeypatch.setattr(check, "available_bytes", lambda: MIB)
     with pytest.raises(
         UsageError, match=r"not loaded: it would need .* only 1.00 MiB is available"
