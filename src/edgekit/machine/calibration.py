@@ -117,15 +117,15 @@ def _row(kind: type[T], data: object) -> T:
     named = {one.name for one in fields(kind)}  # type: ignore[arg-type] # all are dataclasses
     if not isinstance(data, dict) or set(data) != named:
         raise ValueError(f"{kind.__name__}: other names than {', '.join(sorted(named))}")
-    return kind(**{name: _value(name, value) for name, value in data.items()})
-
-
-def _value(name: str, value: object) -> object:
-    if name in _NESTED:
-        return None if value is None else _row(_NESTED[name], value)
-    if (value is None and name in _OPTIONAL) or _CHECKS.get(name, _is_text)(value):
-        return value
-    raise ValueError(f"{name}: {value!r:.40}")
+    values = dict(data)
+    for name, value in data.items():
+        if name in _NESTED and value is not None:
+            values[name] = _row(_NESTED[name], value)
+        elif value is None and (name in _NESTED or name in _OPTIONAL):
+            continue
+        elif not _CHECKS.get(name, _is_text)(value):
+            raise ValueError(f"{name}: {value!r:.40}")
+    return kind(**values)
 
 
 def _is_text(value: object) -> bool:
@@ -340,13 +340,11 @@ def device_key(machine: Machine, cards: Iterable[Device] = ()) -> str:
     return stored_text(names or machine.processor or "the processor")
 
 
-def measured_on(
-    machine: Machine, calibration: Calibration, installed: Callable[[str], str | None] | None = None
-) -> Measured | None:
+def measured_on(machine: Machine, calibration: Calibration) -> Measured | None:
     """Measurements on this machine with the engine versions installed now; None if there are none."""
     host = host_key(machine)
-    installed = installed or installed_version
-    versions = {name: installed(name) for name in {one.through for one in calibration.engines}}
+    programs = {one.through for one in calibration.engines}
+    versions = {name: installed_version(name) for name in programs}
     engines = tuple(
         one
         for one in calibration.engines

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pkgutil import get_data  # importlib.resources takes 5 ms to import
-from typing import NamedTuple
 
 from edgekit.errors import UsageError
 from edgekit.machine.types import Device, Machine, System, Vendor
@@ -105,12 +104,13 @@ def find_device(text: str) -> KnownDevice:
     Raises UsageError with similar names for an unknown device, and for one that comes in several sizes.
     """
     words = words_of(text)
-    index = _index(words)
-    named = (
-        _by_maker(text, index.by_name.get(words, ()))
-        or _by_maker(text, index.by_other.get(words, ()))
-        or _in_laptops(index, words)
-    )
+    by_name, by_other = _matches(words)
+    named = _by_maker(text, by_name) or _by_maker(text, by_other)
+    if not named and "laptop" in words:
+        # Laptop GPUs before Ampere have the name and memory of the desktop card.
+        by_name, by_other = _matches(tuple(word for word in words if word != "laptop"))
+        older = ("GTX", "RTX 20", "Quadro")
+        named = tuple(one for one in by_name or by_other if one.name.startswith(older))
     if not named:
         raise UsageError(f"unknown device {text[:40]!r}; {_suggestion(text, words)}")
     if len({device.memory_bytes for device in named}) > 1:
@@ -126,9 +126,8 @@ def device_like(name: str, *, memory_bytes: int | None = None) -> KnownDevice | 
     `memory_bytes`, as the driver reports it, chooses between the sizes of one name. Without it, or if no size is near
     it, the smallest is returned, with a bandwidth only if all sizes have the same.
     """
-    words = words_of(name)
-    index = _index(words)
-    named = _by_maker(name, (*index.by_name.get(words, ()), *index.by_other.get(words, ())))
+    by_name, by_other = _matches(words_of(name))
+    named = _by_maker(name, (*by_name, *by_other))
     if not named:
         return None
     if memory_bytes is not None:
@@ -153,15 +152,6 @@ def _by_maker(name: str, devices: Iterable[KnownDevice]) -> tuple[KnownDevice, .
     words = _WORD.findall(name[:MAX_NAME_CHARS].lower())
     makers = {_MAKERS[word] for word in words if word in _MAKERS}
     return tuple(one for one in dict.fromkeys(devices) if not makers or one.vendor.value in makers)
-
-
-def _in_laptops(index: _Index, words: Words) -> tuple[KnownDevice, ...]:
-    """Laptop GPUs before Ampere, which have the name and memory of the desktop card."""
-    if "laptop" not in words:
-        return ()
-    plain = tuple(word for word in words if word != "laptop")
-    named = index.by_name.get(plain) or index.by_other.get(plain, ())
-    return tuple(one for one in named if one.name.startswith(("GTX", "RTX 20", "Quadro")))
 
 
 def _suggestion(text: str, mentioned: Words) -> str:
@@ -293,28 +283,17 @@ def all_devices() -> tuple[KnownDevice, ...]:
     return _devices(())
 
 
-class _Index(NamedTuple):
-    by_name: dict[Words, tuple[KnownDevice, ...]]
-    by_other: dict[Words, tuple[KnownDevice, ...]]  # without its size, with it, by another name
-
-
 @lru_cache(maxsize=64)
-def _index(words: Words) -> _Index:
-    """The devices that these words may mean."""
-    index = _Index({}, {})
+def _matches(words: Words) -> tuple[tuple[KnownDevice, ...], tuple[KnownDevice, ...]]:
+    """The devices with this name; and those whose model or other name this is, with or without the size."""
+    by_name, by_other = [], []
     for device in _devices(words):
-        _enter(index.by_name, words_of(device.name), device)
-        for other in (device.model, *device.also):
-            other_words = words_of(other)
-            _enter(index.by_other, other_words, device)
-            _enter(index.by_other, tuple(sorted((*other_words, str(device.size_gb)))), device)
-    return index
-
-
-def _enter(index: dict[Words, tuple[KnownDevice, ...]], words: Words, device: KnownDevice) -> None:
-    known = index.get(words, ())
-    if not known or known[-1] is not device:
-        index[words] = (*known, device)
+        if words_of(device.name) == words:
+            by_name.append(device)
+        others = [words_of(other) for other in (device.model, *device.also)]
+        if any(words in (one, tuple(sorted((*one, str(device.size_gb))))) for one in others):
+            by_other.append(device)
+    return tuple(by_name), tuple(by_other)
 
 
 def _devices(words: Words) -> tuple[KnownDevice, ...]:

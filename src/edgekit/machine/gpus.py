@@ -37,7 +37,6 @@ class DrmCard(NamedTuple):
     """A graphics card whose Linux driver is loaded."""
 
     folder: Path  # /sys/class/drm/card0
-    vendor: int
     device: int
     slot: str  # "0000:03:00.0"
     driver: str
@@ -61,7 +60,6 @@ def _drm_cards(root: Path, vendor: int) -> list[DrmCard]:
             continue
         card = DrmCard(
             folder=folder,
-            vendor=vendor,
             device=ids[1],
             slot=uevent.get("PCI_SLOT_NAME", ""),
             driver=uevent.get("DRIVER", ""),

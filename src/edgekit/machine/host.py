@@ -110,24 +110,20 @@ def commit_limits(here: Surroundings) -> tuple[MemoryLimit, ...]:
 
     https://docs.kernel.org/mm/overcommit-accounting.html. Weights mapped from their file do not count.
     """
-    if here.system is System.WINDOWS:
-        page_file = here.page_file()  # it may grow, but too slowly to count on
-        if page_file is None:
-            return ()
-        total_bytes, free_bytes = page_file
+    limit_bytes = None
+    if here.system is System.WINDOWS and (page_file := here.page_file()) is not None:
+        limit_bytes, free_bytes = page_file  # it may grow, but too slowly to count on
         name = "commit limit of Windows (memory and page file; mapped files do not count)"
-        used_bytes = max(0, total_bytes - free_bytes)
-        return (MemoryLimit(name=name, limit_bytes=total_bytes, used_bytes=used_bytes),)
+        used_bytes = max(0, limit_bytes - free_bytes)
     never_overcommit = 2
     overcommit = here.root / "proc/sys/vm/overcommit_memory"
-    if here.system is not System.LINUX or number_of(overcommit) != never_overcommit:
-        return ()
-    meminfo = pairs_of(here.root / "proc/meminfo", ":")
-    limit_bytes = _kib_line(meminfo, "CommitLimit")
+    if here.system is System.LINUX and number_of(overcommit) == never_overcommit:
+        meminfo = pairs_of(here.root / "proc/meminfo", ":")
+        limit_bytes = _kib_line(meminfo, "CommitLimit")
+        name = "CommitLimit (vm.overcommit_memory=2; mapped files do not count)"
+        used_bytes = _kib_line(meminfo, "Committed_AS") or 0
     if limit_bytes is None:
         return ()
-    name = "CommitLimit (vm.overcommit_memory=2; mapped files do not count)"
-    used_bytes = _kib_line(meminfo, "Committed_AS") or 0
     return (MemoryLimit(name=name, limit_bytes=limit_bytes, used_bytes=used_bytes),)
 
 
@@ -206,14 +202,18 @@ def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]
     """The limits of every control group up to the root, and notes on those that could not be read."""
     groups, unseen = memory_groups(root)
     limits, notes = group_limits(root, groups)
-    if len(groups) == 1 and not unseen and not limits and _is_cut_off(root, groups[0]):
-        version, _, mount = groups[0]
-        cut_off = (
-            f"This process sees only part of the control groups ({version.name} "
-            f"{one_line(str(mount.point))}), and no memory limit there: a limit set further up, on a pod or "
-            "a service around this container, would not be visible."
-        )
-        notes = (*notes, cut_off)
+    if len(groups) == 1 and groups[0].version is _V2 and not unseen and not limits:
+        # v1 reports the limits of groups above the mount point. v2 does not: there are such groups if its top is not
+        # the root, if our path leaves the namespace ('/..'), or if it has files that the real root lacks.
+        version, path, mount = groups[0]
+        is_outside = ".." in path.parts or mount.top != PurePosixPath("/")
+        if is_outside or (_under(root, mount.point) / "cgroup.events").exists():
+            cut_off = (
+                f"This process sees only part of the control groups ({version.name} "
+                f"{one_line(str(mount.point))}), and no memory limit there: a limit set further up, on a pod or "
+                "a service around this container, would not be visible."
+            )
+            notes = (*notes, cut_off)
     return limits, unseen + notes
 
 
@@ -278,23 +278,14 @@ def group_limits(
                     notes.append(
                         f"{folder / version.usage} cannot be read: all memory of {title} counts as free."
                     )
-        if version is _V1:
-            limits += _limit_above(root, group, dropped, limits)
+        if version is _V1:  # reports limits above the mount point; other groups' usage is unknown
+            files = _under(root, group.folder)
+            whole = number_in(pairs_of(files / "memory.stat", " ").get(_WHOLE_TREE, ""))
+            if whole is not None and all(whole < limit.limit_bytes for limit in limits):
+                title = f"{version.name} {group.folder / 'memory.stat'} {_WHOLE_TREE}"
+                used_bytes = _used_bytes(files, version, dropped) or 0
+                limits.append(MemoryLimit(name=title, limit_bytes=whole, used_bytes=used_bytes))
     return tuple(limits), tuple(notes)
-
-
-def _limit_above(
-    root: Path, group: ControlGroup, dropped: tuple[str, ...], seen: list[MemoryLimit]
-) -> tuple[MemoryLimit, ...]:
-    """A limit above the mount point, as v1 reports it; other groups' usage of it is unknown."""
-    files = _under(root, group.folder)
-    whole = number_in(pairs_of(files / "memory.stat", " ").get(_WHOLE_TREE, ""))
-    lowest = min((limit.limit_bytes for limit in seen), default=None)
-    if whole is None or (lowest is not None and whole >= lowest):
-        return ()
-    title = f"{group.version.name} {group.folder / 'memory.stat'} {_WHOLE_TREE}"
-    used_bytes = _used_bytes(files, group.version, dropped) or 0
-    return (MemoryLimit(name=title, limit_bytes=whole, used_bytes=used_bytes),)
 
 
 def _used_bytes(folder: Path, version: CgroupVersion, dropped: tuple[str, ...]) -> int | None:
@@ -334,16 +325,6 @@ def _mounts(root: Path) -> Iterator[_Mount]:
             top=PurePosixPath(top),
             point=PurePosixPath(point),
         )
-
-
-def _is_cut_off(root: Path, group: ControlGroup) -> bool:
-    """Whether there are groups above the mount point: its top is not the root, our path leaves the namespace ('/..'),
-    or it has files that the real root lacks. v1 reports limits above it (`_limit_above`).
-    """
-    if group.version is not _V2:
-        return False
-    is_outside = ".." in group.path.parts or group.mount.top != PurePosixPath("/")
-    return is_outside or (_under(root, group.mount.point) / "cgroup.events").exists()
 
 
 def _under(root: Path, path: PurePosixPath) -> Path:

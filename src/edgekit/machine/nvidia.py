@@ -6,13 +6,13 @@ https://docs.nvidia.com/deploy/nvml-api/. Queries that the driver refuses become
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PureWindowsPath
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from edgekit.errors import one_line
 from edgekit.machine.devices import device_like, known_bandwidth
@@ -38,31 +38,17 @@ _LOADED = ("proc/driver/nvidia/version", "dev/nvidiactl")  # files of a loaded d
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-class Seen(NamedTuple):
-    """A device with the UUIDs that select it: its own, and for a MIG slice also its card's."""
-
-    device: Device
-    uuids: tuple[str, ...] = ()
-
-
-class DeviceCount(NamedTuple):
-    """All devices that the driver counts, before CUDA_VISIBLE_DEVICES hides any."""
-
-    seen: tuple[Seen, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def find_nvidia(here: Surroundings) -> Findings:
     """The GPUs in the order in which a program sees them; nothing if there is neither card nor driver."""
-    count = _query_driver(here)
-    if not count.seen:
+    found = _query_driver(here)
+    if not found.devices:
         board = find_jetson(here)
-        count = board if board.seen or board.notes else count
-    notes = list(count.notes)
+        found = board if board.devices or board.notes else found
+    devices, notes = found.devices, list(found.notes)
     value = here.environment.get(_VARIABLE)
-    shown = visible(value, count.seen)
-    notes += hidden_note(_VARIABLE, value, count.seen, shown)
-    is_mixed = len({each.device.name for each in count.seen}) > 1
+    shown = visible(value, devices)
+    notes += hidden_note(_VARIABLE, value, devices, shown)
+    is_mixed = len({device.name for device in devices}) > 1
     if is_mixed and here.environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         notes.append(
             "The NVIDIA GPUs differ: EdgeKit numbers them by PCI slot, CUDA by speed. Set "
@@ -71,14 +57,14 @@ def find_nvidia(here: Surroundings) -> Findings:
     # A process can use several whole cards, but only one MIG slice:
     # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
     whole = tuple(device for device in shown if not device.partition)
-    found = within_address_space(whole or shown[:1], here.host)
-    notes += found.notes
-    if _is_under_windows(here) and any(not device.unified for device in found.devices):
+    limited = within_address_space(whole or shown[:1], here.host)
+    notes += limited.notes
+    if _is_under_windows(here) and any(not device.unified for device in limited.devices):
         notes.append(
             "Windows manages the memory of NVIDIA GPUs and keeps about 1 GiB of each. A model that needs "
             "more still loads, but silently spills into RAM and runs 2 to 6 times slower."
         )
-    return Findings(devices=found.devices, notes=tuple(notes))
+    return Findings(devices=limited.devices, notes=tuple(notes))
 
 
 # -- the driver ----------------------------------------------------------------------------------
@@ -88,13 +74,13 @@ def _is_under_windows(here: Surroundings) -> bool:
     return here.system is System.WINDOWS or in_wsl(here)
 
 
-def _query_driver(here: Surroundings) -> DeviceCount:
+def _query_driver(here: Surroundings) -> Findings:
     is_loaded = any((here.root / path).exists() for path in _LOADED)
     if not is_loaded and here.system is System.LINUX and not in_wsl(here):
-        return DeviceCount(notes=_card_without_driver(here))
+        return Findings(notes=_card_without_driver(here))
     if here.system not in {System.LINUX, System.WINDOWS}:
-        return DeviceCount()
-    answers: SimpleQueue[DeviceCount | Exception] = SimpleQueue()
+        return Findings()
+    answers: SimpleQueue[Findings | Exception] = SimpleQueue()
 
     def query() -> None:
         try:
@@ -111,13 +97,13 @@ def _query_driver(here: Surroundings) -> DeviceCount:
             f"The NVIDIA driver did not answer within {here.deadline_s:g} s, so no NVIDIA GPU is "
             "counted. Fix: try nvidia-smi; if that hangs too, reboot."
         )
-        return DeviceCount(notes=(why,))
+        return Findings(notes=(why,))
     if isinstance(answer, NvmlError):
         if answer.code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND} and not is_loaded:
-            return DeviceCount()
+            return Findings()
         why = nvml_message(answer.code)
         note = f"The NVIDIA driver does not answer, so no NVIDIA GPU is counted: {why}"
-        return DeviceCount(notes=(note,))
+        return Findings(notes=(note,))
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -132,21 +118,24 @@ def _card_without_driver(here: Surroundings) -> tuple[str, ...]:
     return ()
 
 
-def _read_cards(here: Surroundings) -> DeviceCount:
+def _read_cards(here: Surroundings) -> Findings:
     nvml = here.nvml()
     nvml("nvmlInit")
     count = min(int(nvml("nvmlDeviceGetCount")), _MAX_CARDS)
-    seen: list[Seen] = []
+    devices: list[Device] = []
     notes: list[str] = []
     for index in range(count):
         try:
-            card = _read_card(nvml, index, here.host, under_windows=_is_under_windows(here))
+            card = _read_card(nvml, index, here)
+        except NvmlError as error:
+            why = nvml_message(error.code)
+            notes.append(f"NVIDIA GPU {index} does not answer and is not counted: {why}")
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
             notes.append(
                 f"GPU {index} gives an unreadable answer ({type(error).__name__}): not counted."
             )
         else:
-            seen += card.seen
+            devices += card.devices
             notes += card.notes
     with suppress(NvmlError):
         nvml("nvmlShutdown")
@@ -157,7 +146,7 @@ def _read_cards(here: Surroundings) -> DeviceCount:
             f"The NVIDIA driver has {cards} GPUs but shows {count}: the others were not passed to this "
             "container, or you may not open them. Check ls -l /dev/nvidia*."
         )
-    return DeviceCount(seen=tuple(seen), notes=tuple(notes))
+    return Findings(devices=tuple(devices), notes=tuple(notes))
 
 
 # -- one card ------------------------------------------------------------------------------------
@@ -184,7 +173,6 @@ class _Card:
     handle: Any
     index: int
     name: str
-    host: HostMemory | None
     under_windows: bool  # Windows manages its memory
 
     def query(self, function: str, *arguments: Any, otherwise: Any = None) -> Any:
@@ -197,88 +185,66 @@ class _Card:
     def uuid(self, handle: Any) -> str:
         return _text(self.query("nvmlDeviceGetUUID", handle, otherwise=""))
 
-    @property
-    def title(self) -> str:
-        return f"NVIDIA GPU {self.index} ({self.name})"
-
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _read_card(
-    nvml: Nvml, index: int, host: HostMemory | None, *, under_windows: bool
-) -> DeviceCount:
-    """A card or its MIG slices; a note for a card that does not answer."""
-    try:
-        handle = nvml("nvmlDeviceGetHandleByIndex", index)
-        name = one_line(_text(nvml("nvmlDeviceGetName", handle)), _NAME_CHARS)
-        card = _Card(
-            nvml=nvml,
-            handle=handle,
-            index=index,
-            name=name,
-            host=host,
-            under_windows=under_windows,
-        )
-        mig, _ = card.query("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
-        if mig:
-            return _slices(card)
-        known = device_like(name)
-        if (known is not None and known.unified) or any(part in name for part in _INTEGRATED):
-            if host is None:
-                why = f"{card.title} shares the RAM, whose size could not be read: not counted."
-                return DeviceCount(notes=(why,))
-            device = _shared(card, host)
+def _read_card(nvml: Nvml, index: int, here: Surroundings) -> Findings:
+    """A card, or its slices in MIG mode, in which the card itself cannot be used."""
+    handle = nvml("nvmlDeviceGetHandleByIndex", index)
+    name = one_line(_text(nvml("nvmlDeviceGetName", handle)), _NAME_CHARS)
+    card = _Card(
+        nvml=nvml, handle=handle, index=index, name=name, under_windows=_is_under_windows(here)
+    )
+    title = f"NVIDIA GPU {index} ({name})"
+    mig, _ = card.query("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
+    if mig:
+        slices = tuple(_slices(card))
+        if slices:
+            first = slices[0].uuids[0][:48] or "MIG-..."
+            note = (
+                f"{title} is split into {len(slices)} MIG slices: a program gets one of them, the first "
+                f"unless CUDA_VISIBLE_DEVICES names another ({first} is the first)."
+            )
         else:
-            device = _device(card, handle)
-        return DeviceCount(seen=(Seen(device=device, uuids=(card.uuid(handle),)),))
-    except NvmlError as error:
-        why = f"NVIDIA GPU {index} does not answer and is not counted: {nvml_message(error.code)}"
-        return DeviceCount(notes=(why,))
-
-
-def _slices(card: _Card) -> DeviceCount:
-    """The slices of a card in MIG mode, in which the card itself cannot be used."""
-    count = card.query("nvmlDeviceGetMaxMigDeviceCount", card.handle, otherwise=0)
-    seen: list[Seen] = []
-    for number in range(min(int(count), _MAX_SLICES)):
-        handle = card.query("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, number)
-        if handle is None:  # no slice has this index
-            continue
-        # "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
-        name = one_line(_text(card.query("nvmlDeviceGetName", handle, otherwise="")), _NAME_CHARS)
-        _, mark, profile = name.rpartition("MIG ")
-        device = _device(card, handle, partition=f"MIG {profile}" if mark else "MIG slice")
-        seen.append(Seen(device=device, uuids=(card.uuid(handle), card.uuid(card.handle))))
-    if seen:
-        first = seen[0].uuids[0][:48] or "MIG-..."
-        note = (
-            f"{card.title} is split into {len(seen)} MIG slices: a program gets one of them, the first "
-            f"unless CUDA_VISIBLE_DEVICES names another ({first} is the first)."
-        )
-    else:
-        note = (
-            f"{card.title} is in MIG mode but has no slice: create one (nvidia-smi mig -cgi) or "
-            "switch the mode off (nvidia-smi -mig 0)."
-        )
-    return DeviceCount(seen=tuple(seen), notes=(note,))
-
-
-def _shared(card: _Card, host: HostMemory) -> Device:
-    """A GB10 or Jetson: CPU and GPU share one memory, which NVML does not report, or reports for the whole machine."""
-    return Device(
-        name=card.name,
+            note = (
+                f"{title} is in MIG mode but has no slice: create one (nvidia-smi mig -cgi) or "
+                "switch the mode off (nvidia-smi -mig 0)."
+            )
+        return Findings(devices=slices, notes=(note,))
+    known, host = device_like(name), here.host
+    if not (known is not None and known.unified) and not any(part in name for part in _INTEGRATED):
+        return Findings(devices=(_device(card, handle),))
+    if host is None:
+        why = f"{title} shares the RAM, whose size could not be read: not counted."
+        return Findings(notes=(why,))
+    # A GB10 or Jetson: NVML does not report its memory, or reports that of the whole machine.
+    shared = Device(
+        name=name,
         vendor=Vendor.NVIDIA,
-        index=card.index,
+        index=index,
+        uuids=(card.uuid(handle),),
         total_bytes=host.total_bytes,
         free_bytes=host.usable_bytes,
         unified=True,
-        bandwidth_bytes_per_s=known_bandwidth(card.name, host.total_bytes),
+        bandwidth_bytes_per_s=known_bandwidth(name, host.total_bytes),
         capability=_optional(lambda: _capability(card), None),
-        users=_optional(lambda: _users(card, card.handle), ()),
+        users=_optional(lambda: _users(card, handle), ()),
         because="shares the RAM",
     )
+    return Findings(devices=(shared,))
+
+
+def _slices(card: _Card) -> Iterator[Device]:
+    count = card.query("nvmlDeviceGetMaxMigDeviceCount", card.handle, otherwise=0)
+    for number in range(min(int(count), _MAX_SLICES)):
+        handle = card.query("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, number)
+        if handle is not None:  # None: no slice has this index
+            # "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+            text = _text(card.query("nvmlDeviceGetName", handle, otherwise=""))
+            _, mark, profile = one_line(text, _NAME_CHARS).rpartition("MIG ")
+            yield _device(card, handle, partition=f"MIG {profile}" if mark else "MIG slice")
 
 
 def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
@@ -303,6 +269,7 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
         name=card.name,
         vendor=Vendor.NVIDIA,
         index=card.index,
+        uuids=(card.uuid(handle), *((card.uuid(card.handle),) if partition else ())),
         total_bytes=total_bytes,
         free_bytes=max(0, free_bytes),
         bandwidth_bytes_per_s=_optional(lambda: _bandwidth(card, slice_bytes), None),
@@ -413,14 +380,14 @@ _TEGRA_CAPABILITIES = {
 }
 
 
-def find_jetson(here: Surroundings) -> DeviceCount:
+def find_jetson(here: Surroundings) -> Findings:
     """A board whose NVIDIA GPU shares the RAM. Older Jetsons have no NVML; the device tree names the board."""
     chip = _tegra_chip(here)
     if here.system is not System.LINUX or chip is None:
-        return DeviceCount()
+        return Findings()
     if here.host is None:
         why = "The GPU of this board shares the RAM, whose size could not be read."
-        return DeviceCount(notes=(why,))
+        return Findings(notes=(why,))
     name = f"NVIDIA {chip}"
     for place in ("sys/devices/soc0/machine", "proc/device-tree/model"):
         name = one_line(text_of(here.root / place) or "", _NAME_CHARS) or name
@@ -436,7 +403,7 @@ def find_jetson(here: Surroundings) -> DeviceCount:
         capability=_TEGRA_CAPABILITIES.get(chip),
         because="shares the RAM (device tree)",
     )
-    return DeviceCount(seen=(Seen(device=device),))
+    return Findings(devices=(device,))
 
 
 def _tegra_chip(here: Surroundings) -> str | None:
@@ -452,44 +419,46 @@ def _tegra_chip(here: Surroundings) -> str | None:
 # -- visibility and limits -----------------------------------------------------------------------
 
 
-def visible(value: str | None, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
+def visible(value: str | None, devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """The devices that a variable such as CUDA_VISIBLE_DEVICES shows, in its order; all if it is not set.
 
     As in CUDA, the first entry that does not match a device ends the list, so '', '-1' and 'NoDevFiles' show none.
     """
     if value is None:
-        return tuple(each.device for each in seen)
+        return devices
     chosen: list[Device] = []
     for entry in value.split(","):
-        named = _named(entry.strip(), seen)
+        named = _named(entry.strip(), devices)
         if not named or any(device is other for device in named for other in chosen):
             break
         chosen.extend(named)
     return tuple(chosen)
 
 
-def _named(entry: str, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
+def _named(entry: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """One device, or all slices of one card; nothing if the entry matches none or several."""
     if entry.isascii() and entry.isdecimal():
-        return tuple(each.device for each in seen if str(each.device.index) == entry)
+        return tuple(device for device in devices if str(device.index) == entry)
     if not entry.startswith(("GPU-", "MIG-")):
         return ()
     fits = tuple(
-        each.device
-        for each in seen
-        if any(uuid.lower().startswith(entry.lower()) for uuid in each.uuids)
+        device
+        for device in devices
+        if any(uuid.lower().startswith(entry.lower()) for uuid in device.uuids)
     )
     return fits if len({device.index for device in fits}) == 1 else ()
 
 
 def hidden_note(
-    variable: str, value: str | None, seen: tuple[Seen, ...], shown: tuple[Device, ...]
+    variable: str, value: str | None, devices: tuple[Device, ...], shown: tuple[Device, ...]
 ) -> tuple[str, ...]:
     """A note if the variable hides a GPU."""
-    if value is None or len(shown) == len(seen):
+    if value is None or len(shown) == len(devices):
         return ()
     setting = f"{variable}={one_line(value, 80)}" if value else f"{variable} is set but empty"
-    return (f"{setting}: only {len(shown)} of {len(seen)} GPUs are counted. Unset it to use all.",)
+    return (
+        f"{setting}: only {len(shown)} of {len(devices)} GPUs are counted. Unset it to use all.",
+    )
 
 
 # Measured on an H200: a CUDA context maps 13 GiB of addresses, and every allocation adds its size, 1:1. With less,

@@ -19,7 +19,7 @@ from edgekit.machine.host import (
     shared_memory_notes,
     without_gpu_memory,
 )
-from edgekit.machine.nvidia import Seen, find_nvidia, hidden_note, visible
+from edgekit.machine.nvidia import find_nvidia, hidden_note, visible
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
 from edgekit.machine.types import Device, Machine, System, Vendor, is_arm
 
@@ -124,9 +124,9 @@ def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findi
     value = environment.get(_VULKAN)
     chosen = devices
     if value is not None and by_vulkan:
-        seen = tuple(Seen(replace(device, index=place)) for place, device in enumerate(by_vulkan))
-        shown = visible(value, seen)
-        notes += hidden_note(_VULKAN, value, seen, shown)
+        numbered = tuple(replace(device, index=place) for place, device in enumerate(by_vulkan))
+        shown = visible(value, numbered)
+        notes += hidden_note(_VULKAN, value, numbered, shown)
         if notes and shown:
             notes.append(_VULKAN_ORDER)
         others = (device for device in devices if device.vendor not in _BY_VULKAN)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edgekit.machine.calibration import Stored, read_calibration
-from edgekit.machine.types import Device, HostMemory, System
+from edgekit.machine.types import Device, HostMemory, System, this_system
 from edgekit.units import LARGEST
-
-_SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
 
 # Calls a function of NVML by name. A refusal is raised as NvmlError.
 Nvml = Callable[..., Any]
@@ -48,19 +45,13 @@ def _nvml() -> Nvml:
     """pynvml, imported on first use: it costs 15 ms, and most machines have no NVIDIA GPU."""
     import pynvml
 
-    # pynvml has one function for both forms of this answer.
-    named = {
-        "nvmlDeviceGetMemoryInfo_v2": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(
-            handle, pynvml.nvmlMemory_v2
-        )
-    }
-
     def call(function: str, *arguments: Any) -> Any:
-        call = named.get(function) or getattr(pynvml, function, None)
-        if call is None:
+        if function == "nvmlDeviceGetMemoryInfo_v2":  # pynvml has one function for both forms
+            function, arguments = "nvmlDeviceGetMemoryInfo", (*arguments, pynvml.nvmlMemory_v2)
+        if not hasattr(pynvml, function):
             raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         try:
-            return call(*arguments)
+            return getattr(pynvml, function)(*arguments)
         except pynvml.NVMLError as error:
             raise NvmlError(int(error.value)) from error
 
@@ -90,7 +81,7 @@ def _page_file() -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    system: System = field(default_factory=lambda: _SYSTEMS.get(sys.platform, System.OTHER))
+    system: System = field(default_factory=this_system)
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     host: HostMemory | None = None  # probed first, because GPUs may share it

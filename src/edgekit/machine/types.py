@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import platform
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,14 @@ class System(enum.Enum):
     MACOS = "macos"
     WINDOWS = "windows"
     OTHER = "other"
+
+
+_PLATFORMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
+
+
+def this_system() -> System:
+    """The system this program runs on."""
+    return _PLATFORMS.get(sys.platform, System.OTHER)
 
 
 class Vendor(enum.Enum):
@@ -83,6 +92,8 @@ class Device:
     name: str
     vendor: Vendor
     index: int = 0  # as the driver counts
+    # They select it in CUDA_VISIBLE_DEVICES: its own, and for a MIG slice also its card's.
+    uuids: tuple[str, ...] = field(default=(), repr=False, compare=False)
     total_bytes: int
     free_bytes: int
     unified: bool = False  # shares the RAM: one memory for CPU and GPU

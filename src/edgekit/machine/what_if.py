@@ -6,7 +6,6 @@ A described machine is assumed to be otherwise idle, with all of its memory free
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from edgekit.machine.types import (
     MemoryLimit,
     System,
     Vendor,
+    this_system,
 )
 from edgekit.units import GIB, MIB, Basis, format_bytes, parse_size
 
@@ -39,7 +39,6 @@ IDLE = "assumes the machine is otherwise idle"
 _SEPARATOR = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # not the + of "Ryzen AI Max+ 395"
 _COUNT_BEFORE = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
 _COUNT_AFTER = re.compile(r"(.*\S)\s+[xX](\d{1,3})")  # "RTX 3090 x2"
-_SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
 _MACOS_26_SINCE = "2025-10"  # Macs from the M5 on run macOS 26 or later
 _BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
 
@@ -73,10 +72,18 @@ def what_if_machine(
     if vram is None:
         cards = [_card(device) for device in found]
     else:
-        parts = _counted_parts("--vram", vram)
-        cards = [
-            _unnamed_card(_size("--vram", size)) for count, size in parts for _ in range(count)
-        ]
+        cards = []
+        for count, text in _counted_parts("--vram", vram):
+            size_bytes = _size("--vram", text)
+            card = Device(
+                name=f"{_short(size_bytes)} GPU",
+                vendor=Vendor.NVIDIA,
+                total_bytes=size_bytes,
+                free_bytes=size_bytes,
+                basis=Basis.ASSUMED,
+                because="--vram",
+            )
+            cards += [card] * count
     if not cards and ram_bytes is None:
         raise UsageError("describe a machine with --device, --ram or --vram")
     return _machine_with_cards(cards, ram_bytes, arm=any(device.arm for device in found))
@@ -134,17 +141,6 @@ def _card(device: KnownDevice) -> Device:
         because=f"{reported} and keeps {reserved // MIB:,} MiB for itself"
         if reserved
         else reported,
-    )
-
-
-def _unnamed_card(size_bytes: int) -> Device:
-    return Device(
-        name=f"{_short(size_bytes)} GPU",
-        vendor=Vendor.NVIDIA,
-        total_bytes=size_bytes,
-        free_bytes=size_bytes,
-        basis=Basis.ASSUMED,
-        because="--vram",
     )
 
 
@@ -259,7 +255,7 @@ def _gpu_limit(device: KnownDevice, system: System) -> tuple[int | None, str]:
 
 def _this_system(*, has_cards: bool) -> System:
     """The system we run on, but Linux instead of macOS for cards, which no Mac has."""
-    here = _SYSTEMS.get(sys.platform, System.OTHER)
+    here = this_system()
     return System.LINUX if has_cards and here is System.MACOS else here
 
 

@@ -390,10 +390,14 @@ def test_this_machine_has_what_was_measured_on_it(
     [({"version": "2026.9"}, "2026.10"), ({"host": "another"}, "2026.10"), ({}, None)],
 )
 def test_another_version_or_machine_does_not_count(
-    tmp_path: Path, engine: dict[str, str], installed: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: dict[str, str],
+    installed: str | None,
 ) -> None:
+    monkeypatch.setattr(calibration, "installed_version", lambda _: installed)
     stored = own(tmp_path, **engine)
-    found = measured_on(here(tmp_path, Stored()), stored.calibration, lambda _: installed)
+    found = measured_on(here(tmp_path, Stored()), stored.calibration)
     assert found is not None
     assert found.engines == ()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.machine.trees import HOST, Answers, machine, recorded
 
 from edgekit.machine.host import ADDRESS_SPACE
-from edgekit.machine.nvidia import Seen, find_nvidia, visible, within_address_space
+from edgekit.machine.nvidia import find_nvidia, visible, within_address_space
 from edgekit.machine.surroundings import Findings, Nvml, NvmlError, Surroundings
 from edgekit.machine.types import Device, HostMemory, MemoryLimit, Process, System, Vendor
 from edgekit.units import GIB, MIB, Basis
@@ -383,11 +383,13 @@ def test_jetson_with_unreadable_ram(tmp_path: Path) -> None:
 # -- visible ----------------------------------------------------------------------------------------
 
 SEEN = tuple(
-    Seen(
-        device=Device(
-            name=f"card {index}", vendor=Vendor.NVIDIA, index=index, total_bytes=1, free_bytes=1
-        ),
+    Device(
+        name=f"card {index}",
+        vendor=Vendor.NVIDIA,
+        index=index,
         uuids=(f"GPU-{index}f",),
+        total_bytes=1,
+        free_bytes=1,
     )
     for index in range(12)
 )
@@ -397,7 +399,7 @@ SEEN = tuple(
 def test_visible_shows_each_existing_device_once(wanted: str) -> None:
     shown = visible(wanted, SEEN)
     assert len({device.index for device in shown}) == len(shown)
-    assert all(device in [each.device for each in SEEN] for device in shown)
+    assert all(device in SEEN for device in shown)
 
 
 @given(st.lists(st.integers(0, 11), unique=True))
@@ -407,7 +409,7 @@ def test_visible_keeps_the_order(indices: list[int]) -> None:
 
 
 def test_visible_not_set() -> None:
-    assert visible(None, SEEN) == tuple(each.device for each in SEEN)
+    assert visible(None, SEEN) == SEEN
 
 
 # -- address space ----------------------------------------------------------------------------------
