@@ -152,7 +152,7 @@ def _model_name(path: Path) -> str:
 
 def _files(path: Path) -> ModelFiles:
     if not path.name.endswith(HEAD):
-        return locate_path(path, str(path))
+        return locate_path(path)
     header = gzip.decompress(path.read_bytes())
     whole = read_gguf(HollowFile(name=path.name, header=header, size_bytes=LARGEST))
     end = max((one.offset + one.size_bytes for one in whole.tensors or ()), default=len(header))
