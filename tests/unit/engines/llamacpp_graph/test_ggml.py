@@ -116,12 +116,10 @@ ONE_LIKE_ITS_SOURCE = (
         ggml.unary,
         ggml.sqr,
         ggml.sqrt,
-        ggml.log,
     ),
     *(
         ggml.norm,
         ggml.rms_norm,
-        ggml.group_norm,
         ggml.l2_norm,
         ggml.fill,
         ggml.dup,

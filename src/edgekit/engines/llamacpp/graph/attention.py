@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.layers import hadamard, project
+from edgekit.engines.llamacpp.graph.layers import hadamard, project_biased
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -26,16 +26,16 @@ from edgekit.engines.llamacpp.types import Rules
 from edgekit.formats.dtype import TensorType
 
 
-def _keys(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
-    width = layer.facts.n_embd_head_k * layer.facts.n_head_kv
+def _keys(layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
+    build, width = layer.build, layer.facts.n_embd_head_k * layer.facts.n_head_kv
     return build.cache(
         f"cache_k_l{owner}", build.options.type_k, width, cells, build.sizes.n_stream
     )
 
 
-def _values(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
+def _values(layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
     """The V cache. Without flash attention it is transposed, and as wide as the widest layer."""
-    width = layer.facts.n_embd_head_v * layer.facts.n_head_kv
+    build, width = layer.build, layer.facts.n_embd_head_v * layer.facts.n_head_kv
     if build.options.v_trans:
         width = build.hparams.n_embd_v_gqa_max
     return build.cache(
@@ -43,50 +43,52 @@ def _values(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTe
     )
 
 
-def get_k(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
-    k, facts = _keys(build, layer, cells, owner), layer.facts
-    row = row_bytes(k.type, k.ne[0])
-    strides = (row_bytes(k.type, facts.n_embd_head_k), row, row * cells)
-    return ggml.view(
-        k, facts.n_embd_head_k, facts.n_head_kv, cells, build.sizes.n_stream, strides=strides
-    )
+def cached(
+    layer: GraphLayer,
+    cache: CacheInput,
+    k: GraphTensor | None,
+    v: GraphTensor | None,
+    owner: int,
+) -> tuple[GraphTensor, GraphTensor]:
+    """Stores new K and V in the cache of layer `owner`; all of its keys and values."""
+    if k is not None:
+        store_k(layer, cache, k, owner)
+    if v is not None and cache.v_idxs is not None:
+        _store_v(layer, cache.v_idxs, v, _values(layer, cache.n_kv, owner))
+    return get_k(layer, cache, owner), _get_v(layer, cache, owner)
 
 
-def get_v(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
-    v, facts = _values(build, layer, cells, owner), layer.facts
-    heads, head, streams = facts.n_head_kv, facts.n_embd_head_v, build.sizes.n_stream
-    if not build.options.v_trans:
-        row = row_bytes(v.type, v.ne[0])
-        strides: tuple[Size, ...] = (row_bytes(v.type, head), row, row * cells)
-        return ggml.view(v, head, heads, cells, streams, strides=strides)
-    column = row_bytes(v.type, cells)
+def get_k(layer: GraphLayer, cache: CacheInput, owner: int) -> GraphTensor:
+    k = _keys(layer, cache.n_kv, owner)
+    return _in_heads(layer, k, layer.facts.n_embd_head_k)
+
+
+def _get_v(layer: GraphLayer, cache: CacheInput, owner: int) -> GraphTensor:
+    v, head = _values(layer, cache.n_kv, owner), layer.facts.n_embd_head_v
+    if not layer.build.options.v_trans:
+        return _in_heads(layer, v, head)
+    column = row_bytes(v.type, cache.n_kv)
     strides = (column * head, column, column * v.ne[0])
-    return ggml.view(v, cells, heads, head, streams, strides=strides)
+    return ggml.view(v, v.ne[1], layer.facts.n_head_kv, head, v.ne[2], strides=strides)
 
 
-def store_k(  # noqa: PLR0917 - in llama.cpp's order
-    build: Build,
-    layer: GraphLayer,
-    k_cur: GraphTensor,
-    k_idxs: GraphTensor,
-    cells: Size,
-    owner: int,
-) -> GraphTensor:
-    k = _keys(build, layer, cells, owner)
-    return ggml.set_rows(_one_stream(build, k, k_cur), _rows(k_cur), k_idxs)
+def _in_heads(layer: GraphLayer, cache: GraphTensor, head: int) -> GraphTensor:
+    """A cache as [width of a head, heads, cells, streams]."""
+    row, (_, cells, streams, _) = row_bytes(cache.type, cache.ne[0]), cache.ne
+    strides = (row_bytes(cache.type, head), row, row * cells)
+    return ggml.view(cache, head, layer.facts.n_head_kv, cells, streams, strides=strides)
 
 
-def store_v(  # noqa: PLR0917 - in llama.cpp's order
-    build: Build,
-    layer: GraphLayer,
-    v_cur: GraphTensor,
-    v_idxs: GraphTensor,
-    cells: Size,
-    owner: int,
-) -> GraphTensor:
-    v = _values(build, layer, cells, owner)
+def store_k(layer: GraphLayer, cache: CacheInput, k: GraphTensor, owner: int) -> None:
+    into = _one_stream(layer.build, _keys(layer, cache.n_kv, owner), k)
+    layer.build.expand(ggml.set_rows(into, _rows(k), cache.k_idxs))
+
+
+def _store_v(layer: GraphLayer, v_idxs: GraphTensor, v_cur: GraphTensor, v: GraphTensor) -> None:
+    build = layer.build
     if not build.options.v_trans:
-        return ggml.set_rows(_one_stream(build, v, v_cur), _rows(v_cur), v_idxs)
+        build.expand(ggml.set_rows(_one_stream(build, v, v_cur), _rows(v_cur), v_idxs))
+        return
     width = v_cur.ne[0] * v_cur.ne[1]
     if build.graph.same(row_bytes(v_cur.type, width), v_cur.nb[2]):
         v_cur = ggml.reshape(v_cur, width, v_cur.ne[2])
@@ -95,8 +97,8 @@ def store_v(  # noqa: PLR0917 - in llama.cpp's order
     if not build.graph.same(width, v.ne[0]):
         v_cur = ggml.pad(v_cur, v.ne[0] - width)
     # Each element is a row.
-    cells_view = ggml.reshape(v, 1, v.elements)
-    return ggml.set_rows(cells_view, ggml.reshape(v_cur, 1, v_cur.elements), v_idxs)
+    into, rows = ggml.reshape(v, 1, v.elements), ggml.reshape(v_cur, 1, v_cur.elements)
+    build.expand(ggml.set_rows(into, rows, v_idxs))
 
 
 def _rows(cur: GraphTensor) -> GraphTensor:
@@ -131,9 +133,9 @@ def input_rs(build: Build) -> StateInput:
     return StateInput(copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, others))
 
 
-def state(build: Build, layer: GraphLayer, side: str, width: Size) -> GraphTensor:
+def state(layer: GraphLayer, side: str, width: Size) -> GraphTensor:
     """The state cache of a layer: "r" for the convolution, "s" for the recurrence."""
-    return build.cache(f"cache_{side}_l{layer.index}", F32, width, build.sizes.n_seqs)
+    return layer.build.cache(f"cache_{side}_l{layer.index}", F32, width, layer.build.sizes.n_seqs)
 
 
 def read_states(
@@ -174,24 +176,28 @@ class SideCache:
     width: int
     cells: Size
 
-    def _tensor(self, build: Build, layer: GraphLayer) -> GraphTensor:
+    def _tensor(self, layer: GraphLayer) -> GraphTensor:
+        build = layer.build
         name, streams = f"cache_k_{self.name}_l{layer.index}", build.sizes.n_stream
         return build.cache(name, build.options.type_k, self.width, self.cells, streams)
 
-    def store(self, build: Build, layer: GraphLayer, k: GraphTensor, idxs: GraphTensor) -> None:
+    def store(self, layer: GraphLayer, k: GraphTensor, idxs: GraphTensor) -> None:
         """`k` is [width, 1, rows]. Write indices are global over all streams."""
-        into = self._tensor(build, layer)
+        build = layer.build
+        into = self._tensor(layer)
         if build.options.streams:
             into = ggml.reshape(into, self.width, self.cells * build.sizes.n_stream)
         rows = ggml.view(k, self.width, k.ne[2], strides=(k.nb[2],))
         build.expand(ggml.set_rows(into, rows, idxs))
 
-    def read(self, build: Build, layer: GraphLayer) -> GraphTensor:
+    def read(self, layer: GraphLayer) -> GraphTensor:
         """The whole cache as [width, 1, cells, streams]."""
-        cache = self._tensor(build, layer)
+        cache = self._tensor(layer)
         row = row_bytes(cache.type, self.width)
         strides = (row, row, row * self.cells)
-        return ggml.view(cache, self.width, 1, self.cells, build.sizes.n_stream, strides=strides)
+        return ggml.view(
+            cache, self.width, 1, self.cells, layer.build.sizes.n_stream, strides=strides
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,22 +251,15 @@ def _cache_input(build: Build, n_kv: Size, *, values: bool) -> CacheInput:
 
 def _with_rotation(build: Build, inputs: CacheInput, *, swa: bool | None) -> CacheInput:
     """Adds Hadamard matrices for quantised caches, which store rotated K and V if all heads have one width."""
-
-    def matrix(side: str) -> GraphTensor | None:
-        width = _rotation(build, side, swa=swa)
-        if width is None:
-            return None
-        return ggml.graph_input(F32, width, width, name=f"attn_inp_{side}_rot")
-
-    k_rot = matrix("k")
-    return replace(inputs, k_rot=k_rot, v_rot=None if inputs.v_idxs is None else matrix("v"))
+    k_rot, v_rot = (_rotation(build, side, swa=swa) for side in "kv")
+    return replace(inputs, k_rot=k_rot, v_rot=v_rot)
 
 
 MIN_ROTATION = 64  # llama-kv-cache.cpp:1447
 
 
-def _rotation(build: Build, side: str, *, swa: bool | None) -> int | None:
-    """Width of the rotation matrix; None if there is none. `swa` restricts it to layers with or without a window."""
+def _rotation(build: Build, side: str, *, swa: bool | None) -> GraphTensor | None:
+    """The rotation matrix of K or V, if there is one. `swa` restricts it to layers with or without a window."""
     kind = build.options.type_k if side == "k" else build.options.type_v
     dims = build.hparams.cached_heads(side, swa=swa)
     first = build.hparams.head_dim(side, 0)
@@ -268,10 +267,8 @@ def _rotation(build: Build, side: str, *, swa: bool | None) -> int | None:
         return None
     if build.options.rules < Rules.ROTATION_PER_CACHE and build.hparams.varies(side):
         return None
-    if side == "v":
-        return MIN_ROTATION
-    (dim,) = dims
-    return widest_rotation(dim)
+    width = MIN_ROTATION if side == "v" else widest_rotation(*dims)
+    return ggml.graph_input(F32, width, width, name=f"attn_inp_{side}_rot")
 
 
 def widest_rotation(width: int) -> int:
@@ -281,10 +278,10 @@ def widest_rotation(width: int) -> int:
     return max(width & -width, MIN_ROTATION)
 
 
-def input_kv(build: Build, *, rotate: bool = True) -> AttnInput:
+def input_kv(build: Build) -> AttnInput:
     """build_attn_inp_kv."""
     base = _cache_input(build, build.sizes.n_kv, values=True)
-    return AttnInput(base=_with_rotation(build, base, swa=None) if rotate else base)
+    return AttnInput(base=_with_rotation(build, base, swa=None))
 
 
 def input_kv_iswa(build: Build, *, rotate: bool = True) -> AttnInput:
@@ -334,8 +331,7 @@ class Extras:
 NO_EXTRAS = Extras()
 
 
-def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
-    build: Build,
+def attend(
     layer: GraphLayer,
     inputs: AttnInput,
     q: GraphTensor,
@@ -344,13 +340,13 @@ def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     *,
     extras: Extras = NO_EXTRAS,
     owner: int | None = None,
-    output: str | None = "attn_output",
+    project: bool = True,
 ) -> GraphTensor:
     """build_attn with a K and a V cache. `owner`: the layer whose cache is read, if not this one.
 
-    `output` names the output projection; None: no projection.
+    `project`: through the output projection.
     """
-    cache = inputs.of(layer)
+    build, cache = layer.build, inputs.of(layer)
     if cache.k_rot is not None:
         q = hadamard(build, q, cache.k_rot)
         k = k and hadamard(build, k, cache.k_rot)
@@ -359,44 +355,35 @@ def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     for tensor in (q, v, k) if inputs.swa is None else (q, k, v):
         if tensor is not None:
             build.expand(tensor)
-    owner = layer.index if owner is None else owner
-    if k is not None:
-        build.expand(store_k(build, layer, k, cache.k_idxs, cache.n_kv, owner))
-    if v is not None and cache.v_idxs is not None:
-        build.expand(store_v(build, layer, v, cache.v_idxs, cache.n_kv, owner))
-    keys = get_k(build, layer, cache.n_kv, owner)
-    values = get_v(build, layer, cache.n_kv, owner)
+    keys, values = cached(layer, cache, k, v, layer.index if owner is None else owner)
     transposed = build.options.v_trans
     cur = attn_mha(build, q, keys, values, cache.mask, extras, transposed=transposed)
     if cache.v_rot is not None:
         cur = hadamard(build, cur, cache.v_rot)
-    return project_output(layer, cur, output)
+    return project_output(layer, cur) if project else cur
 
 
-def attend_k(  # noqa: PLR0917 - q, k and v, as build_attn takes them
-    build: Build,
+def attend_k(
     layer: GraphLayer,
-    inputs: AttnInput,
-    q: GraphTensor,
-    k: GraphTensor,
-    v: GraphTensor,
+    cache: CacheInput,
+    qkv: tuple[GraphTensor, GraphTensor, GraphTensor],
     *,
-    extras: Extras = NO_EXTRAS,
-    output: str | None = "attn_output",
+    mask: GraphTensor | None = None,
+    project: bool = True,
 ) -> GraphTensor:
-    """build_attn with a K cache only (MLA): V is the first part of each K row."""
-    cache = inputs.of(layer)
+    """build_attn with a K cache only (MLA): V is the first part of each K row. `mask`: if not the cache's."""
+    build, (q, k, v) = layer.build, qkv
     for tensor in (q, v, k):
         build.expand(tensor)
-    build.expand(store_k(build, layer, k, cache.k_idxs, cache.n_kv, layer.index))
-    keys = get_k(build, layer, cache.n_kv, layer.index)
+    store_k(layer, cache, k, layer.index)
+    keys = get_k(layer, cache, layer.index)
     values = ggml.view(keys, v.ne[0], *keys.ne[1:], strides=keys.nb[1:])
-    cur = attn_mha(build, q, keys, values, cache.mask, extras, transposed=False)
-    return project_output(layer, cur, output)
+    extras = Extras(v_mla=layer["attn_v_b"])
+    cur = attn_mha(build, q, keys, values, mask or cache.mask, extras, transposed=False)
+    return project_output(layer, cur) if project else cur
 
 
-def attend_now(  # noqa: PLR0917 - q, k and v, as build_attn takes them
-    build: Build,
+def attend_now(
     layer: GraphLayer,
     inputs: AttnInput,
     q: GraphTensor,
@@ -404,21 +391,17 @@ def attend_now(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     v: GraphTensor,
     *,
     extras: Extras = NO_EXTRAS,
-    output: str | None = "attn_output",
+    project: bool = True,
 ) -> GraphTensor:
     """build_attn without a cache, and cross-attention to an encoder."""
     for tensor in (q, k, v):
-        build.expand(tensor)
-    cur = attn_mha(build, q, k, v, inputs.of(layer).mask, extras, transposed=False)
-    return project_output(layer, cur, output)
+        layer.build.expand(tensor)
+    cur = attn_mha(layer.build, q, k, v, inputs.of(layer).mask, extras, transposed=False)
+    return project_output(layer, cur) if project else cur
 
 
-def project_output(layer: GraphLayer, cur: GraphTensor, name: str | None) -> GraphTensor:
-    if name is not None and name in layer:
-        cur = project(layer[name], cur, scale=layer.scale(name))
-        if (bias := layer.bias(name)) is not None:
-            cur = ggml.add(cur, bias)
-    return cur
+def project_output(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    return project_biased(layer, "attn_output", cur) if "attn_output" in layer else cur
 
 
 def attn_mha(  # noqa: PLR0917 - q, k and v, as build_attn takes them
@@ -438,52 +421,28 @@ def attn_mha(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     q = ggml.view(q, q.ne[0], q.ne[1], per_stream, n_stream, strides=strides)
     q, k, v = (ggml.permute(one, 0, 2, 1, 3) for one in (q, k, v))
     if build.options.flash_attn and extras.kq_b is None:
-        cur = _flash(q, k, v, mask, extras, transposed=transposed)
+        if transposed:
+            v = ggml.transpose(v)
+        k, v = (ggml.cast(one, F16) if one.type is F32 else one for one in (k, v))
+        cur = ggml.flash_attn_ext(q, k, v, mask, extras.sinks)
+        if extras.v_mla is not None:
+            cur = ggml.mul_mat(extras.v_mla, ggml.permute(cur, 0, 2, 1, 3))
+            cur = ggml.cont(ggml.permute(cur, 0, 2, 1, 3))
+        cur = ggml.reshape(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
     else:
-        cur = _soft_max(q, k, v, mask, extras, transposed=transposed)
-        cur.name = "kqv_out"  # runs where the cache is, when the cache stays on the host
+        kq = ggml.mul_mat(k, q)
+        for _ in range(extras.softcap):
+            kq = ggml.scale(ggml.unary(ggml.scale(kq)))
+        if extras.kq_b is not None:
+            kq = ggml.add(kq, extras.kq_b)
+        kq = ggml.soft_max(kq, mask, extras.sinks)
+        if not transposed:
+            v = ggml.cont(ggml.transpose(v))
+        kqv = ggml.mul_mat(v, kq)
+        if extras.v_mla is not None:
+            kqv = ggml.mul_mat(extras.v_mla, kqv)
+        cur = ggml.permute(kqv, 0, 2, 1, 3)
+        cur = ggml.cont(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
+        cur.name = "kqv_out"
     build.expand(cur)
     return cur
-
-
-def _flash(
-    q: GraphTensor,
-    k: GraphTensor,
-    v: GraphTensor,
-    mask: GraphTensor | None,
-    extras: Extras,
-    *,
-    transposed: bool,
-) -> GraphTensor:
-    if transposed:
-        v = ggml.transpose(v)
-    k, v = (ggml.cast(one, F16) if one.type is F32 else one for one in (k, v))
-    cur = ggml.flash_attn_ext(q, k, v, mask, extras.sinks)
-    if extras.v_mla is not None:
-        cur = ggml.mul_mat(extras.v_mla, ggml.permute(cur, 0, 2, 1, 3))
-        cur = ggml.cont(ggml.permute(cur, 0, 2, 1, 3))
-    return ggml.reshape(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
-
-
-def _soft_max(
-    q: GraphTensor,
-    k: GraphTensor,
-    v: GraphTensor,
-    mask: GraphTensor | None,
-    extras: Extras,
-    *,
-    transposed: bool,
-) -> GraphTensor:
-    kq = ggml.mul_mat(k, q)
-    for _ in range(extras.softcap):
-        kq = ggml.scale(ggml.unary(ggml.scale(kq)))
-    if extras.kq_b is not None:
-        kq = ggml.add(kq, extras.kq_b)
-    kq = ggml.soft_max(kq, mask, extras.sinks)
-    if not transposed:
-        v = ggml.cont(ggml.transpose(v))
-    kqv = ggml.mul_mat(v, kq)
-    if extras.v_mla is not None:
-        kqv = ggml.mul_mat(extras.v_mla, kqv)
-    cur = ggml.permute(kqv, 0, 2, 1, 3)
-    return ggml.cont(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])

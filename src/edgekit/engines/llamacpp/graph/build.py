@@ -89,7 +89,7 @@ class Hparams:
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer key; the value of layer 0 if it is a per-layer list. Raises NoGraphError."""
         try:
-            return self.keys.whole(name, default=default, layer=0)
+            return self.keys.whole(name, default=default)
         except HeaderError as error:
             raise NoGraphError(str(error)) from error
 
@@ -380,6 +380,10 @@ class Build:
     def output(self, tensor: GraphTensor) -> None:
         """Marks a graph output: it is never freed."""
         tensor.is_output = True
+
+    def output_embd(self, tensor: GraphTensor) -> None:
+        self.embd = tensor
+        self.output(tensor)
 
     # Inputs: leafs, allocated first, in the order in which the graph uses them.
 

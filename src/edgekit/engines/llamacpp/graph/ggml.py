@@ -6,6 +6,8 @@ file would otherwise give a wrong result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edgekit.engines.llamacpp.graph.tensor import (
     F32,
     I32,
@@ -41,64 +43,39 @@ def _view(
     op: str, a: GraphTensor, ne: Shape, strides: Shape | None, *src: GraphTensor
 ) -> GraphTensor:
     return GraphTensor(
-        op=op, type=a.type, ne=ne, src=src, strides=strides, view_src=a.view_src or a, layer=None
+        op=op, type=a.type, ne=ne, src=src, strides=strides, view_src=a.view_src or a
     )
 
 
-# One source; the result has its type and shape.
+def _unary(op: str) -> Callable[[GraphTensor], GraphTensor]:
+    """An op of one source, whose type and shape the result has."""
+    return lambda a: _like(op, a)
 
 
-def scale(a: GraphTensor) -> GraphTensor:
-    return _like("SCALE", a)
+def _binary(op: str) -> Callable[[GraphTensor, GraphTensor], GraphTensor]:
+    """An op of two sources; the result has the type and shape of the first."""
+    return lambda a, b: _like(op, a, b)
+
+
+scale = _unary("SCALE")
+clamp = _unary("CLAMP")
+unary = _unary("UNARY")  # silu, gelu, relu, tanh, sigmoid, softplus, exp, neg, abs, ...
+sqr = _unary("SQR")
+sqrt = _unary("SQRT")
+norm = _unary("NORM")
+rms_norm = _unary("RMS_NORM")
+l2_norm = _unary("L2_NORM")
+fill = _unary("FILL")
+dup = _unary("DUP")
+add = _binary("ADD")
+sub = _binary("SUB")
+mul = _binary("MUL")
+div = _binary("DIV")
+rope_back = _binary("ROPE_BACK")  # the second source: positions
 
 
 def scale_inplace(a: GraphTensor) -> GraphTensor:
     return _view("SCALE", a, a.ne, a.strides, a)
-
-
-def clamp(a: GraphTensor) -> GraphTensor:
-    return _like("CLAMP", a)
-
-
-def unary(a: GraphTensor) -> GraphTensor:
-    """silu, gelu, relu, tanh, sigmoid, softplus, exp, neg, abs, ...: one op for the allocator."""
-    return _like("UNARY", a)
-
-
-def sqr(a: GraphTensor) -> GraphTensor:
-    return _like("SQR", a)
-
-
-def sqrt(a: GraphTensor) -> GraphTensor:
-    return _like("SQRT", a)
-
-
-def log(a: GraphTensor) -> GraphTensor:
-    return _like("LOG", a)
-
-
-def norm(a: GraphTensor) -> GraphTensor:
-    return _like("NORM", a)
-
-
-def rms_norm(a: GraphTensor) -> GraphTensor:
-    return _like("RMS_NORM", a)
-
-
-def group_norm(a: GraphTensor) -> GraphTensor:
-    return _like("GROUP_NORM", a)
-
-
-def l2_norm(a: GraphTensor) -> GraphTensor:
-    return _like("L2_NORM", a)
-
-
-def fill(a: GraphTensor) -> GraphTensor:
-    return _like("FILL", a)
-
-
-def dup(a: GraphTensor) -> GraphTensor:
-    return _like("DUP", a)
 
 
 def cont(a: GraphTensor, *dims: Size) -> GraphTensor:
@@ -113,27 +90,8 @@ def cast(a: GraphTensor, kind: TensorType) -> GraphTensor:
     return result
 
 
-# Two sources.
-
-
-def add(a: GraphTensor, b: GraphTensor) -> GraphTensor:
-    return _like("ADD", a, b)
-
-
 def add_inplace(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     return _view("ADD", a, a.ne, a.strides, a, b)
-
-
-def sub(a: GraphTensor, b: GraphTensor) -> GraphTensor:
-    return _like("SUB", a, b)
-
-
-def mul(a: GraphTensor, b: GraphTensor) -> GraphTensor:
-    return _like("MUL", a, b)
-
-
-def div(a: GraphTensor, b: GraphTensor) -> GraphTensor:
-    return _like("DIV", a, b)
 
 
 def add_id(a: GraphTensor, b: GraphTensor, ids: GraphTensor) -> GraphTensor:
@@ -184,10 +142,6 @@ def soft_max(
 
 def rope(a: GraphTensor, positions: GraphTensor, factors: GraphTensor | None = None) -> GraphTensor:
     return _like("ROPE", a, positions, factors)
-
-
-def rope_back(a: GraphTensor, positions: GraphTensor) -> GraphTensor:
-    return _like("ROPE_BACK", a, positions)
 
 
 # Reductions and rearrangements.

@@ -6,7 +6,6 @@ llama-graph.cpp @ 0c1e570: build_lora_mm, build_norm, build_qkv, build_ffn, buil
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,27 +19,17 @@ from edgekit.errors import RefusedError
 class Norm(enum.Enum):
     LAYER = "LLM_NORM"
     RMS = "LLM_NORM_RMS"
-    GROUP = "LLM_NORM_GROUP"
 
 
-def project(
-    matrix: GraphTensor, cur: GraphTensor, *, scale: GraphTensor | None = None
-) -> GraphTensor:
-    """build_lora_mm."""
-    cur = ggml.mul_mat(matrix, cur)
-    return cur if scale is None else ggml.mul(cur, scale)
+def project(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
+    """build_lora_mm with the weight's scale."""
+    cur = ggml.mul_mat(layer[name], cur)
+    return cur if (scale := layer.scale(name)) is None else ggml.mul(cur, scale)
 
 
-def project_experts(
-    experts: GraphTensor, cur: GraphTensor, ids: GraphTensor, *, scale: GraphTensor | None = None
-) -> GraphTensor:
-    """build_lora_mm_id: a scale has one value per expert."""
-    result = ggml.mul_mat_id(experts, cur, ids)
-    if scale is None:
-        return result
-    count, tokens = scale.ne[0], cur.ne[2]
-    scales = ggml.repeat(ggml.reshape(scale, 1, count, 1), 1, count, tokens, 1)
-    return ggml.mul(result, ggml.get_rows(scales, ids))
+def project_biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
+    cur = project(layer, name, cur)
+    return cur if (bias := layer.bias(name)) is None else ggml.add(cur, bias)
 
 
 def normalize(
@@ -49,15 +38,8 @@ def normalize(
     bias: GraphTensor | None = None,
     *,
     kind: Norm = Norm.RMS,
-    layer: int | None = None,
 ) -> GraphTensor:
-    if kind is Norm.GROUP:
-        wide = ggml.group_norm(ggml.reshape(cur, cur.ne[0], 1, cur.ne[1]))
-        cur = ggml.reshape(wide, wide.ne[0], wide.ne[2])
-    else:
-        cur = ggml.norm(cur) if kind is Norm.LAYER else ggml.rms_norm(cur)
-    if weight is not None or bias is not None:
-        cur.name, cur.layer = "norm", layer  # llama.cpp's name for it
+    cur = ggml.norm(cur) if kind is Norm.LAYER else ggml.rms_norm(cur)
     if weight is not None:
         cur = ggml.mul(cur, weight)
     return cur if bias is None else ggml.add(cur, bias)
@@ -93,70 +75,34 @@ class Heads(NamedTuple):
 
 
 def qkv(
-    build: Build,
-    layer: GraphLayer,
-    cur: GraphTensor,
-    *,
-    heads: Heads | None = None,
-    flat: bool = False,
+    layer: GraphLayer, cur: GraphTensor, *, heads: Heads | None = None, flat: bool = False
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     """Q, K and V as [width, heads, tokens]; `flat` (reshape = false): as [width x heads, tokens]."""
-    heads = heads or Heads.of(layer)
-    clamped = not flat and build.hparams.real("attention.clamp_kqv") > 0
-    if "attn_qkv" in layer:
-        return _project_fused(build, layer, cur, heads, flat=flat, clamped=clamped)
-    q, k, v = (_project_side(layer, name, cur, clamped=clamped) for name in ("q", "k", "v"))
-    if flat:
+    heads, tokens = heads or Heads.of(layer), layer.build.n_tokens
+    clamped = not flat and layer.build.hparams.real("attention.clamp_kqv") > 0
+    if "attn_qkv" not in layer:
+        made = [project_biased(layer, f"attn_{side}", cur) for side in "qkv"]
+        if clamped:
+            made = [ggml.clamp(one) for one in made]
+        if not flat:
+            made = [
+                ggml.reshape(one, *shape, tokens) for one, shape in zip(made, heads, strict=True)
+            ]
+        q, k, v = made
         return q, k, v
-    return (
-        ggml.reshape(q, *heads.q, build.n_tokens),
-        ggml.reshape(k, *heads.k, build.n_tokens),
-        ggml.reshape(v, *heads.v, build.n_tokens),
-    )
-
-
-def _project_side(layer: GraphLayer, side: str, cur: GraphTensor, *, clamped: bool) -> GraphTensor:
-    name = f"attn_{side}"
-    cur = project(layer[name], cur, scale=layer.scale(name))
-    if (bias := layer.bias(name)) is not None:
-        cur = ggml.add(cur, bias)
-    return ggml.clamp(cur) if clamped else cur
-
-
-def _project_fused(
-    build: Build, layer: GraphLayer, cur: GraphTensor, heads: Heads, *, flat: bool, clamped: bool
-) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
-    cur = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
-    if (bias := _fused_bias(layer)) is not None:
-        cur = ggml.add(cur, bias)
+    cur = project_biased(layer, "attn_qkv", cur)
+    biases = [bias for side in "qkv" if (bias := layer.bias(f"attn_{side}")) is not None]
+    if layer.bias("attn_qkv") is None and len(biases) == 3:
+        cur = ggml.add(cur, ggml.concat(ggml.concat(biases[0], biases[1], 0), biases[2], 0))
     if clamped:
         cur = ggml.clamp(cur)
-    if flat:
-        q, k, v = (
-            ggml.cont(ggml.view(cur, width * count, build.n_tokens, strides=(cur.nb[1],)))
-            for width, count in heads
-        )
-    else:
-        q, k, v = (
-            ggml.view(
-                cur,
-                width,
-                count,
-                build.n_tokens,
-                strides=(row_bytes(cur.type, width), cur.nb[1]),
-            )
-            for width, count in heads
-        )
+    q, k, v = (
+        ggml.cont(ggml.view(cur, width * count, tokens, strides=(cur.nb[1],)))
+        if flat
+        else ggml.view(cur, width, count, tokens, strides=(row_bytes(cur.type, width), cur.nb[1]))
+        for width, count in heads
+    )
     return q, k, v
-
-
-def _fused_bias(layer: GraphLayer) -> GraphTensor | None:
-    """The fused QKV bias, or the three biases concatenated."""
-    fused = layer.bias("attn_qkv")
-    q, k, v = (layer.bias(f"attn_{side}") for side in ("q", "k", "v"))
-    if fused is None and q is not None and k is not None and v is not None:
-        return ggml.concat(ggml.concat(q, k, 0), v, 0)
-    return fused
 
 
 class Act(enum.Enum):
@@ -248,7 +194,6 @@ class Routing:
 
 
 def experts(
-    build: Build,
     layer: GraphLayer,
     cur: GraphTensor,
     routing: Routing,
@@ -258,14 +203,40 @@ def experts(
     suffix: str = "_exps",
 ) -> GraphTensor:
     """build_moe_ffn. `probs_in` and `selected`: logits and selected experts computed elsewhere."""
-    used = layer.facts.n_expert_used
-    tokens = cur.ne[1]
-    probs, selection = _scores(layer, cur, routing, probs_in)
+    build, used, tokens = layer.build, layer.facts.n_expert_used, cur.ne[1]
+    logits = ggml.mul_mat(layer["ffn_gate_inp"], cur) if probs_in is None else probs_in
+    if (bias := layer.bias("ffn_gate_inp")) is not None:
+        logits = ggml.add(logits, bias)
+    match routing.gating:
+        case Gating.SOFTMAX:
+            probs = ggml.soft_max(logits)
+        case Gating.SIGMOID:
+            probs = ggml.unary(logits)
+        case Gating.SQRT_SOFTPLUS:
+            probs = ggml.sqrt(ggml.unary(logits))
+        case Gating.SOFTMAX_WEIGHT:
+            probs = logits
+    selection = logits if routing.select_logits else probs
+    # Some loaders omit the suffix (hy-v3.cpp).
+    bias = layer.bias("exp_probs_b") or layer.tensor("exp_probs_b")
+    if bias is not None and not routing.select_logits:
+        selection = ggml.add(probs, bias)
     if routing.groups > 1:
         selection = _best_groups(selection, routing)
     ids = selected or ggml.argsort_top_k(selection, used)
-    weights = _weights(probs, ids, routing, used)
+
+    weights = ggml.get_rows(ggml.reshape(probs, 1, *probs.ne[:2]), ids)
+    if routing.gating is Gating.SOFTMAX_WEIGHT:
+        weights = ggml.soft_max(ggml.reshape(weights, used, tokens))
+        weights = ggml.reshape(weights, 1, used, tokens)
+    if routing.norm_w:
+        weights = ggml.reshape(weights, used, tokens)
+        total = ggml.clamp(ggml.sum_rows(weights))
+        weights = ggml.reshape(ggml.div(weights, total), 1, used, tokens)
+    if routing.scaled:
+        weights = ggml.scale(weights)
     build.expand(weights)
+
     cur = ggml.reshape(cur, cur.ne[0], 1, tokens)
     if routing.weight_before:
         cur = ggml.mul(ggml.repeat(cur, cur.ne[0], used, tokens, 1), weights)
@@ -273,34 +244,16 @@ def experts(
     if not routing.weight_before:
         result = ggml.mul(result, weights)
     build.expand(result)
-    return _sum_experts(build, result, used)
-
-
-def _scores(
-    layer: GraphLayer, cur: GraphTensor, routing: Routing, probs_in: GraphTensor | None
-) -> tuple[GraphTensor, GraphTensor]:
-    """Router probabilities, and the scores that experts are selected by."""
-    logits = ggml.mul_mat(layer["ffn_gate_inp"], cur) if probs_in is None else probs_in
-    if (bias := layer.bias("ffn_gate_inp")) is not None:
-        logits = ggml.add(logits, bias)
-    probs = _gated(logits, routing.gating)
-    selection = probs
-    # Some loaders omit the suffix (hy-v3.cpp).
-    if (bias := layer.bias("exp_probs_b") or layer.tensor("exp_probs_b")) is not None:
-        selection = ggml.add(probs, bias)
-    return probs, logits if routing.select_logits else selection
-
-
-def _gated(logits: GraphTensor, gating: Gating) -> GraphTensor:
-    match gating:
-        case Gating.SOFTMAX:
-            return ggml.soft_max(logits)
-        case Gating.SIGMOID:
-            return ggml.unary(logits)
-        case Gating.SQRT_SOFTPLUS:
-            return ggml.sqrt(ggml.unary(logits))
-        case Gating.SOFTMAX_WEIGHT:
-            return logits
+    # All views precede the sums in the graph.
+    views = [ggml.view(result, result.ne[0], tokens, strides=(result.nb[2],)) for _ in range(used)]
+    for view in views:
+        build.expand(view)
+    result = views[0]
+    for view in views[1:]:
+        result = ggml.add(result, view)
+        if build.options.rules >= Rules.EXPERTS_FIRST:
+            build.expand(result)
+    return ggml.cont(result) if used == 1 else result
 
 
 def _best_groups(selection: GraphTensor, routing: Routing) -> GraphTensor:
@@ -314,19 +267,6 @@ def _best_groups(selection: GraphTensor, routing: Routing) -> GraphTensor:
     ids = ggml.argsort_top_k(scores, routing.groups_used)
     masked = ggml.set_rows(ggml.fill(groups), ggml.get_rows(groups, ids), ids)
     return ggml.reshape(masked, count, tokens)
-
-
-def _weights(probs: GraphTensor, ids: GraphTensor, routing: Routing, used: int) -> GraphTensor:
-    count, tokens = probs.ne[0], probs.ne[1]
-    weights = ggml.get_rows(ggml.reshape(probs, 1, count, tokens), ids)
-    if routing.gating is Gating.SOFTMAX_WEIGHT:
-        weights = ggml.soft_max(ggml.reshape(weights, used, tokens))
-        weights = ggml.reshape(weights, 1, used, tokens)
-    if routing.norm_w:
-        weights = ggml.reshape(weights, used, tokens)
-        total = ggml.clamp(ggml.sum_rows(weights))
-        weights = ggml.reshape(ggml.div(weights, total), 1, used, tokens)
-    return ggml.scale(weights) if routing.scaled else weights
 
 
 def _run_experts(
@@ -357,23 +297,15 @@ def _expert(
     ids: GraphTensor,
     scale: GraphTensor | None = None,
 ) -> GraphTensor:
-    cur = project_experts(layer[name], cur, ids, scale=scale or layer.scale(name))
+    """build_lora_mm_id and its bias. The scale has one value per expert."""
+    result = ggml.mul_mat_id(layer[name], cur, ids)
+    scale = scale or layer.scale(name)
+    if scale is not None:
+        count = scale.ne[0]
+        scales = ggml.repeat(ggml.reshape(scale, 1, count, 1), 1, count, cur.ne[2], 1)
+        result = ggml.mul(result, ggml.get_rows(scales, ids))
     bias = layer.bias(name)
-    return cur if bias is None else ggml.add_id(cur, bias, ids)
-
-
-def _sum_experts(build: Build, result: GraphTensor, used: int) -> GraphTensor:
-    """Sums the expert outputs. All views precede the sums in the graph."""
-    width, tokens = result.ne[0], result.ne[2]
-    views = [ggml.view(result, width, tokens, strides=(result.nb[2],)) for _ in range(used)]
-    for view in views:
-        build.expand(view)
-    total = views[0]
-    for view in views[1:]:
-        total = ggml.add(total, view)
-        if build.options.rules >= Rules.EXPERTS_FIRST:
-            build.expand(total)
-    return ggml.cont(total) if used == 1 else total
+    return result if bias is None else ggml.add_id(result, bias, ids)
 
 
 def shared_expert(layer: GraphLayer, cur: GraphTensor, *, act: Act = Act.UNARY) -> GraphTensor:
@@ -382,42 +314,31 @@ def shared_expert(layer: GraphLayer, cur: GraphTensor, *, act: Act = Act.UNARY) 
 
 def logits(build: Build, cur: GraphTensor) -> GraphTensor:
     """Logits. Without an output matrix, the token embedding is used."""
-    matrix = build.weight("output") or build["token_embd"]
-    return project(matrix, cur, scale=build.tensor("output.scale"))
+    cur = ggml.mul_mat(build.weight("output") or build["token_embd"], cur)
+    scale = build.tensor("output.scale")
+    return cur if scale is None else ggml.mul(cur, scale)
 
 
-def softcapped(cur: GraphTensor) -> GraphTensor:
-    return ggml.scale(ggml.unary(ggml.scale(cur)))
-
-
-def results(build: Build, embd: GraphTensor, *, scale: bool = False, softcap: bool = False) -> None:
+def results(
+    build: Build,
+    embd: GraphTensor,
+    *,
+    scaled_embd: bool = False,
+    bias: GraphTensor | None = None,
+    scale: bool = False,
+    softcap: bool = False,
+) -> None:
     """Sets t_embd and t_logits."""
-    build.embd = embd
-    build.output(embd)
-    cur = logits(build, embd)
-    cur = ggml.scale(cur) if scale else cur
-    cur = softcapped(cur) if softcap else cur
+    build.output_embd(embd)
+    cur = logits(build, ggml.scale(embd) if scaled_embd else embd)
+    if bias is not None:
+        cur = ggml.add(cur, bias)
+    if scale:
+        cur = ggml.scale(cur)
+    if softcap:
+        cur = ggml.scale(ggml.unary(ggml.scale(cur)))
     build.output(cur)
     build.expand(cur)
-
-
-def output_rows(
-    build: Build, tensors: Sequence[GraphTensor], out_ids: GraphTensor
-) -> list[GraphTensor]:
-    """Selects the output rows after attention in the last layer."""
-    if not build.crops_early:
-        return list(tensors)
-    return [ggml.get_rows(one, out_ids) for one in tensors]
-
-
-def rows_after_norm(
-    build: Build, cur: GraphTensor, out_ids: GraphTensor, *, kind: Norm = Norm.RMS
-) -> GraphTensor:
-    """The final norm, which is also an output for prediction blocks (t_h_nextn), then its output rows."""
-    cur = normalize(cur, build["output_norm"], kind=kind)
-    if build.predicts:
-        build.output(cur)
-    return cur if build.crops_early else ggml.get_rows(cur, out_ids)
 
 
 class GraphPooling(enum.Enum):
@@ -435,24 +356,26 @@ _SOFT_MAX_RANK = frozenset({"qwen3", "qwen3vl"})
 
 
 def pool(build: Build) -> None:
-    if not build.options.embeddings or build.embd is None:
+    """build_pooling and build_dense_out."""
+    cur = build.embd
+    if not build.options.embeddings or cur is None:
         return
-    cur = _pooled(build, build.embd, GraphPooling(build.hparams.integer("pooling_type", 0)))
-    build.expand(cur)
-    cur = _dense_out(build, cur)
-    build.output(cur)
-
-
-def _pooled(build: Build, cur: GraphTensor, pooling: GraphPooling) -> GraphTensor:
-    match pooling:
-        case GraphPooling.NONE:
-            return cur
+    match GraphPooling(build.hparams.integer("pooling_type", 0)):
         case GraphPooling.MEAN:
-            return _mean(build, cur)
+            cur = _mean(build, cur)
         case GraphPooling.CLS | GraphPooling.LAST:
-            return ggml.get_rows(cur, build.input_cls())
+            cur = ggml.get_rows(cur, build.input_cls())
         case GraphPooling.RANK:
-            return _ranked(build, cur)
+            cur = _ranked(build, cur)
+    build.expand(cur)
+    if (matrix := build.weight("dense_2")) is not None:
+        cur = ggml.mul_mat(matrix, cur)
+    if (bias := build.tensor("dense_2.bias")) is not None:
+        cur = ggml.add(cur, bias)
+    if (matrix := build.weight("dense_3")) is not None:
+        cur = ggml.mul_mat(matrix, cur)
+    build.expand(cur)
+    build.output(cur)
 
 
 def _mean(build: Build, cur: GraphTensor) -> GraphTensor:
@@ -477,17 +400,3 @@ def _linear(build: Build, name: str, cur: GraphTensor) -> GraphTensor:
     cur = ggml.mul_mat(build[name], cur)
     bias = build.tensor(f"{name}.bias")
     return cur if bias is None else ggml.add(cur, bias)
-
-
-def _dense_out(build: Build, cur: GraphTensor) -> GraphTensor:
-    """The embedding model's projections after pooling."""
-    before = cur
-    if build.weight("dense_2") is not None:
-        cur = ggml.mul_mat(build["dense_2"], cur)
-    if (bias := build.tensor("dense_2.bias")) is not None:
-        cur = ggml.add(cur, bias)
-    if build.weight("dense_3") is not None:
-        cur = ggml.mul_mat(build["dense_3"], cur)
-    if cur is not before:
-        build.expand(cur)
-    return cur

@@ -156,7 +156,6 @@ class GraphTensor:
     is_input: bool = False
     is_output: bool = False
     name: str = ""
-    layer: int | None = None  # the layer that llama.cpp's graph callback names it with
     copied: GraphTensor | None = None  # the weight, or view of one, that this is a copy of
 
     @property

@@ -6,22 +6,23 @@ The graph is reserved with an empty cache, so it ranks only the blocks of the fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
     SideCache,
-    attend,
-    get_k,
-    get_v,
+    cached,
     input_kv,
-    store_k,
-    store_v,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, file_routing
-from edgekit.engines.llamacpp.graph.layers import hadamard, normalize, project, qkv
+from edgekit.engines.llamacpp.graph.families.transformer import (
+    QKV,
+    Shared,
+    Transformer,
+    file_routing,
+)
+from edgekit.engines.llamacpp.graph.layers import hadamard, normalize, project
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -123,7 +124,9 @@ def flash(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniMaxM3(Transformer):
-    """`layer.facts.variant`: the layer has an indexer, which is used only with flash attention and separate caches."""
+    """Some layers have an indexer, which is used only with flash attention and separate caches."""
+
+    blocks: Blocks | None = None  # while a graph is built
 
     def variant(self, hparams: Hparams, il: int) -> bool:
         return il >= hparams.integer("leading_dense_block_count", 0)
@@ -137,76 +140,50 @@ class MiniMaxM3(Transformer):
         cur = build.input_embd()
         shared = self.shared(build)
         blocks = Blocks.of(build, shared.attn) if sparse else None
+        family = replace(self, blocks=blocks)
         for layer in build.layers():
-            cur = self.layer_after(build, layer, shared, blocks, cur)
+            cur = family.block(layer, shared, cur)
         self.head(build, cur)
 
-    def layer_after(
-        self,
-        build: Build,
-        layer: GraphLayer,
-        shared: Shared,
-        blocks: Blocks | None,
-        stream: GraphTensor,
+    def attend(
+        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
-        normed = self.normalized(layer, stream, "attn_norm")
-        q, k, v = qkv(build, layer, normed)
-        q, k = self.norm_qk(layer, q, k)
-        q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
-        if blocks is None or layer.facts.variant is not True:
-            cur = attend(build, layer, shared.attn, q, k, v)
-        else:
-            cur = self.sparse(build, layer, shared, blocks, (normed, q, k, v))
-        if layer.facts.is_last:
-            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
-        return self.after_attention(build, layer, shared, cur, stream)
-
-    def sparse(
-        self,
-        build: Build,
-        layer: GraphLayer,
-        shared: Shared,
-        blocks: Blocks,
-        given: tuple[GraphTensor, GraphTensor, GraphTensor, GraphTensor],
-    ) -> GraphTensor:
-        normed, q, k, v = given
-        index_q, index_k = self.indexed(build, layer, shared, blocks, normed)
-        used, where = shared.attn.base, layer.index
+        build, blocks = layer.build, self.blocks
+        if blocks is None or not self.variant(build.hparams, layer.index):
+            return Transformer.attend(self, layer, shared, cur, heads)
+        q, k, v = heads
+        index_q, index_k = self.indexed(layer, shared, blocks, cur)
+        used = shared.attn.base
         cache = SideCache(name="idx", width=blocks.width, cells=used.n_kv)
-        cache.store(build, layer, index_k, blocks.k_idxs)
-        index_keys = cache.read(build, layer)
+        cache.store(layer, index_k, blocks.k_idxs)
+        index_keys = cache.read(layer)
         if used.k_rot is not None:
             q, k = hadamard(build, q, used.k_rot), hadamard(build, k, used.k_rot)
         if used.v_rot is not None:
             v = hadamard(build, v, used.v_rot)
         for one in (q, k, v):
             build.expand(one)
-        build.expand(store_k(build, layer, k, used.k_idxs, used.n_kv, where))
-        if used.v_idxs is not None:
-            build.expand(store_v(build, layer, v, used.v_idxs, used.n_kv, where))
-        keys, values = get_k(build, layer, used.n_kv, where), get_v(build, layer, used.n_kv, where)
+        keys, values = cached(layer, used, k, v, layer.index)
         cur = _by_stream(build, blocks, (q, keys, values), (index_q, index_keys))
         if used.v_rot is not None:
             cur = hadamard(build, cur, used.v_rot)
-        return project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
+        return project(layer, "attn_output", cur)
 
     def indexed(
-        self, build: Build, layer: GraphLayer, shared: Shared, blocks: Blocks, cur: GraphTensor
+        self, layer: GraphLayer, shared: Shared, blocks: Blocks, cur: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
         """The indexer's queries and keys."""
         q, k = (
             ggml.reshape(
-                project(
-                    layer[f"indexer.{side}_proj"], cur, scale=layer.scale(f"indexer.{side}_proj")
-                ),
+                project(layer, f"indexer.{side}_proj", cur),
                 blocks.width,
                 count,
-                build.n_tokens,
+                layer.build.n_tokens,
             )
             for side, count in (("q", blocks.heads), ("k", 1))
         )
-        q = normalize(q, layer["indexer.q_norm"], layer=layer.index)
-        k = normalize(k, layer["indexer.k_norm"], layer=layer.index)
+        q = normalize(q, layer["indexer.q_norm"])
+        k = normalize(k, layer["indexer.k_norm"])
         return ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
 
 

@@ -57,6 +57,11 @@ class LayerVariety(NamedTuple):
     ratio: int
     hashed: bool  # experts are looked up by token, not routed
 
+    @classmethod
+    def of(cls, hparams: Hparams, il: int) -> LayerVariety:
+        ratios = hparams.per_layer("attention.compress_ratios", 0)
+        return cls(ratios[il], il < hparams.integer("hash_layer_count"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
@@ -110,48 +115,46 @@ class Compression:
             k_rot=rotation(build, width, always=lid),
         )
 
-    def update(self, build: Build, layer: GraphLayer, cur: GraphTensor, prefix: str) -> None:
+    def update(self, layer: GraphLayer, cur: GraphTensor, prefix: str) -> None:
         """Adds new tokens to the state, and full blocks to the cache."""
         kv = ggml.mul_mat(layer[f"{prefix}_kv"], cur)
         score = ggml.mul_mat(layer[f"{prefix}_gate"], cur)
         score = ggml.add(score, ggml.get_rows(layer[f"{prefix}_ape"], self.state_pos))
         seen = [
-            ggml.concat(self._rows(self._state(build, layer, side)), new, 1)
+            ggml.concat(self._rows(self._state(layer, side)), new, 1)
             for side, new in (("kv", kv), ("score", score))
         ]
-        comp = self._compressed(layer, seen, layer[f"{prefix}_norm"])
-        comp = comp if self.k_rot is None else hadamard(build, comp, self.k_rot)
-        self.cache.store(build, layer, comp, self.write_idxs)
+        comp = self._compressed(seen, layer[f"{prefix}_norm"])
+        comp = comp if self.k_rot is None else hadamard(layer.build, comp, self.k_rot)
+        self.cache.store(layer, comp, self.write_idxs)
         kept = [
             ggml.set_rows(
-                self._state(build, layer, side),
+                self._state(layer, side),
                 ggml.get_rows(new, self.persist_src),
                 self.persist_dst,
             )
             for side, new in (("kv", kv), ("score", score))
         ]
         for one in kept:
-            build.expand(one)
+            layer.build.expand(one)
 
-    def _state(self, build: Build, layer: GraphLayer, side: str) -> GraphTensor:
+    def _state(self, layer: GraphLayer, side: str) -> GraphTensor:
         """get_kv_all, get_score_all."""
         name, width = f"{self.name}_state_{side}_l{layer.index}", self.halves * self.width
-        streams = _number(build.sizes.n_stream)
-        state = build.cache(name, F32, width, self.state_rows // streams, streams)
+        streams = _number(layer.build.sizes.n_stream)
+        state = layer.build.cache(name, F32, width, self.state_rows // streams, streams)
         return ggml.view(state, width, self.state_rows, strides=(state.nb[1],))
 
     def _rows(self, state: GraphTensor) -> GraphTensor:
         return ggml.view(state, state.ne[0], self.state_rows, strides=(state.nb[1],))
 
-    def _compressed(
-        self, layer: GraphLayer, seen: list[GraphTensor], norm: GraphTensor
-    ) -> GraphTensor:
+    def _compressed(self, seen: list[GraphTensor], norm: GraphTensor) -> GraphTensor:
         """The mean of a block's values, weighted by their scores."""
         values, scores = (self._blocks(one) for one in seen)
         values, scores = (ggml.cont(ggml.permute(one, 1, 0, 2, 3)) for one in (values, scores))
         comp = ggml.sum_rows(ggml.mul(values, ggml.soft_max(scores)))
         comp = ggml.cont(ggml.permute(comp, 1, 0, 2, 3))
-        comp = normalize(comp, norm, layer=layer.index)
+        comp = normalize(comp, norm)
         return ggml.rope(comp, self.write_pos)
 
     def _blocks(self, seen: GraphTensor) -> GraphTensor:
@@ -225,8 +228,7 @@ def no_input(build: Build) -> AttnInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSeek4(Transformer):
     def variant(self, hparams: Hparams, il: int) -> LayerVariety:
-        ratios = hparams.per_layer("attention.compress_ratios", 0)
-        return LayerVariety(ratios[il], il < hparams.integer("hash_layer_count"))
+        return LayerVariety.of(hparams, il)
 
     def build(self, build: Build) -> None:
         sizes = build.sizes
@@ -239,7 +241,7 @@ class DeepSeek4(Transformer):
         count = stream_count(build)
         streams = ggml.repeat(ggml.reshape(embd, width, 1, tokens), width, count, tokens, 1)
         for layer in build.layers():
-            streams = self.streams_after(build, layer, shared, given, embd.src[1], streams)
+            streams = self.streams_after(layer, shared, given, embd.src[1], streams)
         if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
             build.output(streams)
         flat = ggml.reshape(streams, width * count, tokens)
@@ -247,9 +249,8 @@ class DeepSeek4(Transformer):
         cur = gathered(build, ggml.reshape(flat, width, count, build.sizes.n_outputs))
         results(build, normalize(cur, build["output_norm"]))
 
-    def streams_after(  # noqa: PLR0917 - in llama.cpp's order
+    def streams_after(
         self,
-        build: Build,
         layer: GraphLayer,
         shared: Shared,
         given: Compressions,
@@ -258,57 +259,53 @@ class DeepSeek4(Transformer):
     ) -> GraphTensor:
         mixed = before(layer, streams, "attn")
         cur = self.normalized(layer, mixed.cur, "attn_norm")
-        cur = _attention(build, layer, shared, given, cur)
+        cur = _attention(layer, shared, given, cur)
         streams = after(cur, streams, mixed)
         mixed = before(layer, streams, "ffn")
         for one in (streams, mixed.post, mixed.comb):
-            build.expand(one)
+            layer.build.expand(one)
         cur = self.normalized(layer, mixed.cur, "ffn_norm")
-        table = layer.weight("ffn_gate_tid2eid") if _kind(layer).hashed else None
+        table = (
+            layer.weight("ffn_gate_tid2eid")
+            if LayerVariety.of(layer.build.hparams, layer.index).hashed
+            else None
+        )
         chosen = None if table is None else ggml.get_rows(table, tokens)
-        moe = experts(build, layer, cur, shared.routing, selected=chosen)
+        moe = experts(layer, cur, shared.routing, selected=chosen)
         return after(ggml.add(moe, shared_expert(layer, cur)), streams, mixed)
 
 
-def _kind(layer: GraphLayer) -> LayerVariety:
-    return (
-        layer.facts.variant
-        if isinstance(layer.facts.variant, LayerVariety)
-        else LayerVariety(0, hashed=False)
-    )
-
-
 def _attention(
-    build: Build, layer: GraphLayer, shared: Shared, given: Compressions, cur: GraphTensor
+    layer: GraphLayer, shared: Shared, given: Compressions, cur: GraphTensor
 ) -> GraphTensor:
-    width, heads, tokens = layer.facts.n_embd_head_k, layer.facts.n_head, build.n_tokens
-    qr = project(layer["attn_q_a"], cur, scale=layer.scale("attn_q_a"))
-    qr = normalize(qr, layer["attn_q_a_norm"], layer=layer.index)
-    q = project(layer["attn_q_b"], qr, scale=layer.scale("attn_q_b"))
+    width, heads, tokens = layer.facts.n_embd_head_k, layer.facts.n_head, layer.build.n_tokens
+    qr = project(layer, "attn_q_a", cur)
+    qr = normalize(qr, layer["attn_q_a_norm"])
+    q = project(layer, "attn_q_b", qr)
     q = ggml.rope(ggml.rms_norm(ggml.reshape(q, width, heads, tokens)), shared.pos)
-    kv = normalize(ggml.mul_mat(layer["attn_kv"], cur), layer["attn_kv_a_norm"], layer=layer.index)
+    kv = normalize(ggml.mul_mat(layer["attn_kv"], cur), layer["attn_kv_a_norm"])
     kv = ggml.rope(ggml.reshape(kv, width, 1, tokens), shared.pos)
-    ratio = _kind(layer).ratio
+    ratio = LayerVariety.of(layer.build.hparams, layer.index).ratio
     picked: GraphTensor | None = None
     if ratio == FAR:
-        given.far.update(build, layer, cur, "attn_compressor")
+        given.far.update(layer, cur, "attn_compressor")
     if ratio == CLOSE:
-        given.close.update(build, layer, cur, "attn_compressor")
-        given.index.update(build, layer, cur, "indexer_compressor")
-        picked = _picked(build, layer, shared, given.index, (qr, cur))
-    out = _attended(build, layer, given, (q, kv), picked)
+        given.close.update(layer, cur, "attn_compressor")
+        given.index.update(layer, cur, "indexer_compressor")
+        picked = _picked(layer, shared, given.index, (qr, cur))
+    out = _attended(layer, given, (q, kv), picked)
     out = ggml.rope_back(ggml.reshape(out, width, heads, tokens), shared.pos)
-    return _output(build, layer, out)
+    return _output(layer, out)
 
 
 def _picked(
-    build: Build,
     layer: GraphLayer,
     shared: Shared,
     index: Compression,
     given: tuple[GraphTensor, GraphTensor],
 ) -> GraphTensor:
     """build_lid_top_k: the highest-scoring compressed keys for each token."""
+    build = layer.build
     qr, cur = given
     heads = build.hparams.integer("attention.indexer.head_count")
     tokens, streams = build.n_tokens, build.sizes.n_stream
@@ -317,7 +314,7 @@ def _picked(
     if index.k_rot is not None:
         q = hadamard(build, q, index.k_rot)
     weights = ggml.scale(ggml.mul_mat(layer["indexer.proj"], cur))
-    keys = _whole(index.cache.read(build, layer))
+    keys = _whole(index.cache.read(layer))
     rows = tokens // streams
     q = ggml.view(
         q, index.width, heads, rows, streams, strides=(q.nb[1], q.nb[2], q.nb[3] // streams)
@@ -334,24 +331,24 @@ def _whole(keys: GraphTensor) -> GraphTensor:
 
 
 def _attended(
-    build: Build,
     layer: GraphLayer,
     given: Compressions,
     qkv: tuple[GraphTensor, GraphTensor],
     picked: GraphTensor | None,
 ) -> GraphTensor:
     """Attention over the window's keys followed by the compressed keys; keys also serve as values."""
+    build = layer.build
     q, kv = qkv
     if given.k_rot is not None:
         q, kv = hadamard(build, q, given.k_rot), hadamard(build, kv, given.k_rot)
     build.expand(q)
     build.expand(kv)
-    given.raw.store(build, layer, kv, given.k_idxs)
-    keys, mask = given.raw.read(build, layer), given.mask
-    ratio = _kind(layer).ratio
+    given.raw.store(layer, kv, given.k_idxs)
+    keys, mask = given.raw.read(layer), given.mask
+    ratio = LayerVariety.of(layer.build.hparams, layer.index).ratio
     if ratio:
         packed = given.close if ratio == CLOSE else given.far
-        keys = ggml.concat(keys, _whole(packed.cache.read(build, layer)), 2)
+        keys = ggml.concat(keys, _whole(packed.cache.read(layer)), 2)
         kind = mask_type(build)
         seen = packed.mask if picked is None else only(packed.mask, picked, kind)
         mask = ggml.concat(mask, seen, 0)
@@ -360,18 +357,18 @@ def _attended(
     return out if given.k_rot is None else hadamard(build, out, given.k_rot)
 
 
-def _output(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
+def _output(layer: GraphLayer, out: GraphTensor) -> GraphTensor:
     """The output projection: per head group first, then all together."""
     width, heads, tokens, _ = out.ne
-    groups = build.hparams.integer("attention.output_group_count")
-    rank = build.hparams.integer("attention.output_lora_rank")
+    groups = layer.build.hparams.integer("attention.output_group_count")
+    rank = layer.build.hparams.integer("attention.output_lora_rank")
     first, group = layer["attn_output_a"], _number(width) * _number(heads) // groups
     if first.ne[2] != groups:  # TENSOR_ALLOW_RESHAPE
         first = weight(first.name, first.type, (group, rank, groups))
     out = ggml.permute(ggml.reshape(out, group, groups, tokens), 0, 2, 1, 3)
     out = ggml.permute(ggml.mul_mat(first, out), 0, 2, 1, 3)
     out = ggml.cont(out, rank * groups, tokens)
-    return project(layer["attn_output_b"], out, scale=layer.scale("attn_output_b"))
+    return project(layer, "attn_output_b", out)
 
 
 class StreamMix(NamedTuple):

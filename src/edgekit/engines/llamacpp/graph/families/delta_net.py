@@ -8,14 +8,14 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import StateInput, attend, read_states, state
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
-from edgekit.engines.llamacpp.graph.families.mamba import Ssm, keep_tail, linear
+from edgekit.engines.llamacpp.graph.families.mamba import Ssm, keep_tail
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.layers import (
     Heads,
     experts,
     feed_forward,
     normalize,
-    output_rows,
+    project,
     qkv,
     shared_expert,
 )
@@ -48,18 +48,16 @@ def delta_net(
     return output
 
 
-def linear_attention(
-    build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
-) -> GraphTensor:
+def linear_attention(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """build_layer_attn_linear."""
+    build = layer.build
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    mixed, z = _mixed(build, layer, ssm, cur)
-    gates = _gates(build, layer, ssm, cur)
+    mixed, z = _mixed(layer, ssm, cur)
+    gates = _gates(layer, ssm, cur)
     r_cache, s_cache = (
-        state(build, layer, side, count)
-        for side, count in (("r", ssm.n_embd_r), ("s", ssm.n_embd_s))
+        state(layer, side, count) for side, count in (("r", ssm.n_embd_r), ("s", ssm.n_embd_s))
     )
     before = read_states(build, rs, r_cache, ssm.n_embd_r)
     before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
@@ -68,32 +66,28 @@ def linear_attention(
     memory = read_states(build, rs, s_cache, ssm.n_embd_s)
     memory = ggml.reshape(memory, width, width, heads, seqs)
     seen = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
-    q, k, v = _cut(build, layer, ssm, seen)
+    q, k, v = _cut(layer, ssm, seen)
     out = delta_net(build, s_cache, (q, k, v), gates, memory)
     z = ggml.reshape(z, width, heads, tokens, seqs)
-    out = normalize(out, layer["ssm_norm"], layer=layer.index)
+    out = normalize(out, layer["ssm_norm"])
     out = ggml.mul(out, ggml.unary(z))
-    cur = linear(layer, "ssm_out", ggml.reshape(out, width * heads, tokens, seqs))
+    cur = project(layer, "ssm_out", ggml.reshape(out, width * heads, tokens, seqs))
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
-def _mixed(
-    build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
-) -> tuple[GraphTensor, GraphTensor]:
+def _mixed(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
     """build_qkvz: the input of the convolution, and the output gate."""
     if "attn_qkv" not in layer:
-        return _interleaved(build, layer, ssm, cur)
-    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    mixed = linear(layer, "attn_qkv", cur)
+        return _interleaved(layer, ssm, cur)
+    tokens, seqs = layer.build.sizes.n_seq_tokens, layer.build.sizes.n_seqs
+    mixed = project(layer, "attn_qkv", cur)
     mixed = ggml.reshape(mixed, mixed.ne[0], tokens, seqs)
-    return mixed, linear(layer, "attn_gate", cur)
+    return mixed, project(layer, "attn_gate", cur)
 
 
-def _interleaved(
-    build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
-) -> tuple[GraphTensor, GraphTensor]:
+def _interleaved(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
     """Old files interleave query, key, value and gate head by head."""
-    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    tokens, seqs = layer.build.sizes.n_seq_tokens, layer.build.sizes.n_seqs
     key, value = ssm.d_state, ssm.d_inner // ssm.n_group
     cur = ggml.mul_mat(layer["ssm_in"], cur)
     cur = ggml.reshape(cur, 2 * key + 2 * value, ssm.n_group, tokens, seqs)
@@ -105,11 +99,9 @@ def _interleaved(
     return ggml.concat(ggml.concat(flat[0], flat[1], 0), flat[2], 0), z
 
 
-def _gates(
-    build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
-) -> tuple[GraphTensor, GraphTensor]:
+def _gates(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
     """Decay and beta: one value per head and token."""
-    tokens, seqs, heads = build.sizes.n_seq_tokens, build.sizes.n_seqs, ssm.dt_rank
+    tokens, seqs, heads = layer.build.sizes.n_seq_tokens, layer.build.sizes.n_seqs, ssm.dt_rank
     if "ssm_ba" in layer:
         both = ggml.mul_mat(layer["ssm_ba"], cur)
         per_group = heads // ssm.n_group
@@ -119,18 +111,19 @@ def _gates(
         alpha = ggml.cont(a, heads, tokens, seqs)
         beta = ggml.reshape(beta, 1, heads, tokens, seqs)
     else:
-        beta = ggml.reshape(linear(layer, "ssm_beta", cur), 1, heads, tokens, seqs)
+        beta = ggml.reshape(project(layer, "ssm_beta", cur), 1, heads, tokens, seqs)
         beta = ggml.unary(beta)
-        alpha = ggml.reshape(linear(layer, "ssm_alpha", cur), heads, tokens, seqs)
+        alpha = ggml.reshape(project(layer, "ssm_alpha", cur), heads, tokens, seqs)
     alpha = ggml.unary(ggml.add(alpha, layer.required("ssm_dt.bias")))
     decay = ggml.mul(alpha, layer.required("ssm_a"))
     return ggml.reshape(decay, 1, heads, tokens, seqs), beta
 
 
 def _cut(
-    build: Build, layer: GraphLayer, ssm: Ssm, seen: GraphTensor
+    layer: GraphLayer, ssm: Ssm, seen: GraphTensor
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     """Splits the convolution's output into queries, keys and values."""
+    build = layer.build
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     value = ssm.d_inner // ssm.dt_rank
     shapes = ((ssm.d_state, ssm.n_group), (ssm.d_state, ssm.n_group), (value, ssm.dt_rank))
@@ -166,25 +159,15 @@ class DeltaNet(Hybrid):
     norm_first: bool = True
     late_gate: bool = False  # the gate is sliced out after attention, not before
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
-        cur = self.normalized(layer, stream, "attn_norm")
-        build.expand(cur)
-        cur = self.attention(build, layer, shared, cur)
-        if layer.facts.is_last:
-            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
-        return self.after_attention(build, layer, shared, cur, stream)
+    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        layer.build.expand(cur)
+        return Hybrid.attention(self, layer, shared, cur)
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        if layer.facts.is_recr:
-            return self.recur(build, layer, shared, cur)
-        facts, tokens = layer.facts, build.n_tokens
+    def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        facts, tokens = layer.facts, layer.build.n_tokens
         width, heads, kv_heads = facts.n_embd_head_v, facts.n_head, facts.n_head_kv
         shapes = Heads((2 * width, heads), (width, kv_heads), (width, kv_heads))
-        both, k, v = qkv(build, layer, cur, heads=shapes, flat=True)
+        both, k, v = qkv(layer, cur, heads=shapes, flat=True)
         if self.late_gate:
             both = ggml.reshape(both, 2 * width, heads, tokens, 1)
         row = row_bytes(both.type, 2 * width)
@@ -196,20 +179,18 @@ class DeltaNet(Hybrid):
         k, v = (ggml.reshape(one, width, kv_heads, tokens) for one in (k, v))
         q, k = self.norm_qk(layer, q, k)
         q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
-        cur = attend(build, layer, shared.attn, q, k, v, output=None)
+        cur = attend(layer, shared.attn, q, k, v, project=False)
         if self.late_gate:
             gate = ggml.cont(gate, width * heads, tokens)
         gate = ggml.unary(gate)
-        if self.late_gate and not build.predicts:  # qwen3next.cpp before 4ed2b13
+        if self.late_gate and not layer.build.predicts:  # qwen3next.cpp before 4ed2b13
             gate = ggml.reshape(gate, width * heads, tokens)
-        return linear(layer, "attn_output", ggml.mul(cur, gate))
+        return project(layer, "attn_output", ggml.mul(cur, gate))
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur)
-        result = experts(build, layer, cur, shared.routing)
+        result = experts(layer, cur, shared.routing)
         if "ffn_up_shexp" not in layer:
             return result
         one = shared_expert(layer, cur)

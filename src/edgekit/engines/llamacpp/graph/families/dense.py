@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
@@ -15,15 +14,16 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_no_cache,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.hybrid import residual_scale
 from edgekit.engines.llamacpp.graph.families.latent import Latent
 from edgekit.engines.llamacpp.graph.families.transformer import (
     MROPE_SECTIONS,
     QKV,
     Shared,
     Transformer,
+    always,
     attention_then_stream,
     no_layer,
+    nonzero,
     rope_sections,
 )
 from edgekit.engines.llamacpp.graph.layers import (
@@ -33,16 +33,12 @@ from edgekit.engines.llamacpp.graph.layers import (
     feed_forward,
     normalize,
     project,
-    qkv,
+    project_biased,
 )
-from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, shape
+from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, NoGraphError, shape
 from edgekit.errors import RefusedError
 
 IMAGE_TOKENS = 8192  # chameleon.cpp: image tokens, whose logits are suppressed
-
-
-def always(_hparams: Hparams) -> bool:
-    return True
 
 
 def baichuan_rope(hparams: Hparams, _il: int) -> bool:
@@ -53,16 +49,6 @@ def baichuan_rope(hparams: Hparams, _il: int) -> bool:
 def exaone4_rope(hparams: Hparams, il: int) -> bool:
     """Only sliding-window layers, if there are any."""
     return hparams.swa[il] or not hparams.has_swa
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bloom(Transformer):
-    """Bloom: embeddings are normalised before the first layer."""
-
-    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
-        bias = build.tensor("token_embd_norm.bias")
-        cur = build.input_embd()
-        return normalize(cur, build["token_embd_norm"], bias, kind=self.norm, layer=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +63,13 @@ class CodeShell(Transformer):
 class Falcon(Transformer):
     """Falcon: attention and feed-forward may have separate norms."""
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
         has_own_norm = "attn_norm_2" in layer
         cur = self.normalized(layer, stream, "attn_norm_2") if has_own_norm else normed
-        cur = self.attention(build, layer, shared, cur)
-        if layer.facts.is_last:
-            cur, stream, normed = (
-                ggml.get_rows(one, shared.out_ids) for one in (cur, stream, normed)
-            )
-        return ggml.add(ggml.add(self.feed_forward(build, layer, shared, normed), cur), stream)
+        cur = self.attention(layer, shared, cur)
+        cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
+        return self.parallel_sum(self.feed_forward(layer, shared, normed), stream, cur)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +77,12 @@ class GptNeoX(Transformer):
     """GPT-NeoX: optionally, feed-forward and attention run in parallel, each with its own norm."""
 
     def after_attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
-        if not build.hparams.flag("use_parallel_residual"):
-            return Transformer.after_attention(self, build, layer, shared, cur, stream)
+        if not layer.build.hparams.flag("use_parallel_residual"):
+            return Transformer.after_attention(self, layer, shared, cur, stream)
         result = self.normalized(layer, stream, "ffn_norm")
-        result = self.feed_forward(build, layer, shared, result)
+        result = self.feed_forward(layer, shared, result)
         return ggml.add(ggml.add(result, stream), cur)
 
 
@@ -110,53 +91,43 @@ class BitNet(Transformer):
     """BitNet: norms before the output projections of attention and feed-forward."""
 
     def attend(
-        self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
+        self, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
-        cur = attend(build, layer, shared.attn, *heads, output=None)
+        cur = attend(layer, shared.attn, *heads, project=False)
         cur = self.normalized(layer, cur, "attn_sub_norm")
-        cur = project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
-        bias = layer.bias("attn_output")
-        return cur if bias is None else ggml.add(cur, bias)
+        return project_biased(layer, "attn_output", cur)
 
     def feed_forward(
         self,
-        build: Build,  # noqa: ARG002
         layer: GraphLayer,
         shared: Shared,  # noqa: ARG002
         cur: GraphTensor,
     ) -> GraphTensor:
-        up, gate = (
-            project(layer[name], cur, scale=layer.scale(name)) for name in ("ffn_up", "ffn_gate")
-        )
+        up, gate = (project(layer, name, cur) for name in ("ffn_up", "ffn_gate"))
         cur = self.normalized(layer, ggml.glu(gate, up), "ffn_sub_norm")
-        return project(layer["ffn_down"], cur, scale=layer.scale("ffn_down"))
+        return project(layer, "ffn_down", cur)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deci(Transformer):
     """Deci: layers may replace attention by a linear layer, or lack attention or the feed-forward."""
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         heads = layer.facts.n_head
         cur = self.normalized(layer, stream, "attn_norm") if heads else stream
-        cur = self.attention(build, layer, shared, cur) if heads else cur
+        cur = self.attention(layer, shared, cur) if heads else cur
         before = stream
-        if layer.facts.is_last:
-            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
+        cur, stream = self.output_rows(layer, shared, cur, stream)
         if "ffn_norm" not in layer:
             return before  # deci.cpp skips to the next layer and drops the attention output
         stream = ggml.add(cur, stream) if heads else cur
         cur = self.normalized(layer, stream, "ffn_norm")
-        return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
+        return ggml.add(self.feed_forward(layer, shared, cur), stream)
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if not layer.facts.n_head_kv:
             return ggml.mul_mat(layer["attn_output"], cur)
-        return Transformer.attention(self, build, layer, shared, cur)
+        return Transformer.attention(self, layer, shared, cur)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +136,11 @@ class Chameleon(Transformer):
     feed-forward.
     """
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
-        swin = build.hparams.flag("swin_norm")
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+        swin = layer.build.hparams.flag("swin_norm")
         cur = stream if swin else self.normalized(layer, stream, "attn_norm")
-        cur = self.attention(build, layer, shared, cur)
-        if layer.facts.is_last:
-            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
+        cur = self.attention(layer, shared, cur)
+        cur, stream = self.output_rows(layer, shared, cur, stream)
         cur = self.normalized(layer, cur, "attn_norm") if swin else cur
         stream = ggml.add(cur, stream)
         cur = cur if swin else self.normalized(layer, stream, "ffn_norm")
@@ -183,13 +151,12 @@ class Chameleon(Transformer):
     def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         heads = name in {"attn_q_norm", "attn_k_norm"}
         kind = Norm.LAYER if heads else self.norm
-        return normalize(cur, layer[name], layer.bias(name), kind=kind, layer=layer.index)
+        return normalize(cur, layer[name], layer.bias(name), kind=kind)
 
     def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build["output_norm"])
-        build.embd = cur
-        build.output(cur)
-        cur = project(build.weight("output") or build["token_embd"], cur)
+        build.output_embd(cur)
+        cur = ggml.mul_mat(build.weight("output") or build["token_embd"], cur)
         suppressed = ggml.clamp(ggml.new("NONE", F32, shape(IMAGE_TOKENS)))
         cur = ggml.new("SET", cur.type, cur.ne, cur, suppressed)
         build.output(cur)
@@ -209,9 +176,9 @@ class Diffusion(Transformer):
     """Diffusion models: no cache; all tokens of a batch attend to each other."""
 
     def attend(
-        self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
+        self, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
-        return attend_now(build, layer, shared.attn, *heads)
+        return attend_now(layer, shared.attn, *heads)
 
 
 def trained_rope(hparams: Hparams, _il: int) -> bool:
@@ -231,11 +198,12 @@ def deepstack_mapping(hparams: Hparams) -> tuple[int, ...]:
     return tuple(one for one in numbers[: hparams.n_layer] if isinstance(one, int))
 
 
-class GraniteVariant(NamedTuple):
-    """How a layer differs from others."""
-
-    has_rope: bool
-    adds_image: bool  # image embeddings are added to its input
+def image_embd(build: Build) -> GraphTensor:
+    """Image embeddings of one depth, which follow those of the input in each row."""
+    embd = build.inp_embd
+    if embd is None:
+        raise NoGraphError("images without an input for them")
+    return ggml.view(embd, *embd.ne[:2], strides=(embd.nb[1],))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,10 +211,13 @@ class Granite(Transformer):
     fused_shared: bool = False  # gate and up of the shared expert are one matrix
     images: bool = True  # the loader reads deepstack_mapping
 
-    def variant(self, hparams: Hparams, il: int) -> GraniteVariant:
+    def variant(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
+        return self.rope(hparams, il), self.adds_image(hparams, il)
+
+    def adds_image(self, hparams: Hparams, il: int) -> bool:
+        """True if image embeddings are added to the layer's input."""
         mapping = deepstack_mapping(hparams) if self.images else ()
-        adds_image = 0 < il < len(mapping) and mapping[il] >= 0
-        return GraniteVariant(has_rope=self.rope(hparams, il), adds_image=adds_image)
+        return 0 < il < len(mapping) and mapping[il] >= 0
 
     def embed(self, build: Build, _shared: Shared) -> GraphTensor:
         hparams = build.hparams
@@ -254,23 +225,15 @@ class Granite(Transformer):
         width = hparams.n_embd * (1 + count) if count else None
         return build.input_embd(scaled=bool(hparams.real("embedding_scale")), width=width)
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
-        embd, variant = build.inp_embd, layer.facts.variant
-        if embd is not None and isinstance(variant, GraniteVariant) and variant.adds_image:
-            stream = ggml.add(stream, ggml.view(embd, *embd.ne[:2], strides=(embd.nb[1],)))
-        return Transformer.block(self, build, layer, shared, stream)
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+        if self.adds_image(layer.build.hparams, layer.index):
+            stream = ggml.add(stream, image_embd(layer.build))
+        return Transformer.block(self, layer, shared, stream)
 
-    def has_rope(self, layer: GraphLayer) -> bool:
-        return isinstance(layer.facts.variant, GraniteVariant) and layer.facts.variant.has_rope
-
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if not self.fused_shared or "ffn_up_shexp" not in layer:
-            return Transformer.feed_forward(self, build, layer, shared, cur)
-        result = experts(build, layer, cur, shared.routing)
+            return Transformer.feed_forward(self, layer, shared, cur)
+        result = experts(layer, cur, shared.routing)
         return ggml.add(result, feed_forward(layer, cur, act=Act.FUSED, suffix="_shexp"))
 
 
@@ -280,7 +243,7 @@ class Olmo(Transformer):
 
     def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         if name in {"attn_norm", "ffn_norm"}:
-            return normalize(cur, None, kind=self.norm, layer=layer.index)
+            return normalize(cur, None, kind=self.norm)
         return Transformer.normalized(self, layer, cur, name)
 
 
@@ -288,44 +251,28 @@ class Olmo(Transformer):
 class StableLm(Transformer):
     """StableLM: a feed-forward without its own norm shares attention's."""
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
-        cur = self.attention(build, layer, shared, normed)
-        if layer.facts.is_last:
-            cur, stream, normed = (
-                ggml.get_rows(one, shared.out_ids) for one in (cur, stream, normed)
-            )
+        cur = self.attention(layer, shared, normed)
+        cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
         stream = ggml.add(cur, stream)
         has_own_norm = "ffn_norm" in layer
         cur = self.normalized(layer, stream, "ffn_norm") if has_own_norm else normed
-        return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
+        return ggml.add(self.feed_forward(layer, shared, cur), stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mpt(Transformer):
     """MPT: Q and K are normalised across heads; activations may be divided by scales."""
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        q, k, v = qkv(build, layer, cur)
-        if "attn_q_norm" in layer:
-            if not build.graph.is_contiguous(q):
-                raise RefusedError("llama.cpp aborts: MPT with query and key norms")
-            q, k = self.across_heads(layer, q, "q"), self.across_heads(layer, k, "k")
-        return attend(build, layer, shared.attn, q, k, v)
+    def norm_qk(
+        self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
+    ) -> tuple[GraphTensor, GraphTensor]:
+        if "attn_q_norm" in layer and not layer.build.graph.is_contiguous(q):
+            raise RefusedError("llama.cpp aborts: MPT with query and key norms")
+        return Transformer.norm_qk(self, layer, q, k)
 
-    def across_heads(self, layer: GraphLayer, cur: GraphTensor, side: str) -> GraphTensor:
-        width, heads, tokens, _ = cur.ne
-        flat = ggml.reshape(cur, width * heads, tokens)
-        flat = self.normalized(layer, flat, f"attn_{side}_norm")
-        return ggml.reshape(flat, width, heads, tokens)
-
-    def feed_forward(
-        self, _build: Build, layer: GraphLayer, _shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, _shared: Shared, cur: GraphTensor) -> GraphTensor:
         return feed_forward(layer, cur, gated=False, scales=layer.tensor("ffn_act.scales"))
 
 
@@ -339,39 +286,23 @@ class Nanbeige(Transformer):
         normed = ends and not hparams.flag("skip_loop_final_norm")
         return normed, il if hparams.n_block < hparams.n_layer else 0
 
-    def has_rope(self, _layer: GraphLayer) -> bool:
-        return True
-
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
-        cur = Transformer.block(self, build, layer, shared, stream)
-        normed, _ = self.variant(build.hparams, layer.index)
-        return normalize(cur, build["output_norm"], layer=layer.index) if normed else cur
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+        cur = Transformer.block(self, layer, shared, stream)
+        normed, _ = self.variant(layer.build.hparams, layer.index)
+        return normalize(cur, layer.build["output_norm"]) if normed else cur
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenElm(Transformer):
     """OpenELM: one projection, split into heads and then into Q, K and V."""
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        facts, tokens = layer.facts, build.n_tokens
+    def qkv(self, layer: GraphLayer, cur: GraphTensor) -> QKV:
+        facts, tokens = layer.facts, layer.build.n_tokens
         width, counts = facts.n_embd_head_k, (facts.n_head, facts.n_head_kv, facts.n_head_kv)
         cur = ggml.mul_mat(layer["attn_qkv"], cur)
         cur = ggml.reshape(cur, width, sum(counts), tokens)
         q, k, v = (ggml.view(cur, width, one, tokens, strides=cur.nb[1:3]) for one in counts)
-        q, k = self.norm_qk(layer, q, k)
-        q, k = self.rope_qk(build, layer, shared, q, k)
-        return attend(build, layer, shared.attn, q, k, v)
-
-    def after_attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
-    ) -> GraphTensor:
-        stream = ggml.add(stream, cur)
-        cur = self.normalized(layer, stream, "ffn_norm")
-        return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
+        return q, k, v
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +310,7 @@ class Plamo3(Transformer):
     """PLaMo 3: the names of post norms have no .weight suffix."""
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        return normalize(cur, layer.required(name), layer=layer.index)
+        return normalize(cur, layer.required(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,17 +321,6 @@ class Plm(Latent):
         if build.options.flash_attn and build.n_tokens != 1:
             raise RefusedError("llama.cpp aborts: PLM works only without flash attention (-fa off)")
         Latent.build(self, build)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaEmbedder(Diffusion):
-    """Llama without logits: the last hidden states are the output."""
-
-    def head(self, build: Build, cur: GraphTensor) -> None:
-        cur = normalize(cur, build["output_norm"])
-        build.embd = cur
-        build.output(cur)
-        build.expand(cur)
 
 
 def attention_first(result: GraphTensor, stream: GraphTensor, attended: GraphTensor) -> GraphTensor:
@@ -422,20 +342,14 @@ class DeepStack(Transformer):
     def variant(self, hparams: Hparams, il: int) -> bool:
         return il < deepstack_layers(hparams)
 
-    def has_rope(self, _layer: GraphLayer) -> bool:
-        return True
-
     def embed(self, build: Build, _shared: Shared) -> GraphTensor:
         n_embd, depths = build.hparams.n_embd, deepstack_layers(build.hparams)
         return build.input_embd(width=n_embd * (1 + depths) if depths else None)
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
-        cur, embd = Transformer.block(self, build, layer, shared, stream), build.inp_embd
-        if layer.facts.variant is True and embd is not None:
-            image = ggml.view(embd, build.hparams.n_embd, build.n_tokens, strides=(embd.nb[1],))
-            cur = ggml.add(cur, image)
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+        cur = Transformer.block(self, layer, shared, stream)
+        if self.variant(layer.build.hparams, layer.index):
+            cur = ggml.add(cur, image_embd(layer.build))
         return cur
 
 
@@ -444,7 +358,9 @@ DENSE: Mapping[str, Transformer] = {
     "arcee": Transformer(attn_input=input_kv, act=Act.SQUARED, gated=False),
     "baichuan": Transformer(attn_input=input_kv, rope=baichuan_rope),
     "bitnet": BitNet(attn_input=input_kv),
-    "bloom": Bloom(attn_input=input_kv, norm=Norm.LAYER, rope=no_layer, gated=False),
+    "bloom": Transformer(
+        attn_input=input_kv, norm=Norm.LAYER, embd_norm=True, rope=no_layer, gated=False
+    ),
     "chameleon": Chameleon(attn_input=input_kv),
     "chatglm": Transformer(attn_input=input_kv, act=Act.FUSED, gated=False),
     "codeshell": CodeShell(attn_input=input_kv, norm=Norm.LAYER, gated=False),
@@ -452,44 +368,57 @@ DENSE: Mapping[str, Transformer] = {
     "deci": Deci(attn_input=input_kv),
     "dream": Diffusion(attn_input=input_no_cache),
     "exaone4": Transformer(rope=exaone4_rope, post_norms=True, ffn_norm=None),
-    "falcon": Falcon(attn_input=input_kv, norm=Norm.LAYER, gated=False),
+    "falcon": Falcon(
+        attn_input=input_kv, norm=Norm.LAYER, parallel_sum=attention_then_stream, gated=False
+    ),
     "gemma": Transformer(attn_input=input_kv, scaled_embd=True, scaled_q=True),
     "gpt2": Transformer(
         attn_input=input_kv, norm=Norm.LAYER, positions_added=True, rope=no_layer, gated=False
     ),
     "gptneox": GptNeoX(attn_input=input_kv, norm=Norm.LAYER, gated=False),
     "granite": Granite(
-        attn_input=input_kv, rope=trained_rope, residual_scale=residual_scale, logit_scale=always
+        attn_input=input_kv,
+        rope=trained_rope,
+        residual_scale=nonzero("residual_scale"),
+        logit_scale=always,
     ),
     "granitemoe": Granite(
-        attn_input=input_kv, images=False, residual_scale=residual_scale, logit_scale=always
+        attn_input=input_kv,
+        images=False,
+        residual_scale=nonzero("residual_scale"),
+        logit_scale=always,
     ),
     "granite_swa": Granite(
         attn_input=input_kv_iswa,
         rope=rope_pattern,
         fused_shared=True,
-        residual_scale=residual_scale,
+        residual_scale=nonzero("residual_scale"),
         logit_scale=always,
     ),
     "hunyuan-dense": Transformer(attn_input=input_kv, late_qk_norm=True),
     "hunyuan_vl": Transformer(attn_input=input_kv, n_pos=rope_sections, late_qk_norm=True),
     "jais": Transformer(attn_input=input_kv, norm=Norm.LAYER, rope=no_layer),
-    "llama-embed": LlamaEmbedder(attn_input=input_no_cache),
     "minicpm": Transformer(
         attn_input=input_kv,
         scaled_embd=True,
         residual_scale=lambda hparams: hparams.real("residual_scale", 1.0) != 0,
-        logit_scale=lambda _hparams: True,
+        logit_scale=always,
     ),
     "mistral3": Transformer(
         attn_input=input_kv,
-        temperature=lambda hparams: bool(hparams.real("attention.temperature_scale")),
+        temperature=nonzero("attention.temperature_scale"),
     ),
-    "mpt": Mpt(attn_input=input_kv, norm=Norm.LAYER, positions_added=True),
+    "mpt": Mpt(
+        attn_input=input_kv,
+        norm=Norm.LAYER,
+        positions_added=True,
+        rope=no_layer,
+        norm_across_heads=True,
+    ),
     "nanbeige": Nanbeige(attn_input=input_kv),
     "nemotron": Transformer(attn_input=input_kv, norm=Norm.LAYER, act=Act.SQUARED, gated=False),
     "olmo": Olmo(attn_input=input_kv, norm=Norm.LAYER),
-    "openelm": OpenElm(attn_input=input_kv),
+    "openelm": OpenElm(attn_input=input_kv, stream_first=True),
     "orion": Transformer(attn_input=input_kv, norm=Norm.LAYER),
     "phi2": Transformer(
         attn_input=input_kv,

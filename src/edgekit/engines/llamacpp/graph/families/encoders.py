@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import AttnInput, attend_now, input_no_cache
+from edgekit.engines.llamacpp.graph.attention import AttnInput, input_no_cache
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, no_layer
+from edgekit.engines.llamacpp.graph.families.dense import Diffusion
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, no_layer
 from edgekit.engines.llamacpp.graph.layers import (
     Act,
     Norm,
@@ -16,7 +17,6 @@ from edgekit.engines.llamacpp.graph.layers import (
     experts,
     feed_forward,
     normalize,
-    qkv,
 )
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
@@ -26,53 +26,33 @@ def input_encoder(build: Build) -> AttnInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreNormEncoder(Transformer):
+class PreNormEncoder(Diffusion):
     """Encoders with norms before attention and feed-forward."""
 
     attn_input: Callable[[Build], AttnInput] = input_encoder
-    embd_norm: bool = False
-    last_norm: str = "output_norm"
-
-    def embed(self, build: Build, shared: Shared) -> GraphTensor:
-        cur = Transformer.embed(self, build, shared)
-        return self.norm_embd(build, cur) if self.embd_norm else cur
-
-    def norm_embd(self, build: Build, cur: GraphTensor) -> GraphTensor:
-        bias = build.tensor("token_embd_norm.bias")
-        return normalize(cur, build["token_embd_norm"], bias, kind=self.norm, layer=0)
-
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        q, k, v = qkv(build, layer, cur)
-        q, k = self.norm_qk(layer, q, k)
-        if layer.facts.variant is True:
-            q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
-        if self.scaled_q:
-            q = ggml.scale(q)
-        return attend_now(build, layer, shared.attn, q, k, v)
+    last_norm: str | None = "output_norm"
 
     def head(self, build: Build, cur: GraphTensor) -> None:
-        cur = normalize(cur, build[self.last_norm], kind=self.norm)
-        build.embd = cur
-        build.output(cur)
+        if self.last_norm is not None:
+            cur = normalize(cur, build[self.last_norm], kind=self.norm)
+        build.output_embd(cur)
         build.expand(cur)
 
 
-def plain_ffn(_build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+def plain_ffn(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     return feed_forward(layer, cur, gated=False)
 
 
-def bare_ffn(_build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+def bare_ffn(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """A gated feed-forward; biases are loaded but not added."""
     up = ggml.mul_mat(layer["ffn_up"], cur)
     cur = ggml.glu(ggml.mul_mat(layer["ffn_gate"], cur), up)
     return ggml.mul_mat(layer["ffn_down"], cur)
 
 
-def jina_ffn(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+def jina_ffn(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Up and gate are two matrices or one; there may be no gate."""
-    width = build.hparams.integer("feed_forward_length")
+    width = layer.build.hparams.integer("feed_forward_length")
     fused = "ffn_gate" not in layer and layer["ffn_up"].ne[1] != width
     return feed_forward(layer, cur, act=Act.FUSED if fused else Act.UNARY)
 
@@ -82,7 +62,9 @@ class Bert(PreNormEncoder):
     """BERT: norms after attention and feed-forward."""
 
     norm: Norm = Norm.LAYER
-    dense: Callable[[Build, GraphLayer, GraphTensor], GraphTensor] = plain_ffn
+    norm_across_heads: bool = True
+    last_norm: str | None = None
+    dense: Callable[[GraphLayer, GraphTensor], GraphTensor] = plain_ffn
     positions: bool = False  # learned position embeddings are added
 
     def embed(self, build: Build, shared: Shared) -> GraphTensor:
@@ -93,39 +75,19 @@ class Bert(PreNormEncoder):
             cur = ggml.add(ggml.get_rows(build["position_embd"], shared.pos), cur)
         return self.norm_embd(build, cur)
 
-    def norm_qk(
-        self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
-    ) -> tuple[GraphTensor, GraphTensor]:
-        return self.norm_flat(layer, q, "attn_q_norm"), self.norm_flat(layer, k, "attn_k_norm")
-
-    def norm_flat(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        """Normalised across heads."""
-        if name not in layer:
-            return cur
-        width, heads, tokens, _ = cur.ne
-        cur = self.normalized(layer, ggml.reshape(cur, width * heads, tokens), name)
-        return ggml.reshape(cur, width, heads, tokens)
-
     def after_attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         cur = self.normalized(layer, ggml.add(cur, stream), "attn_output_norm")
         if "attn_norm_2" in layer:
             cur = self.normalized(layer, ggml.add(cur, stream), "attn_norm_2")
-        cur = ggml.add(self.feed_forward(build, layer, shared, cur), cur)
+        cur = ggml.add(self.feed_forward(layer, shared, cur), cur)
         return self.normalized(layer, cur, "layer_output_norm")
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if "ffn_gate_inp" in layer:
-            return experts(build, layer, cur, shared.routing)
-        return self.dense(build, layer, cur)
-
-    def head(self, build: Build, cur: GraphTensor) -> None:
-        build.embd = cur
-        build.output(cur)
-        build.expand(cur)
+            return experts(layer, cur, shared.routing)
+        return self.dense(layer, cur)
 
 
 ENCODERS: Mapping[str, PreNormEncoder] = {
@@ -137,5 +99,6 @@ ENCODERS: Mapping[str, PreNormEncoder] = {
     "modern-bert": PreNormEncoder(norm=Norm.LAYER, embd_norm=True, act=Act.FUSED, gated=False),
     "neo-bert": PreNormEncoder(act=Act.FUSED, gated=False, last_norm="enc.output_norm"),
     "eurobert": PreNormEncoder(),
+    "llama-embed": PreNormEncoder(attn_input=input_no_cache),
     "gemma-embedding": PreNormEncoder(scaled_embd=True, scaled_q=True, post_norms=True),
 }

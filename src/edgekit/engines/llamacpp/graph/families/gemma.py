@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend, input_kv_iswa
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, rope_factors
+from edgekit.engines.llamacpp.graph.families.transformer import (
+    Shared,
+    Transformer,
+    nonzero,
+    rope_factors,
+)
 from edgekit.engines.llamacpp.graph.layers import (
     Routing,
     experts,
     feed_forward,
     normalize,
-    output_rows,
     project,
     qkv,
     results,
-    rows_after_norm,
 )
 from edgekit.engines.llamacpp.graph.tensor import I32, GraphTensor
 from edgekit.engines.llamacpp.types import Rules
@@ -64,50 +67,51 @@ def owner(hparams: Hparams, il: int) -> int | None:
 
 
 def attended(
-    build: Build,
     layer: GraphLayer,
     shared: Shared,
     parts: Sequence[GraphTensor],
     factors: GraphTensor | None,
 ) -> GraphTensor:
     """Attention; only queries are computed if the layer has no cache. V is normalised too."""
-    index = layer.index
-    q = normalize(parts[0], layer["attn_q_norm"], layer=index)
+    q = normalize(parts[0], layer["attn_q_norm"])
     q = ggml.rope(q, shared.pos, factors)
     if not layer.facts.has_kv:
-        return attend(build, layer, shared.attn, q, None, None, owner=owner(build.hparams, index))
-    k = normalize(parts[1], layer["attn_k_norm"], layer=index)
+        return attend(
+            layer, shared.attn, q, None, None, owner=owner(layer.build.hparams, layer.index)
+        )
+    k = normalize(parts[1], layer["attn_k_norm"])
     v = ggml.rms_norm(parts[2])
-    return attend(build, layer, shared.attn, q, ggml.rope(k, shared.pos, factors), v)
+    return attend(layer, shared.attn, q, ggml.rope(k, shared.pos, factors), v)
 
 
-def projected(build: Build, layer: GraphLayer, cur: GraphTensor) -> list[GraphTensor]:
+def projected(layer: GraphLayer, cur: GraphTensor) -> list[GraphTensor]:
     """Q, K and V in heads. Without a V matrix, V is K."""
-    width = layer.facts.n_embd_head_k
+    width, tokens = layer.facts.n_embd_head_k, layer.build.n_tokens
     counts = (layer.facts.n_head, layer.facts.n_head_kv, layer.facts.n_head_kv)
     if "attn_qkv" in layer:
-        made = _cut(build, layer, [width * count for count in counts], cur)
+        fused = project(layer, "attn_qkv", cur)
+        made = [
+            ggml.cont(ggml.view(fused, width * count, tokens, strides=(fused.nb[1],)))
+            for count in counts
+        ]
     else:
         names = [name for name in ("attn_q", "attn_k", "attn_v") if name in layer]
-        made = [project(layer[name], cur, scale=layer.scale(name)) for name in names]
+        made = [project(layer, name, cur) for name in names]
     if len(made) == 2:
         made = [*made, made[1]]
     return [
-        ggml.reshape(one, width, count, build.n_tokens)
+        ggml.reshape(one, width, count, layer.build.n_tokens)
         for one, count in zip(made, counts, strict=False)
-    ]
-
-
-def _cut(build: Build, layer: GraphLayer, widths: list[int], cur: GraphTensor) -> list[GraphTensor]:
-    fused = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
-    return [
-        ggml.cont(ggml.view(fused, width, build.n_tokens, strides=(fused.nb[1],)))
-        for width in widths
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4(Transformer):
+    norm_first: bool = True
+    post_norms: bool = True
+    ffn_norm: str | None = None  # feed_forward has several
+    per_layer: GraphTensor | None = None  # embeddings of each layer, while a graph is built
+
     def build(self, build: Build) -> None:
         width = build.hparams.integer("embedding_length_per_layer_input", 0)
         before = looked_up(build) if width and build.options.rules >= Rules.V0_6 else None
@@ -116,32 +120,26 @@ class Gemma4(Transformer):
         cur = build.scaled_embd(build.input_embd())
         shared = self.shared(build)
         per_layer = per_layer_inputs(build, cur, width, before) if width else None
+        family = replace(self, per_layer=per_layer)
         for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-            cur = self.embedded(build, layer, shared, cur, per_layer)
-        cur = rows_after_norm(build, cur, shared.out_ids)
-        results(build, cur, softcap=self.logit_softcap(build.hparams))
+            cur = family.block(layer, shared, cur)
+        self.finish(build, shared, cur)
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        factors = None if layer.facts.is_swa else rope_factors(build)
-        return attended(build, layer, shared, projected(build, layer, cur), factors)
+    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        factors = None if layer.facts.is_swa else rope_factors(layer.build)
+        return attended(layer, shared, projected(layer, cur), factors)
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
-        cur = self.normalized(layer, stream, "attn_norm")
-        cur = self.attention(build, layer, shared, cur)
-        if layer.facts.is_last:
-            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
-        stream = ggml.add(self.normalized(layer, cur, "post_attention_norm"), stream)
-        cur = self.feed_forward(build, layer, shared, stream)
-        return ggml.add(normalize(cur, layer["post_ffw_norm"]), stream)
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+        cur = Transformer.block(self, layer, shared, stream)
+        if self.per_layer is not None:
+            gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
+            (own,) = self.output_rows(layer, shared, slice_2d(self.per_layer))
+            made = ggml.mul_mat(layer["proj"], ggml.mul(gate, own))
+            cur = ggml.add(cur, normalize(made, layer["post_norm"]))
+        scale = layer.weight("layer_output_scale")
+        return cur if scale is None else ggml.mul(cur, scale)
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         """A dense feed-forward, and experts in parallel if the layer has them."""
         dense = feed_forward(layer, self.normalized(layer, cur, "ffn_norm"))
         if "ffn_gate_inp" not in layer:
@@ -150,38 +148,15 @@ class Gemma4(Transformer):
         moe = self.normalized(layer, cur, "pre_ffw_norm_2")
         logits = ggml.mul(ggml.scale(ggml.rms_norm(cur)), layer.required("ffn_gate_inp.scale"))
         logits = ggml.mul_mat(layer["ffn_gate_inp"], logits)
-        moe = experts(build, layer, moe, shared.routing, probs_in=logits)
+        moe = experts(layer, moe, shared.routing, probs_in=logits)
         return ggml.add(dense, self.normalized(layer, moe, "post_ffw_norm_2"))
-
-    def embedded(
-        self,
-        build: Build,
-        layer: GraphLayer,
-        shared: Shared,
-        cur: GraphTensor,
-        per_layer: GraphTensor | None,
-    ) -> GraphTensor:
-        if per_layer is not None:
-            gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
-            own = slice_2d(per_layer)
-            if layer.facts.is_last:
-                (own,) = output_rows(build, (own,), shared.out_ids)
-            made = ggml.mul_mat(layer["proj"], ggml.mul(gate, own))
-            cur = ggml.add(cur, normalize(made, layer["post_norm"], layer=layer.index))
-        scale = layer.weight("layer_output_scale")
-        return cur if scale is None else ggml.mul(cur, scale)
-
-
-def sparse(_hparams: Hparams, il: int) -> bool:
-    return il < SPARSE_LAYERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3n(Transformer):
-    """`layer.facts.variant`: the gate keeps only its largest values."""
-
-    def variant(self, hparams: Hparams, il: int) -> bool:
-        return sparse(hparams, il)
+    def variant(self, _hparams: Hparams, il: int) -> bool:
+        """Whether the gate keeps only its largest values."""
+        return il < SPARSE_LAYERS
 
     def build(self, build: Build) -> None:
         cur = build.scaled_embd(build.input_embd())
@@ -189,22 +164,21 @@ class Gemma3n(Transformer):
         per_layer = per_layer_inputs(build, cur, PER_LAYER)
         streams = _spread(build, cur)
         for layer in build.layers():
-            streams = self.streams_after(build, layer, shared, streams, per_layer)
+            streams = self.streams_after(layer, shared, streams, per_layer)
         cur = ggml.get_rows(_gathered(build, streams), shared.out_ids)
         results(build, normalize(cur, build["output_norm"]), softcap=True)
 
     def streams_after(
         self,
-        build: Build,
         layer: GraphLayer,
         shared: Shared,
         streams: GraphTensor,
         per_layer: GraphTensor,
     ) -> GraphTensor:
-        predicted = _predicted(build, layer, streams)
+        predicted = _predicted(layer, streams)
         active = slice_2d(predicted)
-        cur = self.worked(build, layer, shared, active)
-        corrected = _corrected(build, layer, predicted, cur)
+        cur = self.worked(layer, shared, active)
+        corrected = _corrected(layer, predicted, cur)
         first = ggml.mul(slice_2d(corrected), layer["altup_correct_scale"])
         first = ggml.unary(ggml.mul_mat(layer["inp_gate"], first))
         first = ggml.mul_mat(layer["proj"], ggml.mul(first, slice_2d(per_layer)))
@@ -212,15 +186,13 @@ class Gemma3n(Transformer):
         kept = slice_2d(corrected)
         return ggml.concat(kept, ggml.add(_rest(corrected), first), 2)
 
-    def worked(
-        self, build: Build, layer: GraphLayer, shared: Shared, active: GraphTensor
-    ) -> GraphTensor:
+    def worked(self, layer: GraphLayer, shared: Shared, active: GraphTensor) -> GraphTensor:
         """An ordinary layer with a low-rank path parallel to attention (LAuReL)."""
         normed = self.normalized(layer, active, "attn_norm")
         laurel = ggml.mul_mat(layer["laurel_r"], ggml.mul_mat(layer["laurel_l"], normed))
         laurel = ggml.add(self.normalized(layer, laurel, "laurel_post_norm"), normed)
         split = qkv if layer.facts.has_kv else projected
-        cur = attended(build, layer, shared, split(build, layer, normed), None)
+        cur = attended(layer, shared, split(layer, normed), None)
         cur = ggml.add(self.normalized(layer, cur, "post_attention_norm"), active)
         stream = ggml.scale(ggml.add(cur, laurel))
         cur = _fed_forward(layer, self.normalized(layer, stream, "ffn_norm"))
@@ -268,26 +240,24 @@ def _rest(streams: GraphTensor) -> GraphTensor:
 
 
 def _modalities(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    cur = normalize(cur, layer["altup_router_norm"], layer=layer.index)
+    cur = normalize(cur, layer["altup_router_norm"])
     return ggml.unary(ggml.mul_mat(layer["altup_router"], ggml.scale(cur)))
 
 
-def _predicted(build: Build, layer: GraphLayer, streams: GraphTensor) -> GraphTensor:
+def _predicted(layer: GraphLayer, streams: GraphTensor) -> GraphTensor:
     modalities = _modalities(layer, slice_2d(streams))
     factors = ggml.mul_mat(layer["altup_predict_coef"], modalities)
-    factors = ggml.reshape(factors, STREAMS, STREAMS, build.n_tokens)
+    factors = ggml.reshape(factors, STREAMS, STREAMS, layer.build.n_tokens)
     turned = ggml.cont(ggml.permute(streams, 1, 2, 0, 3))
     predicted = ggml.mul_mat(turned, factors)
     return ggml.add(ggml.cont(ggml.permute(predicted, 0, 2, 1, 3)), streams)
 
 
-def _corrected(
-    build: Build, layer: GraphLayer, predicted: GraphTensor, cur: GraphTensor
-) -> GraphTensor:
+def _corrected(layer: GraphLayer, predicted: GraphTensor, cur: GraphTensor) -> GraphTensor:
     modalities = _modalities(layer, cur)
     news = ggml.sub(cur, slice_2d(predicted))
     factors = ggml.scale(ggml.mul_mat(layer["altup_correct_coef"], modalities))
-    factors = ggml.cont(ggml.transpose(factors), 1, build.n_tokens, STREAMS)
+    factors = ggml.cont(ggml.transpose(factors), 1, layer.build.n_tokens, STREAMS)
     news = ggml.repeat(news, *cur.ne[:2], STREAMS, 1)
     return ggml.add(ggml.mul(news, factors), predicted)
 
@@ -305,6 +275,6 @@ GEMMA: Mapping[str, Transformer] = {
     "gemma4": Gemma4(
         attn_input=input_kv_iswa,
         routing=lambda _hparams: Routing(),
-        logit_softcap=lambda hparams: bool(hparams.real("final_logit_softcapping")),
+        logit_softcap=nonzero("final_logit_softcapping"),
     ),
 }

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    CacheInput,
-    Extras,
     SideCache,
-    attn_mha,
-    get_k,
+    attend_k,
     input_k,
-    store_k,
     widest_rotation,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.kimi import absorbed
+from edgekit.engines.llamacpp.graph.families.latent import absorbed
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, file_routing
-from edgekit.engines.llamacpp.graph.layers import Gating, Norm, normalize, project
+from edgekit.engines.llamacpp.graph.layers import Gating, Norm, normalize
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -72,20 +68,21 @@ class Indexer:
         )
 
     def picked(
-        self, build: Build, layer: GraphLayer, pos: GraphTensor, cur: GraphTensor, qr: GraphTensor
+        self, layer: GraphLayer, pos: GraphTensor, cur: GraphTensor, qr: GraphTensor
     ) -> GraphTensor:
         """The highest-scoring cells for each token, by the indexer's queries and keys."""
+        build = layer.build
         tokens, streams = build.n_tokens, build.sizes.n_stream
         q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
         q = ggml.rope(ggml.reshape(q, self.width, self.heads, tokens), pos)
         k = ggml.mul_mat(layer["indexer.attn_k"], cur)
         bias = layer.bias("indexer.k_norm")
-        k = normalize(k, layer["indexer.k_norm"], bias, kind=Norm.LAYER, layer=layer.index)
+        k = normalize(k, layer["indexer.k_norm"], bias, kind=Norm.LAYER)
         k = ggml.rope(ggml.reshape(k, self.width, 1, tokens), pos)
         q, k = ggml.mul_mat(self.rotation, q), ggml.mul_mat(self.rotation, k)
         cache = SideCache(name="lid", width=self.width, cells=build.sizes.n_kv)
-        cache.store(build, layer, k, self.k_idxs)
-        keys = cache.read(build, layer)
+        cache.store(layer, k, self.k_idxs)
+        keys = cache.read(layer)
         weights = ggml.mul_mat(layer["indexer.proj"], cur)
         rows = tokens // streams
         strides = (q.nb[1], q.nb[2], q.nb[3] // streams)
@@ -109,26 +106,6 @@ def only(mask: GraphTensor, picked: GraphTensor, kind: TensorType = F32) -> Grap
     strides = (opened.nb[2], opened.nb[3], opened.nb[3])
     opened = ggml.view(opened, opened.ne[1], opened.ne[2], 1, opened.ne[3], strides=strides)
     return ggml.add(opened, mask)
-
-
-def attend_picked(
-    build: Build,
-    layer: GraphLayer,
-    given: CacheInput,
-    qkv: tuple[GraphTensor, GraphTensor, GraphTensor],
-    picked: GraphTensor,
-) -> GraphTensor:
-    """build_attn for a cache with an indexer."""
-    q, k, v = qkv
-    for one in (q, v, k):
-        build.expand(one)
-    build.expand(store_k(build, layer, k, given.k_idxs, given.n_kv, layer.index))
-    mask = only(given.mask, picked)
-    keys = get_k(build, layer, given.n_kv, layer.index)
-    values = ggml.view(keys, v.ne[0], *keys.ne[1:], strides=keys.nb[1:])
-    extras = Extras(v_mla=layer["attn_v_b"])
-    cur = attn_mha(build, q, keys, values, mask, extras, transposed=False)
-    return project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
 
 
 def every_indexer(_hparams: Hparams, _il: int) -> bool:
@@ -169,27 +146,26 @@ class Indexed(Transformer):
         for layer in build.layers():
             normed = self.normalized(layer, cur, "attn_norm")
             qr = ggml.mul_mat(layer["attn_q_a"], normed)
-            qr = normalize(qr, layer["attn_q_a_norm"], layer=layer.index)
+            qr = normalize(qr, layer["attn_q_a_norm"])
             if picked is None or layer.facts.variant is True:
-                picked = indexer.picked(build, layer, shared.pos, normed, qr)
-            cur = self.layer_after(build, layer, shared, (cur, normed, qr), picked)
+                picked = indexer.picked(layer, shared.pos, normed, qr)
+            cur = self.layer_after(layer, shared, (cur, normed, qr), picked)
         self.head(build, cur)
 
     def layer_after(
         self,
-        build: Build,
         layer: GraphLayer,
         shared: Shared,
         given: tuple[GraphTensor, GraphTensor, GraphTensor],
         picked: GraphTensor,
     ) -> GraphTensor:
         stream, normed, qr = given
+        attn = shared.attn.base
         q = ggml.mul_mat(layer["attn_q_b"], qr)
-        qkv = absorbed(build, layer, q, normed, lambda cur: ggml.rope(cur, shared.pos))
-        cur = attend_picked(build, layer, shared.attn.base, qkv, picked)
-        if layer.facts.is_last:
-            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
-        return self.after_attention(build, layer, shared, cur, stream)
+        qkv = absorbed(layer, q, normed, lambda cur: ggml.rope(cur, shared.pos))
+        cur = attend_k(layer, attn, qkv, mask=only(attn.mask, picked))
+        cur, stream = self.output_rows(layer, shared, cur, stream)
+        return self.after_attention(layer, shared, cur, stream)
 
 
 INDEXED: Mapping[str, Indexed] = {

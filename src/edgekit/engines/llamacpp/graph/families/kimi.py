@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    Extras,
     StateInput,
     attend_k,
     read_states,
@@ -18,14 +15,13 @@ from edgekit.engines.llamacpp.graph.attention import (
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalized
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
-from edgekit.engines.llamacpp.graph.families.latent import query
+from edgekit.engines.llamacpp.graph.families.latent import absorbed, query
 from edgekit.engines.llamacpp.graph.families.sparse import Clamps, clamped_feed_forward
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.layers import (
     normalize,
-    output_rows,
 )
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 
 class Kda(NamedTuple):
@@ -53,25 +49,24 @@ class Kda(NamedTuple):
         return self.width * self.width * self.heads
 
 
-def convolved(
-    build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
-) -> list[GraphTensor]:
+def convolved(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> list[GraphTensor]:
     """causal_conv1d, three times: [width, heads, tokens, sequences] each."""
+    build = layer.build
     kda = Kda.of(build.hparams)
-    cache = state(build, layer, "r", 3 * kda.tail)
+    cache = state(layer, "r", 3 * kda.tail)
     before = read_states(build, rs, cache, 3 * kda.tail)
-    made = zip("qkv", _projected(build, layer, kda, cur), strict=True)
+    made = zip("qkv", _projected(layer, kda, cur), strict=True)
     return [
         _convolved(build, cache, before, one, layer[f"ssm_conv1d_{side}"]) for side, one in made
     ]
 
 
-def _projected(build: Build, layer: GraphLayer, kda: Kda, cur: GraphTensor) -> list[GraphTensor]:
+def _projected(layer: GraphLayer, kda: Kda, cur: GraphTensor) -> list[GraphTensor]:
     if "attn_qkv" not in layer:
         return [ggml.mul_mat(layer[f"attn_{side}"], cur) for side in "qkv"]
     fused = ggml.mul_mat(layer["attn_qkv"], cur)
     return [
-        ggml.cont(ggml.view(fused, kda.inner, build.n_tokens, strides=(fused.nb[1],)))
+        ggml.cont(ggml.view(fused, kda.inner, layer.build.n_tokens, strides=(fused.nb[1],)))
         for _ in range(3)
     ]
 
@@ -93,137 +88,86 @@ def _convolved(
     return ggml.reshape(cur, kda.width, kda.heads, tokens, seqs)
 
 
-def _beta(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    heads, sizes = Kda.of(build.hparams).heads, build.sizes
+def _beta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    heads, sizes = Kda.of(layer.build.hparams).heads, layer.build.sizes
     cur = ggml.mul_mat(layer["ssm_beta"], cur)
     return ggml.unary(ggml.reshape(cur, 1, heads, sizes.n_seq_tokens, sizes.n_seqs))
 
 
 def _attended(
-    build: Build,
     layer: GraphLayer,
     rs: StateInput,
     given: list[GraphTensor],
     gates: tuple[GraphTensor, GraphTensor],
 ) -> GraphTensor:
+    build = layer.build
     kda = Kda.of(build.hparams)
     q, k, v = given
-    cache = state(build, layer, "s", kda.memory)
+    cache = state(layer, "s", kda.memory)
     before = read_states(build, rs, cache, kda.memory)
     before = ggml.reshape(before, kda.width, kda.width, kda.heads, build.sizes.n_seqs)
     out = delta_net(build, cache, (l2_normalized(q), l2_normalized(k), v), gates, before)
     return ggml.reshape(ggml.cont(out), kda.width, kda.heads, build.n_tokens)
 
 
-def _gated(build: Build, layer: GraphLayer, out: GraphTensor, gate: GraphTensor) -> GraphTensor:
+def _gated(layer: GraphLayer, out: GraphTensor, gate: GraphTensor) -> GraphTensor:
+    build = layer.build
     kda = Kda.of(build.hparams)
     gate = ggml.reshape(gate, kda.width, kda.heads, build.n_tokens)
-    out = ggml.mul(normalize(out, layer["ssm_norm"], layer=layer.index), ggml.unary(gate))
+    out = ggml.mul(normalize(out, layer["ssm_norm"]), ggml.unary(gate))
     return ggml.mul_mat(layer["attn_output"], ggml.cont(out, kda.inner, build.n_tokens))
 
 
-def kimi_delta(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def kimi_delta(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+    build = layer.build
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    given = convolved(build, layer, rs, cur)
+    given = convolved(layer, rs, cur)
     decay = ggml.mul_mat(layer["ssm_f_b"], ggml.mul_mat(layer["ssm_f_a"], cur))
     decay = ggml.unary(ggml.add(decay, layer.required("ssm_dt.bias")))
     decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
     decay = ggml.mul(decay, ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1))
     decay = ggml.reshape(decay, kda.width, kda.heads, tokens, seqs)
-    gates = (decay, _beta(build, layer, cur))
-    out = _attended(build, layer, rs, given, gates)
+    gates = (decay, _beta(layer, cur))
+    out = _attended(layer, rs, given, gates)
     cur = ggml.reshape(ggml.reshape(cur, cur.ne[0], tokens, seqs), cur.ne[0], build.n_tokens)
     gate = ggml.mul_mat(layer["ssm_g_b"], ggml.mul_mat(layer["ssm_g_a"], cur))
-    return _gated(build, layer, out, gate)
+    return _gated(layer, out, gate)
 
 
-def ling_delta(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def ling_delta(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """Full-rank gates, and a decay with a lower bound."""
+    build = layer.build
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    given = convolved(build, layer, rs, cur)
+    given = convolved(layer, rs, cur)
     decay = ggml.add(ggml.mul_mat(layer["ssm_f_a"], cur), layer.required("ssm_dt.bias"))
     decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
     decay = ggml.mul(decay, ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1))
     decay = ggml.reshape(ggml.scale(ggml.unary(decay)), kda.width, kda.heads, tokens, seqs)
-    gates = (decay, _beta(build, layer, cur))
-    out = _attended(build, layer, rs, given, gates)
-    return _gated(build, layer, out, ggml.mul_mat(layer["ssm_g_a"], cur))
-
-
-def absorbed(
-    build: Build,
-    layer: GraphLayer,
-    q: GraphTensor,
-    cur: GraphTensor,
-    rotated: Callable[[GraphTensor], GraphTensor],
-) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
-    """Q in latent space, one K for all heads, and the latent as V."""
-    hparams, tokens, heads = build.hparams, build.n_tokens, layer.facts.n_head
-    rope, rank = hparams.n_rot_full, hparams.integer("attention.kv_lora_rank")
-    width = hparams.integer("attention.key_length_mla")
-    both = ggml.mul_mat(layer["attn_kv_a_mqa"], cur)
-    row, head = row_bytes(both.type, rank + rope), row_bytes(q.type, width)
-    latent = ggml.view(both, rank, tokens, strides=(row,))
-    latent = normalize(latent, layer["attn_kv_a_norm"], layer=layer.index)
-    k_pe = rotated(ggml.view(both, rope, 1, tokens, strides=(row, row)))
-    nope, q_pe = (
-        ggml.view(q, count, heads, tokens, strides=(head, head * heads))
-        for count in (width - rope, rope)
-    )
-    nope = ggml.mul_mat(layer["attn_k_b"], ggml.permute(nope, 0, 2, 1, 3))
-    q = ggml.concat(ggml.permute(nope, 0, 2, 1, 3), rotated(q_pe), 0)
-    v = ggml.reshape(latent, rank, 1, tokens)
-    return q, ggml.concat(v, k_pe, 0), v
+    gates = (decay, _beta(layer, cur))
+    out = _attended(layer, rs, given, gates)
+    return _gated(layer, out, ggml.mul_mat(layer["ssm_g_a"], cur))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kimi(Hybrid):
     """Kimi Linear: latent attention without rope."""
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
-        cur = self.normalized(layer, stream, "attn_norm")
-        build.expand(cur)
-        cur = self.attention(build, layer, shared, cur)
-        if layer.facts.is_last:
-            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
-        return self.after_attention(build, layer, shared, cur, stream)
+    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        layer.build.expand(cur)
+        return Hybrid.attention(self, layer, shared, cur)
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        if layer.facts.is_recr:
-            return self.recur(build, layer, shared, cur)
-        return self.latent(build, layer, shared, cur, output="attn_output")
+    def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        qkv = absorbed(layer, query(layer, cur), cur, lambda part: part)
+        return attend_k(layer, shared.attn.base, qkv)
 
-    def latent(
-        self,
-        build: Build,
-        layer: GraphLayer,
-        shared: Shared,
-        cur: GraphTensor,
-        *,
-        output: str | None,
-    ) -> GraphTensor:
-        rotated = partial(self.positioned, shared)
-        q, k, v = absorbed(build, layer, query(layer, cur), cur, rotated)
-        extras = Extras(v_mla=layer["attn_v_b"])
-        return attend_k(build, layer, shared.attn, q, k, v, extras=extras, output=output)
-
-    def positioned(self, _shared: Shared, cur: GraphTensor) -> GraphTensor:
-        return cur
-
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        return Hybrid.feed_forward(self, build, layer.without_scales(), shared, cur)
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        return Hybrid.feed_forward(self, layer.without_scales(), shared, cur)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ling3(Kimi):
+class Ling3(Hybrid):
     """Ling 3: rope, a gate after attention, and optional clamps."""
 
     norm_first: bool = True
@@ -231,31 +175,15 @@ class Ling3(Kimi):
     def variant(self, hparams: Hparams, il: int) -> Clamps:
         return Clamps.of(hparams, il)
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
-        cur = self.normalized(layer, stream, "attn_norm")
-        cur = self.attention(build, layer, shared, cur)
-        if layer.facts.is_last:
-            cur, stream = output_rows(build, (cur, stream), shared.out_ids)
-        return self.after_attention(build, layer, shared, cur, stream)
-
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        if layer.facts.is_recr:
-            return self.recur(build, layer, shared, cur)
-        heads, width = layer.facts.n_head, build.hparams.integer("attention.value_length_mla")
-        out = self.latent(build, layer, shared, cur, output=None)
+    def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        heads, tokens = layer.facts.n_head, layer.build.n_tokens
+        width = layer.build.hparams.integer("attention.value_length_mla")
+        qkv = absorbed(layer, query(layer, cur), cur, lambda part: ggml.rope(part, shared.pos))
+        out = attend_k(layer, shared.attn.base, qkv, project=False)
         gate = ggml.mul_mat(layer["attn_gate"], cur)
-        gate = ggml.unary(ggml.reshape(gate, 1, heads, build.n_tokens))
-        out = ggml.mul(ggml.reshape(out, width, heads, build.n_tokens), gate)
-        return ggml.mul_mat(layer["attn_output"], ggml.cont(out, width * heads, build.n_tokens))
+        gate = ggml.unary(ggml.reshape(gate, 1, heads, tokens))
+        out = ggml.mul(ggml.reshape(out, width, heads, tokens), gate)
+        return ggml.mul_mat(layer["attn_output"], ggml.cont(out, width * heads, tokens))
 
-    def positioned(self, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        return ggml.rope(cur, shared.pos)
-
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        return clamped_feed_forward(build, layer, shared, cur)
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        return clamped_feed_forward(layer, shared, cur)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
-    Extras,
     attend,
     attend_k,
     input_k,
@@ -19,6 +18,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     Shared,
     Transformer,
     file_routing,
+    nonzero,
     rope_factors,
 )
 from edgekit.engines.llamacpp.graph.layers import Gating, Routing, normalize
@@ -40,7 +40,7 @@ def query(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     if "attn_q_a" not in layer:
         return ggml.mul_mat(layer["attn_q"], cur)
     cur = ggml.mul_mat(layer["attn_q_a"], cur)
-    cur = normalize(cur, layer["attn_q_a_norm"], layer=layer.index)
+    cur = normalize(cur, layer["attn_q_a_norm"])
     return ggml.mul_mat(layer["attn_q_b"], cur)
 
 
@@ -50,81 +50,83 @@ def deepseek2_routing(hparams: Hparams) -> Routing:
     return file_routing(hparams, Gating.SIGMOID if lite else Gating.SOFTMAX)
 
 
+Rotate = Callable[[GraphTensor], GraphTensor]
+
+
+def latent_and_key(
+    layer: GraphLayer, cur: GraphTensor, rotated: Rotate
+) -> tuple[GraphTensor, GraphTensor]:
+    """The normalised latent, and the rotated part of K that all heads share."""
+    hparams, tokens = layer.build.hparams, layer.build.n_tokens
+    rope, rank = hparams.n_rot_full, hparams.integer("attention.kv_lora_rank")
+    both = ggml.mul_mat(layer["attn_kv_a_mqa"], cur)
+    row = row_bytes(both.type, rank + rope)
+    latent = ggml.view(both, rank, tokens, strides=(row,))
+    k_pe = ggml.view(both, rope, 1, tokens, strides=(row, row))
+    return normalize(latent, layer["attn_kv_a_norm"]), rotated(k_pe)
+
+
+def absorbed(
+    layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotated: Rotate
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+    """Q in latent space, one K for all heads, and the latent as V."""
+    tokens, heads = layer.build.n_tokens, layer.facts.n_head
+    width = layer.build.hparams.integer("attention.key_length_mla")
+    latent, k_pe = latent_and_key(layer, cur, rotated)
+    rope, head = k_pe.ne[0], row_bytes(q.type, width)
+    nope, q_pe = (
+        ggml.view(q, count, heads, tokens, strides=(head, head * heads))
+        for count in (width - rope, rope)
+    )
+    nope = ggml.mul_mat(layer["attn_k_b"], ggml.permute(nope, 0, 2, 1, 3))
+    q = ggml.concat(ggml.permute(nope, 0, 2, 1, 3), rotated(q_pe), 0)
+    v = ggml.reshape(latent, latent.ne[0], 1, tokens)
+    return q, ggml.concat(v, k_pe, 0), v
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent(Transformer):
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        hparams, tokens = build.hparams, build.n_tokens
-        rope, rank = hparams.n_rot_full, hparams.integer("attention.kv_lora_rank")
-        width = hparams.integer("attention.key_length_mla", hparams.n_embd_head_k_full)
-        q = ggml.reshape(query(layer, cur), width, layer.facts.n_head, tokens)
-        both = ggml.mul_mat(layer["attn_kv_a_mqa"], cur)
-        row = row_bytes(both.type, rank + rope)
-        latent = ggml.view(both, rank, tokens, strides=(row,))
-        k_pe = ggml.view(both, rope, 1, tokens, strides=(row, row))
-        k_pe = ggml.rope(k_pe, shared.pos, rope_factors(build))
-        latent = normalize(latent, layer["attn_kv_a_norm"], layer=layer.index)
-        attention = self.absorbed if is_mla(hparams) else self.expanded
-        return attention(build, layer, shared, q, latent, k_pe)
+    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        build = layer.build
+        width = build.hparams.integer("attention.key_length_mla", build.hparams.n_embd_head_k_full)
+        q = ggml.reshape(query(layer, cur), width, layer.facts.n_head, build.n_tokens)
 
-    def absorbed(  # noqa: PLR0917 - in llama.cpp's order
-        self,
-        build: Build,
-        layer: GraphLayer,
-        shared: Shared,
-        q: GraphTensor,
-        latent: GraphTensor,
-        k_pe: GraphTensor,
-    ) -> GraphTensor:
-        """Q is projected into latent space; one K serves all heads."""
-        tokens, heads = build.n_tokens, layer.facts.n_head
-        rope = k_pe.ne[0]
-        nope = ggml.view(q, q.ne[0] - rope, heads, tokens, strides=q.nb[1:3])
-        q_pe = ggml.view(q, rope, heads, tokens, strides=q.nb[1:3])
-        q_pe = ggml.rope(q_pe, shared.pos, rope_factors(build))
-        nope = ggml.mul_mat(layer["attn_k_b"], ggml.permute(nope, 0, 2, 1, 3))
-        q = ggml.concat(ggml.permute(nope, 0, 2, 1, 3), q_pe, 0)
-        v = ggml.reshape(latent, latent.ne[0], 1, tokens)
-        k = ggml.concat(v, k_pe, 0)
-        if shared.attn_scale is not None:
-            q = ggml.mul(q, shared.attn_scale)
-        extras = Extras(v_mla=layer["attn_v_b"])
-        return attend_k(build, layer, shared.attn, q, k, v, extras=extras)
+        def rotated(cur: GraphTensor) -> GraphTensor:
+            return ggml.rope(cur, shared.pos, rope_factors(build))
 
-    def expanded(  # noqa: PLR0917 - in llama.cpp's order
-        self,
-        build: Build,
-        layer: GraphLayer,
-        shared: Shared,
-        q: GraphTensor,
-        latent: GraphTensor,
-        k_pe: GraphTensor,
-    ) -> GraphTensor:
+        if not is_mla(build.hparams):
+            q, k, v = self.expanded(layer, q, cur, rotated)
+            q = q if shared.attn_scale is None else ggml.mul(q, shared.attn_scale)
+            return attend(layer, shared.attn, q, k, v)
+        q, k, v = absorbed(layer, q, cur, rotated)
+        q = q if shared.attn_scale is None else ggml.mul(q, shared.attn_scale)
+        return attend_k(layer, shared.attn.base, (q, k, v))
+
+    def expanded(
+        self, layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotated: Rotate
+    ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
         """The latent is expanded to K and V of every head."""
-        tokens, facts = build.n_tokens, layer.facts
-        rope, value = k_pe.ne[0], facts.n_embd_head_v
+        tokens, heads, value = layer.build.n_tokens, layer.facts.n_head, layer.facts.n_embd_head_v
+        latent, k_pe = latent_and_key(layer, cur, rotated)
         kv = ggml.mul_mat(layer["attn_kv_b"], latent)
+        rope = k_pe.ne[0]
         nope = q.ne[0] - rope
         head = row_bytes(kv.type, nope + value)
-        strides = (head, head * facts.n_head)
-        k_nope = ggml.view(kv, nope, facts.n_head, tokens, strides=strides)
-        v = ggml.cont(ggml.view(kv, value, facts.n_head, tokens, strides=strides))
-        if build.options.rules >= Rules.ROPE_OFFSET:
-            q = ggml.rope(q, shared.pos, rope_factors(build))
+        strides = (head, head * heads)
+        k_nope = ggml.view(kv, nope, heads, tokens, strides=strides)
+        v = ggml.cont(ggml.view(kv, value, heads, tokens, strides=strides))
+        if layer.build.options.rules >= Rules.ROPE_OFFSET:
+            q = rotated(q)
         else:
-            q_nope = ggml.view(q, nope, facts.n_head, tokens, strides=q.nb[1:3])
-            q_pe = ggml.view(q, rope, facts.n_head, tokens, strides=q.nb[1:3])
-            q = ggml.concat(q_nope, ggml.rope(q_pe, shared.pos, rope_factors(build)), 0)
-        k = ggml.concat(k_nope, ggml.repeat(k_pe, rope, facts.n_head, tokens, 1), 0)
-        if shared.attn_scale is not None:
-            q = ggml.mul(q, shared.attn_scale)
-        return attend(build, layer, shared.attn, q, k, v)
+            q_nope = ggml.view(q, nope, heads, tokens, strides=q.nb[1:3])
+            q_pe = ggml.view(q, rope, heads, tokens, strides=q.nb[1:3])
+            q = ggml.concat(q_nope, rotated(q_pe), 0)
+        return q, ggml.concat(k_nope, ggml.repeat(k_pe, rope, heads, tokens, 1), 0), v
 
 
 _DEEPSEEK2 = Latent(
     attn_input=input_latent,
-    temperature=lambda hparams: bool(hparams.real("attention.temperature_scale")),
+    temperature=nonzero("attention.temperature_scale"),
     routing=deepseek2_routing,
 )
 LATENT: Mapping[str, Latent] = {

@@ -46,11 +46,6 @@ class Ssm:
         return self.d_state * self.d_inner
 
 
-def linear(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
-    """build_lora_mm with the weight's scale."""
-    return project(layer[name], cur, scale=layer.scale(name))
-
-
 def parts(cur: GraphTensor, *dims: Size) -> GraphTensor:
     """A slice of each row, as [width, heads, tokens, sequences]."""
     head = cur.type.block_bytes * dims[0]
@@ -69,22 +64,23 @@ def keep_tail(build: Build, cache: GraphTensor, seen: GraphTensor, kept: int) ->
     build.expand(ggml.cpy(tail, into))
 
 
-def mamba(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def mamba(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """build_mamba_layer."""
+    build = layer.build
     ssm = Ssm.of(build.hparams, grouped=False)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    r_cache = state(build, layer, "r", ssm.n_embd_r)
+    r_cache = state(layer, "r", ssm.n_embd_r)
     before = read_states(build, rs, r_cache, ssm.n_embd_r)
     before = ggml.reshape(before, ssm.d_conv - 1, ssm.d_inner, seqs)
-    xz = linear(layer, "ssm_in", ggml.reshape(cur, cur.ne[0], tokens, seqs))
+    xz = project(layer, "ssm_in", ggml.reshape(cur, cur.ne[0], tokens, seqs))
     x, z = some(xz, ssm.d_inner), some(xz, ssm.d_inner)
     seen = ggml.concat(before, ggml.transpose(x), 0)
     tail = ggml.view(seen, ssm.d_conv - 1, ssm.d_inner, seqs, strides=seen.nb[1:3])
     build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
     x = _convolved(layer, seen)
-    y = _scanned(build, layer, rs, ssm, x)
+    y = _scanned(layer, rs, ssm, x)
     y = ggml.add(y, ggml.mul(x, layer.required("ssm_d")))
-    cur = linear(layer, "ssm_out", ggml.glu(ggml.cont(z), y))
+    cur = project(layer, "ssm_out", ggml.glu(ggml.cont(z), y))
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
@@ -93,10 +89,9 @@ def _convolved(layer: GraphLayer, seen: GraphTensor) -> GraphTensor:
     return ggml.unary(ggml.add(cur, layer.required("ssm_conv1d.bias")))
 
 
-def _scanned(
-    build: Build, layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor
-) -> GraphTensor:
+def _scanned(layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor) -> GraphTensor:
     """Mamba 1: dt, B and C are projected from x; every channel is a head."""
+    build = layer.build
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     both = ggml.mul_mat(layer["ssm_x"], cur)
     dt = some(both, ssm.dt_rank)
@@ -104,14 +99,13 @@ def _scanned(
     names = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
     if build.hparams.flag("ssm.dt_b_c_rms") or all(name in layer for name in names):
         dt, b, c = (
-            normalize(one, layer.weight(name), layer=layer.index)
-            for one, name in zip((dt, b, c), names, strict=True)
+            normalize(one, layer.weight(name)) for one, name in zip((dt, b, c), names, strict=True)
         )
     else:
         dt = ggml.cont(dt)
     dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
     x = ggml.reshape(cur, 1, ssm.d_inner, tokens, seqs)
-    cache = state(build, layer, "s", ssm.n_embd_s)
+    cache = state(layer, "s", ssm.n_embd_s)
 
     def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, ssm.d_state, 1, ssm.d_inner, cache.ne[1])
@@ -123,18 +117,19 @@ def _scanned(
     return ggml.view(found, ssm.d_inner, tokens, seqs, strides=x.nb[2:4])
 
 
-def mamba2(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def mamba2(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """build_mamba2_layer."""
+    build = layer.build
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    r_cache = state(build, layer, "r", ssm.n_embd_r)
+    r_cache = state(layer, "r", ssm.n_embd_r)
     before = read_states(build, rs, r_cache, ssm.n_embd_r)
     before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
     flat = build.options.rules >= Rules.FLAT_MAMBA2
     if not flat:
         cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
-    cur = linear(layer, "ssm_in", cur)
+    cur = project(layer, "ssm_in", cur)
     if flat:
         cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     z = parts(cur, width, heads, tokens, seqs)
@@ -143,19 +138,18 @@ def mamba2(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) ->
     keep_tail(build, r_cache, seen, ssm.d_conv - 1)
     xbc = _convolved(layer, seen)
     x = parts(xbc, width, heads, tokens, seqs)
-    y = _scanned2(build, layer, rs, ssm, (x, xbc, dt))
+    y = _scanned2(layer, rs, ssm, (x, xbc, dt))
     y = ggml.glu(ggml.cont(z), ggml.add(y, ggml.mul(x, layer.required("ssm_d"))))
     if "ssm_norm" in layer:
         y = ggml.reshape(y, ssm.d_inner // ssm.n_group, ssm.n_group, tokens, seqs)
-        y = normalize(y, layer["ssm_norm"], layer=layer.index)
+        y = normalize(y, layer["ssm_norm"])
     if flat:
-        return linear(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, build.n_tokens))
-    cur = linear(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, tokens, seqs))
+        return project(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, build.n_tokens))
+    cur = project(layer, "ssm_out", ggml.reshape(y, ssm.d_inner, tokens, seqs))
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
 def _scanned2(
-    build: Build,
     layer: GraphLayer,
     rs: StateInput,
     ssm: Ssm,
@@ -166,29 +160,30 @@ def _scanned2(
     width, heads, tokens, seqs = x.ne
     b, c = (parts(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
     dt = ggml.add(ggml.cont(dt), layer.required("ssm_dt.bias"))
-    cache = state(build, layer, "s", ssm.n_embd_s)
+    cache = state(layer, "s", ssm.n_embd_s)
 
     def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
         return ggml.ssm_scan(states, x, dt, layer.required("ssm_a"), b, c, ids)
 
-    found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
+    found = read_states(layer.build, rs, cache, ssm.n_embd_s, get_rows=scan)
     row = found.type.block_bytes * ssm.n_embd_s
     after = ggml.view(found, ssm.n_embd_s, seqs, 1, strides=(row, row * seqs))
     into = (cache.nb[1], cache.ne[1] * row)
-    build.expand(ggml.cpy(after, ggml.view(cache, ssm.n_embd_s, seqs, 1, strides=into)))
+    layer.build.expand(ggml.cpy(after, ggml.view(cache, ssm.n_embd_s, seqs, 1, strides=into)))
     head = x.nb[1]
     return ggml.view(
         found, width, heads, tokens, seqs, strides=(head, heads * head, tokens * heads * head)
     )
 
 
-def plamo2_mamba(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def plamo2_mamba(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """build_plamo2_mamba_layer: heads as in Mamba 2; dt, B and C projected from x as in Mamba 1."""
+    build = layer.build
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    r_cache = state(build, layer, "r", ssm.n_embd_r)
+    r_cache = state(layer, "r", ssm.n_embd_r)
     before = read_states(build, rs, r_cache, ssm.n_embd_r)
     before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
     zx = ggml.mul_mat(layer["ssm_in"], ggml.reshape(cur, cur.ne[0], tokens, seqs))
@@ -198,7 +193,7 @@ def plamo2_mamba(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTens
     tail = ggml.view(seen, ssm.d_conv - 1, ssm.d_inner, seqs, strides=seen.nb[1:3])
     build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
     x = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
-    x, y = _plamo2_scanned(build, layer, rs, ssm, x)
+    x, y = _plamo2_scanned(layer, rs, ssm, x)
     y = ggml.add(y, ggml.mul(x, ggml.reshape(layer.required("ssm_d"), 1, heads)))
     y = ggml.glu(ggml.cont(z), y)
     y = ggml.view(y, ssm.d_inner, tokens, seqs, strides=y.nb[2:4])
@@ -210,14 +205,15 @@ PLAMO2_LEAST_STEP = 64  # plamo2.cpp: dt_dim
 
 
 def _plamo2_scanned(
-    build: Build, layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor
+    layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor
 ) -> tuple[GraphTensor, GraphTensor]:
+    build = layer.build
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     both = ggml.mul_mat(layer["ssm_x"], cur)
     rank = max(PLAMO2_LEAST_STEP, build.hparams.n_embd // 16)
     b, c, dt = (
-        normalize(some(both, count), layer.required(f"ssm_{side}_norm"), layer=layer.index)
+        normalize(some(both, count), layer.required(f"ssm_{side}_norm"))
         for side, count in (("b", ssm.d_state), ("c", ssm.d_state), ("dt", rank))
     )
     dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
@@ -226,7 +222,7 @@ def _plamo2_scanned(
     strides = (head, head * heads, head * heads * tokens)
     x = ggml.view(cur, width, heads, tokens, seqs, strides=strides)
     b, c = (parts(one, ssm.d_state, 1, tokens, seqs) for one in (b, c))
-    cache = state(build, layer, "s", ssm.n_embd_s)
+    cache = state(layer, "s", ssm.n_embd_s)
 
     def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
@@ -238,17 +234,16 @@ def _plamo2_scanned(
     return x, ggml.view(found, width, heads, tokens, seqs, strides=strides)
 
 
-def short_convolution(
-    build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
-) -> GraphTensor:
+def short_convolution(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """build_shortconv_block of LFM 2."""
+    build = layer.build
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     kept, width = build.hparams.integer("shortconv.l_cache") - 1, build.hparams.n_embd
     cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     bcx = ggml.mul_mat(layer["shortconv.in_proj"], cur)
     b, c, x = (some(bcx, bcx.ne[0] // 3) for _ in range(3))
     bx = ggml.transpose(ggml.mul(b, x))
-    cache = state(build, layer, "r", kept * width)
+    cache = state(layer, "r", kept * width)
     before = ggml.reshape(read_states(build, rs, cache, kept * width), kept, width, seqs)
     seen = (
         _both_sides(before, bx) if not build.hparams.geometry.causal else ggml.concat(before, bx, 0)

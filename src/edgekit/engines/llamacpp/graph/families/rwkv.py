@@ -15,7 +15,7 @@ from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 TOKEN_SHIFTS = 2  # llama-hparams.h @ 0c1e570: token_shift_count
 # The normed state, the shifted state and the first layer's values -> the output and those values.
 TimeMix = Callable[
-    [Build, GraphLayer, StateInput, GraphTensor, GraphTensor, GraphTensor | None],
+    [GraphLayer, StateInput, GraphTensor, GraphTensor, GraphTensor | None],
     tuple[GraphTensor, GraphTensor | None],
 ]
 ChannelMix = Callable[[GraphLayer, GraphTensor, GraphTensor], GraphTensor]
@@ -52,32 +52,31 @@ class Rwkv:
         cur = build.input_embd()
         if (norm := build.weight("token_embd_norm")) is not None:
             bias = build.tensor("token_embd_norm.bias")
-            cur = normalize(cur, norm, bias, kind=self.norm, layer=0)
+            cur = normalize(cur, norm, bias, kind=self.norm)
         rs, out_ids = input_rs(build), build.input_out_ids()
         carried = Carried(stream=cur)
         for layer in build.layers():
-            carried = self.block(build, layer, rs, out_ids, carried)
+            carried = self.block(layer, rs, out_ids, carried)
         bias = build.tensor("output_norm.bias")
         results(build, normalize(carried.stream, build["output_norm"], bias, kind=self.norm))
 
     def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         bias = layer.bias(name)
-        return normalize(cur, layer[name], bias, kind=self.norm, layer=layer.index)
+        return normalize(cur, layer[name], bias, kind=self.norm)
 
     def block(
         self,
-        build: Build,
         layer: GraphLayer,
         rs: StateInput,
         out_ids: GraphTensor,
         carried: Carried,
     ) -> Carried:
-        cur, shift = _shaped(build, carried.stream), _load_shift(build, layer, rs)
+        cur, shift = _shaped(layer.build, carried.stream), _load_shift(layer, rs)
         normed = self.normalized(layer, cur, "attn_norm")
         before = _before(shift, normed)
-        mixed, first = self.time_mix(build, layer, rs, normed, before, carried.first)
-        _store_shift(build, layer, _one_token(normed))
-        stream = _flat(build, ggml.add(mixed, cur))
+        mixed, first = self.time_mix(layer, rs, normed, before, carried.first)
+        _store_shift(layer, _one_token(normed))
+        stream = _flat(layer.build, ggml.add(mixed, cur))
         if layer.facts.is_last:
             stream = ggml.get_rows(stream, out_ids)
         cur = feed_forward(layer, self.normalized(layer, stream, "ffn_norm"))
@@ -93,27 +92,25 @@ class ChannelMixed(Rwkv):
 
     def block(
         self,
-        build: Build,
         layer: GraphLayer,
         rs: StateInput,
         out_ids: GraphTensor,
         carried: Carried,
     ) -> Carried:
-        cur, shift = _shaped(build, carried.stream), _load_shift(build, layer, rs)
+        cur, shift = _shaped(layer.build, carried.stream), _load_shift(layer, rs)
         shifts = [_one_token(shift) for _ in range(2)]
         normed = self.normalized(layer, cur, "attn_norm")
         before = _before(shifts[0], normed)
-        mixed, first = self.time_mix(build, layer, rs, normed, before, carried.first)
+        mixed, first = self.time_mix(layer, rs, normed, before, carried.first)
         stream = ggml.add(mixed, cur)
         again = self.normalized(layer, stream, "attn_norm_2")
         before = _before(shifts[1], again)
-        _store_shift(build, layer, ggml.concat(_one_token(normed), _one_token(again), 1))
-        rows = [_flat(build, one) for one in (stream, again, before)]
+        _store_shift(layer, ggml.concat(_one_token(normed), _one_token(again), 1))
+        rows = [_flat(layer.build, one) for one in (stream, again, before)]
         if layer.facts.is_last:
             rows = [ggml.get_rows(one, out_ids) for one in rows]
         cur = ggml.add(self.channel_mix(layer, rows[1], rows[2]), rows[0])
-        place = layer.facts.variant
-        if self.rescales and isinstance(place, LayerPlace) and place.halved:
+        if self.rescales and self.variant(layer.build.hparams, layer.index).halved:
             cur = ggml.scale(cur)
         return Carried(stream=cur, first=first)
 
@@ -133,23 +130,24 @@ def _before(shift: GraphTensor, cur: GraphTensor) -> GraphTensor:
     return ggml.concat(shift, others, 1)
 
 
-def _shift_cache(build: Build, layer: GraphLayer) -> tuple[GraphTensor, int]:
-    count = build.hparams.integer("token_shift_count", TOKEN_SHIFTS)
-    return state(build, layer, "r", count * build.hparams.n_embd), count
+def _shift_cache(layer: GraphLayer) -> tuple[GraphTensor, int]:
+    count = layer.build.hparams.integer("token_shift_count", TOKEN_SHIFTS)
+    return state(layer, "r", count * layer.build.hparams.n_embd), count
 
 
-def _load_shift(build: Build, layer: GraphLayer, rs: StateInput) -> GraphTensor:
+def _load_shift(layer: GraphLayer, rs: StateInput) -> GraphTensor:
     """build_rwkv_token_shift_load."""
-    cache, count = _shift_cache(build, layer)
+    build = layer.build
+    cache, count = _shift_cache(layer)
     found = read_states(build, rs, cache, cache.ne[0])
     return ggml.reshape(found, build.hparams.n_embd, count, build.sizes.n_seqs)
 
 
-def _store_shift(build: Build, layer: GraphLayer, shift: GraphTensor) -> None:
+def _store_shift(layer: GraphLayer, shift: GraphTensor) -> None:
     """build_rwkv_token_shift_store."""
-    cache, _ = _shift_cache(build, layer)
-    size = cache.ne[0] * build.sizes.n_seqs
-    build.expand(ggml.cpy(ggml.view(shift, size), ggml.view(cache, size)))
+    cache, _ = _shift_cache(layer)
+    size = cache.ne[0] * layer.build.sizes.n_seqs
+    layer.build.expand(ggml.cpy(ggml.view(shift, size), ggml.view(cache, size)))
 
 
 def channel_mix_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> GraphTensor:
@@ -170,7 +168,6 @@ def channel_mix_7(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> G
 
 
 def time_mix_6(
-    build: Build,
     layer: GraphLayer,
     rs: StateInput,
     cur: GraphTensor,
@@ -178,31 +175,31 @@ def time_mix_6(
     _first: GraphTensor | None,
 ) -> tuple[GraphTensor, None]:
     """build_rwkv6_time_mix. Without time_mix_first it is QRWKV's gated linear attention."""
+    build = layer.build
     is_qrwkv = "time_mix_first" not in layer
-    w, k, v, r, g = _mixed_6(build, layer, cur, before)
+    w, k, v, r, g = _mixed_6(layer, cur, before)
     r, k, v = (
         _biased(layer, name, one) for name, one in (("receptance", r), ("key", k), ("value", v))
     )
     g = ggml.unary(ggml.mul_mat(layer["time_mix_gate"], g))
-    k, v = _heads(build, layer, k), _heads(build, layer, v)
+    k, v = _heads(layer, k), _heads(layer, v)
     r, w = _cut(build, r), _cut(build, _decay_6(layer, w))
     if is_qrwkv:
         k = ggml.sub(k, ggml.mul(k, w))
-    memory = _memory(build, layer, rs)
+    memory = _memory(layer, rs)
     if is_qrwkv:
         out = ggml.linear_attention("GATED_LINEAR_ATTN", k, memory, k, v, r, w, memory)
     else:
         own = layer["time_mix_first"]
         out = ggml.linear_attention("RWKV_WKV6", k, memory, k, v, r, own, w, memory)
-    cur = _remembered(build, layer, out)
-    cur = _flat(build, cur) if is_qrwkv else _normed(build, layer, cur)
-    return _projected(build, layer, ggml.mul(cur, g)), None
+    cur = _remembered(layer, out)
+    cur = _flat(build, cur) if is_qrwkv else _normed(layer, cur)
+    return _projected(layer, ggml.mul(cur, g)), None
 
 
-def _mixed_6(
-    build: Build, layer: GraphLayer, cur: GraphTensor, before: GraphTensor
-) -> list[GraphTensor]:
+def _mixed_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> list[GraphTensor]:
     """Five mixtures of each token with the previous one."""
+    build = layer.build
     width, tokens = build.hparams.n_embd, build.n_tokens
     change, cur = _flat(build, ggml.sub(before, cur)), _flat(build, cur)
     mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_x"]), cur)
@@ -228,8 +225,9 @@ def _biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
     return cur if bias is None else ggml.add(cur, bias)
 
 
-def _heads(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+def _heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Splits into heads; repeats KV heads if there are fewer."""
+    build = layer.build
     size, kv_heads = _head_size(build), layer.facts.n_head_kv
     heads = build.hparams.n_embd // size
     if kv_heads not in {0, heads}:
@@ -244,8 +242,7 @@ def _decay_6(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     return ggml.unary(ggml.unary(ggml.unary(cur)))
 
 
-def time_mix_7(  # noqa: PLR0917 - a TimeMix
-    build: Build,
+def time_mix_7(
     layer: GraphLayer,
     rs: StateInput,
     cur: GraphTensor,
@@ -253,7 +250,8 @@ def time_mix_7(  # noqa: PLR0917 - a TimeMix
     first: GraphTensor | None,
 ) -> tuple[GraphTensor, GraphTensor]:
     """build_rwkv7_time_mix."""
-    r, w, k, v, a, *g = _mixed_7(build, layer, cur, before)
+    build = layer.build
+    r, w, k, v, a, *g = _mixed_7(layer, cur, before)
     r = ggml.mul_mat(layer["time_mix_receptance"], r)
     w = ggml.unary(ggml.scale(ggml.unary(_low_rank(layer, "w", w, curved=True))))
     k = ggml.mul_mat(layer["time_mix_key"], k)
@@ -264,29 +262,29 @@ def time_mix_7(  # noqa: PLR0917 - a TimeMix
     scaled = ggml.mul(k, layer["time_mix_k_a"])
     k = ggml.add(k, ggml.sub(ggml.mul(a, scaled), scaled))
     r, w, k, v, a = (_cut(build, one) for one in (r, w, k, v, a))
-    memory = _memory(build, layer, rs)
+    memory = _memory(layer, rs)
     changes = (ggml.unary(turned), ggml.mul(turned, a))
     out = ggml.linear_attention("RWKV_WKV7", k, memory, r, w, k, v, *changes, memory)
-    cur = _remembered(build, layer, out)
+    cur = _remembered(layer, out)
     has_norm = "time_mix_ln" in layer and layer.bias("time_mix_ln") is not None
-    cur = _normed(build, layer, cur) if has_norm else _flat(build, cur)
+    cur = _normed(layer, cur) if has_norm else _flat(build, cur)
     own = ggml.reshape(layer["time_mix_r_k"], _head_size(build), k.ne[1])
     bonus = ggml.sum_rows(ggml.mul(ggml.mul(k, r), own))
     cur = ggml.add(cur, _flat(build, ggml.mul(v, bonus)))
     for one in gate:
         cur = ggml.mul(cur, one)
-    return _projected(build, layer, cur), first
+    return _projected(layer, cur), first
 
 
-def _mixed_7(
-    build: Build, layer: GraphLayer, cur: GraphTensor, before: GraphTensor
-) -> list[GraphTensor]:
+def _mixed_7(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> list[GraphTensor]:
     """Five mixtures, and a sixth if there is a gate."""
     gated = "time_mix_g1" in layer and "time_mix_g2" in layer
     count = MIXES + gated
     change = ggml.repeat(ggml.sub(before, cur), *cur.ne[:3], count)
     mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_fused"]), cur)
-    return [ggml.view(mix, cur.ne[0], build.n_tokens, strides=(mix.nb[1],)) for _ in range(count)]
+    return [
+        ggml.view(mix, cur.ne[0], layer.build.n_tokens, strides=(mix.nb[1],)) for _ in range(count)
+    ]
 
 
 def _low_rank(
@@ -326,29 +324,31 @@ def _flat(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
-def _memory(build: Build, layer: GraphLayer, rs: StateInput) -> GraphTensor:
+def _memory(layer: GraphLayer, rs: StateInput) -> GraphTensor:
+    build = layer.build
     width = build.hparams.n_embd * _head_size(build)
-    return read_states(build, rs, state(build, layer, "s", width), width)
+    return read_states(build, rs, state(layer, "s", width), width)
 
 
-def _remembered(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
+def _remembered(layer: GraphLayer, out: GraphTensor) -> GraphTensor:
     """Writes new states to the cache and returns the token outputs."""
+    build = layer.build
     width, seqs = build.hparams.n_embd * _head_size(build), build.sizes.n_seqs
-    cache = state(build, layer, "s", width)
+    cache = state(layer, "s", width)
     tokens = ggml.view(out, build.hparams.n_embd * build.n_tokens)
     build.expand(ggml.cpy(ggml.view(out, width * seqs), ggml.view(cache, width * seqs)))
     return tokens
 
 
-def _normed(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    cur = _flat(build, ggml.norm(_cut(build, cur)))
+def _normed(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    cur = _flat(layer.build, ggml.norm(_cut(layer.build, cur)))
     return ggml.add(ggml.mul(cur, layer["time_mix_ln"]), layer.required("time_mix_ln.bias"))
 
 
-def _projected(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+def _projected(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cur = ggml.mul_mat(layer["time_mix_output"], cur)
-    sizes = build.sizes
-    return ggml.reshape(cur, build.hparams.n_embd, sizes.n_seq_tokens, sizes.n_seqs)
+    sizes = layer.build.sizes
+    return ggml.reshape(cur, layer.build.hparams.n_embd, sizes.n_seq_tokens, sizes.n_seqs)
 
 
 RWKV: Mapping[str, Rwkv] = {

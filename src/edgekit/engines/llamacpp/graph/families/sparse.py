@@ -14,7 +14,9 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     QKV,
     Shared,
     Transformer,
+    always,
     file_routing,
+    nonzero,
     not_each,
     plain_routing,
     rope_factors,
@@ -63,11 +65,11 @@ class Afmoe(Transformer):
     """AFMoE: gated attention; the post-attention norm comes before the output rows are selected."""
 
     def attend(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
+        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
         gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
-        cur = ggml.mul(attend(build, layer, shared.attn, *heads, output=None), gate)
-        cur = project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
+        cur = ggml.mul(attend(layer, shared.attn, *heads, project=False), gate)
+        cur = project(layer, "attn_output", cur)
         return self.normalized(layer, cur, "post_attention_norm")
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
@@ -79,12 +81,12 @@ class Arctic(Transformer):
     """Arctic: experts run parallel to the whole layer, on attention's input."""
 
     def after_attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         after = ggml.add(cur, stream)
         dense = feed_forward(layer, self.normalized(layer, after, "ffn_norm"))
         cur = self.normalized(layer, stream, "ffn_norm_exps")
-        cur = experts(build, layer, cur, shared.routing)
+        cur = experts(layer, cur, shared.routing)
         return ggml.add(cur, ggml.add(dense, after))
 
 
@@ -92,17 +94,12 @@ class Arctic(Transformer):
 class Grok(Transformer):
     """Grok: post norms, and a dense feed-forward parallel to the experts."""
 
-    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
-        return build.input_embd(scaled=bool(build.hparams.real("embedding_scale", 1.0)))
-
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         other = "layer_output_norm" if name == "post_ffw_norm" else "attn_output_norm"
         return self.normalized(layer, cur, other if other in layer else name)
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        result = experts(build, layer, cur, shared.routing)
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        result = experts(layer, cur, shared.routing)
         if "ffn_up" not in layer:
             return result
         return ggml.scale(ggml.add(feed_forward(layer, cur), result))
@@ -112,16 +109,13 @@ class Grok(Transformer):
 class GroveMoe(Transformer):
     """GroveMoE: groups of experts, and a smaller expert per group that reads their output."""
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         logits = ggml.mul_mat(layer["ffn_gate_inp"], cur)
         cur = experts(
-            build, layer, cur, shared.routing, probs_in=logits, selected=_selected(layer, logits)
+            layer, cur, shared.routing, probs_in=logits, selected=_selected(layer, logits)
         )
         numbers = ggml.scale(ggml.cast(_selected(layer, logits), F32))
         added = experts(
-            build,
             layer,
             cur,
             shared.routing,
@@ -145,12 +139,10 @@ class Cohere2Moe(Transformer):
         rms = bool(build.hparams.real("attention.layer_norm_rms_epsilon"))
         Transformer.build(replace(self, norm=Norm.RMS if rms else Norm.LAYER), build)
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if "ffn_up_shexp" not in layer:
-            return Transformer.feed_forward(self, build, layer, shared, cur)
-        result = experts(build, layer, cur, shared.routing)
+            return Transformer.feed_forward(self, layer, shared, cur)
+        result = experts(layer, cur, shared.routing)
         return ggml.scale(ggml.add(result, shared_expert(layer, cur)))
 
 
@@ -171,10 +163,8 @@ def plain_sigmoid(hparams: Hparams) -> Routing:
 class Qwen2Moe(Transformer):
     """Qwen 2 MoE: the shared expert has a gate."""
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        result = experts(build, layer, cur, shared.routing)
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        result = experts(layer, cur, shared.routing)
         gate = ggml.mul_mat(layer["ffn_gate_inp_shexp"], cur)
         gate = ggml.div(ggml.unary(gate), gate)  # silu(x) / x: a sigmoid
         return ggml.add(result, ggml.mul(shared_expert(layer, cur), gate))
@@ -188,19 +178,14 @@ def smallthinker_rope(hparams: Hparams, il: int) -> bool:
 class SmallThinker(Transformer):
     """SmallThinker: experts are selected before attention."""
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         logits = ggml.mul_mat(layer["ffn_gate_inp"], stream)
         cur = self.normalized(layer, stream, "attn_norm")
-        cur = self.attention(build, layer, shared, cur)
-        if layer.facts.is_last:
-            cur, stream, logits = (
-                ggml.get_rows(one, shared.out_ids) for one in (cur, stream, logits)
-            )
+        cur = self.attention(layer, shared, cur)
+        cur, stream, logits = self.output_rows(layer, shared, cur, stream, logits)
         stream = ggml.add(cur, stream)
         cur = self.normalized(layer, stream, "ffn_norm")
-        cur = experts(build, layer, cur, shared.routing, probs_in=logits)
+        cur = experts(layer, cur, shared.routing, probs_in=logits)
         return ggml.add(cur, stream)
 
 
@@ -213,11 +198,9 @@ class Mimo2(Transformer):
             build.output(cur)
         Transformer.head(self, build, cur)
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        cur = Transformer.attention(self, build, layer, shared, cur)
-        scaled = build.hparams.real("attention.value_scale") not in {0.0, 1.0}
+    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        cur = Transformer.attention(self, layer, shared, cur)
+        scaled = layer.build.hparams.real("attention.value_scale") not in {0.0, 1.0}
         return ggml.scale(cur) if scaled else cur
 
 
@@ -226,17 +209,17 @@ class Laguna(Transformer):
     """Laguna: attention is gated per head or per element."""
 
     def attend(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
+        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
-        result = attend(build, layer, shared.attn, *heads, output=None)
+        result = attend(layer, shared.attn, *heads, project=False)
         if "attn_gate" in layer:
             gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
-            result = _gated(build, layer, result, gate)
-        return project(layer["attn_output"], result, scale=layer.scale("attn_output"))
+            result = _gated(layer, result, gate)
+        return project(layer, "attn_output", result)
 
 
-def _gated(build: Build, layer: GraphLayer, cur: GraphTensor, gate: GraphTensor) -> GraphTensor:
-    heads, width, tokens = layer.facts.n_head, layer.facts.n_embd_head_v, build.n_tokens
+def _gated(layer: GraphLayer, cur: GraphTensor, gate: GraphTensor) -> GraphTensor:
+    heads, width, tokens = layer.facts.n_head, layer.facts.n_embd_head_v, layer.build.n_tokens
     if gate.ne[0] != heads:
         return ggml.mul(cur, gate)
     cur = ggml.reshape(cur, width, heads, tokens)
@@ -262,18 +245,15 @@ class Clamps(NamedTuple):
         return cls(*limits)
 
 
-def clamped_feed_forward(
-    build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-) -> GraphTensor:
-    """A dense feed-forward, or routed and shared experts, with the clamps of the layer's variant."""
-    clamps = layer.facts.variant
+def clamped_feed_forward(layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    """A dense feed-forward, or routed and shared experts, with the layer's clamps."""
     of_experts, of_others = (
         Act.CLAMPED if clamped else Act.UNARY
-        for clamped in (clamps if isinstance(clamps, Clamps) else (False, False))
+        for clamped in Clamps.of(layer.build.hparams, layer.index)
     )
     if "ffn_gate_inp" not in layer:
         return feed_forward(layer, cur, act=of_others)
-    result = experts(build, layer, cur, replace(shared.routing, act=of_experts))
+    result = experts(layer, cur, replace(shared.routing, act=of_experts))
     return ggml.add(result, shared_expert(layer, cur, act=of_others))
 
 
@@ -284,19 +264,15 @@ class Step35(Laguna):
     def variant(self, hparams: Hparams, il: int) -> Clamps:
         return Clamps.of(hparams, il)
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        q, k, v = split_heads(build, layer, *qkv(build, layer, cur, flat=True))
-        q, k = self.norm_qk(layer, q, k)
-        factors = None if layer.facts.is_swa else rope_factors(build)
-        q, k = ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
-        return self.attend(build, layer, shared, cur, (q, k, v))
+    def qkv(self, layer: GraphLayer, cur: GraphTensor) -> QKV:
+        q, k, v = split_heads(layer, *qkv(layer, cur, flat=True))
+        return q, k, v
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        return clamped_feed_forward(build, layer, shared, cur)
+    def rope_factors(self, layer: GraphLayer) -> GraphTensor | None:
+        return None if layer.facts.is_swa else rope_factors(layer.build)
+
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        return clamped_feed_forward(layer, shared, cur)
 
 
 def llama4_routing(_hparams: Hparams) -> Routing:
@@ -310,18 +286,16 @@ def llama4_rope(hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4(Transformer):
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        q, k, v = qkv(build, layer, cur)
+    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        q, k, v = qkv(layer, cur)
         if layer.facts.variant is True:
-            factors = rope_factors(build)
+            factors = rope_factors(layer.build)
             q, k = ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
-            if build.hparams.n_expert != MAVERICK_EXPERTS:
+            if layer.build.hparams.n_expert != MAVERICK_EXPERTS:
                 q, k = ggml.rms_norm(q), ggml.rms_norm(k)
         elif shared.attn_scale is not None:
             q = ggml.mul(q, shared.attn_scale)
-        return attend(build, layer, shared.attn, q, k, v)
+        return attend(layer, shared.attn, q, k, v)
 
 
 SPARSE: Mapping[str, Transformer] = {
@@ -332,12 +306,11 @@ SPARSE: Mapping[str, Transformer] = {
     "bailingmoe": Transformer(attn_input=input_kv, routing=soft_max_routing),
     "cohere2moe": Cohere2Moe(
         attn_input=input_kv_iswa,
-        predicts=True,
         norm_first=True,
         parallel=True,
         rope=sliding_or_leading,
         routing=sigmoid_routing,
-        logit_scale=lambda hparams: bool(hparams.real("logit_scale")),
+        logit_scale=nonzero("logit_scale"),
     ),
     "dbrx": Transformer(attn_input=input_kv, norm=Norm.LAYER, ffn_norm="attn_output_norm"),
     "deepseek": Transformer(attn_input=input_kv, routing=deepseek_routing),
@@ -345,14 +318,13 @@ SPARSE: Mapping[str, Transformer] = {
     "exaone-moe": Transformer(attn_input=input_kv_iswa, rope=sliding_layers, routing=file_routing),
     "grok": Grok(
         attn_input=input_kv,
+        embedding_scale=lambda hparams: bool(hparams.real("embedding_scale", 1.0)),
         softcap=1,
-        logit_scale=lambda _hparams: True,
-        logit_softcap=lambda hparams: bool(hparams.real("final_logit_softcapping")),
+        logit_scale=always,
+        logit_softcap=nonzero("final_logit_softcapping"),
     ),
     "grovemoe": GroveMoe(attn_input=input_kv),
-    "hy_v3": Transformer(
-        attn_input=input_kv, predicts=True, norm_first=True, routing=sigmoid_routing
-    ),
+    "hy_v3": Transformer(attn_input=input_kv, norm_first=True, routing=sigmoid_routing),
     "laguna": Laguna(routing=sigmoid_routing),
     "llada-moe": Diffusion(attn_input=input_no_cache, routing=unnormalized),
     "mellum": Transformer(),
@@ -363,5 +335,5 @@ SPARSE: Mapping[str, Transformer] = {
     "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=unnormalized),
     "smallthinker": SmallThinker(rope=smallthinker_rope, routing=required_gating),
     "step35": Step35(attn_input=input_kv_iswa, predicts=True, routing=sigmoid_routing),
-    "llama4": Llama4(rope=llama4_rope, routing=llama4_routing, temperature=lambda _hparams: True),
+    "llama4": Llama4(rope=llama4_rope, routing=llama4_routing, temperature=always),
 }

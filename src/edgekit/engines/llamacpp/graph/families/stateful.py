@@ -21,11 +21,10 @@ from edgekit.engines.llamacpp.graph.families.hybrid import (
     Hybrid,
     OneEach,
     Plamo2,
+    RecurrentOnly,
     ShortConvolution,
     SideBySide,
     input_lfm2,
-    logit_scale,
-    residual_scale,
 )
 from edgekit.engines.llamacpp.graph.families.kimi import Kimi, Ling3, kimi_delta, ling_delta
 from edgekit.engines.llamacpp.graph.families.mamba import (
@@ -39,6 +38,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     Transformer,
     file_routing,
     no_layer,
+    nonzero,
     plain_routing,
     rope_sections,
 )
@@ -73,16 +73,17 @@ class Decays:
         )
 
 
-def lightning(build: Build, layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTensor:
+def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTensor:
+    build = layer.build
     heads, width = layer.facts.n_head, layer.facts.n_embd_head_k
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    read_states(build, decays.rs, state(build, layer, "r", 0), 0)
+    read_states(build, decays.rs, state(layer, "r", 0), 0)
     cur = ggml.reshape(cur, cur.ne[0], tokens, 1, seqs)
     fused = ggml.unary(ggml.mul_mat(layer["attn_qkv"], cur))
     fused = ggml.reshape(fused, 3 * width, heads, tokens, seqs)
     q, k, v = (ggml.view(fused, width, heads, tokens, seqs, strides=fused.nb[1:]) for _ in range(3))
     memory = width * width * heads
-    cache = state(build, layer, "s", memory)
+    cache = state(layer, "s", memory)
     before = ggml.reshape(read_states(build, decays.rs, cache, memory), width, width, heads, seqs)
     turned = ggml.cont(ggml.permute(v, 1, 2, 0, 3))
     out = _attended(decays, q, k, turned, before)
@@ -91,7 +92,7 @@ def lightning(build: Build, layer: GraphLayer, decays: Decays, cur: GraphTensor)
     build.expand(ggml.cpy(after, ggml.view(cache, memory * seqs)))
     out = ggml.cont(ggml.permute(out, 0, 2, 1, 3))
     out = ggml.reshape(out, out.ne[0] * out.ne[1], out.ne[2], 1, out.ne[3])
-    out = normalize(out, layer["attn_norm_2"], layer=layer.index)
+    out = normalize(out, layer["attn_norm_2"])
     gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
     cur = ggml.mul_mat(layer["attn_output"], ggml.mul(gate, out))
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
@@ -127,22 +128,21 @@ class MiniMax01(Transformer):
         cur = build.input_embd()
         shared, decays = self.shared(build), Decays.of(build)
         for layer in build.layers():
-            cur = self.layer(build, layer, shared, decays, cur)
+            cur = self.layer(layer, shared, decays, cur)
         self.head(build, cur)
 
     def layer(
-        self, build: Build, layer: GraphLayer, shared: Shared, decays: Decays, cur: GraphTensor
+        self, layer: GraphLayer, shared: Shared, decays: Decays, cur: GraphTensor
     ) -> GraphTensor:
         stream = self.normalized(layer, cur, "attn_norm")
-        if layer.facts.is_recr:
-            cur = lightning(build, layer, decays, stream)
-        else:
-            cur = self.attention(build, layer, shared, stream)
-        if layer.facts.is_last:
-            cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
+        recurrent = layer.facts.is_recr
+        cur = (
+            lightning(layer, decays, stream) if recurrent else self.attention(layer, shared, stream)
+        )
+        cur, stream = self.output_rows(layer, shared, cur, stream)
         cur = ggml.add(cur, ggml.scale(stream))
         stream = self.normalized(layer, cur, "ffn_norm")
-        cur = self.feed_forward(build, layer, shared, stream)
+        cur = self.feed_forward(layer, shared, stream)
         return ggml.add(cur, ggml.scale(stream))
 
 
@@ -156,29 +156,33 @@ STATEFUL: Mapping[str, Transformer] = {
     "qwen35": DeltaNet(
         attn_input=input_kv, mixer=linear_attention, n_pos=sections, ffn_norm="post_attention_norm"
     ),
-    "mamba": Hybrid(attn_input=input_kv, mixer=mamba, ffn_norm=None),
-    "mamba2": Hybrid(attn_input=input_kv, mixer=mamba2, ffn_norm=None),
+    "mamba": RecurrentOnly(attn_input=input_kv, mixer=mamba),
+    "mamba2": RecurrentOnly(attn_input=input_kv, mixer=mamba2),
     "granitehybrid": Hybrid(
         attn_input=input_kv,
         mixer=mamba2,
-        embedding_scale=True,
+        embedding_scale=nonzero("embedding_scale"),
         rope=trained_rope,
-        residual_scale=residual_scale,
-        logit_scale=logit_scale,
+        residual_scale=nonzero("residual_scale"),
+        logit_scale=nonzero("logit_scale"),
     ),
     "jamba": Hybrid(
         attn_input=input_kv,
         mixer=mamba,
         rope=no_layer,
         stream_first=True,
+        residual_first=True,
         routing=lambda hparams: replace(plain_routing(hparams), norm_w=False),
     ),
     "falcon-h1": SideBySide(attn_input=input_kv, mixer=mamba2),
-    "lfm2": ShortConvolution(attn_input=input_lfm2, mixer=short_convolution, stream_first=True),
+    "lfm2": ShortConvolution(
+        attn_input=input_lfm2, mixer=short_convolution, stream_first=True, residual_first=True
+    ),
     "lfm2moe": ShortConvolution(
         attn_input=input_lfm2,
         mixer=short_convolution,
         stream_first=True,
+        residual_first=True,
         routing=lambda hparams: replace(
             plain_routing(hparams), gating=Gating(hparams.integer("expert_gating_func"))
         ),

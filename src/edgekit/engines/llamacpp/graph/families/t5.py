@@ -65,8 +65,8 @@ def projected(
     return q, k, v
 
 
-def fed_forward(layer: GraphLayer, half: Half, stream: GraphTensor) -> GraphTensor:
-    cur = normalize(stream, half["ffn_norm"], layer=layer.index)
+def fed_forward(half: Half, stream: GraphTensor) -> GraphTensor:
+    cur = normalize(stream, half["ffn_norm"])
     up, gate = ggml.mul_mat(half["ffn_up"], cur), half.get("ffn_gate")
     cur = ggml.unary(up) if gate is None else ggml.glu(ggml.mul_mat(gate, cur), up)
     return ggml.add(ggml.mul_mat(half["ffn_down"], cur), stream)
@@ -91,30 +91,28 @@ class T5Encoder:
         buckets = ggml.graph_input(I32, tokens, tokens, name="pos_bucket")
         given = input_no_cache(build)
         for layer in build.layers():
-            cur = self.block(build, layer, given, buckets, out_ids, cur)
+            cur = self.block(layer, given, buckets, out_ids, cur)
         cur = normalize(cur, build["enc.output_norm"])
-        build.embd = cur
-        build.output(cur)
+        build.output_embd(cur)
         build.expand(cur)
 
-    def block(  # noqa: PLR0917 - in llama.cpp's order
+    def block(
         self,
-        build: Build,
         layer: GraphLayer,
         given: AttnInput,
         buckets: GraphTensor,
         out_ids: GraphTensor,
         stream: GraphTensor,
     ) -> GraphTensor:
-        half = Half(build, "enc", layer.index)
-        cur = normalize(stream, half["attn_norm"], layer=layer.index)
+        half = Half(layer.build, "enc", layer.index)
+        cur = normalize(stream, half["attn_norm"])
         q, k, v = projected(layer, half, "attn", cur, cur)
-        extras = Extras(kq_b=positions(build, "enc", layer, buckets))
-        cur = attend_now(build, layer, given, q, k, v, extras=extras, output=None)
+        extras = Extras(kq_b=positions(layer.build, "enc", layer, buckets))
+        cur = attend_now(layer, given, q, k, v, extras=extras, project=False)
         cur = ggml.mul_mat(half["attn_o"], cur)
         if layer.facts.is_last:
             cur, stream = (ggml.get_rows(one, out_ids) for one in (cur, stream))
-        return fed_forward(layer, half, ggml.add(cur, stream))
+        return fed_forward(half, ggml.add(cur, stream))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,25 +158,23 @@ class T5(T5Encoder):
         cur = build.input_embd()
         crossing = Crossing.of(build)
         for layer in build.layers():
-            cur = self.decoded(build, layer, crossing, cur)
+            cur = self.decoded(layer, crossing, cur)
         results(build, normalize(cur, build["dec.output_norm"]))
 
-    def decoded(
-        self, build: Build, layer: GraphLayer, crossing: Crossing, stream: GraphTensor
-    ) -> GraphTensor:
-        half = Half(build, "dec", layer.index)
-        cur = normalize(stream, half["attn_norm"], layer=layer.index)
+    def decoded(self, layer: GraphLayer, crossing: Crossing, stream: GraphTensor) -> GraphTensor:
+        half = Half(layer.build, "dec", layer.index)
+        cur = normalize(stream, half["attn_norm"])
         q, k, v = projected(layer, half, "attn", cur, cur)
-        extras = Extras(kq_b=positions(build, "dec", layer, crossing.buckets))
-        cur = attend(build, layer, crossing.attn, q, k, v, extras=extras, output=None)
+        extras = Extras(kq_b=positions(layer.build, "dec", layer, crossing.buckets))
+        cur = attend(layer, crossing.attn, q, k, v, extras=extras, project=False)
         stream = ggml.add(ggml.mul_mat(half["attn_o"], cur), stream)
-        cur = normalize(stream, half["cross_attn_norm"], layer=layer.index)
+        cur = normalize(stream, half["cross_attn_norm"])
         q, k, v = projected(layer, half, "cross_attn", cur, crossing.encoded)
-        cur = attend_now(build, layer, crossing.cross, q, k, v, extras=NO_EXTRAS, output=None)
+        cur = attend_now(layer, crossing.cross, q, k, v, extras=NO_EXTRAS, project=False)
         cur = ggml.mul_mat(half["cross_attn_o"], cur)
         if layer.facts.is_last:
             cur, stream = (ggml.get_rows(one, crossing.out_ids) for one in (cur, stream))
-        return fed_forward(layer, half, ggml.add(cur, stream))
+        return fed_forward(half, ggml.add(cur, stream))
 
 
 CROSSING: Mapping[str, T5Encoder] = {"t5": T5(), "t5encoder": T5Encoder()}

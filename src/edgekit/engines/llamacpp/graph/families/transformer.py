@@ -24,10 +24,8 @@ from edgekit.engines.llamacpp.graph.layers import (
     experts,
     feed_forward,
     normalize,
-    project,
     qkv,
     results,
-    rows_after_norm,
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
@@ -90,6 +88,15 @@ def never(_hparams: Hparams) -> bool:
     return False
 
 
+def always(_hparams: Hparams) -> bool:
+    return True
+
+
+def nonzero(name: str) -> Callable[[Hparams], bool]:
+    """True if the file has this key, and its value is not zero."""
+    return lambda hparams: bool(hparams.real(name))
+
+
 def stream_then_attention(
     result: GraphTensor, stream: GraphTensor, attended: GraphTensor
 ) -> GraphTensor:
@@ -110,11 +117,13 @@ class Transformer:
     attn_input: Callable[[Build], AttnInput] = input_auto
     norm: Norm = Norm.RMS
     scaled_embd: bool = False  # the embeddings are multiplied by a constant
-    embedding_scale: bool = False  # the same, if the file has the key (f_embedding_scale)
+    embedding_scale: Callable[[Hparams], bool] = never  # the same, by the file (f_embedding_scale)
+    embd_norm: bool = False  # the embeddings are normalised
     positions_added: bool = False  # learned position embeddings, if the file has them
     n_pos: Callable[[Hparams], int] = one_position
     rope: Callable[[Hparams, int], bool] = every_layer  # which layers use rope
     flat_qk_norm: bool = False  # Q and K are normalised before the split into heads
+    norm_across_heads: bool = False  # Q and K are normalised with all heads of a token as one row
     late_qk_norm: bool = False  # Q and K are normalised after rope
     scaled_q: bool = False
     softcap: int = 0
@@ -130,6 +139,7 @@ class Transformer:
     ffn_norm: str | None = "ffn_norm"
     act: Act = Act.UNARY
     gated: bool = True
+    stream_first: bool = False  # stream + attention, not attention + stream
     residual_first: bool = False  # stream + feed-forward, not feed-forward + stream
     scaled_residual: bool = False  # what a layer adds to the stream is multiplied by a constant
     residual_scale: Callable[[Hparams], bool] = never  # the same, but not before the logits
@@ -139,17 +149,26 @@ class Transformer:
     logit_softcap: Callable[[Hparams], bool] = never
 
     def variant(self, hparams: Hparams, il: int) -> Hashable:
-        """Whether the layer uses rope; subclasses may need more."""
+        """What makes layers differ that are otherwise alike: whether they use rope."""
         return self.rope(hparams, il)
 
     def build(self, build: Build) -> None:
         shared = self.shared(build)
         cur = self.embed(build, shared)
         for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
+            cur = self.block(layer, shared, cur)
+        self.finish(build, shared, cur)
+
+    def finish(self, build: Build, shared: Shared, cur: GraphTensor) -> None:
+        """The outputs, from the state after the last layer."""
+        hparams = build.hparams
         if self.norm_first:
-            cur = rows_after_norm(build, cur, shared.out_ids, kind=self.norm)
-            results(build, cur, scale=self.logit_scale(build.hparams))
+            cur = normalize(cur, build["output_norm"], kind=self.norm)
+            if build.predicts:  # also an output for prediction blocks (t_h_nextn)
+                build.output(cur)
+            cur = cur if build.crops_early else ggml.get_rows(cur, shared.out_ids)
+            scale, softcap = self.logit_scale(hparams), self.logit_softcap(hparams)
+            results(build, cur, scale=scale, softcap=softcap)
             return
         if self.predicts and build.predicts:
             build.output(cur)
@@ -158,13 +177,16 @@ class Transformer:
         self.head(build, cur)
 
     def embed(self, build: Build, shared: Shared) -> GraphTensor:
-        scaled = self.embedding_scale and bool(build.hparams.real("embedding_scale"))
-        cur = build.input_embd(scaled=scaled)
+        cur = build.input_embd(scaled=self.embedding_scale(build.hparams))
         if self.scaled_embd:
             cur = build.scaled_embd(cur)
         if self.positions_added and (table := build.weight("position_embd")) is not None:
             cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
-        return cur
+        return self.norm_embd(build, cur) if self.embd_norm else cur
+
+    def norm_embd(self, build: Build, cur: GraphTensor) -> GraphTensor:
+        bias = build.tensor("token_embd_norm.bias")
+        return normalize(cur, build["token_embd_norm"], bias, kind=self.norm)
 
     def shared(self, build: Build) -> Shared:
         return Shared(
@@ -175,32 +197,34 @@ class Transformer:
             attn_scale=build.input_attn_scale() if self.temperature(build.hparams) else None,
         )
 
-    def block(
-        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
-    ) -> GraphTensor:
+    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
-        cur = self.attention(build, layer, shared, normed)
-        if layer.facts.is_last and self.selects_rows(build):
-            cur, stream = ggml.get_rows(cur, shared.out_ids), ggml.get_rows(stream, shared.out_ids)
-            if self.parallel:
-                normed = ggml.get_rows(normed, shared.out_ids)
+        cur = self.attention(layer, shared, normed)
+        cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
         if self.parallel:
-            result = self.feed_forward(build, layer, shared, normed)
-            return self.parallel_sum(result, stream, cur)
-        return self.after_attention(build, layer, shared, cur, stream)
+            return self.parallel_sum(self.feed_forward(layer, shared, normed), stream, cur)
+        return self.after_attention(layer, shared, cur, stream)
+
+    def output_rows(
+        self, layer: GraphLayer, shared: Shared, *tensors: GraphTensor
+    ) -> tuple[GraphTensor, ...]:
+        """After attention in the last layer, only the output rows of each tensor."""
+        if not (layer.facts.is_last and self.selects_rows(layer.build)):
+            return tensors
+        return tuple(ggml.get_rows(one, shared.out_ids) for one in tensors)
 
     def selects_rows(self, build: Build) -> bool:
         """True if the last layer selects the output rows after attention."""
-        return build.crops_early or not self.predicts
+        return build.crops_early or not (self.predicts or self.norm_first)
 
     def after_attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         cur = self.post(layer, cur, "post_attention_norm")
-        stream = ggml.add(cur, stream)
+        stream = ggml.add(stream, cur) if self.stream_first else ggml.add(cur, stream)
         name = self.ffn_norm
         cur = stream if name is None else self.normalized(layer, stream, name)
-        cur = self.feed_forward(build, layer, shared, cur)
+        cur = self.feed_forward(layer, shared, cur)
         cur = self.post(layer, cur, "post_ffw_norm")
         return ggml.add(stream, cur) if self.residual_first else ggml.add(cur, stream)
 
@@ -214,56 +238,60 @@ class Transformer:
         """Normalised, or unchanged if the file has no such norm."""
         if name not in layer:
             return cur
-        return normalize(
-            cur, layer.weight(name), layer.bias(name), kind=self.norm, layer=layer.index
-        )
+        return normalize(cur, layer.weight(name), layer.bias(name), kind=self.norm)
 
-    def attention(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
-        q, k, v = qkv(build, layer, cur, flat=self.flat_qk_norm)
+    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        q, k, v = self.qkv(layer, cur)
         if self.late_qk_norm:
-            q, k = self.rope_qk(build, layer, shared, q, k)
+            q, k = self.rope_qk(layer, shared, q, k)
         q, k = self.norm_qk(layer, q, k)
         if self.flat_qk_norm:
-            q, k, v = split_heads(build, layer, q, k, v)
+            q, k, v = split_heads(layer, q, k, v)
         if not self.late_qk_norm:
-            q, k = self.rope_qk(build, layer, shared, q, k)
+            q, k = self.rope_qk(layer, shared, q, k)
         if self.scaled_q:
             q = ggml.scale(q)
         if shared.attn_scale is not None:
             q = ggml.mul(q, shared.attn_scale)
-        return self.attend(build, layer, shared, cur, (q, k, v))
+        return self.attend(layer, shared, cur, (q, k, v))
+
+    def qkv(self, layer: GraphLayer, cur: GraphTensor) -> QKV:
+        return qkv(layer, cur, flat=self.flat_qk_norm)
 
     def attend(
-        self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
+        self, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
         """Attention and its output projection. `_cur`: the input of the Q, K and V projections."""
         extras = Extras(sinks=layer.weight("attn_sinks"), softcap=self.softcap)
-        return attend(build, layer, shared.attn, *heads, extras=extras)
+        return attend(layer, shared.attn, *heads, extras=extras)
 
     def norm_qk(
         self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
-        return self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        return self.norm_heads(layer, q, "attn_q_norm"), self.norm_heads(layer, k, "attn_k_norm")
 
-    def has_rope(self, layer: GraphLayer) -> bool:
-        return layer.facts.variant is True
+    def norm_heads(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        if not self.norm_across_heads or name not in layer:
+            return self.normalized(layer, cur, name)
+        width, heads, tokens, _ = cur.ne
+        cur = self.normalized(layer, ggml.reshape(cur, width * heads, tokens), name)
+        return ggml.reshape(cur, width, heads, tokens)
 
     def rope_qk(
-        self, build: Build, layer: GraphLayer, shared: Shared, q: GraphTensor, k: GraphTensor
+        self, layer: GraphLayer, shared: Shared, q: GraphTensor, k: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
-        if not self.has_rope(layer):
+        if not self.rope(layer.build.hparams, layer.index):
             return q, k
-        factors = rope_factors(build)
+        factors = self.rope_factors(layer)
         return ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
 
-    def feed_forward(
-        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
-    ) -> GraphTensor:
+    def rope_factors(self, layer: GraphLayer) -> GraphTensor | None:
+        return rope_factors(layer.build)
+
+    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur, act=self.act, gated=self.gated)
-        result = experts(build, layer, cur, shared.routing)
+        result = experts(layer, cur, shared.routing)
         if "ffn_up_shexp" in layer:
             result = ggml.add(result, shared_expert(layer, cur))
         return result
@@ -272,21 +300,14 @@ class Transformer:
         cur = normalize(
             cur, build.weight("output_norm"), build.tensor("output_norm.bias"), kind=self.norm
         )
-        build.embd = cur
-        build.output(cur)
-        if self.scaled_residual:
-            cur = ggml.scale(cur)
-        cur = project(
-            build.weight("output") or build["token_embd"], cur, scale=build.tensor("output.scale")
+        results(
+            build,
+            cur,
+            scaled_embd=self.scaled_residual,
+            bias=build.tensor("output.bias"),
+            scale=self.logit_scale(build.hparams),
+            softcap=self.logit_softcap(build.hparams),
         )
-        if (bias := build.tensor("output.bias")) is not None:
-            cur = ggml.add(cur, bias)
-        if self.logit_scale(build.hparams):
-            cur = ggml.scale(cur)
-        if self.logit_softcap(build.hparams):
-            cur = ggml.scale(ggml.unary(ggml.scale(cur)))
-        build.output(cur)
-        build.expand(cur)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,12 +328,12 @@ def rope_factors(build: Build) -> GraphTensor | None:
     return next((table for name in names if (table := build.weight(name)) is not None), None)
 
 
-def split_heads(build: Build, layer: GraphLayer, *qkv: GraphTensor) -> list[GraphTensor]:
+def split_heads(layer: GraphLayer, *qkv: GraphTensor) -> list[GraphTensor]:
     facts = layer.facts
     counts = (facts.n_head, facts.n_head_kv, facts.n_head_kv)
     widths = (facts.n_embd_head_k, facts.n_embd_head_k, facts.n_embd_head_v)
     return [
-        ggml.reshape(one, width, count, build.n_tokens)
+        ggml.reshape(one, width, count, layer.build.n_tokens)
         for one, width, count in zip(qkv, widths, counts, strict=True)
     ]
 
@@ -326,13 +347,13 @@ USUAL: Mapping[str, Transformer] = {
         scaled_q=True,
         softcap=1,
         post_norms=True,
-        logit_softcap=lambda _hparams: True,
+        logit_softcap=always,
     ),
     "gemma3": Transformer(
         scaled_embd=True,
         scaled_q=True,
         post_norms=True,
-        logit_softcap=lambda hparams: bool(hparams.real("final_logit_softcapping")),
+        logit_softcap=nonzero("final_logit_softcapping"),
     ),
     "phi3": Transformer(
         attn_input=input_kv, scaled_q=True, act=Act.FUSED, gated=False, residual_first=True
@@ -357,14 +378,14 @@ USUAL: Mapping[str, Transformer] = {
         attn_input=input_kv,
         norm=Norm.LAYER,
         parallel=True,
-        logit_scale=lambda hparams: bool(hparams.real("logit_scale")),
+        logit_scale=nonzero("logit_scale"),
     ),
     "cohere2": Transformer(
         attn_input=input_kv_iswa,
         norm=Norm.LAYER,
         parallel=True,
         rope=sliding_layers,
-        logit_scale=lambda hparams: bool(hparams.real("logit_scale")),
+        logit_scale=nonzero("logit_scale"),
     ),
     "starcoder2": Transformer(attn_input=input_kv, norm=Norm.LAYER, gated=False),
 }
