@@ -37,7 +37,7 @@ from edgekit.engines import engine_named, startable
 from edgekit.engines.chat import Fitted, Message, Prompt, Sampling, Talker, Written, fit_prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
 from edgekit.engines.process import LARGEST_PORT, check_port, ending_in_order, is_loopback
-from edgekit.engines.program import Address, Ended, RunOptions
+from edgekit.engines.program import Address, RunOptions
 from edgekit.errors import (
     ContextTooLargeError,
     EngineError,
@@ -52,6 +52,7 @@ from edgekit.report.json import json_text
 from edgekit.report.run import (
     answer_json,
     comparison_text,
+    differences_words,
     ended_json,
     ready_json,
     verdict_text,
@@ -91,9 +92,8 @@ class StderrNotices:
                 )
             case Compared(engine, up, problem):
                 self.say(comparison_text(engine, up))
-                outside = [row for row in up.rows if not row.within]
-                parts = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
-                if outside:
+                parts = differences_words(up.rows)
+                if parts:
                     self.warn(
                         f"the estimate differs from what {engine} {up.version} allocated: {parts}"
                     )
@@ -429,15 +429,7 @@ def _serve_until_end(
         raise TypeError("this engine does not serve")
     try:
         if arguments.json:  # its reader may stop the server at once
-            ready = ready_json(
-                check,
-                address=server.address,
-                pid=server.pid,
-                version=up.version,
-                idle_bytes=None if server.idle is None else server.idle.resident_bytes,
-                rows=up.rows,
-            )
-            print_event(ready)
+            print_event(ready_json(check, up, server))
         else:
             print_line(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
         ended = server.wait()
@@ -445,7 +437,7 @@ def _serve_until_end(
         notices.say("stopping")
         ended = server.stop("stopped on request")
         if arguments.json:
-            _print_end(ended)
+            print_event(ended_json(ended))
         code = end.code if isinstance(end, SystemExit) else 0
         return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
     if ended is None:
@@ -454,19 +446,9 @@ def _serve_until_end(
     why = guard.reason or f"{ended.why}: {ended.last_words}"
     if not arguments.json:
         raise kind(why)
-    _print_end(ended)
+    print_event(ended_json(ended))
     notices.warn(why)
     return "", kind.exit_code
-
-
-def _print_end(ended: Ended) -> None:
-    event = ended_json(
-        why=ended.why,
-        exit_code=ended.exit_code,
-        signal=ended.signal,
-        last_words=ended.last_words,
-    )
-    print_event(event)
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:

@@ -26,8 +26,7 @@ from edgekit.report.text import (
     PLAIN,
     RAM,
     Screen,
-    Sections,
-    View,
+    Section,
     column_of,
     command_lines,
     folded,
@@ -49,21 +48,33 @@ _KEYS = {
     Component.COMPUTE: "compute_bytes",
     Component.RUNTIME: "runtime_bytes",
 }
+_POOL_PARTS = ("model", "context", "compute")  # shown for every pool, even if they are 0
 
 
 def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
     estimate = bill.estimate
-    total, names = format_bytes(estimate.total_bytes), pool_names(estimate)
+    total = format_bytes(estimate.total_bytes)
+    names, sums = pool_names(estimate), pool_sums(estimate)
     parts = [
-        f"{format_bytes(sum(row.values()))} {_in_pool(names[pool])}"
-        for pool, row in pool_sums(estimate).items()
+        f"{format_bytes(sum(row.values()))} {_in_pool(names[pool])}" for pool, row in sums.items()
     ]
-    view = View(
-        headline=f"{total}: {', '.join(parts)}" if len(parts) > 1 else "".join(parts) or total,
-        title=(bill.label, bill.engine_title, estimate.backend),
-        sections=_sections(bill, names),
-    )
-    return render(view, screen)
+    headline = f"{total}: {', '.join(parts)}" if len(parts) > 1 else "".join(parts) or total
+    rows = [(names[pool], row) for pool, row in sums.items()]
+    if len(rows) > 1:
+        rows.append(("total", {part: sum(row[part] for row in sums.values()) for part in PARTS}))
+    cells = [(label, *map(_cell, (*row.values(), sum(row.values())))) for label, row in rows]
+    other = (line for line in estimate.lines if line.reserved and column_of(line) == "other")
+    sections: list[Section] = [
+        (None, [bill.asked]),
+        ("", lambda _: table(("", *PARTS, "total"), cells)),
+        ("Other", [_line_words(line, names) for line in other if line.size_bytes]),
+        ("Later", [_line_words(line, names) for line in later_lines(estimate)]),
+        ("Basis", basis_rows(estimate)),
+        ("Note", (*bill.notes, *estimate.notes)),
+        ("Run", lambda screen: command_lines(bill.command.strip(), screen.width)),
+    ]
+    title = (bill.label, bill.engine_title, estimate.backend)
+    return render(headline, sections, screen, title=title)
 
 
 def _in_pool(name: str) -> str:
@@ -71,27 +82,6 @@ def _in_pool(name: str) -> str:
     if name == RAM:
         return "in RAM"
     return f"on {name}" if " " in name else f"on the {name}"
-
-
-def _sections(bill: EstimateAnswer, names: dict[Pool, str]) -> Sections:
-    estimate = bill.estimate
-    yield None, [bill.asked]
-    yield "", lambda _: _pool_table(estimate, names)
-    held = [line for line in estimate.lines if line.reserved and line.size_bytes]
-    yield "Other", [_line_words(one, names) for one in held if column_of(one) == "other"]
-    yield "Later", [_line_words(one, names) for one in later_lines(estimate)]
-    yield "Basis", basis_rows(estimate)
-    yield "Note", (*bill.notes, *estimate.notes)
-    yield "Run", lambda screen: command_lines(bill.command.strip(), screen.width)
-
-
-def _pool_table(estimate: MemoryEstimate, names: dict[Pool, str]) -> list[str]:
-    sums = pool_sums(estimate)
-    rows = [(names[pool], row) for pool, row in sums.items()]
-    if len(rows) > 1:
-        rows.append(("total", {part: sum(row[part] for row in sums.values()) for part in PARTS}))
-    cells = [(label, *map(_cell, (*row.values(), sum(row.values())))) for label, row in rows]
-    return table(("", *PARTS, "total"), cells)
 
 
 def _cell(size_bytes: int) -> str:
@@ -173,7 +163,13 @@ def explain_text(bill: EstimateAnswer) -> str:
         for group in grouped(found):
             one, part = group[0], f", {group[0].part}" if group[0].part else ""
             basis = "" if known_alike else f", {known_words([one])}"
-            lines += _indented(f"{names[one.pool]}{part}: {_sum(group)}{basis}", 2)
+            size, count = one.size_bytes, len(group)
+            words = f"{size:,} bytes ({format_bytes(size)})"
+            if count > 1:
+                words = (
+                    f"{count} x {size:,} bytes = {size * count:,} ({format_bytes(size * count)})"
+                )
+            lines += _indented(f"{names[one.pool]}{part}: {words}{basis}", 2)
             lines += _indented(f"= {one.because}" if one.because else "", 4)
             layers = [line.layer for line in group if line.layer is not None]
             plural = "layer" if len(layers) == 1 else "layers"
@@ -195,13 +191,6 @@ def grouped(lines: Iterable[MemoryLine]) -> list[list[MemoryLine]]:
         key = (line.component, line.pool, line.size_bytes, line.because, line.basis, line.part)
         found.setdefault(key, []).append(line)
     return list(found.values())
-
-
-def _sum(group: list[MemoryLine]) -> str:
-    size, count = group[0].size_bytes, len(group)
-    if count == 1:
-        return f"{size:,} bytes ({format_bytes(size)})"
-    return f"{count} x {size:,} bytes = {size * count:,} ({format_bytes(size * count)})"
 
 
 def _indented(text: str, indent: int) -> list[str]:
@@ -306,7 +295,7 @@ def compare_text(found: EngineComparison, screen: Screen = PLAIN) -> str:
     billed = [answer.bill for answer in found.answers if answer.bill is not None]
     each = "one sequence" if found.users == 1 else f"{found.users} sequences"
     headline = f"{found.label}  ·  {each} of {found.context_tokens:,} tokens"
-    return render(View(headline=headline, sections=[("", lines)]), screen)
+    return render(headline, [("", lines)], screen)
 
 
 def _compared_row(bill: EstimateAnswer) -> tuple[str, ...]:
@@ -348,38 +337,50 @@ def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> Json:
         "later_bytes": sum(line.size_bytes for line in later_lines(estimate)),
         "facts": dict(estimate.facts),
         "notes": [*bill.notes, *estimate.notes],
-        "lines": [_line_json(line) for line in estimate.lines],
+        "lines": [
+            {
+                "component": line.component.value,
+                "bytes": line.size_bytes,
+                "pool": line.pool.label,
+                **fields(line, "layer basis within reserved part? because"),
+            }
+            for line in estimate.lines
+        ],
     }
     if layers:
-        answer["layer_list"] = _layers_json(bill)
+        rows: dict[int, Json] = {
+            layer.index: {
+                "layer": layer.index,
+                "kind": layer.mixer.label,
+                **dict.fromkeys(_POOL_PARTS, 0),
+                "pools": [],
+            }
+            for layer in (bill.geometry.layers if bill.geometry else ())
+        }
+        for line in estimate.lines:
+            row = rows.get(-1 if line.layer is None else line.layer)
+            if row is None or not line.reserved or not line.size_bytes:
+                continue
+            row[column_of(line)] = row.get(column_of(line), 0) + line.size_bytes
+            if line.pool.label not in row["pools"]:
+                row["pools"].append(line.pool.label)
+        answer["layer_list"] = list(rows.values())
     return answer
 
 
 def answer_json(estimate: MemoryEstimate) -> Json:
     """The sums of an estimate: the answer to a row of a batch."""
-    lines = [line for line in estimate.lines if line.reserved]
     sums = dict.fromkeys(_KEYS.values(), 0)
-    for line in lines:
+    kinds = {kind: dict.fromkeys(_POOL_PARTS, 0) for kind in PoolKind}
+    devices: dict[int, dict[str, int]] = {}
+    for line in estimate.lines:
+        if not line.reserved:
+            continue
         if line.component in _KEYS:
             sums[_KEYS[line.component]] += line.size_bytes
-    return {
-        **sums,
-        "total_bytes": estimate.total_bytes,
-        "basis": estimate.basis.value,
-        "pools": _pools_json(lines),
-        **engine_named(estimate.engine).answer_facts(estimate),
-    }
-
-
-def _pools_json(lines: Iterable[MemoryLine]) -> Json:
-    """Device and host sums, even if they are 0; each device separately if there are several."""
-    kinds = {kind: {"model": 0, "context": 0, "compute": 0} for kind in PoolKind}
-    devices: dict[int, dict[str, int]] = {}
-    for line in lines:
-        kind, rows = line.pool.kind, [kinds[line.pool.kind]]
-        if kind is PoolKind.DEVICE:
-            empty = {"model": 0, "context": 0, "compute": 0}
-            rows.append(devices.setdefault(line.pool.index, empty))
+        rows = [kinds[line.pool.kind]]
+        if line.pool.kind is PoolKind.DEVICE:
+            rows.append(devices.setdefault(line.pool.index, dict.fromkeys(_POOL_PARTS, 0)))
         column = "runtime" if line.component is Component.RUNTIME else column_of(line)
         if column != "other":  # output has its own key
             for row in rows:
@@ -387,37 +388,10 @@ def _pools_json(lines: Iterable[MemoryLine]) -> Json:
     pools: Json = {kind.value: row for kind, row in kinds.items()}
     if len(devices) > 1:
         pools["devices"] = [devices[index] for index in sorted(devices)]
-    return pools
-
-
-def _line_json(line: MemoryLine) -> Json:
     return {
-        "component": line.component.value,
-        "bytes": line.size_bytes,
-        "pool": line.pool.label,
-        "layer": line.layer,
-        "basis": line.basis.value,
-        "within": line.within,
-        "reserved": line.reserved,
-        "part": line.part or None,
-        "because": line.because,
+        **sums,
+        "total_bytes": estimate.total_bytes,
+        "basis": estimate.basis.value,
+        "pools": pools,
+        **engine_named(estimate.engine).answer_facts(estimate),
     }
-
-
-def _layers_json(bill: EstimateAnswer) -> list[Json]:
-    """Bytes of each layer of the geometry."""
-    rows: dict[int, Json] = {
-        layer.index: {
-            "layer": layer.index, "kind": layer.mixer.label, "model": 0, "context": 0, "compute": 0,
-            "pools": [],
-        }
-        for layer in (bill.geometry.layers if bill.geometry else ())
-    }  # fmt: skip
-    for line in bill.estimate.lines:
-        row = rows.get(-1 if line.layer is None else line.layer)
-        if row is None or not line.reserved or not line.size_bytes:
-            continue
-        row[column_of(line)] = row.get(column_of(line), 0) + line.size_bytes
-        if line.pool.label not in row["pools"]:
-            row["pools"].append(line.pool.label)
-    return list(rows.values())

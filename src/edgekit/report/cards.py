@@ -30,7 +30,6 @@ from edgekit.report.text import (
     PLAIN,
     Screen,
     Sections,
-    View,
     bar_lines,
     command_lines,
     folded,
@@ -44,13 +43,6 @@ from edgekit.units import GIB, Basis, format_download, short_count
 if TYPE_CHECKING:
     from edgekit.app.recommend import Recommendation
 
-_TASKS = {
-    ModelPurpose.CHAT: "chat",
-    ModelPurpose.CODE: "code",
-    ModelPurpose.REASONING: "reasoning",
-    ModelPurpose.EMBEDDING: "embeddings",
-    ModelPurpose.VISION: "vision",
-}
 _HEAD = ("", "model", "weights", "download", "context", "GiB used", "tokens/s", "runs on")
 _MODEL, _WEIGHTS, _DOWNLOAD, _USED = 1, 2, 3, 5  # columns
 MAX_CARD_CHARS = 400
@@ -64,14 +56,18 @@ def cards_text(
 
     `why` adds each model's headline and bars.
     """
-    sections = _sections(found, words, why=why)
-    return render(View(headline=cards_answer(found), sections=sections), screen)
+    return render(cards_answer(found), _sections(found, words, why=why), screen)
 
 
 def _sections(found: Recommendation, words: str, *, why: bool) -> Sections:
+    def painted_headline(screen: Screen) -> list[str]:
+        lines = folded(headline(shown[0].plan.result), screen.width)
+        status = shown[0].plan.result.status
+        return [painted(line, status) for line in lines] if screen.colour else lines
+
     shown = found.suggestions or tuple(filter(None, (found.nearest,)))
     if shown:
-        yield None, lambda screen: _painted_headline(shown[0].plan, screen)
+        yield None, painted_headline
     if found.suggestions:
         yield "", lambda screen: _table_lines(found.suggestions, screen.width)
     elif found.nearest is not None:
@@ -95,14 +91,10 @@ def _sections(found: Recommendation, words: str, *, why: bool) -> Sections:
         yield "Next", partial(_next_lines, shown[0], found, words)
 
 
-def _painted_headline(plan: Plan, screen: Screen) -> list[str]:
-    lines = folded(headline(plan.result), screen.width)
-    return [painted(line, plan.result.status) for line in lines] if screen.colour else lines
-
-
 def cards_answer(found: Recommendation) -> str:
     """The recommendation in one line."""
-    request, task = found.request, _TASKS[found.purpose]
+    request, task = found.request, found.purpose.value
+    task += "s" if found.purpose is ModelPurpose.EMBEDDING else ""
     tokens, users = request.wanted_tokens, request.users
     if tokens is not None:
         task += f" at {tokens:,} tokens" if tokens else " at the model's full context"
@@ -145,8 +137,8 @@ def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
     short = [_with(row, _USED, row[_USED].partition(" of ")[0]) for row in plain]
     head = _with(_HEAD, _USED, "GiB")
     brief = [(*row[:-1], re.sub(r"^\d+ GPUs", "GPU", row[-1])) for row in short]
-    small = _without(head, _DOWNLOAD), [_without(row, _DOWNLOAD) for row in brief]
-    smallest = _without(small[0], _USED - 1), [_without(row, _USED - 1) for row in small[1]]
+    small = _with(head, _DOWNLOAD), [_with(row, _DOWNLOAD) for row in brief]
+    smallest = _with(small[0], _USED - 1), [_with(row, _USED - 1) for row in small[1]]
     for names, rows in ((_HEAD, full), (_HEAD, plain), (head, short), small, smallest):
         lines = table(names, rows, left=range(3))
         over = max(map(len, lines)) - width
@@ -164,12 +156,9 @@ def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
     return lines
 
 
-def _with(row: tuple[str, ...], column: int, text: str) -> tuple[str, ...]:
-    return (*row[:column], text, *row[column + 1 :])
-
-
-def _without(row: tuple[str, ...], column: int) -> tuple[str, ...]:
-    return (*row[:column], *row[column + 1 :])
+def _with(row: tuple[str, ...], column: int, *cell: str) -> tuple[str, ...]:
+    """The row with another cell in this column, or without the column."""
+    return (*row[:column], *cell, *row[column + 1 :])
 
 
 def _row(number: int, one: Suggestion) -> tuple[str, ...]:
@@ -319,13 +308,9 @@ def refused_card_json(entry: Entry, engine: str, message: str) -> Json:
         **_card_head(entry, engine),
         "status": "refused",
         "variant": None,
-        "is_good": False,
-        "is_quick": False,
-        "is_preferred": False,
+        **dict.fromkeys(("is_good", "is_quick", "is_preferred"), False),
         "worth": 0.0,
-        "context_tokens": None,
-        "cache": None,
-        "speed": None,
+        **dict.fromkeys(("context_tokens", "cache", "speed")),
         "way": "",
         "bars": [],
         "flags": {},

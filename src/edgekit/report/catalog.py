@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from edgekit.catalog.repositories import repositories_of
 from edgekit.catalog.types import Catalog, Entry
@@ -12,7 +12,6 @@ from edgekit.report.text import (
     PLAIN,
     Screen,
     Sections,
-    View,
     clamp_width,
     fitted_table,
     folded,
@@ -31,30 +30,27 @@ def catalog_text(entries: Sequence[Entry], catalog: Catalog, screen: Screen = PL
     """The table, and the entries that could not be read."""
 
     def lines(screen: Screen) -> list[str]:
-        rows = [_cells(entry) for entry in entries]
+        rows = []
+        for entry in entries:
+            size = next(filter(None, map(entry.size, FOUR_BIT_MIXES)), None)
+            rows.append(
+                (
+                    entry.id,
+                    _count(entry.parameters),
+                    _UNKNOWN if size is None else format_bytes(size.tensor_bytes),
+                    _tokens(entry.native_context),
+                    _kinds(entry),
+                    "you" if entry.is_users else "",
+                    _active(entry),
+                )
+            )
         used = [i for i in range(len(_COLUMNS)) if i == 0 or any(row[i] for row in rows)]
         head = [_COLUMNS[i] for i in used]
         left = [i for i, name in enumerate(head) if name in _WORD_COLUMNS]
         return fitted_table(head, [[row[i] for i in used] for row in rows], screen.width, left)
 
-    view = View(
-        headline=f"{len(entries)} of {len(catalog.entries)} models",
-        sections=[("", lines if entries else ()), ("Note", catalog.problems)],
-    )
-    return render(view, screen)
-
-
-def _cells(entry: Entry) -> tuple[str, ...]:
-    size = next(filter(None, map(entry.size, FOUR_BIT_MIXES)), None)
-    return (
-        entry.id,
-        _count(entry.parameters),
-        _UNKNOWN if size is None else format_bytes(size.tensor_bytes),
-        _tokens(entry.native_context),
-        _kinds(entry),
-        "you" if entry.is_users else "",
-        _active(entry),
-    )
+    sections: Sections = [("", lines if entries else ()), ("Note", catalog.problems)]
+    return render(f"{len(entries)} of {len(catalog.entries)} models", sections, screen)
 
 
 def _count(number: int | None) -> str:
@@ -75,7 +71,7 @@ def _active(entry: Entry) -> str:
 
 def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
     """Everything that is known about one model, with sources."""
-    return render(View(headline=_headline(entry), sections=_sections(entry)), screen)
+    return render(_headline(entry), _sections(entry), screen)
 
 
 def _headline(entry: Entry) -> str:
@@ -91,68 +87,58 @@ def _headline(entry: Entry) -> str:
 
 
 def _sections(entry: Entry) -> Sections:
-    yield "Model", _facts(entry)
-    yield "Runs on", _engines(entry)
-    yield "Sizes", lambda screen: _size_lines(entry, screen.width)
-    yield "Download", _repositories(entry)
-    speeds = (
-        f"{one.tokens_per_s:g} tokens/s on {one.device}, {one.setting}: {one.source}"
-        for one in entry.speeds
-    )
-    yield "Speed", speeds
-    facts: dict[tuple[str, str], list[str]] = {}
-    for fact, source in entry.sources.items():
-        facts.setdefault((source.text, source.basis.value), []).append(fact.replace("_", " "))
-    yield (
-        "Sources",
-        (f"{', '.join(names)} ({basis}): {text}" for (text, basis), names in facts.items()),
-    )
+    def size_lines(screen: Screen) -> list[str]:
+        rows = [
+            (
+                one.mix,
+                format_bytes(one.tensor_bytes),
+                f"{one.tensor_bytes:,} bytes",
+                one.basis.value,
+            )
+            for one in entry.sizes
+        ]
+        lines = table(("quant", "weights", "", ""), rows)
+        if max(map(len, lines)) > screen.width:
+            return table(("quant", "weights"), [row[:2] for row in rows])
+        return lines
 
-
-def _facts(entry: Entry) -> Iterator[str]:
-    yield f"family {entry.family}, architecture {entry.architecture}"
-    yield f"repository {entry.repository or 'unknown'}"
-    yield f"vocabulary {_tokens(entry.vocabulary)}"
     released = entry.released or "unknown"
     if entry.released is None and entry.not_before is not None:
         released = f"not before {entry.not_before}"
-    yield f"released {released}, licence {entry.licence or 'unknown'}"
-    if entry.reference:
-        yield f"you added it from {entry.reference}"
-
-
-def _engines(entry: Entry) -> Iterator[str]:
-    if entry.keys:
-        yield "llama.cpp, from its GGUF header"
+    yield (
+        "Model",
+        [
+            f"family {entry.family}, architecture {entry.architecture}",
+            f"repository {entry.repository or 'unknown'}",
+            f"vocabulary {_tokens(entry.vocabulary)}",
+            f"released {released}, licence {entry.licence or 'unknown'}",
+            *([f"you added it from {entry.reference}"] if entry.reference else []),
+        ],
+    )
+    runs_on = ["llama.cpp, from its GGUF header"] if entry.keys else []
     if entry.config:
         engines = "vLLM and MLX" if entry.keys else "llama.cpp, vLLM and MLX, if they support it"
-        yield f"{engines}, from its config.json"
-
-
-def _size_lines(entry: Entry, width: int) -> list[str]:
-    rows = [
-        (
-            size.mix,
-            format_bytes(size.tensor_bytes),
-            f"{size.tensor_bytes:,} bytes",
-            size.basis.value,
-        )
-        for size in entry.sizes
-    ]
-    if not rows:
-        return []
-    lines = table(("quant", "weights", "", ""), rows)
-    if max(map(len, lines)) > width:
-        return table(("quant", "weights"), [row[:2] for row in rows])
-    return lines
-
-
-def _repositories(entry: Entry) -> Iterator[str]:
-    """Where to download each form, with its quantisations and their source."""
+        runs_on.append(f"{engines}, from its config.json")
+    yield "Runs on", runs_on
+    yield "Sizes", size_lines if entry.sizes else ()
+    downloads = []
     for one in () if entry.is_users else repositories_of(entry.id):
         usual = "" if one.listed else "usually "
         quants = f": {usual}{', '.join(one.quants)}" if one.quants else ""
-        yield f"{one.form.value} {one.name}{quants} ({', '.join(one.sources)})"
+        downloads.append(f"{one.form.value} {one.name}{quants} ({', '.join(one.sources)})")
+    yield "Download", downloads
+    yield (
+        "Speed",
+        [
+            f"{one.tokens_per_s:g} tokens/s on {one.device}, {one.setting}: {one.source}"
+            for one in entry.speeds
+        ],
+    )
+    facts: dict[tuple[str, str], list[str]] = {}
+    for fact, source in entry.sources.items():
+        facts.setdefault((source.text, source.basis.value), []).append(fact.replace("_", " "))
+    sources = [f"{', '.join(names)} ({basis}): {text}" for (text, basis), names in facts.items()]
+    yield "Sources", sources
 
 
 def added_text(entry: Entry, *, new: bool, shadows: bool) -> str:
@@ -163,19 +149,20 @@ def added_text(entry: Entry, *, new: bool, shadows: bool) -> str:
 def changes_text(name: str, changes: Mapping[str, tuple[object, object]]) -> str:
     if not changes:
         return f"{name}: unchanged"
-    rows = (f"  {field.replace('_', ' ')}: {_change(*pair)}" for field, pair in changes.items())
-    return "\n".join((f"{name}: changed", *rows))
-
-
-def _change(old: object, new: object) -> str:
-    shown = []
-    for value in (old, new):
-        if not isinstance(value, (int, str, type(None))):
-            return "changed"
-        shown.append(
-            "unknown" if value is None else f"{value:,}" if isinstance(value, int) else value
-        )
-    return " -> ".join(shown)
+    lines = [f"{name}: changed"]
+    for field, pair in changes.items():
+        shown = "changed"
+        if all(isinstance(value, int | str | None) for value in pair):
+            shown = " -> ".join(
+                "unknown"
+                if value is None
+                else f"{value:,}"
+                if isinstance(value, int)
+                else str(value)
+                for value in pair
+            )
+        lines.append(f"  {field.replace('_', ' ')}: {shown}")
+    return "\n".join(lines)
 
 
 def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:

@@ -33,7 +33,6 @@ from edgekit.report.text import (
     PLAIN,
     Screen,
     Sections,
-    View,
     bar_lines,
     budget_names,
     command_lines,
@@ -54,11 +53,8 @@ K_TOKENS = 1024
 MIN_TOKENS_PER_S = 0.05  # below it, "less than 0.1"
 _DEFAULT_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
 _CACHE_BITS = {
-    "q8_0": "an 8-bit",
-    "8 bit": "an 8-bit",
-    "fp8": "an 8-bit",
-    "q4_0": "a 4-bit",
-    "4 bit": "a 4-bit",
+    **dict.fromkeys(("q8_0", "8 bit", "fp8"), "an 8-bit"),
+    **dict.fromkeys(("q4_0", "4 bit"), "a 4-bit"),
 }
 _CUT = "cut to the model's context length"  # written by plan/fit.py
 
@@ -69,22 +65,16 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
         text = _fails(result)
     elif takes_a_share(result):
         text = _starts(result)
-    else:
-        text = _runs(result)
+    else:  # 'Runs fully on your RTX 4090: 18.4 of 22.5 GiB at 8K, about 38 tokens/s'
+        verb, speed = ("Embeds", "") if embeds(result) else ("Runs", _speed(result))
+        just = ", just" if result.warning else ""
+        text = f"{verb} {_place(result)}{_at_weights(result)}{just}: "
+        text += f"{_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
     if from_name:
         text += " (rough estimate from the name alone)"
     elif any(use.assumed for use in result.uses):
         text += " (rough estimate)"
     return printable(text)
-
-
-def _runs(result: Verdict) -> str:
-    """'Runs fully on your RTX 4090: 18.4 of 22.5 GiB at 8K, about 38 tokens/s'."""
-    verb = "Embeds" if embeds(result) else "Runs"
-    just = ", just" if result.warning else ""
-    speed = "" if embeds(result) else _speed(result)
-    start = f"{verb} {_place(result)}{_at_weights(result)}{just}"
-    return f"{start}: {_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
 
 
 def _starts(result: Verdict) -> str:
@@ -374,13 +364,13 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
     placement, machine = result.way.because, result.machine.name
     where = placement if machine in placement else f"{machine}, {placement}"
     details = (where,) if why else tuple(result_figures(result))
-    view = View(
-        headline=headline(result, from_name=check.is_assumed),
-        status=result.status,
+    return render(
+        headline(result, from_name=check.is_assumed),
+        _why_sections(check) if why else _short_sections(check),
+        screen,
         title=(bill.label, engine, *size, *details),
-        sections=_why_sections(check) if why else _short_sections(check),
+        status=result.status,
     )
-    return render(view, screen)
 
 
 def quiet_text(check: Check) -> str:
@@ -453,9 +443,18 @@ def result_figures(result: Verdict) -> Iterator[str]:
 
 def assumed_of(machine: Machine, result: Verdict | None) -> Iterator[str]:
     """Assumptions about the free memory of a machine that was only described."""
-    if IDLE in machine.notes:
-        flag = _leaves_more(result) if result is not None and _fills_ram(result) else None
-        yield IDLE if flag is None else f"{ALL_FREE} {flag}"
+    if IDLE not in machine.notes:
+        return
+    flag = None
+    if result is not None and not result.machine.is_phone:
+        needed = sum(use.required_bytes for use in result.uses)
+        if any(  # a significant part is in memory shared with the system and other programs
+            use.budget.has_default_reserve and use.required_bytes >= needed * MIN_RAM_SHARE
+            for use in result.uses
+            if HOST in use.budget.pools
+        ):
+            flag = _leaves_more(result)
+    yield IDLE if flag is None else f"{ALL_FREE} {flag}"
 
 
 def _leaves_more(result: Verdict) -> str | None:
@@ -467,16 +466,6 @@ def _leaves_more(result: Verdict) -> str | None:
             continue
         return None if limits[1] and result.tightest.max_use else flag
     return None
-
-
-def _fills_ram(result: Verdict) -> bool:
-    """Whether a significant part of the model is in memory shared with the system and other programs."""
-    needed = sum(use.required_bytes for use in result.uses)
-    in_ram = (use for use in result.uses if HOST in use.budget.pools)
-    return not result.machine.is_phone and any(
-        use.budget.has_default_reserve and use.required_bytes >= needed * MIN_RAM_SHARE
-        for use in in_ram
-    )
 
 
 def changes_section(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.errors import printable
@@ -11,7 +11,6 @@ from edgekit.report.text import (
     PLAIN,
     Screen,
     Section,
-    View,
     clamp_width,
     counted,
     folded,
@@ -35,30 +34,24 @@ def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
     """The memory breakdown, line by line, with reasons."""
     total, budget = format_bytes(plan.total_bytes), format_bytes(plan.budget_bytes)
     rows = [(one.what, format_bytes(one.size_bytes), one.basis.value) for one in plan.lines]
+    read = "no weights are read"
+    if plan.read_bytes:
+        read = f"{format_bytes(plan.read_bytes)} of the weights are read from the file"
+    notes = [
+        f"Budget: {plan.budget_because}.",
+        (
+            f"A pass processes up to {counted(plan.pass_tokens, 'token')}; a text may have "
+            f"{plan.text_tokens:,} ({plan.text_tokens_because}). In every pass, {read}."
+        ),
+        *(f"{line.what}: {line.because}" for line in plan.lines),
+        *plan.notes,
+    ]
     sections: list[Section] = [
         (None, [_title(plan)]),
         ("", lambda _: table(("", "size", "known"), rows)),
-        ("", _plan_notes(plan)),
+        ("", notes),
     ]
-    return render(
-        View(headline=f"{total} of memory, with a budget of {budget}", sections=sections), screen
-    )
-
-
-def _plan_notes(plan: EmbedPlan) -> Iterator[str]:
-    yield f"Budget: {plan.budget_because}."
-    read = (
-        f"{format_bytes(plan.read_bytes)} of the weights are read from the file"
-        if plan.read_bytes
-        else "no weights are read"
-    )
-    yield (
-        f"A pass processes up to {counted(plan.pass_tokens, 'token')}; a text may have "
-        f"{plan.text_tokens:,} ({plan.text_tokens_because}). In every pass, {read}."
-    )
-    for line in plan.lines:
-        yield f"{line.what}: {line.because}"
-    yield from plan.notes
+    return render(f"{total} of memory, with a budget of {budget}", sections, screen)
 
 
 def _title(plan: EmbedPlan) -> str:

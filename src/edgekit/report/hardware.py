@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from edgekit.engines import every_engine
 from edgekit.engines.protocol import Engine
 from edgekit.errors import HardwareError
-from edgekit.machine.devices import KnownDevice, RaisedLimit, listed_devices, raised_limit
+from edgekit.machine.devices import RaisedLimit, listed_devices, raised_limit
 from edgekit.machine.types import (
     Budget,
     Device,
@@ -27,8 +27,7 @@ from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
-    Sections,
-    View,
+    Section,
     counted,
     fitted_table,
     folded_rows,
@@ -48,55 +47,43 @@ _SYSTEMS = {
     System.WINDOWS: "Windows",
     System.OTHER: "",
 }
+_HOST_FIELDS = (
+    "total_bytes free_bytes usable_bytes swap_total_bytes swap_free_bytes bandwidth_bytes_per_s "
+    "bandwidth_because?"
+)
+_DEVICE_FIELDS = (
+    "name vendor index total_bytes free_bytes unified limit_bytes limit_because? "
+    "bandwidth_bytes_per_s capability partition?"
+)
 _DEVICE_COLUMNS = (
     "device", "free when idle", "bandwidth", "memory", "kind", "vendor", "CUDA", "released",
 )  # fmt: skip
 
 
 def hardware_text(machine: Machine, screen: Screen = PLAIN) -> str:
-    cores = f"{machine.cores} cores" if machine.cores else ""
-    view = View(
-        headline=_headline(machine),
-        title=(_SYSTEMS[machine.system], ", ".join(filter(None, (machine.processor, cores)))),
-        sections=_sections(machine),
-    )
-    return render(view, screen)
-
-
-def _headline(machine: Machine) -> str:
-    """Memory and devices, with the memory that is free now."""
-    host = machine.host
+    host, raised = machine.host, raised_limit(machine)
     parts = [
         "RAM unknown" if host is None else f"{_of(host.usable_bytes, host.whole_bytes)} of RAM free"
     ]
-    for alike in _alike(machine.devices):
-        device, times = alike[0], f"{len(alike)}x " if len(alike) > 1 else ""
-        if device.unified:
-            parts.append(f"{times}{device.name} GPU shares it")
-        else:
-            free = _of(device.free_bytes, device.total_bytes)
-            parts.append(f"{times}{device.name} with {free} free")
-    return f"{machine.name}: {', '.join(parts)}"
-
-
-def _sections(machine: Machine) -> Sections:
-    yield "Memory", _host_rows(machine.host)
-    raised = raised_limit(machine)
-    for alike in _alike(machine.devices):
-        numbers = "" if len(machine.devices) == 1 else f" {ranges(one.index for one in alike)}"
-        yield f"GPU{numbers}", _device_rows(alike[0], raised)
-    if machine.measured is not None:
-        yield "Measured", measured_rows(machine.measured)
-    yield "Usable", lambda screen: _usable_lines(machine, screen.width)
-    yield "Note", machine.notes
-
-
-def _alike(devices: tuple[Device, ...]) -> list[list[Device]]:
-    """Groups of devices that differ only in their index."""
-    found: dict[Device, list[Device]] = {}
-    for device in devices:
-        found.setdefault(replace(device, index=0), []).append(device)
-    return list(found.values())
+    sections: list[Section] = [("Memory", _host_rows(host))]
+    groups: dict[Device, list[int]] = {}  # devices that differ only in their index
+    for device in machine.devices:
+        groups.setdefault(replace(device, index=0), []).append(device.index)
+    for device, indices in groups.items():
+        times = f"{len(indices)}x " if len(indices) > 1 else ""
+        free = f"with {_of(device.free_bytes, device.total_bytes)} free"
+        parts.append(f"{times}{device.name} {'GPU shares it' if device.unified else free}")
+        numbers = "" if len(machine.devices) == 1 else f" {ranges(indices)}"
+        sections.append((f"GPU{numbers}", _device_rows(device, raised)))
+    measured = () if machine.measured is None else measured_rows(machine.measured)
+    sections += [
+        ("Measured", measured),
+        ("Usable", lambda screen: _usable_lines(machine, screen.width)),
+        ("Note", machine.notes),
+    ]
+    cores = f"{machine.cores} cores" if machine.cores else ""
+    title = (_SYSTEMS[machine.system], ", ".join(filter(None, (machine.processor, cores))))
+    return render(f"{machine.name}: {', '.join(parts)}", sections, screen, title=title)
 
 
 def _of(part_bytes: int, whole_bytes: int) -> str:
@@ -170,26 +157,25 @@ def _usable_lines(machine: Machine, width: int) -> Iterator[str]:
     """The usable memory for each engine and what limits it, or why the engine does not run."""
     column = _ENGINE if width >= _ENGINE_COLUMN_FROM else 0
     for engine, budgets in usable_by_engines(machine):
-        rows = (
-            [str(budgets)] if isinstance(budgets, HardwareError) else _budget_rows(budgets, machine)
-        )
+        if isinstance(budgets, HardwareError):
+            rows = [str(budgets)]
+        else:
+            counts = Counter(
+                budget.blocked
+                or f"{format_bytes(budget.available_bytes)} of {budget.name}: "
+                + reserve_words(budget, "its limit" if limit_on(budget, machine) else "")
+                for budget in budgets
+            )
+            rows = [
+                f"{row}, on each of {count} GPUs" if count > 1 else row
+                for row, count in counts.items()
+            ]
         lines = folded_rows(rows, width - (column or 2))
         if column:
             heads = (engine.name, *[""] * (len(lines) - 1))
             yield from (f"{head:<{column}}{line}" for head, line in zip(heads, lines, strict=True))
         else:
             yield from (engine.name, *(f"  {line}" for line in lines))
-
-
-def _budget_rows(budgets: Sequence[Budget], machine: Machine) -> Iterator[str]:
-    rows = Counter(
-        budget.blocked
-        or f"{format_bytes(budget.available_bytes)} of {budget.name}: "
-        + reserve_words(budget, "its limit" if limit_on(budget, machine) else "")
-        for budget in budgets
-    )
-    for row, count in rows.items():
-        yield f"{row}, on each of {count} GPUs" if count > 1 else row
 
 
 def measured_rows(measured: Measured) -> Iterator[str]:
@@ -265,31 +251,23 @@ def hardware_json(machine: Machine) -> Json:
 
 def machine_json(machine: Machine) -> Json:
     host, measured = machine.host, machine.measured
+    host_json = None
+    if host is not None:
+        limits = [fields(one, "name limit_bytes used_bytes left_bytes") for one in host.limits]
+        host_json = {**fields(host, _HOST_FIELDS), "limits": limits}
     return {
         **fields(machine, "name system processor? cores what_if"),
-        "host": None if host is None else _host_json(host),
-        "devices": [_device_json(device) for device in machine.devices],
+        "host": host_json,
+        "devices": [
+            {
+                **fields(device, _DEVICE_FIELDS),
+                "users": [fields(user, "pid name? used_bytes") for user in device.users],
+                **fields(device, "basis because?"),
+            }
+            for device in machine.devices
+        ],
         "calibration": None if measured is None else asdict(measured),
         "notes": list(machine.notes),
-    }
-
-
-def _host_json(host: HostMemory) -> Json:
-    return {
-        **fields(host, "total_bytes free_bytes usable_bytes swap_total_bytes swap_free_bytes"),
-        **fields(host, "bandwidth_bytes_per_s bandwidth_because?"),
-        "limits": [fields(one, "name limit_bytes used_bytes left_bytes") for one in host.limits],
-    }
-
-
-def _device_json(device: Device) -> Json:
-    return {
-        **fields(
-            device, "name vendor index total_bytes free_bytes unified limit_bytes limit_because?"
-        ),
-        **fields(device, "bandwidth_bytes_per_s capability partition?"),
-        "users": [fields(user, "pid name? used_bytes") for user in device.users],
-        **fields(device, "basis because?"),
     }
 
 
@@ -307,27 +285,26 @@ def devices_text(screen: Screen = PLAIN) -> str:
     """The table that --device chooses from: the most common devices first, then all others."""
     devices = listed_devices()
     usual = sum(device.usual for device in devices)
+    rows = [
+        (
+            one.name,
+            format_bytes(one.usable_bytes),
+            "-" if one.bandwidth_bytes_per_s is None else _bandwidth(one.bandwidth_bytes_per_s),
+            format_bytes(one.memory_bytes),
+            one.kind.value,
+            one.vendor.value,
+            "" if one.capability is None else "{}.{}".format(*one.capability),
+            one.released or "-",
+        )
+        for one in devices
+    ]
 
     def lines(screen: Screen) -> list[str]:
-        found = fitted_table(_DEVICE_COLUMNS, [_device_cells(one) for one in devices], screen.width)
+        found = fitted_table(_DEVICE_COLUMNS, rows, screen.width)
         return [*found[: usual + 1], "", *found[usual + 1 :]]
 
     headline = f"{len(devices)} devices; the first {usual} are the most common today"
-    return render(View(headline=headline, sections=[("", lines)]), screen)
-
-
-def _device_cells(device: KnownDevice) -> tuple[str, ...]:
-    bandwidth = device.bandwidth_bytes_per_s
-    return (
-        device.name,
-        format_bytes(device.usable_bytes),
-        "-" if bandwidth is None else _bandwidth(bandwidth),
-        format_bytes(device.memory_bytes),
-        device.kind.value,
-        device.vendor.value,
-        "" if device.capability is None else "{}.{}".format(*device.capability),
-        device.released or "-",
-    )
+    return render(headline, [("", lines)], screen)
 
 
 def devices_json() -> Json:

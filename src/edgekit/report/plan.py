@@ -34,7 +34,6 @@ from edgekit.report.text import (
     PLAIN,
     Screen,
     Sections,
-    View,
     bar_lines,
     command_lines,
     folded,
@@ -68,15 +67,14 @@ def plan_text(
         engine = bill_of(plan).engine_title
         details = (f"{task.nodes} nodes of {machine}" if task.nodes > 1 else machine,)
     ready = ready if plan.fits else ()
-    all_notes = (*notes, *_run_notes(ready))
-    sections = _why_sections(plan, all_notes) if why else _short_sections(plan, ready, all_notes)
-    view = View(
-        headline=headline(result),
-        status=result.status,
-        title=(task.label, engine, *size, *details),
-        sections=[*sections, *(_run_sections(plan, ready) if why else ())],
+    shown = next(iter(by_program(ready).values()), [])
+    of_commands = (
+        f"{one.name}: {note}" if len(shown) > 1 else note for one in shown for note in one.notes
     )
-    return render(view, screen)
+    notes = (*notes, *of_commands)
+    sections = (_why_sections if why else _short_sections)(plan, ready, notes)
+    title = (task.label, engine, *size, *details)
+    return render(headline(result), sections, screen, title=title, status=result.status)
 
 
 def _short_sections(plan: Plan, ready: Sequence[Command], notes: Sequence[str]) -> Sections:
@@ -93,7 +91,7 @@ def _short_sections(plan: Plan, ready: Sequence[Command], notes: Sequence[str]) 
     yield "More", [MORE]
 
 
-def _why_sections(plan: Plan, notes: Sequence[str]) -> Sections:
+def _why_sections(plan: Plan, ready: Sequence[Command], notes: Sequence[str]) -> Sections:
     result = plan.result
     yield "Memory", lambda screen: memory_lines(result, screen)
     yield "Plan", lambda screen: _decision_lines(plan, screen.width)
@@ -104,6 +102,7 @@ def _why_sections(plan: Plan, notes: Sequence[str]) -> Sections:
         yield "Later", engine_named(result.engine).later_rows(result)
     yield "Basis", basis_rows(result.estimate)
     yield "Note", [*result.machine.notes, *notes, *result.estimate.notes]
+    yield from _run_sections(plan, ready)
 
 
 def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
@@ -115,7 +114,13 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
         colon = ", " if ": " in one.because else ": "
         words = f"{one.value}{colon}{one.because}" if one.because else one.value
         yield from _named_lines(one.lever.value, words, column, width)
-        yield from (f"{' ' * column}  {line}" for line in _tried_lines(one, width - column - 2))
+        indent, inner = " " * (column + 2), width - column - 4
+        size = max((len(tried.value) for tried in one.tried), default=0)
+        for tried in one.tried:
+            value = f"{tried.value:<{size}}" if size < (inner + 2) // 3 else tried.value
+            first, *more = hanging(f"{value}  {tried.told}", inner)
+            yield f"{indent}{'*' if tried.taken else ' '} {first}"
+            yield from (f"{indent}  {line}" for line in more)
     if plan.fits:
         speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=plan.is_slow)
         yield from _named_lines("speed", speed, column, width)
@@ -128,15 +133,6 @@ def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]
     first, *more = hanging(text, width - column)
     yield f"{name:<{column}}{first}"
     yield from (" " * column + line for line in more)
-
-
-def _tried_lines(decision: Decision, width: int) -> Iterator[str]:
-    size = max((len(one.value) for one in decision.tried), default=0)
-    for one in decision.tried:
-        value = f"{one.value:<{size}}" if size < width // 3 else one.value
-        first, *more = hanging(f"{value}  {one.told}", width - 2)
-        yield f"{'*' if one.taken else ' '} {first}"
-        yield from (f"  {line}" for line in more)
 
 
 def _run_sections(plan: Plan, ready: Sequence[Command]) -> Sections:
@@ -165,12 +161,6 @@ def _command_lines(shown: Sequence[Command], system: System, width: int) -> Iter
                 yield from hanging(line, width)
             else:
                 yield line  # the content of a file is not folded
-
-
-def _run_notes(ready: Sequence[Command]) -> Iterator[str]:
-    shown = next(iter(by_program(ready).values()), [])
-    for one in shown:
-        yield from (f"{one.name}: {note}" if len(shown) > 1 else note for note in one.notes)
 
 
 def bill_of(plan: Plan, command: str = "") -> EstimateAnswer:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from edgekit.engines.chat import Written
-from edgekit.engines.program import ComparedRow, Up, Verification
+from edgekit.engines.program import ComparedRow, Ended, Server, Up, Verification
 from edgekit.machine.calibration import Stored
 from edgekit.machine.types import Calibration, HostMeasured
 from edgekit.report.bill import percent
@@ -20,13 +20,17 @@ from edgekit.report.hardware import (
     measured_rate,
 )
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.text import PLAIN, Screen, Section, Sections, View, counted, render, table
+from edgekit.report.text import PLAIN, Screen, Section, counted, render, table
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
     from edgekit.app.calibrate import Calibrated, Remembered
     from edgekit.app.check import Check
 
+_BOUNDS = (
+    "Bounds: weights, caches and output must match to the precision of the engine's log; compute within 10 %, or 4 MiB "
+    "if that is more (the graph changes between versions)."
+)
 _HEAD = ("", "predicted", "engine", "precision", "difference", "", "")
 
 
@@ -83,41 +87,27 @@ def answer_json(
     }
 
 
-def ready_json(
-    check: Check,
-    *,
-    address: str,
-    pid: int,
-    version: str,
-    idle_bytes: int | None,
-    rows: Sequence[ComparedRow],
-) -> Json:
+def ready_json(check: Check, up: Up, server: Server) -> Json:
     """The line with the address of the server."""
     return {
         "event": "ready",
         "schema": SCHEMA,
-        "address": address,
-        "openai_base_url": f"{address}/v1",
-        "pid": pid,
-        "engine_version": version,
-        "context_tokens": check.result.context_tokens,
-        "required_bytes": check.result.required_bytes,
-        "idle_bytes": idle_bytes,  # of the process before loading anything
+        "address": server.address,
+        "openai_base_url": f"{server.address}/v1",
+        "pid": server.pid,
+        "engine_version": up.version,
+        **fields(check.result, "context_tokens required_bytes"),
+        # of the process before loading anything
+        "idle_bytes": None if server.idle is None else server.idle.resident_bytes,
         "available_bytes": check.result.available_bytes,
-        "reported": [row_json(row) for row in rows],
-        "within": all(row.within for row in rows),
+        "reported": [row_json(row) for row in up.rows],
+        "within": all(row.within for row in up.rows),
     }
 
 
-def ended_json(*, why: str, exit_code: int | None, signal: str | None, last_words: str) -> Json:
-    return {
-        "event": "ended",
-        "schema": SCHEMA,
-        "why": why,
-        "exit_code": exit_code,
-        "signal": signal,
-        "last_words": last_words or None,
-    }
+def ended_json(ended: Ended) -> Json:
+    names = "why exit_code signal last_words?"
+    return {"event": "ended", "schema": SCHEMA, **fields(ended, names)}
 
 
 def verification_text(found: Verification, screen: Screen = PLAIN, *, load: str) -> str:
@@ -142,13 +132,19 @@ def verification_text(found: Verification, screen: Screen = PLAIN, *, load: str)
         for row in found.resident
     ]
     resident = table(("memory of the process", "resident", "private", "mapped files"), processes)
+    notes = [_BOUNDS]
+    if not found.within:
+        notes.append(
+            f"The rules follow llama.cpp {found.rules_version}; a difference in another "
+            "version may come from a change in that version."
+        )
     sections: list[Section] = [
         (None, [title, load]),
         ("", lambda _: compared_lines((*found.rows, found.total))),
         ("", lambda _: resident if processes else ()),
-        ("", _verification_notes(found)),
+        ("", (*notes, *found.notes)),
     ]
-    return render(View(headline=verdict, sections=sections), screen)
+    return render(verdict, sections, screen)
 
 
 def compared_lines(rows: Iterable[ComparedRow]) -> list[str]:
@@ -170,20 +166,6 @@ def compared_lines(rows: Iterable[ComparedRow]) -> list[str]:
             )
         )
     return table(_HEAD, cells)
-
-
-def _verification_notes(found: Verification) -> Iterator[str]:
-    yield (
-        "Bounds: weights, caches and output must match to the precision of the engine's "
-        "log; compute within 10 %, or 4 MiB if that is more (the graph changes between "
-        "versions)."
-    )
-    if not found.within:
-        yield (
-            f"The rules follow llama.cpp {found.rules_version}; a difference in another "
-            "version may come from a change in that version."
-        )
-    yield from found.notes
 
 
 def verification_json(found: Verification) -> Json:
@@ -243,46 +225,38 @@ class CalibrationFile:
 
 
 def calibrated_text(found: Calibrated, path: str, screen: Screen = PLAIN) -> str:
-    parts = ", ".join(_results(found)) or "nothing that can be saved"
-    view = View(headline=f"Measured: {parts}", sections=_calibrated_sections(found, path))
-    return render(view, screen)
-
-
-def _results(found: Calibrated) -> Iterator[str]:
-    host, engine = found.host, found.engine
+    host, engine, verified = found.host, found.engine, found.verification
+    results = []
     if host.bandwidth_bytes_per_s:
-        yield f"memory bandwidth {gigabytes(host.bandwidth_bytes_per_s)}"
+        results.append(f"memory bandwidth {gigabytes(host.bandwidth_bytes_per_s)}")
     if host.disk is not None:
-        yield f"disk {gigabytes(host.disk.read_bytes_per_s)}"
+        results.append(f"disk {gigabytes(host.disk.read_bytes_per_s)}")
     if engine is not None and engine.overhead_bytes is not None:
-        yield f"llama.cpp overhead {format_bytes(engine.overhead_bytes)}"
+        results.append(f"llama.cpp overhead {format_bytes(engine.overhead_bytes)}")
     if engine is not None and engine.pace is not None:
-        yield f"llama.cpp speed {measured_rate(engine.pace.decode_tokens_per_s)} tokens/s"
-    if found.differs:
-        yield "a prediction outside its bounds"
+        speed = measured_rate(engine.pace.decode_tokens_per_s)
+        results.append(f"llama.cpp speed {speed} tokens/s")
+    compared = ["within bounds: the engine allocated what was predicted"]
+    if verified is not None and not verified.within:
+        results.append("a prediction outside its bounds")
+        compared = [f"outside bounds, and saved: {differences_words(verified.rows)}"]
+    uses = "`edgekit hardware` shows it, check and plan use it, `edgekit calibrate --remove` deletes it"
+    sections: list[Section] = [
+        ("Machine", [host.host]),
+        ("Memory", _memory_rows(host)),
+        ("Disk", disk_rows(host.disk)),
+        ("Engine", () if engine is None else engine_rows(engine)),
+        ("Estimate", () if verified is None else compared),
+        ("Note", found.notes),
+        ("Saved", [path, uses] if found.has_results else ()),
+    ]
+    parts = ", ".join(results) or "nothing that can be saved"
+    return render(f"Measured: {parts}", sections, screen)
 
 
-def _calibrated_sections(found: Calibrated, path: str) -> Sections:
-    yield "Machine", (found.host.host,)
-    yield "Memory", _memory_rows(found.host)
-    yield "Disk", disk_rows(found.host.disk)
-    if found.engine is not None:
-        yield "Engine", engine_rows(found.engine)
-    if found.verification is not None:
-        outside = [row for row in found.verification.rows if not row.within]
-        parts = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
-        yield (
-            "Estimate",
-            [
-                "within bounds: the engine allocated what was predicted"
-                if found.verification.within
-                else f"outside bounds, and saved: {parts}"
-            ],
-        )
-    yield "Note", found.notes
-    if found.has_results:
-        uses = "`edgekit hardware` shows it, check and plan use it, `edgekit calibrate --remove` deletes it"
-        yield "Saved", (path, uses)
+def differences_words(rows: Iterable[ComparedRow]) -> str:
+    """'compute +4,096 B' for each row that is outside its bounds."""
+    return ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in rows if not row.within)
 
 
 def _memory_rows(host: HostMeasured) -> Iterator[str]:
@@ -334,7 +308,7 @@ def list_text(saved: CalibrationFile, screen: Screen = PLAIN) -> str:
     sections.append(("Differs", map(difference_row, reversed(found.differences))))
     sections.append(("Note", filter(None, (saved.stored.problem,))))
     empty = "Nothing measured yet: run `edgekit calibrate`"
-    return render(View(headline=empty if saved.is_empty else str(saved), sections=sections), screen)
+    return render(empty if saved.is_empty else str(saved), sections, screen)
 
 
 def removed_text(saved: CalibrationFile) -> str:

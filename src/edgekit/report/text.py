@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from edgekit.bill.types import (
     CACHES,
@@ -68,55 +68,43 @@ Section = tuple[str | None, Body]
 Sections = Iterable[Section]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """The parts of an answer on the screen, from top to bottom.
-
-    A section has a label and a body and is left out if the body is empty. With the label "" the body takes the full
-    width; with None no empty line precedes it.
-    """
-
-    headline: str
-    status: Status | None = None  # colours the headline
-    title: Iterable[str] = ()
-    sections: Sections = ()
-
-
 PLAIN = Screen()
 
 
-def render(view: View, screen: Screen = PLAIN) -> str:
+def render(
+    headline: str,
+    sections: Sections,
+    screen: Screen = PLAIN,
+    *,
+    title: Iterable[str] = (),
+    status: Status | None = None,
+) -> str:
+    """An answer from top to bottom. `status` colours the headline.
+
+    A section has a label and a body and is left out if the body is empty. With the label "" the body takes the full
+    width; with None no empty line precedes it. On a narrow screen labels are above their rows.
+    """
     width = clamp_width(screen.width)
-    full, inner = replace(screen, width=width), replace(screen, width=row_width(width))
-    lines = folded(view.headline, width)
+    indent = " " * (_LABEL if width >= _LABEL_COLUMN_FROM else 2)
+    lines = folded(headline, width)
     if screen.colour:
-        lines = [painted(line, view.status, bold=True) for line in lines]
-    lines += joined(view.title, width, f"  {screen.glyphs.between}  ")
-    for label, body in view.sections:
-        if label:
-            rows = body(inner) if callable(body) else _section_rows(body, inner.width)
-            lines += labelled(label, list(rows), width)
-        else:
-            rows = list(body(full) if callable(body) else folded_rows(body, width))
-            lines += ["", *rows] if rows and label is not None else rows
+        lines = [painted(line, status, bold=True) for line in lines]
+    lines += joined(title, width, f"  {screen.glyphs.between}  ")
+    for label, body in sections:
+        inner = replace(screen, width=width - len(indent) if label else width)
+        rows = list(body(inner) if callable(body) else body)
+        if not callable(body):  # a hanging indent shows where each of several rows begins
+            fold = hanging if label and len(rows) > 1 else folded
+            rows = [line for row in rows for line in fold(row, inner.width)]
+        if not rows:
+            continue
+        lines += [""] if label is not None else []
+        if label and len(label) < len(indent):
+            lines.append(f"{label:<{len(indent)}}{rows.pop(0)}".rstrip())
+        elif label:
+            lines += folded(label, width)
+        lines += [f"{indent}{row}".rstrip() for row in rows] if label else rows
     return "\n".join(lines) + "\n"
-
-
-def _section_rows(body: Iterable[str], width: int) -> list[str]:
-    """Rows, folded; if there are several, with a hanging indent to show where each begins."""
-    rows = list(body)
-    return [line for row in rows for line in (hanging if len(rows) > 1 else folded)(row, width)]
-
-
-def labelled(label: str, rows: list[str], width: int) -> list[str]:
-    """An empty line, then the label next to its rows, or above them on a narrow screen; nothing without rows."""
-    if not rows:
-        return []
-    indent = " " * (width - row_width(width))
-    lines = [f"{indent}{row}".rstrip() for row in rows]
-    if len(label) < len(indent):
-        return ["", f"{label:<{len(indent)}}{rows[0]}".rstrip(), *lines[1:]]
-    return ["", *folded(label, width), *lines]
 
 
 def painted(text: str, status: Status | None = None, *, bold: bool = False) -> str:
@@ -154,11 +142,6 @@ def joined(parts: Iterable[str], width: int, separator: str) -> list[str]:
         else:
             lines += folded(part, width)
     return lines
-
-
-def row_width(width: int) -> int:
-    """The width of the rows of a labelled section."""
-    return width - (_LABEL if width >= _LABEL_COLUMN_FROM else 2)
 
 
 def counted(count: int, noun: str) -> str:
@@ -249,10 +232,6 @@ class Memory:
         return self.use.budget.available_bytes
 
     @property
-    def status(self) -> Status:
-        return self.use.status
-
-    @property
     def is_ram(self) -> bool:
         return self.name == RAM
 
@@ -267,17 +246,10 @@ def memories(result: Verdict) -> tuple[Memory, ...]:
             continue  # a limit within another memory
         limits = [other for other in result.uses if other.budget.pools < pools]
         decides = max((use, *limits), key=lambda one: one.fullness)
-        label = name
-        if HOST in pools:
-            label = UNIFIED if len(pools) > 1 else RAM
-        found.append(
-            Memory(
-                name=label,
-                use=decides,
-                whole_bytes=use.budget.free_bytes,
-                parts=parts_in(decides.budget.pools, result.estimate),
-            )
-        )
+        label = name if HOST not in pools else UNIFIED if len(pools) > 1 else RAM
+        parts = parts_in(decides.budget.pools, result.estimate)
+        whole_bytes = use.budget.free_bytes
+        found.append(Memory(name=label, use=decides, whole_bytes=whole_bytes, parts=parts))
     return tuple(found)
 
 
@@ -307,20 +279,16 @@ def bar(memory: Memory, width: int, glyphs: Glyphs = BLOCKS, *, in_parts: bool =
     inside, mark = whole * cells // scale, usable * cells // scale
     full = -(-required * cells // scale)
     full = min(full, mark) if required <= usable else max(full, mark + 1)
-    filled = _filled(memory.parts, full, glyphs.parts) if in_parts else glyphs.parts[0] * full
+    filled = glyphs.parts[0] * full
+    if in_parts:
+        total = sum(memory.parts.values()) or 1
+        sums = accumulate((memory.parts.get(part, 0) for part in PARTS), initial=0)
+        ends = pairwise((end * full + total // 2) // total for end in sums)
+        filled = "".join(
+            glyph * (end - start) for glyph, (start, end) in zip(glyphs.parts, ends, strict=True)
+        )
     drawn = filled.ljust(cells, glyphs.free)
     return f"[{drawn[:mark]}{glyphs.mark}{drawn[mark:inside]}]{drawn[inside:]}"
-
-
-def _filled(parts: Mapping[str, int], cells: int, glyphs: Sequence[str]) -> str:
-    """Cells of the bar, in proportion to the parts."""
-    total = sum(parts.values())
-    if not total:
-        return ""
-    ends = [(end * cells + total // 2) // total for end in accumulate(parts[p] for p in PARTS)]
-    starts = [0, *ends]
-    sizes = [end - start for start, end in zip(starts, ends, strict=False)]
-    return "".join(glyph * size for glyph, size in zip(glyphs, sizes, strict=True))
 
 
 def bar_lines(found: Sequence[Memory], screen: Screen, *, in_parts: bool = False) -> list[str]:
@@ -333,7 +301,7 @@ def bar_lines(found: Sequence[Memory], screen: Screen, *, in_parts: bool = False
     lines: list[str] = []
     for one, name, size in zip(found, names, sizes, strict=True):
         drawn = bar(one, bar_width if is_wide else screen.width, screen.glyphs, in_parts=in_parts)
-        shown = painted(drawn, one.status) if screen.colour else drawn
+        shown = painted(drawn, one.use.status) if screen.colour else drawn
         if is_wide:
             lines.append(f"{name:<{name_width}}  {shown}  {size:>{size_width}}")
         else:
@@ -352,26 +320,21 @@ def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
         if sums[part]
     ]
     yield from joined((*legend, f"{glyphs.mark} usable"), width, "  ")
-    yield from folded_rows(_reserve_rows(result), width)
-    in_ram = estimate.in_pool(PoolKind.HOST)
-    if in_ram and result.machine.host is None:
-        unknown = "goes to system RAM, whose size is unknown and was not checked (add --ram 32G)"
-        yield from folded(f"{format_bytes(in_ram)} {unknown}", width)
-
-
-def _reserve_rows(result: Verdict) -> Iterator[str]:
-    """Free memory and reserves; cards with the same figures share a row."""
-    found: dict[tuple[str, str], list[str]] = {}
+    reserves: dict[tuple[str, str], list[str]] = {}  # cards with the same figures share a row
     for name, use in zip(budget_names(result.uses), result.uses, strict=True):
         words = reserve_words(use.budget, limit_on(use.budget, result.machine))
         if use.covered_bytes:
             words += f"; the first request takes {format_bytes(use.covered_bytes)} of the reserve"
         kind = RAM if use.budget.pools == {HOST} else use.budget.name
-        found.setdefault((kind, words), []).append(name)
-    kinds = [kind for kind, _ in found]
-    for (kind, words), names in found.items():
+        reserves.setdefault((kind, words), []).append(name)
+    kinds = [kind for kind, _ in reserves]
+    for (kind, words), names in reserves.items():
         memory = kind if kinds.count(kind) == 1 else ", ".join(names)
-        yield f"{memory}: {words}" if len(result.uses) > 1 else words
+        yield from folded(f"{memory}: {words}" if len(result.uses) > 1 else words, width)
+    in_ram = estimate.in_pool(PoolKind.HOST)
+    if in_ram and result.machine.host is None:
+        unknown = "goes to system RAM, whose size is unknown and was not checked (add --ram 32G)"
+        yield from folded(f"{format_bytes(in_ram)} {unknown}", width)
 
 
 def budget_names(uses: Sequence[Usage]) -> list[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from edgekit.bill.types import Component, Lever, Status
+from edgekit.bill.types import Component, Lever
 from edgekit.catalog.tiers import WHAT_IF
 from edgekit.engines.memo.policy import DRAFT_MAX, TierPlan, for_each
 from edgekit.engines.memo.rules import memory_notes, windows_of
 from edgekit.machine.types import HOST
+from edgekit.report.check import VERDICTS
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.plan import decision_json
-from edgekit.report.text import PLAIN, Screen, Sections, View, render, table
+from edgekit.report.text import PLAIN, Screen, Section, render, table
 from edgekit.units import format_bytes
 
 ASSUMED = (
@@ -27,34 +28,28 @@ _LABELS = {
     Lever.DRAFTER: "draft model",
     Lever.SEQUENCES: "sequences",
 }
-_WORDS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 _NAMES = {Component.COMPUTE: "working set", Component.KV_CACHE: "cache", Component.STATE: "state"}
 
 
 def tier_text(plan: TierPlan, screen: Screen = PLAIN) -> str:
-    engine = "what-if engine" if plan.setup.engine == WHAT_IF else plan.setup.engine
-    view = View(
-        headline=tier_answer(plan),
-        title=(f"{plan.tier.line} ({plan.tier.base_model})", engine, plan.budget.name),
-        sections=_sections(plan),
-    )
-    return render(view, screen)
-
-
-def _sections(plan: TierPlan) -> Sections:
-    yield "Memory", lambda screen: _memory_lines(plan, screen.width)
+    is_what_if = plan.setup.engine == WHAT_IF
+    engine = "what-if engine" if is_what_if else plan.setup.engine
     steps = [f"{_LABELS[step.lever]}: {step.value}: {step.because}" for step in plan.steps]
-    yield "Why", [*plan.verdict.reasons, *steps]
     need = plan.ram.need
     least, recommended = format_bytes(need.min_bytes), format_bytes(need.recommended_bytes)
     sizes = f"at least {least}, {recommended} recommended ({need.source})"
-    yield "Guard", [f"{plan.ram.level.value}: {plan.ram.because}; {sizes}"]
-    if not plan.verdict.can_load:
-        missing = format_bytes(plan.to_add_bytes)
-        yield "To fit", [f"add {missing} of memory to {plan.budget.name}"]
-    yield "Basis", [ASSUMED]
-    what_if = [_WHAT_IF] if plan.setup.engine == WHAT_IF else []
-    yield "Note", [*what_if, *memory_notes(plan.verdict.machine, plan.budget)]
+    missing = f"add {format_bytes(plan.to_add_bytes)} of memory to {plan.budget.name}"
+    notes = memory_notes(plan.verdict.machine, plan.budget)
+    sections: list[Section] = [
+        ("Memory", lambda screen: _memory_lines(plan, screen.width)),
+        ("Why", [*plan.verdict.reasons, *steps]),
+        ("Guard", [f"{plan.ram.level.value}: {plan.ram.because}; {sizes}"]),
+        ("To fit", [] if plan.verdict.can_load else [missing]),
+        ("Basis", [ASSUMED]),
+        ("Note", [_WHAT_IF, *notes] if is_what_if else notes),
+    ]
+    title = (f"{plan.tier.line} ({plan.tier.base_model})", engine, plan.budget.name)
+    return render(tier_answer(plan), sections, screen, title=title)
 
 
 def tier_answer(plan: TierPlan) -> str:
@@ -65,7 +60,7 @@ def tier_answer(plan: TierPlan) -> str:
     many = f", {plan.parallel} sequences" if plan.parallel > 1 else ""
     context = f"{found.context_tokens:,} tokens{for_each(found.load)}"
     what = f"{plan.tier.name} with {context}, cache {plan.layout.name}"
-    return f"{_WORDS[found.status]}: {what}{drafting}{many}: {sizes}"
+    return f"{VERDICTS[found.status]}: {what}{drafting}{many}: {sizes}"
 
 
 def _memory_lines(plan: TierPlan, width: int) -> list[str]:

@@ -80,7 +80,7 @@ def test_bar_laws(taken: tuple[int, ...], available: int, reserve: int, width: i
     assert len(drawn) == min(width, MOST_CELLS + 3)
     inside, outside = drawn[1:].split("]")
     beyond = inside.split("|")[1] + outside
-    assert any(c in ASCII.parts for c in beyond) is (held.status is Status.FAILED)
+    assert any(c in ASCII.parts for c in beyond) is (held.use.status is Status.FAILED)
     if outside.strip("."):
         assert held.required_bytes > held.whole_bytes
     used = drawn.replace("[", "").replace("|", "").replace("]", "")

@@ -13,7 +13,7 @@ from edgekit.report.text import (
     ASCII,
     BLOCKS,
     Screen,
-    View,
+    Section,
     command_lines,
     fitted_table,
     glyphs_for,
@@ -21,23 +21,22 @@ from edgekit.report.text import (
     table,
 )
 
-VIEW = View(
-    headline="Fits",
-    status=Status.PASSED,
-    title=("a model", "", "an engine"),
-    sections=[
+
+def rendered(screen: Screen) -> str:
+    sections: list[Section] = [
         (None, ["directly below"]),
         ("", lambda screen: ["=" * screen.width]),
         ("Note", ["first", "second"]),
         ("Empty", []),
         ("Run", lambda screen: ["-" * screen.width]),
-    ],
-)
+    ]
+    title = ("a model", "", "an engine")
+    return render("Fits", sections, screen, title=title, status=Status.PASSED)
 
 
 def test_render() -> None:
     assert (
-        render(VIEW, Screen(width=50))
+        rendered(Screen(width=50))
         == f"""\
 Fits
 a model  ·  an engine
@@ -54,11 +53,11 @@ Run      {"-" * 41}
 
 
 def test_render_on_a_narrow_screen_has_labels_above_their_rows() -> None:
-    assert render(VIEW, Screen(width=1)).endswith(f"\n\nRun\n  {'-' * 18}\n")
+    assert rendered(Screen(width=1)).endswith(f"\n\nRun\n  {'-' * 18}\n")
 
 
 def test_render_with_colour_paints_the_headline() -> None:
-    assert render(VIEW, Screen(colour=True)).startswith("\x1b[1;32mFits\x1b[0m\na model")
+    assert rendered(Screen(colour=True)).startswith("\x1b[1;32mFits\x1b[0m\na model")
 
 
 def test_table_aligns_words_left_and_numbers_right() -> None:
