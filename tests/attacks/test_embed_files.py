@@ -37,7 +37,7 @@ from tests.thoroughness import LONG, sampled
 from edgekit.engines.native import file as file_module
 from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
 from edgekit.engines.native.kernels import choose_kernels
-from edgekit.engines.native.token_mean import TokenMean, open_token_mean
+from edgekit.engines.native.token_mean import TokenMean
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, SourceError
 from edgekit.formats import limits
 from edgekit.formats.dtype import by_name
@@ -296,7 +296,7 @@ def at_work(path: Path, meanwhile: Callable[[], object]) -> None:
 
 def _mean(file: WeightFile) -> TokenMean:
     found = scan_header(file, selects=lambda name: name == TABLE)
-    return open_token_mean(
+    return TokenMean(
         file, found, kernels=choose_kernels("numpy"), monitor=Monitor(critical_bytes=0)
     )
 

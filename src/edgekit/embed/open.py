@@ -30,7 +30,7 @@ from edgekit.engines.native.families import Pooling
 from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
 from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import Kernels
-from edgekit.engines.native.token_mean import TABLE, open_token_mean, token_mean_bytes
+from edgekit.engines.native.token_mean import TABLE, TokenMean, token_mean_bytes
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
@@ -344,7 +344,7 @@ def _plan_token_mean(needs: _Needs) -> tuple[EmbedPlan, Start]:
     width = _table_width(header)
     buffers = _line("buffers", size_bytes, "packed bytes and floats for part of one row")
     plan = _with_lines(needs, width, buffers, *_row_lines(width, options.mode))
-    return plan, lambda monitor: open_token_mean(
+    return plan, lambda monitor: TokenMean(
         needs.file, header, kernels=options.kernels, monitor=monitor
     )
 

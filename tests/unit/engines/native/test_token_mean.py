@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from tests.header_files import (
 
 from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.kernels import KERNELS, choose_kernels
-from edgekit.engines.native.token_mean import TokenMean, open_token_mean, token_mean_bytes
+from edgekit.engines.native.token_mean import TokenMean, token_mean_bytes
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -42,7 +43,7 @@ from edgekit.errors import (
     UnknownDtypeError,
     WeightsError,
 )
-from edgekit.formats.dtype import by_name
+from edgekit.formats.dtype import TensorType, by_name
 from edgekit.machine.monitor import Monitor
 
 Floats = NDArray[np.float32]
@@ -66,7 +67,7 @@ def roomy() -> Monitor:
 def opened(path: Path, monitor: Monitor | None = None) -> tuple[WeightFile, TokenMean]:
     file = WeightFile(path, Limits())
     found = scan_header(file, selects=lambda name: name == TABLE)
-    return file, open_token_mean(file, found, kernels=choose_kernels(), monitor=monitor or roomy())
+    return file, TokenMean(file, found, kernels=choose_kernels(), monitor=monitor or roomy())
 
 
 def means(path: Path, texts: list[list[int]]) -> Floats:
@@ -121,19 +122,33 @@ def test_token_mean_equals_the_mean_of_rows_bit_for_bit(
 
 
 @pytest.mark.parametrize(("kind", "width"), WIDTHS)
-def test_a_row_goes_through_two_small_buffers(kind: str, width: int, tmp_path: Path) -> None:
+def test_a_row_goes_through_two_small_buffers(
+    kind: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.gguf"
-    table(path, kind, width, [], rows=3)
+    table(path, kind, width, [1], rows=3)
     monitor = roomy()
     file, mean = opened(path, monitor)
+    read_bytes: list[int] = []
+    floats: list[int] = []
+    read, unpack = WeightFile.read_into, mean._kernels.dequantize
+
+    def counted_read(self: WeightFile, offset: int, buffer: Any, *, what: str) -> None:
+        read_bytes.append(buffer.nbytes)
+        read(self, offset, buffer, what=what)
+
+    def counted_unpack(kind: TensorType, packed: Any, into: Any) -> None:
+        floats.append(into.size)
+        unpack(kind, packed, into)
+
+    monkeypatch.setattr(WeightFile, "read_into", counted_read)
+    monkeypatch.setattr(mean._kernels, "dequantize", counted_unpack)
     with file:
-        reads = len(mean._pieces)
-        tiles = [tile for piece in mean._pieces for tile in piece.tiles]
-        assert (reads, len(tiles)) == WIDTHS[kind, width]
-        assert all(piece.packed.nbytes <= 32 * 1024 for piece in mean._pieces)
-        assert all(tile.floats.nbytes <= 16 * 1024 for tile in tiles)
-        columns = [n for tile in tiles for n in range(tile.columns.start, tile.columns.stop)]
-        assert columns == list(range(width))
+        mean.encode([[1]], np.empty((1, width), np.float32), never)
+        assert (len(read_bytes), len(floats)) == WIDTHS[kind, width]
+        assert max(read_bytes) <= 32 * 1024
+        assert max(floats) * 4 <= 16 * 1024
+        assert sum(floats) == width
         held = scan_header(file, selects=lambda name: name == TABLE)
         assert monitor.reserved_bytes == token_mean_bytes(held) <= 48 * 1024
         mean.close()

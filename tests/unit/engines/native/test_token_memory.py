@@ -30,7 +30,7 @@ import numpy as np
 from edgekit.engines.native.file import WeightFile
 from edgekit.engines.native.kernels import choose_kernels
 from edgekit.machine.monitor import Monitor
-from edgekit.engines.native.token_mean import TABLE, open_token_mean
+from edgekit.engines.native.token_mean import TABLE, TokenMean
 from edgekit.engines.native.file import Limits
 from edgekit.engines.native.file import scan_header
 
@@ -51,7 +51,7 @@ def embed(monitor, peaks):
     with WeightFile(path, Limits()) as file:
         header = scan_header(file, selects=lambda name: name == TABLE)
         peaks["scan_header"] = tracemalloc.get_traced_memory()[1]
-        mean = open_token_mean(file, header, kernels=choose_kernels(kernels), monitor=monitor)
+        mean = TokenMean(file, header, kernels=choose_kernels(kernels), monitor=monitor)
         del header
         tracemalloc.reset_peak()
         into = np.empty((1, mean.width), np.float32)
