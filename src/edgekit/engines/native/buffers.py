@@ -36,7 +36,7 @@ class PassPlan:
     tile_bytes: int  # packed rows that a thread reads at a time
     side_floats: int  # a thread's rows of `up`, next to those of the gate
     scratch_floats: int  # a thread's unpacked rows, and scores of attention
-    kept: frozenset[str] = field(repr=False)  # tensors whose bytes stay in memory
+    kept: frozenset[str] = field(repr=False, default=frozenset())  # tensors that stay in memory
 
     @property
     def tiles_bytes(self) -> int:

@@ -81,28 +81,22 @@ class PlanLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _EncoderPass(PassPlan):
-    """The buffers of one rung."""
-
-    pass_tokens: int  # all texts of a pass together
-    lines: tuple[PlanLine, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """What the encoder itself holds."""
-        return sum(line.size_bytes for line in self.lines)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderPlan(_EncoderPass):
+class EncoderPlan(PassPlan):
     """What the encoder holds, and how it goes through the weights."""
 
     pooling: Pooling
     text_tokens: int  # the longest text
     text_tokens_because: str
-    unpacked: frozenset[str] = field(repr=False)  # kept tensors that are kept as float32
-    budget_bytes: int
+    pass_tokens: int  # all texts of a pass together
+    unpacked: frozenset[str] = field(repr=False, default=frozenset())  # kept as float32
+    budget_bytes: int = 0
+    lines: tuple[PlanLine, ...] = ()
     other_lines: tuple[PlanLine, ...] = ()  # the caller's, inside the same budget
+
+    @property
+    def size_bytes(self) -> int:
+        """What the encoder itself holds."""
+        return sum(line.size_bytes for line in self.lines)
 
     @property
     def total_bytes(self) -> int:
@@ -150,9 +144,11 @@ def plan_encoder(
     check_threads(threads)
     needs = _Needs(
         model=model,
+        pooling=choose_pooling(header.keys, model.family.architecture, pooling),
         kernels=kernels,
         threads=threads or usual_threads(),
         text_tokens=text_tokens,
+        text_tokens_because=because,
         batch_tokens=max(1, batch_tokens),
         other_bytes=sum(line.size_bytes for line in other_lines),
         least_bytes=least_bytes,
@@ -160,26 +156,9 @@ def plan_encoder(
     )
     if budget_bytes is None:
         budget_bytes = _default_budget(needs, available_bytes)
-    rung = _best_rung(needs, budget_bytes)
-    capacity_bytes = usable_bytes(budget_bytes) - needs.other_bytes - rung.size_bytes
-    kept, unpacked = _kept_weights(model, capacity_bytes)
-    return EncoderPlan(
-        model=model,
-        pooling=choose_pooling(header.keys, model.family.architecture, pooling),
-        threads=rung.threads,
-        text_tokens=text_tokens,
-        text_tokens_because=because,
-        pass_tokens=rung.pass_tokens,
-        chunk_tokens=rung.chunk_tokens,
-        tile_bytes=rung.tile_bytes,
-        side_floats=rung.side_floats,
-        scratch_floats=rung.scratch_floats,
-        kept=frozenset((*kept, *unpacked)),
-        unpacked=frozenset(unpacked),
-        budget_bytes=budget_bytes,
-        lines=(*rung.lines, *_weight_lines(model, kept, unpacked)),
-        other_lines=tuple(other_lines),
-    )
+    plan = _best_rung(needs, budget_bytes)
+    plan = replace(plan, budget_bytes=budget_bytes, other_lines=tuple(other_lines))
+    return _keep_weights(plan, usable_bytes(budget_bytes) - plan.total_bytes)
 
 
 def _text_tokens(model: NativeModel, limits: Limits, file: str) -> tuple[int, str]:
@@ -208,9 +187,11 @@ def _text_tokens(model: NativeModel, limits: Limits, file: str) -> tuple[int, st
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Needs:
     model: NativeModel
+    pooling: Pooling
     kernels: Kernels
     threads: int
     text_tokens: int
+    text_tokens_because: str
     batch_tokens: int
     other_bytes: int
     least_bytes: int
@@ -221,32 +202,41 @@ class _Needs:
         return max(self.other_bytes + encoder_bytes, self.least_bytes)
 
 
-def _rungs(needs: _Needs) -> Iterator[_EncoderPass]:
+def _rungs(needs: _Needs) -> Iterator[EncoderPlan]:
     """Best first; the last one needs the least memory."""
-    longest = needs.text_tokens
-    for chunk_tokens, wanted_bytes in RUNGS:
+    model, kernels, longest = needs.model, needs.kernels, needs.text_tokens
+    kinds = {(tensor.type, tensor.shape[1]) for tensor in matrices(model)}
+    kinds |= {(F32, columns) for _, columns in kinds}
+    # Enough for every matrix, packed or unpacked, for attention, and for a row of learned positions.
+    scratch_floats = max(
+        model.dimensions.width,
+        kernels.attention_floats(longest, model.dimensions.head_dim),
+        *(kernels.scratch_floats(kind, columns) for kind, columns in kinds),
+    )
+    for chunk_tokens, usual_tile_bytes in RUNGS:
         for pass_tokens in dict.fromkeys((max(longest, needs.batch_tokens), longest)):
             chunk = min(chunk_tokens, pass_tokens)
-            rung = _EncoderPass(
-                model=needs.model,
+            plan = EncoderPlan(
+                model=model,
+                pooling=needs.pooling,
                 threads=needs.threads,
+                text_tokens=longest,
+                text_tokens_because=needs.text_tokens_because,
                 pass_tokens=pass_tokens,
                 chunk_tokens=chunk,
-                tile_bytes=tile_bytes(needs.model, wanted_bytes),
-                side_floats=side_floats(needs.model, chunk),
-                scratch_floats=_scratch_floats(needs),
-                kept=frozenset(),
-                lines=(),
+                tile_bytes=tile_bytes(model, usual_tile_bytes),
+                side_floats=side_floats(model, chunk),
+                scratch_floats=scratch_floats,
             )
-            yield replace(rung, lines=tuple(_pass_lines(rung, longest)))
+            yield replace(plan, lines=tuple(_pass_lines(plan)))
 
 
 def _exact(what: str, size_bytes: int, because: str) -> PlanLine:
     return PlanLine(what=what, size_bytes=size_bytes, basis=Basis.EXACT, because=because)
 
 
-def _pass_lines(rung: _EncoderPass, text_tokens: int) -> Iterator[PlanLine]:
-    model, tokens, chunk = rung.model, rung.pass_tokens, rung.chunk_tokens
+def _pass_lines(plan: EncoderPlan) -> Iterator[PlanLine]:
+    model, tokens, chunk = plan.model, plan.pass_tokens, plan.chunk_tokens
     size = model.dimensions
     of = f"{tokens:,} tokens x"
     yield _exact("tokens", tokens * size.width * FLOAT_BYTES, f"{of} {size.width:,} x 4")
@@ -257,20 +247,20 @@ def _pass_lines(rung: _EncoderPass, text_tokens: int) -> Iterator[PlanLine]:
         f"the larger of {of} 2 x {size.key:,} x 4 and {chunk:,} x {size.inner:,} x 4",
     )
     yield _exact("chunk", chunk * size.width * FLOAT_BYTES, f"{chunk:,} x {size.width:,} x 4")
-    yield _exact("tiles", rung.tiles_bytes, rung.tiles_because)
+    yield _exact("tiles", plan.tiles_bytes, plan.tiles_because)
     yield PlanLine(
         what="threads",
-        size_bytes=rung.threads * THREAD_BYTES,
+        size_bytes=plan.threads * THREAD_BYTES,
         basis=Basis.MODELLED,
-        because=f"{rung.threads} x {format_bytes(THREAD_BYTES)} of stack and small arrays, at most",
+        because=f"{plan.threads} x {format_bytes(THREAD_BYTES)} of stack and small arrays, at most",
     )
     floats = sum(tensor.shape[-1] for tensor in vectors(model))
     yield _exact("norms and biases", floats * FLOAT_BYTES, f"{floats:,} x 4, held as float32")
     if size.rotary:
         yield _exact(
             "rotary tables",
-            (text_tokens + tokens) * size.rotary * FLOAT_BYTES,
-            f"({text_tokens:,} positions + {tokens:,} tokens) x {size.rotary} x 4",
+            (plan.text_tokens + tokens) * size.rotary * FLOAT_BYTES,
+            f"({plan.text_tokens:,} positions + {tokens:,} tokens) x {size.rotary} x 4",
         )
     count = sum(len(layer) for layer in model.layers) + len(model.outside)
     yield PlanLine(
@@ -279,18 +269,6 @@ def _pass_lines(rung: _EncoderPass, text_tokens: int) -> Iterator[PlanLine]:
         basis=Basis.MODELLED,
         because=f"{format_bytes(BOOKKEEPING_BYTES)} + {count:,} tensors x {TENSOR_BYTES:,}"
         f" + {tokens:,} tokens x 64, at most",
-    )
-
-
-def _scratch_floats(needs: _Needs) -> int:
-    """Enough for every matrix, packed or unpacked, for attention, and for a row of learned positions."""
-    size, kernels = needs.model.dimensions, needs.kernels
-    kinds = {(tensor.type, tensor.shape[1]) for tensor in matrices(needs.model)}
-    kinds |= {(F32, columns) for _, columns in kinds}
-    return max(
-        size.width,
-        kernels.attention_floats(needs.text_tokens, size.head_dim),
-        *(kernels.scratch_floats(kind, columns) for kind, columns in kinds),
     )
 
 
@@ -315,7 +293,7 @@ def _default_budget(needs: _Needs, available_bytes: int | None) -> int:
     return max(least, min(useful, available_bytes // DEFAULT_SHARE))
 
 
-def _best_rung(needs: _Needs, budget_bytes: int) -> _EncoderPass:
+def _best_rung(needs: _Needs, budget_bytes: int) -> EncoderPlan:
     allowed = usable_bytes(budget_bytes)
     for rung in _rungs(needs):
         if needs.peak_bytes(rung.size_bytes) <= allowed:
@@ -368,12 +346,10 @@ def _unpacked_bytes(tensor: Tensor) -> int:
     return tensor.size_bytes if tensor.name in tables else tensor.elements * FLOAT_BYTES
 
 
-def _kept_weights(
-    model: NativeModel, capacity_bytes: int
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of those that stay packed and of those that stay as float32, which is only done if all stay."""
-    kept = fitting_matrices(model, capacity_bytes)
-    everything = {tensor.name: tensor for tensor in matrices(model)}
+def _keep_weights(plan: EncoderPlan, capacity_bytes: int) -> EncoderPlan:
+    """As many weights as fit stay packed. Only if all do, as many as fit stay as float32 instead."""
+    everything = {tensor.name: tensor for tensor in matrices(plan.model)}
+    kept = fitting_matrices(plan.model, capacity_bytes)
     unpacked = []
     if len(kept) == len(everything):
         capacity_bytes -= sum(tensor.size_bytes for tensor in everything.values())
@@ -382,19 +358,17 @@ def _kept_weights(
             if 0 < more <= capacity_bytes:
                 unpacked.append(tensor.name)
                 capacity_bytes -= more
-    return tuple(name for name in kept if name not in unpacked), tuple(unpacked)
-
-
-def _weight_lines(
-    model: NativeModel, kept: tuple[str, ...], unpacked: tuple[str, ...]
-) -> Iterator[PlanLine]:
-    everything = {tensor.name: tensor for tensor in matrices(model)}
-    if kept:
-        size_bytes = sum(everything[name].size_bytes for name in kept)
-        yield _exact("weights kept", size_bytes, f"{len(kept):,} tensors as they are in the file")
+    lines = [*plan.lines]
+    packed = [everything[name].size_bytes for name in kept if name not in unpacked]
+    if packed:
+        because = f"{len(packed):,} tensors as they are in the file"
+        lines.append(_exact("weights kept", sum(packed), because))
     if unpacked:
         size_bytes = sum(_unpacked_bytes(everything[name]) for name in unpacked)
-        yield _exact("weights unpacked", size_bytes, f"{len(unpacked):,} tensors as float32")
+        lines.append(
+            _exact("weights unpacked", size_bytes, f"{len(unpacked):,} tensors as float32")
+        )
+    return replace(plan, kept=frozenset(kept), unpacked=frozenset(unpacked), lines=tuple(lines))
 
 
 # --- pooling
