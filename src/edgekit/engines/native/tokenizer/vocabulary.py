@@ -7,9 +7,9 @@ import math
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edgekit.engines.native.file import WeightFile
 from edgekit.engines.native.tokenizer.kinds import (
@@ -23,7 +23,7 @@ from edgekit.engines.native.tokenizer.kinds import (
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError, quoted
 from edgekit.formats.types import ArrayFact
 from edgekit.model.hyperparameters import GgufKeys
-from edgekit.units import KIB, MIB
+from edgekit.units import KIB, LARGEST, MIB
 
 if TYPE_CHECKING:
     from edgekit.engines.native.file import FileHeader
@@ -58,37 +58,24 @@ class TokenKind(enum.IntEnum):
 class Strings:
     """Many short texts in one buffer: 150,000 tokens take 2 MB; as Python objects they would take 10."""
 
-    __slots__ = ("_bytes", "_ends", "_file", "_what")
+    __slots__ = ("_file", "_what", "all_bytes", "ends")
 
     def __init__(self, what: str, *, file: str) -> None:
         self._what = what
         self._file = file
-        self._bytes = bytearray()
-        self._ends = array("I")
+        self.all_bytes = bytearray()  # all texts without separators
+        self.ends = array("I")
 
     def append(self, text: bytes | memoryview) -> None:
-        self._bytes += text
-        self._ends.append(len(self._bytes))
+        self.all_bytes += text
+        self.ends.append(len(self.all_bytes))
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
     def __getitem__(self, index: int) -> str:
-        begin = self._ends[index - 1] if index else 0
-        return self._text(index, begin, self._ends[index])
-
-    def __iter__(self) -> Iterator[str]:
-        begin, raw = 0, self._bytes
-        for index, end in enumerate(self._ends):
-            try:  # what _text does, without a call for each text
-                text = raw[begin:end].decode()
-            except UnicodeDecodeError:
-                text = self._text(index, begin, end)
-            yield text
-            begin = end
-
-    def _text(self, index: int, begin: int, end: int) -> str:
-        raw = self._bytes[begin:end]
+        begin = self.ends[index - 1] if index else 0
+        raw = self.all_bytes[begin : self.ends[index]]
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -97,14 +84,15 @@ class Strings:
                 file=self._file,
             ) from error
 
-    @property
-    def all_bytes(self) -> bytearray:
-        """All texts without separators."""
-        return self._bytes
-
-    @property
-    def ends(self) -> array[int]:
-        return self._ends
+    def __iter__(self) -> Iterator[str]:
+        begin, raw = 0, self.all_bytes
+        for index, end in enumerate(self.ends):
+            try:  # as self[index], without a call for each text
+                text = raw[begin:end].decode()
+            except UnicodeDecodeError:
+                text = self[index]
+            yield text
+            begin = end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,98 +143,114 @@ class TokenOffsets:
         return self.offset + 8 * (number + 1) + begin, self.ends[number] - begin
 
 
-# --- arrays
+# --- the keys and arrays of a file
 
 WINDOW_BYTES = 32 * KIB
 _LENGTH = struct.Struct("<Q")
 _CODES = {"float32": "f", "int32": "i", "int8": "b", "uint8": "B"}
+_KEY = "tokenizer.ggml."
 
 
-class StringSink(Protocol):
-    """Receives one string after another."""
+@dataclass(frozen=True, slots=True)
+class _TokenizerKeys(GgufKeys):
+    """The keys that begin with tokenizer.ggml, and the arrays, which are read from the file."""
 
-    def append(self, text: memoryview, /) -> None: ...
+    arrays: Mapping[str, ArrayFact]
+    source: WeightFile
 
-    def __len__(self) -> int: ...
+    @classmethod
+    def of(cls, source: WeightFile, header: FileHeader) -> _TokenizerKeys:
+        return cls(header.keys, _KEY.removesuffix("."), header.name, header.arrays, source)
 
+    def text(self, key: str) -> str | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.error(f"{_KEY}{key} is {quoted(value)}, not a string")
+        return value
 
-def read_strings(
-    file: WeightFile,
-    fact: ArrayFact,
-    what: str,
-    strings: StringSink,
-    *,
-    entry_bytes: int,
-    total_bytes: int,
-) -> None:
-    """Appends every string. Raises HeaderLimitError for a string over `entry_bytes` or an array over `total_bytes`."""
-    if fact.element != "string":
-        raise HeaderError(f"{what} holds {fact.element}, not strings", file=file.name)
-    _check_limit(file, f"{what}: length in bytes", fact.end - fact.offset, total_bytes)
-    buffer = bytearray(WINDOW_BYTES)
-    start = fact.offset
-    while len(strings) < fact.count:
-        window = memoryview(buffer)[: min(WINDOW_BYTES, fact.end - start)]
-        file.read_into(start, window, what=what)
-        read, too_long = _take_strings(window, strings, fact.count, entry_bytes)
-        if too_long:
-            _check_limit(file, f"{what}[{len(strings)}]: length in bytes", too_long, entry_bytes)
-        if not read:
-            raise HeaderError(f"{what} continues beyond its end", file=file.name, offset=start)
-        start += read
+    def flag(self, key: str, *, default: bool | None = None) -> bool:
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(f"{_KEY}{key} is {quoted(value)}, neither true nor false")
+        return GgufKeys.flag(self, key, default=default)
 
+    def token(self, key: str, default: int | None, count: int) -> int | None:
+        """A token's number. It may be outside the vocabulary, because the token may never be used."""
+        value = self.get(key)
+        if value is None:
+            return default if default is not None and default < count else None
+        if type(value) is not int:
+            raise self.error(f"{_KEY}{key} is {quoted(value)}, not a token number")
+        return value
 
-def _take_strings(
-    window: memoryview, strings: StringSink, count: int, entry_bytes: int
-) -> tuple[int, int]:
-    """Appends the strings that are complete in the window. Returns the bytes read, and the length of a string that is
-    over the limit (else 0).
-    """
-    unpack, append, length = _LENGTH.unpack_from, strings.append, len(window)
-    at = 0
-    for _ in range(len(strings), count):
-        if at + 8 > length:
-            break
-        (size,) = unpack(window, at)
-        if size > entry_bytes:
-            return at, size
-        end = at + 8 + size
-        if end > length:
-            break
-        append(window[at + 8 : end])
-        at = end
-    return at, 0
+    def token_or_default(self, key: str, default: int | None, count: int) -> int | None:
+        """A token's number; the default if it is outside the vocabulary."""
+        value = self.token(key, default, count)
+        if value is not None and not 0 <= value < count:
+            return default if default is not None and default < count else None
+        return value
 
+    def find_array(self, key: str, *, most: int = LARGEST) -> ArrayFact:
+        """Raises HeaderError if there is no such array, HeaderLimitError if it has more than `most` entries."""
+        fact = self.arrays.get(_KEY + key)
+        if fact is None:
+            raise self.error(f"has no vocabulary: {_KEY}{key} is missing or not an array")
+        self.check_limit(f"{_KEY}{key}: number of entries", fact.count, most)
+        return fact
 
-def read_numbers(
-    file: WeightFile, fact: ArrayFact, what: str, *, elements: tuple[str, ...], count: int
-) -> array[int] | array[float]:
-    """The first `count` numbers. Raises HeaderError if there are fewer, or of another type."""
-    if fact.element not in elements:
-        raise HeaderError(
-            f"{what} holds {fact.element}, not {' or '.join(elements)}", file=file.name
-        )
-    if fact.count < count:
-        raise HeaderError(
-            f"{what} has {fact.count:,} entries, but there are {count:,} tokens", file=file.name
-        )
-    code = _CODES[fact.element]
-    numbers: array[int] | array[float] = array(code)
-    numbers.frombytes(bytes(count * numbers.itemsize))
-    file.read_into(fact.offset, memoryview(numbers).cast("B"), what=what)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+    def check_limit(self, what: str, value: int, limit: int) -> None:
+        if value > limit:
+            raise HeaderLimitError(what, value=value, limit=limit, file=self.file)
 
+    def read_strings(
+        self, key: str, append: Callable[[memoryview], None], *, most: int, entry_bytes: int
+    ) -> ArrayFact:
+        """Calls `append` with every string of an array that has at most `most`, each of at most `entry_bytes`."""
+        fact, what = self.find_array(key, most=most), _KEY + key
+        if key == "tokens" and not fact.count:
+            raise self.error(f"has no vocabulary: {what} is empty")
+        if fact.element != "string":
+            raise self.error(f"{what} holds {fact.element}, not strings")
+        self.check_limit(f"{what}: length in bytes", fact.end - fact.offset, MOST_STRINGS_BYTES)
+        buffer, unpack = bytearray(WINDOW_BYTES), _LENGTH.unpack_from
+        start, count = fact.offset, 0
+        while count < fact.count:
+            window = memoryview(buffer)[: min(WINDOW_BYTES, fact.end - start)]
+            self.source.read_into(start, window, what=what)
+            at, length = 0, len(window)
+            while count < fact.count and at + 8 <= length:
+                (size,) = unpack(window, at)
+                if size > entry_bytes:
+                    self.check_limit(f"{what}[{count}]: length in bytes", size, entry_bytes)
+                end = at + 8 + size
+                if end > length:
+                    break
+                append(window[at + 8 : end])
+                at, count = end, count + 1
+            if not at:
+                raise HeaderError(f"{what} continues beyond its end", file=self.file, offset=start)
+            start += at
+        return fact
 
-def _check_limit(file: WeightFile, what: str, value: int, limit: int) -> None:
-    if value > limit:
-        raise HeaderLimitError(what, value=value, limit=limit, file=file.name)
+    def read_numbers(
+        self, key: str, *, elements: tuple[str, ...], count: int
+    ) -> array[int] | array[float]:
+        """The first `count` numbers of an array. Raises HeaderError if there are fewer, or of another type."""
+        fact, what = self.find_array(key), _KEY + key
+        if fact.element not in elements:
+            raise self.error(f"{what} holds {fact.element}, not {' or '.join(elements)}")
+        if fact.count < count:
+            raise self.error(f"{what} has {fact.count:,} entries, but there are {count:,} tokens")
+        numbers: array[int] | array[float] = array(_CODES[fact.element])
+        numbers.frombytes(bytes(count * numbers.itemsize))
+        self.source.read_into(fact.offset, memoryview(numbers).cast("B"), what=what)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers
 
 
 # --- the vocabulary
 
-_KEY = "tokenizer.ggml."
 SPECIAL_KINDS = frozenset({TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED})
 
 # Texts that make a token special, whatever its type in the file is: llama-vocab.cpp:2665-2875.
@@ -279,31 +283,52 @@ _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
     """Raises UnknownTokenizerError for an unknown kind of vocabulary, HeaderError for a contradiction."""
-    keys = _TokenizerKeys.of(header)
+    keys = _TokenizerKeys.of(file, header)
     family = family_of(keys.text("model"), header.name)
+    method = family.method
     pre = _pre_tokenizer(family, keys)
     tokens = Strings(_KEY + "tokens", file=file.name)
-    _read_tokens(file, keys, tokens)
+    keys.read_strings("tokens", tokens.append, most=MOST_TOKENS, entry_bytes=MOST_TOKEN_BYTES)
     meanings = frozenset(_MEANINGS.values())
     named = {text: number for number, text in enumerate(tokens) if text in meanings}
-    kinds = _read_kinds(file, keys, len(tokens), named)
+    kinds = _read_kinds(keys, len(tokens), named)
     before, after = _frame(family, pre, keys, len(tokens))
     unknown = keys.token("unknown_token_id", family.unknown, len(tokens))
-    if family.method in (Method.WORDPIECE, Method.UNIGRAM):
+    if method in (Method.WORDPIECE, Method.UNIGRAM):
         unknown = _checked_token(keys, "unknown", unknown, len(tokens))
-    lowercase = keys.flag("normalizer.lowercase", default=_default_lowercase(family, tokens, kinds))
+    # BERT lowercases, unless the vocabulary has words with capitals. Most files are older than the key, and
+    # llama.cpp lowercases every text.
+    usually_lowercase = method is Method.WORDPIECE and not any(
+        kind == TokenKind.NORMAL and token != token.lower()
+        for token, kind in zip(tokens, kinds, strict=True)
+    )
+    lowercase = keys.flag("normalizer.lowercase", default=usually_lowercase)
     strip_left, strip_right = _space_strippers(keys, named, kinds)
+    scores, merges, charsmap = None, None, b""
+    if method in (Method.SPM, Method.UNIGRAM):
+        numbers = keys.read_numbers("scores", elements=("float32", "int32"), count=len(tokens))
+        scores = array("f", numbers)
+        for number, score in enumerate(scores):
+            if not math.isfinite(score):
+                raise keys.error(f"{_KEY}scores[{number}] is {score}")
+    if method is Method.BPE:
+        merges = Strings(_KEY + "merges", file=file.name)
+        longest = 2 * MOST_TOKEN_BYTES + 1
+        keys.read_strings("merges", merges.append, most=MOST_MERGES, entry_bytes=longest)
+    if _KEY + "precompiled_charsmap" in keys.arrays:
+        count = keys.find_array("precompiled_charsmap", most=MOST_CHARSMAP_BYTES).count
+        charsmap = keys.read_numbers(
+            "precompiled_charsmap", elements=("int8", "uint8"), count=count
+        ).tobytes()
     return Vocabulary(
         file=header.name,
         family=family,
         pre=pre,
         tokens=tokens,
         kinds=bytes(kinds),
-        scores=_read_scores(file, keys, len(tokens))
-        if family.method in (Method.SPM, Method.UNIGRAM)
-        else None,
-        merges=_read_merges(file, keys) if family.method is Method.BPE else None,
-        charsmap=_read_charsmap(file, keys),
+        scores=scores,
+        merges=merges,
+        charsmap=charsmap,
         before=before,
         after=after,
         unknown=unknown,
@@ -318,39 +343,28 @@ def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
 
 def read_token_offsets(file: WeightFile, header: FileHeader) -> TokenOffsets:
     """For decoding: the texts stay in the file and are read one token at a time."""
-    keys = _TokenizerKeys.of(header)
+    keys = _TokenizerKeys.of(file, header)
     family = family_of(keys.text("model"), header.name)
-    texts = _TextEnds()
-    fact = _read_tokens(file, keys, texts)
-    kinds = _read_kinds(file, keys, len(texts), texts.named)
+    ends = array("I")
+    named: dict[str, int] = {}
+
+    def append(text: memoryview) -> None:
+        if len(text) <= _MEANING_BYTES and (name := _MEANINGS.get(bytes(text))):
+            named[name] = len(ends)
+        ends.append((ends[-1] if ends else 0) + len(text))
+
+    fact = keys.read_strings("tokens", append, most=MOST_TOKENS, entry_bytes=MOST_TOKEN_BYTES)
+    kinds = _read_kinds(keys, len(ends), named)
     return TokenOffsets(
         file=header.name,
         family=family,
         pre=_pre_tokenizer(family, keys),
         offset=fact.offset,
-        ends=texts.ends,
+        ends=ends,
         kinds=bytes(kinds),
-        named=texts.named,
-        stops=_stops(keys, family, kinds, texts.named),
+        named=named,
+        stops=_stops(keys, family, kinds, named),
     )
-
-
-class _TextEnds:
-    """Where the texts end, and the numbers of those with a known meaning."""
-
-    def __init__(self) -> None:
-        self.ends = array("I")
-        self.named: dict[str, int] = {}
-        self._end = 0
-
-    def append(self, text: memoryview) -> None:
-        self._end += len(text)
-        if len(text) <= _MEANING_BYTES and (name := _MEANINGS.get(bytes(text))):
-            self.named[name] = len(self.ends)
-        self.ends.append(self._end)
-
-    def __len__(self) -> int:
-        return len(self.ends)
 
 
 def _stops(
@@ -367,60 +381,6 @@ def _stops(
     return frozenset(number for number in stops | ends if number is not None) - others
 
 
-@dataclass(frozen=True, slots=True)
-class _TokenizerKeys(GgufKeys):
-    """The keys that begin with tokenizer.ggml, and where the arrays are in the file."""
-
-    arrays: Mapping[str, ArrayFact]
-
-    @classmethod
-    def of(cls, header: FileHeader) -> _TokenizerKeys:
-        return cls(header.keys, _KEY.removesuffix("."), header.name, header.arrays)
-
-    def text(self, key: str) -> str | None:
-        value = self.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self.error(f"{_KEY}{key} is {quoted(value)}, not a string")
-        return value
-
-    def flag(self, key: str, *, default: bool | None = None) -> bool:
-        value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.error(f"{_KEY}{key} is {quoted(value)}, neither true nor false")
-        return GgufKeys.flag(self, key, default=default)
-
-    def token(self, key: str, default: int | None, count: int) -> int | None:
-        """A token's number. It may be outside the vocabulary, because the token may never be used."""
-        value = self.get(key)
-        if value is None:
-            return default if default is not None and default < count else None
-        if type(value) is not int:
-            raise self.error(f"{_KEY}{key} is {quoted(value)}, not a token number")
-        return value
-
-    def token_or_default(self, key: str, default: int | None, count: int) -> int | None:
-        """A token's number; the default if it is outside the vocabulary."""
-        value = self.token(key, default, count)
-        if value is not None and not 0 <= value < count:
-            return default if default is not None and default < count else None
-        return value
-
-    def array(self, key: str) -> ArrayFact | None:
-        return self.arrays.get(_KEY + key)
-
-    def required_array(self, key: str) -> ArrayFact:
-        fact = self.array(key)
-        if fact is None:
-            raise self.error(f"has no vocabulary: {_KEY}{key} is missing or not an array")
-        return fact
-
-    def check_limit(self, key: str, value: int, limit: int) -> None:
-        if value > limit:
-            raise HeaderLimitError(
-                f"{_KEY}{key}: number of entries", value=value, limit=limit, file=self.file
-            )
-
-
 def _pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenizer | None:
     if family.method is not Method.BPE:
         return None
@@ -434,48 +394,16 @@ def _pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenize
     return row
 
 
-def _default_lowercase(family: TokenizerFamily, tokens: Strings, kinds: bytearray) -> bool:
-    """Whether texts are lowercased by default: as in BERT, unless the vocabulary has words with capitals.
-
-    llama.cpp lowercases every text; most files are older than the key.
-    """
-    if family.method is not Method.WORDPIECE:
-        return False
-    return not any(
-        kind == TokenKind.NORMAL and token != token.lower()
-        for token, kind in zip(tokens, kinds, strict=True)
-    )
-
-
-def _read_tokens(file: WeightFile, keys: _TokenizerKeys, tokens: StringSink) -> ArrayFact:
-    fact = keys.required_array("tokens")
-    keys.check_limit("tokens", fact.count, MOST_TOKENS)
-    if not fact.count:
-        raise keys.error(f"has no vocabulary: {_KEY}tokens is empty")
-    read_strings(
-        file,
-        fact,
-        _KEY + "tokens",
-        tokens,
-        entry_bytes=MOST_TOKEN_BYTES,
-        total_bytes=MOST_STRINGS_BYTES,
-    )
-    return fact
-
-
-def _read_kinds(
-    file: WeightFile, keys: _TokenizerKeys, count: int, named: dict[str, int]
-) -> bytearray:
-    fact = keys.array("token_type")
-    if fact is None:
-        kinds = bytearray([TokenKind.NORMAL]) * count
-    else:
-        numbers = read_numbers(file, fact, _KEY + "token_type", elements=("int32",), count=count)
+def _read_kinds(keys: _TokenizerKeys, count: int, named: dict[str, int]) -> bytearray:
+    if _KEY + "token_type" in keys.arrays:
+        numbers = keys.read_numbers("token_type", elements=("int32",), count=count)
         known = range(len(TokenKind))
         if min(numbers) in known and max(numbers) in known:
             kinds = bytearray(map(int, numbers))
         else:
             kinds = bytearray(int(kind) if kind in known else 0 for kind in numbers)
+    else:
+        kinds = bytearray([TokenKind.NORMAL]) * count
     for text, number in named.items():
         if text in _CONTROL:
             kinds[number] = TokenKind.CONTROL
@@ -488,47 +416,9 @@ def _read_kinds(
     if "</s>" in named and "<|tool_response>" in named:
         kinds[named["</s>"]] = TokenKind.NORMAL
     special = sum(kinds.count(kind) for kind in SPECIAL_KINDS)
-    keys.check_limit("token_type (special tokens)", special, MOST_SPECIAL_TOKENS)
+    what = f"{_KEY}token_type (special tokens): number of entries"
+    keys.check_limit(what, special, MOST_SPECIAL_TOKENS)
     return kinds
-
-
-def _read_scores(file: WeightFile, keys: _TokenizerKeys, count: int) -> array[float]:
-    fact = keys.required_array("scores")
-    numbers = read_numbers(file, fact, _KEY + "scores", elements=("float32", "int32"), count=count)
-    scores = array("f", numbers)
-    for number, score in enumerate(scores):
-        if not math.isfinite(score):
-            raise keys.error(f"{_KEY}scores[{number}] is {score}")
-    return scores
-
-
-def _read_merges(file: WeightFile, keys: _TokenizerKeys) -> Strings:
-    fact, what = keys.required_array("merges"), _KEY + "merges"
-    keys.check_limit("merges", fact.count, MOST_MERGES)
-    merges = Strings(what, file=file.name)
-    read_strings(
-        file,
-        fact,
-        what,
-        merges,
-        entry_bytes=2 * MOST_TOKEN_BYTES + 1,
-        total_bytes=MOST_STRINGS_BYTES,
-    )
-    return merges
-
-
-def _read_charsmap(file: WeightFile, keys: _TokenizerKeys) -> bytes:
-    fact = keys.array("precompiled_charsmap")
-    if fact is None:
-        return b""
-    keys.check_limit("precompiled_charsmap", fact.count, MOST_CHARSMAP_BYTES)
-    return read_numbers(
-        file,
-        fact,
-        _KEY + "precompiled_charsmap",
-        elements=("int8", "uint8"),
-        count=fact.count,
-    ).tobytes()
 
 
 def _frame(
