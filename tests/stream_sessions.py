@@ -9,6 +9,7 @@ import numpy as np
 from tests.embed_models import write_model
 
 from edgekit.bill.types import Load, cache_type
+from edgekit.engines.native.cache import PagedCache
 from edgekit.engines.native.generator import StreamEngine, open_stream
 from edgekit.engines.native.kernels.types import Floats
 from edgekit.engines.native.stream_plan import StreamSetup
@@ -65,3 +66,36 @@ def steps(engine: StreamEngine, tokens: list[int], prompt: int = 1) -> Floats:
     rows = [engine.feed(tokens[:prompt]).copy()]
     rows += [engine.feed([token]).copy() for token in tokens[prompt:]]
     return np.stack(rows)
+
+
+def allocated_by(engine: StreamEngine) -> dict[str, int]:
+    """The size of each array as numpy reports it, under the key of the line of the bill that pays for it."""
+    weights, buffers, caches = engine._weights, engine._buffers, engine._caches
+    common, sink_query, local_rotary = buffers.common, buffers.sink_query, buffers.local_rotary
+    kept: dict[str, int] = {}
+    for name, rows in weights.rows.items():
+        if rows.kept is not None:
+            layer = f", layer {name.split('.')[1]}" if name.startswith("blk.") else ""
+            kept[f"weights kept{layer}"] = kept.get(f"weights kept{layer}", 0) + rows.kept.nbytes
+    found = {
+        "norms and biases": sum(vector.nbytes for vector in weights.held.values()),
+        **kept,
+        **{f"cache, layer {layer}": cache.size_bytes for layer, cache in enumerate(caches)},
+        "page read back": max(
+            (cache.cold_bytes for cache in caches if isinstance(cache, PagedCache)), default=0
+        ),
+        "logits": buffers.logits.nbytes,
+        "tokens": common.x.nbytes,
+        "chunk": common.chunk.nbytes,
+        "queries": common.query.nbytes,
+        "queries of sinks": 0 if sink_query is None else sink_query.nbytes,
+        "attention": buffers.attended.nbytes + buffers.state.nbytes,
+        "keys and values, then feed-forward": common.arena.nbytes,
+        "staging": buffers.keys.nbytes + buffers.values.nbytes,
+        "rotary": common.rotary.nbytes + (0 if local_rotary is None else local_rotary.nbytes),
+        "tiles": sum(
+            worker.packed.nbytes + worker.scratch.nbytes + worker.side.nbytes
+            for worker in engine._crew.workers
+        ),
+    }
+    return {key: size_bytes for key, size_bytes in found.items() if size_bytes}

@@ -7,7 +7,6 @@ sinks would grow without end, so queries see them from the window's last positio
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -16,20 +15,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.bill.spill import PAGE_TOKENS, SPILL_FROM_TOKENS, Purpose, Store, plan_spill
+from edgekit.engines.native.file import ADVISE, read_ahead
 from edgekit.engines.native.stream_plan import StreamPlan
 from edgekit.errors import KvSpillUnsupportedError, SourceError
 from edgekit.machine.surroundings import text_of
 from edgekit.units import MIB, format_bytes
-
-if TYPE_CHECKING:
-    from edgekit.engines.native.stream_plan import StreamPlan
-
 
 Packed = NDArray[np.uint8]
 
@@ -45,61 +40,36 @@ class CacheRun:
     is_sink: bool = False
 
 
-class LayerCache(Protocol):
-    @property
-    def ring(self) -> Ring: ...
+class LayerCache:
+    """The cells of one layer, all in memory."""
+
+    def __init__(self, ring: Ring, cells: int, k_row_bytes: int, v_row_bytes: int) -> None:
+        """`cells`: of the ring, that many are in memory."""
+        self.ring = ring
+        self._keys = touched(cells, k_row_bytes)
+        self._values = touched(cells, v_row_bytes)
 
     @property
     def size_bytes(self) -> int:
         """In memory."""
-        ...
+        return self._keys.nbytes + self._values.nbytes
 
     def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
         """What the tokens of `own` attend to: themselves, and the cached tokens before them.
 
         A list is valid until the next one is requested.
         """
-        ...
+        spans = self.ring.spans(own.position, len(own.keys))
+        yield [own, *(_cut(self._keys, self._values, span.cell, span) for span in spans)]
 
     def keep(self, own: CacheRun) -> None:
         """Copies the tokens into their cells."""
-        ...
-
-    def forget(self) -> None:
-        """All of it."""
-        ...
-
-
-class WholeCache:
-    """All cells in memory."""
-
-    def __init__(self, ring: Ring, k_row_bytes: int, v_row_bytes: int) -> None:
-        self.ring = ring
-        self._keys = touched(ring.cells, k_row_bytes)
-        self._values = touched(ring.cells, v_row_bytes)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._keys.nbytes + self._values.nbytes
-
-    def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
-        found = [own]
-        for span in self.ring.spans(own.position, len(own.keys)):
-            cells = slice(span.cell, span.cell + span.cells)
-            found.append(
-                CacheRun(
-                    self._keys[cells], self._values[cells], span.position, span.reach, span.is_sink
-                )
-            )
-        yield found
-
-    def keep(self, own: CacheRun) -> None:
         for first, cell, count in self.ring.places(own.position, len(own.keys)):
             self._keys[cell : cell + count] = own.keys[first : first + count]
             self._values[cell : cell + count] = own.values[first : first + count]
 
     def forget(self) -> None:
-        """Cells that are not read need not be erased."""
+        """Forgets all tokens. Cells that are not read need not be erased."""
 
 
 def touched(rows: int, row_bytes: int) -> Packed:
@@ -177,9 +147,7 @@ def layer_ring(plan: StreamPlan, layer: int) -> Ring:
     return Ring(cells=cells, sinks=plan.sinks, reach=cells - plan.sinks)
 
 
-_ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it
-_WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
-_NO_ROOM = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+_DISK_FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
 class PageFile:
@@ -227,16 +195,14 @@ class PageFile:
 
     def read_ahead(self, offset: int, length: int) -> None:
         """Tells the system what will be read soon. Only a hint: it cannot fail."""
-        if _ADVISE is not None:
-            with contextlib.suppress(OSError):
-                _ADVISE(self._file.fileno(), offset, length, _WILL_NEED)
+        read_ahead(self._file.fileno(), offset, length)
 
     def flush(self) -> None:
         """To the disk, and out of the page cache where the system allows it."""
         try:
             os.fsync(self._file.fileno())
-            if _ADVISE is not None:
-                _ADVISE(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if ADVISE is not None:
+                ADVISE(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise self._trouble("cannot be written", error) from error
 
@@ -244,33 +210,27 @@ class PageFile:
         self._file.close()
 
     def _trouble(self, what: str, error: OSError) -> KvSpillUnsupportedError:
-        advice = " free some space," if error.errno in _NO_ROOM else ""
+        advice = " free some space," if error.errno in _DISK_FULL else ""
         return KvSpillUnsupportedError(
             f"the spilled KV cache {what} in {self._folder}: "
             f"{error.strerror or error};{advice} use another folder, or fewer tokens"
         )
 
 
-class PagedCache:
+class PagedCache(LayerCache):
     """A layer whose newest pages are in memory; the others are in the file, one after another."""
 
     def __init__(
         self, ring: Ring, pages: int, file: PageFile, *, offset: int, cold: CacheRun
     ) -> None:
         """`pages` stay in memory; a page that is read back goes to `cold`, which all layers share."""
-        self.ring = ring
+        super().__init__(ring, pages * PAGE_TOKENS, cold.keys.shape[1], cold.values.shape[1])
         self._file, self._offset, self._cold = file, offset, cold
-        self._keys = touched(pages * PAGE_TOKENS, cold.keys.shape[1])
-        self._values = touched(pages * PAGE_TOKENS, cold.values.shape[1])
         self._page_bytes = cold.keys.nbytes + cold.values.nbytes
         self._pinned = -(-ring.sinks // PAGE_TOKENS)  # pages that never leave
         self._free = list(range(pages))
         self._slots: dict[int, int] = {}  # by page, the oldest first
         self._spilled: set[int] = set()
-
-    @property
-    def size_bytes(self) -> int:
-        return self._keys.nbytes + self._values.nbytes
 
     @property
     def cold_bytes(self) -> int:
@@ -368,21 +328,20 @@ def _cut(keys: Packed, values: Packed, first: int, span: CellSpan) -> CacheRun:
 
 def make_caches(plan: StreamPlan, file: PageFile | None) -> Iterator[LayerCache]:
     """With a file, layers that see the whole window keep some pages in memory; the others stay in memory completely."""
-    k_row_bytes, v_row_bytes = plan.k_row_bytes, plan.v_row_bytes
-    if file is None:
-        for layer in range(len(plan.cells)):
-            yield WholeCache(layer_ring(plan, layer), k_row_bytes, v_row_bytes)
-        return
-    cold = CacheRun(touched(PAGE_TOKENS, k_row_bytes), touched(PAGE_TOKENS, v_row_bytes), 0)
+    row_bytes = plan.k_row_bytes, plan.v_row_bytes
+    cold = None
+    if file is not None:
+        keys, values = (touched(PAGE_TOKENS, size) for size in row_bytes)
+        cold = CacheRun(keys, values, 0)
     offset = 0
     for layer in range(len(plan.cells)):
         ring = layer_ring(plan, layer)
-        if plan.slides(layer):
-            yield WholeCache(ring, k_row_bytes, v_row_bytes)
-            continue
-        pages = plan.resident_cells(layer) // PAGE_TOKENS
-        yield PagedCache(ring, pages, file, offset=offset, cold=cold)
-        offset += -(-ring.cells // PAGE_TOKENS) * PAGE_TOKENS * plan.cell_bytes
+        if file is None or cold is None or plan.slides(layer):
+            yield LayerCache(ring, ring.cells, *row_bytes)
+        else:
+            pages = plan.resident_cells(layer) // PAGE_TOKENS
+            yield PagedCache(ring, pages, file, offset=offset, cold=cold)
+            offset += -(-ring.cells // PAGE_TOKENS) * PAGE_TOKENS * plan.cell_bytes
 
 
 # --- whether the disk is fast enough

@@ -43,7 +43,8 @@ class Crew:
     """The calling thread is one of the workers; the others sleep between rounds."""
 
     def __init__(self, workers: Sequence[CrewMember]) -> None:
-        self.first, *others = workers
+        self.workers = tuple(workers)
+        others = self.workers[1:]
         self._tasks: deque[Task] = deque()
         self._stopping = False
         self._closing = False
@@ -76,7 +77,7 @@ class Crew:
         helped = self._busy > 0
         for wakeup in self._wakeups[: self._busy]:
             wakeup.release()
-        self._take_all(self.first, pause)
+        self._take_all(self.workers[0], pause)
         if helped:
             self._wait(pause)
         self._tasks.clear()

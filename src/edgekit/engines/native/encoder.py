@@ -71,7 +71,7 @@ class StreamedEncoder:
             self._crew = Crew([make_worker(plan) for _ in range(plan.threads)])
             held.callback(self._crew.close)
             weights = Weights(
-                file, plan, kernels, self._crew.first, monitor.check, unpacked=plan.unpacked
+                file, plan, kernels, self._crew.workers[0], monitor.check, unpacked=plan.unpacked
             )
             self._network = make_network(plan.model, weights, kernels)
             pairs = plan.model.dimensions.rotary // 2

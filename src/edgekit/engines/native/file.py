@@ -32,8 +32,14 @@ if TYPE_CHECKING:
     Buffer = memoryview | NDArray[np.uint8]
 
 
-_ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it
-_WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
+ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it
+
+
+def read_ahead(descriptor: int, offset: int, length: int) -> None:
+    """Tells the system what will be read soon. Only a hint: it cannot fail."""
+    if ADVISE is not None:
+        with contextlib.suppress(OSError):
+            ADVISE(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +120,9 @@ class WeightFile(Closeable):
             count += length
 
     def read_ahead(self, offset: int, length: int) -> None:
-        """Tells the system what will be read soon. Only a hint: it cannot fail."""
-        if _ADVISE is not None and not self._closed:
-            with contextlib.suppress(OSError):
-                _ADVISE(self._descriptor, offset, length, _WILL_NEED)
+        """A hint: see the function of this name."""
+        if not self._closed:
+            read_ahead(self._descriptor, offset, length)
 
     def check_unchanged(self) -> None:
         """Raises SourceError if the file has changed: what was read before may belong to another model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -32,9 +32,6 @@ from edgekit.units import LARGEST, format_bytes
 
 if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryLine
-    from edgekit.engines.native.cache import LayerCache
-    from edgekit.engines.native.crew import CrewMember
-    from edgekit.engines.native.forward import StreamBuffers
     from edgekit.engines.native.kernels.types import Kernels
     from edgekit.engines.native.stream_plan import StreamPlan
 
@@ -104,7 +101,13 @@ class StreamEngine(Closeable):
             for line in plan.lines:
                 held.enter_context(monitor.try_allocate(line.size_bytes, line_key(line)))
             try:
-                self._allocate(pages, held)
+                self._crew = Crew([make_worker(plan) for _ in range(plan.threads)])
+                held.callback(self._crew.close)
+                worker = self._crew.workers[0]
+                self._weights = Weights(file, plan, kernels, worker, monitor.check)
+                self._network = make_network(plan.model, self._weights, kernels)
+                self._buffers = make_stream_buffers(plan)
+                self._caches = tuple(make_caches(plan, pages))
             except MemoryError as error:
                 raise MemoryPressureError(
                     f"could not allocate the planned {format_bytes(plan.total_bytes)}, "
@@ -113,19 +116,6 @@ class StreamEngine(Closeable):
                 ) from error
             self._held = held.pop_all()
         self._closed = False
-
-    def _allocate(self, pages: PageFile | None, held: ExitStack) -> None:
-        plan, kernels = self.plan, self._kernels
-        workers = [make_worker(plan) for _ in range(plan.threads)]
-        self._crew = Crew(workers)
-        held.callback(self._crew.close)
-        weights = Weights(self._file, plan, kernels, self._crew.first, self._monitor.check)
-        self._network = make_network(plan.model, weights, kernels)
-        self._buffers = make_stream_buffers(plan)
-        self._caches = tuple(make_caches(plan, pages))
-        self.allocated: Mapping[str, int] = allocated_bytes(
-            workers=workers, weights=weights, buffers=self._buffers, caches=self._caches
-        )
 
     @property
     def position(self) -> int:
@@ -140,11 +130,8 @@ class StreamEngine(Closeable):
     @property
     def cache_bytes(self) -> int:
         """In memory, including the page that cold pages are read back into."""
-        return sum(size for key, size in self.allocated.items() if key.startswith(CACHES))
-
-    @property
-    def width(self) -> int:
-        return self.plan.model.dimensions.width
+        cold = (cache.cold_bytes for cache in self._caches if isinstance(cache, PagedCache))
+        return sum(cache.size_bytes for cache in self._caches) + max(cold, default=0)
 
     @property
     def vocabulary(self) -> int:
@@ -201,7 +188,7 @@ class StreamEngine(Closeable):
             if not self._closed:
                 self._closed = True
                 self._held.close()
-                del self._network, self._buffers, self._caches, self._crew
+                del self._weights, self._network, self._buffers, self._caches, self._crew
 
     def _feed(self, tokens: Sequence[int], checkpoint: Checkpoint, interrupts: Interrupts) -> None:
         def look(share: float) -> None:
@@ -218,7 +205,18 @@ class StreamEngine(Closeable):
         for first in range(0, len(tokens), step):
             part, is_last = tokens[first : first + step], first + step >= len(tokens)
             try:
-                self._run(part, progress, is_last=is_last)
+                stream_pass = StreamPass(
+                    len(part),
+                    self._position,
+                    plan=self.plan,
+                    network=self._network,
+                    crew=self._crew,
+                    buffers=self._buffers,
+                    caches=self._caches,
+                    progress=progress,
+                )
+                logits = self._buffers.logits if is_last else None
+                stream_pass.run(np.array(part, np.int64), logits)
                 if is_last:
                     self._check_unchanged()  # what was read in between was still of the same file
                     progress.finish()
@@ -228,19 +226,6 @@ class StreamEngine(Closeable):
                     self._needs_reset = True
                 raise
             self._position += len(part)
-
-    def _run(self, tokens: Sequence[int], progress: PassProgress, *, is_last: bool) -> None:
-        stream_pass = StreamPass(
-            len(tokens),
-            self._position,
-            plan=self.plan,
-            network=self._network,
-            crew=self._crew,
-            buffers=self._buffers,
-            caches=self._caches,
-            progress=progress,
-        )
-        stream_pass.run(np.array(tokens, np.int64), self._buffers.logits if is_last else None)
 
     def _check_unchanged(self) -> None:
         if self._streams:
@@ -278,57 +263,10 @@ def _is_whole(token: object) -> bool:
     return isinstance(token, int | np.integer)
 
 
-# --- what was allocated, by the line of the bill that pays for it
-
-SAMPLER = "sampler"  # the only line that the engine does not allocate: Sampler does
-CACHES = ("cache", "page read back")
-
-
 def line_key(line: MemoryLine) -> str:
-    """The name of the array that a line pays for: the words before its arithmetic, and its layer."""
-    return _key(line.because.partition(":")[0], line.layer)
-
-
-def _key(name: str, layer: int | None) -> str:
-    return name if layer is None else f"{name}, layer {layer}"
-
-
-def allocated_bytes(
-    *,
-    workers: Sequence[CrewMember],
-    weights: Weights,
-    buffers: StreamBuffers,
-    caches: Sequence[LayerCache],
-) -> Mapping[str, int]:
-    """The size of each array as numpy reports it, under the key of its line."""
-    common = buffers.common
-    sink_query, local_rotary = buffers.sink_query, buffers.local_rotary
-    kept: dict[str, int] = {}
-    for name, rows in weights.rows.items():
-        if rows.kept is not None:
-            key = _key("weights kept", int(name.split(".")[1]) if name.startswith("blk.") else None)
-            kept[key] = kept.get(key, 0) + rows.kept.nbytes
-    found = {
-        "norms and biases": sum(vector.nbytes for vector in weights.held.values()),
-        **kept,
-        **{_key("cache", layer): cache.size_bytes for layer, cache in enumerate(caches)},
-        "page read back": max(
-            (cache.cold_bytes for cache in caches if isinstance(cache, PagedCache)), default=0
-        ),
-        "logits": buffers.logits.nbytes,
-        "tokens": common.x.nbytes,
-        "chunk": common.chunk.nbytes,
-        "queries": common.query.nbytes,
-        "queries of sinks": 0 if sink_query is None else sink_query.nbytes,
-        "attention": buffers.attended.nbytes + buffers.state.nbytes,
-        "keys and values, then feed-forward": common.arena.nbytes,
-        "staging": buffers.keys.nbytes + buffers.values.nbytes,
-        "rotary": common.rotary.nbytes + (0 if local_rotary is None else local_rotary.nbytes),
-        "tiles": sum(
-            worker.packed.nbytes + worker.scratch.nbytes + worker.side.nbytes for worker in workers
-        ),
-    }
-    return {key: size_bytes for key, size_bytes in found.items() if size_bytes}
+    """The name of the array that a line of the bill pays for: the words before its arithmetic, and its layer."""
+    name = line.because.partition(":")[0]
+    return name if line.layer is None else f"{name}, layer {line.layer}"
 
 
 # --- Ctrl-C

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
+from tests.stream_sessions import FAMILIES, allocated_by, session, some_tokens, tiny
 from tests.thoroughness import costly
 from tests.threads import running, started_since
 
@@ -17,7 +17,7 @@ from edgekit.bill.spill import Purpose
 from edgekit.engines.native import cache as gate
 from edgekit.engines.native import cache as pages
 from edgekit.engines.native.cache import DiskSpeed, PageFile, measure
-from edgekit.engines.native.generator import SAMPLER, StreamEngine, line_key
+from edgekit.engines.native.generator import StreamEngine, line_key
 from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
 from edgekit.units import MIB
@@ -78,11 +78,11 @@ def test_results_are_the_same_with_and_without(
         spilled = read(engine, tokens)
         assert not list(spill_folder.iterdir())  # it has no name
         billed = {line_key(line): line.size_bytes for line in engine.plan.lines}
-        del billed[SAMPLER]
-        assert engine.allocated == billed
-        last = engine.allocated[f"cache, layer {len(engine.plan.cells) - 1}"]
+        del billed["sampler"]
+        assert allocated_by(engine) == billed
+        last = allocated_by(engine)[f"cache, layer {len(engine.plan.cells) - 1}"]
         assert last == 3 * 256 * engine.plan.cell_bytes  # 800 tokens are three whole pages
-        assert engine.allocated["page read back"] == 256 * engine.plan.cell_bytes
+        assert allocated_by(engine)["page read back"] == 256 * engine.plan.cell_bytes
     np.testing.assert_allclose(spilled, whole, atol=1e-3)
 
 
@@ -113,7 +113,7 @@ def test_layers_with_windows_only_have_nothing_to_spill(tmp_path: Path, spill_fo
     path = tiny(tmp_path, "gemma3", window_period=0)
     with spilling(path, spill_folder) as engine:
         assert engine.plan.resident_pages is None
-        assert engine.allocated["cache, layer 2"] == 8 * engine.plan.cell_bytes
+        assert allocated_by(engine)["cache, layer 2"] == 8 * engine.plan.cell_bytes
 
 
 # --- the gate

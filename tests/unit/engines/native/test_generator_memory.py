@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
+from tests.stream_sessions import FAMILIES, allocated_by, session, some_tokens, tiny
 from tests.thoroughness import sampled
 from tests.threads import running, started_since
 
 from edgekit.bill.types import Component
-from edgekit.engines.native.generator import SAMPLER, StreamEngine, line_key
+from edgekit.engines.native.generator import StreamEngine, line_key
 from edgekit.engines.native.stream_plan import StreamPlan, sampler_bytes
 from edgekit.errors import MemoryPressureError
 from edgekit.machine.monitor import Monitor
@@ -33,7 +33,7 @@ def billed(plan: StreamPlan) -> Counter[str]:
     """All lines but the one that the sampler allocates."""
     found: Counter[str] = Counter()
     for line in plan.lines:
-        if line_key(line) != SAMPLER:
+        if line_key(line) != "sampler":
             found[line_key(line)] += line.size_bytes
     return +found
 
@@ -53,14 +53,14 @@ def test_every_array_is_a_line(
     models: dict[str, Path], name: str, cache: str, roll: str, chunk: int
 ) -> None:
     with session(models[name], cache=cache, chunk=chunk, setup=ROLLS[roll]) as engine:
-        assert engine.allocated == billed(engine.plan)
+        assert allocated_by(engine) == billed(engine.plan)
         assert engine.cache_bytes == sum(
             line.size_bytes
             for line in engine.plan.lines
             if line.component in {Component.KV_CACHE, Component.SLIDING_KV_CACHE}
         )
         engine.feed(some_tokens(20))
-        assert _arrays(engine) == sum(engine.allocated.values())
+        assert _arrays(engine) == sum(allocated_by(engine).values())
 
 
 def _arrays(engine: StreamEngine) -> int:
@@ -96,28 +96,28 @@ def _arrays(engine: StreamEngine) -> int:
 def test_weights_that_stay_are_lines_too(models: dict[str, Path], keep_bytes: int | None) -> None:
     for name in FAMILIES:
         with session(models[name], setup={"keep_bytes": keep_bytes}) as engine:
-            assert engine.allocated == billed(engine.plan)
-            kept = engine.allocated.get("weights kept, layer 0", 0)
+            assert allocated_by(engine) == billed(engine.plan)
+            kept = allocated_by(engine).get("weights kept, layer 0", 0)
             assert (kept > 0) is (keep_bytes != 0)
 
 
 def test_sliding_layers_that_keep_the_whole_window(models: dict[str, Path]) -> None:
     with session(models["gemma3"], full=True) as engine:
         assert engine.plan.cells == (64, 64, 64)
-        assert engine.allocated == billed(engine.plan)
+        assert allocated_by(engine) == billed(engine.plan)
 
 
 def test_keys_and_values_of_different_types(models: dict[str, Path]) -> None:
     with session(models["llama"], cache="q8_0", values="f16") as engine:
         # 2 key heads of 32 numbers: 2 blocks of 34 bytes, and 64 halves.
-        assert engine.allocated["cache, layer 1"] == 64 * (2 * 34 + 64 * 2)
+        assert allocated_by(engine)["cache, layer 1"] == 64 * (2 * 34 + 64 * 2)
 
 
 def test_engine_reserves_and_releases_all_its_memory(models: dict[str, Path]) -> None:
     monitor = Monitor()
     with session(models["gemma3"], setup={"rolling": True, "sinks": 2}, monitor=monitor) as engine:
         assert monitor.reserved_bytes == engine.plan.total_bytes
-        assert engine.plan.total_bytes - sum(engine.allocated.values()) == sampler_bytes(
+        assert engine.plan.total_bytes - sum(allocated_by(engine).values()) == sampler_bytes(
             engine.vocabulary
         )
     assert monitor.reserved_bytes == 0

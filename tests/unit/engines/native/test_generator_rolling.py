@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.patience import PATIENCE_S
 from tests.straight import Session
-from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
+from tests.stream_sessions import FAMILIES, allocated_by, session, some_tokens, steps, tiny
 
 from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import CacheAttention, Floats
@@ -110,14 +110,14 @@ def eight_windows(path: str) -> None:
     resident, cells = [], []
     setup = {"rolling": True, "sinks": SINKS, "threads": 1, "keep_bytes": None}
     with session(Path(path), window=WINDOW, cache="q8_0", setup=setup, kernels=kernels) as engine:
-        allocated = dict(engine.allocated)
+        allocated = allocated_by(engine)
         for window in range(8):
             kernels.cells = 0
             for token in some_tokens(WINDOW, seed=window):
                 engine.feed((token,))
             cells.append(kernels.cells)
             resident.append(_resident_bytes())
-        assert engine.allocated == allocated
+        assert allocated_by(engine) == allocated
         assert engine.position == 8 * WINDOW
     print(json.dumps([cells, resident]))
 
