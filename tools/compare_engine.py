@@ -32,7 +32,7 @@ from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.engines.program import ComparedRow, Verification
 from edgekit.errors import EdgekitError, EngineError
 from edgekit.formats.gguf import read_gguf
-from edgekit.sources.local import locate_path
+from edgekit.sources import locate
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 from edgekit.units import format_bytes
 
@@ -152,7 +152,7 @@ def _model_name(path: Path) -> str:
 
 def _files(path: Path) -> ModelFiles:
     if not path.name.endswith(HEAD):
-        return locate_path(path)
+        return locate(str(path))
     header = gzip.decompress(path.read_bytes())
     whole = read_gguf(HollowFile(name=path.name, header=header, size_bytes=LARGEST))
     end = max((one.offset + one.size_bytes for one in whole.tensors or ()), default=len(header))

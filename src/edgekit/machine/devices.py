@@ -418,8 +418,8 @@ class RaisedLimit:
     """How to raise the GPU's limit on unified memory, and the machine afterwards."""
 
     how: str  # "sudo sysctl iogpu.wired_limit_mb=57344"
-    is_command: bool  # `how` can be typed into a shell
-    setting: str  # "iogpu.wired_limit_mb=57344", "ttm.pages_limit=28573696"; "" where there is none
+    # "iogpu.wired_limit_mb=57344", "ttm.pages_limit=28573696"; empty where `how` is not a shell command.
+    setting: str
     short_note: str  # when it takes effect
     note: str  # in full, with how to undo it
     before_bytes: int  # what the GPU may use now
@@ -442,7 +442,6 @@ def raised_limit(machine: Machine) -> RaisedLimit | None:
         return None
     total_bytes = machine.host.total_bytes
     most_bytes = total_bytes - max(total_bytes // KEPT_SHARE, LEAST_KEPT_BYTES)
-    is_command = True
     if device.vendor is Vendor.APPLE:
         mib = most_bytes // MIB
         setting = f"iogpu.wired_limit_mb={mib}"
@@ -465,7 +464,6 @@ def raised_limit(machine: Machine) -> RaisedLimit | None:
     elif device.vendor is Vendor.AMD and machine.system is System.WINDOWS:
         setting = ""
         how = "Variable Graphics Memory at its highest (AMD Software, Performance, Tuning)"
-        is_command = False
         short_note = "after a restart"
         note = "takes effect after a restart"
         part, whole = _VARIABLE_GRAPHICS_MEMORY
@@ -478,7 +476,6 @@ def raised_limit(machine: Machine) -> RaisedLimit | None:
     devices = tuple(raised if one is device else one for one in machine.devices)
     return RaisedLimit(
         how=how,
-        is_command=is_command,
         setting=setting,
         short_note=short_note,
         note=note,

@@ -40,22 +40,17 @@ _ADVICE = (
 )
 
 
-def usable_bytes(limit_bytes: int, breaker_percent: int = BREAKER_PERCENT) -> int:
+def usable_bytes(limit_bytes: int) -> int:
     """How much of a limit may be in use."""
-    return limit_bytes * breaker_percent // 100
+    return limit_bytes * BREAKER_PERCENT // 100
 
 
+@dataclass(slots=True, eq=False)
 class Reservation:
     """Memory reserved until it is released, at the latest at the end of a `with` block."""
 
-    __slots__ = ("_give_back", "size_bytes", "what")
-
-    def __init__(
-        self, what: str, size_bytes: int, give_back: Callable[[Reservation, int], None]
-    ) -> None:
-        self.what = what
-        self.size_bytes = size_bytes  # 0 once it is released
-        self._give_back = give_back
+    size_bytes: int  # 0 once it is released
+    _give_back: Callable[[Reservation, int], None]
 
     def release(self) -> None:
         """Idempotent."""
@@ -89,7 +84,6 @@ class Monitor:
         *,
         budget_bytes: int | None = None,
         own_process: bool = False,
-        breaker_percent: int = BREAKER_PERCENT,
         critical_bytes: int = CRITICAL_BYTES,
         root: Path = Path("/"),
     ) -> None:
@@ -99,7 +93,6 @@ class Monitor:
         """
         self._budget_bytes = budget_bytes
         self._own_process = own_process
-        self._percent = breaker_percent
         self._critical_bytes = critical_bytes
         self._probe = MemoryProbe(Surroundings(root=root))
         self._lock = threading.RLock()
@@ -107,7 +100,7 @@ class Monitor:
         self._peak_bytes = 0
         # The minimum use ever seen under each limit: an upper bound on the use by others.
         self._least_used: dict[str, int] = {}
-        self._measured = self._measure()
+        self._fresh()
 
     @property
     def reserved_bytes(self) -> int:
@@ -115,7 +108,6 @@ class Monitor:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The peak of the reserved bytes."""
         return self._peak_bytes
 
     @property
@@ -146,7 +138,7 @@ class Monitor:
                 raise MemoryPressureError(objection)
             self._reserved_bytes += size_bytes
             self._peak_bytes = max(self._peak_bytes, self._reserved_bytes)
-        return Reservation(what, size_bytes, self._give_back)
+        return Reservation(size_bytes, self._give_back)
 
     def check(self) -> None:
         """Raises MemoryPressureError if work should stop. Cheap enough to be called between tiles."""
@@ -166,13 +158,13 @@ class Monitor:
         need = f"{what} needs {format_bytes(size_bytes)}, but " if what else "stopped: "
         limit = min(self._limits(measured), key=self._remaining_bytes, default=None)
         if limit is not None and self._remaining_bytes(limit) < size_bytes:
-            most = usable_bytes(limit.limit_bytes, self._percent)
+            most = usable_bytes(limit.limit_bytes)
             advice = (advice for begin, advice in _ADVICE if limit.name.startswith(begin))
             return (
                 f"{need}{format_bytes(limit.used_bytes)} of "
                 f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, "
                 f"{format_bytes(self._reserved_bytes)} of it reserved here, and the safety limit "
-                f"is {self._percent} % ({format_bytes(most)}); {next(advice, 'raise it')}"
+                f"is {BREAKER_PERCENT} % ({format_bytes(most)}); {next(advice, 'raise it')}"
             )
         if measured.available_bytes - size_bytes < self._critical_bytes:
             return (
@@ -185,7 +177,7 @@ class Monitor:
 
     def _remaining_bytes(self, limit: MemoryLimit) -> int:
         """Bytes that may still be used; negative if too much is already in use."""
-        return usable_bytes(limit.limit_bytes, self._percent) - limit.used_bytes
+        return usable_bytes(limit.limit_bytes) - limit.used_bytes
 
     def _limits(self, measured: _Measured) -> Iterator[MemoryLimit]:
         """Limits with reservations counted as used: reserved pages that are untouched do not show in measurements."""
@@ -203,10 +195,6 @@ class Monitor:
         return self._measured
 
     def _fresh(self) -> _Measured:
-        self._measured = self._measure()
-        return self._measured
-
-    def _measure(self) -> _Measured:
         begin_s = time.monotonic()
         limits = [*self._probe.limits()]
         if self._own_process and self._budget_bytes is not None:
@@ -219,11 +207,12 @@ class Monitor:
             self._least_used[limit.name] = min(least, limit.used_bytes)
         available_bytes = self._probe.available_bytes()
         now_s = time.monotonic()
-        return _Measured(
+        self._measured = _Measured(
             limits=tuple(limits),
             available_bytes=available_bytes,
             good_until_s=now_s + max(_FRESH_S, (now_s - begin_s) / _COST_SHARE),
         )
+        return self._measured
 
 
 class MemoryProbe:

@@ -120,7 +120,7 @@ class Machine:
     cores: int | None = None
     host: HostMemory | None  # None: unknown, because it was not described
     devices: tuple[Device, ...] = ()
-    notes: tuple[str, ...] = field(default=())  # what could not be detected and why
+    notes: tuple[str, ...] = ()  # what could not be detected and why
     what_if: bool = False
     measured: Measured | None = None  # by `edgekit calibrate`, on this machine
 

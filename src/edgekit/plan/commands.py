@@ -67,7 +67,7 @@ def _higher_limit(plan: Plan) -> tuple[Command, ...]:
     """The command that raises the system's limit on GPU memory, if the plan says that it helps."""
     decision, machine = plan.decision(Lever.LIMIT), plan.result.machine
     raised = None if decision is None else raised_limit(machine)
-    if decision is None or raised is None or not raised.is_command:
+    if decision is None or raised is None or not raised.setting:
         return ()
     text = shell_text(shlex.split(raised.how), {}, machine.system)
     notes = (decision.because, raised.note)

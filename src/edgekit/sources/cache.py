@@ -10,19 +10,17 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from edgekit.errors import SourceError
 from edgekit.sources.local import open_file, user_folder
 from edgekit.sources.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, LARGEST, MIB
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_CACHE_BYTES = 512 * MIB  # about a hundred models; the least recently used go first
 MAX_MEMORY_BYTES = 2 * MIB  # of one prefix; a longer one goes to a temporary file
@@ -60,12 +58,13 @@ class Version:
         return {"if-modified-since": self.last_modified} if self.last_modified is not None else {}
 
     def is_same(self, other: Version) -> bool:
-        """Whether all fields that both have are equal: some servers of a cluster may send fewer."""
-        pairs = ((self.etag, other.etag), (self.last_modified, other.last_modified))
-        stated = [
-            mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None
-        ]
-        return self.total_bytes == other.total_bytes and (stated[0] if stated else True)
+        """Whether the size and the best validator that both have are equal: some servers of a cluster send fewer."""
+        if self.total_bytes != other.total_bytes:
+            return False
+        if self.etag is not None and other.etag is not None:
+            return self.etag == other.etag
+        dates = {self.last_modified, other.last_modified}
+        return None in dates or len(dates) == 1
 
 
 def usable_validator(text: object) -> str | None:
@@ -157,7 +156,7 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
         return None
     prefix, digest = new_prefix(), hashlib.sha256()
     try:
-        for chunk in _chunks(file, length):
+        while chunk := file.read(min(length - prefix.tell(), _CHUNK_BYTES)):
             digest.update(chunk)
             prefix.write(chunk)
     except OSError:
@@ -178,9 +177,8 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
 
 def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
     """Write a temporary file, then rename it: atomic even with several processes."""
-    digest = hashlib.sha256()
-    for chunk in _prefix_chunks(entry):
-        digest.update(chunk)
+    entry.prefix.seek(0)
+    digest = hashlib.file_digest(entry.prefix, "sha256")
     title = {
         "format": FORMAT,
         "url": url,
@@ -199,23 +197,12 @@ def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(line)
-            file.writelines(_prefix_chunks(entry))
+            entry.prefix.seek(0)
+            shutil.copyfileobj(entry.prefix, file)
         Path(part).replace(path)
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
-
-
-def _prefix_chunks(entry: CachedRange) -> Iterator[bytes]:
-    entry.prefix.seek(0)
-    return _chunks(entry.prefix, entry.length)
-
-
-def _chunks(file: IO[bytes], length: int) -> Iterator[bytes]:
-    left = length
-    while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
-        left -= len(chunk)
-        yield chunk
 
 
 def _prune(folder: Path) -> None:

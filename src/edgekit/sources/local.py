@@ -54,7 +54,18 @@ def locate_path(path: Path, *, within: Within = None) -> ModelFiles:
     """
     status = look_up(path)
     if stat.S_ISDIR(status.st_mode):
-        return _locate_folder(path, within)
+        label, folder, origin = path.name or str(path), path, Origin.LOCAL
+        # A repository in the hub's cache; refs/ is missing if only a commit was ever requested.
+        is_named = path.name.startswith("models--") or is_folder(path / "refs")
+        if is_named and is_folder(path / "snapshots"):
+            snapshot = snapshot_folder(path)
+            if snapshot is None:
+                raise NotFoundError(
+                    f"{path} is a cache folder without a snapshot: download the model again"
+                )
+            label = path.name.removeprefix("models--").replace("--", "/")
+            folder, origin = snapshot, Origin.HUB_CACHE
+        return choose_files(list_folder(folder, within=within), label=label, origin=origin)
     _require_regular(path, status)
     lowered = path.name.lower()
     if not lowered.endswith(MODEL_SUFFIXES):
@@ -71,24 +82,6 @@ def locate_path(path: Path, *, within: Within = None) -> ModelFiles:
     return choose_files(
         tuple(files.values()), label=path.name, origin=Origin.LOCAL, filename=path.name
     )
-
-
-def _locate_folder(folder: Path, within: Within) -> ModelFiles:
-    """A folder with a model, or a repository in the hub's cache (refs/ and snapshots/)."""
-    # refs/ is missing if only a commit was ever requested
-    is_named = folder.name.startswith("models--") or is_folder(folder / "refs")
-    if is_named and is_folder(folder / "snapshots"):
-        snapshot = snapshot_folder(folder)
-        if snapshot is None:
-            raise NotFoundError(
-                f"{folder} is a cache folder without a snapshot: download the model again"
-            )
-        label = folder.name.removeprefix("models--").replace("--", "/")
-        files, origin = list_folder(snapshot, within=within), Origin.HUB_CACHE
-    else:
-        label = folder.name or str(folder)
-        files, origin = list_folder(folder, within=within), Origin.LOCAL
-    return choose_files(files, label=label, origin=origin)
 
 
 def _locate_by_content(path: Path) -> ModelFiles:

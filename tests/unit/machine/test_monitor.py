@@ -49,11 +49,6 @@ def test_85_percent_of_a_budget_may_be_reserved_and_not_a_byte_more() -> None:
     assert (watch.reserved_bytes, watch.peak_reserved_bytes) == (0, 850)
 
 
-def test_the_breaker_can_be_set() -> None:
-    watch = monitor(1_000, breaker_percent=50)
-    assert (watch.can_allocate(500), watch.can_allocate(501)) == (True, False)
-
-
 def test_without_limits_everything_goes() -> None:
     watch = monitor()
     assert (watch.limits, watch.usable_bytes) == ((), None)
