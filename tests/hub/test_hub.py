@@ -13,7 +13,6 @@ from edgekit.errors import (
     NotFoundError,
     RemoteInspectError,
     RemoteNotFoundError,
-    UsageError,
 )
 from edgekit.sources.hub import locate_hub
 from edgekit.sources.reference import HubModel
@@ -268,10 +267,3 @@ def test_revisions_and_names_are_quoted(
         "GET /acme/a/resolve/refs%2Fpr%2F1/%C3%A9%20%231%3F.gguf HTTP/1.1",
         "GET /api/models/acme/a/tree/refs%2Fpr%2F1?recursive=true HTTP/1.1",
     ]
-
-
-@pytest.mark.parametrize("repo", ["acme/a--b", "acme/a.git"])
-def test_a_name_that_the_hub_allows_nobody(hub: Hub, reach: Reach, repo: str) -> None:
-    with pytest.raises(UsageError, match="is not a valid repository name"):
-        locate_hub(HubModel(repo=repo), reach)
-    assert reach.traffic.requests == 0

@@ -177,8 +177,10 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
 
 def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
     """Write a temporary file, then rename it: atomic even with several processes."""
+    digest = hashlib.sha256()
     entry.prefix.seek(0)
-    digest = hashlib.file_digest(entry.prefix, "sha256")
+    while chunk := entry.prefix.read(_CHUNK_BYTES):
+        digest.update(chunk)
     title = {
         "format": FORMAT,
         "url": url,

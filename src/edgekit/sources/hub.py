@@ -7,18 +7,19 @@ import json
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError, UsageError
+from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError
 from edgekit.sources import cache
 from edgekit.sources.address import (
     has_secrets,
     host_of,
     hub_endpoint,
     hub_library,
+    is_offline,
     redirect_target,
     site_of,
 )
@@ -51,15 +52,14 @@ FileEntry = tuple[str, int | None]  # path in the repository, size in bytes if i
 
 def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
     """The files of a repository that make up the model. A GGUF given by name needs no listing."""
-    _check_repo(model)
-    transport = Transport(reach)
-    if (filename := _named_gguf(model)) is None:
-        return _chosen(model, _listed_files(model, transport))
-    files = _named_files(model, filename, transport)
+    repository = _Repository(model, Transport(reach))
+    files = repository.named_files()
+    if files is None:
+        return repository.choose(repository.listed_files())
     if reach.cache and cache.holds(file_url(model, files[0].name)):
         # If there is a fallback, detect an unresponsive hub here, not when the file is read.
         files[0] = opened_file(files[0].name, files[0].open(), files[0].open)
-    return _chosen(model, files)
+    return repository.choose(files)
 
 
 def locate_cached(model: HubModel, reach: Reach, because: RemoteInspectError) -> ModelFiles | None:
@@ -69,54 +69,26 @@ def locate_cached(model: HubModel, reach: Reach, because: RemoteInspectError) ->
     """
     if not reach.cache:
         return None
-    _check_repo(model)
-    transport = Transport(reach, cut_off=because)
-    filename = _named_gguf(model)
-    if filename is None:
-        listing = cached_listing(_tree_url(model))
+    repository = _Repository(model, Transport(reach, cut_off=because))
+    files = repository.named_files()
+    if files is None:
+        listing = cached_listing(repository.tree_url)
         if listing is None:
             return None
         entries, cached_at = listing
-        files = _model_files(model, entries, transport)
+        files = repository.model_files(entries)
     else:
-        files = _named_files(model, filename, transport)
         entry = cache.load(file_url(model, files[0].name))
         if entry is None:
             return None
         entry.prefix.close()
         cached_at = entry.cached_at
-    found = _chosen(model, files)
-    is_online = Transport(reach).is_online
+    found = repository.choose(files)
+    is_online = reach.network and not is_offline()
     silent = f"could not reach Hugging Face ({because})" if is_online else "offline"
     day = time.strftime("%Y-%m-%d", time.localtime(cached_at))
     note = f"{silent}: using the answer cached on {day}, which may be out of date"
     return replace(found, notes=(*found.notes, note))
-
-
-def _named_gguf(model: HubModel) -> str | None:
-    name = model.filename
-    return name if name is not None and name.lower().endswith(".gguf") else None
-
-
-def _chosen(model: HubModel, files: list[ModelFile]) -> ModelFiles:
-    return choose_files(
-        files,
-        label=model.repo,
-        origin=Origin.HUB,
-        quant=model.quant,
-        filename=model.filename,
-    )
-
-
-def _check_repo(model: HubModel) -> None:
-    """Validate by the hub's rules: no "--", no dot at either end."""
-    hub_library()  # explains why it cannot be imported
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        file_url(model, "config.json")
-    except HFValidationError as error:
-        raise UsageError(f"{model.repo} is not a valid repository name: {error}") from error
 
 
 def file_url(model: HubModel, path: str) -> str:
@@ -126,107 +98,112 @@ def file_url(model: HubModel, path: str) -> str:
     return url
 
 
-def _open(
-    model: HubModel, path: str, transport: Transport, size_bytes: int | None = None
-) -> HttpFile:
-    return HttpFile(
-        transport,
-        file_url(model, path),
-        name=f"{model.repo}/{path}",
-        stride=stride_of(path),
-        expected_bytes=size_bytes,
-    )
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """The repository of a model, and the connection to it."""
 
+    model: HubModel
+    transport: Transport
 
-def _named_files(model: HubModel, filename: str, transport: Transport) -> list[ModelFile]:
-    """The file, or all shards of its set: GGUF sets count from 1."""
-    names = shard_names(filename)
-    return [
-        ModelFile(name=name, open=partial(_open_named, model, name, transport))
-        for name in names[1:] or names
-    ]
+    @property
+    def tree_url(self) -> str:
+        revision = quote(self.model.revision or "main", safe="")
+        return f"{hub_endpoint()}/api/models/{quote(self.model.repo)}/tree/{revision}"
 
+    def choose(self, files: list[ModelFile]) -> ModelFiles:
+        model = self.model
+        return choose_files(
+            files,
+            label=model.repo,
+            origin=Origin.HUB,
+            quant=model.quant,
+            filename=model.filename,
+        )
 
-def _open_named(model: HubModel, name: str, transport: Transport) -> ByteSource:
-    """Open a file by the name that the user typed; if it does not exist, the error suggests files of the listing."""
-    try:
-        return _open(model, name, transport)
-    except RemoteNotFoundError as error:
+    def named_files(self) -> list[ModelFile] | None:
+        """The GGUF that the user named, or all shards of its set, which count from 1; None if none was named."""
+        filename = self.model.filename
+        if filename is None or not filename.lower().endswith(".gguf"):
+            return None
+        names = shard_names(filename)
+        return [
+            ModelFile(name=name, open=partial(self._open_named, name))
+            for name in names[1:] or names
+        ]
+
+    def listed_files(self) -> list[ModelFile]:
         try:
-            known = [file.name for file in _listed_files(model, transport)]
-        except EdgekitError as closer:
-            raise closer from error
-        ggufs = [one for one in known if one.lower().endswith(".gguf")]
-        near = close_names(name, ggufs) or tuple(ggufs[:SHOWN])
-        raise _with_candidates(error, near) from error
+            entries = self._tree_entries()
+        except RemoteNotFoundError as error:
+            similar = _repos_like(self.model.repo, self.transport)
+            raise _with_candidates(error, similar) from error
+        if self.transport.reach.cache:
+            store_listing(self.tree_url, entries)
+        return self.model_files(entries)
+
+    def model_files(self, entries: Iterable[FileEntry]) -> list[ModelFile]:
+        return [
+            ModelFile(name=path, open=partial(self._open, path, size_bytes), size_bytes=size_bytes)
+            for path, size_bytes in entries
+        ]
+
+    def _open(self, path: str, size_bytes: int | None = None) -> HttpFile:
+        return HttpFile(
+            self.transport,
+            file_url(self.model, path),
+            name=f"{self.model.repo}/{path}",
+            stride=stride_of(path),
+            expected_bytes=size_bytes,
+        )
+
+    def _open_named(self, name: str) -> ByteSource:
+        """Open a file by the name that the user typed; if it does not exist, suggest files of the listing."""
+        try:
+            return self._open(name)
+        except RemoteNotFoundError as error:
+            try:
+                known = [file.name for file in self.listed_files()]
+            except EdgekitError as closer:
+                raise closer from error
+            ggufs = [path for path in known if path.lower().endswith(".gguf")]
+            near = close_names(name, ggufs) or tuple(ggufs[:SHOWN])
+            raise _with_candidates(error, near) from error
+
+    def _tree_entries(self) -> list[FileEntry]:
+        """Every file; pages are linked, RFC 8288."""
+        repo, revision = self.model.repo, self.model.revision
+        name, url = f"{repo}@{revision}" if revision else repo, f"{self.tree_url}?recursive=true"
+        entries: list[FileEntry] = []
+        for _ in range(MAX_PAGES):
+            reply = self.transport.get(url, name=name, limit_bytes=MAX_PAGE_BYTES)
+            items = _json_list(reply.body)
+            if items is None:
+                raise RemoteInspectError(
+                    f"{name}: {host_of(url)} did not answer with a file list; check HF_ENDPOINT, "
+                    "or give one file of the repository"
+                )
+            entries += filter(None, map(_file_entry, items))
+            if len(entries) > MAX_ENTRIES:
+                break
+            links = reply.answer.headers.get("link", "") if reply.answer else ""
+            following = _NEXT.search(links)
+            if following is None:
+                return entries
+            target = redirect_target(url, following[1], name=name)
+            if site_of(target) != site_of(url):
+                raise RemoteInspectError(
+                    f"{name}: the file list continues on another host ({host_of(target)}), "
+                    "which is not followed; give one file of the repository instead"
+                )
+            url = target
+        raise RemoteInspectError(
+            f"{name}: the file list has more than {MAX_PAGES} pages or {MAX_ENTRIES:,} files; "
+            "give one file of the repository instead"
+        )
 
 
 def _with_candidates(error: RemoteNotFoundError, names: tuple[str, ...]) -> RemoteNotFoundError:
     return RemoteNotFoundError(f"{error}. Did you mean: {', '.join(names)}?") if names else error
-
-
-# -- the listing of a repository -----------------------------------------------------------------
-
-
-def _tree_url(model: HubModel) -> str:
-    revision = quote(model.revision or "main", safe="")
-    return f"{hub_endpoint()}/api/models/{quote(model.repo)}/tree/{revision}"
-
-
-def _listed_files(model: HubModel, transport: Transport) -> list[ModelFile]:
-    url = _tree_url(model)
-    try:
-        entries = _tree_entries(f"{url}?recursive=true", model, transport)
-    except RemoteNotFoundError as error:
-        raise _with_candidates(error, _repos_like(model.repo, transport)) from error
-    if transport.reach.cache:
-        store_listing(url, entries)
-    return _model_files(model, entries, transport)
-
-
-def _model_files(
-    model: HubModel, entries: Iterable[FileEntry], transport: Transport
-) -> list[ModelFile]:
-    return [
-        ModelFile(
-            name=path,
-            open=partial(_open, model, path, transport, size_bytes),
-            size_bytes=size_bytes,
-        )
-        for path, size_bytes in entries
-    ]
-
-
-def _tree_entries(url: str, model: HubModel, transport: Transport) -> list[FileEntry]:
-    """Every file; pages are linked, RFC 8288."""
-    name = f"{model.repo}@{model.revision}" if model.revision else model.repo
-    entries: list[FileEntry] = []
-    for _ in range(MAX_PAGES):
-        reply = transport.get(url, name=name, limit_bytes=MAX_PAGE_BYTES)
-        items = _json_list(reply.body)
-        if items is None:
-            raise RemoteInspectError(
-                f"{name}: {host_of(url)} did not answer with a file list; check HF_ENDPOINT, "
-                "or give one file of the repository"
-            )
-        entries += filter(None, map(_file_entry, items))
-        if len(entries) > MAX_ENTRIES:
-            break
-        links = reply.answer.headers.get("link", "") if reply.answer else ""
-        following = _NEXT.search(links)
-        if following is None:
-            return entries
-        target = redirect_target(url, following[1], name=name)
-        if site_of(target) != site_of(url):
-            raise RemoteInspectError(
-                f"{name}: the file list continues on another host ({host_of(target)}), "
-                "which is not followed; give one file of the repository instead"
-            )
-        url = target
-    raise RemoteInspectError(
-        f"{name}: the file list has more than {MAX_PAGES} pages or {MAX_ENTRIES:,} files; "
-        "give one file of the repository instead"
-    )
 
 
 def _file_entry(item: Any) -> FileEntry | None:
