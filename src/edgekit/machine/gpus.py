@@ -36,15 +36,11 @@ _NAME_CHARS = 96
 class DrmCard(NamedTuple):
     """A graphics card whose Linux driver is loaded."""
 
-    folder: Path  # /sys/class/drm/card0
+    files: Path  # /sys/class/drm/card0/device
     device: int
     slot: str  # "0000:03:00.0"
     driver: str
     render: str  # "renderD128", which programs open to compute; empty: a display-only card
-
-    @property
-    def files(self) -> Path:
-        return self.folder / "device"
 
 
 def _drm_cards(root: Path, vendor: int) -> list[DrmCard]:
@@ -54,18 +50,17 @@ def _drm_cards(root: Path, vendor: int) -> list[DrmCard]:
         if not re.fullmatch(r"card\d+", folder.name):
             continue
         # uevent of a PCI device: DRIVER=amdgpu, PCI_ID=1002:744C, PCI_SLOT_NAME=0000:03:00.0
-        uevent = pairs_of(folder / "device/uevent")
+        files = folder / "device"
+        uevent = pairs_of(files / "uevent")
         ids = [number_in(f"0x{part}") for part in uevent.get("PCI_ID", "").split(":")]
         if len(ids) != 2 or ids[0] != vendor or ids[1] is None:
             continue
         card = DrmCard(
-            folder=folder,
+            files=files,
             device=ids[1],
             slot=uevent.get("PCI_SLOT_NAME", ""),
             driver=uevent.get("DRIVER", ""),
-            render=min(
-                (path.name for path in (folder / "device/drm").glob("renderD*")), default=""
-            ),
+            render=min((path.name for path in (files / "drm").glob("renderD*")), default=""),
         )
         cards.append(card)
     return sorted(cards, key=lambda card: card.slot)
@@ -288,7 +283,7 @@ def _intel_memory(card: DrmCard) -> tuple[int, str]:
     tiles = sum(number_of(path) or 0 for path in card.files.glob("tile*/physical_vram_size_bytes"))
     if tiles:
         return tiles, "xe physical_vram_size_bytes"
-    if total_bytes := number_of(card.folder / "lmem_total_bytes"):
+    if total_bytes := number_of(card.files.parent / "lmem_total_bytes"):
         return total_bytes, "i915 lmem_total_bytes"
     window_bytes = 0
     bars = (text_of(card.files / "resource") or "").splitlines()  # a line of 'start end flags' each

@@ -184,20 +184,41 @@ class HttpFile:
         """
         patience = Patience(self._transport, name=self.name)
         while self._version is None or self.available_bytes < min(stop, self.size_bytes):
-            before_bytes = self.available_bytes
             reply, piece = self._request(stop, entry)
             if entry is not None and _confirms(reply, piece, entry):
                 self._adopt(entry)
                 return
-            trouble = reply.trouble
-            if piece is not None:
+            trouble, answer = reply.trouble, reply.answer
+            if piece is not None and answer is not None:
                 entry = None
-                if not self._append(reply, piece) and trouble is None:
+                if reply.overrun:
+                    what = f"sent more than the {piece.length:,} bytes it announced"
+                    raise _odd(answer, what, name=self.name)
+                is_complete = len(reply.body) == piece.length
+                # A body that broke off is appended too, and the next range continues after it: but a server without
+                # ranges (200) cannot continue in the middle.
+                if is_complete or answer.status != 200:
+                    self._version = self._version or piece.version
+                    self._linked_etag = self._linked_etag or usable_validator(reply.linked_etag)
+                    self._final_url = answer.url
+                    self._append(reply.body)
+                    if reply.body:
+                        patience.start_over()
+                if not is_complete and trouble is None:
                     trouble = lost(self._final_url, len(reply.body))
-            if self.available_bytes > before_bytes:
-                patience.start_over()
             if trouble is not None:
                 patience.wait(trouble)
+
+    def _append(self, body: bytearray) -> None:
+        try:
+            self._prefix.seek(self.available_bytes)
+            self._prefix.write(body)
+        except OSError as error:  # a long prefix is in a temporary file
+            raise SourceError(
+                f"{self.name}: no space for its header in the folder for temporary files "
+                f"({error.strerror}); set TMPDIR to a folder with free space"
+            ) from error
+        self.available_bytes += len(body)
 
     def _request(self, stop: int, entry: cache.CachedRange | None) -> tuple[Reply, Piece | None]:
         self._ranges += 1
@@ -241,29 +262,6 @@ class HttpFile:
             self._final_url, headers, name=self.name, want=want, settled=settled
         )
         return reply, pieces[0] if pieces else None
-
-    def _append(self, reply: Reply, piece: Piece) -> bool:
-        """Append the body; False if it broke off. Received bytes are kept: the next range continues after them."""
-        assert reply.answer is not None  # noqa: S101 - a piece comes with one
-        if reply.overrun:
-            what = f"sent more than the {piece.length:,} bytes it announced"
-            raise _odd(reply.answer, what, name=self.name)
-        is_complete = len(reply.body) == piece.length
-        if reply.answer.status == 200 and not is_complete:
-            return False  # a server without ranges cannot continue in the middle
-        self._version = self._version or piece.version
-        self._linked_etag = self._linked_etag or usable_validator(reply.linked_etag)
-        self._final_url = reply.answer.url
-        try:
-            self._prefix.seek(self.available_bytes)
-            self._prefix.write(reply.body)
-        except OSError as error:  # a long prefix is in a temporary file
-            raise SourceError(
-                f"{self.name}: no space for its header in the folder for temporary files "
-                f"({error.strerror}); set TMPDIR to a folder with free space"
-            ) from error
-        self.available_bytes += len(reply.body)
-        return is_complete
 
 
 def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -> ModelFile:
