@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from edgekit.bill.types import Job
 from edgekit.engines import engine_name, engine_named, engine_names, every_engine, lender_of
@@ -49,16 +49,11 @@ _PURPOSES = {
     "coding": "code",
     "reason": "reasoning",
 }
-# Fields with the same names in argv and in a query.
-_TEXTS = (
-    "engine", "ram", "vram", "job", "min_context", "window_budget", "max_use", "reserve", "users", "nodes", "task",
-    "limit", "latency",
-)  # fmt: skip
-_SWITCHES = ("prefer_accurate_kv", "all_sizes")
 _CONTEXT_WORDS = frozenset(
     {"context", "context_length", "context_size", "ctx", "ctx_size", "num_ctx"}
 )
 
+T = TypeVar("T")
 Values = Mapping[str, Any]  # of the flags of one engine, parsed, by their keys
 Pricing = Callable[["OpenModel", str, Values, "Reach"], "Price"]
 
@@ -126,16 +121,7 @@ class Request:
 
         `one_engine`: the command takes the name of one engine, not auto or all.
         """
-        texts: dict[str, Any] = {name: getattr(arguments, name, None) for name in _TEXTS}
-        switches: dict[str, Any] = {name: getattr(arguments, name, False) for name in _SWITCHES}
-        return _parsed(
-            given_flags(arguments),
-            **texts,
-            devices=tuple(getattr(arguments, "device", ())),
-            **switches,
-            drafter=not getattr(arguments, "no_drafter", False),
-            one_engine=one_engine,
-        )
+        return _parsed(given_flags(arguments), vars(arguments), one_engine=one_engine)
 
     @classmethod
     def from_query(
@@ -145,8 +131,6 @@ class Request:
         owners = {COMMON: (CONTEXT, QUANT)} | {
             engine: engine_named(engine).flags for engine in engine_names()
         }
-        texts: dict[str, Any] = {name: fields.get(name) for name in _TEXTS}
-        switches: dict[str, Any] = {name: bool(fields.get(name)) for name in _SWITCHES}
         given: dict[str, dict[str, Any]] = {}
         for owner, table in owners.items():
             for flag in table:
@@ -155,14 +139,7 @@ class Request:
                 is_set = not isinstance(value, bool) if flag.metavar else value == flag.value
                 if value is not None and is_set:
                     given.setdefault(owner, {})[flag.key] = value
-        return _parsed(
-            given,
-            **texts,
-            devices=tuple(fields.get("device") or ()),
-            **switches,
-            drafter=not fields.get("no_drafter"),
-            one_engine=one_engine,
-        )
+        return _parsed(given, fields, one_engine=one_engine)
 
     @classmethod
     def from_kwargs(
@@ -291,28 +268,18 @@ def with_quant(values: Values, engine: str, quant: str | None) -> Values:
 
 
 def _parsed(
-    given: Mapping[str, Mapping[str, Any]],
-    *,
-    engine: str | None,
-    ram: str | None,
-    vram: str | None,
-    job: str | None,
-    min_context: str | None,
-    window_budget: str | None,
-    max_use: str | None,
-    reserve: str | None,
-    users: str | None,
-    nodes: str | None,
-    task: str | None,
-    limit: str | None,
-    latency: str | None,
-    devices: tuple[str, ...],
-    prefer_accurate_kv: bool,
-    all_sizes: bool,
-    drafter: bool,
-    one_engine: bool,
+    given: Mapping[str, Mapping[str, Any]], fields: Mapping[str, Any], *, one_engine: bool
 ) -> Request:
-    """Parse the texts of argv or a query. Raises UsageError before anything is fetched."""
+    """Parse the flags of engines, and the other fields of argv or a query. Raises UsageError."""
+
+    def parsed(name: str, parse: Callable[[str], T]) -> T | None:
+        text = fields.get(name)
+        return None if text is None else parse(text)
+
+    def number(name: str, least: int) -> int | None:
+        return read_number(f"--{name.replace('_', '-')}", fields.get(name), least=least)
+
+    engine: str | None = fields.get("engine")
     word = AUTO if engine is None else engine.lower()
     several = () if one_engine and engine is not None else (AUTO, ALL)
     named = None if word in several else engine_name(engine or word)
@@ -332,31 +299,31 @@ def _parsed(
     quant = common.get(QUANT.key)
     if len(engines) == 1 and engine_named(engines[0]).quant_key:
         with_quant({}, engines[0], quant)
-    if job is not None and context is not None:
+    if fields.get("job") is not None and context is not None:
         raise UsageError("give a context or a job, not both: the job sets the context")
     return Request(
         engines=engines,
         flags=flags,
         context=context,
         quant=None if quant is None else str(quant),
-        devices=devices,
-        ram=ram,
-        vram=vram,
-        users=read_number("--users", users, least=1),
-        job=None if job is None else _job(job),
-        min_context=read_number("--min-context", min_context),
-        window_budget_bytes=None
-        if window_budget is None
-        else read("--window-budget", parse_size, window_budget),
-        max_use=None if max_use is None else read_max_use(max_use),
-        reserve_bytes=None if reserve is None else read_reserve(reserve),
-        nodes=read_number("--nodes", nodes, least=1),
-        prefer_accurate_kv=prefer_accurate_kv,
-        drafter=drafter,
-        purpose=None if task is None else _purpose(task),
-        limit=read_number("--limit", limit, least=1),
-        all_sizes=all_sizes,
-        latency=None if latency is None else _latency(latency),
+        devices=tuple(fields.get("device") or ()),
+        ram=fields.get("ram"),
+        vram=fields.get("vram"),
+        users=number("users", 1),
+        job=parsed("job", _job),
+        min_context=number("min_context", 0),
+        window_budget_bytes=parsed(
+            "window_budget", lambda text: read("--window-budget", parse_size, text)
+        ),
+        max_use=parsed("max_use", read_max_use),
+        reserve_bytes=parsed("reserve", read_reserve),
+        nodes=number("nodes", 1),
+        prefer_accurate_kv=bool(fields.get("prefer_accurate_kv")),
+        drafter=not fields.get("no_drafter"),
+        purpose=parsed("task", _purpose),
+        limit=number("limit", 1),
+        all_sizes=bool(fields.get("all_sizes")),
+        latency=parsed("latency", _latency),
         unreadable=unreadable,
     )
 

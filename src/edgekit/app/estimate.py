@@ -287,6 +287,7 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
     return lambda load, setup: one.estimate_with(companions, model, load, setup, values)
 
 
+NO_PROJECTOR = "--mmproj auto: no mmproj file was found next to the model; give its path"
 NO_PROJECTOR_SIZE = (
     "--mmproj auto: the catalog does not have the size of this model's projector: download it and give its path "
     "with --mmproj FILE"
@@ -300,7 +301,7 @@ def _projector(name: str, opened: OpenModel, reach: Reach) -> ModelHeader:
         raise UsageError(NO_PROJECTOR_SIZE)
     found = opened.files.projectors
     if not found:
-        raise UsageError("--mmproj auto: no mmproj file was found next to the model; give its path")
+        raise UsageError(NO_PROJECTOR)
     files = ModelFiles(
         reference=found[0].name,
         label=found[0].name,

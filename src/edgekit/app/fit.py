@@ -47,43 +47,6 @@ class Fit:
     refused_about: str = ""  # the flag to blame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """One load with its weights and its placement."""
-
-    opened: OpenModel = field(repr=False)
-    variant: Variant
-    fitting: Fitting = field(repr=False)
-
-    @property
-    def task(self) -> Task:
-        return self.fitting.task
-
-    @property
-    def priced(self) -> PricedLoad:
-        return self.fitting.price(self.fitting.requested or self.fitting.native)
-
-    def result(self) -> Verdict:
-        """The verdict on exactly this load."""
-        priced, fitting, least = self.priced, self.fitting, self.task.min_context
-        tokens = priced.context_tokens
-        # such a context comes from a check that failed at its minimum: the user did not request it
-        is_too_short = least is not None and least * fitting.streams == tokens > fitting.most
-        if is_too_short:
-            unasked = replace(self.task.load, context_tokens=None)
-            fitting = Fitting(replace(self.task, load=unasked), priced.placement)
-        cache = engine_named(self.task.engine).cache_name(self.task.load, priced.placement.setup)
-        settled = Candidate(
-            step=NOTHING_FITS if is_too_short else 1,
-            variant=self.variant,
-            choice=CacheChoice(name=cache, place=0, flags=""),
-            fitting=fitting,
-            tokens=tokens,
-            because="",
-        )
-        return result_for(settled, max_context=tokens)
-
-
 def fit(named: ResolvedModel, request: Request, session: Session) -> Fit:
     """What the engine refuses is an answer too. Raises EdgekitError for an invalid request."""
     request = replace(request, machine=request.find_machine())
@@ -93,7 +56,7 @@ def fit(named: ResolvedModel, request: Request, session: Session) -> Fit:
         task, values = task_of(
             opened, engine, request, session, embeds=named.embeds, quant=named.quant
         )
-        return _fit(named, _settled(named, opened, task), values, users=request.users)
+        return _fit(named, *_settled(named, opened, task), values, users=request.users)
     except (RefusedError, HardwareError) as error:
         return _refused(error, named, engine, request)
 
@@ -111,7 +74,8 @@ def curve(
     if engine_named(engine).chooses_repositories:
         least = Fitting(task, first_placement(task)).windows[-1]
         shortest = replace(task, load=replace(task.load, context_tokens=least))
-        task = replace(task, model=_settled(named, opened, shortest).variant.model)
+        _, chosen, _ = _settled(named, opened, shortest)
+        task = replace(task, model=chosen.model)
     return tuple(curves(task, first_placement(task), points=points or POINTS))
 
 
@@ -135,29 +99,58 @@ def _reference(named: ResolvedModel) -> str:
     return named.name
 
 
-def _settled(named: ResolvedModel, opened: OpenModel, task: Task) -> _Load:
+def _settled(
+    named: ResolvedModel, opened: OpenModel, task: Task
+) -> tuple[OpenModel, Variant, Fitting]:
     """The file as it is. If it does not fit, another repository of the model that does, as in a check."""
+
+    def with_weights(opened: OpenModel, variant: Variant) -> tuple[OpenModel, Variant, Fitting]:
+        of_weights = replace(task, model=variant.model)
+        fitting = Fitting(of_weights, first_placement(of_weights))
+        return replace(opened, model=variant.model), variant, fitting
+
     stored = AS_NAMED if opened.files is None else stored_quant(opened.files)
-    first = _load(opened, as_named(opened.model, opened.mix or stored)[0], task)
-    if first.priced.fits or not engine_named(task.engine).chooses_repositories:
+    first = with_weights(opened, as_named(opened.model, opened.mix or stored)[0])
+    priced = _priced(first[-1])
+    if priced.fits or not engine_named(task.engine).chooses_repositories:
         return first
     others = named.variants(opened, task.engine, task.start)[1:]
-    loads = (_load(replace(opened, repository=one.reference), one, task) for one in others)
-    return next((one for one in loads if one.fitting.fits(first.priced.context_tokens)), first)
+    loads = (with_weights(replace(opened, repository=one.reference), one) for one in others)
+    return next((one for one in loads if one[-1].fits(priced.context_tokens)), first)
 
 
-def _load(opened: OpenModel, variant: Variant, task: Task) -> _Load:
-    task = replace(task, model=variant.model)
-    return _Load(
-        opened=replace(opened, model=variant.model),
-        variant=variant,
-        fitting=Fitting(task, first_placement(task)),
-    )
+def _priced(fitting: Fitting) -> PricedLoad:
+    """The load at the requested context, or at the native one."""
+    return fitting.price(fitting.requested or fitting.native)
 
 
-def _fit(named: ResolvedModel, load: _Load, values: Values, *, users: int | None) -> Fit:
+def _fit(
+    named: ResolvedModel,
+    opened: OpenModel,
+    variant: Variant,
+    fitting: Fitting,
+    values: Values,
+    *,
+    users: int | None,
+) -> Fit:
     """The load is priced once: bars, estimate and verdict have the same figures."""
-    task, priced, result = load.task, load.priced, load.result()
+    task, priced = fitting.task, _priced(fitting)
+    tokens, least = priced.context_tokens, task.min_context
+    # such a context comes from a check that failed at its minimum: the user did not request it
+    is_too_short = least is not None and least * fitting.streams == tokens > fitting.most
+    if is_too_short:
+        unrequested = replace(task.load, context_tokens=None)
+        fitting = Fitting(replace(task, load=unrequested), priced.placement)
+    cache = engine_named(task.engine).cache_name(task.load, priced.placement.setup)
+    settled = Candidate(
+        step=NOTHING_FITS if is_too_short else 1,
+        variant=variant,
+        choice=CacheChoice(name=cache, place=0, flags=""),
+        fitting=fitting,
+        tokens=tokens,
+        because="",
+    )
+    result = result_for(settled, max_context=tokens)
     engine, placement = engine_named(task.engine), priced.placement
     held = task.load_of(priced.context_tokens)
     batch = given_values((flag for flag in engine.flags if flag.group == "batch"), held)
@@ -169,14 +162,14 @@ def _fit(named: ResolvedModel, load: _Load, values: Values, *, users: int | None
         **engine.machine_flags(placement),
     }
     bill = bill_of(
-        load.opened,
+        opened,
         engine,
         flags,
         load=held,
         setup=placement.setup,
         estimate=engine.taken(result),
     )
-    command = main_command(start_commands(load.opened, result, values, users=users)) or bill.command
+    command = main_command(start_commands(opened, result, values, users=users)) or bill.command
     return Fit(
         label=_label(named),
         reference=_reference(named),
@@ -188,7 +181,7 @@ def _fit(named: ResolvedModel, load: _Load, values: Values, *, users: int | None
         result=result,
         bill=bill,
         command=command if result.can_load else "",
-        estimate_command=_command(load.variant.reference or _reference(named), task.engine, flags),
+        estimate_command=_command(variant.reference or _reference(named), task.engine, flags),
         refused=priced.refused,
     )
 

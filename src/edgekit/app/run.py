@@ -5,7 +5,7 @@ Events are passed to `Session.notify`: the NamedTuples below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.app.calibrate import remember_rows
 from edgekit.app.check import Check, check_named, check_opened
-from edgekit.app.estimate import NEXT_TO_MODEL, NO_PROJECTOR_SIZE
+from edgekit.app.estimate import NEXT_TO_MODEL, NO_PROJECTOR, NO_PROJECTOR_SIZE
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.spill import Purpose
-from edgekit.bill.types import Job, Setup
+from edgekit.bill.types import Job
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import entry_named
-from edgekit.catalog.repositories import Form, Repository, repositories_of
+from edgekit.catalog.repositories import Form, repositories_of
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.choices import accuracy_of
@@ -32,7 +32,7 @@ from edgekit.machine.probes import detect
 from edgekit.machine.types import MemoryLimit
 from edgekit.model import open_model
 from edgekit.request import Request, Session
-from edgekit.sources.download import Found, find_weights
+from edgekit.sources.download import find_weights
 from edgekit.sources.local import is_here
 from edgekit.sources.types import Container, Origin, Reach
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.program import EngineProgram, Starter, Up
     from edgekit.model import OpenModel
-    from edgekit.sources.download import Download
 
 
 COUNTED_BYTES = 2048  # a longer prompt is tokenized, which takes a second
@@ -96,17 +95,24 @@ class DoesNotFitError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict, and the setup to start the engine with."""
+    """A verdict on a model, and what it was judged by."""
 
     request: Request
     opened: OpenModel = field(repr=False)
     check: Check
-    setup: Setup
     session: Session = field(repr=False)
 
     def again(self, job: Job | None) -> Judged:
         """Judge again for another job, with the memory that is free now."""
         return judge(self.request, self.opened, job, self.session)
+
+    def refuse_or_warn(self) -> None:
+        """Raises DoesNotFitError if the model does not fit; with --force only warns about the risk."""
+        if self.check.result.can_load:
+            return
+        if not self.request.force:
+            raise DoesNotFitError(self.check)
+        self.session.notify(Forced(self.check))
 
     def still_fits(self) -> None:
         """Judge again with the memory that is free now. Raises DoesNotFitError."""
@@ -124,8 +130,7 @@ def judge(request: Request, opened: OpenModel, job: Job | None, session: Session
     """The verdict, whatever it is: the caller refuses."""
     (engine,) = request.engines
     check = check_opened(opened, engine, _now(request, job), session)
-    setup = _program(request).limited(check.result)
-    return Judged(request=request, opened=opened, check=check, setup=setup, session=session)
+    return Judged(request=request, opened=opened, check=check, session=session)
 
 
 def _now(request: Request, job: Job | None) -> Request:
@@ -142,15 +147,6 @@ def _program(request: Request, verb: str = "run") -> EngineProgram:
     return engine_named(request.engines[0]).program(verb)
 
 
-def _refuse_or_warn(judged: Judged, session: Session) -> None:
-    """Raises DoesNotFitError if the model does not fit; with --force only warns about the risk."""
-    if judged.check.result.can_load:
-        return
-    if not judged.request.force:
-        raise DoesNotFitError(judged.check)
-    session.notify(Forced(judged.check))
-
-
 # --- the model
 
 
@@ -163,11 +159,11 @@ def fetch(
     """
     published, opened = _open(reference, request, session)
     judged = judge(request, opened, job, session)
-    _refuse_or_warn(judged, session)
-    weights = _weights(reference, published, judged, session)
+    judged.refuse_or_warn()
+    weights = _weights(reference, published, judged)
     if published:
         judged = judge(request, open_model(weights.model), job, session)
-        _refuse_or_warn(judged, session)
+        judged.refuse_or_warn()
     return judged, weights
 
 
@@ -181,7 +177,9 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
     if found is None:
         return (), _runnable(open_named(reference, session))
     entry, quant = found
-    stored = _stored(reference, session.reach)
+    stored: OpenModel | None = None
+    with suppress(SourceError):  # in Ollama, LM Studio or the hub's cache on this machine
+        stored = open_model(reference, reach=replace(session.reach, network=False))
     if stored is not None:
         return (), _runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
     if ModelPurpose.EMBEDDING in entry.kinds:
@@ -189,14 +187,6 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
     published, opened = open_published(entry, quant, _now(request, None))
     session.notify(WeightsChosen(entry.id, opened.mix, published[0].partition(":")[0]))
     return published, opened
-
-
-def _stored(name: str, reach: Reach) -> OpenModel | None:
-    """The model of that name in Ollama, LM Studio or the hub's cache on this machine; None if there is none."""
-    try:
-        return open_model(name, reach=replace(reach, network=False))
-    except SourceError:
-        return None
 
 
 def _runnable(named: ResolvedModel) -> OpenModel:
@@ -215,42 +205,38 @@ def _runnable(named: ResolvedModel) -> OpenModel:
     return found
 
 
-def _weights(
-    reference: str, published: tuple[str, ...], judged: Judged, session: Session
-) -> LocalWeights:
+def _weights(reference: str, published: tuple[str, ...], judged: Judged) -> LocalWeights:
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
-    request, reach, confirm = judged.request, session.reach, session.confirm
+    request, session, files = judged.request, judged.session, judged.opened.files
+
     several = _program(request).loads_shards
 
-    def found(reference: str) -> Path:
-        return find_weights(reference, reach=reach, confirm=confirm, several=several).path
+    def path_of(reference: str) -> Path:
+        return find_weights(
+            reference, reach=session.reach, confirm=session.confirm, several=several
+        ).path
 
     (engine,) = request.engines
-    given = companions_in(engine_named(engine).flags, request.values(engine))
-    drafter, projector = given.get("drafter"), given.get("projector")
+    companions = companions_in(engine_named(engine).flags, request.values(engine))
+    drafter, projector = companions.get("drafter"), companions.get("projector")
     model = (
-        find_published(reference, published, reach, confirm, several=several).path
+        find_published(reference, published, session, several=several)
         if published
-        else found(reference)
+        else path_of(reference)
     )
     if projector == NEXT_TO_MODEL:
-        projector = _projector_next_to(judged.opened)
+        if files is None:
+            raise UsageError(NO_PROJECTOR_SIZE)
+        if not files.projectors or files.origin.is_remote:
+            raise UsageError(NO_PROJECTOR)
+        with closing(files.projectors[0].open()) as source:
+            projector = source.name
     return LocalWeights(
         model=model,
-        drafter=None if drafter is None else found(drafter),
-        adapters=tuple(found(one) for one in given.get("adapters", ())),
-        projector=None if projector is None else found(projector),
+        drafter=None if drafter is None else path_of(drafter),
+        adapters=tuple(path_of(name) for name in companions.get("adapters", ())),
+        projector=None if projector is None else path_of(projector),
     )
-
-
-def _projector_next_to(opened: OpenModel) -> str:
-    files = opened.files
-    if files is None:
-        raise UsageError(NO_PROJECTOR_SIZE)
-    if not files.projectors or files.origin.is_remote:
-        raise UsageError("--mmproj auto: no mmproj file was found next to the model; give its path")
-    with closing(files.projectors[0].open()) as source:
-        return source.name
 
 
 # --- engines at work
@@ -258,12 +244,7 @@ def _projector_next_to(opened: OpenModel) -> str:
 
 @contextmanager
 def run(
-    judged: Judged,
-    weights: LocalWeights,
-    session: Session,
-    *,
-    prompt: Prompt | None,
-    new_tokens: int,
+    judged: Judged, weights: LocalWeights, *, prompt: Prompt | None, new_tokens: int
 ) -> Iterator[tuple[Up, Judged]]:
     """An engine with a context for the prompt and the answer, until the end of the block. `prompt` None: a chat.
 
@@ -282,11 +263,11 @@ def run(
         if tokens is None and prompt is not None and judged.request.context is None:
             counted = _counted(judged, weights.model, prompt)
             judged = judged if counted is None else judged.again(job(counted))
-        _refuse_or_warn(judged, session)
+        judged.refuse_or_warn()
         at = Address(chats=prompt is None or not prompt.is_plain)
         while True:
             with ExitStack() as tried:
-                up = tried.enter_context(_started(judged, starter, weights, at, session))
+                up = tried.enter_context(_started(judged, starter, weights, at))
                 short_of = None
                 if tokens is None and prompt is not None and judged.request.context is None:
                     short_of = _too_long(judged, up.talker, prompt, new_tokens)
@@ -294,16 +275,16 @@ def run(
                     held.push(tried.pop_all())
                     break
             judged = judged.again(job(short_of))
-            _refuse_or_warn(judged, session)
+            judged.refuse_or_warn()
         yield up, judged
 
 
 @contextmanager
-def serve(judged: Judged, weights: LocalWeights, session: Session, at: Address) -> Iterator[Up]:
+def serve(judged: Judged, weights: LocalWeights, at: Address) -> Iterator[Up]:
     """A server, until the end of the block."""
     with ExitStack() as held:
         starter = _program(judged.request, "serve").open(weights.model, held, None)
-        yield held.enter_context(_started(judged, starter, weights, at, session))
+        yield held.enter_context(_started(judged, starter, weights, at))
 
 
 def job_of(prompt: Prompt | None, prompt_tokens: int, new_tokens: int) -> Job | None:
@@ -333,18 +314,16 @@ def _too_long(judged: Judged, talker: Talker, prompt: Prompt, new_tokens: int) -
 
 
 @contextmanager
-def _started(
-    judged: Judged, starter: Starter, weights: LocalWeights, at: Address, session: Session
-) -> Iterator[Up]:
+def _started(judged: Judged, starter: Starter, weights: LocalWeights, at: Address) -> Iterator[Up]:
     """A running engine, until the end of the block. What it reports is compared with the bill."""
-    request, result = judged.request, judged.check.result
+    request, result, session = judged.request, judged.check.result, judged.session
     (engine,) = request.engines
     session.notify(Starting(judged.check))
     given = EngineStart(
         weights=weights,
         label=judged.check.bill.label,
         load=result.load,
-        setup=judged.setup,
+        setup=_program(request).limited(result),
         estimate=result.estimate,
         values=request.values(engine),
         sinks=request.sinks,
@@ -385,65 +364,49 @@ def open_published(
 
     Without a quantisation, one is chosen for this machine. Raises UsageError if no repository is known.
     """
-    named = open_named(f"catalog:{entry.id}")
-    known = repositories_of(entry.id, Form.GGUF)
-    mix = quant.upper() if quant is not None else _published_mix(_chosen_mix(named, request), known)
+    named, name = open_named(f"catalog:{entry.id}"), entry.id
+    known = repositories_of(name, Form.GGUF)
+    tags = dict.fromkeys(tag for one in known for tag in one.quants)
+    mix: str | None = None if quant is None else quant.upper()
+    if mix is None:  # what `check` chooses with the same flags; if nothing fits, the usual one
+        (answer,) = check_named(named, request, Session(reach=Reach(network=False)))
+        if not isinstance(answer, Check):
+            raise answer.error
+        result = answer.result
+        mix = result.quantization if result.can_load else named.as_file(result.engine).mix
+        if all(one.tag(mix) is None for one in known):  # the most accurate smaller one
+            most = accuracy_of(mix) or 0
+            plain = {tag.upper().removeprefix("UD-") for tag in tags}
+            below = [tag for tag in plain if (accuracy_of(tag) or most) < most]
+            mix = max(below, key=lambda tag: accuracy_of(tag) or 0, default=None)
     found = [one for one in known if mix is not None and one.tag(mix) is not None]
     if mix is None or not found:
-        raise UsageError(_no_repository(entry.id, quant, known))
+        at = "" if quant is None else f" at {quant}"
+        others = f" (known: {', '.join(tags)})" if tags else ""
+        raise UsageError(
+            f"no known repository has a GGUF of {name}{at}{others}. Search {gguf_search(name)} and name what you find:"
+            " edgekit run ORG/REPOSITORY:QUANT, or a file"
+        )
     (engine,) = request.engines
     model = named.opened(engine)
     opened = replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
     return tuple(f"{one.name}:{one.tag(mix)}" for one in found), opened
 
 
-def _chosen_mix(named: ResolvedModel, request: Request) -> str:
-    """The quantisation that `check` chooses with the same flags; if nothing fits, the usual one."""
-    (found,) = check_named(named, request, Session(reach=Reach(network=False)))
-    if not isinstance(found, Check):
-        raise found.error
-    fits = found.result.can_load
-    return found.result.quantization if fits else named.as_file(found.result.engine).mix
-
-
-def _published_mix(mix: str, known: tuple[Repository, ...]) -> str | None:
-    """The mix, or the most accurate smaller one that a repository has."""
-    if any(one.tag(mix) is not None for one in known):
-        return mix
-    most = accuracy_of(mix) or 0
-    tags = {tag.upper().removeprefix("UD-") for one in known for tag in one.quants}
-    below = [tag for tag in tags if (accuracy_of(tag) or most) < most]
-    return max(below, key=lambda tag: accuracy_of(tag) or 0, default=None)
-
-
-def _no_repository(name: str, quant: str | None, known: tuple[Repository, ...]) -> str:
-    at = "" if quant is None else f" at {quant}"
-    tags = dict.fromkeys(tag for one in known for tag in one.quants)
-    others = f" (known: {', '.join(tags)})" if tags else ""
-    return (
-        f"no known repository has a GGUF of {name}{at}{others}. Search {gguf_search(name)} and name what you find:"
-        " edgekit run ORG/REPOSITORY:QUANT, or a file"
-    )
-
-
 def find_published(
-    name: str,
-    references: tuple[str, ...],
-    reach: Reach,
-    confirm: Callable[[Download], bool] | None,
-    *,
-    several: bool,
-) -> Found:
+    name: str, references: tuple[str, ...], session: Session, *, several: bool
+) -> Path:
     """The file from the first repository that has it: on this machine if possible, else downloaded."""
+    reach, offline = session.reach, replace(session.reach, network=False)
     for reference in references:
-        try:
-            return find_weights(reference, reach=replace(reach, network=False), several=several)
-        except SourceError:
-            continue
+        with suppress(SourceError):
+            return find_weights(reference, reach=offline, several=several).path
     missing: SourceError | None = None
     for reference in references:
         try:
-            return find_weights(reference, reach=reach, confirm=confirm, several=several)
+            return find_weights(
+                reference, reach=reach, confirm=session.confirm, several=several
+            ).path
         except (NotFoundError, RemoteNotFoundError) as error:
             missing = error
             if not reach.network:

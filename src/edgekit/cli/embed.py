@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from edgekit import __version__
 from edgekit.cli.check import confirmed
@@ -34,7 +34,6 @@ from edgekit.embed.bulk.rows import (
     Fields,
     RowLimit,
     RowSource,
-    VectorForm,
     input_bytes_for,
 )
 from edgekit.embed.stdio import serve
@@ -50,13 +49,14 @@ from edgekit.report.embed import (
     vectors_json,
     vectors_text,
 )
-from edgekit.report.json import json_text
+from edgekit.report.json import fields, json_text
 from edgekit.sources.download import find_weights
 from edgekit.units import parse_size
 
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
     from edgekit.embed.open import Choices
+    from edgekit.embed.types import EmbedPlan
 
 
 T = TypeVar("T")
@@ -112,11 +112,10 @@ def read_arguments(arguments: argparse.Namespace) -> EmbedArguments:
         "dimensions": read("dimensions", whole(1)),
         "normalize": not arguments.no_normalize,
         "truncate": arguments.truncate,
-        "limits": Limits(
+        "limits": replace(
+            usual,
             file_bytes=read("max_file", parse_size) or usual.file_bytes,
-            held_tensor_bytes=usual.held_tensor_bytes,
             tokens=read("max_tokens", whole(1)) or usual.tokens,
-            text_bytes=usual.text_bytes,
         ),
     }
     tasks = [task for task in ("query", "document") if getattr(arguments, task)]
@@ -141,42 +140,52 @@ def _choices(values: Mapping[str, Any]) -> Choices:
 
 def run_bulk(given: EmbedArguments, arguments: argparse.Namespace) -> Finished | None:
     """Run the job from start to end. None if its output is a pipe that was closed."""
-    kind = output_format(arguments.output)
-    _check_apart(given, arguments)
+    kind, path = output_format(arguments.output), Path(arguments.output)
+    if arguments.output != STDOUT:
+        others: dict[str, Path | int] = {"the model": Path(given.model)}
+        if arguments.input == STDIN:
+            with suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
+                others["the input"] = sys.stdin.fileno()
+        elif arguments.input is not None:
+            others["the input"] = Path(arguments.input)
+        check_apart(path, others)
     _import_all(kind, given, arguments)
-    limit = _row_limit(given.choices, arguments)
-    source = _source(given, arguments, limit)
+    unfinished: dict[str, Any] = {}
+    if arguments.output != STDOUT and not arguments.overwrite:
+        journal = path.resolve().with_name(f"{path.resolve().name}.journal")
+        unfinished = read_job(journal) or {}
+    budget = given.choices.get("memory_budget")
+    if not isinstance(budget, int):  # the same rows are bad ones as when the job began
+        before = unfinished.get("input", {}).get("row_budget_bytes")
+        budget = before if _is_size(before) else None
+    limit = RowLimit.of(budget)
+    source: RowSource = GivenTexts(given.texts)
+    if arguments.input is not None:
+        source = open_source(arguments.input, form=given.form, fields=given.fields, limit=limit)
     try:
-        choices = _as_before(given.choices, arguments)
+        # an unfinished job continues with its budget and threads, unless others are given
+        plan = unfinished.get("plan", {})
+        known = {"memory_budget": plan.get("budget_bytes"), "threads": plan.get("threads")}
+        known = {name: value for name, value in known.items() if _is_size(value)}
+        choices = _choices(known | {**given.choices})
         if arguments.input is not None:
             choices = with_input(choices, limit.budget_bytes)
-        given = replace(given, choices=choices)
-        with open_embedder(given.model, **given.choices) as embedder:
-            terms = Terms(
-                name=source.name,
-                rule=_rule(given, embedder.plan.pass_tokens, limit),
-                prefix=given.prefix_of(embedder),
-                skip_bad=arguments.skip_bad,
-                limit=limit,
-            )
-            form = form_of(
-                kind,
-                dimensions=embedder.dimensions,
-                ids=given.fields.id is not None,
-                integer_ids=source.integer_ids,
-            )
-            return _Job(given, arguments, source, embedder, terms).run(form)
+        return _run_job(replace(given, choices=choices), arguments, source, limit, kind)
     finally:
         source.close()
 
 
 def with_input(choices: Choices, budget_bytes: int | None) -> Choices:
-    """The budget holds what is read too."""
+    """The choices with a budget that includes the input."""
     return {**choices, "input_bytes": input_bytes_for(budget_bytes)}
 
 
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def _import_all(kind: str, given: EmbedArguments, arguments: argparse.Namespace) -> None:
-    """What is not installed is reported before there is an unfinished job; what is, is counted by the plan."""
+    """Import what the job needs: a missing package is reported before the job starts, and the plan counts the rest."""
     if arguments.output != STDOUT or arguments.input == STDIN:
         import hashlib  # noqa: F401 - 3 MiB with OpenSSL, for marks and for what was read from a pipe
     if kind == "parquet":
@@ -189,190 +198,134 @@ def _import_all(kind: str, given: EmbedArguments, arguments: argparse.Namespace)
         import_ray()
 
 
-def _check_apart(given: EmbedArguments, arguments: argparse.Namespace) -> None:
-    if arguments.output == STDOUT:
-        return
-    others: dict[str, Path | int] = {"the model": Path(given.model)}
-    if arguments.input == STDIN:
-        with suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
-            others["the input"] = sys.stdin.fileno()
-    elif arguments.input is not None:
-        others["the input"] = Path(arguments.input)
-    check_apart(Path(arguments.output), others)
-
-
-def _row_limit(choices: Choices, arguments: argparse.Namespace) -> RowLimit:
-    """Of the budget that is named; else that of the unfinished job, so that the same rows are bad ones."""
-    budget = choices.get("memory_budget")
-    if isinstance(budget, int):
-        return RowLimit.of(budget)
-    before = _unfinished(arguments).get("input", {}).get("row_budget_bytes")
-    return RowLimit.of(before if _is_size(before) else None)
-
-
-def _source(given: EmbedArguments, arguments: argparse.Namespace, limit: RowLimit) -> RowSource:
-    if arguments.input is None:
-        return GivenTexts(given.texts)
-    return open_source(arguments.input, form=given.form, fields=given.fields, limit=limit)
-
-
-def _rule(given: EmbedArguments, pass_tokens: int, limit: RowLimit) -> BatchRule:
-    if given.batch is None:
-        return BatchRule(
-            texts=MAX_BATCH_TEXTS, tokens=pass_tokens, characters=limit.held_characters
+def _run_job(
+    given: EmbedArguments,
+    arguments: argparse.Namespace,
+    source: RowSource,
+    limit: RowLimit,
+    kind: str,
+) -> Finished | None:
+    name = arguments.output
+    with open_embedder(given.model, **given.choices) as embedder:
+        rule = BatchRule(texts=given.batch or MAX_BATCH_TEXTS, characters=limit.held_characters)
+        if given.batch is None:
+            rule = replace(rule, tokens=embedder.plan.pass_tokens)
+        terms = Terms(
+            name=source.name,
+            rule=rule,
+            prefix=given.prefix_of(embedder),
+            skip_bad=arguments.skip_bad,
+            limit=limit,
         )
-    return BatchRule(texts=given.batch, characters=limit.held_characters)
-
-
-def _as_before(choices: Choices, arguments: argparse.Namespace) -> Choices:
-    """An unfinished job goes on with the budget and the threads it began with, unless others are named."""
-    plan = _unfinished(arguments).get("plan", {})
-    known = {"memory_budget": plan.get("budget_bytes"), "threads": plan.get("threads")}
-    return _choices({name: value for name, value in known.items() if _is_size(value)} | {**choices})
-
-
-def _unfinished(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the journal of an unfinished job tells, if there is one to go on with."""
-    if arguments.output == STDOUT or arguments.overwrite:
-        return {}
-    path = Path(arguments.output).resolve()
-    return read_job(path.with_name(f"{path.name}.journal")) or {}
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-class _Job(NamedTuple):
-    """All that one run has at hand."""
-
-    given: EmbedArguments
-    arguments: argparse.Namespace
-    source: RowSource
-    embedder: Embedder
-    terms: Terms
-
-    def run(self, form: VectorForm) -> Finished | None:
-        output = self._output(form)
+        has_ids, dimensions = given.fields.id is not None, embedder.dimensions
+        form = form_of(kind, dimensions=dimensions, ids=has_ids, integer_ids=source.integer_ids)
+        output: Output
+        if name != STDOUT:
+            identity = _identity(given, arguments, source, embedder.plan, terms)
+            output = FileOutput(
+                Path(name), form, identity, overwrite=arguments.overwrite, resume=arguments.resume
+            )
+        elif arguments.resume:
+            raise UsageError("output to a pipe cannot be resumed: leave out --resume")
+        elif sys.stdout is None:
+            raise UsageError("standard output is closed")
+        else:
+            output = StreamOutput(sys.stdout.buffer, form, _print_bad)
         try:
-            with _shown(self.arguments) as tell:
-                done = run_job(self.source, self._stage(), output, tell)
-        except BrokenPipeError:  # found once more, and told, by whoever writes last
+            with _progress(arguments) as progress:
+                done = run_job(source, _stage(given, source, embedder, terms), output, progress)
+        except BrokenPipeError:  # found and reported again by the last write
             return None
         finally:
             output.close()
-        name = self.arguments.output
         return Finished(
-            model=self.embedder.label,
-            source=self.source.name,
+            model=embedder.label,
+            source=source.name,
             output="standard output" if name == STDOUT else name,
             skipped=f"{name}.skipped.jsonl" if done.mark.skipped and name != STDOUT else None,
-            dimensions=self.embedder.dimensions,
+            dimensions=dimensions,
             done=done,
         )
 
-    def _output(self, form: VectorForm) -> Output:
-        arguments = self.arguments
-        if arguments.output != STDOUT:
-            return FileOutput(
-                Path(arguments.output),
-                form,
-                self._identity(),
-                overwrite=arguments.overwrite,
-                resume=arguments.resume,
-            )
-        if arguments.resume:
-            raise UsageError("output to a pipe cannot be resumed: leave out --resume")
-        if sys.stdout is None:
-            raise UsageError("standard output is closed")
-        return StreamOutput(sys.stdout.buffer, form, _tell_bad)
 
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for the rest of a job to belong to its beginning."""
-        given, plan = self.given, self.embedder.plan
-        named = self.arguments.input
-        return {
-            "edgekit": __version__,
-            "model": _model_identity(given.model),
-            "input": {
-                **self.source.identity,
-                "format": None if named is None else given.form or format_of(named),
-                "field": given.fields.text,
-                "id_field": given.fields.id,
-                "row_budget_bytes": self.terms.limit.budget_bytes,
-            },
-            "options": {
-                "mode": plan.mode.value,
-                "engine": plan.engine,
-                "pooling": None if plan.pooling is None else plan.pooling.label,
-                "dimensions": plan.dimensions,
-                "normalize": given.choices.get("normalize"),
-                "truncate": given.choices.get("truncate"),
-                "prefix": self.terms.prefix,
-                "max_tokens": plan.text_tokens,
-                "batch": given.batch or "auto",
-            },
-            "plan": {
-                "budget_bytes": plan.budget_bytes,
-                "threads": plan.threads,
-                "kernels": plan.kernels,
-                "pass_tokens": plan.pass_tokens,
-            },
-        }
+def _identity(
+    given: EmbedArguments,
+    arguments: argparse.Namespace,
+    source: RowSource,
+    plan: EmbedPlan,
+    terms: Terms,
+) -> dict[str, Any]:
+    """What must be the same for the rest of a job to belong to its beginning."""
+    import hashlib  # see _import_all
 
-    def _stage(self) -> Stage:
-        given, embedder = self.given, self.embedder
-        if given.cluster is None:
-            return embed_here(embedder, self.source, self.terms)
-        from edgekit.embed.bulk.ray_stage import Cluster, Opening, embed_on_ray
-
-        address, workers = given.cluster
-        path = Path(given.model).resolve()
-        return embed_on_ray(
-            Opening(model=str(path), size_bytes=path.stat().st_size, options={**given.choices}),
-            embedder,
-            self.source,
-            self.terms,
-            Cluster(
-                address=address,
-                workers=workers,
-                threads=embedder.plan.threads,
-                memory_bytes=embedder.plan.budget_bytes,
-            ),
-        )
+    with Path(given.model).open("rb") as file:
+        status = os.fstat(file.fileno())
+        beginning = hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
+    return {
+        "edgekit": __version__,
+        "model": {
+            "size_bytes": status.st_size,
+            "modified_ns": status.st_mtime_ns,
+            "beginning": beginning,
+        },
+        "input": {
+            **source.identity,
+            "format": None if arguments.input is None else given.form or format_of(arguments.input),
+            "field": given.fields.text,
+            "id_field": given.fields.id,
+            "row_budget_bytes": terms.limit.budget_bytes,
+        },
+        "options": {
+            "mode": plan.mode.value,
+            "engine": plan.engine,
+            "pooling": None if plan.pooling is None else plan.pooling.label,
+            "dimensions": plan.dimensions,
+            "normalize": given.choices.get("normalize"),
+            "truncate": given.choices.get("truncate"),
+            "prefix": terms.prefix,
+            "max_tokens": plan.text_tokens,
+            "batch": given.batch or "auto",
+        },
+        "plan": fields(plan, "budget_bytes threads kernels pass_tokens"),
+    }
 
 
-def _tell_bad(row: BadRow) -> None:
+def _stage(given: EmbedArguments, source: RowSource, embedder: Embedder, terms: Terms) -> Stage:
+    if given.cluster is None:
+        return embed_here(embedder, source, terms)
+    from edgekit.embed.bulk.ray_stage import Cluster, Opening, embed_on_ray
+
+    address, workers = given.cluster
+    path, plan = Path(given.model).resolve(), embedder.plan
+    opening = Opening(model=str(path), size_bytes=path.stat().st_size, options={**given.choices})
+    cluster = Cluster(
+        address=address, workers=workers, threads=plan.threads, memory_bytes=plan.budget_bytes
+    )
+    return embed_on_ray(opening, embedder, source, terms, cluster)
+
+
+def _print_bad(row: BadRow) -> None:
     if sys.stderr is not None:
         print(printable(f"edgekit: row {row.number:,} skipped: {row.reason}"), file=sys.stderr)
 
 
-def _model_identity(path: str) -> dict[str, Any]:
-    import hashlib  # see _import_all
-
-    with Path(path).open("rb") as file:
-        status = os.fstat(file.fileno())
-        begin = hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
-    return {"size_bytes": status.st_size, "modified_ns": status.st_mtime_ns, "beginning": begin}
-
-
 @contextmanager
-def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], None] | None]:
-    """A line that is written over and over, for a person who looks at it."""
+def _progress(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], None] | None]:
+    """Shows the progress in one line of the terminal; None if nothing is to be shown."""
     if arguments.quiet or arguments.json or not is_terminal(sys.stderr):
         yield None
         return
 
     next_s = 0.0
 
-    def tell(status: BulkStatus) -> None:
+    def show(status: BulkStatus) -> None:
         nonlocal next_s
         if time.monotonic() >= next_s:
             show_progress(progress_line(status, width=screen_width()))
             next_s = time.monotonic() + SHOW_EVERY_S
 
     try:
-        yield tell
+        yield show
     finally:
         show_progress("")
 

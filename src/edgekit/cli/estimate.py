@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO
 
 from edgekit.app.estimate import assume, estimate
@@ -40,6 +41,7 @@ from edgekit.request import (
 from edgekit.sources.types import Reach
 
 _KEYS = ("id", "model", "config", "engine", "backend", "quant", "options")
+_json = partial(json.dumps, separators=(",", ":"), allow_nan=False)
 ROW_BYTES = limits.CONFIG_BYTES  # a row may hold a config.json: 0.1 MB in the largest real one
 
 
@@ -76,8 +78,12 @@ def run_batch(path: str, reach: Reach) -> None:
     models = BatchModels(reach)
     with _open(path) as source:
         for line in _lines(source):
+            answer = answer_line(line, models)
+            if sys.stdout is None:  # it was closed before we started
+                continue
             try:
-                _print(answer_line(line, models))
+                sys.stdout.write(f"{answer}\n")
+                sys.stdout.flush()
             except OSError:
                 return
 
@@ -87,18 +93,27 @@ def answer_line(line: bytes | None, models: BatchModels) -> str:
     echo: dict[str, Any] = {}
     try:
         row = _row(line)
-        echo = _echo(row)
-        return _text(echo | _answer(row, models))
+        name = row.get("id")
+        if isinstance(name, str | int) or (isinstance(name, float) and math.isfinite(name)):
+            echo["id"] = name
+        return _json(echo | _answer(row, models))
     except EdgekitError as error:
-        return _text(echo | {"error": str(error), "type": type(error).__name__})
+        return _json(echo | {"error": str(error), "type": type(error).__name__})
     except Exception as error:  # noqa: BLE001 - a bug that one row triggers must not stop the others
         message = f"{type(error).__name__}: {error}"[:1000]
-        return _text(echo | {"error": message, "type": "InternalError"})
+        return _json(echo | {"error": message, "type": "InternalError"})
 
 
 def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     request = Request.from_row(row)
-    _check_keys(row, request.engine)
+    unknown = next((str(name)[:60] for name in row if name not in _KEYS), None)
+    if unknown is not None:
+        option = context_option(request.engine or engine_names()[0])
+        near = did_you_mean(unknown, _KEYS, request.engine or engine_names()[0])
+        if option in near:
+            near = f": the context is an option, {option}"
+        keys = ", ".join(_KEYS)
+        raise UsageError(f"a row has no key {unknown!r}{near or f' (known keys: {keys})'}")
     name, model, quant = models.of_row(row, request.engine, request.quant)
     engine = engine_named(name)
     read = RowOptions(options_with_quant(name, request.options or {}, quant))
@@ -106,19 +121,6 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     read.require_known(name)
     answer = answer_json(engine.estimate(model, load, setup))
     return answer | ({"ignored": read.ignored} if read.ignored else {})
-
-
-def _check_keys(row: Mapping[str, Any], engine: str | None) -> None:
-    """Raises UsageError for an unknown key, which would otherwise be ignored."""
-    unknown = next((str(name)[:60] for name in row if name not in _KEYS), None)
-    if unknown is None:
-        return
-    engine = engine or engine_names()[0]
-    near = did_you_mean(unknown, _KEYS, engine)
-    if context_option(engine) in near:
-        near = f": the context is an option, {context_option(engine)}"
-    keys = ", ".join(_KEYS)
-    raise UsageError(f"a row has no key {unknown!r}{near or f' (known keys: {keys})'}")
 
 
 def _row(line: bytes | None) -> Mapping[str, Any]:
@@ -138,17 +140,6 @@ def _row(line: bytes | None) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise UsageError(f"the row is a {type(row).__name__}, not an object")
     return row
-
-
-def _echo(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The id of the row, which its answer repeats."""
-    name = row.get("id")
-    plain = isinstance(name, str | int) or (isinstance(name, float) and math.isfinite(name))
-    return {"id": name} if plain else {}
-
-
-def _text(answer: Mapping[str, Any]) -> str:
-    return json.dumps(answer, separators=(",", ":"), allow_nan=False)
 
 
 @contextmanager
@@ -176,12 +167,6 @@ def _lines(source: BinaryIO) -> Iterator[bytes | None]:
             yield None
         elif line.strip():
             yield line
-
-
-def _print(line: str) -> None:
-    if sys.stdout is not None:  # it was closed before we started
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
 
 
 MAX_MODELS = 512  # rows may alternate between all models of a collection
@@ -236,13 +221,19 @@ class BatchModels:
         if config is not None:
             if not isinstance(config, Mapping):
                 raise UsageError("config is not an object")
-            key = _config_key(config)
+            key: Hashable = hashlib.sha256(json.dumps(config).encode()).digest()
         elif isinstance(reference, str) and reference:
             key = _file_key(reference)
         else:
             raise UsageError("the row has neither a model (a path or an id) nor a config")
         if key not in self._cache:
-            self._add(key, self._open(config, reference))
+            cached = self._cache[key] = self._open(config, reference)
+            self._tensors += cached.tensors
+            while len(self._cache) > MAX_MODELS or (
+                self._tensors > MAX_TENSORS and len(self._cache) > 1
+            ):
+                _, dropped = self._cache.popitem(last=False)
+                self._tensors -= dropped.tensors
         self._cache.move_to_end(key)
         cached = self._cache[key]
         if cached.failure is not None:
@@ -259,19 +250,6 @@ class BatchModels:
         except EdgekitError as error:
             error.__cause__ = error.__context__ = None  # they would keep the file's bytes in memory
             return _Cached(failure=error.with_traceback(None))
-
-    def _add(self, key: Hashable, cached: _Cached) -> None:
-        self._cache[key] = cached
-        self._tensors += cached.tensors
-        while len(self._cache) > MAX_MODELS or (
-            self._tensors > MAX_TENSORS and len(self._cache) > 1
-        ):
-            _, dropped = self._cache.popitem(last=False)
-            self._tensors -= dropped.tensors
-
-
-def _config_key(config: Mapping[str, Any]) -> Hashable:
-    return hashlib.sha256(json.dumps(config).encode()).digest()
 
 
 def _file_key(reference: str) -> Hashable:

@@ -272,21 +272,23 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
             # The prompt is not counted yet: only a model that cannot hold any prompt is refused.
             job = run.job_of(prompt, 1, new_tokens)
             judged, weights = run.fetch(reference, request, session, job=job)
-        with run.run(judged, weights, session, prompt=prompt, new_tokens=new_tokens) as (
-            up,
-            judged,
-        ):
+        with run.run(judged, weights, prompt=prompt, new_tokens=new_tokens) as (up, judged):
             writer = _Writer(talker=up.talker, request=request, sampling=sampling, notices=notices)
             if prompt is None:
                 _chat(writer, arguments.system, max_tokens)
                 return "", 0
-            if not arguments.json:
-                _print_answer(writer, prompt, new_tokens)
-                return "", 0
-            written = Written()
-            text = "".join(writer.pieces(writer.fitted(prompt, new_tokens), written))
-            found = answer_json(judged.check, text, written, rows=up.rows)
-            return json_text(found), 0
+            fitted, written = writer.fitted(prompt, new_tokens), Written()
+            if arguments.json:
+                text = "".join(writer.pieces(fitted, written))
+                return json_text(answer_json(judged.check, text, written, rows=up.rows)), 0
+            notices.say(fitted.note)
+            piece = "\n"
+            for piece in writer.pieces(fitted, written):
+                show(piece)
+            if not piece.endswith("\n"):
+                show("\n")
+            notices.say(written_text(written, max_tokens=new_tokens))
+            return "", 0
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json)
     except ReaderGoneError:
@@ -323,18 +325,6 @@ class _Writer:
             yield from pieces
 
 
-def _print_answer(writer: _Writer, prompt: Prompt, new_tokens: int) -> None:
-    fitted = writer.fitted(prompt, new_tokens)
-    if fitted.note:
-        writer.notices.say(fitted.note)
-    written, piece = Written(), "\n"
-    for piece in writer.pieces(fitted, written):
-        show(piece)
-    if not piece.endswith("\n"):
-        show("\n")
-    writer.notices.say(written_text(written, max_tokens=new_tokens))
-
-
 def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
     """Chat until the user ends it. Ctrl-C stops an answer, or ends the chat at the prompt."""
     first = () if system is None else (Message(role="system", content=system),)
@@ -343,9 +333,16 @@ def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
         f"chat with a context of {writer.talker.window_tokens:,} tokens;"
         " /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
     )
-    while (line := _next_line()) is not None:
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            show("\n")
+            return
         if line in _ENDS:
             return
+        if not line:
+            continue
         if line in _RESET:
             messages = first
             notices.say("forgotten")
@@ -353,7 +350,14 @@ def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
         with_question = (*messages, Message(role="user", content=line))
         try:
             check_unicode("what you typed", line)
-            answer = _reply(writer, with_question, max_tokens)
+            answer, prompt = "", Prompt(messages=with_question)
+            try:
+                for piece in writer.pieces(writer.fitted(prompt, max_tokens), Written()):
+                    answer += piece
+                    show(piece)
+            except KeyboardInterrupt:
+                show(" [stopped]")
+            show("\n")
         except ContextTooLargeError as error:
             notices.warn(f"{error}; or /reset")
             continue
@@ -361,30 +365,6 @@ def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
             notices.warn(str(error))
             continue
         messages = (*with_question, Message(role="assistant", content=answer))
-
-
-def _next_line() -> str | None:
-    """The next line that the user types; None at the end."""
-    while True:
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            show("\n")
-            return None
-        if line:
-            return line
-
-
-def _reply(writer: _Writer, messages: tuple[Message, ...], max_tokens: int | None) -> str:
-    pieces: list[str] = []
-    try:
-        for piece in writer.pieces(writer.fitted(Prompt(messages=messages), max_tokens), Written()):
-            pieces.append(piece)
-            show(piece)
-    except KeyboardInterrupt:
-        show(" [stopped]")
-    show("\n")
-    return "".join(pieces)
 
 
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -414,7 +394,7 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
             judged, weights = run.fetch(reference, request, session)
-        with ending_in_order(), run.serve(judged, weights, session, at) as up:
+        with ending_in_order(), run.serve(judged, weights, at) as up:
             return _serve_until_end(up, judged.check, arguments, notices)
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json, in_one_line=True)
