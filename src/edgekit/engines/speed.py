@@ -205,14 +205,6 @@ class MeasuredRatio(NamedTuple):
     text: str = ""  # what was measured, and when
 
 
-def calibrate(modelled: Speed, decode: float, prefill: float | None = None) -> MeasuredRatio:
-    """From a speed that was modelled with `filled` at the measured length."""
-    ratio = 1.0
-    if prefill is not None and modelled.prefill is not None:
-        ratio = prefill / middle(modelled.prefill)
-    return MeasuredRatio(decode=decode / middle(modelled.decode), prefill=ratio)
-
-
 def middle(tokens_per_s: Range) -> float:
     """The speed at the middle of the two times."""
     slow, fast = tokens_per_s
@@ -258,17 +250,17 @@ def modelled_speed(
     if places is None:
         return None
     least, most = filled or (0, run.reads.context_tokens)
-    timing = _Timing(run=run, places=places)
-    prefill = timing.prefill_s(most)
+    longer_s, shorter_s = _decode_s(run, places, most), _decode_s(run, places, least)
+    prefill_s = _prefill_s(run, places, most)
     decode_scale, prefill_scale = None, None
     if measured is not None:
         decode_scale = (measured.decode, measured.spread)
         prefill_scale = (measured.prefill, measured.spread)
     assumed = any(place.assumed and place.reads.is_read for place in places)
-    because = timing.because(most)
+    because = _because(run, places, most)
     return Speed(
-        decode=_speeds(timing.decode_s(most), timing.decode_s(least), decode_scale),
-        prefill=None if prefill is None else _speeds(prefill, prefill, prefill_scale),
+        decode=_speeds(longer_s, shorter_s, decode_scale),
+        prefill=None if prefill_s is None else _speeds(prefill_s, prefill_s, prefill_scale),
         because=f"{because}; {measured.text}" if measured and measured.text else because,
         basis=Basis.ASSUMED if assumed else Basis.MODELLED,
     )
@@ -298,13 +290,6 @@ class _Place(NamedTuple):
     assumed: bool = False
     unified: bool = False
 
-    @property
-    def is_host(self) -> bool:
-        return self.reads.pool.kind is PoolKind.HOST
-
-    def flops_at(self, end: int) -> float:
-        return self.flops[end] if self.flops is not None else 1.0
-
     def read_s(self, filled_tokens: int) -> Range:
         weights = self.reads.weights_bytes + self.reads.state_bytes
         cache = self.reads.cache_bytes(filled_tokens)
@@ -313,123 +298,102 @@ class _Place(NamedTuple):
 
 
 def _places(run: SequenceRun) -> tuple[_Place, ...] | None:
+    """None if a device is read whose bandwidth is unknown."""
     host = host_speed(run.machine)
-    found = []
+    places = []
     for reads in run.reads.pools:
-        place = _place(run, reads, host)
-        if place is not None:
-            found.append(place)
-        elif reads.is_read:
-            return None
-    return tuple(found)
-
-
-def _place(run: SequenceRun, reads: PoolReads, host: HostSpeed) -> _Place | None:
-    if reads.pool.kind is PoolKind.HOST:
-        return _Place(
+        if reads.pool.kind is PoolKind.HOST:
+            place = _Place(
+                reads=reads,
+                rates=host.rates(),
+                flops=host.flops(),
+                reading=CPU_READING,
+                text=f"RAM at {host.text}",
+                assumed=host.assumed,
+            )
+            places.append(place)
+            continue
+        card = run.cards[reads.pool.index] if reads.pool.index < len(run.cards) else None
+        bandwidth = None if card is None else card.bandwidth_bytes_per_s
+        if card is not None and bandwidth is None and card.unified and not host.assumed:
+            bandwidth = int(host.bandwidth[0])
+        if card is None or not bandwidth:
+            if reads.is_read:
+                return None
+            continue
+        flops = run.flops_per_byte(card)
+        place = _Place(
             reads=reads,
-            rates=host.rates(),
-            flops=host.flops(),
-            reading=CPU_READING,
-            text=f"RAM at {host.text}",
-            assumed=host.assumed,
+            rates=run.reading.rates(bandwidth),
+            flops=None if flops is None else (flops[0] * bandwidth, flops[1] * bandwidth),
+            reading=run.reading,
+            text=f"{card.name} at {bandwidth / GB:,.0f} GB/s",
+            unified=card.unified,
         )
-    if reads.pool.index >= len(run.cards):
+        places.append(place)
+    return tuple(places)
+
+
+def _decode_s(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) -> Range:
+    """Seconds per token, slow and fast."""
+    stages = run.pipeline_stages
+    first = places[0].reading if places else CPU_READING
+    sums = 2 * len(run.reads.weights.layers) if run.tensor_ranks > 1 else 0
+    ends = []
+    for end in (0, 1):
+        seconds = first.token_s[end] + run.reads.crossings * CROSSING_S[end]
+        for place in places:
+            seconds += place.reads.layers * place.reading.layer_s[end] * stages
+        seconds += sums * REDUCING_S[end]
+        for place in places:
+            seconds += place.read_s(filled_tokens)[end] * stages
+        ends.append(seconds)
+    return ends[0], ends[1]
+
+
+def _prefill_s(run: SequenceRun, places: tuple[_Place, ...], prompt_tokens: int) -> Range | None:
+    """Seconds per token of a prompt as long as the context at the slow end, of a short one at the fast end."""
+    weights = run.reads.weights
+    if not weights.parameters or any(place.flops is None for place in places):
         return None
-    card = run.cards[reads.pool.index]
-    bandwidth = card.bandwidth_bytes_per_s
-    if bandwidth is None and card.unified and not host.assumed:
-        bandwidth = int(host.bandwidth[0])
-    if not bandwidth:
-        return None
-    flops = run.flops_per_byte(card)
-    return _Place(
-        reads=reads,
-        rates=run.reading.rates(bandwidth),
-        flops=None if flops is None else (flops[0] * bandwidth, flops[1] * bandwidth),
-        reading=run.reading,
-        text=f"{card.name} at {bandwidth / GB:,.0f} GB/s",
-        unified=card.unified,
-    )
-
-
-class _Timing(NamedTuple):
-    """The run on its places. Times are seconds per token, slow and fast."""
-
-    run: SequenceRun
-    places: tuple[_Place, ...]
-
-    def decode_s(self, filled_tokens: int) -> Range:
-        run = self.run
-        stages = run.pipeline_stages
-        first = self.places[0].reading if self.places else CPU_READING
-        sums = 2 * len(run.reads.weights.layers) if run.tensor_ranks > 1 else 0
-        total = [0.0, 0.0]
-        for end in (0, 1):
-            total[end] += first.token_s[end] + run.reads.crossings * CROSSING_S[end]
-            for place in self.places:
-                total[end] += place.reads.layers * place.reading.layer_s[end] * stages
-            total[end] += sums * REDUCING_S[end]
-        slow, fast = total
-        for place in self.places:
-            more = place.read_s(filled_tokens)
-            slow, fast = slow + more[0] * stages, fast + more[1] * stages
-        return slow, fast
-
-    def prefill_s(self, prompt_tokens: int) -> Range | None:
-        """A prompt as long as the context at the slow end, a short one at the fast end."""
-        parameters = self.run.reads.weights.parameters
-        if not parameters or any(place.flops is None for place in self.places):
-            return None
-        # On average a prompt token attends to half of the prompt.
-        behind = _attention_flops(self.run.model.geometry, prompt_tokens // 2)
-        slow = self._prompt_s(2.0 * parameters + behind, 0)
-        fast = self._prompt_s(2.0 * parameters, 1)
-        # Cards may work on a prompt one behind the other.
-        ranks = self.run.tensor_ranks
-        return slow / ranks, fast / ranks / max(len(self._devices), 1)
-
-    def _prompt_s(self, flops: float, end: int) -> float:
-        whole = sum(place.reads.held_bytes for place in self.places) or 1
-        usual = EXPERTS_SHARE[end] if self.run.reads.weights.has_experts else 1.0
-        batch = self._batch_tokens
+    devices = [place for place in places if place.reads.pool.kind is not PoolKind.HOST]
+    batch = run.load.microbatch_tokens or DEFAULT_BATCH_TOKENS
+    held_bytes = sum(place.reads.held_bytes for place in places) or 1
+    # On average a prompt token attends to half of the prompt.
+    behind = _attention_flops(run.model.geometry, prompt_tokens // 2)
+    ends = []
+    for end, flops in enumerate((2.0 * weights.parameters + behind, 2.0 * weights.parameters)):
+        usual = EXPERTS_SHARE[end] if weights.has_experts else 1.0
         total = 0.0
-        for place in self.places:
+        for place in places:
             launches = place.reads.layers * place.reading.layer_s[end] * PROMPT_KERNELS[end]
-            share = place.reads.held_bytes / whole
-            total += launches / batch + self._compute_s(place, flops * share, end) / usual
-        return total
+            # Weights on the host are sent to a device, which is faster with a whole micro-batch.
+            is_sent = bool(devices) and place.reads.pool.kind is PoolKind.HOST
+            where = devices[0] if is_sent else place
+            seconds = flops * (place.reads.held_bytes / held_bytes) / (where.flops or (1, 1))[end]
+            if is_sent:
+                link = where.rates[end] if where.unified else LINK_BYTES_PER_S[end]
+                seconds += place.reads.held_bytes / link / batch
+            total += launches / batch + seconds / usual
+        ends.append(total / run.tensor_ranks)
+    return ends[0], ends[1] / max(
+        len(devices), 1
+    )  # cards may work on a prompt one behind the other
 
-    def _compute_s(self, place: _Place, flops: float, end: int) -> float:
-        """Weights on the host are sent to a device, which is faster with a whole micro-batch."""
-        device = next(iter(self._devices), place)
-        seconds = flops / (device if place.is_host else place).flops_at(end)
-        if place.is_host and device is not place:
-            link = device.rates[end] if device.unified else LINK_BYTES_PER_S[end]
-            seconds += place.reads.held_bytes / link / self._batch_tokens
-        return seconds
 
-    @property
-    def _batch_tokens(self) -> int:
-        return self.run.load.microbatch_tokens or DEFAULT_BATCH_TOKENS
-
-    @property
-    def _devices(self) -> tuple[_Place, ...]:
-        return tuple(place for place in self.places if not place.is_host)
-
-    def because(self, most: int) -> str:
-        parts = []
-        for place in self.places:
-            if not place.reads.is_read:
-                continue
-            weights = int(place.reads.weights_bytes + place.reads.state_bytes)
-            cache = int(place.reads.cache_bytes(most))
-            more = f" and up to {format_bytes(cache)} of cache ({most:,} tokens)" if cache else ""
-            parts.append(f"{format_bytes(weights)} of weights{more} from {place.text}")
-        text = f"a token reads {'; '.join(parts)}"
-        if self.run.tensor_ranks > 1:
-            text += f", on each of {self.run.tensor_ranks} cards at once"
-        return f"{text}; for a single request" if self.run.single_request else text
+def _because(run: SequenceRun, places: tuple[_Place, ...], most: int) -> str:
+    parts = []
+    for place in places:
+        if not place.reads.is_read:
+            continue
+        weights = int(place.reads.weights_bytes + place.reads.state_bytes)
+        cache = int(place.reads.cache_bytes(most))
+        more = f" and up to {format_bytes(cache)} of cache ({most:,} tokens)" if cache else ""
+        parts.append(f"{format_bytes(weights)} of weights{more} from {place.text}")
+    text = f"a token reads {'; '.join(parts)}"
+    if run.tensor_ranks > 1:
+        text += f", on each of {run.tensor_ranks} cards at once"
+    return f"{text}; for a single request" if run.single_request else text
 
 
 def _attention_flops(geometry: ModelGeometry, tokens: int) -> float:
@@ -463,7 +427,12 @@ def speed_bound(
 
     The geometric mean of sums is never below the sum of geometric means, so leaving out all but the reading is safe.
     """
-    most = _largest_ratio(machine, engine)
+    most = 1.0  # the largest factor by which a speed is scaled
+    if machine.measured is not None and not machine.what_if:
+        for known in machine.measured.engines:
+            if known.engine == engine and known.pace is not None and known.pace.expected_decode:
+                ratio = known.pace.decode_tokens_per_s / known.pace.expected_decode
+                most = max(most, ratio)
     host = math.sqrt(math.prod(host_speed(machine).rates()))
     if not cards:
         return most * host / read_bytes
@@ -477,16 +446,3 @@ def speed_bound(
     if not any(card.unified for card, _ in cards):
         time_s += read_bytes * (1 - on_cards) / host
     return most / time_s
-
-
-def _largest_ratio(machine: Machine, engine: str) -> float:
-    """The largest factor by which a speed is scaled."""
-    if machine.measured is None or machine.what_if:
-        return 1.0
-    paces = [one.pace for one in machine.measured.engines if one.engine == engine]
-    known = [
-        one.decode_tokens_per_s / one.expected_decode
-        for one in paces
-        if one is not None and one.expected_decode is not None
-    ]
-    return max((1.0, *known))

@@ -27,8 +27,8 @@ from edgekit.engines.speed import (
     METAL_READING,
     MeasuredRatio,
     Reading,
-    calibrate,
     host_speed,
+    middle,
     modelled_speed,
     reading,
 )
@@ -423,7 +423,7 @@ def test_a_measurement_moves_and_narrows_the_range() -> None:
     machine = what_if_machine(devices=("H200",))
     plain = llama_cpp(recorded("llama-3.1-8b"), machine, CUDA, filled=64)
     assert plain.prefill is not None
-    found = calibrate(plain, 258.9, 8618)
+    found = MeasuredRatio(decode=258.9 / middle(plain.decode), prefill=8618 / middle(plain.prefill))
     again = llama_cpp(recorded("llama-3.1-8b"), machine, CUDA, filled=64, calibration=found)
     assert again.decode == pytest.approx((258.9 * 0.85, 258.9 * 1.15))
     assert again.prefill == pytest.approx((8618 * 0.85, 8618 * 1.15))
