@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.errors import UnknownArchitectureError
 from edgekit.formats.quantization import read_quantization
-from edgekit.formats.types import Tensor
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model import Role, block_of, roles_of
 from edgekit.model.types import Cached, Model, ModelGeometry, SharedCache, Span, attention_of
@@ -113,10 +112,20 @@ def token_reads(
     """Sums over the bill. `loaded` is the model that the engine loads, if it has to be converted first."""
     own = loaded or model
     active = active_weights(own)
-    context = _context_tokens(model, load, bill)
+    facts = dict(bill.facts)
+    stated = (facts.get(name) for name in ("n_ctx_seq", "max_model_len"))
+    context = next((tokens for tokens in stated if isinstance(tokens, int)), None)
+    if context is None:
+        context = load.context_tokens or model.geometry.native_context or 1
+    context = max(context, 1)
     weights = _weights(own, bill, active, outside)
     caches = _caches(own, load, bill, context)
-    states = _states(load, bill)
+    sequences = facts.get("n_seq_max", load.sequences)
+    share = sequences if isinstance(sequences, int) and sequences > 0 else 1
+    states: dict[Pool, float] = defaultdict(float)  # of one sequence, read and written
+    for line in bill.lines:
+        if line.component is Component.STATE and not line.part:
+            states[line.pool] += 2 * line.size_bytes / share
     pools = tuple(
         PoolReads(
             pool=pool,
@@ -132,15 +141,6 @@ def token_reads(
     return TokenReads(pools=pools, crossings=crossings, context_tokens=context, weights=active)
 
 
-def _context_tokens(model: Model, load: Load, bill: MemoryEstimate) -> int:
-    facts = dict(bill.facts)
-    for name in ("n_ctx_seq", "max_model_len"):
-        found = facts.get(name)
-        if isinstance(found, int):
-            return max(found, 1)
-    return max(load.context_tokens or model.geometry.native_context or 1, 1)
-
-
 class _Weights(NamedTuple):
     bytes_of: Mapping[Pool, float]
     layers_of: Mapping[Pool, set[int]]
@@ -154,45 +154,38 @@ def _weights(
     sums: dict[Pool, float] = defaultdict(float)
     layers: dict[Pool, set[int]] = defaultdict(set)
     held: dict[Pool, int] = defaultdict(int)
-    apart: dict[Pool, float] = defaultdict(float)  # outside the layers
-    divided = _divided(lines)
+    outer: dict[Pool, float] = defaultdict(float)  # outside the layers
+    kinds: dict[int, set[PoolKind]] = defaultdict(set)  # where each layer is
+    for line in lines:
+        if line.layer is not None:
+            kinds[line.layer].add(line.pool.kind)
     rounds = max(model.geometry.loops, 1)
     for line in lines:
         if line.layer is None:
-            apart[line.pool] += line.size_bytes
+            outer[line.pool] += line.size_bytes
             continue
         held[line.pool] += line.size_bytes
         if line.layer < len(active.layers):
             share = active.layers[line.layer]
-            ratio = _ratio(share, line, apart=line.layer in divided)
+            ratio = share.ratio
+            if (
+                len(kinds[line.layer]) > 1 and line.size_bytes
+            ):  # some of its experts are on the host
+                ratio = share.experts_ratio
+                if line.pool.kind is not PoolKind.HOST:
+                    rest = min(share.whole - share.experts, line.size_bytes)
+                    experts = line.size_bytes - rest
+                    read = rest * share.rest_ratio + experts * share.experts_ratio
+                    ratio = read / line.size_bytes
             sums[line.pool] += line.size_bytes * ratio * rounds
             layers[line.pool].add(line.layer)
-    read = outside(apart, active.outside)
-    for pool, size in read.items():
+    outer_read = outside(outer, active.outside)
+    for pool, size in outer_read.items():
         sums[pool] += size
         held[pool] += int(size)
-    if read:  # the head comes after the last layer
-        layers[max(read, key=read.__getitem__)].add(len(active.layers))
+    if outer_read:  # the head comes after the last layer
+        layers[max(outer_read, key=outer_read.__getitem__)].add(len(active.layers))
     return _Weights(bytes_of=sums, layers_of=layers, held_of=held)
-
-
-def _divided(lines: Iterable[MemoryLine]) -> frozenset[int]:
-    """Layers on a device with at least some of their experts on the host."""
-    places: dict[int, set[PoolKind]] = defaultdict(set)
-    for line in lines:
-        if line.layer is not None:
-            places[line.layer].add(line.pool.kind)
-    return frozenset(layer for layer, kinds in places.items() if len(kinds) > 1)
-
-
-def _ratio(share: LayerShare, line: MemoryLine, *, apart: bool) -> float:
-    if not apart or not line.size_bytes:
-        return share.ratio
-    if line.pool.kind is PoolKind.HOST:
-        return share.experts_ratio
-    rest = min(share.whole - share.experts, line.size_bytes)
-    experts = line.size_bytes - rest
-    return (rest * share.rest_ratio + experts * share.experts_ratio) / line.size_bytes
 
 
 def _caches(
@@ -202,9 +195,12 @@ def _caches(
     request = facts.get("request_bytes")  # the line is a pool for all requests
     streams = facts.get("kv_streams", load.sequences)
     share = streams if isinstance(streams, int) and streams > 0 else 1
-    readers = _readers(model.geometry)
-    found: dict[Pool, list[CacheRead]] = defaultdict(list)
-    kinds: dict[tuple[Pool, int], float] = defaultdict(float)
+    layers = model.geometry.layers
+    readers: dict[int, int] = {}  # how many layers read the cache of a layer, if more than one
+    for layer in layers:
+        if isinstance(layer.mixer, SharedCache):
+            readers[layer.mixer.source_layer] = readers.get(layer.mixer.source_layer, 1) + 1
+    sizes: dict[tuple[Pool, int], float] = defaultdict(float)
     for line in bill.lines:
         if line.component not in _GROWING or line.part:
             continue
@@ -212,41 +208,17 @@ def _caches(
         if line.layer is None and isinstance(request, int):
             size = request
         times = 1 if line.layer is None else readers.get(line.layer, 1)
-        kinds[line.pool, _span(model.geometry, line, context)] += size * times
-    for (pool, tokens), size in kinds.items():
-        found[pool].append(CacheRead(whole_bytes=size, whole_tokens=tokens))
-    return found
-
-
-def _span(geometry: ModelGeometry, line: MemoryLine, context: int) -> int:
-    """The number of tokens after which the whole line is read."""
-    if line.component is not Component.SLIDING_KV_CACHE or line.layer is None:
-        return context
-    if line.layer >= len(geometry.layers):
-        return context
-    streams = geometry.layers[line.layer].mixer.streams
-    spans = [one.span_tokens for one in streams if one.span is not Span.ALL]
-    return max(1, min([context, *spans]))
-
-
-def _readers(geometry: ModelGeometry) -> dict[int, int]:
-    """How many layers read the cache of a layer, if more than one."""
-    found: dict[int, int] = {}
-    for layer in geometry.layers:
-        if isinstance(layer.mixer, SharedCache):
-            found[layer.mixer.source_layer] = found.get(layer.mixer.source_layer, 1) + 1
-    return found
-
-
-def _states(load: Load, bill: MemoryEstimate) -> dict[Pool, float]:
-    """The states of one sequence, which are read and written."""
-    sequences = dict(bill.facts).get("n_seq_max", load.sequences)
-    share = sequences if isinstance(sequences, int) and sequences > 0 else 1
-    found: dict[Pool, float] = defaultdict(float)
-    for line in bill.lines:
-        if line.component is Component.STATE and not line.part:
-            found[line.pool] += 2 * line.size_bytes / share
-    return found
+        span = context  # the number of tokens after which the whole line is read
+        is_sliding = line.component is Component.SLIDING_KV_CACHE
+        if is_sliding and line.layer is not None and line.layer < len(layers):
+            every = layers[line.layer].mixer.streams
+            spans = [stream.span_tokens for stream in every if stream.span is not Span.ALL]
+            span = max(1, min([context, *spans]))
+        sizes[line.pool, span] += size * times
+    caches: dict[Pool, list[CacheRead]] = defaultdict(list)
+    for (pool, tokens), size in sizes.items():
+        caches[pool].append(CacheRead(whole_bytes=size, whole_tokens=tokens))
+    return caches
 
 
 def _crossings(layers_of: Mapping[Pool, set[int]], count: int) -> int:
@@ -272,21 +244,21 @@ class _Prepared:
 
 def active_weights(model: Model) -> ActiveWeights:
     """From the tensors in the header, else from the architecture, else from widths alone. Cached with the model."""
-    return model.prepared(_Prepared).weights.get(lambda: _active(model))
 
+    def make() -> ActiveWeights:
+        # In a GGUF the elements of the tensors are the weights.
+        counts_elements = model.header.tensors and model.header.container is Container.GGUF
+        try:
+            expected = None if counts_elements else _by_architecture(model)
+        except UnknownArchitectureError:
+            expected = None
+        if not model.header.tensors:
+            return expected or _by_shape(model.geometry)
+        found = _by_directory(model)
+        # Packed safetensors store several weights in one number, so their tensors have too few elements.
+        return found if expected is None else replace(found, parameters=expected.parameters)
 
-def _active(model: Model) -> ActiveWeights:
-    # In a GGUF the elements of the tensors are the weights.
-    counts_elements = model.header.tensors and model.header.container is Container.GGUF
-    try:
-        expected = None if counts_elements else _by_architecture(model)
-    except UnknownArchitectureError:
-        expected = None
-    if not model.header.tensors:
-        return expected or _by_shape(model.geometry)
-    found = _by_directory(model)
-    # Packed safetensors store several weights in one number, so their tensors have too few elements.
-    return found if expected is None else replace(found, parameters=expected.parameters)
+    return model.prepared(_Prepared).weights.get(make)
 
 
 class _Sums:
@@ -315,23 +287,24 @@ class _Sums:
         return 1.0 if found is None or not found.count else min(1.0, found.used / found.count)
 
     def active(self) -> ActiveWeights:
+        layers = []
+        for layer in range(len(self.own)):
+            plain, experts = self.plain[layer], self.experts[layer]
+            active = experts * self._used(layer)
+            share = LayerShare(
+                active=plain + active,
+                whole=plain + experts,
+                experts=experts,
+                experts_active=active,
+            )
+            layers.append(share)
         return ActiveWeights(
-            layers=tuple(self._share(layer) for layer in range(len(self.own))),
+            layers=tuple(layers),
             outside=LayerShare(
                 active=max(0.0, self.outside - self.looked_up), whole=max(self.outside, 1.0)
             ),
             parameters=int(self.parameters),
             has_experts=any(self.experts.values()),
-        )
-
-    def _share(self, layer: int) -> LayerShare:
-        plain, experts = self.plain[layer], self.experts[layer]
-        active = experts * self._used(layer)
-        return LayerShare(
-            active=plain + active,
-            whole=plain + experts,
-            experts=experts,
-            experts_active=active,
         )
 
 
@@ -340,7 +313,14 @@ def _by_directory(model: Model) -> ActiveWeights:
     sums = _Sums(model.geometry)
     roles = roles_of(tensors, layers=len(sums.own))
     tied = Role.OUTPUT not in roles
-    head = _head_name(tensors) if tied else ""
+    # The token embedding is the head of a tied model: not the table of positions, nor that of every layer.
+    others = ("per_layer", "position", "wpe", "type")
+    tables = [
+        tensor
+        for tensor, role in zip(tensors, roles, strict=True)
+        if role is Role.EMBEDDING and not any(part in tensor.name for part in others)
+    ]
+    head = max(tables, key=lambda tensor: tensor.elements).name if tied and tables else ""
     for tensor, role in zip(tensors, roles, strict=True):
         if role is Role.MTP:
             continue
@@ -350,21 +330,6 @@ def _by_directory(model: Model) -> ActiveWeights:
         if layer is None and is_idle:
             sums.looked_up += tensor.size_bytes
     return sums.active()
-
-
-def _head_name(tensors: Iterable[Tensor]) -> str:
-    """The token embedding, which is the head of a tied model: not the table of positions, nor that of every layer."""
-    others = ("per_layer", "position", "wpe", "type")
-    likely = [
-        one
-        for one in tensors
-        if "emb" in one.name or "wte" in one.name
-        if not any(part in one.name for part in others)
-    ]
-    found = [
-        one for one, role in zip(likely, roles_of(likely), strict=True) if role is Role.EMBEDDING
-    ]
-    return max(found, key=lambda one: one.elements).name if found else ""
 
 
 def _by_architecture(model: Model) -> ActiveWeights:
