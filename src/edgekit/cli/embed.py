@@ -16,7 +16,7 @@ from edgekit import __version__
 from edgekit.cli.check import confirmed
 from edgekit.cli.console import is_terminal, open_session, screen, screen_width, show_progress
 from edgekit.embed import Limits, open_embedder, plan_embedder
-from edgekit.embed.bulk.job import BatchRule, Finished, Stage, Terms, embed_here, run_job
+from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
 from edgekit.embed.bulk.output import (
     FileOutput,
     Output,
@@ -207,12 +207,10 @@ def _run_job(
 ) -> Finished | None:
     name = arguments.output
     with open_embedder(given.model, **given.choices) as embedder:
-        rule = BatchRule(texts=given.batch or MAX_BATCH_TEXTS, characters=limit.held_characters)
-        if given.batch is None:
-            rule = replace(rule, tokens=embedder.plan.pass_tokens)
         terms = Terms(
+            texts=given.batch or MAX_BATCH_TEXTS,
+            tokens=embedder.plan.pass_tokens if given.batch is None else None,
             name=source.name,
-            rule=rule,
             prefix=given.prefix_of(embedder),
             skip_bad=arguments.skip_bad,
             limit=limit,

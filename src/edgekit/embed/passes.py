@@ -208,8 +208,6 @@ class Passes:
         left_tokens = self._pass_tokens
         while turns and len(pieces) < len(self._rows):
             job = turns.popleft()
-            if not self._has_vectors(job):
-                continue
             tokens = self._next_tokens(job)
             if tokens is None:
                 continue
@@ -223,32 +221,32 @@ class Passes:
             turns.append(job)
         return pieces
 
-    def _has_vectors(self, job: EmbedCall) -> bool:
-        """Whether its vectors are allocated. It fails if no other job can free memory for them."""
-        if job.vectors is not None or job.end_early(time.monotonic()):
-            return True
-        try:
-            job.vectors = job.allocate()
-        except MemoryPressureError as error:
-            with self._changed:
-                others = any(one.vectors is not None for one in self._jobs if not one.done.done())
-            if not others:
-                job.fail(error)
-        except Exception as error:  # noqa: BLE001 - no caller may wait forever
-            job.fail(error)
-        return job.vectors is not None
-
     def _next_tokens(self, job: EmbedCall) -> Sequence[int] | None:
-        """None: there is none, or it cannot be embedded, which ends its job."""
+        """The tokens of its next text, after its vectors are allocated.
+
+        None: there is none, its memory must wait for another job, or it has failed.
+        """
         if job.begun == job.count or job.end_early(time.monotonic()):
             return None
-        if job.waiting is not None:
-            return job.waiting
         try:
-            return job.tokens_of(job.begun)
+            if job.vectors is None:
+                job.vectors = self._allocated(job)
+                if job.vectors is None:
+                    return None
+            return job.tokens_of(job.begun) if job.waiting is None else job.waiting
         except Exception as error:  # noqa: BLE001 - it concerns this job alone
             job.fail(error)
             return None
+
+    def _allocated(self, job: EmbedCall) -> Floats | None:
+        """Its vectors; None if another job will free the memory for them."""
+        try:
+            return job.allocate()
+        except MemoryPressureError:
+            with self._changed:
+                if any(one.vectors is not None for one in self._jobs if not one.done.done()):
+                    return None
+            raise
 
     def _pause(self, pieces: list[_PassText], share: float) -> None:
         """Between tiles: ends cancelled calls, checks the memory, reports progress."""

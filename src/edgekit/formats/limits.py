@@ -20,9 +20,7 @@ KEYS = 10_000  # real files have 20 to 60
 KEY_BYTES = 1_024  # about 60; the format would allow 65,535
 STORED_STRING_BYTES = 65_536  # a chat template has 1 to 20 KB; longer strings are skipped and noted
 STORED_BYTES = 4 * 1024**2  # all stored values together: below 0.2 MB in real files
-STORED_NUMBERS = (
-    1_024  # per-layer arrays: one number for each of at most 126 layers (Llama-3.1-405B)
-)
+STORED_NUMBERS = 1_024  # per-layer arrays: one number for each of 126 layers of Llama-3.1-405B
 STORED_STRINGS = 64  # general.tags, general.languages: 5 to 30
 STORED_ENTRY_BYTES = 256
 STRINGS_WALKED = 1_572_864  # whole file: Gemma 3 has 262,144 tokens and 514,906 merges

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Annotated
 
@@ -79,19 +78,17 @@ def _json_response(answer: Json) -> Response:
     return Response(json_line(answer), media_type=JSON)
 
 
-def _endpoint(call: Call, fields_type: object) -> Callable[..., Awaitable[Response]]:
+def _add(name: str, call: Call, method: str, tag: str) -> None:
     async def endpoint(request: Request, fields: CallFields) -> Response:
         return await answered(call, request, fields)
 
-    endpoint.__annotations__["fields"] = fields_type
-    return endpoint
-
-
-def _add(name: str, call: Call, method: str, tag: str) -> None:
-    fields = Annotated[call.request, Query()] if method == "GET" else call.request
+    is_query = method == "GET"
+    endpoint.__annotations__["fields"] = (
+        Annotated[call.request, Query()] if is_query else call.request
+    )
     router.add_api_route(
         f"/{name}",
-        _endpoint(call, fields),
+        endpoint,
         methods=[method],
         summary=call.summary,
         operation_id=f"{name}_{method.lower()}",

@@ -25,10 +25,10 @@ from edgekit.web.event_routes import cards_router, jobs_router
 from edgekit.web.failures import (
     Failure,
     Responses,
-    error_answer,
     error_json,
     failure_json,
     small_page,
+    status_of,
     unreadable_answer,
 )
 from edgekit.web.references import without_folders
@@ -158,7 +158,8 @@ for _path in PAGES:
 async def _edgekit_error(request: Request, error: EdgekitError) -> Response:
     settings = state_of(request).settings
     body = without_folders(error_json(error), settings)
-    return error_answer(error, body, network=settings.network and not is_offline())
+    status = status_of(error, network=settings.network and not is_offline())
+    return JSONResponse(body, status, {"Retry-After": "2"} if status == 429 else None)
 
 
 async def _invalid_request(_: Request, error: RequestValidationError) -> Response:
@@ -174,42 +175,30 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return HTMLResponse(small_page(title, text), error.status_code, error.headers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asset:
-    version: tuple[int, int]  # modification time and size
-    content: bytes = field(repr=False)
-    tag: str
-
-
 @dataclass(slots=True)
 class Assets:
     """The files of the page, cached in memory: a few dozen."""
 
     folder: Path = ASSETS
-    _cached: dict[str, _Asset] = field(default_factory=dict, repr=False)
+    # By name: modification time and size, contents, ETag.
+    _cached: dict[str, tuple[tuple[int, int], bytes, str]] = field(default_factory=dict, repr=False)
 
     def answer(self, request: Request, name: str) -> Response | None:
         """None if there is no such file."""
         kind = _TYPES.get(Path(name).suffix)
-        asset = None if kind is None else self._read(name)
-        if asset is None:
-            return None
-        headers = {"ETag": asset.tag, "Cache-Control": "no-cache"}
-        if asset.tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(asset.content, media_type=kind, headers=headers)
-
-    def _read(self, name: str) -> _Asset | None:
-        if _NAME.fullmatch(name) is None:
+        if kind is None or _NAME.fullmatch(name) is None:
             return None
         try:
             found = (self.folder / name).stat()
             version = (found.st_mtime_ns, found.st_size)
-            asset = self._cached.get(name)
-            if asset is None or asset.version != version:
+            if name not in self._cached or self._cached[name][0] != version:
                 content = (self.folder / name).read_bytes()
                 tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-                asset = self._cached[name] = _Asset(version=version, content=content, tag=tag)
+                self._cached[name] = (version, content, tag)
         except OSError:
             return None
-        return asset
+        _, content, tag = self._cached[name]
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=kind, headers=headers)

@@ -32,6 +32,7 @@ from edgekit.report.check import fit_json
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.json import SCHEMA
+from edgekit.report.json import fields as json_fields
 from edgekit.report.plan import plan_json
 from edgekit.report.plot import curves_json
 from edgekit.report.tables import answers_json
@@ -51,16 +52,10 @@ from edgekit.web.references import (
 from edgekit.web.state import WebState
 from edgekit.web.types import CallWatch, Json, reach_of
 
-SEEN_S = (
-    2.0  # how long this machine's free memory is reused: dragging a slider does not wait for it
-)
-_GROUPS = (
-    "weights",
-    "cache",
-    "placement",
-    "backend",
-    "cards",
-)  # of flags that the page treats alike
+# How long this machine's free memory is reused: dragging a slider does not wait for it.
+SEEN_S = 2.0
+# Of flags that the page treats alike.
+_GROUPS = ("weights", "cache", "placement", "backend", "cards")
 
 _lock = threading.Lock()
 _seen: list[tuple[float, Machine]] = []  # monotonic time and the machine found then; at most one
@@ -197,11 +192,7 @@ def _engine_json(engine: Engine) -> Json:
     cache_types = next((one.choices for flag, one in controls if flag.key in cache.keys), ())
     return {
         "name": engine.name,
-        "label": page.label,
-        "program": page.program,
-        "is_compared": page.is_compared,
-        "runs": page.runs,
-        "serves": page.serves,
+        **json_fields(page, "label program is_compared runs serves"),
         "quantizes_gguf": engine.loads_gguf and bool(engine.quant_key),
         "pins_placement": engine.pins_placement,
         "verdicts": dict(page.verdicts),

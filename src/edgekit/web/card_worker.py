@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -33,7 +33,7 @@ from edgekit.plan.recommend import rank_of, smallest_bytes
 from edgekit.report.cards import card_json, refused_card_json
 from edgekit.request import Request, Session
 from edgekit.web.failures import UNEXPECTED
-from edgekit.web.references import allowed, text_without_folders
+from edgekit.web.references import allowed, without_folders
 from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
 IDLE_S = 60.0
@@ -56,40 +56,22 @@ class CardOrder:
     made: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
-    """Start an order. Every message about it has its number."""
-
-    number: int
-    order: CardOrder = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Cancel an order."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """A card; None at the end of the order."""
-
-    number: int
-    card: Card | None = field(default=None, repr=False)
-
-
-Message = Begin | Stop | None  # None: exit
+# To the worker: the number of an order and the order, None instead of the order to cancel it, or None to exit.
+Message = tuple[int, CardOrder | None] | None
 
 
 class CardWorker:
-    """The process, or the thread. Calls `on_card` and, when it has ended, `on_exit`, both in a thread."""
+    """The process, or the thread.
+
+    Calls `on_card` with the number of an order and a card, or None at its end; `on_exit` when the worker has ended;
+    both in a thread.
+    """
 
     def __init__(
         self,
         *,
         settings: WebSettings,
-        on_card: Callable[[Made], None],
+        on_card: Callable[[int, Card | None], None],
         on_exit: Callable[[CardWorker], None],
     ) -> None:
         """Raises OSError if not even a pipe can be opened."""
@@ -125,11 +107,10 @@ class CardWorker:
     def _receive(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._on_card(self._ours.recv())
+                self._on_card(*self._ours.recv())
         self.send(None)
-        if (
-            self.process is not None
-        ):  # joined in this thread only: two joins would race for its status
+        if self.process is not None:
+            # Joined in this thread only: two joins would race for its status.
             self.process.join(END_S)
             if self.process.is_alive():
                 self.process.kill()
@@ -205,15 +186,16 @@ def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_
                 message: Message = connection.recv()
                 if message is None:
                     return
-                if isinstance(message, Begin):
-                    orders[message.number] = maker.cards(message.order, read_catalog())
+                number, order = message
+                if order is not None:
+                    orders[number] = maker.cards(order, read_catalog())
                 else:
-                    orders.pop(message.number, None)
+                    orders.pop(number, None)
             if not orders:
                 return
             for number, cards in list(orders.items()):
                 card = next(cards, None)
-                connection.send(Made(number=number, card=card))
+                connection.send((number, card))
                 if card is None:
                     del orders[number]
 
@@ -229,20 +211,19 @@ class Maker:
     def cards(self, order: CardOrder, catalog: Catalog) -> Iterator[Card]:
         """One for each entry, even if its plan fails."""
         for entry in in_order(catalog.entries, order.machine, order.engine):
-            if entry.id not in order.made:
-                yield self._card(entry, catalog, order)
-
-    def _card(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Card:
-        try:
-            engine_named(order.engine).check_runs(order.machine)
-            return card_json(entry, self._plan(entry, catalog, order))
-        except EdgekitError as error:
-            message = str(error)
-        except Exception:  # noqa: BLE001 - one model's failure does not end the others
-            _log.exception("no card for %s", entry.id)
-            message = UNEXPECTED
-        message = text_without_folders(message, self._settings)
-        return refused_card_json(entry, order.engine, message)
+            if entry.id in order.made:
+                continue
+            try:
+                engine_named(order.engine).check_runs(order.machine)
+                yield card_json(entry, self._plan(entry, catalog, order))
+                continue
+            except EdgekitError as error:
+                message = str(error)
+            except Exception:  # noqa: BLE001 - one model's failure does not end the others
+                _log.exception("no card for %s", entry.id)
+                message = UNEXPECTED
+            redacted = without_folders({"message": message}, self._settings)
+            yield refused_card_json(entry, order.engine, redacted["message"])
 
     def _plan(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Plan:
         named = self._named(entry, catalog, order.engine)

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from edgekit.app.recommend import with_rounded_memory
 from edgekit.catalog import read_catalog
 from edgekit.report.json import json_line
-from edgekit.web.card_worker import Begin, Card, CardOrder, CardWorker, Made, Stop
+from edgekit.web.card_worker import Card, CardOrder, CardWorker
 from edgekit.web.failures import TooManyError, failure_json
 from edgekit.web.jobs import PING_S, JobEvent, Wakeup
 from edgekit.web.types import WebSettings
@@ -46,14 +46,6 @@ class Deck:
     @property
     def has_ended(self) -> bool:
         return self.is_done or bool(self.fault)
-
-    @property
-    def end(self) -> JobEvent:
-        count = len(self.cards)
-        if self.is_done:
-            return JobEvent(name="done", number=count + 1, data=json_line({"count": count}))
-        error = json_line(failure_json("WorkerError", self.fault))
-        return JobEvent(name="failed", number=count + 1, data=error)
 
     def notify(self) -> None:
         for follower in self.followers:
@@ -122,9 +114,20 @@ class Cards:
                     break
                 if not await wakeup.wait(PING_S):
                     yield JobEvent()
-            yield deck.end
+            if deck.is_done:
+                yield JobEvent(name="done", number=sent + 1, data=json_line({"count": sent}))
+            else:
+                error = json_line(failure_json("WorkerError", deck.fault))
+                yield JobEvent(name="failed", number=sent + 1, data=error)
         finally:
-            self._leave(deck, wakeup)
+            with self._lock:
+                deck.followers.discard(wakeup)
+                if not deck.followers:
+                    self._followed.discard(deck)
+                    if deck.is_begun and not deck.has_ended:  # the cards made so far stay
+                        deck.is_begun = False
+                        if self._worker is not None:
+                            self._worker.send((deck.number, None))
 
     def close(self) -> None:
         """End every stream and the worker's process. Idempotent."""
@@ -138,18 +141,6 @@ class Cards:
         if worker is not None:
             worker.end()
 
-    def _leave(self, deck: Deck, wakeup: Wakeup) -> None:
-        """Without followers the rest is not made; the cards made so far stay."""
-        with self._lock:
-            deck.followers.discard(wakeup)
-            if deck.followers:
-                return
-            self._followed.discard(deck)
-            if deck.is_begun and not deck.has_ended:
-                deck.is_begun = False
-                if self._worker is not None:
-                    self._worker.send(Stop(deck.number))
-
     def _begin(self, deck: Deck) -> None:
         if deck.is_begun or deck.has_ended:
             return
@@ -158,34 +149,35 @@ class Cards:
         elif deck.starts >= MOST_STARTS:
             deck.fault = _LOST
         else:
-            try:
-                self._order(deck)
-            except OSError as error:
-                deck.fault = f"cannot start the process that checks the models: {error}"
+            self._order(deck)
         if deck.fault:
             deck.notify()
 
     def _order(self, deck: Deck) -> None:
         """Order the missing cards from the worker."""
         if self._worker is None:
-            self._worker = CardWorker(
-                settings=self._settings, on_card=self._on_card, on_exit=self._on_exit
-            )
+            try:
+                self._worker = CardWorker(
+                    settings=self._settings, on_card=self._on_card, on_exit=self._on_exit
+                )
+            except OSError as error:
+                deck.fault = f"cannot start the process that checks the models: {error}"
+                return
         deck.is_begun = True
         self._numbers += 1
         deck.number = self._numbers  # a new one: late messages about the previous order are ignored
         made = frozenset(str(card["id"]) for card in deck.cards)
-        self._worker.send(Begin(number=deck.number, order=replace(deck.order, made=made)))
+        self._worker.send((deck.number, replace(deck.order, made=made)))
 
-    def _on_card(self, made: Made) -> None:
+    def _on_card(self, number: int, card: Card | None) -> None:
         with self._lock:
-            deck = next((one for one in self._followed if one.number == made.number), None)
+            deck = next((one for one in self._followed if one.number == number), None)
             if deck is None or not deck.is_begun or deck.has_ended:
                 return
-            if made.card is None:
+            if card is None:
                 deck.is_done = True
             else:
-                deck.cards.append(made.card)
+                deck.cards.append(card)
             deck.notify()
 
     def _on_exit(self, worker: CardWorker) -> None:

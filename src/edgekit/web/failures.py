@@ -26,7 +26,6 @@ from edgekit.errors import (
 from edgekit.web.types import Json
 
 UNEXPECTED = "internal error in EdgeKit; see the terminal that runs edgekit web"
-RETRY_AFTER_S = 2
 
 
 class TooManyError(EdgekitError):
@@ -122,13 +121,6 @@ def status_of(error: EdgekitError, *, network: bool = True) -> int:
     """Without a network no remote server can have failed: the model is not on this machine (404)."""
     status = next(status for kind, status in STATUSES if isinstance(error, kind))
     return 404 if status == 502 and not network else status
-
-
-def error_answer(error: EdgekitError, body: Json, *, network: bool) -> JSONResponse:
-    """`body`: the error's JSON, redacted for this client. `network`: whether remote servers may be used."""
-    status = status_of(error, network=network)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else None
-    return JSONResponse(body, status, headers)
 
 
 def unreadable_answer(faults: Sequence[Fault]) -> JSONResponse:

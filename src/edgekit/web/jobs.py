@@ -36,9 +36,8 @@ KEPT_BYTES, KEPT_BYTES_EACH = 128 * 2**20, 32 * 2**20
 PAUSE_S = 0.05  # between two progress events: a header read in 500 ranges reports 500 lines
 PING_S = 10.0  # without an event for this long, a stream sends a comment
 LINE_CHARS = 200
-SLACK_S = (
-    60.0  # on top of the network's time-out: a plan with a draft model opens two, and computes
-)
+# On top of the network's time-out: a plan with a draft model opens two, and computes.
+SLACK_S = 60.0
 
 _ALL = "all of them"  # a key next to the clients, which are addresses
 
@@ -93,7 +92,7 @@ class BackgroundJob:
     deadline_s: float
     client: str = ""  # its network
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    watch: CallWatch = field(default_factory=CallWatch)
+    cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
     state: JobState = JobState.RUNNING
     has_begun: bool = False
     line: str | None = None
@@ -159,7 +158,7 @@ class Jobs:
 
     def cancel(self, job: BackgroundJob) -> None:
         """Takes effect at once, although the thread may need a moment to notice. Has no effect after the end."""
-        job.watch.cancelled.set()
+        job.cancelled.set()
         self._end(job, JobState.CANCELLED, {})
 
     def close(self) -> None:
@@ -224,7 +223,7 @@ class Jobs:
                     job.line = line
                     job.notify()
 
-        watch = CallWatch(client=job.client, progress=report, cancelled=job.watch.cancelled)
+        watch = CallWatch(client=job.client, progress=report, cancelled=job.cancelled)
         try:
             state, answer = _outcome(job.work, watch)
             self._end(job, state, self._redact(answer))
@@ -250,7 +249,7 @@ class Jobs:
         """End jobs past their deadline; forget jobs that ended long ago, and the oldest if there are too many."""
         for job in list(self._jobs.values()):
             if job.state is JobState.RUNNING and time.monotonic() > job.deadline_s:
-                job.watch.cancelled.set()
+                job.cancelled.set()
                 late = DeadlineError(f"timed out after {self._timeout_s:g} s")
                 self._end(job, JobState.FAILED, error_json(late))
         ended = [job for job in self._jobs.values() if job.ended_s is not None]

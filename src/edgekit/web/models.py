@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -103,10 +104,9 @@ class _Flight:
     """One opening in its own thread, shared by all requests that wait for it. The last to leave cancels it."""
 
     def __init__(self, client: str) -> None:
-        self.done = threading.Event()
+        self.outcome: Future[CachedModel] = Future()
         self.watch = CallWatch(client=client, progress=self._report)  # counts for the first client
         self.waiting: list[CallWatch] = []
-        self.outcome: CachedModel | BaseException | None = None  # set when done
 
     def _report(self, line: str) -> None:
         for watch in tuple(self.waiting):
@@ -165,7 +165,7 @@ class OpenedModels:
         # A path is not shortened: half a folder's name could not be redacted.
         name = Path(wanted).name if is_file(wanted) else wanted[:80]
         try:
-            while not flight.done.wait(POLL_S):
+            while not wait([flight.outcome], POLL_S).done:
                 if watch.cancelled.is_set():
                     raise CancelledError(f"{name}: cancelled")
                 if time.monotonic() > end_s:
@@ -173,29 +173,27 @@ class OpenedModels:
         finally:
             with self._lock:
                 flight.waiting = [one for one in flight.waiting if one is not watch]
-                if not flight.waiting and not flight.done.is_set():
+                if not flight.waiting and not flight.outcome.done():
                     flight.watch.cancelled.set()
                     self._remove(wanted, flight)  # the next request starts afresh
-        if isinstance(flight.outcome, BaseException):
-            raise flight.outcome
-        assert flight.outcome is not None  # noqa: S101 - set when done
-        return flight.outcome
+        return flight.outcome.result()
 
     def _open(self, wanted: str, flight: _Flight) -> None:
-        outcome: CachedModel | BaseException
         try:
-            outcome = self._read(wanted, flight.watch)
+            opened = self._read(wanted, flight.watch)
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting threads
-            outcome = error
+            with self._lock:
+                self._remove(wanted, flight)
+                flight.outcome.set_exception(error)
+            return
         with self._lock:
-            flight.outcome = outcome
-            if isinstance(outcome, CachedModel) and not flight.watch.cancelled.is_set():
-                self._cached[wanted] = outcome
+            if not flight.watch.cancelled.is_set():
+                self._cached[wanted] = opened
                 self._touch(wanted)
                 while len(self._cached) > CACHED_MODELS:
                     self._cached.popitem(last=False)
             self._remove(wanted, flight)
-            flight.done.set()
+            flight.outcome.set_result(opened)
 
     def _remove(self, wanted: str, flight: _Flight) -> None:
         if self._flights.get(wanted) is flight:

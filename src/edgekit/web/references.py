@@ -272,10 +272,6 @@ def without_folders(answer: Json, settings: WebSettings) -> Json:
     return redacted
 
 
-def text_without_folders(text: str, settings: WebSettings) -> str:
-    return str(without_folders({"text": text}, settings)["text"])
-
-
 def _folders(settings: WebSettings) -> Iterator[Path]:
     """The --models-dir folders (of a single file its parent), and those that error messages may name."""
     for one in resolved(settings.models_dirs):

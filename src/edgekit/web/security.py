@@ -141,18 +141,6 @@ class RequestHead:
         return self.is_call and self.path.endswith(EVENTS)
 
     @property
-    def host_name(self) -> str:
-        host = self.headers.get(b"host", b"").decode("latin-1").lower()
-        name, colon, port = host.rpartition(":")
-        return name if colon and (port.isdecimal() or not port) else host
-
-    @property
-    def is_same_site(self) -> bool:
-        origin = self.headers.get(b"origin")
-        is_same_origin = origin is None or origin.rpartition(b"://")[2] == self.headers.get(b"host")
-        return self.headers.get(b"sec-fetch-site") in _SAME_SITE and is_same_origin
-
-    @property
     def address(self) -> str:
         """Path and query without the token, which would stay in the browser's history."""
         pairs = parse_qsl(self.query.decode("latin-1"), keep_blank_values=True)
@@ -209,15 +197,22 @@ class Security:
             return LONG_QUERY
         if head.head_bytes > MAX_HEAD_BYTES:  # h11 does not count a head that arrives in one piece
             return LONG_HEAD
-        if (
-            head.method not in _METHODS
-        ):  # OPTIONS too: other sites may not call, so CORS is not needed
+        if head.method not in _METHODS:
+            # OPTIONS too: other sites may not call, so CORS is not needed.
             allow = (b"allow", ", ".join(_METHODS).encode())
             return Refusal(405, "MethodError", f"method {head.method[:20]} not allowed", (allow,))
-        if self._names is not None and head.host_name not in self._names:  # DNS rebinding
-            return WRONG_HOST
-        if head.is_call and not head.is_same_site:
-            return CROSS_SITE
+        if self._names is not None:  # DNS rebinding
+            host = head.headers.get(b"host", b"").decode("latin-1").lower()
+            name, colon, port = host.rpartition(":")
+            has_port = colon and (port.isdecimal() or not port)
+            if (name if has_port else host) not in self._names:
+                return WRONG_HOST
+        if head.is_call:
+            origin = head.headers.get(b"origin")
+            host_name = head.headers.get(b"host")
+            is_same_origin = origin is None or origin.rpartition(b"://")[2] == host_name
+            if head.headers.get(b"sec-fetch-site") not in _SAME_SITE or not is_same_origin:
+                return CROSS_SITE
         return None if self._token is None else self._token.refusal(head)
 
     async def _forward(self, scope: Scope, receive: Receive, answer: _Answer) -> None:

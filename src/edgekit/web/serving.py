@@ -61,36 +61,28 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 _log = logging.getLogger("edgekit.web")
 
 
-class _TakenError(UsageError):
-    pass
-
-
 def listen(host: str, port: int | None) -> socket.socket:
     """A listening socket; without a port, on the first free one of ours. Raises UsageError if the port is taken."""
     if port is not None:
         check_port(host, port)
-        return _listening(host, port)
-    for candidate in range(DEFAULT_PORT, DEFAULT_PORT + TRIED_PORTS):
-        with suppress(_TakenError):
-            return _listening(host, candidate)
     last = DEFAULT_PORT + TRIED_PORTS - 1
+    for candidate in range(DEFAULT_PORT, last + 1) if port is None else (port,):
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                host, candidate, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UsageError(
+                    f"cannot listen on {host} port {candidate}: {error.strerror}; for this machine "
+                    "only, use 127.0.0.1"
+                ) from error
+            if port is not None:
+                raise in_use(host, port) from error
     raise UsageError(
         f"ports {DEFAULT_PORT} to {last} on {host} are all in use; use --port 0 to pick any free port"
     )
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise _TakenError(str(in_use(host, port))) from error
-        raise UsageError(
-            f"cannot listen on {host} port {port}: {error.strerror}; for this machine only, use 127.0.0.1"
-        ) from error
 
 
 def address_of(settings: WebSettings, path: str = "/", **fields: str) -> str:

@@ -26,9 +26,8 @@ class WebSettings:
 
     host: str = LOOPBACK
     port: int = DEFAULT_PORT
-    token: str | None = field(
-        default=None, repr=False
-    )  # required if other machines can reach the port
+    # Required if other machines can reach the port.
+    token: str | None = field(default=None, repr=False)
     models_dirs: tuple[Path, ...] = ()  # only files in these folders may be opened
     allow_private: bool = False  # allow URLs on this machine and on private networks
     network: bool = True

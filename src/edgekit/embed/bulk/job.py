@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from edgekit.embed.bulk.output import Output
 from edgekit.embed.bulk.rows import (
-    MOST_ROW_BYTES,
     BadRow,
     Batch,
     BulkStatus,
@@ -44,20 +43,12 @@ Stage = Callable[[ResumeMark], Embedded]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRule:
-    """When a batch is full."""
-
-    texts: int
-    tokens: int | None = None  # of one pass; None: no limit
-    characters: int = MOST_ROW_BYTES // 2  # of all texts; a longer text is a batch by itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How rows become vectors, in this process or in a worker."""
+    """How rows become batches and vectors, in this process or in a worker."""
 
-    name: str  # of the input, for messages
-    rule: BatchRule
+    texts: int  # of a batch
+    tokens: int | None = None  # of a batch: those of one pass; None: no limit
+    name: str = ""  # of the input, for messages
     prefix: str = ""
     skip_bad: bool = False
     limit: RowLimit = field(default_factory=RowLimit)
@@ -147,22 +138,16 @@ def batches_of(
     return batches(
         rows if first is None else chain([first], rows),
         lambda text: embedder.count_tokens(text, prefix=terms.prefix),
-        terms.rule,
-        skip_bad=terms.check_skippable,
+        terms,
     )
 
 
 def batches(
     rows: Iterable[InputRow | BadRow],
     count: Callable[[str], int],
-    rule: BatchRule,
-    *,
-    skip_bad: Callable[[BadRow], None],
+    terms: Terms,
 ) -> Iterator[Batch]:
-    """Cuts rows into batches. `count` gives the tokens of a text; its TextError makes the row a bad one.
-
-    `skip_bad` is called with every bad row and may raise.
-    """
+    """Cuts rows into batches. `count` gives the tokens of a text; its TextError makes the row a bad one."""
     good: list[InputRow] = []
     skipped: list[BadRow] = []
     tokens = characters = 0
@@ -190,16 +175,16 @@ def batches(
             except TextError as error:
                 row = BadRow(number=row.number, reason=error.what, end=row.end)
         if isinstance(row, BadRow):
-            skip_bad(row)
+            terms.check_skippable(row)
             skipped.append(row)
             last = row
             if len(skipped) >= MOST_SKIPPED:
                 yield from take()
             continue
         if good and (
-            len(good) >= rule.texts
-            or (rule.tokens is not None and tokens + row_tokens > rule.tokens)
-            or characters + len(row.text) > rule.characters
+            len(good) >= terms.texts
+            or (terms.tokens is not None and tokens + row_tokens > terms.tokens)
+            or characters + len(row.text) > terms.limit.held_characters
         ):
             yield from take()
         good.append(row)

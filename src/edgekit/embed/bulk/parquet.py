@@ -35,16 +35,14 @@ if TYPE_CHECKING:
 
     from edgekit.engines.native.kernels.types import Floats
 
-READ_ROWS = (
-    64  # held at a time, or fewer if their pages are large: a value is never larger than its page
-)
+# Held at a time, or fewer if their pages are large: a value is never larger than its page.
+READ_ROWS = 64
 PAGES_IN_ROW = 3  # a page may have this many times the limit of a row; 1 MB is typical
 GROUP_ROWS = 4096  # with 1,024 floats each, a row group has 16 MiB
 HEAD_BYTES = 64 * 1024  # of a page: usually a few dozen bytes, or a few KB with statistics
 DIRECTORY_BYTES = 64 * MIB  # of the footer: 100,000 column chunks with statistics have about 20
-MOST_ENTRIES = (
-    2_000_000  # of the lists in a footer: row groups, their columns, parts of column names
-)
+# Of the lists in a footer: row groups, their columns, parts of column names.
+MOST_ENTRIES = 2_000_000
 MOST_DEEP = 16
 
 _BUFFER_BYTES = 256 * 1024
@@ -320,9 +318,7 @@ class PageError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
     rows: int
-    extents: Mapping[
-        str, tuple[int, int]
-    ]  # of each column: the offsets where its pages begin and end
+    extents: Mapping[str, tuple[int, int]]  # by column: where its pages begin and end
 
 
 def read_directory(file: IO[bytes], columns: frozenset[str]) -> tuple[RowGroup, ...]:

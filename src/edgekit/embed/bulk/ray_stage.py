@@ -187,9 +187,8 @@ class _Workers:
         workers = [actor.remote(opening, terms) for _ in range(count)]
         self._starting = {worker.is_up.remote(): worker for worker in workers}
         self._started: dict[Any, int] = {}  # worker -> batches that it has not answered
-        may_fit = (
-            cluster.address != LOCAL or cluster.memory_bytes <= memory_bytes
-        )  # a cluster grows
+        # A cluster may grow, this machine does not.
+        may_fit = cluster.address != LOCAL or cluster.memory_bytes <= memory_bytes
         self._collect_started(1, FIRST_WORKER_S if may_fit else 0)
         if not self._started:
             raise EngineError(

@@ -32,12 +32,10 @@ STDIN = "-"
 MOST_ROW_BYTES = 8 * MB  # a text at its limit of 4 MB, and as much again for the other fields
 LEAST_ROW_BYTES = 256 * KIB
 
-_ROWS_IN_BUDGET = (
-    128  # the longest row is this part of the budget, because it is held several times
-)
-_COPIES = (
-    16  # of the longest row: its bytes, its text at 4 bytes a character, tokens, parsed fields
-)
+# The longest row is this part of the budget, because it is held several times.
+_ROWS_IN_BUDGET = 128
+# Of the longest row: its bytes, its text at 4 bytes a character, tokens, parsed fields.
+_COPIES = 16
 _BOM = b"\xef\xbb\xbf"
 _PIECE_BYTES = 64 * 1024
 
