@@ -419,7 +419,7 @@ class TestJobs:
         job = jobs.start("plan", lambda watch: {"never": watch.cancelled.wait(PATIENCE_S)})
         *_, end = followed(jobs, job)
         assert (end.name, json.loads(end.data)["error"]["type"]) == ("failed", "DeadlineError")
-        assert job.watch.cancelled.is_set()
+        assert job.cancelled.is_set()
 
     def test_what_is_no_number_is_told_as_a_call_tells_it(self, jobs: Jobs) -> None:
         """Headers hold such; a browser reads no NaN."""

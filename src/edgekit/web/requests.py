@@ -154,138 +154,109 @@ def _engine_fields(engines: Iterable[str], *, without: frozenset[str] = frozense
     return fields
 
 
-def _call_fields(name: str, *parts: Fields, one_engine: bool = False) -> type[CallFields]:
-    fields: Fields = {}
-    for part in parts:
-        fields |= part
-    model = create_model(name, __base__=CallFields, **fields)
-    model.flags = frozenset(_FIRST) & fields.keys()
-    model.one_engine = one_engine
-    return model
-
-
 _HUB = "a Hugging Face ID (unsloth/Qwen3-8B-GGUF:Q4_K_M), a URL"
-_MODEL: Fields = {
+_OTHERS = either(planned_engines()[1:])
+_PLANNED: Fields = {"engine": _optional(Word, f"{default_engine().name} (default), {_OTHERS}")}
+_TABLE: Fields = {
     "model": (
         Name,
         Field(
             description=f"{_HUB}, a catalog name, sample:NAME, or a file in a --models-dir folder",
             examples=["qwen3-8b", "sample:gemma-3-27b"],  # work offline: the page suggests them
         ),
-    )
-}
-_ENGINE: Fields = {
+    ),
     "engine": _optional(
         Word, f"{', '.join(engine_names())} (default: the engine for this file format)"
-    )
-}
-_OTHERS = either(planned_engines()[1:])
-_PLANNED: Fields = {"engine": _optional(Word, f"{default_engine().name} (default), {_OTHERS}")}
-_DESCRIBED: Fields = {
+    ),
+    # The machine.
     "device": _optional(
         Devices,
         'device of the machine to check: "RTX 4090", "2x RTX 3090", m3-max-64 (default: this machine)',
     ),
     "ram": _optional(Word, "system RAM: 32G"),
     "vram": _optional(Word, "VRAM of each GPU (NVIDIA), for a GPU without a known name: 24G,24G"),
-}
-_MACHINE: Fields = _DESCRIBED | {
     "max_use": _optional(Word, "refuse what needs more than this share of the usable memory: 85%"),
     "reserve": _optional(Word, "memory to leave free on every card and in RAM: 512M, 0"),
-}
-_LEAST: Fields = {
+    # The load.
     "min_context": _optional(
         Word, "smallest context to accept (default 16k, or the trained context if shorter)"
-    )
-}
-_USERS: Fields = {
-    "users": _optional(Word, "users at the same time, each with a context of their own")
-}
-_JOB: Fields = {
-    "job": _optional(Word, "size the context for a prompt of P tokens and N new tokens: 6000+800")
-}
-_CHECK: Fields = {
-    **_LEAST,
-    **_JOB,
+    ),
+    "users": _optional(Word, "users at the same time, each with a context of their own"),
+    "job": _optional(Word, "size the context for a prompt of P tokens and N new tokens: 6000+800"),
     "window_budget": _optional(Word, "size the context by its KV cache when none is given: 4G"),
-}
-_PLAN: Fields = {
-    **_LEAST,
-    **_USERS,
-    **_JOB,
     "prefer_accurate_kv": _optional(bool, "prefer an accurate KV cache to a longer context"),
+    "nodes": _optional(Word, "number of identical machines joined by Ray (vLLM)"),
+    "no_drafter": _optional(bool, "do not look for a draft model"),
+    # What is listed.
+    "layers": _optional(bool, "list every layer"),
+    "tensors": _optional(bool, "list every tensor"),
+    "keys": _optional(bool, "list every metadata key"),
+    "light": _optional(bool, "read only the architecture keys: fewer bytes from a remote file"),
+    "per_layer": _optional(bool, "list the memory of each layer"),
+    "points": _optional(int, "number of points per curve (default 16)", ge=2, le=MOST_POINTS),
+    "task": _optional(Word, "chat (default), code, reasoning, vision or embed"),
+    "limit": _optional(Word, "number of models (default 5)"),
+    "all_sizes": _optional(bool, "list several models of a family, not only the best"),
+    "kind": _optional(
+        Word, "only models for this task: chat, code, reasoning, embedding or vision"
+    ),
+    "family": _optional(Word, "only models of this family: qwen3, llama-3.1, gemma"),
 }
+
+
+def _call_fields(name: str, *parts: str | Fields, one_engine: bool = False) -> type[CallFields]:
+    """The fields in order: names of the table, or others."""
+    fields: Fields = {}
+    for part in parts:
+        fields |= {key: _TABLE[key] for key in part.split()} if isinstance(part, str) else part
+    model = create_model(name, __base__=CallFields, **fields)
+    model.flags = frozenset(_FIRST) & fields.keys()
+    model.one_engine = one_engine
+    return model
+
+
+_DESCRIBED = "device ram vram"
+_MACHINE = f"{_DESCRIBED} max_use reserve"
+_CHECK = "min_context job window_budget"
+_PLAN = "min_context users job prefer_accurate_kv"
 _CHECKED = _engine_fields(engine_names(), without=machine_keys())
 
 INSPECT = _call_fields(
     "InspectRequest",
-    _MODEL,
-    {
-        "layers": _optional(bool, "list every layer"),
-        "tensors": _optional(bool, "list every tensor"),
-        "keys": _optional(bool, "list every metadata key"),
-        "quant": _optional(
-            Word, "the file of a repository, or a known model, at this quantisation"
-        ),
-        "light": _optional(bool, "read only the architecture keys: fewer bytes from a remote file"),
-    },
+    "model layers tensors keys",
+    {"quant": _optional(Word, "the file of a repository, or a known model, at this quantisation")},
+    "light",
 )
 ESTIMATE = _call_fields(
     "EstimateRequest",
-    _MODEL,
-    _ENGINE,
+    "model engine",
     _engine_fields(engine_names()),
-    _USERS,
-    {name: field for name, field in _MACHINE.items() if name in {"device", "vram"}},
-    {"per_layer": _optional(bool, "list the memory of each layer")},
+    "users device vram per_layer",
     one_engine=True,
 )
-CHECK = _call_fields("CheckRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _USERS, _MACHINE)
+CHECK = _call_fields("CheckRequest", "model engine", _CHECKED, _CHECK, "users", _MACHINE)
 PLAN = _call_fields(
     "PlanRequest",
-    _MODEL,
-    _ENGINE,
+    "model engine",
     _engine_fields(planned_engines(), without=machine_keys()),
     _PLAN,
-    {
-        "nodes": _optional(Word, "number of identical machines joined by Ray (vLLM)"),
-        "no_drafter": _optional(bool, "do not look for a draft model"),
-    },
+    "nodes no_drafter",
     _MACHINE,
 )
 RECOMMEND = _call_fields(
     "RecommendRequest",
-    {"task": _optional(Word, "chat (default), code, reasoning, vision or embed")},
+    "task",
     _PLANNED,
     _engine_fields(()),
     _PLAN,
-    {
-        "limit": _optional(Word, "number of models (default 5)"),
-        "all_sizes": _optional(bool, "list several models of a family, not only the best"),
-    },
+    "limit all_sizes",
     _MACHINE,
     one_engine=True,
 )
-FIT = _call_fields("FitRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _USERS, _MACHINE)
-CURVES = _call_fields(
-    "CurvesRequest",
-    _MODEL,
-    _ENGINE,
-    _CHECKED,
-    _CHECK,
-    _MACHINE,
-    {"points": _optional(int, "number of points per curve (default 16)", ge=2, le=MOST_POINTS)},
-)
+FIT = _call_fields("FitRequest", "model engine", _CHECKED, _CHECK, "users", _MACHINE)
+CURVES = _call_fields("CurvesRequest", "model engine", _CHECKED, _CHECK, _MACHINE, "points")
 HARDWARE = _call_fields("HardwareRequest", _DESCRIBED)
 CARDS = _call_fields("CardsRequest", _PLANNED, _MACHINE, one_engine=True)
 DEVICES = _call_fields("DevicesRequest")
 ENGINES = _call_fields("EnginesRequest")
-CATALOG = _call_fields(
-    "CatalogRequest",
-    {
-        "kind": _optional(
-            Word, "only models for this task: chat, code, reasoning, embedding or vision"
-        ),
-        "family": _optional(Word, "only models of this family: qwen3, llama-3.1, gemma"),
-    },
-)
+CATALOG = _call_fields("CatalogRequest", "kind family")
