@@ -132,6 +132,13 @@ class HeaderLimitError(HeaderError):
         )
 
 
+def check_limit(
+    what: str, value: int, limit: int, *, file: str = "", offset: int | None = None
+) -> None:
+    if value > limit:
+        raise HeaderLimitError(what, value=value, limit=limit, file=file, offset=offset)
+
+
 class UnknownDtypeError(HeaderError):
     pass
 

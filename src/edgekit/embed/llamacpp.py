@@ -8,8 +8,9 @@ interface does not allow within a batch.
 from __future__ import annotations
 
 import base64
+import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from edgekit.engines.llamacpp import ENGINE
 from edgekit.engines.llamacpp.run.binding import (
     INSTALL_XLLAMACPP,
     PASSIVE,
+    ChildProcess,
     enum_parameters,
     has_xllamacpp,
     parameters,
@@ -88,12 +90,7 @@ class LlamaCppEncoder:
     """An Encoder that runs the model in a child process. One caller at a time."""
 
     def __init__(
-        self,
-        path: Path,
-        header: FileHeader,
-        settings: ChildSettings,
-        *,
-        monitor: Monitor,
+        self, path: Path, header: FileHeader, settings: ChildSettings, *, monitor: Monitor
     ) -> None:
         """Loads the model.
 
@@ -102,14 +99,14 @@ class LlamaCppEncoder:
         if not has_xllamacpp():
             raise UsageError(f"engine {ENGINE.name} is not installed: {INSTALL_XLLAMACPP}")
         self.width = width_of(header)
-        self._path = path
-        self._settings = settings
-        self._child: _Child | None = None
+        self._path, self._settings = path, settings
+        self._process: ChildProcess | None = None
+        self._log: deque[str] = deque(maxlen=64)  # the last lines of the process
         self._memory = monitor.try_allocate(
             needed_bytes(header, settings), f"{header.name} in {ENGINE.name}"
         )
         try:
-            self._child = self._start(lambda _: monitor.check())
+            self._start(lambda _: monitor.check())
         except BaseException:
             self._memory.release()
             raise
@@ -122,13 +119,12 @@ class LlamaCppEncoder:
         checkpoint(0.0)
         total, done, row = max(1, sum(map(len, texts))), 0, 0
         try:
-            child = self._child = self._child or self._start(checkpoint)
-            for some in _parts(texts, self._settings.pass_tokens):
-                share = done / total
-                child.send({"tokens": [list(map(int, tokens)) for tokens in some]})
-                answer = child.answer(checkpoint, share)
-                _copy_vectors(answer["vectors"], into[row : row + len(some)])
-                row, done = row + len(some), done + sum(map(len, some))
+            process = self._process or self._start(checkpoint)
+            for batch in _batches(texts, self._settings.pass_tokens):
+                process.send({"tokens": [list(map(int, tokens)) for tokens in batch]})
+                answer = self._answer(process, checkpoint, done / total)
+                _copy_vectors(answer["vectors"], into[row : row + len(batch)])
+                row, done = row + len(batch), done + sum(map(len, batch))
                 checkpoint(done / total)
         except BaseException:
             self._end()
@@ -139,51 +135,48 @@ class LlamaCppEncoder:
         self._end()
         self._memory.release()
 
-    def _start(self, checkpoint: Checkpoint) -> _Child:
-        child = _Child(_request(self._path, self._settings))
+    def _start(self, checkpoint: Checkpoint) -> ChildProcess:
+        self._log.clear()
+        request = _request(self._path, self._settings)
+        self._process = process = start_child(
+            "embed", request, environment=PASSIVE, on_line=self._log.append
+        )
         try:
-            child.answer(checkpoint, 0.0, timeout_s=_START_TIMEOUT_S)
+            self._answer(process, checkpoint, 0.0, timeout_s=_START_TIMEOUT_S)
         except BaseException:
-            child.end()
+            self._end()
             raise
-        return child
+        return process
 
     def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.end()
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
-
-class _Child:
-    """The process that holds the model."""
-
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        self._log: deque[str] = deque(maxlen=64)  # its last lines
-        self._process = start_child("embed", request, environment=PASSIVE, on_line=self._log.append)
-        self.send = self._process.send
-
-    def answer(
-        self, checkpoint: Checkpoint, share: float, *, timeout_s: float | None = None
+    def _answer(
+        self,
+        process: ChildProcess,
+        checkpoint: Checkpoint,
+        share: float,
+        *,
+        timeout_s: float = math.inf,
     ) -> dict[str, Any]:
-        """Its next message; `checkpoint` is called while it is silent."""
+        """The next message of the process; `checkpoint` is called while it is silent."""
         waited_s = 0.0
         try:
-            while (message := self._process.message(_POLL_S)) is None:
+            while (message := process.message(_POLL_S)) is None:
                 checkpoint(share)
                 waited_s += _POLL_S
-                if timeout_s is not None and waited_s > timeout_s:
+                if waited_s > timeout_s:
                     raise self._failed(f"did not start within {timeout_s:,.0f} s")
         except EOFError:
-            raise self._failed(f"exited (code {self._process.wait()})") from None
+            raise self._failed(f"exited (code {process.wait()})") from None
         if "error" in message:
             raise self._failed(f"failed: {message['error']}")
         return message
 
-    def end(self) -> None:
-        self._process.close()
-
     def _failed(self, how: str) -> EngineError:
-        self.end()  # everything it wrote has been read
+        self._end()  # everything it wrote has been read
         words = "".join(self._log)[-_LAST_WORDS_CHARS:].strip()
         return EngineError(
             f"{ENGINE.name} {how}" + (f"; its last output:\n{words}" if words else "")
@@ -211,7 +204,7 @@ def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
     }
 
 
-def _parts(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Sequence[Sequence[int]]]:
+def _batches(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Sequence[Sequence[int]]]:
     """The texts in order, cut into batches."""
     start = tokens = 0
     for end, text in enumerate(texts):

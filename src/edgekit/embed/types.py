@@ -77,6 +77,7 @@ class Prefixes(NamedTuple):
 _INSTRUCT = (
     "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
 )
+_REPRESENT = "Represent this sentence for searching relevant passages: "
 # A pattern for the model's name in lower case, and the prefixes from its model card. The first row that
 # matches one of its names is used, so special rows come before general ones: general.basename has
 # neither the version nor "instruct", but general.name does.
@@ -91,23 +92,11 @@ _TABLE: tuple[tuple[str, Prefixes], ...] = (
     (r"qwen3[-_ ]embedding", Prefixes(_INSTRUCT, "")),
     (r"gte[-_ ]qwen2", Prefixes(_INSTRUCT + " ", "")),
     (r"bge[-_ ]m3", Prefixes("", "")),
-    (
-        r"bge[-_ ].*[-_ ]en",
-        Prefixes("Represent this sentence for searching relevant passages: ", ""),
-    ),
+    (r"bge[-_ ].*[-_ ]en", Prefixes(_REPRESENT, "")),
     (r"bge[-_ ].*[-_ ]zh", Prefixes("为这个句子生成表示以用于检索相关文章\uff1a", "")),
-    (
-        r"mxbai[-_ ]embed[-_ ](large|2d)",
-        Prefixes("Represent this sentence for searching relevant passages: ", ""),
-    ),
-    (
-        r"snowflake[-_ ]arctic[-_ ]embed.*v2|arctic[-_ ]embed.*v2",
-        Prefixes("query: ", ""),
-    ),
-    (
-        r"arctic[-_ ]embed",
-        Prefixes("Represent this sentence for searching relevant passages: ", ""),
-    ),
+    (r"mxbai[-_ ]embed[-_ ](large|2d)", Prefixes(_REPRESENT, "")),
+    (r"arctic[-_ ]embed.*v2", Prefixes("query: ", "")),
+    (r"arctic[-_ ]embed", Prefixes(_REPRESENT, "")),
     (r"all[-_ ]minilm|all[-_ ]mpnet|jina[-_ ]embeddings[-_ ]v2", Prefixes("", "")),
 )
 _NAMES = ("general.name", "general.basename")

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from functools import cache
 
-from edgekit.errors import HeaderLimitError, PrivateAddressError, RemoteInspectError
+from edgekit.errors import PrivateAddressError, RemoteInspectError, check_limit
 from edgekit.formats import limits
 from edgekit.formats.gguf import read_gguf_model
 from edgekit.formats.types import Depth, ModelHeader
@@ -20,10 +20,7 @@ def read_header(files: ModelFiles, *, depth: Depth = Depth.TENSORS) -> ModelHead
     Depth.ARCHITECTURE reads only what the geometry needs: of a remote GGUF the first request's
     bytes, of safetensors the config and the totals of the index.
     """
-    if len(files.weights) > limits.SHARDS:
-        raise HeaderLimitError(
-            "number of shards", value=len(files.weights), limit=limits.SHARDS, file=files.label
-        )
+    check_limit("number of shards", len(files.weights), limits.SHARDS, file=files.label)
     if files.container is Container.GGUF:
         return read_gguf_model(files, depth)
     from edgekit.formats.safetensors import read_safetensors_model

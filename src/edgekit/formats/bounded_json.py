@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from edgekit.errors import HeaderError, HeaderLimitError
+from edgekit.errors import HeaderError, HeaderLimitError, check_limit
 from edgekit.formats import limits
 from edgekit.formats.cursor import LOOK_BYTES, describe
 from edgekit.sources.types import ByteSource
@@ -102,8 +102,7 @@ class JsonStream:
         return HeaderError(what, file=self._source.name, offset=offset)
 
     def check_limit(self, what: str, value: int, limit: int) -> None:
-        if value > limit:
-            raise HeaderLimitError(what, value=value, limit=limit, file=self._source.name)
+        check_limit(what, value, limit, file=self._source.name)
 
     @property
     def _held(self) -> int:
@@ -174,25 +173,27 @@ _DECODE = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_con
 
 def read_config(source: ByteSource) -> Mapping[str, Any]:
     """The object in the file. If a key occurs twice the last value counts, as in json.loads."""
-    _check(source, "length", source.size_bytes, limits.CONFIG_BYTES)
+    name = source.name
+    check_limit("length", source.size_bytes, limits.CONFIG_BYTES, file=name)
     raw = source.read(0, source.size_bytes)
     # Counted before anything is built: four million empty lists would take 300 MB.
-    _check(source, "lists and objects", raw.count(b"[") + raw.count(b"{"), limits.CONFIG_CONTAINERS)
-    _check(source, "values", raw.count(b","), limits.CONFIG_VALUES)
+    containers = raw.count(b"[") + raw.count(b"{")
+    check_limit("lists and objects", containers, limits.CONFIG_CONTAINERS, file=name)
+    check_limit("values", raw.count(b","), limits.CONFIG_VALUES, file=name)
     try:
         config = json.loads(raw.decode("utf-8-sig"))
     except RecursionError as error:
-        raise HeaderError("nested too deeply", file=source.name) from error
+        raise HeaderError("nested too deeply", file=name) from error
     except UnicodeDecodeError as error:
-        raise HeaderError("not UTF-8", file=source.name, offset=error.start) from error
+        raise HeaderError("not UTF-8", file=name, offset=error.start) from error
     except ValueError as error:
         looks = describe(raw[:LOOK_BYTES])
         reason = explain(error) if looks.endswith("JSON text") else looks
         what = f"not JSON: {reason}" if raw.strip() else "the file is empty"
-        raise HeaderError(what, file=source.name) from error
+        raise HeaderError(what, file=name) from error
     if not isinstance(config, dict):
-        raise HeaderError(f"holds a {type(config).__name__}, not an object", file=source.name)
-    _check(source, "nesting", _depth(config), limits.CONFIG_DEPTH)
+        raise HeaderError(f"holds a {type(config).__name__}, not an object", file=name)
+    check_limit("nesting", _depth(config), limits.CONFIG_DEPTH, file=name)
     return config
 
 
@@ -204,8 +205,3 @@ def _depth(value: Any) -> int:
         inner = [v for one in level for v in (one.values() if isinstance(one, dict) else one)]
         level = [v for v in inner if isinstance(v, (dict, list))]
     return depth
-
-
-def _check(source: ByteSource, what: str, value: int, limit: int) -> None:
-    if value > limit:
-        raise HeaderLimitError(what, value=value, limit=limit, file=source.name)

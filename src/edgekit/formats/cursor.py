@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import TypeVar, cast
 
-from edgekit.errors import HeaderError, HeaderLimitError
+from edgekit.errors import HeaderError, check_limit
 from edgekit.formats import limits
 from edgekit.sources.types import ByteSource, GrowingSource, ModelFile, ModelFiles
 from edgekit.units import KIB, MIB
@@ -56,10 +56,10 @@ class Cursor:
         return HeaderError(what, file=self.name, offset=offset)
 
     def check_limit(self, what: str, value: int, limit: int) -> None:
-        if value > limit:
-            raise HeaderLimitError(
-                what, value=value, limit=limit, file=self.name, offset=self.position
-            )
+        if (
+            value > limit
+        ):  # called for every tensor: the position is worked out only for the message
+            check_limit(what, value, limit, file=self.name, offset=self.position)
 
     def take(self, length: int) -> bytes:
         """The next `length` bytes. The caller has checked `length` against a limit."""
@@ -136,10 +136,7 @@ class Cursor:
                 f"file is truncated: the header continues to byte {end:,} or beyond, but "
                 f"the file has {self._end:,} bytes (an interrupted download?)"
             )
-        if end > limits.HEADER_BYTES:
-            raise HeaderLimitError(
-                "header length", value=end, limit=limits.HEADER_BYTES, file=self.name
-            )
+        check_limit("header length", end, limits.HEADER_BYTES, file=self.name)
 
     def _fill(self, length: int, *, sure: int = 0, likely: int = 0) -> None:
         """Moves the window here and fills it with at least `length` bytes."""

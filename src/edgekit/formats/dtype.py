@@ -33,7 +33,7 @@ class TensorType:
         return self.block_bytes * 8 / self.block_elements
 
     def row_bytes(self, elements: int) -> int:
-        """Bytes of one row. HeaderError if the row does not end with a block."""
+        """Bytes of one row, or of a tensor without padding. HeaderError if it does not end with a block."""
         blocks, rest = divmod(elements, self.block_elements)
         if rest:
             raise HeaderError(
@@ -41,10 +41,6 @@ class TensorType:
                 f" {self.block_elements}"
             )
         return blocks * self.block_bytes
-
-    def size_bytes(self, elements: int) -> int:
-        """Bytes of a tensor without padding between its rows."""
-        return self.row_bytes(elements)
 
 
 def _row(name: str, ggml_id: int, block_elements: int = 1, **fields: int) -> TensorType:

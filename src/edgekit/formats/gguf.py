@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError, quoted
+from edgekit.errors import HeaderError, UnknownDtypeError, check_limit, quoted
 from edgekit.formats import limits
 from edgekit.formats.cursor import (
     LOOK_BYTES,
@@ -500,10 +500,7 @@ def _check_shard(first: ModelHeader, shard: ModelHeader, index: int) -> None:
 
 
 def _check_tensors(first: ModelHeader, names: list[str]) -> None:
-    if len(names) > limits.TENSORS:
-        raise HeaderLimitError(
-            "tensors in all shards", value=len(names), limit=limits.TENSORS, file=first.name
-        )
+    check_limit("tensors in all shards", len(names), limits.TENSORS, file=first.name)
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError, quoted
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError, check_limit, quoted
 from edgekit.formats import limits
 from edgekit.formats.bounded_json import JsonStream, read_config
 from edgekit.formats.cursor import LOOK_BYTES, describe, listed_bytes, read_file, read_shards
@@ -34,7 +34,7 @@ def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
     if depth is Depth.TENSORS and files.container is Container.SAFETENSORS:
         header = _read_shards(files)
     else:
-        totals = read_file(files.index, read_totals) if files.index else Totals()
+        totals = read_file(files.index, walk_index) if files.index else Totals()
         header = ModelHeader(
             name=files.label,
             container=files.container,
@@ -61,10 +61,7 @@ def _read_shards(files: ModelFiles) -> ModelHeader:
     for number, shard in enumerate(read_shards(files, range(len(files.weights)), read_safetensors)):
         shards[number] = shard
         tensor_count += shard.tensor_count or 0
-        if tensor_count > limits.TENSORS:
-            raise HeaderLimitError(
-                "tensors in all shards", value=tensor_count, limit=limits.TENSORS, file=files.label
-            )
+        check_limit("tensors in all shards", tensor_count, limits.TENSORS, file=files.label)
     totals, index = Totals(), files.index
     if index and [base_of(file.name) for file in files.weights] == [SINGLE_FILE]:
         named: set[str] = set()
@@ -138,59 +135,37 @@ class Totals:
     parameters: int | None = None  # MLX writes it
 
 
-def read_totals(source: ByteSource) -> Totals:
-    """Reads the index no further than its metadata."""
-    stream = _open_index(source, eager=False)
-    for key in stream.pairs():
-        if key == "metadata":
-            return _totals(stream.value("metadata", limits.ENTRY_BYTES))
-        _visit(stream, key, lambda _tensor, _file: None)
-    return Totals()
+def walk_index(source: ByteSource, visit: Callable[[str, str], None] | None = None) -> Totals:
+    """Calls `visit(tensor, file name of its shard)` for each tensor; HeaderError if none are listed.
 
-
-def walk_index(source: ByteSource, visit: Callable[[str, str], None]) -> Totals:
-    """Calls `visit(tensor, file name of its shard)` for each tensor; HeaderError if none are listed."""
-    stream = _open_index(source, eager=True)
-    totals, found = Totals(), 0
+    Without `visit`, the index is read no further than its metadata.
+    """
+    size_bytes, chunk_bytes = source.size_bytes, _INDEX_CHUNK_BYTES
+    is_eager = visit is not None
+    stream = JsonStream(source, start=0, end=size_bytes, chunk_bytes=chunk_bytes, eager=is_eager)
+    stream.check_limit("length of the index", size_bytes, limits.INDEX_BYTES)
+    totals, count = Totals(), 0
     for key in stream.pairs():
+        if key == "weight_map":
+            for tensor in stream.pairs():
+                count += 1
+                stream.check_limit("tensors in the index", count, limits.TENSORS)
+                file = stream.string("name of a shard", limits.KEY_BYTES)
+                if visit is not None:
+                    visit(tensor, file)
+            continue
+        value = stream.value(key if key == "metadata" else quoted(key), limits.ENTRY_BYTES)
         if key == "metadata":
-            totals = _totals(stream.value("metadata", limits.ENTRY_BYTES))
-        else:
-            found += _visit(stream, key, visit)
-    if not found:
+            if isinstance(value, dict):
+                totals = Totals(
+                    tensor_bytes=_whole(value.get("total_size")),
+                    parameters=_whole(value.get("total_parameters")),
+                )
+            if visit is None:
+                return totals
+    if visit is not None and not count:
         raise HeaderError("the index lists no tensors (weight_map)", file=source.name)
     return totals
-
-
-def _open_index(source: ByteSource, *, eager: bool) -> JsonStream:
-    size_bytes = source.size_bytes
-    stream = JsonStream(
-        source, start=0, end=size_bytes, chunk_bytes=_INDEX_CHUNK_BYTES, eager=eager
-    )
-    stream.check_limit("length of the index", size_bytes, limits.INDEX_BYTES)
-    return stream
-
-
-def _visit(stream: JsonStream, key: str, visit: Callable[[str, str], None]) -> int:
-    """Visits the tensors of weight_map and skips any other value; returns the number of tensors."""
-    if key != "weight_map":
-        stream.value(quoted(key), limits.ENTRY_BYTES)
-        return 0
-    count = 0
-    for tensor in stream.pairs():
-        count += 1
-        stream.check_limit("tensors in the index", count, limits.TENSORS)
-        visit(tensor, stream.string("name of a shard", limits.KEY_BYTES))
-    return count
-
-
-def _totals(metadata: Any) -> Totals:
-    if not isinstance(metadata, dict):
-        return Totals()
-    return Totals(
-        tensor_bytes=_whole(metadata.get("total_size")),
-        parameters=_whole(metadata.get("total_parameters")),
-    )
 
 
 def _whole(value: Any) -> int | None:
@@ -307,8 +282,7 @@ def _read_entry(entry: Any) -> tuple[TensorType, tuple[int, ...], int, int]:
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise HeaderError("data_offsets must be a start and an end")
     kind = by_safetensors(_field(entry, "dtype", str))
-    if len(shape) > limits.SAFETENSORS_DIMENSIONS:
-        raise HeaderLimitError("dimensions", value=len(shape), limit=limits.SAFETENSORS_DIMENSIONS)
+    check_limit("dimensions", len(shape), limits.SAFETENSORS_DIMENSIONS)
     if math.prod(shape) > limits.ELEMENTS:
         raise HeaderError("the product of its shape overflows an int64")
     size_bytes, span = kind.row_bytes(math.prod(shape)), offsets[1] - offsets[0]

@@ -166,8 +166,8 @@ def test_llamacpp_with_an_invalid_token(qwen: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_llamacpp_that_dies(qwen: Path) -> None:
     with opened(qwen) as encoder:
-        assert encoder._child is not None
-        os.kill(encoder._child._process.pid, signal.SIGSEGV)
+        assert encoder._process is not None
+        os.kill(encoder._process.pid, signal.SIGSEGV)
         with pytest.raises(EngineError, match="exited"):
             encode(encoder, TEXTS)
         assert encode(encoder, TEXTS).any()
@@ -187,8 +187,8 @@ def test_llamacpp_releases_its_memory(qwen: Path, tmp_path: Path) -> None:
     monitor = Monitor()
     with opened(qwen, monitor=monitor) as encoder:
         assert monitor.reserved_bytes > qwen.stat().st_size
-        assert encoder._child is not None
-        process = encoder._child._process
+        assert encoder._process is not None
+        process = encoder._process
         encoder.close()
         assert monitor.reserved_bytes == 0
         assert process.exit_code is not None
@@ -217,8 +217,8 @@ def test_llamacpp_stays_within_needed_bytes(
     settings = ChildSettings(pooling=Pooling.MEAN, threads=2, pass_tokens=pass_tokens)
     with opened(path, pooling=Pooling.MEAN, pass_tokens=pass_tokens) as encoder:
         encode(encoder, [list(range(2, 2 + pass_tokens // 4))] * 5)  # a full pass, and one more
-        assert encoder._child is not None
-        peak = _peak_bytes(encoder._child._process.pid)
+        assert encoder._process is not None
+        peak = _peak_bytes(encoder._process.pid)
     assert peak < needed_bytes(header_of(path), settings) < 3 * peak
 
 

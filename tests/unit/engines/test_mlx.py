@@ -276,7 +276,7 @@ def tensor(name: str, type_name: str, *shape: int) -> Tensor:
     for size in shape:
         elements *= size
     kind = by_name(type_name)
-    return Tensor(name=name, type=kind, shape=shape, size_bytes=kind.size_bytes(elements), offset=0)
+    return Tensor(name=name, type=kind, shape=shape, size_bytes=kind.row_bytes(elements), offset=0)
 
 
 def stored_bill(config: dict[str, Any], *tensors: Tensor) -> MemoryEstimate:

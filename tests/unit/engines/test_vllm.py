@@ -489,7 +489,7 @@ def tensor(name: str, *shape: int, dtype: str = "BF16") -> Tensor:
     elements = 1
     for size in shape:
         elements *= size
-    return Tensor(name=name, type=kind, shape=shape, size_bytes=kind.size_bytes(elements), offset=0)
+    return Tensor(name=name, type=kind, shape=shape, size_bytes=kind.row_bytes(elements), offset=0)
 
 
 def directory(*more: Tensor) -> Model:

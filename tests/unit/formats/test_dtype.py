@@ -114,7 +114,7 @@ def test_safetensors_dtypes_are_complete() -> None:
 
 @pytest.mark.parametrize("name", SAFETENSORS_BITS)
 def test_safetensors_dtypes_agree_with_the_library(name: str) -> None:
-    size_bytes = dtype.by_safetensors(name).size_bytes(24)
+    size_bytes = dtype.by_safetensors(name).row_bytes(24)
     right = safetensors_file({"x": tensor(name, [2, 12], 0, size_bytes)}, data_bytes=size_bytes)
     assert len(_DESERIALIZE(right)[0][1]["data"]) == size_bytes
     for wrong_bytes in (size_bytes - 1, size_bytes + 1):
@@ -138,7 +138,7 @@ def test_safetensors_dtypes_agree_with_the_library(name: str) -> None:
     ],
 )
 def test_size_bytes_is_exact(name: str, elements: int, size_bytes: int) -> None:
-    assert dtype.by_name(name).size_bytes(elements) == size_bytes
+    assert dtype.by_name(name).row_bytes(elements) == size_bytes
     assert dtype.by_name(name).row_bytes(elements) == size_bytes
 
 

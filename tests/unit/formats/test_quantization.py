@@ -260,7 +260,7 @@ def make(name: str, kind: str, *shape: int) -> Tensor:
     for dimension in shape:
         elements *= dimension
     row = by_name(kind)
-    return Tensor(name=name, type=row, shape=shape, size_bytes=row.size_bytes(elements), offset=0)
+    return Tensor(name=name, type=row, shape=shape, size_bytes=row.row_bytes(elements), offset=0)
 
 
 MLX4 = Q(method="affine", bits=4, group_size=64, mlx=True, overrides=(("gate", {"bits": 8}),))

@@ -16,7 +16,7 @@ from tests.header_files import BytesSource, GrowingSource, model_files, safetens
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownDtypeError
 from edgekit.formats import limits, read_header
 from edgekit.formats.bounded_json import read_config
-from edgekit.formats.safetensors import Totals, read_safetensors, read_totals
+from edgekit.formats.safetensors import Totals, read_safetensors, walk_index
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.sources.types import Container, Origin
 
@@ -304,16 +304,16 @@ def test_index_and_shards_that_disagree_are_an_error() -> None:
         ('{"weight_map": {}}', Totals()),
     ],
 )
-def test_read_totals_of_an_index(text: str, totals: Totals) -> None:
-    assert read_totals(BytesSource(text.encode())) == totals
+def test_walk_index_totals_of_an_index(text: str, totals: Totals) -> None:
+    assert walk_index(BytesSource(text.encode())) == totals
 
 
-def test_read_totals_of_a_large_index_takes_one_small_read() -> None:
+def test_walk_index_totals_of_a_large_index_takes_one_small_read() -> None:
     names = {
         f"model.layers.{n}.self_attn.q_proj.weight": "model-00001.safetensors" for n in range(9_999)
     }
     source = GrowingSource(index(names, total_size=7).data)
-    assert read_totals(source) == Totals(tensor_bytes=7)
+    assert walk_index(source) == Totals(tensor_bytes=7)
     assert len(source.requests) == 1
     assert source.furthest == 65_536
 

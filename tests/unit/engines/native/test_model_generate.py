@@ -48,7 +48,7 @@ def with_keys(model: Model, **keys: Any) -> Model:
 def with_tensor(model: Model, name: str, kind: str, *shape: int) -> Model:
     """The same with a tensor more, or with another of its name."""
     own = by_name(kind)
-    size = own.size_bytes(math.prod(shape))
+    size = own.row_bytes(math.prod(shape))
     more = Tensor(name=name, type=own, shape=shape, size_bytes=size, offset=0)
     others = tuple(one for one in model.header.tensors or () if one.name != name)
     header = replace(model.header, tensors=(*others, more))

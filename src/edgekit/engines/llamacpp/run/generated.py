@@ -300,7 +300,7 @@ def _test_tensors(shape: Shape) -> Iterator[Tensor]:
         shapes |= {f"blk.{layer}.{name}": lengths for name, lengths in block.items()}
     for name, lengths in shapes.items():
         kind = by_name(shape.matrices if len(lengths) > 1 else "F32")
-        size = kind.size_bytes(math.prod(lengths))
+        size = kind.row_bytes(math.prod(lengths))
         yield Tensor(name=f"{name}.weight", type=kind, shape=lengths, size_bytes=size, offset=0)
 
 
