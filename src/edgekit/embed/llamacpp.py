@@ -22,7 +22,6 @@ from edgekit.engines.llamacpp import ENGINE
 from edgekit.engines.llamacpp.run.binding import (
     INSTALL_XLLAMACPP,
     PASSIVE,
-    ChildProcess,
     enum_parameters,
     has_xllamacpp,
     parameters,
@@ -34,6 +33,7 @@ from edgekit.engines.native.crew import Checkpoint
 from edgekit.engines.native.families import Pooling
 from edgekit.engines.native.file import FileHeader
 from edgekit.engines.native.kernels.types import Floats
+from edgekit.engines.process import ChildProcess
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import MB
