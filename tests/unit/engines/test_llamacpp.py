@@ -63,7 +63,7 @@ def _with_heads(model: Model, **changes: Any) -> Model:
 
 def test_cells_are_padded_to_256_and_rounded_up_for_each_sequence() -> None:
     context = resolve(llama(), Load(context_tokens=5000, sequences=3), LIBRARY)
-    assert (context.n_ctx_seq, context.n_ctx, context.streams) == (1792, 3 * 1792, 3)
+    assert (context.n_ctx_seq, context.n_ctx, context.kv_streams) == (1792, 3 * 1792, 3)
 
 
 def test_the_batch_is_cut_by_the_context_as_asked_for_not_as_padded() -> None:
@@ -78,15 +78,15 @@ def test_no_context_means_the_trained_one() -> None:
 def test_a_window_takes_itself_and_a_micro_batch_for_all_sequences_that_share() -> None:
     shared = resolve(gemma(), Load(context_tokens=32768, sequences=4, unified=True), LIBRARY)
     alone = resolve(gemma(), Load(context_tokens=32768, sequences=4), LIBRARY)
-    assert shared.swa_cells == 4 * 1024 + 512
-    assert alone.swa_cells == 1536  # 1024 + 512, of each of four streams
+    assert shared.kv_swa_cells == 4 * 1024 + 512
+    assert alone.kv_swa_cells == 1536  # 1024 + 512, of each of four streams
     full = Load(context_tokens=32768, full_window=True)
-    assert resolve(gemma(), full, LIBRARY).swa_cells == 32768
+    assert resolve(gemma(), full, LIBRARY).kv_swa_cells == 32768
 
 
 def test_a_server_has_four_sequences_in_one_cache_and_a_row_of_logits_for_each() -> None:
     context = resolve(llama(), Load(context_tokens=8192), SERVER)
-    assert (context.n_seq_max, context.streams, context.n_outputs) == (4, 1, 4)
+    assert (context.n_seq_max, context.kv_streams, context.n_outputs) == (4, 1, 4)
     drafting = replace(SERVER, draft_max=6)
     assert resolve(llama(), Load(context_tokens=8192), drafting).n_outputs == 4 * 7
 

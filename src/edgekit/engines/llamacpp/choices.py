@@ -22,7 +22,7 @@ from edgekit.engines.choices import (
     stored_quant,
 )
 from edgekit.engines.llamacpp.architectures import default_mix, known_architecture
-from edgekit.engines.llamacpp.estimate import converted
+from edgekit.engines.llamacpp.estimate import as_loaded, converted
 from edgekit.engines.llamacpp.flags import USUAL_MIXES
 from edgekit.engines.llamacpp.placements import placements
 from edgekit.engines.llamacpp.setups import quant_names
@@ -116,8 +116,7 @@ def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
 
 
 def at_quant(model: Model, quant: str) -> Model:
-    found = converted(model, quant)
-    return model if found is None else found.model
+    return as_loaded(model, quant)
 
 
 def _mixed_model(model: Model, mix: str) -> MixedModel:

@@ -174,7 +174,7 @@ def shift_lines(
     """
     if not setup.ctx_shift or not context.type_k.is_quantized:
         return
-    cells = context.cells * context.streams
+    cells = context.kv_cells * context.kv_streams
     for pool, elements in _widest(model, placement).items():
         size = cells * (SHIFT_COPIES * elements + 1) * FLOAT_BYTES
         reserved = sum(line.size_bytes for line in compute if line.pool == pool)
@@ -308,7 +308,7 @@ def _scores_bytes(geometry: ModelGeometry, context: Context) -> int:
     if context.flash_attn:
         return 0
     heads = (found.heads for layer in geometry.layers if (found := attention_of(layer.mixer)))
-    cells = max(context.cells, context.swa_cells)
+    cells = max(context.kv_cells, context.kv_swa_cells)
     return FLOAT_BYTES * context.n_tokens * max(heads, default=0) * cells
 
 
@@ -329,7 +329,7 @@ def _widened_bytes(geometry: ModelGeometry, context: Context) -> int:
         (sum(stream.elements for stream in layer.mixer.streams) for layer in geometry.layers),
         default=0,
     )
-    return 2 * widest * context.cells * context.streams
+    return 2 * widest * context.kv_cells * context.kv_streams
 
 
 def _host_weights_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
@@ -346,7 +346,7 @@ def _mask_bytes(geometry: ModelGeometry, context: Context) -> int:
     if not any(attention_of(layer.mixer) for layer in geometry.layers):
         return 0
     cached = any(layer.mixer.streams for layer in geometry.layers)
-    cells = context.cells + context.swa_cells if cached else context.n_tokens
+    cells = context.kv_cells + context.kv_swa_cells if cached else context.n_tokens
     cell_bytes = 2 if context.flash_attn else FLOAT_BYTES
     if context.flash_attn and context.rules < Rules.F16_MASK:
         cell_bytes += FLOAT_BYTES  # an f32 mask, and its copy in f16
@@ -358,7 +358,7 @@ def _index_bytes(model: Model, context: Context) -> int:
     if context.flash_attn:
         return 64 * context.n_tokens
     heads = head_sizes(model)
-    scattered = 8 * context.n_tokens * heads.widest_value * (2 if context.swa_cells else 1)
+    scattered = 8 * context.n_tokens * heads.widest_value * (2 if context.kv_swa_cells else 1)
     return scattered + _latent_copy_bytes(model.geometry, context)
 
 
@@ -369,7 +369,7 @@ def _latent_copy_bytes(geometry: ModelGeometry, context: Context) -> int:
         for layer in geometry.layers
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.absorbed
     )
-    return FLOAT_BYTES * context.cells * context.streams * max(widths, default=0)
+    return FLOAT_BYTES * context.kv_cells * context.kv_streams * max(widths, default=0)
 
 
 def _attention_floats(layer: Layer, context: Context) -> int:
@@ -382,7 +382,7 @@ def _attention_floats(layer: Layer, context: Context) -> int:
         widths += heads * (4 * attention.latent_dim + 2 * attention.rope_dim)
     if context.flash_attn:
         return widths
-    seen = max(context.cells, context.swa_cells) if layer.mixer.streams else context.n_tokens
+    seen = max(context.kv_cells, context.kv_swa_cells) if layer.mixer.streams else context.n_tokens
     return widths + heads * seen
 
 

@@ -6,7 +6,7 @@ Follows llama-context.cpp (constructor and llama_init_from_model) @ 0c1e570.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edgekit.bill.types import F16, CacheType, Component, Load, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
@@ -19,6 +19,7 @@ from edgekit.engines.llamacpp.types import (
     OLDEST,
     SERVER_SLOTS,
     Backend,
+    CachedLayer,
     Context,
     HeadSizes,
     LlamaCppSetup,
@@ -52,20 +53,74 @@ def head_sizes(model: Model) -> HeadSizes:
 
 def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     """Raises RefusedError if llama.cpp would not start, UsageError if the load is invalid."""
-    geometry = model.geometry
-    heads = head_sizes(model)
+    geometry, heads = model.geometry, head_sizes(model)
     _check_numbers(load)
     _check_split(model, load, setup)
     type_k, type_v = load.cache_k or F16, load.cache_v or F16
-    flash_attn = _flash_attention(geometry, load, type_v)
+    known = known_architecture(geometry.architecture)
+    # None: auto, which is on if possible
+    flash_attn = not known.no_flash_attention and load.flash_attention is not False
     v_trans = not flash_attn
+    if not flash_attn and type_v.is_quantized:
+        raise RefusedError(
+            "llama.cpp: a quantised V cache requires flash attention (-fa on); "
+            "without it only f32, f16 and bf16 work"
+        )
     if flash_attn and load.flash_attention is None and not type_v.is_quantized:
         # llama.cpp allocates the cache before it finds that a device lacks a kernel for these heads.
         sure = setup.backend is not Backend.CUDA or setup.split_mode is SplitMode.TENSOR
         flash_attn = heads.flashes or sure or setup.n_gpu_layers <= 1
     _check_types(heads, type_k, type_v)
-    context = _sized(
-        geometry, heads, load, setup, type_k, type_v, flash_attn=flash_attn, v_trans=v_trans
+
+    requested = load.context_tokens or geometry.trained_context or 0
+    if not requested:
+        raise UsageError("the model's context length is unknown; set one (-c)")
+    is_server = setup.mode is LlamaMode.SERVER
+    sequences, unified = max(1, load.sequences or 1), bool(load.unified)
+    if is_server and not load.sequences:  # by default four, sharing one cache
+        sequences, unified = SERVER_SLOTS, load.unified is not False
+    n_ctx = pad(requested, CELL_PADDING)
+    n_ctx_seq = n_ctx if unified else pad(n_ctx // sequences, CELL_PADDING)
+    if not n_ctx_seq:
+        raise RefusedError(
+            "llama.cpp: the context has no tokens left for each sequence; use a longer "
+            "context (-c) or fewer sequences (-np)"
+        )
+    streams = sequences if not unified or heads.apart else 1
+
+    n_batch = load.batch_tokens or DEFAULT_BATCH
+    n_ubatch = n_batch if load.microbatch_tokens == 0 else load.microbatch_tokens or DEFAULT_UBATCH
+    if is_server and setup.embeddings:
+        n_batch = min(n_batch, n_ubatch)  # server.cpp:150: a text must fit in one micro-batch
+    if geometry.causal:
+        n_batch = min(requested, n_batch)  # the context as requested, before padding
+    n_ubatch = min(n_batch, n_ubatch)
+    n_outputs_max = n_batch
+    if not known.has_encoder and setup.rules >= Rules.ROW_PER_SEQUENCE:
+        if load.output_rows:
+            n_outputs_max = load.output_rows
+        elif is_server and not setup.embeddings:
+            n_outputs_max = min(n_batch, sequences * (1 + setup.draft_max))  # speculative.cpp
+    swa_cells = n_ctx_seq if heads.window else 0
+    if swa_cells and not load.full_window:  # llama-kv-cache-iswa.cpp:76
+        window = heads.window * (sequences // streams)
+        swa_cells = pad(min(n_ctx_seq, window + n_ubatch), CELL_PADDING)
+    context = Context(
+        n_ctx=n_ctx if unified else n_ctx_seq * sequences,
+        n_ctx_seq=n_ctx_seq,
+        n_seq_max=sequences,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_outputs_max=n_outputs_max,
+        flash_attn=flash_attn,
+        kv_cells=n_ctx_seq,
+        kv_swa_cells=swa_cells,
+        kv_streams=streams,
+        v_trans=v_trans,
+        type_k=type_k,
+        type_v=type_v,
+        embeddings=setup.embeddings,
+        rules=setup.rules,
     )
     _check_rows(geometry, context)
     return context
@@ -128,17 +183,6 @@ def _check_numbers(load: Load) -> None:
         raise RefusedError(f"llama.cpp: n_seq_max must be <= {MAX_SEQUENCES}")
 
 
-def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> bool:
-    able = not known_architecture(geometry.architecture).no_flash_attention
-    is_on = able and load.flash_attention is not False  # None: auto, which is on if possible
-    if not is_on and type_v.is_quantized:
-        raise RefusedError(
-            "llama.cpp: a quantised V cache requires flash attention (-fa on); "
-            "without it only f32, f16 and bf16 work"
-        )
-    return is_on
-
-
 def _check_types(heads: HeadSizes, type_k: CacheType, type_v: CacheType) -> None:
     for side, kind in (("K", type_k), ("V", type_v)):
         if kind.name not in CACHE_TYPES:
@@ -176,87 +220,6 @@ def _check_rows(geometry: ModelGeometry, context: Context) -> None:
         )
 
 
-def _sized(  # noqa: PLR0917 - each worked out by the one caller
-    geometry: ModelGeometry,
-    heads: HeadSizes,
-    load: Load,
-    setup: LlamaCppSetup,
-    type_k: CacheType,
-    type_v: CacheType,
-    *,
-    flash_attn: bool,
-    v_trans: bool,
-) -> Context:
-    requested = load.context_tokens or geometry.trained_context or 0
-    if not requested:
-        raise UsageError("the model's context length is unknown; set one (-c)")
-    sequences, unified = max(1, load.sequences or 1), bool(load.unified)
-    if setup.mode is LlamaMode.SERVER and not load.sequences:  # by default four, sharing one cache
-        sequences, unified = SERVER_SLOTS, load.unified is not False
-    apart = not unified or heads.apart
-    n_batch, n_ubatch = _batches(geometry, load, setup, requested)
-    padded = pad(requested, CELL_PADDING)
-    per_sequence = padded if unified else pad(padded // sequences, CELL_PADDING)
-    if not per_sequence:
-        raise RefusedError(
-            "llama.cpp: the context has no tokens left for each sequence; use a longer "
-            "context (-c) or fewer sequences (-np)"
-        )
-    return Context(
-        n_ctx=padded if unified else per_sequence * sequences,
-        n_ctx_seq=per_sequence,
-        n_seq_max=sequences,
-        n_batch=n_batch,
-        n_ubatch=n_ubatch,
-        n_outputs_max=n_batch
-        if known_architecture(geometry.architecture).has_encoder
-        else _output_rows(load, setup, n_batch, sequences),
-        streams=sequences if apart else 1,
-        cells=per_sequence,
-        swa_cells=_sliding_cells(
-            heads.window, per_sequence, n_ubatch, 1 if apart else sequences, full=load.full_window
-        ),
-        flash_attn=flash_attn,
-        v_trans=v_trans,
-        type_k=type_k,
-        type_v=type_v,
-        embeddings=setup.embeddings,
-        rules=setup.rules,
-    )
-
-
-def _batches(
-    geometry: ModelGeometry, load: Load, setup: LlamaCppSetup, requested: int
-) -> tuple[int, int]:
-    n_batch = load.batch_tokens or DEFAULT_BATCH
-    n_ubatch = load.microbatch_tokens or (
-        n_batch if load.microbatch_tokens == 0 else DEFAULT_UBATCH
-    )
-    if setup.mode is LlamaMode.SERVER and setup.embeddings:
-        n_batch = min(n_batch, n_ubatch)  # server.cpp:150: a text must fit in one micro-batch
-    if geometry.causal:
-        n_batch = min(requested, n_batch)  # the context as requested, before padding
-    return n_batch, min(n_batch, n_ubatch)
-
-
-def _output_rows(load: Load, setup: LlamaCppSetup, n_batch: int, sequences: int) -> int:
-    if setup.rules < Rules.ROW_PER_SEQUENCE:
-        return n_batch
-    if load.output_rows:
-        return load.output_rows
-    if setup.mode is LlamaMode.SERVER and not setup.embeddings:
-        return min(n_batch, sequences * (1 + setup.draft_max))  # speculative.cpp
-    return n_batch
-
-
-def _sliding_cells(window: int, cells: int, n_ubatch: int, sharing: int, *, full: bool) -> int:
-    if not window:
-        return 0
-    if full:
-        return cells
-    return pad(min(cells, window * sharing + n_ubatch), CELL_PADDING)  # llama-kv-cache-iswa.cpp:76
-
-
 HOST_ALIGNMENT = 32
 STATE_BYTES = 4  # states are f32 regardless of the cache type
 
@@ -280,71 +243,29 @@ PREDICTION_CACHED = {
 
 INDEXER_SINCE = {"glm-dsa": 10119}  # glm-dsa.cpp @ 88bfee1
 
-_Entry = tuple[Component, int, str]
-
-
-class _ValuesOnly(LayerKind):
-    """An empty V cache as wide as that of other layers."""
-
-    __slots__ = ()
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        return (Stream(name="v", elements=0),)
-
-
-_EMPTY = _ValuesOnly()
-
-
-@dataclass(frozen=True, slots=True)
-class _IndexedValues(LayerKind):
-    """Attention whose indexer caches values as well as keys."""
-
-    attention: Attention
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        own = self.attention.streams
-        return (*own, Stream(name=INDEX_V, elements=self.attention.index_dim))
-
 
 def cache_lines(
     model: Model, context: Context, placement: TensorPlacement
 ) -> tuple[MemoryLine, ...]:
     """The lines of all caches; equal layers in the same pool are computed once."""
     heads = head_sizes(model)
-    lines: list[MemoryLine] = []
-    for (mixer, pool), layers in _kept_groups(model, context, placement).items():
-        for component, size_bytes, because in _entries(mixer, context, pool, heads):
-            lines.extend(
-                MemoryLine(
-                    component=component,
-                    size_bytes=size_bytes,
-                    pool=pool,
-                    layer=layer,
-                    because=because,
-                )
-                for layer in layers
-            )
-    return tuple(lines)
+    return tuple(
+        MemoryLine(
+            component=component, size_bytes=size_bytes, pool=pool, layer=layer, because=because
+        )
+        for (mixer, pool), layers in _groups(model, context, placement).items()
+        for component, size_bytes, because in _entries(mixer, context, pool, heads)
+        for layer in layers
+    )
 
 
 def cache_sums(model: Model, context: Context, placement: TensorPlacement) -> dict[Pool, int]:
     """Total cache bytes per pool."""
     sums: dict[Pool, int] = {}
-    for (mixer, pool), layers in _kept_groups(model, context, placement).items():
+    for (mixer, pool), layers in _groups(model, context, placement).items():
         size_bytes = layer_cache_bytes(model, mixer, context, pool) * len(layers)
         sums[pool] = sums.get(pool, 0) + size_bytes
     return sums
-
-
-def _kept_groups(
-    model: Model, context: Context, placement: TensorPlacement
-) -> dict[tuple[LayerKind, Pool], list[int]]:
-    return prepare(model).cache_groups.get(
-        (placement, context.rules),
-        lambda: _groups(model, placement, context.rules),
-    )
 
 
 def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Pool) -> int:
@@ -354,27 +275,32 @@ def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Po
 
 
 def _groups(
-    model: Model, placement: TensorPlacement, rules: int
+    model: Model, context: Context, placement: TensorPlacement
 ) -> dict[tuple[LayerKind, Pool], list[int]]:
     """The layers with a cache, including multi-token prediction blocks that get one."""
-    found: dict[tuple[LayerKind, Pool], list[int]] = {}
-    attending: dict[tuple[LayerKind, Pool], LayerKind] = {}
-    for layer in model.geometry.layers:
-        mixer = _as_cached(layer.mixer, model.geometry.architecture, rules)
-        if mixer.streams or mixer.states:
-            for own, pool in shares_of(mixer, layer.index, placement):
-                found.setdefault((own, pool), []).append(layer.index)
-        if mixer.streams:
-            attending.setdefault((mixer, placement.cache_pool(layer.index)), mixer)
-    # Multi-token prediction blocks that have a cache although they are not run.
-    first, end = PREDICTION_CACHED.get(model.geometry.architecture, (0, 0))
-    predicting = model.geometry.mtp_layers if first <= rules < end else 0
-    layers = len(model.geometry.layers)
-    for index in range(layers, layers + predicting):
+    geometry, rules = model.geometry, context.rules
+
+    def compute() -> dict[tuple[LayerKind, Pool], list[int]]:
+        groups: dict[tuple[LayerKind, Pool], list[int]] = {}
+        attending: dict[tuple[LayerKind, Pool], LayerKind] = {}
+        for layer in geometry.layers:
+            mixer = _as_cached(layer.mixer, geometry.architecture, rules)
+            if mixer.streams or mixer.states:
+                for share, pool in shares_of(mixer, layer.index, placement):
+                    groups.setdefault((share, pool), []).append(layer.index)
+            if mixer.streams:
+                attending.setdefault((mixer, placement.cache_pool(layer.index)), mixer)
+        # Multi-token prediction blocks that have a cache although they are not run.
+        first, end = PREDICTION_CACHED.get(geometry.architecture, (0, 0))
         last = next(reversed(attending.values()), None)
-        for own, pool in shares_of(last, index, placement) if last is not None else ():
-            found.setdefault((own, pool), []).append(index)
-    return found
+        if last is not None and first <= rules < end:
+            layers = len(geometry.layers)
+            for index in range(layers, layers + geometry.mtp_layers):
+                for share, pool in shares_of(last, index, placement):
+                    groups.setdefault((share, pool), []).append(index)
+        return groups
+
+    return prepare(model).cache_groups.get((placement, rules), compute)
 
 
 def shares_of(
@@ -391,28 +317,47 @@ def shares_of(
 
 def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
     """What llama.cpp caches for a layer, which may be more or less than the layer needs."""
+    known = known_architecture(architecture)
     if isinstance(mixer, LatentAttention) and rules < INDEXER_SINCE.get(architecture, 0):
         return replace(mixer, index_dim=0)
-    if (
-        known_architecture(architecture).index_values
-        and isinstance(mixer, Attention)
-        and mixer.index_dim
-    ):
-        return _IndexedValues(mixer)
-    if known_architecture(architecture).caches_empty_layers and not mixer.streams:
-        return _EMPTY
+    if known.index_values and isinstance(mixer, Attention) and mixer.index_dim:
+        return CachedLayer((*mixer.streams, Stream(name=INDEX_V, elements=mixer.index_dim)))
+    if known.caches_empty_layers and not mixer.streams:
+        return CachedLayer((Stream(name="v", elements=0),))  # V may be as wide as in other layers
     return mixer
 
 
-def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes) -> Iterator[_Entry]:
-    for component, streams in _by_component(mixer.streams).items():
-        size = sum(_stream_bytes(stream, context, pool, heads) for stream in streams)
-        if not size:
-            continue
-        yield component, size, _reason(component, streams, context, heads)
+def _entries(
+    mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes
+) -> Iterator[tuple[Component, int, str]]:
+    """The caches and states of a layer of this kind: component, bytes and reason."""
+    on_host = pool.kind is PoolKind.HOST
+    by_component: dict[Component, list[Stream]] = {}
+    for stream in mixer.streams:
+        sliding = stream.span is not Span.ALL
+        component = Component.SLIDING_KV_CACHE if sliding else Component.KV_CACHE
+        by_component.setdefault(component, []).append(stream)
+    for component, streams in by_component.items():
+        size, rows = 0, []
+        for stream in streams:
+            stored = context.type_v if stream.name in {"v", INDEX_V} else context.type_k
+            # Stored transposed, V is as wide in every layer as in the widest.
+            transposed = stream.name == "v" and context.v_trans
+            width = heads.widest_value if transposed else stream.elements
+            stream_bytes = stored.row_bytes(width) * _cells(stream, context) * context.kv_streams
+            size += (
+                pad(stream_bytes, HOST_ALIGNMENT)
+                if on_host
+                else device_bytes(stream_bytes, width, stored.block_elements, stored.block_bytes)
+            )
+            rows.append(f"{stream.name.upper()} {stored.name} {width}")
+        if size:
+            sharing = f"{context.kv_streams} streams x " if context.kv_streams > 1 else ""
+            slid = " of its window" if component is Component.SLIDING_KV_CACHE else ""
+            cells = f"{_cells(streams[0], context)} cells{slid}"
+            yield component, size, f"{sharing}{cells} x ({' + '.join(rows)})"
     if mixer.states:
         sizes = [STATE_BYTES * state.elements * context.n_seq_max for state in mixer.states]
-        on_host = pool.kind is PoolKind.HOST
         size = sum(
             pad(one, HOST_ALIGNMENT) if on_host else device_bytes(one, 1, 1, 4) for one in sizes
         )
@@ -421,46 +366,8 @@ def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes) -
         yield Component.STATE, size, because
 
 
-def _by_component(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
-    found: dict[Component, list[Stream]] = {}
-    for stream in streams:
-        sliding = stream.span is not Span.ALL
-        key = Component.SLIDING_KV_CACHE if sliding else Component.KV_CACHE
-        found.setdefault(key, []).append(stream)
-    return found
-
-
 def _cells(stream: Stream, context: Context) -> int:
-    cells = context.cells if stream.span is Span.ALL else context.swa_cells
+    cells = context.kv_cells if stream.span is Span.ALL else context.kv_swa_cells
     if stream.tokens_per_row == 1:
         return cells
     return pad(-(-cells // stream.tokens_per_row), CELL_PADDING)  # llama-kv-cache-dsv4.cpp:1294
-
-
-def _stored_type(stream: Stream, context: Context) -> CacheType:
-    return context.type_v if stream.name in {"v", INDEX_V} else context.type_k
-
-
-def _width(stream: Stream, context: Context, heads: HeadSizes) -> int:
-    if stream.name == "v" and context.v_trans:
-        return heads.widest_value  # stored transposed: every layer is as wide as the widest
-    return stream.elements
-
-
-def _stream_bytes(stream: Stream, context: Context, pool: Pool, heads: HeadSizes) -> int:
-    width, stored_type = _width(stream, context, heads), _stored_type(stream, context)
-    size = stored_type.row_bytes(width) * _cells(stream, context) * context.streams
-    if pool.kind is PoolKind.HOST:
-        return pad(size, HOST_ALIGNMENT)
-    return device_bytes(size, width, stored_type.block_elements, stored_type.block_bytes)
-
-
-def _reason(component: Component, streams: list[Stream], context: Context, heads: HeadSizes) -> str:
-    cells = _cells(streams[0], context)
-    rows = " + ".join(
-        f"{stream.name.upper()} {_stored_type(stream, context).name} {_width(stream, context, heads)}"
-        for stream in streams
-    )
-    sharing = f"{context.streams} streams x " if context.streams > 1 else ""
-    slid = " of its window" if component is Component.SLIDING_KV_CACHE else ""
-    return f"{sharing}{cells} cells{slid} x ({rows})"

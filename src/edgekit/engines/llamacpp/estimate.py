@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from edgekit.bill.types import (
@@ -39,7 +38,6 @@ from edgekit.engines.llamacpp.types import (
     Context,
     LlamaCppSetup,
     LlamaMode,
-    LoadFacts,
     SplitMode,
     TensorPlacement,
     is_newer,
@@ -105,8 +103,35 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     llama.cpp would not start.
     """
     _check_file(model, setup)
-    found = converted(model, setup.mix)
-    return _estimate(model if found is None else found.model, load, setup, found)
+    conversion = converted(model, setup.mix)
+    loaded = model if conversion is None else conversion.model
+    _check_architecture(loaded, setup)
+    context = resolve(loaded, load, setup)
+    placement = place(loaded, setup)
+    caches = cache_lines(loaded, context, placement)
+    compute = compute_lines(loaded, context, placement, setup)
+    lines = (
+        *caches,
+        output_line(loaded, context),
+        *compute,
+        *shift_lines(loaded, context, placement, setup, compute),
+        *prediction_lines(loaded, context, placement, setup, compute),
+        *runtime_lines(loaded, context, placement, setup),
+        *server_lines(context, setup, caches),
+    )
+    known = _as_known(loaded, setup, conversion)
+    held = prepare(loaded).weights_as_known.get(  # the same for all loads
+        (setup.backend, setup.split_mode, weights.weights_key(placement, setup)),
+        lambda: tuple(map(known, weights.weight_lines(loaded, placement, setup))),
+    )
+    unexplained = () if conversion is None else conversion.unexplained(setup.backend)
+    return MemoryEstimate(
+        engine=NAME,
+        backend=setup.backend.value,
+        lines=(*held, *map(known, lines), *unexplained),
+        facts=context.facts,
+        notes=tuple(_notes(setup, conversion)),
+    )
 
 
 def converted(model: Model, mix: str | None) -> Converted | None:
@@ -128,97 +153,62 @@ def converted(model: Model, mix: str | None) -> Converted | None:
 def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[str, object], ...]:
     """Only the facts of the bill. Raises RefusedError like `estimate`, except for reasons found in the graph."""
     _check_file(model, setup)
-    own = _as_loaded(model, setup)
-    _check_architecture(own, setup)
-    return _facts(resolve(own, load, setup))
+    loaded = as_loaded(model, setup.mix)
+    _check_architecture(loaded, setup)
+    return resolve(loaded, load, setup).facts
 
 
 def cache_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> int:
     """Only the caches and states of the bill. Raises RefusedError like `estimate`."""
-    own = _as_loaded(model, setup)
-    return sum(cache_sums(own, resolve(own, load, setup), place(own, setup)).values())
+    loaded = as_loaded(model, setup.mix)
+    return sum(cache_sums(loaded, resolve(loaded, load, setup), place(loaded, setup)).values())
 
 
 def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int]:
     """Weights, caches and states per pool: a lower bound of the bill. Raises RefusedError like `estimate`."""
-    own = _as_loaded(model, setup)
-    placement = place(own, setup)
-    sums = dict(
-        prepare(own).weight_sums.get(
-            weights.weights_key(placement, setup), lambda: _weights_bytes(own, placement, setup)
-        )
-    )
-    for pool, size_bytes in cache_sums(own, resolve(own, load, setup), placement).items():
+    loaded = as_loaded(model, setup.mix)
+    placement = place(loaded, setup)
+
+    def weight_sums() -> tuple[tuple[Pool, int], ...]:
+        sums: dict[Pool, int] = {}
+        for line in weights.weight_lines(loaded, placement, setup):
+            if line.reserved:
+                sums[line.pool] = sums.get(line.pool, 0) + line.size_bytes
+        return tuple(sums.items())
+
+    key = weights.weights_key(placement, setup)
+    sums = dict(prepare(loaded).weight_sums.get(key, weight_sums))
+    for pool, size_bytes in cache_sums(loaded, resolve(loaded, load, setup), placement).items():
         sums[pool] = sums.get(pool, 0) + size_bytes
     return sums
 
 
-def _weights_bytes(
-    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
-) -> tuple[tuple[Pool, int], ...]:
-    sums: dict[Pool, int] = {}
-    for line in weights.weight_lines(model, placement, setup):
-        if line.reserved:
-            sums[line.pool] = sums.get(line.pool, 0) + line.size_bytes
-    return tuple(sums.items())
-
-
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
     """Extra RAM that a build needs if it repacks weights for its CPU."""
-    own = _as_loaded(model, setup)
-    return weights.repacked_bytes(own, place(own, setup), setup)
+    loaded = as_loaded(model, setup.mix)
+    return weights.repacked_bytes(loaded, place(loaded, setup), setup)
 
 
-def _as_loaded(model: Model, setup: LlamaCppSetup) -> Model:
+def as_loaded(model: Model, mix: str | None) -> Model:
     """The GGUF that is loaded: the file itself, or its conversion."""
-    found = converted(model, setup.mix)
-    return model if found is None else found.model
+    conversion = converted(model, mix)
+    return model if conversion is None else conversion.model
 
 
-def _estimate(
-    model: Model, load: Load, setup: LlamaCppSetup, found: Converted | None
-) -> MemoryEstimate:
-    _check_architecture(model, setup)
-    context = resolve(model, load, setup)
-    placement = place(model, setup)
-    caches = cache_lines(model, context, placement)
-    compute = compute_lines(model, context, placement, setup)
-    lines = (
-        *caches,
-        output_line(model, context),
-        *compute,
-        *shift_lines(model, context, placement, setup, compute),
-        *prediction_lines(model, context, placement, setup, compute),
-        *runtime_lines(model, context, placement, setup),
-        *server_lines(context, setup, caches),
-    )
-    known = _as_known(model, setup, found)
-    held = prepare(model).weights_as_known.get(  # the same for all loads
-        (setup.backend, setup.split_mode, weights.weights_key(placement, setup)),
-        lambda: tuple(map(known, weights.weight_lines(model, placement, setup))),
-    )
-    unexplained = () if found is None else found.unexplained(setup.backend)
-    return MemoryEstimate(
-        engine=NAME,
-        backend=setup.backend.value,
-        lines=(*held, *map(known, lines), *unexplained),
-        facts=_facts(context),
-        notes=(
-            *_version_notes(setup),
-            *overhead_notes(setup),
-            *(() if found is None else (found.note,)),
-        ),
-    )
-
-
-def _version_notes(setup: LlamaCppSetup) -> tuple[str, ...]:
-    if not is_newer(setup.version):
-        return ()
-    note = (
-        f"llama.cpp {setup.version} is newer than {VERSION}, the newest version that "
-        f"edgekit knows, so the rules of {VERSION} are used; a newer edgekit may know it"
-    )
-    return (note,)
+def _notes(setup: LlamaCppSetup, conversion: Converted | None) -> Iterator[str]:
+    if is_newer(setup.version):
+        yield (
+            f"llama.cpp {setup.version} is newer than {VERSION}, the newest version that "
+            f"edgekit knows, so the rules of {VERSION} are used; a newer edgekit may know it"
+        )
+    if setup.overhead is not None:
+        size = format_bytes(setup.overhead.size_bytes)
+        yield (
+            f"includes {size} of RAM that llama.cpp needs in addition to its buffers: "
+            f"{setup.overhead.because}"
+        )
+    if conversion is not None:
+        yield conversion.note
 
 
 def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
@@ -244,53 +234,29 @@ def _check_file(model: Model, setup: LlamaCppSetup) -> None:
 
 
 def _as_known(
-    model: Model, setup: LlamaCppSetup, found: Converted | None
+    model: Model, setup: LlamaCppSetup, conversion: Converted | None
 ) -> Callable[[MemoryLine], MemoryLine]:
-    """The line, at most as certain as the layers, the backend and the conversion."""
-    measured = setup.backend in MEASURED_BACKENDS and model.geometry.basis is Basis.EXACT
-    measured = measured and not _is_guessed(model, setup)
-    if found is None:
-        return (lambda line: line) if measured else partial(_on_backend, model, setup)
-    if measured:
-        return found.known
-    return lambda line: found.known(_on_backend(model, setup, line))
-
-
-def _is_guessed(model: Model, setup: LlamaCppSetup) -> bool:
-    """True for device splits that were read from the source but not compared with the engine."""
-    if setup.split_mode is not SplitMode.TENSOR:
-        return setup.has_device and setup.split_mode is SplitMode.ROW
-    return setup.has_device and known_architecture(model.geometry.architecture).slices_uncompared
-
-
-def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryLine:
-    """At most as certain as the layers; at most modelled on an unmeasured backend."""
-    basis = model.geometry.basis
-    if (
-        line.component is Component.WEIGHTS
-    ):  # read from the tensor directory, independent of the layers
-        basis = Basis.EXACT
-    if setup.backend not in MEASURED_BACKENDS and line.pool.kind is PoolKind.DEVICE:
-        basis = weakest((basis, Basis.MODELLED))
-    if _is_guessed(model, setup) and line.pool.kind is PoolKind.DEVICE:
-        basis = weakest((basis, Basis.MODELLED))
-    return no_better_than(line, basis, UNMEASURED_WITHIN)
-
-
-def _facts(context: Context) -> tuple[tuple[str, object], ...]:
-    facts = LoadFacts(
-        n_ctx=context.n_ctx,
-        n_ctx_seq=context.n_ctx_seq,
-        n_seq_max=context.n_seq_max,
-        n_batch=context.n_batch,
-        n_ubatch=context.n_ubatch,
-        n_outputs_max=context.n_outputs_max,
-        flash_attn=context.flash_attn,
-        kv_cells=context.cells,
-        kv_swa_cells=context.swa_cells,
-        kv_streams=context.streams,
+    """The line, at most as certain as the layers, the backend, the split and the conversion."""
+    architecture = known_architecture(model.geometry.architecture)
+    # Splits that were read from the source, but not compared with the engine.
+    compared = setup.split_mode is not SplitMode.ROW and not (
+        setup.split_mode is SplitMode.TENSOR and architecture.slices_uncompared
     )
-    return tuple(facts._asdict().items())
+    measured = setup.backend in MEASURED_BACKENDS and (compared or not setup.has_device)
+
+    def on_backend(line: MemoryLine) -> MemoryLine:
+        basis = model.geometry.basis
+        if line.component is Component.WEIGHTS:
+            basis = Basis.EXACT  # read from the tensor directory, independent of the layers
+        if not measured and line.pool.kind is PoolKind.DEVICE:
+            basis = weakest((basis, Basis.MODELLED))
+        return no_better_than(line, basis, UNMEASURED_WITHIN)
+
+    if measured and model.geometry.basis is Basis.EXACT:
+        return (lambda line: line) if conversion is None else conversion.known
+    if conversion is None:
+        return on_backend
+    return lambda line: conversion.known(on_backend(line))
 
 
 def divided(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterator[MemoryLine]:
@@ -315,46 +281,31 @@ def divided(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterator[Me
 def runtime_lines(
     model: Model, context: Context, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
+    layers = model.geometry.layers
     devices = set(placement.used)
     if setup.has_device and not devices:
         devices = {Pool(PoolKind.DEVICE)}  # the driver is initialised even without layers
     for pool in sorted(devices, key=lambda one: one.index):
-        yield from _device_lines(model, context, pool, setup)
+        if setup.backend is Backend.CUDA:
+            because = "CUDA context, as measured on an H200"
+            yield _line(Component.RUNTIME, pool, CUDA_CONTEXT_BYTES, because, 0.5)
+            yield _first_decode_line(model, context, pool)
+        else:
+            because = f"{setup.backend.value} context: pipelines and command buffers, not measured"
+            yield _line(Component.RUNTIME, pool, OTHER_CONTEXT_BYTES, because, 1.0)
         if placement.ranks > 1:
-            yield _line(pool, *_exchange(model, context, placement.ranks))
+            # -sm tensor: buffers for the reduction between devices (ggml-backend-meta.cpp: max_tmp_size)
+            used = max((one.experts.used for one in layers if one.experts), default=1)
+            steps = (placement.ranks - 1).bit_length()
+            sums = steps * used * context.n_tokens * model.geometry.hidden * 4
+            because = "buffers to add up partial sums (NCCL), not measured"
+            yield _line(Component.RUNTIME, pool, EXCHANGE_BYTES + sums, because, 1.0)
     if setup.overhead is not None:
-        yield _line(HOST, setup.overhead.size_bytes, setup.overhead.because, OVERHEAD_WITHIN)
+        size, because = setup.overhead.size_bytes, setup.overhead.because
+        yield _line(Component.RUNTIME, HOST, size, because, OVERHEAD_WITHIN)
 
 
-def overhead_notes(setup: LlamaCppSetup) -> Iterator[str]:
-    if setup.overhead is not None:
-        size = format_bytes(setup.overhead.size_bytes)
-        yield (
-            f"includes {size} of RAM that llama.cpp needs in addition to its buffers: "
-            f"{setup.overhead.because}"
-        )
-
-
-def _device_lines(
-    model: Model, context: Context, pool: Pool, setup: LlamaCppSetup
-) -> Iterator[MemoryLine]:
-    if setup.backend is Backend.CUDA:
-        yield _line(pool, CUDA_CONTEXT_BYTES, "CUDA context, as measured on an H200", 0.5)
-        yield replace(_line(pool, *_first_decode(model, context)), first_request=True)
-    else:
-        because = f"{setup.backend.value} context: pipelines and command buffers, not measured"
-        yield _line(pool, OTHER_CONTEXT_BYTES, because, 1.0)
-
-
-def _exchange(model: Model, context: Context, devices: int) -> tuple[int, str, float]:
-    """-sm tensor: buffers for the reduction between devices (ggml-backend-meta.cpp: max_tmp_size)."""
-    used = max((one.experts.used for one in model.geometry.layers if one.experts), default=1)
-    steps = (devices - 1).bit_length()
-    sums = steps * used * context.n_tokens * model.geometry.hidden * 4
-    return EXCHANGE_BYTES + sums, "buffers to add up partial sums (NCCL), not measured", 1.0
-
-
-def _first_decode(model: Model, context: Context) -> tuple[int, str, float]:
+def _first_decode_line(model: Model, context: Context, pool: Pool) -> MemoryLine:
     geometry = model.geometry
     experts = any(layer.experts for layer in geometry.layers)
     states = any(layer.mixer.states for layer in geometry.layers)
@@ -365,64 +316,59 @@ def _first_decode(model: Model, context: Context) -> tuple[int, str, float]:
     size_mib = FIRST_DECODE_MIB.get((geometry.architecture, experts), other)
     within = 0.6 if states else 0.5  # some recurrences take as little as dense models
     because = "kernels and scratch memory loaded by the first decode"
-    if context.flash_attn:
-        return size_mib * MIB, because, within
-    size_mib = max(size_mib, FIRST_DECODE_SCORES_MIB)
-    return size_mib * MIB, f"{because}, without flash attention", within
+    if not context.flash_attn:
+        size_mib = max(size_mib, FIRST_DECODE_SCORES_MIB)
+        because += ", without flash attention"
+    line = _line(Component.RUNTIME, pool, size_mib * MIB, because, within)
+    return replace(line, first_request=True)
 
 
-def _line(pool: Pool, size_bytes: int, because: str, within: float) -> MemoryLine:
+def _line(
+    component: Component,
+    pool: Pool,
+    size_bytes: int,
+    because: str,
+    within: float,
+    *,
+    reserved: bool = True,
+) -> MemoryLine:
     return MemoryLine(
-        component=Component.RUNTIME,
+        component=component,
         size_bytes=size_bytes,
         pool=pool,
         basis=Basis.MODELLED,
         because=because,
         within=within,
+        reserved=reserved,
     )
 
 
 def server_lines(
-    context: Context, setup: LlamaCppSetup, caches: Iterable[MemoryLine]
+    context: Context, setup: LlamaCppSetup, caches: Sequence[MemoryLine]
 ) -> Iterator[MemoryLine]:
     """Host memory that llama-server may take as prompts arrive; none of it at the start."""
     if setup.mode is not LlamaMode.SERVER or setup.embeddings:
         return
-    held = tuple(caches)
     if setup.cache_ram_mib:
         size = setup.cache_ram_mib * MIB
-        prompt = sum(line.size_bytes for line in held) // context.streams
-        yield _grows(
-            Component.PROMPT_CACHE,
-            size,
+        prompt = sum(line.size_bytes for line in caches) // context.kv_streams
+        because = (
             f"prompts of finished requests, up to --cache-ram {setup.cache_ram_mib} MiB; "
-            "builds before July 2026 store one prompt of any size",
-            max(SAVED_WITHIN, prompt / size - 1),
+            "builds before July 2026 store one prompt of any size"
         )
+        within = max(SAVED_WITHIN, prompt / size - 1)
+        yield _line(Component.PROMPT_CACHE, HOST, size, because, within, reserved=False)
     # A checkpoint holds state that cannot be rolled back: sliding windows and recurrent states.
     partial = (Component.SLIDING_KV_CACHE, Component.STATE)
-    saved = sum(line.size_bytes for line in held if line.component in partial) // context.n_seq_max
+    saved = sum(line.size_bytes for line in caches if line.component in partial)
+    saved //= context.n_seq_max
     if saved and setup.ctx_checkpoints:
-        count = setup.ctx_checkpoints * context.n_seq_max
-        yield _grows(
-            Component.CHECKPOINTS,
-            count * saved,
+        size = setup.ctx_checkpoints * context.n_seq_max * saved
+        because = (
             f"up to {setup.ctx_checkpoints} checkpoints x {context.n_seq_max} slots x "
-            f"{saved} bytes of sliding windows and states",
-            SAVED_WITHIN,
+            f"{saved} bytes of sliding windows and states"
         )
-
-
-def _grows(component: Component, size_bytes: int, because: str, within: float) -> MemoryLine:
-    return MemoryLine(
-        component=component,
-        size_bytes=size_bytes,
-        pool=HOST,
-        basis=Basis.MODELLED,
-        because=because,
-        within=within,
-        reserved=False,
-    )
+        yield _line(Component.CHECKPOINTS, HOST, size, because, SAVED_WITHIN, reserved=False)
 
 
 def growing_lines(result: Verdict) -> tuple[MemoryLine, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import lcm, prod
 
 from edgekit.engines.llamacpp.architectures import known_architecture
+from edgekit.engines.llamacpp.types import CachedLayer
 from edgekit.formats.types import Tensor
 from edgekit.model.types import (
     Attention,
@@ -58,22 +59,6 @@ class _Part:
     grain: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Sliced(LayerKind):
-    """The caches and states of a layer on one device."""
-
-    own: tuple[Stream, ...]
-    kept: tuple[State, ...]
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        return self.own
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        return self.kept
-
-
 class Slicer:
     """A model divided among devices; `split`: their shares; empty: equal shares."""
 
@@ -108,7 +93,7 @@ class Slicer:
         streams = [self._stream(one, mixer, block, turn) for one in mixer.streams]
         states = [self._state(one, mixer, block, turn) for one in mixer.states]
         return [
-            _Sliced(tuple(one[i] for one in streams), tuple(one[i] for one in states))
+            CachedLayer(tuple(one[i] for one in streams), tuple(one[i] for one in states))
             for i in range(self.devices)
         ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate, Placement, Speed, Task
-from edgekit.engines.llamacpp.estimate import NAME, converted
+from edgekit.engines.llamacpp.estimate import NAME, as_loaded
 from edgekit.engines.llamacpp.placements import devices
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
 from edgekit.engines.speed import (
@@ -76,8 +76,7 @@ def sequence_run(
 def reads_per_token(
     model: Model, load: Load, setup: LlamaCppSetup, bill: MemoryEstimate
 ) -> TokenReads:
-    found = converted(model, setup.mix)
-    loaded = model if found is None else found.model
+    loaded = as_loaded(model, setup.mix)
     return token_reads(model, load, bill, loaded=loaded, outside=_outside)
 
 

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,9 +23,11 @@ from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import (
     Attention,
     CompressedAttention,
-    LatentAttention,
+    LayerKind,
     ModelGeometry,
     Span,
+    State,
+    Stream,
     attention_of,
 )
 from edgekit.units import parse_size
@@ -100,14 +102,31 @@ def read_version(text: str) -> LlamaVersion:
     """
     lines = text.strip().splitlines() or [""]
     name = lines[0].removeprefix("version:").strip().lower()
-    if found := _BUILD.fullmatch(name):
-        return _of_build(int(found[1]))
-    if found := _WHEEL.fullmatch(name):
-        return _of_wheel(int(found[1]), int(found[2]), found[3])
-    if found := _NUMBER.fullmatch(name):
-        if found[3] and int(found[3]) >= _LEAST_BUILD:
-            return _of_build(int(found[3]))
-        return _of_number(int(found[1]), int(found[2] or 0))
+    if match := _BUILD.fullmatch(name):
+        return _of_build(int(match[1]))
+    if match := _WHEEL.fullmatch(name):
+        year, month, build = int(match[1]), int(match[2]), int(match[3] or 0)
+        if build >= _LEAST_BUILD:
+            return _of_build(build)
+        if not 1 <= month <= 12:
+            raise UsageError(f"{year}.{month} is not a llama.cpp version: a month is 1 to 12")
+        if (year, month) > max(_MONTHS):
+            return LlamaVersion(NEWEST, f"{year}.{month}")
+        if (year, month) not in _MONTHS:
+            raise UsageError(
+                f"llama.cpp of {year}.{month} is too old: edgekit supports April 2026 and newer"
+            )
+        return _of_build(_MONTHS[year, month])
+    if match := _NUMBER.fullmatch(name):
+        minor, patch, build = int(match[1]), int(match[2] or 0), int(match[3] or 0)
+        if build >= _LEAST_BUILD:
+            return _of_build(build)
+        name = f"0.{minor}.{patch}"
+        if minor >= 6:
+            return LlamaVersion(NEWEST, name if (minor, patch) > _NEWEST_NUMBER else None)
+        if minor == 5:
+            return LlamaVersion(Rules.V0_5)
+        return LlamaVersion(_BEFORE_0_4_1 if (minor, patch) < (4, 1) else _0_4_1, name)
     raise UsageError(
         f"{name[:40]!r} is not a llama.cpp version: write for example b{NEWEST}, 0.6 or 2026.10"
     )
@@ -121,29 +140,6 @@ def _of_build(build: int) -> LlamaVersion:
     if build in (Rules.V0_5, Rules.V0_6):  # numbers for versions whose build is not known
         build = Rules.V0_6
     return LlamaVersion(min(build, NEWEST), None if build == NEWEST else f"b{build}")
-
-
-def _of_wheel(year: int, month: int, build: str | None) -> LlamaVersion:
-    if build is not None and int(build) >= _LEAST_BUILD:
-        return _of_build(int(build))
-    if not 1 <= month <= 12:
-        raise UsageError(f"{year}.{month} is not a llama.cpp version: a month is 1 to 12")
-    if (year, month) > max(_MONTHS):
-        return LlamaVersion(NEWEST, f"{year}.{month}")
-    if (year, month) not in _MONTHS:
-        raise UsageError(
-            f"llama.cpp of {year}.{month} is too old: edgekit supports April 2026 and newer"
-        )
-    return _of_build(_MONTHS[year, month])
-
-
-def _of_number(minor: int, patch: int) -> LlamaVersion:
-    name = f"0.{minor}.{patch}"
-    if minor >= 6:
-        return LlamaVersion(NEWEST, name if (minor, patch) > _NEWEST_NUMBER else None)
-    if minor == 5:
-        return LlamaVersion(Rules.V0_5)
-    return LlamaVersion(_BEFORE_0_4_1 if (minor, patch) < (4, 1) else _0_4_1, name)
 
 
 def is_newer(version: str | None) -> bool:
@@ -352,8 +348,8 @@ def used_devices(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """The resolved options of llama_context."""
+class LoadFacts:
+    """How llama.cpp resolved a load: the facts of a bill, by their public names."""
 
     n_ctx: int
     n_ctx_seq: int
@@ -361,15 +357,30 @@ class Context:
     n_batch: int
     n_ubatch: int
     n_outputs_max: int
-    streams: int  # 1 when all sequences share one cache
-    cells: int  # of one stream
-    swa_cells: int  # of one stream of the sliding layers; 0 without any
     flash_attn: bool
+    kv_cells: int  # of one stream
+    kv_swa_cells: int  # of one stream of the sliding layers; 0 without any
+    kv_streams: int  # 1 when all sequences share one cache
+
+    @classmethod
+    def of(cls, bill: MemoryEstimate) -> LoadFacts:
+        facts: dict[str, Any] = dict(bill.facts)
+        return LoadFacts(**facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context(LoadFacts):
+    """The resolved options of llama_context."""
+
     v_trans: bool  # V is stored transposed: flash attention was off when the cache was made
     type_k: CacheType = F16
     type_v: CacheType = F16
     embeddings: bool = False
     rules: int = NEWEST  # a build of llama.cpp (Rules)
+
+    @property
+    def facts(self) -> tuple[tuple[str, object], ...]:
+        return tuple((one.name, getattr(self, one.name)) for one in fields(LoadFacts))
 
     @property
     def n_tokens(self) -> int:
@@ -382,26 +393,6 @@ class Context:
         if self.rules < Rules.ROW_PER_SEQUENCE:
             return self.n_tokens
         return min(self.n_ctx, self.n_ubatch, self.n_outputs_max)
-
-
-class LoadFacts(NamedTuple):
-    """How llama.cpp resolved a load: the facts of a bill, by their public names."""
-
-    n_ctx: int
-    n_ctx_seq: int
-    n_seq_max: int
-    n_batch: int
-    n_ubatch: int
-    n_outputs_max: int
-    flash_attn: bool
-    kv_cells: int
-    kv_swa_cells: int
-    kv_streams: int
-
-    @classmethod
-    def of(cls, bill: MemoryEstimate) -> LoadFacts:
-        facts: dict[str, Any] = dict(bill.facts)
-        return cls(**facts)
 
 
 DEFAULT_BATCH = 2048  # common.h @ 0c1e570: n_batch, n_ubatch
@@ -431,42 +422,41 @@ class HeadSizes:
 
     @classmethod
     def of(cls, geometry: ModelGeometry) -> HeadSizes:
-        attentions = [found for layer in geometry.layers if (found := attention_of(layer.mixer))]
-        mixers = [layer.mixer for layer in geometry.layers]
-        compressed = [one for one in mixers if isinstance(one, CompressedAttention)]
-        latent = any(isinstance(one, LatentAttention) and one.absorbed for one in attentions)
-        windows = [one.span_tokens for one in attentions if one.span is not Span.ALL]
-        windows += [one.window_tokens for one in compressed]
+        key_dims, value_dims = set[int](), set[int]()
+        latent, apart, window, widest_value, flashes = False, False, 0, 0, True
+        for layer in geometry.layers:
+            if isinstance(layer.mixer, CompressedAttention):
+                apart, window = True, max(window, layer.mixer.window_tokens)
+            attention = attention_of(layer.mixer)
+            if attention is None:
+                continue
+            keys, values = attention.key_dim, attention.value_dim
+            if isinstance(attention, Attention):
+                value_heads, ratio = (
+                    attention.kv_heads,
+                    attention.heads // max(1, attention.kv_heads),
+                )
+            elif attention.absorbed:
+                latent = True
+                keys, values = attention.latent_dim + attention.rope_dim, attention.latent_dim
+                value_heads = ratio = attention.heads
+            else:
+                value_heads, ratio = attention.heads, 1
+            key_dims.add(keys)
+            value_dims.add(attention.value_dim)
+            widest_value = max(widest_value, value_heads * attention.value_dim)
+            flashes = flashes and has_flash_kernel(keys, values, ratio)
+            if attention.span is not Span.ALL:
+                window = max(window, attention.span_tokens)
         return cls(
-            key_dims=frozenset(_cached_key_dim(one) for one in attentions),
-            value_dims=frozenset() if latent else frozenset(one.value_dim for one in attentions),
-            latent=latent or bool(compressed),
-            apart=bool(compressed),
-            window=max(windows, default=0),
-            widest_value=max((_value_width(one) for one in attentions), default=0),
-            flashes=all(_has_kernel(one) for one in attentions),
+            key_dims=frozenset(key_dims),
+            value_dims=frozenset() if latent else frozenset(value_dims),
+            latent=latent or apart,
+            apart=apart,
+            window=window,
+            widest_value=widest_value,
+            flashes=flashes,
         )
-
-
-def _cached_key_dim(attention: Attention | LatentAttention) -> int:
-    if isinstance(attention, LatentAttention) and attention.absorbed:
-        return attention.latent_dim + attention.rope_dim
-    return attention.key_dim
-
-
-def _has_kernel(attention: Attention | LatentAttention) -> bool:
-    if isinstance(attention, LatentAttention):
-        if attention.absorbed:
-            keys, values = _cached_key_dim(attention), attention.latent_dim
-            return has_flash_kernel(keys, values, attention.heads)
-        return has_flash_kernel(attention.key_dim, attention.value_dim, 1)
-    ratio = attention.heads // max(1, attention.kv_heads)
-    return has_flash_kernel(attention.key_dim, attention.value_dim, ratio)
-
-
-def _value_width(attention: Attention | LatentAttention) -> int:
-    heads = attention.heads if isinstance(attention, LatentAttention) else attention.kv_heads
-    return heads * attention.value_dim
 
 
 def has_flash_kernel(keys: int, values: int, ratio: int) -> bool:
@@ -476,6 +466,14 @@ def has_flash_kernel(keys: int, values: int, ratio: int) -> bool:
     else:
         fits = keys in SAME_HEADS and values == keys
     return fits and (keys not in NEEDS_GQA or ratio >= 2)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayer(LayerKind):
+    """What llama.cpp caches for a layer, or a device's share of it, if its kind has something else."""
+
+    streams: tuple[Stream, ...] = ()
+    states: tuple[State, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

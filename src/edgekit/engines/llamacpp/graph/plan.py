@@ -104,8 +104,8 @@ def load_values(context: Context) -> dict[str, int]:
         "T": context.n_tokens // context.n_seq_max,
         "S": context.n_seq_max,
         "N": context.n_outputs,
-        "C": context.cells,
-        "W": context.swa_cells,
+        "C": context.kv_cells,
+        "W": context.kv_swa_cells,
     }
 
 
@@ -116,7 +116,7 @@ def options_of(context: Context) -> GraphOptions:
         type_k=by_name(context.type_k.name.upper()),
         type_v=by_name(context.type_v.name.upper()),
         embeddings=context.embeddings,
-        streams=context.streams > 1,
+        streams=context.kv_streams > 1,
         rules=context.rules,
     )
 
@@ -129,7 +129,7 @@ def sizes_of(context: Context, values: Mapping[str, Size]) -> GraphSizes:
         n_outputs=tokens if context.n_outputs == context.n_tokens else values["N"],
         n_kv=values["C"],
         n_kv_swa=values["W"],
-        n_stream=values["S"] if context.streams > 1 else 1,
+        n_stream=values["S"] if context.kv_streams > 1 else 1,
     )
 
 
