@@ -31,7 +31,6 @@ from edgekit.model.types import (
     LatentAttention,
     Layer,
     Model,
-    ModelGeometry,
     Recurrent,
     attention_of,
 )
@@ -113,7 +112,10 @@ def compute_lines(
         on_host = (bound_bytes(model, context),)
         sizes = pool_bounds(model, context, placement, setup) if setup.has_device else on_host
         known = _BOUND._replace(because=f"{_BOUND.because} ({error})")
-    return [_line(pool, size, known) for pool, size in zip(where, sizes, strict=True)]
+    return [
+        MemoryLine(component=Component.COMPUTE, size_bytes=size, pool=pool, **known._asdict())
+        for pool, size in zip(where, sizes, strict=True)
+    ]
 
 
 def _known(placement: TensorPlacement, setup: LlamaCppSetup) -> _Known:
@@ -128,17 +130,6 @@ def _known(placement: TensorPlacement, setup: LlamaCppSetup) -> _Known:
     if len(setup.devices) > 1 or setup.devices[0].rpc:
         return _SEVERAL
     return whole_graph if placement.together else _SPLIT
-
-
-def _line(pool: Pool, size_bytes: int, known: _Known) -> MemoryLine:
-    return MemoryLine(
-        component=Component.COMPUTE,
-        size_bytes=size_bytes,
-        pool=pool,
-        basis=known.basis,
-        because=known.because,
-        within=known.within,
-    )
 
 
 def output_line(model: Model, context: Context) -> MemoryLine:
@@ -174,8 +165,13 @@ def shift_lines(
     """
     if not setup.ctx_shift or not context.type_k.is_quantized:
         return
+    widest_rows: dict[Pool, int] = {}
+    for layer in model.geometry.layers:
+        widths = [stream.elements for stream in layer.mixer.streams if stream.name != "v"]
+        for _, pool in shares_of(layer.mixer, layer.index, placement):
+            widest_rows[pool] = max(widest_rows.get(pool, 0), *widths, 0)
     cells = context.kv_cells * context.kv_streams
-    for pool, elements in _widest(model, placement).items():
+    for pool, elements in widest_rows.items():
         size = cells * (SHIFT_COPIES * elements + 1) * FLOAT_BYTES
         reserved = sum(line.size_bytes for line in compute if line.pool == pool)
         if size > reserved:
@@ -189,16 +185,6 @@ def shift_lines(
                 "the compute buffer",
                 within=SHIFT_WITHIN,
             )
-
-
-def _widest(model: Model, placement: TensorPlacement) -> dict[Pool, int]:
-    """The widest K row of each pool."""
-    found: dict[Pool, int] = {}
-    for layer in model.geometry.layers:
-        widths = [stream.elements for stream in layer.mixer.streams if stream.name != "v"]
-        for _, pool in shares_of(layer.mixer, layer.index, placement):
-            found[pool] = max(found.get(pool, 0), *widths, 0)
-    return found
 
 
 def prediction_lines(
@@ -253,17 +239,8 @@ def bound_bytes(model: Model, context: Context) -> int:
     """
     geometry = model.geometry
     tokens, hidden = context.n_tokens, geometry.hidden
-    always = _mask_bytes(geometry, context) + _index_bytes(model, context)
-    widest = max(  # floats alive per token in the widest step of a layer
-        (
-            max(
-                _attention_floats(layer, context) + _recurrent_floats(layer, context),
-                _forward_floats(layer, geometry),
-            )
-            for layer in geometry.layers
-        ),
-        default=0,
-    )
+    always = _always_bytes(model, context)
+    widest = max((_widest_step(layer, hidden, context) for layer in geometry.layers), default=0)
     aside = geometry.per_layer_embedding * len(geometry.layers) + (
         8 * hidden if geometry.per_layer_embedding else 0
     )  # Gemma 3n: four residual streams and a slice per layer
@@ -282,54 +259,33 @@ def pool_bounds(
     The graph is charged where it runs. With every block on devices, the host holds only the inputs. Host data that a
     device computes with is copied there: the matrices of one block, and the caches of two.
     """
-    devices = len(setup.devices)
-    graph, inputs = bound_bytes(model, context), _inputs_bytes(model, context)
-    caches = {
-        layer.index: layer_cache_bytes(model, layer.mixer, context, HOST)
-        for layer in model.geometry.layers
-    }
+    geometry, devices = model.geometry, len(setup.devices)
+    layers = geometry.layers
+    graph = bound_bytes(model, context)
+    # tokens, positions, masks, and embedding rows looked up on the host
+    looked_up = 2 * geometry.hidden + 2 * geometry.per_layer_embedding * len(layers)
+    inputs = _always_bytes(model, context) + FLOAT_BYTES * context.n_tokens * looked_up
+    inputs = inputs * 5 // 4 + SMALL_INPUTS
+    caches = {il.index: layer_cache_bytes(model, il.mixer, context, HOST) for il in layers}
     brought = _host_weights_bytes(model, placement, setup) + 2 * max(
         (size for il, size in caches.items() if placement.cache_pool(il) is HOST), default=0
     )
     several = (INPUT_COPIES - 1) * inputs if devices > 1 else 0
-    on_device = graph + _widened_bytes(model.geometry, context) + brought + several
+    on_device = graph + brought + several
+    if context.type_k.is_quantized or context.type_v.is_quantized:
+        # K and V of one layer at f16, to which a quantised cache is converted
+        widths = (sum(stream.elements for stream in il.mixer.streams) for il in layers)
+        on_device += 2 * max(widths, default=0) * context.kv_cells * context.kv_streams
     together = placement.together
-    if not together:
-        on_device += _scores_bytes(model.geometry, context)  # once for itself, once for a copy
+    if not together and not context.flash_attn:
+        # attention scores, once for itself and once for a copy: one per head and cell
+        heads = (found.heads for il in layers if (found := attention_of(il.mixer)))
+        cells = max(context.kv_cells, context.kv_swa_cells)
+        on_device += FLOAT_BYTES * context.n_tokens * max(heads, default=0) * cells
     on_host = (inputs if together else max(graph, inputs)) + several
-    heads = head_sizes(model)
-    if context.flash_attn and not heads.flashes:  # attention runs on the host
+    if context.flash_attn and not head_sizes(model).flashes:  # attention runs on the host
         on_host += graph + max(caches.values(), default=0)
     return (*(on_device,) * devices, on_host)
-
-
-def _scores_bytes(geometry: ModelGeometry, context: Context) -> int:
-    """Attention scores without flash attention: one per head and cell."""
-    if context.flash_attn:
-        return 0
-    heads = (found.heads for layer in geometry.layers if (found := attention_of(layer.mixer)))
-    cells = max(context.kv_cells, context.kv_swa_cells)
-    return FLOAT_BYTES * context.n_tokens * max(heads, default=0) * cells
-
-
-def _inputs_bytes(model: Model, context: Context) -> int:
-    """Tokens, positions, masks, and embedding rows looked up on the host."""
-    geometry = model.geometry
-    always = _mask_bytes(geometry, context) + _index_bytes(model, context)
-    aside = geometry.per_layer_embedding * len(geometry.layers)
-    looked_up = FLOAT_BYTES * context.n_tokens * (2 * geometry.hidden + 2 * aside)
-    return (always + looked_up) * 5 // 4 + SMALL_INPUTS
-
-
-def _widened_bytes(geometry: ModelGeometry, context: Context) -> int:
-    """K and V of one layer at f16, to which a quantised cache is converted."""
-    if not (context.type_k.is_quantized or context.type_v.is_quantized):
-        return 0
-    widest = max(
-        (sum(stream.elements for stream in layer.mixer.streams) for layer in geometry.layers),
-        default=0,
-    )
-    return 2 * widest * context.kv_cells * context.kv_streams
 
 
 def _host_weights_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
@@ -342,65 +298,52 @@ def _host_weights_bytes(model: Model, placement: TensorPlacement, setup: LlamaCp
     return max((sum(sorted(sizes)[-3:]) for sizes in blocks.values()), default=0)
 
 
-def _mask_bytes(geometry: ModelGeometry, context: Context) -> int:
-    if not any(attention_of(layer.mixer) for layer in geometry.layers):
-        return 0
-    cached = any(layer.mixer.streams for layer in geometry.layers)
-    cells = context.kv_cells + context.kv_swa_cells if cached else context.n_tokens
-    cell_bytes = 2 if context.flash_attn else FLOAT_BYTES
-    if context.flash_attn and context.rules < Rules.F16_MASK:
-        cell_bytes += FLOAT_BYTES  # an f32 mask, and its copy in f16
-    return context.n_tokens * cells * cell_bytes
-
-
-def _index_bytes(model: Model, context: Context) -> int:
-    """Cache write indices: one per row; without flash attention, one per element of V."""
+def _always_bytes(model: Model, context: Context) -> int:
+    """Alive during the whole graph: the mask, and cache write indices."""
+    layers, size = model.geometry.layers, 0
+    if any(attention_of(layer.mixer) for layer in layers):
+        cached = any(layer.mixer.streams for layer in layers)
+        cells = context.kv_cells + context.kv_swa_cells if cached else context.n_tokens
+        cell_bytes = 2 if context.flash_attn else FLOAT_BYTES
+        if context.flash_attn and context.rules < Rules.F16_MASK:
+            cell_bytes += FLOAT_BYTES  # an f32 mask, and its copy in f16
+        size = context.n_tokens * cells * cell_bytes
     if context.flash_attn:
-        return 64 * context.n_tokens
-    heads = head_sizes(model)
-    scattered = 8 * context.n_tokens * heads.widest_value * (2 if context.kv_swa_cells else 1)
-    return scattered + _latent_copy_bytes(model.geometry, context)
-
-
-def _latent_copy_bytes(geometry: ModelGeometry, context: Context) -> int:
-    """A contiguous copy of the latent as V, made without flash attention."""
-    widths = (
+        return size + 64 * context.n_tokens  # an index for each row
+    # one for each element of V, and a contiguous copy of the latent as V
+    copies = 2 if context.kv_swa_cells else 1
+    size += 8 * context.n_tokens * head_sizes(model).widest_value * copies
+    latents = (
         layer.mixer.latent_dim
-        for layer in geometry.layers
+        for layer in layers
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.absorbed
     )
-    return FLOAT_BYTES * context.kv_cells * context.kv_streams * max(widths, default=0)
+    return size + FLOAT_BYTES * context.kv_cells * context.kv_streams * max(latents, default=0)
 
 
-def _attention_floats(layer: Layer, context: Context) -> int:
+def _widest_step(layer: Layer, hidden: int, context: Context) -> int:
+    """Floats alive per token in the widest step of a layer: mixing tokens, or feeding forward."""
+    mixed = 0
+    forward = 3 * layer.dense.width if layer.dense else 0
     attention = attention_of(layer.mixer)
-    if attention is None:
-        return 0
-    heads = attention.heads
-    widths = 3 * heads * attention.key_dim + 2 * heads * attention.value_dim
-    if isinstance(attention, LatentAttention):
-        widths += heads * (4 * attention.latent_dim + 2 * attention.rope_dim)
-    if context.flash_attn:
-        return widths
-    seen = max(context.kv_cells, context.kv_swa_cells) if layer.mixer.streams else context.n_tokens
-    return widths + heads * seen
-
-
-def _recurrent_floats(layer: Layer, context: Context) -> int:
+    if attention is not None:
+        heads = attention.heads
+        forward += heads * attention.value_dim
+        mixed = 3 * heads * attention.key_dim + 2 * heads * attention.value_dim
+        if isinstance(attention, LatentAttention):
+            mixed += heads * (4 * attention.latent_dim + 2 * attention.rope_dim)
+        if not context.flash_attn:
+            cells = max(context.kv_cells, context.kv_swa_cells)
+            mixed += heads * (cells if layer.mixer.streams else context.n_tokens)
     mixer = layer.mixer.recurrent if isinstance(layer.mixer, HybridLayer) else layer.mixer
-    if not isinstance(mixer, Recurrent):
-        return 0
-    taps = max(1, mixer.conv_kernel - 1)
-    convolved = max(mixer.inner + 2 * mixer.groups * mixer.state_size, mixer.conv_elements // taps)
-    states = 2 * (mixer.conv_elements + mixer.state_elements) * context.n_seq_max
-    return 5 * convolved + 6 * mixer.inner + 2 * mixer.rank + -(-states // context.n_tokens)
-
-
-def _forward_floats(layer: Layer, geometry: ModelGeometry) -> int:
-    floats = 3 * layer.dense.width if layer.dense else 0
+    if isinstance(mixer, Recurrent):
+        taps = max(1, mixer.conv_kernel - 1)
+        inner = mixer.inner + 2 * mixer.groups * mixer.state_size
+        convolved = max(inner, mixer.conv_elements // taps)
+        states = 2 * (mixer.conv_elements + mixer.state_elements) * context.n_seq_max
+        mixed += 5 * convolved + 6 * mixer.inner + 2 * mixer.rank + -(-states // context.n_tokens)
     if layer.experts:
         one = layer.experts
-        within = one.latent or geometry.hidden
-        floats += one.used * (3 * one.width + within) + 3 * one.shared_width + 4 * one.count
-    attention = attention_of(layer.mixer)
-    return floats + (attention.heads * attention.value_dim if attention else 0)
+        within = one.latent or hidden
+        forward += one.used * (3 * one.width + within) + 3 * one.shared_width + 4 * one.count
+    return max(mixed, forward)

@@ -24,7 +24,6 @@ from edgekit.engines.llamacpp.weights import block_number
 from edgekit.formats.types import ModelHeader, Tensor
 from edgekit.model.hyperparameters import MAX_LAYERS
 from edgekit.model.types import LatentAttention, Model, Recurrent, SharedCache, Span, attention_of
-from edgekit.sources.types import Container
 
 MAX_EXPERTS = 512  # LLAMA_MAX_EXPERTS
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
@@ -38,46 +37,52 @@ SECTIONS = "rope.dimension_sections"
 FUSED = ("attn_qkv.weight", "attn_qkv.bias", "ffn_gate_up_exps.weight")  # replace separate matrices
 SCALES = (".scale", ".input_scale")  # optional next to any weight
 Shape = tuple[int | None, ...]  # None: not known
+_IN_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})(?:\.(.*))?", re.DOTALL)
 
 
 def refusal(model: Model) -> str:
-    """Why llama.cpp would not load this file; empty if no reason is known."""
-    header = model.header
-    if header.container is not Container.GGUF:
-        return ""
-    if header.big_endian and sys.byteorder == "little":
-        return (
-            f"this GGUF file version {(header.version or 3) << 24} is extremely large, is there a mismatch between "
-            "the host and model endianness? (the file is big-endian: gguf-py's gguf_convert_endian.py converts it)"
-        )
+    """Why llama.cpp would not load this GGUF file; empty if no reason is known."""
     return next(_reasons(model), "")
 
 
 def _reasons(model: Model) -> Iterator[str]:
     """The reasons in the loader's order."""
-    loader = loader_of(model.geometry.architecture)
-    keys = _Keys(model.header, model.geometry.architecture)
-    yield from _missing_keys(keys, loader)
-    yield from _bad_arrays(keys, loader)
+    header, architecture = model.header, model.geometry.architecture
+    if header.big_endian and sys.byteorder == "little":
+        yield (
+            f"this GGUF file version {(header.version or 3) << 24} is extremely large, is there a mismatch between "
+            "the host and model endianness? (the file is big-endian: gguf-py's gguf_convert_endian.py converts it)"
+        )
+    known = loader_of(architecture)
+    loader = known or Loader()
+    keys = _Keys(header, architecture)
+    for key in ("context_length", "embedding_length", "block_count", *loader.keys):
+        if header.complete and not keys.is_there(keys.name(key)):
+            yield f"key not found in model: {keys.name(key)}"
+    lengths = dict.fromkeys(PER_LAYER, keys.number("block_count"))
+    if SECTIONS in loader.keys:
+        lengths[SECTIONS] = 4
+    for key, length in lengths.items():
+        count = keys.count(key)
+        if count is not None and length is not None and count != length:
+            yield f"key {keys.name(key)} has wrong array length; expected {length}, got {count}"
     yield from _bad_numbers(keys)
-    words = _words(model, keys, loader or Loader())
-    if loader is None:
+    words = _words(model, keys, loader)
+    if known is None:
         yield from _empty_blocks(model)
         return
-    if model.header.tensors is not None:
+    if header.tensors is not None:
         yield from _bad_tensors(model, loader, words)
-    for must_hold, message in (*loader.checks, *_width_checks(model)):
-        if evaluate(must_hold, words) is False:
-            yield message
-
-
-def _width_checks(model: Model) -> Iterator[tuple[str, str]]:
-    """K and V must be as wide as the cache rows; otherwise building the graph aborts."""
+    checks = [*loader.checks]
+    # K and V must be as wide as the cache rows; otherwise building the graph aborts.
     message = _failed("a->ne[0] == b->ne[0]")
     if all(isinstance(layer.mixer, LatentAttention) for layer in model.geometry.layers):
-        yield "not is_mla or n_embd_k_gqa == n_lora_kv + n_rot", message
-    if known_architecture(model.geometry.architecture).rotated_heads:
-        yield "n_embd_head_k == n_rot and n_embd_head_v == n_rot", message
+        checks.append(("not is_mla or n_embd_k_gqa == n_lora_kv + n_rot", message))
+    if known_architecture(architecture).rotated_heads:
+        checks.append(("n_embd_head_k == n_rot and n_embd_head_v == n_rot", message))
+    for must_hold, message in checks:
+        if evaluate(must_hold, words) is False:
+            yield message
 
 
 class _Keys:
@@ -120,25 +125,6 @@ class _Keys:
             found = value[layer] if layer < len(value) else None
             return found if isinstance(found, int) else None
         return self.number(key, default)
-
-
-def _missing_keys(keys: _Keys, loader: Loader | None) -> Iterator[str]:
-    if not keys.header.complete:
-        return
-    needed = ("context_length", "embedding_length", "block_count", *(loader.keys if loader else ()))
-    for key in needed:
-        if not keys.is_there(keys.name(key)):
-            yield f"key not found in model: {keys.name(key)}"
-
-
-def _bad_arrays(keys: _Keys, loader: Loader | None) -> Iterator[str]:
-    lengths = dict.fromkeys(PER_LAYER, keys.number("block_count"))
-    if loader is not None and SECTIONS in loader.keys:
-        lengths[SECTIONS] = 4
-    for key, length in lengths.items():
-        count = keys.count(key)
-        if count is not None and length is not None and count != length:
-            yield f"key {keys.name(key)} has wrong array length; expected {length}, got {count}"
 
 
 def _bad_numbers(keys: _Keys) -> Iterator[str]:
@@ -195,13 +181,17 @@ def _failed(assertion: str) -> str:
 
 def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
     """llama.cpp's hyperparameters that follow from keys and geometry; those of block 0 without the suffix _il."""
+    header, geometry = model.header, model.geometry
     layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
     width = keys.number("embedding_length")
-    token_types = model.header.keys.get("tokenizer.ggml.token_type_count", 0)
-    found: dict[str, int | None] = {
+    token_types = header.keys.get("tokenizer.ggml.token_type_count", 0)
+    vocabulary = keys.count("/tokenizer.ggml.tokens")
+    if vocabulary is None and keys.value("/tokenizer.ggml.model") in ("none", "no_vocab"):
+        vocabulary = keys.number("vocab_size", 0)
+    words: dict[str, int | None] = {
         "n_embd": width,
         "n_ctx_train": keys.number("context_length"),
-        "n_vocab": _vocabulary(model.header, keys),
+        "n_vocab": vocabulary,
         "n_token_types": token_types if isinstance(token_types, int) else None,
         "n_layer": None if layers is None or predicting is None else layers - predicting,
         "n_expert": keys.number("expert_count", 0),
@@ -211,17 +201,25 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
         "LLAMA_ROPE_SCALING_TYPE_LONGROPE": 1,
     }
     for word, (key, default) in loader.fields.items():
-        if word not in found or keys.is_there(keys.name(key)):
-            found[word] = keys.number(key, default)
+        if word not in words or keys.is_there(keys.name(key)):
+            words[word] = keys.number(key, default)
     for computed in loader.computed:
-        found[computed] = None
+        words[computed] = None
     first = _block_words(model, keys, loader, 0)
-    found |= {word.removesuffix("_il"): value for word, value in first.items() if word != "il"}
-    if found.get("n_layer_dense_lead") is None:
-        experts = (i for i, layer in enumerate(model.geometry.layers) if layer.experts is not None)
-        found["n_layer_dense_lead"] = next(experts, len(model.geometry.layers))
-    found |= _latent_words(model, found)
-    return {word: value for word, value in found.items() if value is not None}
+    words |= {word.removesuffix("_il"): value for word, value in first.items() if word != "il"}
+    if words.get("n_layer_dense_lead") is None:
+        experts = (i for i, layer in enumerate(geometry.layers) if layer.experts is not None)
+        words["n_layer_dense_lead"] = next(experts, len(geometry.layers))
+    mixer = geometry.layers[0].mixer
+    if isinstance(mixer, LatentAttention):
+        words["n_lora_q"] = mixer.query_rank
+    key_width, value_width = words.get("n_embd_head_k_mla"), words.get("n_embd_head_v_mla")
+    if key_width is not None and value_width is not None:
+        words["is_mla"] = bool(key_width and value_width)
+        if not words["is_mla"]:  # the file does not state separate widths of K and V
+            words["n_embd_head_k_mla"] = words["n_embd_head_k"]
+            words["n_embd_head_v_mla"] = words["n_embd_head_v"]
+    return {word: value for word, value in words.items() if value is not None}
 
 
 def _block_words(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[str, int]:
@@ -248,44 +246,14 @@ def _block_words(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[
         word = f"n_embd_head_{side}"
         own = keys.number(key, head) if heads or word in loader.fields else 0
         found[f"{word}_il"] = keys.number(f"{key}_swa", own) if slides else own
-        found[f"n_embd_{side}_gqa_il"] = _product(found[f"{word}_il"], found["n_head_kv_il"])
+        dim, kv_heads = found[f"{word}_il"], found["n_head_kv_il"]
+        if dim is not None and kv_heads is not None:
+            found[f"n_embd_{side}_gqa_il"] = dim * kv_heads
     own = keys.number("rope.dimension_count", keys.number("attention.key_length", head))
     found["n_rot_il"] = keys.number("rope.dimension_count_swa", own) if slides else own
     for computed in loader.computed - {"is_recr", "is_swa"}:  # the geometry has these two
         found[f"{computed}_il"] = None
     return {"il": block, **{word: value for word, value in found.items() if value is not None}}
-
-
-def _latent_words(model: Model, found: Mapping[str, int | None]) -> dict[str, int | None]:
-    """MLA variables: whether the file states separate K and V widths."""
-    key, value = found.get("n_embd_head_k_mla"), found.get("n_embd_head_v_mla")
-    mixer = model.geometry.layers[0].mixer
-    ranks = {"n_lora_q": mixer.query_rank} if isinstance(mixer, LatentAttention) else {}
-    if key is None or value is None:
-        return {**ranks}
-    absorbed = bool(key and value)
-    return {
-        **ranks,
-        "is_mla": absorbed,
-        "n_embd_head_k_mla": key if absorbed else found["n_embd_head_k"],
-        "n_embd_head_v_mla": value if absorbed else found["n_embd_head_v"],
-    }
-
-
-def _vocabulary(header: ModelHeader, keys: _Keys) -> int | None:
-    tokens = header.arrays.get("tokenizer.ggml.tokens")
-    if tokens is not None:
-        return tokens.count
-    listed = header.keys.get("tokenizer.ggml.tokens")
-    if isinstance(listed, tuple):
-        return len(listed)
-    if header.keys.get("tokenizer.ggml.model") in ("none", "no_vocab"):
-        return keys.number("vocab_size", 0)
-    return None
-
-
-def _product(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a * b
 
 
 def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
@@ -295,15 +263,16 @@ def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
         return
     by_block: dict[int | None, dict[str, Tensor]] = {}
     for tensor in tensors:
-        block, name = _split(tensor.name)
+        match = _IN_BLOCK.fullmatch(tensor.name)
+        block, name = (int(match[1]), match[2] or "") if match else (None, tensor.name)
         by_block.setdefault(block, {})[name] = tensor
     keys = _Keys(model.header, model.geometry.architecture)
     outside, inside = _Part(loader, in_block=False), _Part(loader, in_block=True)
     reasons, created = outside.load(by_block.get(None, {}), {**words, "il": 0}, "")
     yield from reasons
     for layer in range(layers):
-        own = {**words, **_block_words(model, keys, loader, layer)}
-        reasons, taken = inside.load(by_block.get(layer, {}), own, f"blk.{layer}.")
+        layer_words = {**words, **_block_words(model, keys, loader, layer)}
+        reasons, taken = inside.load(by_block.get(layer, {}), layer_words, f"blk.{layer}.")
         yield from reasons
         created += taken
     predicting = keys.number("nextn_predict_layers", 0) or 0
@@ -324,22 +293,13 @@ def _empty_blocks(model: Model) -> Iterator[str]:
             yield f"the file has no tensors for block {block}"
 
 
-def _split(name: str) -> tuple[int | None, str]:
-    """blk.12.attn_q.weight -> 12, attn_q.weight."""
-    start, _, rest = name.partition(".")
-    number, _, own = rest.partition(".")
-    if start == "blk" and number.isdecimal() and len(number) <= 6 and str(int(number)) == number:
-        return int(number), own
-    return None, name
-
-
 class _Part:
     """The tensors of one block, or those outside the blocks. Equal blocks are computed once."""
 
     def __init__(self, loader: Loader, *, in_block: bool) -> None:
         self.needs = [one for one in loader.tensors if one.in_block is in_block]
         self.conditions = tuple(dict.fromkeys(one.condition for one in self.needs))
-        self.known: dict[Hashable, tuple[tuple[str, ...], dict[str, list[Shape]]]] = {}
+        self.known: dict[Hashable, tuple[list[str], dict[str, list[Shape]]]] = {}
 
     def load(self, there: Mapping[str, Tensor], words: Words, prefix: str) -> tuple[list[str], int]:
         """The loader's errors, and the number of tensors that it uses."""
@@ -351,7 +311,15 @@ class _Part:
             *(name in there for name in FUSED),
         )
         if alike not in self.known:
-            self.known[alike] = self._expected(there, words, holds)
+            required, shapes = self.known[alike] = [], {}
+            for need in self.needs:
+                condition = holds[need.condition]  # None: unknown, which requires nothing
+                if condition is None or condition:
+                    for name, shape, needed in _named(need, there):
+                        dimensions = tuple(evaluate(one, words) for one in shape)
+                        shapes.setdefault(name, []).append(dimensions)
+                        if needed and condition:
+                            required.append(name)
         required, shapes = self.known[alike]
         reasons = [f"tensor '{prefix}{name}' not found" for name in required if name not in there]
         taken = 0
@@ -372,21 +340,6 @@ class _Part:
                     f"tensor '{prefix}{name}' has wrong shape; expected {expected}, got {got}"
                 )
         return reasons, taken
-
-    def _expected(
-        self, there: Mapping[str, Tensor], words: Words, holds: Mapping[str, Number | None]
-    ) -> tuple[tuple[str, ...], dict[str, list[Shape]]]:
-        """Required names, and the allowed shapes by name. An unknown condition requires nothing."""
-        required: list[str] = []
-        shapes: dict[str, list[Shape]] = {}
-        for need in self.needs:
-            if (known := holds[need.condition]) is not None and not known:
-                continue
-            for name, shape, needed in _named(need, there):
-                shapes.setdefault(name, []).append(tuple(evaluate(one, words) for one in shape))
-                if needed and known:
-                    required.append(name)
-        return tuple(required), shapes
 
 
 def _named(

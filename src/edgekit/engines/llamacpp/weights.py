@@ -148,17 +148,29 @@ def buffer_pools(setup: LlamaCppSetup) -> dict[str, Pool]:
 
 def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
     """The tensors that -ot places; the first matching entry applies."""
-    known = buffer_pools(setup)
-    for one in setup.overrides:
-        if one.buffer not in known:
-            shown = [name for name in known if not name.startswith("ROCm")]
+    overrides, pools = setup.overrides, buffer_pools(setup)
+    for override in overrides:
+        if override.buffer not in pools:
+            shown = [name for name in pools if not name.startswith("ROCm")]
             raise UsageError(
-                f"--override-tensor: {one.buffer[:60]!r} is not a buffer type here; "
+                f"--override-tensor: {override.buffer[:60]!r} is not a buffer type here; "
                 f"there is {', '.join(shown)}"
             )
-    overrides = setup.overrides
-    names = prepare(model).overrides.get(overrides, lambda: _matches(model, overrides))
-    return {name: known[buffer] for name, buffer in names.items()}
+    if not overrides:
+        return {}
+
+    def match() -> dict[str, str]:
+        rules = [*zip(_searchers(overrides), overrides, strict=True)]
+        matches: dict[str, str] = {}
+        for tensor in model.header.tensors or ():
+            for is_found, override in rules:
+                if is_found(tensor.name):
+                    matches[tensor.name] = override.buffer
+                    break
+        return matches
+
+    buffers = prepare(model).overrides.get(overrides, match)
+    return {name: pools[buffer] for name, buffer in buffers.items()}
 
 
 def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
@@ -173,26 +185,13 @@ def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
     return is_on_host
 
 
-def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
-    if not overrides:
-        return {}
-    searchers = _searchers(overrides)
-    found: dict[str, str] = {}
-    for tensor in model.header.tensors or ():
-        for one, is_found in zip(overrides, searchers, strict=True):
-            if is_found(tensor.name):
-                found[tensor.name] = one.buffer
-                break
-    return found
-
-
 def _searchers(overrides: Sequence[Override]) -> list[Callable[[str], bool]]:
     """For each override, a function that tells whether its pattern occurs in a name."""
     if not overrides:
         return []
     from edgekit.engines.llamacpp.overrides import searcher  # only with -ot
 
-    return [searcher(one.pattern) for one in overrides]
+    return [searcher(override.pattern) for override in overrides]
 
 
 def _can_scan(model: Model) -> bool:
@@ -215,36 +214,35 @@ def _can_scan(model: Model) -> bool:
 
 
 def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
-    """The pool of each block and of the output: the last n_gpu_layers of these are offloaded."""
+    """The pool of each block and of the output: the last n_gpu_layers of these are offloaded, in consecutive runs as
+    long as the devices' shares (their free memory if no split is given).
+    """
     if not setup.has_device:
         yield from [HOST] * (blocks + 1)
         return
+    ends = [1.0]
+    if setup.split_mode is not SplitMode.TENSOR:
+        free = tuple(float(device.free_bytes or 1) for device in setup.devices)
+        shares = setup.tensor_split[: len(free)] or free
+        if setup.split_mode is SplitMode.NONE:
+            shares = free
+        known = {device.free_bytes is not None for device in setup.devices}
+        if len(known) > 1 and shares is free:
+            raise UsageError(
+                "layers are divided by free memory, which is unknown for some GPUs: give "
+                "--device-memory or --tensor-split (servers of --rpc come first)"
+            )
+        if any(share < 0 for share in shares) or not sum(shares):
+            raise UsageError(f"a tensor split needs positive shares (got {shares})")
+        total = sum(shares)
+        ends = [end / total for end in accumulate(shares)]
     start = max(blocks + 1 - setup.n_gpu_layers, 0)
     offloaded = min(setup.n_gpu_layers, blocks + 1)
-    ends = [1.0] if setup.split_mode is SplitMode.TENSOR else _split_ends(setup)
     for index in range(blocks + 1):
         if index < start:
             yield HOST
         else:
             yield Pool(PoolKind.DEVICE, bisect_right(ends, (index - start) / offloaded))
-
-
-def _split_ends(setup: LlamaCppSetup) -> list[float]:
-    """The cumulative shares of the devices; by free memory if no split is given."""
-    free = tuple(float(one.free_bytes or 1) for one in setup.devices)
-    shares = setup.tensor_split[: len(free)] or free
-    if setup.split_mode is SplitMode.NONE:
-        shares = free
-    known = {one.free_bytes is not None for one in setup.devices}
-    if len(known) > 1 and shares is free:
-        raise UsageError(
-            "layers are divided by free memory, which is unknown for some GPUs: give "
-            "--device-memory or --tensor-split (servers of --rpc come first)"
-        )
-    if any(share < 0 for share in shares) or not sum(shares):
-        raise UsageError(f"a tensor split needs positive shares (got {shares})")
-    total = sum(shares)
-    return [end / total for end in accumulate(shares)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,42 +274,40 @@ def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_
     return pad(size_bytes + extra, DEVICE_ALIGNMENT)
 
 
-def loads_prediction(model: Model, setup: LlamaCppSetup) -> bool:
-    """True if multi-token prediction blocks are loaded: if they are run; always in some builds."""
+def _loaded_blocks(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
+    """The number of loaded blocks: those of multi-token prediction if they are run; always in some builds."""
     first, end = LOADED_ALWAYS.get(model.geometry.architecture, (0, 0))
-    return setup.load_mtp or first <= setup.rules < end
+    loads_prediction = setup.load_mtp or first <= setup.rules < end
+    return len(placement.blocks) - (0 if loads_prediction else model.geometry.mtp_layers)
 
 
 def placed_tensors(
     model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[PlacedTensor, ...]:
     """Every copy of every tensor the engine loads."""
-    loaded_too = loads_prediction(model, setup)
-    blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
+    blocks = _loaded_blocks(model, placement, setup)
     idle = LOADED_IDLE.get(model.geometry.architecture)
-    found: list[PlacedTensor] = []
+    placed: list[PlacedTensor] = []
     for tensor, block in _blocks(model):
         loaded = block is None or block < blocks or (idle and idle.search(tensor.name))
         if loaded and (block is None or block < len(placement.blocks)):
-            pools = _pools(tensor.name, block, placement, model.geometry.architecture)
-            found.extend(PlacedTensor(tensor=tensor, pool=pool, block=block) for pool in pools)
-    found.extend(_tied_head(model, placement))
-    if placement.slicer is None and placement.rows is None:
-        return tuple(found)
-    return tuple(part for one in found for part in _divided(one, placement))
-
-
-def _divided(one: PlacedTensor, placement: TensorPlacement) -> Iterator[PlacedTensor]:
-    """The share of a device tensor that each device holds."""
-    parts: list[Tensor] = []
-    if one.pool.kind is PoolKind.DEVICE and placement.slicer is not None:
-        parts = placement.slicer.weights(one.tensor, one.block)
-    elif one.pool.kind is PoolKind.DEVICE and placement.rows is not None:
-        parts = placement.rows.rows(one.tensor)
-    if not parts:
-        yield one
-    for i, tensor in enumerate(parts):
-        yield replace(one, tensor=tensor, pool=Pool(PoolKind.DEVICE, i))
+            pools = pools_of(tensor.name, block, placement, model.geometry.architecture)
+            placed.extend(PlacedTensor(tensor=tensor, pool=pool, block=block) for pool in pools)
+    placed.extend(_tied_head(model, placement))
+    slicer, rows = placement.slicer, placement.rows
+    if slicer is None and rows is None:
+        return tuple(placed)
+    divided: list[PlacedTensor] = []
+    for one in placed:
+        parts: list[Tensor] = []
+        if one.pool.kind is PoolKind.DEVICE:
+            parts = slicer.weights(one.tensor, one.block) if slicer else []
+            parts = rows.rows(one.tensor) if rows else parts
+        shares = (
+            replace(one, tensor=part, pool=Pool(PoolKind.DEVICE, i)) for i, part in enumerate(parts)
+        )
+        divided.extend(shares if parts else (one,))
+    return tuple(divided)
 
 
 def placed_sums(
@@ -320,26 +316,18 @@ def placed_sums(
     """Block and pool -> bytes and number of the tensors that `placed_tensors` puts there."""
     if placement.overridden or placement.slicer or placement.rows:
         return sums_of(placed_tensors(model, placement, setup))
-    architecture = model.geometry.architecture
-    loaded_too = loads_prediction(model, setup)
-    blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
-    sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
-
-    def add(block: int | None, pool: Pool, size_bytes: int, count: int) -> None:
-        size, number = sums.get((block, pool), (0, 0))
-        sums[block, pool] = size + size_bytes, number + count
-
-    for one in prepare(model).tensor_groups.get(lambda: _tensor_groups(model)):
-        block = one.block
+    blocks = _loaded_blocks(model, placement, setup)
+    sums = sums_of(_tied_head(model, placement))
+    for group in prepare(model).tensor_groups.get(lambda: _tensor_groups(model)):
+        block = group.block
         if block is not None and (
-            block >= len(placement.blocks) or not (block < blocks or one.is_idle)
+            block >= len(placement.blocks) or not (block < blocks or group.is_idle)
         ):
             continue
-        for pool in _pools(one.name, block, placement, architecture):
-            size_bytes = one.host_bytes if pool.kind is PoolKind.HOST else one.device_bytes
-            add(block, pool, size_bytes, one.count)
-    for head in _tied_head(model, placement):
-        add(head.block, head.pool, head.size_bytes, 1)
+        for pool in pools_of(group.name, block, placement, model.geometry.architecture):
+            more_bytes = group.host_bytes if pool.kind is PoolKind.HOST else group.device_bytes
+            size_bytes, count = sums.get((block, pool), (0, 0))
+            sums[block, pool] = size_bytes + more_bytes, count + group.count
     return sums
 
 
@@ -355,7 +343,7 @@ def sums_of(placed: Iterable[PlacedTensor]) -> dict[tuple[int | None, Pool], tup
 def _tensor_groups(model: Model) -> tuple[TensorGroup, ...]:
     idle = LOADED_IDLE.get(model.geometry.architecture)
     groups: dict[tuple[object, ...], TensorGroup] = {}
-    sizes: dict[tuple[object, ...], tuple[int, int]] = {}  # a model has few different tensors
+    sizes: dict[tuple[object, ...], list[int]] = {}  # a model has few different tensors
     for tensor, block in _blocks(model):
         name, is_idle = tensor.name, bool(idle and idle.search(tensor.name))
         kind = (name,) if block is None else (bool(_EXPERTS.search(name)), name.endswith(".ssm_a"))
@@ -363,14 +351,13 @@ def _tensor_groups(model: Model) -> tuple[TensorGroup, ...]:
         group = groups.get(key)
         if group is None:
             group = groups[key] = TensorGroup(name, block, is_idle)
-        own = (tensor.size_bytes, tensor.shape, tensor.type.name)
-        if own not in sizes:
-            placed = (
-                PlacedTensor(tensor=tensor, pool=pool, block=block) for pool in (HOST, DEVICE)
-            )
-            on_host, on_device = (one.size_bytes for one in placed)
-            sizes[own] = on_host, on_device
-        host_bytes, device_bytes = sizes[own]
+        alike = (tensor.size_bytes, tensor.shape, tensor.type.name)
+        if alike not in sizes:
+            sizes[alike] = [
+                PlacedTensor(tensor=tensor, pool=pool, block=block).size_bytes
+                for pool in (HOST, DEVICE)
+            ]
+        host_bytes, device_bytes = sizes[alike]
         group.count += 1
         group.host_bytes += host_bytes
         group.device_bytes += device_bytes
@@ -389,14 +376,10 @@ def block_number(name: str) -> int | None:
     return int(matched.group(1)) if matched else None
 
 
-def pools_of(name: str, placement: TensorPlacement, architecture: str) -> tuple[Pool, ...]:
-    """The pools of a tensor: several for one that every block uses."""
-    return _pools(name, block_number(name), placement, architecture)
-
-
-def _pools(
+def pools_of(
     name: str, block: int | None, placement: TensorPlacement, architecture: str
 ) -> tuple[Pool, ...]:
+    """The pools of a tensor: several for one that every block uses."""
     if name in placement.moved:
         return (placement.moved[name],)
     if block is not None:
@@ -442,27 +425,23 @@ def tied_pool(placement: TensorPlacement) -> Pool:
 def weight_lines(
     model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[MemoryLine, ...]:
-    key = weights_key(placement, setup)
-    return prepare(model).weights.get(key, lambda: _lines(model, placement, setup))
+    def compute() -> tuple[MemoryLine, ...]:
+        if not setup.repack and not maps_spans(setup):  # sums are enough
+            return tuple(_block_lines(placed_sums(model, placement, setup)))
+        placed = placed_tensors(model, placement, setup)
+        repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
+        between: tuple[MemoryLine, ...] = ()
+        if maps_spans(setup):
+            placed, between = mapped(placed, model.header.tensors or (), setup)
+        return (*_block_lines(sums_of(placed)), *between, *repacked)
+
+    return prepare(model).weights.get(weights_key(placement, setup), compute)
 
 
 def weights_key(placement: TensorPlacement, setup: LlamaCppSetup) -> WeightsKey:
     cpu = setup.cpu if setup.repack else None
     devices = setup.devices if maps_spans(setup) else None
     return WeightsKey(placement, setup.load_mtp, setup.rules, setup.use_mmap, cpu, devices)
-
-
-def _lines(
-    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
-) -> tuple[MemoryLine, ...]:
-    if not setup.repack and not maps_spans(setup):  # sums are enough
-        return tuple(_block_lines(placed_sums(model, placement, setup)))
-    placed = placed_tensors(model, placement, setup)
-    repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
-    if not maps_spans(setup):
-        return (*_block_lines(sums_of(placed)), *repacked)
-    own, between = mapped(placed, model.header.tensors or (), setup)
-    return (*_block_lines(sums_of(own)), *between, *repacked)
 
 
 def repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
@@ -516,31 +495,25 @@ def _repacked(
         and len(one.tensor.shape) > 1
         and one.tensor.name != EMBEDDING
     ]
+    copies: list[tuple[int, str]] = []
     if setup.use_mmap and sizes:
-        yield MemoryLine(
-            component=Component.WEIGHTS,
-            size_bytes=sum(sizes),
-            pool=HOST,
-            basis=Basis.MODELLED,
-            because=(
-                f"copy of {len(sizes)} matrices repacked for the CPU, in addition to the "
-                "mapped file"
-            ),
-            within=REPACK_WITHIN,
-        )
+        matrices = f"copy of {len(sizes)} matrices repacked for the CPU"
+        copies.append((sum(sizes), f"{matrices}, in addition to the mapped file"))
     names = {one.tensor.name: one for one in placed}
     tied = names.get(EMBEDDING)
-    has_tied_head = (
-        HEAD not in names and not known_architecture(model.geometry.architecture).without_head
-    )
+    without_head = known_architecture(model.geometry.architecture).without_head
+    has_tied_head = HEAD not in names and not without_head
     on_host = tied_pool(placement) == HOST  # the embedding may be there, and its copy elsewhere
     if tied is not None and tied.tensor.type.name in types and has_tied_head and on_host:
+        because = "second copy of the token embedding, repacked as the output head"
+        copies.append((tied.size_bytes, because))
+    for size_bytes, because in copies:
         yield MemoryLine(
             component=Component.WEIGHTS,
-            size_bytes=tied.size_bytes,
+            size_bytes=size_bytes,
             pool=HOST,
             basis=Basis.MODELLED,
-            because="second copy of the token embedding, repacked as the output head",
+            because=because,
             within=REPACK_WITHIN,
         )
 

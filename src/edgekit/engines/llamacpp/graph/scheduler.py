@@ -144,7 +144,7 @@ def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> 
     name, _, pool = tensor.name.partition("@")
     if pool and name not in placement.moved:
         return placement.pools[int(pool)]
-    return pools_of(name, placement, hparams.arch)[0]
+    return pools_of(name, block_number(name), placement, hparams.arch)[0]
 
 
 def _separate(build: Build, placement: TensorPlacement) -> None:
