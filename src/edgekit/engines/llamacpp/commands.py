@@ -5,6 +5,7 @@ Flags as in common/arg.cpp @ b21e4de.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,35 +68,28 @@ LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weigh
 
 def commands(startup: Startup) -> Iterator[Command]:
     """Commands for llama.cpp, Ollama and LM Studio. The latter two cannot express a given -ot, -sm or --rpc."""
+    setup, source = LlamaCppSetup.of(startup.setup), model_source(startup)
     cards = _card_notes(startup)
-    yield from _own(startup, cards)
-    setup = LlamaCppSetup.of(startup.setup)
-    moved = setup.overrides and not startup.placement.by_tensor
-    if not moved and not setup.servers and setup.split_mode is SplitMode.LAYER:
-        yield from ollama_commands(startup, cards)
-        yield from lm_studio_commands(startup)
-
-
-def _own(startup: Startup, cards: list[str]) -> Iterator[Command]:
-    source, around = model_source(startup), startup.environment
     notes = [source.note, *cards] if source.note else cards
     if NO_PROJECTOR in source.words and not has_own_file(startup):  # it takes pictures
         notes = [*notes, TEXT_ONLY]
-    verdict, build = startup.verdict, LlamaCppSetup.of(startup.setup).rules
-    flags = started(verdict, startup.given)
-    server = ["llama-server", *source.words, *command_words(flags, build)]
+    flags = started(startup.verdict, startup.given)
+    server = ["llama-server", *source.words, *command_words(flags, setup.rules)]
     more = list(notes)
-    repacked = repacking(verdict)
+    repacked = repacking(startup.verdict)
     if repacked.fits and "repack" not in startup.given:
         more += repack_notes(repacked.size_bytes)
     if PLACEHOLDER_DRAFT in server:
         more.append(f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}")
-    yield startup.command("llama-server", "llama-server", server, around, more)
-    if startup.setup.embeddings:
-        return  # llama-cli does not return embeddings
-    alone = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
-    words = ["llama-cli", *source.words, *command_words(alone, build)]
-    yield startup.command("llama-cli", "llama-cli", words, around, notes)
+    yield startup.command("llama-server", "llama-server", server, startup.environment, more)
+    if not setup.embeddings:  # llama-cli does not return them
+        alone = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
+        words = ["llama-cli", *source.words, *command_words(alone, setup.rules)]
+        yield startup.command("llama-cli", "llama-cli", words, startup.environment, notes)
+    moved = setup.overrides and not startup.placement.by_tensor
+    if not moved and not setup.servers and setup.split_mode is SplitMode.LAYER:
+        yield from ollama_commands(startup, cards)
+        yield from lm_studio_commands(startup)
 
 
 def _card_notes(startup: Startup) -> list[str]:
@@ -262,30 +256,26 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
 
 def offload(verdict: Verdict) -> Offload:
     """Which parts of the model are not on the devices."""
-    setup = LlamaCppSetup.of(verdict.way.setup)
-    if not verdict.way.cards:
+    placement, variant = verdict.way, verdict.variant
+    setup = LlamaCppSetup.of(placement.setup)
+    if not placement.cards:
         return Offload()
-    every = None if verdict.variant is None else len(verdict.variant.model.geometry.layers) + 1
-    count = setup.n_gpu_layers
+    layers = () if variant is None else variant.model.geometry.layers
+    count, every = setup.n_gpu_layers, len(layers) + 1
+    on_host = has_experts_on_host(setup)
+    routed = [layer.index for layer in layers if layer.experts is not None]
+    moved = sum(map(on_host, routed))
+    experts = f"the experts of {moved} layers" if moved else ""
+    if setup.overrides and not placement.by_tensor:
+        experts = "the tensors of -ot"
+    elif routed and moved == len(routed) and not placement.by_tensor:
+        experts = "all experts"
     return Offload(
-        layers="" if every is None or count >= every else f"{count} of {every} layers",
-        experts=_experts_in_ram(verdict),
+        layers="" if variant is None or count >= every else f"{count} of {every} layers",
+        experts=experts,
         cache=not setup.offload_kqv,
         everything=setup.n_gpu_layers == 0,
     )
-
-
-def _experts_in_ram(verdict: Verdict) -> str:
-    way, setup = verdict.way, LlamaCppSetup.of(verdict.way.setup)
-    if setup.overrides and not way.by_tensor:
-        return "the tensors of -ot"
-    layers = () if verdict.variant is None else verdict.variant.model.geometry.layers
-    with_experts = sum(1 for layer in layers if layer.experts is not None)
-    on_host = has_experts_on_host(setup)
-    moved = sum(1 for layer in layers if layer.experts is not None and on_host(layer.index))
-    if with_experts and moved == with_experts and not way.by_tensor:
-        return "all experts"
-    return f"the experts of {moved} layers" if moved else ""
 
 
 OLLAMA = "ollama"
@@ -298,63 +288,69 @@ _GROWTH_VARIABLES = {
     "cache_ram": "LLAMA_ARG_CACHE_RAM",
     "ctx_checkpoints": "LLAMA_ARG_CTX_CHECKPOINTS",
 }
-_CACHES_ALIKE = f"Ollama uses one cache type ({', '.join(_CACHE_BITS)}) for keys and values of all models: {{}} here"
-_NO_EXPERTS = (
-    "Ollama cannot move experts alone to RAM: without num_gpu it places whole layers itself"
-)
-_NO_SPLIT = "Ollama splits layers across GPUs itself; it has no -ts"
-_NO_OFFLOAD = "Ollama has no --no-kv-offload: the cache is where the layers are"
-_NOT_SHARED = (
-    "one request at a time: in Ollama each of {} parallel requests would have its own cache"
-)
 
 
-def ollama_commands(startup: Startup, notes: list[str]) -> Iterator[Command]:
-    """Ollama's commands. No Modelfile if Ollama's default placement is the one judged. `notes`: about the cards."""
-    server = ["ollama", "serve"]
-    yield startup.command(
-        OLLAMA,
-        "Ollama server",
-        server,
-        _ollama_environment(startup),
-        [*_ollama_notes(startup), *notes],
-    )
-    source, layers = _modelfile_source(startup), _ollama_layers(startup)
-    if not source.startswith(_PATHS) and _runs_by_default(startup, layers):
+def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command]:
+    """Ollama's commands. No Modelfile if Ollama's default placement is the one judged."""
+    load, setup, verdict = startup.load, LlamaCppSetup.of(startup.setup), startup.verdict
+    # One cache type for K and V: the most accurate that is no larger than either.
+    kinds = (load.cache_k, load.cache_v)
+    least = min(_CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits for kind in kinds)
+    cache = next((name for name, bits in _CACHE_BITS.items() if bits <= least), _SMALLEST_CACHE)
+    # Ollama multiplies the context by the number of parallel requests.
+    environment = startup.environment
+    environment["OLLAMA_CONTEXT_LENGTH"] = str(startup.context_tokens)
+    environment["OLLAMA_NUM_PARALLEL"] = str(verdict.streams)
+    if cache != _OWN_CACHE:
+        environment["OLLAMA_KV_CACHE_TYPE"] = cache
+    if load.flash_attention is not None or cache != _OWN_CACHE:
+        environment["OLLAMA_FLASH_ATTENTION"] = "0" if load.flash_attention is False else "1"
+    if len(startup.placement.cards) > 1:
+        environment["OLLAMA_SCHED_SPREAD"] = "1"
+    for key, number in growth_limits(verdict).items():
+        environment[_GROWTH_VARIABLES[key]] = str(number)
+    notes = [*_ollama_notes(startup, cache), *card_notes]
+    yield startup.command(OLLAMA, "Ollama server", ["ollama", "serve"], environment, notes)
+
+    source = _modelfile_source(startup)
+    every = block_count(startup.variant.model.geometry) + 1  # plus the output layer
+    num_gpu: int | None = min(setup.n_gpu_layers, every)
+    if not setup.has_device:
+        num_gpu = 0
+    elif _moves_experts(setup):
+        num_gpu = None  # Ollama places whole layers itself
+    on_cpu = num_gpu == 0 and not startup.machine.devices
+    parameters: dict[str, object] = {"num_ctx": startup.context_tokens}
+    if num_gpu is not None:
+        parameters["num_gpu"] = num_gpu
+    if load.microbatch_tokens:
+        parameters["num_batch"] = load.microbatch_tokens
+    if not setup.use_mmap:
+        parameters["use_mmap"] = "false"
+    as_judged = (on_cpu or num_gpu in {None, every}) and parameters.keys() <= {"num_ctx", "num_gpu"}
+    if as_judged and not source.startswith(_PATHS):
         yield startup.command(OLLAMA, "Ollama", ["ollama", "run", source])
         return
-    text = "\n".join(_modelfile(startup, source, layers)) + "\n"
+    lines = [f"FROM {printable(source)}"]  # one line, even for odd file names
+    lines += [f"PARAMETER {name} {value}" for name, value in parameters.items()]
     note = model_source(startup).note
     yield Command(
         program=OLLAMA,
         name="Ollama Modelfile",
         kind=FILE,
-        text=text,
+        text="\n".join(lines) + "\n",
         notes=(note,) if note else (),
     )
-    own = _ollama_name(startup.label)
-    steps = (["ollama", "create", own, "-f", "Modelfile"], ["ollama", "run", own])
+    # A name in Ollama's spelling: lower case, digits, dots, dashes.
+    plain = startup.label.rsplit("/", maxsplit=1)[-1].removesuffix(".gguf").lower()
+    name = re.sub(r"[^a-z0-9._-]", "-", plain).strip("._-")[:80] or "planned"
+    steps = (["ollama", "create", name, "-f", "Modelfile"], ["ollama", "run", name])
     lines = [startup.command(OLLAMA, "Ollama", words).text for words in steps]
     yield Command(program=OLLAMA, name="Ollama", kind=COMMAND, text="\n".join(lines))
 
 
-def _runs_by_default(startup: Startup, layers: int | None) -> bool:
-    """True if Ollama, with only the server's variables, places the model as judged."""
-    on_cpu = layers == 0 and not startup.machine.devices
-    whole = layers is None or layers == block_count(startup.variant.model.geometry) + 1
-    has_batch = bool(startup.load.microbatch_tokens)
-    return (on_cpu or whole) and startup.setup.use_mmap and not has_batch
-
-
-def _modelfile(startup: Startup, source: str, layers: int | None) -> Iterator[str]:
-    yield f"FROM {printable(source)}"  # one line, even for odd file names
-    yield f"PARAMETER num_ctx {startup.context_tokens}"
-    if layers is not None:
-        yield f"PARAMETER num_gpu {layers}"
-    if startup.load.microbatch_tokens:
-        yield f"PARAMETER num_batch {startup.load.microbatch_tokens}"
-    if not startup.setup.use_mmap:
-        yield "PARAMETER use_mmap false"
+def _moves_experts(setup: LlamaCppSetup) -> bool:
+    return bool(setup.cpu_moe or setup.n_cpu_moe or setup.overrides)
 
 
 def _modelfile_source(startup: Startup) -> str:
@@ -375,72 +371,42 @@ def _modelfile_source(startup: Startup) -> str:
     return word if word.startswith(_PATHS) or word[1:2] == ":" else f"./{word}"
 
 
-def _ollama_layers(startup: Startup) -> int | None:
-    """num_gpu; None if only experts are in RAM: Ollama cannot do that and places whole layers itself."""
-    setup = LlamaCppSetup.of(startup.setup)
-    if setup.backend is Backend.CPU:
-        return 0
-    if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
-        return None
-    every = block_count(startup.variant.model.geometry) + 1  # plus the output layer
-    return every if setup.n_gpu_layers >= ALL_LAYERS else min(setup.n_gpu_layers, every)
-
-
-def _ollama_environment(startup: Startup) -> dict[str, str]:
-    """Server variables. Ollama multiplies the context by the number of parallel requests."""
-    cache, load, found = _ollama_cache(startup), startup.load, startup.environment
-    found["OLLAMA_CONTEXT_LENGTH"] = str(startup.context_tokens)
-    found["OLLAMA_NUM_PARALLEL"] = str(startup.verdict.streams)
-    if cache != _OWN_CACHE:
-        found["OLLAMA_KV_CACHE_TYPE"] = cache
-    if load.flash_attention is not None or cache != _OWN_CACHE:
-        found["OLLAMA_FLASH_ATTENTION"] = "0" if load.flash_attention is False else "1"
-    if len(startup.placement.cards) > 1:
-        found["OLLAMA_SCHED_SPREAD"] = "1"
-    limits = growth_limits(startup.verdict)
-    return found | {_GROWTH_VARIABLES[key]: str(number) for key, number in limits.items()}
-
-
-def _ollama_cache(startup: Startup) -> str:
-    """One type for K and V: the most accurate that is no larger than either."""
-    kinds = (startup.load.cache_k, startup.load.cache_v)
-    least = min(_CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits for kind in kinds)
-    return next((name for name, bits in _CACHE_BITS.items() if bits <= least), _SMALLEST_CACHE)
-
-
-def _ollama_notes(startup: Startup) -> Iterator[str]:
-    """Notes on settings that Ollama lacks."""
+def _ollama_notes(startup: Startup, cache: str) -> Iterator[str]:
+    """Notes on settings that Ollama lacks. `cache`: the cache type that it uses."""
     load, setup = startup.load, LlamaCppSetup.of(startup.setup)
     requested = {_OWN_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)}
-    if requested != {_ollama_cache(startup)}:
-        yield _CACHES_ALIKE.format(_ollama_cache(startup))
-    if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
-        yield _NO_EXPERTS
+    if requested != {cache}:
+        types = ", ".join(_CACHE_BITS)
+        yield f"Ollama uses one cache type ({types}) for keys and values of all models: {cache} here"
+    if _moves_experts(setup):
+        yield "Ollama cannot move experts alone to RAM: without num_gpu it places whole layers itself"
     if setup.tensor_split:
-        yield _NO_SPLIT
+        yield "Ollama splits layers across GPUs itself; it has no -ts"
     if not setup.offload_kqv:
-        yield _NO_OFFLOAD
+        yield "Ollama has no --no-kv-offload: the cache is where the layers are"
     sequences = LoadFacts.of(startup.verdict.estimate).n_seq_max
     if sequences > 1 and startup.verdict.streams == 1:
-        yield _NOT_SHARED.format(sequences)
-
-
-def _ollama_name(label: str) -> str:
-    """The name in Ollama's spelling: lower case, digits, dots, dashes."""
-    plain = label.rsplit("/", maxsplit=1)[-1].removesuffix(".gguf").lower()
-    name = "".join(
-        char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in plain
-    )
-    return name.strip("._-")[:80] or "planned"
+        yield f"one request at a time: in Ollama each of {sequences} parallel requests would have its own cache"
 
 
 def lm_studio_commands(startup: Startup) -> Iterator[Command]:
-    yield from lm_studio_texts(
-        startup,
-        list(_lm_studio_settings(startup)),
-        model=_lm_studio_model(startup),
-        notes=list(_lm_studio_notes(startup)),
-    )
+    source, files = model_source(startup), startup.files
+    model = source.words[1].partition(":")[0]
+    if has_own_file(startup):
+        model = files.label if files is not None else startup.variant.reference
+        found = parsed(model, is_name=files is not None and files.origin.is_remote)
+        model = found.repo if isinstance(found, HubModel) else model
+    notes = [source.note] if source.note else []
+    if startup.verdict.streams > 1:
+        notes.append(
+            "LM Studio uses one cache for all requests, as large as the planned caches together"
+        )
+    if "cache_ram" in growth_limits(startup.verdict):
+        notes.append(
+            "LM Studio has no setting for llama-server's prompt cache: it can grow to 8 GiB of RAM"
+        )
+    settings = list(_lm_studio_settings(startup))
+    yield from lm_studio_texts(startup, settings, model=model, notes=notes)
 
 
 def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
@@ -523,21 +489,3 @@ def _split_setting(startup: Startup) -> Iterator[LmStudioSetting]:
     config = {"strategy": "custom", "disabledGpus": [], "priority": [], "customRatio": ratio}
     shown = "custom, " + ":".join(f"{share:g}" for share in ratio)
     yield LmStudioSetting("GPU split", "load.gpuSplitConfig", config, shown)
-
-
-def _lm_studio_model(startup: Startup) -> str:
-    if not has_own_file(startup):
-        return model_source(startup).words[1].partition(":")[0]
-    files = startup.files
-    name = files.label if files is not None else startup.variant.reference
-    found = parsed(name, is_name=files is not None and files.origin.is_remote)
-    return found.repo if isinstance(found, HubModel) else name
-
-
-def _lm_studio_notes(startup: Startup) -> Iterator[str]:
-    if note := model_source(startup).note:
-        yield note
-    if startup.verdict.streams > 1:
-        yield "LM Studio uses one cache for all requests, as large as the planned caches together"
-    if "cache_ram" in growth_limits(startup.verdict):
-        yield "LM Studio has no setting for llama-server's prompt cache: it can grow to 8 GiB of RAM"

@@ -78,18 +78,15 @@ def mixed_model(model: Model, mix: str) -> MixedModel:
     return source.at_mix(mix)
 
 
-def _is_gguf(model: Model) -> bool:
-    return model.header.container is Container.GGUF
-
-
 def convert(model: Model, mix: str) -> Converted:
     """Raises RefusedError for a model_type that llama.cpp's converter does not have."""
     name = model.geometry.architecture
-    if not _is_gguf(model) and conversion_of(name).unsupported:
+    is_gguf = model.header.container is Container.GGUF
+    if not is_gguf and conversion_of(name).unsupported:
         raise RefusedError(
             f"llama.cpp's converter does not support {name}, so there is no GGUF of it to run"
         )
-    unread = _is_gguf(model) and model.header.tensors is None
+    unread = is_gguf and model.header.tensors is None
     if unread:
         model = _with_head(model, mix)
     mixed = mixed_model(model, mix)
@@ -97,7 +94,7 @@ def convert(model: Model, mix: str) -> Converted:
         Tensor(name=one.name, type=one.type, shape=one.shape, size_bytes=one.size_bytes, offset=0)
         for one in mixed.tensors
     )
-    geometry = model.geometry if _is_gguf(model) else _in_llama_cpp(model.geometry)
+    geometry = model.geometry if is_gguf else _in_llama_cpp(model.geometry)
     header = replace(
         model.header,
         keys=model.header.keys or gguf_keys(geometry, model.header.config),
@@ -139,9 +136,9 @@ def _with_head(model: Model, mix: str) -> Model:
 
 def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
     """The geometry as llama.cpp loads it from a config.json."""
-    conversion = conversion_of(geometry.architecture)
+    name = geometry.architecture
+    conversion, full_heads = conversion_of(name), known_architecture(name).full_heads
     spans: dict[str, Any] = {} if conversion.keeps_windows else {"span": Span.ALL, "span_tokens": 0}
-    full_heads = known_architecture(geometry.architecture).full_heads
 
     def changed(kind: LayerKind) -> LayerKind:
         match kind:
@@ -154,9 +151,10 @@ def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
             case _:
                 return kind
 
+    has_experts = any(layer.experts for layer in geometry.layers)
     return replace(
         geometry,
-        architecture=gguf_architecture(geometry),
+        architecture="nemotron_h_moe" if name == "nemotron_h" and has_experts else conversion.to,
         layers=tuple(replace(layer, mixer=changed(layer.mixer)) for layer in geometry.layers),
         mtp_layers=0 if conversion.drops_prediction else geometry.mtp_layers,
     )
@@ -254,36 +252,24 @@ _STATED = {
 }
 
 
-def gguf_architecture(geometry: ModelGeometry) -> str:
-    name = geometry.architecture
-    if name == "nemotron_h" and any(layer.experts for layer in geometry.layers):
-        return "nemotron_h_moe"
-    return conversion_of(name).to
-
-
 def gguf_keys(geometry: ModelGeometry, config: Mapping[str, Any]) -> dict[str, Value]:
     """The keys by name. `geometry`: as llama.cpp would read it, with the GGUF name of the architecture."""
     section = text_section(config)
     found = {
-        **dict(_stated_keys(section)),
         **dict(_model_keys(geometry, section)),
         **dict(_attention_keys(geometry)),
-        **dict(_expert_keys(geometry, section)),
-        **dict(_recurrence_keys(geometry)),
+        **dict(_layer_keys(geometry, section)),
     }
     name = geometry.architecture
     return {"general.architecture": name, **{f"{name}.{key}": one for key, one in found.items()}}
 
 
-def _stated_keys(section: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
+def _model_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
     for key, spellings in _STATED.items():
         values = (dig(section, spelling) for spelling in spellings)
         value = next((one for one in values if isinstance(one, (bool, int, float))), None)
         if value is not None:
             yield key, value
-
-
-def _model_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
     yield "block_count", len(geometry.layers) // geometry.loops + geometry.mtp_layers
     yield "embedding_length", geometry.hidden
     halves = (layer.dense or layer.experts for layer in geometry.layers)
@@ -294,16 +280,14 @@ def _model_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator
         yield "context_length", geometry.trained_context
     if "position_embedding_type" in section:  # Granite
         yield "rope.scaling.finetuned", section["position_embedding_type"] == "rope"
-    if sections := _rope_sections(geometry.architecture, section):
-        yield "rope.dimension_sections", sections
-
-
-def _rope_sections(architecture: str, section: Mapping[str, Any]) -> tuple[int, ...]:
+    sections = known_architecture(geometry.architecture).rope_sections
     for path in ("rope_parameters.mrope_section", "rope_scaling.mrope_section"):
         stated = dig(section, path)
         if isinstance(stated, list) and all(isinstance(one, int) for one in stated):
-            return (*stated, 0, 0, 0, 0)[:4]
-    return known_architecture(architecture).rope_sections
+            sections = (*stated, 0, 0, 0, 0)[:4]
+            break
+    if sections:
+        yield "rope.dimension_sections", sections
 
 
 def _attention_keys(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
@@ -318,8 +302,17 @@ def _attention_keys(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
     yield "attention.head_count", heads.pop() if len(heads) == 1 else listed
     yield "attention.head_count_kv", _for_all(map(_kv_heads, layers))
     whole = next((one for one in found if one.span is Span.ALL), found[0])
+    key, value = whole.key_dim, whole.value_dim
+    if isinstance(whole, LatentAttention):
+        if whole.absorbed:
+            yield "attention.key_length_mla", key
+            yield "attention.value_length_mla", value
+            key, value = whole.latent_dim + whole.rope_dim, whole.latent_dim
+        yield "attention.kv_lora_rank", whole.latent_dim
+        yield "attention.q_lora_rank", whole.query_rank
+    yield "attention.key_length", key
+    yield "attention.value_length", value
     sliding = next((one for one in found if one.span is not Span.ALL), None)
-    yield from _head_widths(whole)
     if isinstance(sliding, Attention):
         yield "attention.key_length_swa", sliding.key_dim
         yield "attention.value_length_swa", sliding.value_dim
@@ -333,39 +326,19 @@ def _kv_heads(attention: Attention | LatentAttention | None) -> int:
     return 0 if attention is None else attention.kv_heads
 
 
-def _head_widths(attention: Attention | LatentAttention) -> Iterator[tuple[str, Value]]:
-    if not isinstance(attention, LatentAttention) or not attention.absorbed:
-        yield "attention.key_length", attention.key_dim
-        yield "attention.value_length", attention.value_dim
-    else:
-        yield "attention.key_length", attention.latent_dim + attention.rope_dim
-        yield "attention.value_length", attention.latent_dim
-        yield "attention.key_length_mla", attention.key_dim
-        yield "attention.value_length_mla", attention.value_dim
-    if isinstance(attention, LatentAttention):
-        yield "attention.kv_lora_rank", attention.latent_dim
-        yield "attention.q_lora_rank", attention.query_rank
-
-
-def _expert_keys(
-    geometry: ModelGeometry, section: Mapping[str, Any]
-) -> Iterator[tuple[str, Value]]:
-    routed = [layer.experts for layer in geometry.layers if layer.experts]
-    if not routed:
-        return
-    yield "expert_count", routed[0].count
-    yield "expert_used_count", routed[0].used
-    yield "expert_feed_forward_length", routed[0].width
-    first = next(layer.index for layer in geometry.layers if layer.experts)
-    yield "leading_dense_block_count", first
-    stated = next((one for key in _GATING_KEYS if (one := section.get(key))), None)
-    if isinstance(stated, str) and stated in _GATING:
-        yield "expert_gating_func", _GATING[stated]
-    elif tensor_recipe(geometry.architecture).correction.holds(section):
-        yield "expert_gating_func", _GATING["sigmoid"]  # routing with a selection bias uses it
-
-
-def _recurrence_keys(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
+def _layer_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
+    """The keys of experts and of recurrences."""
+    first = next((layer for layer in geometry.layers if layer.experts), None)
+    if first is not None and first.experts is not None:
+        yield "expert_count", first.experts.count
+        yield "expert_used_count", first.experts.used
+        yield "expert_feed_forward_length", first.experts.width
+        yield "leading_dense_block_count", first.index
+        stated = next((one for key in _GATING_KEYS if (one := section.get(key))), None)
+        if isinstance(stated, str) and stated in _GATING:
+            yield "expert_gating_func", _GATING[stated]
+        elif tensor_recipe(geometry.architecture).correction.holds(section):
+            yield "expert_gating_func", _GATING["sigmoid"]  # routing with a selection bias uses it
     mixers = (layer.mixer for layer in geometry.layers)
     kinds = (one.recurrent if isinstance(one, HybridLayer) else one for one in mixers)
     kind = next((one for one in kinds if isinstance(one, Recurrent)), None)

@@ -227,12 +227,18 @@ def in_order(tensors: Iterable[GgufTensor]) -> tuple[SourceTensor, ...]:
     known: dict[tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]] = {}
     found = []
     for one in tensors:
-        block = _BLOCK.match(one.name)
-        own_name = one.name[block.end() - 1 :] if block else one.name
-        what = known.get((own_name, one.shape))
-        if what is None:
-            what = known[own_name, one.shape] = kind_of(one.name), _is_quantised(one)
-        found.append(SourceTensor(one, int(block[1]) if block else -1, *what))
+        name, block = one.name, _BLOCK.match(one.name)
+        key = (name[block.end() - 1 :] if block else name, one.shape)
+        if key not in known:
+            kinds = (kind for part, kind in _PARTS if part in name)
+            is_quantised = (
+                len(_dimensions(one)) > 1
+                and name.endswith("weight")
+                and name not in KEPT_NAMES
+                and _KEPT.search(name) is None
+            )
+            known[key] = next(kinds, _NAMES.get(name, TensorCategory.OTHER)), is_quantised
+        found.append(SourceTensor(one, int(block[1]) if block else -1, *known[key]))
     return tuple(sorted(found, key=lambda one: (one.block, one.tensor.name)))
 
 
@@ -241,10 +247,20 @@ def quantize(
 ) -> tuple[GgufTensor, ...]:
     """The tensors at this mix. `imatrix`: quantised with an importance matrix; None: only if required."""
     row = mix_row(mix)
+    base = by_name(row.base)
     used = row.needs_imatrix if imatrix is None else imatrix
     values = sum(one.kind is TensorCategory.VALUE for one in tensors)
     chooser = _Chooser(row, model, imatrix=used, values=values)
-    return tuple(chooser.mixed(one) for one in tensors)
+    mixed = []
+    for one in tensors:
+        tensor = one.tensor
+        if one.is_quantised:
+            type_ = base
+            if base.block_elements > 1:
+                type_ = _fitting(chooser.type_name(one, base), tensor)
+            tensor = GgufTensor(name=tensor.name, shape=tensor.shape, type=type_)
+        mixed.append(tensor)
+    return tuple(mixed)
 
 
 class _Chooser:
@@ -253,59 +269,34 @@ class _Chooser:
     def __init__(self, row: MixRow, model: MixFacts, *, imatrix: bool, values: int) -> None:
         self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
         self.counts = dict.fromkeys(TensorCategory, 0)
-        self.base = by_name(row.base)
 
-    def mixed(self, one: SourceTensor) -> GgufTensor:
-        if not one.is_quantised:
-            return one.tensor
-        chosen = self.base if self.base.block_elements == 1 else self._chosen(one)
-        return GgufTensor(name=one.tensor.name, shape=one.tensor.shape, type=chosen)
-
-    def _chosen(self, one: SourceTensor) -> TensorType:
-        tensor, kind = one.tensor, one.kind
-        if kind is TensorCategory.OUTPUT or (kind is TensorCategory.EMBEDDING and self.model.tied):
-            uneven = tensor.shape[-1] % self.base.block_elements
-            falcon = self.model.architecture == "falcon"
-            name = "Q8_0" if uneven or falcon else self.row.output
-        elif self.row.name == "MXFP4_MOE":
-            name = "MXFP4" if len(_dimensions(tensor)) > 2 else "Q8_0"
-        elif kind is TensorCategory.EMBEDDING:
-            name = self.row.embedding or self.row.base
-        else:
-            name = self._in_layer(one)
-        return _fitting(name, tensor)
-
-    def _in_layer(self, one: SourceTensor) -> str:
-        kind, chosen = one.kind, self.row.base
-        if cases := self.row.cases(kind):
-            place = self._place(one)
+    def type_name(self, one: SourceTensor, base: TensorType) -> str:
+        tensor, kind, row, model = one.tensor, one.kind, self.row, self.model
+        if kind is TensorCategory.OUTPUT or (kind is TensorCategory.EMBEDDING and model.tied):
+            uneven = tensor.shape[-1] % base.block_elements
+            return "Q8_0" if uneven or model.architecture == "falcon" else row.output
+        if row.name == "MXFP4_MOE":
+            return "MXFP4" if len(_dimensions(tensor)) > 2 else "Q8_0"
+        if kind is TensorCategory.EMBEDDING:
+            return row.embedding or row.base
+        chosen = row.base
+        if cases := row.cases(kind):
+            index = self.counts[kind]
+            by_layer = {TensorCategory.GATE, TensorCategory.UP}
+            if not row.down_by_count:
+                by_layer.add(TensorCategory.DOWN)
+            if model.experts > 1 and kind in by_layer:
+                index = one.block
+            of = self.values if kind is TensorCategory.VALUE else model.layers
+            place = TensorPlace(index=index, of=of, model=model, imatrix=self.imatrix)
             chosen = next((case.type for case in cases if case.holds(place)), "") or chosen
         self.counts[kind] += 1
-        if kind is TensorCategory.VALUE and self.row.raises_values:
-            if self.model.experts == 8:
+        if kind is TensorCategory.VALUE and row.raises_values:
+            if model.experts == 8:
                 return "Q8_0"
-            if self.model.seventy and chosen in {"Q3_K", "Q4_K"}:
+            if model.seventy and chosen in {"Q3_K", "Q4_K"}:
                 return "Q5_K"
         return chosen
-
-    def _place(self, one: SourceTensor) -> TensorPlace:
-        kind = one.kind
-        of = self.values if kind is TensorCategory.VALUE else self.model.layers
-        by_layer = self.model.experts > 1 and kind in {
-            TensorCategory.DOWN,
-            TensorCategory.GATE,
-            TensorCategory.UP,
-        }
-        index = self.counts[kind]
-        if by_layer and not (kind is TensorCategory.DOWN and self.row.down_by_count):
-            index = one.block
-        return TensorPlace(index=index, of=of, model=self.model, imatrix=self.imatrix)
-
-
-def kind_of(name: str) -> TensorCategory:
-    return next(
-        (kind for part, kind in _PARTS if part in name), _NAMES.get(name, TensorCategory.OTHER)
-    )
 
 
 _NAMES = {
@@ -326,16 +317,6 @@ _PARTS = (
 )
 _KEPT = re.compile("|".join(map(re.escape, KEPT_PARTS)))
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
-
-
-def _is_quantised(tensor: GgufTensor) -> bool:
-    name = tensor.name
-    return (
-        len(_dimensions(tensor)) > 1
-        and name.endswith("weight")
-        and name not in KEPT_NAMES
-        and _KEPT.search(name) is None
-    )
 
 
 def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
@@ -483,7 +464,7 @@ class Converted:
         return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
 
     def known(self, line: MemoryLine) -> MemoryLine:
-        """The line, at most as certain as the conversion."""
+        """The line, at most as certain as the conversion and the layers that tensors were derived from."""
         mixed = self.mixed
         if line.component is Component.WEIGHTS:
             line = replace(line, because=f"{line.because} ({mixed.mix})")
@@ -492,10 +473,6 @@ class Converted:
         if line.basis is Basis.EXACT:
             within = COMPUTE_WITHIN if line.component is Component.COMPUTE else WITHIN
             line = known_as(line, mixed.basis, within)
-        return self._as_layers(line)
-
-    def _as_layers(self, line: MemoryLine) -> MemoryLine:
-        """True if the tensors were derived from the layers."""
         return no_better_than(line, self.model.geometry.basis, WITHIN)
 
     def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
@@ -514,4 +491,6 @@ class Converted:
             ),
             within=1.0,
         )
-        return (line if self.mixed.basis is Basis.EXACT else self._as_layers(line),)
+        if self.mixed.basis is not Basis.EXACT:
+            line = no_better_than(line, self.model.geometry.basis, WITHIN)
+        return (line,)
