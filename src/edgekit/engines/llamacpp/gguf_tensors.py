@@ -128,50 +128,34 @@ def _blocks(
     geometry: ModelGeometry, config: Mapping[str, Any] | None
 ) -> Iterator[tuple[int | None, Sequence[GgufTensor]]]:
     """(block, its tensors), with None for those outside the blocks. Equal layers are computed once."""
-    recipe = tensor_recipe(geometry.architecture)
-    section = text_section(config or {})
-    name = geometry.architecture
+    name, section = geometry.architecture, text_section(config or {})
+    recipe = tensor_recipe(name)
     yield None, _laid(outer_tensors(geometry, config), None, name, recipe)
-    yield None, tuple(_rope_tables(geometry, section))
+    # Rope frequency factors: one table for Llama 3, two for LongRoPE.
+    count = section.get(ROPE_TABLES)
+    if not isinstance(count, int):
+        count = _TABLES_BY_ROPE.get("" if geometry.rope is None else geometry.rope.type, 0)
+    if tables := _ROPE_TABLES.get(count, ()):
+        factors = (rotary_dim(geometry, section) // 2,)
+        yield None, [GgufTensor(name=f"{one}.weight", shape=factors, type=_F32) for one in tables]
     known: dict[object, Sequence[GgufTensor]] = {}
     for layer in geometry.layers[: len(geometry.layers) // geometry.loops]:
         hashed = recipe.streams is Streams.HYPER and chooses_by_token(section, layer.index)
         key = (layer.mixer, layer.dense, layer.experts, layer.index == 0, hashed)
         if key not in known:
-            own = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
+            known[key] = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
             if hashed:  # DeepSeek-V4: the experts of every token in the first layers
                 used = layer.experts.used if layer.experts is not None else 0
                 shape = (geometry.vocabulary or 0, used)
-                own = (
-                    *own,
-                    GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32")),
-                )
-            known[key] = own
+                table = GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
+                known[key] = (*known[key], table)
         yield layer.index, known[key]
     left_out = conversion_of(name).drops_prediction or known_architecture(name).dense_prediction
     if geometry.mtp_layers and not left_out:
-        yield from _prediction_blocks(geometry, config, recipe)
-
-
-def _prediction_blocks(
-    geometry: ModelGeometry, config: Mapping[str, Any] | None, recipe: TensorRecipe
-) -> Iterator[tuple[int, Sequence[GgufTensor]]]:
-    one = prediction_tensors(replace(geometry, mtp_layers=1), config)
-    tensors = _laid(one, geometry.layers[-1].mixer, geometry.architecture, recipe)
-    for block in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
-        yield block, tensors
-
-
-def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[GgufTensor]:
-    """Rope frequency factors: one table for Llama 3, two for LongRoPE."""
-    kind = "" if geometry.rope is None else geometry.rope.type
-    count = section.get(ROPE_TABLES)
-    if not isinstance(count, int):
-        count = _TABLES_BY_ROPE.get(kind, 0)
-    for name in _ROPE_TABLES.get(count, ()):
-        yield GgufTensor(
-            name=f"{name}.weight", shape=(rotary_dim(geometry, section) // 2,), type=_F32
-        )
+        predicting = prediction_tensors(replace(geometry, mtp_layers=1), config)
+        tensors = _laid(predicting, geometry.layers[-1].mixer, name, recipe)
+        for block in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
+            yield block, tensors
 
 
 def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
@@ -197,10 +181,10 @@ def _laid(
     recipe: TensorRecipe,
 ) -> Sequence[GgufTensor]:
     """The GGUF tensors of a layer of this kind; None: of those outside the layers."""
-    named = _Naming(*(_outside(recipe) if kind is None else _inside(recipe, tensors, kind)))
+    naming = _Naming(_outside(recipe) if kind is None else _inside(recipe, tensors, kind))
     laid: list[GgufTensor] = []
     for tensor in tensors:
-        name = named.name(tensor)
+        name = naming.name(tensor)
         stem, dot, ending = name.rpartition(".")  # gguf_names: full names, or names without ending
         name = recipe.gguf_names.get(name, recipe.gguf_names.get(stem, stem) + dot + ending)
         if not name:
@@ -216,17 +200,17 @@ def _laid(
     return laid
 
 
-def _outside(recipe: TensorRecipe) -> tuple[Names, Names, Names, Names]:
+def _outside(recipe: TensorRecipe) -> Mapping[str, Names]:
     names = _tensor_names()["outside"]
-    norms = {**names["norms"]}
-    if recipe.embedding_norm:
-        norms[TensorRole.NORM] = ["token_embd_norm", "output_norm"]
-    return names["matrices"], norms, names["arrays"], names["biases"]
+    if not recipe.embedding_norm:
+        return names
+    norms = {**names["norms"], TensorRole.NORM: ["token_embd_norm", "output_norm"]}
+    return {**names, "norms": norms}
 
 
 def _inside(
     recipe: TensorRecipe, tensors: Sequence[ExpectedTensor], kind: LayerKind
-) -> tuple[Names, Names, Names, Names]:
+) -> Mapping[str, Names]:
     recurrent = _recurrence(kind)
     names = _tensor_names()
     cell = "" if recurrent is None else recurrent.cell.name.lower()
@@ -250,45 +234,38 @@ def _inside(
         arrays[TensorRole.SCALE] = _ROUTER_SCALES
     if recipe.streams is Streams.HYPER:
         arrays[TensorRole.RESIDUAL], biases[TensorRole.RESIDUAL] = _HYPER_ARRAYS, _HYPER_BIASES
-    return {**layer["matrices"], **own}, norms, arrays, biases
+    matrices = {**layer["matrices"], **own}
+    return {"matrices": matrices, "norms": norms, "arrays": arrays, "biases": biases}
 
 
 class _Naming:
-    """Names the tensors of a layer in the expected order."""
+    """Names the tensors of a layer in the expected order. `names`: of each role, by kind of tensor."""
 
-    def __init__(self, matrices: Names, norms: Names, arrays: Names, biases: Names) -> None:
-        self.matrices, self.norms, self.arrays, self.biases = map(
-            _Turn, (matrices, norms, arrays, biases)
-        )
+    def __init__(self, names: Mapping[str, Names]) -> None:
+        self.names = names
+        self.counts = Counter[tuple[str, TensorRole]]()
         self.latest: dict[TensorRole, str] = {}
 
     def name(self, tensor: ExpectedTensor) -> str:
         role = tensor.role
         if tensor.kind is TensorKind.BIAS:
-            if role in self.biases.names:
-                return self.biases.next(role)
-            latest = self.latest.get(role) or self.matrices.next(role)
+            if role in self.names["biases"]:
+                return self._next("biases", role)
+            latest = self.latest.get(role) or self._next("matrices", role)
             return latest.removesuffix(".weight") + ".bias"
         if tensor.kind is TensorKind.NORM:
-            name = self.norms.next(role) + ".weight"
+            name = self._next("norms", role) + ".weight"
         elif tensor.kind in _AS_MATRIX:
-            name = self.matrices.next(role) + ".weight"
+            name = self._next("matrices", role) + ".weight"
         else:
-            name = self.arrays.next(role)
+            name = self._next("arrays", role)
         self.latest[role] = name
         return name
 
-
-class _Turn:
-    """The names of a role, used one after another."""
-
-    def __init__(self, names: Names) -> None:
-        self.names, self.met = names, Counter[TensorRole]()
-
-    def next(self, role: TensorRole) -> str:
+    def _next(self, kind: str, role: TensorRole) -> str:
         """The next name; the role itself if llama.cpp has no name for the tensor."""
-        place, names = self.met[role], self.names.get(role, ())
-        self.met[role] += 1
+        place, names = self.counts[kind, role], self.names[kind].get(role, ())
+        self.counts[kind, role] += 1
         return names[place] if place < len(names) else f"{role.name.lower()}_{place}"
 
 
@@ -300,7 +277,12 @@ def _shaped(
     if tensor.kind is TensorKind.EXPERT or tensor.count > 1:
         shape = (tensor.count, *shape)
     if tensor.role is TensorRole.LATENT_UP and isinstance(kind, LatentAttention):
-        yield from _latent(shape, kind, architecture)
+        if known_architecture(architecture).full_heads or not kind.absorbed:
+            yield "attn_kv_b.weight", shape
+        else:
+            plain = kind.key_dim - kind.rope_dim
+            yield "attn_k_b.weight", (kind.heads, kind.latent_dim, plain)
+            yield "attn_v_b.weight", (kind.heads, kind.value_dim, kind.latent_dim)
         return
     if len(shape) == 2 and shape[0] == 1:
         shape = shape[1:]  # a matrix of one row is a vector
@@ -318,17 +300,6 @@ def _shaped(
     rows = next(place for place, length in enumerate(shape) if length > 1)
     cut = (*shape[:rows], shape[rows] // len(parts), *shape[rows + 1 :])
     yield from ((part + dot + ending, cut) for part in parts)
-
-
-def _latent(
-    shape: tuple[int, ...], kind: LatentAttention, architecture: str
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if known_architecture(architecture).full_heads or not kind.absorbed:
-        yield "attn_kv_b.weight", shape
-        return
-    plain = kind.key_dim - kind.rope_dim
-    yield "attn_k_b.weight", (kind.heads, kind.latent_dim, plain)
-    yield "attn_v_b.weight", (kind.heads, kind.value_dim, kind.latent_dim)
 
 
 def _state_shape(

@@ -83,23 +83,20 @@ def capacity_bytes(machine: Machine) -> int:
 
 def budgets_with(machine: Machine, cards: tuple[Device, ...]) -> tuple[Budget, ...]:
     """One budget per card and one for the RAM, each with its reserve. RAM of unknown size has no budget."""
-    reserve, because = _reserve(machine)
+    host = machine.host
+    reserve, because = RESERVE_BYTES, "1 GiB reserve"
+    if machine.is_phone and host is not None and host.tightest is not None:
+        reserve, because = 0, host.tightest.name  # the limit already excludes the system's share
+    elif machine.system is System.WINDOWS:
+        reserve, because = WINDOWS_RESERVE_BYTES, "2 GiB for Windows"
     found = [
         card_budget(pool_of(place), card, reserve, because)
         for place, card in enumerate(cards)
         if not card.unified
     ]
-    if machine.host is not None:
-        found.append(ram_budget(machine.host, cards, reserve, because))
+    if host is not None:
+        found.append(ram_budget(host, cards, reserve, because))
     return tuple(found)
-
-
-def _reserve(machine: Machine) -> tuple[int, str]:
-    if machine.is_phone and machine.host is not None and machine.host.tightest is not None:
-        return 0, machine.host.tightest.name  # the limit already excludes the system's share
-    if machine.system is System.WINDOWS:
-        return WINDOWS_RESERVE_BYTES, "2 GiB for Windows"
-    return RESERVE_BYTES, "1 GiB reserve"
 
 
 def placements(task: Task) -> Iterator[Placement]:
@@ -110,24 +107,34 @@ def placements(task: Task) -> Iterator[Placement]:
     machine, start = task.machine, task.start
     setup = LlamaCppSetup.of(start.setup or default_setup())
     cards, *fewer = _card_sets(devices(machine))
-    if "backend" in start.settled:
-        _check_backend(machine, cards, setup.backend)
+    has_backend = "backend" in start.settled
+    if has_backend:
+        vendors = {card.vendor for card in cards}
+        runs = {
+            Backend.CPU: True,
+            Backend.CUDA: Vendor.NVIDIA in vendors,
+            Backend.METAL: Vendor.APPLE in vendors,
+            Backend.VULKAN: bool(vendors - {Vendor.APPLE}),
+        }
+        if not runs[setup.backend]:
+            raise HardwareError(
+                f"{machine.name} has no device for the backend {setup.backend.value}"
+            )
     if start.settled & _BY_NUMBER and (devices(machine) or setup.servers):
-        yield _by_number(machine, setup, has_backend="backend" in start.settled)
+        yield _by_number(machine, setup, has_backend=has_backend)
         return
-    if not cards or ("backend" in start.settled and setup.backend is Backend.CPU):
+    if not cards or (has_backend and setup.backend is Backend.CPU):
         yield replace(_on_the_cpu(machine, setup), whole=True)
         return
-    if "backend" not in start.settled:
+    if not has_backend:
         setup = replace(setup, backend=Backend(backend_name(cards[0])))
-    for some in (cards,) if setup.tensor_split else (cards, *fewer):
-        own = replace(setup, devices=_as_devices(some, setup.tensor_split))
-        because = f"as requested, on {names_of(some)}"
+    for used in (cards,) if setup.tensor_split else (cards, *fewer):
+        part = "as requested,"
         if setup.n_gpu_layers == ALL_LAYERS and not (setup.cpu_moe or setup.n_cpu_moe):
             part = "fully" if setup.offload_kqv else "all but the cache"
-            because = f"{part} on {names_of(some)}"
-        because += _left_out(machine, some)
-        yield replace(_on_devices(machine, some, own, because), whole=True)
+        because = f"{part} on {names_of(used)}{_left_out(machine, used)}"
+        with_devices = replace(setup, devices=_as_devices(used, setup.tensor_split))
+        yield replace(_on_devices(machine, used, with_devices, because), whole=True)
     if start.settled & _LEAVES_NOTHING_OPEN or machine.host is None:
         return
     setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
@@ -147,42 +154,32 @@ def _by_number(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> 
         cards = ()
     if not has_backend or setup.backend is Backend.CPU:
         # the device of a server is assumed to be an NVIDIA card
-        own = backend_name(cards[0]) if cards else "cuda"
-        setup = replace(setup, backend=Backend(own))
-    every = {
-        **{one: _server(one) for one in setup.servers},
-        **{
-            DeviceSlot(
-                free_bytes=card.free_bytes,
-                max_buffer_bytes=longest_buffer_bytes(card),
-                number=place,
-            ): card
-            for place, card in enumerate(cards)
-        },
-    }
+        setup = replace(setup, backend=Backend(backend_name(cards[0]) if cards else "cuda"))
+    every: dict[DeviceSlot, Device] = {}
+    for slot in setup.servers:
+        name, _, endpoint = slot.rpc.removesuffix("]").partition("[")
+        free_bytes = slot.free_bytes or 0
+        more = f", device {name.removeprefix('RPC')}" if name != "RPC0" else ""
+        every[slot] = Device(
+            name=f"RPC server {endpoint}{more}",
+            vendor=Vendor.OTHER,
+            total_bytes=free_bytes,
+            free_bytes=free_bytes,
+            because="--rpc",
+        )
+    for number, card in enumerate(cards):
+        longest = longest_buffer_bytes(card)
+        slot = DeviceSlot(free_bytes=card.free_bytes, max_buffer_bytes=longest, number=number)
+        every[slot] = card
     if len(setup.tensor_split) > len(every):
         raise UsageError(
             f"--tensor-split has {len(setup.tensor_split)} shares, but there are {len(every)} devices"
         )
     slots = used_devices(tuple(every), setup.split_mode, setup.main_gpu)
-    used = tuple(every[one] for one in slots)
+    used = tuple(every[slot] for slot in slots)
     because = f"as requested, on {names_of(used)}"
     placement = _on_devices(machine, used, replace(setup, devices=slots), because)
     return replace(placement, whole=True, may_resplit=False)
-
-
-def _server(slot: DeviceSlot) -> Device:
-    """A device of an RPC server, with the stated memory."""
-    number, _, endpoint = slot.rpc.removesuffix("]").partition("[")
-    free_bytes = slot.free_bytes or 0
-    more = f", device {number.removeprefix('RPC')}" if number != "RPC0" else ""
-    return Device(
-        name=f"RPC server {endpoint}{more}",
-        vendor=Vendor.OTHER,
-        total_bytes=free_bytes,
-        free_bytes=free_bytes,
-        because="--rpc",
-    )
 
 
 def _card_sets(cards: Cards) -> list[Cards]:
@@ -206,19 +203,6 @@ def _left_out(machine: Machine, used: Cards) -> str:
     if len(known) == len(used) or known[0].vendor is not Vendor.NVIDIA:
         return ""
     return f" alone (CUDA_VISIBLE_DEVICES={','.join(str(card.index) for card in used)})"
-
-
-def _check_backend(machine: Machine, cards: Cards, backend: Backend) -> None:
-    """Raises HardwareError if the machine has no device for the backend. Vulkan runs on all devices except Apple's."""
-    vendors = {card.vendor for card in cards}
-    runs = {
-        Backend.CPU: True,
-        Backend.CUDA: Vendor.NVIDIA in vendors,
-        Backend.METAL: Vendor.APPLE in vendors,
-        Backend.VULKAN: bool(vendors - {Vendor.APPLE}),
-    }
-    if not runs[backend]:
-        raise HardwareError(f"{machine.name} has no device for the backend {backend.value}")
 
 
 def _as_devices(cards: Cards, split: tuple[float, ...]) -> tuple[DeviceSlot, ...]:
@@ -265,42 +249,38 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
     """
     setup = LlamaCppSetup.of(placement.setup)
     layers = len(model.geometry.layers)
-    if setup.n_gpu_layers != ALL_LAYERS:
+    count = (
+        layers if setup.cpu_moe else setup.n_cpu_moe
+    ) - 1  # layers whose experts are all in RAM
+    if setup.n_gpu_layers != ALL_LAYERS or count < 0:
         return
-    count = (layers if setup.cpu_moe else setup.n_cpu_moe) - 1
     bare = replace(setup, cpu_moe=False, n_cpu_moe=0)
     where = placement.because.partition(" on ")[2]
-    for finer, part in _by_tensor(bare, count, layers) if count >= 0 else ():
-        yield replace(
-            placement,
-            setup=finer,
-            because=f"{part} on {where}",
-            by_tensor=True,
-            is_short_command=finer.n_cpu_moe > 0,
-        )
-
-
-def _by_tensor(
-    setup: LlamaCppSetup, count: int, layers: int
-) -> Iterator[tuple[LlamaCppSetup, str]]:
-    """The experts of `count` layers in RAM, and a part of those of one more."""
 
     def moved(layer: str, *tensors: str) -> tuple[Override, ...]:
         names = (f"blk.{layer}.ffn_{one}_exps" for one in tensors)
         return tuple(Override(pattern=name, buffer="CPU") for name in names)
 
-    last = moved(f"({_numbers(layers - count, layers)})", "(gate|up|gate_up|down)") if count else ()
+    def finer(part: str, overrides: tuple[Override, ...], n_cpu_moe: int = 0) -> Placement:
+        return replace(
+            placement,
+            setup=replace(bare, n_cpu_moe=n_cpu_moe, overrides=overrides),
+            because=f"{part} on {where}",
+            by_tensor=True,
+            is_short_command=n_cpu_moe > 0,
+        )
+
+    last: tuple[Override, ...] = ()
     layered = f"{count} of {layers} layers"
     if count:
-        yield replace(setup, overrides=last), f"all but the experts of the last {layered}"
+        last = moved(f"({_numbers(layers - count, layers)})", "(gate|up|gate_up|down)")
+        yield finer(f"all but the experts of the last {layered}", last)
     for share, tensors in (("a third", ("down",)), ("two thirds", ("gate", "down"))):
         part = f"all but {share} of the experts of one layer"
         if count:
             part = f"all but the experts of {{}}{layered} and {share} of the experts of one more"
-        moved_last = (*moved(str(layers - count - 1), *tensors), *last)
-        yield replace(setup, overrides=moved_last), part.format("the last ")
-        moved_first = moved(str(count), *tensors)
-        yield replace(setup, n_cpu_moe=count, overrides=moved_first), part.format("")
+        yield finer(part.format("the last "), (*moved(str(layers - count - 1), *tensors), *last))
+        yield finer(part.format(""), moved(str(count), *tensors), count)
 
 
 def _numbers(first: int, end: int) -> str:
@@ -314,7 +294,7 @@ def _numbers(first: int, end: int) -> str:
 
 def _on_devices(machine: Machine, cards: Cards, setup: LlamaCppSetup, because: str) -> Placement:
     return Placement(
-        setup=replace(setup, **_of_the_machine(machine, cards)),
+        setup=_on_machine(setup, machine, cards),
         budgets=budgets_with(machine, cards),
         because=because,
         cards=cards,
@@ -326,15 +306,13 @@ def _on_devices(machine: Machine, cards: Cards, setup: LlamaCppSetup, because: s
 
 def _on_the_cpu(machine: Machine, setup: LlamaCppSetup) -> Placement:
     known_ram(machine)
-    alone = replace(setup, backend=Backend.CPU, **_of_the_machine(machine))
+    alone = _on_machine(replace(setup, backend=Backend.CPU), machine, ())
     return Placement(setup=alone, budgets=budgets_with(machine, ()), because=ON_THE_CPU)
 
 
-def _of_the_machine(machine: Machine, cards: Cards = ()) -> dict[str, Any]:
-    return {
-        "cpu": Cpu.ARM if machine.arm else Cpu.X86,
-        "overhead": measured_overhead(machine, cards),
-    }
+def _on_machine(setup: LlamaCppSetup, machine: Machine, cards: Cards) -> LlamaCppSetup:
+    cpu = Cpu.ARM if machine.arm else Cpu.X86
+    return replace(setup, cpu=cpu, overhead=measured_overhead(machine, cards))
 
 
 def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
@@ -361,13 +339,26 @@ def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> P
     Multi-token prediction blocks come between the last layer and the head; they count even if not loaded.
     """
     setup = LlamaCppSetup.of(placement.setup)
-    idle_blocks = 0 if setup.load_mtp else model.geometry.mtp_layers
-    layers = _layer_bytes(estimate, idle_blocks)
     own = [frozenset({pool_of(place)}) for place in range(len(placement.cards))]
     cards = [budget for pools in own for budget in placement.budgets if budget.pools == pools]
-    if len(cards) != len(placement.cards) or len(layers) < len(cards):
+    if len(cards) != len(placement.cards):
         return None
-    counts = _balanced(layers, _fixed_bytes(estimate, len(cards)), cards)
+    blocks: dict[int, int] = {}
+    head, fixed = 0, [0] * len(cards)  # fixed: buffers and the driver, whatever the card's layers
+    for line in estimate.lines:
+        if line.pool.kind is not PoolKind.DEVICE or not line.reserved:
+            continue
+        if line.layer is not None:
+            blocks[line.layer] = blocks.get(line.layer, 0) + line.size_bytes
+        elif line.component is Component.WEIGHTS:
+            head += line.size_bytes
+        else:
+            fixed[line.pool.index] += line.size_bytes
+    idle_blocks = 0 if setup.load_mtp else model.geometry.mtp_layers
+    layers = [*(blocks[layer] for layer in sorted(blocks)), *[0] * idle_blocks, head]
+    if len(layers) < len(cards):
+        return None
+    counts = _balanced(layers, fixed, cards)
     if counts is None or counts == setup.tensor_split:
         return None
     return with_layers_on_cards(placement, counts)
@@ -420,41 +411,17 @@ def pinned(model: Model, placement: Placement) -> Placement:
     return replace(placement, setup=setup, may_resplit=False)
 
 
-def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:
-    """The size of every block on a device in order, then that of the head."""
-    sizes: dict[int, int] = {}
-    head = 0
-    for line in estimate.lines:
-        if line.pool.kind is not PoolKind.DEVICE or not line.reserved:
-            continue
-        if line.layer is not None:
-            sizes[line.layer] = sizes.get(line.layer, 0) + line.size_bytes
-        elif line.component is Component.WEIGHTS:
-            head += line.size_bytes
-    return [*(sizes[layer] for layer in sorted(sizes)), *[0] * idle_blocks, head]
-
-
-def _fixed_bytes(estimate: MemoryEstimate, cards: int) -> list[int]:
-    """Memory of a card that does not depend on its layers: buffers and the driver."""
-    fixed = [0] * cards
-    for line in estimate.lines:
-        if line.pool.kind is PoolKind.DEVICE and line.layer is None and line.reserved:
-            fixed[line.pool.index] += line.size_bytes * (line.component is not Component.WEIGHTS)
-    return fixed
-
-
 def _balanced(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple[float, ...] | None:
     """The split that fills every card to the same share: the smallest share that holds all layers."""
     low, high = 0.0, WORST_SHARE
-    if _filled(layers, fixed, cards, high) is None:
-        return None
-    for _ in range(STEPS):
+    ends = _filled(layers, fixed, cards, high)
+    for _ in range(STEPS if ends is not None else 0):
         middle = (low + high) / 2
-        if _filled(layers, fixed, cards, middle) is None:
+        filled = _filled(layers, fixed, cards, middle)
+        if filled is None:
             low = middle
         else:
-            high = middle
-    ends = _filled(layers, fixed, cards, high)
+            high, ends = middle, filled
     return None if ends is None else tuple(float(b - a) for a, b in pairwise((0, *ends)))
 
 
@@ -463,10 +430,10 @@ def _filled(
 ) -> list[int] | None:
     """Where each card's layers end if each is filled to that share; None if layers are left over."""
     place, ends = 0, []
-    for base, card in zip(fixed, cards, strict=True):
-        room = card.available_bytes * share - base
-        while place < len(layers) and layers[place] <= room:
-            room -= layers[place]
+    for fixed_bytes, card in zip(fixed, cards, strict=True):
+        free_bytes = card.available_bytes * share - fixed_bytes
+        while place < len(layers) and layers[place] <= free_bytes:
+            free_bytes -= layers[place]
             place += 1
         ends.append(place)
     return ends if place == len(layers) else None
