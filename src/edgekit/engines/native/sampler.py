@@ -26,7 +26,7 @@ class Sampler:
         """The same seed and the same logits give the same tokens."""
         self.sampling = sampling
         self._chooser = Chooser(vocabulary)
-        self._random = random_by(sampling.seed)
+        self._random = np.random.Generator(np.random.PCG64(sampling.seed))
         self._accepted = 0
 
     def accept(self, token: int) -> None:
@@ -49,11 +49,12 @@ class Sampler:
             if self.sampling.is_greedy:
                 return number
             share = self._random.random()
-            if self._lists:
-                numbers = self._listed(logits, top)
-                return self._chooser.draw_listed(numbers, top, self.sampling.temperature, share)
-            kept = self._kept(logits, top)
-            return self._chooser.draw(logits, kept, top, self.sampling.temperature, share)
+            chooser, temperature = self._chooser, self.sampling.temperature
+            if not self._lists:
+                return chooser.draw(logits, self._kept(logits, top), top, temperature, share)
+            numbers = self._listed(logits, top)
+            sums = chooser.sums_of(chooser.values[: len(numbers)], top, temperature)
+            return int(numbers[reached(sums, share * float(sums[-1]))])
 
     def probabilities(self, logits: Floats) -> dict[int, float]:
         """The possible next tokens and their probabilities, highest first. For inspection: it allocates."""
@@ -70,24 +71,27 @@ class Sampler:
         return 0 < self.sampling.top_k <= BEST_TOKENS
 
     def _listed(self, logits: Floats, top: float) -> Numbers:
-        """The tokens that are kept, in order."""
+        """The tokens that are kept, in order. Their logits are the chooser's `values`."""
         chooser = self._chooser
         numbers = chooser.best(logits, min(self.sampling.top_k, len(logits)))
         if self.sampling.top_p < 1:
-            numbers = chooser.listed_weighing(numbers, self.sampling.top_p, top)
-        return chooser.listed_above(numbers, self._least(top))
+            sums = chooser.sums_of(chooser.values[: len(numbers)], top)
+            last = int(sums.searchsorted(self.sampling.top_p * float(sums[-1])))
+            numbers = numbers[: last + 1]
+        return numbers[: np.count_nonzero(chooser.values[: len(numbers)] >= self._least(top))]
 
     def _kept(self, logits: Floats, top: float) -> TopTokens:
         chooser, sampling = self._chooser, self.sampling
         if self._lists:
-            return chooser.up_to(logits, int(self._listed(logits, top)[-1]))
-        kept = chooser.everything
+            last = int(self._listed(logits, top)[-1])
+            return TopTokens(float(logits[last]), last)
+        kept = TopTokens(-math.inf, chooser.vocabulary)
         if 0 < sampling.top_k < len(logits):
             kept = chooser.first(logits, sampling.top_k)
         if sampling.top_p < 1:
             target = sampling.top_p * chooser.weight(logits, kept, top)
             kept = kept.or_shorter(chooser.first_weighing(logits, target, top))
-        return kept.or_shorter(chooser.above(self._least(top)))
+        return kept.or_shorter(TopTokens(self._least(top), chooser.vocabulary))
 
     def _least(self, top: float) -> float:
         """A token with this logit is min_p times as likely as the likeliest."""
@@ -95,11 +99,18 @@ class Sampler:
 
     @contextlib.contextmanager
     def _penalised(self, logits: Floats) -> Iterator[None]:
+        """Makes each recent token less likely, once. A logit above 0 is divided, any other multiplied:
+        llama_sampler_penalties_apply.
+        """
         if not (self.sampling.penalises and self._accepted):
             yield
             return
-        seen = min(self._accepted, self.sampling.repeat_last)
-        recent, before = self._chooser.penalise(logits, seen, self.sampling.repeat_penalty)
+        penalty = np.float32(self.sampling.repeat_penalty)
+        recent = self._chooser.recent[: min(self._accepted, self.sampling.repeat_last)]
+        before = logits[recent]  # the same value twice for a token that is there twice
+        with np.errstate(over="ignore", under="ignore"):
+            after = np.where(before > 0, before / penalty, before * penalty)
+        logits[recent] = np.where(before < np.inf, np.minimum(after, _HIGHEST), before)
         try:
             yield
         finally:
@@ -114,7 +125,6 @@ class Sampler:
 
 Doubles = NDArray[np.float64]
 Numbers = NDArray[np.int64]
-Tokens = NDArray[np.int32]
 
 _LOWEST = float(np.finfo(np.float32).min)  # only -inf is lower: a token that cannot be chosen
 _HIGHEST = np.finfo(np.float32).max
@@ -142,7 +152,6 @@ class Chooser:
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
-        self.everything = TopTokens(-math.inf, vocabulary)
         self.recent = np.zeros(RECENT_TOKENS, np.int32)
         self.values = np.zeros(BEST_TOKENS, np.float32)  # logits of the best, in order
         self._best = np.zeros(2 * BEST_TOKENS, np.int64)
@@ -164,18 +173,6 @@ class Chooser:
                 "or were converted to a type that cannot represent them"
             )
         return number, top
-
-    def penalise(self, logits: Floats, seen: int, penalty: float) -> tuple[Tokens, Floats]:
-        """Makes the first `seen` of `recent` less likely, each once. Returns them and their old logits.
-
-        A logit above 0 is divided, any other multiplied: llama_sampler_penalties_apply.
-        """
-        recent = self.recent[:seen]
-        before = logits[recent]  # the same value twice for a token that is there twice
-        with np.errstate(over="ignore", under="ignore"):
-            after = np.where(before > 0, before / np.float32(penalty), before * np.float32(penalty))
-        logits[recent] = np.where(before < np.inf, np.minimum(after, _HIGHEST), before)
-        return recent, before
 
     # --- the best, in order
 
@@ -238,24 +235,6 @@ class Chooser:
         np.copyto(ranks, bits.view(np.uint32))
         return ranks
 
-    def listed_weighing(self, numbers: Numbers, share: float, top: float) -> Numbers:
-        """The shortest prefix of the best that has this share of their weight."""
-        weights = self.weights_of(self.values[: len(numbers)], top)
-        weights.cumsum(out=weights)
-        return numbers[: 1 + int(weights.searchsorted(share * float(weights[-1])))]
-
-    def listed_above(self, numbers: Numbers, least: float) -> Numbers:
-        """Those of the best that reach `least`."""
-        flags = self._flags[: len(numbers)]
-        np.greater_equal(self.values[: len(numbers)], least, out=flags)
-        return numbers[: np.count_nonzero(flags)]
-
-    def draw_listed(self, numbers: Numbers, top: float, temperature: float, share: float) -> int:
-        """The first of the best where the sum of weights exceeds `share` of all."""
-        weights = self.weights_of(self.values[: len(numbers)], top, temperature)
-        weights.cumsum(out=weights)
-        return int(numbers[reached(weights, share * float(weights[-1]))])
-
     # --- weights
 
     def weights_of(self, values: Floats, top: float, temperature: float = 1.0) -> Doubles:
@@ -268,6 +247,11 @@ class Chooser:
                 np.divide(weights, temperature, out=weights)
             np.exp(weights, out=weights)
         return weights
+
+    def sums_of(self, values: Floats, top: float, temperature: float = 1.0) -> Doubles:
+        """The sum of the weights up to each value."""
+        weights = self.weights_of(values, top, temperature)
+        return np.cumsum(weights, out=weights)
 
     def weight(
         self, logits: Floats, kept: TopTokens, top: float, temperature: float = 1.0
@@ -320,14 +304,6 @@ class Chooser:
 
     # --- prefixes of the order that are too long to be listed
 
-    def up_to(self, logits: Floats, number: int) -> TopTokens:
-        """All tokens up to and including this one."""
-        return TopTokens(float(logits[number]), number)
-
-    def above(self, least: float) -> TopTokens:
-        """All tokens with at least this logit."""
-        return TopTokens(least, self.vocabulary)
-
     def first(self, logits: Floats, count: int) -> TopTokens:
         """The first `count` of the order."""
         return self._prefix(logits, None, float(count))
@@ -335,11 +311,11 @@ class Chooser:
     def first_weighing(self, logits: Floats, target: float, top: float) -> TopTokens:
         """The shortest prefix that weighs `target`."""
         numbers = self.best(logits, min(BEST_TOKENS, len(logits)))
-        weights = self.weights_of(self.values[: len(numbers)], top)
-        weights.cumsum(out=weights)
-        if weights[-1] < target:
+        sums = self.sums_of(self.values[: len(numbers)], top)
+        if sums[-1] < target:
             return self._prefix(logits, top, target)
-        return self.up_to(logits, int(numbers[weights.searchsorted(target)]))
+        last = int(numbers[sums.searchsorted(target)])
+        return TopTokens(float(logits[last]), last)
 
     def _prefix(self, logits: Floats, top: float | None, target: float) -> TopTokens:
         """Finds the rank at which the weights reach the target, 11 bits of it at a time."""
@@ -350,7 +326,8 @@ class Chooser:
             found = min(int(sums.searchsorted(rest)), reached(sums, float(sums[-1])))
             rest -= float(sums[found - 1]) if found else 0.0
             rank = rank << bits | found
-        least = _logit_of(rank)
+        bits = rank ^ _LOW_HALF if rank <= _LOW_HALF else rank
+        least = float(np.array(bits, np.uint32).view(np.float32))
         each = 1.0 if top is None else max(math.exp(least - top), _SMALLEST)
         return TopTokens(least, self._nth_equal(logits, least, math.ceil(rest / each)))
 
@@ -390,16 +367,7 @@ class Chooser:
             yield begin, logits[begin : begin + CHUNK_TOKENS]
 
 
-def random_by(seed: int | None) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(seed))
-
-
 def reached(sums: Doubles, target: float) -> int:
     """The index of the first sum above the target, or else of the last weight above 0."""
     place = int(sums.searchsorted(target, side="right"))
     return place if place < len(sums) else int(sums.searchsorted(sums[-1]))
-
-
-def _logit_of(rank: int) -> float:
-    bits = rank ^ _LOW_HALF if rank <= _LOW_HALF else rank
-    return float(np.array(bits, np.uint32).view(np.float32))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgekit.engines.chat import RECENT_TOKENS, Sampling
-from edgekit.engines.native.sampler import Chooser, Sampler
+from edgekit.engines.native.sampler import Chooser, Sampler, TopTokens
 from edgekit.engines.native.stream_plan import BEST_TOKENS, CHUNK_TOKENS
 from edgekit.errors import TextError, UsageError, WeightsError
 
@@ -374,7 +374,7 @@ def test_a_draw_never_ends_on_a_token_without_weight(share: float, token: int) -
     """1.0 is beyond what a draw can be: it stands for a sum that rounding has made too small."""
     logits = np.array([-math.inf, 0.0, 0.0, -math.inf], np.float32)
     chooser = Chooser(4)
-    assert chooser.draw(logits, chooser.everything, 0.0, 1.0, share) == token
+    assert chooser.draw(logits, TopTokens(-math.inf, 4), 0.0, 1.0, share) == token
 
 
 def test_a_target_beyond_the_weight_of_all_is_all() -> None:
