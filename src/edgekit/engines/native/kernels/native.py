@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.engines.native.kernels._native import (
-    activate,
-    attend,
-    attend_floats,
-    attention,
-    attention_floats,
-    dequantize,
-    layer_norm,
-    load_codebooks,
-    multiply,
-    rms_norm,
-    rope,
-    scratch_floats,
-    settle,
-    store,
-    type_ids,
-)
+from edgekit.engines.native.kernels import _native
 from edgekit.engines.native.kernels.codebooks import CODEBOOKS, read_codebooks
 from edgekit.engines.native.kernels.types import (
     ActivationKind,
@@ -39,61 +23,61 @@ NEED_CODEBOOKS = (*CODEBOOKS, "IQ1_M")
 
 class NativeKernels:
     name = "native"
-    attention_floats = staticmethod(attention_floats)
-    attend_floats = staticmethod(attend_floats)
-    settle = staticmethod(settle)
-    layer_norm = staticmethod(layer_norm)
+    attention_floats = staticmethod(_native.attention_floats)
+    attend_floats = staticmethod(_native.attend_floats)
+    settle = staticmethod(_native.settle)
+    layer_norm = staticmethod(_native.layer_norm)
 
     def __init__(self) -> None:
         self._codebooks_loaded = False
-        self._ids = frozenset(type_ids())
+        self._ids = frozenset(_native.type_ids())
 
     def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> None:
-        bad = dequantize(self._id(kind), source, into)
+        bad = _native.dequantize(self._id(kind), source, into)
         if bad >= 0:
             raise BlockError(bad)
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
         kind.row_bytes(columns)
-        return scratch_floats()
+        return _native.scratch_floats()
 
     def multiply(
         self, kind: TensorType, weights: Bytes, x: Floats, out: Floats, scratch: Floats
     ) -> None:
-        bad = multiply(self._id(kind), weights, x, out, scratch)
+        bad = _native.multiply(self._id(kind), weights, x, out, scratch)
         if bad >= 0:
             raise BlockError(bad)
 
     def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
         t = texts
-        attention(
+        _native.attention(
             t.q, t.k, t.v, t.out, t.starts, t.heads, t.kv_heads, t.head_dim, t.scale, t.causal, t.slopes,
             scratch, first, last,
         )  # fmt: skip
 
     def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
-        bad = store(CACHE_KINDS[kind], x, into)
+        bad = _native.store(CACHE_KINDS[kind], x, into)
         if bad >= 0:
             raise BlockError(bad)
 
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
         s = span
-        attend(
+        _native.attend(
             s.q, s.k, s.v, s.out, s.state, CACHE_KINDS[s.k_kind], CACHE_KINDS[s.v_kind], s.heads,
             s.kv_heads, s.head_dim, s.scale, s.cells, s.first_position, s.query_position, s.reach,
             scratch, first, last,
         )  # fmt: skip
 
     def rms_norm(self, x: Floats, out: Floats, weight: Floats, eps: float) -> None:
-        rms_norm(x, out, weight, None, eps)
+        _native.rms_norm(x, out, weight, None, eps)
 
     def activate(self, x: Floats, up: Floats | None, kind: ActivationKind) -> None:
-        activate(x, up, ACTIVATIONS[kind])
+        _native.activate(x, up, ACTIVATIONS[kind])
 
     def rope(
         self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool
     ) -> None:
-        rope(x, cos, sin, heads, head_dim, neox)
+        _native.rope(x, cos, sin, heads, head_dim, neox)
 
     def _id(self, kind: TensorType) -> int:
         if kind.ggml_id not in self._ids:
@@ -101,6 +85,6 @@ class NativeKernels:
                 f"unsupported tensor type {kind.name}: no row in engines/native/kernels/csrc/types.h"
             )
         if kind.name in NEED_CODEBOOKS and not self._codebooks_loaded:
-            load_codebooks(read_codebooks())
+            _native.load_codebooks(read_codebooks())
             self._codebooks_loaded = True
         return kind.ggml_id

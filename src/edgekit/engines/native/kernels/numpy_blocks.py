@@ -137,12 +137,7 @@ def f16(blocks: U8, out: Floats, work: Workspace) -> None:
     This is exact, for subnormal halves too, and many times faster than numpy's own conversion. An
     infinite half or NaN comes out as 65536 or more, which no finite half is.
     """
-    words = out.reshape(-1).view(np.int32)
-    for first in range(0, len(blocks), HALVES):
-        part = blocks[first : first + HALVES]
-        aligned = work.codes[: 2 * len(part)]
-        np.copyto(aligned.reshape(part.shape), part)
-        np.copyto(words[first : first + HALVES], aligned.view(np.int16))  # keeps the sign on top
+    words = _words_of_halves(blocks, out, work)
     np.left_shift(words, 13, out=words)
     np.bitwise_and(words, HALF_BITS, out=words)
     np.multiply(out, HALF_TO_FLOAT, out=out)
@@ -154,22 +149,27 @@ def f16(blocks: U8, out: Floats, work: Workspace) -> None:
 
 def bf16(blocks: U8, out: Floats, work: Workspace) -> None:
     """The upper half of a float32."""
-    words = out.reshape(-1).view(np.uint32)
+    words = _words_of_halves(blocks, out, work)
+    np.left_shift(words, 16, out=words)
+    refuse_not_finite(out, work.high)
+
+
+def _words_of_halves(blocks: U8, out: Floats, work: Workspace) -> NDArray[np.int32]:
+    """Two bytes of each block, as a number of four with the sign on top; in the memory of `out`."""
+    words = out.reshape(-1).view(np.int32)
     for first in range(0, len(blocks), HALVES):
         part = blocks[first : first + HALVES]
         aligned = work.codes[: 2 * len(part)]
         np.copyto(aligned.reshape(part.shape), part)
-        np.copyto(words[first : first + HALVES], aligned.view(np.uint16))
-    np.left_shift(words, 16, out=words)
-    refuse_not_finite(out, work.high)
+        np.copyto(words[first : first + HALVES], aligned.view(np.int16))
+    return words
 
 
 def q4_0(blocks: U8, out: Floats, work: Workspace) -> None:
     d = work.block_scales(blocks, 0)
     codes = _nibbles(blocks[:, 2:18], work)
     np.subtract(codes, 8, out=codes)
-    np.copyto(out, codes.view(np.int8))
-    np.multiply(out, d, out=out)
+    scale_codes(codes, d, out)
 
 
 def q4_1(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -183,8 +183,7 @@ def q5_0(blocks: U8, out: Floats, work: Workspace) -> None:
     d = work.block_scales(blocks, 0)
     codes = _five_bits(blocks[:, 2:6], blocks[:, 6:22], work)
     np.subtract(codes, 16, out=codes)
-    np.copyto(out, codes.view(np.int8))
-    np.multiply(out, d, out=out)
+    scale_codes(codes, d, out)
 
 
 def q5_1(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -208,20 +207,26 @@ def mxfp4(blocks: U8, out: Floats, work: Workspace) -> None:
     fine = work.high[:rows].view(np.bool_)
     np.less_equal(exponents, LAST_EXPONENT, out=fine)
     refuse_false(fine)
-    d = work.values[:rows]
+    d = first_of(work.values, rows, 1)
     look_up(POWERS, exponents, d, work)
     codes = _nibbles(blocks[:, 1:17], work)
     look_up(FOUR_BIT_FLOATS, codes, codes.view(np.int8), work)
-    np.copyto(out, codes.view(np.int8))
-    np.multiply(out, d[:, None], out=out)
+    scale_codes(codes, d, out)
 
 
 def iq4_nl(blocks: U8, out: Floats, work: Workspace) -> None:
     d = work.block_scales(blocks, 0)
     codes = _nibbles(blocks[:, 2:18], work)
     look_up(UNEVEN, codes, codes.view(np.int8), work)
-    np.copyto(out, codes.view(np.int8))
-    np.multiply(out, d, out=out)
+    scale_codes(codes, d, out)
+
+
+def scale_codes(codes: U8, scales: Floats, out: Floats) -> None:
+    """As floats: scale * code, where codes are the bits of int8. A row of `scales` [n, parts] belongs to a block."""
+    rows, count = scales.shape
+    parts = out.reshape(rows, count, -1)
+    np.copyto(parts, codes.view(np.int8).reshape(parts.shape))
+    np.multiply(parts, scales[:, :, None], out=parts)
 
 
 def look_up(table: NDArray[Number], codes: U8, found: NDArray[Number], work: Workspace) -> None:
@@ -286,7 +291,7 @@ def q3_k(blocks: U8, out: Floats, work: Workspace) -> None:
     np.bitwise_xor(third, 1, out=third)
     np.left_shift(third, 2, out=third)
     np.subtract(codes, third.reshape(codes.shape), out=codes)
-    _scale_signed(codes, scales, out.reshape(rows, 16, 16))
+    scale_codes(codes, scales, out)
 
 
 def q4_k(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -350,7 +355,7 @@ def tq1_0(blocks: U8, out: Floats, work: Workspace) -> None:
     np.greater_equal(digits, 86, out=digits.view(np.bool_))  # 3 * 86 = 256 + 2
     np.add(digits, above, out=digits)
     np.subtract(digits, 1, out=digits)
-    _scale_signed(digits, d, out.reshape(rows, 1, 256))
+    scale_codes(digits, d, out)
 
 
 def tq2_0(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -358,13 +363,7 @@ def tq2_0(blocks: U8, out: Floats, work: Workspace) -> None:
     d = work.block_scales(blocks, 64)
     codes = _two_bits(blocks[:, :64], work)
     np.subtract(codes, 1, out=codes)
-    _scale_signed(codes, d, out.reshape(-1, 1, 256))
-
-
-def _scale_signed(codes: U8, scales: Floats, parts: Floats) -> None:
-    """As floats: scale * code, where codes are the bits of int8."""
-    np.copyto(parts, codes.view(np.int8).reshape(parts.shape))
-    np.multiply(parts, scales[:, :, None], out=parts)
+    scale_codes(codes, d, out)
 
 
 def _two_bits(packed: U8, work: Workspace) -> U8:

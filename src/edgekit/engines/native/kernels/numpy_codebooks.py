@@ -28,6 +28,7 @@ from edgekit.engines.native.kernels.numpy_blocks import (
     Workspace,
     first_of,
     look_up,
+    scale_codes,
 )
 from edgekit.engines.native.kernels.types import Floats
 
@@ -43,7 +44,7 @@ def iq1_s(blocks: U8, out: Floats, work: Workspace) -> None:
     rows = len(blocks)
     d = work.block_scales(blocks, 0)
     words = _words(blocks[:, 34:50], work)
-    places = _place_words(work, rows, 8, 4)
+    places = first_of(work.words, rows, 8, 4)
     np.right_shift(words[:, :, None], THREE_BITS, out=places)
     np.bitwise_and(places, 7, out=places)
     _add_codes(places.reshape(rows, 32), blocks[:, 2:34])
@@ -66,17 +67,17 @@ def iq1_m(blocks: U8, out: Floats, work: Workspace) -> None:
     d = _scattered_scale(words, work)
     nibbles = first_of(work.parts, rows, 16, 2)
     np.right_shift(blocks[:, 32:48, None], NIBBLES, out=nibbles)
-    places = _place_words(work, rows, 32)
+    places = first_of(work.words, rows, 32)
     np.bitwise_and(nibbles.reshape(rows, 32), 7, out=first_of(work.small, rows, 32))
     np.copyto(places, first_of(work.small, rows, 32))
     _add_codes(places, blocks[:, :32])
     codes = _points("IQ1_S", places, work)
-    three = _place_words(work, rows, 4, 4)
+    three = first_of(work.words, rows, 4, 4)
     np.right_shift(words[:, :, None], THREE_BITS, out=three)
     np.bitwise_and(three, 7, out=three)
     scales = first_of(work.scales, rows, 16)
     _odd_scales(three.reshape(rows, 16), d, scales)
-    signs = _place_words(work, rows, 32)
+    signs = first_of(work.words, rows, 32)
     np.copyto(signs, nibbles.reshape(rows, 32))
     _shift_and_scale(codes, _deltas(signs, 8, work), scales, out)
 
@@ -90,7 +91,7 @@ def iq2_xxs(blocks: U8, out: Floats, work: Workspace) -> None:
     _packed_signs(pairs[:, :, 1], codes, work)
     scales = first_of(work.scales, rows, 8)
     _half_scales(_top_nibbles(pairs[:, :, 1, 3], work), d, scales, 0.25)
-    _scale(codes, scales, out)
+    scale_codes(codes, scales, out)
 
 
 def iq2_xs(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -98,21 +99,21 @@ def iq2_xs(blocks: U8, out: Floats, work: Workspace) -> None:
     rows = len(blocks)
     d = work.block_scales(blocks, 0)
     words = _words(blocks[:, 2:66], work)
-    places = _place_words(work, rows, 32)
+    places = first_of(work.words, rows, 32)
     np.bitwise_and(words, 511, out=places)
     codes = _points("IQ2_XS", places, work)
     np.right_shift(words, 9, out=words)
     _sign(codes, _packed_sign_table(), words, work)
     scales = first_of(work.scales, rows, 16)
     _half_scales(_both_nibbles(blocks[:, 66:74], work), d, scales, 0.25)
-    _scale(codes, scales, out)
+    scale_codes(codes, scales, out)
 
 
 def iq2_s(blocks: U8, out: Floats, work: Workspace) -> None:
     """2 d, 32 bytes of codes, 32 of signs, 8 of two bits more of the codes, 8 of two scales."""
     rows = len(blocks)
     d = work.block_scales(blocks, 0)
-    places = _place_words(work, rows, 8, 4)
+    places = first_of(work.words, rows, 8, 4)
     upper = first_of(work.small, rows, 8, 4)
     np.right_shift(blocks[:, 66:74, None], TWO_BITS, out=upper)
     np.bitwise_and(upper, 3, out=upper)
@@ -122,7 +123,7 @@ def iq2_s(blocks: U8, out: Floats, work: Workspace) -> None:
     _sign(codes, _sign_table(), blocks[:, 34:66], work)
     scales = first_of(work.scales, rows, 16)
     _half_scales(_both_nibbles(blocks[:, 74:82], work), d, scales, 0.25)
-    _scale(codes, scales, out)
+    scale_codes(codes, scales, out)
 
 
 def iq3_xxs(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -134,7 +135,7 @@ def iq3_xxs(blocks: U8, out: Floats, work: Workspace) -> None:
     _packed_signs(packed, codes, work)
     scales = first_of(work.scales, rows, 8)
     _half_scales(_top_nibbles(packed[:, :, 3], work), d, scales, 0.5)
-    _scale(codes, scales, out)
+    scale_codes(codes, scales, out)
 
 
 def iq3_s(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -144,17 +145,17 @@ def iq3_s(blocks: U8, out: Floats, work: Workspace) -> None:
     ninth = first_of(work.codes, rows, 8, 8)
     np.right_shift(blocks[:, 66:74, None], BIT, out=ninth)
     np.bitwise_and(ninth, 1, out=ninth)
-    places = _place_words(work, rows, 8, 8)
+    places = first_of(work.words, rows, 8, 8)
     np.copyto(places, ninth)
     _add_codes(places.reshape(rows, 64), blocks[:, 2:66])
     codes = _points("IQ3_S", places, work)
     _sign(codes, _sign_table(), blocks[:, 74:106], work)
     nibbles = _both_nibbles(blocks[:, 106:110], work)
-    words = _place_words(work, rows, 8)
+    words = first_of(work.words, rows, 8)
     np.copyto(words, nibbles)
     scales = first_of(work.scales, rows, 8)
     _odd_scales(words, d, scales)
-    _scale(codes, scales, out)
+    scale_codes(codes, scales, out)
 
 
 def iq4_xs(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -176,7 +177,7 @@ def iq4_xs(blocks: U8, out: Floats, work: Workspace) -> None:
     np.bitwise_and(pairs, 15, out=codes[:, :, 0])
     np.right_shift(pairs, 4, out=codes[:, :, 1])
     look_up(UNEVEN, codes, codes.view(np.int8), work)
-    _scale(codes, scales, out)
+    scale_codes(codes, scales, out)
 
 
 @cache
@@ -229,15 +230,11 @@ def _packed_signs(packed: U8, codes: U8, work: Workspace) -> None:
 
 
 def _words(packed: U8, work: Workspace) -> U16:
-    """Two bytes make a word. The result is at the end of the buffer that `_place_words` begins."""
+    """Two bytes make a word. The result is at the end of a buffer whose start is used for places."""
     rows, size = packed.shape
     words = work.words[-rows * size // 2 :].reshape(rows, size // 2)
     np.copyto(words.view(np.uint8), packed)
     return words
-
-
-def _place_words(work: Workspace, *shape: int) -> U16:
-    return first_of(work.words, *shape)
 
 
 def _add_codes(places: U16, lower: U8) -> None:
@@ -301,13 +298,6 @@ def _scattered_scale(words: U16, work: Workspace) -> Floats:
         np.left_shift(part, 4 * index, out=part)
         np.bitwise_or(whole, part, out=whole)
     return work.checked(bits)
-
-
-def _scale(codes: U8, scales: Floats, out: Floats) -> None:
-    rows, count = scales.shape
-    parts = out.reshape(rows, count, 256 // count)
-    np.copyto(parts, codes.view(np.int8).reshape(parts.shape))
-    np.multiply(parts, scales[:, :, None], out=parts)
 
 
 def _shift_and_scale(codes: U8, deltas: Floats, scales: Floats, out: Floats) -> None:
