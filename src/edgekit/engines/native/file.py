@@ -23,7 +23,7 @@ from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, alignment_of, read_directory, read_keys, read_start
 from edgekit.formats.types import ArrayFact, ModelHeader, Tensor, Value
 from edgekit.sources.local import look_up, open_regular, read_exactly, trouble
-from edgekit.units import KIB, MB
+from edgekit.units import KIB, LARGEST, MB
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +50,9 @@ class Limits:
     held_tensor_bytes: int = 100 * MB  # a tensor that is held whole; streamed ones may be larger
     tokens: int = 2048  # of one text, with its special tokens
     text_bytes: int = 4 * MB  # of one text before it is tokenized: 2,048 tokens are about 10 KB
+
+
+ANY_SIZE = Limits(file_bytes=LARGEST)  # where weights are streamed, their size is not a danger
 
 
 class Closeable(ABC):
@@ -174,19 +177,10 @@ STORED_NUMBERS = 512  # one for each layer: 126 in the deepest model
 STORED_TENSORS = 4_096  # 126 layers of 16 are 2,016
 FIRST_NAMES = 8  # of tensors, for a message that lists what the file has instead
 _SLOT_BYTES = 136  # a slot of a dict, and a number
-_GENERAL = frozenset(
-    f"general.{name}"
-    for name in (
-        "architecture",
-        "alignment",
-        "basename",
-        "file_type",
-        "name",
-        "quantization_version",
-        "size_label",
-        "type",
-    )
-)
+_GENERAL = frozenset({
+    "general.architecture", "general.alignment", "general.basename", "general.file_type",
+    "general.name", "general.quantization_version", "general.size_label", "general.type",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +221,26 @@ def scan_header(file: WeightFile, *, selects: Callable[[str], bool] = lambda _: 
             "the file is big-endian, which the embedder does not read; convert it with"
             " gguf-py's gguf_convert_endian.py"
         )
-    store = _key_store()
+    store = KeyStore(
+        max_bytes=STORED_BYTES, max_string_bytes=STORED_STRING_BYTES, max_numbers=STORED_NUMBERS
+    )
+
+    def store_key(key: str) -> bool:
+        """Whether a key is of the model, its vocabulary or its shards. Above the limit nothing is stored.
+
+        Until the architecture is known, any key may be one of the model's; converters write the architecture first.
+        """
+        architecture = store.keys.get("general.architecture")
+        if key.startswith("general."):
+            needed = key in _GENERAL
+        else:
+            others = (f"{architecture}.", "tokenizer.", "split.")
+            needed = architecture is None or key.startswith(others)
+        if needed:
+            store.stored_bytes += getsizeof(key) + _SLOT_BYTES
+        return needed and store.stored_bytes <= STORED_BYTES
+
+    store.wanted = store_key
     read_keys(cursor, start, store)
     if store.stored_bytes > store.max_bytes:
         raise HeaderLimitError(
@@ -272,31 +285,3 @@ def scan_header(file: WeightFile, *, selects: Callable[[str], bool] = lambda _: 
         first_names=tuple(first_names),
         file_bytes=file.size_bytes,
     )
-
-
-def _key_store() -> KeyStore:
-    store = KeyStore(
-        max_bytes=STORED_BYTES, max_string_bytes=STORED_STRING_BYTES, max_numbers=STORED_NUMBERS
-    )
-
-    def fits(key: str) -> bool:
-        """Also counts the bytes of the key. Above the limit nothing is stored, and `scan_header` raises."""
-        if not _is_needed(key, store.keys.get("general.architecture")):
-            return False
-        store.stored_bytes += getsizeof(key) + _SLOT_BYTES
-        return store.stored_bytes <= STORED_BYTES
-
-    store.wanted = fits
-    return store
-
-
-def _is_needed(key: str, architecture: Value | None) -> bool:
-    """Keys of the model, its vocabulary and its shards.
-
-    Until the architecture is known, any key may be one of the model's; converters write the architecture first.
-    """
-    if key.startswith("general."):
-        return key in _GENERAL
-    if architecture is None or key.startswith(f"{architecture}."):
-        return True
-    return key.startswith(("tokenizer.", "split."))

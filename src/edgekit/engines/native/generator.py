@@ -18,7 +18,7 @@ from edgekit.engines.native.buffers import matrices
 from edgekit.engines.native.cache import PagedCache, PageFile, check_gate, make_caches
 from edgekit.engines.native.crew import Checkpoint, Crew, PassProgress, one_thread
 from edgekit.engines.native.families import ModelUse
-from edgekit.engines.native.file import Closeable, Limits, WeightFile, scan_header
+from edgekit.engines.native.file import ANY_SIZE, Closeable, WeightFile, scan_header
 from edgekit.engines.native.forward import StreamPass, make_stream_buffers, make_worker
 from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import Floats
@@ -28,15 +28,12 @@ from edgekit.engines.native.stream_plan import StreamSetup, plan_stream
 from edgekit.engines.native.weights import Weights
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.machine.monitor import Monitor
-from edgekit.units import LARGEST, format_bytes
+from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryLine
     from edgekit.engines.native.kernels.types import Kernels
     from edgekit.engines.native.stream_plan import StreamPlan
-
-
-_ANY_SIZE = Limits(file_bytes=LARGEST)
 
 
 def open_stream(
@@ -57,7 +54,7 @@ def open_stream(
     """
     kernels = kernels or choose_kernels()
     with ExitStack() as held:
-        file = held.enter_context(WeightFile(Path(path), _ANY_SIZE))
+        file = held.enter_context(WeightFile(Path(path), ANY_SIZE))
         model = read_model(scan_header(file), ModelUse.GENERATE)
         plan = plan_stream(model, load, setup or StreamSetup(), spill_from_tokens=spill_from_tokens)
         pages = None

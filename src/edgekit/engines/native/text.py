@@ -6,13 +6,13 @@ import codecs
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.engines.chat import Prompt, Sampling, Written
-from edgekit.engines.native.file import Limits, WeightFile, scan_header
+from edgekit.engines.native.file import ANY_SIZE, WeightFile, scan_header
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.native.templates import ChatFormat, chat_format
 from edgekit.engines.native.tokenizer.build import build_tokenizer
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from edgekit.engines.native.generator import StreamEngine
 
 
-ANY_FILE = replace(
-    Limits(), file_bytes=2**62
-)  # weights are streamed, so their size is not a danger
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileText:
     tokenizer: TextTokenizer
@@ -47,7 +42,7 @@ class FileText:
 @contextmanager
 def open_text(path: Path | str) -> Iterator[FileText]:
     """Raises UnknownTokenizerError for an unknown kind of vocabulary."""
-    with closing(WeightFile(Path(path), ANY_FILE)) as file:
+    with WeightFile(Path(path), ANY_SIZE) as file:
         header = scan_header(file, selects=lambda _: False)
         yield FileText(
             tokenizer=build_tokenizer(read_vocabulary(file, header)),
@@ -84,32 +79,24 @@ def generate(
             f"{window:,}{taken}: use a context of {before + wanted:,} or more, or a rolling "
             "window"
         )
-    return _tokens(engine, tokens, sampler, max_tokens=max_tokens, stop=stop, checkpoint=checkpoint)
 
+    def new_tokens() -> Iterator[int]:
+        logits = engine.feed(tokens, checkpoint)
+        for token in tokens:
+            sampler.accept(token)
+        made = 0
+        while True:
+            token = sampler.sample(logits)
+            sampler.accept(token)
+            if token in stop:
+                return
+            yield token
+            made += 1
+            if made == max_tokens or engine.room_tokens == 0:
+                return
+            logits = engine.feed((token,), checkpoint)
 
-def _tokens(
-    engine: StreamEngine,
-    tokens: Sequence[int],
-    sampler: Sampler,
-    *,
-    max_tokens: int | None,
-    stop: frozenset[int],
-    checkpoint: Checkpoint | None,
-) -> Iterator[int]:
-    logits = engine.feed(tokens, checkpoint)
-    for token in tokens:
-        sampler.accept(token)
-    made = 0
-    while True:
-        token = sampler.sample(logits)
-        sampler.accept(token)
-        if token in stop:
-            return
-        yield token
-        made += 1
-        if made == max_tokens or engine.room_tokens == 0:
-            return
-        logits = engine.feed((token,), checkpoint)
+    return new_tokens()
 
 
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
@@ -152,15 +139,12 @@ class TextPieces:
         if kind not in (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.BYTE):
             return b""
         raw = self._file.read(*self._offsets.text_span(token))
-        if kind == TokenKind.NORMAL:
-            return self._normal(token, raw)
         if kind == TokenKind.USER_DEFINED:
             return raw
-        if not (found := _BYTE.fullmatch(raw)):
-            raise self._error(token, raw, "which is not a byte like <0x0A>")
-        return bytes((int(found[1], 16),))
-
-    def _normal(self, token: int, raw: bytes) -> bytes:
+        if kind == TokenKind.BYTE:
+            if not (byte := _BYTE.fullmatch(raw)):
+                raise self._error(token, raw, "which is not a byte like <0x0A>")
+            return bytes((int(byte[1], 16),))
         if self._letters is None:
             return raw.replace(SPACE.encode(), b" ")
         try:
@@ -235,7 +219,12 @@ class StreamTalker:
             into.finish = "length" if reached or is_full else "stop"
             yield self.text.pieces.flush()
         finally:
-            into.timings = _timings(into, len(rest), begun_s, first_s)
+            into.timings = {}
+            if first_s > begun_s:
+                into.timings["prompt_per_second"] = len(rest) / (first_s - begun_s)
+            rest_s = time.monotonic() - first_s
+            if into.new_tokens > 1 and rest_s > 0:
+                into.timings["predicted_per_second"] = (into.new_tokens - 1) / rest_s
 
     def _not_read(self, tokens: Sequence[int]) -> Sequence[int]:
         """The part that must still be read: all of it after a reset, unless it continues the last prompt."""
@@ -261,13 +250,3 @@ def prompt_tokens(text: FileText, prompt: Prompt) -> list[int]:
             "own template"
         )
     return text.chat.tokens(text.tokenizer, prompt.messages)
-
-
-def _timings(into: Written, read_tokens: int, begun_s: float, first_s: float) -> dict[str, float]:
-    found = {}
-    if first_s > begun_s:
-        found["prompt_per_second"] = read_tokens / (first_s - begun_s)
-    rest_s = time.monotonic() - first_s
-    if into.new_tokens > 1 and rest_s > 0:
-        found["predicted_per_second"] = (into.new_tokens - 1) / rest_s
-    return found

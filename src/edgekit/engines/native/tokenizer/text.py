@@ -35,19 +35,20 @@ class TextTokenizer:
         self._cut = cut
         self._specials = Specials(vocabulary)
         self._split_points = split_points(vocabulary)
-        self._before = vocabulary.before
+        self.before = vocabulary.before  # the tokens that every text begins with
         self._after = vocabulary.after
-        self._newline_runs = _newline_runs(vocabulary)
+        self._newline_runs = {}
+        if vocabulary.pre is not None and vocabulary.pre.newline_runs:
+            self._newline_runs = {
+                token: number
+                for number, token in enumerate(vocabulary.tokens)
+                if token and not token.strip("\n")
+            }
 
     @property
     def frame_tokens(self) -> int:
         """The number of tokens added to every text: two for [CLS] and [SEP]."""
-        return len(self._before) + len(self._after)
-
-    @property
-    def before(self) -> tuple[int, ...]:
-        """The tokens that every text begins with."""
-        return self._before
+        return len(self.before) + len(self._after)
 
     def encode(
         self,
@@ -78,7 +79,7 @@ class TextTokenizer:
                     "allows"
                 )
             del tokens[limit:]
-        return [*self._before, *tokens, *self._after]
+        return [*self.before, *tokens, *self._after]
 
     def encode_plain(self, text: str, *, parse_special: bool = True) -> list[int]:
         """The tokens of the text alone."""
@@ -126,16 +127,6 @@ class TextTokenizer:
             at = run.end()
         if at < len(text):
             yield text[at:]
-
-
-def _newline_runs(vocabulary: Vocabulary) -> dict[str, int]:
-    if vocabulary.pre is None or not vocabulary.pre.newline_runs:
-        return {}
-    return {
-        token: number
-        for number, token in enumerate(vocabulary.tokens)
-        if token and not token.strip("\n")
-    }
 
 
 def cut_by(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:

@@ -62,18 +62,14 @@ class Unigram:
 
     def cut(self, text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
         """`first`: this is the beginning of the text, or of the text after a special token."""
-        normalized = self._normalize(text, first=first)
-        return self._best_tokens(normalized) if normalized else []
-
-    def _normalize(self, text: str, *, first: bool) -> str:
         if self._charsmap is not None:
             text = self._charsmap.normalize(text)
         if self._merge_spaces:
             words = _SPACES.sub(SPACE, text.strip(" "))
-            return SPACE + words if words and (first or text[0] == " ") else words
-        if self._space_prefix and first and text.strip(" "):
+            text = SPACE + words if words and (first or text[0] == " ") else words
+        elif self._space_prefix and first and text.strip(" "):
             text = " " + text
-        return text.replace(" ", SPACE)
+        return self._best_tokens(text.replace(" ", SPACE))
 
     def _best_tokens(self, text: str) -> list[int]:
         """Viterbi: the best sum of scores up to each position, from the left; then back from the end."""
@@ -148,18 +144,11 @@ class Charsmap:
                 parts.append(run[0])
                 at = run.end()
             else:
-                replacement, length = self._rule_at(text, at)
+                window = text[at : at + 32].encode()
+                replacement, read_bytes = self._longest_rule(window[:_LONGEST_RULE_BYTES])
                 parts.append(text[at] if replacement is None else replacement)
-                at += length
+                at += len(window[:read_bytes].decode(errors="ignore")) or 1
         return "".join(parts)
-
-    def _rule_at(self, text: str, at: int) -> tuple[str | None, int]:
-        """The replacement by the longest rule that applies at this index, and the number of characters it replaces."""
-        window = text[at : at + 32]
-        replacement, read_bytes = self._longest_rule(window.encode()[:_LONGEST_RULE_BYTES])
-        if replacement is None:
-            return None, 1
-        return replacement, len(window.encode()[:read_bytes].decode(errors="ignore")) or 1
 
     def _longest_rule(self, text: bytes) -> tuple[str | None, int]:
         """The replacement by the longest rule for the beginning of `text`, and the number of bytes it replaces."""
@@ -176,14 +165,13 @@ class Charsmap:
                     offset, length = units[node] & 0x7FFFFFFF, index + 1
         except IndexError as error:
             raise self._error from error
-        return (None, 0) if offset is None else (self._text(offset), length)
-
-    def _text(self, offset: int) -> str:
+        if offset is None:
+            return None, 0
         end = self._texts.find(b"\0", offset)
         if end < 0:
             raise self._error
         try:
-            return self._texts[offset:end].decode()
+            return self._texts[offset:end].decode(), length
         except UnicodeDecodeError as error:
             raise self._error from error
 
