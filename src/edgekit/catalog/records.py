@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from edgekit.catalog.types import Entry, MeasuredSpeed, ModelPurpose, Size, Sour
 from edgekit.errors import HeaderError
 from edgekit.units import Basis
 
-T = TypeVar("T")
+E = TypeVar("E", bound=enum.Enum)
 
 MAX_RECORD_CHARS = 1_048_576  # the longest packaged line has about 9,000
 MAX_TEXT_CHARS = 4_096  # a path or an address; sources are sentences
@@ -25,7 +26,6 @@ RUN = re.compile(
     r"[!-~]{1,256} [0-9]{1,12}(?:x[0-9]{1,12}){0,3} [A-Z][A-Z0-9_]{0,15}"
     r"(?: [0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*)?"
 )
-_BASES = {basis.value: basis for basis in Basis}
 
 
 def is_id(text: str) -> bool:
@@ -38,20 +38,8 @@ def record_of(entry: Entry) -> str:
     facts_of: dict[Source, list[str]] = {}  # a source may have several facts
     for fact, source in entry.sources.items():
         facts_of.setdefault(source, []).append(fact)
-    raw: dict[str, Any] = {
-        "id": entry.id,
-        "repository": entry.repository,
-        "family": entry.family,
-        "architecture": entry.architecture,
-        "parameters": entry.parameters,
-        "active_parameters": entry.active_parameters,
-        "native_context": entry.native_context,
-        "vocabulary": entry.vocabulary,
+    changed: dict[str, Any] = {
         "kinds": [kind.value for kind in entry.kinds],
-        "licence": entry.licence,
-        "released": entry.released,
-        "not_before": entry.not_before,
-        "reference": entry.reference,
         "sizes": {size.mix: [size.tensor_bytes, size.basis.value] for size in entry.sizes},
         "speeds": [
             [speed.device, speed.tokens_per_s, speed.setting, speed.source]
@@ -62,6 +50,7 @@ def record_of(entry: Entry) -> str:
         "config": dict(entry.config),
         "sources": [[source.text, source.basis.value, facts] for source, facts in facts_of.items()],
     }
+    raw = {name: changed.get(name, getattr(entry, name)) for name in _READERS}
     filled = {name: value for name, value in raw.items() if value not in (None, "", [], {})}
     try:
         return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -71,83 +60,48 @@ def record_of(entry: Entry) -> str:
 
 def read_record(line: object, *, where: str) -> Entry:
     """The entry of a line. Raises HeaderError with what is wrong with it."""
-    try:
-        return _entry(_object(_json_value(line)))
-    except (ValueError, TypeError) as error:
-        raise HeaderError(str(error), file=where) from error
-
-
-def _json_value(line: object) -> object:
     if not isinstance(line, str):
-        raise TypeError(f"expected a line of JSON, found a {type(line).__name__}")
+        raise HeaderError("not a line of text", file=where)
     if len(line) > MAX_RECORD_CHARS:
-        raise ValueError(f"{len(line):,} characters; the limit is {MAX_RECORD_CHARS:,}")
+        text = f"{len(line):,} characters; the limit is {MAX_RECORD_CHARS:,}"
+        raise HeaderError(text, file=where)
+    values = {}
+    name = ""  # of the field that is read
     try:
-        return json.loads(line, parse_constant=_no_number)
+        raw = _object(json.loads(line, parse_constant=_no_number))
+        for name, read in _READERS.items():
+            if raw.get(name) is not None or name in _REQUIRED:
+                values[name] = read(raw.get(name))
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise HeaderError("nested too deeply", file=where) from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos:,}") from error
+        text = f"not JSON: {error.msg} at character {error.pos:,}"
+        raise HeaderError(text, file=where) from error
+    except (ValueError, TypeError) as error:
+        raise HeaderError(f"{name}: {error}" if name else str(error), file=where) from error
+    if not values.get("keys") and not values.get("config"):
+        text = "neither keys nor config: the model cannot be rebuilt from this"
+        raise HeaderError(text, file=where)
+    return Entry(**values)
 
 
 def _no_number(word: str) -> object:
     raise ValueError(f"{word} is not a number")
 
 
-def _entry(raw: Mapping[str, Any]) -> Entry:
-    name = _at(raw, "id", _id)
-    keys = _at(raw, "keys", _keys, MappingProxyType({}))
-    config = _at(raw, "config", _config, MappingProxyType({}))
-    if not keys and not config:
-        raise ValueError("neither keys nor config: the model cannot be rebuilt from this")
-    return Entry(
-        id=name,
-        repository=_at(raw, "repository", _text, None),
-        family=_at(raw, "family", _text),
-        architecture=_at(raw, "architecture", _text),
-        parameters=_at(raw, "parameters", _whole, None),
-        active_parameters=_at(raw, "active_parameters", _whole, None),
-        native_context=_at(raw, "native_context", _whole, None),
-        vocabulary=_at(raw, "vocabulary", _whole, None),
-        kinds=_at(raw, "kinds", _kinds, ()),
-        licence=_at(raw, "licence", _text, None),
-        released=_at(raw, "released", _text, None),
-        not_before=_at(raw, "not_before", _text, None),
-        reference=_at(raw, "reference", _text, ""),
-        sizes=_at(raw, "sizes", _sizes, ()),
-        speeds=_at(raw, "speeds", _speeds, ()),
-        keys=keys,
-        tensors=_at(raw, "tensors", _tensor_runs, ()),
-        config=config,
-        sources=_at(raw, "sources", _sources, MappingProxyType({})),
-    )
-
-
-_MUST: Any = object()
-
-
-def _at(raw: Mapping[str, Any], name: str, read: Callable[[Any], T], default: Any = _MUST) -> T:
-    value = raw.get(name)
-    if value is None and default is not _MUST:
-        missing: T = default
-        return missing
-    try:
-        return read(value)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
 def _object(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"expected an object, found a {type(value).__name__}")
+        raise TypeError(f"{value!r:.60} is not an object")
     if len(value) > MAX_ITEMS:
         raise ValueError(f"{len(value):,} items; the limit is {MAX_ITEMS:,}")
     return value
 
 
-def _list(value: Any, lengths: tuple[int, ...] = ()) -> list[Any]:
-    if not isinstance(value, list) or (lengths and len(value) not in lengths):
-        raise ValueError(f"{value!r:.60} is not a list")
+def _list(value: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.60} is not a list")
+    if length is not None and len(value) != length:
+        raise ValueError(f"{value!r:.60} is not a list of {length}")
     if len(value) > MAX_ITEMS:
         raise ValueError(f"{len(value):,} items; the limit is {MAX_ITEMS:,}")
     return value
@@ -171,28 +125,30 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _basis(value: Any) -> Basis:
-    found = _BASES.get(value)
-    if found is None:
-        raise ValueError(f"{value!r:.40} is not one of {', '.join(_BASES)}")
-    return found
+def _member(kind: type[E], value: Any) -> E:
+    for member in kind:
+        if member.value == value:
+            return member
+    names = ", ".join(member.value for member in kind)
+    raise ValueError(f"{value!r:.40} is not one of {names}")
 
 
 def _kinds(value: Any) -> tuple[ModelPurpose, ...]:
-    return tuple(ModelPurpose(_text(one)) for one in _list(value))
+    return tuple(_member(ModelPurpose, name) for name in _list(value))
 
 
 def _sizes(value: Any) -> tuple[Size, ...]:
-    return tuple(
-        Size(mix=_text(mix), tensor_bytes=_whole(size), basis=_basis(basis))
-        for mix, (size, basis) in _object(value).items()
-    )
+    found = []
+    for mix, pair in _object(value).items():
+        size, basis = _list(pair, 2)
+        found.append(Size(mix=_text(mix), tensor_bytes=_whole(size), basis=_member(Basis, basis)))
+    return tuple(found)
 
 
 def _speeds(value: Any) -> tuple[MeasuredSpeed, ...]:
     found = []
     for one in _list(value):
-        device, rate, setting, source = _list(one, (4,))
+        device, rate, setting, source = _list(one, 4)
         if type(rate) not in (int, float) or not 0 < rate < 1e9:
             raise ValueError(f"{rate!r:.40} is not a number of tokens per second")
         speed = MeasuredSpeed(
@@ -208,21 +164,20 @@ def _speeds(value: Any) -> tuple[MeasuredSpeed, ...]:
 def _sources(value: Any) -> Mapping[str, Source]:
     found: dict[str, Source] = {}
     for one in _list(value):
-        text, basis, facts = _list(one, (3,))
-        source = Source(text=_text(text), basis=_basis(basis))
+        text, basis, facts = _list(one, 3)
+        source = Source(text=_text(text), basis=_member(Basis, basis))
         found |= {_text(fact): source for fact in _list(facts)}
     return MappingProxyType(found)
 
 
 def _keys(value: Any) -> Mapping[str, Any]:
-    return MappingProxyType({_text(name): _value(one) for name, one in _object(value).items()})
-
-
-def _value(value: Any) -> Any:
-    """A GGUF value as formats/gguf.py returns it: a scalar, or a tuple of scalars."""
-    if isinstance(value, list):
-        return tuple(_scalar(one) for one in _list(value))
-    return _scalar(value)
+    """GGUF values as formats/gguf.py returns them: scalars and tuples of scalars."""
+    return MappingProxyType(
+        {
+            _text(name): tuple(map(_scalar, _list(one))) if isinstance(one, list) else _scalar(one)
+            for name, one in _object(value).items()
+        }
+    )
 
 
 def _scalar(value: Any) -> Any:
@@ -243,3 +198,27 @@ def _tensor_runs(value: Any) -> tuple[str, ...]:
         if not isinstance(one, str) or not RUN.fullmatch(one):
             raise ValueError(f"{one!r:.80} is not a line like blk.*.attn_q.weight 64x64 F16 0-1")
     return tuple(value)
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {  # of the fields of Entry, in the order of a line
+    "id": _id,
+    "repository": _text,
+    "family": _text,
+    "architecture": _text,
+    "parameters": _whole,
+    "active_parameters": _whole,
+    "native_context": _whole,
+    "vocabulary": _whole,
+    "kinds": _kinds,
+    "licence": _text,
+    "released": _text,
+    "not_before": _text,
+    "reference": _text,
+    "sizes": _sizes,
+    "speeds": _speeds,
+    "keys": _keys,
+    "tensors": _tensor_runs,
+    "config": _config,
+    "sources": _sources,
+}
+_REQUIRED = frozenset({"id", "family", "architecture"})

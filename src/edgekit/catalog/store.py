@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.catalog.records import MAX_RECORD_CHARS, read_record, record_of
 from edgekit.catalog.types import Entry
-from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
+from edgekit.errors import HeaderError, SourceError, UsageError
 from edgekit.sources.local import data_folder, made_data_folder
 
 if TYPE_CHECKING:
@@ -81,22 +81,17 @@ def save_entry(entry: Entry) -> bool:
     with _writing() as database:
         query = "SELECT id, entry FROM entries WHERE id = ?"
         old = database.execute(query, (entry.id,)).fetchone()
-        _check_same(old, entry)
+        known = None
+        if old is not None:
+            with contextlib.suppress(HeaderError):  # a damaged entry may be replaced
+                known = _read(old[0], old[1], Path(NAME))
+        if known is not None and known.reference != entry.reference:
+            raise UsageError(
+                f"{entry.id} already exists, from {known.reference}: use --id to give this "
+                "one another name"
+            )
         database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (entry.id, record))
     return old is None
-
-
-def _check_same(old: tuple[object, object] | None, entry: Entry) -> None:
-    """Raises UsageError rather than replace the entry of another reference; a damaged entry may be replaced."""
-    try:
-        known = None if old is None else _read(*old, Path(NAME))
-    except EdgekitError:
-        return
-    if known is not None and known.reference != entry.reference:
-        raise UsageError(
-            f"{entry.id} already exists, from {known.reference}: use --id to give this "
-            "one another name"
-        )
 
 
 def forget_entry(name: str) -> bool:
@@ -125,10 +120,8 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA:
         raise HeaderError(
-            (
-                f"created by a newer EdgeKit (schema {version}, this one supports {SCHEMA}): "
-                "upgrade edgekit"
-            ),
+            f"created by a newer EdgeKit (schema {version}, this one supports {SCHEMA}): "
+            "upgrade edgekit",
             file=str(path),
         )
     return int(version)

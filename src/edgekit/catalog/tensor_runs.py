@@ -19,43 +19,30 @@ from edgekit.model.hyperparameters import MAX_LAYERS
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.")
 _HERE = "blk.*."
 
-Blocks = tuple[tuple[int, int], ...]  # first and last of each range
-
 
 def runs_of(tensors: Iterable[Tensor | GgufTensor]) -> tuple[str, ...]:
     """Lines for the tensors: first those outside the blocks. HeaderError for a name that this format cannot express."""
-    found: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
+    blocks_of: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for tensor in tensors:
         block = _BLOCK.match(tensor.name)
         name = _HERE + tensor.name[block.end() :] if block else tensor.name
-        blocks = found.setdefault((name, tensor.shape or (1,), tensor.type.name), [])
+        blocks = blocks_of.setdefault((name, tensor.shape or (1,), tensor.type.name), [])
         if block:
             blocks.append(int(block[1]))
-    ordered = sorted(found.items(), key=lambda item: bool(item[1]))
-    return tuple(_line(*key, blocks) for key, blocks in ordered)
-
-
-def _line(name: str, shape: tuple[int, ...], type_: str, blocks: list[int]) -> str:
-    line = " ".join((name, "x".join(map(str, shape)), type_, ranges_text(_stretches(blocks))))
-    if not RUN.fullmatch(line.rstrip()):
-        raise HeaderError(f"tensor {name!r:.80} cannot be stored: unusual name or shape")
-    return line.rstrip()
-
-
-def _stretches(blocks: list[int]) -> Blocks:
-    """[0, 1, 2, 7] -> ((0, 2), (7, 7))."""
-    stretches: list[tuple[int, int]] = []
-    for block in sorted(blocks):
-        if stretches and block == stretches[-1][1] + 1:
-            stretches[-1] = (stretches[-1][0], block)
-        else:
-            stretches.append((block, block))
-    return tuple(stretches)
-
-
-def ranges_text(blocks: Blocks) -> str:
-    """((0, 2), (7, 7)) -> '0-2,7'."""
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in blocks)
+    lines = []
+    for (name, shape, type_), blocks in sorted(blocks_of.items(), key=lambda item: bool(item[1])):
+        ranges: list[tuple[int, int]] = []  # [0, 1, 2, 7] -> [(0, 2), (7, 7)]
+        for number in sorted(blocks):
+            if ranges and number == ranges[-1][1] + 1:
+                ranges[-1] = (ranges[-1][0], number)
+            else:
+                ranges.append((number, number))
+        text = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges)
+        line = " ".join((name, "x".join(map(str, shape)), type_, text)).rstrip()
+        if not RUN.fullmatch(line):
+            raise HeaderError(f"tensor {name!r:.80} cannot be stored: unusual name or shape")
+        lines.append(line)
+    return tuple(lines)
 
 
 def tensors_of(runs: Iterable[str], *, name: str) -> tuple[Tensor, ...]:
@@ -71,24 +58,19 @@ def tensors_of(runs: Iterable[str], *, name: str) -> tuple[Tensor, ...]:
 def _tensors(run: str, file: str) -> Iterator[Tensor]:
     if not RUN.fullmatch(run):
         raise HeaderError(f"{run!r:.80} is not a valid line of tensors", file=file)
-    name, lengths, type_, *ranges = run.split(" ")
+    name, lengths, type_, *rest = run.split(" ")
     shape = tuple(map(int, lengths.split("x")))
     laid = GgufTensor(name=name, shape=shape, type=by_name(type_))
     size = laid.size_bytes
-    names = _names(name, _read_ranges(ranges[0], file)) if ranges else (name,)
-    for one in names:
-        yield Tensor(name=one, type=laid.type, shape=shape, size_bytes=size, offset=0)
-
-
-def _names(name: str, blocks: Blocks) -> Iterator[str]:
-    for first, last in blocks:
-        for block in range(first, last + 1):
-            yield name.replace("*", str(block), 1)
-
-
-def _read_ranges(text: str, file: str) -> Blocks:
-    """'0-2,7' -> ((0, 2), (7, 7))."""
-    pairs = [(int(a), int(b or a)) for a, _, b in (one.partition("-") for one in text.split(","))]
-    if len(pairs) > MAX_LAYERS or any(not a <= b < MAX_LAYERS for a, b in pairs):
-        raise HeaderError(f"{text!r:.60}: block numbers go from 0 to {MAX_LAYERS - 1:,}", file=file)
-    return tuple(pairs)
+    names = [name]
+    if rest:  # '0-2,7' -> [(0, 2), (7, 7)]
+        ends = (part.partition("-") for part in rest[0].split(","))
+        ranges = [(int(a), int(b or a)) for a, _, b in ends]
+        if len(ranges) > MAX_LAYERS or any(not a <= b < MAX_LAYERS for a, b in ranges):
+            raise HeaderError(
+                f"{rest[0]!r:.60}: block numbers go from 0 to {MAX_LAYERS - 1:,}", file=file
+            )
+        blocks = (block for a, b in ranges for block in range(a, b + 1))
+        names = [name.replace("*", str(block), 1) for block in blocks]
+    for each in names:
+        yield Tensor(name=each, type=laid.type, shape=shape, size_bytes=size, offset=0)

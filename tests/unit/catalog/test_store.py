@@ -164,8 +164,8 @@ def test_a_table_that_never_ends(data_folder: Path, monkeypatch: pytest.MonkeyPa
     ("row", "told"),
     [
         (("own", "{"), "not JSON"),
-        (("own", b"\x00\xff"), "expected a line of JSON, found a bytes"),
-        (("own", 7), "expected an object, found a int"),
+        (("own", b"\x00\xff"), "not a line of text"),
+        (("own", 7), "7 is not an object"),
         (("own", "x" * (MAX_RECORD_CHARS + 1)), "more than 1,048,576 characters"),
         (("other", None), "its row has a different name"),
         ((b"own", "{}"), "id: None is not a name"),
