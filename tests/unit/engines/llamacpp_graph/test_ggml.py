@@ -69,7 +69,7 @@ def weight(*dims: Size, kind: TensorType = F16) -> GraphTensor:
         (lambda: ggml.ssm_conv(leaf(T + 3, 16), weight(4, 16)), (16, T, 1, 1)),
         (
             lambda: ggml.ssm_scan(
-                leaf(16, 8, 4, 2), leaf(8, 4, T, 2), *(leaf(1),) * 4, leaf(2, kind=I32)
+                leaf(16, 8, 4, 2), leaf(8, 4, T, 2), *(leaf(1),) * 4, ids=leaf(2, kind=I32)
             ),
             (8 * 4 * 2 * T + 16 * 8 * 4 * 2, 1, 1, 1),
         ),

@@ -15,7 +15,6 @@ from edgekit.engines.llamacpp.graph.layers import hadamard, project_biased
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
-    I32,
     I64,
     GraphTensor,
     NoGraphError,
@@ -116,56 +115,41 @@ def _one_stream(build: Build, cache: GraphTensor, cur: GraphTensor) -> GraphTens
 GetRows = Callable[[GraphTensor, GraphTensor], GraphTensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateInput:
-    """Indices of state rows: of the sequences in the batch, and of the others, which are only copied."""
-
-    copy: GraphTensor
-    main: GraphTensor
-    extra: GraphTensor
-
-
-def input_rs(build: Build) -> StateInput:
-    """build_rs_inp."""
-    count = build.sizes.n_seqs
-    copy = ggml.graph_input(I32, count, name="rs_s_copy")
-    others = 0 if build.options.rules < Rules.V0_6 else count - 1
-    return StateInput(copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, others))
-
-
 def state(layer: GraphLayer, side: str, width: Size) -> GraphTensor:
     """The state cache of a layer: "r" for the convolution, "s" for the recurrence."""
     return layer.build.cache(f"cache_{side}_l{layer.index}", F32, width, layer.build.sizes.n_seqs)
 
 
 def read_states(
-    build: Build,
-    rs: StateInput,
-    cache: GraphTensor,
-    width: Size,
-    *,
-    get_rows: GetRows | None = None,
+    build: Build, cache: GraphTensor, *, get_rows: GetRows | None = None
 ) -> GraphTensor:
     """build_rs: clears one row, reads the rows of the batch, writes the others back.
 
     0.5 looks up the other rows separately, and there are none. 0.6 looks up all rows at once, so that the graph does
     not depend on the number of sequences in a batch; `get_rows` replaces that lookup.
     """
+    rs, width = build.rs, cache.ne[0]
     rows = ggml.reshape(cache, width, cache.ne[1])
     build.expand(ggml.scale_inplace(ggml.view(rows, width)))
-    is_old, count = build.options.rules < Rules.V0_6, build.sizes.n_seqs
+    is_old = build.options.rules < Rules.V0_6
     if is_old or get_rows is not None:
         states = (get_rows or ggml.get_rows)(rows, rs.main)
         build.expand(states)
         others = ggml.get_rows(rows, rs.extra)
     else:
         others = ggml.get_rows(rows, rs.copy)
-        states = ggml.view(others, rows.ne[0], count, strides=(others.nb[1],))
+        states = ggml.view(others, width, build.sizes.n_seqs, strides=(others.nb[1],))
         build.expand(states)
     if not is_old:
-        others = ggml.view(others, rows.ne[0], 0, strides=(others.nb[1],))
+        others = ggml.view(others, width, 0, strides=(others.nb[1],))
     build.expand(ggml.cpy(others, ggml.view(cache, width, 0, strides=(cache.nb[1],))))
     return states
+
+
+def write_states(build: Build, cache: GraphTensor, states: GraphTensor) -> None:
+    """Replaces the states of all sequences by the first elements of `states`."""
+    size = cache.ne[0] * build.sizes.n_seqs
+    build.expand(ggml.cpy(ggml.view(states, size), ggml.view(cache, size)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

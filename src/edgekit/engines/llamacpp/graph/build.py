@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from edgekit.engines.llamacpp.graph import ggml
@@ -225,6 +226,14 @@ class MixedInput(NamedTuple):
     rows: GraphTensor
     embd: GraphTensor
     slots: GraphTensor
+
+
+class StateInput(NamedTuple):
+    """Indices of state rows: of the sequences in the batch, and of the others, which are only copied."""
+
+    copy: GraphTensor
+    main: GraphTensor
+    extra: GraphTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,6 +460,14 @@ class Build:
 
     def input_out_ids(self) -> GraphTensor:
         return ggml.graph_input(I32, self.sizes.n_outputs, name="out_ids")
+
+    @cached_property
+    def rs(self) -> StateInput:
+        """build_rs_inp."""
+        count = self.sizes.n_seqs
+        copy = ggml.graph_input(I32, count, name="rs_s_copy")
+        others = 0 if self.options.rules < Rules.V0_6 else count - 1
+        return StateInput(copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, others))
 
     def input_mean(self) -> GraphTensor:
         return ggml.graph_input(F32, self.n_tokens, self.sizes.n_seqs, name="mean")

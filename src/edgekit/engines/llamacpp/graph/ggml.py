@@ -240,33 +240,21 @@ def ssm_conv(window: GraphTensor, kernel: GraphTensor) -> GraphTensor:
     return new("SSM_CONV", F32, shape(kernel.ne[1], tokens, window.ne[2]), window, kernel)
 
 
-def ssm_scan(  # noqa: PLR0917 - in the order of ggml_ssm_scan
-    states: GraphTensor,
-    x: GraphTensor,
-    dt: GraphTensor,
-    a: GraphTensor,
-    b: GraphTensor,
-    c: GraphTensor,
-    ids: GraphTensor,
-    n_states: int = 1,
+def ssm_scan(
+    states: GraphTensor, x: GraphTensor, *src: GraphTensor, ids: GraphTensor
 ) -> GraphTensor:
-    """Outputs and final states in one row."""
-    final = n_states * product(states.ne[:3]) * ids.ne[0]
-    return new("SSM_SCAN", F32, shape(x.elements + final), states, x, dt, a, b, c, ids)
+    """Outputs and final states in one row. `src`: dt, A, B and C."""
+    final = product(states.ne[:3]) * ids.ne[0]
+    return new("SSM_SCAN", F32, shape(x.elements + final), states, x, *src, ids)
 
 
-def gated_delta_net(  # noqa: PLR0917 - in the order of ggml_gated_delta_net
-    q: GraphTensor,
-    k: GraphTensor,
-    v: GraphTensor,
-    gate: GraphTensor,
-    beta: GraphTensor,
-    state: GraphTensor,
-    n_states: int = 1,
+def gated_delta_net(
+    q: GraphTensor, k: GraphTensor, v: GraphTensor, *src: GraphTensor
 ) -> GraphTensor:
+    """Outputs and final states. `src`: gate, beta and states."""
     width, heads, tokens, sequences = v.ne
-    rows = tokens * sequences + n_states * width * sequences
-    return new("GATED_DELTA_NET", F32, shape(width * heads, rows), q, k, v, gate, beta, state)
+    rows = tokens * sequences + width * sequences
+    return new("GATED_DELTA_NET", F32, shape(width * heads, rows), q, k, v, *src)
 
 
 def linear_attention(op: str, k: GraphTensor, state: GraphTensor, *src: GraphTensor) -> GraphTensor:

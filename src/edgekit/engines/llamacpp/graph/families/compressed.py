@@ -235,13 +235,13 @@ class DeepSeek4(Transformer):
         if not build.only_numbers(build.n_tokens, sizes.n_seqs, sizes.n_kv, sizes.n_kv_swa):
             return
         embd = build.input_embd()
-        shared, given = self.shared(build), Compressions.of(build)
-        build.expand(given.mask)
+        shared, caches = self.shared(build), Compressions.of(build)
+        build.expand(caches.mask)
         width, tokens = build.hparams.n_embd, build.n_tokens
         count = stream_count(build)
         streams = ggml.repeat(ggml.reshape(embd, width, 1, tokens), width, count, tokens, 1)
         for layer in build.layers():
-            streams = self.streams_after(layer, shared, given, embd.src[1], streams)
+            streams = self.streams_after(layer, shared, caches, embd.src[1], streams)
         if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
             build.output(streams)
         flat = ggml.reshape(streams, width * count, tokens)
@@ -253,60 +253,73 @@ class DeepSeek4(Transformer):
         self,
         layer: GraphLayer,
         shared: Shared,
-        given: Compressions,
+        caches: Compressions,
         tokens: GraphTensor,
         streams: GraphTensor,
     ) -> GraphTensor:
         mixed = before(layer, streams, "attn")
         cur = self.normalized(layer, mixed.cur, "attn_norm")
-        cur = _attention(layer, shared, given, cur)
+        cur = _attention(layer, shared, caches, cur)
         streams = after(cur, streams, mixed)
         mixed = before(layer, streams, "ffn")
         for one in (streams, mixed.post, mixed.comb):
             layer.build.expand(one)
         cur = self.normalized(layer, mixed.cur, "ffn_norm")
-        table = (
-            layer.weight("ffn_gate_tid2eid")
-            if LayerVariety.of(layer.build.hparams, layer.index).hashed
-            else None
-        )
-        chosen = None if table is None else ggml.get_rows(table, tokens)
+        chosen: GraphTensor | None = None
+        if LayerVariety.of(layer.build.hparams, layer.index).hashed:
+            table = layer.weight("ffn_gate_tid2eid")
+            chosen = None if table is None else ggml.get_rows(table, tokens)
         moe = experts(layer, cur, shared.routing, selected=chosen)
         return after(ggml.add(moe, shared_expert(layer, cur)), streams, mixed)
 
 
 def _attention(
-    layer: GraphLayer, shared: Shared, given: Compressions, cur: GraphTensor
+    layer: GraphLayer, shared: Shared, caches: Compressions, cur: GraphTensor
 ) -> GraphTensor:
-    width, heads, tokens = layer.facts.n_embd_head_k, layer.facts.n_head, layer.build.n_tokens
-    qr = project(layer, "attn_q_a", cur)
-    qr = normalize(qr, layer["attn_q_a_norm"])
-    q = project(layer, "attn_q_b", qr)
-    q = ggml.rope(ggml.rms_norm(ggml.reshape(q, width, heads, tokens)), shared.pos)
+    """Attention over the window's keys followed by the compressed keys; keys also serve as values."""
+    build, (width, heads) = layer.build, (layer.facts.n_embd_head_k, layer.facts.n_head)
+    qr = normalize(project(layer, "attn_q_a", cur), layer["attn_q_a_norm"])
+    q = ggml.reshape(project(layer, "attn_q_b", qr), width, heads, build.n_tokens)
+    q = ggml.rope(ggml.rms_norm(q), shared.pos)
     kv = normalize(ggml.mul_mat(layer["attn_kv"], cur), layer["attn_kv_a_norm"])
-    kv = ggml.rope(ggml.reshape(kv, width, 1, tokens), shared.pos)
-    ratio = LayerVariety.of(layer.build.hparams, layer.index).ratio
+    kv = ggml.rope(ggml.reshape(kv, width, 1, build.n_tokens), shared.pos)
+    ratio = LayerVariety.of(build.hparams, layer.index).ratio
+    compressed = caches.close if ratio == CLOSE else caches.far
     picked: GraphTensor | None = None
-    if ratio == FAR:
-        given.far.update(layer, cur, "attn_compressor")
+    if ratio in {CLOSE, FAR}:
+        compressed.update(layer, cur, "attn_compressor")
     if ratio == CLOSE:
-        given.close.update(layer, cur, "attn_compressor")
-        given.index.update(layer, cur, "indexer_compressor")
-        picked = _picked(layer, shared, given.index, (qr, cur))
-    out = _attended(layer, given, (q, kv), picked)
-    out = ggml.rope_back(ggml.reshape(out, width, heads, tokens), shared.pos)
-    return _output(layer, out)
+        caches.index.update(layer, cur, "indexer_compressor")
+        picked = _picked(layer, shared, caches.index, (qr, cur))
+    if caches.k_rot is not None:
+        q, kv = hadamard(build, q, caches.k_rot), hadamard(build, kv, caches.k_rot)
+    build.expand(q)
+    build.expand(kv)
+    caches.raw.store(layer, kv, caches.k_idxs)
+    keys, mask = caches.raw.read(layer), caches.mask
+    if ratio:
+        keys = ggml.concat(keys, _whole(compressed.cache.read(layer)), 2)
+        visible = compressed.mask
+        if picked is not None:
+            visible = only(visible, picked, mask_type(build))
+        mask = ggml.concat(mask, visible, 0)
+    extras = Extras(sinks=layer["attn_sinks"])
+    out = attn_mha(build, q, keys, keys, mask, extras, transposed=False)
+    if caches.k_rot is not None:
+        out = hadamard(build, out, caches.k_rot)
+    out = ggml.reshape(out, width, heads, build.n_tokens)
+    return _output(layer, ggml.rope_back(out, shared.pos))
 
 
 def _picked(
     layer: GraphLayer,
     shared: Shared,
     index: Compression,
-    given: tuple[GraphTensor, GraphTensor],
+    inputs: tuple[GraphTensor, GraphTensor],
 ) -> GraphTensor:
     """build_lid_top_k: the highest-scoring compressed keys for each token."""
     build = layer.build
-    qr, cur = given
+    qr, cur = inputs
     heads = build.hparams.integer("attention.indexer.head_count")
     tokens, streams = build.n_tokens, build.sizes.n_stream
     q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
@@ -328,33 +341,6 @@ def _picked(
 
 def _whole(keys: GraphTensor) -> GraphTensor:
     return ggml.view(keys, *keys.ne, strides=keys.nb[1:])
-
-
-def _attended(
-    layer: GraphLayer,
-    given: Compressions,
-    qkv: tuple[GraphTensor, GraphTensor],
-    picked: GraphTensor | None,
-) -> GraphTensor:
-    """Attention over the window's keys followed by the compressed keys; keys also serve as values."""
-    build = layer.build
-    q, kv = qkv
-    if given.k_rot is not None:
-        q, kv = hadamard(build, q, given.k_rot), hadamard(build, kv, given.k_rot)
-    build.expand(q)
-    build.expand(kv)
-    given.raw.store(layer, kv, given.k_idxs)
-    keys, mask = given.raw.read(layer), given.mask
-    ratio = LayerVariety.of(layer.build.hparams, layer.index).ratio
-    if ratio:
-        packed = given.close if ratio == CLOSE else given.far
-        keys = ggml.concat(keys, _whole(packed.cache.read(layer)), 2)
-        kind = mask_type(build)
-        seen = packed.mask if picked is None else only(packed.mask, picked, kind)
-        mask = ggml.concat(mask, seen, 0)
-    extras = Extras(sinks=layer["attn_sinks"])
-    out = attn_mha(build, q, keys, keys, mask, extras, transposed=False)
-    return out if given.k_rot is None else hadamard(build, out, given.k_rot)
 
 
 def _output(layer: GraphLayer, out: GraphTensor) -> GraphTensor:

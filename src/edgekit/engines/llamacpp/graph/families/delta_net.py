@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import StateInput, attend, read_states, state
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.attention import attend, read_states, state
+from edgekit.engines.llamacpp.graph.build import GraphLayer
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
-from edgekit.engines.llamacpp.graph.families.mamba import Ssm, keep_tail
+from edgekit.engines.llamacpp.graph.families.mamba import Ssm, window
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.layers import (
     Heads,
@@ -28,15 +28,19 @@ def l2_normalized(cur: GraphTensor) -> GraphTensor:
 
 
 def delta_net(
-    build: Build,
-    cache: GraphTensor,
+    layer: GraphLayer,
+    memory: int,
     qkv: tuple[GraphTensor, GraphTensor, GraphTensor],
     gates: tuple[GraphTensor, GraphTensor],
-    before: GraphTensor,
 ) -> GraphTensor:
-    """build_recurrent_attn with the fused operation: outputs as [width, heads, tokens, sequences]."""
-    q, k, v = qkv
+    """build_recurrent_attn with the fused operation: outputs as [width, heads, tokens, sequences].
+
+    `memory`: elements of a sequence's state.
+    """
+    build, (q, k, v) = layer.build, qkv
     width, heads, tokens, seqs = v.ne
+    cache = state(layer, "s", memory)
+    before = ggml.reshape(read_states(build, cache), width, width, heads, seqs)
     result = ggml.gated_delta_net(q, k, v, *gates, before)
     row = row_bytes(result.type, width)
     strides = (row, row * heads, row * heads * tokens)
@@ -48,7 +52,7 @@ def delta_net(
     return output
 
 
-def linear_attention(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def linear_attention(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """build_layer_attn_linear."""
     build = layer.build
     ssm = Ssm.of(build.hparams, grouped=True)
@@ -56,18 +60,9 @@ def linear_attention(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> Gra
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     mixed, z = _mixed(layer, ssm, cur)
     gates = _gates(layer, ssm, cur)
-    r_cache, s_cache = (
-        state(layer, side, count) for side, count in (("r", ssm.n_embd_r), ("s", ssm.n_embd_s))
-    )
-    before = read_states(build, rs, r_cache, ssm.n_embd_r)
-    before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
-    seen = ggml.concat(before, ggml.transpose(mixed), 0)
-    keep_tail(build, r_cache, seen, ssm.d_conv - 1)
-    memory = read_states(build, rs, s_cache, ssm.n_embd_s)
-    memory = ggml.reshape(memory, width, width, heads, seqs)
+    seen = window(layer, ggml.transpose(mixed), ssm.d_conv - 1)
     seen = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
-    q, k, v = _cut(layer, ssm, seen)
-    out = delta_net(build, s_cache, (q, k, v), gates, memory)
+    out = delta_net(layer, ssm.n_embd_s, _cut(layer, ssm, seen), gates)
     z = ggml.reshape(z, width, heads, tokens, seqs)
     out = normalize(out, layer["ssm_norm"])
     out = ggml.mul(out, ggml.unary(z))
@@ -77,17 +72,12 @@ def linear_attention(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> Gra
 
 def _mixed(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
     """build_qkvz: the input of the convolution, and the output gate."""
-    if "attn_qkv" not in layer:
-        return _interleaved(layer, ssm, cur)
     tokens, seqs = layer.build.sizes.n_seq_tokens, layer.build.sizes.n_seqs
-    mixed = project(layer, "attn_qkv", cur)
-    mixed = ggml.reshape(mixed, mixed.ne[0], tokens, seqs)
-    return mixed, project(layer, "attn_gate", cur)
-
-
-def _interleaved(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
-    """Old files interleave query, key, value and gate head by head."""
-    tokens, seqs = layer.build.sizes.n_seq_tokens, layer.build.sizes.n_seqs
+    if "attn_qkv" in layer:
+        mixed = project(layer, "attn_qkv", cur)
+        mixed = ggml.reshape(mixed, mixed.ne[0], tokens, seqs)
+        return mixed, project(layer, "attn_gate", cur)
+    # Old files interleave query, key, value and gate head by head.
     key, value = ssm.d_state, ssm.d_inner // ssm.n_group
     cur = ggml.mul_mat(layer["ssm_in"], cur)
     cur = ggml.reshape(cur, 2 * key + 2 * value, ssm.n_group, tokens, seqs)
@@ -142,16 +132,11 @@ def _cut(
     q, k = l2_normalized(q), l2_normalized(k)
     # qwen3next repeats keys to match the value heads.
     if "ssm_ba" in layer and ssm.n_group != ssm.dt_rank:
-        q, k = (_repeated(build, ssm, one) for one in (q, k))
+        times, total = ssm.dt_rank // ssm.n_group, build.n_tokens
+        q, k = (ggml.reshape(one, ssm.d_state, 1, ssm.n_group, total) for one in (q, k))
+        q, k = (ggml.repeat(one, ssm.d_state, times, ssm.n_group, total) for one in (q, k))
+        q, k = (ggml.reshape(one, ssm.d_state, ssm.n_group * times, tokens, seqs) for one in (q, k))
     return q, k, v
-
-
-def _repeated(build: Build, ssm: Ssm, cur: GraphTensor) -> GraphTensor:
-    times, total = ssm.dt_rank // ssm.n_group, build.n_tokens
-    cur = ggml.reshape(cur, ssm.d_state, 1, ssm.n_group, total)
-    cur = ggml.repeat(cur, ssm.d_state, times, ssm.n_group, total)
-    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    return ggml.reshape(cur, ssm.d_state, ssm.n_group * times, tokens, seqs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,16 +195,12 @@ class Gemma3n(Transformer):
         cur = attended(layer, shared, split(layer, normed), None)
         cur = ggml.add(self.normalized(layer, cur, "post_attention_norm"), active)
         stream = ggml.scale(ggml.add(cur, laurel))
-        cur = _fed_forward(layer, self.normalized(layer, stream, "ffn_norm"))
+        cur = self.normalized(layer, stream, "ffn_norm")
+        up, gate = ggml.mul_mat(layer["ffn_up"], cur), ggml.mul_mat(layer["ffn_gate"], cur)
+        if layer.index < SPARSE_LAYERS:
+            gate = _largest(gate)
+        cur = ggml.mul_mat(layer["ffn_down"], ggml.mul(up, ggml.unary(gate)))
         return ggml.add(normalize(cur, layer["post_ffw_norm"]), stream)
-
-
-def _fed_forward(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    up = ggml.mul_mat(layer["ffn_up"], cur)
-    gate = ggml.mul_mat(layer["ffn_gate"], cur)
-    if layer.facts.variant is True:
-        gate = _largest(gate)
-    return ggml.mul_mat(layer["ffn_down"], ggml.mul(up, ggml.unary(gate)))
 
 
 def _magnitude(cur: GraphTensor) -> GraphTensor:
@@ -212,8 +208,7 @@ def _magnitude(cur: GraphTensor) -> GraphTensor:
 
 
 def _as_large(cur: GraphTensor, magnitude: GraphTensor) -> GraphTensor:
-    own = _magnitude(cur)
-    return ggml.div(ggml.mul(cur, magnitude), own)
+    return ggml.div(ggml.mul(cur, magnitude), _magnitude(cur))
 
 
 def _spread(build: Build, cur: GraphTensor) -> GraphTensor:

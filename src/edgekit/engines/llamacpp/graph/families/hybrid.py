@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
-    StateInput,
     attend,
     input_kv,
     input_kv_iswa,
-    input_rs,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
@@ -26,7 +24,7 @@ from edgekit.engines.llamacpp.graph.layers import (
 )
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, NoGraphError
 
-Mixer = Callable[[GraphLayer, StateInput, GraphTensor], GraphTensor]
+Mixer = Callable[[GraphLayer, GraphTensor], GraphTensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +33,14 @@ class Hybrid(Transformer):
 
     mixer: Mixer
 
-    def shared(self, build: Build) -> Shared:
-        return replace(Transformer.shared(self, build), rs=input_rs(build))
-
     def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if layer.facts.is_recr:
-            return self.recur(layer, shared, cur)
+            return self.mixer(layer, cur)
         return self.full_attention(layer, shared, cur)
 
     def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         """Layers that are not recurrent."""
         return Transformer.attention(self, layer, shared, cur)
-
-    def recur(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        return self.mixer(layer, shared.rs or input_rs(layer.build), cur)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +61,7 @@ class SideBySide(Hybrid):
         normed = self.normalized(layer, stream, "attn_norm")
         attended = Transformer.attention(self, layer, shared, normed)
         normed = self.normalized(layer, stream, "attn_norm")  # computed twice
-        carried = self.recur(layer, shared, normed)
+        carried = self.mixer(layer, normed)
         stream = ggml.add(ggml.add(attended, carried), stream)
         (stream,) = self.output_rows(layer, shared, stream)
         cur = normalize(stream, layer.required("ffn_norm"))  # not ffn_norm.weight

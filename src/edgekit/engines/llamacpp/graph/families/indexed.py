@@ -14,7 +14,7 @@ from edgekit.engines.llamacpp.graph.attention import (
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.latent import absorbed
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, file_routing
+from edgekit.engines.llamacpp.graph.families.transformer import Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import Gating, Norm, normalize
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
@@ -130,7 +130,7 @@ def glm_indexer(hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed(Transformer):
-    """`layer.facts.variant`: the layer has an indexer; other layers use the previous selection."""
+    """Layers without an indexer use the previous selection."""
 
     indexed: Callable[[Hparams, int], bool] = every_indexer
 
@@ -142,30 +142,20 @@ class Indexed(Transformer):
             raise NoGraphError(f"builds before b{FIRST_BUILD} attend in another way")
         cur = build.input_embd()
         shared, indexer = self.shared(build), Indexer.of(build)
-        picked: GraphTensor | None = None
+        attn, picked = shared.attn.base, None
         for layer in build.layers():
-            normed = self.normalized(layer, cur, "attn_norm")
+            stream = cur
+            normed = self.normalized(layer, stream, "attn_norm")
             qr = ggml.mul_mat(layer["attn_q_a"], normed)
             qr = normalize(qr, layer["attn_q_a_norm"])
-            if picked is None or layer.facts.variant is True:
+            if picked is None or self.indexed(build.hparams, layer.index):
                 picked = indexer.picked(layer, shared.pos, normed, qr)
-            cur = self.layer_after(layer, shared, (cur, normed, qr), picked)
+            q = ggml.mul_mat(layer["attn_q_b"], qr)
+            qkv = absorbed(layer, q, normed, lambda part: ggml.rope(part, shared.pos))
+            cur = attend_k(layer, attn, qkv, mask=only(attn.mask, picked))
+            cur, stream = self.output_rows(layer, shared, cur, stream)
+            cur = self.after_attention(layer, shared, cur, stream)
         self.head(build, cur)
-
-    def layer_after(
-        self,
-        layer: GraphLayer,
-        shared: Shared,
-        given: tuple[GraphTensor, GraphTensor, GraphTensor],
-        picked: GraphTensor,
-    ) -> GraphTensor:
-        stream, normed, qr = given
-        attn = shared.attn.base
-        q = ggml.mul_mat(layer["attn_q_b"], qr)
-        qkv = absorbed(layer, q, normed, lambda cur: ggml.rope(cur, shared.pos))
-        cur = attend_k(layer, attn, qkv, mask=only(attn.mask, picked))
-        cur, stream = self.output_rows(layer, shared, cur, stream)
-        return self.after_attention(layer, shared, cur, stream)
 
 
 INDEXED: Mapping[str, Indexed] = {

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    StateInput,
     attend_k,
     read_states,
     state,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalized
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.latent import absorbed, query
@@ -49,104 +48,78 @@ class Kda(NamedTuple):
         return self.width * self.width * self.heads
 
 
-def convolved(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> list[GraphTensor]:
-    """causal_conv1d, three times: [width, heads, tokens, sequences] each."""
-    build = layer.build
-    kda = Kda.of(build.hparams)
-    cache = state(layer, "r", 3 * kda.tail)
-    before = read_states(build, rs, cache, 3 * kda.tail)
-    made = zip("qkv", _projected(layer, kda, cur), strict=True)
-    return [
-        _convolved(build, cache, before, one, layer[f"ssm_conv1d_{side}"]) for side, one in made
-    ]
-
-
-def _projected(layer: GraphLayer, kda: Kda, cur: GraphTensor) -> list[GraphTensor]:
-    if "attn_qkv" not in layer:
-        return [ggml.mul_mat(layer[f"attn_{side}"], cur) for side in "qkv"]
-    fused = ggml.mul_mat(layer["attn_qkv"], cur)
-    return [
-        ggml.cont(ggml.view(fused, kda.inner, layer.build.n_tokens, strides=(fused.nb[1],)))
-        for _ in range(3)
-    ]
-
-
-def _convolved(
-    build: Build, cache: GraphTensor, before: GraphTensor, cur: GraphTensor, kernel: GraphTensor
-) -> GraphTensor:
-    kda = Kda.of(build.hparams)
+def convolved(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]:
+    """causal_conv1d for Q, K and V: [width, heads, tokens, sequences] each."""
+    build, kda = layer.build, Kda.of(layer.build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    cache = state(layer, "r", 3 * kda.tail)
+    before = read_states(build, cache)
+    if "attn_qkv" in layer:
+        fused = ggml.mul_mat(layer["attn_qkv"], cur)
+        views = [ggml.view(fused, kda.inner, build.n_tokens, strides=(fused.nb[1],)) for _ in "qkv"]
+        sides = [ggml.cont(view) for view in views]
+    else:
+        sides = [ggml.mul_mat(layer[f"attn_{side}"], cur) for side in "qkv"]
     element = before.type.block_bytes
     strides = (kda.kept * element, 3 * kda.tail * element)
-    own = ggml.view(before, kda.kept, kda.inner, seqs, strides=strides)
-    seen = ggml.concat(own, ggml.transpose(ggml.reshape(cur, kda.inner, tokens, seqs)), 0)
-    tail = ggml.view(seen, kda.kept, kda.inner, seqs, strides=seen.nb[1:3])
-    into = ggml.view(cache, kda.kept, kda.inner, seqs, strides=strides)
-    build.expand(ggml.cpy(tail, into))
-    cur = ggml.ssm_conv(seen, ggml.reshape(kernel, kernel.ne[0], kda.inner))
-    cur = ggml.unary(ggml.reshape(cur, kda.inner, build.n_tokens))
-    return ggml.reshape(cur, kda.width, kda.heads, tokens, seqs)
+    made: list[GraphTensor] = []
+    for name, side in zip("qkv", sides, strict=True):
+        kernel = layer[f"ssm_conv1d_{name}"]
+        own = ggml.view(before, kda.kept, kda.inner, seqs, strides=strides)
+        seen = ggml.concat(own, ggml.transpose(ggml.reshape(side, kda.inner, tokens, seqs)), 0)
+        tail = ggml.view(seen, kda.kept, kda.inner, seqs, strides=seen.nb[1:3])
+        into = ggml.view(cache, kda.kept, kda.inner, seqs, strides=strides)
+        build.expand(ggml.cpy(tail, into))
+        out = ggml.ssm_conv(seen, ggml.reshape(kernel, kernel.ne[0], kda.inner))
+        out = ggml.unary(ggml.reshape(out, kda.inner, build.n_tokens))
+        made.append(ggml.reshape(out, kda.width, kda.heads, tokens, seqs))
+    return tuple(made)
 
 
-def _beta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    heads, sizes = Kda.of(layer.build.hparams).heads, layer.build.sizes
-    cur = ggml.mul_mat(layer["ssm_beta"], cur)
-    return ggml.unary(ggml.reshape(cur, 1, heads, sizes.n_seq_tokens, sizes.n_seqs))
-
-
-def _attended(
-    layer: GraphLayer,
-    rs: StateInput,
-    given: list[GraphTensor],
-    gates: tuple[GraphTensor, GraphTensor],
-) -> GraphTensor:
-    build = layer.build
-    kda = Kda.of(build.hparams)
-    q, k, v = given
-    cache = state(layer, "s", kda.memory)
-    before = read_states(build, rs, cache, kda.memory)
-    before = ggml.reshape(before, kda.width, kda.width, kda.heads, build.sizes.n_seqs)
-    out = delta_net(build, cache, (l2_normalized(q), l2_normalized(k), v), gates, before)
+def _attended(layer: GraphLayer, cur: GraphTensor, decay: GraphTensor) -> GraphTensor:
+    """Delta attention, before its gate."""
+    build, kda = layer.build, Kda.of(layer.build.hparams)
+    q, k, v = convolved(layer, cur)
+    beta = ggml.mul_mat(layer["ssm_beta"], cur)
+    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    beta = ggml.unary(ggml.reshape(beta, 1, kda.heads, tokens, seqs))
+    qkv = (l2_normalized(q), l2_normalized(k), v)
+    out = delta_net(layer, kda.memory, qkv, (decay, beta))
     return ggml.reshape(ggml.cont(out), kda.width, kda.heads, build.n_tokens)
 
 
 def _gated(layer: GraphLayer, out: GraphTensor, gate: GraphTensor) -> GraphTensor:
-    build = layer.build
-    kda = Kda.of(build.hparams)
-    gate = ggml.reshape(gate, kda.width, kda.heads, build.n_tokens)
+    kda, tokens = Kda.of(layer.build.hparams), layer.build.n_tokens
+    gate = ggml.reshape(gate, kda.width, kda.heads, tokens)
     out = ggml.mul(normalize(out, layer["ssm_norm"]), ggml.unary(gate))
-    return ggml.mul_mat(layer["attn_output"], ggml.cont(out, kda.inner, build.n_tokens))
+    return ggml.mul_mat(layer["attn_output"], ggml.cont(out, kda.inner, tokens))
 
 
-def kimi_delta(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def kimi_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     build = layer.build
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    given = convolved(layer, rs, cur)
     decay = ggml.mul_mat(layer["ssm_f_b"], ggml.mul_mat(layer["ssm_f_a"], cur))
     decay = ggml.unary(ggml.add(decay, layer.required("ssm_dt.bias")))
     decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
     decay = ggml.mul(decay, ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1))
     decay = ggml.reshape(decay, kda.width, kda.heads, tokens, seqs)
-    gates = (decay, _beta(layer, cur))
-    out = _attended(layer, rs, given, gates)
+    out = _attended(layer, cur, decay)
     cur = ggml.reshape(ggml.reshape(cur, cur.ne[0], tokens, seqs), cur.ne[0], build.n_tokens)
     gate = ggml.mul_mat(layer["ssm_g_b"], ggml.mul_mat(layer["ssm_g_a"], cur))
     return _gated(layer, out, gate)
 
 
-def ling_delta(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def ling_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Full-rank gates, and a decay with a lower bound."""
     build = layer.build
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    given = convolved(layer, rs, cur)
     decay = ggml.add(ggml.mul_mat(layer["ssm_f_a"], cur), layer.required("ssm_dt.bias"))
     decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
     decay = ggml.mul(decay, ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1))
     decay = ggml.reshape(ggml.scale(ggml.unary(decay)), kda.width, kda.heads, tokens, seqs)
-    gates = (decay, _beta(layer, cur))
-    out = _attended(layer, rs, given, gates)
+    out = _attended(layer, cur, decay)
     return _gated(layer, out, ggml.mul_mat(layer["ssm_g_a"], cur))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import StateInput, read_states, state
+from edgekit.engines.llamacpp.graph.attention import read_states, state, write_states
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.layers import normalize, project
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Size
@@ -46,39 +46,76 @@ class Ssm:
         return self.d_state * self.d_inner
 
 
-def parts(cur: GraphTensor, *dims: Size) -> GraphTensor:
+def part_in_heads(cur: GraphTensor, *dims: Size) -> GraphTensor:
     """A slice of each row, as [width, heads, tokens, sequences]."""
     head = cur.type.block_bytes * dims[0]
     return ggml.view(cur, *dims, strides=(head, *cur.nb[1:3]))
 
 
-def some(cur: GraphTensor, width: Size) -> GraphTensor:
+def part(cur: GraphTensor, width: Size) -> GraphTensor:
     """A slice of each row, as [width, tokens, sequences]."""
     return ggml.view(cur, width, *cur.ne[1:3], strides=cur.nb[1:3])
 
 
-def keep_tail(build: Build, cache: GraphTensor, seen: GraphTensor, kept: int) -> None:
+def window(layer: GraphLayer, cur: GraphTensor, kept: int, *, flat: bool = False) -> GraphTensor:
+    """The inputs of a convolution: the last `kept` of earlier tokens, then `cur` [tokens, channels, sequences].
+
+    `flat`: those to keep for the next batch are copied as one row.
+    """
+    build, channels, seqs = layer.build, cur.ne[1], layer.build.sizes.n_seqs
+    cache = state(layer, "r", kept * channels)
+    before = ggml.reshape(read_states(build, cache), kept, channels, seqs)
+    seen = ggml.concat(before, cur, 0)
+    keep_tail(build, cache, seen, kept, flat=flat)
+    return seen
+
+
+def keep_tail(
+    build: Build, cache: GraphTensor, seen: GraphTensor, kept: int, *, flat: bool = False
+) -> None:
     tail = ggml.view(seen, kept, *seen.ne[1:3], strides=seen.nb[1:3])
-    width = kept * seen.ne[1]
-    into = ggml.view(cache, width, build.sizes.n_seqs, strides=(cache.nb[1],))
+    width, seqs = kept * seen.ne[1], build.sizes.n_seqs
+    rows = ggml.view(cache, width, seqs, strides=(cache.nb[1],))
+    into = ggml.view(cache, width * seqs) if flat else rows
     build.expand(ggml.cpy(tail, into))
 
 
-def mamba(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
-    """build_mamba_layer."""
+def scan(
+    layer: GraphLayer, cache: GraphTensor, d_state: int, x: GraphTensor, *src: GraphTensor
+) -> GraphTensor:
+    """Outputs and new states. `src`: dt, A, B and C."""
+
+    def scanned(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
+        states = ggml.reshape(states, d_state, *x.ne[:2], cache.ne[1])
+        return ggml.ssm_scan(states, x, *src, ids=ids)
+
+    return read_states(layer.build, cache, get_rows=scanned)
+
+
+def mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """build_mamba_layer: dt, B and C are projected from x; every channel is a head."""
     build = layer.build
     ssm = Ssm.of(build.hparams, grouped=False)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    r_cache = state(layer, "r", ssm.n_embd_r)
-    before = read_states(build, rs, r_cache, ssm.n_embd_r)
-    before = ggml.reshape(before, ssm.d_conv - 1, ssm.d_inner, seqs)
     xz = project(layer, "ssm_in", ggml.reshape(cur, cur.ne[0], tokens, seqs))
-    x, z = some(xz, ssm.d_inner), some(xz, ssm.d_inner)
-    seen = ggml.concat(before, ggml.transpose(x), 0)
-    tail = ggml.view(seen, ssm.d_conv - 1, ssm.d_inner, seqs, strides=seen.nb[1:3])
-    build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
-    x = _convolved(layer, seen)
-    y = _scanned(layer, rs, ssm, x)
+    x, z = part(xz, ssm.d_inner), part(xz, ssm.d_inner)
+    x = _convolved(layer, window(layer, ggml.transpose(x), ssm.d_conv - 1, flat=True))
+    both = ggml.mul_mat(layer["ssm_x"], x)
+    dt = part(both, ssm.dt_rank)
+    b, c = (part_in_heads(both, ssm.d_state, 1, tokens, seqs) for _ in range(2))
+    names = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
+    if build.hparams.flag("ssm.dt_b_c_rms") or all(name in layer for name in names):
+        dt, b, c = (
+            normalize(one, layer.weight(name)) for one, name in zip((dt, b, c), names, strict=True)
+        )
+    else:
+        dt = ggml.cont(dt)
+    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
+    heads = ggml.reshape(x, 1, ssm.d_inner, tokens, seqs)
+    cache = state(layer, "s", ssm.n_embd_s)
+    found = scan(layer, cache, ssm.d_state, heads, dt, layer.required("ssm_a"), b, c)
+    write_states(build, cache, found)
+    y = ggml.view(found, ssm.d_inner, tokens, seqs, strides=heads.nb[2:4])
     y = ggml.add(y, ggml.mul(x, layer.required("ssm_d")))
     cur = project(layer, "ssm_out", ggml.glu(ggml.cont(z), y))
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
@@ -89,56 +126,33 @@ def _convolved(layer: GraphLayer, seen: GraphTensor) -> GraphTensor:
     return ggml.unary(ggml.add(cur, layer.required("ssm_conv1d.bias")))
 
 
-def _scanned(layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor) -> GraphTensor:
-    """Mamba 1: dt, B and C are projected from x; every channel is a head."""
-    build = layer.build
-    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    both = ggml.mul_mat(layer["ssm_x"], cur)
-    dt = some(both, ssm.dt_rank)
-    b, c = (parts(both, ssm.d_state, 1, tokens, seqs) for _ in range(2))
-    names = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
-    if build.hparams.flag("ssm.dt_b_c_rms") or all(name in layer for name in names):
-        dt, b, c = (
-            normalize(one, layer.weight(name)) for one, name in zip((dt, b, c), names, strict=True)
-        )
-    else:
-        dt = ggml.cont(dt)
-    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
-    x = ggml.reshape(cur, 1, ssm.d_inner, tokens, seqs)
-    cache = state(layer, "s", ssm.n_embd_s)
-
-    def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
-        states = ggml.reshape(states, ssm.d_state, 1, ssm.d_inner, cache.ne[1])
-        return ggml.ssm_scan(states, x, dt, layer.required("ssm_a"), b, c, ids)
-
-    found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
-    count = ssm.n_embd_s * seqs
-    build.expand(ggml.cpy(ggml.view(found, count), ggml.view(cache, count)))
-    return ggml.view(found, ssm.d_inner, tokens, seqs, strides=x.nb[2:4])
-
-
-def mamba2(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
-    """build_mamba2_layer."""
+def mamba2(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """build_mamba2_layer: heads of many channels with one decay each; B and C per group."""
     build = layer.build
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    r_cache = state(layer, "r", ssm.n_embd_r)
-    before = read_states(build, rs, r_cache, ssm.n_embd_r)
-    before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
     flat = build.options.rules >= Rules.FLAT_MAMBA2
     if not flat:
         cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     cur = project(layer, "ssm_in", cur)
     if flat:
         cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
-    z = parts(cur, width, heads, tokens, seqs)
-    xbc, dt = some(cur, ssm.channels), some(cur, heads)
-    seen = ggml.concat(before, ggml.transpose(xbc), 0)
-    keep_tail(build, r_cache, seen, ssm.d_conv - 1)
-    xbc = _convolved(layer, seen)
-    x = parts(xbc, width, heads, tokens, seqs)
-    y = _scanned2(layer, rs, ssm, (x, xbc, dt))
+    z = part_in_heads(cur, width, heads, tokens, seqs)
+    xbc, dt = part(cur, ssm.channels), part(cur, heads)
+    xbc = _convolved(layer, window(layer, ggml.transpose(xbc), ssm.d_conv - 1))
+    x = part_in_heads(xbc, width, heads, tokens, seqs)
+    b, c = (part_in_heads(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
+    dt = ggml.add(ggml.cont(dt), layer.required("ssm_dt.bias"))
+    cache = state(layer, "s", ssm.n_embd_s)
+    found = scan(layer, cache, ssm.d_state, x, dt, layer.required("ssm_a"), b, c)
+    row = found.type.block_bytes * ssm.n_embd_s
+    after = ggml.view(found, ssm.n_embd_s, seqs, 1, strides=(row, row * seqs))
+    into = (cache.nb[1], cache.ne[1] * row)
+    build.expand(ggml.cpy(after, ggml.view(cache, ssm.n_embd_s, seqs, 1, strides=into)))
+    head = x.nb[1]
+    strides = (head, heads * head, tokens * heads * head)
+    y = ggml.view(found, width, heads, tokens, seqs, strides=strides)
     y = ggml.glu(ggml.cont(z), ggml.add(y, ggml.mul(x, layer.required("ssm_d"))))
     if "ssm_norm" in layer:
         y = ggml.reshape(y, ssm.d_inner // ssm.n_group, ssm.n_group, tokens, seqs)
@@ -149,71 +163,25 @@ def mamba2(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
-def _scanned2(
-    layer: GraphLayer,
-    rs: StateInput,
-    ssm: Ssm,
-    given: tuple[GraphTensor, GraphTensor, GraphTensor],
-) -> GraphTensor:
-    """Mamba 2: heads of many channels with one decay each; B and C per group."""
-    x, xbc, dt = given
-    width, heads, tokens, seqs = x.ne
-    b, c = (parts(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
-    dt = ggml.add(ggml.cont(dt), layer.required("ssm_dt.bias"))
-    cache = state(layer, "s", ssm.n_embd_s)
-
-    def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
-        states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
-        return ggml.ssm_scan(states, x, dt, layer.required("ssm_a"), b, c, ids)
-
-    found = read_states(layer.build, rs, cache, ssm.n_embd_s, get_rows=scan)
-    row = found.type.block_bytes * ssm.n_embd_s
-    after = ggml.view(found, ssm.n_embd_s, seqs, 1, strides=(row, row * seqs))
-    into = (cache.nb[1], cache.ne[1] * row)
-    layer.build.expand(ggml.cpy(after, ggml.view(cache, ssm.n_embd_s, seqs, 1, strides=into)))
-    head = x.nb[1]
-    return ggml.view(
-        found, width, heads, tokens, seqs, strides=(head, heads * head, tokens * heads * head)
-    )
+PLAMO2_LEAST_STEP = 64  # plamo2.cpp: dt_dim
 
 
-def plamo2_mamba(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def plamo2_mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """build_plamo2_mamba_layer: heads as in Mamba 2; dt, B and C projected from x as in Mamba 1."""
     build = layer.build
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    r_cache = state(layer, "r", ssm.n_embd_r)
-    before = read_states(build, rs, r_cache, ssm.n_embd_r)
-    before = ggml.reshape(before, ssm.d_conv - 1, ssm.channels, seqs)
     zx = ggml.mul_mat(layer["ssm_in"], ggml.reshape(cur, cur.ne[0], tokens, seqs))
     zx = ggml.cont(ggml.permute(zx, 0, 2, 1, 3), 2 * width, heads, tokens, seqs)
     x, z = (ggml.view(zx, width, heads, tokens, seqs, strides=zx.nb[1:]) for _ in range(2))
-    seen = ggml.concat(before, ggml.transpose(ggml.cont(x, ssm.d_inner, tokens, seqs)), 0)
-    tail = ggml.view(seen, ssm.d_conv - 1, ssm.d_inner, seqs, strides=seen.nb[1:3])
-    build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
-    x = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
-    x, y = _plamo2_scanned(layer, rs, ssm, x)
-    y = ggml.add(y, ggml.mul(x, ggml.reshape(layer.required("ssm_d"), 1, heads)))
-    y = ggml.glu(ggml.cont(z), y)
-    y = ggml.view(y, ssm.d_inner, tokens, seqs, strides=y.nb[2:4])
-    cur = ggml.mul_mat(layer["ssm_out"], y)
-    return ggml.reshape(cur, cur.ne[0], build.n_tokens)
-
-
-PLAMO2_LEAST_STEP = 64  # plamo2.cpp: dt_dim
-
-
-def _plamo2_scanned(
-    layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor
-) -> tuple[GraphTensor, GraphTensor]:
-    build = layer.build
-    heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
-    tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
+    x = ggml.transpose(ggml.cont(x, ssm.d_inner, tokens, seqs))
+    seen = window(layer, x, ssm.d_conv - 1, flat=True)
+    cur = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
     both = ggml.mul_mat(layer["ssm_x"], cur)
     rank = max(PLAMO2_LEAST_STEP, build.hparams.n_embd // 16)
     b, c, dt = (
-        normalize(some(both, count), layer.required(f"ssm_{side}_norm"))
+        normalize(part(both, count), layer.required(f"ssm_{side}_norm"))
         for side, count in (("b", ssm.d_state), ("c", ssm.d_state), ("dt", rank))
     )
     dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
@@ -221,41 +189,36 @@ def _plamo2_scanned(
     head = cur.type.block_bytes * width
     strides = (head, head * heads, head * heads * tokens)
     x = ggml.view(cur, width, heads, tokens, seqs, strides=strides)
-    b, c = (parts(one, ssm.d_state, 1, tokens, seqs) for one in (b, c))
+    b, c = (part_in_heads(one, ssm.d_state, 1, tokens, seqs) for one in (b, c))
     cache = state(layer, "s", ssm.n_embd_s)
+    found = scan(layer, cache, ssm.d_state, x, dt, decay, b, c)
+    write_states(build, cache, found)
+    y = ggml.view(found, width, heads, tokens, seqs, strides=strides)
+    y = ggml.add(y, ggml.mul(x, ggml.reshape(layer.required("ssm_d"), 1, heads)))
+    y = ggml.glu(ggml.cont(z), y)
+    y = ggml.view(y, ssm.d_inner, tokens, seqs, strides=y.nb[2:4])
+    cur = ggml.mul_mat(layer["ssm_out"], y)
+    return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
-    def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
-        states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
-        return ggml.ssm_scan(states, x, dt, decay, b, c, ids)
 
-    found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
-    count = ssm.n_embd_s * seqs
-    build.expand(ggml.cpy(ggml.view(found, count), ggml.view(cache, count)))
-    return x, ggml.view(found, width, heads, tokens, seqs, strides=strides)
-
-
-def short_convolution(layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
+def short_convolution(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """build_shortconv_block of LFM 2."""
     build = layer.build
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     kept, width = build.hparams.integer("shortconv.l_cache") - 1, build.hparams.n_embd
     cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     bcx = ggml.mul_mat(layer["shortconv.in_proj"], cur)
-    b, c, x = (some(bcx, bcx.ne[0] // 3) for _ in range(3))
+    b, c, x = (part(bcx, bcx.ne[0] // 3) for _ in range(3))
     bx = ggml.transpose(ggml.mul(b, x))
     cache = state(layer, "r", kept * width)
-    before = ggml.reshape(read_states(build, rs, cache, kept * width), kept, width, seqs)
-    seen = (
-        _both_sides(before, bx) if not build.hparams.geometry.causal else ggml.concat(before, bx, 0)
-    )
+    before = ggml.reshape(read_states(build, cache), kept, width, seqs)
+    if build.hparams.geometry.causal:
+        seen = ggml.concat(before, bx, 0)
+    else:  # it sees as many tokens to the right as to the left
+        side = kept // 2
+        left = ggml.cont(ggml.view(before, side, width, seqs, strides=before.nb[1:3]))
+        seen = ggml.pad(ggml.concat(left, bx, 0), side)
     keep_tail(build, cache, seen, kept)
     y = ggml.mul(c, ggml.ssm_conv(seen, layer["shortconv.conv"]))
     y = ggml.mul_mat(layer["shortconv.out_proj"], y)
     return ggml.reshape(y, y.ne[0], build.n_tokens)
-
-
-def _both_sides(before: GraphTensor, cur: GraphTensor) -> GraphTensor:
-    """A non-causal convolution sees as many tokens to the right as to the left."""
-    side = before.ne[0] // 2
-    left = ggml.cont(ggml.view(before, side, *before.ne[1:3], strides=before.nb[1:3]))
-    return ggml.pad(ggml.concat(left, cur, 0), side)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import StateInput, input_rs, read_states, state
+from edgekit.engines.llamacpp.graph.attention import read_states, state, write_states
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.layers import Norm, feed_forward, normalize, results
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
@@ -15,7 +15,7 @@ from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 TOKEN_SHIFTS = 2  # llama-hparams.h @ 0c1e570: token_shift_count
 # The normed state, the shifted state and the first layer's values -> the output and those values.
 TimeMix = Callable[
-    [GraphLayer, StateInput, GraphTensor, GraphTensor, GraphTensor | None],
+    [GraphLayer, GraphTensor, GraphTensor, GraphTensor | None],
     tuple[GraphTensor, GraphTensor | None],
 ]
 ChannelMix = Callable[[GraphLayer, GraphTensor, GraphTensor], GraphTensor]
@@ -27,14 +27,6 @@ class LayerPlace(NamedTuple):
 
     first: bool
     halved: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """Passed from layer to layer; `first`: the values of the first layer."""
-
-    stream: GraphTensor
-    first: GraphTensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,34 +45,31 @@ class Rwkv:
         if (norm := build.weight("token_embd_norm")) is not None:
             bias = build.tensor("token_embd_norm.bias")
             cur = normalize(cur, norm, bias, kind=self.norm)
-        rs, out_ids = input_rs(build), build.input_out_ids()
-        carried = Carried(stream=cur)
+        out_ids = build.input_out_ids()
+        first: GraphTensor | None = None
         for layer in build.layers():
-            carried = self.block(layer, rs, out_ids, carried)
+            cur, first = self.block(layer, out_ids, cur, first)
         bias = build.tensor("output_norm.bias")
-        results(build, normalize(carried.stream, build["output_norm"], bias, kind=self.norm))
+        results(build, normalize(cur, build["output_norm"], bias, kind=self.norm))
 
     def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         bias = layer.bias(name)
         return normalize(cur, layer[name], bias, kind=self.norm)
 
     def block(
-        self,
-        layer: GraphLayer,
-        rs: StateInput,
-        out_ids: GraphTensor,
-        carried: Carried,
-    ) -> Carried:
-        cur, shift = _shaped(layer.build, carried.stream), _load_shift(layer, rs)
+        self, layer: GraphLayer, out_ids: GraphTensor, cur: GraphTensor, first: GraphTensor | None
+    ) -> tuple[GraphTensor, GraphTensor | None]:
+        """The state after the layer, and the values of the first layer."""
+        cur, shift = _in_sequences(layer.build, cur), _load_shift(layer)
         normed = self.normalized(layer, cur, "attn_norm")
         before = _before(shift, normed)
-        mixed, first = self.time_mix(layer, rs, normed, before, carried.first)
-        _store_shift(layer, _one_token(normed))
+        mixed, first = self.time_mix(layer, normed, before, first)
+        write_states(layer.build, _shift_cache(layer)[0], _one_token(normed))
         stream = _flat(layer.build, ggml.add(mixed, cur))
         if layer.facts.is_last:
             stream = ggml.get_rows(stream, out_ids)
         cur = feed_forward(layer, self.normalized(layer, stream, "ffn_norm"))
-        return Carried(stream=ggml.add(cur, stream), first=first)
+        return ggml.add(cur, stream), first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,31 +80,28 @@ class ChannelMixed(Rwkv):
     rescales: bool = False
 
     def block(
-        self,
-        layer: GraphLayer,
-        rs: StateInput,
-        out_ids: GraphTensor,
-        carried: Carried,
-    ) -> Carried:
-        cur, shift = _shaped(layer.build, carried.stream), _load_shift(layer, rs)
+        self, layer: GraphLayer, out_ids: GraphTensor, cur: GraphTensor, first: GraphTensor | None
+    ) -> tuple[GraphTensor, GraphTensor | None]:
+        cur, shift = _in_sequences(layer.build, cur), _load_shift(layer)
         shifts = [_one_token(shift) for _ in range(2)]
         normed = self.normalized(layer, cur, "attn_norm")
         before = _before(shifts[0], normed)
-        mixed, first = self.time_mix(layer, rs, normed, before, carried.first)
+        mixed, first = self.time_mix(layer, normed, before, first)
         stream = ggml.add(mixed, cur)
         again = self.normalized(layer, stream, "attn_norm_2")
         before = _before(shifts[1], again)
-        _store_shift(layer, ggml.concat(_one_token(normed), _one_token(again), 1))
+        shift = ggml.concat(_one_token(normed), _one_token(again), 1)
+        write_states(layer.build, _shift_cache(layer)[0], shift)
         rows = [_flat(layer.build, one) for one in (stream, again, before)]
         if layer.facts.is_last:
             rows = [ggml.get_rows(one, out_ids) for one in rows]
         cur = ggml.add(self.channel_mix(layer, rows[1], rows[2]), rows[0])
         if self.rescales and self.variant(layer.build.hparams, layer.index).halved:
             cur = ggml.scale(cur)
-        return Carried(stream=cur, first=first)
+        return cur, first
 
 
-def _shaped(build: Build, cur: GraphTensor) -> GraphTensor:
+def _in_sequences(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.sizes.n_seq_tokens, build.sizes.n_seqs)
 
 
@@ -135,19 +121,12 @@ def _shift_cache(layer: GraphLayer) -> tuple[GraphTensor, int]:
     return state(layer, "r", count * layer.build.hparams.n_embd), count
 
 
-def _load_shift(layer: GraphLayer, rs: StateInput) -> GraphTensor:
+def _load_shift(layer: GraphLayer) -> GraphTensor:
     """build_rwkv_token_shift_load."""
     build = layer.build
     cache, count = _shift_cache(layer)
-    found = read_states(build, rs, cache, cache.ne[0])
+    found = read_states(build, cache)
     return ggml.reshape(found, build.hparams.n_embd, count, build.sizes.n_seqs)
-
-
-def _store_shift(layer: GraphLayer, shift: GraphTensor) -> None:
-    """build_rwkv_token_shift_store."""
-    cache, _ = _shift_cache(layer)
-    size = cache.ne[0] * layer.build.sizes.n_seqs
-    layer.build.expand(ggml.cpy(ggml.view(shift, size), ggml.view(cache, size)))
 
 
 def channel_mix_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> GraphTensor:
@@ -168,32 +147,26 @@ def channel_mix_7(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> G
 
 
 def time_mix_6(
-    layer: GraphLayer,
-    rs: StateInput,
-    cur: GraphTensor,
-    before: GraphTensor,
-    _first: GraphTensor | None,
+    layer: GraphLayer, cur: GraphTensor, before: GraphTensor, _first: GraphTensor | None
 ) -> tuple[GraphTensor, None]:
     """build_rwkv6_time_mix. Without time_mix_first it is QRWKV's gated linear attention."""
     build = layer.build
-    is_qrwkv = "time_mix_first" not in layer
     w, k, v, r, g = _mixed_6(layer, cur, before)
     r, k, v = (
-        _biased(layer, name, one) for name, one in (("receptance", r), ("key", k), ("value", v))
+        _biased(layer, f"time_mix_{name}", one)
+        for name, one in (("receptance", r), ("key", k), ("value", v))
     )
     g = ggml.unary(ggml.mul_mat(layer["time_mix_gate"], g))
+    w = ggml.unary(ggml.mul_mat(layer["time_mix_decay_w1"], w))
+    w = ggml.add(ggml.mul_mat(layer["time_mix_decay_w2"], w), layer["time_mix_decay"])
+    w = ggml.unary(ggml.unary(ggml.unary(w)))
     k, v = _heads(layer, k), _heads(layer, v)
-    r, w = _cut(build, r), _cut(build, _decay_6(layer, w))
-    if is_qrwkv:
+    r, w = _cut(build, r), _cut(build, w)
+    if (own := layer.weight("time_mix_first")) is None:
         k = ggml.sub(k, ggml.mul(k, w))
-    memory = _memory(layer, rs)
-    if is_qrwkv:
-        out = ggml.linear_attention("GATED_LINEAR_ATTN", k, memory, k, v, r, w, memory)
+        cur = _flat(build, _attended(layer, "GATED_LINEAR_ATTN", k, k, v, r, w))
     else:
-        own = layer["time_mix_first"]
-        out = ggml.linear_attention("RWKV_WKV6", k, memory, k, v, r, own, w, memory)
-    cur = _remembered(layer, out)
-    cur = _flat(build, cur) if is_qrwkv else _normed(layer, cur)
+        cur = _normed(layer, _attended(layer, "RWKV_WKV6", k, k, v, r, own, w))
     return _projected(layer, ggml.mul(cur, g)), None
 
 
@@ -220,9 +193,8 @@ def _mixed_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> list[G
 
 
 def _biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
-    cur = ggml.mul_mat(layer[f"time_mix_{name}"], cur)
-    bias = layer.bias(f"time_mix_{name}")
-    return cur if bias is None else ggml.add(cur, bias)
+    cur = ggml.mul_mat(layer[name], cur)
+    return cur if (bias := layer.bias(name)) is None else ggml.add(cur, bias)
 
 
 def _heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
@@ -236,55 +208,44 @@ def _heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     return _cut(build, cur)
 
 
-def _decay_6(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    cur = ggml.unary(ggml.mul_mat(layer["time_mix_decay_w1"], cur))
-    cur = ggml.add(ggml.mul_mat(layer["time_mix_decay_w2"], cur), layer["time_mix_decay"])
-    return ggml.unary(ggml.unary(ggml.unary(cur)))
-
-
 def time_mix_7(
-    layer: GraphLayer,
-    rs: StateInput,
-    cur: GraphTensor,
-    before: GraphTensor,
-    first: GraphTensor | None,
+    layer: GraphLayer, cur: GraphTensor, before: GraphTensor, first: GraphTensor | None
 ) -> tuple[GraphTensor, GraphTensor]:
     """build_rwkv7_time_mix."""
     build = layer.build
-    r, w, k, v, a, *g = _mixed_7(layer, cur, before)
+    # Five mixtures of each token with the previous one, and a sixth if there is a gate.
+    gated = "time_mix_g1" in layer and "time_mix_g2" in layer
+    count = MIXES + gated
+    change = ggml.repeat(ggml.sub(before, cur), *cur.ne[:3], count)
+    mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_fused"]), cur)
+    r, w, k, v, a, *g = (
+        ggml.view(mix, cur.ne[0], build.n_tokens, strides=(mix.nb[1],)) for _ in range(count)
+    )
     r = ggml.mul_mat(layer["time_mix_receptance"], r)
     w = ggml.unary(ggml.scale(ggml.unary(_low_rank(layer, "w", w, curved=True))))
     k = ggml.mul_mat(layer["time_mix_key"], k)
-    v, first = _values_7(layer, v, first)
-    gate = [_gate_7(layer, one) for one in g]
+    values = ggml.mul_mat(layer["time_mix_value"], v)
+    if first is None:
+        first = values
+    else:  # interpolated with those of the first layer
+        pull = ggml.unary(_low_rank(layer, "v", v))
+        values = ggml.add(values, ggml.mul(ggml.sub(first, values), pull))
     a = ggml.unary(_low_rank(layer, "a", a))
     turned = ggml.l2_norm(_cut(build, ggml.mul(k, layer["time_mix_k_k"])))
     scaled = ggml.mul(k, layer["time_mix_k_a"])
     k = ggml.add(k, ggml.sub(ggml.mul(a, scaled), scaled))
-    r, w, k, v, a = (_cut(build, one) for one in (r, w, k, v, a))
-    memory = _memory(layer, rs)
+    r, w, k, v, a = (_cut(build, one) for one in (r, w, k, values, a))
     changes = (ggml.unary(turned), ggml.mul(turned, a))
-    out = ggml.linear_attention("RWKV_WKV7", k, memory, r, w, k, v, *changes, memory)
-    cur = _remembered(layer, out)
+    cur = _attended(layer, "RWKV_WKV7", k, r, w, k, v, *changes)
     has_norm = "time_mix_ln" in layer and layer.bias("time_mix_ln") is not None
     cur = _normed(layer, cur) if has_norm else _flat(build, cur)
     own = ggml.reshape(layer["time_mix_r_k"], _head_size(build), k.ne[1])
     bonus = ggml.sum_rows(ggml.mul(ggml.mul(k, r), own))
     cur = ggml.add(cur, _flat(build, ggml.mul(v, bonus)))
-    for one in gate:
-        cur = ggml.mul(cur, one)
+    if gated:
+        gate = ggml.unary(ggml.mul_mat(layer["time_mix_g1"], *g))
+        cur = ggml.mul(cur, ggml.mul_mat(layer["time_mix_g2"], gate))
     return _projected(layer, cur), first
-
-
-def _mixed_7(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> list[GraphTensor]:
-    """Five mixtures, and a sixth if there is a gate."""
-    gated = "time_mix_g1" in layer and "time_mix_g2" in layer
-    count = MIXES + gated
-    change = ggml.repeat(ggml.sub(before, cur), *cur.ne[:3], count)
-    mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_fused"]), cur)
-    return [
-        ggml.view(mix, cur.ne[0], layer.build.n_tokens, strides=(mix.nb[1],)) for _ in range(count)
-    ]
 
 
 def _low_rank(
@@ -293,22 +254,6 @@ def _low_rank(
     cur = ggml.mul_mat(layer[f"time_mix_{side}1"], cur)
     cur = ggml.mul_mat(layer[f"time_mix_{side}2"], ggml.unary(cur) if curved else cur)
     return ggml.add(cur, layer[f"time_mix_{side}0"])
-
-
-def _values_7(
-    layer: GraphLayer, cur: GraphTensor, first: GraphTensor | None
-) -> tuple[GraphTensor, GraphTensor]:
-    """Values, interpolated with those of the first layer."""
-    values = ggml.mul_mat(layer["time_mix_value"], cur)
-    if first is None:
-        return values, values
-    pull = ggml.unary(_low_rank(layer, "v", cur))
-    return ggml.add(values, ggml.mul(ggml.sub(first, values), pull)), first
-
-
-def _gate_7(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    cur = ggml.unary(ggml.mul_mat(layer["time_mix_g1"], cur))
-    return ggml.mul_mat(layer["time_mix_g2"], cur)
 
 
 def _head_size(build: Build) -> int:
@@ -324,19 +269,14 @@ def _flat(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
-def _memory(layer: GraphLayer, rs: StateInput) -> GraphTensor:
-    build = layer.build
-    width = build.hparams.n_embd * _head_size(build)
-    return read_states(build, rs, state(layer, "s", width), width)
-
-
-def _remembered(layer: GraphLayer, out: GraphTensor) -> GraphTensor:
-    """Writes new states to the cache and returns the token outputs."""
-    build = layer.build
-    width, seqs = build.hparams.n_embd * _head_size(build), build.sizes.n_seqs
-    cache = state(layer, "s", width)
-    tokens = ggml.view(out, build.hparams.n_embd * build.n_tokens)
-    build.expand(ggml.cpy(ggml.view(out, width * seqs), ggml.view(cache, width * seqs)))
+def _attended(layer: GraphLayer, op: str, k: GraphTensor, *src: GraphTensor) -> GraphTensor:
+    """Linear attention to the cached states, which it updates. `src`: in ggml's order, without the states."""
+    build, width = layer.build, layer.build.hparams.n_embd
+    cache = state(layer, "s", width * _head_size(build))
+    states = read_states(build, cache)
+    out = ggml.linear_attention(op, k, states, *src, states)
+    tokens = ggml.view(out, width * build.n_tokens)
+    write_states(build, cache, out)
     return tokens
 
 
@@ -346,9 +286,7 @@ def _normed(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 
 
 def _projected(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    cur = ggml.mul_mat(layer["time_mix_output"], cur)
-    sizes = layer.build.sizes
-    return ggml.reshape(cur, layer.build.hparams.n_embd, sizes.n_seq_tokens, sizes.n_seqs)
+    return _in_sequences(layer.build, ggml.mul_mat(layer["time_mix_output"], cur))
 
 
 RWKV: Mapping[str, Rwkv] = {

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    StateInput,
     input_k,
     input_kv,
-    input_rs,
     read_states,
     state,
 )
@@ -34,7 +32,6 @@ from edgekit.engines.llamacpp.graph.families.mamba import (
     short_convolution,
 )
 from edgekit.engines.llamacpp.graph.families.transformer import (
-    Shared,
     Transformer,
     file_routing,
     no_layer,
@@ -52,9 +49,8 @@ def nemotron_routing(hparams: Hparams) -> Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decays:
-    """Inputs shared by all linear-attention layers; each scales them. `rs`: the state input."""
+    """Inputs shared by all linear-attention layers; each scales them."""
 
-    rs: StateInput
     slopes: GraphTensor
     q: GraphTensor
     k: GraphTensor
@@ -65,7 +61,6 @@ class Decays:
         heads = build.hparams.n_head_arr[0]
         tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
         return cls(
-            rs=input_rs(build),
             slopes=ggml.graph_input(F32, heads, name="inp_slopes"),
             q=ggml.graph_input(F32, 1, heads, tokens, seqs, name="inp_q_decay"),
             k=ggml.graph_input(F32, 1, heads, tokens, seqs, name="inp_k_decay"),
@@ -77,14 +72,14 @@ def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTenso
     build = layer.build
     heads, width = layer.facts.n_head, layer.facts.n_embd_head_k
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    read_states(build, decays.rs, state(layer, "r", 0), 0)
+    read_states(build, state(layer, "r", 0))
     cur = ggml.reshape(cur, cur.ne[0], tokens, 1, seqs)
     fused = ggml.unary(ggml.mul_mat(layer["attn_qkv"], cur))
     fused = ggml.reshape(fused, 3 * width, heads, tokens, seqs)
     q, k, v = (ggml.view(fused, width, heads, tokens, seqs, strides=fused.nb[1:]) for _ in range(3))
     memory = width * width * heads
     cache = state(layer, "s", memory)
-    before = ggml.reshape(read_states(build, decays.rs, cache, memory), width, width, heads, seqs)
+    before = ggml.reshape(read_states(build, cache), width, width, heads, seqs)
     turned = ggml.cont(ggml.permute(v, 1, 2, 0, 3))
     out = _attended(decays, q, k, turned, before)
     build.expand(out)
@@ -128,22 +123,15 @@ class MiniMax01(Transformer):
         cur = build.input_embd()
         shared, decays = self.shared(build), Decays.of(build)
         for layer in build.layers():
-            cur = self.layer(layer, shared, decays, cur)
+            stream = self.normalized(layer, cur, "attn_norm")
+            full = self.attention(layer, shared, stream) if not layer.facts.is_recr else None
+            cur = full or lightning(layer, decays, stream)
+            cur, stream = self.output_rows(layer, shared, cur, stream)
+            cur = ggml.add(cur, ggml.scale(stream))
+            stream = self.normalized(layer, cur, "ffn_norm")
+            cur = self.feed_forward(layer, shared, stream)
+            cur = ggml.add(cur, ggml.scale(stream))
         self.head(build, cur)
-
-    def layer(
-        self, layer: GraphLayer, shared: Shared, decays: Decays, cur: GraphTensor
-    ) -> GraphTensor:
-        stream = self.normalized(layer, cur, "attn_norm")
-        recurrent = layer.facts.is_recr
-        cur = (
-            lightning(layer, decays, stream) if recurrent else self.attention(layer, shared, stream)
-        )
-        cur, stream = self.output_rows(layer, shared, cur, stream)
-        cur = ggml.add(cur, ggml.scale(stream))
-        stream = self.normalized(layer, cur, "ffn_norm")
-        cur = self.feed_forward(layer, shared, stream)
-        return ggml.add(cur, ggml.scale(stream))
 
 
 STATEFUL: Mapping[str, Transformer] = {

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    NO_EXTRAS,
     AttnInput,
     CacheInput,
     Extras,
@@ -39,10 +38,10 @@ class Half:
         return self.build[self.prefix + name]
 
 
-def positions(build: Build, side: str, layer: GraphLayer, buckets: GraphTensor) -> GraphTensor:
+def positions(layer: GraphLayer, side: str, buckets: GraphTensor) -> GraphTensor:
     """build_pos_bias: one value per head, token and cell. Layers without a table use the first layer's."""
-    first = Half(build, side, 0)
-    table = Half(build, side, layer.index).get("attn_rel_b") or first["attn_rel_b"]
+    own, first = (Half(layer.build, side, index) for index in (layer.index, 0))
+    table = own.get("attn_rel_b") or first["attn_rel_b"]
     cells, tokens = buckets.ne[:2]
     bias = ggml.get_rows(table, ggml.reshape(buckets, cells * tokens))
     bias = ggml.reshape(bias, bias.ne[0], cells, tokens)
@@ -86,56 +85,23 @@ class T5Encoder:
         )
 
     def build(self, build: Build) -> None:
-        cur = build.input_embd()
+        stream = build.input_embd()
         tokens, out_ids = build.n_tokens, build.input_out_ids()
         buckets = ggml.graph_input(I32, tokens, tokens, name="pos_bucket")
-        given = input_no_cache(build)
+        attn = input_no_cache(build)
         for layer in build.layers():
-            cur = self.block(layer, given, buckets, out_ids, cur)
-        cur = normalize(cur, build["enc.output_norm"])
-        build.output_embd(cur)
-        build.expand(cur)
-
-    def block(
-        self,
-        layer: GraphLayer,
-        given: AttnInput,
-        buckets: GraphTensor,
-        out_ids: GraphTensor,
-        stream: GraphTensor,
-    ) -> GraphTensor:
-        half = Half(layer.build, "enc", layer.index)
-        cur = normalize(stream, half["attn_norm"])
-        q, k, v = projected(layer, half, "attn", cur, cur)
-        extras = Extras(kq_b=positions(layer.build, "enc", layer, buckets))
-        cur = attend_now(layer, given, q, k, v, extras=extras, project=False)
-        cur = ggml.mul_mat(half["attn_o"], cur)
-        if layer.facts.is_last:
-            cur, stream = (ggml.get_rows(one, out_ids) for one in (cur, stream))
-        return fed_forward(half, ggml.add(cur, stream))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
-    """Shared by all decoder layers."""
-
-    attn: AttnInput
-    buckets: GraphTensor
-    out_ids: GraphTensor
-    encoded: GraphTensor
-    cross: AttnInput
-
-    @classmethod
-    def of(cls, build: Build) -> Crossing:
-        cells: Size = build.hparams.integer("context_length")
-        mask = attention_mask(build, cells, build.n_tokens, 1, 1, name="cross_kq_mask")
-        return cls(
-            attn=input_kv(build),
-            buckets=ggml.graph_input(I32, build.sizes.n_kv, build.n_tokens, name="pos_bucket"),
-            out_ids=build.input_out_ids(),
-            encoded=ggml.graph_input(F32, build.hparams.n_embd, cells, name="cross_embd"),
-            cross=AttnInput(base=CacheInput(n_kv=cells, mask=mask, k_idxs=mask)),
-        )
+            half = Half(build, "enc", layer.index)
+            cur = normalize(stream, half["attn_norm"])
+            q, k, v = projected(layer, half, "attn", cur, cur)
+            extras = Extras(kq_b=positions(layer, "enc", buckets))
+            cur = attend_now(layer, attn, q, k, v, extras=extras, project=False)
+            cur = ggml.mul_mat(half["attn_o"], cur)
+            if layer.facts.is_last:
+                cur, stream = (ggml.get_rows(one, out_ids) for one in (cur, stream))
+            stream = fed_forward(half, ggml.add(cur, stream))
+        stream = normalize(stream, build["enc.output_norm"])
+        build.output_embd(stream)
+        build.expand(stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,26 +121,27 @@ class T5(T5Encoder):
         quantised = build.options.type_v.block_elements > 1
         if quantised and not build.only_numbers(build.sizes.n_kv):
             return
-        cur = build.input_embd()
-        crossing = Crossing.of(build)
+        stream, out_ids, attn = build.input_embd(), build.input_out_ids(), input_kv(build)
+        buckets = ggml.graph_input(I32, build.sizes.n_kv, build.n_tokens, name="pos_bucket")
+        cells: Size = build.hparams.integer("context_length")
+        mask = attention_mask(build, cells, build.n_tokens, 1, 1, name="cross_kq_mask")
+        cross = AttnInput(base=CacheInput(n_kv=cells, mask=mask, k_idxs=mask))
+        encoded = ggml.graph_input(F32, build.hparams.n_embd, cells, name="cross_embd")
         for layer in build.layers():
-            cur = self.decoded(layer, crossing, cur)
-        results(build, normalize(cur, build["dec.output_norm"]))
-
-    def decoded(self, layer: GraphLayer, crossing: Crossing, stream: GraphTensor) -> GraphTensor:
-        half = Half(layer.build, "dec", layer.index)
-        cur = normalize(stream, half["attn_norm"])
-        q, k, v = projected(layer, half, "attn", cur, cur)
-        extras = Extras(kq_b=positions(layer.build, "dec", layer, crossing.buckets))
-        cur = attend(layer, crossing.attn, q, k, v, extras=extras, project=False)
-        stream = ggml.add(ggml.mul_mat(half["attn_o"], cur), stream)
-        cur = normalize(stream, half["cross_attn_norm"])
-        q, k, v = projected(layer, half, "cross_attn", cur, crossing.encoded)
-        cur = attend_now(layer, crossing.cross, q, k, v, extras=NO_EXTRAS, project=False)
-        cur = ggml.mul_mat(half["cross_attn_o"], cur)
-        if layer.facts.is_last:
-            cur, stream = (ggml.get_rows(one, crossing.out_ids) for one in (cur, stream))
-        return fed_forward(half, ggml.add(cur, stream))
+            half = Half(build, "dec", layer.index)
+            cur = normalize(stream, half["attn_norm"])
+            q, k, v = projected(layer, half, "attn", cur, cur)
+            extras = Extras(kq_b=positions(layer, "dec", buckets))
+            cur = attend(layer, attn, q, k, v, extras=extras, project=False)
+            stream = ggml.add(ggml.mul_mat(half["attn_o"], cur), stream)
+            cur = normalize(stream, half["cross_attn_norm"])
+            q, k, v = projected(layer, half, "cross_attn", cur, encoded)
+            cur = attend_now(layer, cross, q, k, v, project=False)
+            cur = ggml.mul_mat(half["cross_attn_o"], cur)
+            if layer.facts.is_last:
+                cur, stream = (ggml.get_rows(one, out_ids) for one in (cur, stream))
+            stream = fed_forward(half, ggml.add(cur, stream))
+        results(build, normalize(stream, build["dec.output_norm"]))
 
 
 CROSSING: Mapping[str, T5Encoder] = {"t5": T5(), "t5encoder": T5Encoder()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
@@ -29,9 +28,6 @@ from edgekit.engines.llamacpp.graph.layers import (
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
-
-if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.graph.attention import StateInput
 
 QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
 MROPE_SECTIONS = 4  # positions per image token: GGML_MROPE_SECTIONS
@@ -319,7 +315,6 @@ class Shared:
     out_ids: GraphTensor
     routing: Routing
     attn_scale: GraphTensor | None = None
-    rs: StateInput | None = None  # if some layers are recurrent
 
 
 def rope_factors(build: Build) -> GraphTensor | None:
