@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from edgekit.bill.types import Load, cache_type
-from edgekit.engines.llamacpp.run.engine import Running, start
+from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.program import LocalWeights
@@ -32,7 +32,7 @@ class Seen:
     resident_bytes: int
 
 
-def written(running: Running, count: int) -> Iterator[tuple[int, float]]:
+def written(running: EngineProcess, count: int) -> Iterator[tuple[int, float]]:
     """With each event: how many tokens there are, and the milliseconds they took.
 
     A random model ends when it likes to, so its end is ignored.
@@ -55,11 +55,13 @@ def written(running: Running, count: int) -> Iterator[tuple[int, float]]:
     connection.close()
 
 
-def windows(running: Running, window: int, count: int) -> list[Seen]:
+def windows(running: EngineProcess, window: int, count: int) -> list[Seen]:
     seen = [Seen(decoded_ms=0.0, resident_bytes=0)]
     for tokens, decoded_ms in written(running, window * count):
         if tokens >= len(seen) * window:  # half a character is no event: one may tell of two tokens
-            seen.append(Seen(decoded_ms=decoded_ms, resident_bytes=running.resident_bytes() or 0))
+            held = running.resident()
+            resident_bytes = 0 if held is None else held.resident_bytes
+            seen.append(Seen(decoded_ms=decoded_ms, resident_bytes=resident_bytes))
     return seen
 
 

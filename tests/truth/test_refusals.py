@@ -18,7 +18,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.run import binding
-from edgekit.engines.llamacpp.run.binding import ChildLimits, LoadQuestion, choose_method
+from edgekit.engines.llamacpp.run.binding import LoadQuestion, choose_method
 from edgekit.engines.llamacpp.run.generated import HollowFile, on_disk
 from edgekit.engines.llamacpp.run.verification import ask_engine
 from edgekit.engines.llamacpp.types import NEWEST, LlamaCppSetup
@@ -194,11 +194,10 @@ def engine_answer(lie: Lie) -> str:
     file = HollowFile(name="model.gguf", header=data, size_bytes=len(data) + data_bytes)
     with on_disk([file]) as path:
         try:
-            ask_engine(
-                choose_method(),
-                LoadQuestion(path=path, load=LOAD, setup=SETUP),
-                ChildLimits(timeout_s=120.0, memory_bytes=6 * GIB),
+            question = LoadQuestion(
+                path=path, load=LOAD, setup=SETUP, timeout_s=120.0, memory_bytes=6 * GIB
             )
+            ask_engine(choose_method(), question)
         except EngineError as error:
             return str(error)
     return ""

@@ -22,7 +22,7 @@ from tests.runtime_engines import SERVER, ask, launch_of, small_model
 from tests.thoroughness import costly
 from tests.unit.machine.trees import machine, recorded
 
-from edgekit.engines.llamacpp.run.engine import EngineProcess, Running, start
+from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.watch import ProbedDevice, Probes, Watch, probes_of
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.program import Ended
@@ -41,8 +41,7 @@ COMPLETION = {"prompt": "the quick brown fox", "n_predict": 8, "ignore_eos": Tru
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that ends in order is not killed for taking long on a busy machine."""
-    for stop in (Running.stop, EngineProcess.stop):
-        monkeypatch.setattr(stop, "__kwdefaults__", {"grace_s": PATIENCE_S})
+    monkeypatch.setattr(EngineProcess.stop, "__kwdefaults__", {"grace_s": PATIENCE_S})
 
 
 @pytest.fixture
@@ -51,12 +50,12 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def running(model: Path) -> Iterator[Running]:
+def running(model: Path) -> Iterator[EngineProcess]:
     with start(launch_of(model)) as running:
         yield running
 
 
-def ended(running: Running) -> Ended:
+def ended(running: EngineProcess) -> Ended:
     found = running.wait(PATIENCE_S)
     assert found is not None, "it is still there"
     return found
@@ -72,18 +71,18 @@ def is_gone(pid: int) -> bool:
 # --- by a signal
 
 
-def test_a_killed_engine_is_noticed(running: Running) -> None:
+def test_a_killed_engine_is_noticed(running: EngineProcess) -> None:
     os.kill(running.pid, signal.SIGKILL)
     found = ended(running)
     assert (found.signal, found.exit_code) == ("SIGKILL", None)
     assert found.why.startswith("llama.cpp died of SIGKILL: ")
     assert running.stop("too late") is found
-    assert running.resident_bytes() is None
+    assert running.resident() is None
     with pytest.raises(OSError, match="refused"):
         ask(running.address, "/health")
 
 
-def test_it_stops_when_it_is_asked(running: Running) -> None:
+def test_it_stops_when_it_is_asked(running: EngineProcess) -> None:
     """Also while a watch finds a reason of its own, and comes too late with it."""
 
     def available() -> int:
@@ -97,13 +96,13 @@ def test_it_stops_when_it_is_asked(running: Running) -> None:
     assert running.stop() is running.poll() is found
 
 
-def test_one_that_does_not_hear_is_killed(running: Running) -> None:
+def test_one_that_does_not_hear_is_killed(running: EngineProcess) -> None:
     os.kill(running.pid, signal.SIGSTOP)
     found = running.stop("it hangs", grace_s=0.2)
     assert (found.signal, found.why) == ("SIGKILL", "it hangs")
 
 
-def test_it_stops_in_the_middle_of_a_request(running: Running) -> None:
+def test_it_stops_in_the_middle_of_a_request(running: EngineProcess) -> None:
     """Nobody waits for a client that has more time than memory. It asks again and again: an answer ends with the window."""
     asked = {"prompt": "the", "n_predict": -1, "ignore_eos": True}
     failed: list[BaseException] = []
@@ -126,13 +125,15 @@ def test_it_stops_in_the_middle_of_a_request(running: Running) -> None:
 # --- by what the watch sees
 
 
-def watched(running: Running, probes: Probes, said: list[str] | None = None) -> tuple[Ended, Watch]:
+def watched(
+    running: EngineProcess, probes: Probes, said: list[str] | None = None
+) -> tuple[Ended, Watch]:
     notes: list[str] = [] if said is None else said
     with Watch(running, warn=notes.append, probes=probes, every_s=0.02) as watch:
         return ended(running), watch
 
 
-def test_a_gpu_that_is_gone(running: Running) -> None:
+def test_a_gpu_that_is_gone(running: EngineProcess) -> None:
     lost = ProbedDevice(name="GPU 0", gone="it has fallen off the bus. What to do: reboot.")
     looks = count()
 
@@ -152,7 +153,7 @@ def test_a_gpu_that_is_gone(running: Running) -> None:
     assert next(looks) == 5
 
 
-def test_a_machine_that_runs_out_of_memory(running: Running) -> None:
+def test_a_machine_that_runs_out_of_memory(running: EngineProcess) -> None:
     left = iter((GIB, 300 * MIB, 200 * MIB))
     found, watch = watched(running, replace(FINE, available_bytes=lambda: next(left)))
     assert (watch.reason, watch.starved) == (found.why, True)
@@ -163,7 +164,7 @@ def test_a_machine_that_runs_out_of_memory(running: Running) -> None:
     assert found.signal is None
 
 
-def test_a_limit_that_is_nearly_reached(running: Running) -> None:
+def test_a_limit_that_is_nearly_reached(running: EngineProcess) -> None:
     """Above 95 % it goes on as long as nothing rises: a full cache is full, and no more."""
     used = iter((96, 96, 95, 97))
     asked: list[int] = []
@@ -178,7 +179,7 @@ def test_a_limit_that_is_nearly_reached(running: Running) -> None:
     assert asked == [running.pid] * 4
 
 
-def test_a_probe_that_fails_does_not_end_the_watch(running: Running) -> None:
+def test_a_probe_that_fails_does_not_end_the_watch(running: EngineProcess) -> None:
     left = iter((GIB, GIB, MIB))
 
     def limits(_: int) -> tuple[MemoryLimit, ...]:
@@ -198,7 +199,7 @@ def test_memory_that_ends_while_it_loads(model: Path) -> None:
         start(launch_of(model), probes=replace(FINE, available_bytes=lambda: MIB))
 
 
-def test_a_file_that_is_deleted_and_then_cut(running: Running, model: Path) -> None:
+def test_a_file_that_is_deleted_and_then_cut(running: EngineProcess, model: Path) -> None:
     said: list[str] = []
     with model.open("r+b") as held, Watch(running, warn=said.append, every_s=0.02) as watch:
         model.unlink()
@@ -216,7 +217,7 @@ def test_a_file_that_is_deleted_and_then_cut(running: Running, model: Path) -> N
     assert (found.exit_code, found.signal) == (0, None)
 
 
-def test_a_file_that_is_cut_under_the_engines_feet(running: Running, model: Path) -> None:
+def test_a_file_that_is_cut_under_the_engines_feet(running: EngineProcess, model: Path) -> None:
     """Faster than anybody looks: it dies, and is not left hanging."""
     os.truncate(model, 4096)
     with pytest.raises((OSError, EOFError)):
@@ -226,7 +227,7 @@ def test_a_file_that_is_cut_under_the_engines_feet(running: Running, model: Path
     assert f"llama.cpp died of SIGBUS: {model} was truncated from" in found.why
 
 
-def test_a_file_that_is_replaced_or_written_to(running: Running, model: Path) -> None:
+def test_a_file_that_is_replaced_or_written_to(running: EngineProcess, model: Path) -> None:
     said: list[str] = []
     looks: list[int] = []
 
@@ -315,7 +316,7 @@ def test_no_engine_outlives_its_parent(model: Path, moment: str, number: int) ->
 
 def test_the_thread_that_started_it_may_end(model: Path) -> None:
     """Linux ends a child with the thread that made it, where it is asked to."""
-    found: list[Running] = []
+    found: list[EngineProcess] = []
     thread = threading.Thread(target=lambda: found.append(start(launch_of(model))))
     thread.start()
     thread.join()
@@ -438,7 +439,7 @@ def test_no_card_is_not_silence(tmp_path: Path) -> None:
     assert (found.name, found.silent) == ("the NVIDIA driver", "no GPU found")
 
 
-def test_the_limits_are_those_of_the_engine(running: Running) -> None:
+def test_the_limits_are_those_of_the_engine(running: EngineProcess) -> None:
     """ulimit -v of the engine's process, not ours: nobody set one, so there is none to hit."""
     names = {limit.name for limit in probes_of(running.launch).limits(running.pid)}
     assert not {name for name in names if name.startswith("RLIMIT")}

@@ -15,7 +15,7 @@ from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
 from edgekit.bill.types import Component, Load, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.run.engine import Running, start
+from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.program import compare_reported
 from edgekit.units import MIB
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_model(tmp_path_factory.mktemp("models") / "small.gguf")
 
 
-def events(running: Running, tokens: int) -> Iterator[dict[str, Any]]:
+def events(running: EngineProcess, tokens: int) -> Iterator[dict[str, Any]]:
     """What the server sends, token by token."""
     connection = http.client.HTTPConnection(
         running.address.removeprefix("http://"), timeout=PATIENCE_S
@@ -46,7 +46,7 @@ def events(running: Running, tokens: int) -> Iterator[dict[str, Any]]:
     connection.close()
 
 
-def own_bytes(running: Running) -> int:
+def own_bytes(running: EngineProcess) -> int:
     held = running.resident()
     assert held is not None
     return held.anonymous_bytes or held.resident_bytes
@@ -67,7 +67,7 @@ def test_memory_stays_flat_over_windows(model: Path) -> None:
         assert last["truncated"]
         assert len(after) == WINDOWS
         assert max(after[1:]) - after[1] < 2 * MIB
-        shifts = [line for line in running.process.recent if "context shift" in line]
+        shifts = [line for line in running.recent if "context shift" in line]
         assert shifts
         # the request did not name them: the launch's sinks count, and llama.cpp's own first token
         assert all(f"n_keep = {SINKS + 1}," in line for line in shifts)

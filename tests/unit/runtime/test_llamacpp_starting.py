@@ -149,8 +149,6 @@ def test_a_projector_and_a_template_of_ones_own() -> None:
     assert told["parameters"]["chat_template"] == "chatml"
     assert launch.files == (Path("m.gguf"), Path("p.gguf"))
     assert [launch.maps(path) for path in launch.files] == [True, False]
-    named = make_settings(replace(launch, chat_template="llama3"))
-    assert named["parameters"]["chat_template"] == "llama3"
 
 
 def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:

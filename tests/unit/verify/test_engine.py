@@ -20,7 +20,6 @@ from edgekit.bill.types import Component, Load, cache_type
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run import verification as check
 from edgekit.engines.llamacpp.run.binding import (
-    ChildLimits,
     LoadQuestion,
     VerifyMethod,
     choose_method,
@@ -44,7 +43,6 @@ from edgekit.units import GIB, MIB
 pytest.importorskip("xllamacpp")
 
 SERVER = binding.METHODS[0]
-LIMITS = ChildLimits(timeout_s=30.0, memory_bytes=4 * GIB)
 
 
 def recorded(model: str, quant: str = "Q4_K_M") -> ModelFiles:
@@ -229,9 +227,15 @@ def test_a_refusal_that_the_engine_shares_is_the_answer() -> None:
 # --- an engine that dies
 
 
+def question(path: Path, load: Load) -> LoadQuestion:
+    return LoadQuestion(
+        path=path, load=load, setup=LlamaCppSetup(), timeout_s=30.0, memory_bytes=4 * GIB
+    )
+
+
 def ask_raw(header: bytes, size_bytes: int) -> None:
     with on_disk([HollowFile(name="m", header=header, size_bytes=size_bytes)]) as path:
-        ask_engine(SERVER, LoadQuestion(path=path, load=Load(), setup=LlamaCppSetup()), LIMITS)
+        ask_engine(SERVER, question(path, Load()))
 
 
 def changed(name: str, value: int) -> bytes:
@@ -261,10 +265,11 @@ def test_a_corrupt_header_ends_the_child_only(raw: bytes, words: str) -> None:
 def test_an_abort_in_the_graph_is_told() -> None:
     q8 = cache_type("q8_0")
     load = Load(context_tokens=4096, sequences=4, unified=False, cache_k=q8, cache_v=q8)
-    with on_disk(hollow_out(recorded("phi-3-medium-4k"))) as path:
-        question = LoadQuestion(path=path, load=load, setup=LlamaCppSetup())
-        with pytest.raises(EngineError, match=r"died of SIGABRT.*ggml-impl.h"):
-            ask_engine(SERVER, question, LIMITS)
+    with (
+        on_disk(hollow_out(recorded("phi-3-medium-4k"))) as path,
+        pytest.raises(EngineError, match=r"died of SIGABRT.*ggml-impl.h"),
+    ):
+        ask_engine(SERVER, question(path, load))
 
 
 def test_memory_beyond_the_limit_is_refused_by_the_system() -> None:
@@ -344,14 +349,14 @@ def test_words_of_llama_fit_params() -> None:
 def test_what_llama_fit_params_cannot_be_asked(
     load: dict[str, object], setup: dict[str, object], *, really: bool
 ) -> None:
-    question = LoadQuestion(
+    asked = LoadQuestion(
         path=Path("m.gguf"),
         load=Load(**load),  # type: ignore[arg-type]
         setup=LlamaCppSetup(**setup),  # type: ignore[arg-type]
         really=really,
     )
     with pytest.raises(UsageError, match=r"llama-fit-params cannot .*: use xllamacpp"):
-        binding.fit_tool_request(question)
+        binding.fit_tool_request(asked)
 
 
 def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

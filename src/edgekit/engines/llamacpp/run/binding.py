@@ -60,6 +60,7 @@ _AUTO = -1  # n_parallel: llama-server's default
 _VERBOSE = 5  # from this verbosity on, its dry run logs buffers
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"  # arg.cpp: --cpu-moe
 FIT_TOOL_NAME = "llama-fit-params"
+_NOT_OF_FIT_TOOL = frozenset({"rpc", "device_memory", "unified"})
 _VERSION_TIMEOUT_S = 20.0
 
 
@@ -100,12 +101,12 @@ def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
     )
 
 
-def resident_of(pid: int, when: str) -> Resident | None:
+def resident_of(pid: int) -> Resident | None:
     """Resident memory of a process; None if it is gone or its memory is unknown."""
-    if (found := resident_at(when, read_status(pid))) is not None:
+    if (found := resident_at("now", read_status(pid))) is not None:
         return found
     with suppress(psutil.Error):
-        return Resident(when=when, resident_bytes=int(psutil.Process(pid).memory_info().rss))
+        return Resident(when="now", resident_bytes=int(psutil.Process(pid).memory_info().rss))
     return None
 
 
@@ -118,6 +119,8 @@ class LoadQuestion:
     setup: LlamaCppSetup
     really: bool = False  # load the weights and decode a few tokens
     pacing: Pacing | None = None  # then process more tokens to measure speed
+    timeout_s: float = 60.0  # for a dry run: 5 s with the largest vocabulary, on a slow machine
+    memory_bytes: int | None = None  # address space; None with a GPU driver, which reserves at will
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +132,6 @@ class Pacing:
     new_tokens: int = 32
     times: int = 5
     seconds: float = 20.0  # for all runs; at least one is done
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildLimits:
-    """Limits of a child process."""
-
-    timeout_s: float
-    memory_bytes: int | None = None  # address space; None with a GPU driver, which reserves at will
 
 
 def has_xllamacpp() -> bool:
@@ -155,12 +150,19 @@ def xllamacpp_request(question: LoadQuestion) -> dict[str, Any]:
     load, setup = question.load, question.setup
     if load.output_rows is not None:
         raise UsageError("llama-server chooses the number of output rows itself")
+    # A dry run computes all buffers before anything can fail.
+    run: dict[str, Any] = {
+        "no_alloc": not question.really,
+        "fit_params": not question.really,
+        "verbosity": _VERBOSE,
+    }
+    if question.pacing is not None:  # cached prompts would count as the engine's memory
+        run |= {"cache_ram_mib": 0, "n_ctx_checkpoints": 0}
     return {
-        "way": XLLAMACPP_NAME,
         "model": str(question.path),
         "stop_at": None if question.really else str(question.path.with_name(STOP)),
         "embeddings": setup.embeddings,
-        "parameters": private_server() | parameters(load, setup) | _dry_or_real(question),
+        "parameters": private_server() | parameters(load, setup) | run,
         "enums": enum_parameters(load, replace(setup, use_mmap=question.really and setup.use_mmap)),
         "pacing": None if question.pacing is None else asdict(question.pacing),
     }
@@ -198,33 +200,17 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
         "parallel": load.sequences or _AUTO,
         "n_gpu_layers": setup.n_gpu_layers if setup.has_device else 0,
     }
-    if overrides := _override_words(setup):
+    # The first match applies, so given overrides precede those for experts.
+    overrides = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
+    if setup.has_device and setup.cpu_moe:
+        overrides.append(_EXPERTS)
+    elif setup.has_device:
+        overrides += (rf"blk\.{block}{_EXPERTS}" for block in range(setup.n_cpu_moe))
+    if overrides:
         always["override_tensor"] = ",".join(overrides)
     names = {flag.key: flag.parameter.name for flag in TABLE if flag.parameter is not None}
     found |= {names[key]: value for key, value in always.items()}
     return found
-
-
-def _override_words(setup: LlamaCppSetup) -> list[str]:
-    """Overrides in order; the first match applies, so given ones precede those for experts."""
-    given = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
-    if not setup.has_device:
-        return given
-    if setup.cpu_moe:
-        return [*given, _EXPERTS]
-    return [*given, *(rf"blk\.{block}{_EXPERTS}" for block in range(setup.n_cpu_moe))]
-
-
-def _dry_or_real(question: LoadQuestion) -> dict[str, Any]:
-    """Parameters for a dry or a real run. A dry run computes all buffers before anything can fail."""
-    run: dict[str, Any] = {
-        "no_alloc": not question.really,
-        "fit_params": not question.really,
-        "verbosity": _VERBOSE,
-    }
-    if question.pacing is not None:  # cached prompts would count as the engine's memory
-        run |= {"cache_ram_mib": 0, "n_ctx_checkpoints": 0}
-    return run
 
 
 def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, str]]:
@@ -268,46 +254,34 @@ def fit_tool_version() -> str:
 
 
 def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
-    _require_askable(question)
-    command = [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "-m", str(question.path)]
-    command += ["--fit-print", "on", "--verbose"]
-    command += _fit_tool_words(question.load, question.setup)
-    return {"way": FIT_TOOL_NAME, "command": command}
-
-
-def _require_askable(question: LoadQuestion) -> None:
-    """UsageError for flags of llama-server: the tool only has those that all llama.cpp tools share."""
-    load = question.load
+    """The tool's command. UsageError for flags of llama-server: it only has those that all llama.cpp tools share."""
+    load, setup = question.load, question.setup
     refused = {
         "load a model for real": question.really,
-        "report on embeddings": question.setup.embeddings,
+        "report on embeddings": setup.embeddings,
         "share one cache among sequences": load.unified and (load.sequences or 1) > 1,
         "take a number of output rows": load.output_rows is not None,
     }
-    for what, wanted in refused.items():
-        if wanted:
+    for what, is_requested in refused.items():
+        if is_requested:
             raise UsageError(
                 f"{FIT_TOOL_NAME} cannot {what}: use xllamacpp (pip install 'edgekit-models[llama]')"
             )
-
-
-def _fit_tool_words(load: Load, setup: LlamaCppSetup) -> list[str]:
-    """The tool's command-line words. All are set: llama.cpp fits unset ones to the free memory."""
-    groups = {"context", "sequences", "batch", "cache", "placement", "devices", "servers"}
-    known = {flag.key for flag in TABLE if flag.group in groups} - {
-        "rpc",
-        "device_memory",
-        "unified",
-    }
-    of_devices = {flag.key for flag in TABLE if flag.group in {"placement", "devices", "servers"}}
-    given = given_values(TABLE, load, setup)
-    values = {"context": 0, "flash_attn": "auto", "n_gpu_layers": "all"}
-    values |= {key: value for key, value in given.items() if key in known}
-    values["repack"] = setup.repack
+    of_devices = {"placement", "devices", "servers"}
+    groups = {"context", "sequences", "batch", "cache"} | (
+        of_devices if setup.has_device else set()
+    )
+    known = {flag.key for flag in TABLE if flag.group in groups}
+    # All flags are set: llama.cpp fits unset ones to the free memory.
+    values: dict[str, Any] = {"context": 0, "flash_attn": "auto"}
     if setup.has_device:
-        return flag_words(TABLE, values)
-    on_cpu = {key: value for key, value in values.items() if key not in of_devices}
-    return [*flag_words(TABLE, on_cpu), "--device", "none"]
+        values["n_gpu_layers"] = "all"
+    given = given_values(TABLE, load, setup)
+    values |= {name: given[name] for name in given if name in known - _NOT_OF_FIT_TOOL}
+    values["repack"] = setup.repack
+    command = [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "-m", str(question.path)]
+    command += ["--fit-print", "on", "--verbose", *flag_words(TABLE, values)]
+    return {"command": command if setup.has_device else [*command, "--device", "none"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

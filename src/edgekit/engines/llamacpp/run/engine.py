@@ -7,13 +7,11 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.child import LOADED
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.binding import NO_DEVICES, resident_at, resident_of, start_child
@@ -28,7 +26,7 @@ from edgekit.engines.process import (
     in_use,
     signal_name,
 )
-from edgekit.engines.program import Ended, MeasuredBytes, Resident
+from edgekit.engines.program import Ended, Resident
 from edgekit.errors import EngineError, MemoryPressureError, MissingExtraError
 from edgekit.machine.surroundings import number_in, pairs_of
 from edgekit.units import GIB, format_bytes
@@ -63,7 +61,12 @@ _GIVEN_UP: tuple[tuple[str, str, Callable[[Launch], bool]], ...] = (
 
 
 class EngineProcess:
-    """The engine's process, from start to end."""
+    """The engine's process, from start to end; as a context manager, it is stopped at the end of the block."""
+
+    address: str  # of one that is ready: "http://127.0.0.1:8080"
+    version: str  # of xllamacpp, and of the llama.cpp in it
+    held: Held  # what it reports that it allocated, at the precision of its log
+    idle: Resident | None  # with its library, before loading anything
 
     def __init__(self, launch: Launch) -> None:
         """Starts it. UsageError, NotFoundError, SourceError for an impossible launch; EngineError otherwise."""
@@ -73,7 +76,7 @@ class EngineProcess:
         self.log = EngineLog()
         self._why = ""
         self._ended: Ended | None = None
-        self._lock = threading.Lock()  # guards the way it ended
+        self._lock = threading.Lock()  # guards `_ended`
         self._stopping = threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self.warnings: list[str] = []  # of the engine, while it loaded
@@ -121,9 +124,9 @@ class EngineProcess:
         """True if `log` holds everything logged while loading. Later lines are about requests."""
         return self._log_read.wait(timeout_s)
 
-    def resident(self, when: str = "now") -> Resident | None:
+    def resident(self) -> Resident | None:
         """Its resident memory; None if it is gone or the system does not tell."""
-        return None if self.poll() is not None else resident_of(self.pid, when)
+        return None if self.poll() is not None else resident_of(self.pid)
 
     def poll(self) -> Ended | None:
         """None while it is up."""
@@ -160,7 +163,24 @@ class EngineProcess:
     def _end(self) -> Ended:
         code = self._child.close(_JOIN_S)
         killed = None if code >= 0 else signal_name(-code)
-        why = self._why or self._explained(killed, code)
+        why = self._why
+        if not why:  # it was not requested
+            why = f"llama.cpp died of {killed}" if killed else f"llama.cpp exited (code {code})"
+            changes = self.files.changes()
+            cut = next((one for one in changes if one.fatal and self.launch.maps(one.path)), None)
+            if cut is not None:
+                why += f": {cut.path} {cut.what} while it was in use"
+            elif (
+                killed == "SIGKILL"
+                and self._oom_kills is not None
+                and (_oom_kills() or 0) > self._oom_kills
+            ):
+                why += (
+                    ": the kernel killed processes because the machine ran out of memory, probably "
+                    "including this one"
+                )
+            elif killed == "SIGKILL":
+                why += ": killed by another program, or by a memory limit outside this container"
         self.files.close()
         return Ended(
             exit_code=None if killed else code,
@@ -169,24 +189,11 @@ class EngineProcess:
             last_words=self.last_words,
         )
 
-    def _explained(self, killed: str | None, code: int) -> str:
-        """Explains an end that was not requested."""
-        changes = self.files.changes()
-        cut = next((one for one in changes if one.fatal and self.launch.maps(one.path)), None)
-        how = f"llama.cpp died of {killed}" if killed else f"llama.cpp exited (code {code})"
-        if cut is not None:
-            return f"{how}: {cut.path} {cut.what} while it was in use"
-        if killed == "SIGKILL":
-            return f"{how}: {self._who_kills()}"
-        return how
+    def __enter__(self) -> Self:
+        return self
 
-    def _who_kills(self) -> str:
-        if self._oom_kills is not None and (_oom_kills() or 0) > self._oom_kills:
-            return (
-                "the kernel killed processes because the machine ran out of memory, probably "
-                "including this one"
-            )
-        return "killed by another program, or by a memory limit outside this container"
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
 
     def _take(self, line: str) -> None:
         line = line[:_LINE_CHARS].rstrip()
@@ -205,74 +212,6 @@ def _oom_kills() -> int | None:
     return number_in(pairs_of(Path("/proc/vmstat"), " ").get("oom_kill", ""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Running:
-    """A running engine; as a context manager, it is stopped at the end of the block."""
-
-    address: str  # "http://127.0.0.1:8080"
-    version: str  # of xllamacpp, and of the llama.cpp in it
-    held: Held = field(repr=False)
-    idle: Resident | None = None  # with its library, before loading anything
-    process: EngineProcess = field(repr=False)
-
-    @property
-    def launch(self) -> Launch:
-        return self.process.launch
-
-    @property
-    def files(self) -> MappedFiles:
-        return self.process.files
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def reported(self) -> Mapping[Component, MeasuredBytes]:
-        """The engine's reported allocations, at the precision of its log."""
-        return self.held.parts
-
-    @property
-    def resolved(self) -> Mapping[str, str]:
-        """n_ctx, n_seq_max ... as the engine resolved them."""
-        return self.held.resolved
-
-    @property
-    def last_words(self) -> str:
-        return self.process.last_words
-
-    def resident(self) -> Resident | None:
-        return self.process.resident()
-
-    def resident_bytes(self) -> int | None:
-        """Its resident bytes; None if it is gone or its memory is unknown."""
-        found = self.resident()
-        return None if found is None else found.resident_bytes
-
-    def poll(self) -> Ended | None:
-        """None while it is up."""
-        return self.process.poll()
-
-    def wait(self, timeout_s: float | None = None) -> Ended | None:
-        """Its end; None where it has not come in time."""
-        return self.process.wait(timeout_s)
-
-    def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
-        """Stops it and returns how it ended, which may have been earlier."""
-        return self.process.stop(why, grace_s=grace_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-
 # --- its start
 
 
@@ -282,7 +221,7 @@ def start(
     tell: Callable[[str], None] = say_nothing,
     recheck: Callable[[], None] | None = None,
     probes: Probes | None = None,
-) -> Running:
+) -> EngineProcess:
     """Starts an engine until it is ready, or cleans up completely. `recheck` is called just before loading, and raises
     if the model no longer fits. `tell` receives progress messages. UsageError for a port that is taken,
     MissingExtraError without an engine, MemoryPressureError if memory runs out meanwhile, otherwise EngineError with
@@ -296,10 +235,16 @@ def start(
     process = EngineProcess(launch)
     try:
         with Watch(process, warn=tell, probes=probes) as watch:
-            return _ready(process, watch, tell)
+            try:
+                _make_ready(process, _load(process, tell))
+            except EngineError as error:
+                if watch.starved:
+                    raise MemoryPressureError(watch.reason or str(error)) from error
+                raise
     except BaseException:
         process.stop()
         raise
+    return process
 
 
 def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
@@ -314,17 +259,9 @@ def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
         connection.close()
 
 
-def _ready(process: EngineProcess, watch: Watch, tell: Callable[[str], None]) -> Running:
-    try:
-        return _running(process, _loaded(process, process.launch, tell))
-    except EngineError as error:
-        if watch.starved:
-            raise MemoryPressureError(watch.reason or str(error)) from error
-        raise
-
-
-def _loaded(process: EngineProcess, launch: Launch, tell: Callable[[str], None]) -> list[Message]:
+def _load(process: EngineProcess, tell: Callable[[str], None]) -> list[Message]:
     """Reads the child's messages: first its version, last its address."""
+    launch = process.launch
     deadline, next_s = time.monotonic() + launch.timeout_s, time.monotonic() + _TELL_S
     progress = Progress(title=launch.title, size_bytes=process.files.size_bytes, tell=tell)
     messages: list[Message] = []
@@ -367,31 +304,22 @@ class Progress:
         )
 
 
-def _running(process: EngineProcess, messages: list[Message]) -> Running:
+def _make_ready(process: EngineProcess, messages: list[Message]) -> None:
+    """Checks an engine that has loaded its model. EngineError if it skipped something that was requested."""
     if not process.has_log(_LOG_S):
         raise EngineError(f"llama.cpp's log did not end: {process.last_words}")
-    held = process.log.held()
-    _require_all(process)
-    port = str(messages[-1]["address"]).rpartition(":")[2]
-    address = f"http://{in_address(connectable(process.launch.at.host))}:{port}"
-    status = health(address)
-    if status != http.client.OK:
-        raise EngineError(
-            f"llama.cpp started, but is not healthy: {address}/health answers {status}"
-        )
-    version, engine = binding.xllamacpp_version(), messages[0].get("version")
-    return Running(
-        address=address,
-        version=version if engine is None else f"{version} (llama.cpp {engine})",
-        held=held,
-        idle=resident_at("started", messages[0].get("memory") or {}),
-        process=process,
-    )
-
-
-def _require_all(process: EngineProcess) -> None:
-    """EngineError if llama.cpp skipped something that was requested."""
+    process.held = process.log.held()
     for line in process.warnings:
         for words, meaning, was_requested in _GIVEN_UP:
             if words in line and was_requested(process.launch):
                 raise EngineError(f"{meaning} ({line})")
+    port = str(messages[-1]["address"]).rpartition(":")[2]
+    process.address = f"http://{in_address(connectable(process.launch.at.host))}:{port}"
+    status = health(process.address)
+    if status != http.client.OK:
+        raise EngineError(
+            f"llama.cpp started, but is not healthy: {process.address}/health answers {status}"
+        )
+    version, engine = binding.xllamacpp_version(), messages[0].get("version")
+    process.version = version if engine is None else f"{version} (llama.cpp {engine})"
+    process.idle = resident_at("started", messages[0].get("memory") or {})

@@ -34,7 +34,6 @@ class Launch:
     rolling: bool = False  # drop the older half when the window is full
     drafter_load: Load | None = None  # with the types of the drafter's cache; None: the model's
     threads: int | None = None  # None: one per core
-    chat_template: str | None = None  # None: the file's own
     environment: Mapping[str, str] = field(default_factory=dict)  # which cards, and their order
     timeout_s: float = LOAD_TIMEOUT_S
 
@@ -86,6 +85,26 @@ _TYPES = {True: "COMMON_SPECULATIVE_TYPE_DRAFT_MTP", False: "COMMON_SPECULATIVE_
 def make_settings(launch: Launch) -> dict[str, Any]:
     """The child's settings. UsageError if llama.cpp cannot be started like this."""
     _require_sense(launch)
+    projector, key = launch.weights.projector, launch.at.api_key
+    server: dict[str, Any] = {
+        "hostnames": [launch.at.host],
+        "port": launch.at.port,
+        "api_keys": [key] if key else [],
+        # CORS is allowed only with an API key: otherwise any web page could use the server.
+        "cors_origins": "*" if key else "localhost",
+        "verbosity": _TELLS_BUFFERS,
+        "n_threads_http": _HTTP_THREADS,
+        "chat_template": "" if launch.at.chats else _BUILT_IN,
+        **({"model_alias": [launch.at.alias]} if launch.at.alias else {}),
+    }
+    session = {
+        "n_keep": launch.sinks,
+        "ctx_shift": launch.rolls,
+        "no_mmproj": projector is None,
+        "mmproj_use_gpu": launch.setup.has_device,
+        "fit_params": False,
+        "warmup": True,  # allocate now, not with the first request
+    }
     return {
         "parent": os.getpid(),
         "goes_with_parent": threading.get_native_id() == os.getpid(),
@@ -94,11 +113,11 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         "stop_at": None,
         "needs_device": launch.setup.has_device and launch.setup.n_gpu_layers > 0,
         "threads": launch.threads,
-        "parameters": _server(launch) | parameters(launch.load, launch.setup) | _session(launch),
+        "parameters": server | parameters(launch.load, launch.setup) | session,
         "enums": enum_parameters(launch.load, launch.setup),
         "drafter": _drafter(launch),
         "adapters": [str(path) for path in launch.weights.adapters],
-        "projector": None if launch.weights.projector is None else str(launch.weights.projector),
+        "projector": None if projector is None else str(projector),
     }
 
 
@@ -110,16 +129,6 @@ def _require_sense(launch: Launch) -> None:
             f"this file is not {launch.setup.mix}, so it cannot be run as that: quantise "
             f"it first (llama-quantize {launch.weights.model.name} OUTPUT.gguf {launch.setup.mix})"
         )
-    _require_context(launch)
-    if launch.rolls and launch.weights.projector is not None:
-        raise UsageError(
-            "llama.cpp cannot combine a rolling context with a projector: leave out one of them"
-        )
-    if launch.threads is not None and launch.threads < 1:
-        raise UsageError(f"the number of threads must be at least 1 (got {launch.threads})")
-
-
-def _require_context(launch: Launch) -> None:
     window = launch.load.context_tokens
     if window is not None and window <= _SPARE_TOKENS:
         raise UsageError(
@@ -129,31 +138,12 @@ def _require_context(launch: Launch) -> None:
     if launch.sinks < 0 or (window is not None and launch.sinks > window - _SPARE_TOKENS):
         most = "" if window is None else f" and at most {window - _SPARE_TOKENS:,}"
         raise UsageError(f"the number of sinks must be at least 0{most} (got {launch.sinks:,})")
-
-
-def _server(launch: Launch) -> dict[str, Any]:
-    """HTTP settings. CORS is allowed only with an API key: otherwise any web page could use the server."""
-    found: dict[str, Any] = {
-        "hostnames": [launch.at.host],
-        "port": launch.at.port,
-        "api_keys": [launch.at.api_key] if launch.at.api_key else [],
-        "cors_origins": "*" if launch.at.api_key else "localhost",
-        "verbosity": _TELLS_BUFFERS,
-        "n_threads_http": _HTTP_THREADS,
-        "chat_template": launch.chat_template or ("" if launch.at.chats else _BUILT_IN),
-    }
-    return found | ({"model_alias": [launch.at.alias]} if launch.at.alias else {})
-
-
-def _session(launch: Launch) -> dict[str, Any]:
-    return {
-        "n_keep": launch.sinks,
-        "ctx_shift": launch.rolls,
-        "no_mmproj": launch.weights.projector is None,
-        "mmproj_use_gpu": launch.setup.has_device,
-        "fit_params": False,
-        "warmup": True,  # allocate now, not with the first request
-    }
+    if launch.rolls and launch.weights.projector is not None:
+        raise UsageError(
+            "llama.cpp cannot combine a rolling context with a projector: leave out one of them"
+        )
+    if launch.threads is not None and launch.threads < 1:
+        raise UsageError(f"the number of threads must be at least 1 (got {launch.threads})")
 
 
 def _drafter(launch: Launch) -> dict[str, Any] | None:

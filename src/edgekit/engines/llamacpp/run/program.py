@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,14 +14,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgekit.bill.types import Component, Load, MemoryEstimate, Verdict, cache_type
-from edgekit.engines.chat import Message, Prompt, Sampling, Written
+from edgekit.engines.chat import Prompt, Sampling, Written
 from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import growth_limits
 from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.run.binding import VerifyMethod, choose_method
 from edgekit.engines.llamacpp.run.calibrate import measure
-from edgekit.engines.llamacpp.run.engine import Running, start
+from edgekit.engines.llamacpp.run.engine import EngineProcess, start
 from edgekit.engines.llamacpp.run.generated import generated_files
 from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.run.verification import compare, verify_model
@@ -105,9 +106,16 @@ class LlamaCppStarter:
         running = start(_launch(given), tell=given.say, recheck=given.recheck)
         with Watch(running, warn=given.warn) as watch:
             try:
+                resolved = running.held.resolved
+                found = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
+                planned = given.load.context_tokens or 0
                 talker = LlamaTalker(
-                    client=Client(running.address, api_key=given.at.api_key),
-                    window_tokens=_window_tokens(given.load, running.resolved),
+                    running.address,
+                    api_key=given.at.api_key,
+                    # the context of one sequence as the engine resolved it
+                    window_tokens=min(int(found), planned)
+                    if found and found.isdigit()
+                    else planned,
                     sinks=given.sinks,
                 )
                 yield Up(
@@ -144,13 +152,6 @@ def _launch(given: EngineStart) -> Launch:
     )
 
 
-def _window_tokens(load: Load, resolved: Mapping[str, str]) -> int:
-    """The context of one sequence as the engine resolved it; at most the planned one."""
-    found = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
-    planned = load.context_tokens or 0
-    return min(int(found), planned) if found and found.isdigit() else planned
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppVerifier:
     load: Load
@@ -177,50 +178,60 @@ class LlamaCppVerifier:
         return describe(self.load, found.estimate)
 
 
-class Client:
-    """Talks to one server. Every call has its own connection: closing it ends the work."""
+class LlamaTalker:
+    """Talks to one server. Every call has its own connection: closing it ends the work.
+
+    There is no timeout: a long prompt is silent for minutes, and an engine that is gone closes its end.
+    """
+
+    reads_beyond = False  # the server refuses a prompt that is longer than its window
 
     def __init__(
-        self, address: str, *, api_key: str | None = None, timeout_s: float | None = None
+        self, address: str, *, api_key: str | None, window_tokens: int, sinks: int = 0
     ) -> None:
-        """Without a timeout: a long prompt is silent for minutes, and an engine that is gone closes its end."""
-        self._host = urlsplit(address).netloc
-        self._key, self._timeout_s = api_key, timeout_s
+        self.window_tokens = window_tokens
+        self._host, self._key, self._sinks = urlsplit(address).netloc, api_key, sinks
 
-    def tokens_of(self, text: str, *, special: bool = True) -> list[int]:
-        """The text's tokens; `special`: including those added before and after a text."""
-        body = {"content": text, "add_special": special, "parse_special": True}
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """The prompt's tokens. If the chat template already writes BOS, the engine does not add a second one."""
+        text = prompt.text
+        if not prompt.is_plain:
+            messages = [{"role": one.role, "content": one.content} for one in prompt.messages]
+            text = str(self._call("/apply-template", {"messages": messages}).get("prompt", ""))
+        body = {"content": text, "add_special": True, "parse_special": True}
         tokens = self._call("/tokenize", body).get("tokens")
         if not isinstance(tokens, list):
             raise EngineError("llama.cpp did not report how it tokenizes the prompt")
+        if not tokens:
+            raise TextError("the prompt has no tokens")
         return [int(token) for token in tokens]
 
-    def as_prompt(self, messages: Sequence[Message]) -> str:
-        """The messages as a prompt, by the model's chat template."""
-        reply = self._call(
-            "/apply-template",
-            {"messages": [{"role": one.role, "content": one.content} for one in messages]},
-        )
-        return str(reply.get("prompt", ""))
-
-    def complete(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_tokens: int | None,
-        sinks: int = 0,
-        into: Written,
+    def write(
+        self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
     ) -> Iterator[str]:
-        """The engine's completion, as text."""
-        body = {
+        body: dict[str, Any] = {
             "prompt": list(tokens),
-            "n_keep": sinks,
-            **_sampled(sampling, max_tokens),
+            "n_keep": self._sinks,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repeat_penalty,
+            "repeat_last_n": sampling.repeat_last,
         }
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if max_tokens is not None:
+            body["n_predict"] = max_tokens
         ended = False
         for event in self._events("/completion", body):
-            _note(event, into)
+            timings = event.get("timings")
+            if isinstance(timings, dict):
+                into.timings = {
+                    name: float(value)
+                    for name, value in timings.items()
+                    if isinstance(value, int | float)
+                }
             if event.get("stop"):
                 ended = True
                 into.finish = "length" if event.get("stop_type") == "limit" else "stop"
@@ -251,7 +262,7 @@ class Client:
 
     @contextmanager
     def _reply(self, path: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
+        connection = http.client.HTTPConnection(self._host)
         headers = {"Content-Type": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -265,53 +276,6 @@ class Client:
             raise EngineError(f"llama.cpp no longer answers: {error}") from error
         finally:
             connection.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaTalker:
-    client: Client
-    window_tokens: int
-    sinks: int = 0
-    reads_beyond: bool = False  # the server refuses a prompt that is longer than its window
-
-    def tokens(self, prompt: Prompt) -> list[int]:
-        """The prompt's tokens. If the chat template already writes BOS, the engine does not add a second one."""
-        text = prompt.text if prompt.is_plain else self.client.as_prompt(prompt.messages)
-        tokens = self.client.tokens_of(text)
-        if not tokens:
-            raise TextError("the prompt has no tokens")
-        return tokens
-
-    def write(
-        self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
-    ) -> Iterator[str]:
-        return self.client.complete(
-            tokens, sampling, max_tokens=max_tokens, sinks=self.sinks, into=into
-        )
-
-
-def _sampled(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.repeat_penalty,
-        "repeat_last_n": sampling.repeat_last,
-    }
-    if sampling.seed is not None:
-        body["seed"] = sampling.seed
-    if max_tokens is not None:
-        body["n_predict"] = max_tokens
-    return body
-
-
-def _note(event: Mapping[str, Any], into: Written) -> None:
-    timings = event.get("timings")
-    if isinstance(timings, dict):
-        into.timings = {
-            name: float(value) for name, value in timings.items() if isinstance(value, int | float)
-        }
 
 
 def _object(raw: bytes) -> dict[str, Any]:
@@ -334,11 +298,18 @@ def _refusal(
     return EngineError(f"llama.cpp refused the request{code}: {message}")
 
 
-def compare_reported(estimate: MemoryEstimate, running: Running) -> tuple[ComparedRow, ...]:
+def compare_reported(estimate: MemoryEstimate, running: EngineProcess) -> tuple[ComparedRow, ...]:
     """Compares the bill with the engine's report, with `verify`'s bounds and those of modelled lines."""
     estimate = logged_part(estimate)
-    parts = dict(running.reported) | {Component.WEIGHTS: _reported_weights(running)}
-    return tuple(_with_modelled_slack(row, estimate) for row in compare(estimate, parts))
+    slack: Counter[str] = Counter()  # bytes, by component
+    for line in estimate.lines:
+        if line.within is not None and line.reserved:
+            slack[line.component.value] += int(line.size_bytes * line.within)
+    parts = running.held.parts | {Component.WEIGHTS: _reported_weights(running)}
+    return tuple(
+        replace(row, allowed_bytes=row.allowed_bytes + slack[row.part])
+        for row in compare(estimate, parts)
+    )
 
 
 def logged_part(estimate: MemoryEstimate) -> MemoryEstimate:
@@ -347,7 +318,7 @@ def logged_part(estimate: MemoryEstimate) -> MemoryEstimate:
     return replace(estimate, lines=lines)
 
 
-def _reported_weights(running: Running) -> MeasuredBytes:
+def _reported_weights(running: EngineProcess) -> MeasuredBytes:
     """For a mapped file the engine reports a range from its first tensor to its last. If other tensors went to a device
     or were repacked, the range is only an upper bound. On Metal both CPU and GPU map the file, and their ranges may
     overlap.
@@ -357,17 +328,8 @@ def _reported_weights(running: Running) -> MeasuredBytes:
     copied = [size for name, size in weights if not name.endswith(_MAPPED)]
     if mapped and not copied:
         low = max(size.low_bytes for size in mapped)
-        return replace(running.reported[Component.WEIGHTS], low_bytes=low)
+        return replace(running.held.parts[Component.WEIGHTS], low_bytes=low)
     if not mapped:
-        return running.reported[Component.WEIGHTS]
+        return running.held.parts[Component.WEIGHTS]
     least = sum(copied, NOTHING)
     return replace(least, high_bytes=least.high_bytes + running.files.size_bytes)
-
-
-def _with_modelled_slack(row: ComparedRow, estimate: MemoryEstimate) -> ComparedRow:
-    slack = sum(
-        int(line.size_bytes * line.within)
-        for line in estimate.lines
-        if line.component.value == row.part and line.within is not None and line.reserved
-    )
-    return replace(row, allowed_bytes=row.allowed_bytes + slack)

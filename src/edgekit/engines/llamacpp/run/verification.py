@@ -18,7 +18,6 @@ from edgekit.engines.llamacpp.run.binding import (
     COMPARED,
     NO_DEVICES,
     PASSIVE,
-    ChildLimits,
     LoadQuestion,
     Pacing,
     VerifyMethod,
@@ -55,7 +54,6 @@ from edgekit.units import GIB, KIB, MIB, format_bytes
 
 COMPUTE_ALLOWED = 0.10  # another version's graph may have one more or fewer inputs
 COMPUTE_FLOOR_BYTES = 4 * MIB  # or one or two more hidden states: a lot in a small graph
-DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
 LOAD_TIMEOUT_S = 600.0
 _CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
 Predict = Callable[[Model, Load, LlamaCppSetup], MemoryEstimate]
@@ -90,12 +88,9 @@ def verify_model(
     asked = replace(setup, mode=method.mode, use_mmap=False, **likely._asdict())
     predicted = predict or llamacpp.estimate
 
-    def ask(memory_bytes: int | None) -> EngineReport:
-        limits = ChildLimits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=memory_bytes)
-        with on_disk(hollow) as hollow_path:
-            return ask_engine(
-                method, LoadQuestion(path=hollow_path, load=load, setup=asked), limits
-            )
+    dry = LoadQuestion(path=Path(), load=load, setup=asked)
+    if timeout_s:
+        dry = replace(dry, timeout_s=timeout_s)
 
     refused: RefusedError | None = None
     memory_bytes = None if setup.has_device else _CHILD_BYTES
@@ -105,7 +100,8 @@ def verify_model(
     except RefusedError as error:
         refused = error
     try:
-        answer = ask(memory_bytes)
+        with on_disk(hollow) as hollow_path:
+            answer = ask_engine(method, replace(dry, path=hollow_path, memory_bytes=memory_bytes))
     except EngineError:
         if refused is not None:  # the engine refuses it too
             raise refused from None
@@ -123,9 +119,15 @@ def verify_model(
     paced: Paced | None = None
     if path is not None:
         _require_memory(estimate)
-        question = LoadQuestion(path=path, load=load, setup=setup, really=True, pacing=pacing)
-        limits = ChildLimits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
-        resident, paced = load_for_real(method, question, limits)
+        question = LoadQuestion(
+            path=path,
+            load=load,
+            setup=setup,
+            really=True,
+            pacing=pacing,
+            timeout_s=timeout_s or LOAD_TIMEOUT_S,
+        )
+        resident, paced = load_for_real(method, question)
     rows = compare(estimate, answer.parts)
     tokens = header.arrays.get("tokenizer.ggml.tokens")
     return Verification(
@@ -150,21 +152,21 @@ def compare(
     estimate: MemoryEstimate, parts: Mapping[Component, MeasuredBytes]
 ) -> tuple[ComparedRow, ...]:
     """Caches, weights and output must agree to the log's precision, compute to 10 % or 4 MiB."""
-    return tuple(
-        ComparedRow(
-            part=component.value,
-            predicted_bytes=estimate.of(component),
-            measured=parts.get(component, NOTHING),
-            allowed_bytes=_allowed(component, parts.get(component, NOTHING)),
+    rows: list[ComparedRow] = []
+    for component in COMPARED:
+        measured = parts.get(component, NOTHING)
+        allowed = 0
+        if component is Component.COMPUTE:
+            allowed = max(int(measured.middle_bytes * COMPUTE_ALLOWED), COMPUTE_FLOOR_BYTES)
+        rows.append(
+            ComparedRow(
+                part=component.value,
+                predicted_bytes=estimate.of(component),
+                measured=measured,
+                allowed_bytes=allowed,
+            )
         )
-        for component in COMPARED
-    )
-
-
-def _allowed(component: Component, measured: MeasuredBytes) -> int:
-    if component is not Component.COMPUTE:
-        return 0
-    return max(int(measured.middle_bytes * COMPUTE_ALLOWED), COMPUTE_FLOOR_BYTES)
+    return tuple(rows)
 
 
 def _total(rows: tuple[ComparedRow, ...]) -> ComparedRow:
@@ -276,10 +278,10 @@ class _ChildReport:
     exit_code: int | None = None
 
 
-def ask_engine(method: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> EngineReport:
+def ask_engine(method: VerifyMethod, question: LoadQuestion) -> EngineReport:
     """What the engine would allocate. EngineError with its last log lines if it does not report it."""
     begun = time.monotonic()
-    child = _run(method, question, limits)
+    child = _run(method, question)
     devices = tuple(child.log.devices)
     if question.setup.has_device and not devices:
         raise EngineError(
@@ -298,39 +300,41 @@ def ask_engine(method: VerifyMethod, question: LoadQuestion, limits: ChildLimits
 
 
 def load_for_real(
-    method: VerifyMethod, question: LoadQuestion, limits: ChildLimits
+    method: VerifyMethod, question: LoadQuestion
 ) -> tuple[tuple[Resident, ...], Paced | None]:
     """The memory of the process when started, weights loaded, context created and tokens decoded; and its speed."""
-    child = _run(method, question, limits)
-    return tuple(child.resident), _best(child.paced)
-
-
-def _best(found: Sequence[Mapping[str, float]]) -> Paced | None:
-    """The best of several identical runs: other load only makes them slower."""
-    if not found:
-        return None
-    return Paced(
-        prompt_tokens=int(found[0]["prompt_n"]),
-        new_tokens=int(found[0]["predicted_n"]),
-        prefill_tokens_per_s=max(one["prompt_per_second"] for one in found),
-        decode_tokens_per_s=max(one["predicted_per_second"] for one in found),
+    child = _run(method, question)
+    paced = child.paced
+    if not paced:
+        return tuple(child.resident), None
+    # The best of several identical runs: other load only makes them slower.
+    return tuple(child.resident), Paced(
+        prompt_tokens=int(paced[0]["prompt_n"]),
+        new_tokens=int(paced[0]["predicted_n"]),
+        prefill_tokens_per_s=max(one["prompt_per_second"] for one in paced),
+        decode_tokens_per_s=max(one["predicted_per_second"] for one in paced),
     )
 
 
-def _run(method: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> _ChildReport:
+def _run(method: VerifyMethod, question: LoadQuestion) -> _ChildReport:
     request = method.request(question)
     for _ in range(1 if question.really else DRY_TRIES):
-        child = _run_once(request, question, limits)
+        child = _run_once(request, question)
         if child.enough or child.exit_code != -signal.SIGSEGV:
             break
     if child.enough or (child.exit_code == 0 and not child.timed_out):
         return child
-    raise EngineError(f"{_end_of(child, limits)}: {child.log.last_words()}")
+    if child.timed_out:
+        end = f"llama.cpp did not answer within {question.timeout_s:g} s (--engine-timeout)"
+    else:
+        code, allowed = child.exit_code or 0, question.memory_bytes
+        how = f"died of {signal_name(-code)}" if code < 0 else f"exited (code {code})"
+        limit = f" (its limit was {format_bytes(allowed)} of address space)" if allowed else ""
+        end = f"llama.cpp {how}{limit}"
+    raise EngineError(f"{end}: {child.log.last_words()}")
 
 
-def _run_once(
-    request: Mapping[str, Any], question: LoadQuestion, limits: ChildLimits
-) -> _ChildReport:
+def _run_once(request: Mapping[str, Any], question: LoadQuestion) -> _ChildReport:
     """Runs the child once. A dry run is ended as soon as its log is complete: after that it would use unallocated
     memory.
     """
@@ -356,10 +360,10 @@ def _run_once(
             with noting:
                 child.resident.append(found)
 
-    deadline = time.monotonic() + limits.timeout_s
+    deadline = time.monotonic() + question.timeout_s
     process = start_child(
         "verify",
-        {**request, "timeout_s": limits.timeout_s, "memory_bytes": limits.memory_bytes},
+        {**request, "timeout_s": question.timeout_s, "memory_bytes": question.memory_bytes},
         environment=PASSIVE | ({} if question.setup.has_device else NO_DEVICES),
         on_line=take,
         on_message=hear,
@@ -379,12 +383,3 @@ def _run_once(
         child.exit_code = process.close()
     child.enough = not to_the_end and child.log.answered
     return child
-
-
-def _end_of(child: _ChildReport, limits: ChildLimits) -> str:
-    if child.timed_out:
-        return f"llama.cpp did not answer within {limits.timeout_s:g} s (--engine-timeout)"
-    code, allowed = child.exit_code or 0, limits.memory_bytes
-    how = f"died of {signal_name(-code)}" if code < 0 else f"exited (code {code})"
-    limit = "" if allowed is None else f" (its limit was {format_bytes(allowed)} of address space)"
-    return f"llama.cpp {how}{limit}"
