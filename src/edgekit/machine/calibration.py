@@ -110,11 +110,11 @@ def _parsed(data: object, path: Path) -> Calibration:
 def _rows(kind: type[T], data: object, most: int) -> tuple[T, ...]:
     if not isinstance(data, list) or len(data) > most:
         raise ValueError(f"not a list of up to {most}")
-    return tuple(_row(kind, one) for one in data)
+    return tuple(_row(kind, item) for item in data)
 
 
 def _row(kind: type[T], data: object) -> T:
-    named = {one.name for one in fields(kind)}  # type: ignore[arg-type] # all are dataclasses
+    named = {column.name for column in fields(kind)}  # type: ignore[arg-type] # all are dataclasses
     if not isinstance(data, dict) or set(data) != named:
         raise ValueError(f"{kind.__name__}: other names than {', '.join(sorted(named))}")
     values = dict(data)
@@ -295,28 +295,28 @@ def stored_text(text: str) -> str:
 
 def with_host(calibration: Calibration, row: HostMeasured) -> Calibration:
     """Replaces the row of that machine; values that could not be measured this time are kept."""
-    old = next((one for one in calibration.hosts if one.host == row.host), None)
+    old = next((known for known in calibration.hosts if known.host == row.host), None)
     if old is not None:
         newest = old if row.bandwidth_bytes_per_s is None else row
         row = replace(newest, disk=row.disk or old.disk)
-    others = [one for one in calibration.hosts if one.host != row.host]
+    others = [known for known in calibration.hosts if known.host != row.host]
     return replace(calibration, hosts=(*others, row)[-MOST_HOSTS:])
 
 
 def with_engine(calibration: Calibration, row: EngineMeasured) -> Calibration:
     """Replaces the row of that engine, but keeps the largest overhead: the next model may need as much."""
-    old = next((one for one in calibration.engines if one.key == row.key), None)
+    old = next((known for known in calibration.engines if known.key == row.key), None)
     if old is not None:
         row = replace(row, samples=old.samples + row.samples, pace=row.pace or old.pace)
         if old.overhead_bytes is not None and (row.overhead_bytes or 0) <= old.overhead_bytes:
             row = replace(row, overhead_bytes=old.overhead_bytes, overhead_label=old.overhead_label)
-    others = [one for one in calibration.engines if one.key != row.key]
+    others = [known for known in calibration.engines if known.key != row.key]
     return replace(calibration, engines=(*others, row)[-MOST_ENGINES:])
 
 
 def with_differences(calibration: Calibration, rows: Iterable[Difference]) -> Calibration:
     """Newest last; one row per difference and version."""
-    found = {(one.label, one.part, one.version): one for one in calibration.differences}
+    found = {(row.label, row.part, row.version): row for row in calibration.differences}
     for row in rows:
         key = (row.label, row.part, row.version)
         found.pop(key, None)
@@ -343,14 +343,14 @@ def device_key(machine: Machine, cards: Iterable[Device] = ()) -> str:
 def measured_on(machine: Machine, calibration: Calibration) -> Measured | None:
     """Measurements on this machine with the engine versions installed now; None if there are none."""
     host = host_key(machine)
-    programs = {one.through for one in calibration.engines}
+    programs = {row.through for row in calibration.engines}
     versions = {name: installed_version(name) for name in programs}
     engines = tuple(
-        one
-        for one in calibration.engines
-        if one.host == host and one.version == versions[one.through]
+        row
+        for row in calibration.engines
+        if row.host == host and row.version == versions[row.through]
     )
-    found = next((one for one in calibration.hosts if one.host == host), None)
+    found = next((row for row in calibration.hosts if row.host == host), None)
     if found is None and not engines and not calibration.differences:
         return None
     return Measured(host=found, engines=engines, differences=calibration.differences)

@@ -110,7 +110,7 @@ def find_device(text: str) -> KnownDevice:
         # Laptop GPUs before Ampere have the name and memory of the desktop card.
         by_name, by_other = _matches(tuple(word for word in words if word != "laptop"))
         older = ("GTX", "RTX 20", "Quadro")
-        named = tuple(one for one in by_name or by_other if one.name.startswith(older))
+        named = tuple(device for device in by_name or by_other if device.name.startswith(older))
     if not named:
         raise UsageError(f"unknown device {text[:40]!r}; {_suggestion(text, words)}")
     if len({device.memory_bytes for device in named}) > 1:
@@ -151,7 +151,9 @@ def _by_maker(name: str, devices: Iterable[KnownDevice]) -> tuple[KnownDevice, .
     """Devices without duplicates; if the name mentions a maker, only that maker's."""
     words = _WORD.findall(name[:MAX_NAME_CHARS].lower())
     makers = {_MAKERS[word] for word in words if word in _MAKERS}
-    return tuple(one for one in dict.fromkeys(devices) if not makers or one.vendor.value in makers)
+    return tuple(
+        device for device in dict.fromkeys(devices) if not makers or device.vendor.value in makers
+    )
 
 
 def _suggestion(text: str, mentioned: Words) -> str:
@@ -159,19 +161,19 @@ def _suggestion(text: str, mentioned: Words) -> str:
     kinds = _kinds_in(text)
     memory = _MEMORY.search(text[:MAX_NAME_CHARS])
     size_gb = None if memory is None else int(memory[1])
-    known = [one for one in all_devices() if not kinds or one.kind.value in kinds]
+    known = [device for device in all_devices() if not kinds or device.kind.value in kinds]
     telling = {word for word in mentioned if word != str(size_gb)}  # memory is compared separately
     is_kind_alone = all(_kinds_in(word) for word in telling)
-    scored: list[tuple[tuple[int, bool, int, bool, str, str], str]] = []
-    for one in known:
-        words = set(words_of(one.name))
+    ranks: list[tuple[int, bool, int, bool, str, str]] = []
+    for device in known:
+        words = set(words_of(device.name))
         shared = sum(len(word) for word in telling & words if len(word) > 1)
-        fits = size_gb is not None and one.size_gb == size_gb
+        fits = size_gb is not None and device.size_gb == size_gb
         if shared > 1 or (kinds and (fits or is_kind_alone)):
             others = -len(telling ^ words)
-            scored.append(((shared, fits, others, one.usual, one.released, one.name), one.name))
-    names = [name for _, name in sorted(scored, reverse=True)]
-    names = names or list(close_names(text, (one.name for one in known)))
+            ranks.append((shared, fits, others, device.usual, device.released, device.name))
+    names = [name for *_, name in sorted(ranks, reverse=True)]
+    names = names or list(close_names(text, (device.name for device in known)))
     if not names:
         return (
             "for example RTX 4090, H100, MI300X, m3-max-64, phone-8; full list: edgekit hardware --devices; "
@@ -270,12 +272,8 @@ def usual_devices() -> tuple[KnownDevice, ...]:
 def listed_devices() -> tuple[KnownDevice, ...]:
     """All devices: the common ones first, then by kind, the smallest first."""
     kinds = list(DeviceKind)
-    return tuple(
-        sorted(
-            all_devices(),
-            key=lambda one: (not one.usual, kinds.index(one.kind), one.usable_bytes, one.name),
-        )
-    )
+    by_size = sorted(all_devices(), key=lambda device: (device.usable_bytes, device.name))
+    return tuple(sorted(by_size, key=lambda device: (not device.usual, kinds.index(device.kind))))
 
 
 @cache
@@ -291,7 +289,7 @@ def _matches(words: Words) -> tuple[tuple[KnownDevice, ...], tuple[KnownDevice, 
         if words_of(device.name) == words:
             by_name.append(device)
         others = [words_of(other) for other in (device.model, *device.also)]
-        if any(words in (one, tuple(sorted((*one, str(device.size_gb))))) for one in others):
+        if any(words in (other, tuple(sorted((*other, str(device.size_gb))))) for other in others):
             by_other.append(device)
     return tuple(by_name), tuple(by_other)
 
@@ -437,7 +435,7 @@ class RaisedLimit:
 
 def raised_limit(machine: Machine) -> RaisedLimit | None:
     """The limit that leaves the system only what it needs; None if there is no limit to raise or nothing to gain."""
-    device = next((one for one in machine.devices if one.limit_bytes is not None), None)
+    device = next((gpu for gpu in machine.devices if gpu.limit_bytes is not None), None)
     if machine.host is None or device is None or device.limit_bytes is None:
         return None
     total_bytes = machine.host.total_bytes
@@ -473,7 +471,7 @@ def raised_limit(machine: Machine) -> RaisedLimit | None:
     if limit_bytes <= device.limit_bytes:
         return None
     raised = replace(device, limit_bytes=limit_bytes, limit_because=setting)
-    devices = tuple(raised if one is device else one for one in machine.devices)
+    devices = tuple(raised if gpu is device else gpu for gpu in machine.devices)
     return RaisedLimit(
         how=how,
         setting=setting,

@@ -469,7 +469,7 @@ _CONTEXT_BYTES = 13 * GIB
 def within_address_space(devices: tuple[Device, ...], host: HostMemory | None) -> Findings:
     """The devices with their memory limited by ulimit -v; none if CUDA could not start."""
     limits = () if host is None else host.limits
-    left = min((one.left_bytes for one in limits if one.name == ADDRESS_SPACE), default=None)
+    left = min((limit.left_bytes for limit in limits if limit.name == ADDRESS_SPACE), default=None)
     if left is None or not devices:
         return Findings(devices=devices)
     found = f"{ADDRESS_SPACE} leaves {format_bytes(left)} of address space, and CUDA needs 13 GiB to start"

@@ -130,7 +130,7 @@ def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findi
         if notes and shown:
             notes.append(_VULKAN_ORDER)
         others = (device for device in devices if device.vendor not in _BY_VULKAN)
-        chosen = (*others, *(by_vulkan[one.index] for one in shown))
+        chosen = (*others, *(by_vulkan[device.index] for device in shown))
     if any(device.vendor is Vendor.AMD for device in devices):
         notes += (
             f"{name}={one_line(environment[name])} applies to ROCm only: through Vulkan, as counted here, "

@@ -317,5 +317,5 @@ class Measured:
 
     def engine(self, name: str, device: str) -> EngineMeasured | None:
         return next(
-            (one for one in self.engines if (one.engine, one.device) == (name, device)), None
+            (row for row in self.engines if (row.engine, row.device) == (name, device)), None
         )

@@ -171,7 +171,7 @@ def _unified_machine(devices: Sequence[KnownDevice], ram_bytes: int | None) -> M
     """A machine with one memory for its GPU and CPU."""
     device = devices[0]
     if len(devices) > 1:
-        name = next(one.name for one in devices if one.unified)
+        name = next(other.name for other in devices if other.unified)
         raise UsageError(f"{name} is a complete machine: it cannot be combined with other devices")
     sold_bytes = device.size_gb * GIB
     if ram_bytes not in {None, device.memory_bytes, sold_bytes}:

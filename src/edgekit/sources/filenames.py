@@ -111,10 +111,10 @@ def with_quant(sets: Iterable[FileSet], quant: str) -> list[FileSet]:
     """The sets of one quantisation: by name, UD- form or alias, else by any part of the path."""
     sets, requested = list(sets), _canonical(quant)
     for tag in (requested, f"UD-{requested}", _ALIASES.get(requested, requested)):
-        if found := [one for one in sets if one.tag == tag]:
+        if found := [group for group in sets if group.tag == tag]:
             return found
     loose = re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?:$|[-./])", re.IGNORECASE)
-    return [one for one in sets if loose.search(one.stem)]
+    return [group for group in sets if loose.search(group.stem)]
 
 
 def group_shards(files: Iterable[ModelFile], suffix: str) -> list[FileSet]:
@@ -135,40 +135,40 @@ def group_shards(files: Iterable[ModelFile], suffix: str) -> list[FileSet]:
         from_zero = 0 in shards and count not in shards
         numbers = range(count) if from_zero else range(1, count + 1)
         missing = (number for number in numbers if number not in shards)
-        one = FileSet(
+        group = FileSet(
             stem=stem,
             tag=quant_tag(stem),
             files=tuple(shards[index] for index in sorted(shards)),
             missing=tuple(islice(missing, SHOWN)),
             missing_count=len(numbers) - sum(number in numbers for number in shards),
         )
-        sets.append(one)
+        sets.append(group)
     return sets
 
 
 def safetensors_set(folder: Sequence[ModelFile], label: str) -> FileSet | None:
     """The set that transformers or mlx-lm would load from this folder."""
     sets = [
-        one
-        for one in group_shards(folder, ".safetensors")
-        if not base_of(one.stem).startswith("adapter_")
+        group
+        for group in group_shards(folder, ".safetensors")
+        if not base_of(group.stem).startswith("adapter_")
     ]
     # Mistral ships its own format next to transformers'.
-    sets = [one for one in sets if not base_of(one.stem).startswith("consolidated")] or sets
-    plain = [one for one in sets if base_of(one.stem) == "model"] or sets[:1] * (len(sets) == 1)
-    if plain or not sets:
+    sets = [group for group in sets if not base_of(group.stem).startswith("consolidated")] or sets
+    plain = [group for group in sets if base_of(group.stem) == "model"]
+    if plain or len(sets) < 2:
         # A single file before shards, as in transformers' modeling_utils.
-        return min(plain, key=lambda one: len(one.files), default=None)
+        return min(plain or sets, key=lambda group: len(group.files), default=None)
     indexed = any(base_of(file.name).endswith(INDEX_SUFFIX) for file in folder)
-    if indexed or all(_NUMBERED.fullmatch(base_of(one.stem)) for one in sets):
-        broken = [one for one in sets if one.missing_count]
-        joined = replace(sets[0], files=tuple(file for one in sets for file in one.files))
+    if indexed or all(_NUMBERED.fullmatch(base_of(group.stem)) for group in sets):
+        broken = [group for group in sets if group.missing_count]
+        joined = replace(sets[0], files=tuple(file for group in sets for file in group.files))
         return broken[0] if broken else joined
-    if variants := [one for one in sets if _VARIANT.fullmatch(base_of(one.stem))]:
+    if variants := [group for group in sets if _VARIANT.fullmatch(base_of(group.stem))]:
         return variants[0]
     raise NotFoundError(
         f"{label} has {len(sets)} safetensors files and no index that lists them: name one",
-        candidates=tuple(one.files[0].name for one in sets[: 2 * SHOWN]),
+        candidates=tuple(group.files[0].name for group in sets[: 2 * SHOWN]),
     )
 
 
@@ -186,7 +186,7 @@ def close_names(name: str, known: Iterable[str], *, limit: int = SHOWN) -> tuple
     """Names among the first 500 of `known` that are similar to `name`, the best first; swapped letters rank highest."""
     from difflib import get_close_matches  # slow to import, and only typos need it
 
-    folded = {one[:MAX_COMPARED_CHARS].lower(): one for one in islice(known, MAX_COMPARED)}
+    folded = {other[:MAX_COMPARED_CHARS].lower(): other for other in islice(known, MAX_COMPARED)}
     typed = name[:MAX_COMPARED_CHARS].lower()
     matches = get_close_matches(typed, folded, n=limit)
     matches.sort(key=lambda match: sorted(match) != sorted(typed))
@@ -223,14 +223,14 @@ def choose_files(
     )
     if filename is not None:
         return _choose_named(listing, filename, empty)
-    models = [one for one in group_shards(listing, ".gguf") if not one.is_companion]
+    models = [group for group in group_shards(listing, ".gguf") if not group.is_companion]
     if quant is not None and not models:
         raise NotFoundError(f"{label} has no GGUF files, so there is no {quant}: leave out the tag")
     root = [file for file in listing if "/" not in file.name]
     if models and (quant is not None or not _is_complete(root)):
         return _choose_gguf(models, listing, quant, empty)
     found = _choose_safetensors(root, listing, empty)
-    return replace(found, alternatives=tuple(dict.fromkeys(one.title for one in models)))
+    return replace(found, alternatives=tuple(dict.fromkeys(group.title for group in models)))
 
 
 def _choose_gguf(
@@ -240,7 +240,7 @@ def _choose_gguf(
     if quant is not None:
         named = with_quant(models, quant)
         if not named:
-            titles = [one.title for one in models]
+            titles = [group.title for group in models]
             # List all of them: there are few, and the user needs to know which exist.
             ranked = tuple(dict.fromkeys((*close_names(quant, titles), *titles)))
             raise NotFoundError(f"{label} has no {quant}", candidates=ranked[: 4 * SHOWN])
@@ -258,10 +258,10 @@ def _choose_gguf(
 
 
 def _refuse_several(models: list[FileSet], label: str) -> None:
-    if len({one.model for one in models}) > 1:
+    if len({group.model for group in models}) > 1:
         raise NotFoundError(
             f"{label} has {len(models)} GGUF files of different models: name one of them",
-            candidates=tuple(one.files[0].name for one in models[: 2 * SHOWN]),
+            candidates=tuple(group.files[0].name for group in models[: 2 * SHOWN]),
         )
 
 
@@ -270,7 +270,7 @@ def _gguf_files(
 ) -> ModelFiles:
     chosen.require_whole(empty.label)
     local = empty.origin is Origin.LOCAL
-    peers = [one for one in models if one.model == chosen.model or not local]
+    peers = [group for group in models if group.model == chosen.model or not local]
     label = f"{empty.label}{':' if chosen.tag else '/'}{chosen.title}"
     return replace(
         empty,
@@ -289,7 +289,7 @@ def _projectors(
 
     If several models share a folder, only projectors with the model's name count.
     """
-    shared = len({one.model for one in models}) > 1
+    shared = len({group.model for group in models}) > 1
     path = f"{folder_of(chosen.stem)}/"
     projectors = [
         file
@@ -380,11 +380,11 @@ def _is_complete(root: list[ModelFile]) -> bool:
 def _choose_named(listing: Sequence[ModelFile], filename: str, empty: ModelFiles) -> ModelFiles:
     file = _find(listing, filename, empty.label)
     base = base_of(file.name).lower()
-    folder = [one for one in listing if folder_of(one.name) == folder_of(file.name)]
+    folder = [other for other in listing if folder_of(other.name) == folder_of(file.name)]
     if base.endswith(".gguf"):
         sets = group_shards(listing, ".gguf")
-        chosen = next(one for one in sets if file in one.files)
-        models = [one for one in sets if not one.is_companion]
+        chosen = next(group for group in sets if file in group.files)
+        models = [group for group in sets if not group.is_companion]
         return _gguf_files(chosen, models, listing, empty)
     if base.startswith("adapter_"):
         raise HeaderError(
@@ -394,7 +394,7 @@ def _choose_named(listing: Sequence[ModelFile], filename: str, empty: ModelFiles
         return _choose_safetensors(folder, listing, empty)
     if base.endswith(".safetensors"):
         sets = group_shards(folder, ".safetensors")
-        chosen = next(one for one in sets if file in one.files)
+        chosen = next(group for group in sets if file in group.files)
         chosen.require_whole(empty.label)
         return _safetensors_files(folder, chosen.files, empty)
     if base.endswith(".json"):

@@ -240,7 +240,7 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
         if items is None:
             return ()
         known = [str(item.get("id")) for item in items if isinstance(item, dict)]
-        known = [one for one in known if _REPO.fullmatch(one) and one != repo]
+        known = [name for name in known if _REPO.fullmatch(name) and name != repo]
         if found := close_names(repo, known) or (tuple(known[:SHOWN]) if "search" in query else ()):
             return found
     return ()

@@ -121,7 +121,7 @@ def snapshot_folder(repository: Path, revision: str | None = None) -> Path | Non
         return snapshots / commit
     if revision is not None:
         return None
-    return max(folders_in(snapshots), key=lambda one: look_up(one).st_mtime_ns, default=None)
+    return max(folders_in(snapshots), key=lambda folder: look_up(folder).st_mtime_ns, default=None)
 
 
 def models_in(path: str) -> tuple[str, ...]:
@@ -134,8 +134,8 @@ def models_in(path: str) -> tuple[str, ...]:
     if not is_folder(folder) or is_model:
         return (path,)
     files = list_folder(folder)
-    ggufs = [one for one in group_shards(files, ".gguf") if not one.is_companion]
-    found = {one.files[0].name for one in ggufs}
+    ggufs = [group for group in group_shards(files, ".gguf") if not group.is_companion]
+    found = {group.files[0].name for group in ggufs}
     found |= {folder_of(file.name) for file in files if base_of(file.name) == CONFIG_NAME}
     names = sorted(name for name in found if name)
     return tuple(str(folder / name) for name in names) if len(names) > 1 else (path,)

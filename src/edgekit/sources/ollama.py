@@ -180,14 +180,16 @@ def _files_of_manifest(
     def files(kind: str, title: str = "") -> tuple[ModelFile, ...]:
         return tuple(
             ModelFile(
-                name=f"{label} ({one.digest[:19]})", open=opener(one), size_bytes=one.size_bytes
+                name=f"{label} ({layer.digest[:19]})",
+                open=opener(layer),
+                size_bytes=layer.size_bytes,
             )
-            for one in layers
-            if (one.kind, one.title) == (kind, title)
+            for layer in layers
+            if (layer.kind, layer.title) == (kind, title)
         )
 
     weights, configs = files("model"), files("json", "config.json")
-    tensors = [one for one in layers if one.kind == "tensor"]
+    tensors = [layer for layer in layers if layer.kind == "tensor"]
     if not weights and not (tensors and configs):
         raise NotFoundError(f"{label} has no weights to download: it only runs in Ollama's cloud")
     # With a blob per tensor, each header would take a request, or a file.

@@ -64,11 +64,11 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
         return choose_files(files, label=by_name[0], origin=Origin.LM_STUDIO, quant=quant)
     stem = lower_name.removesuffix(".gguf")
     by_file = [
-        (repo, one.files[0].name, listing)
+        (repo, group.files[0].name, listing)
         for repo, folder in repositories.items()
         for listing in (list_if_allowed(folder),)
-        for one in group_shards(listing, ".gguf")
-        if base_of(one.stem).lower() == stem
+        for group in group_shards(listing, ".gguf")
+        if base_of(group.stem).lower() == stem
     ]
     if len(by_file) > 1:
         places = tuple(f"{repo}/{file}" for repo, file, _ in by_file[:SHOWN])
@@ -98,8 +98,8 @@ def _lm_studio_folders() -> tuple[Path, ...]:
     homes = [Path(pointed)] if pointed.isprintable() and pointed else []
     homes += [home / ".lmstudio", home / ".cache" / "lm-studio"]
     folders = []
-    for one in homes:
-        raw = read_small(one / "settings.json", limit=_MAX_SETTINGS_BYTES)
+    for place in homes:
+        raw = read_small(place / "settings.json", limit=_MAX_SETTINGS_BYTES)
         try:
             settings = json.loads(raw or b"{}")
         except (ValueError, RecursionError):
@@ -107,7 +107,7 @@ def _lm_studio_folders() -> tuple[Path, ...]:
         moved = settings.get("downloadsFolder") if isinstance(settings, dict) else None
         if isinstance(moved, str) and moved and moved.isprintable():
             folders.append(Path(moved))
-        folders.append(one / "models")
+        folders.append(place / "models")
     return tuple(dict.fromkeys(folders))
 
 
