@@ -12,13 +12,7 @@ from pathlib import Path
 
 from edgekit.errors import RemoteInspectError
 from edgekit.sources.filenames import MODEL_SUFFIXES
-from edgekit.sources.reference import (
-    HUB_HOSTS,
-    HubModel,
-    SampleName,
-    clean_text,
-    parse_reference,
-)
+from edgekit.sources.reference import HUB_HOSTS, HubModel, SampleName, clean_text, parse_reference
 from edgekit.sources.types import ModelFiles, Reach
 
 _PATH_START = re.compile(r"[/~]|\.{1,2}(?:[/\\]|$)|[A-Za-z]:[/\\]|.*\\", re.DOTALL)

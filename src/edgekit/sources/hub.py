@@ -28,14 +28,7 @@ from edgekit.sources.filenames import SHOWN, choose_files, close_names, shard_na
 from edgekit.sources.http import Transport
 from edgekit.sources.reference import MAX_PATH_CHARS, HubModel
 from edgekit.sources.remote import HttpFile, opened_file, stride_of
-from edgekit.sources.types import (
-    MAX_FILE_BYTES,
-    ByteSource,
-    ModelFile,
-    ModelFiles,
-    Origin,
-    Reach,
-)
+from edgekit.sources.types import MAX_FILE_BYTES, ByteSource, ModelFile, ModelFiles, Origin, Reach
 from edgekit.units import MIB
 
 MAX_PAGE_BYTES = 2 * MIB  # a page of the listing is 1,000 files of about 400 bytes each
