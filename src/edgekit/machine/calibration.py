@@ -114,16 +114,18 @@ def _rows(kind: type[T], data: object, most: int) -> tuple[T, ...]:
 
 
 def _row(kind: type[T], data: object) -> T:
-    named = {column.name for column in fields(kind)}  # type: ignore[arg-type] # all are dataclasses
-    if not isinstance(data, dict) or set(data) != named:
-        raise ValueError(f"{kind.__name__}: other names than {', '.join(sorted(named))}")
+    """A dataclass from its JSON; the type of each field says what its value must be."""
+    types = {column.name: str(column.type) for column in fields(kind)}  # type: ignore[arg-type] # all are dataclasses
+    if not isinstance(data, dict) or set(data) != set(types):
+        raise ValueError(f"{kind.__name__}: other names than {', '.join(sorted(types))}")
     values = dict(data)
     for name, value in data.items():
-        if name in _NESTED and value is not None:
-            values[name] = _row(_NESTED[name], value)
-        elif value is None and (name in _NESTED or name in _OPTIONAL):
+        plain = types[name].removesuffix(" | None")
+        if value is None and plain != types[name]:
             continue
-        elif not _CHECKS.get(name, _is_text)(value):
+        if plain in _NESTED:
+            values[name] = _row(_NESTED[plain], value)
+        elif not (_CHECKS.get(name) or _CHECKS[plain])(value):
             raise ValueError(f"{name}: {value!r:.40}")
     return kind(**values)
 
@@ -151,30 +153,16 @@ def _is_bandwidth(value: object) -> bool:
     return type(value) is int and 0 < value < LARGEST
 
 
-_NESTED: dict[str, type] = {"disk": Disk, "pace": Pace}
-_OPTIONAL = frozenset(
-    {"bandwidth_bytes_per_s", "overhead_bytes", "expected_decode", "expected_prefill"}
-)
+_NESTED: dict[str, type] = {"Disk": Disk, "Pace": Pace}
+# By the name of a field, else by its type.
 _CHECKS: dict[str, Callable[[object], bool]] = {
     "date": _is_date,
-    **dict.fromkeys(
-        (
-            "overhead_bytes",
-            "samples",
-            "bytes_per_token",
-            "prompt_tokens",
-            "predicted_bytes",
-            "measured_bytes",
-        ),
-        _is_whole,
-    ),
-    **dict.fromkeys(
-        ("bandwidth_bytes_per_s", "read_bytes_per_s", "write_bytes_per_s"), _is_bandwidth
-    ),
-    **dict.fromkeys(
-        ("decode_tokens_per_s", "prefill_tokens_per_s", "expected_decode", "expected_prefill"),
-        _is_rate,
-    ),
+    "bandwidth_bytes_per_s": _is_bandwidth,
+    "read_bytes_per_s": _is_bandwidth,
+    "write_bytes_per_s": _is_bandwidth,
+    "str": _is_text,
+    "int": _is_whole,
+    "float": _is_rate,
 }
 
 
