@@ -39,6 +39,11 @@ IDLE = "assumes the machine is otherwise idle"
 _SEPARATOR = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # not the + of "Ryzen AI Max+ 395"
 _COUNT_BEFORE = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
 _COUNT_AFTER = re.compile(r"(.*\S)\s+[xX](\d{1,3})")  # "RTX 3090 x2"
+_SYSTEMS = {
+    DeviceKind.MAC: System.MACOS,
+    DeviceKind.PHONE: System.OTHER,
+    DeviceKind.BOARD: System.LINUX,
+}
 _MACOS_26_SINCE = "2025-10"  # Macs from the M5 on run macOS 26 or later
 _BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
 
@@ -179,14 +184,7 @@ def _unified_machine(devices: Sequence[KnownDevice], ram_bytes: int | None) -> M
             f"--ram: {device.name} has {_short(sold_bytes)} of unified memory: "
             "name the device with another size, or give --ram alone"
         )
-    if device.kind is DeviceKind.MAC:
-        system = System.MACOS
-    elif device.kind is DeviceKind.PHONE:
-        system = System.OTHER
-    elif device.kind is DeviceKind.BOARD:
-        system = System.LINUX
-    else:
-        system = _this_system(has_cards=True)
+    system = _SYSTEMS.get(device.kind) or _this_system(has_cards=True)
     limits, notes = _app_limits(device)
     if not limits and not device.has_gpu:
         notes = ("runs on the CPU: EdgeKit does not model this GPU",)

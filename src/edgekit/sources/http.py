@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -536,15 +537,14 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
     program's exit.
     """
     futures: list[Future[Result]] = [Future() for _ in items]
-    todo, lock, stop = iter(zip(items, futures, strict=True)), threading.Lock(), threading.Event()
+    todo = deque(zip(items, futures, strict=True))
 
     def run() -> None:
-        while not stop.is_set():
-            with lock:
-                pair = next(todo, None)
-            if pair is None:
+        while True:
+            try:
+                item, future = todo.popleft()
+            except IndexError:
                 return
-            item, future = pair
             try:
                 future.set_result(work(item))
             except BaseException as error:  # noqa: BLE001 - raised where the result is read
@@ -558,6 +558,6 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
             for future in futures:
                 yield future.result()
         finally:
-            stop.set()
+            todo.clear()
 
     return results()
