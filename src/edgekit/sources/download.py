@@ -195,7 +195,7 @@ def download_model(
     folder = hub_cache_folder()
     download = Download(
         label=choice.label,
-        files=tuple(file for file in files if not file.is_in(folder)),
+        files=tuple(file for file in files if not file.is_cached),
         folder=folder,
         because=str(because),
         lacking=lacking,
@@ -211,9 +211,9 @@ def download_model(
             "%s (%s); downloading %s to %s", lacking, download.because, size, folder
         )
     for file in files:  # cheap for files that are already in the cache
-        _patiently(partial(fetch_file, file, folder))
-    _name_commit(model, files, folder)
-    found = find_hub_cached(pinned, folder)
+        _patiently(partial(fetch_file, file))
+    _name_commit(model, files)
+    found = find_hub_cached(pinned)
     if found is None:
         raise SourceError(f"{folder} no longer has the files that were just downloaded: try again")
     how = f"downloaded in full ({format_bytes(download.size_bytes)})"
@@ -255,7 +255,7 @@ def _require_space(download: Download) -> None:
         )
 
 
-def _name_commit(model: HubModel, files: list[HubFile], folder: Path) -> None:
+def _name_commit(model: HubModel, files: list[HubFile]) -> None:
     """Make the library record which commit the revision means, now that all files are in the cache.
 
     It does so when a file is requested by the revision's name. That is the smallest file, in case the revision has
@@ -265,7 +265,7 @@ def _name_commit(model: HubModel, files: list[HubFile], folder: Path) -> None:
         smallest = min(files, key=lambda file: file.size_bytes)
         named = replace(model, revision=model.revision or "main")
         with suppress(EdgekitError):
-            fetch_file(replace(smallest, model=named), folder)
+            fetch_file(replace(smallest, model=named))
 
 
 # -- one file ------------------------------------------------------------------------------------
@@ -294,9 +294,10 @@ class HubFile:
     etag: str  # what the library calls the file in its cache
     by_xet: bool  # fetched by hf_xet, which gets the length from the content hash
 
-    def is_in(self, hub_cache: Path) -> bool:
-        """Whether the cache has it at this commit, or at another with the same content, which only needs a link."""
-        repository = repository_folder(self.model, hub_cache)
+    @property
+    def is_cached(self) -> bool:
+        """Whether the hub's cache has its content, at this commit or at another, for which only a link is missing."""
+        repository = repository_folder(self.model)
         link = repository / "snapshots" / str(self.model.revision) / self.name
         return link.is_file() or (repository / "blobs" / self.etag).is_file()
 
@@ -361,15 +362,16 @@ def _patiently(action: Callable[[], _Result]) -> _Result:
     return action()
 
 
-def fetch_file(file: HubFile, hub_cache: Path) -> None:
+def fetch_file(file: HubFile) -> None:
     """Download into the cache unless it is already there; never writes more than the file's size."""
-    model, token = file.model, token_for(file_url(file.model, file.name))
-    with _translated(model, file.name, token=token, hub_cache=hub_cache), _unsigned_logs():
+    model, folder = file.model, hub_cache_folder()
+    token = token_for(file_url(model, file.name))
+    with _translated(model, file.name, token=token, folder=folder), _unsigned_logs():
         path = hub_library().hf_hub_download(
             model.repo,
             file.name,
             revision=model.revision,
-            cache_dir=hub_cache,
+            cache_dir=folder,
             token=token or False,
             endpoint=hub_endpoint(),
             library_name="edgekit",
@@ -439,7 +441,7 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextmanager
 def _translated(
-    model: HubModel, filename: str, *, token: str | None, hub_cache: Path | None = None
+    model: HubModel, filename: str, *, token: str | None, folder: Path | None = None
 ) -> Iterator[None]:
     """Turn whatever the library raises into an EdgekitError."""
     try:
@@ -452,7 +454,7 @@ def _translated(
             name=f"{model.repo}/{filename}",
             url=file_url(model, filename),
             token_sent=token is not None,
-            folder=hub_cache,
+            folder=folder,
         ) from error
 
 

@@ -52,7 +52,7 @@ def locate_name(reference: HubModel | OllamaModel | BareName | WebFile, reach: R
 def find_cached(model: HubModel, error: RemoteInspectError) -> ModelFiles | None:
     """The files in the hub's cache, for when the network failed with `error`; None if they cannot be used."""
     try:
-        found = find_hub_cached(model, hub_cache_folder())
+        found = find_hub_cached(model)
     except EdgekitError:
         return None  # the network error is more informative
     if found is None:
@@ -81,13 +81,12 @@ def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
 
 
 def _locate_hub_offline(model: HubModel, reach: Reach) -> ModelFiles:
-    cache = hub_cache_folder()
     offline = RemoteInspectError(
-        f"{model.repo} is not in the Hugging Face cache ({cache}), and the network is off "
+        f"{model.repo} is not in the Hugging Face cache ({hub_cache_folder()}), and the network is off "
         "(--offline or HF_HUB_OFFLINE): turn it on, or download the model first"
     )
     try:
-        found = find_hub_cached(model, cache)
+        found = find_hub_cached(model)
         if found is None and model.filename is None and model.revision is None:
             found = find_lm_studio(model.repo, quant=model.quant)
     except NotFoundError:  # part of the model is cached, but not the requested part
@@ -101,8 +100,8 @@ def _locate_hub_offline(model: HubModel, reach: Reach) -> ModelFiles:
 
 
 def _locate_bare(reference: BareName, reach: Reach) -> ModelFiles:
-    name, cache = reference.name, hub_cache_folder()
-    found = find_ollama(reference) or find_lm_studio(name) or find_hub_cached_name(name, cache)
+    name = reference.name
+    found = find_ollama(reference) or find_lm_studio(name) or find_hub_cached_name(name)
     if found is not None:
         return found
     cause: EdgekitError | None = None
@@ -116,7 +115,7 @@ def _locate_bare(reference: BareName, reach: Reach) -> ModelFiles:
             cause, network = error, "or in Ollama's registry"
         except RemoteInspectError as error:
             cause, network = error, "and Ollama's registry cannot be reached"
-    known = (*known_names(cache), *(f"sample:{sample}" for sample in sample_names()))
+    known = (*known_names(), *(f"sample:{sample}" for sample in sample_names()))
     raise NotFoundError(
         f"model not found: {name!r} is not a file, and not in Ollama, LM Studio or "
         f"the Hugging Face cache on this machine, {network}: give a path, org/name or "

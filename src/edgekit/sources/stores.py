@@ -36,12 +36,12 @@ _REPO_FOLDER = "models--"
 MAX_REPOSITORIES = 2000  # more than anyone has, and fast enough if a store is a whole disk
 
 
-def known_names(hub_cache: Path) -> tuple[str, ...]:
+def known_names() -> tuple[str, ...]:
     """Every model that has a name on this machine, for "did you mean"."""
     names = (
         *islice(ollama_names(), MAX_REPOSITORIES),
         *_lm_studio_repositories(),
-        *_cached_repos(hub_cache),
+        *_cached_repos(),
     )
     return tuple(dict.fromkeys(name for name in names if name.isprintable()))
 
@@ -128,16 +128,16 @@ def _expanded(text: str) -> str:
     return os.path.expandvars(os.path.expanduser(text))  # noqa: PTH111 - Path's raises
 
 
-def repository_folder(model: HubModel, hub_cache: Path) -> Path:
-    return hub_cache / (_REPO_FOLDER + model.repo.replace("/", "--"))
+def repository_folder(model: HubModel) -> Path:
+    return hub_cache_folder() / (_REPO_FOLDER + model.repo.replace("/", "--"))
 
 
-def find_hub_cached(model: HubModel, hub_cache: Path) -> ModelFiles | None:
+def find_hub_cached(model: HubModel) -> ModelFiles | None:
     """A model in the hub's cache; None if that has no file of the repository and revision.
 
     If only part of a model was downloaded, NotFoundError says what is missing, or the config.json alone is returned.
     """
-    snapshot = snapshot_folder(repository_folder(model, hub_cache), model.revision)
+    snapshot = snapshot_folder(repository_folder(model), model.revision)
     files = () if snapshot is None else list_folder(snapshot)
     if not files:
         return None
@@ -150,17 +150,17 @@ def find_hub_cached(model: HubModel, hub_cache: Path) -> ModelFiles | None:
     )
 
 
-def find_hub_cached_name(name: str, hub_cache: Path) -> ModelFiles | None:
+def find_hub_cached_name(name: str) -> ModelFiles | None:
     """The repository of this name in the hub's cache, from any publisher."""
     lower_name = name.lower()
-    repos = [repo for repo in _cached_repos(hub_cache) if base_of(repo).lower() == lower_name]
+    repos = [repo for repo in _cached_repos() if base_of(repo).lower() == lower_name]
     if len(repos) > 1:
         raise NotFoundError(f"the hub's cache has {name} more than once", candidates=tuple(repos))
-    return find_hub_cached(HubModel(repo=repos[0]), hub_cache) if repos else None
+    return find_hub_cached(HubModel(repo=repos[0])) if repos else None
 
 
-def _cached_repos(hub_cache: Path) -> Iterator[str]:
-    for folder in folders_in(hub_cache):
+def _cached_repos() -> Iterator[str]:
+    for folder in folders_in(hub_cache_folder()):
         if folder.name.startswith(_REPO_FOLDER):
             yield folder.name.removeprefix(_REPO_FOLDER).replace("--", "/")
 

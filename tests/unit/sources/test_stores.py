@@ -238,47 +238,49 @@ def download(cache: Path, repo: str, *names: str, commit: str = COMMIT, ref: str
     put(folder, f"refs/{ref}", data=commit.encode())
 
 
-def test_the_cache_holds_what_was_downloaded(tmp_path: Path) -> None:
-    download(tmp_path, "org/name", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "config.json")
-    found = find_hub_cached(HubModel(repo="org/name", quant="q8_0"), tmp_path)
+def test_the_cache_holds_what_was_downloaded() -> None:
+    assert find_hub_cached(HubModel(repo="org/name")) is None
+    download(hub_cache_folder(), "org/name", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "config.json")
+    found = find_hub_cached(HubModel(repo="org/name", quant="q8_0"))
     assert found is not None
     assert (found.label, found.origin) == ("org/name:Q8_0", Origin.HUB_CACHE)
     assert first_bytes(found) == b"GGUF"
-    named = find_hub_cached(HubModel(repo="org/name", filename="config.json"), tmp_path)
+    named = find_hub_cached(HubModel(repo="org/name", filename="config.json"))
     assert named is not None
     assert named.container is Container.CONFIG
-    assert find_hub_cached(HubModel(repo="org/other"), tmp_path) is None
-    assert find_hub_cached(HubModel(repo="org/name", revision="v2"), tmp_path) is None
-    assert find_hub_cached(HubModel(repo="org/name", revision=COMMIT), tmp_path) is not None
-    assert find_hub_cached(HubModel(repo="org/name"), tmp_path / "no") is None
+    assert find_hub_cached(HubModel(repo="org/other")) is None
+    assert find_hub_cached(HubModel(repo="org/name", revision="v2")) is None
+    assert find_hub_cached(HubModel(repo="org/name", revision=COMMIT)) is not None
 
 
-def test_a_broken_link_in_the_cache_is_not_there(tmp_path: Path) -> None:
-    download(tmp_path, "org/name", "model.safetensors", "config.json")
-    (tmp_path / "models--org--name" / "blobs" / "model.safetensors").unlink()
-    found = find_hub_cached(HubModel(repo="org/name"), tmp_path)
+def test_a_broken_link_in_the_cache_is_not_there() -> None:
+    cache = hub_cache_folder()
+    download(cache, "org/name", "model.safetensors", "config.json")
+    (cache / "models--org--name" / "blobs" / "model.safetensors").unlink()
+    found = find_hub_cached(HubModel(repo="org/name"))
     assert found is not None
     assert found.container is Container.CONFIG
-    (tmp_path / "models--org--name" / "blobs" / "config.json").unlink()
-    assert find_hub_cached(HubModel(repo="org/name"), tmp_path) is None
+    (cache / "models--org--name" / "blobs" / "config.json").unlink()
+    assert find_hub_cached(HubModel(repo="org/name")) is None
 
 
-def test_what_the_cache_lacks_is_named(tmp_path: Path) -> None:
-    download(tmp_path, "org/name", "m-Q4_K_M.gguf")
+def test_what_the_cache_lacks_is_named() -> None:
+    download(hub_cache_folder(), "org/name", "m-Q4_K_M.gguf")
     with pytest.raises(NotFoundError, match="no Q8_0") as caught:
-        find_hub_cached(HubModel(repo="org/name", quant="Q8_0"), tmp_path)
+        find_hub_cached(HubModel(repo="org/name", quant="Q8_0"))
     assert caught.value.candidates == ("Q4_K_M",)
 
 
-def test_the_cache_is_searched_by_a_repositorys_name(tmp_path: Path) -> None:
-    download(tmp_path, "org/Name", "config.json")
-    download(tmp_path, "gpt2", "config.json")
-    assert find_hub_cached_name("name", tmp_path) is not None
-    assert find_hub_cached_name("gpt2", tmp_path) is not None
-    assert find_hub_cached_name("org", tmp_path) is None
-    download(tmp_path, "other/name", "config.json")
+def test_the_cache_is_searched_by_a_repositorys_name() -> None:
+    cache = hub_cache_folder()
+    download(cache, "org/Name", "config.json")
+    download(cache, "gpt2", "config.json")
+    assert find_hub_cached_name("name") is not None
+    assert find_hub_cached_name("gpt2") is not None
+    assert find_hub_cached_name("org") is None
+    download(cache, "other/name", "config.json")
     with pytest.raises(NotFoundError, match="more than once") as caught:
-        find_hub_cached_name("name", tmp_path)
+        find_hub_cached_name("name")
     assert caught.value.candidates == ("org/Name", "other/name")
 
 
@@ -392,7 +394,7 @@ def test_an_unknown_name_lists_what_this_machine_has() -> None:
     pull("hf.co/me/mine/q8", layer(MODEL, "a"))
     put(Path.home(), ".lmstudio/models/pub/gemma-3/m.gguf")
     download(hub_cache_folder(), "org/name", "config.json")
-    names = known_names(hub_cache_folder())
+    names = known_names()
     assert names == ("hf.co/me/mine:q8", "qwen3:8b", "pub/gemma-3", "org/name")
     with pytest.raises(NotFoundError) as caught:
         locate("qwen3-8b", reach=OFFLINE)
