@@ -19,11 +19,11 @@ from edgekit.engines.flags import (
     CONTEXT,
     QUANT,
     Flag,
+    Whole,
     given_flags,
     read,
     read_flags,
     read_number,
-    whole,
 )
 from edgekit.errors import CancelledError, UsageError
 from edgekit.sources.filenames import close_names
@@ -383,7 +383,7 @@ def _job(text: str) -> Job:
         raise UsageError(
             f"--job takes prompt tokens + new tokens, for example 6000+800 (got {text[:40]!r})"
         )
-    return Job(prompt_tokens=read("--job", whole(), prompt), new_tokens=read("--job", whole(), new))
+    return Job(prompt_tokens=read("--job", Whole(), prompt), new_tokens=read("--job", Whole(), new))
 
 
 def _python_job(job: tuple[int, int] | None) -> Job | None:

@@ -38,7 +38,7 @@ from edgekit.embed.bulk.rows import (
 )
 from edgekit.embed.stdio import serve
 from edgekit.embed.types import BUILT_IN, ENGINES
-from edgekit.engines.flags import one_of, whole
+from edgekit.engines.flags import Whole, one_of
 from edgekit.errors import TextError, UsageError, printable
 from edgekit.report.embed import (
     done_json,
@@ -103,19 +103,19 @@ def read_arguments(arguments: argparse.Namespace) -> EmbedArguments:
         "own_process": arguments.ray
         is None,  # the memory of Ray's own workers is not ours to limit
         "memory_budget": read("budget", parse_size),
-        "threads": read("threads", whole(1, 1024))
+        "threads": read("threads", Whole(1, 1024))
         or (None if arguments.ray is None else _THREADS_ON_RAY),
         "engine": read("engine", one_of(*ENGINES)) or BUILT_IN,
         "tokenizer_cache": arguments.tokenizer_cache,
         "mode": read("mode", one_of("encoder", "tokens")) or "encoder",
         "pooling": read("pooling", one_of("mean", "cls", "last")),
-        "dimensions": read("dimensions", whole(1)),
+        "dimensions": read("dimensions", Whole(1)),
         "normalize": not arguments.no_normalize,
         "truncate": arguments.truncate,
         "limits": replace(
             usual,
             file_bytes=read("max_file", parse_size) or usual.file_bytes,
-            tokens=read("max_tokens", whole(1)) or usual.tokens,
+            tokens=read("max_tokens", Whole(1)) or usual.tokens,
         ),
     }
     tasks = [task for task in ("query", "document") if getattr(arguments, task)]
@@ -128,8 +128,8 @@ def read_arguments(arguments: argparse.Namespace) -> EmbedArguments:
         task=tasks[0] if tasks else None,
         form=read("format", one_of(*FORMATS)),
         fields=Fields(text=arguments.field, id=arguments.id_field),
-        batch=None if arguments.batch == "auto" else read("batch", whole(1, 65_536)),
-        cluster=None if arguments.ray is None else (arguments.ray, read("workers", whole(1, 4096))),
+        batch=None if arguments.batch == "auto" else read("batch", Whole(1, 65_536)),
+        cluster=None if arguments.ray is None else (arguments.ray, read("workers", Whole(1, 4096))),
     )
 
 

@@ -23,7 +23,7 @@ from edgekit.cli.commands import (
 )
 from edgekit.cli.parser import Commands, add_command
 from edgekit.engines import machine_keys, startable
-from edgekit.engines.flags import COMMON, CONTEXT, QUANT, read_number, whole
+from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Whole, read_number
 from edgekit.errors import UsageError
 
 DEFAULT_NEW_TOKENS = 512  # in the answer to one prompt
@@ -144,12 +144,12 @@ def _number(text: str) -> float:
 # field of Sampling: (names, metavar, parser, help)
 SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
     "temperature": (("--temp", "--temperature"), "T", _number, "temperature; 0 takes the top token (default 0.8)"),
-    "top_k": (("--top-k",), "K", whole(), "sample among the K likeliest tokens (default 40; 0: all)"),
+    "top_k": (("--top-k",), "K", Whole(), "sample among the K likeliest tokens (default 40; 0: all)"),
     "top_p": (("--top-p",), "P", _number, "sample among tokens of total probability P (default 0.95; 1: all)"),
     "min_p": (("--min-p",), "P", _number, "drop tokens below P times the likeliest (default 0.05; 0: none)"),
     "repeat_penalty": (("--repeat-penalty",), "X", _number, "penalty on repeated tokens (default 1: none)"),
-    "repeat_last": (("--repeat-last-n",), "N", whole(), "tokens to look back for repetitions (default 64)"),
-    "seed": (("-s", "--seed"), "N", whole(most=2**32 - 2), "random seed; the same seed gives the same answer"),
+    "repeat_last": (("--repeat-last-n",), "N", Whole(), "tokens to look back for repetitions (default 64)"),
+    "seed": (("-s", "--seed"), "N", Whole(most=2**32 - 2), "random seed; the same seed gives the same answer"),
 }  # fmt: skip
 
 

@@ -88,12 +88,8 @@ class Flag(NamedTuple):
     # What the engine's command line has for a value, where that is not the first name and the value.
     words: Callable[[Any], Iterable[str]] | None = None
     repeats: bool = False  # given again it adds to what was given before, divided by a comma
-    shared: bool = (
-        False  # another engine has a flag of this name: one flag, for whichever is chosen
-    )
-    field: str = (
-        ""  # the field of Load or of the engine's setup; by default the key, if there is one
-    )
+    shared: bool = False  # another engine has it, too: one flag, for whichever is chosen
+    field: str = ""  # of Load or of the engine's setup; by default the key, if there is one
     meaning: Meaning | None = None  # where the field has another type than the value
     row: Callable[[str, Any], Any] | None = None  # reads it in a row of a batch; None: rows lack it
     option: str = ""  # its name there; by default the key
@@ -248,35 +244,24 @@ def one_of(*choices: str) -> Read:
 class Whole:
     """Reads a whole number; 32k is 32768."""
 
-    def __init__(self, least: int, most: int, example: str) -> None:
+    def __init__(self, least: int = 0, most: int = 2**31 - 1, example: str = "8 or 32k") -> None:
         self.least, self.most, self.example = least, most, example
 
     def __call__(self, text: str) -> int:
         size = parse_tokens(text.removeprefix("-"), example=self.example)
         number = -size if text.startswith("-") else size
-        if not self.least <= number <= self.most:
-            raise UsageError(_out_of_range(text[:40], number, self.least, self.most))
+        if number > self.most:
+            raise UsageError(f"must be at most {self.most:,} (got {text[:40]})")
+        if number < self.least:
+            limit = f"be at least {self.least}" if self.least else "not be negative"
+            raise UsageError(f"must {limit} (got {text[:40]})")
         return number
-
-
-def whole(least: int = 0, most: int = 2**31 - 1, *, example: str = "8 or 32k") -> Whole:
-    return Whole(least, most, example)
-
-
-def _out_of_range(text: str, number: int, least: int, most: int) -> str:
-    if number > most:
-        return f"must be at most {most:,} (got {text})"
-    return (
-        f"must not be negative (got {text})"
-        if not least
-        else f"must be at least {least} (got {text})"
-    )
 
 
 def read_number(flag: str, text: str | None, least: int = 0, most: int = 2**31 - 1) -> int | None:
     """None where it was not given. Raises UsageError that names the flag."""
     example = "8 or 32k" if "context" in flag else "8"
-    return None if text is None else read(flag, whole(least, most, example=example), text)
+    return None if text is None else read(flag, Whole(least, most, example=example), text)
 
 
 def read(flag: str, reader: Read, text: str) -> int:
@@ -317,10 +302,6 @@ def names(text: str) -> tuple[str, ...]:
     return found
 
 
-def size(text: str) -> int:
-    return parse_size(text)
-
-
 def sizes(text: str) -> tuple[int, ...]:
     """'24G,24G' -> bytes of each."""
     return tuple(parse_size(word) for word in text.split(","))
@@ -335,7 +316,7 @@ CONTEXT = Flag(
     "context",
     "context in tokens: 8192, 32k (default: the native context); also --ctx, --max-model-len",
     "N",
-    whole(),
+    Whole(),
     aliases=CONTEXT_NAMES,
     field="context_tokens",
     row=number,

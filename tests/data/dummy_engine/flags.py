@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgekit.engines import flags as common
 from edgekit.engines.flags import Control, Flag, number
+from edgekit.units import parse_size
 
 FLAGS = (
     Flag(
@@ -11,7 +12,7 @@ FLAGS = (
         "dummy_spare",
         "memory to allocate for nothing: 512M",
         "SIZE",
-        common.size,
+        parse_size,
         field="spare_bytes",
         row=number,
         control=Control("Spare memory"),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edgekit.cli import main
-from edgekit.engines.flags import CONTEXT, CONTEXT_NAMES, whole
+from edgekit.engines.flags import CONTEXT, CONTEXT_NAMES, Whole
 from edgekit.errors import UsageError
 
 SAMPLE = "sample:qwen3-30b-a3b"
@@ -39,13 +39,13 @@ def test_all_are_the_same(
     [("7", 7), ("7.0", 7), ("1.5k", 1536), ("0.25k", 256), ("1,024", 1024), ("9007199254740993", 2**53 + 1)],
 )  # fmt: skip
 def test_whole_numbers_and_suffixes_that_come_out_whole(text: str, number: int) -> None:
-    assert whole(most=2**60)(text) == number
+    assert Whole(most=2**60)(text) == number
 
 
 @pytest.mark.parametrize("text", ["3.5", "-3.5", "0.5", "4096.5", "32.7k", "1.0000001m"])
 def test_half_a_token_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a whole number \(write for example 8 or 32k\)"):
-        whole(least=-9)(text)
+        Whole(least=-9)(text)
 
 
 @pytest.mark.parametrize("name", CONTEXT_NAMES)

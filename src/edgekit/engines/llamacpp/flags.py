@@ -18,6 +18,7 @@ from edgekit.engines.flags import (
     Meaning,
     Page,
     Parameter,
+    Whole,
     flag_words,
     names,
     number,
@@ -25,7 +26,6 @@ from edgekit.engines.flags import (
     shares,
     sizes,
     text,
-    whole,
     yes_no,
 )
 from edgekit.errors import UsageError
@@ -64,7 +64,7 @@ def _flash(text: str) -> str:
 def _layers(text: str) -> str | int:
     if text.lower() in {"all", "auto", "-1", "-2"}:
         return "all"  # auto counts as all: what fits is not known here
-    number: int = whole(most=10**6)(text)
+    number: int = Whole(most=10**6)(text)
     return number
 
 
@@ -203,9 +203,9 @@ def _row_split_mode(name: str, value: Any) -> str:
 
 CONTEXT = common.CONTEXT._replace(option="n_ctx", parameter=Parameter("n_ctx"), group="context")
 FLAGS: tuple[Flag, ...] = (
-    Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", whole(1), group="batch",
+    Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", Whole(1), group="batch",
          field="batch_tokens", row=number, option="n_batch", parameter=Parameter("n_batch"), control=Control("Batch size", fact="n_batch", place=7)),
-    Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", whole(), group="batch",
+    Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", Whole(), group="batch",
          field="microbatch_tokens", row=number, option="n_ubatch", parameter=Parameter("n_ubatch"), control=Control("Micro-batch size", fact="n_ubatch", place=8)),
     Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type, group="cache",
          field="cache_k", meaning=_CACHE, row=text, parameter=Parameter("cache_type_k", "ggml_type"), control=Control("KV cache (K)", CACHE_TYPES, "f16")),
@@ -213,7 +213,7 @@ FLAGS: tuple[Flag, ...] = (
          field="cache_v", meaning=_CACHE, row=text, parameter=Parameter("cache_type_v", "ggml_type"), control=Control("KV cache (V)", CACHE_TYPES, "f16")),
     Flag(("-fa", "--flash-attn"), "flash_attn", "flash attention: on, off or auto (default)", "WHEN", _flash, value="on", alone=True, group="context",
          field="flash_attention", meaning=_WHEN, row=_row_flash, parameter=Parameter("flash_attn_type", "llama_flash_attn_type"), control=Control("Flash attention", ("on", "off"), "auto", fact="flash_attn", place=2)),
-    Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", whole(1), group="sequences",
+    Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", Whole(1), group="sequences",
          field="sequences", row=number, option="n_seq_max", parameter=Parameter("n_parallel"), control=Control("Parallel requests", fact="n_seq_max", place=6), not_planned="-np: use --users N, which gives each user a full context"),
     Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one KV cache", group="sequences",
          row=yes_no, option="kv_unified", parameter=Parameter("kv_unified"), not_planned="-kvu: with --users every user gets a full context"),
@@ -227,13 +227,13 @@ FLAGS: tuple[Flag, ...] = (
          field="overrides", meaning=_OVERRIDES, row=_row_entries, parameter=Parameter("tensor_buft_overrides")),
     Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "keep the experts of all layers in RAM", group="placement",
          row=yes_no, control=Control("All experts on the CPU", need="experts", place=5), instead_of="n_cpu_moe"),
-    Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "keep the experts of the first N layers in RAM", "N", whole(most=10**6), group="placement",
+    Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "keep the experts of the first N layers in RAM", "N", Whole(most=10**6), group="placement",
          row=number, control=Control("Layers with experts on the CPU", kind="layers", need="experts", place=4), instead_of="cpu_moe"),
     Flag(("-ts", "--tensor-split"), "tensor_split", "share of the layers for each GPU: 3,1", "N,N", shares, group="placement",
          row=_row_shares, parameter=Parameter("tensor_split")),
     Flag(("-sm", "--split-mode"), "split_mode", "how several GPUs share the model: layer (default), tensor, row (before July 2026) or none", "MODE", one_of("none", "layer", "row", "tensor"), group="devices",
          meaning=_enum("SplitMode"), row=_row_split_mode, parameter=Parameter("split_mode", "llama_split_mode")),
-    Flag(("-mg", "--main-gpu"), "main_gpu", "the GPU that -sm none uses (default 0)", "N", whole(most=15), group="devices",
+    Flag(("-mg", "--main-gpu"), "main_gpu", "the GPU that -sm none uses (default 0)", "N", Whole(most=15), group="devices",
          row=number, parameter=Parameter("main_gpu")),
     Flag(("--rpc",), "rpc", "RPC servers and their free memory: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, words=_rpc_words, group="servers",
          row=_row_entries),
@@ -247,9 +247,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-nr", "--no-repack"), "repack", "do not repack weights (default)", value=False, group="server"),
     Flag(("--embeddings", "--embedding"), "embeddings", "return embeddings instead of text",
          row=yes_no, parameter=Parameter("embedding")),
-    Flag(("-cram", "--cache-ram"), "cache_ram", "size of llama-server's prompt cache in MiB (default 8192)", "MIB", whole(), group="server",
+    Flag(("-cram", "--cache-ram"), "cache_ram", "size of llama-server's prompt cache in MiB (default 8192)", "MIB", Whole(), group="server",
          field="cache_ram_mib", parameter=Parameter("cache_ram_mib")),
-    Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "context checkpoints that llama-server keeps per slot (default 32)", "N", whole(), group="server",
+    Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "context checkpoints that llama-server keeps per slot (default 32)", "N", Whole(), group="server",
          parameter=Parameter("n_ctx_checkpoints")),
     Flag(("-mm", "--mmproj"), "mmproj", "multimodal projector; auto takes the one next to the model", "FILE", group="companion", companion="projector", not_planned="--mmproj: use edgekit check MODEL --mmproj FILE, which counts the projector"),
     Flag(("--no-mmproj",), "no_mmproj", "do not load a projector (default unless --mmproj is given)", ours=True),
@@ -259,7 +259,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "V-cache type of the draft model", "TYPE", _cache_type, group="drafter"),
     Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "layers of the draft model on the GPU: only all is supported", "all", _all_layers, group="drafter"),
     Flag(("-devd", "--device-draft"), "draft_device", "device of the draft model: only none (the CPU) is supported", "none", one_of("none"), group="drafter"),
-    Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens that the draft model proposes at a time (default 3)", "N", whole(most=1024), group="drafter"),
+    Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens that the draft model proposes at a time (default 3)", "N", Whole(most=1024), group="drafter"),
     Flag(("--spec-type",), "spec_type", "draft-simple (default with -md) or draft-mtp (the model's own prediction layers)", "NAME", one_of("none", "draft-simple", "draft-mtp"), group="drafter", not_planned="--spec-type: it looks for a draft model itself (--no-drafter turns that off)"),
     Flag(("--mode",), "mode", "estimate for llama-server (server, default) or llama-cli (library)", "MODE", one_of("server", "library"), ours=True,
          meaning=_enum("LlamaMode")),

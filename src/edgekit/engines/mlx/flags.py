@@ -12,8 +12,8 @@ from edgekit.engines.flags import (
     Flag,
     Meaning,
     Page,
+    Whole,
     number,
-    whole,
 )
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -42,16 +42,16 @@ _KV_BITS = ("8", "6", "5", "4", "3", "2")
 
 CONTEXT = common.CONTEXT._replace(option="prompt_tokens")
 FLAGS: tuple[Flag, ...] = (
-    Flag(("--kv-bits",), "kv_bits", "bits per number in the KV cache: 8, 4 ... (default 16, not quantised)", "N", whole(1, 16), group="cache",
+    Flag(("--kv-bits",), "kv_bits", "bits per number in the KV cache: 8, 4 ... (default 16, not quantised)", "N", Whole(1, 16), group="cache",
          row=number, control=Control("KV cache bits", _KV_BITS, "16")),
-    Flag(("--kv-group-size",), "kv_group_size", "numbers of the KV cache that share a scale (default 64)", "N", whole(1, 4096), group="cache",
+    Flag(("--kv-group-size",), "kv_group_size", "numbers of the KV cache that share a scale (default 64)", "N", Whole(1, 4096), group="cache",
          row=number, control=Control("KV cache group size", ("32", "64", "128"), "64")),
-    Flag(("--quantized-kv-start",), "quantized_kv_start", "token from which the KV cache is quantised (default 5000)", "N", whole(), group="cache",
+    Flag(("--quantized-kv-start",), "quantized_kv_start", "token from which the KV cache is quantised (default 5000)", "N", Whole(), group="cache",
          row=number, control=Control("Quantize KV cache from token", default=5000)),
-    Flag(("--max-kv-size",), "max_kv_size", "size of a rotating KV cache in tokens", "N", whole(1), row=number),
-    Flag(("--prefill-step-size",), "prefill_step_size", "prompt tokens computed at once (default 2048)", "N", whole(1),
+    Flag(("--max-kv-size",), "max_kv_size", "size of a rotating KV cache in tokens", "N", Whole(1), row=number),
+    Flag(("--prefill-step-size",), "prefill_step_size", "prompt tokens computed at once (default 2048)", "N", Whole(1),
          row=number, control=Control("Prefill step (tokens)", fact="chunk_tokens")),
-    Flag(("--max-tokens",), "max_tokens", "tokens to generate (the rest of -c is the prompt)", "N", whole(),
+    Flag(("--max-tokens",), "max_tokens", "tokens to generate (the rest of -c is the prompt)", "N", Whole(),
          row=number, option="new_tokens", control=Control("Max new tokens", fact="new_tokens")),
     Flag(("--quantize",), "quantize", "same as --quant, for MLX: 4bit, q8_g32, mxfp4 ...", "NAME", ours=True, group="weights",
          meaning=_QUANTIZE, option="quantization", control=Control("Quantization", _WEIGHTS, "as stored, else 4-bit", need="mixable", is_wide=True, place=0)),

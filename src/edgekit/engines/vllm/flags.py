@@ -12,14 +12,14 @@ from edgekit.engines.flags import (
     Control,
     Flag,
     Page,
+    Whole,
     number,
     share,
-    size,
     text,
-    whole,
     yes_no,
 )
 from edgekit.errors import UsageError
+from edgekit.units import parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engines.vllm.types import Gpu
@@ -72,19 +72,19 @@ _CACHE_NAMES = (
 )  # fmt: skip
 CONTEXT = common.CONTEXT._replace(option="max_model_len")
 FLAGS: tuple[Flag, ...] = (
-    Flag(("-tp", "--tensor-parallel-size"), "tensor_parallel_size", "GPUs that each layer is split over (tensor parallel)", "N", whole(1, 4096), group="cards",
+    Flag(("-tp", "--tensor-parallel-size"), "tensor_parallel_size", "GPUs that each layer is split over (tensor parallel)", "N", Whole(1, 4096), group="cards",
          row=number, control=Control("Tensor parallel GPUs", ("1", "2", "4", "8"), "auto", is_wide=True)),
-    Flag(("-pp", "--pipeline-parallel-size"), "pipeline_parallel_size", "groups of GPUs that the layers are divided among (pipeline parallel)", "N", whole(1, 4096), group="cards", row=number),
+    Flag(("-pp", "--pipeline-parallel-size"), "pipeline_parallel_size", "groups of GPUs that the layers are divided among (pipeline parallel)", "N", Whole(1, 4096), group="cards", row=number),
     Flag(("--kv-cache-dtype",), "kv_cache_dtype", "KV cache type: auto (default), fp8 ...", "TYPE", group="cache",
          row=text, control=Control("KV cache type", _CACHE_NAMES, "auto", is_wide=True, place=0)),
     Flag(("--gpu-memory-utilization",), "gpu_memory_utilization", "share of the GPU's memory that vLLM may use (default 0.92)", "SHARE", share,
          row=_row_share, control=Control("GPU memory utilization", default=0.92, kind="share")),
-    Flag(("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", "size of the KV cache, instead of a share of the GPU: 20G", "SIZE", size, row=number),
-    Flag(("--max-num-seqs",), "max_num_seqs", "maximum number of requests at the same time", "N", whole(1),
+    Flag(("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", "size of the KV cache, instead of a share of the GPU: 20G", "SIZE", parse_size, row=number),
+    Flag(("--max-num-seqs",), "max_num_seqs", "maximum number of requests at the same time", "N", Whole(1),
          row=number, control=Control("Max parallel requests", fact="max_num_seqs"), not_planned="--max-num-seqs: use --users N for N requests at the same time"),
-    Flag(("--max-num-batched-tokens",), "max_num_batched_tokens", "maximum number of tokens computed in one step", "N", whole(1),
+    Flag(("--max-num-batched-tokens",), "max_num_batched_tokens", "maximum number of tokens computed in one step", "N", Whole(1),
          row=number, control=Control("Max batched tokens", fact="max_num_batched_tokens")),
-    Flag(("--block-size",), "block_size", "tokens per block of the KV cache", "N", whole(1, 2**20), row=number),
+    Flag(("--block-size",), "block_size", "tokens per block of the KV cache", "N", Whole(1, 2**20), row=number),
     Flag(("--enable-prefix-caching",), "enable_prefix_caching", "reuse the KV cache of repeated prompts (default)", row=yes_no),
     Flag(("--no-enable-prefix-caching",), "enable_prefix_caching", "do not reuse the KV cache of repeated prompts", value=False),
     Flag(("--disable-hybrid-kv-cache-manager",), "disable_hybrid_kv_cache_manager", "cache sliding-window layers like full attention", row=yes_no),
@@ -94,7 +94,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--no-async-scheduling",), "async_scheduling", "do not schedule the next step while one runs", value=False, row=yes_no),
     Flag(("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", "data type of recurrent states", "TYPE", row=text),
     Flag(("--gpu",), "gpu", "GPU by name: H100, RTX 4090 ...", "NAME", _card, ours=True, row=_row_gpu, of_machine=True),
-    Flag(("--gpu-memory",), "gpu_memory", "memory of one GPU: 80G", "SIZE", size, ours=True, of_machine=True),
+    Flag(("--gpu-memory",), "gpu_memory", "memory of one GPU: 80G", "SIZE", parse_size, ours=True, of_machine=True),
 )  # fmt: skip
 # Only rows of a batch have these: there is no flag.
 ROW_ONLY = (
