@@ -78,8 +78,17 @@ class Crew:
         for wakeup in self._wakeups[: self._busy]:
             wakeup.release()
         self._take_all(self.workers[0], pause)
-        if helped:
-            self._wait(pause)
+        while helped:  # no buffer may be in use when a round ends, whatever ended it
+            try:
+                self._all_idle.acquire(timeout=WAIT_S)
+                with self._counting:
+                    if not self._busy:
+                        break
+                if not self._stopping:
+                    pause(len(self._tasks))
+            except BaseException as interruption:  # noqa: BLE001 - raised when all have stopped
+                self._stop(interruption)
+        self._all_idle.acquire(blocking=False)
         self._tasks.clear()
         error, self._error = self._error, None
         if error is not None:
@@ -113,20 +122,6 @@ class Crew:
         self._stopping = True
         if self._error is None:
             self._error = error
-
-    def _wait(self, pause: Pause) -> None:
-        """No buffer may be in use when a round ends, whatever ended it."""
-        while True:
-            try:
-                self._all_idle.acquire(timeout=WAIT_S)
-                with self._counting:
-                    if not self._busy:
-                        break
-                if not self._stopping:
-                    pause(len(self._tasks))
-            except BaseException as error:  # noqa: BLE001 - raised when all have stopped
-                self._stop(error)
-        self._all_idle.acquire(blocking=False)
 
     def _serve(self, worker: CrewMember, wakeup: threading.Lock) -> None:
         while True:

@@ -91,8 +91,11 @@ class StreamEngine(Closeable):
         self._file, self._kernels, self._monitor = file, kernels, monitor
         self._feeding = threading.Lock()
         self._reader: int | None = None  # the thread inside `feed`
-        self._position = 0
-        self._needs_reset = False
+        self.position = (
+            0  # tokens read since the beginning, including those that have left the window
+        )
+        # Whether a prompt was interrupted in a full window: some layers have dropped more tokens than others.
+        self.needs_reset = False
         self._streams = any(tensor.name not in plan.kept for tensor in matrices(plan.model))
         with held:
             for line in plan.lines:
@@ -115,16 +118,6 @@ class StreamEngine(Closeable):
         self._closed = False
 
     @property
-    def position(self) -> int:
-        """Tokens read since the beginning, including those that have left the window."""
-        return self._position
-
-    @property
-    def needs_reset(self) -> bool:
-        """Whether a prompt was interrupted in a full window: some layers have dropped more tokens than others."""
-        return self._needs_reset
-
-    @property
     def cache_bytes(self) -> int:
         """In memory, including the page that cold pages are read back into."""
         cold = (cache.cold_bytes for cache in self._caches if isinstance(cache, PagedCache))
@@ -137,7 +130,7 @@ class StreamEngine(Closeable):
     @property
     def room_tokens(self) -> int | None:
         """How many more tokens the window holds; None if it rolls."""
-        return None if self.plan.rolling else self.plan.context_tokens - self._position
+        return None if self.plan.rolling else self.plan.context_tokens - self.position
 
     def feed(self, tokens: Sequence[int], checkpoint: Checkpoint | None = None) -> Floats:
         """Appends the tokens and returns the logits of the next one, in a vector that every call overwrites.
@@ -176,7 +169,7 @@ class StreamEngine(Closeable):
             self._check_open()
             for cache in self._caches:
                 cache.forget()
-            self._position, self._needs_reset = 0, False
+            self.position, self.needs_reset = 0, False
 
     def close(self) -> None:
         """Waits for `feed`, ends the threads and frees the memory. Idempotent."""
@@ -204,7 +197,7 @@ class StreamEngine(Closeable):
             try:
                 stream_pass = StreamPass(
                     len(part),
-                    self._position,
+                    self.position,
                     plan=self.plan,
                     network=self._network,
                     crew=self._crew,
@@ -219,10 +212,10 @@ class StreamEngine(Closeable):
                     progress.finish()
             except BaseException:
                 rings = (cache.ring for cache in self._caches)
-                if any(ring.is_written_over(self._position, len(part)) for ring in rings):
-                    self._needs_reset = True
+                if any(ring.is_written_over(self.position, len(part)) for ring in rings):
+                    self.needs_reset = True
                 raise
-            self._position += len(part)
+            self.position += len(part)
 
     def _check_unchanged(self) -> None:
         if self._streams:
@@ -230,7 +223,7 @@ class StreamEngine(Closeable):
 
     def _check(self, tokens: Sequence[int]) -> None:
         self._check_open()
-        if self._needs_reset:
+        if self.needs_reset:
             raise UsageError(
                 "a prompt was interrupted after it had replaced older tokens: reset the "
                 "engine and start from the beginning"
@@ -244,11 +237,11 @@ class StreamEngine(Closeable):
                 )
         room = self.room_tokens
         if room is not None and len(tokens) > room:
-            before = f" ({self._position:,} are in use)" if self._position else ""
+            before = f" ({self.position:,} are in use)" if self.position else ""
             raise ContextTooLargeError(
                 f"{len(tokens):,} tokens do not fit in the context of "
                 f"{self.plan.context_tokens:,}{before}: use a context of "
-                f"{self._position + len(tokens):,} or more, or a rolling window"
+                f"{self.position + len(tokens):,} or more, or a rolling window"
             )
 
     def _check_open(self) -> None:

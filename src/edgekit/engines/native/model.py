@@ -134,11 +134,6 @@ class NativeModel:
     query_scale: float  # scores are multiplied by this
 
     @property
-    def head(self) -> Tensor:
-        """The matrix that makes logits: the model's own, or the embedding once more."""
-        return self.outside.get("output.weight", self.outside["token_embd.weight"])
-
-    @property
     def gated(self) -> bool:
         """Whether the feed-forward has a gate, separate or in one tensor with up."""
         first = self.layers[0]
@@ -283,26 +278,21 @@ def read_windows(keys: _ModelKeys, family: NativeFamily, layers: int) -> tuple[i
     windows ignore the key, as llama.cpp does.
     """
     period = family.window_period
-    if keys.use is not ModelUse.GENERATE or period is None:
-        return (None,) * layers
-    if not keys.get("attention.sliding_window"):
+    stated_tokens = keys.get("attention.sliding_window")
+    if keys.use is not ModelUse.GENERATE or period is None or not stated_tokens:
         return (None,) * layers
     tokens = keys.whole("attention.sliding_window", least=1, most=MAX_WINDOW_TOKENS)
     stated = keys.get("attention.sliding_window_pattern")
     if isinstance(stated, tuple):  # llama.cpp ignores a list: correct if it states the usual period
         usual = [place % period < period - 1 for place in range(layers)]
-        if [bool(one) for one in stated] != usual:
+        if [bool(is_local) for is_local in stated] != usual:
             raise keys.error(
                 "attention.sliding_window_pattern is not one full layer in every "
                 f"{period}, which llama.cpp does not support either; {keys.use.engine} "
                 "refuses it"
             )
     elif stated is not None:
-        if (
-            isinstance(stated, bool)
-            or not isinstance(stated, int)
-            or not 0 <= stated <= MAX_WINDOW_TOKENS
-        ):
+        if type(stated) is not int or not 0 <= stated <= MAX_WINDOW_TOKENS:
             raise keys.error(
                 f"attention.sliding_window_pattern is {quoted(stated)}, which is not a valid period"
             )
@@ -392,6 +382,7 @@ def _base(keys: _ModelKeys, name: str) -> float:
 # --- tensors
 
 _Layers = tuple[dict[str, Tensor], ...]
+_Group = tuple[str, tuple[TensorRule, ...], dict[str, Tensor]]  # with the prefix of their names
 
 
 def _by_layer(header: FileHeader, count: int) -> tuple[dict[str, Tensor], _Layers]:
@@ -424,7 +415,7 @@ def _check_tensors(
 ) -> None:
     """Raises WeightsError unless the file has what the family needs and nothing that would change the result."""
     file, use = keys.file, keys.use
-    groups = [("", family.outside_for(use), outside)]
+    groups: list[_Group] = [("", family.outside_for(use), outside)]
     groups += [(f"blk.{place}.", family.layer, layer) for place, layer in enumerate(layers)]
     missing, unknown = [], []
     for prefix, rules, tensors in groups:
@@ -454,47 +445,41 @@ def _check_tensors(
             f"{_listed(unknown)} ({TABLE}); engine llama.cpp may know them",
             file=file,
         )
-    sizes = _sizes(dimensions)
-    for prefix, rules, tensors in groups:
-        for rule in rules:
-            if rule.name in tensors and rule.need is not Need.UNUSED:
-                _check_shape(file, prefix, rule, tensors[rule.name], sizes)
+    _check_shapes(file, groups, dimensions)
     for place, layer in enumerate(layers):
         _check_layer(file, place, layer, layers[0])
 
 
-def _sizes(dimensions: Dimensions) -> Mapping[str, tuple[int, ...]]:
-    """A word of tensors.tsv -> the lengths it allows; none: any."""
-    return {
-        "width": (dimensions.width,),
-        "inner": (dimensions.inner,),
-        "up": (dimensions.inner, 2 * dimensions.inner),
-        "query": (dimensions.query,),
-        "key": (dimensions.key,),
-        "qkv": (dimensions.query + 2 * dimensions.key,),
-        "head": (dimensions.head_dim,),
-        "pairs": (dimensions.rotary // 2,),
-        "vocabulary": (dimensions.vocabulary,),
-        "context": (dimensions.context_tokens,),
+def _check_shapes(file: str, groups: list[_Group], size: Dimensions) -> None:
+    lengths: Mapping[str, tuple[int, ...]] = {  # that a word of tensors.tsv allows; none: any
+        "width": (size.width,),
+        "inner": (size.inner,),
+        "up": (size.inner, 2 * size.inner),
+        "query": (size.query,),
+        "key": (size.key,),
+        "qkv": (size.query + 2 * size.key,),
+        "head": (size.head_dim,),
+        "pairs": (size.rotary // 2,),
+        "vocabulary": (size.vocabulary,),
+        "context": (size.context_tokens,),
         "types": (),
     }
-
-
-def _check_shape(
-    file: str, prefix: str, rule: TensorRule, tensor: Tensor, sizes: Mapping[str, tuple[int, ...]]
-) -> None:
-    wanted = [sizes[word] for word in rule.shape]
-    fits = len(tensor.shape) == len(wanted) and all(
-        length > 0 and (not allowed or length in allowed)
-        for length, allowed in zip(tensor.shape, wanted, strict=True)
-    )
-    if not fits:
-        expected = " x ".join(" or ".join(map(str, allowed)) or "any" for allowed in wanted)
-        raise WeightsError(
-            f"tensor {quoted(prefix + rule.name)} has the shape {_shape_text(tensor.shape)}, "
-            f"not {expected}: the keys and the tensors of this file do not match",
-            file=file,
-        )
+    for prefix, rules, tensors in groups:
+        for rule in rules:
+            if rule.name not in tensors or rule.need is Need.UNUSED:
+                continue
+            shape, expected = tensors[rule.name].shape, [lengths[word] for word in rule.shape]
+            fits = len(shape) == len(expected) and all(
+                length > 0 and (not allowed or length in allowed)
+                for length, allowed in zip(shape, expected, strict=True)
+            )
+            if not fits:
+                words = " x ".join(" or ".join(map(str, allowed)) or "any" for allowed in expected)
+                raise WeightsError(
+                    f"tensor {quoted(prefix + rule.name)} has the shape {_shape_text(shape)}, "
+                    f"not {words}: the keys and the tensors of this file do not match",
+                    file=file,
+                )
 
 
 def _check_layer(

@@ -27,7 +27,7 @@ from edgekit.engines.native.families import ModelUse
 from edgekit.engines.native.file import FileHeader
 from edgekit.engines.native.flags import FLAGS, KEPT
 from edgekit.engines.native.model import NativeModel, read_model
-from edgekit.engines.native.stream_plan import StreamPlan, StreamSetup, plan_stream
+from edgekit.engines.native.stream_plan import StreamSetup, plan_stream
 from edgekit.engines.native.tokenizer.kinds import vocabulary_bytes
 from edgekit.engines.protocol import Offload
 from edgekit.engines.speed import speed_bound
@@ -71,7 +71,26 @@ def estimate(model: Model, load: Load, setup: StreamSetup) -> MemoryEstimate:
     UnknownDtypeError for weights that it cannot unpack.
     """
     plan = plan_stream(stream_model(model), load, setup)
-    return MemoryEstimate(engine=NAME, backend="cpu", lines=plan.lines, facts=_facts(plan))
+    cells = plan.cells
+    sizes = {tensor.name: tensor.size_bytes for tensor in matrices(plan.model)}
+    kept_bytes = sum(sizes[name] for name in plan.kept)
+    pages = plan.resident_pages
+    facts = (
+        ("window", plan.context_tokens),
+        ("chunk_tokens", plan.chunk_tokens),
+        ("threads", plan.threads),
+        ("cache_k", plan.cache_k.name),
+        ("cache_v", plan.cache_v.name),
+        ("cells", max(cells)),
+        ("sliding_cells", min(cells) if min(cells) < max(cells) else 0),
+        ("sinks", plan.sinks),
+        ("rolling", plan.rolling),
+        ("kept_bytes", kept_bytes),
+        ("streamed_bytes", sum(sizes.values()) - kept_bytes),
+        ("resident_tokens", plan.context_tokens if pages is None else pages * PAGE_TOKENS),
+        ("vocabulary", plan.model.dimensions.vocabulary),
+    )
+    return MemoryEstimate(engine=NAME, backend="cpu", lines=plan.lines, facts=facts)
 
 
 def stream_model(model: Model) -> NativeModel:
@@ -113,28 +132,6 @@ def _read(header: ModelHeader) -> NativeModel:
         raise
     except HeaderError as error:  # another engine may run the file
         raise RefusedError(str(error)) from error
-
-
-def _facts(plan: StreamPlan) -> tuple[tuple[str, object], ...]:
-    cells = plan.cells
-    sizes = {tensor.name: tensor.size_bytes for tensor in matrices(plan.model)}
-    kept_bytes = sum(sizes[name] for name in plan.kept)
-    pages = plan.resident_pages
-    return (
-        ("window", plan.context_tokens),
-        ("chunk_tokens", plan.chunk_tokens),
-        ("threads", plan.threads),
-        ("cache_k", plan.cache_k.name),
-        ("cache_v", plan.cache_v.name),
-        ("cells", max(cells)),
-        ("sliding_cells", min(cells) if min(cells) < max(cells) else 0),
-        ("sinks", plan.sinks),
-        ("rolling", plan.rolling),
-        ("kept_bytes", kept_bytes),
-        ("streamed_bytes", sum(sizes.values()) - kept_bytes),
-        ("resident_tokens", plan.context_tokens if pages is None else pages * PAGE_TOKENS),
-        ("vocabulary", plan.model.dimensions.vocabulary),
-    )
 
 
 # --- setups
