@@ -29,6 +29,7 @@ LM_STUDIO = "lm-studio"
 LM_STUDIO_CONTEXT = "llm.load.contextLength"
 LM_STUDIO_PARALLEL = "llm.load.numParallelSessions"
 LM_STUDIO_OFFLOAD = "llm.load.llama.acceleration.offloadRatio"
+_LMS_LOAD_FLAGS = frozenset({LM_STUDIO_CONTEXT, LM_STUDIO_PARALLEL, LM_STUDIO_OFFLOAD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +125,12 @@ def shell_text(words: Sequence[str], environment: Mapping[str, str], system: Sys
         set_first = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
         return f"{set_first} {shlex.join(words)}".strip()
     parts = [f"$env:{name}={_powershell(value)}" for name, value in environment.items()]
-    return "; ".join([*parts, " ".join(map(_bare_or_quoted, words))])
-
-
-def _bare_or_quoted(word: str) -> str:
-    """PowerShell needs quotes where sh does, and around @ and commas."""
-    plain = shlex.quote(word) == word and not set("@,") & set(word)
-    return word if plain else _powershell(word)
+    # PowerShell needs quotes where sh does, and around @ and commas.
+    quoted = [
+        word if shlex.quote(word) == word and not set("@,") & set(word) else _powershell(word)
+        for word in words
+    ]
+    return "; ".join([*parts, " ".join(quoted)])
 
 
 def _powershell(word: str) -> str:
@@ -229,39 +229,30 @@ def lm_studio_texts(
 
     `model`: LM Studio's name for it.
     """
-    listed = "".join(f"{one.name}: {_setting_shown(one)}\n" for one in settings if one.name)
+    listed, not_flags = "", []
+    for setting in settings:
+        shown = setting.shown or str(setting.value)
+        if isinstance(setting.value, bool):
+            shown = "on" if setting.value else "off"
+        if setting.name:
+            listed += f"{setting.name}: {shown}\n"
+            if setting.key not in _LMS_LOAD_FLAGS and not setting.is_default:
+                not_flags.append(setting.name)
     yield Command(
         program=LM_STUDIO, name="LM Studio settings", kind=SETTINGS, text=listed, notes=tuple(notes)
     )
-    fields = [{"key": one.key, "value": one.value} for one in settings]
+    fields = [{"key": setting.key, "value": setting.value} for setting in settings]
     preset = {"operation": {"fields": []}, "load": {"fields": fields}}
     text = json.dumps(preset, indent=2) + "\n"
     yield Command(program=LM_STUDIO, name="LM Studio preset", kind=FILE, text=text)
-    values = {one.key: one.value for one in settings}
+    values = {setting.key: setting.value for setting in settings}
     words = ["lms", "load", model, "--context-length", str(values[LM_STUDIO_CONTEXT])]
     ratio = values.get(LM_STUDIO_OFFLOAD)
     if ratio is not None:
         words += ["--gpu", ratio if isinstance(ratio, str) else f"{ratio:g}"]
     words += ["--parallel", str(values[LM_STUDIO_PARALLEL])]
-    yield startup.command(LM_STUDIO, "lms load", words, notes=_lms_load_notes(settings))
-
-
-def _setting_shown(setting: LmStudioSetting) -> str:
-    if isinstance(setting.value, bool):
-        return "on" if setting.value else "off"
-    return setting.shown or str(setting.value)
-
-
-def _lms_load_notes(settings: Sequence[LmStudioSetting]) -> list[str]:
-    """`lms load` has no flags for the other settings."""
-    rest = [
-        one.name
-        for one in settings
-        if one.name
-        and one.key not in {LM_STUDIO_CONTEXT, LM_STUDIO_PARALLEL, LM_STUDIO_OFFLOAD}
-        and not one.is_default
-    ]
-    notes = ["`lms ls` shows the key of the model in LM Studio"]
-    if rest:
-        notes.append(f"set these first, as defaults of the model in LM Studio: {', '.join(rest)}")
-    return notes
+    load_notes = ["`lms ls` shows the key of the model in LM Studio"]
+    if not_flags:
+        names = ", ".join(not_flags)
+        load_notes.append(f"set these first, as defaults of the model in LM Studio: {names}")
+    yield startup.command(LM_STUDIO, "lms load", words, notes=load_notes)

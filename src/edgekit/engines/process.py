@@ -29,7 +29,6 @@ Message = dict[str, Any]
 LARGEST_PORT = 65_535
 _ENGINE = re.compile(r"edgekit[/\\]engines[/\\]\w+[/\\]child\.py")  # the process of an engine
 _NAME_CHARS = 60
-_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 class ChildProcess:
@@ -192,7 +191,13 @@ def check_port(host: str, port: int) -> None:
     if None in refused:
         return
     why = next((error.strerror for error in refused if error is not None), "no such address")
-    raise UsageError(f"cannot listen on port {port} of {host}: {why}; {_advice(refused)}")
+    codes = {error.errno for error in refused if error is not None}
+    advice = "choose another host or port"
+    if codes & {errno.EACCES, errno.EPERM}:
+        advice = "ports below 1024 are reserved for the administrator: choose a higher one"
+    elif codes & {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+        advice = "use 127.0.0.1 for this machine only, 0.0.0.0 for all its addresses"
+    raise UsageError(f"cannot listen on port {port} of {host}: {why}; {advice}")
 
 
 def is_loopback(host: str) -> bool:
@@ -239,15 +244,6 @@ def _refusal(family: int, address: Any) -> OSError | None:
     return None
 
 
-def _advice(refused: list[OSError | None]) -> str:
-    codes = {error.errno for error in refused if error is not None}
-    if codes & {errno.EACCES, errno.EPERM}:
-        return "ports below 1024 are reserved for the administrator: choose a higher one"
-    if codes & _NOT_HERE:
-        return "use 127.0.0.1 for this machine only, 0.0.0.0 for all its addresses"
-    return "choose another host or port"
-
-
 def _by_whom(port: int) -> str:
     """The process that holds the port, if the system tells: not for other users' processes."""
     try:
@@ -256,19 +252,18 @@ def _by_whom(port: int) -> str:
             for one in psutil.net_connections(kind="tcp")
             if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
         }
-        return _named(psutil.Process(min(listeners))) if listeners else ""
+        if not listeners:
+            return ""
+        process = psutil.Process(min(listeners))
+        words: list[str] = process.cmdline()
+        if len(words) > 1 and any(_ENGINE.search(word) for word in words):
+            model = words[-1][:_NAME_CHARS]
+            ours = ", started by this program" if process.ppid() == os.getpid() else ""
+            return f" by a model that edgekit already runs ({model}, process {process.pid}{ours})"
+        # Only the name of another program: its arguments may be secret.
+        return f" by process {process.pid} ({process.name()[:_NAME_CHARS]})"
     except (psutil.Error, OSError, RuntimeError):  # macOS tells only the administrator
         return ""
-
-
-def _named(process: psutil.Process) -> str:
-    """Only the name of another program: its arguments may be secret."""
-    words: list[str] = process.cmdline()
-    if len(words) > 1 and any(_ENGINE.search(word) for word in words):
-        model = words[-1][:_NAME_CHARS]
-        own = ", started by this program" if process.ppid() == os.getpid() else ""
-        return f" by a model that edgekit already runs ({model}, process {process.pid}{own})"
-    return f" by process {process.pid} ({process.name()[:_NAME_CHARS]})"
 
 
 def connectable(host: str) -> str:

@@ -211,11 +211,6 @@ class Engine:
 
     # --- the bill
 
-    @rule("prepared")
-    def prepare(self, _model: Model, /) -> object:
-        """What the engine's rules have worked out for this model so far: an object of its own class."""
-        return None
-
     def is_made_for(self, model: Model) -> bool:
         header = model.header
         return ("mlx" if header.mlx else header.container.value) in self.made_for

@@ -11,11 +11,12 @@ import pytest
 from tests.recorded import engine_models
 
 from edgekit.bill.types import Load
-from edgekit.engines import every_engine
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.graph.plan import PreparedGraphs
 from edgekit.engines.llamacpp.prepared import LlamaCppPrepared, prepare
 from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.mlx.prepared import MlxPrepared
+from edgekit.engines.vllm.prepared import VllmPrepared
 from edgekit.model.types import MOST_RESULTS, Cached, CachedBy, Model
 
 
@@ -82,12 +83,13 @@ def test_cached_by_is_shared_by_threads() -> None:
     assert len(cached) <= MOST_RESULTS + len(threads)
 
 
-def test_every_engine_has_one_prepared_object_per_model() -> None:
+def test_a_model_has_one_prepared_object_of_each_class() -> None:
     one, other = model(), model()
-    prepared = [engine.prepare(one) for engine in every_engine()]
-    assert len({type(found) for found in prepared}) == len(prepared)
-    assert [engine.prepare(one) for engine in every_engine()] == prepared
-    assert all(engine.prepare(other) not in prepared for engine in every_engine())
+    kinds = (LlamaCppPrepared, MlxPrepared, VllmPrepared)
+    prepared = [one.prepared(kind) for kind in kinds]
+    assert [type(found) for found in prepared] == list(kinds)
+    assert [one.prepared(kind) for kind in kinds] == prepared
+    assert all(other.prepared(kind) not in prepared for kind in kinds)
 
 
 def test_forget_frees_what_was_prepared() -> None:
