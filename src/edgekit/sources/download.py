@@ -188,10 +188,7 @@ def download_model(
     first, *rest = {file.name: file for file in (*companions, *choice.weights)}.values()
     described = describe_file(model, first, reach)
     pinned = described.model  # all files at the commit of the first
-    files = [
-        described,
-        *side_by_side(lambda file: describe_file(pinned, file, reach), rest),
-    ]
+    files = [described, *side_by_side(lambda file: describe_file(pinned, file, reach), rest)]
     folder = hub_cache_folder()
     download = Download(
         label=choice.label,
@@ -343,10 +340,7 @@ def _metadata(model: HubModel, filename: str, reach: Reach) -> Any:
     token = token_for(url)
     with _translated(model, filename, token=token):
         return hub_library().get_hf_file_metadata(
-            url,
-            token=token or False,
-            timeout=reach.read_timeout_s,
-            endpoint=hub_endpoint(),
+            url, token=token or False, timeout=reach.read_timeout_s, endpoint=hub_endpoint()
         )
 
 

@@ -106,11 +106,7 @@ class _Repository:
     def choose(self, files: list[ModelFile]) -> ModelFiles:
         model = self.model
         return choose_files(
-            files,
-            label=model.repo,
-            origin=Origin.HUB,
-            quant=model.quant,
-            filename=model.filename,
+            files, label=model.repo, origin=Origin.HUB, quant=model.quant, filename=model.filename
         )
 
     def named_files(self) -> list[ModelFile] | None:

@@ -89,10 +89,7 @@ def _locate_by_content(path: Path) -> ModelFiles:
     with closing(LocalFile(path)) as file:
         start, size_bytes = file.read(0, 9), file.size_bytes
     found = ModelFiles(
-        label=path.name,
-        origin=Origin.LOCAL,
-        container=Container.GGUF,
-        weights=(model_file(path),),
+        label=path.name, origin=Origin.LOCAL, container=Container.GGUF, weights=(model_file(path),)
     )
     if start.startswith(b"GGUF"):
         return found

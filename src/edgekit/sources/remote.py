@@ -267,9 +267,7 @@ def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -
     """A file that was already opened to check that it exists; its first `open` returns that source."""
     waiting = [first]
     return ModelFile(
-        name=name,
-        open=lambda: waiting.pop() if waiting else again(),
-        size_bytes=first.size_bytes,
+        name=name, open=lambda: waiting.pop() if waiting else again(), size_bytes=first.size_bytes
     )
 
 

@@ -142,11 +142,7 @@ def find_hub_cached(model: HubModel) -> ModelFiles | None:
     if not files:
         return None
     return choose_files(
-        files,
-        label=model.repo,
-        origin=Origin.HUB_CACHE,
-        quant=model.quant,
-        filename=model.filename,
+        files, label=model.repo, origin=Origin.HUB_CACHE, quant=model.quant, filename=model.filename
     )
 
 
