@@ -8,7 +8,7 @@ Order and conditions of the backends: platforms/cuda.py _get_backend_priorities 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgekit.engines.vllm.caches import BY_NAME, Storage
@@ -31,82 +31,74 @@ PADDING_LIMIT = 1.5
 
 
 def settle_blocks(
-    members: Members, backends: tuple[AttentionBackend, ...], asked: int | None, storage: Storage
+    members: Members,
+    backends: tuple[AttentionBackend, ...],
+    requested: int | None,
+    storage: Storage,
 ) -> tuple[int, Members]:
     """The block size that vLLM reports, and the members with their own."""
     specs = tuple(dict.fromkeys(spec for _, spec in members))
     if not backends:  # only recurrences
-        block = asked or DEFAULT_BLOCK
+        block = requested or DEFAULT_BLOCK
         return block, _changed(members, lambda spec: replace(spec, block_size=block))
-    block = asked or default_block(common_unit(backends))
+    unit = math.lcm(*(backend.unit for backend in backends))  # blocks must be a multiple of it
+    block = requested or (unit if DEFAULT_BLOCK % unit else DEFAULT_BLOCK)
+    state_page = shared_page = 0  # pages that states and windows are padded to
     states = [one.state_bytes for one in specs if one.keeps is Keeps.STATE]
-    state_page = shared_page = 0
-    if states:
-        block, state_page = _block_for_states(specs, block, max(states), backends)
-    if storage.skipped_layers:
-        block, shared_page = _block_for_skipped(specs, block, backends[0], storage)
-    return block, _changed(
-        members, lambda spec: _sized(spec, block, state_page, shared_page, backends)
-    )
+    if states:  # _align_hybrid_block_size
+        attending = next(one for one in specs if one.keeps is not Keeps.STATE)
+        step = max(backends[0].unit, block)
+        if attending.keeps is Keeps.LATENT:
+            step = max(step, LATENT_ALIGNMENT)
+        needed = step * -(-max(states) // (step * attending.token_bytes))
+        block = max(block, unit * -(-needed // unit))
+        state_page = block * attending.token_bytes
+    if storage.skipped_layers:  # _align_heterogeneous_kv_block_size
+        if any(one.keeps is Keeps.LATENT for one in specs):
+            raise RefusedError("a packed cache dtype does not work with latent attention (MLA)")
+        plain = specs[0].token_bytes
+        # vLLM takes the packed width from the first layer's backend. That layer is not quantised, and its backend
+        # counts one byte per number. This is the same.
+        packed = plain // DTYPE_BYTES[storage.dtype]
+        step = max(backends[0].unit, block)
+        block = max(block, step * -(-plain * backends[0].unit // (step * packed)))
+        shared_page = block * packed
 
+    def sized(spec: CacheSpec) -> CacheSpec:
+        if spec.keeps is Keeps.STATE:
+            padded = state_page if state_page != spec.state_bytes else 0
+            return replace(spec, block_size=block, page_padded=padded)
+        if spec.keeps is not Keeps.WINDOW:
+            return replace(spec, block_size=block)
+        if not shared_page:
+            # attention.py get_kv_cache_spec: a kernel with a single block size uses that one
+            fixed = next((one.window_block for one in backends if one.window_block), block)
+            return replace(spec, block_size=fixed)
+        fitting = shared_page // spec.token_bytes // DEFAULT_BLOCK * DEFAULT_BLOCK
+        return replace(spec, block_size=max(DEFAULT_BLOCK, fitting), page_padded=shared_page)
 
-def _block_for_states(
-    specs: Sequence[CacheSpec], block: int, state_bytes: int, backends: tuple[AttentionBackend, ...]
-) -> tuple[int, int]:
-    """_align_hybrid_block_size: (block, page that states are padded to)."""
-    attending = next(one for one in specs if one.keeps is not Keeps.STATE)
-    step = max(backends[0].unit, block)
-    if attending.keeps is Keeps.LATENT:
-        step = max(step, LATENT_ALIGNMENT)
-    needed = step * -(-state_bytes // (step * attending.token_bytes))
-    unit = common_unit(backends)
-    block = max(block, unit * -(-needed // unit))
-    return block, block * attending.token_bytes
-
-
-def _block_for_skipped(
-    specs: Sequence[CacheSpec], block: int, first: AttentionBackend, storage: Storage
-) -> tuple[int, int]:
-    """_align_heterogeneous_kv_block_size: (block, page that windows are padded to).
-
-    vLLM takes the packed width from the first layer's backend. That layer is not quantised, and its backend counts one
-    byte per number. This is the same.
-    """
-    if any(one.keeps is Keeps.LATENT for one in specs):
-        raise RefusedError("a packed cache dtype does not work with latent attention (MLA)")
-    plain = specs[0].token_bytes
-    packed = plain // DTYPE_BYTES[storage.dtype]
-    step = max(first.unit, block)
-    block = max(block, step * -(-plain * first.unit // (step * packed)))
-    return block, block * packed
-
-
-def _sized(
-    spec: CacheSpec,
-    block: int,
-    state_page: int,
-    shared_page: int,
-    backends: tuple[AttentionBackend, ...],
-) -> CacheSpec:
-    if spec.keeps is Keeps.STATE:
-        padded = state_page if state_page != spec.state_bytes else 0
-        return replace(spec, block_size=block, page_padded=padded)
-    if spec.keeps is not Keeps.WINDOW:
-        return replace(spec, block_size=block)
-    if not shared_page:
-        # attention.py get_kv_cache_spec: a kernel with a single block size uses that one
-        fixed = next((one.window_block for one in backends if one.window_block), block)
-        return replace(spec, block_size=fixed)
-    fitting = max(DEFAULT_BLOCK, shared_page // spec.token_bytes // DEFAULT_BLOCK * DEFAULT_BLOCK)
-    return replace(spec, block_size=fitting, page_padded=shared_page)
+    return block, _changed(members, sized)
 
 
 def group_members(members: Members, *, hybrid_manager: bool) -> tuple[CacheGroup, ...]:
     """In vLLM's order: kinds of cache as they first appear, all groups of a kind together."""
     if not members:
         return ()
-    if not hybrid_manager:
-        members = _promoted(members)
+    if not hybrid_manager and not _uniform(members):
+        if any(spec.keeps in ALL_TOKENS for _, spec in members):
+            members = _changed(
+                members,
+                lambda spec: (  # windows and chunks get blocks for all tokens
+                    replace(spec, keeps=Keeps.FULL, span_tokens=0)
+                    if spec.keeps in {Keeps.WINDOW, Keeps.CHUNK}
+                    else spec
+                ),
+            )
+        if not _uniform(members):
+            raise RefusedError(
+                "the layers of this model cannot share one kind of KV cache: vLLM needs its "
+                "hybrid cache manager"
+            )
     if _uniform(members):
         return (CacheGroup(members=members),)
     largest = max(spec.page_bytes for _, spec in members)
@@ -122,41 +114,17 @@ def group_members(members: Members, *, hybrid_manager: bool) -> tuple[CacheGroup
     return tuple(groups)
 
 
-def bytes_per_block(groups: Sequence[CacheGroup]) -> int:
-    """All groups share one pool, so the largest decides."""
-    return max((group.page_bytes for group in groups), default=0)
-
-
-def of_stage(groups: tuple[CacheGroup, ...], stage: range) -> tuple[CacheGroup, ...]:
-    """The part of each group that is on a pipeline stage; groups are formed for the whole model."""
-    inside = (tuple(one for one in group.members if one[0] in stage) for group in groups)
-    return tuple(CacheGroup(members=members) for members in inside)
+def bytes_per_block(groups: tuple[CacheGroup, ...], stage: range) -> int:
+    """Bytes of a block on a pipeline stage. All groups share one pool, so the largest decides."""
+    parts = (
+        sum(spec.page_bytes for layer, spec in group.members if layer in stage) for group in groups
+    )
+    return max(parts, default=0)
 
 
 def _changed(members: Members, change: Callable[[CacheSpec], CacheSpec]) -> Members:
     known = {spec: change(spec) for spec in {spec for _, spec in members}}
     return tuple((layer, known[spec]) for layer, spec in members)
-
-
-def _promoted(members: Members) -> Members:
-    """Without the hybrid manager, windows and chunks get blocks for all tokens."""
-    if _uniform(members):
-        return members
-    if any(spec.keeps in ALL_TOKENS for _, spec in members):
-        members = _changed(
-            members,
-            lambda spec: (
-                replace(spec, keeps=Keeps.FULL, span_tokens=0)
-                if spec.keeps in {Keeps.WINDOW, Keeps.CHUNK}
-                else spec
-            ),
-        )
-    if not _uniform(members):
-        raise RefusedError(
-            "the layers of this model cannot share one kind of KV cache: vLLM needs its "
-            "hybrid cache manager"
-        )
-    return members
 
 
 def _uniform(members: Members) -> bool:
@@ -223,7 +191,6 @@ def make_pool(resolved: ResolvedVllm, tokens: int, available_bytes: int | None) 
     return BlockPool(
         blocks_per_group=blocks,
         request_bytes=request_bytes,
-        available_bytes=available_bytes,
         num_blocks=count if known else None,
         refused=refused,
     )
@@ -283,6 +250,15 @@ class LatentBackend:
     float32: bool = False
     needs_flashinfer: bool = False
 
+    def supports(self, needs: AttentionNeeds) -> bool:
+        return (
+            needs.cache_dtype in self.cache_dtypes
+            and (self.float32 or needs.dtype != "float32")
+            and (self.majors is None or needs.major in self.majors)
+            and (self.head_dims is None or needs.head_dim in self.head_dims)
+            and (needs.flashinfer or not self.needs_flashinfer)
+        )
+
 
 LATENT_BACKENDS = {
     "FLASH_ATTN_MLA": LatentBackend(
@@ -318,7 +294,11 @@ def choose(needs: AttentionNeeds, *, latent: bool) -> AttentionBackend:
     """The first backend that supports everything. Raises RefusedError if there is none."""
     card = f"{needs.capability[0]}.{needs.capability[1]}"
     for name in _latent_order(needs) if latent else _order(needs):
-        unit = _latent_unit(LATENT_BACKENDS[name], needs) if latent else _unit(name, needs)
+        if latent:
+            backend = LATENT_BACKENDS[name]
+            unit = backend.unit if backend.supports(needs) else 0
+        else:
+            unit = _unit(name, needs)
         if not unit or (needs.block_size is not None and needs.block_size % unit):
             continue
         if name.startswith("TRITON"):  # triton_attn.py, triton_mla.py: no fallback for a dtype
@@ -337,15 +317,6 @@ def choose(needs: AttentionNeeds, *, latent: bool) -> AttentionBackend:
         f"no attention backend of vLLM takes head size {needs.head_dim}, {needs.dtype}, "
         f"cache {needs.cache_dtype}{blocks} on compute capability {card}"
     )
-
-
-def common_unit(backends: tuple[AttentionBackend, ...]) -> int:
-    """What blocks must be a multiple of if layers have different backends."""
-    return math.lcm(*(backend.unit for backend in backends))
-
-
-def default_block(unit: int) -> int:
-    return DEFAULT_BLOCK if DEFAULT_BLOCK % unit == 0 else unit
 
 
 def _order(needs: AttentionNeeds) -> tuple[str, ...]:
@@ -368,18 +339,6 @@ def _latent_order(needs: AttentionNeeds) -> tuple[str, ...]:
     if needs.major == 12:
         return ("TRITON_MLA",)
     return ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA")
-
-
-def _latent_unit(backend: LatentBackend, needs: AttentionNeeds) -> int:
-    """What blocks must be a multiple of; 0 if the backend does not support the layer."""
-    supported = (
-        needs.cache_dtype in backend.cache_dtypes
-        and (backend.float32 or needs.dtype != "float32")
-        and (backend.majors is None or needs.major in backend.majors)
-        and (backend.head_dims is None or needs.head_dim in backend.head_dims)
-        and (needs.flashinfer or not backend.needs_flashinfer)
-    )
-    return backend.unit if supported else 0
 
 
 def _unit(name: str, needs: AttentionNeeds) -> int:

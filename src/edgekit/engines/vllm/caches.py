@@ -105,15 +105,9 @@ def resolve_auto(config: Mapping[str, Any], *, latent: bool) -> str:
     if not isinstance(quantization, Mapping):
         return "auto"
     method = str(quantization.get("quant_method") or "")
-    if method.startswith("modelopt"):
-        return _modelopt(quantization)
-    stated = isinstance(quantization.get("kv_cache_scheme"), Mapping)
-    if method == "compressed-tensors" and stated and not latent:
-        return "fp8"
-    return "auto"
-
-
-def _modelopt(quantization: Mapping[str, Any]) -> str:
+    if not method.startswith("modelopt"):
+        has_scheme = isinstance(quantization.get("kv_cache_scheme"), Mapping)
+        return "fp8" if method == "compressed-tensors" and has_scheme and not latent else "auto"
     nested = quantization.get("quantization")
     inner = nested if isinstance(nested, Mapping) else quantization
     stated: object = None
@@ -175,31 +169,32 @@ def cache_members(model: Model, storage: Storage) -> Members:
 def _specs(model: Model, kind: LayerKind, name: str, storage: Storage) -> Iterator[CacheSpec]:
     match kind:
         case Attention():
-            yield _attention(model, kind, name, storage)
+            if kind.index_dim:
+                raise RefusedError(
+                    "the KV cache that vLLM uses for an indexer with plain attention is not known yet"
+                )
+            known = vllm_model(model.geometry.architecture)
+            offset = known.window_offset if kind.span is Span.WINDOW else 0
+            heads = per_rank(kind.kv_heads, storage.tensor_parallel_size)
+            spec = _heads((heads, kind.key_dim, kind.value_dim), name)
+            yield replace(spec, keeps=_KEEPS[kind.span], span_tokens=kind.span_tokens + offset)
         case LatentAttention():
             yield from _latent(model, kind, name, storage)
         case Recurrent():
-            yield _state(kind, storage)
+            dtypes = (storage.conv_dtype, storage.state_dtype)
+            yield CacheSpec(
+                keeps=Keeps.STATE,
+                form=("state", kind.cell, *dtypes),
+                state_bytes=state_bytes(kind, storage.tensor_parallel_size, *dtypes),
+                state_blocks=_state_blocks(kind, prefix_caching=storage.prefix_caching),
+            )
         case HybridLayer():
-            yield _attention(model, kind.attention, name, storage)
-            yield _state(kind.recurrent, storage)
+            yield from _specs(model, kind.attention, name, storage)
+            yield from _specs(model, kind.recurrent, name, storage)
         case SharedCache() | NoCache():
             return
         case _:
             raise RefusedError(f"the KV cache that vLLM uses for {kind.label} is not known yet")
-
-
-def _attention(model: Model, kind: Attention, name: str, storage: Storage) -> CacheSpec:
-    if kind.index_dim:
-        raise RefusedError(
-            "the KV cache that vLLM uses for an indexer with plain attention is not known yet"
-        )
-    offset = (
-        vllm_model(model.geometry.architecture).window_offset if kind.span is Span.WINDOW else 0
-    )
-    heads = per_rank(kind.kv_heads, storage.tensor_parallel_size)
-    spec = _heads((heads, kind.key_dim, kind.value_dim), name)
-    return replace(spec, keeps=_KEEPS[kind.span], span_tokens=kind.span_tokens + offset)
 
 
 def _heads(shape: tuple[int, int, int], name: str) -> CacheSpec:
@@ -227,16 +222,6 @@ def _latent(
     width = kind.latent_dim + kind.rope_dim
     size = PACKED_LATENT_BYTES.get(name) or BY_NAME[name].head_bytes(width, 0)
     yield CacheSpec(keeps=Keeps.LATENT, form=(1, width, 0, name), token_bytes=size)
-
-
-def _state(kind: Recurrent, storage: Storage) -> CacheSpec:
-    dtypes = (storage.conv_dtype, storage.state_dtype)
-    return CacheSpec(
-        keeps=Keeps.STATE,
-        form=("state", kind.cell, *dtypes),
-        state_bytes=state_bytes(kind, storage.tensor_parallel_size, *dtypes),
-        state_blocks=state_blocks(kind, prefix_caching=storage.prefix_caching),
-    )
 
 
 def per_rank(heads: int, ranks: int) -> int:
@@ -268,7 +253,7 @@ def state_bytes(kind: Recurrent, ranks: int, conv_dtype: str, state_dtype: str) 
     return taps * channels * DTYPE_BYTES[conv_dtype] + state * DTYPE_BYTES[state_dtype]
 
 
-def state_blocks(kind: Recurrent, *, prefix_caching: bool) -> int:
+def _state_blocks(kind: Recurrent, *, prefix_caching: bool) -> int:
     """Blocks of one request: its state; a second to copy on write; a third that a Mamba-2 prefill leaves behind."""
     if not prefix_caching:
         return 1

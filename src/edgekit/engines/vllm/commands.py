@@ -45,7 +45,12 @@ def commands(startup: Startup) -> Iterator[Command]:
         yield from _ray(startup, nodes)
     length = str(startup.facts["max_model_len"])
     words = ["vllm", "serve", startup.repository_word, "--max-model-len", length]
-    words += _setup_words(setup)
+    plain = VllmSetup()
+    for name in _PRINTED:
+        value = getattr(setup, name)
+        words += flag_words(FLAGS, {name: value}) if value != getattr(plain, name) else []
+    if setup.mamba_cache_dtype != plain.mamba_cache_dtype:  # only Python can set it
+        words += ["--mamba-cache-dtype", setup.mamba_cache_dtype]
     most = startup.users
     if most is None:
         most = most_sequences(startup.verdict)
@@ -58,23 +63,10 @@ def commands(startup: Startup) -> Iterator[Command]:
     yield replace(serve, where=_FIRST_MACHINE if nodes > 1 else "")
 
 
-def _setup_words(setup: VllmSetup) -> list[str]:
-    plain = VllmSetup()
-    found = {
-        name: getattr(setup, name)
-        for name in _PRINTED
-        if getattr(setup, name) != getattr(plain, name)
-    }
-    words = [word for name, value in found.items() for word in flag_words(FLAGS, {name: value})]
-    if setup.mamba_cache_dtype != plain.mamba_cache_dtype:  # only Python can set it
-        words += ["--mamba-cache-dtype", setup.mamba_cache_dtype]
-    return words
-
-
-def whole_pool(verdict: Verdict) -> MemoryEstimate | None:
+def taken(verdict: Verdict) -> MemoryEstimate:
     """The estimate with the whole share that vLLM takes at startup; a verdict only has what the requests need."""
     if verdict.variant is None:
-        return None
+        return verdict.estimate
     setup = VllmSetup.of(verdict.way.setup)
     card = replace(setup.gpu, memory_bytes=verdict.way.budgets[0].total_bytes)
     return bill(verdict.variant.model, verdict.load, replace(setup, gpu=card))
@@ -89,9 +81,8 @@ def most_sequences(verdict: Verdict) -> int | None:
     variant = verdict.variant
     if variant is None or not any(one.mixer.states for one in variant.model.geometry.layers):
         return None
-    pool = whole_pool(verdict)
-    facts: dict[str, Any] = {} if pool is None else dict(pool.facts)
-    blocks = facts.get("num_blocks")
+    facts: dict[str, Any] = dict(taken(verdict).facts)
+    blocks = facts["num_blocks"]
     return blocks if isinstance(blocks, int) and blocks < facts["max_num_seqs"] else None
 
 
@@ -140,11 +131,6 @@ def estimate_words(
     length = dict(estimate.facts)["max_model_len"]
     words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
     return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]
-
-
-def taken(verdict: Verdict) -> MemoryEstimate:
-    """With the whole share of the GPU that vLLM takes at startup."""
-    return whole_pool(verdict) or verdict.estimate
 
 
 def values_on_cards(cards: Sequence[Device], named: Sequence[str]) -> dict[str, Any]:

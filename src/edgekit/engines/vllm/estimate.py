@@ -16,7 +16,7 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, no_b
 from edgekit.engines.vllm.blocks import make_pool
 from edgekit.engines.vllm.models import attention_of, check_has, section_of
 from edgekit.engines.vllm.options import resolve, settle_length, with_load
-from edgekit.engines.vllm.prepared import FixedLinesKey, prepare
+from edgekit.engines.vllm.prepared import prepare
 from edgekit.engines.vllm.types import (
     CUDA_CONTEXT_BYTES,
     DEFAULT_UTILIZATION,
@@ -27,7 +27,7 @@ from edgekit.engines.vllm.types import (
 )
 from edgekit.engines.vllm.weights import fullest_stage, weight_lines
 from edgekit.machine.types import DEVICE
-from edgekit.model.types import Attention, LatentAttention, Layer, Model, Recurrent
+from edgekit.model.types import LatentAttention, Layer, Model, Recurrent
 from edgekit.units import MIB, Basis, format_bytes
 
 GUESSED_WITHIN = 0.05  # of caches of layers that had to be guessed from the config
@@ -53,15 +53,16 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
     resolved = resolve(model, setup, tokens)
     stage = prepared.fullest_stage.get(setup, lambda: fullest_stage(model, setup, resolved))
     fixed = prepared.fixed_lines.get(
-        FixedLinesKey(setup, resolved.max_num_batched_tokens, resolved.max_num_seqs),
+        (setup, resolved.max_num_batched_tokens, resolved.max_num_seqs),
         lambda: (
             *weight_lines(model, setup, resolved, stage),
             *overhead_lines(model, setup, resolved, stage),
         ),
     )
-    budget = given.kv_cache_memory_bytes
-    if budget is None:
-        budget = available_bytes(given, sum(line.size_bytes for line in fixed))
+    budget, total = given.kv_cache_memory_bytes, given.gpu.memory_bytes
+    if budget is None and total is not None:  # None: the memory of the GPU is unknown
+        budget = math.ceil(total * given.gpu_memory_utilization)
+        budget -= sum(line.size_bytes for line in fixed)
     pool = make_pool(resolved, tokens, budget)
     line = _pool_line(pool, resolved, load, tokens)
     if given.kv_cache_memory_bytes is None and pool.num_blocks is not None:
@@ -74,7 +75,26 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
         engine=NAME,
         backend="cuda",
         lines=(*fixed, line),
-        facts=_facts(resolved, pool, setup, tokens),
+        facts=(
+            ("block_size", resolved.block_size),
+            ("groups", tuple(len(group.members) for group in resolved.groups)),
+            ("bytes_per_block", resolved.bytes_per_block),
+            ("blocks_per_group", pool.blocks_per_group),
+            ("request_bytes", pool.request_bytes),
+            ("num_blocks", pool.num_blocks),
+            ("max_concurrency", pool.max_concurrency),
+            ("refused", pool.refused or None),
+            ("max_model_len", tokens),
+            ("max_num_batched_tokens", resolved.max_num_batched_tokens),
+            ("max_num_seqs", resolved.max_num_seqs),
+            ("max_in_flight_tokens", resolved.in_flight_tokens),
+            ("dtype", resolved.dtype),
+            ("kv_cache_dtype", resolved.cache_dtype),
+            ("enable_prefix_caching", resolved.prefix_caching),
+            ("attention_backends", resolved.backends),
+            ("available_kv_bytes", budget),
+            ("world_size", setup.world_size),
+        ),
         notes=(*notes, *_notes(given, pool)),
     )
 
@@ -100,31 +120,6 @@ def _pool_line(pool: BlockPool, resolved: ResolvedVllm, load: Load, tokens: int)
         pool=DEVICE,
         basis=Basis.EXACT,
         because=because,
-    )
-
-
-def _facts(
-    resolved: ResolvedVllm, pool: BlockPool, setup: VllmSetup, tokens: int
-) -> tuple[tuple[str, object], ...]:
-    return (
-        ("block_size", resolved.block_size),
-        ("groups", tuple(len(group.members) for group in resolved.groups)),
-        ("bytes_per_block", resolved.bytes_per_block),
-        ("blocks_per_group", pool.blocks_per_group),
-        ("request_bytes", pool.request_bytes),
-        ("num_blocks", pool.num_blocks),
-        ("max_concurrency", pool.max_concurrency),
-        ("refused", pool.refused or None),
-        ("max_model_len", tokens),
-        ("max_num_batched_tokens", resolved.max_num_batched_tokens),
-        ("max_num_seqs", resolved.max_num_seqs),
-        ("max_in_flight_tokens", resolved.in_flight_tokens),
-        ("dtype", resolved.dtype),
-        ("kv_cache_dtype", resolved.cache_dtype),
-        ("enable_prefix_caching", resolved.prefix_caching),
-        ("attention_backends", resolved.backends),
-        ("available_kv_bytes", pool.available_bytes),
-        ("world_size", setup.world_size),
     )
 
 
@@ -169,24 +164,45 @@ LARGEST_CAPTURE = 512
 
 
 def overhead_lines(
-    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
+    model: Model, setup: VllmSetup, resolved: ResolvedVllm, stage: range
 ) -> tuple[MemoryLine, ...]:
     """Everything but the weights and the pool."""
-    made = [_rope_line(model, resolved), _activation_line(model, setup, resolved, layers)]
-    if not setup.enforce_eager:
-        made.append(_graph_line(model, setup, resolved, layers))
-    made.append(
-        _line(Component.RUNTIME, CUDA_CONTEXT_BYTES, 0.5, "CUDA context and libraries: 0.5 GiB")
+    geometry, dtype_bytes = model.geometry, DTYPE_BYTES[resolved.dtype]
+    vocabulary, tokens = geometry.vocabulary or 0, resolved.max_num_batched_tokens
+    positions, rotated = _rope_table(model)
+    widest = max((_width(geometry.layers[i], geometry.hidden) for i in stage), default=0)
+    # one token of a step at the widest point: three hidden rows and the widest half of a layer
+    token_bytes = (3 * geometry.hidden + widest // setup.tensor_parallel_size) * dtype_bytes
+    step = tokens * token_bytes
+    rows = min(resolved.max_num_seqs, tokens)
+    sampled = rows * vocabulary * SAMPLER_BYTES
+    sampled += 2 * tokens * geometry.hidden * dtype_bytes  # not freed yet
+    graphs = CAPTURE_SIZES * (GRAPH_BYTES + len(stage) * GRAPH_PIECE_BYTES)
+    graphs += LARGEST_CAPTURE * token_bytes
+    made = (
+        _line(
+            Component.RUNTIME,
+            positions * rotated * dtype_bytes,
+            1.0,
+            f"cos and sin of {positions:,} positions x {rotated} numbers",
+        ),
+        _line(
+            Component.COMPUTE,
+            max(step, sampled),
+            0.5,
+            f"the larger of a step of {tokens:,} tokens ({step:,} B) and sampling {rows:,} rows of "
+            f"{vocabulary:,} logits x {SAMPLER_BYTES} B ({sampled:,} B)",
+        ),
+        _line(
+            Component.RUNTIME,
+            0 if setup.enforce_eager else graphs,
+            1.0,
+            f"CUDA graphs: {CAPTURE_SIZES} sizes x (1 MiB + {len(stage)} layers x 0.25 MiB) "
+            f"+ a step of {LARGEST_CAPTURE} tokens",
+        ),
+        _line(Component.RUNTIME, CUDA_CONTEXT_BYTES, 0.5, "CUDA context and libraries: 0.5 GiB"),
     )
     return tuple(line for line in made if line.size_bytes)
-
-
-def available_bytes(setup: VllmSetup, fixed_bytes: int) -> int | None:
-    """Left for the pool; None if the memory of the GPU is unknown."""
-    total = setup.gpu.memory_bytes
-    if total is None:
-        return None
-    return math.ceil(total * setup.gpu_memory_utilization) - fixed_bytes
 
 
 def _line(component: Component, size_bytes: int, within: float, because: str) -> MemoryLine:
@@ -200,84 +216,39 @@ def _line(component: Component, size_bytes: int, within: float, because: str) ->
     )
 
 
-def _activation_line(
-    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
-) -> MemoryLine:
-    tokens = resolved.max_num_batched_tokens
-    step = tokens * _token_bytes(model, setup, resolved, layers)
-    rows = min(resolved.max_num_seqs, tokens)
-    sampled = rows * (model.geometry.vocabulary or 0) * SAMPLER_BYTES
-    sampled += 2 * tokens * model.geometry.hidden * DTYPE_BYTES[resolved.dtype]  # not freed yet
-    because = (
-        f"the larger of a step of {tokens:,} tokens ({step:,} B) and sampling {rows:,} rows of "
-        f"{model.geometry.vocabulary or 0:,} logits x {SAMPLER_BYTES} B ({sampled:,} B)"
-    )
-    return _line(Component.COMPUTE, max(step, sampled), 0.5, because)
-
-
-def _token_bytes(model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range) -> int:
-    """Of one token of a step at the widest point: three hidden rows and the widest half of a layer."""
-    ranks, hidden = setup.tensor_parallel_size, model.geometry.hidden
-    inside = (model.geometry.layers[i] for i in layers)
-    widest = max(
-        (max(_mixer_width(layer), _feed_forward_width(layer, hidden)) // ranks for layer in inside),
-        default=0,
-    )
-    return (3 * hidden + widest) * DTYPE_BYTES[resolved.dtype]
-
-
-def _mixer_width(layer: Layer) -> int:
-    kind = attention_of(layer.mixer)
+def _width(layer: Layer, hidden: int) -> int:
+    """Numbers per token in the wider half of a layer. Experts have rows for every expert chosen for the token."""
+    kind, mixer = attention_of(layer.mixer), 0
     if isinstance(kind, LatentAttention):
-        return kind.heads * (3 * kind.key_dim + 2 * kind.value_dim)
-    if kind is not None:
-        return 2 * kind.heads * kind.key_dim + 2 * kind.kv_heads * (kind.key_dim + kind.value_dim)
-    if isinstance(layer.mixer, Recurrent):
-        return 4 * (layer.mixer.inner + 2 * layer.mixer.groups * layer.mixer.state_size)
-    return 0
-
-
-def _feed_forward_width(layer: Layer, hidden: int) -> int:
-    """Experts have rows for every token and every expert chosen for it."""
+        mixer = kind.heads * (3 * kind.key_dim + 2 * kind.value_dim)
+    elif kind is not None:
+        mixer = 2 * kind.heads * kind.key_dim + 2 * kind.kv_heads * (kind.key_dim + kind.value_dim)
+    elif isinstance(layer.mixer, Recurrent):
+        mixer = 4 * (layer.mixer.inner + 2 * layer.mixer.groups * layer.mixer.state_size)
     dense = 3 * layer.dense.width if layer.dense else 0
-    if layer.experts is None:
-        return dense
     experts = layer.experts
-    return max(dense, experts.used * (max(2 * experts.width, hidden) + experts.width))
+    if experts is None:
+        return max(mixer, dense)
+    return max(mixer, dense, experts.used * (max(2 * experts.width, hidden) + experts.width))
 
 
-def _graph_line(
-    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
-) -> MemoryLine:
-    pieces = CAPTURE_SIZES * len(layers) * GRAPH_PIECE_BYTES
-    inside = LARGEST_CAPTURE * _token_bytes(model, setup, resolved, layers)
-    size = CAPTURE_SIZES * GRAPH_BYTES + pieces + inside
-    because = (
-        f"CUDA graphs: {CAPTURE_SIZES} sizes x (1 MiB + {len(layers)} layers x 0.25 MiB) "
-        f"+ a step of {LARGEST_CAPTURE} tokens"
-    )
-    return _line(Component.RUNTIME, size, 1.0, because)
-
-
-def _rope_line(model: Model, resolved: ResolvedVllm) -> MemoryLine:
+def _rope_table(model: Model) -> tuple[int, int]:
+    """Positions, and numbers per position, of the tables of cosines and sines."""
     section = section_of(model)
     stated = section.get("model_max_length")
     positions = model.geometry.trained_context or 0
     if isinstance(stated, int) and 0 < stated < 2**31:
         positions = max(positions, stated)
-    kinds = [kind for layer in model.geometry.layers if (kind := attention_of(layer.mixer))]
-    widths = {_rotary_dim(kind, section) for kind in kinds}
-    size = positions * sum(widths) * DTYPE_BYTES[resolved.dtype]
-    because = f"cos and sin of {positions:,} positions x {sum(widths)} numbers"
-    return _line(Component.RUNTIME, size, 1.0, because)
-
-
-def _rotary_dim(kind: Attention | LatentAttention, section: Mapping[str, Any]) -> int:
-    if isinstance(kind, LatentAttention):
-        return kind.rope_dim
     rope = section.get("rope_parameters")
     inner = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
     share = section.get("partial_rotary_factor") or inner
-    if isinstance(share, float) and 0 < share <= 1:
-        return int(kind.key_dim * share)
-    return kind.key_dim
+    if not isinstance(share, float) or not 0 < share <= 1:
+        share = 1.0
+    widths = set()
+    for layer in model.geometry.layers:
+        kind = attention_of(layer.mixer)
+        if isinstance(kind, LatentAttention):
+            widths.add(kind.rope_dim)
+        elif kind is not None:
+            widths.add(int(kind.key_dim * share))
+    return positions, sum(widths)

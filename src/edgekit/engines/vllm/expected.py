@@ -71,6 +71,7 @@ class VllmWeights:
     after_bytes: int
     basis: Basis
     tied: bool = False  # the last stage has the embedding too, as its head
+    online: bool = False  # quantised while loading
 
     def of_stage(self, stage: range, layers: int) -> int:
         inside = sum(self.layer_bytes[stage.start : stage.stop])
@@ -101,6 +102,7 @@ def expected_weights(model: Model, cast: Cast) -> VllmWeights:
         after_bytes=outside[1],
         basis=cast.plan.basis if cast.plan else Basis.EXACT,
         tied=geometry.tied_embeddings is True,
+        online=cast.plan is not None and cast.plan.online,
     )
 
 
@@ -127,24 +129,19 @@ def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
     shape = on_rank(tensor, cast.ranks, kv_heads=kv_heads, state=recurrent_of(layer))
     scheme = _scheme(name, tensor, cast.plan)
     if scheme is not None:
-        return _quantized_bytes(tensor, shape, layer, cast, scheme)
-    return math.prod(shape) * tensor.count * _element_bytes(name, tensor, cast)
-
-
-def _element_bytes(name: str, tensor: ExpectedTensor, cast: Cast) -> int:
-    """The model's dtype for most, f32 for a few."""
-    plain = DTYPE_BYTES[cast.dtype]
+        return tensor.count * _quantized_bytes(tensor, shape, layer, cast, scheme)
     match tensor.role, tensor.kind:
         case TensorRole.STATE_A, _:
-            return F32_BYTES
+            is_f32 = True
         case TensorRole.ROUTER, TensorKind.BIAS:
-            return plain if vllm_model(name).router_bias_as_model else F32_BYTES
-        case TensorRole.ROUTER, _ if router_in_f32(name, cast.gpu):
-            return F32_BYTES
+            is_f32 = not vllm_model(name).router_bias_as_model
+        case TensorRole.ROUTER, _:
+            is_f32 = router_in_f32(name, cast.gpu)
         case TensorRole.INDEX_KEY, TensorKind.NORM | TensorKind.BIAS:
-            return F32_BYTES
+            is_f32 = True
         case _:
-            return plain
+            is_f32 = False
+    return math.prod(shape) * tensor.count * (F32_BYTES if is_f32 else DTYPE_BYTES[cast.dtype])
 
 
 def router_in_f32(name: str, gpu: Gpu) -> bool:
@@ -171,28 +168,25 @@ def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Schem
 def _quantized_bytes(
     tensor: ExpectedTensor, shape: tuple[int, ...], layer: Layer | None, cast: Cast, scheme: Scheme
 ) -> int:
-    dtype_bytes = DTYPE_BYTES[cast.dtype]
+    """Bytes of one matrix (or padded bias) with its scales and other parameters."""
+    role, dtype_bytes = tensor.role, DTYPE_BYTES[cast.dtype]
     if scheme.method == "mxfp4":
-        shape = _mxfp4_shape(tensor, shape, cast.gpu)
+        # oracle/mxfp4.py: Marlin pads experts to 128 and the hidden width to 256, Triton experts to 64
+        units = (64, 1) if cast.gpu.major in {9, 10} else (128, 256)
+        if role is TensorRole.EXPERT_DOWN:
+            units = units[::-1]
+        shape = tuple(-(-size // unit) * unit for size, unit in zip(shape, units, strict=False))
     if len(shape) == 1:
-        return shape[0] * dtype_bytes * tensor.count
+        return shape[0] * dtype_bytes
     size = scheme.matrix_bytes(shape[0], shape[1], dtype_bytes)
-    return tensor.count * (size + _extra_bytes(tensor, layer, scheme, dtype_bytes, shape[0]))
-
-
-def _extra_bytes(
-    tensor: ExpectedTensor, layer: Layer | None, scheme: Scheme, dtype_bytes: int, out: int
-) -> int:
-    """Scales and other parameters that a quantised matrix has in addition to its `matrix_bytes`."""
-    role = tensor.role
-    state = recurrent_of(layer)
-    parts = _PARTS.get((role, state.cell), 1) if state is not None else 1
     if role in EXPERT_ROLES:
-        size = scheme.part_bytes
+        size += scheme.part_bytes
         size += scheme.input_bytes if role is not TensorRole.EXPERT_UP else 0
         size += scheme.expert_bytes if role is TensorRole.EXPERT_DOWN else 0
-        return size + (out * dtype_bytes if scheme.expert_biases else 0)
-    size = parts * (scheme.part_bytes + scheme.input_bytes)
+        return size + (shape[0] * dtype_bytes if scheme.expert_biases else 0)
+    state = recurrent_of(layer)
+    parts = _PARTS.get((role, state.cell), 1) if state is not None else 1
+    size += parts * (scheme.part_bytes + scheme.input_bytes)
     return size + (scheme.linear_bytes if _is_first_of_fused(role, layer) else 0)
 
 
@@ -206,17 +200,6 @@ def _is_first_of_fused(role: TensorRole, layer: Layer | None) -> bool:
     if role is TensorRole.LATENT_DOWN and layer is not None:
         return isinstance(layer.mixer, LatentAttention) and not layer.mixer.query_rank
     return True
-
-
-def _mxfp4_shape(tensor: ExpectedTensor, shape: tuple[int, ...], gpu: Gpu) -> tuple[int, ...]:
-    """oracle/mxfp4.py: Marlin pads experts to 128 and the hidden width to 256, Triton experts to 64."""
-    marlin = gpu.major not in {9, 10}
-    width, hidden = (128, 256) if marlin else (64, 1)
-    first = hidden if tensor.role is TensorRole.EXPERT_DOWN else width
-    second = width if tensor.role is TensorRole.EXPERT_DOWN else hidden
-    return tuple(
-        -(-size // unit) * unit for size, unit in zip(shape, (first, second), strict=False)
-    )
 
 
 def attention_scale_bytes(kind: LayerKind, cast: Cast) -> int:
@@ -237,6 +220,7 @@ class Cut(enum.Enum):
     VOCABULARY = "rows, padded first"
     COLUMN = "rows"
     KV = "rows, by KV heads: some ranks hold the same ones"
+    FUSED = "rows, of queries, keys and values in one matrix"
     ROW = "columns"
     WHOLE = "every rank has all of it"
 
@@ -273,44 +257,33 @@ CUTS: Mapping[TensorRole, Cut] = {
 }
 
 
-def cut_of(tensor: ExpectedTensor, state: Recurrent | None = None) -> Cut:
-    if tensor.kind is TensorKind.NORM:
-        gated = tensor.role is TensorRole.STATE_NORM and _is_mamba2(state)
-        return Cut.COLUMN if gated else Cut.WHOLE
-    cut = CUTS.get(tensor.role, Cut.WHOLE)
-    # A bias that is added after the sum over ranks is not split.
-    return Cut.WHOLE if cut is Cut.ROW and tensor.kind is TensorKind.BIAS else cut
-
-
 def on_rank(
     tensor: ExpectedTensor, ranks: int, *, kv_heads: int = 0, state: Recurrent | None = None
 ) -> tuple[int, ...]:
     """The shape on one of `ranks`. Raises RefusedError if it cannot be split."""
     first, *rest = tensor.shape
-    match cut_of(tensor, state):
+    is_mamba2 = state is not None and state.cell is Cell.MAMBA2
+    cut = CUTS.get(tensor.role, Cut.WHOLE)
+    if tensor.kind is TensorKind.NORM:
+        gated = tensor.role is TensorRole.STATE_NORM and is_mamba2
+        cut = Cut.COLUMN if gated else Cut.WHOLE
+    elif cut is Cut.ROW and tensor.kind is TensorKind.BIAS:
+        cut = Cut.WHOLE  # added after the sum over ranks
+    match cut:
         case Cut.VOCABULARY:
             return (share(padded(first), ranks, "a padded vocabulary"), *rest)
         case Cut.KV if kv_heads:
             return (first // kv_heads * max(1, kv_heads // ranks), *rest)
         case Cut.COLUMN | Cut.KV:
-            rows = first + _copied_groups(tensor, ranks, state)
-            return (share(rows, ranks, tensor.role.value), *rest)
+            copied = tensor.role in {TensorRole.STATE_IN, TensorRole.CONV}
+            if copied and state is not None and is_mamba2 and state.groups % ranks:
+                # more ranks than groups: B and C are copied until every rank has a group
+                first += 2 * (ranks - state.groups) * state.state_size
+            return (share(first, ranks, tensor.role.value), *rest)
         case Cut.ROW:
             return (first, share(rest[0], ranks, tensor.role.value), *rest[1:])
         case _:
             return tensor.shape
-
-
-def _copied_groups(tensor: ExpectedTensor, ranks: int, state: Recurrent | None) -> int:
-    """Additional rows of Mamba-2's B and C if there are more ranks than groups."""
-    if state is None or not _is_mamba2(state) or state.groups % ranks == 0:
-        return 0
-    copied = tensor.role in {TensorRole.STATE_IN, TensorRole.CONV}
-    return 2 * (ranks - state.groups) * state.state_size if copied else 0
-
-
-def _is_mamba2(state: Recurrent | None) -> bool:
-    return state is not None and state.cell is Cell.MAMBA2
 
 
 def share(size: int, ranks: int, what: str) -> int:

@@ -14,14 +14,13 @@ from edgekit.engines.vllm.blocks import (
     bytes_per_block,
     choose,
     group_members,
-    of_stage,
     settle_blocks,
 )
 from edgekit.engines.vllm.caches import Storage, boundary_layers, cache_members
 from edgekit.engines.vllm.expected import stages
 from edgekit.engines.vllm.models import attention_of, section_of, vllm_model
 from edgekit.engines.vllm.prepared import prepare
-from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu, ResolvedVllm, VllmSetup
+from edgekit.engines.vllm.types import DTYPE_BYTES, ResolvedVllm, VllmSetup
 from edgekit.errors import RefusedError, UsageError
 from edgekit.model.types import (
     Attention,
@@ -56,8 +55,7 @@ def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
 
 def _resolve(model: Model, setup: VllmSetup) -> ResolvedVllm:
     """For requests long enough not to limit a step."""
-    check_numbers(setup)
-    check_ranks(model, setup)
+    _check_setup(model, setup)
     storage = settle_storage(model, setup)
     check_layers(model, storage.cache_dtype)
     backends = _backends(model, setup, storage)
@@ -76,7 +74,7 @@ def _resolve(model: Model, setup: VllmSetup) -> ResolvedVllm:
         prefix_caching=storage.prefix_caching,
         backends=tuple(dict.fromkeys(backend.name for backend in backends)),
         groups=groups,
-        bytes_per_block=max(bytes_per_block(of_stage(groups, span)) for span in spans),
+        bytes_per_block=max(bytes_per_block(groups, span) for span in spans),
     )
 
 
@@ -122,7 +120,8 @@ def settle_length(model: Model, load: Load) -> int:
     return tokens
 
 
-def check_numbers(setup: VllmSetup) -> None:
+def _check_setup(model: Model, setup: VllmSetup) -> None:
+    """Raises UsageError for invalid numbers and names, RefusedError for ranks that cannot share the model."""
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "block_size", "max_num_seqs"):
         value = getattr(setup, name)
         if value is not None and value < 1:
@@ -135,11 +134,7 @@ def check_numbers(setup: VllmSetup) -> None:
             raise UsageError(
                 f"{name} must be auto, {', '.join(DTYPE_BYTES)} (got {getattr(setup, name)!r})"
             )
-
-
-def check_ranks(model: Model, setup: VllmSetup) -> None:
-    """config/model.py verify_with_parallel_config."""
-    ranks = setup.tensor_parallel_size
+    ranks = setup.tensor_parallel_size  # config/model.py verify_with_parallel_config
     kinds = (attention_of(layer.mixer) for layer in model.geometry.layers)
     heads = next((kind.heads for kind in kinds if kind is not None), 0)
     if heads % ranks:
@@ -170,26 +165,39 @@ def check_layers(model: Model, cache_dtype: str) -> None:
 
 
 def settle_storage(model: Model, setup: VllmSetup) -> Storage:
-    dtype = settle_dtype(model, setup)
-    cache_dtype = _cache_dtype(model, setup)
+    dtype, known = settle_dtype(model, setup), vllm_model(model.geometry.architecture)
+    mixers = [layer.mixer for layer in model.geometry.layers]
+    is_blackwell = setup.gpu.major == 10
+    cache_dtype = setup.kv_cache_dtype
+    if cache_dtype == "auto":
+        cache_dtype = cache_dtypes.resolve_auto(model.header.config, latent=known.keeps_latent)
+    if known.ignores_cache_dtype:
+        cache_dtype = "auto"
+    elif cache_dtype == "auto" and is_blackwell and known.fp8_cache_on_blackwell:
+        cache_dtype = "fp8_e4m3"
     conv = dtype if setup.mamba_cache_dtype == "auto" else setup.mamba_cache_dtype
-    recurrent = any(layer.mixer.states for layer in model.geometry.layers)
-    attends = any(attention_of(layer.mixer) is not None for layer in model.geometry.layers)
+    state = setup.mamba_ssm_cache_dtype
+    if state == "auto":
+        stated = section_of(model).get(known.state_dtype_key)
+        state = stated if isinstance(stated, str) and stated in DTYPE_BYTES else known.state_dtype
+    if state == "auto":  # mamba_utils.py kda_state_dtype
+        delta = any(isinstance(one, Recurrent) and one.cell is Cell.KIMI_DELTA for one in mixers)
+        state = "float32" if delta else conv
+    recurrent = any(mixer.states for mixer in mixers)
+    attends = any(attention_of(mixer) is not None for mixer in mixers)
     caching = setup.enable_prefix_caching
-    mixers = (layer.mixer for layer in model.geometry.layers)
-    sparse = any(isinstance(one, LatentAttention) and one.index_dim for one in mixers)
     packs = cache_dtype != "auto" and cache_dtypes.BY_NAME[cache_dtype].skips_boundaries
     return Storage(
         dtype=dtype,
         cache_dtype=cache_dtype,
         tensor_parallel_size=setup.tensor_parallel_size,
         conv_dtype=conv,
-        state_dtype=_state_dtype(model, setup, conv),
+        state_dtype=state,
         # Off by default in models with recurrences only (is_prefix_caching_supported).
         prefix_caching=(attends or not recurrent) if caching is None else caching,
         skipped_layers=boundary_layers(model) if packs else frozenset(),
-        sparse=sparse,
-        blackwell=setup.gpu.major == 10,
+        sparse=any(isinstance(one, LatentAttention) and one.index_dim for one in mixers),
+        blackwell=is_blackwell,
     )
 
 
@@ -221,29 +229,6 @@ def stated_dtype(model: Model) -> str:
     return "float32"
 
 
-def _cache_dtype(model: Model, setup: VllmSetup) -> str:
-    name, known = setup.kv_cache_dtype, vllm_model(model.geometry.architecture)
-    if name == "auto":
-        name = cache_dtypes.resolve_auto(model.header.config, latent=known.keeps_latent)
-    if known.ignores_cache_dtype:
-        return "auto"
-    blackwell = setup.gpu.major == 10 and known.fp8_cache_on_blackwell
-    return "fp8_e4m3" if name == "auto" and blackwell else name
-
-
-def _state_dtype(model: Model, setup: VllmSetup, conv: str) -> str:
-    name = setup.mamba_ssm_cache_dtype
-    if name == "auto":
-        known = vllm_model(model.geometry.architecture)
-        stated = section_of(model).get(known.state_dtype_key)
-        name = stated if isinstance(stated, str) and stated in DTYPE_BYTES else known.state_dtype
-    if name != "auto":
-        return name
-    mixers = (layer.mixer for layer in model.geometry.layers)
-    delta = any(isinstance(kind, Recurrent) and kind.cell is Cell.KIMI_DELTA for kind in mixers)
-    return "float32" if delta else conv  # mamba_utils.py kda_state_dtype
-
-
 def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[AttentionBackend, ...]:
     """The different backends of the layers, in the order of the layers."""
     known = vllm_model(model.geometry.architecture)
@@ -253,6 +238,9 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Attenti
         if (kind := attention_of(layer.mixer)) is not None
     ]
     widths = (kind.key_dim for _, kind in attention if isinstance(kind, Attention))
+    kind_of_model = vllm_model(str(model.header.config.get("model_type")))
+    is_vision = section_of(model).get("use_bidirectional_attention") == "vision"
+    both_ways = is_vision or kind_of_model.pictures_see_each_other
     base = AttentionNeeds(
         capability=setup.gpu.capability,
         dtype=storage.dtype,
@@ -262,16 +250,15 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Attenti
         block_size=setup.block_size,
         sinks=known.sinks,
         softcap=bool(section_of(model).get("attn_logit_softcapping")),
-        bidirectional=_pictures_see_each_other(model),
+        bidirectional=bool(model.geometry.towers) and both_ways,
         sparse=storage.sparse,
         flashinfer=setup.flashinfer,
     )
     needed: dict[tuple[AttentionNeeds, bool], None] = {}
     for index, kind in attention:
-        latent = known.keeps_latent and isinstance(kind, LatentAttention)
-        head_dim = kind.key_dim
+        latent, head_dim = False, kind.key_dim
         if known.keeps_latent and isinstance(kind, LatentAttention):
-            head_dim = kind.latent_dim + kind.rope_dim
+            latent, head_dim = True, kind.latent_dim + kind.rope_dim
         needs = replace(
             base,
             head_dim=head_dim,
@@ -285,31 +272,20 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Attenti
     return tuple(dict.fromkeys(found))
 
 
-def _pictures_see_each_other(model: Model) -> bool:
-    if not model.geometry.towers:
-        return False
-    stated = section_of(model).get("use_bidirectional_attention") == "vision"
-    return stated or vllm_model(str(model.header.config.get("model_type"))).pictures_see_each_other
-
-
 def batch_limits(setup: VllmSetup, max_model_len: int) -> tuple[int, int]:
     """Maximum tokens and sequences of one step (arg_utils.py get_batch_defaults for the API server)."""
-    tokens, seqs = _batch_defaults(setup.gpu)
+    tokens, seqs = 2048, 256
+    memory = setup.gpu.total_bytes or setup.gpu.memory_bytes or 0
+    if memory >= 160 * GIB:
+        tokens, seqs = 16_384, 1024
+    elif memory >= 70 * GIB and "a100" not in setup.gpu.name.lower():
+        tokens, seqs = 8192, 1024
     seqs = setup.max_num_seqs or seqs
     if setup.max_num_batched_tokens is not None:
         tokens = setup.max_num_batched_tokens
     else:
         tokens = min(tokens, seqs * max_model_len)
     return tokens, seqs if setup.max_num_seqs is not None else min(seqs, tokens)
-
-
-def _batch_defaults(gpu: Gpu) -> tuple[int, int]:
-    memory = gpu.total_bytes or gpu.memory_bytes or 0
-    if memory >= 160 * GIB:
-        return 16_384, 1024
-    if memory >= 70 * GIB and "a100" not in gpu.name.lower():
-        return 8192, 1024
-    return 2048, 256
 
 
 def _batches_in_flight(setup: VllmSetup) -> int:

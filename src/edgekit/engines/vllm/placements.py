@@ -65,9 +65,30 @@ def budgets_at(
     cards: tuple[Device, ...], utilization: float, *, eager: bool = False
 ) -> tuple[Budget, ...]:
     """The tightest of the GPUs that share the model: vLLM takes the same share of each."""
-    before = _before_start(cards, eager=eager)
-    every = (_share(one, utilization, before) for one in cards)
-    return (min(every, key=lambda budget: (not budget.blocked, budget.available_bytes)),)
+    found = []
+    for card in cards:
+        requested = math.ceil(card.total_bytes * utilization)  # worker/utils.py request_memory
+        started, share = _startable(card, cards, eager=eager)
+        blocked = ""
+        if started < requested:
+            blocked = (
+                f"vLLM does not start: it reserves {format_bytes(requested)} of {card.name} "
+                f"(--gpu-memory-utilization {utilization:g}), but only {format_bytes(started)} is free once it runs; "
+                f"free GPU memory{f', or use {share:g}' if share else ''}"
+            )
+        budget = Budget(
+            name=card.name,
+            pools=frozenset({DEVICE}),
+            total_bytes=card.total_bytes,
+            free_bytes=card.free_bytes,
+            reserve_bytes=max(0, card.free_bytes - requested),
+            has_default_reserve=False,
+            is_share=True,
+            because=f"not used at --gpu-memory-utilization {utilization:g} of {format_bytes(card.total_bytes)}",
+            blocked=blocked,
+        )
+        found.append(budget)
+    return (min(found, key=lambda budget: (not budget.blocked, budget.available_bytes)),)
 
 
 def startable_share(cards: tuple[Device, ...], utilization: float, *, eager: bool = False) -> float:
@@ -75,44 +96,16 @@ def startable_share(cards: tuple[Device, ...], utilization: float, *, eager: boo
 
     If that is not worth starting, `utilization` again: its budget then explains why vLLM does not start.
     """
-    share = min(_startable(one, _before_start(cards, eager=eager)) for one in cards)
+    share = min(_startable(card, cards, eager=eager)[1] for card in cards)
     return share if LEAST_SHARE <= share < utilization else utilization
 
 
-def _before_start(cards: tuple[Device, ...], *, eager: bool) -> int:
-    """Memory that has to be free in addition to the share."""
-    several = NCCL_BYTES if len(cards) > 1 else 0
-    return CONTEXT_BYTES + several + (BEYOND_SHARE_BYTES if eager else 0)
-
-
-def _startable(device: Device, before_bytes: int) -> float:
-    started = max(0, device.free_bytes - before_bytes)
-    return math.floor(100 * started / max(device.total_bytes, 1)) / 100
-
-
-def _share(device: Device, utilization: float, before_bytes: int) -> Budget:
-    # v1/worker/utils.py request_memory @ 0.32.0
-    requested = math.ceil(device.total_bytes * utilization)
-    started = max(0, device.free_bytes - before_bytes)
-    blocked = ""
-    if started < requested:
-        share = _startable(device, before_bytes)
-        blocked = (
-            f"vLLM does not start: it reserves {format_bytes(requested)} of {device.name} "
-            f"(--gpu-memory-utilization {utilization:g}), but only {format_bytes(started)} is free once it runs; "
-            f"free GPU memory{f', or use {share:g}' if share else ''}"
-        )
-    return Budget(
-        name=device.name,
-        pools=frozenset({DEVICE}),
-        total_bytes=device.total_bytes,
-        free_bytes=device.free_bytes,
-        reserve_bytes=max(0, device.free_bytes - requested),
-        has_default_reserve=False,
-        is_share=True,
-        because=f"not used at --gpu-memory-utilization {utilization:g} of {format_bytes(device.total_bytes)}",
-        blocked=blocked,
-    )
+def _startable(card: Device, cards: tuple[Device, ...], *, eager: bool) -> tuple[int, float]:
+    """Bytes that are free on the card once vLLM runs, and the largest share, in hundredths, with which it starts."""
+    before = CONTEXT_BYTES + (NCCL_BYTES if len(cards) > 1 else 0)
+    before += BEYOND_SHARE_BYTES if eager else 0
+    free = max(0, card.free_bytes - before)
+    return free, math.floor(100 * free / max(card.total_bytes, 1)) / 100
 
 
 def placements(task: Task) -> Iterator[Placement]:
@@ -136,13 +129,34 @@ def placements(task: Task) -> Iterator[Placement]:
     else:
         shapes = list(_shapes(len(one_node), task.nodes))[::-1]
     for ranks, stages in shapes:
-        own = tuple(largest[: ranks * stages])
-        shared = replace(setup, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+        own, share = tuple(largest[: ranks * stages]), setup.gpu_memory_utilization
         if "gpu_memory_utilization" not in start.settled:
             # lowered until vLLM starts, if GPUs are in use or NCCL needs memory
-            share = startable_share(own, shared.gpu_memory_utilization, eager=shared.enforce_eager)
-            shared = replace(shared, gpu_memory_utilization=share)
-        yield _placement(shared, own)
+            share = startable_share(own, share, eager=setup.enforce_eager)
+        smallest = min(own, key=lambda card: card.total_bytes)
+        # without the GPU's memory: the estimate is what the requests need, not the whole pool
+        gpu = Gpu(name=smallest.name, memory_bytes=None, total_bytes=smallest.total_bytes)
+        if smallest.capability is not None:
+            gpu = replace(gpu, capability=smallest.capability)
+        shape = [f"tensor parallel {ranks}"] if ranks > 1 else []
+        shape += [f"pipeline parallel {stages}"] if stages > 1 else []
+        because = f"{'on' if len(own) == 1 else 'shared by'} {names_of(own)}"
+        because += f", {' x '.join(shape)}" if shape else ""
+        if share != DEFAULT_UTILIZATION:
+            because += f", {share:g} of its memory"
+        yield Placement(
+            setup=replace(
+                setup,
+                gpu=gpu,
+                tensor_parallel_size=ranks,
+                pipeline_parallel_size=stages,
+                gpu_memory_utilization=share,
+            ),
+            budgets=budgets_at(own, share, eager=setup.enforce_eager),
+            because=because,
+            cards=own,
+            whole=True,
+        )
 
 
 def _shapes(cards: int, nodes: int) -> Iterator[tuple[int, int]]:
@@ -155,25 +169,3 @@ def _shapes(cards: int, nodes: int) -> Iterator[tuple[int, int]]:
         yield powers[-1], count
         if cards not in powers:
             yield 1, cards * count
-
-
-def _placement(setup: VllmSetup, cards: tuple[Device, ...]) -> Placement:
-    """Without the GPU's memory in the setup: the estimate is what the requests need, not the whole pool."""
-    one = min(cards, key=lambda card: card.total_bytes)
-    gpu = Gpu(name=one.name, memory_bytes=None, total_bytes=one.total_bytes)
-    if one.capability is not None:
-        gpu = replace(gpu, capability=one.capability)
-    ranks, stages = setup.tensor_parallel_size, setup.pipeline_parallel_size
-    shape = [f"tensor parallel {ranks}"] if ranks > 1 else []
-    shape += [f"pipeline parallel {stages}"] if stages > 1 else []
-    because = f"{'on' if len(cards) == 1 else 'shared by'} {names_of(cards)}"
-    because += f", {' x '.join(shape)}" if shape else ""
-    if setup.gpu_memory_utilization != DEFAULT_UTILIZATION:
-        because += f", {setup.gpu_memory_utilization:g} of its memory"
-    return Placement(
-        setup=replace(setup, gpu=gpu),
-        budgets=budgets_at(cards, setup.gpu_memory_utilization, eager=setup.enforce_eager),
-        because=because,
-        cards=cards,
-        whole=True,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edgekit.model.types import Cached, CachedBy
 
@@ -12,22 +12,10 @@ if TYPE_CHECKING:
     from edgekit.engines.vllm.types import ResolvedVllm, VllmSetup
     from edgekit.model.types import Model
 
-
-class RankWeightsKey(NamedTuple):
-    """What the weights of one rank depend on."""
-
-    tensor_parallel_size: int
-    quantization: str | None
-    capability: tuple[int, int]
-    dtype: str
-
-
-class FixedLinesKey(NamedTuple):
-    """What everything but the cache depends on."""
-
-    setup: VllmSetup
-    max_num_batched_tokens: int
-    max_num_seqs: int
+    # Tensor parallel size, quantization, compute capability, dtype.
+    RankWeightsKey = tuple[int, str | None, tuple[int, int], str]
+    # Setup, maximum tokens and sequences of a step.
+    FixedLinesKey = tuple[VllmSetup, int, int]
 
 
 class VllmPrepared:
@@ -37,9 +25,6 @@ class VllmPrepared:
         self.fullest_stage: CachedBy[VllmSetup, range] = CachedBy()
         self.fixed_lines: CachedBy[FixedLinesKey, tuple[MemoryLine, ...]] = CachedBy()
         self.weights: CachedBy[RankWeightsKey, VllmWeights] = CachedBy()
-        self.weight_lines: CachedBy[tuple[RankWeightsKey, range], tuple[MemoryLine, ...]] = (
-            CachedBy()
-        )
 
 
 def prepare(model: Model) -> VllmPrepared:

@@ -124,12 +124,6 @@ def read_plan(
         return SchemePlan(
             schemes=((None, scheme),), ignored=ListedModules((), architecture), online=True
         )
-    method = _method(stated)
-    schemes = tuple(_read(method, stated, architecture))
-    return SchemePlan(schemes=schemes, ignored=ListedModules(_ignored(stated), architecture))
-
-
-def _method(stated: Mapping[str, Any]) -> str:
     method = str(stated.get("quant_method") or "").lower()
     if not method and stated.get("quant_algo"):
         method = "modelopt"
@@ -139,7 +133,15 @@ def _method(stated: Mapping[str, Any]) -> str:
         raise RefusedError(f"vLLM 0.32 has deprecated the quantisation method {method!r}")
     if method not in METHODS:
         raise RefusedError(f"vLLM 0.32 does not support the quantisation method {method[:40]!r}")
-    return method
+    schemes = tuple(_read(method, stated, architecture))
+    nested = stated.get("quantization")
+    places = (stated, nested) if isinstance(nested, Mapping) else (stated,)
+    keys = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+    lists = (place.get(key) for place in places for key in keys)
+    ignored = [
+        x for listed in lists if isinstance(listed, list) for x in listed if isinstance(x, str)
+    ]
+    return SchemePlan(schemes=schemes, ignored=ListedModules(ignored, architecture))
 
 
 def check_capability(plan: SchemePlan, capability: tuple[int, int]) -> None:
@@ -169,67 +171,48 @@ def _online(requested: str | None) -> Scheme | None:
 def _read(
     method: str, stated: Mapping[str, Any], architecture: str
 ) -> Iterator[tuple[ListedModules | None, Scheme]]:
+    """The schemes of a method. Groups of modules may each have their own."""
     if "awq" in method or "gptq" in method:
-        yield None, _grouped(method, stated)
-    elif method.startswith("modelopt") or method == "compressed-tensors":
-        yield from _by_group(method, stated, architecture)
-    elif "mxfp4" in method:
-        yield (
-            None,
-            Scheme(method="mxfp4", weight_bits=4, group=32, scale_bytes=1, experts_only=True),
+        gptq = "gptq" in method
+        bits = stated.get("bits") or stated.get("w_bit")
+        if not _is_size(bits) or bits not in {4, 8}:
+            raise RefusedError(f"vLLM has no {method} kernel for {bits!r:.20} bits")
+        size = stated.get("group_size") or stated.get("q_group_size")
+        grouped = Scheme(
+            method="gptq" if gptq else "awq",
+            weight_bits=bits,
+            group=size if isinstance(size, int) else 128,
+            zero_bits=bits,
+            expert_biases=gptq,
         )
+        yield None, grouped
+    elif method.startswith("modelopt") or method == "compressed-tensors":
+        base = _MODELOPT if method.startswith("modelopt") else _COMPRESSED
+        groups = stated.get("config_groups")
+        listed = list(groups.values()) if isinstance(groups, Mapping) else []
+        listed = [group for group in listed if isinstance(group, Mapping)]
+        for group in listed:
+            targets = group.get("targets")
+            names = [x for x in targets if isinstance(x, str)] if isinstance(targets, list) else []
+            # a group that names a class ("Linear") applies to all other modules
+            is_listed = names and all("." in name for name in names)
+            modules = ListedModules(names, architecture) if is_listed else None
+            yield modules, _scheme_of(base, stated, group)
+        if not listed:
+            yield None, _by_algorithm(base, stated)
+    elif "mxfp4" in method:
+        mxfp4 = Scheme(method="mxfp4", weight_bits=4, group=32, scale_bytes=1, experts_only=True)
+        yield None, mxfp4
     elif "fp8" in method:
-        yield None, _fp8(stated)
+        fp8 = Scheme(method="fp8", weight_bits=8, attention_numbers=4)
+        block = _two(stated.get("weight_block_size"))
+        static = stated.get("activation_scheme") == "static"
+        if block is not None:
+            yield None, replace(fp8, block=block)
+        else:
+            yield None, replace(fp8, part_bytes=4, input_bytes=4 if static else 0)
     else:
         yield None, Scheme(method=method, weight_bits=16, basis=Basis.ASSUMED)  # an upper bound
-
-
-def _grouped(method: str, stated: Mapping[str, Any]) -> Scheme:
-    gptq = "gptq" in method
-    bits = stated.get("bits") or stated.get("w_bit")
-    if not _is_size(bits) or bits not in {4, 8}:
-        raise RefusedError(f"vLLM has no {method} kernel for {bits!r:.20} bits")
-    group = stated.get("group_size") or stated.get("q_group_size")
-    return Scheme(
-        method="gptq" if gptq else "awq",
-        weight_bits=bits,
-        group=group if isinstance(group, int) else 128,
-        zero_bits=bits,
-        expert_biases=gptq,
-    )
-
-
-def _fp8(stated: Mapping[str, Any]) -> Scheme:
-    base = Scheme(method="fp8", weight_bits=8, attention_numbers=4)
-    block = _two(stated.get("weight_block_size"))
-    if block is not None:
-        return replace(base, block=block)
-    static = stated.get("activation_scheme") == "static"
-    return replace(base, part_bytes=4, input_bytes=4 if static else 0)
-
-
-def _by_group(
-    method: str, stated: Mapping[str, Any], architecture: str
-) -> Iterator[tuple[ListedModules | None, Scheme]]:
-    """Groups of modules, each with its own scheme; a group that names classes applies to all other modules."""
-    base = _MODELOPT if method.startswith("modelopt") else _COMPRESSED
-    groups = stated.get("config_groups")
-    listed = list(groups.values()) if isinstance(groups, Mapping) else []
-    found = False
-    for group in listed:
-        if isinstance(group, Mapping):
-            found = True
-            yield _targets(group, architecture), _scheme_of(base, stated, group)
-    if not found:
-        yield None, _by_algorithm(base, stated)
-
-
-def _targets(group: Mapping[str, Any], architecture: str) -> ListedModules | None:
-    targets = group.get("targets")
-    names = [x for x in targets if isinstance(x, str)] if isinstance(targets, list) else []
-    if not names or any("." not in name for name in names):  # "Linear": a class
-        return None
-    return ListedModules(names, architecture)
 
 
 def _by_algorithm(base: Scheme, stated: Mapping[str, Any]) -> Scheme:
@@ -251,41 +234,37 @@ def _scheme_of(base: Scheme, stated: Mapping[str, Any], group: Mapping[str, Any]
     bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
     if not isinstance(weights, Mapping) or not _is_size(bits) or bits not in {4, 8}:
         return replace(base, basis=Basis.ASSUMED)
+    stated_size = weights.get("group_size")
+    size = stated_size if isinstance(stated_size, int) and stated_size > 0 else None
     if weights.get("type") == "int" and "pack" in str(group.get("format") or stated.get("format")):
-        return _packed(base, weights, bits)
+        return replace(
+            base,
+            weight_bits=bits,
+            group=size or -1,
+            zero_bits=0 if weights.get("symmetric", True) else bits,
+            linear_bytes=16,  # the shape before packing
+            expert_bytes=8,
+        )
     if bits == 4:  # NVFP4 in groups of 16 with a scale over all, MXFP4 in groups of 32
-        wide = weights.get("group_size") == 32
-        size = (32, 0) if wide else (16, 8)
-        return replace(base, weight_bits=4, scale_bytes=1, group=size[0], part_bytes=size[1])
+        wide = stated_size == 32
+        return replace(
+            base,
+            weight_bits=4,
+            scale_bytes=1,
+            group=32 if wide else 16,
+            part_bytes=0 if wide else 8,
+        )
     static = isinstance(inputs, Mapping) and inputs.get("dynamic") is False
-    return replace(_scaled(base, weights), input_bytes=4 if static else 0)
-
-
-def _packed(base: Scheme, weights: Mapping[str, Any], bits: int) -> Scheme:
-    group = weights.get("group_size")
-    return replace(
-        base,
-        weight_bits=bits,
-        group=group if isinstance(group, int) and group > 0 else -1,
-        zero_bits=0 if weights.get("symmetric", True) else bits,
-        linear_bytes=16,  # the shape before packing
-        expert_bytes=8,
-    )
-
-
-def _scaled(base: Scheme, weights: Mapping[str, Any]) -> Scheme:
-    group = weights.get("group_size")
+    scaled = replace(base, weight_bits=8, input_bytes=4 if static else 0)
     match weights.get("strategy"):
         case "channel":
-            return replace(base, weight_bits=8, group=-1, scale_bytes=4)
+            return replace(scaled, group=-1, scale_bytes=4)
         case "block":
-            return replace(
-                base, weight_bits=8, block=_two(weights.get("block_structure")) or (128, 128)
-            )
-        case "group" if isinstance(group, int) and group > 0:
-            return replace(base, weight_bits=8, group=group)
+            return replace(scaled, block=_two(weights.get("block_structure")) or (128, 128))
+        case "group" if size is not None:
+            return replace(scaled, group=size)
         case _:
-            return replace(base, weight_bits=8, part_bytes=4)
+            return replace(scaled, part_bytes=4)
 
 
 def _two(value: Any) -> tuple[int, int] | None:
@@ -295,16 +274,6 @@ def _two(value: Any) -> tuple[int, int] | None:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _ignored(stated: Mapping[str, Any]) -> tuple[str, ...]:
-    nested = stated.get("quantization")
-    places = (stated, nested) if isinstance(nested, Mapping) else (stated,)
-    keys = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
-    lists = (place.get(key) for place in places for key in keys)
-    return tuple(
-        x for listed in lists if isinstance(listed, list) for x in listed if isinstance(x, str)
-    )
 
 
 # fmt: off
@@ -351,25 +320,19 @@ class ListedModules:
         outside = _OUTSIDE_MLP if vllm_model(architecture).experts_outside_mlp else {}
         leaves = {**LEAVES, **outside}
         self._roles: dict[int | None, set[TensorRole]] = {}
-        known: dict[str, frozenset[TensorRole]] = {}
+        known: dict[str, set[TensorRole]] = {}
         for pattern in patterns[:MOST_PATTERNS]:
             layer, rest = _parse(pattern)
-            if rest not in known:
-                known[rest] = _covered(rest, leaves)
+            if rest not in known:  # roles whose module name has `rest` as whole segments
+                known[rest] = {
+                    role
+                    for role, names in leaves.items()
+                    if rest and any(f".{rest}." in f".{name}." for name in names)
+                }
             self._roles.setdefault(layer, set()).update(known[rest])
 
     def covers(self, role: TensorRole, layer: int | None) -> bool:
         return any(role in self._roles.get(place, ()) for place in (None, layer))
-
-
-def _covered(rest: str, leaves: Mapping[TensorRole, tuple[str, ...]]) -> frozenset[TensorRole]:
-    """Roles whose module name has `rest` as whole segments."""
-    inner = f".{rest}."
-    return frozenset(
-        role
-        for role, names in leaves.items()
-        if rest and any(inner in f".{name}." for name in names)
-    )
 
 
 def _parse(pattern: str) -> tuple[int | None, str]:

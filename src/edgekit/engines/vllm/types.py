@@ -99,10 +99,6 @@ class CacheGroup:
     def spec(self) -> CacheSpec:
         return self.members[0][1]
 
-    @property
-    def page_bytes(self) -> int:
-        return sum(spec.page_bytes for _, spec in self.members)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedVllm:
@@ -126,8 +122,7 @@ class BlockPool:
 
     blocks_per_group: tuple[int, ...]
     request_bytes: int
-    available_bytes: int | None  # None: neither a GPU nor a size was given
-    num_blocks: int | None  # None: unknown, or refused
+    num_blocks: int | None  # None: refused, or neither a GPU nor a size was given
     refused: str = ""
 
     @property

@@ -8,7 +8,7 @@ total errs on the high side.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -28,7 +28,7 @@ from edgekit.engines.vllm.expected import (
     stages,
 )
 from edgekit.engines.vllm.models import attention_of, recurrent_of, vllm_model
-from edgekit.engines.vllm.prepared import RankWeightsKey, prepare
+from edgekit.engines.vllm.prepared import prepare
 from edgekit.engines.vllm.schemes import check_capability, read_plan
 from edgekit.engines.vllm.types import DTYPE_BYTES, ResolvedVllm, VllmSetup
 from edgekit.errors import UnknownArchitectureError
@@ -58,32 +58,22 @@ def fullest_stage(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> ran
 
 
 def weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights:
-    key = _weights_key(setup, resolved)
-    return prepare(model).weights.get(key, lambda: _weigh(model, setup, resolved))
+    key = (setup.tensor_parallel_size, setup.quantization, setup.gpu.capability, resolved.dtype)
+    return prepare(model).weights.get(key, lambda: _weigh(model, setup, resolved.dtype))
 
 
-def _weights_key(setup: VllmSetup, resolved: ResolvedVllm) -> RankWeightsKey:
-    return RankWeightsKey(
-        setup.tensor_parallel_size, setup.quantization, setup.gpu.capability, resolved.dtype
-    )
-
-
-def _weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights:
+def _weigh(model: Model, setup: VllmSetup, dtype: str) -> VllmWeights:
     plan = read_plan(model.header.config, model.geometry.architecture, setup.quantization)
     if plan is not None:
         check_capability(plan, setup.gpu.capability)
-    cast = Cast(dtype=resolved.dtype, ranks=setup.tensor_parallel_size, gpu=setup.gpu, plan=plan)
+    cast = Cast(dtype=dtype, ranks=setup.tensor_parallel_size, gpu=setup.gpu, plan=plan)
     if model.header.tensors is None:
         return expected_weights(model, cast)
-    if plan is not None and plan.online:
-        return _quantized_while_loading(model, cast)
-    return stored_weights(model, cast)
-
-
-def _quantized_while_loading(model: Model, cast: Cast) -> VllmWeights:
-    """The stored plain tensors, less what the linear layers save (quantization/online/fp8.py)."""
+    if plan is None or not plan.online:
+        return stored_weights(model, cast)
+    # the stored plain tensors, less what the linear layers save (quantization/online/fp8.py)
     plain = replace(cast, plan=None)
-    stored = stored_weights(model, plain)
+    stored = replace(stored_weights(model, plain), online=True)
     try:
         before, after = expected_weights(model, plain), expected_weights(model, cast)
     except UnknownArchitectureError:  # unknown which tensors are linear layers: an upper bound
@@ -102,19 +92,9 @@ def weight_lines(
     model: Model, setup: VllmSetup, resolved: ResolvedVllm, stage: range
 ) -> tuple[MemoryLine, ...]:
     weights = weigh(model, setup, resolved)
-    return prepare(model).weight_lines.get(
-        (_weights_key(setup, resolved), stage),
-        lambda: _lines(model, setup, resolved, stage, weights),
-    )
-
-
-def _lines(
-    model: Model, setup: VllmSetup, resolved: ResolvedVllm, stage: range, weights: VllmWeights
-) -> tuple[MemoryLine, ...]:
     stored = model.header.tensors is not None
     because = "tensors in the files" if stored else "tensors of the architecture"
-    plan = read_plan(model.header.config, model.geometry.architecture, setup.quantization)
-    if plan is not None and plan.online:
+    if weights.online:
         because += f", linear layers quantised to {setup.quantization} while loading"
     if setup.tensor_parallel_size > 1:
         because += f", one of {setup.tensor_parallel_size} ranks"
@@ -156,24 +136,24 @@ def _lines(
 
 def tower_parameters(config: Mapping[str, Any], hidden: int) -> int:
     """Parameters of all vision and audio towers, modelled; 0 without towers."""
-    found = (config.get(name) for name, _ in TOWER_SECTIONS)
-    sections = (section for section in found if isinstance(section, Mapping) and section)
-    return sum(_tower(config, section, hidden) for section in sections)
-
-
-def _tower(config: Mapping[str, Any], section: Mapping[str, Any], hidden: int) -> int:
-    layers = _number(section, TOWER_LAYERS)
-    own = _number(section, ("embed_dim", *TOWER_HIDDEN))
-    if not layers or not own:
-        return UNKNOWN_TOWER_PARAMETERS
-    width = _number(section, ("intermediate_size", "ffn_dim", "encoder_ffn_dim")) or 4 * own
-    matrices = 3 if str(config.get("model_type")) in _THREE_MATRICES else 2
-    blocks = layers * (4 * own * own + matrices * own * width)
-    # Projectors into the language model: one, and one for each deepstack layer. Qwen joins squares of patches first.
-    merged = own * (_number(section, ("spatial_merge_size",)) or 1) ** 2
-    deepstack = section.get("deepstack_visual_indexes")
-    projectors = 1 + (len(deepstack) if isinstance(deepstack, list) else 0)
-    return int((blocks + projectors * merged * (merged + hidden)) * SMALL_TABLES)
+    total = 0
+    for section in (config.get(name) for name, _ in TOWER_SECTIONS):
+        if not isinstance(section, Mapping) or not section:
+            continue
+        layers = _number(section, TOWER_LAYERS)
+        own = _number(section, ("embed_dim", *TOWER_HIDDEN))
+        if not layers or not own:
+            total += UNKNOWN_TOWER_PARAMETERS
+            continue
+        width = _number(section, ("intermediate_size", "ffn_dim", "encoder_ffn_dim")) or 4 * own
+        matrices = 3 if str(config.get("model_type")) in _THREE_MATRICES else 2
+        blocks = layers * (4 * own * own + matrices * own * width)
+        # Projectors into the language model: one, and one per deepstack layer. Qwen joins squares of patches first.
+        merged = own * (_number(section, ("spatial_merge_size",)) or 1) ** 2
+        deepstack = section.get("deepstack_visual_indexes")
+        projectors = 1 + (len(deepstack) if isinstance(deepstack, list) else 0)
+        total += int((blocks + projectors * merged * (merged + hidden)) * SMALL_TABLES)
+    return total
 
 
 def _number(section: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
@@ -205,7 +185,7 @@ _CUTS = tuple(
     for names, cut in (
         (_VOCABULARY, Cut.VOCABULARY),
         ("k_proj|v_proj|key|value", Cut.KV),
-        (_FUSED, None),
+        (_FUSED, Cut.FUSED),
         (_ROW, Cut.ROW),
         (_COLUMN, Cut.COLUMN),
     )
@@ -223,96 +203,69 @@ _EXPERT = re.compile(r"\.experts[._]")
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    module: str
-    parameter: str
+    """A stored tensor, by the parts of its name."""
+
+    tensor: Tensor
     role: Role
+    module: str
+    parameter: str  # "": not recognised
+    layer: Layer | None
 
 
 def stored_weights(model: Model, cast: Cast) -> VllmWeights:
-    layers = len(model.geometry.layers)
-    sizes = [0] * layers
-    outside = [0, 0]
-    for tensor, role in _loaded(model):
-        block = block_of(tensor.name)
-        layer = block if block is not None and block < layers and role is not Role.TOWER else None
-        size = _tensor_bytes(model, tensor, _name(tensor.name, role), layer, cast)
-        if layer is None:
-            last = role is Role.OUTPUT or (role is Role.NORM and "embed" not in tensor.name)
-            outside[last] += size
+    layers, tensors = model.geometry.layers, model.header.tensors or ()
+    main = None if cast.plan is None else cast.plan.main
+    tied = model.geometry.tied_embeddings is True
+    headless = vllm_model(model.geometry.architecture).head_without_bias
+    sizes, outside = [0] * len(layers), [0, 0]
+    for tensor, role in zip(tensors, roles_of(tensors, layers=len(layers)), strict=True):
+        # not loaded: prediction layers, the copy of a tied embedding, tables that vLLM computes
+        unused = tied or (tensor.name.endswith(".bias") and headless)
+        if role is Role.MTP or (role is Role.OUTPUT and unused) or _NOT_LOADED.search(tensor.name):
+            continue
+        block, last = block_of(tensor.name), _LAST.search(tensor.name)
+        if block is not None and (block >= len(layers) or role is Role.TOWER):
+            block = None  # not a layer of the language model
+        named = _Named(
+            tensor=tensor,
+            role=role,
+            module=tensor.name if last is None else tensor.name[: last.start()],
+            parameter="" if last is None else last[1],
+            layer=None if block is None else layers[block],
+        )
+        size = _tensor_bytes(model, named, cast)
+        if block is not None:
+            sizes[block] += size
         else:
-            sizes[layer] += size
-    for layer_index, more in _not_in_files(model, cast):
-        sizes[layer_index] += more
-    basis = Basis.EXACT if cast.plan is None else cast.plan.basis
+            is_after = role is Role.OUTPUT or (role is Role.NORM and "embed" not in tensor.name)
+            outside[is_after] += size
+    # not in the files: scales of attention, biases of experts, and experts that are padded
+    for layer in layers:
+        sizes[layer.index] += attention_scale_bytes(layer.mixer, cast)
+        experts = layer.experts
+        if main is not None and main.expert_biases and experts is not None:
+            # GPTQ's experts have biases whether the checkpoint does or not (auto_gptq.py)
+            wide = (2 if experts.gated else 1) * experts.width // cast.ranks
+            numbers = experts.count * (wide + model.geometry.hidden)
+            sizes[layer.index] += numbers * DTYPE_BYTES[cast.dtype]
+    if main is not None and main.method == "mxfp4":
+        for index, size in expected_bytes(model, cast, EXPERT_ROLES):
+            sizes[index] += size
     return VllmWeights(
         before_bytes=outside[0],
         layer_bytes=tuple(sizes),
         after_bytes=outside[1],
-        basis=basis,
-        tied=model.geometry.tied_embeddings is True,
+        basis=Basis.EXACT if cast.plan is None else cast.plan.basis,
+        tied=tied,
     )
 
 
-def _loaded(model: Model) -> Iterator[tuple[Tensor, Role]]:
-    """The tensors that vLLM loads: no prediction layers, no copy of a tied embedding, no tables that it computes."""
-    tensors = model.header.tensors or ()
-    tied = model.geometry.tied_embeddings is True
-    headless = vllm_model(model.geometry.architecture).head_without_bias
-    roles = roles_of(tensors, layers=len(model.geometry.layers))
-    for tensor, role in zip(tensors, roles, strict=True):
-        copied = tied and role is Role.OUTPUT
-        unused = role is Role.OUTPUT and tensor.name.endswith(".bias") and headless
-        if role is Role.MTP or copied or unused:
-            continue
-        if _NOT_LOADED.search(tensor.name) is None:
-            yield tensor, role
-
-
-def _not_in_files(model: Model, cast: Cast) -> Iterator[tuple[int, int]]:
-    """(layer, bytes) of scales of attention, biases of experts and padded experts, which follow from the config."""
-    for layer in model.geometry.layers:
-        yield (
-            layer.index,
-            attention_scale_bytes(layer.mixer, cast) + _expert_biases(model, layer, cast),
-        )
-    if _pads_experts(cast):
-        yield from expected_bytes(model, cast, EXPERT_ROLES)
-
-
-def _expert_biases(model: Model, layer: Layer, cast: Cast) -> int:
-    """GPTQ's experts have biases whether the checkpoint does or not (auto_gptq.py)."""
-    experts = layer.experts
-    if cast.plan is None or not cast.plan.main.expert_biases or experts is None:
-        return 0
-    wide = (2 if experts.gated else 1) * experts.width // cast.ranks
-    return experts.count * (wide + model.geometry.hidden) * DTYPE_BYTES[cast.dtype]
-
-
-def _pads_experts(cast: Cast) -> bool:
-    return cast.plan is not None and cast.plan.main.method == "mxfp4"
-
-
-def _tensor_bytes(
-    model: Model, tensor: Tensor, named: _Named, layer: int | None, cast: Cast
-) -> int:
-    expert = _EXPERT.search(tensor.name) is not None
-    if expert and _pads_experts(cast):
-        return 0
-    if (fixed := _fixed_bytes(named, cast, expert=expert)) is not None:
-        return fixed
-    whole = None if layer is None else model.geometry.layers[layer]
-    return int(_element_bytes(model, tensor, named, cast) * _share(tensor, named, whole, cast))
-
-
-def _name(name: str, role: Role) -> _Named:
-    found = _LAST.search(name)
-    if found is None:
-        return _Named(name, "", role)
-    return _Named(name[: found.start()], found[1], role)
-
-
-def _fixed_bytes(named: _Named, cast: Cast, *, expert: bool) -> int | None:
-    """Bytes of parameters that vLLM has once per fused matrix or not at all; None for all others."""
+def _tensor_bytes(model: Model, named: _Named, cast: Cast) -> int:
+    """Bytes on one rank. Some parameters vLLM has once per fused matrix, or not at all."""
+    main = None if cast.plan is None else cast.plan.main
+    expert = _EXPERT.search(named.tensor.name) is not None
+    if expert and main is not None and main.method == "mxfp4":
+        return 0  # padded: counted as expected
     is_fused_later = _FUSED_AFTER_FIRST.search(named.module) is not None
     match named.parameter:
         case "g_idx" | "weight_g_idx":
@@ -321,88 +274,76 @@ def _fixed_bytes(named: _Named, cast: Cast, *, expert: bool) -> int | None:
             return 0
         case "weight_shape":
             return 2 * (DTYPE_BYTES[cast.dtype] if expert else 8)
-        case "input_scale" if (
-            expert and is_fused_later and cast.plan and cast.plan.main.input_bytes
-        ):
+        case "input_scale" if expert and is_fused_later and main and main.input_bytes:
             return 0
         case _:
-            return None
+            return int(_element_bytes(model, named, cast) * _share(named, cast))
 
 
-def _element_bytes(model: Model, tensor: Tensor, named: _Named, cast: Cast) -> int:
+def _element_bytes(model: Model, named: _Named, cast: Cast) -> int:
     """The whole tensor, in the dtype in which vLLM stores it."""
+    tensor, architecture = named.tensor, model.geometry.architecture
     if tensor.type.name not in _FLOATS:
         return tensor.size_bytes
-    architecture = model.geometry.architecture
-    is_f32 = named.parameter in _IN_F32
+    is_f32 = named.parameter in _IN_F32 or "indexer.k_norm" in tensor.name
     if named.role is Role.ROUTER:
-        weight = named.parameter == "weight" and router_in_f32(architecture, cast.gpu)
-        true_bias = vllm_model(architecture).router_bias_as_model
-        chooses = named.parameter == "bias" and not true_bias
-        is_f32 = (
-            is_f32
-            or weight
-            or chooses
-            or "correction" in tensor.name
-            or "expert_bias" in tensor.name
-        )
-    if "indexer.k_norm" in tensor.name:
-        is_f32 = True
+        if named.parameter == "weight":
+            is_f32 = is_f32 or router_in_f32(architecture, cast.gpu)
+        elif named.parameter == "bias":
+            is_f32 = is_f32 or not vllm_model(architecture).router_bias_as_model
+        is_f32 = is_f32 or "correction" in tensor.name or "expert_bias" in tensor.name
     if named.parameter == "weight_scale" and tensor.type.name != "F32":
         is_f32 = False
     return tensor.elements * (F32_BYTES if is_f32 else DTYPE_BYTES[cast.dtype])
 
 
-def _share(tensor: Tensor, named: _Named, whole: Layer | None, cast: Cast) -> Fraction:
+def _share(named: _Named, cast: Cast) -> Fraction:
     """The part of the tensor that one rank has."""
-    cut = _cut(tensor, named, whole, cast.ranks)
+    cut, tensor = _cut(named), named.tensor
+    kind = None if named.layer is None else attention_of(named.layer.mixer)
+    heads, kv_heads = getattr(kind, "heads", 0), getattr(kind, "kv_heads", 0)
     if cut is Cut.VOCABULARY and tensor.shape:
         return Fraction(padded(tensor.shape[0]), tensor.shape[0] * cast.ranks)
     if cast.ranks == 1 or cut is Cut.WHOLE or tensor.elements == 1:
         return Fraction(1)
     if cut is Cut.KV:
-        kind = None if whole is None else attention_of(whole.mixer)
-        heads = int(getattr(kind, "kv_heads", 0))
-        return Fraction(max(1, heads // cast.ranks), heads) if heads else Fraction(1, cast.ranks)
-    if isinstance(cut, Fraction):
-        return cut
+        if not kv_heads:
+            return Fraction(1, cast.ranks)
+        return Fraction(max(1, kv_heads // cast.ranks), kv_heads)
+    if cut is Cut.FUSED:
+        if not heads or not kv_heads:
+            return Fraction(1)
+        part = heads // cast.ranks + 2 * max(1, kv_heads // cast.ranks)
+        return Fraction(part, heads + 2 * kv_heads)
     one_per_row = len(tensor.shape) == 1 or tensor.shape[-1] == 1
     if cut is Cut.ROW and one_per_row:  # biases and scales per output
         return Fraction(1)
-    return Fraction(1, cast.ranks) * _copied(tensor, named, whole, cast.ranks)
+    state, rows = recurrent_of(named.layer), tensor.shape[0]
+    if (
+        state is not None
+        and state.cell is Cell.MAMBA2
+        and state.groups % cast.ranks
+        and rows > state.inner
+        and _WITH_GROUPS.search(named.module)
+    ):
+        # B and C are copied until every rank has a group
+        more = 2 * (cast.ranks - state.groups) * state.state_size
+        return Fraction(rows + more, rows * cast.ranks)
+    return Fraction(1, cast.ranks)
 
 
-def _copied(tensor: Tensor, named: _Named, layer: Layer | None, ranks: int) -> Fraction:
-    """Factor for Mamba-2's B and C, which are copied until every rank has a group."""
-    state = recurrent_of(layer)
-    if state is None or state.cell is not Cell.MAMBA2 or state.groups % ranks == 0:
-        return Fraction(1)
-    rows = tensor.shape[0]
-    holds = _WITH_GROUPS.search(named.module) is not None and rows > state.inner
-    more = 2 * (ranks - state.groups) * state.state_size if holds else 0
-    return Fraction(rows + more, rows)
-
-
-def _cut(tensor: Tensor, named: _Named, layer: Layer | None, ranks: int) -> Cut | Fraction:
+def _cut(named: _Named) -> Cut:
     if named.role in {Role.TOWER, Role.ROUTER}:
         return Cut.WHOLE
-    state = recurrent_of(layer)
     if named.parameter in _BY_HEAD:
         return Cut.COLUMN
     if named.role is Role.NORM:
-        gated = state is not None and state.cell is Cell.MAMBA2 and tensor.shape == (state.inner,)
-        return Cut.COLUMN if gated and _GATED_NORM.search(named.module) else Cut.WHOLE
+        state = recurrent_of(named.layer)
+        gated = state is not None and state.cell is Cell.MAMBA2
+        is_inner = state is not None and named.tensor.shape == (state.inner,)
+        is_split = gated and is_inner and _GATED_NORM.search(named.module)
+        return Cut.COLUMN if is_split else Cut.WHOLE
     for pattern, cut in _CUTS:
         if pattern.search(named.module):
-            return _fused(layer, ranks) if cut is None else cut
-    if _EXPERT.search(tensor.name):
-        return Cut.COLUMN
-    return Cut.WHOLE
-
-
-def _fused(layer: Layer | None, ranks: int) -> Fraction:
-    kind = None if layer is None else attention_of(layer.mixer)
-    heads, kv_heads = getattr(kind, "heads", 0), getattr(kind, "kv_heads", 0)
-    if not heads or not kv_heads:
-        return Fraction(1)
-    return Fraction(heads // ranks + 2 * max(1, kv_heads // ranks), heads + 2 * kv_heads)
+            return cut
+    return Cut.COLUMN if _EXPERT.search(named.tensor.name) else Cut.WHOLE
