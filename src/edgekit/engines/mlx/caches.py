@@ -255,95 +255,76 @@ def layer_caches(
     found: list[tuple[int, LayerCache]] = []
     made: dict[LayerKind, tuple[LayerCache, ...]] = {}
     rotates = model.rotates and (listed or not model.rotates_as_listed)
+    # --max-kv-size makes every cache rotate in models without their own make_cache
+    limit = None if model.own_cache else setup.max_kv_size
     for layer in geometry.layers:
         if layer.mixer not in made:
-            made[layer.mixer] = tuple(
-                _limited(one, model, setup)
-                for one in _caches_of(layer.mixer, model, item_bytes, rotates=rotates)
-            )
+            caches = tuple(_caches_of(layer.mixer, model, item_bytes, rotates=rotates))
+            if limit is not None:
+                caches = tuple(
+                    one
+                    if isinstance(one, StateCache)
+                    else replace(
+                        one,
+                        growth=Growth.ROTATING,
+                        tokens=limit,
+                        keep=MAX_KV_SIZE_KEEP,
+                        quantizable=True,
+                    )
+                    for one in caches
+                )
+            made[layer.mixer] = caches
         found += [(layer.index, one) for one in made[layer.mixer]]
     return tuple(found)
-
-
-def _limited(one: LayerCache, model: MlxModel, setup: MlxSetup) -> LayerCache:
-    """--max-kv-size makes every cache rotate in models without their own make_cache."""
-    if isinstance(one, StateCache) or model.own_cache or setup.max_kv_size is None:
-        return one
-    return replace(
-        one,
-        growth=Growth.ROTATING,
-        tokens=setup.max_kv_size,
-        keep=MAX_KV_SIZE_KEEP,
-        quantizable=True,
-    )
 
 
 def _caches_of(
     kind: LayerKind, model: MlxModel, item_bytes: int, *, rotates: bool
 ) -> Iterator[LayerCache]:
+    quantizable, index_dim = not model.listed_caches, 0
     match kind:
         case Attention():
-            yield from _attention(kind, model, rotates=rotates)
-        case LatentAttention():
-            yield from _latent(kind, model)
+            growth, index_dim = _GROWTHS[kind.span] if rotates else Growth.FULL, kind.index_dim
+            yield TokenCache(
+                growth=growth,
+                heads=kind.kv_heads,
+                key_dim=kind.key_dim,
+                value_dim=kind.value_dim,
+                queries=kind.heads,
+                tokens=0 if growth is Growth.FULL else kind.span_tokens,
+                quantizable=quantizable,
+            )
+        case LatentAttention():  # the latent as key and the rotary part as value, or all heads
+            index_dim, heads = kind.index_dim, kind.heads if model.full_heads else 1
+            yield TokenCache(
+                growth=Growth.FULL,
+                heads=heads,
+                key_dim=kind.key_dim if model.full_heads else kind.latent_dim,
+                value_dim=kind.value_dim if model.full_heads else kind.rope_dim,
+                queries=heads,
+                quantizable=quantizable,
+            )
         case Recurrent():
-            yield from _states(kind, model, item_bytes)
+            f32 = kind.cell in _F32_CELLS or (kind.cell is Cell.LIGHTNING and model.f32_lightning)
+            if kind.conv_elements:
+                yield StateCache(name="conv", elements=kind.conv_elements, item_bytes=item_bytes)
+            if kind.state_elements:
+                size = 4 if f32 else item_bytes
+                yield StateCache(name="state", elements=kind.state_elements, item_bytes=size)
         case HybridLayer():
-            yield from _states(kind.recurrent, model, item_bytes)
-            yield from _attention(kind.attention, model, rotates=rotates)
+            yield from _caches_of(kind.recurrent, model, item_bytes, rotates=rotates)
+            yield from _caches_of(kind.attention, model, item_bytes, rotates=rotates)
         case SharedCache() if not model.shares:
-            yield from _attention(kind.attention, model, rotates=rotates)
-
-
-def _attention(kind: Attention, model: MlxModel, *, rotates: bool) -> Iterator[LayerCache]:
-    growth = _GROWTHS[kind.span] if rotates else Growth.FULL
-    yield TokenCache(
-        growth=growth,
-        heads=kind.kv_heads,
-        key_dim=kind.key_dim,
-        value_dim=kind.value_dim,
-        queries=kind.heads,
-        tokens=0 if growth is Growth.FULL else kind.span_tokens,
-        quantizable=not model.listed_caches,
-    )
-    yield from _indexer(kind.index_dim, model)
-
-
-def _latent(kind: LatentAttention, model: MlxModel) -> Iterator[LayerCache]:
-    """The latent as key and the rotary part as value; or the keys and values of all heads."""
-    heads, key_dim, value_dim = 1, kind.latent_dim, kind.rope_dim
-    if model.full_heads:
-        heads, key_dim, value_dim = kind.heads, kind.key_dim, kind.value_dim
-    yield TokenCache(
-        growth=Growth.FULL,
-        heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        queries=heads,
-        quantizable=not model.listed_caches,
-    )
-    yield from _indexer(kind.index_dim, model)
-
-
-def _indexer(width: int, model: MlxModel) -> Iterator[LayerCache]:
-    if width:
+            yield from _caches_of(kind.attention, model, item_bytes, rotates=rotates)
+    if index_dim:
         yield TokenCache(
             growth=Growth.FULL,
             heads=1,
-            key_dim=width,
-            value_dim=width if model.index_values else 0,
+            key_dim=index_dim,
+            value_dim=index_dim if model.index_values else 0,
             queries=1,
-            quantizable=not model.listed_caches,
+            quantizable=quantizable,
         )
-
-
-def _states(kind: Recurrent, model: MlxModel, item_bytes: int) -> Iterator[LayerCache]:
-    f32 = kind.cell in _F32_CELLS or (kind.cell is Cell.LIGHTNING and model.f32_lightning)
-    if kind.conv_elements:
-        yield StateCache(name="conv", elements=kind.conv_elements, item_bytes=item_bytes)
-    if kind.state_elements:
-        size = 4 if f32 else item_bytes
-        yield StateCache(name="state", elements=kind.state_elements, item_bytes=size)
 
 
 def check_quantized(

@@ -47,10 +47,11 @@ _LM_STUDIO_GROUPS = frozenset({32, 64, 128})
 
 def commands(startup: Startup) -> Iterator[Command]:
     """mlx_lm.server has neither quantised nor limited caches: with these mlx_lm.generate runs the model."""
-    packed = _conversion(startup)
-    model = startup.repository_word
-    notes: list[str] = []
-    if packed is not None:
+    setup, model = MlxSetup.of(startup.setup), startup.repository_word
+    packed, notes = setup.quantize, list[str]()
+    if packed is None and NOT_QUANTISED in startup.verdict.estimate.notes:
+        packed = Quantize(packing=FOUR_BIT)
+    if isinstance(packed, Quantize) and packed.rest:
         here = startup.files is not None and startup.files.origin is Origin.LOCAL
         found = None if here else _published(startup.label, packed)
         if found is None:
@@ -60,21 +61,11 @@ def commands(startup: Startup) -> Iterator[Command]:
             found = converted_name(startup.label, packed)
             notes = [f"load the folder that mlx_lm.convert writes: {found}"]
         model = found
-    setup = MlxSetup.of(startup.setup)
     if setup.kv_bits is None and setup.max_kv_size is None:
         yield _server(startup, model)
     else:
         yield _generate(startup, model)
     yield from lm_studio_texts(startup, list(_settings(startup)), model=model, notes=notes)
-
-
-def _conversion(startup: Startup) -> Quantize | None:
-    """How the weights have to be quantised first; None if they are used as stored."""
-    setup = MlxSetup.of(startup.setup)
-    quantize = setup.quantize
-    if quantize is None and NOT_QUANTISED in startup.verdict.estimate.notes:
-        return Quantize(packing=FOUR_BIT)
-    return quantize if isinstance(quantize, Quantize) and quantize.rest else None
 
 
 def _published(label: str, packed: Quantize) -> str | None:

@@ -180,8 +180,21 @@ def _operations(
     yield norm
     if dense is not None:
         yield from _feed_forward(hidden, dense.width)
-    if experts is not None:
-        yield from _experts(experts, hidden)
+    if experts is not None:  # every token is copied for each of its experts
+        within = experts.latent or hidden
+        copied, wide = experts.used * within, experts.used * experts.width
+        weights = experts.count * within * experts.width
+        yield Operation(experts.count, hidden, hidden * experts.count)
+        yield Operation(2 * experts.count, experts.count)  # sorted, as 32-bit numbers
+        yield Operation(copied, within)
+        for _ in ("gate", "up"):
+            yield Operation(wide, copied, weights)
+        yield Operation(0, 2 * wide)
+        yield Operation(copied, wide, weights)
+        yield Operation(copied, copied)  # back in the order of the tokens
+        yield Operation(hidden, copied)
+        if experts.shared_width:
+            yield from _feed_forward(hidden, experts.shared_width)
     yield added
 
 
@@ -192,80 +205,43 @@ def _feed_forward(hidden: int, width: int) -> Iterator[Operation]:
     yield Operation(hidden, width, hidden * width)
 
 
-def _experts(experts: Experts, hidden: int) -> Iterator[Operation]:
-    """Every token is copied for each of its experts, and the results are put back in order."""
-    within = experts.latent or hidden
-    copied, wide = experts.used * within, experts.used * experts.width
-    weights = experts.count * within * experts.width
-    yield Operation(experts.count, hidden, hidden * experts.count)
-    yield Operation(2 * experts.count, experts.count)  # sorted, as 32-bit numbers
-    yield Operation(copied, within)
-    for _ in ("gate", "up"):
-        yield Operation(wide, copied, weights)
-    yield Operation(0, 2 * wide)
-    yield Operation(copied, wide, weights)
-    yield Operation(copied, copied)  # back in the order of the tokens
-    yield Operation(hidden, copied)
-    if experts.shared_width:
-        yield from _feed_forward(hidden, experts.shared_width)
-
-
 def _mixer(kind: LayerKind, hidden: int) -> Iterator[Operation]:
     match kind:
-        case Attention():
-            yield from _attention(kind, hidden)
-        case SharedCache():
-            yield from _attention(kind.attention, hidden)
-        case HybridLayer():
-            yield from _attention(kind.attention, hidden)
-            yield from _recurrent(kind.recurrent, hidden)
+        case Attention():  # Q, K, V, both rotated, the output; a gate is as wide as the queries
+            queries, keys = kind.heads * kind.key_dim, kind.kv_heads * kind.key_dim
+            values, out = kind.kv_heads * kind.value_dim, kind.heads * kind.value_dim
+            for width in (queries, keys, values):
+                yield Operation(width, hidden, hidden * width)
+            if kind.gated:
+                yield Operation(queries, hidden, hidden * queries)
+                yield Operation(queries, queries)
+            yield Operation(queries, queries)
+            yield Operation(keys, keys)
+            yield Operation(0, 2 * (keys + values), older=keys + values)  # into the cache
+            yield Operation(out, queries + keys + values)
+            yield Operation(hidden, out, out * hidden)
         case LatentAttention():
-            yield from _latent(kind, hidden)
-        case Recurrent():
-            yield from _recurrent(kind, hidden)
-        case NoCache() if kind.attention is not None:
-            yield from _attention(kind.attention, hidden)
-        case _:
-            return
-
-
-def _attention(kind: Attention, hidden: int) -> Iterator[Operation]:
-    """Q, K, V, both rotated, the output; a gate is as wide as the queries."""
-    queries, keys = kind.heads * kind.key_dim, kind.kv_heads * kind.key_dim
-    values, out = kind.kv_heads * kind.value_dim, kind.heads * kind.value_dim
-    for width in (queries, keys, values):
-        yield Operation(width, hidden, hidden * width)
-    if kind.gated:
-        yield Operation(queries, hidden, hidden * queries)
-        yield Operation(queries, queries)
-    yield Operation(queries, queries)
-    yield Operation(keys, keys)
-    yield Operation(0, 2 * (keys + values), older=keys + values)  # into the cache
-    yield Operation(out, queries + keys + values)
-    yield Operation(hidden, out, out * hidden)
-
-
-def _latent(kind: LatentAttention, hidden: int) -> Iterator[Operation]:
-    keys, latent = kind.heads * kind.key_dim, kind.heads * kind.latent_dim
-    yield Operation(kind.query_rank, hidden)
-    for width in (keys, latent, keys, latent, latent):  # queries against the latent
-        yield Operation(width, keys)
-    yield Operation(kind.heads * kind.value_dim, latent)
-    yield Operation(hidden, kind.heads * kind.value_dim)
-
-
-def _recurrent(kind: Recurrent, hidden: int) -> Iterator[Operation]:
-    """Projection, convolution, activation, output; for Mamba-2 also a scan in pieces of 256."""
-    inner, keys = kind.inner, kind.groups * kind.state_size
-    pieces = _SCAN_COPIES * kind.heads * 2 * _SCAN_STEP if kind.cell is Cell.MAMBA2 else 0
-    yield Operation(2 * inner, hidden)
-    for _ in range(3):
-        yield Operation(inner + 2 * keys, inner)
-    for _ in range(4):
-        yield Operation(inner, inner)
-    if pieces:
-        yield Operation(pieces, inner)
-    yield Operation(hidden, inner)
+            keys, latent = kind.heads * kind.key_dim, kind.heads * kind.latent_dim
+            yield Operation(kind.query_rank, hidden)
+            for width in (keys, latent, keys, latent, latent):  # queries against the latent
+                yield Operation(width, keys)
+            yield Operation(kind.heads * kind.value_dim, latent)
+            yield Operation(hidden, kind.heads * kind.value_dim)
+        case Recurrent():  # projection, convolution, activation, output
+            inner, keys = kind.inner, kind.groups * kind.state_size
+            yield Operation(2 * inner, hidden)
+            for _ in range(3):
+                yield Operation(inner + 2 * keys, inner)
+            for _ in range(4):
+                yield Operation(inner, inner)
+            if kind.cell is Cell.MAMBA2 and kind.heads:  # a scan in pieces
+                yield Operation(_SCAN_COPIES * kind.heads * 2 * _SCAN_STEP, inner)
+            yield Operation(hidden, inner)
+        case HybridLayer():
+            yield from _mixer(kind.attention, hidden)
+            yield from _mixer(kind.recurrent, hidden)
+        case SharedCache() | NoCache() if kind.attention is not None:
+            yield from _mixer(kind.attention, hidden)
 
 
 def _score_bytes(work: ChunkWork, settings: CacheSettings) -> int:

@@ -78,28 +78,24 @@ def _known(model: Model, quantize: Quantize | AsStored | None) -> KnownModel:
             "know its layers yet: upgrade edgekit, or add a record to "
             "model/architectures.json"
         )
+    stored = quantization_of(model)
+    bits: float | None = FOUR_BIT.bits  # None: plain numbers
+    group: int | None = FOUR_BIT.group_size
+    if isinstance(quantize, Quantize):
+        bits = quantize.packing.bits if quantize.rest else None
+        group = quantize.packing.group_size
+    elif stored is not None:
+        bits, group = stored.bits, stored.group_size
+    elif quantize is AS_STORED:
+        bits = None
+    # numbers that MLX counts per weight: packed weights are 32-bit words, with a scale and a bias per group
+    words = 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
     return KnownModel(
         file=file,
         item_bytes=item_bytes(model.header),
         listed=bool(text_section(model.header.config).get("layer_types")),
-        work=read_work(model.geometry, _words_per_weight(model, quantize)),
+        work=read_work(model.geometry, words),
     )
-
-
-def _words_per_weight(model: Model, quantize: Quantize | AsStored | None) -> float:
-    """Numbers that MLX counts per weight: 1 if plain; if packed 32-bit words, with a scale and a bias per group."""
-    stored = quantization_of(model)
-    bits: float | None = FOUR_BIT.bits
-    group: int | None = FOUR_BIT.group_size
-    if isinstance(quantize, Quantize):
-        bits, group = quantize.packing.bits, quantize.packing.group_size
-        if not quantize.rest:
-            return 1.0
-    elif stored is not None:
-        bits, group = stored.bits, stored.group_size
-    elif quantize is AS_STORED:
-        return 1.0
-    return 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
 
 
 def _as_built(model: Model) -> Model | None:

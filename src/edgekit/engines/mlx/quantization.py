@@ -82,7 +82,6 @@ GROUP_SIZES = {
 
 
 MXFP4 = Packing(bits=4, group_size=32, mode=PackingMode.MXFP4)
-_MXFP8 = Packing(bits=8, group_size=32, mode=PackingMode.MXFP8)
 _NVFP4 = Packing(bits=4, group_size=16, mode=PackingMode.NVFP4)
 _CONTAINERS = {  # utils.py:309, formats of compressed-tensors
     "nvfp4-pack-quantized": _NVFP4,
@@ -103,7 +102,6 @@ _STORED = frozenset({"as stored", "as_stored", "stored"})
 _PACKED_EXPERTS_ONLY = frozenset({"native_mxfp4_experts_rest_bf16", "mxfp4_experts"})
 _AFFINE = re.compile(r"q(\d)(?:_g(\d{1,4}))?")  # q4_g64
 _PACKED_EXPERTS = re.compile(r"mxfp4-q(\d)(?:_g(\d{1,4}))?")  # MXFP4-Q8_g64: gpt-oss on the hub
-_BITS = re.compile(r"(?:q|int)?([2-8])[-_ ]?(?:bits?)?", re.IGNORECASE)
 
 # The module at the end of a path -> the roles of the tensors in it.
 # fmt: off
@@ -171,7 +169,7 @@ def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | 
     if method in {"awq", "gptq"}:
         return Quantize(packing=Packing(bits=4, group_size=quantization.group_size or 128))
     if method == "mxfp8":
-        return Quantize(packing=_MXFP8)
+        return Quantize(packing=Packing(bits=8, group_size=32, mode=PackingMode.MXFP8))
     if method == "modelopt" and layout == "NVFP4":
         return Quantize(packing=_NVFP4)
     if method == "compressed-tensors" and layout in _CONTAINERS:
@@ -278,18 +276,6 @@ def quantize_name(quantize: Quantize | AsStored) -> str:
         return str(quantize.recipe.value)
     if packing.mode is not PackingMode.AFFINE:
         return str(packing.mode.value)
-    group = (
-        "" if packing.group_size == DEFAULTS[PackingMode.AFFINE][0] else f"_g{packing.group_size}"
-    )
+    is_usual = packing.group_size == DEFAULTS[PackingMode.AFFINE][0]
+    group = "" if is_usual else f"_g{packing.group_size}"
     return f"{'' if quantize.experts is None else 'mxfp4-'}q{packing.bits}{group}"
-
-
-def quantize_word(name: str) -> str | None:
-    """The name of `--quant NAME` in --quantize: 4bit -> q4. None if MLX does not have it."""
-    bits = _BITS.fullmatch(name)
-    own = f"q{bits[1]}" if bits else name
-    try:
-        read_quantize(own)
-    except UsageError:
-        return None
-    return own

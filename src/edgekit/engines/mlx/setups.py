@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from edgekit.bill.types import Load, MemoryEstimate, Setup
 from edgekit.engines.flags import field_values, number, read_options
 from edgekit.engines.mlx.flags import TABLE
-from edgekit.engines.mlx.quantization import NAMES, AsStored, Quantize, quantize_word, read_quantize
+from edgekit.engines.mlx.quantization import NAMES, AsStored, Quantize, read_quantize
+from edgekit.errors import UsageError
 
 DEFAULT_PREFILL_STEP = 2048  # generate.py:323, mlx-lm 0.32.2, as are all sources below
 DEFAULT_QUANTIZED_KV_START = 5000  # generate.py: DEFAULT_QUANTIZED_KV_START
 DEFAULT_KV_GROUP = 64
 MAX_KV_SIZE_KEEP = 4  # cache.py:36: the first tokens, which a --max-kv-size cache never drops
+_BITS = re.compile(r"(?:q|int)?([2-8])[-_ ]?(?:bits?)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,28 +51,28 @@ def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[L
         given["context"] += given.get("max_tokens", 0)
     elif options.get("context_tokens") is not None:
         given["context"] = number("context_tokens", options["context_tokens"])
-    if (quantize := _row_quantize(options)) is not None:
-        given["quantize"] = quantize
-    load = Load(**field_values(TABLE, given, Load))
-    return load, MlxSetup(**field_values(TABLE, given, MlxSetup))
-
-
-def _row_quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
     named = options.get("quantization") or options.get("quant")
     bits, group = (
         None if options.get(name) is None else number(name, options[name])
         for name in ("bits", "group_size")
     )
-    if named is None:
-        if bits is None and group is None and options.get("mode") is None:
-            return None
+    if named is None and (bits, group, options.get("mode")) != (None, None, None):
         named = options.get("mode") or "affine"
-    return read_quantize(str(named), bits=bits, group_size=group)
+    if named is not None:
+        given["quantize"] = read_quantize(str(named), bits=bits, group_size=group)
+    load = Load(**field_values(TABLE, given, Load))
+    return load, MlxSetup(**field_values(TABLE, given, MlxSetup))
 
 
 def read_quant(name: str) -> str | None:
-    """The name of `--quant NAME` in --quantize; None if MLX does not have it."""
-    return quantize_word(name)
+    """The name of `--quant NAME` in --quantize: 4bit -> q4. None if MLX does not have it."""
+    bits = _BITS.fullmatch(name)
+    word = f"q{bits[1]}" if bits else name
+    try:
+        read_quantize(word)
+    except UsageError:
+        return None
+    return word
 
 
 def quant_names() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,27 +95,30 @@ def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
     except UnknownArchitectureError:
         if model.header.tensors is None:
             raise
-    sizes = converted_bytes(
-        model.header.tensors,
-        quantize.packing,
-        item_bytes(model.header),
-        layers=len(model.geometry.layers) // model.geometry.loops,
-        tied=is_tied(model.header.config, file),
-    )
+    # by names and shapes alone: every matrix packed, every vector and convolution plain
+    packing, number_bytes = quantize.packing, item_bytes(model.header)
+    sizes: dict[int | None, int] = defaultdict(int)
+    for tensor, role in _used(model, file):
+        is_matrix = len(tensor.shape) > 1 and role in _PACKED and "conv" not in tensor.name
+        if is_matrix and tensor.shape[-1] % packing.group_size == 0:
+            size = packed_bytes(tensor.elements, packing, number_bytes)
+        else:
+            size = tensor.elements * number_bytes
+        sizes[block_of(tensor.name)] += size
     return _lines(sizes, f"{because}; from the tensor names", Basis.MODELLED, NAMES_BOUND)
 
 
 def _loaded(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
     """By the tensor directory of the files."""
-    header = model.header
-    file = mlx_model(header.config)
+    file, tensors = mlx_model(model.header.config), model.header.tensors or ()
     stated_quantize(stored, file.name)  # refuses what mlx-lm does not load
-    sizes, dropped_bytes = loaded_bytes(
-        header.tensors or (),
-        stored,
-        layers=len(model.geometry.layers) // model.geometry.loops,
-        tied=is_tied(header.config, file),
-    )
+    method = "" if stored is None else stored.method
+    named = {tensor.name: tensor for tensor in tensors}
+    sizes: dict[int | None, int] = defaultdict(int)
+    dropped_bytes = sum(tensor.size_bytes for tensor in tensors)
+    for tensor, _ in _used(model, file):
+        sizes[block_of(tensor.name)] += _loaded_size(tensor, method, named)
+        dropped_bytes -= tensor.size_bytes
     because = "sum of the tensors in the files"
     if dropped_bytes:
         because += f", without {format_bytes(dropped_bytes)} that mlx-lm does not load"
@@ -245,37 +248,11 @@ def _parts(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> Itera
         yield tensor
 
 
-def loaded_bytes(
-    tensors: Iterable[Tensor], quantization: Quantization | None, *, layers: int, tied: bool
-) -> tuple[dict[int | None, int], int]:
-    """Bytes by layer (None: outside the layers), and bytes of the files that mlx-lm drops."""
-    listed = tuple(tensors)
-    method = "" if quantization is None else quantization.method
-    named = {tensor.name: tensor for tensor in listed}
-    sizes: dict[int | None, int] = defaultdict(int)
-    for tensor, _ in _used(listed, layers=layers, tied=tied):
-        sizes[block_of(tensor.name)] += _loaded_size(tensor, method, named)
-    used = sum(tensor.size_bytes for tensor, _ in _used(listed, layers=layers, tied=tied))
-    return dict(sizes), sum(tensor.size_bytes for tensor in listed) - used
-
-
-def converted_bytes(
-    tensors: Iterable[Tensor], packing: Packing, item_bytes: int, *, layers: int, tied: bool
-) -> dict[int | None, int]:
-    """By names and shapes alone: every matrix packed, every vector and convolution plain."""
-    sizes: dict[int | None, int] = defaultdict(int)
-    for tensor, role in _used(tuple(tensors), layers=layers, tied=tied):
-        is_matrix = len(tensor.shape) > 1 and role in _PACKED and "conv" not in tensor.name
-        if is_matrix and tensor.shape[-1] % packing.group_size == 0:
-            sizes[block_of(tensor.name)] += packed_bytes(tensor.elements, packing, item_bytes)
-        else:
-            sizes[block_of(tensor.name)] += tensor.elements * item_bytes
-    return dict(sizes)
-
-
-def _used(listed: tuple[Tensor, ...], *, layers: int, tied: bool) -> Iterator[tuple[Tensor, Role]]:
+def _used(model: Model, file: MlxModel) -> Iterator[tuple[Tensor, Role]]:
     """The tensors that sanitize keeps: no towers, no prediction blocks, no second copy of a tied head."""
-    for tensor, role in zip(listed, roles_of(listed, layers=layers), strict=True):
+    tensors, tied = model.header.tensors or (), is_tied(model.header.config, file)
+    layers = len(model.geometry.layers) // model.geometry.loops
+    for tensor, role in zip(tensors, roles_of(tensors, layers=layers), strict=True):
         second = tied and role is Role.OUTPUT
         if role not in _DROPPED and not second and "inv_freq" not in tensor.name:
             yield tensor, role
