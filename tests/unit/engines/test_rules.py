@@ -65,7 +65,6 @@ MODULES = {
     "estimate",
     "setups",
     "placements",
-    "prepared",
     "speed",
 }
 
