@@ -328,9 +328,9 @@ def test_words_of_llama_fit_params() -> None:
         full_window=True,
     )
     setup = LlamaCppSetup(backend=Backend.CUDA, n_gpu_layers=20, n_cpu_moe=3, tensor_split=(3, 1))
-    words = binding.fit_tool_request(LoadQuestion(path=Path("m.gguf"), load=load, setup=setup))[
-        "command"
-    ][1:]
+    words = binding.fit_tool_request(
+        LoadQuestion(path=Path("m.gguf"), load=load, setup=setup, timeout_s=30.0)
+    )["command"][1:]
     assert " ".join(words) == (
         "-m m.gguf --fit-print on --verbose -c 4096 -b 1024 -ub 256 -ctk q8_0 -ctv q8_0 -fa on -np 2 "
         "--swa-full -ngl 20 -ncmoe 3 -ts 3,1 -nr"
@@ -354,6 +354,7 @@ def test_what_llama_fit_params_cannot_be_asked(
         load=Load(**load),  # type: ignore[arg-type]
         setup=LlamaCppSetup(**setup),  # type: ignore[arg-type]
         really=really,
+        timeout_s=30.0,
     )
     with pytest.raises(UsageError, match=r"llama-fit-params cannot .*: use xllamacpp"):
         binding.fit_tool_request(asked)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.layers import hadamard, project_biased
+from edgekit.engines.llamacpp.graph.layers import QKV, hadamard, project_biased
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -350,7 +350,7 @@ def attend(
 def attend_k(
     layer: GraphLayer,
     cache: CacheInput,
-    qkv: tuple[GraphTensor, GraphTensor, GraphTensor],
+    qkv: QKV,
     *,
     mask: GraphTensor | None = None,
     project: bool = True,

@@ -254,19 +254,15 @@ class GraphLayer:
 
     def __init__(self, build: Build, index: int, facts: LayerFacts) -> None:
         self.build, self.index, self.facts = build, index, facts
-        self._shapes = dict(facts.shapes)
-        self._tensors: dict[str, GraphTensor] = {}
+        self._names = {name for name, _ in facts.shapes}
 
     def __contains__(self, name: str) -> bool:
         """True if the file has blk.N.NAME.weight."""
-        return f"{name}.weight" in self._shapes
+        return f"{name}.weight" in self._names
 
     def tensor(self, name: str) -> GraphTensor | None:
         """The tensor blk.N.NAME; None if the file does not have it."""
-        tensor = self._tensors.get(name)
-        if tensor is None and name in self._shapes:
-            tensor = self._tensors[name] = self.build.block_weight(self.index, name)
-        return tensor
+        return self.build.block_weight(self.index, name) if name in self._names else None
 
     def weight(self, name: str) -> GraphTensor | None:
         return self.tensor(f"{name}.weight")
@@ -320,19 +316,18 @@ class Build:
 
     def tensor(self, name: str) -> GraphTensor | None:
         """A weight outside the layers; None if the file does not have it."""
-        tensor = self._tensors.get(name)
-        if tensor is None and (entry := self.hparams.globals.get(name)) is not None:
-            tensor = self._tensors[name] = weight(name, entry.type, entry.shape[::-1])
-        return tensor
+        entry = self.hparams.globals.get(name)
+        return None if entry is None else self._weight(name, entry)
 
     def block_weight(self, il: int, name: str) -> GraphTensor:
         """A weight of a block, shared by all layers that run the block."""
-        full = f"blk.{il % self.hparams.n_block}.{name}"
-        tensor = self._tensors.get(full)
-        if tensor is None:
-            entry = self.hparams.weights(il)[name]
-            tensor = self._tensors[full] = weight(full, entry.type, entry.shape[::-1])
-        return tensor
+        entry = self.hparams.weights(il)[name]
+        return self._weight(f"blk.{il % self.hparams.n_block}.{name}", entry)
+
+    def _weight(self, name: str, entry: Tensor) -> GraphTensor:
+        if name not in self._tensors:
+            self._tensors[name] = weight(name, entry.type, entry.shape[::-1])
+        return self._tensors[name]
 
     def weight(self, name: str) -> GraphTensor | None:
         return self.tensor(f"{name}.weight")
@@ -345,12 +340,11 @@ class Build:
 
     def cache(self, name: str, kind: TensorType, *dims: Size) -> GraphTensor:
         """The cache tensor of this name, created at first use."""
-        cache = self.caches.get(name)
-        if cache is None:
-            cache = self.caches[name] = GraphTensor(
+        if name not in self.caches:
+            self.caches[name] = GraphTensor(
                 op="NONE", type=kind, ne=shape(*dims), home=Home.CACHE, name=name
             )
-        return cache
+        return self.caches[name]
 
     def layers(self) -> Iterator[GraphLayer]:
         """The layers to build, in order."""
@@ -452,12 +446,6 @@ class Build:
     def _scaled_by_row(self, cur: GraphTensor) -> GraphTensor:
         return ggml.mul(cur, ggml.graph_input(F32, 1, self.n_tokens, name="inp_scale_rows"))
 
-    def input_pos(self, per_token: int = 1) -> GraphTensor:
-        return ggml.graph_input(I32, self.n_tokens * per_token, name="inp_pos")
-
-    def input_attn_scale(self) -> GraphTensor:
-        return ggml.graph_input(F32, 1, 1, self.n_tokens, name="inp_attn_scale")
-
     def input_out_ids(self) -> GraphTensor:
         return ggml.graph_input(I32, self.sizes.n_outputs, name="out_ids")
 
@@ -468,9 +456,6 @@ class Build:
         copy = ggml.graph_input(I32, count, name="rs_s_copy")
         others = 0 if self.options.rules < Rules.V0_6 else count - 1
         return StateInput(copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, others))
-
-    def input_mean(self) -> GraphTensor:
-        return ggml.graph_input(F32, self.n_tokens, self.sizes.n_seqs, name="mean")
 
     def input_cls(self) -> GraphTensor:
         return ggml.graph_input(I32, self.sizes.n_seqs, name="cls")

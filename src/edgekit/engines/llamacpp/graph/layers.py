@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
+from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, row_bytes
 from edgekit.engines.llamacpp.types import Rules
 from edgekit.errors import RefusedError
 
@@ -57,6 +57,9 @@ def hadamard(build: Build, cur: GraphTensor, rotation: GraphTensor) -> GraphTens
     return ggml.reshape(ggml.mul_mat(rotation, flat), *cur.ne)
 
 
+QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
+
+
 class Heads(NamedTuple):
     """Head widths and counts of Q, K and V."""
 
@@ -74,22 +77,26 @@ class Heads(NamedTuple):
         )
 
 
+def split_heads(layer: GraphLayer, qkv: QKV, heads: Heads | None = None) -> QKV:
+    """Reshapes Q, K and V from [width x heads, tokens] to [width, heads, tokens]."""
+    q, k, v = (
+        ggml.reshape(one, *shape, layer.build.n_tokens)
+        for one, shape in zip(qkv, heads or Heads.of(layer), strict=True)
+    )
+    return q, k, v
+
+
 def qkv(
     layer: GraphLayer, cur: GraphTensor, *, heads: Heads | None = None, flat: bool = False
-) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+) -> QKV:
     """Q, K and V as [width, heads, tokens]; `flat` (reshape = false): as [width x heads, tokens]."""
     heads, tokens = heads or Heads.of(layer), layer.build.n_tokens
     clamped = not flat and layer.build.hparams.real("attention.clamp_kqv") > 0
     if "attn_qkv" not in layer:
-        made = [project_biased(layer, f"attn_{side}", cur) for side in "qkv"]
+        q, k, v = (project_biased(layer, f"attn_{side}", cur) for side in "qkv")
         if clamped:
-            made = [ggml.clamp(one) for one in made]
-        if not flat:
-            made = [
-                ggml.reshape(one, *shape, tokens) for one, shape in zip(made, heads, strict=True)
-            ]
-        q, k, v = made
-        return q, k, v
+            q, k, v = ggml.clamp(q), ggml.clamp(k), ggml.clamp(v)
+        return (q, k, v) if flat else split_heads(layer, (q, k, v), heads)
     cur = project_biased(layer, "attn_qkv", cur)
     biases = [bias for side in "qkv" if (bias := layer.bias(f"attn_{side}")) is not None]
     if layer.bias("attn_qkv") is None and len(biases) == 3:
@@ -379,7 +386,8 @@ def pool(build: Build) -> None:
 
 
 def _mean(build: Build, cur: GraphTensor) -> GraphTensor:
-    return ggml.mul_mat(ggml.cont(ggml.transpose(cur)), build.input_mean())
+    weights = ggml.graph_input(F32, build.n_tokens, build.sizes.n_seqs, name="mean")
+    return ggml.mul_mat(ggml.cont(ggml.transpose(cur)), weights)
 
 
 def _ranked(build: Build, cur: GraphTensor) -> GraphTensor:

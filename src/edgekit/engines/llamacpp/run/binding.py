@@ -119,7 +119,7 @@ class LoadQuestion:
     setup: LlamaCppSetup
     really: bool = False  # load the weights and decode a few tokens
     pacing: Pacing | None = None  # then process more tokens to measure speed
-    timeout_s: float = 60.0  # for a dry run: 5 s with the largest vocabulary, on a slow machine
+    timeout_s: float
     memory_bytes: int | None = None  # address space; None with a GPU driver, which reserves at will
 
 

@@ -19,7 +19,7 @@ from edgekit.engines.llamacpp.run.verification import verify_model
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ending_in_order
-from edgekit.engines.program import CalibrateRequest, EngineRun, Paced, Verification
+from edgekit.engines.program import CalibrateRequest, EngineRun, Paced
 from edgekit.engines.speed import middle, modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import stored_text, today, watched
@@ -100,23 +100,18 @@ def _on(
     pace = None
     if found.paced is not None and not is_busy:
         pace = _pace(machine, opened, load, setup, found.paced)
-    notes = _notes(found, others.note if is_busy else "")
-    return EngineRun(machine=machine, verification=found, pace=pace, notes=tuple(notes))
-
-
-def _notes(found: Verification, busy: str) -> Iterator[str]:
-    if busy and found.paced is not None:
-        paced = found.paced
-        speed = (
-            f"{paced.decode_tokens_per_s:.1f} tokens/s (prompt: "
-            f"{paced.prefill_tokens_per_s:.1f} tokens/s)"
+    notes: list[str] = []
+    if is_busy and found.paced is not None:
+        notes.append(
+            f"llama.cpp reached {found.paced.decode_tokens_per_s:.1f} tokens/s (prompt: "
+            f"{found.paced.prefill_tokens_per_s:.1f} tokens/s), which was not saved: {others.note}"
         )
-        yield f"llama.cpp reached {speed}, which was not saved: {busy}"
     if found.beside_bytes is None:
-        yield (
+        notes.append(
             "llama.cpp's memory overhead could not be measured on this system (it is read "
             "from /proc)"
         )
+    return EngineRun(machine=machine, verification=found, pace=pace, notes=tuple(notes))
 
 
 def _pacing(opened: OpenModel, load: Load, seconds: float) -> Pacing | None:

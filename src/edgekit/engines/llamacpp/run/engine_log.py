@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgekit.bill.types import Component
@@ -23,6 +22,7 @@ _LAST_LINES = 3  # shown with the first errors if the engine dies
 _COMPLAINTS = 3
 _LINE_CHARS = 400
 
+_CACHES = (Component.KV_CACHE, Component.SLIDING_KV_CACHE, Component.STATE)
 _NEW_CONTEXT = "llama_context: constructing llama_context"
 _SLIDES = re.compile(r"creating +(non-)?SWA KV cache")
 _RESERVING = "sched_reserve: reserving"  # frees what was reserved for this context before
@@ -109,8 +109,17 @@ class EngineLog:
 
     def add(self, line: str) -> None:
         line = line.rstrip()[:_LINE_CHARS]
-        self._remember(line)
-        if self._add_breakdown(line):
+        if text := _STAMP.sub("", line).strip():
+            self._last.append(text)
+            if len(self._complaints) < _COMPLAINTS and STOP not in line and is_complaint(line):
+                self._complaints[text] = None
+        if "breakdown" in line and (found := _BREAKDOWN.search(line)):
+            name, _, *numbers = found.groups()
+            if name not in self._breakdown:
+                model, context, compute = map(whole, numbers)
+                self._breakdown[name] = (model, context, compute)
+                if not name.startswith(_HOST_ROWS):
+                    self.devices.append(name)
             return
         self.complete = self.complete or self.answered
         if self.complete:
@@ -120,27 +129,10 @@ class EngineLog:
         elif _RESERVING in line:
             self._parts.pop(Component.COMPUTE, None)
         self._add_figure(line)
-        self._add_fact(line)
-
-    def _remember(self, line: str) -> None:
-        text = _STAMP.sub("", line).strip()
-        if not text:
-            return
-        self._last.append(text)
-        if len(self._complaints) < _COMPLAINTS and STOP not in line and is_complaint(line):
-            self._complaints[text] = None
-
-    def _add_breakdown(self, line: str) -> bool:
-        found = _BREAKDOWN.search(line) if "breakdown" in line else None
-        if found is None:
-            return False
-        name, _, *numbers = found.groups()
-        if name not in self._breakdown:
-            model, context, compute = map(whole, numbers)
-            self._breakdown[name] = (model, context, compute)
-            if not name.startswith(_HOST_ROWS):
-                self.devices.append(name)
-        return True
+        if found := _RESOLVED.search(line):
+            self.resolved[found[1]] = found[2]
+        elif found := _FLASH.search(line):
+            self.resolved["flash_attn"] = found[1] or found[2]
 
     def _add_figure(self, line: str) -> None:
         if found := _SLIDES.search(line):
@@ -154,12 +146,6 @@ class EngineLog:
                     component, self._sliding = Component.SLIDING_KV_CACHE, False  # noqa: PLW2901
                 self._parts[component] = self._parts.get(component, NOTHING) + hundredths(found[1])
 
-    def _add_fact(self, line: str) -> None:
-        if found := _RESOLVED.search(line):
-            self.resolved[found[1]] = found[2]
-        elif found := _FLASH.search(line):
-            self.resolved["flash_attn"] = found[1] or found[2]
-
     def held(self) -> Held:
         """What a real run logged while loading. EngineError if the log's format is unknown."""
         contexts = [context for context in self._contexts if context.parts]
@@ -169,9 +155,9 @@ class EngineLog:
                 "cannot parse this llama.cpp's log: it does not list its buffers; a "
                 f"newer edgekit may support this version ({self.last_words()})"
             )
-        weights = _sum(size for _, size in self._weights)
+        weights = sum((size for _, size in self._weights), NOTHING)
         parts = {
-            kind: _sum(context.parts.get(kind, NOTHING) for context in contexts)
+            kind: sum((context.parts.get(kind, NOTHING) for context in contexts), NOTHING)
             for kind in (*_CACHES, Component.OUTPUT, Component.COMPUTE)
         }
         return Held(
@@ -185,11 +171,19 @@ class EngineLog:
         if not self._breakdown or not {Component.COMPUTE, Component.OUTPUT} <= self._parts.keys():
             raise EngineError(f"llama.cpp did not finish its answer: {self.last_words()}")
         model, context, compute = (
-            _sum(row[i] for row in self._breakdown.values()) for i in range(3)
+            sum((row[i] for row in self._breakdown.values()), NOTHING) for i in range(3)
         )
         caches = [self._parts.get(kind, NOTHING) for kind in _CACHES]
-        self._check("cache", _sum(caches), context)
-        self._check("compute buffer", self._parts[Component.COMPUTE], compute)
+        for what, lines, breakdown in (
+            ("cache", sum(caches, NOTHING), context),
+            ("compute buffer", self._parts[Component.COMPUTE], compute),
+        ):
+            if not lines.meets(breakdown):
+                raise EngineError(
+                    f"cannot parse this llama.cpp's log: its {what} lines add up to "
+                    f"{lines.middle_bytes:,} bytes, but its breakdown says "
+                    f"{breakdown.low_bytes:,}; a newer edgekit may support this version"
+                )
         return {
             Component.WEIGHTS: model,
             **dict(zip(_CACHES, caches, strict=True)),
@@ -197,21 +191,6 @@ class EngineLog:
             Component.COMPUTE: self._parts[Component.COMPUTE],
         }
 
-    def _check(self, what: str, lines: MeasuredBytes, breakdown: MeasuredBytes) -> None:
-        if not lines.meets(breakdown):
-            raise EngineError(
-                f"cannot parse this llama.cpp's log: its {what} lines add up to "
-                f"{lines.middle_bytes:,} bytes, but its breakdown says "
-                f"{breakdown.low_bytes:,}; a newer edgekit may support this version"
-            )
-
     def last_words(self) -> str:
         """Its errors, the first of which says most; without errors, its last lines."""
         return " | ".join(self._complaints or self._last) or "no output"
-
-
-def _sum(sizes: Iterable[MeasuredBytes]) -> MeasuredBytes:
-    return sum(sizes, NOTHING)
-
-
-_CACHES = (Component.KV_CACHE, Component.SLIDING_KV_CACHE, Component.STATE)

@@ -143,7 +143,12 @@ def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
             f"the catalog has only the config.json of {label}, and llama.cpp needs a "
             "GGUF: name a GGUF of it"
         )
-    raw, size_bytes = _gguf(header, str(architecture))
+    keys: dict[str, Value] = {**header.keys, "tokenizer.ggml.model": "none"}
+    embedding = next((one for one in header.tensors if one.name == "token_embd.weight"), None)
+    if embedding is not None:
+        keys.setdefault(f"{architecture}.vocab_size", embedding.shape[0])
+    packed = [_key(name, value) for name, value in keys.items()]
+    raw, size_bytes = _gguf_header(packed, header.tensors)
     file = HollowFile(name=f"{label}.gguf", header=raw, size_bytes=size_bytes)
     return ModelFiles(
         reference=label,
@@ -152,16 +157,6 @@ def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
         container=Container.GGUF,
         weights=(ModelFile(name=file.name, open=lambda: file, size_bytes=size_bytes),),
     )
-
-
-def _gguf(header: ModelHeader, architecture: str) -> tuple[bytes, int]:
-    """The header's bytes, and how long the file would be."""
-    tensors = header.tensors or ()
-    keys: dict[str, Value] = {**header.keys, "tokenizer.ggml.model": "none"}
-    embedding = next((one for one in tensors if one.name == "token_embd.weight"), None)
-    if embedding is not None:
-        keys.setdefault(f"{architecture}.vocab_size", embedding.shape[0])
-    return _gguf_header([_key(name, value) for name, value in keys.items()], tensors)
 
 
 def _gguf_header(keys: Sequence[bytes], tensors: Sequence[Tensor]) -> tuple[bytes, int]:

@@ -54,6 +54,7 @@ from edgekit.units import GIB, KIB, MIB, format_bytes
 
 COMPUTE_ALLOWED = 0.10  # another version's graph may have one more or fewer inputs
 COMPUTE_FLOOR_BYTES = 4 * MIB  # or one or two more hidden states: a lot in a small graph
+DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
 LOAD_TIMEOUT_S = 600.0
 _CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
 Predict = Callable[[Model, Load, LlamaCppSetup], MemoryEstimate]
@@ -87,11 +88,6 @@ def verify_model(
     likely = installed_version() or LlamaVersion(NEWEST)  # until the engine reports its version
     asked = replace(setup, mode=method.mode, use_mmap=False, **likely._asdict())
     predicted = predict or llamacpp.estimate
-
-    dry = LoadQuestion(path=Path(), load=load, setup=asked)
-    if timeout_s:
-        dry = replace(dry, timeout_s=timeout_s)
-
     refused: RefusedError | None = None
     memory_bytes = None if setup.has_device else _CHILD_BYTES
     try:
@@ -101,7 +97,14 @@ def verify_model(
         refused = error
     try:
         with on_disk(hollow) as hollow_path:
-            answer = ask_engine(method, replace(dry, path=hollow_path, memory_bytes=memory_bytes))
+            question = LoadQuestion(
+                path=hollow_path,
+                load=load,
+                setup=asked,
+                timeout_s=timeout_s or DRY_TIMEOUT_S,
+                memory_bytes=memory_bytes,
+            )
+            answer = ask_engine(method, question)
     except EngineError:
         if refused is not None:  # the engine refuses it too
             raise refused from None

@@ -165,14 +165,11 @@ class Watch:
             self._gone[device.name] = self._gone.get(device.name, 0) + 1 if device.gone else 0
             if self._gone[device.name] >= _LOOKS:
                 return f"stopped: {device.name} is no longer available: {device.gone}"
-            self._note(device)
+            if device.silent:
+                self._once(f"{device.name} cannot be watched: {device.silent}")
+            elif device.free_bytes is not None and device.free_bytes < LITTLE_BYTES:
+                self._once(f"{device.name} has less than {format_bytes(LITTLE_BYTES)} left")
         return ""
-
-    def _note(self, device: ProbedDevice) -> None:
-        if device.silent:
-            self._once(f"{device.name} cannot be watched: {device.silent}")
-        elif device.free_bytes is not None and device.free_bytes < LITTLE_BYTES:
-            self._once(f"{device.name} has less than {format_bytes(LITTLE_BYTES)} left")
 
     def _holding(self) -> str:
         held = self._engine.resident()

@@ -17,12 +17,11 @@ from edgekit.engines.llamacpp.graph.attention import (
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import (
-    QKV,
     Shared,
     Transformer,
     file_routing,
 )
-from edgekit.engines.llamacpp.graph.layers import hadamard, normalize, project
+from edgekit.engines.llamacpp.graph.layers import QKV, hadamard, normalize, project
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -190,7 +189,7 @@ class MiniMaxM3(Transformer):
 def _by_stream(
     build: Build,
     blocks: Blocks,
-    given: tuple[GraphTensor, GraphTensor, GraphTensor],
+    given: QKV,
     index: tuple[GraphTensor, GraphTensor],
 ) -> GraphTensor:
     """Computes each stream separately and concatenates the results."""

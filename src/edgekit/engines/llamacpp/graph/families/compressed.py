@@ -225,7 +225,6 @@ def no_input(build: Build) -> AttnInput:
     return AttnInput(base=CacheInput(n_kv=build.sizes.n_kv, mask=mask, k_idxs=mask))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSeek4(Transformer):
     def variant(self, hparams: Hparams, il: int) -> LayerVariety:
         return LayerVariety.of(hparams, il)

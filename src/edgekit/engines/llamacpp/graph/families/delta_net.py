@@ -11,6 +11,7 @@ from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.mamba import Ssm, window
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.layers import (
+    QKV,
     Heads,
     experts,
     feed_forward,
@@ -30,7 +31,7 @@ def l2_normalized(cur: GraphTensor) -> GraphTensor:
 def delta_net(
     layer: GraphLayer,
     memory: int,
-    qkv: tuple[GraphTensor, GraphTensor, GraphTensor],
+    qkv: QKV,
     gates: tuple[GraphTensor, GraphTensor],
 ) -> GraphTensor:
     """build_recurrent_attn with the fused operation: outputs as [width, heads, tokens, sequences].
@@ -109,9 +110,7 @@ def _gates(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, 
     return ggml.reshape(decay, 1, heads, tokens, seqs), beta
 
 
-def _cut(
-    layer: GraphLayer, ssm: Ssm, seen: GraphTensor
-) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+def _cut(layer: GraphLayer, ssm: Ssm, seen: GraphTensor) -> QKV:
     """Splits the convolution's output into queries, keys and values."""
     build = layer.build
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs

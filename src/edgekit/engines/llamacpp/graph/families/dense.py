@@ -17,7 +17,6 @@ from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.latent import Latent
 from edgekit.engines.llamacpp.graph.families.transformer import (
     MROPE_SECTIONS,
-    QKV,
     Shared,
     Transformer,
     always,
@@ -27,6 +26,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     rope_sections,
 )
 from edgekit.engines.llamacpp.graph.layers import (
+    QKV,
     Act,
     Norm,
     experts,
@@ -51,7 +51,6 @@ def exaone4_rope(hparams: Hparams, il: int) -> bool:
     return hparams.swa[il] or not hparams.has_swa
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CodeShell(Transformer):
     """Old CodeShell files have one matrix for embeddings and logits, named output."""
 
@@ -59,7 +58,6 @@ class CodeShell(Transformer):
         return build.input_embd(table=build.weight("token_embd") or build["output"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Falcon(Transformer):
     """Falcon: attention and feed-forward may have separate norms."""
 
@@ -72,7 +70,6 @@ class Falcon(Transformer):
         return self.parallel_sum(self.feed_forward(layer, shared, normed), stream, cur)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GptNeoX(Transformer):
     """GPT-NeoX: optionally, feed-forward and attention run in parallel, each with its own norm."""
 
@@ -86,7 +83,6 @@ class GptNeoX(Transformer):
         return ggml.add(ggml.add(result, stream), cur)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BitNet(Transformer):
     """BitNet: norms before the output projections of attention and feed-forward."""
 
@@ -108,7 +104,6 @@ class BitNet(Transformer):
         return project(layer, "ffn_down", cur)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Deci(Transformer):
     """Deci: layers may replace attention by a linear layer, or lack attention or the feed-forward."""
 
@@ -130,7 +125,6 @@ class Deci(Transformer):
         return Transformer.attention(self, layer, shared, cur)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chameleon(Transformer):
     """Chameleon: Q and K have their own kind of norm; the 34B model applies layer norms after attention and
     feed-forward.
@@ -163,7 +157,6 @@ class Chameleon(Transformer):
         build.expand(cur)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CogVlm(Transformer):
     """CogVLM: logits for every token; no output rows are selected."""
 
@@ -171,7 +164,6 @@ class CogVlm(Transformer):
         return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Diffusion(Transformer):
     """Diffusion models: no cache; all tokens of a batch attend to each other."""
 
@@ -237,7 +229,6 @@ class Granite(Transformer):
         return ggml.add(result, feed_forward(layer, cur, act=Act.FUSED, suffix="_shexp"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Olmo(Transformer):
     """OLMo: norms without weights."""
 
@@ -247,7 +238,6 @@ class Olmo(Transformer):
         return Transformer.normalized(self, layer, cur, name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StableLm(Transformer):
     """StableLM: a feed-forward without its own norm shares attention's."""
 
@@ -261,7 +251,6 @@ class StableLm(Transformer):
         return ggml.add(self.feed_forward(layer, shared, cur), stream)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mpt(Transformer):
     """MPT: Q and K are normalised across heads; activations may be divided by scales."""
 
@@ -276,7 +265,6 @@ class Mpt(Transformer):
         return feed_forward(layer, cur, gated=False, scales=layer.tensor("ffn_act.scales"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Nanbeige(Transformer):
     """Nanbeige: blocks may be looped over, with the final norm between two loops."""
 
@@ -292,7 +280,6 @@ class Nanbeige(Transformer):
         return normalize(cur, layer.build["output_norm"]) if normed else cur
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenElm(Transformer):
     """OpenELM: one projection, split into heads and then into Q, K and V."""
 
@@ -305,7 +292,6 @@ class OpenElm(Transformer):
         return q, k, v
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plamo3(Transformer):
     """PLaMo 3: the names of post norms have no .weight suffix."""
 
@@ -313,7 +299,6 @@ class Plamo3(Transformer):
         return normalize(cur, layer.required(name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plm(Latent):
     """PLM passes V with two dimensions, so llama.cpp treats all tokens as one."""
 
@@ -335,7 +320,6 @@ def deepstack_layers(hparams: Hparams) -> int:
     return hparams.integer("n_deepstack_layers", 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeepStack(Transformer):
     """DeepStack: image features of several encoder depths are added after the first layers."""
 

@@ -152,7 +152,6 @@ class Gemma4(Transformer):
         return ggml.add(dense, self.normalized(layer, moe, "post_ffw_norm_2"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3n(Transformer):
     def variant(self, _hparams: Hparams, il: int) -> bool:
         """Whether the gate keeps only its largest values."""

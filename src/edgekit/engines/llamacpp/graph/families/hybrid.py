@@ -43,7 +43,6 @@ class Hybrid(Transformer):
         return Transformer.attention(self, layer, shared, cur)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentOnly(Hybrid):
     """Mamba: layers without a feed-forward."""
 
@@ -53,7 +52,6 @@ class RecurrentOnly(Hybrid):
         return ggml.add(cur, stream)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide(Hybrid):
     """Falcon H1: every layer has attention and a recurrent part, whose outputs are added."""
 
@@ -101,7 +99,6 @@ class OneEach(Hybrid):
         return ggml.add(result, shared_expert(layer, cur, act=self.act))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plamo2(Hybrid):
     """PLaMo 2: post norms, whose names have no .weight suffix."""
 
@@ -120,7 +117,6 @@ def input_lfm2(build: Build) -> AttnInput:
     return input_kv(build)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolution(Hybrid):
     def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build["token_embd_norm"])

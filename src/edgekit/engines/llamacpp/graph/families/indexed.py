@@ -14,8 +14,12 @@ from edgekit.engines.llamacpp.graph.attention import (
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.latent import absorbed
-from edgekit.engines.llamacpp.graph.families.transformer import Transformer, file_routing
-from edgekit.engines.llamacpp.graph.layers import Gating, Norm, normalize
+from edgekit.engines.llamacpp.graph.families.transformer import (
+    Transformer,
+    file_routing,
+    sigmoid_routing,
+)
+from edgekit.engines.llamacpp.graph.layers import Norm, normalize
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -163,6 +167,6 @@ INDEXED: Mapping[str, Indexed] = {
     "glm-dsa": Indexed(
         attn_input=input_k,
         indexed=glm_indexer,
-        routing=lambda hparams: file_routing(hparams, Gating.SIGMOID),
+        routing=sigmoid_routing,
     ),
 }

@@ -123,7 +123,6 @@ def ling_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     return _gated(layer, out, ggml.mul_mat(layer["ssm_g_a"], cur))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Kimi(Hybrid):
     """Kimi Linear: latent attention without rope."""
 

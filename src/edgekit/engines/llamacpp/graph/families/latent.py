@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
@@ -20,8 +20,9 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     file_routing,
     nonzero,
     rope_factors,
+    routed,
 )
-from edgekit.engines.llamacpp.graph.layers import Gating, Routing, normalize
+from edgekit.engines.llamacpp.graph.layers import QKV, Gating, Routing, normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 from edgekit.engines.llamacpp.types import Rules
 
@@ -66,9 +67,7 @@ def latent_and_key(
     return normalize(latent, layer["attn_kv_a_norm"]), rotated(k_pe)
 
 
-def absorbed(
-    layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotated: Rotate
-) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+def absorbed(layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotated: Rotate) -> QKV:
     """Q in latent space, one K for all heads, and the latent as V."""
     tokens, heads = layer.build.n_tokens, layer.facts.n_head
     width = layer.build.hparams.integer("attention.key_length_mla")
@@ -84,7 +83,6 @@ def absorbed(
     return q, ggml.concat(v, k_pe, 0), v
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Latent(Transformer):
     def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         build = layer.build
@@ -102,9 +100,7 @@ class Latent(Transformer):
         q = q if shared.attn_scale is None else ggml.mul(q, shared.attn_scale)
         return attend_k(layer, shared.attn.base, (q, k, v))
 
-    def expanded(
-        self, layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotated: Rotate
-    ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+    def expanded(self, layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotated: Rotate) -> QKV:
         """The latent is expanded to K and V of every head."""
         tokens, heads, value = layer.build.n_tokens, layer.facts.n_head, layer.facts.n_embd_head_v
         latent, k_pe = latent_and_key(layer, cur, rotated)
@@ -131,8 +127,6 @@ _DEEPSEEK2 = Latent(
 )
 LATENT: Mapping[str, Latent] = {
     "deepseek2": _DEEPSEEK2,
-    "mistral4": replace(
-        _DEEPSEEK2, routing=lambda hparams: replace(deepseek2_routing(hparams), precise=True)
-    ),
+    "mistral4": replace(_DEEPSEEK2, routing=routed(deepseek2_routing, precise=True)),
     "minicpm3": Latent(attn_input=input_kv, scaled_embd=True, scaled_residual=True),
 }

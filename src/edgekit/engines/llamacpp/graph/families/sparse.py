@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
@@ -11,7 +11,6 @@ from edgekit.engines.llamacpp.graph.attention import attend, input_kv, input_kv_
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.dense import Diffusion
 from edgekit.engines.llamacpp.graph.families.transformer import (
-    QKV,
     Shared,
     Transformer,
     always,
@@ -20,10 +19,12 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     not_each,
     plain_routing,
     rope_factors,
+    routed,
+    sigmoid_routing,
     sliding_layers,
-    split_heads,
 )
 from edgekit.engines.llamacpp.graph.layers import (
+    QKV,
     Act,
     Gating,
     Norm,
@@ -33,6 +34,7 @@ from edgekit.engines.llamacpp.graph.layers import (
     project,
     qkv,
     shared_expert,
+    split_heads,
 )
 from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
 from edgekit.engines.llamacpp.types import Rules
@@ -42,25 +44,10 @@ CLAMP_EPSILON = 1e-6  # llama-graph.cpp @ 0c1e570: build_ffn, build_moe_ffn
 MAVERICK_EXPERTS = 128  # llama4.cpp: the model without Q and K norms
 
 
-def soft_max_routing(hparams: Hparams) -> Routing:
-    """Soft-max gating, normalised and scaled as the file states."""
-    return replace(file_routing(hparams), gating=Gating.SOFTMAX)
-
-
-def deepseek_routing(hparams: Hparams) -> Routing:
-    return replace(soft_max_routing(hparams), norm_w=False)
-
-
-def sigmoid_routing(hparams: Hparams) -> Routing:
-    """Sigmoid gating, unless the file states another."""
-    return file_routing(hparams, Gating.SIGMOID)
-
-
 def sliding_or_leading(hparams: Hparams, il: int) -> bool:
     return hparams.swa[il] or il < hparams.integer("leading_dense_block_count")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Afmoe(Transformer):
     """AFMoE: gated attention; the post-attention norm comes before the output rows are selected."""
 
@@ -76,7 +63,6 @@ class Afmoe(Transformer):
         return self.normalized(layer, cur, name) if name == "post_ffw_norm" else cur
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Arctic(Transformer):
     """Arctic: experts run parallel to the whole layer, on attention's input."""
 
@@ -90,7 +76,6 @@ class Arctic(Transformer):
         return ggml.add(cur, ggml.add(dense, after))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Grok(Transformer):
     """Grok: post norms, and a dense feed-forward parallel to the experts."""
 
@@ -105,7 +90,6 @@ class Grok(Transformer):
         return ggml.scale(ggml.add(feed_forward(layer, cur), result))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroveMoe(Transformer):
     """GroveMoE: groups of experts, and a smaller expert per group that reads their output."""
 
@@ -131,7 +115,6 @@ def _selected(layer: GraphLayer, logits: GraphTensor) -> GraphTensor:
     return ggml.argsort_top_k(ggml.unary(logits), layer.facts.n_expert_used)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cohere2Moe(Transformer):
     """Cohere 2 MoE: routed and shared experts are averaged."""
 
@@ -146,20 +129,11 @@ class Cohere2Moe(Transformer):
         return ggml.scale(ggml.add(result, shared_expert(layer, cur)))
 
 
-def unnormalized(hparams: Hparams) -> Routing:
-    return replace(plain_routing(hparams), norm_w=False)
-
-
 def required_gating(hparams: Hparams) -> Routing:
     """Routing by the file's gating function, which is required (build_moe_ffn aborts without it)."""
     return replace(plain_routing(hparams), gating=Gating(hparams.integer("expert_gating_func", 0)))
 
 
-def plain_sigmoid(hparams: Hparams) -> Routing:
-    return replace(plain_routing(hparams), gating=Gating.SIGMOID)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen2Moe(Transformer):
     """Qwen 2 MoE: the shared expert has a gate."""
 
@@ -174,7 +148,6 @@ def smallthinker_rope(hparams: Hparams, il: int) -> bool:
     return not hparams.has_swa or il % NO_ROPE_STEP != 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SmallThinker(Transformer):
     """SmallThinker: experts are selected before attention."""
 
@@ -189,7 +162,6 @@ class SmallThinker(Transformer):
         return ggml.add(cur, stream)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mimo2(Transformer):
     """MiMo 2: attention outputs may be scaled. Since 0.6 the last state is an output."""
 
@@ -204,7 +176,6 @@ class Mimo2(Transformer):
         return ggml.scale(cur) if scaled else cur
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Laguna(Transformer):
     """Laguna: attention is gated per head or per element."""
 
@@ -257,7 +228,6 @@ def clamped_feed_forward(layer: GraphLayer, shared: Shared, cur: GraphTensor) ->
     return ggml.add(result, shared_expert(layer, cur, act=of_others))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step35(Laguna):
     """Step 3.5: only full-attention layers use rope factors; some clamp activations."""
 
@@ -265,8 +235,7 @@ class Step35(Laguna):
         return Clamps.of(hparams, il)
 
     def qkv(self, layer: GraphLayer, cur: GraphTensor) -> QKV:
-        q, k, v = split_heads(layer, *qkv(layer, cur, flat=True))
-        return q, k, v
+        return split_heads(layer, qkv(layer, cur, flat=True))
 
     def rope_factors(self, layer: GraphLayer) -> GraphTensor | None:
         return None if layer.facts.is_swa else rope_factors(layer.build)
@@ -284,7 +253,6 @@ def llama4_rope(hparams: Hparams, il: int) -> bool:
     return (il + 1) % (hparams.n_layer if window == 0 else NO_ROPE_STEP) != 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4(Transformer):
     def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         q, k, v = qkv(layer, cur)
@@ -303,7 +271,9 @@ SPARSE: Mapping[str, Transformer] = {
         attn_input=input_kv_iswa, scaled_embd=True, rope=not_each(4), routing=sigmoid_routing
     ),
     "arctic": Arctic(attn_input=input_kv),
-    "bailingmoe": Transformer(attn_input=input_kv, routing=soft_max_routing),
+    "bailingmoe": Transformer(
+        attn_input=input_kv, routing=routed(file_routing, gating=Gating.SOFTMAX)
+    ),
     "cohere2moe": Cohere2Moe(
         attn_input=input_kv_iswa,
         norm_first=True,
@@ -313,7 +283,9 @@ SPARSE: Mapping[str, Transformer] = {
         logit_scale=nonzero("logit_scale"),
     ),
     "dbrx": Transformer(attn_input=input_kv, norm=Norm.LAYER, ffn_norm="attn_output_norm"),
-    "deepseek": Transformer(attn_input=input_kv, routing=deepseek_routing),
+    "deepseek": Transformer(
+        attn_input=input_kv, routing=routed(file_routing, gating=Gating.SOFTMAX, norm_w=False)
+    ),
     "dots1": Transformer(attn_input=input_kv, routing=file_routing),
     "exaone-moe": Transformer(attn_input=input_kv_iswa, rope=sliding_layers, routing=file_routing),
     "grok": Grok(
@@ -326,13 +298,15 @@ SPARSE: Mapping[str, Transformer] = {
     "grovemoe": GroveMoe(attn_input=input_kv),
     "hy_v3": Transformer(attn_input=input_kv, norm_first=True, routing=sigmoid_routing),
     "laguna": Laguna(routing=sigmoid_routing),
-    "llada-moe": Diffusion(attn_input=input_no_cache, routing=unnormalized),
+    "llada-moe": Diffusion(attn_input=input_no_cache, routing=routed(plain_routing, norm_w=False)),
     "mellum": Transformer(),
-    "mimo2": Mimo2(attn_input=input_kv_iswa, routing=plain_sigmoid),
+    "mimo2": Mimo2(attn_input=input_kv_iswa, routing=routed(plain_routing, gating=Gating.SIGMOID)),
     "minimax-m2": Transformer(attn_input=input_kv, flat_qk_norm=True, routing=required_gating),
-    "olmoe": Transformer(attn_input=input_kv, flat_qk_norm=True, routing=unnormalized),
+    "olmoe": Transformer(
+        attn_input=input_kv, flat_qk_norm=True, routing=routed(plain_routing, norm_w=False)
+    ),
     "phimoe": Transformer(attn_input=input_kv, scaled_q=True, residual_first=True),
-    "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=unnormalized),
+    "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=routed(plain_routing, norm_w=False)),
     "smallthinker": SmallThinker(rope=smallthinker_rope, routing=required_gating),
     "step35": Step35(attn_input=input_kv_iswa, predicts=True, routing=sigmoid_routing),
     "llama4": Llama4(rope=llama4_rope, routing=llama4_routing, temperature=always),

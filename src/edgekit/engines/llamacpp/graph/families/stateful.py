@@ -12,7 +12,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     read_states,
     state,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.families.delta_net import DeltaNet, linear_attention
 from edgekit.engines.llamacpp.graph.families.dense import sections, trained_rope
 from edgekit.engines.llamacpp.graph.families.hybrid import (
@@ -38,13 +38,10 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     nonzero,
     plain_routing,
     rope_sections,
+    routed,
 )
-from edgekit.engines.llamacpp.graph.layers import Act, Gating, Routing, normalize
+from edgekit.engines.llamacpp.graph.layers import Act, Gating, normalize
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor
-
-
-def nemotron_routing(hparams: Hparams) -> Routing:
-    return replace(file_routing(hparams), gating=Gating.SIGMOID, act=Act.SQUARED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +109,6 @@ def _remembered(decays: Decays, k: GraphTensor, v: GraphTensor, before: GraphTen
     return ggml.add(faded, ggml.mul_mat(keys, v))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MiniMax01(Transformer):
     """Lightning attention (linear, with a fixed decay per head) and full attention. The residual is the scaled,
     normalised state. llama.cpp also reserves a graph with all tokens in one sequence; its dry run, followed here, does
@@ -160,7 +156,7 @@ STATEFUL: Mapping[str, Transformer] = {
         rope=no_layer,
         stream_first=True,
         residual_first=True,
-        routing=lambda hparams: replace(plain_routing(hparams), norm_w=False),
+        routing=routed(plain_routing, norm_w=False),
     ),
     "falcon-h1": SideBySide(attn_input=input_kv, mixer=mamba2),
     "lfm2": ShortConvolution(
@@ -176,13 +172,16 @@ STATEFUL: Mapping[str, Transformer] = {
         ),
     ),
     "nemotron_h": OneEach(
-        attn_input=input_kv, mixer=mamba2, act=Act.SQUARED, routing=nemotron_routing
+        attn_input=input_kv,
+        mixer=mamba2,
+        act=Act.SQUARED,
+        routing=routed(file_routing, gating=Gating.SIGMOID, act=Act.SQUARED),
     ),
     "plamo2": Plamo2(attn_input=input_kv, mixer=plamo2_mamba, act=Act.FUSED, gated=False),
     "kimi-linear": Kimi(
         attn_input=input_k,
         mixer=kimi_delta,
-        routing=lambda hparams: replace(file_routing(hparams), norm_w=True),
+        routing=routed(file_routing, norm_w=True),
     ),
     "bailingmoe3": Ling3(
         attn_input=input_k, mixer=ling_delta, n_pos=rope_sections, routing=file_routing

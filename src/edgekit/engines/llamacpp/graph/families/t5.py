@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_no_cache,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.layers import normalize, results
+from edgekit.engines.llamacpp.graph.layers import QKV, normalize, results
 from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, NoGraphError, Size
 from edgekit.errors import RefusedError
 
@@ -50,7 +50,7 @@ def positions(layer: GraphLayer, side: str, buckets: GraphTensor) -> GraphTensor
 
 def projected(
     layer: GraphLayer, half: Half, name: str, cur: GraphTensor, other: GraphTensor
-) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+) -> QKV:
     """Q from one input, K and V from another."""
     width, heads, kv_heads = layer.facts.n_embd_head_v, layer.facts.n_head, layer.facts.n_head_kv
     q, k, v = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
@@ -16,6 +17,7 @@ from edgekit.engines.llamacpp.graph.attention import (
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.layers import (
+    QKV,
     Act,
     Gating,
     Norm,
@@ -26,10 +28,10 @@ from edgekit.engines.llamacpp.graph.layers import (
     qkv,
     results,
     shared_expert,
+    split_heads,
 )
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
 
-QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
 MROPE_SECTIONS = 4  # positions per image token: GGML_MROPE_SECTIONS
 
 
@@ -61,6 +63,11 @@ def rope_sections(hparams: Hparams) -> int:
     return MROPE_SECTIONS if used else 1
 
 
+def routed(routing: Callable[[Hparams], Routing], **changes: Any) -> Callable[[Hparams], Routing]:
+    """That routing with some fields changed."""
+    return lambda hparams: replace(routing(hparams), **changes)
+
+
 def plain_routing(hparams: Hparams) -> Routing:
     """Soft-max over all experts, with the selected weights normalised to sum to one."""
     return Routing(
@@ -78,6 +85,11 @@ def file_routing(hparams: Hparams, default: Gating = Gating.SOFTMAX) -> Routing:
         norm_w=hparams.flag("expert_weights_norm"),
         scaled=hparams.real("expert_weights_scale") not in {0.0, 1.0},
     )
+
+
+def sigmoid_routing(hparams: Hparams) -> Routing:
+    """Sigmoid gating, unless the file states another."""
+    return file_routing(hparams, Gating.SIGMOID)
 
 
 def never(_hparams: Hparams) -> bool:
@@ -185,12 +197,15 @@ class Transformer:
         return normalize(cur, build["token_embd_norm"], bias, kind=self.norm)
 
     def shared(self, build: Build) -> Shared:
+        tokens = build.n_tokens
         return Shared(
-            pos=build.input_pos(self.n_pos(build.hparams)),
+            pos=ggml.graph_input(I32, tokens * self.n_pos(build.hparams), name="inp_pos"),
             attn=self.attn_input(build),
             out_ids=build.input_out_ids(),
             routing=self.routing(build.hparams),
-            attn_scale=build.input_attn_scale() if self.temperature(build.hparams) else None,
+            attn_scale=ggml.graph_input(F32, 1, 1, tokens, name="inp_attn_scale")
+            if self.temperature(build.hparams)
+            else None,
         )
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
@@ -242,7 +257,7 @@ class Transformer:
             q, k = self.rope_qk(layer, shared, q, k)
         q, k = self.norm_qk(layer, q, k)
         if self.flat_qk_norm:
-            q, k, v = split_heads(layer, q, k, v)
+            q, k, v = split_heads(layer, (q, k, v))
         if not self.late_qk_norm:
             q, k = self.rope_qk(layer, shared, q, k)
         if self.scaled_q:
@@ -323,16 +338,6 @@ def rope_factors(build: Build) -> GraphTensor | None:
     return next((table for name in names if (table := build.weight(name)) is not None), None)
 
 
-def split_heads(layer: GraphLayer, *qkv: GraphTensor) -> list[GraphTensor]:
-    facts = layer.facts
-    counts = (facts.n_head, facts.n_head_kv, facts.n_head_kv)
-    widths = (facts.n_embd_head_k, facts.n_embd_head_k, facts.n_embd_head_v)
-    return [
-        ggml.reshape(one, width, count, layer.build.n_tokens)
-        for one, width, count in zip(qkv, widths, counts, strict=True)
-    ]
-
-
 USUAL: Mapping[str, Transformer] = {
     "llama": Transformer(attn_input=input_kv),
     "smollm3": Transformer(attn_input=input_kv, rope=not_each(4)),
@@ -366,7 +371,7 @@ USUAL: Mapping[str, Transformer] = {
         n_pos=rope_sections,
         attn_input=input_kv,
         ffn_norm="post_attention_norm",
-        routing=lambda hparams: file_routing(hparams, Gating.SIGMOID),
+        routing=sigmoid_routing,
     ),
     "olmo2": Transformer(flat_qk_norm=True, post_norms=True, ffn_norm=None),
     "command-r": Transformer(
