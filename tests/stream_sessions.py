@@ -71,7 +71,7 @@ def steps(engine: StreamEngine, tokens: list[int], prompt: int = 1) -> Floats:
 def allocated_by(engine: StreamEngine) -> dict[str, int]:
     """The size of each array as numpy reports it, under the key of the line of the bill that pays for it."""
     weights, buffers, caches = engine._weights, engine._buffers, engine._caches
-    common, sink_query, local_rotary = buffers.common, buffers.sink_query, buffers.local_rotary
+    sink_query, local_rotary = buffers.sink_query, buffers.local_rotary
     kept: dict[str, int] = {}
     for name, rows in weights.rows.items():
         if rows.kept is not None:
@@ -85,14 +85,14 @@ def allocated_by(engine: StreamEngine) -> dict[str, int]:
             (cache.cold_bytes for cache in caches if isinstance(cache, PagedCache)), default=0
         ),
         "logits": buffers.logits.nbytes,
-        "tokens": common.x.nbytes,
-        "chunk": common.chunk.nbytes,
-        "queries": common.query.nbytes,
+        "tokens": buffers.x.nbytes,
+        "chunk": buffers.chunk.nbytes,
+        "queries": buffers.query.nbytes,
         "queries of sinks": 0 if sink_query is None else sink_query.nbytes,
         "attention": buffers.attended.nbytes + buffers.state.nbytes,
-        "keys and values, then feed-forward": common.arena.nbytes,
+        "keys and values, then feed-forward": buffers.arena.nbytes,
         "staging": buffers.keys.nbytes + buffers.values.nbytes,
-        "rotary": common.rotary.nbytes + (0 if local_rotary is None else local_rotary.nbytes),
+        "rotary": buffers.rotary.nbytes + (0 if local_rotary is None else local_rotary.nbytes),
         "tiles": sum(
             worker.packed.nbytes + worker.scratch.nbytes + worker.side.nbytes
             for worker in engine._crew.workers

@@ -19,12 +19,11 @@ from edgekit.engines.native.forward import (
     Buffers,
     Pass,
     Tokens,
-    make_buffers,
     make_worker,
     ranges,
 )
 from edgekit.engines.native.kernels.types import Floats, Kernels, Starts, TextAttention
-from edgekit.engines.native.layers import Network, fill_tables, make_network
+from edgekit.engines.native.layers import Network, fill_tables
 from edgekit.engines.native.weights import Matrix, Weights
 from edgekit.errors import (
     TextError,
@@ -73,12 +72,12 @@ class StreamedEncoder:
             weights = Weights(
                 file, plan, kernels, self._crew.workers[0], monitor.check, unpacked=plan.unpacked
             )
-            self._network = make_network(plan.model, weights, kernels)
+            self._network = Network(plan.model, weights, kernels)
             pairs = plan.model.dimensions.rotary // 2
             self._rotary = np.empty((2, plan.text_tokens, pairs), np.float32)
             if plan.model.rope is not None:
                 fill_tables(plan.model.rope, self._network.rope_factors, self._rotary)
-            self._buffers = make_buffers(plan, plan.pass_tokens)
+            self._buffers = Buffers(plan, plan.pass_tokens)
             self._held = held.pop_all()
 
     @property

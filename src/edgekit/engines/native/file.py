@@ -74,26 +74,19 @@ class WeightFile(Closeable):
     def __init__(self, path: Path, limits: Limits) -> None:
         """Raises SourceError if it is not a readable regular file, HeaderLimitError if it is too large."""
         self._path = path
+        self.name = str(path)
         self._lock = threading.Lock()  # for systems where reading moves a shared position
         self._closed = False
         self._descriptor, self._status = open_regular(path)
-        if self._status.st_size > limits.file_bytes:
+        self.size_bytes = self._status.st_size  # when it was opened
+        if self.size_bytes > limits.file_bytes:
             self.close()
             raise HeaderLimitError(
                 "size of the file in bytes (Limits.file_bytes can be raised)",
-                value=self._status.st_size,
+                value=self.size_bytes,
                 limit=limits.file_bytes,
                 file=str(path),
             )
-
-    @property
-    def name(self) -> str:
-        return str(self._path)
-
-    @property
-    def size_bytes(self) -> int:
-        """The size when it was opened."""
-        return self._status.st_size
 
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:  # noqa: ARG002 - local
         """Exactly `length` bytes, fewer only at the end of the file. Used for headers, which are read once."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.engines.native.buffers import PassPlan, arena_floats
-from edgekit.engines.native.cache import CacheRun, LayerCache, Packed
+from edgekit.engines.native.cache import CacheRun, LayerCache
 from edgekit.engines.native.crew import Crew, CrewMember, PassProgress, Step, Task
 from edgekit.engines.native.families import Position
 from edgekit.engines.native.kernels.types import BlockError, CacheAttention, CacheKind, Floats
@@ -40,28 +40,19 @@ ROWS_TOGETHER = 16  # a multiple of this suits the matrix multiplication
 FAST_ROWS = 96  # fewer rows are slower: half as fast at 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
     """Everything that a pass writes to, as large as the largest pass needs it."""
 
-    x: Floats  # hidden states, one row per token
-    query: Floats
-    arena: Floats  # keys and values, then feed-forward
-    chunk: Floats  # the tokens of a chunk, between two steps
-    rotary: (
-        Floats  # cosines and sines of each token: [2, tokens, pairs], or 4 with those for the sinks
-    )
-
-
-def make_buffers(plan: PassPlan, tokens: int, *, rotary_tables: int = 2) -> Buffers:
-    size = plan.model.dimensions
-    return Buffers(
-        x=np.empty((tokens, size.width), np.float32),
-        query=np.empty((tokens, size.query), np.float32),
-        arena=np.empty(arena_floats(plan.model, tokens, plan.chunk_tokens), np.float32),
-        chunk=np.empty((plan.chunk_tokens, size.width), np.float32),
-        rotary=np.empty((rotary_tables, tokens, size.rotary // 2), np.float32),
-    )
+    def __init__(self, plan: PassPlan, tokens: int, *, rotary_tables: int = 2) -> None:
+        size = plan.model.dimensions
+        self.x = np.empty((tokens, size.width), np.float32)  # hidden states, one row per token
+        self.query = np.empty((tokens, size.query), np.float32)
+        # Keys and values, then feed-forward.
+        self.arena = np.empty(arena_floats(plan.model, tokens, plan.chunk_tokens), np.float32)
+        # The tokens of a chunk, between two steps.
+        self.chunk = np.empty((plan.chunk_tokens, size.width), np.float32)
+        # Cosines and sines of each token; again for the sinks, if there are any.
+        self.rotary = np.empty((rotary_tables, tokens, size.rotary // 2), np.float32)
 
 
 def make_worker(plan: PassPlan) -> CrewMember:
@@ -318,33 +309,22 @@ ROUND_FLOPS = 200_000_000  # the most of one thread before the next look at the 
 TASKS_PER_THREAD = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamBuffers:
+class StreamBuffers(Buffers):
     """Everything that a chunk writes to, except the cache."""
 
-    common: Buffers
-    attended: Floats
-    state: Floats  # of each query and head: the largest score, the sum of exponentials
-    sink_query: Floats | None
-    local_rotary: Floats | None  # as common.rotary, of layers with a window
-    keys: Packed  # as the cache stores them
-    values: Packed
-    logits: Floats
-
-
-def make_stream_buffers(plan: StreamPlan) -> StreamBuffers:
-    tokens, size = plan.chunk_tokens, plan.model.dimensions
-    common = make_buffers(plan, tokens, rotary_tables=4 if plan.has_sinks else 2)
-    return StreamBuffers(
-        common=common,
-        attended=np.empty((tokens, size.query), np.float32),
-        state=np.empty((tokens, size.heads, 2), np.float32),
-        sink_query=np.empty((tokens, size.query), np.float32) if plan.has_sinks else None,
-        local_rotary=np.empty_like(common.rotary) if plan.model.local_rope else None,
-        keys=np.empty((tokens, plan.k_row_bytes), np.uint8),
-        values=np.empty((tokens, plan.v_row_bytes), np.uint8),
-        logits=np.empty(size.vocabulary, np.float32),
-    )
+    def __init__(self, plan: StreamPlan) -> None:
+        tokens, size = plan.chunk_tokens, plan.model.dimensions
+        super().__init__(plan, tokens, rotary_tables=4 if plan.has_sinks else 2)
+        self.attended = np.empty((tokens, size.query), np.float32)
+        # Of each query and head: the largest score, the sum of exponentials.
+        self.state = np.empty((tokens, size.heads, 2), np.float32)
+        self.sink_query = np.empty_like(self.query) if plan.has_sinks else None
+        # Of layers with a window.
+        self.local_rotary = np.empty_like(self.rotary) if plan.model.local_rope else None
+        # As the cache stores them.
+        self.keys = np.empty((tokens, plan.k_row_bytes), np.uint8)
+        self.values = np.empty((tokens, plan.v_row_bytes), np.uint8)
+        self.logits = np.empty(size.vocabulary, np.float32)
 
 
 class StreamPass(Pass):
@@ -363,7 +343,7 @@ class StreamPass(Pass):
         progress: PassProgress,
     ) -> None:
         super().__init__(
-            tokens, plan=plan, network=network, crew=crew, buffers=buffers.common, progress=progress
+            tokens, plan=plan, network=network, crew=crew, buffers=buffers, progress=progress
         )
         self._stream, self._buffers, self._caches = plan, buffers, caches
         self._position = position
@@ -384,7 +364,7 @@ class StreamPass(Pass):
         self.look_up(ids)
         if model.embedding_scale != 1:
             self.x *= np.float32(model.embedding_scale)
-        full, local = self._buffers.common.rotary, self._buffers.local_rotary
+        full, local = self._buffers.rotary, self._buffers.local_rotary
         last = self._stream.context_tokens - 1
         for rope, tables in ((model.rope, full), (model.local_rope, local)):
             if rope is not None and tables is not None:

@@ -19,10 +19,10 @@ from edgekit.engines.native.cache import PagedCache, PageFile, check_gate, make_
 from edgekit.engines.native.crew import Checkpoint, Crew, PassProgress, one_thread
 from edgekit.engines.native.families import ModelUse
 from edgekit.engines.native.file import ANY_SIZE, Closeable, WeightFile, scan_header
-from edgekit.engines.native.forward import StreamPass, make_stream_buffers, make_worker
+from edgekit.engines.native.forward import StreamBuffers, StreamPass, make_worker
 from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import Floats
-from edgekit.engines.native.layers import make_network
+from edgekit.engines.native.layers import Network
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.stream_plan import StreamSetup, plan_stream
 from edgekit.engines.native.weights import Weights
@@ -105,8 +105,8 @@ class StreamEngine(Closeable):
                 held.callback(self._crew.close)
                 worker = self._crew.workers[0]
                 self._weights = Weights(file, plan, kernels, worker, monitor.check)
-                self._network = make_network(plan.model, self._weights, kernels)
-                self._buffers = make_stream_buffers(plan)
+                self._network = Network(plan.model, self._weights, kernels)
+                self._buffers = StreamBuffers(plan)
                 self._caches = tuple(make_caches(plan, pages))
             except MemoryError as error:
                 raise MemoryPressureError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,40 +11,6 @@ from edgekit.engines.native.families import NativeNorm, Position
 from edgekit.engines.native.kernels.types import Floats, Kernels
 from edgekit.engines.native.model import NativeModel, NativeRope
 from edgekit.engines.native.weights import Matrix, Weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeLayer:
-    query: Matrix
-    key: Matrix
-    value: Matrix
-    query_norm: Normalize | None
-    key_norm: Normalize | None
-    attention_out: Matrix
-    attention_norm: Normalize | None  # of what attention adds, before the sum
-    norm_before: Normalize | None  # of attention's input
-    norm_between: Normalize  # before the feed-forward, or after attention's sum
-    norm_between_2: Normalize | None  # after another sum with the layer's input
-    gate: Matrix | None
-    up: Matrix
-    down: Matrix
-    feed_forward_norm: Normalize | None  # of what it adds, before the sum
-    norm_after: Normalize | None  # after the feed-forward's sum
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    kernels: Kernels
-    embedding: Matrix
-    positions: Matrix | None  # learned ones
-    token_type: Floats | None
-    norm_first: Normalize | None  # of the sum of these three
-    layers: tuple[NativeLayer, ...]
-    norm_last: Normalize | None
-    output: Matrix  # from a vector to logits: the model's own, or the embedding once more
-    rope_factors: Floats | None  # by which pairs rotate more slowly, if the file has them
-    slopes: Floats | None  # of ALiBi
-    matrix_bytes: int  # of all layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,63 +30,77 @@ class Normalize:
             self.kernels.layer_norm(x, out, self.weight, self.bias, self.epsilon)
 
 
-def make_network(model: NativeModel, weights: Weights, kernels: Kernels) -> Network:
-    """Finds the tensors of each layer, joined or separate in the file."""
-    size, family = model.dimensions, model.family
-    rows, held = weights.rows, weights.held
+class Network:
+    """Everything that a pass runs through."""
 
-    def norm(name: str) -> Normalize | None:
-        weight = held.get(f"{name}.weight")
-        if weight is None:
-            return None
-        return Normalize(kernels, family.norm, weight, held.get(f"{name}.bias"), model.epsilon)
+    def __init__(self, model: NativeModel, weights: Weights, kernels: Kernels) -> None:
+        size, family = model.dimensions, model.family
+        rows, held = weights.rows, weights.held
 
-    def layer(place: int) -> NativeLayer:
-        prefix = f"blk.{place}."
+        def norm(name: str) -> Normalize | None:
+            weight = held.get(f"{name}.weight")
+            if weight is None:
+                return None
+            return Normalize(kernels, family.norm, weight, held.get(f"{name}.bias"), model.epsilon)
+
+        self.kernels = kernels
+        self.embedding = rows["token_embd.weight"]
+        self.positions = rows.get("position_embd.weight")  # learned ones
+        self.token_type = held.get("token_types.weight")
+        self.norm_first = norm("token_embd_norm")  # of the sum of these three
+        self.layers = [
+            NativeLayer(f"blk.{place}.", model, rows, norm) for place in range(size.layers)
+        ]
+        self.norm_last = norm("output_norm")
+        self.output = weights.head
+        self.rope_factors = held.get("rope_freqs.weight")  # by which pairs rotate more slowly
+        self.slopes: Floats | None = None
+        if family.position is Position.ALIBI:
+            self.slopes = np.array(alibi_slopes(size.heads), np.float32)
+        layers = (matrix for name, matrix in rows.items() if name.startswith("blk."))
+        self.matrix_bytes = sum(matrix.size_bytes for matrix in layers)
+
+
+class NativeLayer:
+    """The tensors of one layer, joined or separate in the file."""
+
+    def __init__(
+        self,
+        prefix: str,
+        model: NativeModel,
+        rows: Mapping[str, Matrix],
+        norm: Callable[[str], Normalize | None],
+    ) -> None:
+        size = model.dimensions
         joined = rows.get(f"{prefix}attn_qkv.weight")
         if joined is None:
-            query, key, value = (rows[f"{prefix}attn_{part}.weight"] for part in "qkv")
+            self.query, self.key, self.value = (
+                rows[f"{prefix}attn_{part}.weight"] for part in "qkv"
+            )
         else:
-            query = joined.part(0, size.query)
-            key = joined.part(size.query, size.key)
-            value = joined.part(size.query + size.key, size.key)
-        gate, up = rows.get(f"{prefix}ffn_gate.weight"), rows[f"{prefix}ffn_up.weight"]
-        if gate is None and model.gated:  # in one tensor, the gate's rows first: ggml_geglu
-            gate, up = up.part(0, size.inner), up.part(size.inner, size.inner)
-        between = norm(prefix + ("ffn_norm" if family.norm_first else "attn_output_norm"))
+            self.query = joined.part(0, size.query)
+            self.key = joined.part(size.query, size.key)
+            self.value = joined.part(size.query + size.key, size.key)
+        self.query_norm = norm(f"{prefix}attn_q_norm")
+        self.key_norm = norm(f"{prefix}attn_k_norm")
+        self.attention_out = rows[f"{prefix}attn_output.weight"]
+        # Of what attention adds, before the sum.
+        self.attention_norm = norm(f"{prefix}post_attention_norm")
+        self.norm_before = norm(f"{prefix}attn_norm")  # of attention's input
+        # Before the feed-forward, or after attention's sum.
+        between = norm(prefix + ("ffn_norm" if model.family.norm_first else "attn_output_norm"))
         assert between is not None  # noqa: S101 - model.py has checked that it is there
-        return NativeLayer(
-            query=query,
-            key=key,
-            value=value,
-            query_norm=norm(f"{prefix}attn_q_norm"),
-            key_norm=norm(f"{prefix}attn_k_norm"),
-            attention_out=rows[f"{prefix}attn_output.weight"],
-            attention_norm=norm(f"{prefix}post_attention_norm"),
-            norm_before=norm(f"{prefix}attn_norm"),
-            norm_between=between,
-            norm_between_2=norm(f"{prefix}attn_norm_2"),
-            gate=gate,
-            up=up,
-            down=rows[f"{prefix}ffn_down.weight"],
-            feed_forward_norm=norm(f"{prefix}post_ffw_norm"),
-            norm_after=norm(f"{prefix}layer_output_norm"),
-        )
-
-    has_slopes = family.position is Position.ALIBI
-    return Network(
-        kernels=kernels,
-        embedding=rows["token_embd.weight"],
-        positions=rows.get("position_embd.weight"),
-        token_type=held.get("token_types.weight"),
-        norm_first=norm("token_embd_norm"),
-        layers=tuple(layer(place) for place in range(size.layers)),
-        norm_last=norm("output_norm"),
-        output=weights.head,
-        rope_factors=held.get("rope_freqs.weight"),
-        slopes=np.array(alibi_slopes(size.heads), np.float32) if has_slopes else None,
-        matrix_bytes=sum(m.size_bytes for name, m in rows.items() if name.startswith("blk.")),
-    )
+        self.norm_between = between
+        # After another sum with the layer's input.
+        self.norm_between_2 = norm(f"{prefix}attn_norm_2")
+        self.gate, self.up = rows.get(f"{prefix}ffn_gate.weight"), rows[f"{prefix}ffn_up.weight"]
+        if self.gate is None and model.gated:  # in one tensor, the gate's rows first: ggml_geglu
+            both = self.up
+            self.gate, self.up = both.part(0, size.inner), both.part(size.inner, size.inner)
+        self.down = rows[f"{prefix}ffn_down.weight"]
+        # Of what the feed-forward adds, before the sum; and after the sum.
+        self.feed_forward_norm = norm(f"{prefix}post_ffw_norm")
+        self.norm_after = norm(f"{prefix}layer_output_norm")
 
 
 def alibi_slopes(heads: int, largest_bias: float = 8.0) -> list[float]:

@@ -87,7 +87,7 @@ class Sampler:
             return TopTokens(float(logits[last]), last)
         kept = TopTokens(-math.inf, chooser.vocabulary)
         if 0 < sampling.top_k < len(logits):
-            kept = chooser.first(logits, sampling.top_k)
+            kept = chooser.prefix(logits, None, float(sampling.top_k))
         if sampling.top_p < 1:
             target = sampling.top_p * chooser.weight(logits, kept, top)
             kept = kept.or_shorter(chooser.first_weighing(logits, target, top))
@@ -304,21 +304,20 @@ class Chooser:
 
     # --- prefixes of the order that are too long to be listed
 
-    def first(self, logits: Floats, count: int) -> TopTokens:
-        """The first `count` of the order."""
-        return self._prefix(logits, None, float(count))
-
     def first_weighing(self, logits: Floats, target: float, top: float) -> TopTokens:
         """The shortest prefix that weighs `target`."""
         numbers = self.best(logits, min(BEST_TOKENS, len(logits)))
         sums = self.sums_of(self.values[: len(numbers)], top)
         if sums[-1] < target:
-            return self._prefix(logits, top, target)
+            return self.prefix(logits, top, target)
         last = int(numbers[sums.searchsorted(target)])
         return TopTokens(float(logits[last]), last)
 
-    def _prefix(self, logits: Floats, top: float | None, target: float) -> TopTokens:
-        """Finds the rank at which the weights reach the target, 11 bits of it at a time."""
+    def prefix(self, logits: Floats, top: float | None, target: float) -> TopTokens:
+        """The shortest prefix that weighs `target`, where each token weighs 1 without `top`.
+
+        Finds the rank at which the weights reach the target, 11 bits of it at a time.
+        """
         rank, rest = 0, target
         for before, bits in _LEVELS:
             self._fill_bins(logits, top, rank, before, bits)

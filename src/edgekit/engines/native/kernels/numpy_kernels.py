@@ -27,7 +27,7 @@ from edgekit.engines.native.kernels.types import (
     Floats,
     TextAttention,
 )
-from edgekit.engines.native.stream_plan import TILE_FLOATS
+from edgekit.engines.native.stream_plan import multiply_floats
 from edgekit.errors import UnknownDtypeError
 from edgekit.formats.dtype import TensorType
 
@@ -64,6 +64,7 @@ UNPACK: Mapping[str, Unpack] = {
 
 class NumpyKernels:
     name = "numpy"
+    scratch_floats = staticmethod(multiply_floats)
     store = staticmethod(numpy_cache.store)
     attend_floats = staticmethod(numpy_cache.attend_floats)
     settle = staticmethod(numpy_cache.settle)
@@ -98,10 +99,6 @@ class NumpyKernels:
                 unpack(part, out.reshape(len(part), kind.block_elements), work)
             except BlockError as error:
                 raise BlockError(first + error.block) from None
-
-    def scratch_floats(self, kind: TensorType, columns: int) -> int:
-        kind.row_bytes(columns)
-        return max(TILE_FLOATS, columns)
 
     def multiply(
         self, kind: TensorType, weights: Bytes, x: Floats, out: Floats, scratch: Floats
