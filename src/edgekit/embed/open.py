@@ -36,7 +36,7 @@ from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.errors import MemoryPressureError, UsageError
 from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
-from edgekit.sources.download import Found, find_weights
+from edgekit.sources.download import LocalWeights, find_weights
 from edgekit.units import KIB, MIB, Basis, format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _total(lines: Iterable[PlanLine]) -> int:
     return sum(line.size_bytes for line in lines)
 
 
-def _needs(found: Found, options: _Options, file: WeightFile, header: FileHeader) -> _Needs:
+def _needs(found: LocalWeights, options: _Options, file: WeightFile, header: FileHeader) -> _Needs:
     lines = []
     if options.own_process:
         import tokenizers  # noqa: F401 - measured with everything that will be loaded

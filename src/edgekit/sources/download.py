@@ -69,9 +69,9 @@ LISTING_TIMEOUT_S = 20.0  # short, because the hub was queried a moment ago
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class LocalWeights:
     label: str
-    path: Path
+    path: Path  # of the first file
     notes: tuple[str, ...] = ()
 
 
@@ -81,7 +81,7 @@ def find_weights(
     reach: Reach | None = None,
     confirm: Callable[[Download], bool] | None = None,
     several: bool = False,
-) -> Found:
+) -> LocalWeights:
     """The GGUF file on this machine that `reference` means: a path, a name in a local store, or a hub id.
 
     `several`: return the first file of a split model; otherwise split models are refused. A hub id that is not in the
@@ -107,7 +107,7 @@ def find_weights(
         )
     with closing(files.weights[0].open()) as opened:
         path = Path(opened.name)
-    return Found(label=files.label, path=path, notes=files.notes)
+    return LocalWeights(label=files.label, path=path, notes=files.notes)
 
 
 def _local_files(text: str, reach: Reach, confirm: Callable[[Download], bool] | None) -> ModelFiles:
