@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ def _drm_findings(
     here: Surroundings,
     vendor: int,
     name_of: Callable[[Surroundings, DrmCard], str],
-    device_of: Callable[[Surroundings, DrmCard, str, int], Device | None],
+    device_of: Callable[[Surroundings, DrmCard, str], Device | None],
 ) -> Findings:
     """The cards of one vendor that a program may use, and a note on each of the others."""
     if here.system is not System.LINUX:
@@ -79,12 +80,12 @@ def _drm_findings(
     notes: list[str] = []
     for index, card in enumerate(_drm_cards(here.root, vendor)):
         name = name_of(here, card)
-        device = device_of(here, card, name, index)
+        device = device_of(here, card, name)
         note = _unusable_note(here.root, card, name)
         if note or device is None:
             notes.append(note or f"{name} ({card.slot}) does not report its memory: not counted.")
         else:
-            devices.append(device)
+            devices.append(replace(device, index=index))
     return Findings(devices=tuple(devices), notes=tuple(notes))
 
 
@@ -133,7 +134,7 @@ def _amd_name(here: Surroundings, card: DrmCard) -> str:
     return f"AMD GPU {card.device:04x}"
 
 
-def _amd_device(here: Surroundings, card: DrmCard, name: str, index: int) -> Device | None:
+def _amd_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
     """A card or an integrated GPU. The latter has memory that the BIOS carved out of the RAM (VRAM) and may map more
     (GTT); the driver allocates from the larger of the two first (apu_prefer_gtt).
     """
@@ -145,7 +146,7 @@ def _amd_device(here: Surroundings, card: DrmCard, name: str, index: int) -> Dev
         len(metrics) == 4 and metrics[2] in _INTEGRATED_METRICS
     )
     if is_integrated and (card.device == _MI300A or mapped_bytes > (total_bytes or 0)):
-        return _amd_shared(here, card, name, index, mapped_bytes)
+        return _amd_shared(here, card, name, mapped_bytes)
     if not total_bytes or used_bytes is None:
         return None
     # NPS4: the memory of an MI300 is split into four parts, of which a program sees one.
@@ -156,7 +157,6 @@ def _amd_device(here: Surroundings, card: DrmCard, name: str, index: int) -> Dev
     return Device(
         name=name,
         vendor=Vendor.AMD,
-        index=index,
         total_bytes=total_bytes // parts,
         integrated=is_integrated,
         free_bytes=max(0, total_bytes - used_bytes) // parts,
@@ -167,9 +167,7 @@ def _amd_device(here: Surroundings, card: DrmCard, name: str, index: int) -> Dev
     )
 
 
-def _amd_shared(
-    here: Surroundings, card: DrmCard, name: str, index: int, mapped_bytes: int
-) -> Device | None:
+def _amd_shared(here: Surroundings, card: DrmCard, name: str, mapped_bytes: int) -> Device | None:
     """An integrated GPU. RADV pools GTT and VRAM (radv_physical_device.c), and llama.cpp adds up its heaps; ROCm sees
     only the larger of the two. The VRAM of an MI300A is the RAM itself, so only GTT limits it.
     """
@@ -188,7 +186,6 @@ def _amd_shared(
     return Device(
         name=name,
         vendor=Vendor.AMD,
-        index=index,
         total_bytes=here.host.total_bytes,
         free_bytes=here.host.usable_bytes,
         unified=True,
@@ -244,7 +241,7 @@ def _intel_name(_: Surroundings, card: DrmCard) -> str:
     return _INTEL_CARDS.get(card.device, (f"Intel GPU {card.device:04x}",))[0]
 
 
-def _intel_device(here: Surroundings, card: DrmCard, name: str, index: int) -> Device | None:
+def _intel_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
     if card.driver not in _INTEL_DRIVERS:
         return None
     if card.slot == _INTEGRATED_SLOT:
@@ -254,7 +251,6 @@ def _intel_device(here: Surroundings, card: DrmCard, name: str, index: int) -> D
         return Device(
             name=name,
             vendor=Vendor.INTEL,
-            index=index,
             total_bytes=here.host.total_bytes,
             free_bytes=here.host.usable_bytes,
             unified=True,
@@ -269,7 +265,6 @@ def _intel_device(here: Surroundings, card: DrmCard, name: str, index: int) -> D
     return Device(
         name=name,
         vendor=Vendor.INTEL,
-        index=index,
         total_bytes=total_bytes,
         free_bytes=total_bytes - total_bytes // _RESERVED_SHARE,
         bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
