@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,11 +59,11 @@ def estimate_with(
     """The bill of a model with its companion files. Raises RefusedError for files that llama.cpp does not load."""
     bill = llamacpp.estimate(model, load, setup)
     if companions.projector is not None:
-        lines = tuple(projector_lines(companions.projector, setup))
+        lines = projector_lines(companions.projector, setup)
         bill = replace(bill, lines=(*bill.lines, *lines))
     if companions.adapters:
         at_once = LoadFacts.of(bill).n_ubatch
-        more = adapter_lines(list(companions.adapters), place(model, setup), at_once)
+        more = adapter_lines(companions.adapters, place(model, setup), at_once)
         bill = replace(bill, lines=(*bill.lines, *more))
     draft = companions.drafter
     if draft is None:
@@ -128,6 +128,19 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
     weights = sum(
         PlacedTensor(tensor=tensor, pool=pool, block=None).size_bytes for tensor in header.tensors
     )
+
+    def number(key: str, default: int) -> int:
+        value = header.keys.get(f"clip.vision.{key}")
+        return value if type(value) is int and value > 0 else default  # not a boolean
+
+    hidden = number("embedding_length", 1024)
+    forward = number("feed_forward_length", 4 * hidden)
+    heads = number("attention.head_count", 16)
+    side = number("image_size", 0) // number("patch_size", 14)
+    patches = max(side * side, PATCHES)
+    # False for audio projectors, and for files with too few keys.
+    known = bool(side and number("embedding_length", 0))
+    size = FLOAT_BYTES * patches * (2 * forward + 8 * hidden) + 2 * patches * patches * heads
     return (
         MemoryLine(
             component=Component.WEIGHTS,
@@ -136,43 +149,21 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
             because=f"{len(header.tensors)} tensors of the projector",
             part="projector",
         ),
-        _projector_compute(header, pool),
-    )
-
-
-def _projector_compute(header: ModelHeader, pool: Pool) -> MemoryLine:
-    vision = "clip.vision."
-    hidden = _number(header, vision + "embedding_length", 1024)
-    forward = _number(header, vision + "feed_forward_length", 4 * hidden)
-    heads = _number(header, vision + "attention.head_count", 16)
-    side = _number(header, vision + "image_size", 0) // max(
-        1, _number(header, vision + "patch_size", 14)
-    )
-    patches = max(side * side, PATCHES)
-    # False for audio projectors, and for files with too few keys.
-    known = bool(side and _number(header, vision + "embedding_length", 0))
-    size = FLOAT_BYTES * patches * (2 * forward + 8 * hidden) + 2 * patches * patches * heads
-    return MemoryLine(
-        component=Component.COMPUTE,
-        size_bytes=pad(size, 128),
-        pool=pool,
-        basis=Basis.MODELLED if known else Basis.ASSUMED,
-        because=f"{patches} patches x ({forward} x 2 + {hidden} x 8) floats, scores of {heads} heads at 16 bit",
-        within=PROJECTOR_WITHIN if known else None,
-        part="projector",
-    )
-
-
-def _number(header: ModelHeader, key: str, otherwise: int) -> int:
-    value = header.keys.get(key)
-    return (
-        value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+        MemoryLine(
+            component=Component.COMPUTE,
+            size_bytes=pad(size, 128),
+            pool=pool,
+            basis=Basis.MODELLED if known else Basis.ASSUMED,
+            because=f"{patches} patches x ({forward} x 2 + {hidden} x 8) floats, scores of {heads} heads at 16 bit",
+            within=PROJECTOR_WITHIN if known else None,
+            part="projector",
+        ),
     )
 
 
 def adapter_lines(
     headers: Iterable[ModelHeader], placement: TensorPlacement, tokens: int
-) -> tuple[MemoryLine, ...]:
+) -> Iterator[MemoryLine]:
     """--lora: each pair of matrices is in the pool of its tensor; all activations count as alive at once."""
     sums: dict[Pool, int] = {}
     widest = 0
@@ -186,26 +177,21 @@ def adapter_lines(
             pool = placement.blocks[block] if inside and block is not None else placement.output
             size = PlacedTensor(tensor=tensor, pool=pool, block=block).size_bytes
             sums[pool] = sums.get(pool, 0) + size
-    weights = [
-        MemoryLine(
+    for pool, size in sums.items():
+        yield MemoryLine(
             component=Component.WEIGHTS,
             size_bytes=size,
             pool=pool,
             because="adapter matrices, loaded in addition to the tensors they change",
             part="adapter",
         )
-        for pool, size in sums.items()
-    ]
-    return (*weights, *(_adapter_compute(pool, tokens, widest) for pool in sums))
-
-
-def _adapter_compute(pool: Pool, tokens: int, widest: int) -> MemoryLine:
-    return MemoryLine(
-        component=Component.COMPUTE,
-        size_bytes=pad(FLOAT_BYTES * tokens * widest, 128),
-        pool=pool,
-        basis=Basis.MODELLED,
-        because=f"{tokens} tokens x {widest} floats: upper bound for the widest adapter",
-        within=ADAPTER_WITHIN,
-        part="adapter",
-    )
+    for pool in sums:
+        yield MemoryLine(
+            component=Component.COMPUTE,
+            size_bytes=pad(FLOAT_BYTES * tokens * widest, 128),
+            pool=pool,
+            basis=Basis.MODELLED,
+            because=f"{tokens} tokens x {widest} floats: upper bound for the widest adapter",
+            within=ADAPTER_WITHIN,
+            part="adapter",
+        )

@@ -43,51 +43,7 @@ class _Known(NamedTuple):
     because: str
 
 
-_EXACT = _Known(
-    Basis.EXACT,
-    None,
-    "llama.cpp's largest compute graph, simulated node by node with its own allocator",
-)
-# Exact on every recorded row, but recorded on one GPU generation only.
-_SPLIT = _Known(
-    Basis.MODELLED,
-    0.05,
-    "llama.cpp's largest compute graph, split between GPU and CPU as llama.cpp splits it",
-)
-_SEVERAL = _Known(
-    Basis.MODELLED,
-    0.1,
-    "llama.cpp's largest compute graph over several GPUs, with four copies of its inputs",
-)
-# llama.cpp plans the graph for full tensors and allocates that much on every device (ggml-backend-meta.cpp).
-_SLICED = _Known(
-    Basis.MODELLED,
-    0.1,
-    "the engine's largest graph with whole tensors, which every device reserves",
-)
-# Up to 3 % on the models compared: the last layer then computes all tokens, not only the output rows.
-_PREDICTING = _Known(
-    Basis.MODELLED,
-    0.05,
-    "llama.cpp's largest compute graph, without the states saved for token prediction (MTP)",
-)
-# Between two recorded builds: the rounded log agreed on the CPU for every header tried.
-_LOGGED = _Known(
-    Basis.MODELLED,
-    0.05,
-    "llama.cpp's largest compute graph, checked against the log of this build only",
-)
-_OTHER = _Known(
-    Basis.MODELLED,
-    0.2,
-    "llama.cpp's largest compute graph, placed as the CUDA backend would place it",
-)
 BOUND_WITHIN = 1.0  # of the line: an upper bound, down to nothing
-_BOUND = _Known(
-    Basis.MODELLED,
-    BOUND_WITHIN,
-    "upper bound: everything alive at once in the largest step of a layer",
-)
 FLOAT_BYTES = 4
 MOST_STREAMS = 64  # DeepSeek-V4 has 4
 ASSUMED_VOCABULARY = 262_144  # Gemma's, among the largest
@@ -111,7 +67,8 @@ def compute_lines(
     except NoGraphError as error:
         on_host = (bound_bytes(model, context),)
         sizes = pool_bounds(model, context, placement, setup) if setup.has_device else on_host
-        known = _BOUND._replace(because=f"{_BOUND.because} ({error})")
+        because = f"upper bound: everything alive at once in the largest step of a layer ({error})"
+        known = _Known(Basis.MODELLED, BOUND_WITHIN, because)
     return [
         MemoryLine(component=Component.COMPUTE, size_bytes=size, pool=pool, **known._asdict())
         for pool, size in zip(where, sizes, strict=True)
@@ -119,17 +76,32 @@ def compute_lines(
 
 
 def _known(placement: TensorPlacement, setup: LlamaCppSetup) -> _Known:
-    recorded = setup.rules in (Rules.V0_5, NEWEST) and not is_newer(setup.version)
-    whole_graph = _PREDICTING if setup.load_mtp else _EXACT if recorded else _LOGGED
-    if not setup.has_device:
-        return whole_graph
-    if setup.backend is not Backend.CUDA:
-        return _OTHER
-    if placement.ranks > 1:
-        return _SLICED
-    if len(setup.devices) > 1 or setup.devices[0].rpc:
-        return _SEVERAL
-    return whole_graph if placement.together else _SPLIT
+    graph = "llama.cpp's largest compute graph"
+    if setup.has_device:
+        if setup.backend is not Backend.CUDA:
+            because = f"{graph}, placed as the CUDA backend would place it"
+            return _Known(Basis.MODELLED, 0.2, because)
+        if placement.ranks > 1:
+            # llama.cpp plans the graph for full tensors and allocates that much on every device
+            # (ggml-backend-meta.cpp).
+            because = "the engine's largest graph with whole tensors, which every device reserves"
+            return _Known(Basis.MODELLED, 0.1, because)
+        if len(setup.devices) > 1 or setup.devices[0].rpc:
+            because = f"{graph} over several GPUs, with four copies of its inputs"
+            return _Known(Basis.MODELLED, 0.1, because)
+        if not placement.together:
+            # Exact on every recorded row, but recorded on one GPU generation only.
+            because = f"{graph}, split between GPU and CPU as llama.cpp splits it"
+            return _Known(Basis.MODELLED, 0.05, because)
+    if setup.load_mtp:
+        # Up to 3 % on the models compared: the last layer then computes all tokens, not only the output rows.
+        because = f"{graph}, without the states saved for token prediction (MTP)"
+        return _Known(Basis.MODELLED, 0.05, because)
+    if setup.rules not in (Rules.V0_5, NEWEST) or is_newer(setup.version):
+        # Between two recorded builds: the rounded log agreed on the CPU for every header tried.
+        because = f"{graph}, checked against the log of this build only"
+        return _Known(Basis.MODELLED, 0.05, because)
+    return _Known(Basis.EXACT, None, f"{graph}, simulated node by node with its own allocator")
 
 
 def output_line(model: Model, context: Context) -> MemoryLine:

@@ -82,7 +82,11 @@ def gguf_source(
         if files.origin is Origin.URL:
             return GgufSource(["-mu", files.reference])
         if files.origin in {Origin.HUB, Origin.HUB_CACHE}:
-            return GgufSource(_hub_words(files.label))
+            owner, _, rest = files.label.partition("/")
+            name, slash, file = rest.partition("/")
+            return GgufSource(
+                ["-hf", f"{owner}/{name}", "-hff", file] if slash else ["-hf", files.label]
+            )
         return GgufSource(["-m", local_file(files)])
     quant = mix or DEFAULT_MIX
     if files is not None and files.origin in {Origin.LOCAL, Origin.LM_STUDIO, Origin.OLLAMA_STORE}:
@@ -108,19 +112,15 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
             f"{note} and replace {PLACEHOLDER_FILE} with the file you find",
         )
     alone = found.listed and len(found.quants) == 1  # llama.cpp loads it without a tag
-    word = found.name if alone else f"{found.name}:{found.tag(mix)}"
-    return GgufSource(
-        ["-hf", word, *([NO_PROJECTOR] if _sees(found.model) and not projector else [])]
-    )
+    words = ["-hf", found.name if alone else f"{found.name}:{found.tag(mix)}"]
+    if not projector:
+        from edgekit.catalog.store import packaged
+        from edgekit.catalog.types import Entry, ModelPurpose
 
-
-def _sees(model: str) -> bool:
-    """True if a packaged model accepts images."""
-    from edgekit.catalog.store import packaged
-    from edgekit.catalog.types import Entry, ModelPurpose
-
-    entries = (one for one in packaged() if isinstance(one, Entry) and one.id == model)
-    return any(ModelPurpose.VISION in one.kinds for one in entries)
+        entries = (one for one in packaged() if isinstance(one, Entry) and one.id == found.model)
+        if any(ModelPurpose.VISION in one.kinds for one in entries):
+            words.append(NO_PROJECTOR)
+    return GgufSource(words)
 
 
 def made_name(label: str, mix: str) -> str:
@@ -129,13 +129,6 @@ def made_name(label: str, mix: str) -> str:
     for ending in (".gguf", ".safetensors", "config.json"):
         name = name.removesuffix(ending)
     return f"{as_file(name).strip('-') or PLACEHOLDER}-{mix}.gguf"
-
-
-def _hub_words(label: str) -> list[str]:
-    parts = label.split("/")
-    if len(parts) <= 2:
-        return ["-hf", label]
-    return ["-hf", "/".join(parts[:2]), "-hff", "/".join(parts[2:])]
 
 
 def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:

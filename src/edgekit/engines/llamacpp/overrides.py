@@ -60,17 +60,14 @@ def searcher(pattern: str) -> Callable[[str], bool]:
     """
     if len(pattern) > LONGEST_PATTERN:
         raise UsageError(f"a pattern may have {LONGEST_PATTERN} characters, not {len(pattern)}")
-    node = _Parser(pattern).whole()
+    parser = _Parser(pattern)
+    node = parser.choice()
+    if parser.at < len(pattern):
+        raise parser.error("has a ) without a (")
     if _PLAIN.fullmatch(pattern):  # means the same in Python, and cannot backtrack
-        found_in = re.compile(pattern).search
-        return lambda name: len(name) < LONGEST_NAME and found_in(name) is not None
-
-    def found(name: str) -> bool:
-        if len(name) >= LONGEST_NAME:
-            return False
-        return bool(node(name, (2 << len(name)) - 1))
-
-    return found
+        search = re.compile(pattern).search
+        return lambda name: len(name) < LONGEST_NAME and search(name) is not None
+    return lambda name: len(name) < LONGEST_NAME and node(name, (2 << len(name)) - 1) != 0
 
 
 class _Parser:
@@ -79,12 +76,6 @@ class _Parser:
         self.at = 0
         self.depth = 0
         self.repeats = 0
-
-    def whole(self) -> Node:
-        node = self.choice()
-        if self.at < len(self.text):
-            raise self.error("has a ) without a (")
-        return node
 
     def error(self, why: str) -> UsageError:
         return UsageError(f"the pattern {self.text[:60]!r} {why}")
@@ -114,7 +105,15 @@ class _Parser:
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             node, may_repeat = self.atom()
             nodes.append(self.repeated(node, may_repeat=may_repeat))
-        return _in_turn(nodes)
+
+        def ends(name: str, starts: int) -> int:
+            for node in nodes:
+                if not starts:
+                    break
+                starts = node(name, starts)
+            return starts
+
+        return ends
 
     def atom(self) -> tuple[Node, bool]:
         """The next atom, and whether it may be repeated."""
@@ -256,17 +255,6 @@ def _at(holds: Callable[[str, int], bool]) -> Node:
 def _is_edge(text: str, i: int) -> bool:
     before, after = i > 0 and text[i - 1] in _WORD, i < len(text) and text[i] in _WORD
     return before != after
-
-
-def _in_turn(nodes: list[Node]) -> Node:
-    def ends(name: str, starts: int) -> int:
-        for node in nodes:
-            if not starts:
-                break
-            starts = node(name, starts)
-        return starts
-
-    return ends
 
 
 def _times(node: Node, least: int, most: int | None) -> Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -44,28 +44,23 @@ def default_setup() -> LlamaCppSetup:
 
 def setup(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
     """The load and setup that the flags describe. Raises UsageError."""
-    return Load(**field_values(TABLE, values, Load)), _setup(values)
-
-
-def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
-    version = values.get("llama_version")
-    drafts = "draft_model" in values or values.get("spec_type") == "draft-mtp"
-    implied = {
+    load = Load(**field_values(TABLE, values, Load))
+    version, predicts = values.get("llama_version"), values.get("spec_type") == "draft-mtp"
+    given = {
         "mode": "server",
         "backend": _implied_backend(values),
         "cpu": this_cpu().value,
-        "load_mtp": values.get("spec_type") == "draft-mtp",
-        **({"draft_max": DRAFT_MAX} if drafts else {}),
+        "load_mtp": predicts,
+        "draft_max": DRAFT_MAX,
+        **values,
     }
-    given = {**implied, **values}
-    if not drafts:
-        given.pop("draft_max", None)
-    fields = field_values(TABLE, given, LlamaCppSetup) | {
-        "devices": _devices(values),
-        "servers": _given_servers(values),
-    }
+    if not predicts and "draft_model" not in values:
+        del given["draft_max"]
+    fields = field_values(TABLE, given, LlamaCppSetup)
+    servers = read_servers(",".join(values["rpc"]), MAX_DEVICES) if values.get("rpc") else ()
+    fields |= {"devices": _devices(values, servers), "servers": servers}
     billed = default_version() if version is None else read_version(version)
-    return LlamaCppSetup(**fields, **billed._asdict())
+    return load, LlamaCppSetup(**fields, **billed._asdict())
 
 
 def _implied_backend(values: Mapping[str, Any]) -> str:
@@ -77,16 +72,9 @@ def this_cpu() -> Cpu:
     return Cpu.ARM if is_arm() else Cpu.X86
 
 
-def _given_servers(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
-    if not values.get("rpc"):
-        return ()
-
-    return read_servers(",".join(values["rpc"]), MAX_DEVICES)
-
-
-def _devices(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
+def _devices(values: Mapping[str, Any], servers: tuple[DeviceSlot, ...]) -> tuple[DeviceSlot, ...]:
     memory, split = values.get("device_memory", ()), values.get("tensor_split", ())
-    servers, count = _given_servers(values), values.get("devices")
+    count = values.get("devices")
     if memory and split and len(memory) + len(servers) != len(split):
         raise UsageError(
             f"--device-memory has {len(memory)} GPUs and --rpc {len(servers)} devices, "
@@ -107,10 +95,14 @@ def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     """The inverse of `setup`: flag values that give this load and setup."""
     found = given_values(TABLE, load, setup)
     if setup.servers:
-        found["rpc"] = tuple(_server_entries(setup))
-    own = [one for one in setup.devices if not one.rpc]
-    if any(one.free_bytes is not None for one in own):
-        memory = [one.free_bytes for one in own]
+        memory_of: dict[str, list[str]] = {}  # a server's devices are consecutive
+        for slot in setup.servers:
+            endpoint = slot.rpc.partition("[")[2].removesuffix("]")
+            memory_of.setdefault(endpoint, []).append(str(slot.free_bytes))
+        found["rpc"] = tuple(f"{name}={'+'.join(sizes)}" for name, sizes in memory_of.items())
+    own = [slot for slot in setup.devices if not slot.rpc]
+    if any(slot.free_bytes is not None for slot in own):
+        memory = [slot.free_bytes for slot in own]
         if own[0].number is not None:  # -sm none: the other cards are no longer known
             memory *= max(own[0].number + 1, len(setup.tensor_split) - len(setup.servers))
         found["device_memory"] = tuple(memory)
@@ -125,26 +117,13 @@ def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     stated = {"mode": setup.mode.value, "cpu": setup.cpu.value, "backend": setup.backend.value}
     found = {key: value for key, value in found.items() if key not in stated}
     found |= {key: value for key, value in stated.items() if value != implied[key]}
-    if not _is_default_version(setup):
+    try:
+        is_default = (setup.rules, setup.version) == default_version()
+    except UsageError:  # the environment names an invalid version
+        is_default = False
+    if not is_default:
         found["llama_version"] = setup.version_name
     return found
-
-
-def _is_default_version(setup: LlamaCppSetup) -> bool:
-    """True if the setup has the default version; False if the environment names an invalid one."""
-    try:
-        return (setup.rules, setup.version) == default_version()
-    except UsageError:
-        return False
-
-
-def _server_entries(setup: LlamaCppSetup) -> Iterator[str]:
-    """HOST:PORT=FREE+FREE for each server, whose devices are consecutive."""
-    memory: dict[str, list[str]] = {}
-    for one in setup.servers:
-        endpoint = one.rpc.partition("[")[2].removesuffix("]")
-        memory.setdefault(endpoint, []).append(str(one.free_bytes))
-    return (f"{endpoint}={'+'.join(sizes)}" for endpoint, sizes in memory.items())
 
 
 def read_row(options: Mapping[str, Any], backend: str | None) -> tuple[Load, LlamaCppSetup]:

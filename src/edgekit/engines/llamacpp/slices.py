@@ -7,6 +7,7 @@ device.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import lcm, prod
@@ -20,8 +21,6 @@ from edgekit.model.types import (
     Model,
     Recurrent,
     Span,
-    State,
-    Stream,
     attention_of,
 )
 
@@ -68,7 +67,13 @@ class Slicer:
         self.architecture = model.geometry.architecture
         self.mixers = [layer.mixer for layer in model.geometry.layers]
         self.tensors = {tensor.name: tensor for tensor in model.header.tensors or ()}
-        self.turns = list(_turns(self.mixers))
+        self.turns: list[int] = []  # for each layer, the number of earlier layers of its kind
+        counts = Counter[tuple[bool, bool]]()
+        for mixer in self.mixers:
+            sliding = any(stream.span is not Span.ALL for stream in mixer.streams)
+            kind = isinstance(mixer, Recurrent), sliding
+            self.turns.append(counts[kind])
+            counts[kind] += 1
 
     def weights(self, tensor: Tensor, block: int | None) -> list[Tensor]:
         """The slice of a weight on each device."""
@@ -87,35 +92,31 @@ class Slicer:
 
     def remembered(self, mixer: LayerKind, block: int) -> list[LayerKind]:
         """The caches and states of a layer on each device."""
-        if known_architecture(self.architecture).mirrored_caches:
+        known = known_architecture(self.architecture)
+        if known.mirrored_caches:
             return [mixer] * self.devices
-        turn = self._turn(block)
-        streams = [self._stream(one, mixer, block, turn) for one in mixer.streams]
-        states = [self._state(one, mixer, block, turn) for one in mixer.states]
+        turn, attention = self._turn(block), attention_of(mixer)
+        streams, states = [], []
+        for stream in mixer.streams:
+            sizes = [stream.elements] * self.devices
+            if stream.name in {"k", "v"} and isinstance(attention, Attention):
+                _, keys, values = self._grains(attention, block)
+                grain = keys if stream.name == "k" else values
+                sizes = self._cut([_Part(stream.elements, 1, grain)], turn)
+            streams.append([replace(stream, elements=size) for size in sizes])
+        for state in mixer.states:
+            sizes = [state.elements] * self.devices
+            if isinstance(mixer, Recurrent) and not known.mirrored_states:
+                is_conv = state.name == "conv"
+                taps = max(1, mixer.conv_kernel - 1) if is_conv else mixer.state_size
+                parts = [replace(one, elements=one.elements * taps, grain=one.grain * taps)
+                         for one in self._delta(mixer, block, whole=is_conv)]  # fmt: skip
+                sizes = self._cut(parts, turn)
+            states.append([replace(state, elements=size) for size in sizes])
         return [
             CachedLayer(tuple(one[i] for one in streams), tuple(one[i] for one in states))
             for i in range(self.devices)
         ]
-
-    def _stream(self, stream: Stream, mixer: LayerKind, block: int, turn: int) -> list[Stream]:
-        attention = attention_of(mixer)
-        if stream.name not in {"k", "v"} or not isinstance(attention, Attention):
-            return [stream] * self.devices
-        keys, values = self._grains(attention, block)[1:]
-        grain = keys if stream.name == "k" else values
-        sizes = self._cut([_Part(stream.elements, 1, grain)], turn)
-        return [replace(stream, elements=size) for size in sizes]
-
-    def _state(self, state: State, mixer: LayerKind, block: int, turn: int) -> list[State]:
-        if (
-            not isinstance(mixer, Recurrent)
-            or known_architecture(self.architecture).mirrored_states
-        ):
-            return [state] * self.devices
-        taps = max(1, mixer.conv_kernel - 1) if state.name == "conv" else mixer.state_size
-        parts = [replace(one, elements=one.elements * taps, grain=one.grain * taps)
-                 for one in self._delta(mixer, block, whole=state.name == "conv")]  # fmt: skip
-        return [replace(state, elements=size) for size in self._cut(parts, turn)]
 
     def _parts(self, tensor: Tensor, block: int | None) -> tuple[int | None, list[_Part]]:
         if tensor.name in {"output.weight", "output.bias"} and self.architecture != "deepseek4":
@@ -131,7 +132,12 @@ class Slicer:
         mixer = self.mixers[min(block, len(self.mixers) - 1)]
         name = tensor.name.split(".", 2)[2]
         if kind == "ffn":
-            return axis, [self._forward(length, name, block)]
+            down = self._named(block, "ffn_down.weight", "ffn_down_exps.weight")
+            grain = lcm(down.type.block_elements if down else 1, LANES)
+            fused = name.startswith("ffn_gate_up") or (
+                name.startswith("ffn_up") and down is not None and length == 2 * down.shape[-1]
+            )
+            return axis, [_Part(length // 2, 2, grain) if fused else _Part(length, 1, grain)]
         if isinstance(mixer, Recurrent):
             parts = self._delta(mixer, block, whole=name.startswith(("attn_qkv", "ssm_conv")))
             per_head = name.startswith(("ssm_dt", "ssm_a", "ssm_beta", "ssm_ba"))
@@ -145,14 +151,6 @@ class Slicer:
         if not isinstance(attention, Attention):
             return None, []
         return axis, self._attention(attention, block, length, name)
-
-    def _forward(self, length: int, name: str, block: int) -> _Part:
-        down = self._named(block, "ffn_down.weight", "ffn_down_exps.weight")
-        grain = lcm(down.type.block_elements if down else 1, LANES)
-        fused = name.startswith("ffn_gate_up") or (
-            name.startswith("ffn_up") and down is not None and length == 2 * down.shape[-1]
-        )
-        return _Part(length // 2, 2, grain) if fused else _Part(length, 1, grain)
 
     def _attention(self, attention: Attention, block: int, length: int, name: str) -> list[_Part]:
         queries, keys, values = self._grains(attention, block)
@@ -231,16 +229,6 @@ class Slicer:
                 sizes[(j + turn) % self.devices] += (high - low) * part.times
                 low = high
         return sizes
-
-
-def _turns(mixers: list[LayerKind]) -> Iterable[int]:
-    """For each layer, the number of earlier layers of its kind."""
-    seen: dict[tuple[bool, bool], int] = {}
-    for mixer in mixers:
-        sliding = any(stream.span is not Span.ALL for stream in mixer.streams)
-        kind = isinstance(mixer, Recurrent), sliding
-        yield seen.get(kind, 0)
-        seen[kind] = seen.get(kind, 0) + 1
 
 
 def _along(tensor: Tensor, axis: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate, Placement, Speed, Task
@@ -28,9 +27,6 @@ from edgekit.engines.token_reads import LayerShare, TokenReads, token_reads
 from edgekit.machine.types import Machine, Pool, PoolKind, Vendor
 from edgekit.model.types import Model
 from edgekit.units import MIB
-
-if TYPE_CHECKING:
-    from edgekit.machine.types import Pace
 
 # A smaller model may be read from CPU caches.
 LEAST_READ_BYTES = 256 * MIB
@@ -119,24 +115,18 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
 
     device = device_key(machine, machine.devices if setup.has_device else ())
     found = machine.measured.engine(NAME, device)
-    if found is None or found.pace is None or not _still_holds(found.pace, machine):
+    pace = None if found is None else found.pace
+    if found is None or pace is None or pace.expected_decode is None:
         return None
-    return MeasuredRatio(
-        decode=_ratio(found.pace.decode_tokens_per_s, found.pace.expected_decode),
-        prefill=_ratio(found.pace.prefill_tokens_per_s, found.pace.expected_prefill),
-        spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
-        text=f"scaled to {found.pace.label} as measured here with {found.through} {found.version} on {found.pace.date}",
-    )
-
-
-def _still_holds(measured: Pace, machine: Machine) -> bool:
     known = None if machine.host is None else machine.host.bandwidth_bytes_per_s
-    now, then = known or 0, measured.bandwidth_bytes_per_s or 0
-    if measured.expected_decode is None:
-        return False
-    is_same = abs(now - then) <= BANDWIDTH_OFF * then and measured.edgekit == __version__
-    return is_same and measured.bytes_per_token >= LEAST_READ_BYTES
-
-
-def _ratio(measured: float, expected: float | None) -> float:
-    return 1.0 if expected is None else measured / expected
+    now, then = known or 0, pace.bandwidth_bytes_per_s or 0
+    is_same = abs(now - then) <= BANDWIDTH_OFF * then and pace.edgekit == __version__
+    if not is_same or pace.bytes_per_token < LEAST_READ_BYTES:
+        return None
+    prefill = pace.expected_prefill
+    return MeasuredRatio(
+        decode=pace.decode_tokens_per_s / pace.expected_decode,
+        prefill=1.0 if prefill is None else pace.prefill_tokens_per_s / prefill,
+        spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
+        text=f"scaled to {pace.label} as measured here with {found.through} {found.version} on {pace.date}",
+    )
