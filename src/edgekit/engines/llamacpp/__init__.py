@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgekit.engines.flags import CacheFlags, Page
 from edgekit.engines.llamacpp import flags
 from edgekit.engines.protocol import Engine
 
@@ -10,17 +11,19 @@ class LlamaCpp(Engine):
     """Facts; the rules are in the modules of this folder."""
 
     name = "llama.cpp"
-    title = flags.TITLE
+    title = "llama.cpp"
     aliases = ("llamacpp", "llama-cpp", "llama_cpp", "gguf", "ollama")
     loads_gguf = True
     made_for = frozenset({"gguf"})
-    page = flags.PAGE
+    page = Page(
+        "llama.cpp", "llama.cpp", CacheFlags(("type_k", "type_v"), "f16"), runs=True, serves=True
+    )
     table = flags.TABLE
-    unused_options = flags.UNUSED_OPTIONS
+    unused_options = frozenset({"threads", "n_threads", "n_threads_batch", "n_devices"})
     pins_placement = True
     on_gpu = flags.ON_GPU
     one_sequence = flags.ONE_SEQUENCE
-    quant_key = flags.QUANT_KEY
+    quant_key = "mix"
     companions = flags.COMPANIONS
     starts_for = ("run", "serve", "verify", "calibrate")
     verified_flags = flags.VERIFIED

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.types import F16, Drafter, MemoryEstimate, Placement, Status, Verdict
 from edgekit.catalog.repositories import Form, repository_at
@@ -43,7 +43,6 @@ from edgekit.engines.llamacpp.setups import setup as read_setup
 from edgekit.engines.llamacpp.setups import this_cpu, values
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
-    Backend,
     LlamaCppSetup,
     LlamaMode,
     LoadFacts,
@@ -76,9 +75,9 @@ def commands(startup: Startup) -> Iterator[Command]:
     flags = started(startup.verdict, startup.given)
     server = ["llama-server", *source.words, *command_words(flags, setup.rules)]
     more = list(notes)
-    repacked = repacking(startup.verdict)
-    if repacked.fits and "repack" not in startup.given:
-        more += repack_notes(repacked.size_bytes)
+    copy_bytes, copy_fits = repacking(startup.verdict)
+    if copy_fits and "repack" not in startup.given:
+        more += repack_notes(copy_bytes)
     if PLACEHOLDER_DRAFT in server:
         more.append(f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}")
     yield startup.command("llama-server", "llama-server", server, startup.environment, more)
@@ -155,22 +154,17 @@ def values_on_cards(cards: Sequence[Device], _named: Sequence[str]) -> dict[str,
     return {"backend": backend_name(cards[0]), "device_memory": memory}
 
 
-class Repacking(NamedTuple):
-    """Repacked copies of weights in CPU builds that are not in the bill."""
-
-    size_bytes: int
-    fits: bool
-
-
-def repacking(verdict: Verdict) -> Repacking:
-    """The repacked copy; llama.cpp is started with -nr if it does not fit."""
+def repacking(verdict: Verdict) -> tuple[int, bool]:
+    """Bytes of the repacked copy of weights that CPU builds keep, if it is not in the bill, and whether it fits;
+    llama.cpp is started with -nr if it does not.
+    """
     setup = LlamaCppSetup.of(verdict.way.setup)
     if setup.repack or verdict.variant is None:
-        return Repacking(0, fits=True)
+        return 0, True
     more = repacked_bytes(verdict.variant.model, setup)
     uses = [use for use in verdict.uses if HOST in use.budget.pools]
     fuller = (replace(use, required_bytes=use.required_bytes + more) for use in uses)
-    return Repacking(more, fits=not more or all(use.status is not Status.FAILED for use in fuller))
+    return more, not more or all(use.status is not Status.FAILED for use in fuller)
 
 
 def repack_notes(size_bytes: int) -> list[str]:
@@ -208,7 +202,7 @@ def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
         **values_of_placement(setup),
         **growth_limits(verdict),
     }
-    if not repacking(verdict).fits:
+    if not repacking(verdict)[1]:
         found["repack"] = False
     return found | {key: value for key, value in given.items() if key in REPEATED}
 
@@ -415,11 +409,20 @@ def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
     facts = LoadFacts.of(startup.verdict.estimate)
     yield LmStudioSetting("Context Length", LM_STUDIO_CONTEXT, facts.n_ctx)
     yield LmStudioSetting("", "llm.load.llama.autoFit", False)  # otherwise it fits layers by itself
-    yield _counted("GPU Offload", LM_STUDIO_OFFLOAD, _offload_share(setup, layers), layers)
+    # The output layer goes with the last block.
+    offloaded = setup.n_gpu_layers if setup.has_device else 0
+    yield _layer_setting("GPU Offload", LM_STUDIO_OFFLOAD, offloaded, layers)
     if any(layer.experts for layer in startup.variant.model.geometry.layers):
-        experts = _experts_share(startup, layers)
+        blocks = 0
+        if setup.cpu_moe and setup.has_device:
+            blocks = ALL_LAYERS
+        elif setup.has_device:
+            blocks = sum(map(has_experts_on_host(setup), range(layers)))  # whole layers only
+            # LM Studio moves the first layers' experts, not the last as -ot does: that frees less of the GPU.
+            if startup.placement.by_tensor and not setup.n_cpu_moe and len(setup.overrides) == 1:
+                blocks += 1
         key = "llm.load.numCpuExpertLayersRatio"
-        yield _counted("Layers with MoE weights on the CPU", key, experts, layers)
+        yield _layer_setting("Layers with MoE weights on the CPU", key, blocks, layers)
     on_gpu = setup.offload_kqv
     yield LmStudioSetting(
         "Offload KV Cache to GPU Memory", "llm.load.offloadKVCacheToGpu", on_gpu, is_default=on_gpu
@@ -446,33 +449,11 @@ def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
     yield from _split_setting(startup)
 
 
-def _counted(name: str, key: str, share: str | float, layers: int) -> LmStudioSetting:
+def _layer_setting(name: str, key: str, count: int, layers: int) -> LmStudioSetting:
     """A setting stored as a share of the layers, which the screen shows as a number."""
-    count = {"max": layers, "off": 0}[share] if isinstance(share, str) else round(share * layers)
-    return LmStudioSetting(
-        name, key, share, f"{count} of {layers} layers", is_default=share == "off"
-    )
-
-
-def _offload_share(setup: LlamaCppSetup, layers: int) -> str | float:
-    """The share of blocks on the GPU; the output layer goes with the last block."""
-    if setup.backend is Backend.CPU or not setup.n_gpu_layers:
-        return "off"
-    if setup.n_gpu_layers >= ALL_LAYERS or setup.n_gpu_layers > layers:
-        return "max"
-    return setup.n_gpu_layers / layers
-
-
-def _experts_share(startup: Startup, layers: int) -> str | float:
-    setup = LlamaCppSetup.of(startup.setup)
-    if setup.backend is Backend.CPU:
-        return "off"
-    if setup.cpu_moe:
-        return "max"
-    blocks = sum(map(has_experts_on_host(setup), range(layers)))  # whole layers only
-    if startup.placement.by_tensor and not setup.n_cpu_moe and len(setup.overrides) == 1:
-        blocks += 1  # LM Studio moves the first layers' experts, not the last as -ot does: that frees less of the GPU
-    return blocks / layers if blocks else "off"
+    share = "off" if count <= 0 else "max" if count > layers else count / layers
+    shown = f"{min(count, layers)} of {layers} layers"
+    return LmStudioSetting(name, key, share, shown, is_default=share == "off")
 
 
 def _split_setting(startup: Startup) -> Iterator[LmStudioSetting]:

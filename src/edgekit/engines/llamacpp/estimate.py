@@ -371,28 +371,29 @@ def server_lines(
         yield _line(Component.CHECKPOINTS, HOST, size, because, SAVED_WITHIN, reserved=False)
 
 
-def growing_lines(result: Verdict) -> tuple[MemoryLine, ...]:
-    """llama-server's prompt cache and checkpoints: both are empty at the start."""
-    lines = result.estimate.lines
-    return tuple(line for line in lines if not line.reserved and line.size_bytes and line.pool == HOST)  # fmt: skip
-
-
-def left_on_host(result: Verdict) -> int | None:
-    """Usable RAM not required at the start; None if the RAM is unknown."""
+def _growth(verdict: Verdict) -> tuple[list[MemoryLine], int | None]:
+    """llama-server's prompt cache and checkpoints, which are empty at the start, and the usable RAM that is left then;
+    None if the RAM is unknown.
+    """
+    lines = [
+        line
+        for line in verdict.estimate.lines
+        if not line.reserved and line.size_bytes and line.pool == HOST
+    ]
     left = [
         use.budget.unreserved_bytes - use.required_bytes
-        for use in result.uses
+        for use in verdict.uses
         if HOST in use.budget.pools
     ]
-    return max(0, min(left)) if left else None
+    return lines, max(0, min(left)) if left else None
 
 
-def growth_limits(result: Verdict) -> dict[str, int]:
+def growth_limits(verdict: Verdict) -> dict[str, int]:
     """llama-server's limits: prompt cache in MiB and checkpoints per slot; none if everything fits. The prompt cache
     gets at least half of the remaining RAM if it needs it.
     """
-    lines, left = growing_lines(result), left_on_host(result)
-    setup = LlamaCppSetup.of(result.way.setup)
+    lines, left = _growth(verdict)
+    setup = LlamaCppSetup.of(verdict.way.setup)
     if left is None or sum(line.size_bytes for line in lines) <= left:
         return {}
     checkpoints = sum(line.size_bytes for line in lines if line.component is Component.CHECKPOINTS)
@@ -400,19 +401,18 @@ def growth_limits(result: Verdict) -> dict[str, int]:
     prompts = prompts if prompts >= LEAST_PROMPTS_MIB else 0  # too little for a conversation
     limits = {} if prompts == setup.cache_ram_mib else {"cache_ram": prompts}
     if checkpoints > left - prompts * MIB:
-        one = checkpoints // setup.ctx_checkpoints  # one checkpoint of every slot
-        limits["ctx_checkpoints"] = (left - prompts * MIB) // one
+        of_every_slot = checkpoints // setup.ctx_checkpoints
+        limits["ctx_checkpoints"] = (left - prompts * MIB) // of_every_slot
     return limits
 
 
 def later_rows(verdict: Verdict) -> Iterator[str]:
     """One row if memory may grow: the remaining RAM, and flags that limit the growth if it is too little."""
-    lines = growing_lines(verdict)
+    lines, left = _growth(verdict)
     if not lines:
         return
     parts = [f"{format_bytes(line.size_bytes)} of {line.component.value}" for line in lines]
-    grows, left = f"RAM use may grow by up to {' and '.join(parts)}", left_on_host(verdict)
-    limits = growth_limits(verdict)
+    grows, limits = f"RAM use may grow by up to {' and '.join(parts)}", growth_limits(verdict)
     if left is None:
         yield f"{grows}, and the size of the RAM is unknown"
     elif not limits:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engines import flags as common
 from edgekit.engines.flags import (
-    CacheFlags,
     Control,
     Flag,
     Meaning,
-    Page,
     Parameter,
     Whole,
     flag_words,
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from edgekit.bill.types import CacheType
     from edgekit.engines.llamacpp.types import Override
 
-TITLE = "llama.cpp"
 ENOUGH_LAYERS = 99  # commonly used for "all layers"
 CACHE_TYPES = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "bf16", "f32")  # arg.cpp
 # Commonly published mixes, largest first.
@@ -282,11 +279,6 @@ ROW_ONLY = (
 TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
 ON_GPU = {"backend": "cuda"}
 ONE_SEQUENCE = {"parallel": "1"}
-PAGE = Page(
-    "llama.cpp", "llama.cpp", CacheFlags(("type_k", "type_v"), "f16"), runs=True, serves=True
-)
-QUANT_KEY = "mix"
-UNUSED_OPTIONS = frozenset({"threads", "n_threads", "n_threads_batch", "n_devices"})
 
 
 def keys_of(*groups: str) -> frozenset[str]:

@@ -129,12 +129,34 @@ class _Keys:
 
 def _bad_numbers(keys: _Keys) -> Iterator[str]:
     """The asserts of load_hparams that hold for every architecture."""
+    known = known_architecture(keys.architecture)
     layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
     if layers is not None and not 0 < layers <= MAX_LAYERS:
         yield _failed("hparams.n_layer_all > 0 && hparams.n_layer_all <= LLAMA_MAX_LAYERS")
     if layers is not None and predicting is not None and predicting > layers:
         yield _failed("hparams.n_layer_nextn <= hparams.n_layer_all")
-    yield from _bad_experts(keys)
+    experts, most = keys.number("expert_count", 0), keys.number("expert_used_count", 0)
+    used = keys.value("expert_used_count")
+    if isinstance(used, tuple):
+        listed = max(used, default=0)
+        most = listed if isinstance(listed, int) else None
+    groups = keys.number("expert_group_count", 0)
+    groups_used = keys.number("expert_group_used_count", 0)
+    if experts is not None and most is not None and groups is not None and groups_used is not None:
+        if known.one_expert_is_none and experts <= 1:
+            experts, most = 0, 0
+        if experts > MAX_EXPERTS:
+            yield _failed("hparams.n_expert <= LLAMA_MAX_EXPERTS")
+        if most > experts:
+            yield _failed("n_expert_used_max <= hparams.n_expert")
+        if experts and not most:
+            yield _failed("n_expert_used_max > 0")
+        if experts and groups >= experts:
+            yield _failed("hparams.n_expert_groups < hparams.n_expert")
+        if groups > 1 and experts and (experts % groups or not 0 < groups_used < groups):
+            yield _failed("hparams.n_group_used < hparams.n_expert_groups")
+        if groups and not experts:
+            yield _failed("hparams.n_expert_groups == 0")
     scaling = keys.value("rope.scaling.type")
     if isinstance(scaling, str) and scaling not in ROPE_SCALING_TYPES:
         yield (
@@ -142,37 +164,11 @@ def _bad_numbers(keys: _Keys) -> Iterator[str]:
             + f" (rope.scaling.type is {scaling[:40]!r})"
         )
     heads, width = keys.number("attention.head_count", 0), keys.number("embedding_length")
-    if known_architecture(keys.architecture).full_rotation and heads and width is not None:
+    if known.full_rotation and heads and width is not None:
         head = keys.number("attention.key_length", width // heads)
         rotated = keys.number("rope.dimension_count", head)
         if head is not None and rotated is not None and rotated != head:
             yield f"invalid n_rot: {rotated}, expected {head}"
-
-
-def _bad_experts(keys: _Keys) -> Iterator[str]:
-    experts = keys.number("expert_count", 0)
-    used = keys.value("expert_used_count")
-    most = max(used, default=0) if isinstance(used, tuple) else keys.number("expert_used_count", 0)
-    groups, groups_used = (
-        keys.number("expert_group_count", 0),
-        keys.number("expert_group_used_count", 0),
-    )
-    if experts is None or not isinstance(most, int) or groups is None or groups_used is None:
-        return
-    if known_architecture(keys.architecture).one_expert_is_none and experts <= 1:
-        experts, most = 0, 0
-    if experts > MAX_EXPERTS:
-        yield _failed("hparams.n_expert <= LLAMA_MAX_EXPERTS")
-    if most > experts:
-        yield _failed("n_expert_used_max <= hparams.n_expert")
-    if experts and not most:
-        yield _failed("n_expert_used_max > 0")
-    if experts and groups >= experts:
-        yield _failed("hparams.n_expert_groups < hparams.n_expert")
-    if groups > 1 and experts and (experts % groups or not 0 < groups_used < groups):
-        yield _failed("hparams.n_group_used < hparams.n_expert_groups")
-    if groups and not experts:
-        yield _failed("hparams.n_expert_groups == 0")
 
 
 def _failed(assertion: str) -> str:

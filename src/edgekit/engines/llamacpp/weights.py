@@ -97,26 +97,26 @@ _Extent = tuple[int, int, int]  # shard, first byte, end
 
 def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
     """Raises UsageError for a split without a device, and for an override to a missing device."""
-    return prepare(model).placements.get(setup, lambda: _place(model, setup))
 
+    def compute() -> TensorPlacement:
+        layers, loops = len(model.geometry.layers), model.geometry.loops
+        blocks = layers + model.geometry.mtp_layers
+        pools = tuple(_block_pools(blocks, setup))
+        return TensorPlacement(
+            blocks=pools[:-1],
+            own_blocks=layers // loops if loops > 1 else blocks,
+            output=pools[-1],
+            offload_kqv=setup.offload_kqv,
+            host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),
+            host_scans=not _can_scan(model),
+            moved=_moved(model, setup),
+            overridden=bool(setup.overrides),
+            slicer=_slicer(model, setup, SplitMode.TENSOR),
+            rows=_slicer(model, setup, SplitMode.ROW),
+            pipelined=setup.split_mode is SplitMode.LAYER,
+        )
 
-def _place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
-    layers, loops = len(model.geometry.layers), model.geometry.loops
-    blocks = layers + model.geometry.mtp_layers
-    pools = tuple(_block_pools(blocks, setup))
-    return TensorPlacement(
-        blocks=pools[:-1],
-        own_blocks=layers // loops if loops > 1 else blocks,
-        output=pools[-1],
-        offload_kqv=setup.offload_kqv,
-        host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),
-        host_scans=not _can_scan(model),
-        moved=_moved(model, setup),
-        overridden=bool(setup.overrides),
-        slicer=_slicer(model, setup, SplitMode.TENSOR),
-        rows=_slicer(model, setup, SplitMode.ROW),
-        pipelined=setup.split_mode is SplitMode.LAYER,
-    )
+    return prepare(model).placements.get(setup, compute)
 
 
 def _slicer(model: Model, setup: LlamaCppSetup, mode: SplitMode) -> Slicer | None:
@@ -131,24 +131,21 @@ def _slicer(model: Model, setup: LlamaCppSetup, mode: SplitMode) -> Slicer | Non
     return Slicer(model, len(setup.devices), shares)
 
 
-def buffer_pools(setup: LlamaCppSetup) -> dict[str, Pool]:
-    """The buffer types that -ot may name (arg.cpp: parse_tensor_buffer_overrides), and their pools."""
-    found = {"CPU": HOST}
-    place = 0
+def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
+    """The tensors that -ot places; the first matching entry applies."""
+    overrides = setup.overrides
+    if not overrides:
+        return {}
+    pools = {"CPU": HOST}  # by buffer type (arg.cpp: parse_tensor_buffer_overrides)
+    count = 0
     for i, device in enumerate(setup.devices if setup.has_device else ()):
         pool = Pool(PoolKind.DEVICE, i)
         if device.rpc:
-            found[device.rpc] = pool
+            pools[device.rpc] = pool
             continue
-        number = place if device.number is None else device.number
-        found |= {f"{name}{number}": pool for name in BUFFER_NAMES[setup.backend]}
-        place += 1
-    return found
-
-
-def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
-    """The tensors that -ot places; the first matching entry applies."""
-    overrides, pools = setup.overrides, buffer_pools(setup)
+        number = count if device.number is None else device.number
+        pools |= {f"{name}{number}": pool for name in BUFFER_NAMES[setup.backend]}
+        count += 1
     for override in overrides:
         if override.buffer not in pools:
             shown = [name for name in pools if not name.startswith("ROCm")]
@@ -156,8 +153,6 @@ def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
                 f"--override-tensor: {override.buffer[:60]!r} is not a buffer type here; "
                 f"there is {', '.join(shown)}"
             )
-    if not overrides:
-        return {}
 
     def match() -> dict[str, str]:
         rules = [*zip(_searchers(overrides), overrides, strict=True)]
