@@ -96,19 +96,11 @@ class Monitor:
         self._critical_bytes = critical_bytes
         self._probe = MemoryProbe(Surroundings(root=root))
         self._lock = threading.RLock()
-        self._reserved_bytes = 0
-        self._peak_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_reserved_bytes = 0
         # The minimum use ever seen under each limit: an upper bound on the use by others.
         self._least_used: dict[str, int] = {}
         self._fresh()
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self._reserved_bytes
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return self._peak_bytes
 
     @property
     def limits(self) -> tuple[MemoryLimit, ...]:
@@ -136,8 +128,8 @@ class Monitor:
             objection = self._objection(what, size_bytes, measured)
             if objection is not None:
                 raise MemoryPressureError(objection)
-            self._reserved_bytes += size_bytes
-            self._peak_bytes = max(self._peak_bytes, self._reserved_bytes)
+            self.reserved_bytes += size_bytes
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return Reservation(size_bytes, self._give_back)
 
     def check(self) -> None:
@@ -150,7 +142,7 @@ class Monitor:
     def _give_back(self, reservation: Reservation, keep_bytes: int) -> None:
         with self._lock:
             kept = min(keep_bytes, reservation.size_bytes)
-            self._reserved_bytes -= reservation.size_bytes - kept
+            self.reserved_bytes -= reservation.size_bytes - kept
             reservation.size_bytes = kept
 
     def _objection(self, what: str, size_bytes: int, measured: _Measured) -> str | None:
@@ -163,14 +155,14 @@ class Monitor:
             return (
                 f"{need}{format_bytes(limit.used_bytes)} of "
                 f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, "
-                f"{format_bytes(self._reserved_bytes)} of it reserved here, and the safety limit "
+                f"{format_bytes(self.reserved_bytes)} of it reserved here, and the safety limit "
                 f"is {BREAKER_PERCENT} % ({format_bytes(most)}); {next(advice, 'raise it')}"
             )
         if measured.available_bytes - size_bytes < self._critical_bytes:
             return (
                 f"{need}the machine has {format_bytes(measured.available_bytes)} "
                 f"of memory available, and {format_bytes(self._critical_bytes)} must stay "
-                f"free for other programs ({format_bytes(self._reserved_bytes)} reserved "
+                f"free for other programs ({format_bytes(self.reserved_bytes)} reserved "
                 "here); close some of them, or use a smaller memory budget"
             )
         return None
@@ -183,10 +175,10 @@ class Monitor:
         """Limits with reservations counted as used: reserved pages that are untouched do not show in measurements."""
         if self._budget_bytes is not None:
             yield MemoryLimit(
-                name=BUDGET, limit_bytes=self._budget_bytes, used_bytes=self._reserved_bytes
+                name=BUDGET, limit_bytes=self._budget_bytes, used_bytes=self.reserved_bytes
             )
         for limit in measured.limits:
-            expected = self._least_used[limit.name] + self._reserved_bytes
+            expected = self._least_used[limit.name] + self.reserved_bytes
             yield replace(limit, used_bytes=max(limit.used_bytes, expected))
 
     def _recent(self) -> _Measured:
