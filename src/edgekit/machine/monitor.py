@@ -114,10 +114,6 @@ class Monitor:
         remaining = [max(0, self._remaining_bytes(limit)) for limit in self.limits]
         return min(remaining, default=None)
 
-    def can_allocate(self, size_bytes: int) -> bool:
-        with self._lock:
-            return self._objection("", size_bytes, self._fresh()) is None
-
     def try_allocate(self, size_bytes: int, what: str) -> Reservation:
         """Reserve memory for `what`. Raises MemoryPressureError with the numbers and the limit."""
         if size_bytes < 0:
@@ -125,9 +121,7 @@ class Monitor:
         with self._lock:
             # Reservations are counted to the byte; only the use by others may be 20 ms old.
             measured = self._recent() if size_bytes < _SMALL_BYTES else self._fresh()
-            objection = self._objection(what, size_bytes, measured)
-            if objection is not None:
-                raise MemoryPressureError(objection)
+            self._require(what, size_bytes, measured)
             self.reserved_bytes += size_bytes
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return Reservation(size_bytes, self._give_back)
@@ -135,9 +129,7 @@ class Monitor:
     def check(self) -> None:
         """Raises MemoryPressureError if work should stop. Cheap enough to be called between tiles."""
         with self._lock:
-            objection = self._objection("", 0, self._recent())
-        if objection is not None:
-            raise MemoryPressureError(objection)
+            self._require("", 0, self._recent())
 
     def _give_back(self, reservation: Reservation, keep_bytes: int) -> None:
         with self._lock:
@@ -145,27 +137,26 @@ class Monitor:
             self.reserved_bytes -= reservation.size_bytes - kept
             reservation.size_bytes = kept
 
-    def _objection(self, what: str, size_bytes: int, measured: _Measured) -> str | None:
-        """Why these additional bytes may not be used; None if they may."""
+    def _require(self, what: str, size_bytes: int, measured: _Measured) -> None:
+        """Raises MemoryPressureError if these additional bytes may not be used."""
         need = f"{what} needs {format_bytes(size_bytes)}, but " if what else "stopped: "
         limit = min(self._limits(measured), key=self._remaining_bytes, default=None)
         if limit is not None and self._remaining_bytes(limit) < size_bytes:
             most = usable_bytes(limit.limit_bytes)
             advice = (advice for begin, advice in _ADVICE if limit.name.startswith(begin))
-            return (
+            raise MemoryPressureError(
                 f"{need}{format_bytes(limit.used_bytes)} of "
                 f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, "
                 f"{format_bytes(self.reserved_bytes)} of it reserved here, and the safety limit "
                 f"is {BREAKER_PERCENT} % ({format_bytes(most)}); {next(advice, 'raise it')}"
             )
         if measured.available_bytes - size_bytes < self._critical_bytes:
-            return (
+            raise MemoryPressureError(
                 f"{need}the machine has {format_bytes(measured.available_bytes)} "
                 f"of memory available, and {format_bytes(self._critical_bytes)} must stay "
                 f"free for other programs ({format_bytes(self.reserved_bytes)} reserved "
                 "here); close some of them, or use a smaller memory budget"
             )
-        return None
 
     def _remaining_bytes(self, limit: MemoryLimit) -> int:
         """Bytes that may still be used; negative if too much is already in use."""
