@@ -64,29 +64,22 @@ if TYPE_CHECKING:
 class Calibrated:
     """What was measured now. None: it could not be measured, or was not saved; a note says why."""
 
-    machine: Machine = field(repr=False)
     host: HostMeasured
     engine: EngineMeasured | None = None
     verification: Verification | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
 
     @property
-    def differs(self) -> bool:
-        """Whether a part of the bill was outside its bounds: that is saved too."""
-        return self.verification is not None and not self.verification.within
-
-    @property
     def has_results(self) -> bool:
-        """Whether there is anything to save."""
-        host = self.host
-        return bool(host.bandwidth_bytes_per_s or host.disk or self.engine or self.differs)
+        """Whether there is anything to save, such as a part of the bill that was outside its bounds."""
+        differs = self.verification is not None and not self.verification.within
+        return bool(self.host.bandwidth_bytes_per_s or self.host.disk or self.engine or differs)
 
 
 def calibrate(
     reference: str | os.PathLike[str] | None = None,
     *,
     machine: Machine | None = None,
-    reach: Reach | None = None,
     tell: Callable[[str], None] = lambda _: None,
     options: CalibrateOptions | None = None,
 ) -> Calibrated:
@@ -104,15 +97,25 @@ def calibrate(
         if reference is not None:
             raise
         missing = f"{engine.name} was not measured: {error}"
+    opened: OpenModel | None = None
+    if reference is not None:  # nothing is downloaded just to be measured
+        weights = find_weights(reference, reach=Reach(network=False), several=True)
+        opened = replace(open_model(weights.path), label=weights.label)
+    machine = machine or detect()
     request = CalibrateRequest(
-        opened=None if reference is None else _open(reference, reach or Reach()),
-        machine=machine or detect(),
-        options=options or CalibrateOptions(),
-        tell=tell,
+        opened=opened, machine=machine, options=options or CalibrateOptions(), tell=tell
     )
     host, notes = measure_host(request)
+    if machine.host is not None and host.bandwidth_bytes_per_s is not None:
+        # the expected speed is computed from the bandwidth just measured
+        memory = replace(
+            machine.host,
+            bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
+            bandwidth_because=f"measured on this machine on {host.date}",
+        )
+        request = replace(request, machine=replace(machine, host=memory))
     try:
-        run = None if measure_engine is None else measure_engine(_as_measured(request, host))
+        run = None if measure_engine is None else measure_engine(request)
     except (OSError, EdgekitError) as error:
         if reference is not None:
             raise
@@ -122,7 +125,6 @@ def calibrate(
         remembered = worth_keeping(run.verification, run.machine, run.pace)
         notes = (*notes, *run.notes, remembered.left_out)
     found = Calibrated(
-        machine=request.machine,
         host=host,
         engine=remembered.engine,
         verification=None if run is None else run.verification,
@@ -132,25 +134,6 @@ def calibrate(
         return found
     problem = change_calibration(lambda old: remembered.added(with_host(old, found.host))).problem
     return replace(found, notes=(*found.notes, problem)) if problem else found
-
-
-def _as_measured(request: CalibrateRequest, host: HostMeasured) -> CalibrateRequest:
-    """Use the bandwidth just measured, from which the expected speed is computed."""
-    memory = request.machine.host
-    if memory is None or host.bandwidth_bytes_per_s is None:
-        return request
-    memory = replace(
-        memory,
-        bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
-        bandwidth_because=f"measured on this machine on {host.date}",
-    )
-    return replace(request, machine=replace(request.machine, host=memory))
-
-
-def _open(reference: str | os.PathLike[str], reach: Reach) -> OpenModel:
-    """Open a local file; nothing is downloaded just to be measured."""
-    found = find_weights(reference, reach=replace(reach, network=False), several=True)
-    return replace(open_model(found.path), label=found.label)
 
 
 TOTAL_BYTES = GIB  # larger than the caches of most processors

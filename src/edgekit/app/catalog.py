@@ -29,6 +29,10 @@ from edgekit.units import Basis
 AS_STORED = "as stored"
 _OUTSIDE_KEYS = ("general.architecture", "general.type")
 _LISTED = 64  # at most this many of a repository's quantisations are read
+_COMPARED = (
+    "architecture", "parameters", "active_parameters", "native_context", "vocabulary", "kinds", "sizes", "keys",
+    "tensors", "config", "repository",
+)  # fmt: skip
 
 
 def add(reference: str, reach: Reach, *, name: str | None = None) -> tuple[Entry, bool]:
@@ -41,9 +45,13 @@ def add(reference: str, reach: Reach, *, name: str | None = None) -> tuple[Entry
 
 
 def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
-    """Read a user's entry again. Returns the facts that changed, each with both values. Raises EdgekitError."""
+    """Read a user's entry again. Returns the facts that changed, each with both values. Raises EdgekitError.
+
+    Differences in `sources` alone do not count.
+    """
     new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
-    changes = changes_between(entry, new)
+    both = {field: (getattr(entry, field), getattr(new, field)) for field in _COMPARED}
+    changes = {field: pair for field, pair in both.items() if pair[0] != pair[1]}
     if changes:
         save_entry(new)
     return changes
@@ -96,11 +104,8 @@ def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ())
         **_rebuilding(header),
     }
     sources |= {field: read for field in ("native_context", "vocabulary") if facts[field]}
-    sources["kinds"] = Source(
-        text="its name, and what its header says it is",
-        basis=Basis.ASSUMED,
-    )
-    sources["family"] = sources["kinds"]
+    by_name = Source(text="its name, and what its header says it is", basis=Basis.ASSUMED)
+    sources |= {"kinds": by_name, "family": by_name}
     if facts["sizes"] and header.keys:
         text = f"{found}; other mixes as llama-quantize would make them"
         sources["sizes"] = Source(text=text, basis=Basis.EXACT)
@@ -160,17 +165,6 @@ def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
     for size in default_engine().sizes(model, also):
         sizes.setdefault(size.mix, size)
     yield from sorted(sizes.values(), key=lambda size: -size.tensor_bytes)
-
-
-def changes_between(old: Entry, new: Entry) -> Mapping[str, tuple[Any, Any]]:
-    """Facts that differ, each with both values; differences in `sources` alone do not count."""
-    numbers = ("architecture", "parameters", "active_parameters", "native_context", "vocabulary")
-    listed = ("kinds", "sizes", "keys", "tensors", "config", "repository")
-    return {
-        field: (getattr(old, field), getattr(new, field))
-        for field in (*numbers, *listed)
-        if getattr(old, field) != getattr(new, field)
-    }
 
 
 class _Watched(dict[str, Any]):

@@ -31,7 +31,7 @@ from edgekit.model import OpenModel, open_model
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import is_decided, judge, result_of
 from edgekit.plan.commands import main_command, main_notes, start_commands
-from edgekit.request import AUTO, Request, Session
+from edgekit.request import Request, Session
 from edgekit.sources.local import is_here
 from edgekit.sources.types import Traffic
 
@@ -131,22 +131,18 @@ def check_named(
         )
         return with_notes(answer, *named.notes)
 
-    if not request.engines:
-        try:
-            answer, note = automatic(named, machine, check_on, lambda check: check.result)
-        except CancelledError:
-            raise
-        except EdgekitError as error:
-            engine = named.engine(AUTO, machine)
-            return [Unanswered(reference=named.name, engine=engine, error=error)]
-        return [with_notes(answer, note) if note else answer]
     answers: list[Answer] = []
-    for engine in request.engines:
+    for chosen in request.engines or (None,):
         try:
-            answers.append(check_on(engine))
+            if chosen is None:
+                answer, note = automatic(named, machine, check_on, lambda check: check.result)
+                answers.append(with_notes(answer, note) if note else answer)
+            else:
+                answers.append(check_on(chosen))
         except CancelledError:
             raise
         except EdgekitError as error:
+            engine = chosen or named.engine(machine)
             answers.append(Unanswered(reference=named.name, engine=engine, error=error))
     # the built-in engine runs only a few families of GGUF files: if it cannot run this model, it is not mentioned
     shown = [

@@ -15,21 +15,13 @@ from edgekit.request import Request, Session
 from edgekit.sources.types import Container
 
 
-class EngineAnswer(NamedTuple):
-    """An engine's bill, or why there is none."""
-
-    engine: str
-    bill: EstimateAnswer | None = None
-    error: EdgekitError | None = None
-
-
 class EngineComparison(NamedTuple):
     """One load of one model on every engine."""
 
     label: str
     context_tokens: int
     users: int
-    answers: tuple[EngineAnswer, ...]
+    answers: dict[str, EstimateAnswer | EdgekitError]  # engine -> its bill, or why there is none
     hint: str = ""  # how to get answers from the engines that have none
 
 
@@ -39,10 +31,10 @@ def compare(reference: str, request: Request, session: Session) -> EngineCompari
     Raises EdgekitError if all engines fail.
     """
     named = open_named(reference, session, quant=request.quant)
-    opened = named.as_file(named.first_engine)
+    opened = named.as_file(named.engine())
     native = opened.model.geometry.native_context or DEFAULT_TOKENS
     context = request.context or min(native, DEFAULT_TOKENS)
-    answers: list[EngineAnswer] = []
+    answers: dict[str, EstimateAnswer | EdgekitError] = {}
     for one in every_engine():
         # by default one sequence, with weights and cache on the GPU
         alone = one.one_sequence if request.users is None else {}
@@ -50,13 +42,13 @@ def compare(reference: str, request: Request, session: Session) -> EngineCompari
         flags = {**default, **request.flags.get(engine, {})}
         load = replace(request, context=context, devices=(), vram=None)
         try:
-            bill = estimate_named(named, load.with_flags(engine, flags), session)
-            answers.append(EngineAnswer(engine=engine, bill=bill))
+            answers[engine] = estimate_named(named, load.with_flags(engine, flags), session)
         except EdgekitError as error:
             if one.page.is_compared:
-                answers.append(EngineAnswer(engine=engine, error=error))
-    if all(answer.error is not None for answer in answers):
-        raise next(answer.error for answer in answers if answer.error is not None)
+                answers[engine] = error
+    errors = [answer for answer in answers.values() if isinstance(answer, EdgekitError)]
+    if len(errors) == len(answers):
+        raise errors[0]
     hint = ""
     if named.found is not None and opened.model.header.container is Container.GGUF:
         hint = "For vLLM and MLX give the repository that this file was converted from."
@@ -64,6 +56,6 @@ def compare(reference: str, request: Request, session: Session) -> EngineCompari
         label=opened.label,
         context_tokens=context,
         users=request.users or 1,
-        answers=tuple(answers),
+        answers=answers,
         hint=hint,
     )

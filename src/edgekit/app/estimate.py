@@ -59,7 +59,7 @@ def estimate(
 def estimate_named(named: ResolvedModel, request: Request, session: Session) -> EstimateAnswer:
     """`estimate` for a model that is open already."""
     check_one_engine(request)
-    engine = request.engine or named.first_engine
+    engine = request.engine or named.engine()
     opened, users = named.as_file(engine), request.users
     values = request.values(engine, named.quant)
     if request.devices or request.vram is not None:
@@ -73,14 +73,8 @@ def estimate_named(named: ResolvedModel, request: Request, session: Session) -> 
     if users is not None:
         load = replace(load, sequences=users)
     price = (session.pricing or price_loads)(opened, engine, values, session.reach)
-    bill = bill_of(
-        opened,
-        engine_named(engine),
-        values,
-        load=load,
-        setup=setup,
-        estimate=price(load, setup),
-    )
+    found, rules = price(load, setup), engine_named(engine)
+    bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=found)
     return replace(bill, notes=(*named.notes, *bill.notes))
 
 
@@ -105,7 +99,9 @@ def assume(name: str, request: Request) -> EstimateAnswer:
 
     model = from_name(name, mix=values.get("mix") or request.quant)
     choice = assumed_choice(model, read_catalog().entries)
-    load = Load(context_tokens=values.get("context"))
+    load, wired = Load(context_tokens=values.get("context")), engine_named(engine).wires_memory
+    assumed = model if choice is None else choice.assumed
+    found = assumed_estimate(assumed, load, engine=engine, wired=wired)
     return EstimateAnswer(
         label=model.name,
         reference=name,
@@ -113,12 +109,7 @@ def assume(name: str, request: Request) -> EstimateAnswer:
         asked="rule of thumb from the name alone; no file was read",
         command="",
         notes=() if choice is None else (choice.note,),
-        estimate=assumed_estimate(
-            model if choice is None else choice.assumed,
-            load,
-            engine=engine,
-            wired=engine_named(engine).wires_memory,
-        ),
+        estimate=found,
     )
 
 
@@ -184,8 +175,19 @@ def task_of(
     Raises EdgekitError.
     """
     values: dict[str, Any] = {}
-    if request.options is not None:
-        load, start = _of_options(request, engine, embeds=embeds, quant=quant)
+    if request.options is not None:  # of Python
+        options = options_with_quant(engine, request.options, quant)
+        load, chosen = Load(), None
+        if options:
+            read = RowOptions(options)
+            load, chosen = engine_named(engine).read_keywords(read)
+            read.require_known(engine)
+        if request.context is not None:
+            load = replace(load, context_tokens=request.context)
+        if request.sequences is not None:
+            load = replace(load, sequences=request.sequences)
+        start = Start(setup=chosen, settled=frozenset(options))
+        start = engine_named(engine).embedding_start(start) if embeds else start
         load = for_users(load, request.users, engine, opened.model)
     else:
         values = values_of(engine, request, embeds=embeds, quant=quant)
@@ -243,24 +245,6 @@ def values_for_users(
         return dict(values)
     load = for_users(Load(context_tokens=values.get("context")), users, engine, model)
     return engine_named(engine).values_for_users(values, users, load)
-
-
-def _of_options(
-    request: Request, engine: str, *, embeds: bool, quant: str | None
-) -> tuple[Load, Start]:
-    """The load and setup of Python's options."""
-    options = options_with_quant(engine, request.options or {}, quant)
-    load, setup = Load(), None
-    if options:
-        read = RowOptions(options)
-        load, setup = engine_named(engine).read_keywords(read)
-        read.require_known(engine)
-    if request.context is not None:
-        load = replace(load, context_tokens=request.context)
-    if request.sequences is not None:
-        load = replace(load, sequences=request.sequences)
-    start = Start(setup=setup, settled=frozenset(options))
-    return load, engine_named(engine).embedding_start(start) if embeds else start
 
 
 NEXT_TO_MODEL = "auto"  # the projector: the one next to the model

@@ -21,7 +21,7 @@ from edgekit.plan.choice import NOTHING_FITS, Candidate, result_for
 from edgekit.plan.commands import main_command, start_commands
 from edgekit.plan.curve import Curve, curves
 from edgekit.plan.fit import Fitting, first_placement
-from edgekit.request import AUTO, Request, Session, Values, in_order
+from edgekit.request import Request, Session, Values, in_order
 
 POINTS = 16
 
@@ -82,7 +82,7 @@ def curve(
 def _engine(named: ResolvedModel, request: Request) -> str:
     if len(request.engines) > 1:
         raise UsageError("engine: choose one engine; /check compares all of them")
-    return request.engine or named.engine(AUTO, request.find_machine())
+    return request.engine or named.engine(request.find_machine())
 
 
 def _label(named: ResolvedModel) -> str:
@@ -161,14 +161,8 @@ def _fit(
         **engine.placement(placement.setup),
         **engine.machine_flags(placement),
     }
-    bill = bill_of(
-        opened,
-        engine,
-        flags,
-        load=held,
-        setup=placement.setup,
-        estimate=engine.taken(result),
-    )
+    taken = engine.taken(result)
+    bill = bill_of(opened, engine, flags, load=held, setup=placement.setup, estimate=taken)
     command = main_command(start_commands(opened, result, values, users=users)) or bill.command
     return Fit(
         label=_label(named),

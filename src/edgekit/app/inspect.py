@@ -28,7 +28,7 @@ def inspect(
     model = open_as_stored(reference, read, reach, quant=quant, verb="inspect shows")
     if isinstance(model, Inspection):
         return model
-    opened = model.opened(model.first_engine)
+    opened = model.opened(model.engine())
     header, at = opened.model.header, ""
     if model.quant is not None:
         mix = read_quant(default_engine().name, model.quant)

@@ -12,7 +12,6 @@ from edgekit.catalog.resolve import Resolved, resolve
 from edgekit.engines import (
     default_engine,
     engine_for,
-    engine_name,
     engine_named,
     engine_names,
     engine_on,
@@ -29,7 +28,7 @@ from edgekit.errors import (
 from edgekit.formats.types import Depth
 from edgekit.model import OpenModel, open_model
 from edgekit.plan.choice import Choice, choose
-from edgekit.request import AUTO, Session
+from edgekit.request import Session, takes
 from edgekit.sources.filenames import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
@@ -54,29 +53,16 @@ class ResolvedModel(Resolved[OpenModel]):
     def files(self) -> ModelFiles | None:
         return self.found.files if self.found is not None else None
 
-    def engine(self, name: str, machine: Machine) -> str:
-        """The engine of that name; for `auto`, the engine for these files on this machine."""
-        if name.lower() != AUTO:
-            return engine_name(name)
-        return self._quantising(
-            default_engine().name if self.found is None else engine_on(self.found.model, machine)
-        )
+    def engine(self, machine: Machine | None = None) -> str:
+        """The engine for its files, on this machine if one is given; llama.cpp for a model of the catalog.
 
-    @property
-    def first_engine(self) -> str:
-        """The engine for its files; llama.cpp for a model of the catalog."""
-        return self._quantising(
-            default_engine().name if self.found is None else engine_for(self.found.model)
-        )
-
-    def _quantising(self, engine: str) -> str:
-        """The engine, or if it does not have the quantisation, the first that does."""
-        quant = self.quant
-        if quant is None:
-            return engine
-        from edgekit.request import takes
-
-        if takes(engine, quant):
+        If that engine does not have the quantisation, the first that does.
+        """
+        engine, quant = default_engine().name, self.quant
+        if self.found is not None:
+            model = self.found.model
+            engine = engine_for(model) if machine is None else engine_on(model, machine)
+        if quant is None or takes(engine, quant):
             return engine
         return next((one for one in engine_names() if takes(one, quant)), engine)
 
@@ -257,7 +243,7 @@ def automatic(
     If the model does not fit there, or the engine cannot run it, llama.cpp is tried, which can quantise a model and
     split it between GPU and CPU; the note says why. `ask` takes the name of an engine; its errors are passed on.
     """
-    engine = named.engine(AUTO, machine)
+    engine = named.engine(machine)
     other_engine = default_engine().name
     if engine == other_engine:
         return ask(engine), ""

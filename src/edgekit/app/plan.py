@@ -20,7 +20,7 @@ from edgekit.plan.plan import (
     make_plan,
     own_drafter,
 )
-from edgekit.request import AUTO, Request, Session
+from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 
 if TYPE_CHECKING:
@@ -78,11 +78,7 @@ def plan_named(named: ResolvedModel, request: Request, session: Session) -> Plan
 
 
 def plan_model(
-    named: ResolvedModel,
-    request: Request,
-    session: Session | None = None,
-    *,
-    thorough: bool = True,
+    named: ResolvedModel, request: Request, session: Session | None = None, *, thorough: bool = True
 ) -> Plan:
     """The plan alone, for the engine that was given or that the files are for.
 
@@ -97,7 +93,7 @@ def plan_model(
 
 def task_to_plan(named: ResolvedModel, request: Request, session: Session) -> Task:
     """The task with the given settings; the plan chooses the others. Raises HardwareError, RefusedError, UsageError."""
-    name = request.engine or named.engine(AUTO, request.find_machine())
+    name = request.engine or named.engine(request.find_machine())
     engine, entry = engine_named(name), named.entry
     values = request.values(name, named.quant)
     for flag in engine.flags:

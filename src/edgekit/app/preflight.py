@@ -160,7 +160,7 @@ def inspect_model_remote(
     Request.from_kwargs(engine)
     try:
         named = open_named(model_id, Session(reach=reach or Reach()))
-        model = named.opened(named.first_engine).model
+        model = named.opened(named.engine()).model
     except (RemoteInspectError, CancelledError):
         raise
     except EdgekitError as error:
@@ -202,7 +202,7 @@ def _verdict(
 
     if request.engine is not None:
         return judge_on(request.engine)
-    own = named.engine(AUTO, machine)
+    own = named.engine(machine)
     options = {name: value for name, value in (request.options or {}).items() if name != "quant"}
     if not _takes_options(own, options):  # as on the command line: the engine that has them
         others = (name for name in engine_names() if _takes_options(name, options))

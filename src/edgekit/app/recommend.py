@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -84,14 +85,6 @@ class Recommendation:
         return self.request.purpose or ModelPurpose.CHAT
 
 
-def recommend(request: Request, session: Session) -> Recommendation:
-    """Raises UsageError, and HardwareError if the machine has no hardware for the engine."""
-    catalog = read_catalog()
-    found = recommended(catalog, request, session)
-    notes = (note for one in found.suggestions for note in base_note(one.entry))
-    return replace(found, notes=(*catalog.problems, *notes))
-
-
 def complete(request: Request) -> Request:
     """The request with its machine and one engine. Raises UsageError."""
     check_one_engine(request)
@@ -101,29 +94,41 @@ def complete(request: Request) -> Request:
     return replace(request, engines=(engine,), machine=request.find_machine())
 
 
-def recommended(catalog: Catalog, request: Request, session: Session = OFFLINE) -> Recommendation:
+def recommend(
+    request: Request, session: Session = OFFLINE, catalog: Catalog | None = None
+) -> Recommendation:
     """`find_best`, or the models that it found for the same request before, each planned again.
 
     Requests are the same if the free memory, rounded to steps, is the same. Plans use the memory that is free now.
+    Raises UsageError, and HardwareError if the machine has no hardware for the engine.
     """
+    catalog = read_catalog() if catalog is None else catalog
     request = complete(request)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, catalog.entries)
     key = key_of(request, with_rounded_memory(request.find_machine()), ranked)
-    stored = _planned_again(read_stored(key), request, session, ranked)
-    if stored is not None:
-        return stored
-    found = find_best(ranked, request, session)
-    if found.suggestions:
-        picks = [one.entry.id for one in found.suggestions]
-        store(key, {"picks": picks, "passed_over": found.passed_over})
-    return found
+    found = _planned_again(key, request, session, ranked)
+    if found is None:
+        found = find_best(ranked, request, session)
+        if found.suggestions:
+            picks = [one.entry.id for one in found.suggestions]
+            store(key, {"picks": picks, "passed_over": found.passed_over})
+    notes = (note for one in found.suggestions for note in base_note(one.entry))
+    return replace(found, notes=(*catalog.problems, *notes))
 
 
 def _planned_again(
-    answer: Mapping[str, Any] | None, request: Request, session: Session, ranked: Sequence[Entry]
+    key: str, request: Request, session: Session, ranked: Sequence[Entry]
 ) -> Recommendation | None:
     """None if nothing is stored, it is damaged, or one of its models no longer fits."""
-    picks, reasons = (answer or {}).get("picks"), (answer or {}).get("passed_over")
+    folder, answer = _folder(), None
+    if folder is not None:
+        with suppress(HeaderLimitError, ValueError, RecursionError):
+            answer = json.loads(
+                read_small(folder / f"{key}.json", limit=MAX_STORED_BYTES) or b"null"
+            )
+    if not isinstance(answer, dict):
+        return None
+    picks, reasons = answer.get("picks"), answer.get("passed_over")
     if not isinstance(picks, list) or not picks or not isinstance(reasons, list):
         return None
     pairs = [one for one in reasons if isinstance(one, list) and len(one) == 2]
@@ -200,23 +205,17 @@ class _Search:
                 shown = self._shown(found)
         slow += [one.entry for one in found if one not in shown and not one.is_quick]
         if self._most > 1 and shown and not any(one.is_quick for one in shown):
+            # the last one shown is the best at reading speed, even if slower ones rank higher
             counted = self.passed_over.copy()
-            quick = self._first_quick(ranked)
+            able = (entry for entry in ranked if not self._hopeless(entry))
+            may_be_quick = (one for one in able if self._most_order(one)[1] >= rank_of(one))
+            planned = map(self._suggestion, may_be_quick)
+            quick = next((one for one in planned if one is not None and one.is_quick), None)
             self.passed_over = counted
             shown = shown if quick is None else [*shown[: self._most - 1], quick]
         too_slow = sum(self._would_show(entry, shown, _best_order(entry)) for entry in slow)
         self.passed_over += Counter({SLOW: too_slow})
         return shown
-
-    def _first_quick(self, ranked: Sequence[Entry]) -> Suggestion | None:
-        """The best model at reading speed, even if slower ones rank higher."""
-        for entry in ranked:
-            if self._hopeless(entry) or self._most_order(entry)[1] < rank_of(entry):
-                continue
-            one = self._suggestion(entry)
-            if one is not None and one.is_quick:
-                return one
-        return None
 
     def _shown(self, found: list[Suggestion]) -> list[Suggestion]:
         """The best: the first of each family, a few of each line, and of one model only the newest version."""
@@ -393,16 +392,3 @@ def store(key: str, answer: Mapping[str, Any]) -> None:
             path.unlink(missing_ok=True)
     except (OSError, ValueError):
         return
-
-
-def read_stored(key: str) -> dict[str, Any] | None:
-    """The stored answer; None if there is none or it is damaged."""
-    folder = _folder()
-    if folder is None:
-        return None
-    try:
-        body = read_small(folder / f"{key}.json", limit=MAX_STORED_BYTES)
-        found = None if body is None else json.loads(body)
-    except (HeaderLimitError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

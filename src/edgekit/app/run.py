@@ -38,7 +38,7 @@ from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
     from edgekit.catalog.types import Entry
-    from edgekit.engines.chat import Prompt, Talker
+    from edgekit.engines.chat import Prompt
     from edgekit.engines.program import EngineProgram, Starter, Up
     from edgekit.model import OpenModel
 
@@ -270,7 +270,10 @@ def run(
                 up = tried.enter_context(_started(judged, starter, weights, at))
                 short_of = None
                 if tokens is None and prompt is not None and judged.request.context is None:
-                    short_of = _too_long(judged, up.talker, prompt, new_tokens)
+                    window, native = up.talker.window_tokens, judged.check.result.native_context
+                    length = len(up.talker.tokens(prompt))
+                    if length + new_tokens > window and (native is None or window < native):
+                        short_of = length
                 if short_of is None:
                     held.push(tried.pop_all())
                     break
@@ -303,14 +306,6 @@ def _counted(judged: Judged, path: Path, prompt: Prompt) -> int | None:
             texts = (prompt.text, *(one.content for one in prompt.messages))
             return sum(len(text.tokenizer.encode_plain(one)) for one in texts if one)
     return None
-
-
-def _too_long(judged: Judged, talker: Talker, prompt: Prompt, new_tokens: int) -> int | None:
-    """The tokens of the prompt if the context is too short for it, else None."""
-    tokens = len(talker.tokens(prompt))
-    native = judged.check.result.native_context
-    is_whole = native is not None and talker.window_tokens >= native
-    return None if is_whole or tokens + new_tokens <= talker.window_tokens else tokens
 
 
 @contextmanager

@@ -50,13 +50,11 @@ def verify(
 def _files(reference: str, request: Request, session: Session, verifier: Verifier) -> ModelFiles:
     """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
     (engine,), quant, reach = request.engines, request.quant, session.reach
-    known = open_as_stored(
-        reference,
-        lambda source: locate(source, reach=reach),
-        reach,
-        quant=quant,
-        verb="verify loads",
-    )
+
+    def read(source: str) -> ModelFiles:
+        return locate(source, reach=reach)
+
+    known = open_as_stored(reference, read, reach, quant=quant, verb="verify loads")
     if not isinstance(known, ResolvedModel):
         return known
     opened = known.as_file(engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import re
@@ -29,7 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["help"]:  # edgekit help check
         words = [*words[1:], "--help"]
     try:
-        arguments = _parsed(words)
+        arguments, more = build_parser(words[0] if words else None).parse_known_args(words)
+        # models may be anywhere: of `check a.gguf --ram 8G b.gguf` argparse only takes the first
+        models: list[str] = getattr(arguments, "models", [])
+        if more and (not models or any(word.startswith("-") for word in more)):
+            arguments.parser.reject(more)
+        models += more
     except UsageExit as wrong:
         if "--json" in words[: (*words, "--").index("--")]:
             _write(_error_json("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
@@ -66,17 +70,6 @@ def join_counts(argv: Sequence[str]) -> list[str]:
         else:
             words.append(word)
     return words
-
-
-def _parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the words. Models may be anywhere: of `check a.gguf --ram 8G b.gguf` argparse only takes the first."""
-    parser = build_parser(argv[0] if argv else None)
-    arguments, more = parser.parse_known_args(argv)
-    models: list[str] = getattr(arguments, "models", [])
-    if more and (not models or any(word.startswith("-") for word in more)):
-        arguments.parser.reject(more)
-    models += more
-    return arguments
 
 
 def _error_json(kind: str, message: str, *, in_one_line: bool) -> str:

@@ -53,6 +53,11 @@ CHOSEN_CONTEXT = (
     "also --ctx, --max-model-len"
 )
 JSON = {"--json": "print JSON (docs/json.md)"}
+PROGRAM = {
+    "--for PROGRAM": "print only the command or settings for this program: llama-server, ollama, lm-studio ..."
+}
+NO_CACHE = {"--no-cache": "do not read or write the header cache on disk"}
+OFFLINE = {"--offline": "use local files and caches only"}
 ANY_MODEL = "file, folder, hub id, URL or name"
 
 # Shared flags, as --help shows them.
@@ -74,14 +79,21 @@ PLAN = {
 
 
 def add_options(parser: Options, rows: Mapping[str, str]) -> None:
-    """Add flags written as --help shows them: {"-f, --file FILE": help}. A flag without a value is a switch."""
+    """Add flags written as --help shows them: {"-f, --file FILE": help}.
+
+    A flag without a value is a switch; with `NAME...` it may be repeated; SECONDS are parsed.
+    """
     for row, text in rows.items():
         *names, last = row.split(", ")
         name, _, metavar = last.partition(" ")
-        if metavar:
-            parser.add_argument(*names, name, metavar=metavar, help=text)
-        else:
-            parser.add_argument(*names, name, action="store_true", help=text)
+        options: dict[str, Any] = {"action": "store_true"}
+        if metavar.endswith("..."):
+            options = {"metavar": metavar[:-3], "action": "append", "default": []}
+        elif metavar:
+            options = {"metavar": metavar, "type": _seconds if metavar == "SECONDS" else str}
+        if name == "--for":  # a keyword of Python
+            options["dest"] = "program"
+        parser.add_argument(*names, name, help=text, **options)
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -89,23 +101,10 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="+", help=text)
 
 
-def add_program_option(parser: argparse.ArgumentParser) -> None:
-    text = (
-        "print only the command or settings for this program: llama-server, ollama, lm-studio ..."
-    )
-    parser.add_argument("--for", dest="program", metavar="PROGRAM", help=text)
-
-
-def add_network_options(parser: Options) -> None:
-    add_options(parser, {"--no-cache": "do not read or write the header cache on disk"})
-    add_timeout_option(parser, 120.0, "time limit for all network requests together (default 120)")
-    add_options(parser, {"--offline": "use local files and caches only"})
-
-
-def add_timeout_option(
-    parser: Options, default: float | None, text: str, name: str = "--timeout"
-) -> None:
-    parser.add_argument(name, metavar="SECONDS", type=_seconds, default=default, help=text)
+def add_network_options(parser: argparse.ArgumentParser) -> None:
+    timeout = "time limit for all network requests together (default 120)"
+    add_options(parser, {**NO_CACHE, "--timeout SECONDS": timeout, **OFFLINE})
+    parser.set_defaults(timeout=120.0)
 
 
 def _seconds(text: str) -> float:
@@ -132,18 +131,15 @@ def add_download_options(parser: argparse.ArgumentParser) -> None:
 
 def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> None:
     """`ram`: whether the answer depends on the RAM."""
-    group = parser.add_argument_group("another machine instead of this one")
-    group.add_argument(
-        "--device",
-        "--gpu",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help='GPU, Mac, board or phone by name: "RTX 4090", "2x RTX 3090", m3-max-64; repeat it for several',
+    name = 'GPU, Mac, board or phone by name: "RTX 4090", "2x RTX 3090", m3-max-64; repeat it for several'
+    add_options(
+        parser.add_argument_group("another machine instead of this one"),
+        {
+            "--device, --gpu NAME...": name,
+            **({"--ram SIZE": "system RAM of that machine: 32G"} if ram else {}),
+            "--vram SIZES": "memory of each NVIDIA GPU, instead of a name: 24G,24G",
+        },
     )
-    if ram:
-        add_options(group, {"--ram SIZE": "system RAM of that machine: 32G"})
-    add_options(group, {"--vram SIZES": "memory of each NVIDIA GPU, instead of a name: 24G,24G"})
 
 
 def add_limit_options(parser: argparse.ArgumentParser) -> None:
@@ -247,10 +243,6 @@ def _number(text: object) -> object:
         return text
 
 
-_CHECK_DESCRIPTION = (
-    "Will the model fit in the memory of this machine, or of another? Prints the verdict, the memory it needs next to "
-    "what is free, the command to run it, and what would change the answer. Reads only headers, never weights."
-)
 _CHECK_EXAMPLES = """
 Several models, a folder of models, or - (names on standard input) give a table.
 
@@ -271,7 +263,9 @@ def add_check(commands: Commands) -> None:
         "check",
         run="check:run_check",
         usage="edgekit check MODEL ... [--quant NAME] [-c N] [--device NAME] [--engine NAME] [options]",
-        description=_CHECK_DESCRIPTION,
+        description="Will the model fit in the memory of this machine, or of another? Prints the verdict, the "
+        "memory it needs next to what is free, the command to run it, and what would change the answer. Reads only "
+        "headers, never weights.",
         epilog=MODEL_FORMS + _CHECK_EXAMPLES + ENVIRONMENT,
     )
     add_models(parser)
@@ -281,12 +275,7 @@ def add_check(commands: Commands) -> None:
             **JSON,
             "--quiet": "print the headline only",
             "--why": "add the memory breakdown, the reasons and how each figure is known",
-        },
-    )
-    add_program_option(parser)
-    add_options(
-        parser,
-        {
+            **PROGRAM,
             "--exact": "read the whole header of a remote model, even if its start is enough to answer "
             "(--json always does)",
             "--strict": "exit with code 1 if the model only just fits (tight)",
@@ -303,10 +292,6 @@ def add_check(commands: Commands) -> None:
     add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=machine_keys())
 
 
-_COMPARE_DESCRIPTION = (
-    "One model: what llama.cpp, vLLM and MLX need for the same context, with weights and KV cache on the GPU. Several "
-    "models, or a machine: one row each, with a verdict for this machine or the one that is named."
-)
 _COMPARE_EXAMPLES = """
 examples:
   edgekit compare qwen3-8b -c 32k
@@ -323,7 +308,9 @@ def add_compare(commands: Commands) -> None:
         "compare",
         run="check:run_compare",
         usage="edgekit compare MODEL ... [--quant NAME] [-c N] [--device NAME] [--engine NAME] [options]",
-        description=_COMPARE_DESCRIPTION,
+        description="One model: what llama.cpp, vLLM and MLX need for the same context, with weights and KV cache "
+        "on the GPU. Several models, or a machine: one row each, with a verdict for this machine or the one that is "
+        "named.",
         epilog=MODEL_FORMS + DEVICE_FORMS + _COMPARE_EXAMPLES + ENVIRONMENT,
     )
     add_models(parser)
@@ -339,10 +326,6 @@ def add_compare(commands: Commands) -> None:
     )
 
 
-_PLAN_DESCRIPTION = (
-    "How to run the model on this machine, or on another: quantisation, context, KV cache, layers on the GPU, draft "
-    "model and number of users, each with its reason, and the commands that start it."
-)
 _PLAN_EXAMPLES = """
 examples:
   edgekit plan qwen3-30b-a3b
@@ -360,16 +343,17 @@ def add_plan(commands: Commands) -> None:
         "plan",
         run="plan:run_plan",
         usage="edgekit plan MODEL [--quant NAME] [-c N] [--users N] [--device NAME] [--engine NAME] [options]",
-        description=_PLAN_DESCRIPTION,
+        description="How to run the model on this machine, or on another: quantisation, context, KV cache, layers "
+        "on the GPU, draft model and number of users, each with its reason, and the commands that start it.",
         epilog=MODEL_FORMS + _PLAN_EXAMPLES + ENVIRONMENT,
     )
     parser.add_argument("model", metavar="MODEL", help=ANY_MODEL)
-    why = "add every decision, what was tried, and how each figure is known"
-    add_options(parser, {**JSON, "--why": why})
-    add_program_option(parser)
     add_options(
         parser,
         {
+            **JSON,
+            "--why": "add every decision, what was tried, and how each figure is known",
+            **PROGRAM,
             "--plot FILE": "draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
             **PLAN,
             "--no-drafter": "do not look for a draft model",
@@ -407,8 +391,8 @@ def add_recommend(commands: Commands) -> None:
         "recommend",
         run="plan:run_recommend",
         usage="edgekit recommend [--task NAME] [-c N] [--users N] [--device NAME] [--engine NAME] [options]",
-        description="Which models run best on this machine, or on another? Lists the best models of the catalog with "
-        "quantisation, context, KV cache, expected speed and memory.",
+        description="Which models run best on this machine, or on another? Lists the best models of the catalog "
+        "with quantisation, context, KV cache, expected speed and memory.",
         epilog=_RECOMMEND_EXAMPLES,
     )
     default, others = default_engine().name, either(planned_engines()[1:])
@@ -432,10 +416,6 @@ def add_recommend(commands: Commands) -> None:
     add_limit_options(parser)
 
 
-_INSPECT_DESCRIPTION = (
-    "Shows what a model is, from its header alone: layers, KV cache size, context "
-    "length, and where its bytes are."
-)
 _INSPECT_EXAMPLES = """
 examples:
   edgekit inspect Qwen/Qwen3-8B
@@ -452,7 +432,8 @@ def add_inspect(commands: Commands) -> None:
         "inspect",
         run="facts:run_inspect",
         usage="edgekit inspect MODEL [--quant NAME] [--layers] [--tensors] [--keys] [options]",
-        description=_INSPECT_DESCRIPTION,
+        description="Shows what a model is, from its header alone: layers, KV cache size, context length, and where "
+        "its bytes are.",
         epilog=MODEL_FORMS + _INSPECT_EXAMPLES + ENVIRONMENT,
     )
     parser.add_argument("model", metavar="MODEL", help=ANY_MODEL)
@@ -471,10 +452,6 @@ def add_inspect(commands: Commands) -> None:
     add_network_options(parser)
 
 
-_HARDWARE_DESCRIPTION = (
-    "Shows the memory and GPUs of this machine, what limits and uses them, and how much "
-    "llama.cpp, vLLM and MLX may use: what is free, minus a reserve."
-)
 _HARDWARE_EXAMPLES = """
 examples:
   edgekit hardware
@@ -492,7 +469,8 @@ def add_hardware(commands: Commands) -> None:
         "hardware",
         run="facts:run_hardware",
         usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--devices] [--json]",
-        description=_HARDWARE_DESCRIPTION,
+        description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
+        "vLLM and MLX may use: what is free, minus a reserve.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
     )
     add_options(parser, {**JSON, "--devices": "list all devices that --device knows"})
@@ -500,11 +478,6 @@ def add_hardware(commands: Commands) -> None:
 
 
 CATALOG_KINDS = ("chat", "code", "reasoning", "embedding", "vision")
-_CATALOG_DESCRIPTION = (
-    "The models that EdgeKit knows without downloading anything, with the source of "
-    "every fact, and the models that you add. Yours are stored in your data folder, or "
-    "in EDGEKIT_DATA."
-)
 _CATALOG_EXAMPLES = """\
 examples:
   edgekit catalog list --kind code
@@ -525,7 +498,11 @@ examples:
 
 def add_catalog(commands: Commands) -> None:
     parser = add_command(
-        commands, "catalog", description=_CATALOG_DESCRIPTION, epilog=_CATALOG_EXAMPLES
+        commands,
+        "catalog",
+        description="The models that EdgeKit knows without downloading anything, with the source of every fact, and "
+        "the models that you add. Yours are stored in your data folder, or in EDGEKIT_DATA.",
+        epilog=_CATALOG_EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
@@ -570,10 +547,6 @@ def add_catalog(commands: Commands) -> None:
     add_network_options(parser)
 
 
-_ESTIMATE_DESCRIPTION = (
-    "How much memory an engine will allocate for the model: weights, KV cache and compute buffers, in each memory, and "
-    "how each number is known. Does not judge whether it fits (edgekit check does)."
-)
 _ESTIMATE_EXAMPLES = """
 examples:
   edgekit estimate qwen3-8b --quant Q4_K_M -c 32k -ngl all -ctk q8_0 -ctv q8_0
@@ -589,7 +562,8 @@ def add_estimate(commands: Commands) -> None:
         "estimate",
         run="estimate:run_estimate",
         usage="edgekit estimate MODEL [--quant NAME] [-c N] [--engine NAME] [options]",
-        description=_ESTIMATE_DESCRIPTION,
+        description="How much memory an engine will allocate for the model: weights, KV cache and compute buffers, "
+        "in each memory, and how each number is known. Does not judge whether it fits (edgekit check does).",
         epilog=MODEL_FORMS + _ESTIMATE_EXAMPLES + ENVIRONMENT,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help=ANY_MODEL)

@@ -11,6 +11,8 @@ from edgekit.cli.commands import (
     JSON,
     MIN_CONTEXT,
     MODEL_FORMS,
+    NO_CACHE,
+    OFFLINE,
     USERS,
     WINDOW_BUDGET,
     add_download_options,
@@ -19,7 +21,6 @@ from edgekit.cli.commands import (
     add_limit_options,
     add_network_options,
     add_options,
-    add_timeout_option,
 )
 from edgekit.cli.parser import Commands, add_command
 from edgekit.engines import machine_keys, startable
@@ -255,10 +256,9 @@ def add_verify(commands: Commands) -> None:
             "--json": "print JSON (docs/verify.md)",
             "--load": "also load the model, decode a few tokens, show the memory the process really "
             "used, and save llama.cpp's overhead for later estimates (edgekit calibrate)",
+            "--engine-timeout SECONDS": "time limit for the engine (default 60, with --load 600)",
         },
     )
-    text = "time limit for the engine (default 60, with --load 600)"
-    add_timeout_option(parser, None, text, name="--engine-timeout")
     add_network_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT, QUANT))
     (engine, *_) = startable("verify")
@@ -482,21 +482,14 @@ def add_web(commands: Commands) -> None:
             "--rate N": "requests per second allowed for one client (default 400)",
         },
     )
-    group = parser.add_argument_group("what it may read")
-    group.add_argument(
-        "--models-dir",
-        metavar="DIR",
-        action="append",
-        default=[],
-        help="folder whose model files may be opened (repeatable)",
-    )
     add_options(
-        group,
+        parser.add_argument_group("what it may read"),
         {
+            "--models-dir DIR...": "folder whose model files may be opened (repeatable)",
             "--allow-private": "also allow servers on this machine and in private networks",
-            "--offline": "use local files and caches only",
+            **OFFLINE,
+            "--timeout SECONDS": "network time limit for one model (default 60)",
+            **NO_CACHE,
         },
     )
-    add_timeout_option(group, 60.0, "network time limit for one model (default 60)")
-    add_options(group, {"--no-cache": "do not read or write the header cache on disk"})
-    parser.set_defaults(host="127.0.0.1", json_lines=True)
+    parser.set_defaults(host="127.0.0.1", json_lines=True, timeout=60.0)

@@ -192,7 +192,7 @@ class _Cached:
     def next_model(self, engine: str | None, quant: str | None) -> tuple[str, Model, str | None]:
         assert self.named is not None  # noqa: S101 - if it were None, `failure` was raised
         named = self.named if quant is None else quantised(self.named, quant)
-        engine = engine or named.first_engine
+        engine = engine or named.engine()
         self.answers += 1
         if self.answers % ANSWERS_BEFORE_RESET == 0:
             self.models.clear()

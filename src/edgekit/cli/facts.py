@@ -21,7 +21,6 @@ from edgekit.report.catalog import (
     added_text,
     catalog_json,
     catalog_text,
-    changes_json,
     changes_text,
     done_json,
     entry_json,
@@ -29,13 +28,7 @@ from edgekit.report.catalog import (
     lines_text,
 )
 from edgekit.report.hardware import devices_json, devices_text, hardware_json, hardware_text
-from edgekit.report.inspection import (
-    inspection_json,
-    inspection_text,
-    keys_text,
-    layers_text,
-    tensors_text,
-)
+from edgekit.report.inspection import inspection_json, inspection_text
 from edgekit.report.json import json_text
 from edgekit.request import Request
 
@@ -48,19 +41,10 @@ def run_inspect(arguments: argparse.Namespace) -> str:
     depth = Depth.ARCHITECTURE if arguments.light and not arguments.tensors else Depth.TENSORS
     with open_session(arguments, quiet=arguments.json) as session:
         found = inspect(arguments.model, session, depth=depth, quant=arguments.quant)
+    lists = {name: getattr(arguments, name) for name in ("tensors", "layers", "keys")}
     if arguments.json:
-        answer = inspection_json(
-            found, tensors=arguments.tensors, layers=arguments.layers, keys=arguments.keys
-        )
-        return json_text(answer)
-    parts = [inspection_text(found, bold=is_terminal(sys.stdout))]
-    if arguments.layers and found.geometry is not None:
-        parts.append(layers_text(found.geometry))
-    if arguments.tensors:
-        parts.append(tensors_text(found))
-    if arguments.keys:
-        parts.append(keys_text(found))
-    return "\n".join(parts)
+        return json_text(inspection_json(found, **lists))
+    return inspection_text(found, **lists, bold=is_terminal(sys.stdout))
 
 
 def run_hardware(arguments: argparse.Namespace) -> str:
@@ -77,7 +61,6 @@ def run_hardware(arguments: argparse.Namespace) -> str:
 
 
 def run_list(arguments: argparse.Namespace) -> str:
-    """`catalog list`"""
     catalog = read_catalog()
     entries = [
         entry
@@ -90,7 +73,6 @@ def run_list(arguments: argparse.Namespace) -> str:
 
 
 def run_show(arguments: argparse.Namespace) -> str:
-    """`catalog show`"""
     entry = find_entry(arguments.id)
     if arguments.json:
         return json_text(entry_json(entry, whole=True))
@@ -125,7 +107,6 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def run_remove(arguments: argparse.Namespace) -> str:
-    """`catalog remove`"""
     name = arguments.id
     if not forget_entry(name):  # the exact id first: a damaged row has nothing else
         catalog = read_catalog()
@@ -157,7 +138,7 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
             failed.append((entry.id, error))
     code = failed[0][1].exit_code if failed else 0
     if arguments.json:
-        rows = (changes_json(name, changes) for name, changes in changed)
+        rows = ({"id": name, "changed": sorted(changes)} for name, changes in changed)
         return json_text(done_json("read", rows, failed)), code
     lines = [changes_text(name, changes) for name, changes in changed]
     lines += [f"{name}: not updated: {error}" for name, error in failed]

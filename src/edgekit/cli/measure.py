@@ -15,7 +15,6 @@ from edgekit.errors import EdgekitError, UsageError, printable
 from edgekit.machine.calibration import NAME, forget_calibration, read_calibration
 from edgekit.report.json import json_text
 from edgekit.report.run import (
-    CalibrationFile,
     calibrated_json,
     calibrated_text,
     list_json,
@@ -69,10 +68,11 @@ def run_calibrate(arguments: argparse.Namespace) -> str:
     path = NAME if folder is None else str(folder / NAME)
     if arguments.list or arguments.remove:
         stored = forget_calibration() if arguments.remove else read_calibration()
-        file = CalibrationFile(path=path, stored=stored)
         if arguments.json:
-            return json_text(list_json(file, removed=arguments.remove))
-        return removed_text(file) if arguments.remove else list_text(file, screen(colour=False))
+            return json_text(list_json(stored, path, removed=arguments.remove))
+        if arguments.remove:
+            return removed_text(stored, path)
+        return list_text(stored, path, screen(colour=False))
 
     def show_step(line: str) -> None:
         if sys.stderr is not None and not arguments.json:

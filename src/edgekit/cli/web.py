@@ -29,11 +29,27 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # characters that a URL holds unescape
 def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
     """Serve until a signal stops it, which is exit code 0."""
     port = read_integer("--port", arguments.port, most=LARGEST_PORT)
-    settings = _settings(arguments)
+    rate = read_integer("--rate", arguments.rate, least=1, most=MAX_RATE)
+    settings = WebSettings(
+        host=read_host(arguments.host),
+        token=_token(arguments.token, os.environ.get(TOKEN_VARIABLE)),
+        models_dirs=tuple(_folder(text) for text in arguments.models_dir),
+        allow_private=arguments.allow_private,
+        network=not arguments.offline,
+        cache=not arguments.no_cache,
+        timeout_s=arguments.timeout,
+        requests_per_s=float(DEFAULT_RATE if rate is None else rate),
+    )
+    if settings.token is None and not settings.is_loopback:
+        settings = replace(settings, token=secrets.token_urlsafe(24))
     reference = arguments.model
     path = None if reference is None else path_of(reference)
     if path is not None:
-        settings = replace(settings, models_dirs=(*settings.models_dirs, *_files_of(path)))
+        # the server may read the files of the model, but nothing else in their folder
+        is_folder = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises without permission
+        files = (path,) if is_folder else map(Path, paths_of(locate(str(path))))
+        dirs = (*settings.models_dirs, *(file.resolve() for file in files))
+        settings = replace(settings, models_dirs=dirs)
         reference = str(path.absolute())
     fields = {"ref": reference} if reference else {}
     try:
@@ -59,24 +75,6 @@ def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
     with serving.listen(settings.host, port) as listening:
         serving.serve(settings, listening, on_ready=announce)
     return "", 0
-
-
-def _settings(arguments: argparse.Namespace) -> WebSettings:
-    """The settings, with a random token if other machines can reach the port and none was given."""
-    rate = read_integer("--rate", arguments.rate, least=1, most=MAX_RATE)
-    settings = WebSettings(
-        host=read_host(arguments.host),
-        token=_token(arguments.token, os.environ.get(TOKEN_VARIABLE)),
-        models_dirs=tuple(_folder(text) for text in arguments.models_dir),
-        allow_private=arguments.allow_private,
-        network=not arguments.offline,
-        cache=not arguments.no_cache,
-        timeout_s=arguments.timeout,
-        requests_per_s=float(DEFAULT_RATE if rate is None else rate),
-    )
-    if settings.token is None and not settings.is_loopback:
-        return replace(settings, token=secrets.token_urlsafe(24))
-    return settings
 
 
 def _token(flag: str | None, variable: str | None) -> str | None:
@@ -107,10 +105,3 @@ def _folder(text: str) -> Path:
     except OSError as error:
         raise SourceError(f"--models-dir: {trouble(error, folder)}") from error
     raise NotFoundError(f"--models-dir: no such folder: {text[:200]!r}")
-
-
-def _files_of(path: Path) -> tuple[Path, ...]:
-    """The files of the model that was named, which the server may read: nothing else in its folder."""
-    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
-        return (path.resolve(),)
-    return tuple(Path(one).resolve() for one in paths_of(locate(str(path))))

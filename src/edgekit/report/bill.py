@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
 from edgekit.engines import engine_named
+from edgekit.errors import EdgekitError
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import (
     Attention,
@@ -286,13 +287,13 @@ def compare_text(found: EngineComparison, screen: Screen = PLAIN) -> str:
             yield from folded(f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}", width)
             for note in bill.estimate.notes:
                 yield from (f"  {line}" for line in folded(note, width - 2))
-        for answer in found.answers:
-            if answer.error is not None:
-                yield from ("", *folded(f"{answer.engine}: no estimate: {answer.error}", width))
+        for engine, answer in found.answers.items():
+            if isinstance(answer, EdgekitError):
+                yield from ("", *folded(f"{engine}: no estimate: {answer}", width))
         if found.hint:
             yield from ("", *folded(found.hint, width))
 
-    billed = [answer.bill for answer in found.answers if answer.bill is not None]
+    billed = [bill for bill in found.answers.values() if not isinstance(bill, EdgekitError)]
     each = "one sequence" if found.users == 1 else f"{found.users} sequences"
     headline = f"{found.label}  ·  {each} of {found.context_tokens:,} tokens"
     return render(headline, [("", lines)], screen)
@@ -307,10 +308,10 @@ def _compared_row(bill: EstimateAnswer) -> tuple[str, ...]:
 
 def compare_json(found: EngineComparison, reference: str) -> Json:
     engines = {
-        answer.engine: {"error": str(answer.error), "type": type(answer.error).__name__}
-        if answer.bill is None
-        else bill_json(answer.bill)
-        for answer in found.answers
+        engine: {"error": str(answer), "type": type(answer).__name__}
+        if isinstance(answer, EdgekitError)
+        else bill_json(answer)
+        for engine, answer in found.answers.items()
     }
     return {
         "schema": SCHEMA,

@@ -216,7 +216,3 @@ def done_json(verb: str, done: Iterable[Json], failed: Iterable[tuple[str, Edgek
     """The outcome for every reference or id: {verb: [...], "failed": [...]}."""
     failures = [{"name": name, "error": error_json(error)} for name, error in failed]
     return {"schema": SCHEMA, verb: list(done), "failed": failures}
-
-
-def changes_json(name: str, changes: Mapping[str, tuple[object, object]]) -> Json:
-    return {"id": name, "changed": sorted(changes)}

@@ -582,8 +582,7 @@ def speed_json(speed: Speed) -> Json:
         "typical": round(speed.typical, 2),
         "decode": [round(rate, 2) for rate in speed.decode],
         "prefill": None if prefill is None else [round(rate, 2) for rate in prefill],
-        "basis": speed.basis.value,
-        "because": speed.because,
+        **fields(speed, "basis because"),
     }
 
 

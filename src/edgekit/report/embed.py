@@ -166,8 +166,7 @@ def done_json(found: Finished) -> Json:
         "dimensions": found.dimensions,
         "rows": done.mark.number,
         "vectors": done.mark.kept,
-        "skipped": done.mark.skipped,
-        "tokens": done.mark.tokens,
+        **fields(done.mark, "skipped tokens"),
         "resumed_rows": done.begun.number,
         "seconds": round(done.seconds, 3),
     }

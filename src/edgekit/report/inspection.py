@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 
 from edgekit.errors import printable
-from edgekit.formats.types import ModelHeader
-from edgekit.model.inspect import CACHE_ELEMENT_BYTES, CachePart, Inspection, WeightsShare
+from edgekit.model.inspect import CACHE_ELEMENT_BYTES, Inspection, WeightsShare
 from edgekit.model.types import (
     Attention,
     CompressedAttention,
@@ -29,6 +29,7 @@ from edgekit.units import Basis, format_bytes, format_count
 
 _LABEL = 9
 _MAX_SHARES = 6
+_CACHE_FIELDS = "span span_tokens? elements_per_row tokens_per_row layers"
 _TIED = {True: ", tied embeddings", False: ", separate output head", None: ""}
 _WEIGHTS_KEYS = (
     "parameters", "active_parameters", "parameters_basis", "active_parameters_basis",
@@ -41,21 +42,15 @@ GEOMETRY_KEYS = (
 )  # fmt: skip
 
 
-def inspection_text(found: Inspection, *, bold: bool = False) -> str:
-    """One screen of text, rows not folded. `bold` highlights the first line for terminals."""
-    title = printable(_title(found))
-    lines = [painted(title, bold=True) if bold else title, printable(_headline(found))]
-    for label, body in _sections(found):
-        rows = [row for row in body if row]
-        lines += [""] if rows else []
-        lines += [
-            f"{label if i == 0 else '':<{_LABEL}}{printable(row)}".rstrip()
-            for i, row in enumerate(rows)
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _title(found: Inspection) -> str:
+def inspection_text(
+    found: Inspection,
+    *,
+    tensors: bool = False,
+    layers: bool = False,
+    keys: bool = False,
+    bold: bool = False,
+) -> str:
+    """One screen of text, rows not folded; long lists only on request. `bold` highlights the first line."""
     header, quantization = found.header, found.header.quantization
     mix = found.mix or ""
     if not mix and quantization is not None:
@@ -69,7 +64,34 @@ def _title(found: Inspection) -> str:
         f"{'MLX' if header.mlx else header.container.name}{version}",
         "" if found.geometry is None else found.geometry.architecture,
     ]
-    return "  ·  ".join(filter(None, parts))
+    title = printable("  ·  ".join(filter(None, parts)))
+    lines = [painted(title, bold=True) if bold else title, printable(_headline(found))]
+    for label, body in _sections(found):
+        rows = [row for row in body if row]
+        lines += [""] if rows else []
+        lines += [
+            f"{label if i == 0 else '':<{_LABEL}}{printable(row)}".rstrip()
+            for i, row in enumerate(rows)
+        ]
+    if layers and found.geometry is not None:
+        head = ("layer", "kind", "heads", "feed-forward", "cache")
+        lines += ["", *table(head, map(_layer_cells, found.geometry.layers), left=range(5))]
+    if tensors:
+        cells = (
+            (t.name, t.type.name, " x ".join(map(str, t.shape)), f"{t.size_bytes:,}")
+            for t in header.tensors or ()
+        )
+        lines += ["", *table(("tensor", "type", "shape", "bytes"), cells, left=range(4))]
+    if keys:
+        values = []
+        for key, value in (*header.keys.items(), *header.config.items()):
+            text = " ".join(str(value).split())
+            values.append((key, text if len(text) <= 100 else text[:97] + "..."))
+        values += [(key, f"{fact.count:,} x {fact.element}") for key, fact in header.arrays.items()]
+        strings = header.long_strings.items()
+        values += [(key, f"a string of {size:,} bytes") for key, size in strings]
+        lines += ["", *table(("key", "value"), values, left=range(2))]
+    return "\n".join(lines) + "\n"
 
 
 def _headline(found: Inspection) -> str:
@@ -95,19 +117,59 @@ def _headline(found: Inspection) -> str:
 
 
 def _sections(found: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
-    if found.geometry is not None:
-        yield "Layers", _layer_rows(found.geometry)
-        yield "Cache", _cache_rows(found, found.geometry)
+    geometry, weights, header, files = found.geometry, found.weights, found.header, found.files
+    if geometry is not None:
+        yield "Layers", _layer_rows(geometry)
+        yield "Cache", _cache_rows(found, geometry)
     yield "Weights", _share_rows(found)
-    yield "Also" if found.geometry is not None else "Holds", _companion_rows(found)
-    yield "Read", [_read_row(found)]
-    yield "Note", _notes(found)
+    companions = []
+    for tower in found.towers:
+        size = f", {tower.layers} layers" if tower.layers else ""
+        width = f" of {tower.hidden:,}" if tower.hidden else ""
+        companions.append(f"{tower.kind} tower{size}{width}")
+    if files.projectors:
+        companions.append("projector: " + ", ".join(file.name for file in files.projectors))
+    if files.alternatives:
+        companions.append("other files: " + ", ".join(files.alternatives))
+    yield "Also" if geometry is not None else "Holds", companions
+    traffic, read = found.traffic, "the header"
+    if header.header_bytes is not None:
+        read = f"{format_bytes(header.header_bytes)} of header"
+    network = "no network used"
+    if traffic.requests:
+        requests = counted(traffic.requests, "request")
+        network = f"{format_bytes(traffic.received_bytes)} over the network in {requests}"
+        if traffic.cached_bytes:
+            network += f", {format_bytes(traffic.cached_bytes)} from the cache"
+    yield "Read", [f"{read}, {network}"]
+    notes = list(files.notes)
+    if geometry is not None and geometry.because:
+        notes.append(f"{geometry.basis.name}: {geometry.because}")
+    if header.container is Container.CONFIG:
+        notes.append("no weights found: everything here comes from config.json")
+    if weights is not None and weights.basis is not Basis.EXACT:
+        computed = "parameter count computed from the layer sizes, not from the tensors"
+        notes.append(f"{weights.basis.name}: {computed}")
+    if not header.complete:
+        notes.append("only the architecture was read; leave out --light to list the tensors too")
+    yield "Note", notes
 
 
 def _layer_rows(geometry: ModelGeometry) -> Iterator[str]:
     kinds = [f"{count} {kind_name(*kind)}" for kind, count in count_kinds(geometry).items()]
     yield f"{len(geometry.layers)}: " + ", ".join(kinds)
-    yield _widths(geometry)
+    heads = [text for layer in geometry.layers if (text := _heads(layer.mixer))]
+    widths = [f"hidden {geometry.hidden:,}", *dict.fromkeys(heads)]
+    dense = sorted({layer.dense.width for layer in geometry.layers if layer.dense is not None})
+    if dense:
+        ends = dict.fromkeys((dense[0], dense[-1]))
+        widths.append("feed-forward " + " to ".join(f"{width:,}" for width in ends))
+    vocabulary = "unknown" if geometry.vocabulary is None else f"{geometry.vocabulary:,}"
+    widths.append(f"vocabulary {vocabulary}")
+    if not geometry.causal:
+        widths.append("an encoder")
+        widths += [f"pooling {geometry.pooling}"] if geometry.pooling else []
+    yield ", ".join(widths) + (_TIED[geometry.tied_embeddings] if geometry.causal else "")
     routed = [layer.experts for layer in geometry.layers if layer.experts is not None]
     if routed:
         first = routed[0]
@@ -121,22 +183,6 @@ def _layer_rows(geometry: ModelGeometry) -> Iterator[str]:
         yield f"rope scaling {rope.type}{factor}{start}"
     if geometry.mtp_layers:
         yield f"{geometry.mtp_layers} more for multi-token prediction (not loaded by default)"
-
-
-def _widths(geometry: ModelGeometry) -> str:
-    heads = [text for layer in geometry.layers if (text := _heads(layer.mixer))]
-    parts = [f"hidden {geometry.hidden:,}", *dict.fromkeys(heads)]
-    dense = sorted({layer.dense.width for layer in geometry.layers if layer.dense is not None})
-    if dense:
-        ends = dict.fromkeys((dense[0], dense[-1]))
-        parts.append("feed-forward " + " to ".join(f"{width:,}" for width in ends))
-    vocabulary = "unknown" if geometry.vocabulary is None else f"{geometry.vocabulary:,}"
-    parts.append(f"vocabulary {vocabulary}")
-    if geometry.causal:
-        return ", ".join(parts) + _TIED[geometry.tied_embeddings]
-    parts.append("an encoder")
-    parts += [f"pooling {geometry.pooling}"] if geometry.pooling else []
-    return ", ".join(parts)
 
 
 def _heads(kind: LayerKind) -> str:
@@ -162,24 +208,20 @@ def _cache_rows(found: Inspection, geometry: ModelGeometry) -> Iterator[str]:
     if not found.cache and not found.state_elements:
         yield "none: the model processes the whole input at once"
     for part in found.cache:
-        yield _cache_row(part, geometry.native_context)
+        each = format_bytes(part.elements_per_row * CACHE_ELEMENT_BYTES)
+        per = "token" if part.tokens_per_row == 1 else f"{part.tokens_per_row} tokens"
+        span, limit = part.span_tokens, ""
+        if part.span is not Span.ALL:
+            most = format_bytes(part.held_bytes(min(span, geometry.native_context or span)))
+            which = "the last" if part.span is Span.WINDOW else "a chunk of"
+            limit = f", only {which} {span:,} tokens: at most {most}"
+        yield f"{each} per {per} (16 bit), {part.layers} layers{limit}"
     if found.state_elements:
         state = format_bytes(found.state_bytes)
         yield f"{state} of recurrent state per sequence (32 bit), at any length"
     if found.full_context_bytes:
         size = format_bytes(found.full_context_bytes)
         yield f"{size} for one sequence that fills the context, before the engine's padding"
-
-
-def _cache_row(part: CachePart, context: int | None) -> str:
-    each = format_bytes(part.elements_per_row * CACHE_ELEMENT_BYTES)
-    per = "token" if part.tokens_per_row == 1 else f"{part.tokens_per_row} tokens"
-    text = f"{each} per {per} (16 bit), {part.layers} layers"
-    if part.span is Span.ALL:
-        return text
-    most = format_bytes(part.held_bytes(min(part.span_tokens, context or part.span_tokens)))
-    which = "the last" if part.span is Span.WINDOW else "a chunk of"
-    return f"{text}, only {which} {part.span_tokens:,} tokens: at most {most}"
 
 
 def _share_rows(found: Inspection) -> Iterator[str]:
@@ -190,10 +232,9 @@ def _share_rows(found: Inspection) -> Iterator[str]:
         return
     left = _column(found.by_role, found.header.tensor_bytes or 0)
     right = _column(found.by_type, found.header.tensor_bytes or 0)
-    width = max((len(row) for row in left), default=0)
-    for i in range(max(len(left), len(right))):
-        first = left[i] if i < len(left) else ""
-        yield f"{first:<{width}}   {right[i] if i < len(right) else ''}".rstrip()
+    width = max(map(len, left), default=0)
+    for first, second in zip_longest(left, right, fillvalue=""):
+        yield f"{first:<{width}}   {second}".rstrip()
 
 
 def _column(shares: tuple[WeightsShare, ...], total: int) -> list[str]:
@@ -208,79 +249,14 @@ def _column(shares: tuple[WeightsShare, ...], total: int) -> list[str]:
     ]
 
 
-def _companion_rows(found: Inspection) -> Iterator[str]:
-    for tower in found.towers:
-        size = f", {tower.layers} layers" if tower.layers else ""
-        width = f" of {tower.hidden:,}" if tower.hidden else ""
-        yield f"{tower.kind} tower{size}{width}"
-    if found.files.projectors:
-        yield "projector: " + ", ".join(file.name for file in found.files.projectors)
-    if found.files.alternatives:
-        yield "other files: " + ", ".join(found.files.alternatives)
-
-
-def _read_row(found: Inspection) -> str:
-    traffic, size = found.traffic, found.header.header_bytes
-    what = f"{format_bytes(size)} of header" if size is not None else "the header"
-    if not traffic.requests:
-        return f"{what}, no network used"
-    received, requests = format_bytes(traffic.received_bytes), counted(traffic.requests, "request")
-    saved = f", {format_bytes(traffic.cached_bytes)} from the cache" if traffic.cached_bytes else ""
-    return f"{what}, {received} over the network in {requests}{saved}"
-
-
-def _notes(found: Inspection) -> Iterator[str]:
-    geometry, weights = found.geometry, found.weights
-    yield from found.files.notes
-    if geometry is not None and geometry.because:
-        yield f"{geometry.basis.name}: {geometry.because}"
-    if found.header.container is Container.CONFIG:
-        yield "no weights found: everything here comes from config.json"
-    if weights is not None and weights.basis is not Basis.EXACT:
-        yield (
-            f"{weights.basis.name}: parameter count computed from the layer sizes, not from "
-            "the tensors"
-        )
-    if not found.header.complete:
-        yield "only the architecture was read; leave out --light to list the tensors too"
-
-
-def layers_text(geometry: ModelGeometry) -> str:
-    """One row per layer."""
-    rows = []
-    for layer in geometry.layers:
-        experts, mixer = layer.experts, layer.mixer
-        halves = [f"{layer.dense.width:,}"] if layer.dense is not None else []
-        halves += [f"{experts.used}/{experts.count} x {experts.width:,}"] if experts else []
-        cached = [f"{one.name} {one.elements:,}" for one in mixer.streams]
-        cached += [f"{one.name} {one.elements:,}" for one in mixer.states]
-        kind = kind_name(mixer.label, window_of(mixer))
-        rows.append((str(layer.index), kind, _heads(mixer), " + ".join(halves), ", ".join(cached)))
-    return _left_table(("layer", "kind", "heads", "feed-forward", "cache"), rows)
-
-
-def tensors_text(found: Inspection) -> str:
-    """One row per tensor."""
-    rows = [
-        (t.name, t.type.name, " x ".join(map(str, t.shape)), f"{t.size_bytes:,}")
-        for t in found.header.tensors or ()
-    ]
-    return _left_table(("tensor", "type", "shape", "bytes"), rows)
-
-
-def keys_text(found: Inspection) -> str:
-    """One row per key of the header, or of config.json."""
-    header, rows = found.header, []
-    for key, value in (*header.keys.items(), *header.config.items()):
-        text = " ".join(str(value).split())
-        rows.append((key, text if len(text) <= 100 else text[:97] + "..."))
-    rows += [(key, f"{fact.count:,} x {fact.element}") for key, fact in header.arrays.items()]
-    rows += [(key, f"a string of {size:,} bytes") for key, size in header.long_strings.items()]
-    return _left_table(("key", "value"), rows)
-
-
-def _left_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    return "\n".join(table(head, rows, left=range(len(head)))) + "\n"
+def _layer_cells(layer: Layer) -> tuple[str, ...]:
+    experts, mixer = layer.experts, layer.mixer
+    halves = [f"{layer.dense.width:,}"] if layer.dense is not None else []
+    halves += [f"{experts.used}/{experts.count} x {experts.width:,}"] if experts else []
+    cached = [f"{one.name} {one.elements:,}" for one in mixer.streams]
+    cached += [f"{one.name} {one.elements:,}" for one in mixer.states]
+    kind = kind_name(mixer.label, window_of(mixer))
+    return str(layer.index), kind, _heads(mixer), " + ".join(halves), ", ".join(cached)
 
 
 def inspection_json(
@@ -308,7 +284,14 @@ def inspection_json(
         **(dict.fromkeys(GEOMETRY_KEYS) if geometry is None else _geometry_json(geometry)),
         "towers": [fields(tower, "kind layers hidden") for tower in found.towers],
         "not_a_language_model": found.not_a_model,
-        "cache": None if geometry is None else _cache_json(found),
+        "cache": None
+        if geometry is None
+        else {
+            "parts": [fields(part, _CACHE_FIELDS) for part in found.cache],
+            "state_elements_per_sequence": found.state_elements,
+            "state_bytes_per_sequence": found.state_bytes,
+            "full_context_bytes": found.full_context_bytes,
+        },
         "bytes_by_role": {share.name: share.size_bytes for share in found.by_role},
         "bytes_by_type": {share.name: share.size_bytes for share in found.by_type},
         "projectors": [file.name for file in files.projectors],
@@ -329,7 +312,10 @@ def inspection_json(
             for tensor in header.tensors or ()
         ]
     if keys:
-        answer["keys"] = _keys_json(header)
+        stored = {k: list(v) if isinstance(v, tuple) else v for k, v in header.keys.items()}
+        arrays = {k: {"array_of": v.element, "count": v.count} for k, v in header.arrays.items()}
+        long_strings = {k: {"string_bytes": size} for k, size in header.long_strings.items()}
+        answer["keys"] = stored | arrays | long_strings | dict(header.config)
     return answer
 
 
@@ -371,54 +357,33 @@ def _geometry_json(geometry: ModelGeometry) -> Json:
     }
 
 
-def _cache_json(found: Inspection) -> Json:
-    names = "span span_tokens? elements_per_row tokens_per_row layers"
-    return {
-        "parts": [fields(part, names) for part in found.cache],
-        "state_elements_per_sequence": found.state_elements,
-        "state_bytes_per_sequence": found.state_bytes,
-        "full_context_bytes": found.full_context_bytes,
-    }
-
-
 def _layer_json(layer: Layer) -> Json:
-    experts, dense = layer.experts, layer.dense
-    return {
-        "index": layer.index,
-        "kind": layer.mixer.label,
-        **_mixer_json(layer.mixer),
-        "feed_forward": dense.width if dense is not None else None,
-        "experts": experts.count if experts is not None else None,
-        "experts_used": experts.used if experts is not None else None,
-        "expert_width": experts.width if experts is not None else None,
-        "streams": {s.name: s.elements for s in layer.mixer.streams},
-        "states": {s.name: s.elements for s in layer.mixer.states},
-    }
-
-
-def _mixer_json(kind: LayerKind) -> Json:
-    """The dimensions of a layer kind; null for those that it does not have."""
-    found: Json = dict.fromkeys(("heads", "kv_heads", "key_dim", "value_dim", "window"))
+    """A layer, with null for the dimensions that its kind does not have."""
+    kind, experts, dense = layer.mixer, layer.experts, layer.dense
+    sizes: Json = dict.fromkeys(("heads", "kv_heads", "key_dim", "value_dim", "window"))
     match kind:
         case Attention() | SharedCache() | HybridLayer() | NoCache():
             attention = kind if isinstance(kind, Attention) else kind.attention
             if attention is not None:
-                found |= fields(attention, "heads kv_heads key_dim value_dim")
-                found["window"] = attention.span_tokens or None
+                sizes |= fields(attention, "heads kv_heads key_dim value_dim")
+                sizes["window"] = attention.span_tokens or None
             if isinstance(kind, SharedCache):
-                found["reads_layer"] = kind.source_layer
+                sizes["reads_layer"] = kind.source_layer
         case LatentAttention():
-            found |= fields(kind, "heads key_dim value_dim latent_dim rope_dim absorbed")
+            sizes |= fields(kind, "heads key_dim value_dim latent_dim rope_dim absorbed")
         case CompressedAttention():
-            found |= {"kv_heads": 1, "window": kind.window_tokens}
-            found |= fields(kind, "heads key_dim ratio")
+            sizes |= {"kv_heads": 1, "window": kind.window_tokens}
+            sizes |= fields(kind, "heads key_dim ratio")
         case Recurrent():
-            found |= fields(kind, "inner state_size")
-    return found
-
-
-def _keys_json(header: ModelHeader) -> Json:
-    stored = {k: list(v) if isinstance(v, tuple) else v for k, v in header.keys.items()}
-    arrays = {k: {"array_of": v.element, "count": v.count} for k, v in header.arrays.items()}
-    long_strings = {k: {"string_bytes": size} for k, size in header.long_strings.items()}
-    return stored | arrays | long_strings | dict(header.config)
+            sizes |= fields(kind, "inner state_size")
+    return {
+        "index": layer.index,
+        "kind": kind.label,
+        **sizes,
+        "feed_forward": dense.width if dense is not None else None,
+        "experts": experts.count if experts is not None else None,
+        "experts_used": experts.used if experts is not None else None,
+        "expert_width": experts.width if experts is not None else None,
+        "streams": {s.name: s.elements for s in kind.streams},
+        "states": {s.name: s.elements for s in kind.states},
+    }

@@ -195,7 +195,16 @@ def plan_json(plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str]
 def plan_fields(plan: Plan) -> Json:
     """The fields that a plan and a suggestion share; only the sums of the estimate."""
     result, task, load = plan.result, plan.task, plan.load
-    tightest = use_json(result.tightest)
+    tightest, drafter = use_json(result.tightest), None
+    if plan.drafter is not None:  # it would also fit; it is not in the estimate
+        words = engine_named(task.engine).draft_words(result, plan.drafter)
+        drafter = {
+            "name": plan.drafter.name,
+            "reference": None,
+            "own_blocks": plan.drafter.model is None,
+            "because": plan.drafter.because,
+            "flags": shlex.join(words),
+        }
     return {
         "model": task.label,
         "headline": headline(result),
@@ -224,7 +233,7 @@ def plan_fields(plan: Plan) -> Json:
         "basis": result.estimate.basis.value,
         "budgets": [use_json(use) for use in result.uses],
         "decisions": [decision_json(one) for one in plan.decisions],
-        "drafter": _drafter_json(plan),
+        "drafter": drafter,
         "speed": plan_speed(plan),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
@@ -236,20 +245,6 @@ def plan_fields(plan: Plan) -> Json:
 def decision_json(decision: Decision) -> Json:
     tried = [fields(one, "value told taken") for one in decision.tried]
     return {**fields(decision, "lever value because"), "tried": tried}
-
-
-def _drafter_json(plan: Plan) -> Json | None:
-    """A draft model that would also fit; it is not in the estimate."""
-    drafter = plan.drafter
-    if drafter is None:
-        return None
-    return {
-        "name": drafter.name,
-        "reference": None,
-        "own_blocks": drafter.model is None,
-        "because": drafter.because,
-        "flags": shlex.join(engine_named(plan.task.engine).draft_words(plan.result, drafter)),
-    }
 
 
 def plan_speed(plan: Plan) -> Json | None:

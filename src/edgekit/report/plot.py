@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,37 +55,24 @@ def write_plot(curves: Sequence[Curve], path: str | Path, *, model: str, machine
         )
     if not any(curve.points for curve in curves):
         raise UsageError("nothing to draw: the engine takes none of its cache types for this model")
-    with _settings():
-        figure = draw(curves, model=model, machine=machine)
-        _save(figure, target)
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
     try:
         import matplotlib as mpl
     except ImportError as error:
         raise EdgekitError(f"a plot needs matplotlib: {INSTALL}") from error
+    kind = target.suffix.lower().removeprefix(".")
+    metadata = dict.fromkeys(("Date", "Creator") if kind == "svg" else ("Software",))
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that the font lacks are drawn as boxes
-        yield
-
-
-def _save(figure: Figure, target: Path) -> None:
-    """Write a temporary file, then rename it: readers see the old picture or the new one."""
-    kind = target.suffix.lower().removeprefix(".")
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    metadata: dict[str, str | None] = (
-        {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    )
-    try:
-        figure.savefig(part, format=kind, dpi=PIXELS_PER_INCH, metadata=metadata)
-        part.replace(target)
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+        figure = draw(curves, model=model, machine=machine)
+        try:
+            figure.savefig(part, format=kind, dpi=PIXELS_PER_INCH, metadata=metadata)
+            part.replace(target)
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
 
 
 def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
@@ -96,27 +83,23 @@ def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
     figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    top = _top_gib(curves)
+    most = max(point.required_bytes for curve in curves for point in curve.points) / GIB
+    budget = curves[0].budget_bytes / GIB
+    least = max(min(curve.points[0].required_bytes for curve in curves) / GIB, 0.001)
+    top = max(min(most * 1.06, max(budget, least) * HEAD_ROOM), budget * 1.12, least * 1.12)
     _frame(axes, curves, top)
-    _floor(axes, curves)
-    _budget(axes, curves[0], top)
+    _areas(axes, curves, top)
     for curve, style in zip(curves, _styles(len(curves)), strict=True):
         _line(axes, curve, style)
     _names(axes, curves, top)
     _legend(axes, curves)
-    _title(axes, model, machine)
+    title = _plain(" on ".join(filter(None, (model, machine))))
+    figure.suptitle(title, fontsize=12.5, fontweight="bold", color=INK)
     return figure
 
 
 def _styles(count: int) -> list[tuple[str, Dashes]]:
     return [STYLES[i % len(STYLES)] for i in range(count)]
-
-
-def _top_gib(curves: Sequence[Curve]) -> float:
-    most = max(point.required_bytes for curve in curves for point in curve.points) / GIB
-    budget = curves[0].budget_bytes / GIB
-    least = max(min(curve.points[0].required_bytes for curve in curves) / GIB, 0.001)
-    return max(min(most * 1.06, max(budget, least) * HEAD_ROOM), budget * 1.12, least * 1.12)
 
 
 def _frame(axes: Axes, curves: Sequence[Curve], top: float) -> None:
@@ -140,8 +123,8 @@ def _frame(axes: Axes, curves: Sequence[Curve], top: float) -> None:
         axes.spines[side].set_color(PALE)
 
 
-def _floor(axes: Axes, curves: Sequence[Curve]) -> None:
-    """The memory of the smallest context: model and buffers."""
+def _areas(axes: Axes, curves: Sequence[Curve], top: float) -> None:
+    """The memory of the smallest context (model and buffers), and what does not fit above the usable memory."""
     floor = min(curve.points[0].required_bytes for curve in curves)
     axes.axhspan(0, floor / GIB, color=HELD, zorder=0, linewidth=0)
     axes.annotate(
@@ -149,15 +132,11 @@ def _floor(axes: Axes, curves: Sequence[Curve]) -> None:
         textcoords="offset points", va="top", color=INK, fontsize=8.5,
         bbox={"facecolor": HELD, "edgecolor": "none", "pad": 1.5},
     )  # fmt: skip
-
-
-def _budget(axes: Axes, curve: Curve, top: float) -> None:
-    """The usable memory; the area above it does not fit."""
-    whole = curve.budget_bytes / GIB
-    axes.axhspan(whole, top, color=BEYOND, zorder=0, linewidth=0)
-    axes.axhline(whole, color=INK, linewidth=1.1, zorder=2)
+    usable = curves[0].budget_bytes
+    axes.axhspan(usable / GIB, top, color=BEYOND, zorder=0, linewidth=0)
+    axes.axhline(usable / GIB, color=INK, linewidth=1.1, zorder=2)
     axes.annotate(
-        f"{format_bytes(curve.budget_bytes)} usable", (0, whole), xytext=(6, 3),
+        f"{format_bytes(usable)} usable", (0, usable / GIB), xytext=(6, 3),
         textcoords="offset points", color=INK, fontsize=8.5,
     )  # fmt: skip
 
@@ -222,13 +201,6 @@ def _legend(axes: Axes, curves: Sequence[Curve]) -> None:
         bbox_to_anchor=(0.5, 1.0), ncols=len(curves), frameon=False, fontsize=9, title_fontsize=8.5,
         handlelength=3.6, columnspacing=1.6, borderaxespad=0.3,
     )  # fmt: skip
-
-
-def _title(axes: Axes, model: str, machine: str) -> None:
-    figure = axes.get_figure()
-    if figure is not None:
-        title = _plain(" on ".join(filter(None, (model, machine))))
-        figure.suptitle(title, fontsize=12.5, fontweight="bold", color=INK)
 
 
 def _plain(text: str, most: int = 84) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from edgekit.engines.chat import Written
@@ -202,28 +202,6 @@ def row_json(row: ComparedRow) -> Json:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationFile:
-    """All saved measurements, and the path of their file."""
-
-    path: str
-    stored: Stored
-
-    @property
-    def is_empty(self) -> bool:
-        return self.stored.calibration == Calibration()
-
-    def __str__(self) -> str:
-        """The path, and what the file contains."""
-        found = self.stored.calibration
-        parts = (
-            counted(len(found.hosts), "machine"),
-            counted(len(found.engines), "engine"),
-            counted(len(found.differences), "difference"),
-        )
-        return f"{', '.join(parts)} in {self.path}"
-
-
 def calibrated_text(found: Calibrated, path: str, screen: Screen = PLAIN) -> str:
     host, engine, verified = found.host, found.engine, found.verification
     results = []
@@ -297,30 +275,41 @@ def remembered_words(saved: Remembered) -> tuple[str, ...]:
     return (*words, saved.problem) if saved.problem else tuple(words)
 
 
-def list_text(saved: CalibrationFile, screen: Screen = PLAIN) -> str:
+def _contents(stored: Stored, path: str) -> str:
+    """What the file of measurements contains, and its path; '' if it is empty."""
+    found = stored.calibration
+    parts = (
+        counted(len(found.hosts), "machine"),
+        counted(len(found.engines), "engine"),
+        counted(len(found.differences), "difference"),
+    )
+    return "" if found == Calibration() else f"{', '.join(parts)} in {path}"
+
+
+def list_text(stored: Stored, path: str, screen: Screen = PLAIN) -> str:
     """The measurements of every machine that shares the folder."""
-    found = saved.stored.calibration
-    sections: list[Section] = []
-    sections += [
+    found = stored.calibration
+    sections: list[Section] = [
         ("Machine", (one.host, *_memory_rows(one), *disk_rows(one.disk))) for one in found.hosts
     ]
     sections += [("Engine", (*engine_rows(one), f"on {one.host}")) for one in found.engines]
     sections.append(("Differs", map(difference_row, reversed(found.differences))))
-    sections.append(("Note", filter(None, (saved.stored.problem,))))
+    sections.append(("Note", filter(None, (stored.problem,))))
     empty = "Nothing measured yet: run `edgekit calibrate`"
-    return render(empty if saved.is_empty else str(saved), sections, screen)
+    return render(_contents(stored, path) or empty, sections, screen)
 
 
-def removed_text(saved: CalibrationFile) -> str:
-    lines = ["Nothing to remove" if saved.is_empty else f"Removed: {saved}"]
-    return "\n".join([*lines, *filter(None, (saved.stored.problem,))]) + "\n"
+def removed_text(stored: Stored, path: str) -> str:
+    contents = _contents(stored, path)
+    lines = [f"Removed: {contents}" if contents else "Nothing to remove"]
+    return "\n".join([*lines, *filter(None, (stored.problem,))]) + "\n"
 
 
-def list_json(saved: CalibrationFile, *, removed: bool = False) -> Json:
+def list_json(stored: Stored, path: str, *, removed: bool = False) -> Json:
     return {
         "schema": SCHEMA,
-        "path": saved.path,
-        "removed": removed and not saved.is_empty,
-        **asdict(saved.stored.calibration),
-        "problem": saved.stored.problem or None,
+        "path": path,
+        "removed": removed and bool(_contents(stored, path)),
+        **asdict(stored.calibration),
+        "problem": stored.problem or None,
     }

@@ -77,15 +77,27 @@ def table_pieces(
     width = max(screen.width, MIN_WIDTH)
     coming = iter(rows)
     answers = list(islice(coming, FIRST_ROWS))
-    found = _rows_of(answers, sizes=sizes)
+    labels = {row.bill.reference: row.bill.label for row in answers if isinstance(row, Check)}
+    found = [_row(row, labels, sizes=sizes) for row in answers]
+    names = {row.bill.reference if isinstance(row, Check) else row.reference for row in answers}
+    one_model = len(answers) > 1 and len(names) == 1
+    one_engine, first = _one_engine(answers), tuple(answers)
+    for row in found:
+        row.cells.update(dict.fromkeys((_NAME,) * one_model + (_ENGINE,) * one_engine, ""))
     columns = _columns(found, width)
-    lines = joined(_shared(answers), width, f"  {screen.glyphs.between}  ")
+    shared: list[str] = []
+    for answer in answers:
+        if isinstance(answer, Check):
+            shared += [answer.bill.label] if one_model else []
+            shared += [answer.bill.engine_title] if one_engine else []
+            shared.append(answer.result.machine.name)
+            break
+    lines = joined(shared, width, f"  {screen.glyphs.between}  ")
     lines += [""] if lines and found else []
     lines += [_line({name: name for name in columns}, columns)] if columns else []
     lines += [line for row in found for line in _row_lines(row.cells, columns, width)]
     if lines:
         yield "\n".join(lines) + "\n"
-    one_engine, first = _one_engine(answers), tuple(answers)
     for answer in coming:
         row = _row(answer, {}, sizes=sizes)
         if one_engine:  # no engine column: a different engine is named next to the model
@@ -121,36 +133,10 @@ def outcome_of(found: Answer) -> str:
     return "cannot run" if isinstance(found.error, HardwareError | RefusedError) else "not read"
 
 
-def _one_model(rows: Sequence[Answer]) -> bool:
-    names = {row.bill.reference if isinstance(row, Check) else row.reference for row in rows}
-    return len(rows) > 1 and len(names) == 1
-
-
 def _one_engine(rows: Sequence[Answer]) -> bool:
     """Whether all rows have the same engine; a file that was not read has none yet."""
     engines = {row.result.engine if isinstance(row, Check) else row.engine for row in rows}
     return len(engines - {None}) <= 1
-
-
-def _shared(rows: Sequence[Answer]) -> Iterator[str]:
-    """The machine, and the model or the engine if there is only one."""
-    checks = [row for row in rows if isinstance(row, Check)]
-    if not checks:
-        return
-    if _one_model(rows):
-        yield checks[0].bill.label
-    if _one_engine(rows):
-        yield checks[0].bill.engine_title
-    yield checks[0].result.machine.name
-
-
-def _rows_of(rows: Sequence[Answer], *, sizes: bool) -> list[_Row]:
-    labels = {row.bill.reference: row.bill.label for row in rows if isinstance(row, Check)}
-    found = [_row(row, labels, sizes=sizes) for row in rows]
-    shared = (_NAME,) * _one_model(rows) + (_ENGINE,) * _one_engine(rows)
-    for row in found:
-        row.cells.update(dict.fromkeys(shared, ""))
-    return found
 
 
 def _row(found: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
@@ -294,6 +280,28 @@ def unanswered_json(found: Unanswered) -> Json:
     return {**fields(found, "reference engine"), "error": error_json(found.error)}
 
 
+def models_json(rows: Sequence[Answer]) -> Json:
+    """The object of `check --json` for each row, with the figures of the table."""
+    models = []
+    for row in rows:
+        if isinstance(row, Unanswered):
+            models.append(unanswered_json(row))
+            continue
+        total, active = _parameters(row.bill.geometry) or (None, None)
+        estimate = row.result.estimate
+        models.append(
+            {
+                **check_json(row),
+                "parameters": total,
+                "active_parameters": active,
+                "weights_bytes": estimate.weights_bytes,
+                "cache_bytes": estimate.kv_cache_bytes,
+                "total_bytes": estimate.total_bytes,
+            }
+        )
+    return {"schema": SCHEMA, "models": models}
+
+
 def checks_json(rows: Sequence[Answer]) -> Json:
     """Many models, or all engines of one, in the order of the request."""
     return {
@@ -314,28 +322,7 @@ def answers_json(answers: Sequence[Answer]) -> Json:
     return check_json(answers[0])
 
 
-def models_json(rows: Sequence[Answer]) -> Json:
-    """The object of `check --json` for each row, with the figures of the table."""
-    return {"schema": SCHEMA, "models": [_model_json(row) for row in rows]}
-
-
 def _parameters(geometry: ModelGeometry | None) -> tuple[int, int] | None:
     from edgekit.model.inspect import count_parameters  # only `models` needs it
 
     return None if geometry is None else count_parameters(geometry)
-
-
-def _model_json(found: Answer) -> Json:
-    if isinstance(found, Unanswered):
-        return unanswered_json(found)
-    geometry, estimate = found.bill.geometry, found.result.estimate
-    counted = _parameters(geometry)
-    total, active = (None, None) if counted is None else counted
-    return {
-        **check_json(found),
-        "parameters": total,
-        "active_parameters": active,
-        "weights_bytes": estimate.weights_bytes,
-        "cache_bytes": estimate.kv_cache_bytes,
-        "total_bytes": estimate.total_bytes,
-    }

@@ -39,7 +39,7 @@ class Started(BaseModel):
 
 
 class JobTold(Started):
-    """What became of it. `progress` is the last line it said."""
+    """The state of a job. `progress` is its latest progress message."""
 
     progress: str | None
     result: Json | None

@@ -17,7 +17,7 @@ from edgekit.app.recommend import (
     MOST_FILES,
     STEP_BYTES,
     Recommendation,
-    recommended,
+    recommend,
     with_rounded_memory,
 )
 from edgekit.catalog import read_catalog
@@ -45,7 +45,7 @@ def folder() -> Path:
 
 
 def answer(catalog: Catalog, machine: Machine, **more: Any) -> Recommendation:
-    return recommended(catalog, Request(machine=machine, **more))
+    return recommend(Request(machine=machine, **more), catalog=catalog)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")

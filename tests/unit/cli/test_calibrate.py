@@ -158,7 +158,7 @@ def test_nothing_measured_is_not_reported_as_saved(
 
 def test_disk_speed_alone_is_a_result(data: Path) -> None:
     """And what llama.cpp did is told in whole words, where what it holds besides is not kept."""
-    found = Calibrated(machine=detect(), host=replace(HOST, bandwidth_bytes_per_s=None))
+    found = Calibrated(host=replace(HOST, bandwidth_bytes_per_s=None))
     assert calibrated_text(found, "there").startswith("Measured: disk 2 GB/s\n")
     assert "\nSaved    there\n" in calibrated_text(found, "there")
     paced = replace(found, engine=replace(ENGINE, overhead_bytes=None))

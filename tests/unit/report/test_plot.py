@@ -37,7 +37,9 @@ CURVES = (curve("f16", 128 * 1024, 57_344), curve("q8_0", 64 * 1024, 114_688), c
 
 def drawn(curves: tuple[Curve, ...] = CURVES, **more: str) -> Any:
     names = {"model": "gemma-3-27b", "machine": "RTX 4090", **more}
-    with plot._settings():
+    import matplotlib as mpl
+
+    with mpl.rc_context(plot._SETTINGS):
         return plot.draw(curves, **names)
 
 
