@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from edgekit.errors import ContextTooLargeError, UsageError, quoted
-
-
-def _number(low: float, high: float) -> Callable[[Any], bool]:
-    def holds(value: Any) -> bool:
-        return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
-
-    return holds
-
-
-def _whole(high: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and 0 <= value <= high
-
-
-def _seed(value: Any) -> bool:
-    return value is None or _whole(RANDOM_SEED - 1)(value)
-
 
 ROLES = ("system", "user", "assistant")
 RECENT_TOKENS = 4_096  # maximum look-back of the repetition penalty
 RANDOM_SEED = 2**32 - 1  # llama.cpp's "random": LLAMA_DEFAULT_SEED in llama.h
-_PENALTY = 1e-6, 1e6  # 1.0 to 1.5 in use; logits stay finite
-_RULES: dict[str, tuple[str, Callable[[Any], bool], str]] = {
-    "temperature": ("temp", _number(0, math.inf), "a number of at least 0"),
-    "top_k": ("top-k", _whole(2**31 - 1), "a whole number of tokens, 0 for all"),
-    "top_p": ("top-p", _number(0, 1), "a number from 0 to 1, 1 for all tokens"),
-    "min_p": ("min-p", _number(0, 1), "a number from 0 to 1, 0 for all tokens"),
-    "repeat_penalty": ("repeat-penalty", _number(*_PENALTY), "a number above 0, 1 for no penalty"),
+_NUMBER, _WHOLE = (int, float), (int,)
+# Field -> flag, types, least, most, and the rule in words.
+_RULES: dict[str, tuple[str, tuple[type, ...], float, float, str]] = {
+    "temperature": ("temp", _NUMBER, 0, sys.float_info.max, "a number of at least 0"),
+    "top_k": ("top-k", _WHOLE, 0, 2**31 - 1, "a whole number of tokens, 0 for all"),
+    "top_p": ("top-p", _NUMBER, 0, 1, "a number from 0 to 1, 1 for all tokens"),
+    "min_p": ("min-p", _NUMBER, 0, 1, "a number from 0 to 1, 0 for all tokens"),
+    # 1.0 to 1.5 in use; within these limits logits stay finite
+    "repeat_penalty": ("repeat-penalty", _NUMBER, 1e-6, 1e6, "a number above 0, 1 for no penalty"),
     "repeat_last": (
         "repeat-last-n",
-        _whole(RECENT_TOKENS),
+        _WHOLE,
+        0,
+        RECENT_TOKENS,
         f"a whole number of tokens up to {RECENT_TOKENS:,}, 0 for none",
     ),
-    "seed": ("seed", _seed, f"a whole number below {RANDOM_SEED:,}"),
+    "seed": ("seed", _WHOLE, 0, RANDOM_SEED - 1, f"a whole number below {RANDOM_SEED:,}"),
 }
 
 
@@ -128,17 +116,17 @@ def fit_prompt(
     """ContextTooLargeError for a prompt that leaves no space, unless the window rolls: then the first and the last
     tokens stay, as if the middle had been read and dropped.
     """
-    room = window_tokens - len(tokens)
-    if room >= 1:
-        if rolling or (max_tokens is not None and max_tokens <= room):
+    free_tokens = window_tokens - len(tokens)
+    if free_tokens >= 1:
+        if rolling or (max_tokens is not None and max_tokens <= free_tokens):
             return Fitted(tokens=tuple(tokens), max_tokens=max_tokens)
         note = ""
         if max_tokens is not None:
             note = (
                 f"{max_tokens:,} new tokens were requested, but the context has room for only "
-                f"{room:,}"
+                f"{free_tokens:,}"
             )
-        return Fitted(tokens=tuple(tokens), max_tokens=room, note=note)
+        return Fitted(tokens=tuple(tokens), max_tokens=free_tokens, note=note)
     if not rolling:
         raise ContextTooLargeError(
             f"the prompt has {len(tokens):,} tokens, which leaves no room in a context of "
@@ -169,9 +157,11 @@ class Sampling:
     seed: int | None = None  # None: random
 
     def __post_init__(self) -> None:
-        for name, (flag, holds, rule) in _RULES.items():
+        for name, (flag, types, least, most, rule) in _RULES.items():
             value = getattr(self, name)
-            if not holds(value):
+            if name == "seed" and value is None:
+                continue
+            if type(value) not in types or not least <= value <= most:
                 raise UsageError(f"{name} (--{flag}) must be {rule} (got {quoted(value)})")
 
     @property

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from edgekit.bill.types import Component, Load, PricedLoad, Speed, Task
 from edgekit.engines import engine_named
 from edgekit.engines.token_reads import PoolReads, TokenReads
-from edgekit.formats.records import Record, damaged, load_records
+from edgekit.formats.records import Record, load_records, read_fields
 from edgekit.machine.types import Device, Machine, PoolKind, Vendor
 from edgekit.model.types import LatentAttention, Model, ModelGeometry, Span, attention_of
 from edgekit.units import Basis, format_bytes
@@ -68,27 +68,22 @@ def steady_throughput(task: Task, priced: PricedLoad) -> float | None:
 class Reading:
     """How kernels read weights for one token.
 
-    Both ends follow a bent line: up to `knee_bytes_per_s` kernels keep up with the memory, above it less and less.
+    Both ends follow a bent line: up to `knee_gb_per_s` kernels keep up with the memory, above it less and less.
     """
 
     near_share: Range
     far_share: Range  # of the bandwidth above the knee
-    knee_bytes_per_s: float
+    knee_gb_per_s: float
     cache_share: float  # of the slow rate: attention reads a cache less efficiently than weights
-    layer_s: Range  # added per layer: launches, norms, small kernels
-    token_s: Range  # added per token: sampling, the loop around it
+    layer_us: Range  # added per layer: launches, norms, small kernels
+    token_us: Range  # added per token: sampling, the loop around it
 
     def rates(self, bandwidth_bytes_per_s: float) -> Range:
         """Bytes per second. Never less from more bandwidth."""
-        near = min(bandwidth_bytes_per_s, self.knee_bytes_per_s)
+        near = min(bandwidth_bytes_per_s, self.knee_gb_per_s * GB)
         beyond = bandwidth_bytes_per_s - near
         slow, fast = (near * self.near_share[end] + beyond * self.far_share[end] for end in (0, 1))
         return slow, fast
-
-
-def _range(stated: list[float]) -> Range:
-    slow, fast = stated
-    return slow, fast
 
 
 @cache
@@ -99,18 +94,10 @@ def _throughput() -> tuple[Record, ...]:
 @cache
 def reading(name: str) -> Reading:
     """The record of that name in throughput.json."""
-    try:
-        found = next(one for one in _throughput() if one.get("reading") == name)
-        return Reading(
-            near_share=_range(found["near_share"]),
-            far_share=_range(found["far_share"]),
-            knee_bytes_per_s=found["knee_gb_per_s"] * GB,
-            cache_share=found["cache_share"],
-            layer_s=_range([one * MICRO for one in found["layer_us"]]),
-            token_s=_range([one * MICRO for one in found["token_us"]]),
-        )
-    except (StopIteration, KeyError, TypeError, ValueError) as error:
-        raise damaged(f"throughput.json, {name}: {error!r}") from error
+    records = (record for record in _throughput() if record.get("reading") == name)
+    found = {**next(records, {})}
+    facts = {key: value for key, value in found.items() if key not in {"reading", "note"}}
+    return read_fields(Reading, facts, {}, where=f"throughput.json, {name}")
 
 
 def flops_per_byte(device: Device, engine: str) -> Range | None:
@@ -130,7 +117,7 @@ def flops_per_byte(device: Device, engine: str) -> Range | None:
         and engine in record
         and tuple(record["since"]) <= generation
     ]
-    return _range(reached[-1]) if reached else None
+    return (reached[-1][0], reached[-1][1]) if reached else None
 
 
 CPU_READING = reading("cpu")
@@ -341,9 +328,9 @@ def _decode_s(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) 
     sums = 2 * len(run.reads.weights.layers) if run.tensor_ranks > 1 else 0
     ends = []
     for end in (0, 1):
-        seconds = first.token_s[end] + run.reads.crossings * CROSSING_S[end]
+        seconds = first.token_us[end] * MICRO + run.reads.crossings * CROSSING_S[end]
         for place in places:
-            seconds += place.reads.layers * place.reading.layer_s[end] * stages
+            seconds += place.reads.layers * (place.reading.layer_us[end] * MICRO) * stages
         seconds += sums * REDUCING_S[end]
         for place in places:
             seconds += place.read_s(filled_tokens)[end] * stages
@@ -366,7 +353,9 @@ def _prefill_s(run: SequenceRun, places: tuple[_Place, ...], prompt_tokens: int)
         usual = EXPERTS_SHARE[end] if weights.has_experts else 1.0
         total = 0.0
         for place in places:
-            launches = place.reads.layers * place.reading.layer_s[end] * PROMPT_KERNELS[end]
+            launches = (
+                place.reads.layers * (place.reading.layer_us[end] * MICRO) * PROMPT_KERNELS[end]
+            )
             # Weights on the host are sent to a device, which is faster with a whole micro-batch.
             is_sent = bool(devices) and place.reads.pool.kind is PoolKind.HOST
             where = devices[0] if is_sent else place

@@ -367,27 +367,13 @@ def kimi_delta(hyper: Hyper, *, width: int | None = None) -> Recurrent:
     kernel = _kernel(hyper)
     heads = hyper.number("kda_heads") or max(_heads(hyper, hyper.need("layers")))
     width = width or hyper.need("kda_head_dim")
-    return Recurrent(
-        cell=Cell.KIMI_DELTA,
-        conv_elements=3 * (kernel - 1) * heads * width,
-        state_elements=heads * width * width,
-        inner=heads * width,
-        state_size=width,
-        heads=heads,
-        conv_kernel=kernel,
-    )
+    return _linear_attention(Cell.KIMI_DELTA, heads, width, width, kernel=kernel)
 
 
 def lightning(hyper: Hyper) -> Recurrent:
     heads = hyper.need("heads")
     width = hyper.number("key_dim") or hyper.need("hidden") // max(heads, 1)
-    return Recurrent(
-        cell=Cell.LIGHTNING,
-        state_elements=heads * width * width,
-        inner=heads * width,
-        state_size=width,
-        heads=heads,
-    )
+    return _linear_attention(Cell.LIGHTNING, heads, width, width)
 
 
 def gated_linear(hyper: Hyper) -> Recurrent:
@@ -395,12 +381,19 @@ def gated_linear(hyper: Hyper) -> Recurrent:
     heads, hidden = hyper.need("heads"), hyper.need("hidden")
     key = int(hidden * (hyper.ratio("expand_k") or 0.5)) // max(heads, 1)
     value = int(hidden * (hyper.ratio("expand_v") or 1.0)) // max(heads, 1)
+    return _linear_attention(Cell.GATED_LINEAR, heads, key, value)
+
+
+def _linear_attention(cell: Cell, heads: int, key: int, value: int, kernel: int = 0) -> Recurrent:
+    """A matrix of key x value per head; with a kernel, Q, K and V of one width pass through convolutions."""
     return Recurrent(
-        cell=Cell.GATED_LINEAR,
+        cell=cell,
+        conv_elements=3 * (kernel - 1) * heads * value if kernel else 0,
         state_elements=heads * key * value,
         inner=heads * value,
         state_size=key,
         heads=heads,
+        conv_kernel=kernel,
     )
 
 

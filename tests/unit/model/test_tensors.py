@@ -191,7 +191,7 @@ def test_a_recurrence_without_a_tensor_list_is_refused() -> None:
         "rwkv6.vocab_size": 1000,
     }
     geometry = replace(read_geometry(gguf_header(keys)), tied_embeddings=False)
-    with pytest.raises(UnknownArchitectureError, match=r"rwkv .* model/recurrent_tensors.py"):
+    with pytest.raises(UnknownArchitectureError, match=r"rwkv .* model/tensors.py"):
         expected_tensors(geometry)
 
 
