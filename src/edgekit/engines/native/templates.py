@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pkgutil import get_data
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engines.chat import ROLES, Message
-from edgekit.engines.native.tokenizer.vocabulary import read_token_offsets
 from edgekit.errors import UsageError, quoted
 from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, read_keys, read_start
@@ -53,14 +52,14 @@ class MarkedTurns:
 
     def write(self, messages: Sequence[Message]) -> str:
         parts, system = [], ""
-        for one in messages:
-            content = one.content.strip() if self.strips else one.content
-            if self.system_in_user and one.role == "system":
+        for message in messages:
+            content = message.content.strip() if self.strips else message.content
+            if self.system_in_user and message.role == "system":
                 system += content
                 continue
-            if system and one.role == "user":
+            if system and message.role == "user":
                 content, system = f"{system}\n\n{content}", ""
-            before, after = getattr(self, one.role)
+            before, after = getattr(self, message.role)
             parts.append(f"{before}{content}{after}")
         return "".join(parts) + self.begin
 
@@ -80,12 +79,12 @@ class Instructions:
     def write(self, messages: Sequence[Message]) -> str:
         around = {"system": self.system, "user": ("", self.end), "assistant": self.assistant}
         parts, mark = [], self.begin
-        for one in messages:
-            strips = self.strips or (self.strips_answers and one.role == "assistant")
-            content = one.content.strip() if strips else one.content
-            before, after = around[one.role]
+        for message in messages:
+            strips = self.strips or (self.strips_answers and message.role == "assistant")
+            content = message.content.strip() if strips else message.content
+            before, after = around[message.role]
             parts.append(f"{mark}{before}{content}{after}")
-            mark = self.again if one.role == "assistant" else ""
+            mark = self.again if message.role == "assistant" else ""
         return "".join(parts)
 
 
@@ -119,14 +118,25 @@ class ChatFormat:
         """
         if not messages:
             raise UsageError("no message to answer")
-        for one in messages:
-            if one.role not in ROLES:
-                known = ", ".join(ROLES)
-                raise UsageError(f"unknown message role {quoted(one.role)}: choose one of {known}")
+        for message in messages:
+            if message.role not in ROLES:
+                raise UsageError(
+                    f"unknown message role {quoted(message.role)}: choose one of {', '.join(ROLES)}"
+                )
         row = FORMATS[self.name]
-        if self.knowledge:  # its last line end stays; messages are stripped in _completed
+        completed = [*messages]
+        if self.forgets_thoughts:
+            for place, message in enumerate(completed):
+                _, mark, rest = message.content.rpartition(_THOUGHT_END)
+                if mark and message.role == "assistant":
+                    completed[place] = replace(message, content=rest.lstrip("\n"))
+        if (self.system or self.knowledge) and completed[0].role != "system":
+            completed.insert(0, Message(role="system", content=self.system))
+        if self.knowledge:  # its last line end stays
             row = replace(row, strips=False)
-        text = row.write(self._completed(messages))
+            completed = [replace(message, content=message.content.strip()) for message in completed]
+            completed[0] = replace(completed[0], content=self.knowledge + completed[0].content)
+        text = row.write(completed)
         return f"{text}<think>\n" if self.thinks_first else text
 
     def tokens(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
@@ -136,26 +146,11 @@ class ChatFormat:
             begin = (self.bos,)
         return [*begin, *tokenizer.encode_plain(self.text(messages))]
 
-    def _completed(self, messages: Sequence[Message]) -> list[Message]:
-        found = [*messages]
-        if self.forgets_thoughts:
-            for place, one in enumerate(found):
-                _, mark, rest = one.content.rpartition(_THOUGHT_END)
-                if mark and one.role == "assistant":
-                    found[place] = replace(one, content=rest.lstrip("\n"))
-        if (self.system or self.knowledge) and found[0].role != "system":
-            found.insert(0, Message(role="system", content=self.system))
-        if self.knowledge:
-            found = [replace(one, content=one.content.strip()) for one in found]
-            found[0] = replace(found[0], content=self.knowledge + found[0].content)
-        return found
 
-
-def chat_format(file: WeightFile, header: FileHeader) -> ChatFormat | None:
-    """None if the file's format is not in the table. Without a program, the token that ends a turn decides."""
+def chat_format(file: WeightFile, header: FileHeader, named: Container[str]) -> ChatFormat | None:
+    """None if the file's format is not in the table. Without a program, the `named` token that ends a turn decides."""
     template = _read_template(file, header)
     if template is None:
-        named = read_token_offsets(file, header).named
         known = (name for token, name in _DATA["end_tokens"].items() if token in named)
         return next((ChatFormat(name=name) for name in known), None)
     bos = header.keys.get("tokenizer.ggml.bos_token_id")

@@ -21,7 +21,8 @@ from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import (
     SPACE,
     TokenKind,
-    read_token_offsets,
+    Vocabulary,
+    answer_ends,
     read_vocabulary,
 )
 from edgekit.errors import ContextTooLargeError, HeaderError, TextError, UsageError, quoted
@@ -44,11 +45,14 @@ def open_text(path: Path | str) -> Iterator[FileText]:
     """Raises UnknownTokenizerError for an unknown kind of vocabulary."""
     with WeightFile(Path(path), ANY_SIZE) as file:
         header = scan_header(file, selects=lambda _: False)
-        yield FileText(
-            tokenizer=build_tokenizer(read_vocabulary(file, header)),
-            pieces=TextPieces(file, header),
-            chat=chat_format(file, header),
+        vocabulary = read_vocabulary(file, header)
+        text = FileText(
+            tokenizer=build_tokenizer(vocabulary),
+            pieces=TextPieces(file, header, vocabulary),
+            chat=chat_format(file, header, vocabulary.named),
         )
+        del vocabulary  # a few MB that are no longer needed
+        yield text
 
 
 def generate(
@@ -105,21 +109,15 @@ _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 class TextPieces:
     """Tokens -> text. The texts of the tokens stay in the file, which must stay open. One answer at a time."""
 
-    def __init__(self, file: WeightFile, header: FileHeader) -> None:
-        """Raises UnknownTokenizerError for an unknown kind of vocabulary, HeaderError for a broken one."""
+    def __init__(self, file: WeightFile, header: FileHeader, vocabulary: Vocabulary) -> None:
         self._file = file
-        self._offsets = read_token_offsets(file, header)
-        pre = self._offsets.pre
-        spells_bytes = self._offsets.family.method is Method.BPE and not (
-            pre is not None and pre.raw
-        )
+        self._offset, self._text_ends = vocabulary.tokens.offset, vocabulary.tokens.ends
+        self._kinds = vocabulary.kinds
+        self.ends = answer_ends(file, header, vocabulary)  # tokens that end an answer
+        pre = vocabulary.pre
+        spells_bytes = vocabulary.family.method is Method.BPE and not (pre and pre.raw)
         self._letters = _byte_letters() if spells_bytes else None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return self._offsets.stops
 
     def push(self, token: int) -> str:
         """The characters that are complete now; none for a token that is not shown. Raises TextError."""
@@ -133,30 +131,29 @@ class TextPieces:
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token: empty for control tokens and unused ones."""
-        if not 0 <= token < len(self._offsets):
-            raise TextError(f"token {token:,} does not exist: there are {len(self._offsets):,}")
-        kind = self._offsets.kinds[token]
+        if not 0 <= token < len(self._kinds):
+            raise TextError(f"token {token:,} does not exist: there are {len(self._kinds):,}")
+        kind = self._kinds[token]
         if kind not in (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.BYTE):
             return b""
-        raw = self._file.read(*self._offsets.text_span(token))
+        begin = self._text_ends[token - 1] if token else 0
+        # In the file, 8 bytes with the length come before each text.
+        offset = self._offset + 8 * (token + 1) + begin
+        raw = self._file.read(offset, self._text_ends[token] - begin)
         if kind == TokenKind.USER_DEFINED:
             return raw
         if kind == TokenKind.BYTE:
             if not (byte := _BYTE.fullmatch(raw)):
-                raise self._error(token, raw, "which is not a byte like <0x0A>")
+                raise HeaderError(
+                    f"tokenizer.ggml.tokens[{token}] is {quoted(raw)}, which is not a byte like <0x0A>",
+                    file=self._file.name,
+                )
             return bytes((int(byte[1], 16),))
         if self._letters is None:
             return raw.replace(SPACE.encode(), b" ")
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            raise self._error(token, raw, "which is not valid UTF-8") from error
         # A letter that does not encode a byte is itself.
-        return b"".join(self._letters.get(letter) or letter.encode() for letter in text)
-
-    def _error(self, token: int, raw: bytes, what: str) -> HeaderError:
-        return HeaderError(
-            f"tokenizer.ggml.tokens[{token}] is {quoted(raw)}, {what}", file=self._offsets.file
+        return b"".join(
+            self._letters.get(letter) or letter.encode() for letter in raw.decode(errors="replace")
         )
 
 

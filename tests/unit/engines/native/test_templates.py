@@ -102,7 +102,7 @@ def test_a_program_is_followed_as_llama_cpp_runs_it(told: str, tmp_path: Path) -
     chats = (*CHATS[:4], (("user", "Hi"), ("assistant", "<think>\nhm\n</think>\n\nYes"), ("user", "Bye")))  # fmt: skip
     theirs = llamacpp_prompts(path, [""], asked(chats))[""]
     with WeightFile(path, Limits()) as file:
-        found = chat_format(file, scan_header(file))
+        found = chat_format(file, scan_header(file), ())
     assert found is not None
     assert [found.text(messages(chat)) for chat in chats] == theirs
 
@@ -167,7 +167,8 @@ def test_template_gets_the_date_if_it_uses_it() -> None:
 def find_format(path: Path, **keys: Any) -> ChatFormat | None:
     write_model(path, "qwen2", vocabulary=keys.pop("vocabulary", None), keys=keys, **TINY)
     with WeightFile(path, Limits()) as file:
-        return chat_format(file, scan_header(file))
+        header = scan_header(file)
+        return chat_format(file, header, read_vocabulary(file, header).named)
 
 
 def test_a_long_program_is_read_too(tmp_path: Path) -> None:
@@ -204,7 +205,8 @@ def test_tokens_are_those_that_llama_cpp_makes(adds: str, tmp_path: Path) -> Non
     )
     with WeightFile(path, Limits()) as file:
         header = scan_header(file)
-        tokenizer, found = build_tokenizer(read_vocabulary(file, header)), chat_format(file, header)
+        tokenizer = build_tokenizer(read_vocabulary(file, header))
+        found = chat_format(file, header, ())
     assert found is not None
     chats = (*CHATS[:2], CHATS[-1])
     begin = "" if tokenizer.before else "<|endoftext|>"

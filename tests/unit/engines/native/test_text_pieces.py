@@ -57,7 +57,8 @@ def write(path: Path, vocabulary: Vocabulary) -> Path:
 @contextmanager
 def pieces_of(path: Path) -> Iterator[TextPieces]:
     with WeightFile(path, Limits()) as file:
-        yield TextPieces(file, scan_header(file))
+        header = scan_header(file)
+        yield TextPieces(file, header, read_vocabulary(file, header))
 
 
 def told(pieces: TextPieces, tokens: list[int]) -> str:
@@ -72,7 +73,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         header = scan_header(file)
         vocabulary = read_vocabulary(file, header)
         prefix = " " if vocabulary.space_prefix else ""
-        yield build_tokenizer(vocabulary), TextPieces(file, header), prefix
+        yield build_tokenizer(vocabulary), TextPieces(file, header, vocabulary), prefix
 
 
 Both = tuple[TextTokenizer, TextPieces, str]
@@ -101,7 +102,7 @@ def test_any_text_comes_back(both: Both, text: str) -> None:
 def test_any_tokens_give_whole_letters_only(both: Both, data: st.DataObject) -> None:
     """What is shown early is the beginning of what all of it says."""
     _, pieces, _ = both
-    tokens = data.draw(st.lists(st.integers(0, len(pieces._offsets) - 1), max_size=20))
+    tokens = data.draw(st.lists(st.integers(0, len(pieces._kinds) - 1), max_size=20))
     raw = b"".join(pieces.piece(token) for token in tokens)
     shown = ""
     for token in tokens:
@@ -266,7 +267,7 @@ def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
     assert theirs
     with WeightFile(path, Limits()) as file:
         header = scan_header(file)
-        ours = TextPieces(file, header).ends
+        ours = TextPieces(file, header, read_vocabulary(file, header)).ends
     assert {token for token in ours if token in asked} == theirs
 
 
@@ -275,9 +276,8 @@ def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
 
 def test_memory_is_five_bytes_a_token(tmp_path: Path) -> None:
     with pieces_of(write(tmp_path / "m.gguf", sentencepiece())) as pieces:
-        offsets = pieces._offsets
-        assert offsets.ends.itemsize == 4
-        assert len(offsets.ends) == len(offsets.kinds) == len(sentencepiece().tokens)
+        assert pieces._text_ends.itemsize == 4
+        assert len(pieces._text_ends) == len(pieces._kinds) == len(sentencepiece().tokens)
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])
@@ -300,9 +300,8 @@ def test_pieces_invalid_byte_token(text: str, tmp_path: Path) -> None:
 def test_pieces_token_that_is_not_utf8(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", byte_bpe())
     path.write_bytes(path.read_bytes().replace("\u0120quick".encode(), b"\xffxquick", 1))
-    number = byte_bpe().tokens.index("\u0120quick")
-    with pieces_of(path) as pieces, pytest.raises(HeaderError, match="not valid UTF-8"):
-        pieces.push(number)
+    with pytest.raises(HeaderError, match="not valid UTF-8"), pieces_of(path):
+        pass
 
 
 def test_pieces_after_the_file_is_closed(tmp_path: Path) -> None:

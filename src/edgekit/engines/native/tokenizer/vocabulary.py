@@ -7,7 +7,7 @@ import math
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,11 +58,12 @@ class TokenKind(enum.IntEnum):
 class Strings:
     """Many short texts in one buffer: 150,000 tokens take 2 MB; as Python objects they would take 10."""
 
-    __slots__ = ("_file", "_what", "all_bytes", "ends")
+    __slots__ = ("_file", "_what", "all_bytes", "ends", "offset")
 
-    def __init__(self, what: str, *, file: str) -> None:
+    def __init__(self, what: str, *, file: str, offset: int) -> None:
         self._what = what
         self._file = file
+        self.offset = offset  # in the file, where 8 bytes with its length come before each text
         self.all_bytes = bytearray()  # all texts without separators
         self.ends = array("I")
 
@@ -104,6 +105,7 @@ class Vocabulary:
     pre: PreTokenizer | None  # of BPE only
     tokens: Strings = field(repr=False)
     kinds: bytes = field(repr=False)  # one TokenKind for each token
+    named: Mapping[str, int] = field(repr=False)  # text -> number, of tokens with a known meaning
     scores: array[float] | None = field(repr=False)  # of SPM and Unigram
     merges: Strings | None = field(repr=False)  # of BPE
     charsmap: bytes = field(repr=False)  # of Unigram: sentencepiece's normalisation
@@ -119,28 +121,6 @@ class Vocabulary:
 
     def error(self, what: str) -> HeaderError:
         return HeaderError(what, file=self.file)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOffsets:
-    """The offset of each token's text in the file, and the kind of the token: 5 bytes per token."""
-
-    file: str
-    family: TokenizerFamily
-    pre: PreTokenizer | None  # of BPE only
-    offset: int  # of the array in the file
-    ends: array[int] = field(repr=False)  # of the texts, not counting the length before each
-    kinds: bytes = field(repr=False)  # one TokenKind for each token
-    named: Mapping[str, int] = field(repr=False)  # text -> number, of tokens with a known meaning
-    stops: frozenset[int]  # tokens that end an answer
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def text_span(self, number: int) -> tuple[int, int]:
-        """Offset and length of a token's text. In the file, 8 bytes with the length come before each text."""
-        begin = self.ends[number - 1] if number else 0
-        return self.offset + 8 * (number + 1) + begin, self.ends[number] - begin
 
 
 # --- the keys and arrays of a file
@@ -202,17 +182,16 @@ class _TokenizerKeys(GgufKeys):
         if value > limit:
             raise HeaderLimitError(what, value=value, limit=limit, file=self.file)
 
-    def read_strings(
-        self, key: str, append: Callable[[memoryview], None], *, most: int, entry_bytes: int
-    ) -> ArrayFact:
-        """Calls `append` with every string of an array that has at most `most`, each of at most `entry_bytes`."""
+    def read_strings(self, key: str, *, most: int, entry_bytes: int) -> Strings:
+        """An array of at most `most` strings, each of at most `entry_bytes`."""
         fact, what = self.find_array(key, most=most), _KEY + key
         if key == "tokens" and not fact.count:
             raise self.error(f"has no vocabulary: {what} is empty")
         if fact.element != "string":
             raise self.error(f"{what} holds {fact.element}, not strings")
         self.check_limit(f"{what}: length in bytes", fact.end - fact.offset, MOST_STRINGS_BYTES)
-        buffer, unpack = bytearray(WINDOW_BYTES), _LENGTH.unpack_from
+        strings = Strings(what, file=self.file, offset=fact.offset)
+        buffer, unpack, append = bytearray(WINDOW_BYTES), _LENGTH.unpack_from, strings.append
         start, count = fact.offset, 0
         while count < fact.count:
             window = memoryview(buffer)[: min(WINDOW_BYTES, fact.end - start)]
@@ -230,7 +209,7 @@ class _TokenizerKeys(GgufKeys):
             if not at:
                 raise HeaderError(f"{what} continues beyond its end", file=self.file, offset=start)
             start += at
-        return fact
+        return strings
 
     def read_numbers(
         self, key: str, *, elements: tuple[str, ...], count: int
@@ -273,10 +252,8 @@ _CONTROL = ANSWER_ENDS.union(*FILL_ENDS.values()) | {
     "<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>",
 }  # fmt: skip
 _USER_DEFINED = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
-_NAMED = frozenset({"<mask>", "[MASK]", "<unk>", "<s>"})
-# Texts with a meaning, as bytes of a file.
-_MEANINGS = {text.encode(): text for text in _CONTROL | _USER_DEFINED | _NAMED}
-_MEANING_BYTES = max(map(len, _MEANINGS))
+# Texts with a meaning.
+_MEANINGS = _CONTROL | _USER_DEFINED | {"<mask>", "[MASK]", "<unk>", "<s>"}
 _MASK_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
@@ -287,10 +264,8 @@ def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
     family = family_of(keys.text("model"), header.name)
     method = family.method
     pre = _pre_tokenizer(family, keys)
-    tokens = Strings(_KEY + "tokens", file=file.name)
-    keys.read_strings("tokens", tokens.append, most=MOST_TOKENS, entry_bytes=MOST_TOKEN_BYTES)
-    meanings = frozenset(_MEANINGS.values())
-    named = {text: number for number, text in enumerate(tokens) if text in meanings}
+    tokens = keys.read_strings("tokens", most=MOST_TOKENS, entry_bytes=MOST_TOKEN_BYTES)
+    named = {text: number for number, text in enumerate(tokens) if text in _MEANINGS}
     kinds = _read_kinds(keys, len(tokens), named)
     before, after = _frame(family, pre, keys, len(tokens))
     unknown = keys.token("unknown_token_id", family.unknown, len(tokens))
@@ -312,9 +287,8 @@ def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
             if not math.isfinite(score):
                 raise keys.error(f"{_KEY}scores[{number}] is {score}")
     if method is Method.BPE:
-        merges = Strings(_KEY + "merges", file=file.name)
         longest = 2 * MOST_TOKEN_BYTES + 1
-        keys.read_strings("merges", merges.append, most=MOST_MERGES, entry_bytes=longest)
+        merges = keys.read_strings("merges", most=MOST_MERGES, entry_bytes=longest)
     if _KEY + "precompiled_charsmap" in keys.arrays:
         count = keys.find_array("precompiled_charsmap", most=MOST_CHARSMAP_BYTES).count
         charsmap = keys.read_numbers(
@@ -326,6 +300,7 @@ def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
         pre=pre,
         tokens=tokens,
         kinds=bytes(kinds),
+        named=named,
         scores=scores,
         merges=merges,
         charsmap=charsmap,
@@ -341,38 +316,12 @@ def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
     )
 
 
-def read_token_offsets(file: WeightFile, header: FileHeader) -> TokenOffsets:
-    """For decoding: the texts stay in the file and are read one token at a time."""
-    keys = _TokenizerKeys.of(file, header)
-    family = family_of(keys.text("model"), header.name)
-    ends = array("I")
-    named: dict[str, int] = {}
-
-    def append(text: memoryview) -> None:
-        if len(text) <= _MEANING_BYTES and (name := _MEANINGS.get(bytes(text))):
-            named[name] = len(ends)
-        ends.append((ends[-1] if ends else 0) + len(text))
-
-    fact = keys.read_strings("tokens", append, most=MOST_TOKENS, entry_bytes=MOST_TOKEN_BYTES)
-    kinds = _read_kinds(keys, len(ends), named)
-    return TokenOffsets(
-        file=header.name,
-        family=family,
-        pre=_pre_tokenizer(family, keys),
-        offset=fact.offset,
-        ends=ends,
-        kinds=bytes(kinds),
-        named=named,
-        stops=_stops(keys, family, kinds, named),
-    )
-
-
-def _stops(
-    keys: _TokenizerKeys, family: TokenizerFamily, kinds: bytearray, named: dict[str, int]
-) -> frozenset[int]:
+def answer_ends(file: WeightFile, header: FileHeader, vocabulary: Vocabulary) -> frozenset[int]:
     """Tokens that end an answer, by their keys and by their texts: llama.cpp's special_eog_ids."""
+    keys = _TokenizerKeys.of(file, header)
+    kinds, named = vocabulary.kinds, vocabulary.named
     stops = {keys.token_or_default(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
-    stops.add(keys.token_or_default("eos_token_id", family.eos, len(kinds)))
+    stops.add(keys.token_or_default("eos_token_id", vocabulary.family.eos, len(kinds)))
     for key, texts in FILL_ENDS.items():
         token = keys.token_or_default(key, None, len(kinds))
         stops |= _numbers(named, *texts) if token is None else {token}
@@ -477,5 +426,5 @@ def _space_strippers(
     return nothing, nothing
 
 
-def _numbers(named: dict[str, int], *texts: str) -> frozenset[int]:
+def _numbers(named: Mapping[str, int], *texts: str) -> frozenset[int]:
     return frozenset(named[text] for text in texts if text in named)
