@@ -176,10 +176,10 @@ def change_calibration(change: Callable[[Calibration], Calibration]) -> Stored:
     """
     path = made_data_folder("what was measured") / NAME
     with _locked(path.parent / LOCK):
-        before, problem = _read_or_move_aside(path)
-        after = change(before)
-        _write(path, after)
-    return Stored(calibration=after, problem=problem)
+        before = _read_or_move_aside(path)
+        after = replace(before, calibration=change(before.calibration))
+        _write(path, after.calibration)
+    return after
 
 
 def forget_calibration() -> Stored:
@@ -188,19 +188,19 @@ def forget_calibration() -> Stored:
     if folder is None or not os.path.lexists(folder / NAME):
         return Stored()
     with _locked(folder / LOCK):
-        before, problem = _read_or_move_aside(folder / NAME)
+        before = _read_or_move_aside(folder / NAME)
         try:
             (folder / NAME).unlink(missing_ok=True)
         except OSError as error:
             raise SourceError(f"{folder / NAME} cannot be removed: {error.strerror}") from error
-    return Stored(calibration=before, problem=problem)
+    return before
 
 
-def _read_or_move_aside(path: Path) -> tuple[Calibration, str]:
+def _read_or_move_aside(path: Path) -> Stored:
     if not os.path.lexists(path):
-        return Calibration(), ""
+        return Stored()
     try:
-        return _read(path), ""
+        return Stored(calibration=_read(path))
     except HeaderError as error:
         number = 1
         while os.path.lexists(
@@ -211,7 +211,7 @@ def _read_or_move_aside(path: Path) -> tuple[Calibration, str]:
             path.rename(aside)
         except OSError as why:
             raise SourceError(f"{path} cannot be moved aside: {why.strerror}") from why
-        return Calibration(), f"{error}: moved to {aside}"
+        return Stored(problem=f"{error}: moved to {aside}")
 
 
 @contextmanager

@@ -45,9 +45,8 @@ def find_nvidia(here: Surroundings) -> Findings:
         board = find_jetson(here)
         found = board if board.devices or board.notes else found
     devices, notes = found.devices, list(found.notes)
-    value = here.environment.get(_VARIABLE)
-    shown = visible(value, devices)
-    notes += hidden_note(_VARIABLE, value, devices, shown)
+    shown, hidden = visible(_VARIABLE, here.environment.get(_VARIABLE), devices)
+    notes += hidden
     is_mixed = len({device.name for device in devices}) > 1
     if is_mixed and here.environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         notes.append(
@@ -419,20 +418,24 @@ def _tegra_chip(here: Surroundings) -> str | None:
 # -- visibility and limits -----------------------------------------------------------------------
 
 
-def visible(value: str | None, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """The devices that a variable such as CUDA_VISIBLE_DEVICES shows, in its order; all if it is not set.
+def visible(variable: str, value: str | None, devices: tuple[Device, ...]) -> Findings:
+    """The devices that a variable such as CUDA_VISIBLE_DEVICES shows, in its order, with a note if it hides one.
 
     As in CUDA, the first entry that does not match a device ends the list, so '', '-1' and 'NoDevFiles' show none.
     """
     if value is None:
-        return devices
-    chosen: list[Device] = []
+        return Findings(devices=devices)
+    shown: list[Device] = []
     for entry in value.split(","):
         named = _named(entry.strip(), devices)
-        if not named or any(device is other for device in named for other in chosen):
+        if not named or any(device is other for device in named for other in shown):
             break
-        chosen.extend(named)
-    return tuple(chosen)
+        shown.extend(named)
+    if len(shown) == len(devices):
+        return Findings(devices=tuple(shown))
+    setting = f"{variable}={one_line(value, 80)}" if value else f"{variable} is set but empty"
+    note = f"{setting}: only {len(shown)} of {len(devices)} GPUs are counted. Unset it to use all."
+    return Findings(devices=tuple(shown), notes=(note,))
 
 
 def _named(entry: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -447,18 +450,6 @@ def _named(entry: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
         if any(uuid.lower().startswith(entry.lower()) for uuid in device.uuids)
     )
     return fits if len({device.index for device in fits}) == 1 else ()
-
-
-def hidden_note(
-    variable: str, value: str | None, devices: tuple[Device, ...], shown: tuple[Device, ...]
-) -> tuple[str, ...]:
-    """A note if the variable hides a GPU."""
-    if value is None or len(shown) == len(devices):
-        return ()
-    setting = f"{variable}={one_line(value, 80)}" if value else f"{variable} is set but empty"
-    return (
-        f"{setting}: only {len(shown)} of {len(devices)} GPUs are counted. Unset it to use all.",
-    )
 
 
 # Measured on an H200: a CUDA context maps 13 GiB of addresses, and every allocation adds its size, 1:1. With less,

@@ -19,7 +19,7 @@ from edgekit.machine.host import (
     shared_memory_notes,
     without_gpu_memory,
 )
-from edgekit.machine.nvidia import find_nvidia, hidden_note, visible
+from edgekit.machine.nvidia import find_nvidia, visible
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
 from edgekit.machine.types import Device, Machine, System, Vendor, is_arm
 
@@ -125,9 +125,9 @@ def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findi
     chosen = devices
     if value is not None and by_vulkan:
         numbered = tuple(replace(device, index=place) for place, device in enumerate(by_vulkan))
-        shown = visible(value, numbered)
-        notes += hidden_note(_VULKAN, value, numbered, shown)
-        if notes and shown:
+        shown, hidden = visible(_VULKAN, value, numbered)
+        notes += hidden
+        if hidden and shown:
             notes.append(_VULKAN_ORDER)
         others = (device for device in devices if device.vendor not in _BY_VULKAN)
         chosen = (*others, *(by_vulkan[device.index] for device in shown))

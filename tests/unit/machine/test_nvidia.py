@@ -397,19 +397,19 @@ SEEN = tuple(
 
 @given(st.text() | st.text(alphabet="0123456789,-GPU "))
 def test_visible_shows_each_existing_device_once(wanted: str) -> None:
-    shown = visible(wanted, SEEN)
+    shown = visible("IT", wanted, SEEN).devices
     assert len({device.index for device in shown}) == len(shown)
     assert all(device in SEEN for device in shown)
 
 
 @given(st.lists(st.integers(0, 11), unique=True))
 def test_visible_keeps_the_order(indices: list[int]) -> None:
-    shown = visible(",".join(map(str, indices)), SEEN)
+    shown = visible("IT", ",".join(map(str, indices)), SEEN).devices
     assert [device.index for device in shown] == indices
 
 
 def test_visible_not_set() -> None:
-    assert visible(None, SEEN) == SEEN
+    assert visible("IT", None, SEEN).devices == SEEN
 
 
 # -- address space ----------------------------------------------------------------------------------
