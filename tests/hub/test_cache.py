@@ -58,7 +58,7 @@ def kept(hub: Hub, reach: Reach) -> str:
 def test_the_second_time_costs_one_request_and_no_body(hub: Hub, kept: str, reach: Reach) -> None:
     again = fresh(reach)
     assert read_and_keep(kept, again) == HEADER[:1_000_000]
-    assert again.traffic == Traffic(requests=1, received_bytes=0, cached_bytes=1_000_000)
+    assert again.traffic == Traffic(requests=1, received_bytes=0, ranges=1, cached_bytes=1_000_000)
     assert hub.log("cdn") == ["GET /kept.gguf 304 bytes=0-524287 auth=[-]"]
 
 

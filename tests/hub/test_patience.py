@@ -296,7 +296,7 @@ def test_shards_are_read_side_by_side(raw_server: Server, reach: Reach) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(open_shard, range(16))) == [CONTENT[:10]] * 16
-    assert reach.traffic == Traffic(requests=16, received_bytes=16 * 524_288)
+    assert reach.traffic == Traffic(requests=16, received_bytes=16 * 524_288, ranges=16)
 
 
 def test_what_the_reader_does_meanwhile_is_not_counted(

@@ -38,7 +38,7 @@ def test_the_first_request_is_half_a_mebibyte_and_tells_the_size(hub: Hub, reach
     assert (file.size_bytes, file.available_bytes) == (SIZE, 512 * 1024)
     assert file.read(0, 524_288) == HEADER[:524_288]
     traffic = reach.traffic
-    assert (traffic.requests, traffic.received_bytes) == (1, 524_288)
+    assert (traffic.requests, traffic.ranges, traffic.received_bytes) == (1, 1, 524_288)
     assert hub.log("cdn") == [f"GET {LARGE} 206 bytes=0-524287 auth=[-]"]
     file.close()
 
@@ -58,7 +58,7 @@ def test_what_is_asked_ahead_comes_in_the_same_request(hub: Hub, reach: Reach) -
     file = open_file(hub.cdn + LARGE, reach)
     file.read(524_288, 8, ahead=len(HEADER) - 524_296)
     assert file.read(0, len(HEADER)) == HEADER
-    assert (reach.traffic.requests, reach.traffic.received_bytes) == (2, len(HEADER))
+    assert (reach.traffic.ranges, reach.traffic.received_bytes) == (2, len(HEADER))
     file.close()
 
 
@@ -265,7 +265,7 @@ def test_many_small_reads_cost_one_request_per_step(hub: Hub, reach: Reach) -> N
     file = open_file(hub.cdn + LARGE, reach)
     for offset in range(0, 1_000_000, 1000):
         assert file.read(offset, 8) == HEADER[offset : offset + 8]
-    assert reach.traffic.requests == 1 + 2  # 512 + 256 + 256 KiB hold the first million bytes
+    assert reach.traffic.ranges == 1 + 2  # 512 + 256 + 256 KiB hold the first million bytes
     file.close()
 
 

@@ -353,11 +353,14 @@ class Transport:
             cancelled.wait(seconds)
         check_cancelled(self.reach)
 
-    def count(self, *, requests: int = 0, received_bytes: int = 0, cached_bytes: int = 0) -> None:
+    def count(
+        self, *, requests: int = 0, received_bytes: int = 0, ranges: int = 0, cached_bytes: int = 0
+    ) -> None:
         traffic = self.reach.traffic
         with _METER:
             traffic.requests += requests
             traffic.received_bytes += received_bytes
+            traffic.ranges += ranges
             traffic.cached_bytes += cached_bytes
 
     def _exchange(self, url: str, headers: Mapping[str, str], *, name: str, want: Want) -> Reply:

@@ -222,6 +222,7 @@ class HttpFile:
 
     def _request(self, stop: int, entry: cache.CachedRange | None) -> tuple[Reply, Piece | None]:
         self._ranges += 1
+        self._transport.count(ranges=1)
         if self._ranges > MAX_RANGES:
             raise RemoteInspectError(
                 f"{self.name}: the server sends so little per request that {MAX_RANGES} "

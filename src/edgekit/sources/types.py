@@ -107,6 +107,7 @@ class Traffic:
 
     requests: int = 0
     received_bytes: int = 0
+    ranges: int = 0  # requests that asked for a range of a file
     cached_bytes: int = 0  # header bytes that the disk cache saved
 
 
