@@ -82,7 +82,7 @@ def allocated_by(engine: StreamEngine) -> dict[str, int]:
         **kept,
         **{f"cache, layer {layer}": cache.size_bytes for layer, cache in enumerate(caches)},
         "page read back": max(
-            (cache.cold_bytes for cache in caches if isinstance(cache, PagedCache)), default=0
+            (cache.page_bytes for cache in caches if isinstance(cache, PagedCache)), default=0
         ),
         "logits": buffers.logits.nbytes,
         "tokens": buffers.x.nbytes,

@@ -226,21 +226,11 @@ class PagedCache(LayerCache):
         """`pages` stay in memory; a page that is read back goes to `cold`, which all layers share."""
         super().__init__(ring, pages * PAGE_TOKENS, cold.keys.shape[1], cold.values.shape[1])
         self._file, self._offset, self._cold = file, offset, cold
-        self._page_bytes = cold.keys.nbytes + cold.values.nbytes
+        self.page_bytes = cold.keys.nbytes + cold.values.nbytes
         self._pinned = -(-ring.sinks // PAGE_TOKENS)  # pages that never leave
         self._free = list(range(pages))
         self._slots: dict[int, int] = {}  # by page, the oldest first
         self._spilled: set[int] = set()
-
-    @property
-    def cold_bytes(self) -> int:
-        """Of the page that cold pages are read into: one for all layers."""
-        return self._page_bytes
-
-    @property
-    def spilled_bytes(self) -> int:
-        """In the file: every step reads them back."""
-        return len(self._spilled) * self._page_bytes
 
     def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
         """First everything in memory, then one page at a time."""
@@ -256,7 +246,7 @@ class PagedCache(LayerCache):
                     first = slot * PAGE_TOKENS + within
                     warm.append(_cut(self._keys, self._values, first, part))
         if cold:
-            length = (max(cold) + 1 - min(cold)) * self._page_bytes
+            length = (max(cold) + 1 - min(cold)) * self.page_bytes
             self._file.read_ahead(self._place(min(cold)), length)
         yield warm
         for page, parts in cold.items():
@@ -308,7 +298,7 @@ class PagedCache(LayerCache):
         self._file.read(self._place(page) + keys.nbytes, values)
 
     def _place(self, page: int) -> int:
-        return self._offset + page * self._page_bytes
+        return self._offset + page * self.page_bytes
 
 
 def _by_page(span: CellSpan) -> Iterator[CellSpan]:

@@ -120,7 +120,7 @@ class StreamEngine(Closeable):
     @property
     def cache_bytes(self) -> int:
         """In memory, including the page that cold pages are read back into."""
-        cold = (cache.cold_bytes for cache in self._caches if isinstance(cache, PagedCache))
+        cold = (cache.page_bytes for cache in self._caches if isinstance(cache, PagedCache))
         return sum(cache.size_bytes for cache in self._caches) + max(cold, default=0)
 
     @property

@@ -155,14 +155,25 @@ def read_model(header: FileHeader, use: ModelUse = ModelUse.EMBED) -> NativeMode
     text_window = None
     if use is ModelUse.EMBED and keys.get("attention.sliding_window"):
         text_window = keys.whole("attention.sliding_window", least=1, most=MAX_TEXT_WINDOW_TOKENS)
+    epsilon = keys.number(family.norm.value)
+    causal = keys.flag("attention.causal", default=family.causal)
+    if use is ModelUse.GENERATE and not causal:
+        raise keys.error(
+            "attention.causal is false: the model reads text in both directions and "
+            "cannot generate any"
+        )
+    if causal and not family.causal:  # llama.cpp ignores the key for these families
+        raise keys.error(
+            f"attention.causal is true, but {family.architecture} reads text in both directions"
+        )
     # gemma3.cpp:33-36 @ b21e4de
     shares_scale = family.shared_scale_layers == dimensions.layers
     scaled_by = dimensions.width // dimensions.heads if shares_scale else dimensions.head_dim
     return NativeModel(
         family=family,
         dimensions=dimensions,
-        epsilon=keys.number(family.norm.value),
-        causal=_causal(keys, family),
+        epsilon=epsilon,
+        causal=causal,
         rope=read_rope(keys, rotary=dimensions.rotary, context_tokens=dimensions.context_tokens)
         if family.position.is_rotary
         else None,
@@ -203,20 +214,6 @@ def _refuse_unknown_keys(keys: _ModelKeys, *, with_windows: bool) -> None:
                 f"{keys.use.engine} does not support (engines/native/model.py); engine "
                 "llama.cpp may"
             )
-
-
-def _causal(keys: _ModelKeys, family: NativeFamily) -> bool:
-    causal = keys.flag("attention.causal", default=family.causal)
-    if keys.use is ModelUse.GENERATE and not causal:
-        raise keys.error(
-            "attention.causal is false: the model reads text in both directions and "
-            "cannot generate any"
-        )
-    if causal and not family.causal:  # llama.cpp ignores the key for these families
-        raise keys.error(
-            f"attention.causal is true, but {family.architecture} reads text in both directions"
-        )
-    return causal
 
 
 def _dimensions(keys: _ModelKeys, family: NativeFamily, embedding: Tensor | None) -> Dimensions:

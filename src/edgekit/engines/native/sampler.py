@@ -181,7 +181,12 @@ class Chooser:
 
         Their logits are in `values`. Both are overwritten by the next call.
         """
-        least, filled = self._bound(logits, count), 0
+        least, filled = _LOWEST, 0
+        if rows := len(logits) // COLUMNS:  # `count` columns have a logit that reaches this bound
+            table = logits[: rows * COLUMNS].reshape(rows, COLUMNS)
+            highest = np.maximum.reduce(table, axis=0, out=self._columns)
+            highest.partition(COLUMNS - count)
+            least = max(float(highest[COLUMNS - count]), _LOWEST)
         reaches: np.ufunc = np.greater_equal
         for begin, part in self._chunks(logits):
             flags = reaches(part, least, out=self._flags[: len(part)])
@@ -212,16 +217,6 @@ class Chooser:
         np.bitwise_and(numbers, _NUMBER_BITS, out=numbers)
         np.take(logits, numbers, out=self.values[: len(numbers)], mode="clip")
         return len(numbers)
-
-    def _bound(self, logits: Floats, count: int) -> float:
-        """A logit that at least `count` tokens reach, because that many columns have one that does."""
-        rows = len(logits) // COLUMNS
-        if not rows:
-            return _LOWEST
-        table = logits[: rows * COLUMNS].reshape(rows, COLUMNS)
-        highest = np.maximum.reduce(table, axis=0, out=self._columns)
-        highest.partition(COLUMNS - count)
-        return max(float(highest[COLUMNS - count]), _LOWEST)
 
     def _ranked(self, logits: Floats) -> Numbers:
         """A 32-bit number for each: the higher the logit, the lower the number. Both zeros are equal."""

@@ -121,9 +121,9 @@ def plan_stream(
     _check_number("the context", window)
     _check_sinks(window, setup)
     check_threads(setup.threads)
-    wanted = USUAL_CHUNK_TOKENS if load.microbatch_tokens is None else load.microbatch_tokens
-    _check_number("the chunk", wanted)
-    chunk = min(wanted, window - setup.sinks)
+    chunk = USUAL_CHUNK_TOKENS if load.microbatch_tokens is None else load.microbatch_tokens
+    _check_number("the chunk", chunk)
+    chunk = min(chunk, window - setup.sinks)
     keys, values = load.cache_k or F16, load.cache_v or F16
     for kind in (keys, values):
         _check_cache_type(kind, model.dimensions.head_dim)
@@ -273,33 +273,25 @@ def _line(
 
 
 def _bill_lines(plan: StreamPlan) -> Iterator[MemoryLine]:
-    yield from _weight_lines(plan)
-    yield from _cache_lines(plan)
-    tokens = plan.model.dimensions.vocabulary
-    yield _line(Component.OUTPUT, tokens * FLOAT_BYTES, f"logits: {tokens:,} x {FLOAT_BYTES}")
-    yield _line(
-        Component.COMPUTE, sampler_bytes(tokens), f"sampler: workspace for {tokens:,} tokens"
-    )
-    yield from _chunk_lines(plan)
-    yield _line(Component.COMPUTE, plan.tiles_bytes, f"tiles: {plan.tiles_because}")
-
-
-def _weight_lines(plan: StreamPlan) -> Iterator[MemoryLine]:
-    held = sum(tensor.shape[-1] for tensor in vectors(plan.model))
-    yield _line(
-        Component.WEIGHTS,
-        held * FLOAT_BYTES,
-        f"norms and biases: {held:,} x {FLOAT_BYTES}, held as float32",
-    )
-    inside = {tensor.name for layer in plan.model.layers for tensor in layer.values()}
-    outside = [tensor for tensor in matrices(plan.model) if tensor.name not in inside]
-    groups = [*enumerate(layer.values() for layer in plan.model.layers), (None, outside)]
+    model, tokens = plan.model, plan.model.dimensions.vocabulary
+    held = sum(tensor.shape[-1] for tensor in vectors(model))
+    because = f"norms and biases: {held:,} x {FLOAT_BYTES}, held as float32"
+    yield _line(Component.WEIGHTS, held * FLOAT_BYTES, because)
+    inside = {tensor.name for layer in model.layers for tensor in layer.values()}
+    outside = [tensor for tensor in matrices(model) if tensor.name not in inside]
+    groups = [*enumerate(layer.values() for layer in model.layers), (None, outside)]
     for layer, tensors in groups:
         sizes = [tensor.size_bytes for tensor in tensors if tensor.name in plan.kept]
         if sizes:
             count = "1 matrix" if len(sizes) == 1 else f"{len(sizes)} matrices"
             because = f"weights kept: {count} as in the file"
             yield _line(Component.WEIGHTS, sum(sizes), because, layer)
+    yield from _cache_lines(plan)
+    yield _line(Component.OUTPUT, tokens * FLOAT_BYTES, f"logits: {tokens:,} x {FLOAT_BYTES}")
+    because = f"sampler: workspace for {tokens:,} tokens"
+    yield _line(Component.COMPUTE, sampler_bytes(tokens), because)
+    yield from _chunk_lines(plan)
+    yield _line(Component.COMPUTE, plan.tiles_bytes, f"tiles: {plan.tiles_because}")
 
 
 def _cache_lines(plan: StreamPlan) -> Iterator[MemoryLine]:

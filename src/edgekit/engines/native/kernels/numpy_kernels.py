@@ -301,9 +301,8 @@ def _divide_by_one_plus_exp(x: Floats, power: Floats) -> None:
     np.divide(x, power, out=x)
 
 
-def _gelu_tanh(x: Floats, a: Floats, b: Floats, c: Floats) -> None:
+def _gelu_tanh(x: Floats, a: Floats, b: Floats, _c: Floats) -> None:
     """(1 + tanh z) / 2 is 1 / (1 + exp -2z), z = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    del c
     np.clip(x, -TANH_IS_ONE, TANH_IS_ONE, out=a)
     np.multiply(a, a, out=b)
     np.multiply(b, 0.044715, out=b)
@@ -313,8 +312,7 @@ def _gelu_tanh(x: Floats, a: Floats, b: Floats, c: Floats) -> None:
     _divide_by_one_plus_exp(x, b)
 
 
-def _silu(x: Floats, a: Floats, b: Floats, c: Floats) -> None:
-    del b, c
+def _silu(x: Floats, a: Floats, _b: Floats, _c: Floats) -> None:
     np.negative(x, out=a)
     _divide_by_one_plus_exp(x, a)
 

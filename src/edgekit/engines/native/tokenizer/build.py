@@ -94,7 +94,14 @@ def make_bpe(vocabulary: Vocabulary, cache: Path | None) -> tokenizers.Tokenizer
     pre = vocabulary.pre
     raw = pre is None or pre.raw
     if raw and vocabulary.family.model != "whitespace":
-        _check_bytes(vocabulary)
+        # Letters without a token are encoded as bytes: each byte needs a token.
+        missing = {f"<0x{byte:02X}>" for byte in range(256)}
+        missing.difference_update(vocabulary.tokens)
+        if missing:
+            raise vocabulary.error(
+                f"tokenizer.ggml.tokens is missing {len(missing)} of the 256 bytes, starting "
+                f"with {min(missing)}: characters without a token could not be encoded"
+            )
     options: dict[str, Any] = {
         "cache_capacity": CACHED_WORDS,
         "byte_fallback": raw,
@@ -226,17 +233,6 @@ def _check_names(vocabulary: Vocabulary, names: int) -> None:
             )
         seen[token] = number
     raise vocabulary.error("tokenizer.ggml.tokens has the same token twice, in two spellings")
-
-
-def _check_bytes(vocabulary: Vocabulary) -> None:
-    """Letters without a token are encoded as bytes: each byte needs a token."""
-    missing = {f"<0x{byte:02X}>" for byte in range(256)}
-    missing.difference_update(vocabulary.tokens)
-    if missing:
-        raise vocabulary.error(
-            f"tokenizer.ggml.tokens is missing {len(missing)} of the 256 bytes, starting "
-            f"with {min(missing)}: characters without a token could not be encoded"
-        )
 
 
 # --- the two files of a BPE

@@ -70,7 +70,9 @@ class TextTokenizer:
                 f"a limit of {limit_tokens} tokens is too small: every text needs "
                 f"{self.frame_tokens} special tokens"
             )
-        tokens = self._tokens(text, limit, truncate=truncate, parse_special=parse_special)
+        tokens = self.encode_plain(
+            text, limit=limit, truncate=truncate, parse_special=parse_special
+        )
         if limit is not None and len(tokens) > limit:
             if not truncate:
                 raise TextError(
@@ -81,14 +83,15 @@ class TextTokenizer:
             del tokens[limit:]
         return [*self.before, *tokens, *self._after]
 
-    def encode_plain(self, text: str, *, parse_special: bool = True) -> list[int]:
-        """The tokens of the text alone."""
-        return self._tokens(text, None, truncate=False, parse_special=parse_special)
-
-    def _tokens(
-        self, text: str, limit: int | None, *, truncate: bool, parse_special: bool
+    def encode_plain(
+        self,
+        text: str,
+        *,
+        limit: int | None = None,
+        truncate: bool = False,
+        parse_special: bool = True,
     ) -> list[int]:
-        """All tokens. Stops when there are more than `limit`."""
+        """The tokens of the text alone. Stops when there are more than `limit`."""
         if half := _SURROGATE.search(text):
             raise TextError(
                 f"character {half.start():,} is {half[0]!a}, half of a surrogate pair: "
