@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgekit.engines import engine_named, startable
 from edgekit.engines.program import (
@@ -52,12 +51,6 @@ from edgekit.model import OpenModel, open_model
 from edgekit.sources.download import find_weights
 from edgekit.sources.types import Reach
 from edgekit.units import GIB, MIB, format_bytes
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +133,7 @@ TOTAL_BYTES = GIB  # larger than the caches of most processors
 LEAST_BYTES = 64 * MIB  # anything smaller may be read from a cache
 FREE_SHARE = 8  # at most an eighth of the free memory
 SECONDS = 1.0
-LEAST_TURNS = 3
+LEAST_ROUNDS = 3
 _NUMBER_BYTES = 8
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -239,66 +232,50 @@ def memory_bandwidth(
 ) -> int:
     """The best of several rounds, because other programs can only slow it down. Raises MissingExtraError without numpy.
 
-    Each thread allocates its own part first, so that the part is close to the core that reads it.
+    Each thread allocates its own part first, so that the part is close to the core that reads it. In each round all
+    threads read their parts at the same time; numpy releases the GIL while it reads.
     """
     require_numpy()
     import numpy as np
 
     threads = threads or thread_count()
     length = max(1, total_bytes // threads // _NUMBER_BYTES)
-    readers = _Readers(threads, lambda: np.ones(length, np.int64))
-    try:
-        end, times = time.monotonic() + seconds, [readers.turn() for _ in range(LEAST_TURNS)]
-        while time.monotonic() < end:
-            times.append(readers.turn())
-    finally:
-        readers.end()
-    return int(threads * length * _NUMBER_BYTES / max(min(times), 1e-9))
+    gate = threading.Barrier(threads + 1)  # all threads start and finish a round together
 
-
-class _Readers:
-    """Threads that read their parts at the same time, once per turn. numpy releases the GIL while it reads."""
-
-    def __init__(self, count: int, make: Callable[[], Numbers]) -> None:
-        self._gate = threading.Barrier(count + 1)
-        self._threads = [
-            threading.Thread(target=self._read, args=(make,), daemon=True) for _ in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-        self._pass()  # all parts are written
-
-    def turn(self) -> float:
-        """Seconds until the last thread has finished."""
-        begin = time.perf_counter()
-        self._pass()
-        self._pass()
-        return time.perf_counter() - begin
-
-    def end(self) -> None:
-        """Stop all threads."""
-        self._gate.abort()
-        for thread in self._threads:
-            thread.join()
-
-    def _pass(self) -> None:
+    def read() -> None:
         try:
-            self._gate.wait()
-        except threading.BrokenBarrierError as error:
-            raise MemoryError("not enough memory for the read and write test") from error
-
-    def _read(self, make: Callable[[], Numbers]) -> None:
-        try:
-            part = make()
+            part = np.ones(length, np.int64)
         except MemoryError:
-            self._gate.abort()
+            gate.abort()
             return
         with suppress(threading.BrokenBarrierError):
-            self._gate.wait()
+            gate.wait()
             while True:
-                self._gate.wait()
+                gate.wait()
                 part.max()  # read-only, and the quickest that numpy has
-                self._gate.wait()
+                gate.wait()
+
+    def round_seconds() -> float:
+        begin = time.perf_counter()
+        gate.wait()
+        gate.wait()
+        return time.perf_counter() - begin
+
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(threads)]
+    for reader in readers:
+        reader.start()
+    try:
+        gate.wait()  # all parts are written
+        end, times = time.monotonic() + seconds, [round_seconds() for _ in range(LEAST_ROUNDS)]
+        while time.monotonic() < end:
+            times.append(round_seconds())
+    except threading.BrokenBarrierError as error:
+        raise MemoryError("not enough memory for the read and write test") from error
+    finally:
+        gate.abort()
+        for reader in readers:
+            reader.join()
+    return int(threads * length * _NUMBER_BYTES / max(min(times), 1e-9))
 
 
 LEAST_VOCABULARY = 100_000  # most current models have more, and need more memory for it

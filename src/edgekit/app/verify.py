@@ -15,7 +15,7 @@ from edgekit.sources import locate
 
 if TYPE_CHECKING:
     from edgekit.app.calibrate import Remembered
-    from edgekit.engines.program import Verification, Verifier
+    from edgekit.engines.program import Verification
     from edgekit.sources.types import ModelFiles
 
 
@@ -34,10 +34,24 @@ def verify(
     timeout_s: float | None = None,
 ) -> Verified:
     """`really` also loads the model, and saves the measured overhead for later estimates on this machine."""
-    (engine,) = request.engines
+    (engine,), quant, reach = request.engines, request.quant, session.reach
     program = engine_named(engine).program("verify")
     verifier = program.verifier(request.values(engine), really=really, timeout_s=timeout_s)
-    found = verifier.verify(_files(reference, request, session, verifier))
+
+    def read(source: str) -> ModelFiles:
+        return locate(source, reach=reach)
+
+    files = open_as_stored(reference, read, reach, quant=quant, verb="verify loads")
+    if isinstance(files, ResolvedModel):  # of the catalog: a header from its facts
+        named, opened = files, files.as_file(engine)
+        model, mix = opened.model, None
+        if named.quant is not None:
+            mix = read_quant(engine, named.quant)
+            model = named.opened(engine).model
+        generated = verifier.generated(model, opened.label, mix)
+        note = f"header generated from the catalog, at {mix or opened.mix}"
+        files = replace(generated, notes=(note,))
+    found = verifier.verify(files)
     asked = verifier.asked(found)
     if not really:
         return Verified(found, asked)
@@ -45,22 +59,3 @@ def verify(
         return Verified(found, asked, remember_load(found, detect()))
     except EdgekitError as error:
         return Verified(found, asked, error)
-
-
-def _files(reference: str, request: Request, session: Session, verifier: Verifier) -> ModelFiles:
-    """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
-    (engine,), quant, reach = request.engines, request.quant, session.reach
-
-    def read(source: str) -> ModelFiles:
-        return locate(source, reach=reach)
-
-    known = open_as_stored(reference, read, reach, quant=quant, verb="verify loads")
-    if not isinstance(known, ResolvedModel):
-        return known
-    opened = known.as_file(engine)
-    model, mix = opened.model, None
-    if known.quant is not None:
-        mix = read_quant(engine, known.quant)
-        model = known.opened(engine).model
-    files = verifier.generated(model, opened.label, mix)
-    return replace(files, notes=(f"header generated from the catalog, at {mix or opened.mix}",))
