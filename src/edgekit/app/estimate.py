@@ -126,6 +126,7 @@ def bill_of(
     files, facts = opened.files, dict[str, Any](estimate.facts)
     length = facts.get("n_ctx_seq") or load.context_tokens
     has_projector = "projector" in companions_in(engine.flags, values)
+    words, command_notes = engine.estimate_command(values, setup, estimate, opened)
     return EstimateAnswer(
         label=opened.label,
         reference=files.reference if files is not None else opened.label,
@@ -133,9 +134,9 @@ def bill_of(
         asked=engine.describe(load, estimate),
         notes=(
             *model_notes(files, opened.model.geometry, length, has_projector=has_projector),
-            *engine.estimate_notes(values, setup, estimate, opened),
+            *command_notes,
         ),
-        command=shlex.join(engine.estimate_words(values, estimate, opened)),
+        command=shlex.join(words),
         estimate=estimate,
         geometry=opened.model.geometry,
     )

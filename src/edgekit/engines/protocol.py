@@ -511,23 +511,16 @@ class Engine:
         return []
 
     @rule("commands")
-    def estimate_words(
-        self, _values: Mapping[str, Any], _estimate: MemoryEstimate, _opened: OpenModel, /
-    ) -> list[str]:
-        """The command of an estimate. None: no program runs the engine."""
-        return []
-
-    @rule("commands")
-    def estimate_notes(
+    def estimate_command(
         self,
         _values: Mapping[str, Any],
         _setup: Setup,
         _estimate: MemoryEstimate,
         _opened: OpenModel,
         /,
-    ) -> Iterable[str]:
-        """Notes shown with the estimate's command."""
-        return []
+    ) -> tuple[list[str], list[str]]:
+        """The words of an estimate's command, and notes on it. No words: no program runs the engine."""
+        return [], []
 
     # --- reports
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.data.dummy_engine import ENGINE
 from tests.data.dummy_engine.flags import FLAGS
 
-from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.types import MemoryEstimate, Setup
 from edgekit.engines.commands import Command, Startup
 from edgekit.engines.flags import flag_words
 from edgekit.model import OpenModel
@@ -19,10 +19,10 @@ def commands(startup: Startup) -> Iterator[Command]:
     yield startup.command("dummy-server", "dummy-server", words)
 
 
-def estimate_words(
-    values: Mapping[str, Any], _estimate: MemoryEstimate, opened: OpenModel
-) -> list[str]:
-    return _words(opened.label, values)
+def estimate_command(
+    values: Mapping[str, Any], _setup: Setup, _estimate: MemoryEstimate, opened: OpenModel
+) -> tuple[list[str], list[str]]:
+    return _words(opened.label, values), []
 
 
 def _words(model: str, values: Mapping[str, Any]) -> list[str]:

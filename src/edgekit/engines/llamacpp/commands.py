@@ -121,31 +121,25 @@ def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
     return [*model_draft_words(name, is_catalog=True), *command_words(flags, setup.rules)]
 
 
-def estimate_words(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
-) -> list[str]:
-    """The command line of an estimate."""
-    _, setup = read_setup(values)
-    program = "llama-server" if setup.mode is LlamaMode.SERVER else "llama-cli"
-    context = values.get("context") or LoadFacts.of(estimate).n_ctx
-    placed = {} if estimate.backend == "cpu" else values_of_placement(setup)
-    flags = {**placed, **values, "context": context, "backend": estimate.backend}
-    source = estimate_source(values, opened)
-    return [program, *source.words, *command_words(flags, setup.rules)]
-
-
-def estimate_notes(
+def estimate_command(
     values: Mapping[str, Any], setup: LlamaCppSetup, estimate: MemoryEstimate, opened: OpenModel
-) -> Iterator[str]:
-    """What to know before running the command of an estimate."""
-    if note := estimate_source(values, opened).note:
-        yield note
-    facts, geometry = LoadFacts.of(estimate), opened.model.geometry
-    at_once = facts.n_ubatch
-    if setup.embeddings and embeds_in_one_batch(geometry) and at_once < facts.n_ctx_seq:
-        yield f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)"
+) -> tuple[list[str], list[str]]:
+    """The command line of an estimate, and what to know before running it."""
+    _, stated = read_setup(values)
+    program = "llama-server" if stated.mode is LlamaMode.SERVER else "llama-cli"
+    facts, source = LoadFacts.of(estimate), estimate_source(values, opened)
+    placed = {} if estimate.backend == "cpu" else values_of_placement(stated)
+    context = values.get("context") or facts.n_ctx
+    flags = {**placed, **values, "context": context, "backend": estimate.backend}
+    notes = [source.note] if source.note else []
+    in_one_batch = setup.embeddings and embeds_in_one_batch(opened.model.geometry)
+    if in_one_batch and facts.n_ubatch < facts.n_ctx_seq:
+        notes.append(
+            f"texts over {facts.n_ubatch:,} tokens are refused, because a text is computed in one batch (-b, -ub)"
+        )
     if "repack" not in values:  # repacking is neither billed nor disabled
-        yield from repack_notes(repacked_bytes(opened.model, setup))
+        notes += repack_notes(repacked_bytes(opened.model, setup))
+    return [program, *source.words, *command_words(flags, stated.rules)], notes
 
 
 def values_on_cards(cards: Sequence[Device], _named: Sequence[str]) -> dict[str, Any]:

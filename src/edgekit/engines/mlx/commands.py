@@ -148,30 +148,23 @@ def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def estimate_words(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
-) -> list[str]:
-    """The command of an estimate."""
+def estimate_command(
+    values: Mapping[str, Any], _setup: MlxSetup, estimate: MemoryEstimate, opened: OpenModel
+) -> tuple[list[str], list[str]]:
+    """The command of an estimate, and the conversion to run first if it is not for the weights as stored."""
     new = dict(estimate.facts)["new_tokens"]
     flags = {**values, "max_tokens": new} if new else values
-    packed = _billed_packing(values, estimate)
     stored = repository_word(opened.files, opened.repository)
-    model = _published_estimate(packed, opened)
-    if model is None:
-        model = stored if packed is None else converted_name(opened.label, packed)
-    return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, flags)]
-
-
-def estimate_notes(
-    values: Mapping[str, Any], _setup: MlxSetup, estimate: MemoryEstimate, opened: OpenModel
-) -> list[str]:
-    """The conversion to run first, if the estimate is not for the weights as stored."""
     packed = _billed_packing(values, estimate)
-    if packed is None or _published_estimate(packed, opened) is not None:
-        return []
-    stored = repository_word(opened.files, opened.repository)
-    first = shlex.join(convert_words(stored, packed, opened.label))
-    return [f"run this first: {first}"]
+    model, notes = stored, []
+    if packed is not None:
+        is_local = opened.files is not None and not opened.files.origin.is_remote
+        published = None if is_local else _published(opened.label, packed)
+        model = published or converted_name(opened.label, packed)
+        if published is None:
+            first = shlex.join(convert_words(stored, packed, opened.label))
+            notes = [f"run this first: {first}"]
+    return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, flags)], notes
 
 
 def _billed_packing(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
@@ -181,11 +174,6 @@ def _billed_packing(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quan
         return Quantize() if NOT_QUANTISED in estimate.notes else None
     packed = read_quantize(name)
     return packed if isinstance(packed, Quantize) and packed != PLAIN else None
-
-
-def _published_estimate(packed: Quantize | None, opened: OpenModel) -> str | None:
-    is_local = opened.files is not None and not opened.files.origin.is_remote
-    return None if packed is None or is_local else _published(opened.label, packed)
 
 
 def converted_name(label: str, packed: Quantize) -> str:

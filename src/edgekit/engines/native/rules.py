@@ -261,9 +261,9 @@ def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def estimate_words(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
-) -> list[str]:
+def estimate_command(
+    values: Mapping[str, Any], _setup: StreamSetup, estimate: MemoryEstimate, opened: OpenModel
+) -> tuple[list[str], list[str]]:
     """The command of an estimate."""
     context = values.get("context") or dict(estimate.facts)["window"]
     keep = values.get("keep")
@@ -271,7 +271,7 @@ def estimate_words(
         values = {**values, "keep": f"{keep // MIB}M" if keep % MIB == 0 else keep}
     model = own_word(opened.files, opened.label, opened.mix)
     words = ["edgekit", "run", model, "--engine", "stream", "-c", str(context)]
-    return [*words, *flag_words(FLAGS, values)]
+    return [*words, *flag_words(FLAGS, values)], []
 
 
 def offload(verdict: Verdict) -> Offload:

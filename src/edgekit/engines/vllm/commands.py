@@ -124,13 +124,13 @@ def _ray(startup: Startup, nodes: int) -> Iterator[Command]:
     yield replace(joined, where=f"on {others}")
 
 
-def estimate_words(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
-) -> list[str]:
+def estimate_command(
+    values: Mapping[str, Any], _setup: VllmSetup, estimate: MemoryEstimate, opened: OpenModel
+) -> tuple[list[str], list[str]]:
     """The command of an estimate. It always has a length: vLLM would use the model's own."""
     length = dict(estimate.facts)["max_model_len"]
     words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
-    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]
+    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)], []
 
 
 def values_on_cards(cards: Sequence[Device], named: Sequence[str]) -> dict[str, Any]:
