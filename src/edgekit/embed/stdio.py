@@ -176,8 +176,17 @@ class _Server:
             **self._ready,
         }
         await self._writer.write([_line(first_line)])
-        lines = _LineReader(source, loop, self._limits.line_bytes)
-        while (line := await lines.next()) is not None:
+        lines: asyncio.Queue[bytes | RequestError | None] = asyncio.Queue()
+        ahead = threading.Semaphore(1)  # lines that may still be read ahead
+
+        def put(line: bytes | RequestError | None) -> None:
+            ahead.acquire()
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
+        reader = partial(_read_lines, source, self._limits.line_bytes, put)
+        threading.Thread(target=reader, daemon=True).start()
+        while (line := await lines.get()) is not None:
+            ahead.release()
             try:
                 if isinstance(line, RequestError):
                     raise line
@@ -235,35 +244,19 @@ class _Server:
             self._capacity.notify_all()
 
 
-class _LineReader:
-    """A thread that reads at most one line ahead."""
-
-    def __init__(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
-        self._lines: asyncio.Queue[bytes | RequestError | None] = asyncio.Queue()
-        self._wanted = threading.Semaphore(1)  # lines that may still be read ahead
-        arguments = (source, loop, line_bytes)
-        threading.Thread(target=self._work, args=arguments, daemon=True).start()
-
-    async def next(self) -> bytes | RequestError | None:
-        """The next line; an error for one over the limit, which is not stored; None at the end of the input."""
-        line = await self._lines.get()
-        self._wanted.release()
-        return line
-
-    def _work(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
-        def put(line: bytes | RequestError | None) -> None:
-            self._wanted.acquire()
-            loop.call_soon_threadsafe(self._lines.put_nowait, line)
-
-        with suppress(RuntimeError):  # the loop is closed
-            with suppress(OSError), open(source, "rb", closefd=False) as file:
-                # Not from position 0: a byte order mark is not part of the protocol.
-                for line in bounded_lines(file, 1, line_bytes):
-                    if line.data is None:
-                        put(RequestError(f"a line longer than {line_bytes:,} bytes"))
-                    else:
-                        put(line.data.removesuffix(b"\n"))
-            put(None)  # the end, or the parent process has closed it
+def _read_lines(
+    source: int, line_bytes: int, put: Callable[[bytes | RequestError | None], None]
+) -> None:
+    """Puts every line, an error in place of one over the limit, which is not stored, and None at the end."""
+    with suppress(RuntimeError):  # the loop is closed
+        with suppress(OSError), open(source, "rb", closefd=False) as file:
+            # Not from position 0: a byte order mark is not part of the protocol.
+            for line in bounded_lines(file, 1, line_bytes):
+                if line.data is None:
+                    put(RequestError(f"a line longer than {line_bytes:,} bytes"))
+                else:
+                    put(line.data.removesuffix(b"\n"))
+        put(None)  # the end, or the parent process has closed it
 
 
 class _Writer:

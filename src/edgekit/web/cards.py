@@ -142,27 +142,23 @@ class Cards:
             worker.end()
 
     def _begin(self, deck: Deck) -> None:
+        """Order the missing cards from the worker."""
         if deck.is_begun or deck.has_ended:
             return
         if self._closed:
             deck.fault = _CLOSED
         elif deck.starts >= MOST_STARTS:
             deck.fault = _LOST
-        else:
-            self._order(deck)
-        if deck.fault:
-            deck.notify()
-
-    def _order(self, deck: Deck) -> None:
-        """Order the missing cards from the worker."""
-        if self._worker is None:
+        elif self._worker is None:
             try:
                 self._worker = CardWorker(
                     settings=self._settings, on_card=self._on_card, on_exit=self._on_exit
                 )
             except OSError as error:
                 deck.fault = f"cannot start the process that checks the models: {error}"
-                return
+        if deck.fault or self._worker is None:
+            deck.notify()
+            return
         deck.is_begun = True
         self._numbers += 1
         deck.number = self._numbers  # a new one: late messages about the previous order are ignored

@@ -45,29 +45,26 @@ class ShutdownMiddleware:
         self._app, self._shutdown = app, shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = False
+
         async def receive_until_shutdown() -> Message:
             """A call sees the shutdown as a disconnect, and is cancelled."""
             with self._shutdown.cancels():
                 return await receive()
             return {"type": "http.disconnect"}
 
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif scope["path"].endswith(EVENTS):
-            await self._stream(scope, receive, send)
-        else:
-            await self._app(scope, receive_until_shutdown, send)
-
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = False
-
         async def watched_send(message: Message) -> None:
             nonlocal is_open
             is_open = message["type"] == "http.response.start" or message.get("more_body", False)
             await send(message)
 
-        with self._shutdown.cancels():
-            await self._app(scope, receive, watched_send)
-            return
-        if is_open:
-            await send({"type": "http.response.body", "body": BYE})
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif not scope["path"].endswith(EVENTS):
+            await self._app(scope, receive_until_shutdown, send)
+        else:
+            with self._shutdown.cancels():
+                await self._app(scope, receive, watched_send)
+                return
+            if is_open:
+                await send({"type": "http.response.body", "body": BYE})
