@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -16,7 +17,7 @@ from edgekit import __version__
 from edgekit.cli.check import confirmed
 from edgekit.cli.console import is_terminal, open_session, screen, screen_width, show_progress
 from edgekit.embed import Limits, open_embedder, plan_embedder
-from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
+from edgekit.embed.bulk.job import Finished, Stage, Terms, run_job
 from edgekit.embed.bulk.output import (
     FileOutput,
     Output,
@@ -231,7 +232,8 @@ def _run_job(
             output = StreamOutput(sys.stdout.buffer, form, _print_bad)
         try:
             with _progress(arguments) as progress:
-                done = run_job(source, _stage(given, source, embedder, terms), output, progress)
+                stage = _ray_stage(given, embedder, terms)
+                done = run_job(source, embedder, terms, output, stage=stage, report=progress)
         except BrokenPipeError:  # found and reported again by the last write
             return None
         finally:
@@ -288,9 +290,10 @@ def _identity(
     }
 
 
-def _stage(given: EmbedArguments, source: RowSource, embedder: Embedder, terms: Terms) -> Stage:
+def _ray_stage(given: EmbedArguments, embedder: Embedder, terms: Terms) -> Stage | None:
+    """None without --ray."""
     if given.cluster is None:
-        return embed_here(embedder, source, terms)
+        return None
     from edgekit.embed.bulk.ray_stage import Cluster, Opening, embed_on_ray
 
     address, workers = given.cluster
@@ -299,7 +302,7 @@ def _stage(given: EmbedArguments, source: RowSource, embedder: Embedder, terms: 
     cluster = Cluster(
         address=address, workers=workers, threads=plan.threads, memory_bytes=plan.budget_bytes
     )
-    return embed_on_ray(opening, embedder, source, terms, cluster)
+    return partial(embed_on_ray, opening, terms, cluster)
 
 
 def _print_bad(row: BadRow) -> None:

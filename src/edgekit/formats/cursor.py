@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from edgekit.errors import HeaderError, check_limit
 from edgekit.formats import limits
@@ -83,11 +83,8 @@ class Cursor:
         value: int = self._u64.unpack(self.take(8))[0]
         return value
 
-    def whole_numbers(self, codes: str) -> tuple[int, ...]:
-        """A number for each of `codes`, which must be integer codes of struct."""
-        return cast("tuple[int, ...]", self.numbers(codes))
-
     def numbers(self, codes: str) -> tuple[int | float, ...]:
+        """A number for each of struct's `codes`."""
         packed = self._order + codes
         return struct.unpack(packed, self.take(struct.calcsize(packed)))
 

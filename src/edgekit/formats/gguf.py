@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from edgekit.errors import HeaderError, UnknownDtypeError, check_limit, quoted
 from edgekit.formats import limits
@@ -398,7 +398,7 @@ def _read_entry(cursor: Cursor, name: str) -> _Entry:
     dimensions = cursor.u32()
     if dimensions > limits.DIMENSIONS:  # building the message for up to 49,152 tensors is slow
         cursor.check_limit(f"tensor {quoted(name)}: dimensions", dimensions, limits.DIMENSIONS)
-    *shape, type_id, data_offset = cursor.whole_numbers(f"{dimensions}QIQ")
+    *shape, type_id, data_offset = cast("tuple[int, ...]", cursor.numbers(f"{dimensions}QIQ"))
     try:
         kind = by_ggml_id(type_id)
         size_bytes = _size_bytes(kind, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -32,9 +33,9 @@ _log = logging.getLogger("edgekit.web")
 class Deck:
     """The cards of one machine. Only Cards writes to it, under its lock."""
 
-    number: int
     order: CardOrder = field(repr=False)
     count: int  # of cards when complete
+    number: int = 0  # of the order that the worker has
     cards: list[Card] = field(default_factory=list, repr=False)
     is_done: bool = False
     is_begun: bool = False  # a worker is making it
@@ -60,7 +61,7 @@ class Cards:
         self._lock = threading.RLock()
         self._decks: OrderedDict[Hashable, Deck] = OrderedDict()
         self._followed: set[Deck] = set()  # including decks no longer in _decks
-        self._numbers = 0
+        self._numbers = itertools.count(1)
         self._worker: CardWorker | None = None
         self._closed = False
 
@@ -82,9 +83,7 @@ class Cards:
             if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:
                 if len(self._followed) >= MOST_FOLLOWED:
                     raise TooManyError("too many machines are being checked; try again in a moment")
-                self._numbers += 1
-                deck = Deck(number=self._numbers, order=order, count=len(entries))
-                self._decks[key] = deck
+                deck = self._decks[key] = Deck(order=order, count=len(entries))
             self._decks.move_to_end(key)
             for old_key, old in list(self._decks.items())[:-1]:
                 if len(self._decks) > KEPT_MACHINES and not old.followers:
@@ -160,8 +159,8 @@ class Cards:
             deck.notify()
             return
         deck.is_begun = True
-        self._numbers += 1
-        deck.number = self._numbers  # a new one: late messages about the previous order are ignored
+        # A new number: late messages about the previous order are ignored.
+        deck.number = next(self._numbers)
         made = frozenset(str(card["id"]) for card in deck.cards)
         self._worker.send((deck.number, replace(deck.order, made=made)))
 

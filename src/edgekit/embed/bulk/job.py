@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 MOST_SKIPPED = 4096  # skipped rows in a batch: then it ends, so that they need not be held
 
 Embedded = Generator[tuple[Batch, "Floats"], None, None]
-Stage = Callable[[ResumeMark], Embedded]
-"""Embedder from a mark on: batches with their vectors, in order."""
+Stage = Callable[[Iterator[Batch]], Embedded]
+"""Embeds batches: yields each with its vectors, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +75,14 @@ class Finished:
 
 def run_job(
     source: RowSource,
-    stage: Stage,
+    embedder: Embedder,
+    terms: Terms,
     output: Output,
+    *,
+    stage: Stage | None = None,
     report: Callable[[BulkStatus], None] | None = None,
 ) -> BulkStatus:
-    """Embedder the rest of the input and finishes the output.
+    """Embeds the rest of the input, in this process unless there is a `stage`, and finishes the output.
 
     Raises TextError at the first bad row, CancelledError at Ctrl-C and OutputError when the disk is full. In each case
     the same job can be run again, and resumes.
@@ -97,7 +100,10 @@ def run_job(
 
     try:
         if not begun.done:
-            with closing(stage(begun)) as answers:  # the stage ends before an error is reported
+            rest = batches_of(source, begun, embedder, terms)
+            here = (embedded(embedder, batch, terms) for batch in rest)
+            # The stage ends before an error is reported.
+            with closing(here if stage is None else stage(rest)) as answers:
                 for batch, vectors in answers:
                     output.add(batch, vectors)
                     output.save(source.digest)
@@ -112,16 +118,6 @@ def run_job(
         output.save(source.digest, now=True)
         raise type(error)(f"{error}{output.kept_words}") from error
     return status()
-
-
-def embed_here(embedder: Embedder, source: RowSource, terms: Terms) -> Stage:
-    """The stage that embeds in this process."""
-
-    def stage(begun: ResumeMark) -> Embedded:
-        for batch in batches_of(source, begun, embedder, terms):
-            yield embedded(embedder, batch, terms)
-
-    return stage
 
 
 def batches_of(

@@ -1,7 +1,7 @@
 """The embedder on Ray: one actor per worker, each with its own memory budget.
 
 `EmbedStage` is for pipelines of Ray Data: `dataset.map_batches(EmbedStage, fn_constructor_kwargs=...)`.
-`embed_on_ray` is the stage of a bulk job. Its batches are cut as in one process, so the vectors are the same to the
+`embed_on_ray` is the stage of a bulk job. The batches are cut as for one process, so the vectors are the same to the
 bit. It uses Ray's actors and not Ray Data, whose threads survive a job that stops half-way and end the whole process,
 silently, if they run again after `ray.shutdown()`.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit import errors
-from edgekit.embed.bulk.job import Embedded, Stage, Terms, batches_of, embedded
-from edgekit.embed.bulk.rows import Batch, ResumeMark, RowSource
+from edgekit.embed.bulk.job import Embedded, Terms, embedded
+from edgekit.embed.bulk.rows import Batch
 from edgekit.engines.native.buffers import usable_cores
 from edgekit.errors import (
     EdgekitError,
@@ -105,32 +105,27 @@ class EmbedStage:
 
 
 def embed_on_ray(
-    opening: Opening, embedder: Embedder, source: RowSource, terms: Terms, cluster: Cluster
-) -> Stage:
-    """A stage that reads and cuts batches here, with `embedder` to count tokens, and embeds them in the workers."""
-
-    def stage(begun: ResumeMark) -> Embedded:
-        with _running(cluster) as ray:
-            workers = _Workers(ray, opening, terms, cluster)
-            batches = batches_of(source, begun, embedder, terms)
-            sent: deque[Any] = deque()
-            failure: EdgekitError | None = None
-            while failure is None:
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    break
-                except EdgekitError as error:
-                    failure = error  # raised at the end: the batches before it are still embedded
-                    continue
-                sent.append(workers.send(batch))
-                if len(sent) >= workers.most_pending:
-                    yield workers.take(sent.popleft())
-            yield from map(workers.take, sent)
-            if failure is not None:
-                raise failure
-
-    return stage
+    opening: Opening, terms: Terms, cluster: Cluster, batches: Iterator[Batch]
+) -> Embedded:
+    """Embeds batches in the workers."""
+    with _running(cluster) as ray:
+        workers = _Workers(ray, opening, terms, cluster)
+        sent: deque[Any] = deque()
+        failure: EdgekitError | None = None
+        while failure is None:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            except EdgekitError as error:
+                failure = error  # raised at the end: the batches before it are still embedded
+                continue
+            sent.append(workers.send(batch))
+            if len(sent) >= workers.most_pending:
+                yield workers.take(sent.popleft())
+        yield from map(workers.take, sent)
+        if failure is not None:
+            raise failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
