@@ -924,8 +924,8 @@ def test_this_machine_is_not_probed_for_every_step(
         return detect(*arguments)
 
     monkeypatch.setattr(probes, "detect", counting_detect)
-    monkeypatch.setattr(web_calls, "SEEN_S", 60.0)
-    web_calls._seen.clear()
+    monkeypatch.setattr(web_calls, "MACHINE_S", 60.0)
+    web_calls._machine.clear()
     for _ in range(3):
         assert ask(server, "/api/v1/fit", {"model": "qwen3-8b", "context": 4096}).status == 200
     assert len(probed_at) == 1

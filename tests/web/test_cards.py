@@ -362,7 +362,7 @@ def test_it_is_documented(address: str) -> None:
 
 def test_what_the_first_page_asks_for_is_read_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, Machine]] = []
-    monkeypatch.setattr("edgekit.web.calls._seen", seen)
+    monkeypatch.setattr("edgekit.web.calls._machine", seen)
     warm().join(PATIENCE_S)
     assert [machine.what_if for _, machine in seen] == [False]
 

@@ -365,7 +365,7 @@ def _plan_encoder(needs: _Needs) -> tuple[EmbedPlan, Start]:
         varying_bytes=_PROCESS_STEP_BYTES if options.own_process else 0,
         **({} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}),
     )
-    whole = replace(
+    embed_plan = replace(
         needs.plan,
         dimensions=width,
         lines=(*plan.other_lines, *plan.lines),
@@ -381,7 +381,7 @@ def _plan_encoder(needs: _Needs) -> tuple[EmbedPlan, Start]:
             if tensor.name not in plan.kept and tensor.name not in _TABLES
         ),
     )
-    return whole, lambda monitor: StreamedEncoder(
+    return embed_plan, lambda monitor: StreamedEncoder(
         needs.file, header, kernels=options.kernels, monitor=monitor, plan=plan
     )
 

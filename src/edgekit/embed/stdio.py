@@ -305,8 +305,8 @@ class _Writer:
         """Waits until the reader closes its end, which a process that writes nothing would not notice."""
         poll = select.poll()
         poll.register(self._target, 0)  # errors are always reported
-        seen = poll.poll()[0][1]
-        if seen & (select.POLLERR | select.POLLHUP):
+        events = poll.poll()[0][1]
+        if events & (select.POLLERR | select.POLLHUP):
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._lose, None)
 

@@ -53,12 +53,12 @@ from edgekit.web.state import WebState
 from edgekit.web.types import CallWatch, Json, reach_of
 
 # How long this machine's free memory is reused: dragging a slider does not wait for it.
-SEEN_S = 2.0
+MACHINE_S = 2.0
 # Of flags that the page treats alike.
 _GROUPS = ("weights", "cache", "placement", "backend", "cards")
 
 _lock = threading.Lock()
-_seen: list[tuple[float, Machine]] = []  # monotonic time and the machine found then; at most one
+_machine: list[tuple[float, Machine]] = []  # monotonic time and the machine found then; at most one
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ def machine_now(request: Request) -> Machine:
         with about("machine"):
             return _described(request.devices, request.ram, request.vram)
     with _lock:
-        if not _seen or time.monotonic() - _seen[0][0] > SEEN_S:
-            _seen[:] = [(time.monotonic(), Request().find_machine())]
-        return _seen[0][1]
+        if not _machine or time.monotonic() - _machine[0][0] > MACHINE_S:
+            _machine[:] = [(time.monotonic(), Request().find_machine())]
+        return _machine[0][1]
 
 
 @lru_cache(maxsize=64)

@@ -76,8 +76,8 @@ class Cards:
         Raises TooManyError if too many others are being followed.
         """
         entries = read_catalog().entries
-        own = repr([(one, one.keys, one.config) for one in entries if one.is_users])
-        key = (replace(order, machine=with_rounded_memory(order.machine)), own)
+        users_models = repr([(one, one.keys, one.config) for one in entries if one.is_users])
+        key = (replace(order, machine=with_rounded_memory(order.machine)), users_models)
         with self._lock:
             deck = self._decks.get(key)
             if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:

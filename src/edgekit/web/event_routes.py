@@ -146,14 +146,14 @@ async def card_events(
     cards = state_of(request).cards
 
     def find_deck() -> Deck:
-        wanted = cast("requests.CallFields", fields).request()
-        wanted = complete(replace(wanted, machine=machine_now(wanted)))
+        requested = cast("requests.CallFields", fields).request()
+        requested = complete(replace(requested, machine=machine_now(requested)))
         return cards.deck(
             CardOrder(
-                machine=wanted.find_machine(),
-                engine=wanted.engines[0],
-                max_use=wanted.max_use,
-                reserve_bytes=wanted.reserve_bytes,
+                machine=requested.find_machine(),
+                engine=requested.engines[0],
+                max_use=requested.max_use,
+                reserve_bytes=requested.reserve_bytes,
             )
         )
 

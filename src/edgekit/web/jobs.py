@@ -134,8 +134,8 @@ class Jobs:
         client = network_of(client)
         with self._lock:
             self._tidy()
-            own = sum(job.client == client for job in self._waiting)
-            may_wait = len(self._waiting) < WAITING_JOBS and own < WAITING_EACH
+            waiting = sum(job.client == client for job in self._waiting)
+            may_wait = len(self._waiting) < WAITING_JOBS and waiting < WAITING_EACH
             if self._closed or not may_wait or not self._has_thread(client):
                 raise TooManyError("too many jobs are running; try again in a moment")
             deadline_s = time.monotonic() + self._timeout_s

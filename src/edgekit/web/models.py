@@ -127,16 +127,16 @@ class OpenedModels:
 
     def named(self, reference: str, watch: CallWatch) -> CachedModel:
         """Raises EdgekitError if the model is not allowed or unreadable, on cancellation and on time-out."""
-        wanted = allowed(reference, self._settings)
+        target = allowed(reference, self._settings)
         with self._lock:
-            cached = self._cached.get(wanted)
+            cached = self._cached.get(target)
         if cached is not None and cached.is_fresh:
             with self._lock:
-                if wanted in self._cached:
-                    self._touch(wanted)
+                if target in self._cached:
+                    self._touch(target)
             return cached
-        with self.remote_slot(watch, is_needed=not is_near(wanted)):
-            return self._opened(wanted, watch)
+        with self.remote_slot(watch, is_needed=not is_near(target)):
+            return self._opened(target, watch)
 
     def remote_slot(self, watch: CallWatch, *, is_needed: bool) -> AbstractContextManager[None]:
         """Around everything that may have to wait for another server. Raises TooManyError."""
@@ -146,24 +146,24 @@ class OpenedModels:
             watch.client, "too many models are being opened; try again in a moment"
         )
 
-    def _touch(self, wanted: str) -> None:
+    def _touch(self, target: str) -> None:
         """Mark as used last; the model that drops out of the last few forgets its results."""
-        self._cached.move_to_end(wanted)
+        self._cached.move_to_end(target)
         for one in islice(reversed(self._cached.values()), WITH_RESULTS, WITH_RESULTS + 1):
             one.forget()
 
-    def _opened(self, wanted: str, watch: CallWatch) -> CachedModel:
+    def _opened(self, target: str, watch: CallWatch) -> CachedModel:
         """Wait for the opening that is under way, or start one."""
         with self._lock:
-            is_first = wanted not in self._flights
-            flight = self._flights.setdefault(wanted, _Flight(watch.client))
+            is_first = target not in self._flights
+            flight = self._flights.setdefault(target, _Flight(watch.client))
             flight.waiting.append(watch)
         if is_first:
-            threading.Thread(target=self._open, args=(wanted, flight), daemon=True).start()
+            threading.Thread(target=self._open, args=(target, flight), daemon=True).start()
         timeout_s = self._settings.timeout_s
         end_s = time.monotonic() + timeout_s + PATIENCE_S
         # A path is not shortened: half a folder's name could not be redacted.
-        name = Path(wanted).name if is_file(wanted) else wanted[:80]
+        name = Path(target).name if is_file(target) else target[:80]
         try:
             while not wait([flight.outcome], POLL_S).done:
                 if watch.cancelled.is_set():
@@ -175,42 +175,42 @@ class OpenedModels:
                 flight.waiting = [one for one in flight.waiting if one is not watch]
                 if not flight.waiting and not flight.outcome.done():
                     flight.watch.cancelled.set()
-                    self._remove(wanted, flight)  # the next request starts afresh
+                    self._remove(target, flight)  # the next request starts afresh
         return flight.outcome.result()
 
-    def _open(self, wanted: str, flight: _Flight) -> None:
+    def _open(self, target: str, flight: _Flight) -> None:
         try:
-            opened = self._read(wanted, flight.watch)
+            opened = self._read(target, flight.watch)
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting threads
             with self._lock:
-                self._remove(wanted, flight)
+                self._remove(target, flight)
                 flight.outcome.set_exception(error)
             return
         with self._lock:
             if not flight.watch.cancelled.is_set():
-                self._cached[wanted] = opened
-                self._touch(wanted)
+                self._cached[target] = opened
+                self._touch(target)
                 while len(self._cached) > CACHED_MODELS:
                     self._cached.popitem(last=False)
-            self._remove(wanted, flight)
+            self._remove(target, flight)
             flight.outcome.set_result(opened)
 
-    def _remove(self, wanted: str, flight: _Flight) -> None:
-        if self._flights.get(wanted) is flight:
-            del self._flights[wanted]
+    def _remove(self, target: str, flight: _Flight) -> None:
+        if self._flights.get(target) is flight:
+            del self._flights[target]
 
-    def _read(self, wanted: str, watch: CallWatch) -> CachedModel:
-        if is_file(wanted):
-            paths = paths_of(files_inside(wanted, self._settings))
-            folder = wanted if Path(wanted).is_dir() else str(Path(wanted).parent)
+    def _read(self, target: str, watch: CallWatch) -> CachedModel:
+        if is_file(target):
+            paths = paths_of(files_inside(target, self._settings))
+            folder = target if Path(target).is_dir() else str(Path(target).parent)
             stamps = tuple((path, stamp_of(path)) for path in (folder, *paths))
         else:
             stamps = (catalog_stamp(),)
-        is_remote = not is_near(wanted)
+        is_remote = not is_near(target)
         while is_remote and not self._openings.enter(watch.client, timeout_s=POLL_S):
             watch.check()
         try:
-            named = open_named(wanted, Session(reach=reach_of(self._settings, watch)))
+            named = open_named(target, Session(reach=reach_of(self._settings, watch)))
         finally:
             if is_remote:
                 self._openings.leave(watch.client)

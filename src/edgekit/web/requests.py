@@ -98,19 +98,19 @@ class CallFields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_flag_names(cls, given: object) -> object:
+    def _refuse_flag_names(cls, body: object) -> object:
         """Raises if a flag is given by its own name instead of its field's, and says which field to use."""
-        for name in given if isinstance(given, Mapping) else ():
+        for name in body if isinstance(body, Mapping) else ():
             instead = None if name in cls.model_fields else _instead_of(name, cls.model_fields)
             if instead is not None:
                 values = {"name": name[:40], "instead": instead}
                 raise PydanticCustomError("field", "{name}: unknown field; use {instead}", values)
-        return given
+        return body
 
     def request(self) -> Request:
         """Raises UsageError."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return Request.from_query(given, self.flags, one_engine=self.one_engine)
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return Request.from_query(values, self.flags, one_engine=self.one_engine)
 
 
 def _instead_of(name: str, fields: Container[str]) -> str | None:

@@ -216,8 +216,8 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.network = network_of(self.client[0]) if self.client else ""
-        own = sum(getattr(one, "network", "") == self.network for one in self.connections)
-        if own > CONNECTIONS_EACH:
+        count = sum(getattr(other, "network", "") == self.network for other in self.connections)
+        if count > CONNECTIONS_EACH:
             transport.abort()
             return
         if len(self.connections) > MAX_CONNECTIONS:

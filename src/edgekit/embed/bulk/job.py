@@ -113,10 +113,10 @@ def run_job(
         output.finish()
     except KeyboardInterrupt as error:
         output.save(source.digest, now=True)
-        raise CancelledError(f"interrupted{output.kept_words}") from error
+        raise CancelledError(f"interrupted{output.saved_note}") from error
     except (TextError, EngineError, MemoryPressureError) as error:
         output.save(source.digest, now=True)
-        raise type(error)(f"{error}{output.kept_words}") from error
+        raise type(error)(f"{error}{output.saved_note}") from error
     return status()
 
 

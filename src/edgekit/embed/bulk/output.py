@@ -57,7 +57,7 @@ class StreamOutput:
     ) -> None:
         self._stream, self._form, self._report_skipped = stream, form, report_skipped
         self.mark = ResumeMark()
-        self.kept_words = ""  # nothing is saved
+        self.saved_note = ""  # nothing is saved
 
     def add(self, batch: Batch, vectors: Floats) -> None:
         """Raises BrokenPipeError when the reader has closed the pipe."""
@@ -115,7 +115,7 @@ class FileOutput:
         self._saved = self.mark
 
     @property
-    def kept_words(self) -> str:
+    def saved_note(self) -> str:
         """Ends an error message: how many vectors are saved and how to continue."""
         return f". {_vectors_are(self._saved.kept)} saved; run the same command again to continue"
 
