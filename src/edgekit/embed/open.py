@@ -209,7 +209,7 @@ Start = Callable[[Monitor], Encoder]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Needs:
+class _PlanInputs:
     """What every backend is planned with."""
 
     options: _Options
@@ -224,7 +224,7 @@ class _Needs:
 
 def _prepare(
     model: str | os.PathLike[str], options: _Options, held: ExitStack
-) -> tuple[_Needs, EmbedPlan, Start]:
+) -> tuple[_PlanInputs, EmbedPlan, Start]:
     found = find_weights(model, reach=options.reach, confirm=options.confirm)
     file = held.enter_context(WeightFile(found.path, options.limits))
     is_tokens = options.mode is Mode.TOKENS
@@ -254,7 +254,9 @@ def _total(lines: Iterable[PlanLine]) -> int:
     return sum(line.size_bytes for line in lines)
 
 
-def _needs(found: LocalWeights, options: _Options, file: WeightFile, header: FileHeader) -> _Needs:
+def _needs(
+    found: LocalWeights, options: _Options, file: WeightFile, header: FileHeader
+) -> _PlanInputs:
     lines = []
     if options.own_process:
         import tokenizers  # noqa: F401 - measured with everything that will be loaded
@@ -309,7 +311,7 @@ def _needs(found: LocalWeights, options: _Options, file: WeightFile, header: Fil
         read_bytes=0,
         notes=found.notes,
     )
-    return _Needs(
+    return _PlanInputs(
         options=options,
         file=file,
         header=header,
@@ -336,7 +338,7 @@ def _row_lines(width: int, mode: Mode) -> tuple[PlanLine, PlanLine]:
     )
 
 
-def _plan_token_mean(needs: _Needs) -> tuple[EmbedPlan, Start]:
+def _plan_token_mean(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
     options, header = needs.options, needs.header
     if options.engine != BUILT_IN or options.pooling is not None:
         raise UsageError("mode tokens does not take an engine or a pooling")
@@ -349,7 +351,7 @@ def _plan_token_mean(needs: _Needs) -> tuple[EmbedPlan, Start]:
     )
 
 
-def _plan_encoder(needs: _Needs) -> tuple[EmbedPlan, Start]:
+def _plan_encoder(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
     options, header = needs.options, needs.header
     width = _table_width(header)
     plan = plan_encoder(
@@ -386,7 +388,7 @@ def _plan_encoder(needs: _Needs) -> tuple[EmbedPlan, Start]:
     )
 
 
-def _plan_llamacpp(needs: _Needs) -> tuple[EmbedPlan, Start]:
+def _plan_llamacpp(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
     options, header = needs.options, needs.header
     architecture = str(header.keys.get("general.architecture"))
     context = header.keys.get(f"{architecture}.context_length")
@@ -423,7 +425,7 @@ def _table_width(header: FileHeader) -> int:
     return table.shape[-1] if table is not None and table.shape else 1
 
 
-def _with_lines(needs: _Needs, width: int, *lines: PlanLine) -> EmbedPlan:
+def _with_lines(needs: _PlanInputs, width: int, *lines: PlanLine) -> EmbedPlan:
     """The plan with what a backend needs. Raises MemoryPressureError if the user's budget is too small for it."""
     lines = (*needs.plan.lines, *lines)
     total, budget_bytes = max(_total(lines), needs.peak_bytes), needs.budget_bytes

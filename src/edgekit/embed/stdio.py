@@ -140,7 +140,7 @@ class _Server:
     async def run(self, source: int, target: int) -> int:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
-        self._writer = _Writer(target, loop, lambda: _settle(ended, 0))
+        self._writer = _AnswerWriter(target, loop, lambda: _settle(ended, 0))
         for number, code in ((signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)):
             end = partial(_settle, ended, code)
             if sys.platform == "win32":
@@ -259,7 +259,7 @@ def _read_lines(
         put(None)  # the end, or the parent process has closed it
 
 
-class _Writer:
+class _AnswerWriter:
     """A thread that writes, so that a slow reader delays only the requests whose answers it has not read.
 
     When the reader closes its end, or writing fails (then `fault` is set), `lost` is called, and every pending and

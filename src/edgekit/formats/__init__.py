@@ -11,7 +11,7 @@ from edgekit.formats import limits
 from edgekit.formats.gguf import read_gguf_model
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.sources import cached_in_need, locate
-from edgekit.sources.types import ByteSource, Container, GrowingSource, ModelFile, ModelFiles, Reach
+from edgekit.sources.types import Container, ModelFiles, Reach
 
 
 def read_header(files: ModelFiles, *, depth: Depth = Depth.TENSORS) -> ModelHeader:
@@ -39,8 +39,10 @@ def open_header(
     name = os.fspath(reference)
     try:
         files = locate(name, reach=reach or Reach())
-        if depth is Depth.ARCHITECTURE:
-            files = _opened_once(files)
+        if depth is Depth.ARCHITECTURE and files.origin.is_remote:
+            # Each is opened only once, so that a later read continues where the first one stopped.
+            weights = (replace(one, open=cache(one.open), stays_open=True) for one in files.weights)
+            files = replace(files, weights=tuple(weights))
         return files, read_header(files, depth=depth)
     except PrivateAddressError:
         raise
@@ -49,47 +51,3 @@ def open_header(
         if cached is None:
             raise
         return cached, read_header(cached, depth=depth)
-
-
-class _HeldSource:
-    """A GrowingSource that ignores `close`: it is closed when nothing refers to it any more."""
-
-    def __init__(self, source: GrowingSource) -> None:
-        self._source = source
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def size_bytes(self) -> int:
-        return self._source.size_bytes
-
-    @property
-    def available_bytes(self) -> int:
-        return self._source.available_bytes
-
-    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
-        return self._source.read(offset, length, ahead=ahead)
-
-    def keep(self) -> None:
-        self._source.keep()
-
-    def close(self) -> None:
-        pass
-
-
-def _opened_once(files: ModelFiles) -> ModelFiles:
-    """The files, each opened only once, so that a later read continues where the first one stopped."""
-
-    def keep_open(file: ModelFile) -> ModelFile:
-        @cache
-        def open_once() -> ByteSource:
-            source = file.open()
-            return _HeldSource(source) if isinstance(source, GrowingSource) else source
-
-        return replace(file, open=open_once)
-
-    if not files.origin.is_remote:
-        return files
-    return replace(files, weights=tuple(map(keep_open, files.weights)))

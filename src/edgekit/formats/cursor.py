@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from typing import TypeVar
 
 from edgekit.errors import HeaderError, check_limit
@@ -162,7 +162,8 @@ _Read = TypeVar("_Read")
 
 def read_file(file: ModelFile, read: Callable[[ByteSource], _Read]) -> _Read:
     """The result of `read`. A source that can cache its bytes does so if `read` succeeds."""
-    with closing(file.open()) as source:
+    source = file.open()
+    with nullcontext() if file.stays_open else closing(source):
         result = read(source)
         if isinstance(source, GrowingSource):
             source.keep()

@@ -82,6 +82,8 @@ class ModelFile:
     name: str
     open: Callable[[], ByteSource] = field(repr=False, compare=False)
     size_bytes: int | None = None  # None until the file is opened, for some servers
+    # `open` always returns the same source, which is closed when nothing refers to it any more.
+    stays_open: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
