@@ -97,7 +97,7 @@ class TestEveryAnswer:
         def break_down(*_: object, **__: object) -> None:
             raise ZeroDivisionError("/home/somebody/secret")
 
-        monkeypatch.setattr("edgekit.web.app.Assets.answer", break_down)
+        monkeypatch.setattr("edgekit.web.app.asset_answer", break_down)
         with caplog.at_level(logging.ERROR):
             answer = ask(server, "/")
         assert answer.status == 500
@@ -557,7 +557,7 @@ class TestConnections:
     ) -> None:
         monkeypatch.setattr(serving, "READ_TIMEOUT_S", 0.2)
         large = Response(b"x" * 50_000_000)
-        monkeypatch.setattr("edgekit.web.app.Assets.answer", lambda *_: large)
+        monkeypatch.setattr("edgekit.web.app.asset_answer", lambda *_: large)
         lost: list[int] = []
         real = serving.PatientProtocol.connection_lost
 

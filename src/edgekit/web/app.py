@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,7 +100,6 @@ def create_app(settings: WebSettings) -> FastAPI:
         telemetry=_NO_TELEMETRY,
     )
     app.state.edgekit = state = WebState(settings)
-    app.state.assets = Assets()
     for router in (plain, api.router, jobs_router, cards_router):
         app.include_router(router)
     app.exception_handler(EdgekitError)(_edgekit_error)
@@ -140,8 +138,7 @@ def openapi(request: Request) -> Response:
 
 @plain.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def static(request: Request, name: str) -> Response:
-    assets: Assets = request.app.state.assets
-    answer = assets.answer(request, name)
+    answer = asset_answer(request, name)
     if answer is None:
         raise HTTPException(404)
     return answer
@@ -175,30 +172,26 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return HTMLResponse(small_page(title, text), error.status_code, error.headers)
 
 
-@dataclass(slots=True)
-class Assets:
-    """The files of the page, cached in memory: a few dozen."""
+# The files of the page, cached by name: modification time and size, contents, ETag. They are a few dozen.
+_assets: dict[str, tuple[tuple[int, int], bytes, str]] = {}
 
-    folder: Path = ASSETS
-    # By name: modification time and size, contents, ETag.
-    _cached: dict[str, tuple[tuple[int, int], bytes, str]] = field(default_factory=dict, repr=False)
 
-    def answer(self, request: Request, name: str) -> Response | None:
-        """None if there is no such file."""
-        kind = _TYPES.get(Path(name).suffix)
-        if kind is None or _NAME.fullmatch(name) is None:
-            return None
-        try:
-            found = (self.folder / name).stat()
-            version = (found.st_mtime_ns, found.st_size)
-            if name not in self._cached or self._cached[name][0] != version:
-                content = (self.folder / name).read_bytes()
-                tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-                self._cached[name] = (version, content, tag)
-        except OSError:
-            return None
-        _, content, tag = self._cached[name]
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}
-        if tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type=kind, headers=headers)
+def asset_answer(request: Request, name: str) -> Response | None:
+    """A file of the page; None if there is no such file."""
+    kind = _TYPES.get(Path(name).suffix)
+    if kind is None or _NAME.fullmatch(name) is None:
+        return None
+    try:
+        status = (ASSETS / name).stat()
+        version = (status.st_mtime_ns, status.st_size)
+        if name not in _assets or _assets[name][0] != version:
+            content = (ASSETS / name).read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            _assets[name] = (version, content, tag)
+    except OSError:
+        return None
+    _, content, tag = _assets[name]
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=kind, headers=headers)

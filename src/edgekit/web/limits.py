@@ -7,11 +7,8 @@ import ipaddress
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from weakref import WeakValueDictionary
-
-from edgekit.web.failures import TooManyError
 
 MAX_CLIENTS = 4096  # about 1 MB; the client that was silent longest is forgotten and starts afresh
 # More than may wait for other servers (models.py), so that those do not block a client's other calls.
@@ -87,16 +84,6 @@ class Places:
         with self._freed:
             self._taken -= Counter([network_of(client)])  # drops clients that have none left
             self._freed.notify_all()
-
-    @contextmanager
-    def taken(self, client: str, message: str) -> Iterator[None]:
-        """Raises TooManyError with this message if no place is free."""
-        if not self.enter(client):
-            raise TooManyError(message)
-        try:
-            yield
-        finally:
-            self.leave(client)
 
 
 class ClientTurns:

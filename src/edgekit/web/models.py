@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from edgekit.errors import CancelledError, DeadlineError
 from edgekit.model import OpenModel
 from edgekit.request import Session, Values
 from edgekit.sources.types import Origin, Reach
+from edgekit.web.failures import TooManyError
 from edgekit.web.limits import Places
 from edgekit.web.references import (
     Stamp,
@@ -138,13 +140,16 @@ class OpenedModels:
         with self.remote_slot(watch, is_needed=not is_near(target)):
             return self._opened(target, watch)
 
-    def remote_slot(self, watch: CallWatch, *, is_needed: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def remote_slot(self, watch: CallWatch, *, is_needed: bool) -> Iterator[None]:
         """Around everything that may have to wait for another server. Raises TooManyError."""
-        if not is_needed:
-            return nullcontext()
-        return self._waiting.taken(
-            watch.client, "too many models are being opened; try again in a moment"
-        )
+        if is_needed and not self._waiting.enter(watch.client):
+            raise TooManyError("too many models are being opened; try again in a moment")
+        try:
+            yield
+        finally:
+            if is_needed:
+                self._waiting.leave(watch.client)
 
     def _touch(self, target: str) -> None:
         """Mark as used last; the model that drops out of the last few forgets its results."""

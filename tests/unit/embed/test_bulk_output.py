@@ -565,6 +565,6 @@ def test_output_refuses_a_partial_file_without_a_journal(tmp_path: Path, ending:
     assert (names(tmp_path), strange.read_bytes()) == ({strange.name}, b"precious")
     found = opened(path, overwrite=True)
     add(found, batch_of(1))
-    assert found.kept_words.startswith(". 1 vector is saved")
+    assert found.saved_note.startswith(". 1 vector is saved")
     found.finish()
     assert names(tmp_path) == {"out.npy"}
