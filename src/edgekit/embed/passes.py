@@ -196,7 +196,17 @@ class Passes:
             for job in _jobs_of(pieces):
                 job.fail(error)
         else:
-            self._hand_out(pieces, rows)
+            for row, piece in zip(rows, pieces, strict=True):
+                if piece.job.vectors is not None:
+                    try:
+                        self._finish(row, piece.job.vectors[piece.place])
+                    except EdgekitError as error:
+                        piece.job.fail(error)
+                piece.job.finished += 1
+            for job in _jobs_of(pieces):
+                job.report(job.finished / job.count)
+                if job.finished == job.count and job.vectors is not None and not job.done.done():
+                    job.succeed(job.vectors)
         return True
 
     def _gather(self) -> list[_PassText]:
@@ -262,19 +272,6 @@ class Passes:
         for job in waiting:
             in_pass = job.begun - job.finished
             job.report((job.finished + share * in_pass) / job.count)
-
-    def _hand_out(self, pieces: list[_PassText], rows: Floats) -> None:
-        for place, piece in enumerate(pieces):
-            if piece.job.vectors is not None:
-                try:
-                    self._finish(rows[place], piece.job.vectors[piece.place])
-                except EdgekitError as error:
-                    piece.job.fail(error)
-            piece.job.finished += 1
-        for job in _jobs_of(pieces):
-            job.report(job.finished / job.count)
-            if job.finished == job.count and job.vectors is not None and not job.done.done():
-                job.succeed(job.vectors)
 
     def _drop_ended(self) -> None:
         with self._changed:

@@ -501,7 +501,7 @@ def form_of(name: str, *, dimensions: int, ids: bool, integer_ids: bool) -> Vect
     return NpyForm(dimensions)
 
 
-class NpyForm:
+class NpyForm(VectorForm):
     """One float32 array with a row for each text that was embedded."""
 
     def __init__(self, dimensions: int) -> None:
@@ -524,14 +524,11 @@ class NpyForm:
         return _NPY_MAGIC + length.to_bytes(2, "little") + f"{fields:<{length - 1}}\n".encode()
 
 
-class JsonlForm:
+class JsonlForm(VectorForm):
     """{"row": 1, "id": "a", "vector": [...]}: each number is the shortest that gives the same float32."""
 
     def __init__(self, *, ids: bool) -> None:
         self._ids = ids
-
-    def head(self) -> bytes:
-        return b""
 
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
         lines = []
@@ -539,6 +536,3 @@ class JsonlForm:
             identity = f',"id":{json.dumps(row.id, ensure_ascii=False)}' if self._ids else ""
             lines.append(f'{{"row":{row.number}{identity},"vector":[{",".join(numbers)}]}}\n')
         return "".join(lines).encode()
-
-    def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - a line is final as it is
-        return partial

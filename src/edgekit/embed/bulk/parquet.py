@@ -23,6 +23,7 @@ from edgekit.embed.bulk.rows import (
     ResumeMark,
     RowLimit,
     RowSource,
+    VectorForm,
     check_same,
     file_identity,
     open_input,
@@ -228,7 +229,7 @@ def _size_bytes(cell: Any) -> int:
     return 0 if buffer is None else int(buffer.size)
 
 
-class ParquetForm:
+class ParquetForm(VectorForm):
     """The columns `row`, `id` if there are ids, and `vector`, a list of fixed size."""
 
     def __init__(self, dimensions: int, *, ids: bool, integer_ids: bool) -> None:

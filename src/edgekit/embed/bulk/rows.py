@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.errors import NotFoundError, SourceError, UsageError
 from edgekit.units import KIB, MB, format_bytes
@@ -160,16 +160,18 @@ class RowSource(ABC):
         """Idempotent."""
 
 
-class VectorForm(Protocol):
+class VectorForm(ABC):
     """An output format that can be appended to: a head, then one batch after another."""
 
-    def head(self) -> bytes: ...
+    def head(self) -> bytes:
+        return b""
 
+    @abstractmethod
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes: ...
 
-    def finish(self, partial: Path, kept: int) -> Path:
+    def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - for formats that state the count
         """Completes the file and returns the path to be renamed. May run again after a kill."""
-        ...
+        return partial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
