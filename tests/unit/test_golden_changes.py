@@ -135,7 +135,7 @@ PLANTED = {
         question='POST /api/v1/check {"model": "llama-3.1-70b", "device": "2x RTX 3090", "ram": "64G"}',
     ),
     "a word less in the sentence of a card": Planted(
-        target="edgekit.web.card_worker.headline",
+        target="edgekit.report.cards.headline",
         change=lambda before: lambda result: before(result).replace(", about ", ", "),
         question="GET /api/v1/cards/events?ram=8G&max_use=90%25",
     ),

@@ -27,8 +27,18 @@ from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.plan.recommend import rank_of, smallest_bytes
 from edgekit.request import Request as ModelRequest
-from edgekit.web.card_worker import Card, CardOrder, Maker, in_order, work
-from edgekit.web.cards import KEPT_MACHINES, MOST_FOLLOWED, MOST_STARTS, Cards, Deck
+from edgekit.web.cards import (
+    KEPT_MACHINES,
+    MOST_FOLLOWED,
+    MOST_STARTS,
+    Card,
+    CardOrder,
+    Cards,
+    Deck,
+    Maker,
+    in_order,
+    work,
+)
 from edgekit.web.failures import TooManyError
 from edgekit.web.jobs import JobEvent
 from edgekit.web.serving import warm
@@ -121,7 +131,7 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
 
     maker, order = Maker(LOCAL), CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
-    monkeypatch.setattr("edgekit.web.card_worker.task_to_plan", break_down)
+    monkeypatch.setattr("edgekit.web.cards.task_to_plan", break_down)
     told = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
     assert [status for status, _ in told] == ["refused", "refused"]
     assert "internal error in EdgeKit" in told[0][1]

@@ -3,28 +3,305 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 import numpy as np
 
-from edgekit.embed.passes import EmbedCall, Passes
 from edgekit.embed.types import Encoder, prefixes_of
+from edgekit.engines.native.crew import no_thread
 from edgekit.engines.native.encoder import scale_row
 from edgekit.engines.native.file import Closeable, Limits
 from edgekit.engines.native.kernels.types import Floats
-from edgekit.errors import CancelledError, TextError, UsageError
+from edgekit.errors import (
+    CancelledError,
+    DeadlineError,
+    EdgekitError,
+    MemoryPressureError,
+    TextError,
+    UsageError,
+)
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.embed.types import EmbedPlan
     from edgekit.engines.native.tokenizer.text import TextTokenizer
     from edgekit.machine.monitor import Monitor, Reservation
+
+
+@dataclass(slots=True, eq=False)
+class EmbedCall:
+    """One call: its texts, its vectors, and how it may end early."""
+
+    count: int
+    tokens_of: Callable[[int], Sequence[int]]  # of a text, when its turn comes; raises TextError
+    allocate: Callable[[], Floats]  # an array for the vectors; raises MemoryPressureError
+    cancel: threading.Event
+    ends_at: float | None = None  # time.monotonic()
+    progress: Callable[[float], None] | None = None
+    release: Callable[[], None] = lambda: None  # called at the end, however it ends
+    done: Future[Floats] = field(default_factory=Future)
+    vectors: Floats | None = None  # None: not allocated yet
+    begun: int = 0  # texts that are in a pass or finished
+    finished: int = 0
+    waiting: Sequence[int] | None = None  # tokens of the next text, if the last pass was full
+
+    def result(self) -> Floats:
+        """Waits for the vectors."""
+        try:
+            return self.done.result()
+        except BaseException:
+            self.done.cancel()  # on Ctrl-C the pass ends at its next tile
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):  # the caller has cancelled it
+            self.done.set_exception(error)
+        self.release()
+
+    def succeed(self, vectors: Floats) -> None:
+        with suppress(InvalidStateError):
+            self.done.set_result(vectors)
+        self.release()
+
+    def end_early(self, now: float) -> bool:
+        """Whether it has ended; ends it if it was cancelled or its time is up."""
+        if self.done.done():
+            return True
+        if self.cancel.is_set():
+            self.fail(CancelledError("cancelled"))
+        elif self.ends_at is not None and now > self.ends_at:
+            self.fail(DeadlineError("not finished in time"))
+        return self.done.done()
+
+    def report(self, share: float) -> None:
+        """Calls `progress`; what that raises ends the job."""
+        if self.progress is not None and not self.done.done():
+            try:
+                self.progress(share)
+            except BaseException as error:  # noqa: BLE001 - it goes back to the caller
+                self.fail(error)
+
+
+class _PassText(NamedTuple):
+    job: EmbedCall
+    place: int  # of the text in its job
+    tokens: Sequence[int]
+
+
+class _AbandonedError(Exception):
+    """No call waits for this pass any more."""
+
+
+class Passes:
+    """One thread that runs the encoder, and the queue of calls."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        rows: Floats,
+        pass_tokens: int,
+        check: Callable[[], None],
+        finish: Callable[[Floats, Floats], None],
+        ended: Callable[[], None],
+    ) -> None:
+        """`rows`: a vector for each text of the largest pass. `check` is called between tiles.
+
+        `finish` turns the encoder's row into a caller's. `ended` is called once, after the last pass.
+        """
+        self._encoder = encoder
+        self._rows = rows
+        self._pass_tokens = pass_tokens
+        self._check = check
+        self._finish = finish
+        self._ended = ended
+        self._process = os.getpid()
+        self._jobs: deque[EmbedCall] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: EmbedCall) -> None:
+        """Queues it. Raises UsageError if it would wait forever."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                "this embedder was opened before the process was forked, so its threads "
+                "are not here: open it in the process that uses it"
+            )
+        if threading.current_thread() is self._thread:
+            raise UsageError(
+                "a progress callback runs in the embedding thread, so it cannot embed "
+                "anything itself"
+            )
+        with self._changed:
+            if self._closing:
+                raise CancelledError("the embedder is closed")
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="edgekit-embed", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise no_thread(error) from error
+                self._thread = thread
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends all calls; returns when the thread has ended, unless it is this one."""
+        if os.getpid() != self._process:
+            return  # the threads belong to the parent process
+        with self._changed:
+            first, self._closing = not self._closing, True
+            self._changed.notify()
+        if self._thread is None:
+            if first:
+                self._end()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._jobs)
+                if self._closing:
+                    break
+            self._one_pass()  # a function of its own: its vectors are freed before the next wait
+        self._end()
+
+    def _end(self) -> None:
+        self._fail_all(CancelledError("the embedder was closed"))
+        self._ended()
+
+    def _one_pass(self) -> None:
+        try:
+            pieces = self._gather()
+            self._drop_ended()
+            while pieces and not self._encode(pieces):
+                pieces = [piece for piece in pieces if not piece.job.done.done()]
+        except _AbandonedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - no caller may wait forever
+            self._fail_all(error)
+        self._drop_ended()
+
+    def _encode(self, pieces: list[_PassText]) -> bool:
+        """False: one text was bad. Its job has failed, and the others must be run again."""
+        rows = self._rows[: len(pieces)]
+        try:
+            self._encoder.encode(
+                [piece.tokens for piece in pieces], rows, lambda share: self._pause(pieces, share)
+            )
+        except TextError as error:
+            bad = pieces[error.index or 0]
+            bad.job.fail(TextError(error.what, index=bad.place))
+            return False
+        except EdgekitError as error:
+            for job in _jobs_of(pieces):
+                job.fail(error)
+        else:
+            for row, piece in zip(rows, pieces, strict=True):
+                if piece.job.vectors is not None:
+                    try:
+                        self._finish(row, piece.job.vectors[piece.place])
+                    except EdgekitError as error:
+                        piece.job.fail(error)
+                piece.job.finished += 1
+            for job in _jobs_of(pieces):
+                job.report(job.finished / job.count)
+                if job.finished == job.count and job.vectors is not None and not job.done.done():
+                    job.succeed(job.vectors)
+        return True
+
+    def _gather(self) -> list[_PassText]:
+        """One text of each job in turn, as many as a pass holds. The next pass begins with the next job."""
+        with self._changed:
+            turns = deque(self._jobs)
+            self._jobs.rotate(-1)
+        pieces: list[_PassText] = []
+        left_tokens = self._pass_tokens
+        while turns and len(pieces) < len(self._rows):
+            job = turns.popleft()
+            tokens = self._next_tokens(job)
+            if tokens is None:
+                continue
+            if len(tokens) > left_tokens:
+                job.waiting = tokens  # in a later pass
+                continue
+            pieces.append(_PassText(job, job.begun, tokens))
+            job.waiting = None
+            job.begun += 1
+            left_tokens -= len(tokens)
+            turns.append(job)
+        return pieces
+
+    def _next_tokens(self, job: EmbedCall) -> Sequence[int] | None:
+        """The tokens of its next text, after its vectors are allocated.
+
+        None: there is none, its memory must wait for another job, or it has failed.
+        """
+        if job.begun == job.count or job.end_early(time.monotonic()):
+            return None
+        try:
+            if job.vectors is None:
+                job.vectors = self._allocated(job)
+                if job.vectors is None:
+                    return None
+            return job.tokens_of(job.begun) if job.waiting is None else job.waiting
+        except Exception as error:  # noqa: BLE001 - it concerns this job alone
+            job.fail(error)
+            return None
+
+    def _allocated(self, job: EmbedCall) -> Floats | None:
+        """Its vectors; None if another job will free the memory for them."""
+        try:
+            return job.allocate()
+        except MemoryPressureError:
+            with self._changed:
+                if any(one.vectors is not None for one in self._jobs if not one.done.done()):
+                    return None
+            raise
+
+    def _pause(self, pieces: list[_PassText], share: float) -> None:
+        """Between tiles: ends cancelled calls, checks the memory, reports progress."""
+        now = time.monotonic()
+        with self._changed:
+            closing, everybody = self._closing, tuple(self._jobs)
+        for job in everybody:
+            job.end_early(now)
+        waiting = [job for job in _jobs_of(pieces) if not job.done.done()]
+        if closing or not waiting:
+            raise _AbandonedError
+        self._check()
+        for job in waiting:
+            in_pass = job.begun - job.finished
+            job.report((job.finished + share * in_pass) / job.count)
+
+    def _drop_ended(self) -> None:
+        with self._changed:
+            ended = [job for job in self._jobs if job.done.done()]
+            self._jobs = deque(job for job in self._jobs if not job.done.done())
+        for job in ended:
+            job.release()
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._changed:
+            jobs, self._jobs = tuple(self._jobs), deque()
+        for job in jobs:
+            job.fail(error)
+
+
+def _jobs_of(pieces: list[_PassText]) -> tuple[EmbedCall, ...]:
+    return tuple(dict.fromkeys(piece.job for piece in pieces))
+
 
 Progress = Callable[[float], None]
 

@@ -20,7 +20,6 @@ from edgekit import __version__
 from edgekit.errors import EdgekitError
 from edgekit.sources.address import is_offline
 from edgekit.web import api
-from edgekit.web.event_routes import cards_router, jobs_router
 from edgekit.web.failures import (
     Failure,
     Responses,
@@ -100,7 +99,7 @@ def create_app(settings: WebSettings) -> FastAPI:
         telemetry=_NO_TELEMETRY,
     )
     app.state.edgekit = state = WebState(settings)
-    for router in (plain, api.router, jobs_router, cards_router):
+    for router in (plain, api.router, api.jobs_router, api.cards_router):
         app.include_router(router)
     app.exception_handler(EdgekitError)(_edgekit_error)
     app.exception_handler(RequestValidationError)(_invalid_request)
