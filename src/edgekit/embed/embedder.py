@@ -43,13 +43,12 @@ class EmbedCall:
 
     count: int
     tokens_of: Callable[[int], Sequence[int]]  # of a text, when its turn comes; raises TextError
-    allocate: Callable[[], Floats]  # an array for the vectors; raises MemoryPressureError
     cancel: threading.Event
     ends_at: float | None = None  # time.monotonic()
     progress: Callable[[float], None] | None = None
-    release: Callable[[], None] = lambda: None  # called at the end, however it ends
     done: Future[Floats] = field(default_factory=Future)
     vectors: Floats | None = None  # None: not allocated yet
+    reserved: Reservation | None = None  # for the vectors, until it ends
     begun: int = 0  # texts that are in a pass or finished
     finished: int = 0
     waiting: Sequence[int] | None = None  # tokens of the next text, if the last pass was full
@@ -71,6 +70,10 @@ class EmbedCall:
         with suppress(InvalidStateError):
             self.done.set_result(vectors)
         self.release()
+
+    def release(self) -> None:
+        if self.reserved is not None:
+            self.reserved.release()
 
     def end_early(self, now: float) -> bool:
         """Whether it has ended; ends it if it was cancelled or its time is up."""
@@ -104,26 +107,8 @@ class _AbandonedError(Exception):
 class Passes:
     """One thread that runs the encoder, and the queue of calls."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        rows: Floats,
-        pass_tokens: int,
-        check: Callable[[], None],
-        finish: Callable[[Floats, Floats], None],
-        ended: Callable[[], None],
-    ) -> None:
-        """`rows`: a vector for each text of the largest pass. `check` is called between tiles.
-
-        `finish` turns the encoder's row into a caller's. `ended` is called once, after the last pass.
-        """
-        self._encoder = encoder
-        self._rows = rows
-        self._pass_tokens = pass_tokens
-        self._check = check
-        self._finish = finish
-        self._ended = ended
+    def __init__(self, parts: EmbedderParts) -> None:
+        self._parts = parts
         self._process = os.getpid()
         self._jobs: deque[EmbedCall] = deque()
         self._changed = threading.Condition()
@@ -179,7 +164,8 @@ class Passes:
 
     def _end(self) -> None:
         self._fail_all(CancelledError("the embedder was closed"))
-        self._ended()
+        self._parts.encoder.close()
+        self._parts.held.close()
 
     def _one_pass(self) -> None:
         try:
@@ -195,9 +181,9 @@ class Passes:
 
     def _encode(self, pieces: list[_PassText]) -> bool:
         """False: one text was bad. Its job has failed, and the others must be run again."""
-        rows = self._rows[: len(pieces)]
+        rows = self._parts.rows[: len(pieces)]
         try:
-            self._encoder.encode(
+            self._parts.encoder.encode(
                 [piece.tokens for piece in pieces], rows, lambda share: self._pause(pieces, share)
             )
         except TextError as error:
@@ -210,8 +196,10 @@ class Passes:
         else:
             for row, piece in zip(rows, pieces, strict=True):
                 if piece.job.vectors is not None:
+                    vector = piece.job.vectors[piece.place]
+                    vector[:] = row[: len(vector)]
                     try:
-                        self._finish(row, piece.job.vectors[piece.place])
+                        scale_row(vector, normalize=self._parts.normalize)
                     except EdgekitError as error:
                         piece.job.fail(error)
                 piece.job.finished += 1
@@ -227,8 +215,8 @@ class Passes:
             turns = deque(self._jobs)
             self._jobs.rotate(-1)
         pieces: list[_PassText] = []
-        left_tokens = self._pass_tokens
-        while turns and len(pieces) < len(self._rows):
+        left_tokens = self._parts.plan.pass_tokens
+        while turns and len(pieces) < len(self._parts.rows):
             job = turns.popleft()
             tokens = self._next_tokens(job)
             if tokens is None:
@@ -251,24 +239,29 @@ class Passes:
         if job.begun == job.count or job.end_early(time.monotonic()):
             return None
         try:
-            if job.vectors is None:
-                job.vectors = self._allocated(job)
-                if job.vectors is None:
-                    return None
+            if not self._has_vectors(job):
+                return None
             return job.tokens_of(job.begun) if job.waiting is None else job.waiting
         except Exception as error:  # noqa: BLE001 - it concerns this job alone
             job.fail(error)
             return None
 
-    def _allocated(self, job: EmbedCall) -> Floats | None:
-        """Its vectors; None if another job will free the memory for them."""
+    def _has_vectors(self, job: EmbedCall) -> bool:
+        """Allocates its vectors. False: another job will free the memory for them."""
+        if job.vectors is not None:
+            return True
+        shape = (job.count, self._parts.plan.dimensions)
+        size_bytes = math.prod(shape) * 4
+        what = f"{job.count:,} vectors ({format_bytes(size_bytes)})"
         try:
-            return job.allocate()
+            job.reserved = self._parts.monitor.try_allocate(size_bytes, what)
         except MemoryPressureError:
             with self._changed:
                 if any(one.vectors is not None for one in self._jobs if not one.done.done()):
-                    return None
+                    return False
             raise
+        job.vectors = np.zeros(shape, dtype=np.float32)
+        return True
 
     def _pause(self, pieces: list[_PassText], share: float) -> None:
         """Between tiles: ends cancelled calls, checks the memory, reports progress."""
@@ -280,7 +273,7 @@ class Passes:
         waiting = [job for job in _jobs_of(pieces) if not job.done.done()]
         if closing or not waiting:
             raise _AbandonedError
-        self._check()
+        self._parts.monitor.check()
         for job in waiting:
             in_pass = job.begun - job.finished
             job.report((job.finished + share * in_pass) / job.count)
@@ -332,14 +325,7 @@ class Embedder(Closeable):
         self.monitor = ready.monitor  # the memory that is reserved, and its limits
         self.label = ready.plan.label
         self.dimensions = ready.plan.dimensions  # floats in a vector
-        self._passes = Passes(
-            ready.encoder,
-            rows=ready.rows,
-            pass_tokens=ready.plan.pass_tokens,
-            check=ready.monitor.check,
-            finish=self._finish,
-            ended=self._release,
-        )
+        self._passes = Passes(ready)
 
     def prefix(self, task: str) -> str:
         """The model's prefix for a 'query' or a 'document'. Raises UsageError if it is unknown."""
@@ -440,10 +426,6 @@ class Embedder(Closeable):
         """Ends the calls that are still waiting and releases everything. Idempotent."""
         self._passes.close()
 
-    def _release(self) -> None:
-        self._ready.encoder.close()
-        self._ready.held.close()
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -470,31 +452,17 @@ class Embedder(Closeable):
             raise UsageError(
                 f"the deadline must be a number of seconds (got {str(deadline_s)[:40]!r})"
             )
-        held: list[Reservation] = []
-
-        def allocate() -> Floats:
-            size_bytes = count * self.dimensions * 4
-            what = f"{count:,} vectors ({format_bytes(size_bytes)})"
-            held.append(self.monitor.try_allocate(size_bytes, what))
-            return np.zeros((count, self.dimensions), dtype=np.float32)
-
-        def release() -> None:
-            for reserved in held:
-                reserved.release()
-
         job = EmbedCall(
             count=count,
             tokens_of=tokens_of,
-            allocate=allocate,
             cancel=cancel or threading.Event(),
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
             progress=progress,
-            release=release,
         )
         if count:
             self._passes.submit(job)
         else:
-            job.succeed(allocate())
+            job.succeed(np.zeros((0, self.dimensions), dtype=np.float32))
         return job
 
     def _texts(
@@ -529,7 +497,3 @@ class Embedder(Closeable):
             )
         except TextError as error:
             raise TextError(error.what, index=index) from error
-
-    def _finish(self, row: Floats, into: Floats) -> None:
-        into[:] = row[: len(into)]
-        scale_row(into, normalize=self._ready.normalize)
