@@ -22,9 +22,8 @@ from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.engines import machine_keys
 from edgekit.web import models as web_models
-from edgekit.web.calls import CALLS
+from edgekit.web.calls import CALLS, WebState
 from edgekit.web.models import OpenedModels
-from edgekit.web.state import WebState
 from edgekit.web.types import CallWatch, WebSettings
 
 GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"

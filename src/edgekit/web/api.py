@@ -18,13 +18,12 @@ from edgekit.catalog.names import find_entry
 from edgekit.errors import NotFoundError
 from edgekit.report.catalog import entry_json
 from edgekit.report.json import json_line
-from edgekit.web.calls import CALLS, LISTS, Call, machine_now
+from edgekit.web.calls import CALLS, LISTS, Call, WebState, machine_now
 from edgekit.web.cards import CardOrder, Deck
 from edgekit.web.failures import Failure, Problem, Responses
 from edgekit.web.jobs import JobEvent, JobState
 from edgekit.web.references import shown_entry, without_folders
 from edgekit.web.requests import CARDS, CallFields
-from edgekit.web.state import client_of, state_of
 from edgekit.web.types import CallWatch, Json
 
 ROOT = "/api/v1"
@@ -59,9 +58,17 @@ router = APIRouter(
 )
 
 
+def state_of(request: Request) -> WebState:
+    return cast("WebState", request.app.state.edgekit)
+
+
+def _client_of(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
+
+
 async def answered(call: Call, request: Request, fields: CallFields) -> Response:
     """Computed in a thread; cancelled when the client disconnects, and not started if it left while waiting."""
-    state, watch = state_of(request), CallWatch(client=client_of(request))
+    state, watch = state_of(request), CallWatch(client=_client_of(request))
 
     def work() -> Response:
         watch.check()
@@ -134,7 +141,7 @@ cards_router = APIRouter(tags=["cards"])
 
 
 class Started(BaseModel):
-    """Where to ask for it is its id."""
+    """A job that was started; ask for it by its id."""
 
     id: str
     call: str
@@ -175,7 +182,7 @@ def _starter(name: str, call: Call) -> Callable[..., JSONResponse]:
         def work(watch: CallWatch) -> Json:
             return call.answer(state, fields, watch)
 
-        job = state.jobs.start(name, work, client_of(request))
+        job = state.jobs.start(name, work, _client_of(request))
         started = {"id": job.id, "call": job.call, "state": JobState.RUNNING.value}
         return JSONResponse(started, 202, {"Location": f"{JOBS}/{job.id}"})
 

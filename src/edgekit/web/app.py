@@ -20,6 +20,7 @@ from edgekit import __version__
 from edgekit.errors import EdgekitError
 from edgekit.sources.address import is_offline
 from edgekit.web import api
+from edgekit.web.calls import WebState
 from edgekit.web.failures import (
     Failure,
     Responses,
@@ -32,7 +33,6 @@ from edgekit.web.failures import (
 from edgekit.web.references import without_folders
 from edgekit.web.security import DOCS, HEALTH, Security
 from edgekit.web.shutdown import ShutdownMiddleware
-from edgekit.web.state import WebState, state_of
 from edgekit.web.types import WebSettings
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ for _path in PAGES:
 
 
 async def _edgekit_error(request: Request, error: EdgekitError) -> Response:
-    settings = state_of(request).settings
+    settings = api.state_of(request).settings
     body = without_folders(error_json(error), settings)
     status = status_of(error, network=settings.network and not is_offline())
     return JSONResponse(body, status, {"Retry-After": "2"} if status == 429 else None)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from edgekit.app.check import check_named
@@ -38,8 +38,11 @@ from edgekit.report.plot import curves_json
 from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.web import requests
+from edgekit.web.cards import Cards
 from edgekit.web.failures import about
-from edgekit.web.models import CachedModel
+from edgekit.web.jobs import Jobs
+from edgekit.web.limits import ClientTurns
+from edgekit.web.models import CachedModel, OpenedModels
 from edgekit.web.references import (
     allowed,
     allowed_request,
@@ -48,9 +51,10 @@ from edgekit.web.references import (
     is_near,
     needs_remote_companions,
     shown_entry,
+    without_folders,
 )
-from edgekit.web.state import WebState
-from edgekit.web.types import CallWatch, Json, reach_of
+from edgekit.web.shutdown import Shutdown
+from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
 # How long this machine's free memory is reused: dragging a slider does not wait for it.
 MACHINE_S = 2.0
@@ -59,6 +63,24 @@ _GROUPS = ("weights", "cache", "placement", "backend", "cards")
 
 _lock = threading.Lock()
 _machine: list[tuple[float, Machine]] = []  # monotonic time and the machine found then; at most one
+
+
+class WebState:
+    """What all calls share: `app.state.edgekit`."""
+
+    def __init__(self, settings: WebSettings) -> None:
+        redact = partial(without_folders, settings=settings)
+        self.settings = settings
+        self.models = OpenedModels(settings)
+        self.jobs = Jobs(timeout_s=settings.timeout_s, redact=redact)
+        self.cards = Cards(settings)
+        self.turns = ClientTurns()
+        self.shutdown = Shutdown()
+
+    def close(self) -> None:
+        """Cancel everything that runs. Idempotent."""
+        self.jobs.close()
+        self.cards.close()
 
 
 @dataclass(frozen=True, slots=True)

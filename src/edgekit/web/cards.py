@@ -95,7 +95,7 @@ class Cards:
     """The decks requested last, and the worker that makes them."""
 
     def __init__(self, settings: WebSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._lock = threading.RLock()
         self._decks: OrderedDict[Hashable, Deck] = OrderedDict()
         self._followed: set[Deck] = set()  # including decks no longer in _decks
@@ -188,9 +188,7 @@ class Cards:
             deck.fault = _LOST
         elif self._worker is None:
             try:
-                self._worker = CardWorker(
-                    settings=self._settings, on_card=self._on_card, on_exit=self._on_exit
-                )
+                self._worker = CardWorker(self)
             except OSError as error:
                 deck.fault = f"cannot start the process that checks the models: {error}"
         if deck.fault or self._worker is None:
@@ -202,7 +200,8 @@ class Cards:
         made = frozenset(str(card["id"]) for card in deck.cards)
         self._worker.send((deck.number, replace(deck.order, made=made)))
 
-    def _on_card(self, number: int, card: Card | None) -> None:
+    def on_card(self, number: int, card: Card | None) -> None:
+        """The next card of an order; None at its end."""
         with self._lock:
             deck = next((one for one in self._followed if one.number == number), None)
             if deck is None or not deck.is_begun or deck.has_ended:
@@ -213,7 +212,7 @@ class Cards:
                 deck.cards.append(card)
             deck.notify()
 
-    def _on_exit(self, worker: CardWorker) -> None:
+    def on_exit(self, worker: CardWorker) -> None:
         """The worker was idle, or it crashed: then start another."""
         with self._lock:
             if self._worker is worker:
@@ -234,22 +233,12 @@ Message = tuple[int, CardOrder | None] | None
 
 
 class CardWorker:
-    """The process, or the thread.
+    """The process, or the thread. Tells `cards` in a thread what it has made, and that it has ended."""
 
-    Calls `on_card` with the number of an order and a card, or None at its end; `on_exit` when the worker has ended;
-    both in a thread.
-    """
-
-    def __init__(
-        self,
-        *,
-        settings: WebSettings,
-        on_card: Callable[[int, Card | None], None],
-        on_exit: Callable[[CardWorker], None],
-    ) -> None:
+    def __init__(self, cards: Cards) -> None:
         """Raises OSError if not even a pipe can be opened."""
+        self._cards, settings = cards, cards.settings
         self._ours, theirs = multiprocessing.Pipe()
-        self._on_card, self._on_exit = on_card, on_exit
         self._messages: SimpleQueue[Message] = SimpleQueue()  # `send` does not wait for the pipe
         self._ended = threading.Event()
         self.process: BaseProcess | None = _start_process(theirs, settings)
@@ -280,7 +269,7 @@ class CardWorker:
     def _receive(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._on_card(*self._ours.recv())
+                self._cards.on_card(*self._ours.recv())
         self.send(None)
         if self.process is not None:
             # Joined in this thread only: two joins would race for its status.
@@ -289,7 +278,7 @@ class CardWorker:
                 self.process.kill()
                 self.process.join(END_S)
         self._ended.set()
-        self._on_exit(self)
+        self._cards.on_exit(self)
 
 
 def _start_thread(target: Callable[[], None]) -> None:

@@ -27,11 +27,10 @@ from edgekit.errors import EdgekitError, UsageError
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.request import Request
 from edgekit.web.app import create_app
-from edgekit.web.calls import machine_now
+from edgekit.web.calls import WebState, machine_now
 from edgekit.web.cards import when_started
 from edgekit.web.limits import network_of
 from edgekit.web.security import MALFORMED, MAX_HEAD_BYTES, bare_answer, busy
-from edgekit.web.state import WebState
 from edgekit.web.types import DEFAULT_PORT, WebSettings
 
 if TYPE_CHECKING:
