@@ -304,7 +304,7 @@ def test_a_client_that_goes_away_stops_the_work(monkeypatch: pytest.MonkeyPatch)
             decks.append(super().deck(order))
             return decks[-1]
 
-    monkeypatch.setattr("edgekit.web.cards.Cards", Watched)
+    monkeypatch.setattr("edgekit.web.calls.Cards", Watched)
     with start(LOCAL) as address:
         assert len(list(islice(events(address, f"{PATH}?ram=2G"), 3))) == 3
         wait_until(lambda: not decks[0].followers)
