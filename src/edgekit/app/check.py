@@ -30,7 +30,7 @@ from edgekit.formats.types import Depth
 from edgekit.model import OpenModel, open_model
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import is_decided, judge, result_of
-from edgekit.plan.commands import main_command, main_notes, start_commands
+from edgekit.plan.commands import main_command, start_commands
 from edgekit.request import Request, Session
 from edgekit.sources.local import is_here
 from edgekit.sources.types import Traffic
@@ -211,9 +211,10 @@ def check_opened(
     ready: tuple[Command, ...] = ()
     if result.can_load:
         ready = start_commands(opened, result, values, users=request.users)
-    if ready:
-        notes = dict.fromkeys((*bill.notes, *main_notes(ready)))
-        bill = replace(bill, command=main_command(ready), notes=tuple(notes))
+    command = main_command(ready)
+    if command is not None:
+        notes = dict.fromkeys((*bill.notes, *command.notes))
+        bill = replace(bill, command=command.text, notes=tuple(notes))
     return Check(
         bill=bill,
         result=result,

@@ -163,7 +163,8 @@ def _fit(
     }
     taken = engine.taken(result)
     bill = bill_of(opened, engine, flags, load=held, setup=placement.setup, estimate=taken)
-    command = main_command(start_commands(opened, result, values, users=users)) or bill.command
+    started = main_command(start_commands(opened, result, values, users=users))
+    command = bill.command if started is None else started.text
     return Fit(
         label=_label(named),
         reference=_reference(named),

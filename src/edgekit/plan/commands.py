@@ -60,18 +60,15 @@ def ready_commands(
         users=task.users,
         nodes=task.nodes,
     )
-    return (*_higher_limit(plan), *found)
-
-
-def _higher_limit(plan: Plan) -> tuple[Command, ...]:
-    """The command that raises the system's limit on GPU memory, if the plan says that it helps."""
+    # the system's limit on GPU memory, if the plan says that raising it helps
     decision, machine = plan.decision(Lever.LIMIT), plan.result.machine
     raised = None if decision is None else raised_limit(machine)
     if decision is None or raised is None or not raised.setting:
-        return ()
+        return found
     text = shell_text(shlex.split(raised.how), {}, machine.system)
     notes = (decision.because, raised.note)
-    return (Command(program=LIMIT, name="GPU memory limit", kind=COMMAND, text=text, notes=notes),)
+    limit = Command(program=LIMIT, name="GPU memory limit", kind=COMMAND, text=text, notes=notes)
+    return (limit, *found)
 
 
 def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
@@ -82,24 +79,14 @@ def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
     return found
 
 
-def main_command(ready: Sequence[Command]) -> str:
-    """The command that starts the model, preceded by those to run first; "" if there is none."""
+def main_command(ready: Sequence[Command]) -> Command | None:
+    """The command that starts the model, after those of its program that have to be run first."""
     shown = next(iter(by_program(ready).values()), [])
-    return shown[-1].text if shown else ""
-
-
-def main_notes(ready: Sequence[Command]) -> tuple[str, ...]:
-    """What to know before running `main_command`."""
-    shown = next(iter(by_program(ready).values()), [])
-    return shown[-1].notes if shown else ()
+    return shown[-1] if shown else None
 
 
 def start_commands(
-    opened: OpenModel,
-    result: Verdict,
-    values: Mapping[str, Any],
-    *,
-    users: int | None = None,
+    opened: OpenModel, result: Verdict, values: Mapping[str, Any], *, users: int | None = None
 ) -> tuple[Command, ...]:
     """Commands as `plan` prints them. Empty in library mode: the estimate already has the command."""
     if values.get("mode") == "library":

@@ -202,7 +202,9 @@ class Fitting:
             if tokens not in self._prices and self._floor is not None:
                 # weights and caches alone may be too large, and they are much cheaper to compute than the bill
                 floor, max_use = self._floor_by_pool(self._floor, tokens), self.task.max_use or 1.0
-                for pools, available in self._limits:
+                ram = (one for one in self.placement.budgets if HOST in one.pools)
+                limits = (*self._device_limits, *((one.pools, one.unreserved_bytes) for one in ram))
+                for pools, available in limits:
                     if sum(floor.get(pool, 0) for pool in pools) > available * max_use:
                         return False
             return self.price(tokens).fits
@@ -222,33 +224,25 @@ class Fitting:
         """
         if self._floor is None:
             return self.devices_share(tokens)
-        floor = self._floor_by_pool(self._floor, tokens)
-        needed = [
-            (sum(floor.get(pool, 0) for pool in budget.pools), budget.available_bytes)
-            for budget in gpu_budgets(self.placement.budgets)
-        ]
-        if self.placement.may_resplit:
-            needed = [(sum(required for required, _ in needed), sum(size for _, size in needed))]
-        max_use = self.task.max_use or 1.0
-        shares = (
-            required / (usable * max_use) if usable else math.inf
-            for required, usable in needed
-            if required
-        )
-        return max(shares, default=0.0)
+        floor, max_use = self._floor_by_pool(self._floor, tokens), self.task.max_use or 1.0
+        share = 0.0
+        for pools, available in self._device_limits:
+            required = sum(floor.get(pool, 0) for pool in pools)
+            if required:
+                share = max(share, required / (available * max_use) if available else math.inf)
+        return share
 
     def _floor_by_pool(self, floor: Floor, tokens: int) -> Mapping[Pool, int]:
         return floor.held_bytes(self.task.model, self.task.load_of(tokens), self.placement.setup)
 
     @cached_property
-    def _limits(self) -> tuple[tuple[frozenset[Pool], int], ...]:
-        """Pools with their available bytes. Layers that may be split differently count against all cards together."""
+    def _device_limits(self) -> list[tuple[frozenset[Pool], int]]:
+        """Pools of each device with their available bytes; of all together if layers may be split differently."""
         cards = [(one.pools, one.available_bytes) for one in gpu_budgets(self.placement.budgets)]
         if self.placement.may_resplit:
             pools = frozenset[Pool]().union(*(pools for pools, _ in cards))
             cards = [(pools, sum(size for _, size in cards))]
-        with_ram = (one for one in self.placement.budgets if HOST in one.pools)
-        return (*cards, *((one.pools, one.unreserved_bytes) for one in with_ram))
+        return cards
 
     def devices_share(self, tokens: int) -> float:
         """How full all devices together are, or the fullest device if the split is fixed; 1 is full."""

@@ -182,11 +182,12 @@ def plan_json(plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str]
     """The whole plan, with every line of its estimate."""
     result = plan.result
     shown = ready if plan.fits else ()
+    main = main_command(shown)
     return {
         "schema": SCHEMA,
         **plan_fields(plan),
         "machine": machine_json(plan.task.machine),
-        "estimate": bill_json(bill_of(plan, main_command(shown))),
+        "estimate": bill_json(bill_of(plan, "" if main is None else main.text)),
         "commands": [fields(one, "program name kind text notes") for one in shown],
         "notes": [*result.machine.notes, *notes, *result.estimate.notes],
     }

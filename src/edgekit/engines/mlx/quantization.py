@@ -186,7 +186,9 @@ def stated_overrides(quantization: Quantization | None) -> Overrides:
     if quantization is None or not quantization.mlx:
         return found
     for path, setting in quantization.overrides:
-        layer, roles = module_of(path)
+        index = _LAYER.search(path)
+        layer = None if index is None else int(index[1])
+        roles = _roles(path if index is None else path[index.end() :])
         if isinstance(setting, Mapping):
             mode = setting.get("mode", "affine")
             packing: Packing | None = _packing(mode, setting.get("bits"), setting.get("group_size"))
@@ -196,15 +198,9 @@ def stated_overrides(quantization: Quantization | None) -> Overrides:
     return found
 
 
-def module_of(path: str) -> tuple[int | None, tuple[R, ...]]:
-    """(layer, roles) of the module at that path; no roles for an unknown path."""
-    found = _LAYER.search(path)
-    tail = path[found.end() :] if found is not None else path
-    return (int(found[1]) if found is not None else None), _roles(tail)
-
-
 @lru_cache(maxsize=1024)
 def _roles(tail: str) -> tuple[R, ...]:
+    """Roles of the tensors in the module at the end of a path; none for an unknown module."""
     return next((roles for rule, roles in _MODULE_RULES if rule.search(tail)), ())
 
 

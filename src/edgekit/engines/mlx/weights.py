@@ -288,7 +288,7 @@ class Quantizer:
         if tensor.kind not in _MATRICES:
             is_f32 = len(tensor.shape) == 1 and tensor.role in self.file.f32
             return tensor.elements * (4 if is_f32 else self.item_bytes)
-        if self._is_ternary(tensor):
+        if self.file.ternary and tensor.kind is TensorKind.LINEAR and tensor.layer is not None:
             return tensor.elements // 4 + self.item_bytes  # four to a byte, and one scale
         packing = self.packing(tensor)
         if packing is None:
@@ -298,7 +298,7 @@ class Quantizer:
     def packing(self, tensor: ExpectedTensor) -> Packing | None:
         """None: not packed, as is every matrix whose rows are not a multiple of the group."""
         quantize = self.quantize
-        if quantize is None or self._is_ternary(tensor):
+        if quantize is None:
             return None
         if quantize.experts is not None and tensor.kind is TensorKind.EXPERT:
             return quantize.experts
@@ -308,22 +308,16 @@ class Quantizer:
             return None
         if self.stated:
             return quantize.packing
-        if quantize.recipe is not None:
-            return self._mixed(tensor, quantize.recipe, quantize.packing)
-        if tensor.role in self.file.plain:
-            return None
-        return _EIGHT_BIT if tensor.role in self.file.eight_bit else quantize.packing
-
-    def _mixed(self, tensor: ExpectedTensor, recipe: BitsRecipe, packing: Packing) -> Packing:
-        """High bits for the head, and for values and down projections of some layers."""
-        low, high = _RECIPE_BITS[recipe]
+        if quantize.recipe is None:
+            if tensor.role in self.file.plain:
+                return None
+            return _EIGHT_BIT if tensor.role in self.file.eight_bit else quantize.packing
+        # high bits for the head, and for values and down projections of the first and the last eighth of the layers
+        # and every third in between
+        low, high = _RECIPE_BITS[quantize.recipe]
         index, eighth = tensor.layer or 0, self.layers // 8
-        # The first and the last eighth of the layers, and every third in between.
         is_edge = index < eighth or index >= 7 * self.layers // 8
         is_important = is_edge or (index - eighth) % 3 == 2
         is_favoured = tensor.role in self.file.values | self.file.downs and is_important
         is_high = tensor.role is TensorRole.HEAD or is_favoured
-        return replace(packing, bits=high if is_high else low)
-
-    def _is_ternary(self, tensor: ExpectedTensor) -> bool:
-        return self.file.ternary and tensor.kind is TensorKind.LINEAR and tensor.layer is not None
+        return replace(quantize.packing, bits=high if is_high else low)

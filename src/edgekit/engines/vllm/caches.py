@@ -62,11 +62,6 @@ class CacheDtype:
     head_bytes: HeadBytes
     quantized: bool = True
 
-    @property
-    def skips_boundaries(self) -> bool:
-        """The first and last layers of a model without recurrences stay in the model's dtype."""
-        return self.name.startswith("turboquant_")
-
 
 TABLE: tuple[CacheDtype, ...] = (
     *(CacheDtype(name, _plain(size), quantized=False) for name, size in DTYPE_BYTES.items()),
@@ -136,10 +131,6 @@ class Storage:
     sparse: bool = False
     blackwell: bool = False
 
-    def cache_dtype_of(self, layer: int) -> str:
-        named = "auto" if layer in self.skipped_layers else self.cache_dtype
-        return self.dtype if named == "auto" else named
-
 
 def boundary_layers(model: Model) -> frozenset[int]:
     """Layers that TurboQuant does not quantise; none in models with recurrences."""
@@ -158,7 +149,8 @@ def cache_members(model: Model, storage: Storage) -> Members:
     known: dict[object, tuple[CacheSpec, ...]] = {}  # most layers are identical
     members: list[tuple[int, CacheSpec]] = []
     for layer in model.geometry.layers:
-        name = storage.cache_dtype_of(layer.index)
+        is_plain = storage.cache_dtype == "auto" or layer.index in storage.skipped_layers
+        name = storage.dtype if is_plain else storage.cache_dtype
         key = (layer.mixer, name)
         if key not in known:
             known[key] = tuple(_specs(model, layer.mixer, name, storage))
@@ -182,11 +174,13 @@ def _specs(model: Model, kind: LayerKind, name: str, storage: Storage) -> Iterat
             yield from _latent(model, kind, name, storage)
         case Recurrent():
             dtypes = (storage.conv_dtype, storage.state_dtype)
+            # a request's state; a second to copy on write; a third that a Mamba-2 prefill leaves behind
+            blocks = 3 if kind.cell is Cell.MAMBA2 else 2  # MambaSpec.max_memory_usage_bytes
             yield CacheSpec(
                 keeps=Keeps.STATE,
                 form=("state", kind.cell, *dtypes),
                 state_bytes=state_bytes(kind, storage.tensor_parallel_size, *dtypes),
-                state_blocks=_state_blocks(kind, prefix_caching=storage.prefix_caching),
+                state_blocks=blocks if storage.prefix_caching else 1,
             )
         case HybridLayer():
             yield from _specs(model, kind.attention, name, storage)
@@ -251,10 +245,3 @@ def state_bytes(kind: Recurrent, ranks: int, conv_dtype: str, state_dtype: str) 
         case _:
             raise RefusedError(f"vLLM 0.32 has no model with {kind.cell.value} layers")
     return taps * channels * DTYPE_BYTES[conv_dtype] + state * DTYPE_BYTES[state_dtype]
-
-
-def _state_blocks(kind: Recurrent, *, prefix_caching: bool) -> int:
-    """Blocks of one request: its state; a second to copy on write; a third that a Mamba-2 prefill leaves behind."""
-    if not prefix_caching:
-        return 1
-    return 3 if kind.cell is Cell.MAMBA2 else 2  # MambaSpec.max_memory_usage_bytes, mamba_mixer2.py

@@ -60,22 +60,22 @@ def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
 
     `label`: the model's name in the catalog.
     """
-    return (*as_named(model), *(_repositories(model, label) if label else ()))
-
-
-def _repositories(model: Model, label: str) -> Iterator[Variant]:
-    if model.header.quantization is not None:
-        return
-    for form, (accuracy, stated) in _QUANTISED.items():
-        for one in repositories_of(label, form)[:1]:
-            config = {**model.header.config, "quantization_config": stated}
-            quantised = replace(model.header, config=config, quantization=read_quantization(config))
-            yield Variant(
-                name=form.name,
-                model=Model(header=quantised, geometry=model.geometry),
-                accuracy=accuracy,
-                reference=one.name,
-            )
+    found = [*as_named(model)]
+    is_plain = model.header.quantization is None
+    for form, (accuracy, stated) in _QUANTISED.items() if label and is_plain else ():
+        known = repositories_of(label, form)
+        if not known:
+            continue
+        config = {**model.header.config, "quantization_config": stated}
+        quantised = replace(model.header, config=config, quantization=read_quantization(config))
+        variant = Variant(
+            name=form.name,
+            model=Model(header=quantised, geometry=model.geometry),
+            accuracy=accuracy,
+            reference=known[0].name,
+        )
+        found.append(variant)
+    return tuple(found)
 
 
 def download_bytes(model: Model, setup: VllmSetup, _estimate: MemoryEstimate) -> int | None:

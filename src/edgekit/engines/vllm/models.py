@@ -73,29 +73,19 @@ def check_has(model: Model) -> tuple[str, ...]:
         )
     if header.mlx:
         raise RefusedError("vLLM does not load weights quantised by MLX")
-    name = class_name(header.config)
+    names = header.config.get("architectures")
+    name = names[0] if isinstance(names, (list, tuple)) and names else None
+    if not isinstance(name, str):
+        return ()
     has, dropped = _classes()
-    if name is not None and name in dropped:
+    if name in dropped:
         raise RefusedError(f"vLLM supported {name} until {dropped[name]}; 0.32 does not run it")
-    if name is None or name in has:
+    if name in has or model.geometry.towers:
         return ()
-    if any(layer.mixer.states for layer in model.geometry.layers) and not model.geometry.towers:
+    if any(layer.mixer.states for layer in model.geometry.layers):
         raise RefusedError(f"vLLM 0.32 does not support {unquoted(name)}")
-    if model.geometry.towers:
-        return ()
-    return (
-        (
-            f"vLLM 0.32 has no implementation of {unquoted(name)}: it only runs if the "
-            "transformers fallback supports it"
-        ),
-    )
-
-
-def class_name(config: Mapping[str, Any]) -> str | None:
-    """The class by which vLLM looks up a model."""
-    names = config.get("architectures")
-    first = names[0] if isinstance(names, (list, tuple)) and names else None
-    return first if isinstance(first, str) else None
+    note = "it only runs if the transformers fallback supports it"
+    return (f"vLLM 0.32 has no implementation of {unquoted(name)}: {note}",)
 
 
 def section_of(model: Model) -> Mapping[str, Any]:

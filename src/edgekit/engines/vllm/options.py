@@ -186,7 +186,6 @@ def settle_storage(model: Model, setup: VllmSetup) -> Storage:
     recurrent = any(mixer.states for mixer in mixers)
     attends = any(attention_of(mixer) is not None for mixer in mixers)
     caching = setup.enable_prefix_caching
-    packs = cache_dtype != "auto" and cache_dtypes.BY_NAME[cache_dtype].skips_boundaries
     return Storage(
         dtype=dtype,
         cache_dtype=cache_dtype,
@@ -195,7 +194,9 @@ def settle_storage(model: Model, setup: VllmSetup) -> Storage:
         state_dtype=state,
         # Off by default in models with recurrences only (is_prefix_caching_supported).
         prefix_caching=(attends or not recurrent) if caching is None else caching,
-        skipped_layers=boundary_layers(model) if packs else frozenset(),
+        skipped_layers=boundary_layers(model)
+        if cache_dtype.startswith("turboquant_")
+        else frozenset(),
         sparse=any(isinstance(one, LatentAttention) and one.index_dim for one in mixers),
         blackwell=is_blackwell,
     )
@@ -215,18 +216,11 @@ def settle_dtype(model: Model, setup: VllmSetup) -> str:
         if dtype not in able:
             raise RefusedError(f"{setup.gpu.name or 'this GPU'} cannot run this model in {dtype}")
         return dtype
-    stated = stated_dtype(model)
+    parts = (model.header.config, section_of(model))
+    values = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    names = (str(value or "").removeprefix("torch.") for value in values)
+    stated = next((_DTYPES[name] for name in names if name in _DTYPES), "float32")
     return stated if stated in able and stated != "float32" else able[0]
-
-
-def stated_dtype(model: Model) -> str:
-    """The dtype in config.json; float32 if it states none."""
-    for part in (model.header.config, section_of(model)):
-        for key in ("dtype", "torch_dtype"):
-            name = str(part.get(key) or "").removeprefix("torch.")
-            if name in _DTYPES:
-                return _DTYPES[name]
-    return "float32"
 
 
 def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[AttentionBackend, ...]:

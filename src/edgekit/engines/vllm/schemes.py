@@ -144,15 +144,6 @@ def read_plan(
     return SchemePlan(schemes=schemes, ignored=ListedModules(ignored, architecture))
 
 
-def check_capability(plan: SchemePlan, capability: tuple[int, int]) -> None:
-    needed = MIN_CAPABILITY.get(plan.main.method, (0, 0))
-    if capability < needed:
-        raise RefusedError(
-            f"{plan.main.method} needs compute capability {needed[0]}.{needed[1]}, but "
-            f"this GPU has {capability[0]}.{capability[1]}"
-        )
-
-
 def _online(requested: str | None) -> Scheme | None:
     """The scheme of a plain checkpoint that vLLM quantises while loading; None: not quantised."""
     if requested is None:

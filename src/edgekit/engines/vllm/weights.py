@@ -29,9 +29,9 @@ from edgekit.engines.vllm.expected import (
 )
 from edgekit.engines.vllm.models import attention_of, recurrent_of, vllm_model
 from edgekit.engines.vllm.prepared import prepare
-from edgekit.engines.vllm.schemes import check_capability, read_plan
+from edgekit.engines.vllm.schemes import MIN_CAPABILITY, read_plan
 from edgekit.engines.vllm.types import DTYPE_BYTES, ResolvedVllm, VllmSetup
-from edgekit.errors import UnknownArchitectureError
+from edgekit.errors import RefusedError, UnknownArchitectureError
 from edgekit.formats.types import Tensor
 from edgekit.machine.types import DEVICE
 from edgekit.model import Role, block_of, roles_of
@@ -64,8 +64,13 @@ def weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights
 
 def _weigh(model: Model, setup: VllmSetup, dtype: str) -> VllmWeights:
     plan = read_plan(model.header.config, model.geometry.architecture, setup.quantization)
-    if plan is not None:
-        check_capability(plan, setup.gpu.capability)
+    method, has = "" if plan is None else plan.main.method, setup.gpu.capability
+    needed = MIN_CAPABILITY.get(method, (0, 0))
+    if has < needed:
+        raise RefusedError(
+            f"{method} needs compute capability {needed[0]}.{needed[1]}, but "
+            f"this GPU has {has[0]}.{has[1]}"
+        )
     cast = Cast(dtype=dtype, ranks=setup.tensor_parallel_size, gpu=setup.gpu, plan=plan)
     if model.header.tensors is None:
         return expected_weights(model, cast)
