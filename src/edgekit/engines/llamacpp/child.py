@@ -18,9 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-LOADED = (
-    "edgekit-loaded"  # on standard error: everything logged while loading came before this line
-)
+# On standard error: everything logged while loading came before this line.
+LOADED = "edgekit-loaded"
 
 # Today's name of a parameter -> the name and the value that older wheels of xllamacpp take.
 OLDER: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -102,8 +101,16 @@ def make_parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
     if request.get("threads") is not None:
         for threads in (parameters.cpuparams, parameters.cpuparams_batch):
             threads.n_threads = request["threads"]
-    if request.get("drafter") is not None:
-        _add_drafter(xllamacpp, parameters.speculative, request["drafter"])
+    if (drafter := request.get("drafter")) is not None:
+        draft = parameters.speculative.draft
+        if drafter["path"] is not None:
+            draft.mparams.path = drafter["path"]
+        kind = getattr(xllamacpp.common_speculative_type, drafter["type"])
+        parameters.speculative.types = [kind]
+        for name, value in drafter["parameters"].items():
+            setattr(draft, name, value)
+        for name, (kind, member) in drafter["enums"].items():
+            setattr(draft, name, getattr(getattr(xllamacpp, kind), member))
     adapters = [*request.get("adapters", ()), *filter(None, [request.get("stop_at")])]
     if adapters:
         parameters.lora_adapters = [_adapter(xllamacpp, path) for path in adapters]
@@ -127,17 +134,6 @@ def _adapter(xllamacpp: Any, path: str) -> Any:
     adapter = xllamacpp.CommonAdapterLoraInfo()
     adapter.path, adapter.scale = path, 1.0
     return adapter
-
-
-def _add_drafter(xllamacpp: Any, speculative: Any, drafter: dict[str, Any]) -> None:
-    draft = speculative.draft
-    if drafter["path"] is not None:
-        draft.mparams.path = drafter["path"]
-    speculative.types = [getattr(xllamacpp.common_speculative_type, drafter["type"])]
-    for name, value in drafter["parameters"].items():
-        setattr(draft, name, value)
-    for name, (kind, member) in drafter["enums"].items():
-        setattr(draft, name, getattr(getattr(xllamacpp, kind), member))
 
 
 def _start(request: dict[str, Any], tell: Tell) -> tuple[Any, Any]:

@@ -27,19 +27,9 @@ from edgekit.errors import RefusedError
 # ggml_op_can_inplace: these may overwrite a source that no other node reads.
 IN_PLACE = frozenset(
     {
-        *(
-            "ADD",
-            "ADD1",
-            "ADD_ID",
-            "CLAMP",
-            "DIAG_MASK_INF",
-            "DIAG_MASK_ZERO",
-            "DIV",
-            "FILL",
-            "LOG",
-            "MUL",
-        ),
-        *("RMS_NORM", "ROPE", "ROPE_BACK", "SCALE", "SOFT_MAX", "SQR", "SQRT", "SUB", "UNARY"),
+        *("ADD", "ADD1", "ADD_ID", "CLAMP", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "DIV", "FILL"),
+        *("LOG", "MUL", "RMS_NORM", "ROPE", "ROPE_BACK", "SCALE", "SOFT_MAX", "SQR", "SQRT"),
+        *("SUB", "UNARY"),
     }
 )
 
@@ -150,7 +140,8 @@ class Block(NamedTuple):
 def trace(placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> tuple[Log, ...]:
     """One log per buffer. `same` decides whether two sizes are equal."""
     tracer = _Tracer(placed, same)
-    tracer.allocate_leafs()
+    for leaf, buffer in zip(placed.leafs, placed.leaf_buffers, strict=True):
+        tracer.allocate(leaf, buffer)
     tracer.count_readers()
     tracer.allocate_nodes()
     return tracer.logs
@@ -164,10 +155,6 @@ class _Tracer:
         self.children: dict[GraphTensor, int] = {}
         self.views: dict[GraphTensor, int] = {}
         self.blocks: dict[GraphTensor, Block] = {}
-
-    def allocate_leafs(self) -> None:
-        for leaf, buffer in zip(self.placed.leafs, self.placed.leaf_buffers, strict=True):
-            self.allocate(leaf, buffer)
 
     def count_readers(self) -> None:
         """Counts readers and views; allocates inputs that are nodes before anything else."""
@@ -291,15 +278,16 @@ class ProgramSizes:
     """Polynomials evaluated together: each product of variables is computed once."""
 
     def __init__(self, sizes: Iterable[Size]) -> None:
-        self.products: dict[Monomial, int] = {}
-        self.rows = [self._row(size) for size in sizes]
-
-    def _row(self, size: Size) -> tuple[tuple[int, int], ...]:
-        terms = size.terms if isinstance(size, Dim) else {(): size}
-        return tuple(
-            (factor, self.products.setdefault(monomial, len(self.products)))
-            for monomial, factor in terms.items()
-        )
+        self.products: dict[Monomial, int] = {}  # their indices
+        self.rows: list[list[tuple[int, int]]] = []  # a factor and the index of a product each
+        for size in sizes:
+            terms = size.terms if isinstance(size, Dim) else {(): size}
+            self.rows.append(
+                [
+                    (factor, self.products.setdefault(monomial, len(self.products)))
+                    for monomial, factor in terms.items()
+                ]
+            )
 
     def at(self, values: Mapping[str, int]) -> list[int]:
         products = []

@@ -220,14 +220,6 @@ UNMIXED = frozenset(
 )
 
 
-class MixedInput(NamedTuple):
-    """Input of a batch with tokens and embeddings: token rows, embeddings, and where the token rows go."""
-
-    rows: GraphTensor
-    embd: GraphTensor
-    slots: GraphTensor
-
-
 class StateInput(NamedTuple):
     """Indices of state rows: of the sequences in the batch, and of the others, which are only copied."""
 
@@ -306,9 +298,8 @@ class Build:
         self.caches: dict[str, GraphTensor] = {}
         self._tensors: dict[str, GraphTensor] = {}
         self.embd: GraphTensor | None = None  # res->t_embd: pooled to embeddings
-        self.inp_embd: GraphTensor | None = (
-            None  # res->t_inp_embd, followed by deepstack image embeddings
-        )
+        # res->t_inp_embd, followed by deepstack image embeddings
+        self.inp_embd: GraphTensor | None = None
 
     @property
     def n_tokens(self) -> Size:
@@ -403,17 +394,22 @@ class Build:
         tokens = ggml.graph_input(I32, self.n_tokens, name="inp_tokens")
         embd = ggml.graph_input(F32, width or n_embd, self.n_tokens, name="inp_embd")
         cur = ggml.get_rows(table, tokens)
-        mixed = self._input_mixed(table, width or n_embd)
-        if mixed is not None:
+        # Since 0.6 the rows of looked-up tokens are written into the embeddings.
+        mixed: GraphTensor | None = None
+        if self.options.rules >= Rules.V0_6 and self.hparams.arch not in UNMIXED:
+            mixed_tokens = ggml.graph_input(I32, self.n_tokens, name="inp_mixed_tokens")
+            mixed = ggml.get_rows(table, mixed_tokens)
             self.expand(cur)
-            self.expand(mixed.rows)
+            self.expand(mixed)
         if width:
             cur = ggml.pad(cur, width - n_embd)
         self.expand(cur)
         self.expand(embd)
         if mixed is not None:
-            rows = ggml.pad(mixed.rows, width - n_embd) if width else mixed.rows
-            self.expand(ggml.set_rows(ggml.dup(mixed.embd), rows, mixed.slots))
+            mixed_embd = ggml.graph_input(F32, *embd.ne[:2], name="inp_mixed_embd")
+            slots = ggml.graph_input(I64, self.n_tokens, name="inp_mixed_slots")
+            rows = ggml.pad(mixed, width - n_embd) if width else mixed
+            self.expand(ggml.set_rows(ggml.dup(mixed_embd), rows, slots))
         if width:
             cur = ggml.view(cur, n_embd, self.n_tokens, strides=(cur.nb[1],))
         self.inp_embd = cur
@@ -423,17 +419,6 @@ class Build:
             cur = self._scaled_by_row(cur) if by_row else ggml.scale(cur)
         self.expand(cur)
         return cur
-
-    def _input_mixed(self, table: GraphTensor, width: int) -> MixedInput | None:
-        """Since 0.6: the rows of looked-up tokens are written into the embeddings."""
-        if self.options.rules < Rules.V0_6 or self.hparams.arch in UNMIXED:
-            return None
-        tokens = ggml.graph_input(I32, self.n_tokens, name="inp_mixed_tokens")
-        return MixedInput(
-            rows=ggml.get_rows(table, tokens),
-            embd=ggml.graph_input(F32, width, self.n_tokens, name="inp_mixed_embd"),
-            slots=ggml.graph_input(I64, self.n_tokens, name="inp_mixed_slots"),
-        )
 
     def scaled_embd(self, cur: GraphTensor) -> GraphTensor:
         """Embeddings times a constant. If only token rows are scaled, 0.6 does it inside build_inp_embd."""

@@ -6,7 +6,7 @@ Fused nodes keep their sources alive until the last node of the fusion (ggml_bac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -29,24 +29,19 @@ def buffer(name: str = "CUDA0") -> Buffer:
 
 def extra_bytes(tensor: GraphTensor) -> Size:
     """Bytes that ggml_backend_cuda_buffer_type_get_alloc_size adds to a tensor's size."""
-    if tensor.op == "FLASH_ATTN_EXT":
-        return _flash_bytes(tensor) - tensor.bytes
+    if tensor.op == "FLASH_ATTN_EXT":  # f16 copies of K and V of other types
+        _, k, v = tensor.src[:3]
+        size = tensor.bytes
+        if k.type.name != "F16":
+            size = _padded(size) + 2 * k.elements
+        shared = v.view_src is not None and v.view_src is k.view_src  # MLA: V is a part of K
+        if v.type.name != "F16" and not shared:
+            size = _padded(size) + 2 * v.elements
+        return size - tensor.bytes
     kind, row = tensor.type, tensor.ne[0]
     if kind.block_elements > 1 and isinstance(row, int) and row % ROW_PADDING:
         return (-row % ROW_PADDING) * kind.block_bytes // kind.block_elements
     return 0
-
-
-def _flash_bytes(node: GraphTensor) -> Size:
-    """Flash attention: the result, plus f16 copies of K and V of other types."""
-    _, k, v = node.src[:3]
-    size = node.bytes
-    if k.type.name != "F16":
-        size = _padded(size) + 2 * k.elements
-    shared = v.view_src is not None and v.view_src is k.view_src  # MLA: V is a part of K
-    if v.type.name != "F16" and not shared:
-        size = _padded(size) + 2 * v.elements
-    return size
 
 
 def _padded(size: Size) -> Size:
@@ -92,19 +87,20 @@ _RULES: dict[str, Callable[[GraphTensor], bool]] = {
 
 def offloads(values: Mapping[str, int]) -> Callable[[GraphTensor], bool]:
     """A test whether CUDA copies weights from the host to run a node: it does for batches of at least 32."""
-    return lambda node: value(_batch(node), values) >= OFFLOAD_BATCH
 
+    def has_large_batch(node: GraphTensor) -> bool:
+        match node.op:
+            case "GET_ROWS":
+                return False
+            case "MUL_MAT":
+                batch = node.ne[1]
+            case "MUL_MAT_ID" | "ROPE":
+                batch = node.ne[2]
+            case _:
+                batch = node.ne[1] * node.ne[2] * node.ne[3]
+        return value(batch, values) >= OFFLOAD_BATCH
 
-def _batch(node: GraphTensor) -> Size:
-    match node.op:
-        case "GET_ROWS":
-            return 0
-        case "MUL_MAT":
-            return node.ne[1]
-        case "MUL_MAT_ID" | "ROPE":
-            return node.ne[2]
-        case _:
-            return node.ne[1] * node.ne[2] * node.ne[3]
+    return has_large_batch
 
 
 MAX_SUMMED_EXPERTS = 15  # ggml-cuda.cu: MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
@@ -272,37 +268,31 @@ def _is_sum(run: Sequence[GraphTensor], weighted: GraphTensor, experts: int) -> 
 
 def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
     """Matches router probabilities, their ranking and the selected weights. Returns the node count; 0 if not fused."""
-    found = list(_routing_nodes(nodes, i))
-    if not found:
-        return 0
-    chosen = next(j for j, node in enumerate(found) if node.op == "ARGSORT") + 1
-    ids, weights = found[chosen], found[-1]
-    if found[0].op == "SOFT_MAX" and len(found[0].src) > 1:
-        return 0
-    if found[chosen - 1].ne[0] not in EXPERT_COUNTS:
-        return 0
-    return len(found) if _only_within(found, (ids, weights), uses) else 0
-
-
-def _routing_nodes(nodes: Sequence[GraphTensor], i: int) -> Iterator[GraphTensor]:
     walk = _Walk(nodes, i)
     walk.take(nodes[i].op)
     if nodes[i].op == "UNARY":
         walk.take_if("SQRT", nodes[i])
     probabilities = walk.last
     if not walk.take_if("RESHAPE", probabilities):
-        return
+        return 0
     reshaped = walk.last
-    sorted_by = probabilities
-    if walk.take_if("ADD", probabilities):
-        sorted_by = walk.last
-    if not (walk.take_if("ARGSORT", sorted_by) and walk.take_if("VIEW", walk.last)):
-        return
+    sorted_by = walk.last if walk.take_if("ADD", probabilities) else probabilities
+    if not walk.take_if("ARGSORT", sorted_by):
+        return 0
+    ranking = walk.last
+    if not walk.take_if("VIEW", ranking):
+        return 0
+    ids = walk.last
     if not walk.take_if("GET_ROWS", reshaped):
-        return
+        return 0
     _take_norm(walk)
     walk.take_if("SCALE", walk.last)
-    yield from nodes[i : walk.at]
+    run = nodes[i : walk.at]
+    if run[0].op == "SOFT_MAX" and len(run[0].src) > 1:
+        return 0
+    if ranking.ne[0] not in EXPERT_COUNTS:
+        return 0
+    return len(run) if _only_within(run, (ids, run[-1]), uses) else 0
 
 
 def _take_norm(walk: _Walk) -> None:

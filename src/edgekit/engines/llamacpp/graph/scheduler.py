@@ -27,9 +27,7 @@ EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 HOST_KEY = -1
 _NUMBER = re.compile(r"(?<=blk\.)\d+")
-SEPARATED = frozenset(
-    {"MUL_MAT", "ROPE"}
-)  # ops that read a weight of which memory holds several copies
+SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # they read weights that memory holds several times
 
 
 def pools(devices: int) -> tuple[Pool, ...]:
@@ -53,6 +51,15 @@ def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSl
         kinds = (_Kind.SLICED,)
     waits = _Kind.RPC in kinds and context.rules < Rules.RPC_PIPELINED
     piped = len(kinds) > 1 and placement.together and placement.pipelined and not waits
+
+    def layer_key(hparams: Hparams, il: int) -> Hashable:
+        """What a layer's placement depends on. A looped block keeps its copies, so each of its layers differs."""
+        block = il % hparams.n_block
+        looped = il if hparams.n_block < hparams.n_layer else None
+        pool = placement.blocks[block]
+        device = HOST_KEY if pool is HOST else pool.index
+        return device, block < placement.host_expert_blocks, _moved(placement, block), looped
+
     return Target(
         key=("spread", placement, kinds, batches),
         outside=(
@@ -64,17 +71,8 @@ def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSl
             batches,
         ),
         place=_placer(values, placement, kinds, piped=piped),
-        layer_key=lambda hparams, il: _layer_key(hparams, il, placement),
+        layer_key=layer_key,
     )
-
-
-def _layer_key(hparams: Hparams, il: int, placement: TensorPlacement) -> Hashable:
-    """What a layer's placement depends on. A looped block keeps its copies, so each of its layers differs."""
-    block = il % hparams.n_block
-    looped = il if hparams.n_block < hparams.n_layer else None
-    pool = placement.blocks[block]
-    device = HOST_KEY if pool is HOST else pool.index
-    return device, block < placement.host_expert_blocks, _moved(placement, block), looped
 
 
 def _moved(placement: TensorPlacement, block: int | None) -> Hashable:
@@ -91,9 +89,7 @@ class _Kind(enum.Enum):
 
     GPU = enum.auto()
     RPC = enum.auto()  # runs every op, except those whose weights are on the host
-    SLICED = (
-        enum.auto()
-    )  # several GPUs as one, which does not run ops whose weights are on the host
+    SLICED = enum.auto()  # several GPUs as one; does not run ops whose weights are on the host
 
 
 def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> ScheduledBackend:
@@ -150,6 +146,15 @@ def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> 
 def _separate(build: Build, placement: TensorPlacement) -> None:
     """Splits a tensor of the file that memory holds several times: a tied head, or the rope factors of each block."""
     copies: dict[str, GraphTensor] = {}
+
+    def copy_in(pool: int, source: GraphTensor) -> GraphTensor:
+        name = HEAD if source.name == EMBEDDING else f"{source.name}@{pool}"
+        if name not in copies:
+            copies[name] = GraphTensor(
+                op="NONE", type=source.type, ne=source.ne, home=Home.WEIGHTS, name=name
+            )
+        return copies[name]
+
     # The embedding is not split if the model has no head or if -ot places it.
     has_head = not known_architecture(build.hparams.arch).without_head
     tied = has_head and EMBEDDING not in placement.moved
@@ -166,19 +171,9 @@ def _separate(build: Build, placement: TensorPlacement) -> None:
             layer = layers[max(bisect_right(marks, i) - 1, 0)]
             pool = placement.pools.index(placement.blocks[layer])
             node.src = tuple(
-                _copy_in_pool(source, pool, copies) if source in copied else source
-                for source in node.src
+                copy_in(pool, source) if source in copied else source for source in node.src
             )
     build.graph.leafs.extend(copies.values())
-
-
-def _copy_in_pool(source: GraphTensor, pool: int, copies: dict[str, GraphTensor]) -> GraphTensor:
-    name = HEAD if source.name == EMBEDDING else f"{source.name}@{pool}"
-    if name not in copies:
-        copies[name] = GraphTensor(
-            op="NONE", type=source.type, ne=source.ne, home=Home.WEIGHTS, name=name
-        )
-    return copies[name]
 
 
 VIEW_OPS = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
@@ -239,7 +234,14 @@ INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 
 def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
     """The backend of each tensor."""
-    assignment = _by_location((*graph.leafs, *graph.nodes), machine)
+    assignment: Assignment = {}
+    # Backends that follow from a tensor's data or weights (backend_id_from_cur).
+    for tensor in (*graph.leafs, *graph.nodes):
+        backend = machine.home_of(tensor)
+        if backend is None:
+            backend = machine.host if tensor.is_input else _by_weight(tensor, machine)
+        if backend is not None:
+            assignment[tensor] = backend
     nodes = [node for node in graph.nodes if node.op not in VIEW_OPS]
     for devices_only in (True, False):
         _expand(nodes, assignment, machine, devices_only=devices_only)
@@ -247,20 +249,20 @@ def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
     for node in nodes:
         if node not in assignment:
             assignment[node] = _best(node, assignment, machine)
-    _assign_rest(graph.nodes, assignment, machine)
-    return assignment
-
-
-def _by_location(tensors: Iterable[GraphTensor], machine: ScheduledMachine) -> Assignment:
-    """Backends that follow from a tensor's data or weights (backend_id_from_cur)."""
-    assignment: Assignment = {}
-    homes, host = machine.homes, machine.host
-    for tensor in tensors:
-        backend = homes.get(tensor.view_src or tensor)
-        if backend is None:
-            backend = host if tensor.is_input else _by_weight(tensor, machine)
-        if backend is not None:
-            assignment[tensor] = backend
+    # Views are assigned to the backend of their source tensor, and unassigned sources to that of their reader.
+    for node in graph.nodes:
+        if node not in assignment and node.view_src is not None and node.view_src in assignment:
+            assignment[node] = assignment[node.view_src]
+        for source in node.src:
+            if source in assignment:
+                continue
+            backend = assignment.get(node if source.view_src is None else source.view_src)
+            if backend is not None:
+                assignment[source] = backend
+        if node not in assignment:
+            assignment[node] = next(
+                i for i in range(len(machine.backends)) if machine.can_run(i, node)
+            )
     return assignment
 
 
@@ -312,25 +314,6 @@ def _best(node: GraphTensor, assignment: Assignment, machine: ScheduledMachine) 
     return best
 
 
-def _assign_rest(
-    nodes: Iterable[GraphTensor], assignment: Assignment, machine: ScheduledMachine
-) -> None:
-    """Assigns views to the backend of their source tensor, and unassigned sources to that of their reader."""
-    for node in nodes:
-        if node not in assignment and node.view_src is not None and node.view_src in assignment:
-            assignment[node] = assignment[node.view_src]
-        for source in node.src:
-            if source in assignment:
-                continue
-            backend = assignment.get(node if source.view_src is None else source.view_src)
-            if backend is not None:
-                assignment[source] = backend
-        if node not in assignment:
-            assignment[node] = next(
-                i for i in range(len(machine.backends)) if machine.can_run(i, node)
-            )
-
-
 @dataclass(slots=True, kw_only=True)
 class _Split:
     backend: int
@@ -367,18 +350,15 @@ class _Splitter:
                 current = _Split(backend=backend, start=i)
                 self.splits.append(current)
             if elsewhere:
-                self._copy_inputs(node, elsewhere, current)
-
-    def _copy_inputs(self, node: GraphTensor, sources: list[GraphTensor], current: _Split) -> None:
-        for source in sources:
-            key = (source, current.backend)
-            if key not in self.copies:
-                self.copies[key] = [self.copy(source) for _ in range(self.machine.copies)]
-                current.inputs.append(source)
-        node.src = tuple(
-            self.copies[source, current.backend][0] if source in sources else source
-            for source in node.src
-        )
+                for source in elsewhere:
+                    if (source, backend) not in self.copies:
+                        copies = [self.copy(source) for _ in range(self.machine.copies)]
+                        self.copies[source, backend] = copies
+                        current.inputs.append(source)
+                node.src = tuple(
+                    self.copies[source, backend][0] if source in elsewhere else source
+                    for source in node.src
+                )
 
     def copy(self, source: GraphTensor) -> GraphTensor:
         many = self.machine.copies > 1
@@ -408,9 +388,8 @@ def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> Pl
         while one.start == mark:
             marks.append(len(nodes))
             mark = next(pending)
-        for (
-            source
-        ) in one.inputs:  # alive until it is copied; the copy is placed as the split begins
+        # An input is alive until it is copied; the copy is placed as the split begins.
+        for source in one.inputs:
             nodes += [_reader(source), splitter.copies[source, one.backend][0]]
             buffers += [assignment[source], one.backend]
         for i, node in enumerate(ordered, one.start):

@@ -108,10 +108,9 @@ def _write_all(folder: Path, hollow: Sequence[HollowFile]) -> Path:
             f"take {format_bytes(total)}; set TMPDIR to another folder"
         )
     count = len(hollow)
+    # As llama.cpp finds them.
     names = [f"model-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
-    paths = [
-        folder / name for name in (names if count > 1 else ["model.gguf"])
-    ]  # as llama.cpp finds them
+    paths = [folder / name for name in (names if count > 1 else ["model.gguf"])]
     for path, file in zip(paths, hollow, strict=True):
         with path.open("wb") as out:
             out.write(file.header)

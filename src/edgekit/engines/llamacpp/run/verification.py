@@ -142,7 +142,12 @@ def verify_model(
         on_devices=asked.has_device,
         answer=answer,
         rows=rows,
-        total=_total(rows),
+        total=ComparedRow(
+            part="total",
+            predicted_bytes=sum(row.predicted_bytes for row in rows),
+            measured=sum((row.measured for row in rows), NOTHING),
+            allowed_bytes=sum(row.allowed_bytes for row in rows),
+        ),
         vocabulary=0 if tokens is None else tokens.count,
         resident=resident,
         beside_bytes=beside_bytes(resident, estimate, setup),
@@ -170,15 +175,6 @@ def compare(
             )
         )
     return tuple(rows)
-
-
-def _total(rows: tuple[ComparedRow, ...]) -> ComparedRow:
-    return ComparedRow(
-        part="total",
-        predicted_bytes=sum(row.predicted_bytes for row in rows),
-        measured=sum((row.measured for row in rows), NOTHING),
-        allowed_bytes=sum(row.allowed_bytes for row in rows),
-    )
 
 
 def _notes(estimate: MemoryEstimate, answer: EngineReport) -> list[str]:

@@ -102,15 +102,15 @@ class Watch:
 
     def _watch(self) -> None:
         while self._engine.poll() is None:
-            if why := self._look():
+            if why := self._reason_to_stop():
                 if self._engine.stop(why).why == why:  # else another thread has stopped it
                     self._reason, self._starved = why, self._is_lacking
                 return
             if self._over.wait(self._every_s):
                 return
 
-    def _look(self) -> str:
-        """Why to stop; empty to continue."""
+    def _reason_to_stop(self) -> str:
+        """Empty to continue."""
         for question in (self._files, self._system, self._limits, self._devices):
             try:
                 if why := question():
@@ -273,9 +273,8 @@ class Probes:
 def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
     """The probes for an engine started by this launch."""
     here = here or Surroundings()
-    memory = MemoryProbe(
-        here
-    )  # an engine stays in the control groups of the process that started it
+    # An engine stays in the control groups of the process that started it.
+    memory = MemoryProbe(here)
     on_cuda = launch.setup.backend is Backend.CUDA and launch.setup.n_gpu_layers > 0
     # CUDA_VISIBLE_DEVICES and the like: ours, overridden by what the engine was given.
     seen = replace(here, environment={**here.environment, **launch.environment})

@@ -120,23 +120,22 @@ class Compression:
         kv = ggml.mul_mat(layer[f"{prefix}_kv"], cur)
         score = ggml.mul_mat(layer[f"{prefix}_gate"], cur)
         score = ggml.add(score, ggml.get_rows(layer[f"{prefix}_ape"], self.state_pos))
-        seen = [
-            ggml.concat(self._rows(self._state(layer, side)), new, 1)
-            for side, new in (("kv", kv), ("score", score))
-        ]
-        comp = self._compressed(seen, layer[f"{prefix}_norm"])
+        seen: list[GraphTensor] = []
+        for side, new in (("kv", kv), ("score", score)):
+            state = self._state(layer, side)
+            rows = ggml.view(state, *state.ne[:2], strides=(state.nb[1],))
+            seen.append(ggml.concat(rows, new, 1))
+        # The mean of a block's values, weighted by their scores.
+        values, scores = (ggml.cont(ggml.permute(self._blocks(one), 1, 0, 2, 3)) for one in seen)
+        comp = ggml.sum_rows(ggml.mul(values, ggml.soft_max(scores)))
+        comp = ggml.cont(ggml.permute(comp, 1, 0, 2, 3))
+        comp = ggml.rope(normalize(comp, layer[f"{prefix}_norm"]), self.write_pos)
         comp = comp if self.k_rot is None else hadamard(layer.build, comp, self.k_rot)
         self.cache.store(layer, comp, self.write_idxs)
-        kept = [
-            ggml.set_rows(
-                self._state(layer, side),
-                ggml.get_rows(new, self.persist_src),
-                self.persist_dst,
-            )
-            for side, new in (("kv", kv), ("score", score))
-        ]
-        for one in kept:
-            layer.build.expand(one)
+        for side, new in (("kv", kv), ("score", score)):
+            rows = ggml.get_rows(new, self.persist_src)
+            into = self._state(layer, side)
+            layer.build.expand(ggml.set_rows(into, rows, self.persist_dst))
 
     def _state(self, layer: GraphLayer, side: str) -> GraphTensor:
         """get_kv_all, get_score_all."""
@@ -144,18 +143,6 @@ class Compression:
         streams = _number(layer.build.sizes.n_stream)
         state = layer.build.cache(name, F32, width, self.state_rows // streams, streams)
         return ggml.view(state, width, self.state_rows, strides=(state.nb[1],))
-
-    def _rows(self, state: GraphTensor) -> GraphTensor:
-        return ggml.view(state, state.ne[0], self.state_rows, strides=(state.nb[1],))
-
-    def _compressed(self, seen: list[GraphTensor], norm: GraphTensor) -> GraphTensor:
-        """The mean of a block's values, weighted by their scores."""
-        values, scores = (self._blocks(one) for one in seen)
-        values, scores = (ggml.cont(ggml.permute(one, 1, 0, 2, 3)) for one in (values, scores))
-        comp = ggml.sum_rows(ggml.mul(values, ggml.soft_max(scores)))
-        comp = ggml.cont(ggml.permute(comp, 1, 0, 2, 3))
-        comp = normalize(comp, norm)
-        return ggml.rope(comp, self.write_pos)
 
     def _blocks(self, seen: GraphTensor) -> GraphTensor:
         count = self.write_pos.ne[0]

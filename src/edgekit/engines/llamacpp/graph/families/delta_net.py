@@ -13,8 +13,6 @@ from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.layers import (
     QKV,
     Heads,
-    experts,
-    feed_forward,
     normalize,
     project,
     qkv,
@@ -171,12 +169,6 @@ class DeltaNet(Hybrid):
             gate = ggml.reshape(gate, width * heads, tokens)
         return project(layer, "attn_output", ggml.mul(cur, gate))
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        if "ffn_gate_inp" not in layer:
-            return feed_forward(layer, cur)
-        result = experts(layer, cur, shared.routing)
-        if "ffn_up_shexp" not in layer:
-            return result
-        one = shared_expert(layer, cur)
+    def shared_expert(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         gate = ggml.unary(ggml.mul_mat(layer["ffn_gate_inp_shexp"], cur))
-        return ggml.add(result, ggml.mul(one, gate))
+        return ggml.mul(shared_expert(layer, cur), gate)

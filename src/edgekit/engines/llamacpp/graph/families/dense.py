@@ -29,11 +29,11 @@ from edgekit.engines.llamacpp.graph.layers import (
     QKV,
     Act,
     Norm,
-    experts,
     feed_forward,
     normalize,
     project,
     project_biased,
+    shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, NoGraphError, shape
 from edgekit.errors import RefusedError
@@ -222,11 +222,9 @@ class Granite(Transformer):
             stream = ggml.add(stream, image_embd(layer.build))
         return Transformer.block(self, layer, shared, stream)
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        if not self.fused_shared or "ffn_up_shexp" not in layer:
-            return Transformer.feed_forward(self, layer, shared, cur)
-        result = experts(layer, cur, shared.routing)
-        return ggml.add(result, feed_forward(layer, cur, act=Act.FUSED, suffix="_shexp"))
+    def shared_expert(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        act = Act.FUSED if self.fused_shared else Act.UNARY
+        return shared_expert(layer, cur, act=act)
 
 
 class Olmo(Transformer):

@@ -161,10 +161,18 @@ class Gemma3n(Transformer):
         cur = build.scaled_embd(build.input_embd())
         shared = self.shared(build)
         per_layer = per_layer_inputs(build, cur, PER_LAYER)
-        streams = _spread(build, cur)
+        # One stream is expanded to all of them, rescaled to equal magnitude.
+        others = ggml.repeat(cur, *cur.ne[:2], STREAMS - 1, 1)
+        others = ggml.mul_mat(build["altup_proj"], others)
+        streams = ggml.concat(cur, _as_large(others, _magnitude(cur)), 2)
         for layer in build.layers():
             streams = self.streams_after(layer, shared, streams, per_layer)
-        cur = ggml.get_rows(_gathered(build, streams), shared.out_ids)
+        others = ggml.mul_mat(build["altup_unembd_proj"], _rest(streams))
+        others = _as_large(others, _magnitude(slice_2d(streams)))
+        cur = slice_2d(streams)
+        for _ in range(STREAMS - 1):
+            cur = ggml.add(cur, slice_2d(others))
+        cur = ggml.get_rows(ggml.scale(cur), shared.out_ids)
         results(build, normalize(cur, build["output_norm"]), softcap=True)
 
     def streams_after(
@@ -208,24 +216,6 @@ def _magnitude(cur: GraphTensor) -> GraphTensor:
 
 def _as_large(cur: GraphTensor, magnitude: GraphTensor) -> GraphTensor:
     return ggml.div(ggml.mul(cur, magnitude), _magnitude(cur))
-
-
-def _spread(build: Build, cur: GraphTensor) -> GraphTensor:
-    """Expands one stream to all of them, rescaled to equal magnitude."""
-    magnitude = _magnitude(cur)
-    others = ggml.repeat(cur, *cur.ne[:2], STREAMS - 1, 1)
-    others = ggml.mul_mat(build["altup_proj"], others)
-    return ggml.concat(cur, _as_large(others, magnitude), 2)
-
-
-def _gathered(build: Build, streams: GraphTensor) -> GraphTensor:
-    magnitude = _magnitude(slice_2d(streams))
-    others = ggml.mul_mat(build["altup_unembd_proj"], _rest(streams))
-    others = _as_large(others, magnitude)
-    cur = slice_2d(streams)
-    for _ in range(STREAMS - 1):
-        cur = ggml.add(cur, slice_2d(others))
-    return ggml.scale(cur)
 
 
 def _rest(streams: GraphTensor) -> GraphTensor:

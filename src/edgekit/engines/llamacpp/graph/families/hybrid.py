@@ -111,9 +111,8 @@ def input_lfm2(build: Build) -> AttnInput:
     if build.hparams.has_swa:
         return input_kv_iswa(build, rotate=False)
     if build.hparams.arch == "lfm2" and build.hparams.integer("attention.sliding_window", 0):
-        raise NoGraphError(
-            "LFM 2 with a window"
-        )  # the geometry does not state which layers have it
+        # The geometry does not state which layers have it.
+        raise NoGraphError("LFM 2 with a window")
     return input_kv(build)
 
 

@@ -116,9 +116,8 @@ def every_indexer(_hparams: Hparams, _il: int) -> bool:
     return True
 
 
-LONG_CONTEXT = (
-    1_048_576  # tokens; glm-dsa.cpp: GLM 5.2 files do not state which layers have an indexer
-)
+# glm-dsa.cpp: GLM 5.2 files, with this many tokens, do not state which layers have an indexer.
+LONG_CONTEXT = 1_048_576
 INDEXED_LAYERS = 78
 FIRST_BUILD = 10566  # the first build checked: earlier ones have no such indexer
 

@@ -137,11 +137,10 @@ def required_gating(hparams: Hparams) -> Routing:
 class Qwen2Moe(Transformer):
     """Qwen 2 MoE: the shared expert has a gate."""
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        result = experts(layer, cur, shared.routing)
+    def shared_expert(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         gate = ggml.mul_mat(layer["ffn_gate_inp_shexp"], cur)
         gate = ggml.div(ggml.unary(gate), gate)  # silu(x) / x: a sigmoid
-        return ggml.add(result, ggml.mul(shared_expert(layer, cur), gate))
+        return ggml.mul(shared_expert(layer, cur), gate)
 
 
 def smallthinker_rope(hparams: Hparams, il: int) -> bool:
@@ -185,17 +184,15 @@ class Laguna(Transformer):
         result = attend(layer, shared.attn, *heads, project=False)
         if "attn_gate" in layer:
             gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
-            result = _gated(layer, result, gate)
+            n_head, width = layer.facts.n_head, layer.facts.n_embd_head_v
+            if gate.ne[0] == n_head:
+                tokens = layer.build.n_tokens
+                result = ggml.reshape(result, width, n_head, tokens)
+                result = ggml.mul(result, ggml.reshape(gate, 1, n_head, tokens))
+                result = ggml.reshape(result, width * n_head, tokens)
+            else:
+                result = ggml.mul(result, gate)
         return project(layer, "attn_output", result)
-
-
-def _gated(layer: GraphLayer, cur: GraphTensor, gate: GraphTensor) -> GraphTensor:
-    heads, width, tokens = layer.facts.n_head, layer.facts.n_embd_head_v, layer.build.n_tokens
-    if gate.ne[0] != heads:
-        return ggml.mul(cur, gate)
-    cur = ggml.reshape(cur, width, heads, tokens)
-    cur = ggml.mul(cur, ggml.reshape(gate, 1, heads, tokens))
-    return ggml.reshape(cur, width * heads, tokens)
 
 
 class Clamps(NamedTuple):

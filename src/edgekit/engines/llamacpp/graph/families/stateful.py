@@ -78,9 +78,18 @@ def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTenso
     cache = state(layer, "s", memory)
     before = ggml.reshape(read_states(build, cache), width, width, heads, seqs)
     turned = ggml.cont(ggml.permute(v, 1, 2, 0, 3))
-    out = _attended(decays, q, k, turned, before)
+    # Attention to the state, plus attention within the batch.
+    faded = ggml.mul(q, ggml.unary(ggml.scale(decays.q)))
+    remembered = ggml.mul_mat(before, ggml.permute(faded, 0, 2, 1, 3))
+    scores = ggml.mul_mat(ggml.permute(k, 0, 2, 1, 3), ggml.permute(q, 0, 2, 1, 3))
+    scores = ggml.mul(scores, ggml.unary(ggml.scale(decays.diagonal)))
+    out = ggml.add(remembered, ggml.mul_mat(turned, scores))
     build.expand(out)
-    after = _remembered(decays, k, turned, before)
+    slopes = ggml.unary(ggml.scale(ggml.scale(decays.slopes)))
+    faded = ggml.mul(before, ggml.reshape(slopes, 1, 1, slopes.ne[0]))
+    keys = ggml.mul(k, ggml.unary(ggml.scale(decays.k)))
+    keys = ggml.cont(ggml.permute(keys, 1, 2, 0, 3))
+    after = ggml.add(faded, ggml.mul_mat(keys, turned))
     build.expand(ggml.cpy(after, ggml.view(cache, memory * seqs)))
     out = ggml.cont(ggml.permute(out, 0, 2, 1, 3))
     out = ggml.reshape(out, out.ne[0] * out.ne[1], out.ne[2], 1, out.ne[3])
@@ -88,25 +97,6 @@ def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTenso
     gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
     cur = ggml.mul_mat(layer["attn_output"], ggml.mul(gate, out))
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
-
-
-def _attended(
-    decays: Decays, q: GraphTensor, k: GraphTensor, v: GraphTensor, before: GraphTensor
-) -> GraphTensor:
-    """Attention to the state, plus attention within the batch."""
-    faded = ggml.mul(q, ggml.unary(ggml.scale(decays.q)))
-    remembered = ggml.mul_mat(before, ggml.permute(faded, 0, 2, 1, 3))
-    scores = ggml.mul_mat(ggml.permute(k, 0, 2, 1, 3), ggml.permute(q, 0, 2, 1, 3))
-    scores = ggml.mul(scores, ggml.unary(ggml.scale(decays.diagonal)))
-    return ggml.add(remembered, ggml.mul_mat(v, scores))
-
-
-def _remembered(decays: Decays, k: GraphTensor, v: GraphTensor, before: GraphTensor) -> GraphTensor:
-    slopes = ggml.unary(ggml.scale(ggml.scale(decays.slopes)))
-    faded = ggml.mul(before, ggml.reshape(slopes, 1, 1, slopes.ne[0]))
-    keys = ggml.mul(k, ggml.unary(ggml.scale(decays.k)))
-    keys = ggml.cont(ggml.permute(keys, 1, 2, 0, 3))
-    return ggml.add(faded, ggml.mul_mat(keys, v))
 
 
 class MiniMax01(Transformer):

@@ -136,9 +136,7 @@ class Transformer:
     scaled_q: bool = False
     softcap: int = 0
     predicts: bool = False  # the state after the last layer is an output (t_h_nextn)
-    norm_first: bool = (
-        False  # the final norm precedes the choice of output rows and is an output too
-    )
+    norm_first: bool = False  # the final norm precedes the choice of rows, and is an output too
     parallel: bool = False  # attention and feed-forward share one norm
     parallel_sum: Callable[[GraphTensor, GraphTensor, GraphTensor], GraphTensor] = (
         stream_then_attention
@@ -304,8 +302,11 @@ class Transformer:
             return feed_forward(layer, cur, act=self.act, gated=self.gated)
         result = experts(layer, cur, shared.routing)
         if "ffn_up_shexp" in layer:
-            result = ggml.add(result, shared_expert(layer, cur))
+            result = ggml.add(result, self.shared_expert(layer, cur))
         return result
+
+    def shared_expert(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        return shared_expert(layer, cur)
 
     def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(
