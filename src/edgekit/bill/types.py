@@ -635,9 +635,8 @@ class Change:
     kind: ChangeKind
     value: str  # "q8_0", "Q3_K_M", "RTX 4090", "16384"
     told: str  # the suggestion as a sentence
-    flags: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by their REST names; empty: no flag does it
+    # By their REST names; empty: no flag does it.
+    flags: Mapping[str, str] = field(default_factory=dict)
     max_context: int | None = None  # after the change
     result: Verdict | None = field(default=None, repr=False)
 

@@ -149,12 +149,23 @@ def with_near(
     return NotFoundError(f"{message}{damaged}", candidates=tuple(dict.fromkeys((*here, *near))))
 
 
+# Publishers whose plain names mean base models; their instruct versions have longer names.
+_BASE_OWNERS = frozenset({
+    "01-ai", "bigcode", "bigscience", "databricks", "google", "internlm", "meta-llama", "mistralai", "tiiuae",
+})  # fmt: skip
+_ANSWERS = re.compile(
+    r"(?:^|[-_.])(?:it|instruct|chat|thinking|reasoning|devstral|magistral|codestral)(?:$|[-_.])",
+    re.IGNORECASE,
+)
+
+
 def base_note(entry: Entry, name: str = "") -> tuple[str, ...]:
-    """A warning that a base model does not answer questions."""
-    if names_instruct(name):
-        return ()
-    repository = original_repository(entry.id) or entry.repository
-    if repository is None or ModelPurpose.CHAT not in entry.kinds or not is_base(repository):
+    """A warning that a base model does not answer questions, unless the name asks for an instruct model."""
+    repository = original_repository(entry.id) or entry.repository or ""
+    owner, _, model = repository.partition("/")
+    is_base = owner in _BASE_OWNERS and _ANSWERS.search(model) is None
+    asks_for_instruct = _ANSWERS.search(re.sub(r"[\s:]+", "-", name)) is not None
+    if asks_for_instruct or not is_base or ModelPurpose.CHAT not in entry.kinds:
         return ()
     return (f"{repository} is a base model; for chat use its instruct version (same size)",)
 
@@ -230,27 +241,6 @@ def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[Mode
     elif not _WITHOUT_CHAT.search(name.lower()):
         found.add(ModelPurpose.CHAT)
     return tuple(kind for kind in ModelPurpose if kind in found)
-
-
-# Publishers whose plain names mean base models; their instruct versions have longer names.
-_BASE_OWNERS = frozenset({
-    "01-ai", "bigcode", "bigscience", "databricks", "google", "internlm", "meta-llama", "mistralai", "tiiuae",
-})  # fmt: skip
-_ANSWERS = re.compile(
-    r"(?:^|[-_.])(?:it|instruct|chat|thinking|reasoning|devstral|magistral|codestral)(?:$|[-_.])",
-    re.IGNORECASE,
-)
-
-
-def names_instruct(name: str) -> bool:
-    """Whether the name means an instruct model: 'Llama 3.1 8B Instruct', 'gemma-3-27b-it'."""
-    return _ANSWERS.search(re.sub(r"[\s:]+", "-", name)) is not None
-
-
-def is_base(repository: str) -> bool:
-    """Whether it is a base model, by its name: 'meta-llama/Llama-3.1-8B'."""
-    owner, _, name = repository.partition("/")
-    return owner in _BASE_OWNERS and _ANSWERS.search(name) is None
 
 
 # Words that do not affect memory: tuning, container, Ollama's default tag.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import get_data
@@ -106,14 +107,17 @@ def _data() -> dict[str, Any]:
     return read
 
 
+def _unknown(what: str, text: str, names: Iterable[str]) -> UsageError:
+    return UsageError(f"unknown {what} {text[:40]!r}; choose one of {', '.join(names)}")
+
+
 def find_tier(text: str) -> Tier:
     """'27B', '27b', 'tier:27b', '0_8b', 'eliza-1-27b'. Raises UsageError that lists the names."""
     plain = re.sub(r"^(tier:)?(eliza-1-)?", "", text.strip().lower()).replace("_", ".")
     for tier in tiers():
         if tier.name.lower() == plain:
             return tier
-    names = ", ".join(tier.name for tier in tiers())
-    raise UsageError(f"unknown tier {text[:40]!r}; choose one of {names}")
+    raise _unknown("tier", text, (tier.name for tier in tiers()))
 
 
 @cache
@@ -145,8 +149,7 @@ def find_layout(text: str) -> Layout:
     for layout in layouts():
         if layout.name == _SHORT_NAMES.get(plain, plain):
             return layout
-    names = ", ".join(one.name for one in layouts())
-    raise UsageError(f"unknown cache layout {text[:40]!r}; choose one of {names}")
+    raise _unknown("cache layout", text, (layout.name for layout in layouts()))
 
 
 def layout_for(tokens: int) -> Layout:
@@ -158,9 +161,7 @@ def check_engine(engine: str, layout: Layout) -> None:
     """Raises RefusedError if the engine lacks the layout: a layout is never silently replaced."""
     held = _data()["engines"].get(engine)
     if held is None:
-        raise UsageError(
-            f"unknown engine {engine[:40]!r}; choose one of {', '.join(_data()['engines'])}"
-        )
+        raise _unknown("engine", engine, _data()["engines"])
     if layout.name not in held:
         only = " (only the what-if engine for tiers has it)" if "qjl" in layout.name else ""
         raise RefusedError(
@@ -177,7 +178,5 @@ def ladder(kind: str) -> tuple[Tier, ...]:
     """The tiers for 'small' or 'large' texts, in the order to try them."""
     found = _data()["ladders"].get(kind)
     if found is None:
-        raise UsageError(
-            f"unknown ladder {kind[:40]!r}; choose one of {', '.join(_data()['ladders'])}"
-        )
+        raise _unknown("ladder", kind, _data()["ladders"])
     return tuple(find_tier(name) for name in found)

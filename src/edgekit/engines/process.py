@@ -162,16 +162,12 @@ def ending_in_order() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         ours = []  # only the main thread may change what a signal does
     for number in ours:
-        signal.signal(number, _exit)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _exit(number: int, _: object) -> None:
-    sys.exit(128 + number)
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

@@ -1,8 +1,8 @@
-"""What every engine has. Its folder owns all of it: no other file compares with an engine's name.
+"""The protocol of an engine. Each engine is one folder: no other file compares with its name.
 
 An engine is a record of facts that cost nothing to import, and rules. A rule is a function in a module of the engine's
 folder: `@rule("speed")` on `Engine.speed` means the function `speed` in `engines/X/speed.py`, imported when it is first
-called. Where the folder has no such function, the body here is right: the engine has nothing of the kind.
+called. If the folder has no such function, the body here is the default.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def rule(module: str, *, is_needed: bool = False) -> Callable[[Function], Functi
 
 
 class Floor(Protocol):
-    """Parts of a bill that are much cheaper to work out than the whole of it. Never more than the bill has."""
+    """A lower bound of a bill that is much cheaper to compute than the bill."""
 
     def held_bytes(self, model: Model, load: Load, setup: Setup, /) -> Mapping[Pool, int]:
         """Weights, caches and states."""
@@ -88,10 +88,10 @@ class Floor(Protocol):
 
 
 class Offload(NamedTuple):
-    """Which parts of a model are not on the devices, in words for a headline."""
+    """Which parts of a model are not on the devices, as phrases for a headline."""
 
-    place: str = ""  # the whole placement, where the engine has words of its own
-    layers: str = ""  # on the devices, where not all are: "40 of 81 layers"
+    place: str = ""  # the whole placement, if the engine has its own phrase for it
+    layers: str = ""  # on the devices, if not all are: "40 of 81 layers"
     experts: str = ""  # in RAM: "the experts of 28 layers"
     cache: bool = False  # the cache is in RAM
     everything: bool = False  # no layer is on a device
@@ -107,14 +107,14 @@ class Companions(NamedTuple):
 
 
 class Engine:
-    """`ENGINE` of the package of an engine, whose class derives from this one and only has facts."""
+    """Base class of the engines. A subclass only has facts; `ENGINE` in its package is the instance."""
 
-    name: str  # as users type it, and as JSON has it
-    title: str  # as a heading has it
+    name: str  # as users type it, and in JSON
+    title: str  # in headings
     aliases: tuple[str, ...] = ()  # other spellings, in lower case
     loads_gguf: bool = False
-    # Files it loads as they are: "gguf", "safetensors", "config", "mlx". The first engine of the list that does is
-    # chosen, if none is named.
+    # Formats that it loads without conversion: "gguf", "safetensors", "config", "mlx". If no engine is named, the
+    # first one that loads the file is chosen.
     made_for: frozenset[str] = frozenset()
     rules_module: str = ""  # the one module with all its rules; "": a module for each kind of rule
 
@@ -123,7 +123,7 @@ class Engine:
         self._modules: dict[str, ModuleType | None] = {}
 
     def module(self, name: str) -> ModuleType | None:
-        """The module of its folder that has the rules of this kind; None where there is none."""
+        """The module of its folder with the rules of this kind; None if there is none."""
         if name not in self._modules:
             path = f"{self.package}.{self.rules_module or name}"
             try:
@@ -137,35 +137,35 @@ class Engine:
     # --- flags
 
     flags: tuple[Flag, ...]
-    table: tuple[Flag, ...]  # the context, the flags, and what only rows of a batch can say
-    unused_options: frozenset[str] = frozenset()  # of a row, that no bill depends on
+    table: tuple[Flag, ...]  # the context, the flags, and options that only rows of a batch have
+    unused_options: frozenset[str] = frozenset()  # options of a row that no bill depends on
 
-    # A check may place the model elsewhere than a plan did: links say where.
+    # Links state the placement, because a check may choose another one than the plan did.
     pins_placement: bool = False
     on_gpu: Mapping[str, str] = NONE  # flags that put weights and cache on a GPU, without a machine
-    one_sequence: Mapping[str, str] = NONE  # flags with which there is one, not the default
-    page: Page  # what the page says about it
-    quant_key: str = ""  # of the flag that says how weights are quantised; "": there is none
+    one_sequence: Mapping[str, str] = NONE  # flags for a single sequence, unless it is the default
+    page: Page  # its texts on the web page
+    quant_key: str = ""  # key of the flag for the quantisation of the weights; "": there is none
     companions: frozenset[str] = frozenset()  # flags of files that are loaded with the model
 
     @rule("setups")
     def read_quant(self, _name: str, /) -> str | None:
-        """The quantisation of `--quant NAME` in the engine's own words; None if it has none."""
+        """The engine's own name for the quantisation of `--quant NAME`; None if it has none."""
         return None
 
     @rule("setups")
     def quant_names(self) -> tuple[str, ...]:
-        """To show to somebody who typed another."""
+        """The names that `--quant` accepts, for the message about an unknown one."""
         return ()
 
     @rule("setups", is_needed=True)
     def default_setup(self) -> Setup:
-        """Where nothing is given."""
+        """The setup without any flags."""
         raise NotImplementedError
 
     @rule("setups")
     def setup(self, values: Mapping[str, Any], /) -> tuple[Load, Setup]:
-        """What values of its flags ask for. Raises UsageError."""
+        """The load and the setup for these values of its flags. Raises UsageError."""
         from edgekit.bill.types import Load
 
         load = field_values(self.table, values, Load)
@@ -175,24 +175,24 @@ class Engine:
 
     @rule("setups")
     def values(self, load: Load, setup: Setup, /) -> dict[str, Any]:
-        """And back: read again, they give the same bill. Files loaded with the model are not among them."""
+        """The inverse of `setup`: the flags that give the same bill, without those for companion files."""
         return given_values(self.table, load, setup)
 
     @rule("setups")
     def placement(self, _setup: Setup, /) -> dict[str, Any]:
-        """Where a plan has put the model, as values of flags."""
+        """The placement of the model as values of flags."""
         return {}
 
     @rule("commands")
     def placement_flags(
         self, _model: Model, _placement: Placement, _cards: tuple[Device, ...], /
     ) -> dict[str, Any]:
-        """The same on a machine with these cards, where `pins_placement`: a card that is not used gets no share."""
+        """Like `placement`, on a machine with these cards, if `pins_placement`: an unused card gets no share."""
         return {}
 
     @rule("setups")
     def read_row(self, options: Mapping[str, Any], _backend: str | None, /) -> tuple[Load, Setup]:
-        """A row of a batch, in the engine's own parameters. Raises UsageError."""
+        """Reads a row of a batch, which has the engine's own parameters. Raises UsageError."""
         from dataclasses import replace
 
         given = read_options(self.table, options)
@@ -201,12 +201,12 @@ class Engine:
 
     @rule("setups")
     def read_keywords(self, options: Mapping[str, Any], /) -> tuple[Load, Setup]:
-        """Keywords of the Python API, named as in a row, for the engine as people start it. Raises UsageError."""
+        """Reads keywords of the Python API, which are named as in a row. Raises UsageError."""
         return self.read_row(options, None)
 
     @rule("setups", is_needed=True)
     def describe(self, load: Load, estimate: MemoryEstimate, /) -> str:
-        """What was asked for, in words, as the engine resolved it."""
+        """The requested load as the engine resolved it, as a phrase."""
         raise NotImplementedError
 
     # --- the bill
@@ -217,12 +217,12 @@ class Engine:
 
     @rule("estimate")
     def version(self, _setup: Setup, /) -> str:
-        """Of the engine whose rules a bill for this setup follows."""
+        """The engine's version whose rules a bill for this setup follows."""
         return str(cast("Any", self.module("estimate")).VERSION)
 
     @rule("estimate", is_needed=True)
     def estimate(self, model: Model, load: Load, setup: Setup, /) -> MemoryEstimate:
-        """The bill. Raises RefusedError where the engine would not start."""
+        """The bill. Raises RefusedError if the engine would not start."""
         raise NotImplementedError
 
     @rule("companions")
@@ -240,14 +240,14 @@ class Engine:
 
     # --- programs
 
-    # The verbs that EdgeKit can start it for: run, serve, verify, calibrate.
+    # The commands that EdgeKit can start it for: run, serve, verify, calibrate.
     starts_for: tuple[str, ...] = ()
 
     verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
     program_module: str = ""  # module that has PROGRAM; "": EdgeKit only prints the command
 
     def program(self, verb: str) -> EngineProgram:
-        """How it is started on this machine. Raises UsageError where EdgeKit does not start it for this verb."""
+        """How it is started on this machine. Raises UsageError if EdgeKit does not start it for this command."""
         if not self.program_module:
             raise UsageError(
                 f"edgekit does not start {self.name} itself: "
@@ -286,7 +286,7 @@ class Engine:
 
     @property
     def floor(self) -> Floor | None:
-        """None: the engine's whole bill is cheap."""
+        """None: the engine's bill is cheap itself."""
         module = self.module("estimate")
         return cast("Floor", module) if hasattr(module, "held_bytes") else None
 
@@ -299,17 +299,17 @@ class Engine:
 
     @rule("placements")
     def devices(self, _machine: Machine, /) -> tuple[Device, ...]:
-        """Those that it would use together. None where it only uses the CPU."""
+        """The devices that it would use together; empty if it only uses the CPU."""
         return ()
 
     @rule("placements")
     def check_runs(self, _machine: Machine, /) -> None:
-        """Raises HardwareError where the machine has nothing that the engine runs on."""
+        """Raises HardwareError if the machine has nothing that the engine runs on."""
         return
 
     @rule("placements", is_needed=True)
     def budgets(self, machine: Machine, /) -> tuple[Budget, ...]:
-        """What it may use, before a model is known. Raises HardwareError where that is unknown."""
+        """The memory that it may use for any model. Raises HardwareError if that is unknown."""
         raise NotImplementedError
 
     @rule("placements")
@@ -321,37 +321,37 @@ class Engine:
 
     @rule("placements")
     def check_limits(self, _reserve_bytes: int | None, _max_use: float | None, /) -> None:
-        """Raises UsageError for --reserve or --max-use where the engine has no such thing."""
+        """Raises UsageError for --reserve or --max-use if they do not apply to the engine."""
         return
 
     # --- placements
 
     has_ranks: bool = False  # divides every layer among cards, and a model among machines
-    streams_weights: bool = False  # reads them from the file: memory far below their size will do
+    streams_weights: bool = False  # reads weights from the file; they need not fit in memory
 
     @property
     def placed(self) -> frozenset[str]:
-        """Fields of the setup that say where the model goes."""
+        """Fields of the setup that place the model."""
         found: frozenset[str] = getattr(self.module("placements"), "PLACED", frozenset())
         return found
 
     @rule("placements", is_needed=True)
     def placements(self, task: Task, /) -> Iterator[Placement]:
-        """Whole ones first; of the others each takes no more of the devices than the one before it."""
+        """Complete placements on devices first; each of the others uses no more of the devices than the one before."""
         raise NotImplementedError
 
     @rule("placements")
     def finer_placements(self, _model: Model, _placement: Placement, /) -> Iterator[Placement]:
-        """Between this placement and the one before it."""
+        """Placements between this one and the one before it."""
         yield from ()
 
     @rule("placements")
     def rebalance(
         self, _model: Model, _placement: Placement, _estimate: MemoryEstimate, /
     ) -> Placement | None:
-        """Layers divided among the cards so that the fullest is as empty as can be; None: there is no better split.
+        """The split of layers among the cards that leaves the fullest card as empty as possible; None: no better one.
 
-        `estimate` is the bill of this placement. Only called where `may_resplit`.
+        `estimate` is the bill of this placement. Only called if `may_resplit`.
         """
         return None
 
@@ -359,12 +359,12 @@ class Engine:
     def neighbours(
         self, _model: Model, _placement: Placement, _uses: Sequence[Usage], /
     ) -> Iterator[Placement]:
-        """One layer moved off the fullest card."""
+        """Placements with one layer moved off the fullest card."""
         yield from ()
 
     @rule("placements")
     def pinned(self, _model: Model, placement: Placement, /) -> Placement:
-        """With the split that it is billed with given as a flag: it could differ by the time the engine starts."""
+        """The placement with the billed split as a flag: otherwise it could differ when the engine starts."""
         return placement
 
     # --- the cache
@@ -376,12 +376,12 @@ class Engine:
     def cache_choices(
         self, task: Task, placement: Placement | None = None, /
     ) -> Iterable[CacheChoice]:
-        """The most accurate first; only the one that was given. `placement`: where it is known."""
+        """Cache types, the most accurate first; only the requested one if there is one. `placement`: if known."""
         raise NotImplementedError
 
     @rule("choices", is_needed=True)
     def cache_name(self, load: Load, setup: Setup, /) -> str:
-        """The cache of this load and setup, by the name that choices have."""
+        """The name of the cache of this load and setup, as in `cache_choices`."""
         raise NotImplementedError
 
     # --- the weights
@@ -419,21 +419,21 @@ class Engine:
 
     @rule("choices")
     def sizes(self, _model: Model, _quants: tuple[str, ...] = (), /) -> Iterator[Size]:
-        """Of the weights at the usual quantisations and at `quants`, for the catalog."""
+        """The sizes of the weights at the usual quantisations and at `quants`, for the catalog."""
         yield from ()
 
     @rule("choices")
     def smaller_weights(
         self, _task: Task, _capacity_bytes: int, /
     ) -> Iterator[tuple[Variant, str]]:
-        """Smaller quantisations than what was judged, the largest first, each with the words that ask for it."""
+        """Smaller quantisations than the checked one, the largest first, each with the flags that select it."""
         yield from ()
 
     @rule("choices")
     def download_bytes(
         self, model: Model, _setup: Setup, _estimate: MemoryEstimate, /
     ) -> int | None:
-        """What has to be downloaded to run it; None where that is unknown."""
+        """The size of the download; None if unknown."""
         return model.header.file_bytes or model.header.tensor_bytes
 
     @rule("estimate")
@@ -450,16 +450,16 @@ class Engine:
 
     @rule("placements")
     def load_for_users(self, load: Load, users: int, _native_tokens: int, /) -> Load:
-        """The load with a context of its own, of the load's length, for each user. A length of 0 is the native one."""
+        """The load with a context of the load's length for each user. A length of 0 is the native one."""
         from dataclasses import replace
 
         return replace(load, sequences=users)
 
-    no_embeddings: str = ""  # why it returns none
+    no_embeddings: str = ""  # why it does not return embeddings
 
     @rule("placements")
     def embedding_start(self, start: Start, /) -> Start:
-        """Started to return embeddings. Raises RefusedError where the engine returns none."""
+        """The start of an engine that returns embeddings. Raises RefusedError if it cannot."""
         if self.no_embeddings:
             raise RefusedError(self.no_embeddings)
         return start
@@ -471,28 +471,28 @@ class Engine:
 
     # --- commands
 
-    for_programs: tuple[str, ...] = ()  # that its commands are for, as --for takes them
+    for_programs: tuple[str, ...] = ()  # programs of its commands, as --for names them
 
     @rule("commands")
     def settle(self, verdict: Verdict, given: Mapping[str, Any], /) -> dict[str, Any]:
-        """The flags that start the engine as it was judged: those that were given, and what the verdict adds."""
+        """The flags that start the engine as it was checked: the given ones, and those that the verdict adds."""
         return {**given, "context": verdict.context_tokens}
 
     @rule("commands")
     def commands(self, _startup: Startup, /) -> Iterable[Command]:
-        """What starts it as it was judged, in the order to run it. None: only the command of an estimate does."""
+        """The commands that start it as it was checked, in order. Empty: only an estimate has a command."""
         return ()
 
     @rule("commands")
     def taken(self, verdict: Verdict, /) -> MemoryEstimate:
-        """The bill with all that the engine takes when it starts, which may be more than its load needs."""
+        """The bill with all memory that the engine takes at startup, which may be more than its load needs."""
         return verdict.estimate
 
     @rule("placements")
     def values_for_users(
         self, values: Mapping[str, Any], _users: int, _load: Load, /
     ) -> dict[str, Any]:
-        """The flags with which every user has a context of their own. Raises UsageError."""
+        """The flags that give every user their own context. Raises UsageError."""
         return dict(values)
 
     @rule("commands")
