@@ -36,7 +36,7 @@ from edgekit.web.jobs import (
     Jobs,
     JobState,
 )
-from edgekit.web.shutdown import BYE, Shutdown, ShutdownMiddleware
+from edgekit.web.security import BYE, Shutdown, ShutdownMiddleware
 from edgekit.web.types import CallWatch, WebSettings
 
 SAMPLE = {"model": "sample:gemma-3-27b"}

@@ -190,7 +190,17 @@ def read_safetensors(source: ByteSource, shard: int = 0) -> ModelHeader:
         if name == METADATA:
             file_format = _read_format(stream)
         else:
-            _check_name(stream, name, tensors)
+            if name in tensors:
+                raise stream.error(f"tensor {quoted(name)} occurs twice")
+            stream.check_limit("tensors in one file", len(tensors) + 1, limits.TENSORS_PER_FILE)
+            try:
+                length = len(name.encode())
+            except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+                what = f"tensor name {quoted(name)} is not valid Unicode"
+                raise stream.error(what) from error
+            if length > limits.NAME_BYTES:  # building the message for every tensor is slow
+                what = f"length of tensor name {quoted(name)}"
+                stream.check_limit(what, length, limits.NAME_BYTES)
             entry = stream.value(f"tensor {quoted(name)}", limits.ENTRY_BYTES)
             tensors[name] = _tensor(source.name, name, entry, header_bytes, shard)
     if stream.peek():
@@ -245,18 +255,6 @@ def _read_format(stream: JsonStream) -> str | None:
         if key == "format":
             file_format = text[: limits.STORED_ENTRY_BYTES]
     return file_format
-
-
-def _check_name(stream: JsonStream, name: str, tensors: dict[str, Tensor]) -> None:
-    if name in tensors:
-        raise stream.error(f"tensor {quoted(name)} occurs twice")
-    stream.check_limit("tensors in one file", len(tensors) + 1, limits.TENSORS_PER_FILE)
-    try:
-        length = len(name.encode())
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-        raise stream.error(f"tensor name {quoted(name)} is not valid Unicode") from error
-    if length > limits.NAME_BYTES:  # building the message for every tensor is slow
-        stream.check_limit(f"length of tensor name {quoted(name)}", length, limits.NAME_BYTES)
 
 
 def _tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> Tensor:

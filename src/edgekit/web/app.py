@@ -31,8 +31,7 @@ from edgekit.web.failures import (
     unreadable_answer,
 )
 from edgekit.web.references import without_folders
-from edgekit.web.security import DOCS, HEALTH, Security
-from edgekit.web.shutdown import ShutdownMiddleware
+from edgekit.web.security import DOCS, HEALTH, Security, ShutdownMiddleware
 from edgekit.web.types import WebSettings
 
 if TYPE_CHECKING:

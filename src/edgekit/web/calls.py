@@ -53,7 +53,7 @@ from edgekit.web.references import (
     shown_entry,
     without_folders,
 )
-from edgekit.web.shutdown import Shutdown
+from edgekit.web.security import Shutdown
 from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
 # How long this machine's free memory is reused: dragging a slider does not wait for it.

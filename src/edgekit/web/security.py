@@ -1,4 +1,4 @@
-"""One ASGI middleware around everything: which requests are accepted, and the headers of every response.
+"""The ASGI middlewares: one accepts or refuses requests and adds headers, one ends requests at shutdown.
 
 Pure ASGI, so that server-sent events pass through as they come.
 """
@@ -10,7 +10,8 @@ import hmac
 import json
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qsl, quote, urlencode
@@ -20,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgekit.web.failures import UNEXPECTED, failure_json, small_page
 from edgekit.web.limits import Places, Rates
-from edgekit.web.shutdown import EVENTS
 from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 
 MAX_QUERY_BYTES = 16 * 1024  # a link that restores a page with every flag set has 2 KB
@@ -35,6 +35,7 @@ LONG_TOKEN_CHARS = 16  # too long to guess at any rate
 CALLS_EACH, MOST_CALLS = 32, 256
 STREAMS_EACH, MOST_STREAMS = 16, 128
 HEALTH = "/healthz"
+EVENTS = "/events"  # the path of every event stream ends with it
 DOCS = "/api/docs"  # a page, although its path looks like a call
 
 CONTENT_POLICY = (
@@ -375,3 +376,66 @@ async def _drain(receive: Receive) -> None:
                     return
     except TimeoutError:
         return
+
+
+# --- shutdown
+
+BYE = b"event: bye\ndata: {}\n\n"
+
+
+class Shutdown:
+    """Tasks to cancel at the end. `begin` is called from the server's loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._has_begun = False
+
+    def begin(self) -> None:
+        self._has_begun = True
+        for task in self._tasks:
+            task.cancel()
+
+    @contextmanager
+    def cancels(self) -> Iterator[None]:
+        """`begin` breaks off the block, and execution continues after it; any other cancellation propagates."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a server's code runs in tasks
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._has_begun:
+                raise
+            task.uncancel()
+        finally:
+            self._tasks.discard(task)
+
+
+class ShutdownMiddleware:
+    def __init__(self, app: ASGIApp, *, shutdown: Shutdown) -> None:
+        self._app, self._shutdown = app, shutdown
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = False
+
+        async def receive_until_shutdown() -> Message:
+            """A call sees the shutdown as a disconnect, and is cancelled."""
+            with self._shutdown.cancels():
+                return await receive()
+            return {"type": "http.disconnect"}
+
+        async def watched_send(message: Message) -> None:
+            nonlocal is_open
+            is_open = message["type"] == "http.response.start" or message.get("more_body", False)
+            await send(message)
+
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif not scope["path"].endswith(EVENTS):
+            await self._app(scope, receive_until_shutdown, send)
+        else:
+            with self._shutdown.cancels():
+                await self._app(scope, receive, watched_send)
+                return
+            if is_open:
+                await send({"type": "http.response.body", "body": BYE})
