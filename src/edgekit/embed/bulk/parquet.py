@@ -1,7 +1,8 @@
 """Parquet in and out, a few rows at a time. pyarrow is imported here and nowhere else.
 
 `ParquetSource` reads a file. How many rows may be read at a time depends on the size of the pages, which pyarrow does
-not tell, so the footer and the page headers are read here: `read_directory`, `largest_page_bytes`.
+not tell, and it aborts on some damaged footers: so the footer and the page headers are read here, by `read_directory`
+and `largest_page_bytes`.
 
 `ParquetForm` writes one. A Parquet file ends with its footer and cannot be appended to after a kill. So the vectors
 of a job first go to an Arrow stream, whose batches are independent, and are copied to the Parquet file at the end:
