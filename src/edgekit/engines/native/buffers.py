@@ -74,11 +74,9 @@ def vectors(model: NativeModel) -> Iterator[Tensor]:
         )
 
 
-def tile_bytes(model: NativeModel, wanted_bytes: int) -> int:
+def tile_bytes(model: NativeModel, usual_bytes: int) -> int:
     """At least one row of every matrix."""
-    return max(
-        wanted_bytes, *(tensor.type.row_bytes(tensor.shape[1]) for tensor in matrices(model))
-    )
+    return max(usual_bytes, *(tensor.type.row_bytes(tensor.shape[1]) for tensor in matrices(model)))
 
 
 def side_floats(model: NativeModel, chunk_tokens: int) -> int:

@@ -29,9 +29,12 @@ class NativeProgram:
     has_budget = True
 
     def settled(self, options: RunOptions) -> dict[str, Any]:
-        given = {"sinks": options.sinks, "threads": options.threads}
-        found: dict[str, Any] = {name: text for name, text in given.items() if text is not None}
-        return {**found, "rolling": True} if options.rolling else found
+        values = {
+            "sinks": options.sinks,
+            "threads": options.threads,
+            "rolling": options.rolling or None,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     def limited(self, verdict: Verdict) -> Setup:
         """Nothing grows after the start."""

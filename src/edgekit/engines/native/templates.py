@@ -94,7 +94,7 @@ _KINDS: dict[str, Callable[..., MarkedTurns | Instructions]] = {
     "instructions": Instructions,
 }
 FORMATS = {
-    name: kind(**{key: tuple(one) if isinstance(one, list) else one for key, one in row.items()})
+    name: kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()})
     for section, kind in _KINDS.items()
     for name, row in _DATA[section].items()
 }

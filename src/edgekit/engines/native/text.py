@@ -73,14 +73,14 @@ def generate(
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"the number of new tokens must be at least 1 (got {max_tokens})")
     # The last new token is not read, so it needs no cell.
-    capacity, wanted = engine.room_tokens, len(tokens) + (max_tokens or 1) - 1
-    if capacity is not None and wanted > capacity:
+    capacity, needed = engine.room_tokens, len(tokens) + (max_tokens or 1) - 1
+    if capacity is not None and needed > capacity:
         window, before = engine.plan.context_tokens, engine.position
         taken = f" ({before:,} are in use)" if before else ""
         new = f" plus {max_tokens:,} new ones" if max_tokens is not None else ""
         raise ContextTooLargeError(
             f"a prompt of {len(tokens):,} tokens{new} does not fit in the context of "
-            f"{window:,}{taken}: use a context of {before + wanted:,} or more, or a rolling "
+            f"{window:,}{taken}: use a context of {before + needed:,} or more, or a rolling "
             "window"
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from operator import index as whole
+from operator import index
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class TokenMean:
                 vector = into[place]
                 vector.fill(0)
                 for token in tokens:
-                    self._add(whole(token), vector)
+                    self._add(index(token), vector)
                     done += 1
                     if done >= due or time.monotonic() >= due_s:
                         checkpoint(done / total)

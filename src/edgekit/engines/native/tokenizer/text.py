@@ -45,11 +45,6 @@ class TextTokenizer:
                 if token and not token.strip("\n")
             }
 
-    @property
-    def frame_tokens(self) -> int:
-        """The number of tokens added to every text: two for [CLS] and [SEP]."""
-        return len(self.before) + len(self._after)
-
     def encode(
         self,
         text: str,
@@ -64,11 +59,12 @@ class TextTokenizer:
         is cut instead; the added tokens stay. With `parse_special`, "[SEP]" in a text is that token, as in llama.cpp's
         server and in sentence-transformers; without it, five letters.
         """
-        limit = None if limit_tokens is None else limit_tokens - self.frame_tokens
+        added = len(self.before) + len(self._after)  # two for [CLS] and [SEP]
+        limit = None if limit_tokens is None else limit_tokens - added
         if limit is not None and limit < 0:
             raise TextError(
                 f"a limit of {limit_tokens} tokens is too small: every text needs "
-                f"{self.frame_tokens} special tokens"
+                f"{added} special tokens"
             )
         tokens = self.encode_plain(
             text, limit=limit, truncate=truncate, parse_special=parse_special
