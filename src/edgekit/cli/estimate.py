@@ -13,7 +13,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO
@@ -223,7 +223,10 @@ class BatchModels:
                 raise UsageError("config is not an object")
             key: Hashable = hashlib.sha256(json.dumps(config).encode()).digest()
         elif isinstance(reference, str) and reference:
-            key = _file_key(reference)
+            key = (reference,)
+            with suppress(OSError, ValueError):  # a changed file is another model
+                status = os.stat(reference)  # noqa: PTH116 - once per row, and faster than Path
+                key = (reference, status.st_mtime_ns, status.st_size)
         else:
             raise UsageError("the row has neither a model (a path or an id) nor a config")
         if key not in self._cache:
@@ -250,12 +253,3 @@ class BatchModels:
         except EdgekitError as error:
             error.__cause__ = error.__context__ = None  # they would keep the file's bytes in memory
             return _Cached(failure=error.with_traceback(None))
-
-
-def _file_key(reference: str) -> Hashable:
-    """The reference, and the time and size of a local file: a changed file is another model."""
-    try:
-        status = os.stat(reference)  # noqa: PTH116 - once per row, and faster than Path
-    except (OSError, ValueError):
-        return (reference,)
-    return (reference, status.st_mtime_ns, status.st_size)

@@ -69,11 +69,6 @@ def _active(entry: Entry) -> str:
     return "" if entry.active_parameters == entry.parameters else _count(entry.active_parameters)
 
 
-def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
-    """Everything that is known about one model, with sources."""
-    return render(_headline(entry), _sections(entry), screen)
-
-
 def _headline(entry: Entry) -> str:
     parts = []
     if entry.parameters is not None:
@@ -86,7 +81,9 @@ def _headline(entry: Entry) -> str:
     return f"{entry.id}: {', '.join(parts)}".rstrip(": ")
 
 
-def _sections(entry: Entry) -> Sections:
+def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
+    """Everything that is known about one model, with sources."""
+
     def size_lines(screen: Screen) -> list[str]:
         rows = [
             (
@@ -105,40 +102,39 @@ def _sections(entry: Entry) -> Sections:
     released = entry.released or "unknown"
     if entry.released is None and entry.not_before is not None:
         released = f"not before {entry.not_before}"
-    yield (
-        "Model",
-        [
-            f"family {entry.family}, architecture {entry.architecture}",
-            f"repository {entry.repository or 'unknown'}",
-            f"vocabulary {_tokens(entry.vocabulary)}",
-            f"released {released}, licence {entry.licence or 'unknown'}",
-            *([f"you added it from {entry.reference}"] if entry.reference else []),
-        ],
-    )
+    facts = [
+        f"family {entry.family}, architecture {entry.architecture}",
+        f"repository {entry.repository or 'unknown'}",
+        f"vocabulary {_tokens(entry.vocabulary)}",
+        f"released {released}, licence {entry.licence or 'unknown'}",
+        *([f"you added it from {entry.reference}"] if entry.reference else []),
+    ]
     runs_on = ["llama.cpp, from its GGUF header"] if entry.keys else []
     if entry.config:
         engines = "vLLM and MLX" if entry.keys else "llama.cpp, vLLM and MLX, if they support it"
         runs_on.append(f"{engines}, from its config.json")
-    yield "Runs on", runs_on
-    yield "Sizes", size_lines if entry.sizes else ()
     downloads = []
     for one in () if entry.is_users else repositories_of(entry.id):
         usual = "" if one.listed else "usually "
         quants = f": {usual}{', '.join(one.quants)}" if one.quants else ""
         downloads.append(f"{one.form.value} {one.name}{quants} ({', '.join(one.sources)})")
-    yield "Download", downloads
-    yield (
-        "Speed",
-        [
-            f"{one.tokens_per_s:g} tokens/s on {one.device}, {one.setting}: {one.source}"
-            for one in entry.speeds
-        ],
-    )
-    facts: dict[tuple[str, str], list[str]] = {}
+    speeds = [
+        f"{one.tokens_per_s:g} tokens/s on {one.device}, {one.setting}: {one.source}"
+        for one in entry.speeds
+    ]
+    by_source: dict[tuple[str, str], list[str]] = {}
     for fact, source in entry.sources.items():
-        facts.setdefault((source.text, source.basis.value), []).append(fact.replace("_", " "))
-    sources = [f"{', '.join(names)} ({basis}): {text}" for (text, basis), names in facts.items()]
-    yield "Sources", sources
+        by_source.setdefault((source.text, source.basis.value), []).append(fact.replace("_", " "))
+    sources = [f"{', '.join(of)} ({basis}): {text}" for (text, basis), of in by_source.items()]
+    sections: Sections = [
+        ("Model", facts),
+        ("Runs on", runs_on),
+        ("Sizes", size_lines if entry.sizes else ()),
+        ("Download", downloads),
+        ("Speed", speeds),
+        ("Sources", sources),
+    ]
+    return render(_headline(entry), sections, screen)
 
 
 def added_text(entry: Entry, *, new: bool, shadows: bool) -> str:

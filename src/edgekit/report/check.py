@@ -32,7 +32,7 @@ from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
-    Sections,
+    Section,
     bar_lines,
     budget_names,
     command_lines,
@@ -209,8 +209,8 @@ def _used(result: Verdict) -> str:
         words += f" on the {fuller if alike else card.name}"
     if has_ram:
         words += f" and {sizes_words(ram[0].required_bytes, ram[0].usable_bytes)} RAM"
-    elif unchecked_ram_bytes(result):
-        words += f" VRAM and {unchecked_ram_bytes(result) / GIB:,.1f} GiB of RAM, not checked (add --ram)"
+    elif result.machine.host is None and (unchecked := unchecked_bytes(result.estimate)):
+        words += f" VRAM and {unchecked / GIB:,.1f} GiB of RAM, not checked (add --ram)"
     return words
 
 
@@ -228,16 +228,6 @@ def is_divided(result: Verdict) -> bool:
     """Whether some layers or experts are in RAM and the others on devices."""
     off = engine_named(result.engine).offload(result)
     return bool(result.way.cards) and bool(off.experts or off.layers)
-
-
-def unchecked_ram_bytes(result: Verdict) -> int:
-    """RAM that the placement needs, if the size of the RAM is unknown."""
-    return unchecked_bytes(result.estimate) if result.machine.host is None else 0
-
-
-def is_blocked(result: Verdict) -> bool:
-    """Whether the engine would not start, however small the model."""
-    return any(use.budget.blocked for use in result.uses)
 
 
 def is_beyond(result: Verdict) -> bool:
@@ -359,54 +349,46 @@ _CHEAPEST_FIRST = (
 def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> str:
     """The screen. `why` adds the breakdown, the reasons and the notes."""
     result, bill = check.result, check.bill
-    engine = bill.engine_title if why else result.engine
+    run: list[Section] = []
+    if result.can_load:
+        run = [("Run", lambda screen: command_lines(bill.command.strip(), screen.width))]
+    if why:
+        placement, machine = result.way.because, result.machine.name
+        engine = bill.engine_title
+        details = [placement if machine in placement else f"{machine}, {placement}"]
+        speed = [] if result.speed is None else [speed_row(result.speed, embeds=embeds(result))]
+        later = engine_named(result.engine).later_rows(result) if result.can_load else ()
+        sections: list[Section] = [
+            (None, [bill.asked]),
+            ("Context", _context_rows(result)),
+            ("Memory", lambda screen: memory_lines(result, screen)),
+            ("Why", result.reasons),
+            ("Speed", speed),
+            ("Later", later),
+            ("To fit" if result.failed else "Or", [change.told for change in check.changes]),
+            ("Basis", basis_rows(result.estimate)),
+            ("Note", [*result.machine.notes, *bill.notes, *bill.estimate.notes]),
+            *run,
+        ]
+    else:
+        engine, details = result.engine, [*result_figures(result)]
+        unchecked = (note for note in bill.estimate.notes if note.startswith(_UNCHECKED))
+        sections = [
+            ("", lambda screen: bar_lines(memories(result), screen)),
+            *run,
+            ("Note", [*bill.notes, *unchecked, *assumed_of(result.machine, result)]),
+            changes_section(result, check.changes),
+            ("More", [MORE]),
+        ]
     size = download_words(result, is_remote=check.is_remote)
-    placement, machine = result.way.because, result.machine.name
-    where = placement if machine in placement else f"{machine}, {placement}"
-    details = (where,) if why else tuple(result_figures(result))
-    return render(
-        headline(result, from_name=check.is_assumed),
-        _why_sections(check) if why else _short_sections(check),
-        screen,
-        title=(bill.label, engine, *size, *details),
-        status=result.status,
-    )
+    title = (bill.label, engine, *size, *details)
+    sentence = headline(result, from_name=check.is_assumed)
+    return render(sentence, sections, screen, title=title, status=result.status)
 
 
 def quiet_text(check: Check) -> str:
     """Only the headline."""
     return f"{headline(check.result, from_name=check.is_assumed)}\n"
-
-
-def _short_sections(check: Check) -> Sections:
-    result, bill = check.result, check.bill
-    yield "", lambda screen: bar_lines(memories(result), screen)
-    yield from _run_section(check)
-    unchecked = (note for note in bill.estimate.notes if note.startswith(_UNCHECKED))
-    yield "Note", [*bill.notes, *unchecked, *assumed_of(result.machine, result)]
-    yield changes_section(result, check.changes)
-    yield "More", [MORE]
-
-
-def _why_sections(check: Check) -> Sections:
-    result, bill = check.result, check.bill
-    yield None, [bill.asked]
-    yield "Context", _context_rows(result)
-    yield "Memory", lambda screen: memory_lines(result, screen)
-    yield "Why", result.reasons
-    if result.speed is not None:
-        yield "Speed", [speed_row(result.speed, embeds=embeds(result))]
-    if result.can_load:
-        yield "Later", engine_named(result.engine).later_rows(result)
-    yield "To fit" if result.failed else "Or", [change.told for change in check.changes]
-    yield "Basis", basis_rows(result.estimate)
-    yield "Note", [*result.machine.notes, *bill.notes, *bill.estimate.notes]
-    yield from _run_section(check)
-
-
-def _run_section(check: Check) -> Sections:
-    if check.result.can_load:
-        yield "Run", lambda screen: command_lines(check.bill.command.strip(), screen.width)
 
 
 def _context_rows(result: Verdict) -> Iterator[str]:

@@ -33,7 +33,7 @@ from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
-    Sections,
+    Section,
     bar_lines,
     command_lines,
     folded,
@@ -59,50 +59,52 @@ def plan_text(
 
     Commands of the first program in `ready` are shown in full, the other programs by name.
     """
-    task, result = plan.task, plan.result
-    size = download_words(result, is_remote=task.is_remote)
-    engine, details = task.engine, tuple(result_figures(result))
-    if why:
-        machine = task.machine.name
-        engine = bill_of(plan).engine_title
-        details = (f"{task.nodes} nodes of {machine}" if task.nodes > 1 else machine,)
-    ready = ready if plan.fits else ()
-    shown = next(iter(by_program(ready).values()), [])
-    of_commands = (
-        f"{one.name}: {note}" if len(shown) > 1 else note for one in shown for note in one.notes
+    task, result, machine = plan.task, plan.result, plan.task.machine
+    engine = engine_named(task.engine)
+    programs = by_program(ready if plan.fits else ())
+    shown = next(iter(programs.values()), [])
+    several = len(shown) > 1
+    notes = (
+        *notes,
+        *(f"{one.name}: {note}" if several else note for one in shown for note in one.notes),
     )
-    notes = (*notes, *of_commands)
-    sections = (_why_sections if why else _short_sections)(plan, ready, notes)
-    title = (task.label, engine, *size, *details)
+    others = [name for name in [*programs][1:] if name != LIMIT]
+    also = [f"--for {' | '.join(others)}: the same for another program"] if others else []
+    run: list[Section] = [
+        ("Run", lambda screen: _command_lines(shown, machine.system, screen.width)),
+        ("Also", also),
+    ]
+    if why:
+        name = bill_of(plan).engine_title
+        details = [f"{task.nodes} nodes of {machine.name}" if task.nodes > 1 else machine.name]
+        sections: list[Section] = [
+            ("Memory", lambda screen: memory_lines(result, screen)),
+            ("Plan", lambda screen: _decision_lines(plan, screen.width)),
+            ("Why", result.reasons),
+            ("To fit", [change.told for change in plan.to_fit]),
+            ("Or", [change.told for change in plan.changes]),
+            ("Later", engine.later_rows(result) if plan.fits else ()),
+            ("Basis", basis_rows(result.estimate)),
+            ("Note", [*result.machine.notes, *notes, *result.estimate.notes]),
+            *run,
+        ]
+    else:
+        name, details = task.engine, [*result_figures(result)]
+        decision, drafter, more = plan.decision(Lever.DRAFTER), plan.drafter, []
+        if decision is not None and decision.value != "none":
+            flags = "" if drafter is None else shlex.join(engine.draft_words(result, drafter))
+            what = f"{flags} (draft model)" if flags else f"draft model {decision.value}"
+            more = [f"{what}: {decision.because}"]
+        sections = [
+            ("", lambda screen: bar_lines(memories(result), screen)),
+            *run,
+            ("Note", [*notes, *assumed_of(machine, result)]),
+            changes_section(result, plan.to_fit or plan.changes, more),
+            ("More", [MORE]),
+        ]
+    size = download_words(result, is_remote=task.is_remote)
+    title = (task.label, name, *size, *details)
     return render(headline(result), sections, screen, title=title, status=result.status)
-
-
-def _short_sections(plan: Plan, ready: Sequence[Command], notes: Sequence[str]) -> Sections:
-    yield "", lambda screen: bar_lines(memories(plan.result), screen)
-    yield from _run_sections(plan, ready)
-    yield "Note", [*notes, *assumed_of(plan.task.machine, plan.result)]
-    decision, drafter, more = plan.decision(Lever.DRAFTER), plan.drafter, []
-    if decision is not None and decision.value != "none":
-        engine = engine_named(plan.task.engine)
-        flags = "" if drafter is None else shlex.join(engine.draft_words(plan.result, drafter))
-        what = f"{flags} (draft model)" if flags else f"draft model {decision.value}"
-        more = [f"{what}: {decision.because}"]
-    yield changes_section(plan.result, plan.to_fit or plan.changes, more)
-    yield "More", [MORE]
-
-
-def _why_sections(plan: Plan, ready: Sequence[Command], notes: Sequence[str]) -> Sections:
-    result = plan.result
-    yield "Memory", lambda screen: memory_lines(result, screen)
-    yield "Plan", lambda screen: _decision_lines(plan, screen.width)
-    yield "Why", result.reasons
-    yield "To fit", [change.told for change in plan.to_fit]
-    yield "Or", [change.told for change in plan.changes]
-    if plan.fits:
-        yield "Later", engine_named(result.engine).later_rows(result)
-    yield "Basis", basis_rows(result.estimate)
-    yield "Note", [*result.machine.notes, *notes, *result.estimate.notes]
-    yield from _run_sections(plan, ready)
 
 
 def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
@@ -133,18 +135,6 @@ def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]
     first, *more = hanging(text, width - column)
     yield f"{name:<{column}}{first}"
     yield from (" " * column + line for line in more)
-
-
-def _run_sections(plan: Plan, ready: Sequence[Command]) -> Sections:
-    """The commands to paste, and the other programs that have commands."""
-    programs = by_program(ready)
-    if programs:
-        main, *others = programs
-        system = plan.task.machine.system
-        yield "Run", lambda screen: _command_lines(programs[main], system, screen.width)
-        names = [name for name in others if name != LIMIT]
-        if names:
-            yield "Also", [f"--for {' | '.join(names)}: the same for another program"]
 
 
 def _command_lines(shown: Sequence[Command], system: System, width: int) -> Iterator[str]:

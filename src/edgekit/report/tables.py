@@ -18,7 +18,6 @@ from edgekit.report.check import (
     context_words,
     embeds,
     is_beyond,
-    is_blocked,
     is_divided,
     rounded_context_words,
     typical_figure,
@@ -163,9 +162,8 @@ def _row(found: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
     if not result.failed:  # for an embedding model, the reading speed
         rates = None if speed is None else speed.prefill if embeds(result) else speed.decode
         cells[_SPEED] = "?" if rates is None else typical_figure(rates)
-    is_plain = result.can_load or (
-        result.tightest.status is Status.FAILED and not is_blocked(result)
-    )
+    blocked = any(use.budget.blocked for use in result.uses)  # it would not start with any model
+    is_plain = result.can_load or (result.tightest.status is Status.FAILED and not blocked)
     return _Row(cells, "" if is_plain else "; ".join(result.reasons))
 
 
