@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from edgekit.errors import SourceError
+from edgekit.sources.address import has_secrets
 from edgekit.sources.local import open_file, user_folder
 from edgekit.sources.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, LARGEST, MIB
@@ -132,8 +133,11 @@ def store(url: str, entry: CachedRange) -> None:
 
 
 def _path_of(url: str) -> Path | None:
+    """None without a home, and for an address with secrets, which must not be written to disk."""
     folder = cache_folder()
-    return folder / (hashlib.sha256(url.encode()).hexdigest() + _SUFFIX) if folder else None
+    if folder is None or has_secrets(url):
+        return None
+    return folder / (hashlib.sha256(url.encode()).hexdigest() + _SUFFIX)
 
 
 def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:

@@ -15,7 +15,6 @@ from urllib.parse import quote, urlencode
 from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError
 from edgekit.sources import cache
 from edgekit.sources.address import (
-    has_secrets,
     host_of,
     hub_endpoint,
     hub_library,
@@ -240,8 +239,6 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
 
 def store_listing(url: str, entries: Iterable[FileEntry]) -> None:
     """Store a listing in the hub's format, so that it is validated like a response when it is read."""
-    if has_secrets(url):
-        return
     items = [{"type": "file", "path": path, "size": size_bytes} for path, size_bytes in entries]
     body = json.dumps(items).encode()
     if len(body) <= MAX_LISTING_BYTES:
@@ -256,7 +253,7 @@ def store_listing(url: str, entries: Iterable[FileEntry]) -> None:
 
 def cached_listing(url: str) -> tuple[tuple[FileEntry, ...], int] | None:
     """The files, and when the hub listed them in seconds since 1970; None if nothing valid is cached."""
-    entry = None if has_secrets(url) else cache.load(url)
+    entry = cache.load(url)
     if entry is None:
         return None
     with entry.prefix as prefix:

@@ -24,7 +24,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.sources import cache
-from edgekit.sources.address import has_secrets, host_of, shown, site_of
+from edgekit.sources.address import host_of, shown, site_of
 from edgekit.sources.cache import Version, usable_validator
 from edgekit.sources.filenames import (
     CONFIG_NAME,
@@ -98,7 +98,7 @@ class HttpFile:
         self.available_bytes = 0  # that can be read without another request
         self._cached_bytes = 0  # how much of the prefix is in the disk cache
         self._ranges = 0
-        entry = cache.load(url) if self._may_cache else None
+        entry = cache.load(url) if transport.reach.cache else None
         try:
             if entry is None or transport.is_online:
                 self._fetch(stride.first_bytes, entry)
@@ -142,7 +142,7 @@ class HttpFile:
         if (
             self._version is None
             or self._version.validator is None  # a later change could not be detected
-            or not self._may_cache
+            or not self._transport.reach.cache
             or self.available_bytes <= self._cached_bytes
         ):
             return
@@ -163,11 +163,6 @@ class HttpFile:
     def __del__(self) -> None:
         """Release the prefix: a file that was only opened to check that it exists may never be closed."""
         self.close()
-
-    @property
-    def _may_cache(self) -> bool:
-        """Whether the disk cache may be used: addresses with secrets must not be written to disk."""
-        return self._transport.reach.cache and not has_secrets(self._url)
 
     def _adopt(self, entry: cache.CachedRange) -> None:
         self._prefix.close()
