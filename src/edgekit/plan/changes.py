@@ -335,11 +335,19 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
     for kind, vendor in ((DeviceKind.GPU, Vendor.NVIDIA), (DeviceKind.MAC, Vendor.APPLE)):
         known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
         machines = [machine_of(one) for one in sorted(known, key=lambda one: one.usable_bytes)]
-        machine = _smallest(machines, lambda one: _holds(task, one, tokens))
-        if machine is not None:
-            what = "GPU" if kind is DeviceKind.GPU else "Mac"
-            text = f"{machine.name}: the smallest current {what} that holds the whole model at {_each(result)}"
-            yield _device_change(machine.name, text)
+        low, high = -1, len(machines)  # binary search: they are sorted by memory
+        while high - low > 1:
+            middle = (low + high) // 2
+            if _holds(task, machines[middle], tokens):
+                high = middle
+            else:
+                low = middle
+        if high < len(machines):
+            name, what = machines[high].name, "GPU" if kind is DeviceKind.GPU else "Mac"
+            text = (
+                f"{name}: the smallest current {what} that holds the whole model at {_each(result)}"
+            )
+            yield _device_change(name, text)
 
 
 def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
@@ -370,18 +378,6 @@ def _each(result: Verdict) -> str:
 
 def _device_change(name: str, text: str) -> Change:
     return Change(kind=ChangeKind.DEVICE, value=name, told=text, flags={"device": name})
-
-
-def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Machine | None:
-    """The first machine that holds the model, by binary search: `machines` are sorted by memory."""
-    low, high = -1, len(machines)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(machines[middle]):
-            high = middle
-        else:
-            low = middle
-    return machines[high] if high < len(machines) else None
 
 
 def _holds(task: Task, machine: Machine, tokens: int) -> bool:

@@ -350,9 +350,8 @@ class Fitting:
         """Bytes of the cache, from the floor if possible: that is a hundred times faster than the bill."""
         if self._floor is None:
             return self.price(tokens).estimate.kv_cache_bytes
-        return self._floor.cache_bytes(
-            self.task.model, self.task.load_of(tokens), self.placement.setup
-        )
+        load = self.task.load_of(tokens)
+        return self._floor.cache_bytes(self.task.model, load, self.placement.setup)
 
     def reasons(self, priced: PricedLoad, longest_tokens: int) -> Iterator[str]:
         """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 if none fits."""

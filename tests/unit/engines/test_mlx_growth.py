@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from edgekit.engines.mlx.caches import (
     MlxSession,
-    chunked_length,
     full_length,
     rotating_length,
     widest_rotating,
@@ -76,7 +75,7 @@ def test_full_length_equals_the_simulated_cache(run: MlxSession) -> None:
 
 @given(sessions, st.integers(1, 2_000))
 def test_chunked_length_equals_the_simulated_cache(run: MlxSession, chunk: int) -> None:
-    assert chunked_length(run, chunk) == played(run, keep=chunk)
+    assert full_length(run, chunk) == played(run, keep=chunk)
 
 
 @given(sessions, st.integers(5, 2_000))

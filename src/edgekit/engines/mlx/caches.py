@@ -121,24 +121,20 @@ def read_session(geometry: ModelGeometry, load: Load, setup: MlxSetup) -> MlxSes
     )
 
 
-def full_length(session: MlxSession) -> int:
-    """Rows of a KVCache or QuantizedKVCache at the end of the session."""
-    used, rows = _after_chunks(0, 0, session.step, session.full_chunks)
-    used, rows = _after_chunks(used, rows, session.last_chunk, 1)
-    return _after_singles(used, rows, session.singles)
+def full_length(session: MlxSession, chunk: int | None = None) -> int:
+    """Rows of a KVCache or QuantizedKVCache at the end of the session.
 
-
-def chunked_length(session: MlxSession, chunk: int) -> int:
-    """Rows of a ChunkedKVCache: a KVCache that is cut to the last `chunk` tokens before each call."""
+    `chunk`: of a ChunkedKVCache, which is cut to the last `chunk` tokens before each call.
+    """
     used, rows = _after_chunks(0, 0, session.step, session.full_chunks, keep=chunk)
     used, rows = _after_chunks(used, rows, session.last_chunk, 1, keep=chunk)
-    if session.singles > max(chunk - used + 1, 0):
+    if chunk is not None and session.singles > max(chunk - used + 1, 0):
         return chunk + BLOCK  # cut to the chunk, then a block for one more
-    return _after_singles(used, rows, session.singles)
+    return rows + _whole_blocks(max(used + session.singles - rows, 0))
 
 
 def _after_chunks(
-    used: int, rows: int, size: int, count: int, *, keep: int | None = None
+    used: int, rows: int, size: int, count: int, *, keep: int | None
 ) -> tuple[int, int]:
     """(used, allocated) rows after `count` chunks.
 
@@ -162,10 +158,6 @@ def _after_chunks(
         else:
             seen[state] = (done, used)
     return used, rows
-
-
-def _after_singles(used: int, rows: int, count: int) -> int:
-    return rows + _whole_blocks(max(used + count - rows, 0))
 
 
 def _whole_blocks(tokens: int) -> int:
@@ -215,13 +207,9 @@ class TokenCache:
     quantizable: bool = True
 
     def rows(self, session: MlxSession) -> int:
-        match self.growth:
-            case Growth.FULL:
-                return full_length(session)
-            case Growth.ROTATING:
-                return rotating_length(session, self.tokens, self.keep)
-            case Growth.CHUNKED:
-                return chunked_length(session, self.tokens)
+        if self.growth is Growth.ROTATING:
+            return rotating_length(session, self.tokens, self.keep)
+        return full_length(session, self.tokens if self.growth is Growth.CHUNKED else None)
 
     def transient_rows(self, session: MlxSession) -> int:
         """Rows that a chunk of the prompt needs for a while, beyond those at the end."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgekit.model.tensor_recipes import ExpectedTensor
     from edgekit.model.types import Model
 
-    AskedQuantize = Quantize | AsStored | None
+    RequestedQuantize = Quantize | AsStored | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class KnownModel:
 class MlxPrepared:
     def __init__(self) -> None:
         self.as_built: Cached[Model | None] = Cached()  # None: as config.json describes it
-        self.known: CachedBy[AskedQuantize, KnownModel] = CachedBy()
+        self.known: CachedBy[RequestedQuantize, KnownModel] = CachedBy()
         self.caches: CachedBy[int | None, tuple[tuple[int, LayerCache], ...]] = CachedBy()
-        self.weights: CachedBy[AskedQuantize, tuple[MemoryLine, ...]] = CachedBy()
+        self.weights: CachedBy[RequestedQuantize, tuple[MemoryLine, ...]] = CachedBy()
         self.quantization: Cached[Quantization | None] = Cached()
         self.tensors: Cached[tuple[ExpectedTensor, ...]] = Cached()
 
