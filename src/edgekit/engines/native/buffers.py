@@ -37,6 +37,12 @@ class PassPlan:
     side_floats: int  # a thread's rows of `up`, next to those of the gate
     scratch_floats: int  # a thread's unpacked rows, and scores of attention
     kept: frozenset[str] = field(repr=False, default=frozenset())  # tensors that stay in memory
+    unpacked: frozenset[str] = field(repr=False, default=frozenset())  # of these, as float32
+
+    @property
+    def streams(self) -> bool:
+        """Whether any weight is read from the file in a pass."""
+        return any(tensor.name not in self.kept for tensor in matrices(self.model))
 
     @property
     def tiles_bytes(self) -> int:

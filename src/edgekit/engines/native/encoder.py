@@ -62,6 +62,7 @@ class StreamedEncoder:
                 f"the header is from {header.name}, but the weights are from {file.name}"
             )
         self._file, self._kernels, self._plan = file, kernels, plan
+        self.width = plan.model.dimensions.width
         self._passing = threading.Lock()
         self._closed = False
         with ExitStack() as held:
@@ -69,9 +70,7 @@ class StreamedEncoder:
                 held.enter_context(monitor.try_allocate(line.size_bytes, line.what))
             self._crew = Crew([make_worker(plan) for _ in range(plan.threads)])
             held.callback(self._crew.close)
-            weights = Weights(
-                file, plan, kernels, self._crew.workers[0], monitor.check, unpacked=plan.unpacked
-            )
+            weights = Weights(file, plan, kernels, self._crew.workers[0], monitor.check)
             self._network = Network(plan.model, weights, kernels)
             pairs = plan.model.dimensions.rotary // 2
             self._rotary = np.empty((2, plan.text_tokens, pairs), np.float32)
@@ -79,10 +78,6 @@ class StreamedEncoder:
                 fill_tables(plan.model.rope, self._network.rope_factors, self._rotary)
             self._buffers = Buffers(plan, plan.pass_tokens)
             self._held = held.pop_all()
-
-    @property
-    def width(self) -> int:
-        return self._plan.model.dimensions.width
 
     def encode(self, texts: Texts, into: Floats, checkpoint: Checkpoint) -> None:
         """One pooled vector for each text into the rows of `into`, not scaled yet.

@@ -7,7 +7,7 @@ Weights that fit into the rest of the budget are kept; the others are read again
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -88,7 +88,6 @@ class EncoderPlan(PassPlan):
     text_tokens: int  # the longest text
     text_tokens_because: str
     pass_tokens: int  # all texts of a pass together
-    unpacked: frozenset[str] = field(repr=False, default=frozenset())  # kept as float32
     budget_bytes: int = 0
     lines: tuple[PlanLine, ...] = ()
     other_lines: tuple[PlanLine, ...] = ()  # the caller's, inside the same budget
@@ -101,11 +100,6 @@ class EncoderPlan(PassPlan):
     @property
     def total_bytes(self) -> int:
         return self.size_bytes + sum(line.size_bytes for line in self.other_lines)
-
-    @property
-    def streams(self) -> bool:
-        """Whether any weight is read from the file in a pass."""
-        return any(tensor.name not in self.kept for tensor in matrices(self.model))
 
 
 def plan_encoder(

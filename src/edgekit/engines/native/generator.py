@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgekit.bill.spill import SPILL_FROM_TOKENS, Purpose
-from edgekit.engines.native.buffers import matrices
 from edgekit.engines.native.cache import PagedCache, PageFile, check_gate, make_caches
 from edgekit.engines.native.crew import Checkpoint, Crew, PassProgress, one_thread
 from edgekit.engines.native.families import ModelUse
@@ -91,12 +90,10 @@ class StreamEngine(Closeable):
         self._file, self._kernels, self._monitor = file, kernels, monitor
         self._feeding = threading.Lock()
         self._reader: int | None = None  # the thread inside `feed`
-        self.position = (
-            0  # tokens read since the beginning, including those that have left the window
-        )
+        # Tokens read since the beginning, including those that have left the window.
+        self.position = 0
         # Whether a prompt was interrupted in a full window: some layers have dropped more tokens than others.
         self.needs_reset = False
-        self._streams = any(tensor.name not in plan.kept for tensor in matrices(plan.model))
         with held:
             for line in plan.lines:
                 held.enter_context(monitor.try_allocate(line.size_bytes, line_key(line)))
@@ -218,7 +215,7 @@ class StreamEngine(Closeable):
             self.position += len(part)
 
     def _check_unchanged(self) -> None:
-        if self._streams:
+        if self.plan.streams:
             self._file.check_unchanged()
 
     def _check(self, tokens: Sequence[int]) -> None:

@@ -102,13 +102,8 @@ class Weights:
         kernels: Kernels,
         worker: CrewMember,
         check: Callable[[], None],
-        *,
-        unpacked: frozenset[str] = frozenset(),
     ) -> None:
-        """Reads everything that is held or kept; `check` is called every few tiles.
-
-        `unpacked`: kept tensors that stay as float32.
-        """
+        """Reads everything that is held or kept; `check` is called every few tiles."""
         self._worker, self._check = worker, check
         self.held: dict[str, Floats] = {}
         for tensor in vectors(
@@ -141,7 +136,7 @@ class Weights:
                 # Rows of the embedding are read here and there: reading ahead would be useless.
                 ahead_bytes=0 if is_embedding else plan.threads * plan.tile_bytes,
             )
-            if tensor.name in unpacked:
+            if tensor.name in plan.unpacked:
                 rows = replace(rows, kind=F32, kept=self._unpack(rows).view(np.uint8))
             elif tensor.name in plan.kept:
                 kept = np.empty(rows.size_bytes, np.uint8)

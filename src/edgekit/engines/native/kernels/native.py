@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.engines.native.kernels import _native
+import edgekit.engines.native.kernels._native as c_kernels
 from edgekit.engines.native.kernels.codebooks import CODEBOOKS, read_codebooks
 from edgekit.engines.native.kernels.types import (
     ActivationKind,
@@ -23,61 +23,61 @@ NEED_CODEBOOKS = (*CODEBOOKS, "IQ1_M")
 
 class NativeKernels:
     name = "native"
-    attention_floats = staticmethod(_native.attention_floats)
-    attend_floats = staticmethod(_native.attend_floats)
-    settle = staticmethod(_native.settle)
-    layer_norm = staticmethod(_native.layer_norm)
+    attention_floats = staticmethod(c_kernels.attention_floats)
+    attend_floats = staticmethod(c_kernels.attend_floats)
+    settle = staticmethod(c_kernels.settle)
+    layer_norm = staticmethod(c_kernels.layer_norm)
 
     def __init__(self) -> None:
         self._codebooks_loaded = False
-        self._ids = frozenset(_native.type_ids())
+        self._ids = frozenset(c_kernels.type_ids())
 
     def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> None:
-        bad = _native.dequantize(self._id(kind), source, into)
+        bad = c_kernels.dequantize(self._id(kind), source, into)
         if bad >= 0:
             raise BlockError(bad)
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
         kind.row_bytes(columns)
-        return _native.scratch_floats()
+        return c_kernels.scratch_floats()
 
     def multiply(
         self, kind: TensorType, weights: Bytes, x: Floats, out: Floats, scratch: Floats
     ) -> None:
-        bad = _native.multiply(self._id(kind), weights, x, out, scratch)
+        bad = c_kernels.multiply(self._id(kind), weights, x, out, scratch)
         if bad >= 0:
             raise BlockError(bad)
 
     def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
         t = texts
-        _native.attention(
+        c_kernels.attention(
             t.q, t.k, t.v, t.out, t.starts, t.heads, t.kv_heads, t.head_dim, t.scale, t.causal, t.slopes,
             scratch, first, last,
         )  # fmt: skip
 
     def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
-        bad = _native.store(CACHE_KINDS[kind], x, into)
+        bad = c_kernels.store(CACHE_KINDS[kind], x, into)
         if bad >= 0:
             raise BlockError(bad)
 
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
         s = span
-        _native.attend(
+        c_kernels.attend(
             s.q, s.k, s.v, s.out, s.state, CACHE_KINDS[s.k_kind], CACHE_KINDS[s.v_kind], s.heads,
             s.kv_heads, s.head_dim, s.scale, s.cells, s.first_position, s.query_position, s.reach,
             scratch, first, last,
         )  # fmt: skip
 
     def rms_norm(self, x: Floats, out: Floats, weight: Floats, eps: float) -> None:
-        _native.rms_norm(x, out, weight, None, eps)
+        c_kernels.rms_norm(x, out, weight, None, eps)
 
     def activate(self, x: Floats, up: Floats | None, kind: ActivationKind) -> None:
-        _native.activate(x, up, ACTIVATIONS[kind])
+        c_kernels.activate(x, up, ACTIVATIONS[kind])
 
     def rope(
         self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool
     ) -> None:
-        _native.rope(x, cos, sin, heads, head_dim, neox)
+        c_kernels.rope(x, cos, sin, heads, head_dim, neox)
 
     def _id(self, kind: TensorType) -> int:
         if kind.ggml_id not in self._ids:
@@ -85,6 +85,6 @@ class NativeKernels:
                 f"unsupported tensor type {kind.name}: no row in engines/native/kernels/csrc/types.h"
             )
         if kind.name in NEED_CODEBOOKS and not self._codebooks_loaded:
-            _native.load_codebooks(read_codebooks())
+            c_kernels.load_codebooks(read_codebooks())
             self._codebooks_loaded = True
         return kind.ggml_id
