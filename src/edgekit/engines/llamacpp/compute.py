@@ -123,11 +123,7 @@ def output_line(model: Model, context: Context) -> MemoryLine:
 
 
 def shift_lines(
-    model: Model,
-    context: Context,
-    placement: TensorPlacement,
-    setup: LlamaCppSetup,
-    compute: Sequence[MemoryLine],
+    model: Model, context: Context, placement: TensorPlacement, compute: Sequence[MemoryLine]
 ) -> Iterator[MemoryLine]:
     """Memory for a context shift beyond the compute buffer; none unless K is quantised.
 
@@ -135,7 +131,7 @@ def shift_lines(
     dequantised for it, twice if it was stored rotated. llama.cpp does not reserve this graph: the buffer grows at the
     first shift and keeps that size.
     """
-    if not setup.ctx_shift or not context.type_k.is_quantized:
+    if not context.type_k.is_quantized:
         return
     widest_rows: dict[Pool, int] = {}
     for layer in model.geometry.layers:
@@ -160,19 +156,13 @@ def shift_lines(
 
 
 def prediction_lines(
-    model: Model,
-    context: Context,
-    placement: TensorPlacement,
-    setup: LlamaCppSetup,
-    compute: Sequence[MemoryLine],
+    model: Model, context: Context, placement: TensorPlacement, compute: Sequence[MemoryLine]
 ) -> Iterator[MemoryLine]:
     """The second context that drafts with the model's own prediction blocks (server-context.cpp, common.cpp @ 0c1e570).
 
-    It has a cache for those blocks only, an output and a compute buffer. Empty unless requested. Raises
-    RefusedError for a model without such blocks.
+    It has a cache for those blocks only, an output and a compute buffer. Raises RefusedError for a model without such
+    blocks.
     """
-    if not setup.load_mtp:
-        return
     count, layers = model.geometry.mtp_layers, len(model.geometry.layers)
     if not count:
         raise RefusedError("llama.cpp: this model has no layers for multi-token prediction (MTP)")
@@ -192,14 +182,9 @@ def prediction_lines(
                 within=PREDICTION_WITHIN,
                 part=PREDICTION,
             )
-    yield replace(
-        output_line(model, context), part=PREDICTION, basis=Basis.MODELLED, within=PREDICTION_WITHIN
-    )
     because = "one layer and the output head: never more than the main graph"
-    for line in compute:
-        yield replace(
-            line, part=PREDICTION, basis=Basis.MODELLED, within=PREDICTION_WITHIN, because=because
-        )
+    for line in (output_line(model, context), *(replace(one, because=because) for one in compute)):
+        yield replace(line, part=PREDICTION, basis=Basis.MODELLED, within=PREDICTION_WITHIN)
 
 
 def bound_bytes(model: Model, context: Context) -> int:
@@ -213,9 +198,9 @@ def bound_bytes(model: Model, context: Context) -> int:
     tokens, hidden = context.n_tokens, geometry.hidden
     always = _always_bytes(model, context)
     widest = max((_widest_step(layer, hidden, context) for layer in geometry.layers), default=0)
-    aside = geometry.per_layer_embedding * len(geometry.layers) + (
-        8 * hidden if geometry.per_layer_embedding else 0
-    )  # Gemma 3n: four residual streams and a slice per layer
+    # Gemma 3n: four residual streams and a slice per layer
+    aside = geometry.per_layer_embedding * len(geometry.layers)
+    aside += 8 * hidden if geometry.per_layer_embedding else 0
     body = always + FLOAT_BYTES * tokens * (widest + 5 * hidden + aside)
     has_head = geometry.causal or not geometry.pooling
     vocabulary = (geometry.vocabulary or ASSUMED_VOCABULARY) if has_head else 0

@@ -114,15 +114,14 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
         *caches,
         output_line(loaded, context),
         *compute,
-        *shift_lines(loaded, context, placement, setup, compute),
-        *prediction_lines(loaded, context, placement, setup, compute),
+        *(shift_lines(loaded, context, placement, compute) if setup.ctx_shift else ()),
+        *(prediction_lines(loaded, context, placement, compute) if setup.load_mtp else ()),
         *runtime_lines(loaded, context, placement, setup),
         *server_lines(context, setup, caches),
     )
     known = _as_known(loaded, setup, conversion)
     held = prepare(loaded).weights_as_known.get(  # the same for all loads
-        (setup.backend, setup.split_mode, weights.weights_key(placement, setup)),
-        lambda: tuple(map(known, weights.weight_lines(loaded, placement, setup))),
+        setup, lambda: tuple(map(known, weights.weight_lines(loaded, placement, setup)))
     )
     unexplained = () if conversion is None else conversion.unexplained(setup.backend)
     return MemoryEstimate(
@@ -176,8 +175,7 @@ def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int
                 sums[line.pool] = sums.get(line.pool, 0) + line.size_bytes
         return tuple(sums.items())
 
-    key = weights.weights_key(placement, setup)
-    sums = dict(prepare(loaded).weight_sums.get(key, weight_sums))
+    sums = dict(prepare(loaded).weight_sums.get(setup, weight_sums))
     for pool, size_bytes in cache_sums(loaded, resolve(loaded, load, setup), placement).items():
         sums[pool] = sums.get(pool, 0) + size_bytes
     return sums
@@ -185,8 +183,7 @@ def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int
 
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
     """Extra RAM that a build needs if it repacks weights for its CPU."""
-    loaded = as_loaded(model, setup.mix)
-    return weights.repacked_bytes(loaded, place(loaded, setup), setup)
+    return weights.repacked_bytes(as_loaded(model, setup.mix), setup)
 
 
 def as_loaded(model: Model, mix: str | None) -> Model:

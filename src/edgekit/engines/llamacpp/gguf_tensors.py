@@ -84,16 +84,10 @@ _STEP_NORMS = ["ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"]
 
 _AS_MATRIX = frozenset({TensorKind.LINEAR, TensorKind.EXPERT, TensorKind.EMBEDDING})
 _AT_F32 = frozenset(
-    {
-        TensorRole.ROUTER,
-        TensorRole.POSITION,
-        TensorRole.SEGMENT,
-        TensorRole.INDEX_WEIGHTS,
-    }
+    {TensorRole.ROUTER, TensorRole.POSITION, TensorRole.SEGMENT, TensorRole.INDEX_WEIGHTS}
 )
-_NAMES_AT_F32 = frozenset(
-    {"indexer.q_proj.weight", "indexer.k_proj.weight"}
-)  # conversion/minimax.py
+# conversion/minimax.py
+_NAMES_AT_F32 = frozenset({"indexer.q_proj.weight", "indexer.k_proj.weight"})
 # Matrices that some architectures store fused.
 _FUSED = (
     (("attn_q", "attn_k", "attn_v"), "attn_qkv"),

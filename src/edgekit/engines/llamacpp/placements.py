@@ -210,12 +210,13 @@ def _as_devices(cards: Cards, split: tuple[float, ...]) -> tuple[DeviceSlot, ...
         raise UsageError(
             f"--tensor-split has {len(split)} shares, but the machine has {len(cards)} GPUs"
         )
-    buffers = [longest_buffer_bytes(card) for card in cards]
-    if len(cards) == 1:  # nothing to divide: the bill does not depend on the free memory
-        return (DeviceSlot(max_buffer_bytes=buffers[0]),)
+    # With one card nothing is divided: the bill does not depend on the free memory.
     return tuple(
-        DeviceSlot(free_bytes=card.free_bytes, max_buffer_bytes=longest)
-        for card, longest in zip(cards, buffers, strict=True)
+        DeviceSlot(
+            free_bytes=card.free_bytes if len(cards) > 1 else None,
+            max_buffer_bytes=longest_buffer_bytes(card),
+        )
+        for card in cards
     )
 
 
@@ -249,9 +250,8 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
     """
     setup = LlamaCppSetup.of(placement.setup)
     layers = len(model.geometry.layers)
-    count = (
-        layers if setup.cpu_moe else setup.n_cpu_moe
-    ) - 1  # layers whose experts are all in RAM
+    # The number of layers whose experts are all in RAM.
+    count = (layers if setup.cpu_moe else setup.n_cpu_moe) - 1
     if setup.n_gpu_layers != ALL_LAYERS or count < 0:
         return
     bare = replace(setup, cpu_moe=False, n_cpu_moe=0)

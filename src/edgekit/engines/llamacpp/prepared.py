@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edgekit.model.types import Cached, CachedBy
 
@@ -10,30 +10,15 @@ if TYPE_CHECKING:
     from edgekit.bill.types import MemoryLine
     from edgekit.engines.llamacpp.quantization import Converted, SourceModel
     from edgekit.engines.llamacpp.types import (
-        Backend,
-        Cpu,
-        DeviceSlot,
         HeadSizes,
         LlamaCppSetup,
         Override,
-        SplitMode,
         TensorGroup,
         TensorPlacement,
     )
     from edgekit.formats.types import Tensor
     from edgekit.machine.types import Pool
     from edgekit.model.types import LayerKind, Model
-
-
-class WeightsKey(NamedTuple):
-    """Everything that the weight lines depend on."""
-
-    placement: TensorPlacement
-    load_mtp: bool
-    rules: int
-    use_mmap: bool
-    cpu: Cpu | None  # None: nothing is repacked
-    devices: tuple[DeviceSlot, ...] | None  # None: no spans of the file are mapped
 
 
 class LlamaCppPrepared:
@@ -56,12 +41,10 @@ class LlamaCppPrepared:
         self.placements: CachedBy[LlamaCppSetup, TensorPlacement] = CachedBy()
 
         # lines of the bill
-        self.weights: CachedBy[WeightsKey, tuple[MemoryLine, ...]] = CachedBy()
-        self.weight_sums: CachedBy[WeightsKey, tuple[tuple[Pool, int], ...]] = CachedBy()
-        self.weights_as_known: CachedBy[
-            tuple[Backend, SplitMode, WeightsKey], tuple[MemoryLine, ...]
-        ] = CachedBy()
-        self.repacked_bytes: CachedBy[WeightsKey, int] = CachedBy()
+        self.weights: CachedBy[LlamaCppSetup, tuple[MemoryLine, ...]] = CachedBy()
+        self.weight_sums: CachedBy[LlamaCppSetup, tuple[tuple[Pool, int], ...]] = CachedBy()
+        self.weights_as_known: CachedBy[LlamaCppSetup, tuple[MemoryLine, ...]] = CachedBy()
+        self.repacked_bytes: CachedBy[LlamaCppSetup, int] = CachedBy()
         self.cache_groups: CachedBy[
             tuple[TensorPlacement, int], dict[tuple[LayerKind, Pool], list[int]]
         ] = CachedBy()

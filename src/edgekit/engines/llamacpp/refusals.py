@@ -399,9 +399,8 @@ class Loader:
     """The rows of one architecture."""
 
     keys: tuple[str, ...] = ()  # required, without the architecture's prefix
-    fields: dict[str, tuple[str, int | None]] = field(
-        default_factory=dict
-    )  # variable -> key, default
+    # variable -> key, default
+    fields: dict[str, tuple[str, int | None]] = field(default_factory=dict)
     computed: frozenset[str] = frozenset()  # variables that the loader computes itself
     checks: list[tuple[str, str]] = field(default_factory=list)  # condition, message if it is false
     tensors: list[NeededTensor] = field(default_factory=list)

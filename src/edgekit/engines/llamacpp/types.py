@@ -210,9 +210,8 @@ def installed_version() -> LlamaVersion | None:
 class LlamaMode(enum.Enum):
     """How llama.cpp is used: decides the rows of logits and whether sequences share the cache."""
 
-    LIBRARY = (
-        "library"  # llama-cli, llama-bench, bindings: every token of a micro-batch may have logits
-    )
+    # llama-cli, llama-bench, bindings: every token of a micro-batch may have logits
+    LIBRARY = "library"
     SERVER = "server"  # llama-server: one row per sequence, four sequences in one cache
 
 
@@ -305,9 +304,8 @@ class LlamaCppSetup(Setup):
     tensor_split: tuple[float, ...] = ()
     split_mode: SplitMode = SplitMode.LAYER
     main_gpu: int = 0  # the only device with SplitMode.NONE
-    servers: tuple[
-        DeviceSlot, ...
-    ] = ()  # of --rpc: in `devices` as well, unless -sm none leaves them out
+    # of --rpc: in `devices` as well, unless -sm none leaves them out
+    servers: tuple[DeviceSlot, ...] = ()
     overrides: tuple[Override, ...] = ()  # the first match applies, before n_cpu_moe
     offload_kqv: bool = True
     repack: bool = False  # the build keeps copies of weights on the host, rearranged for the CPU

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.prepared import WeightsKey, prepare
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import (
     Backend,
     Cpu,
@@ -430,27 +430,20 @@ def weight_lines(
             placed, between = mapped(placed, model.header.tensors or (), setup)
         return (*_block_lines(sums_of(placed)), *between, *repacked)
 
-    return prepare(model).weights.get(weights_key(placement, setup), compute)
+    return prepare(model).weights.get(setup, compute)
 
 
-def weights_key(placement: TensorPlacement, setup: LlamaCppSetup) -> WeightsKey:
-    cpu = setup.cpu if setup.repack else None
-    devices = setup.devices if maps_spans(setup) else None
-    return WeightsKey(placement, setup.load_mtp, setup.rules, setup.use_mmap, cpu, devices)
-
-
-def repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
+def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
     """Extra host memory of a build that repacks weights: the originals in a mapped file are not read again, and the
     system drops them when memory is short.
     """
-    setup = replace(setup, use_mmap=False)
-    key = weights_key(placement, replace(setup, repack=True))
 
     def compute() -> int:
-        placed = placed_tensors(model, placement, setup)
-        return sum(line.size_bytes for line in _repacked(model, placement, placed, setup))
+        placement, unmapped = place(model, setup), replace(setup, use_mmap=False)
+        placed = placed_tensors(model, placement, unmapped)
+        return sum(line.size_bytes for line in _repacked(model, placement, placed, unmapped))
 
-    return prepare(model).repacked_bytes.get(key, compute)
+    return prepare(model).repacked_bytes.get(setup, compute)
 
 
 def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Iterator[MemoryLine]:
