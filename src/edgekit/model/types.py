@@ -71,6 +71,14 @@ class LayerKind:
         return ()
 
 
+@dataclass(frozen=True, slots=True)
+class CachedLayer(LayerKind):
+    """What an engine caches for a layer, or a device's share of it, if its kind has something else."""
+
+    streams: tuple[Stream, ...] = ()
+    states: tuple[State, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(LayerKind):
     """Keys and values of every KV head: full, sliding window or chunked by its span."""

@@ -19,7 +19,6 @@ from edgekit.engines.llamacpp.types import (
     OLDEST,
     SERVER_SLOTS,
     Backend,
-    CachedLayer,
     Context,
     HeadSizes,
     LlamaCppSetup,
@@ -34,6 +33,7 @@ from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import (
     Attention,
+    CachedLayer,
     LatentAttention,
     LayerKind,
     Model,

@@ -295,20 +295,9 @@ GPU_OPTIONS = tuple(
 ROUGH_PLACEMENT = ("n_gpu_layers", "cpu_moe", "n_cpu_moe")  # printed before the finer flags
 COMPANIONS = keys_of("companion", "weights")  # loaded with the model, or instead of it
 # Flags that `verify` takes. The rest concern memory outside the engine's buffers, or are not part of a dry run.
-VERIFIED = tuple(
-    flag
-    for flag in FLAGS
-    if flag.key not in COMPANIONS
-    and flag.key
-    not in {
-        "cache_ram",
-        "cpu",  # fixed by the installed engine
-        "ctx_checkpoints",
-        "device_memory",
-        "rpc",  # neither verify method supports it
-        "llama_version",  # fixed by the installed engine
-    }
-)
+# cpu and llama_version are fixed by the installed engine; neither verify method supports rpc.
+_UNVERIFIED = {"cache_ram", "cpu", "ctx_checkpoints", "device_memory", "rpc", "llama_version"}
+VERIFIED = tuple(flag for flag in FLAGS if flag.key not in COMPANIONS | _UNVERIFIED)
 # Flags that printed commands repeat as given: load and setup do not hold them completely.
 REPEATED = keys_of("companion", "drafter", "server")
 # The order of groups on a command line: --rpc comes before -ot, which may name its devices. Within a group, table order

@@ -90,7 +90,10 @@ def gguf_source(
         return GgufSource(["-m", local_file(files)])
     quant = mix or DEFAULT_MIX
     if files is not None and files.origin in {Origin.LOCAL, Origin.LM_STUDIO, Origin.OLLAMA_STORE}:
-        name = made_name(label, quant)
+        name = plain_name(label)
+        for ending in (".gguf", ".safetensors", "config.json"):
+            name = name.removesuffix(ending)
+        name = f"{as_file(name).strip('-') or PLACEHOLDER}-{quant}.gguf"  # yet to be created
         if stored:
             steps = f"llama-quantize {local_file(files)} {name} {quant}"
         else:
@@ -121,14 +124,6 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
         if any(ModelPurpose.VISION in one.kinds for one in entries):
             words.append(NO_PROJECTOR)
     return GgufSource(words)
-
-
-def made_name(label: str, mix: str) -> str:
-    """The name of a file that is yet to be created."""
-    name = plain_name(label)
-    for ending in (".gguf", ".safetensors", "config.json"):
-        name = name.removesuffix(ending)
-    return f"{as_file(name).strip('-') or PLACEHOLDER}-{mix}.gguf"
 
 
 def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:

@@ -153,7 +153,12 @@ class _Parser:
     def escape(self) -> tuple[Node, bool]:
         one = self.next("ends with a \\")
         if one in "bB":
-            return _at(lambda text, i: _is_edge(text, i) == (one == "b")), False
+
+            def is_edge(text: str, i: int) -> bool:
+                before, after = i > 0 and text[i - 1] in _WORD, i < len(text) and text[i] in _WORD
+                return before != after
+
+            return _at(lambda text, i: is_edge(text, i) == (one == "b")), False
         if one.isdigit() and one != "0":
             raise self.error(f"refers back to group {one}, which EdgeKit does not match")
         return _character(self.class_of(one)), True
@@ -250,11 +255,6 @@ def _at(holds: Callable[[str, int], bool]) -> Node:
         return starts & sum(1 << i for i in range(len(name) + 1) if holds(name, i))
 
     return ends
-
-
-def _is_edge(text: str, i: int) -> bool:
-    before, after = i > 0 and text[i - 1] in _WORD, i < len(text) and text[i] in _WORD
-    return before != after
 
 
 def _times(node: Node, least: int, most: int | None) -> Node:

@@ -74,13 +74,16 @@ class TensorPlace:
     imatrix: bool = False  # made with an importance matrix
 
 
+Condition = Callable[[TensorPlace], bool]
+
+
 def _has_more_bits(place: TensorPlace) -> bool:
     """True for the first and the last eighth, and for every third layer between."""
     start = place.of // 8
     return place.index < start or place.index >= 7 * place.of // 8 or (place.index - start) % 3 == 2
 
 
-CONDITIONS: Mapping[str, Callable[[TensorPlace], bool]] = {
+CONDITIONS: Mapping[str, Condition] = {
     "falcon": lambda place: place.model.architecture == "falcon",
     "grouped": lambda place: place.model.group >= 4,
     "grouped_or_routed": lambda place: place.model.group >= 4 or place.model.experts >= 4,
@@ -98,19 +101,12 @@ CONDITIONS: Mapping[str, Callable[[TensorPlace], bool]] = {
 }
 
 
-class Case(NamedTuple):
-    conditions: tuple[Callable[[TensorPlace], bool], ...]
-    type: str  # empty: the mix's own
-
-    def holds(self, place: TensorPlace) -> bool:
-        return all(condition(place) for condition in self.conditions)
-
-
-Cases = tuple[Case, ...]
+# Conditions and a type; an empty type is the mix's own.
+Cases = tuple[tuple[tuple[Condition, ...], str], ...]
 
 
 def _cases(stated: Sequence[Sequence[str]]) -> Cases:
-    return tuple(Case(tuple(CONDITIONS[name] for name in names), type_) for *names, type_ in stated)
+    return tuple((tuple(CONDITIONS[name] for name in names), type_) for *names, type_ in stated)
 
 
 _EIGHT_BIT_KEYS = _cases([["eight_experts", "Q8_0"]])
@@ -289,7 +285,8 @@ class _Chooser:
                 index = one.block
             of = self.values if kind is TensorCategory.VALUE else model.layers
             place = TensorPlace(index=index, of=of, model=model, imatrix=self.imatrix)
-            chosen = next((case.type for case in cases if case.holds(place)), "") or chosen
+            holding = (type_ for tests, type_ in cases if all(test(place) for test in tests))
+            chosen = next(holding, "") or chosen
         self.counts[kind] += 1
         if kind is TensorCategory.VALUE and row.raises_values:
             if model.experts == 8:

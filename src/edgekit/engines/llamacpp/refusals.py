@@ -57,7 +57,7 @@ def _reasons(model: Model) -> Iterator[str]:
     loader = known or Loader()
     keys = _Keys(header, architecture)
     for key in ("context_length", "embedding_length", "block_count", *loader.keys):
-        if header.complete and not keys.is_there(keys.name(key)):
+        if header.complete and not keys.is_there(key):
             yield f"key not found in model: {keys.name(key)}"
     lengths = dict.fromkeys(PER_LAYER, keys.number("block_count"))
     if SECTIONS in loader.keys:
@@ -106,14 +106,14 @@ class _Keys:
         fact = self.header.arrays.get(self.name(key))
         return None if fact is None else fact.count
 
-    def is_there(self, name: str) -> bool:
-        header = self.header
+    def is_there(self, key: str) -> bool:
+        name, header = self.name(key), self.header
         return name in header.keys or name in header.arrays or name in header.long_strings
 
     def number(self, key: str, default: int | None = None) -> int | None:
         """An integer, or the first element of an array; None if unknown."""
         value = self.value(key)
-        if value is None and not self.is_there(self.name(key)):
+        if value is None and not self.is_there(key):
             return default
         if isinstance(value, tuple):
             value = value[0] if value else None
@@ -197,7 +197,7 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
         "LLAMA_ROPE_SCALING_TYPE_LONGROPE": 1,
     }
     for word, (key, default) in loader.fields.items():
-        if word not in words or keys.is_there(keys.name(key)):
+        if word not in words or keys.is_there(key):
             words[word] = keys.number(key, default)
     for computed in loader.computed:
         words[computed] = None
@@ -417,27 +417,25 @@ def loader_of(architecture: str) -> Loader | None:
             continue
         found = found or Loader()
         kind, *cells = rest.split("\t")
-        if kind == "keys":
-            found.keys = tuple(cells[0].split())
-        elif kind == "fields":
-            found.fields = dict(map(_field, cells[0].split()))
-        elif kind == "computed":
-            found.computed = frozenset(map(_word, cells[0].split()))
-        elif kind == "check":
-            found.checks.append((cells[0], cells[1]))
-        elif kind == "tensors":
-            found.tensors.extend(_needed(cell, cells[0]) for cell in cells[1:])
+        match kind:
+            case "keys":
+                found.keys = tuple(cells[0].split())
+            case "fields":
+                for cell in cells[0].split():
+                    variable, key, *default = cell.split("=")
+                    found.fields[_word(variable)] = key, int(default[0]) if default else None
+            case "computed":
+                found.computed = frozenset(map(_word, cells[0].split()))
+            case "check":
+                found.checks.append((cells[0], cells[1]))
+            case "tensors":
+                found.tensors.extend(_needed(cell, cells[0]) for cell in cells[1:])
     return found
 
 
 def _word(name: str) -> str:
     """A field of llama_hparams -> its variable in expressions."""
     return name.removesuffix("_arr").removesuffix("_impl").removesuffix("_full")
-
-
-def _field(cell: str) -> tuple[str, tuple[str, int | None]]:
-    name, key, *default = cell.split("=")
-    return _word(name), (key, int(default[0]) if default else None)
 
 
 def _needed(cell: str, condition: str) -> NeededTensor:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from math import lcm, prod
 
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.types import CachedLayer
 from edgekit.formats.types import Tensor
 from edgekit.model.types import (
     Attention,
+    CachedLayer,
     LayerKind,
     Model,
     Recurrent,

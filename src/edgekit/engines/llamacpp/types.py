@@ -23,11 +23,8 @@ from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import (
     Attention,
     CompressedAttention,
-    LayerKind,
     ModelGeometry,
     Span,
-    State,
-    Stream,
     attention_of,
 )
 from edgekit.units import parse_size
@@ -173,10 +170,10 @@ def answered_version(text: str) -> LlamaVersion:
 
 def wheel_version(text: str) -> LlamaVersion:
     """The llama.cpp in a wheel of xllamacpp. Wheels before 2026.4 (0.2.14) count as the oldest known build."""
-    try:
-        return LlamaVersion(OLDEST) if text.startswith("0.") else read_version(text)
-    except UsageError:
-        return LlamaVersion(OLDEST)
+    if not text.startswith("0."):
+        with suppress(UsageError):
+            return read_version(text)
+    return LlamaVersion(OLDEST)
 
 
 def default_version() -> LlamaVersion:
@@ -464,14 +461,6 @@ def has_flash_kernel(keys: int, values: int, ratio: int) -> bool:
     else:
         fits = keys in SAME_HEADS and values == keys
     return fits and (keys not in NEEDS_GQA or ratio >= 2)
-
-
-@dataclass(frozen=True, slots=True)
-class CachedLayer(LayerKind):
-    """What llama.cpp caches for a layer, or a device's share of it, if its kind has something else."""
-
-    streams: tuple[Stream, ...] = ()
-    states: tuple[State, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
