@@ -3,7 +3,7 @@
 All of it is arithmetic on the header, and the same whichever kernels are installed. What the plan says is allocated
 once and never exceeded. Every line of the bill is EXACT and is one array, or one for each layer; the words
 before its colon name the array. The interpreter, libraries, vocabulary and the threads' stacks are not arrays of the
-engine: budgets set a reserve aside for them (placements.py).
+engine: budgets set a reserve aside for them (rules.py).
 """
 
 from __future__ import annotations
