@@ -52,23 +52,22 @@ def cached(
     """Stores new K and V in the cache of layer `owner`; all of its keys and values."""
     if k is not None:
         store_k(layer, cache, k, owner)
+    values, head = _values(layer, cache.n_kv, owner), layer.facts.n_embd_head_v
     if v is not None and cache.v_idxs is not None:
-        _store_v(layer, cache.v_idxs, v, _values(layer, cache.n_kv, owner))
-    return get_k(layer, cache, owner), _get_v(layer, cache, owner)
+        _store_v(layer, cache.v_idxs, v, values)
+    keys = get_k(layer, cache, owner)
+    if not layer.build.options.v_trans:
+        return keys, _in_heads(layer, values, head)
+    width, cells, streams, _ = values.ne
+    column = row_bytes(values.type, cells)
+    strides = (column * head, column, column * width)
+    n_head = layer.facts.n_head_kv
+    return keys, ggml.view(values, cells, n_head, head, streams, strides=strides)
 
 
 def get_k(layer: GraphLayer, cache: CacheInput, owner: int) -> GraphTensor:
     k = _keys(layer, cache.n_kv, owner)
     return _in_heads(layer, k, layer.facts.n_embd_head_k)
-
-
-def _get_v(layer: GraphLayer, cache: CacheInput, owner: int) -> GraphTensor:
-    v, head = _values(layer, cache.n_kv, owner), layer.facts.n_embd_head_v
-    if not layer.build.options.v_trans:
-        return _in_heads(layer, v, head)
-    column = row_bytes(v.type, cache.n_kv)
-    strides = (column * head, column, column * v.ne[0])
-    return ggml.view(v, v.ne[1], layer.facts.n_head_kv, head, v.ne[2], strides=strides)
 
 
 def _in_heads(layer: GraphLayer, cache: GraphTensor, head: int) -> GraphTensor:
@@ -293,11 +292,11 @@ def input_k(build: Build) -> AttnInput:
 def input_no_cache(build: Build, *, swa: bool = False) -> AttnInput:
     """build_attn_inp_no_cache: all tokens of the batch see each other."""
     n = build.n_tokens
-    base = _mask_only(build, n, "self_kq_mask")
-    return AttnInput(base=base, swa=_mask_only(build, n, "self_kq_mask_swa") if swa else None)
+    base = mask_only(build, n, "self_kq_mask")
+    return AttnInput(base=base, swa=mask_only(build, n, "self_kq_mask_swa") if swa else None)
 
 
-def _mask_only(build: Build, n_kv: Size, name: str) -> CacheInput:
+def mask_only(build: Build, n_kv: Size, name: str) -> CacheInput:
     mask = attention_mask(build, n_kv, build.n_tokens, 1, 1, name=name)
     return CacheInput(n_kv=n_kv, mask=mask, k_idxs=mask)
 

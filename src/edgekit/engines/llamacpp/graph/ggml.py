@@ -155,13 +155,9 @@ def mean(a: GraphTensor) -> GraphTensor:
     return new("MEAN", F32, (1, *a.ne[1:]), a)
 
 
-def argsort(a: GraphTensor) -> GraphTensor:
-    return new("ARGSORT", I32, a.ne, a)
-
-
 def argsort_top_k(a: GraphTensor, count: int) -> GraphTensor:
     """Sorts everything; the result is a view of the first `count`."""
-    order = argsort(a)
+    order = new("ARGSORT", I32, a.ne, a)
     return view(order, count, *order.ne[1:], strides=order.nb[1:])
 
 

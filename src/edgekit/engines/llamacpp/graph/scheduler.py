@@ -9,7 +9,7 @@ import enum
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from edgekit.engines.llamacpp.architectures import known_architecture
@@ -93,19 +93,12 @@ class _Kind(enum.Enum):
 
 
 def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> ScheduledBackend:
-    buffer = cuda.buffer(f"CUDA{pool.index}")
-    match kind:
-        case _Kind.RPC:
-            return ScheduledBackend(pool=pool, buffer=buffer)
-        case _Kind.SLICED:
-            return ScheduledBackend(pool=pool, buffer=buffer, supports=cuda.supports)
-    return ScheduledBackend(
-        pool=pool,
-        buffer=buffer,
-        supports=cuda.supports,
-        offloads=cuda.offloads(values),
-        optimize=optimize,
-    )
+    backend = ScheduledBackend(pool=pool, buffer=cuda.buffer(f"CUDA{pool.index}"))
+    if kind is not _Kind.RPC:
+        backend = replace(backend, supports=cuda.supports)
+    if kind is _Kind.GPU:
+        backend = replace(backend, offloads=cuda.offloads(values), optimize=optimize)
+    return backend
 
 
 def _placer(

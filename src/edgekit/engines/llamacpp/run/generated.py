@@ -227,10 +227,6 @@ class Shape:
     context: int = 4096
     matrices: str = "Q4_K"
 
-    @property
-    def kv_width(self) -> int:
-        return self.width // self.heads * self.kv_heads
-
 
 def file_bytes(shape: Shape) -> int:
     """The file's size on disk."""
@@ -277,7 +273,8 @@ def _test_header(shape: Shape) -> tuple[bytes, int]:
 
 
 def _test_tensors(shape: Shape) -> Iterator[Tensor]:
-    width, inner, kv_width = shape.width, shape.inner, shape.kv_width
+    width, inner = shape.width, shape.inner
+    kv_width = width // shape.heads * shape.kv_heads
     block = {
         "attn_norm": (width,),
         "attn_q": (width, width),
@@ -307,9 +304,9 @@ def _words() -> Iterator[tuple[str, str]]:
 
 
 def _byte_signs() -> Iterator[str]:
-    """GPT-2's sign for each byte: itself where it can be seen, else one from 256 on."""
+    """GPT-2's sign for each byte: itself where it is printable, else one from 256 on."""
     further = 256
     for byte in range(256):
-        seen = 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
-        yield chr(byte if seen else further)
-        further += not seen
+        printable = 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
+        yield chr(byte if printable else further)
+        further += not printable

@@ -277,11 +277,11 @@ def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
     memory = MemoryProbe(here)
     on_cuda = launch.setup.backend is Backend.CUDA and launch.setup.n_gpu_layers > 0
     # CUDA_VISIBLE_DEVICES and the like: ours, overridden by what the engine was given.
-    seen = replace(here, environment={**here.environment, **launch.environment})
+    visible = replace(here, environment={**here.environment, **launch.environment})
     return Probes(
         limits=memory.limits,
         available_bytes=memory.available_bytes,
-        devices=NvidiaProbe(seen).look if on_cuda else tuple,
+        devices=NvidiaProbe(visible).look if on_cuda else tuple,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
@@ -108,19 +109,6 @@ class Blocks:
         return ggml.cont(ggml.transpose(ggml.reshape(opened, self.count, both)))
 
 
-def flash(
-    build: Build, q: GraphTensor, k: GraphTensor, v: GraphTensor, mask: GraphTensor
-) -> GraphTensor:
-    """build_attn_msa_fa: one mask per head group."""
-    width, heads, tokens, _ = q.ne
-    groups = k.ne[3]
-    q = ggml.reshape(q, width, heads // groups, groups, tokens)
-    cur = ggml.flash_attn_ext(ggml.permute(q, 0, 2, 3, 1), k, v, mask)
-    cur = ggml.permute(cur, 0, 1, 3, 2)
-    cur = cur if build.graph.is_contiguous(cur) else ggml.cont(cur)
-    return ggml.reshape(cur, width * heads, tokens)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniMaxM3(Transformer):
     """Some layers have an indexer, which is used only with flash attention and separate caches."""
@@ -187,30 +175,32 @@ class MiniMaxM3(Transformer):
 
 
 def _by_stream(
-    build: Build,
-    blocks: Blocks,
-    given: QKV,
-    index: tuple[GraphTensor, GraphTensor],
+    build: Build, blocks: Blocks, qkv: QKV, index: tuple[GraphTensor, GraphTensor]
 ) -> GraphTensor:
-    """Computes each stream separately and concatenates the results."""
-    q, keys, values = given
+    """Computes each stream separately and concatenates the results (build_attn_msa_fa). `index`: the indexer's queries
+    and keys.
+    """
+    q, *cached_kv = qkv
+    width, heads, *_ = q.ne
     streams = build.sizes.n_stream
     rows = build.n_tokens // streams
     if not isinstance(streams, int) or rows == 1:
         raise NoGraphError("one token for each sequence")
     made: list[GraphTensor] = []
     for _ in range(streams):
-        own = ggml.view(q, *q.ne[:2], rows, strides=q.nb[1:3])
-        mask = blocks.mask_of(*index, rows)
+        own = ggml.view(q, width, heads, rows, strides=q.nb[1:3])
+        mask = blocks.mask_of(*index, rows)  # one per head group
         k, v = (
             ggml.permute(ggml.view(one, *one.ne[:3], 1, strides=one.nb[1:]), 0, 3, 1, 2)
-            for one in (keys, values)
+            for one in cached_kv
         )
-        made.append(flash(build, own, k, v, mask))
-    cur = made[0]
-    for one in made[1:]:
-        cur = ggml.concat(cur, one, 1)
-    return cur
+        groups = k.ne[3]
+        own = ggml.reshape(own, width, heads // groups, groups, rows)
+        cur = ggml.flash_attn_ext(ggml.permute(own, 0, 2, 3, 1), k, v, mask)
+        cur = ggml.permute(cur, 0, 1, 3, 2)
+        cur = cur if build.graph.is_contiguous(cur) else ggml.cont(cur)
+        made.append(ggml.reshape(cur, width * heads, rows))
+    return reduce(lambda left, right: ggml.concat(left, right, 1), made)
 
 
 BLOCKS: Mapping[str, MiniMaxM3] = {

@@ -120,13 +120,13 @@ class Compression:
         kv = ggml.mul_mat(layer[f"{prefix}_kv"], cur)
         score = ggml.mul_mat(layer[f"{prefix}_gate"], cur)
         score = ggml.add(score, ggml.get_rows(layer[f"{prefix}_ape"], self.state_pos))
-        seen: list[GraphTensor] = []
+        states: list[GraphTensor] = []
         for side, new in (("kv", kv), ("score", score)):
             state = self._state(layer, side)
             rows = ggml.view(state, *state.ne[:2], strides=(state.nb[1],))
-            seen.append(ggml.concat(rows, new, 1))
+            states.append(ggml.concat(rows, new, 1))
         # The mean of a block's values, weighted by their scores.
-        values, scores = (ggml.cont(ggml.permute(self._blocks(one), 1, 0, 2, 3)) for one in seen)
+        values, scores = (ggml.cont(ggml.permute(self._blocks(one), 1, 0, 2, 3)) for one in states)
         comp = ggml.sum_rows(ggml.mul(values, ggml.soft_max(scores)))
         comp = ggml.cont(ggml.permute(comp, 1, 0, 2, 3))
         comp = ggml.rope(normalize(comp, layer[f"{prefix}_norm"]), self.write_pos)
@@ -144,14 +144,14 @@ class Compression:
         state = layer.build.cache(name, F32, width, self.state_rows // streams, streams)
         return ggml.view(state, width, self.state_rows, strides=(state.nb[1],))
 
-    def _blocks(self, seen: GraphTensor) -> GraphTensor:
+    def _blocks(self, states: GraphTensor) -> GraphTensor:
         count = self.write_pos.ne[0]
         if self.halves == 1:
-            rows = ggml.get_rows(seen, self.read_idxs)
+            rows = ggml.get_rows(states, self.read_idxs)
             return ggml.reshape(rows, self.width, self.ratio, count)
-        empty = ggml.scale(ggml.view(seen, seen.ne[0]))
-        seen = ggml.concat(seen, ggml.reshape(empty, seen.ne[0], 1), 1)
-        rows = ggml.get_rows(seen, self.read_idxs)
+        empty = ggml.scale(ggml.view(states, states.ne[0]))
+        states = ggml.concat(states, ggml.reshape(empty, states.ne[0], 1), 1)
+        rows = ggml.get_rows(states, self.read_idxs)
         halves = [
             ggml.cont(ggml.view(rows, self.width, self.ratio * count, strides=(rows.nb[1],)))
             for _ in range(2)

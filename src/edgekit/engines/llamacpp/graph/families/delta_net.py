@@ -59,9 +59,9 @@ def linear_attention(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     mixed, z = _mixed(layer, ssm, cur)
     gates = _gates(layer, ssm, cur)
-    seen = window(layer, ggml.transpose(mixed), ssm.d_conv - 1)
-    seen = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
-    out = delta_net(layer, ssm.n_embd_s, _cut(layer, ssm, seen), gates)
+    conv = window(layer, ggml.transpose(mixed), ssm.d_conv - 1)
+    conv = ggml.unary(ggml.ssm_conv(conv, layer["ssm_conv1d"]))
+    out = delta_net(layer, ssm.n_embd_s, _cut(layer, ssm, conv), gates)
     z = ggml.reshape(z, width, heads, tokens, seqs)
     out = normalize(out, layer["ssm_norm"])
     out = ggml.mul(out, ggml.unary(z))
@@ -108,21 +108,21 @@ def _gates(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, 
     return ggml.reshape(decay, 1, heads, tokens, seqs), beta
 
 
-def _cut(layer: GraphLayer, ssm: Ssm, seen: GraphTensor) -> QKV:
+def _cut(layer: GraphLayer, ssm: Ssm, conv: GraphTensor) -> QKV:
     """Splits the convolution's output into queries, keys and values."""
     build = layer.build
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     value = ssm.d_inner // ssm.dt_rank
     shapes = ((ssm.d_state, ssm.n_group), (ssm.d_state, ssm.n_group), (value, ssm.dt_rank))
-    row = row_bytes(seen.type, 2 * ssm.d_state * ssm.n_group + ssm.d_inner)
+    row = row_bytes(conv.type, 2 * ssm.d_state * ssm.n_group + ssm.d_inner)
     q, k, v = (
         ggml.view(
-            seen,
+            conv,
             width,
             heads,
             tokens,
             seqs,
-            strides=(row_bytes(seen.type, width), row, row * tokens),
+            strides=(row_bytes(conv.type, width), row, row * tokens),
         )
         for width, heads in shapes
     )

@@ -190,8 +190,7 @@ class Gemma3n(Transformer):
         first = ggml.unary(ggml.mul_mat(layer["inp_gate"], first))
         first = ggml.mul_mat(layer["proj"], ggml.mul(first, slice_2d(per_layer)))
         first = self.normalized(layer, first, "post_norm")
-        kept = slice_2d(corrected)
-        return ggml.concat(kept, ggml.add(_rest(corrected), first), 2)
+        return ggml.concat(slice_2d(corrected), ggml.add(_rest(corrected), first), 2)
 
     def worked(self, layer: GraphLayer, shared: Shared, active: GraphTensor) -> GraphTensor:
         """An ordinary layer with a low-rank path parallel to attention (LAuReL)."""

@@ -66,11 +66,13 @@ def convolved(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]:
     for name, side in zip("qkv", sides, strict=True):
         kernel = layer[f"ssm_conv1d_{name}"]
         own = ggml.view(before, kda.kept, kda.inner, seqs, strides=strides)
-        seen = ggml.concat(own, ggml.transpose(ggml.reshape(side, kda.inner, tokens, seqs)), 0)
-        tail = ggml.view(seen, kda.kept, kda.inner, seqs, strides=seen.nb[1:3])
+        conv_input = ggml.concat(
+            own, ggml.transpose(ggml.reshape(side, kda.inner, tokens, seqs)), 0
+        )
+        tail = ggml.view(conv_input, kda.kept, kda.inner, seqs, strides=conv_input.nb[1:3])
         into = ggml.view(cache, kda.kept, kda.inner, seqs, strides=strides)
         build.expand(ggml.cpy(tail, into))
-        out = ggml.ssm_conv(seen, ggml.reshape(kernel, kernel.ne[0], kda.inner))
+        out = ggml.ssm_conv(conv_input, ggml.reshape(kernel, kernel.ne[0], kda.inner))
         out = ggml.unary(ggml.reshape(out, kda.inner, build.n_tokens))
         made.append(ggml.reshape(out, kda.width, kda.heads, tokens, seqs))
     return tuple(made)

@@ -65,16 +65,16 @@ def window(layer: GraphLayer, cur: GraphTensor, kept: int, *, flat: bool = False
     build, channels, seqs = layer.build, cur.ne[1], layer.build.sizes.n_seqs
     cache = state(layer, "r", kept * channels)
     before = ggml.reshape(read_states(build, cache), kept, channels, seqs)
-    seen = ggml.concat(before, cur, 0)
-    keep_tail(build, cache, seen, kept, flat=flat)
-    return seen
+    conv_input = ggml.concat(before, cur, 0)
+    keep_tail(build, cache, conv_input, kept, flat=flat)
+    return conv_input
 
 
 def keep_tail(
-    build: Build, cache: GraphTensor, seen: GraphTensor, kept: int, *, flat: bool = False
+    build: Build, cache: GraphTensor, conv_input: GraphTensor, kept: int, *, flat: bool = False
 ) -> None:
-    tail = ggml.view(seen, kept, *seen.ne[1:3], strides=seen.nb[1:3])
-    width, seqs = kept * seen.ne[1], build.sizes.n_seqs
+    tail = ggml.view(conv_input, kept, *conv_input.ne[1:3], strides=conv_input.nb[1:3])
+    width, seqs = kept * conv_input.ne[1], build.sizes.n_seqs
     rows = ggml.view(cache, width, seqs, strides=(cache.nb[1],))
     into = ggml.view(cache, width * seqs) if flat else rows
     build.expand(ggml.cpy(tail, into))
@@ -121,8 +121,8 @@ def mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
-def _convolved(layer: GraphLayer, seen: GraphTensor) -> GraphTensor:
-    cur = ggml.ssm_conv(seen, layer["ssm_conv1d"])
+def _convolved(layer: GraphLayer, conv_input: GraphTensor) -> GraphTensor:
+    cur = ggml.ssm_conv(conv_input, layer["ssm_conv1d"])
     return ggml.unary(ggml.add(cur, layer.required("ssm_conv1d.bias")))
 
 
@@ -176,8 +176,8 @@ def plamo2_mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     zx = ggml.cont(ggml.permute(zx, 0, 2, 1, 3), 2 * width, heads, tokens, seqs)
     x, z = (ggml.view(zx, width, heads, tokens, seqs, strides=zx.nb[1:]) for _ in range(2))
     x = ggml.transpose(ggml.cont(x, ssm.d_inner, tokens, seqs))
-    seen = window(layer, x, ssm.d_conv - 1, flat=True)
-    cur = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
+    conv_input = window(layer, x, ssm.d_conv - 1, flat=True)
+    cur = ggml.unary(ggml.ssm_conv(conv_input, layer["ssm_conv1d"]))
     both = ggml.mul_mat(layer["ssm_x"], cur)
     rank = max(PLAMO2_LEAST_STEP, build.hparams.n_embd // 16)
     b, c, dt = (
@@ -213,12 +213,12 @@ def short_convolution(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cache = state(layer, "r", kept * width)
     before = ggml.reshape(read_states(build, cache), kept, width, seqs)
     if build.hparams.geometry.causal:
-        seen = ggml.concat(before, bx, 0)
+        conv_input = ggml.concat(before, bx, 0)
     else:  # it sees as many tokens to the right as to the left
         side = kept // 2
         left = ggml.cont(ggml.view(before, side, width, seqs, strides=before.nb[1:3]))
-        seen = ggml.pad(ggml.concat(left, bx, 0), side)
-    keep_tail(build, cache, seen, kept)
-    y = ggml.mul(c, ggml.ssm_conv(seen, layer["shortconv.conv"]))
+        conv_input = ggml.pad(ggml.concat(left, bx, 0), side)
+    keep_tail(build, cache, conv_input, kept)
+    y = ggml.mul(c, ggml.ssm_conv(conv_input, layer["shortconv.conv"]))
     y = ggml.mul_mat(layer["shortconv.out_proj"], y)
     return ggml.reshape(y, y.ne[0], build.n_tokens)

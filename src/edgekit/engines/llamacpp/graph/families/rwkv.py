@@ -53,8 +53,7 @@ class Rwkv:
         results(build, normalize(cur, build["output_norm"], bias, kind=self.norm))
 
     def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        bias = layer.bias(name)
-        return normalize(cur, layer[name], bias, kind=self.norm)
+        return normalize(cur, layer[name], layer.bias(name), kind=self.norm)
 
     def block(
         self, layer: GraphLayer, out_ids: GraphTensor, cur: GraphTensor, first: GraphTensor | None

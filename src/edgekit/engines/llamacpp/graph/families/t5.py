@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
-    CacheInput,
     Extras,
     attend,
     attend_now,
-    attention_mask,
     input_kv,
     input_no_cache,
+    mask_only,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.layers import QKV, normalize, results
@@ -54,8 +53,8 @@ def projected(
     """Q from one input, K and V from another."""
     width, heads, kv_heads = layer.facts.n_embd_head_v, layer.facts.n_head, layer.facts.n_head_kv
     q, k, v = (
-        ggml.reshape(ggml.mul_mat(half[f"{name}_{side}"], given), width, count, given.ne[1])
-        for side, given, count in (
+        ggml.reshape(ggml.mul_mat(half[f"{name}_{side}"], source), width, count, source.ne[1])
+        for side, source, count in (
             ("q", cur, heads),
             ("k", other, kv_heads),
             ("v", other, kv_heads),
@@ -124,8 +123,7 @@ class T5(T5Encoder):
         stream, out_ids, attn = build.input_embd(), build.input_out_ids(), input_kv(build)
         buckets = ggml.graph_input(I32, build.sizes.n_kv, build.n_tokens, name="pos_bucket")
         cells: Size = build.hparams.integer("context_length")
-        mask = attention_mask(build, cells, build.n_tokens, 1, 1, name="cross_kq_mask")
-        cross = AttnInput(base=CacheInput(n_kv=cells, mask=mask, k_idxs=mask))
+        cross = AttnInput(base=mask_only(build, cells, "cross_kq_mask"))
         encoded = ggml.graph_input(F32, build.hparams.n_embd, cells, name="cross_embd")
         for layer in build.layers():
             half = Half(build, "dec", layer.index)
