@@ -33,8 +33,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """On whatever the tests lie on: as a disk of some speed."""
+    """A folder that counts as a fast disk, whatever the tests are on and however busy it is."""
     monkeypatch.setattr(gate, "_refuse_memory", lambda _folder: None)
+    monkeypatch.setattr(gate, "measure", disk_of(1e12))
     folder = tmp_path / "pages"
     folder.mkdir()
     return folder
@@ -119,7 +120,7 @@ def test_layers_with_windows_only_have_nothing_to_spill(tmp_path: Path, spill_fo
 # --- the gate
 
 
-def _slow(read: float, write: float = 1e12) -> Callable[[Path], DiskSpeed]:
+def disk_of(read: float, write: float = 1e12) -> Callable[[Path], DiskSpeed]:
     return lambda _folder: DiskSpeed(write_bytes_per_s=write, read_bytes_per_s=read)
 
 
@@ -137,9 +138,9 @@ def test_all_that_a_step_reads_back_must_be_there_in_time(
     """3 layers x 3 cold pages x 256 tokens x 512 bytes = 1,179,648 bytes within 1.5 s or 0.2 s."""
     folder = models["llama"].parent
     monkeypatch.setattr(gate, "_refuse_memory", lambda _folder: None)
-    monkeypatch.setattr(gate, "measure", _slow(enough))
+    monkeypatch.setattr(gate, "measure", disk_of(enough))
     spilling(models["llama"], folder, purpose=purpose).close()
-    monkeypatch.setattr(gate, "measure", _slow(too_slow))
+    monkeypatch.setattr(gate, "measure", disk_of(too_slow))
     with pytest.raises(KvSpillUnsupportedError, match=r"1\.12 MiB back .* MB/s.* the limit for"):
         spilling(models["llama"], folder, purpose=purpose)
 
@@ -147,7 +148,7 @@ def test_all_that_a_step_reads_back_must_be_there_in_time(
 def test_pages_that_are_written_count_too(
     models: dict[str, Path], spill_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "measure", _slow(1e12, write=100_000))
+    monkeypatch.setattr(gate, "measure", disk_of(1e12, write=100_000))
     with pytest.raises(KvSpillUnsupportedError, match=r"writes up to 384\.00 KiB in 3,932 ms"):
         spilling(models["llama"], spill_folder)
 
