@@ -90,10 +90,10 @@ def _cell(size_bytes: int) -> str:
 
 
 def _line_words(line: MemoryLine, names: dict[Pool, str]) -> str:
-    most = "" if line.reserved else "up to "
-    what = f"{line.part} {line.component.value}" if line.part else line.component.value
+    prefix = "" if line.reserved else "up to "
+    name = f"{line.part} {line.component.value}" if line.part else line.component.value
     size, pool = format_bytes(line.size_bytes), _in_pool(names[line.pool])
-    return f"{most}{size} {what} {pool}: {line.because}"
+    return f"{prefix}{size} {name} {pool}: {line.because}"
 
 
 def pool_sums(estimate: MemoryEstimate) -> dict[Pool, dict[str, int]]:
@@ -144,7 +144,7 @@ def basis_rows(estimate: MemoryEstimate) -> list[str]:
     """A row for each basis with the parts that have it."""
     parts: dict[str, list[str]] = {}
     for component in Component:
-        lines = [one for one in estimate.lines if one.component is component and one.size_bytes]
+        lines = [line for line in estimate.lines if line.component is component and line.size_bytes]
         if lines:
             parts.setdefault(known_words(lines), []).append(component.value)
     return [f"{words}: {', '.join(names)}" for words, names in parts.items()]
@@ -155,23 +155,25 @@ def explain_text(bill: EstimateAnswer) -> str:
     estimate, names = bill.estimate, pool_names(bill.estimate)
     lines: list[str] = []
     for component in Component:
-        found = [one for one in estimate.lines if one.component is component and one.size_bytes]
-        if not found:
+        part_lines = [
+            line for line in estimate.lines if line.component is component and line.size_bytes
+        ]
+        if not part_lines:
             continue
-        total = format_bytes(sum(line.size_bytes for line in found))
-        lines.append(f"{component.value}: {total}, {known_words(found)}")
-        known_alike = len({(one.basis, one.within) for one in found}) == 1
-        for group in grouped(found):
-            one, part = group[0], f", {group[0].part}" if group[0].part else ""
-            basis = "" if known_alike else f", {known_words([one])}"
-            size, count = one.size_bytes, len(group)
+        total = format_bytes(sum(line.size_bytes for line in part_lines))
+        lines.append(f"{component.value}: {total}, {known_words(part_lines)}")
+        known_alike = len({(line.basis, line.within) for line in part_lines}) == 1
+        for group in grouped(part_lines):
+            first_line, part = group[0], f", {group[0].part}" if group[0].part else ""
+            basis = "" if known_alike else f", {known_words([first_line])}"
+            size, count = first_line.size_bytes, len(group)
             words = f"{size:,} bytes ({format_bytes(size)})"
             if count > 1:
                 words = (
                     f"{count} x {size:,} bytes = {size * count:,} ({format_bytes(size * count)})"
                 )
-            lines += _indented(f"{names[one.pool]}{part}: {words}{basis}", 2)
-            lines += _indented(f"= {one.because}" if one.because else "", 4)
+            lines += _indented(f"{names[first_line.pool]}{part}: {words}{basis}", 2)
+            lines += _indented(f"= {first_line.because}" if first_line.because else "", 4)
             layers = [line.layer for line in group if line.layer is not None]
             plural = "layer" if len(layers) == 1 else "layers"
             lines += _indented(f"{plural} {ranges(layers)}" if layers else "", 4)
@@ -181,17 +183,17 @@ def explain_text(bill: EstimateAnswer) -> str:
         width = max(len(name) for name, _ in estimate.facts)
         for name, value in estimate.facts:
             first, *rest = folded(_fact(value), MAX_WIDTH - width - 4)
-            lines += [f"  {name:<{width}}  {first}", *(" " * (width + 4) + more for more in rest)]
+            lines += [f"  {name:<{width}}  {first}", *(" " * (width + 4) + line for line in rest)]
     return "\n".join(lines) + "\n"
 
 
 def grouped(lines: Iterable[MemoryLine]) -> list[list[MemoryLine]]:
     """Lines that differ only in their layer, in the order in which they first appear."""
-    found: dict[tuple[object, ...], list[MemoryLine]] = {}
+    groups: dict[tuple[object, ...], list[MemoryLine]] = {}
     for line in lines:
         key = (line.component, line.pool, line.size_bytes, line.because, line.basis, line.part)
-        found.setdefault(key, []).append(line)
-    return list(found.values())
+        groups.setdefault(key, []).append(line)
+    return list(groups.values())
 
 
 def _indented(text: str, indent: int) -> list[str]:
@@ -233,10 +235,10 @@ def layers_table(bill: EstimateAnswer) -> str:
     cells = []
     for index in sorted(rows, key=lambda index: (index < 0, index)):
         lines, kind = rows[index], kinds.get(index)
-        weights = sum(one.size_bytes for one in lines if one.component is Component.WEIGHTS)
-        cache = sum(one.size_bytes for one in lines if one.component in CACHES)
-        rest = sum(one.size_bytes for one in lines) - weights - cache
-        used = {one.pool for one in lines}
+        weights = sum(line.size_bytes for line in lines if line.component is Component.WEIGHTS)
+        cache = sum(line.size_bytes for line in lines if line.component in CACHES)
+        rest = sum(line.size_bytes for line in lines) - weights - cache
+        used = {line.pool for line in lines}
         cells.append(
             (
                 "outside" if index < 0 else str(index),
@@ -275,7 +277,7 @@ def window_of(kind: LayerKind) -> int:
             return 0
 
 
-def compare_text(found: EngineComparison, screen: Screen = PLAIN) -> str:
+def compare_text(comparison: EngineComparison, screen: Screen = PLAIN) -> str:
     """A row for each engine, then the request to each, then the engines that refuse."""
 
     def lines(screen: Screen) -> Iterator[str]:
@@ -287,15 +289,15 @@ def compare_text(found: EngineComparison, screen: Screen = PLAIN) -> str:
             yield from folded(f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}", width)
             for note in bill.estimate.notes:
                 yield from (f"  {line}" for line in folded(note, width - 2))
-        for engine, answer in found.answers.items():
+        for engine, answer in comparison.answers.items():
             if isinstance(answer, EdgekitError):
                 yield from ("", *folded(f"{engine}: no estimate: {answer}", width))
-        if found.hint:
-            yield from ("", *folded(found.hint, width))
+        if comparison.hint:
+            yield from ("", *folded(comparison.hint, width))
 
-    billed = [bill for bill in found.answers.values() if not isinstance(bill, EdgekitError)]
-    each = "one sequence" if found.users == 1 else f"{found.users} sequences"
-    headline = f"{found.label}  ·  {each} of {found.context_tokens:,} tokens"
+    billed = [bill for bill in comparison.answers.values() if not isinstance(bill, EdgekitError)]
+    sequences = "one sequence" if comparison.users == 1 else f"{comparison.users} sequences"
+    headline = f"{comparison.label}  ·  {sequences} of {comparison.context_tokens:,} tokens"
     return render(headline, [("", lines)], screen)
 
 
@@ -306,18 +308,18 @@ def _compared_row(bill: EstimateAnswer) -> tuple[str, ...]:
     return bill.estimate.engine, *map(_cell, sizes), total, bill.estimate.basis.value
 
 
-def compare_json(found: EngineComparison, reference: str) -> Json:
+def compare_json(comparison: EngineComparison, reference: str) -> Json:
     engines = {
         engine: {"error": str(answer), "type": type(answer).__name__}
         if isinstance(answer, EdgekitError)
         else bill_json(answer)
-        for engine, answer in found.answers.items()
+        for engine, answer in comparison.answers.items()
     }
     return {
         "schema": SCHEMA,
-        "model": found.label,
+        "model": comparison.label,
         "reference": reference,
-        **fields(found, "context_tokens users"),
+        **fields(comparison, "context_tokens users"),
         "engines": engines,
     }
 

@@ -50,51 +50,56 @@ _CARD_SPEED = ("typical", "decode", "prefill", "steady", "basis")
 
 
 def cards_text(
-    found: Recommendation, screen: Screen = PLAIN, *, words: str = "", why: bool = False
+    recommendation: Recommendation, screen: Screen = PLAIN, *, words: str = "", why: bool = False
 ) -> str:
     """The screen. `words` are the flags that the next command needs as well, such as --device and --ram.
 
     `why` adds each model's headline and bars.
     """
-    return render(cards_answer(found), _sections(found, words, why=why), screen)
+    return render(cards_answer(recommendation), _sections(recommendation, words, why=why), screen)
 
 
-def _sections(found: Recommendation, words: str, *, why: bool) -> Sections:
+def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Sections:
     def painted_headline(screen: Screen) -> list[str]:
         lines = folded(headline(shown[0].plan.result), screen.width)
         status = shown[0].plan.result.status
         return [painted(line, status) for line in lines] if screen.colour else lines
 
-    shown = found.suggestions or tuple(filter(None, (found.nearest,)))
+    shown = recommendation.suggestions or tuple(filter(None, (recommendation.nearest,)))
     if shown:
         yield None, painted_headline
-    if found.suggestions:
-        yield "", lambda screen: _table_lines(found.suggestions, screen.width)
-    elif found.nearest is not None:
-        yield changes_section(found.nearest.plan.result, found.nearest.plan.to_fit)
+    if recommendation.suggestions:
+        yield "", lambda screen: _table_lines(recommendation.suggestions, screen.width)
+    elif recommendation.nearest is not None:
+        yield changes_section(
+            recommendation.nearest.plan.result, recommendation.nearest.plan.to_fit
+        )
     if why and shown:
-        for one in shown:
-            yield "", partial(_detail_lines, one)
-        memory = _by_basis([one.plan.result.estimate.basis for one in shown])
-        speed = _by_basis([one.plan.speed.basis if one.plan.speed else None for one in shown])
+        for suggestion in shown:
+            yield "", partial(_detail_lines, suggestion)
+        memory = _by_basis([suggestion.plan.result.estimate.basis for suggestion in shown])
+        speed = _by_basis(
+            [suggestion.plan.speed.basis if suggestion.plan.speed else None for suggestion in shown]
+        )
         ranked = "ranked by a rule of thumb from parameters and age"
         yield "Basis", [f"memory {memory}; speed {speed}; {ranked}"]
-    skipped = ", ".join(f"{count} {reason}" for reason, count in found.passed_over)
+    skipped = ", ".join(f"{count} {reason}" for reason, count in recommendation.passed_over)
     yield "", [f"skipped: {skipped}"] if skipped else []
-    request, machine = found.request, found.request.find_machine()
+    request, machine = recommendation.request, recommendation.request.find_machine()
     assumed = machine.notes if why else assumed_of(machine, shown[0].plan.result if shown else None)
-    # the projector of a GGUF model is a separate file
-    sees = found.purpose is ModelPurpose.VISION and engine_named(request.engines[0]).loads_gguf
-    projector = ["text only: image projectors are not counted here"] if sees and shown else []
-    yield "Note", [*found.notes, *projector, *assumed]
+    projector = []
+    needs_vision = recommendation.purpose is ModelPurpose.VISION
+    if shown and needs_vision and engine_named(request.engines[0]).loads_gguf:
+        projector.append("text only: image projectors are not counted here")  # separate files
+    yield "Note", [*recommendation.notes, *projector, *assumed]
     if shown:
-        yield "Next", partial(_next_lines, shown[0], found, words)
+        yield "Next", partial(_next_lines, shown[0], recommendation, words)
 
 
-def cards_answer(found: Recommendation) -> str:
+def cards_answer(recommendation: Recommendation) -> str:
     """The recommendation in one line."""
-    request, task = found.request, found.purpose.value
-    task += "s" if found.purpose is ModelPurpose.EMBEDDING else ""
+    request, task = recommendation.request, recommendation.purpose.value
+    task += "s" if recommendation.purpose is ModelPurpose.EMBEDDING else ""
     tokens, users = request.wanted_tokens, request.users
     if tokens is not None:
         task += f" at {tokens:,} tokens" if tokens else " at the model's full context"
@@ -102,14 +107,16 @@ def cards_answer(found: Recommendation) -> str:
     else:
         task += f" with {users} users at once" if users else ""
     machine = machine_words(request.find_machine())
-    if found.suggestions:
-        first = found.suggestions[0]
-        writes = found.purpose is not ModelPurpose.EMBEDDING
+    if recommendation.suggestions:
+        first = recommendation.suggestions[0]
+        writes = recommendation.purpose is not ModelPurpose.EMBEDDING
         slow = ", but slower than reading speed" if first.plan.is_slow and writes else ""
         return printable(f"Best for {task} on {machine}: {first.entry.id}{slow}")
-    if found.nearest is None:
+    if recommendation.nearest is None:
         return printable(f"No known model for {task} runs with {request.engine} on {machine}")
-    return printable(f"Nothing fits for {task} on {machine}; nearest: {found.nearest.entry.id}")
+    return printable(
+        f"Nothing fits for {task} on {machine}; nearest: {recommendation.nearest.entry.id}"
+    )
 
 
 def machine_words(machine: Machine) -> str:
@@ -128,11 +135,11 @@ def machine_words(machine: Machine) -> str:
     return f"{machine.name} ({', '.join(parts)})" if parts else machine.name
 
 
-def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
+def _table_lines(suggestions: Sequence[Suggestion], width: int) -> list[str]:
     """One row per model. A narrow screen drops, in this order: the parameters (names have them), the usable memory, the
     download, the memory, the middle of names. On the narrowest screens a model takes two lines.
     """
-    full = [_row(number, one) for number, one in enumerate(shown, start=1)]
+    full = [_row(number, suggestion) for number, suggestion in enumerate(suggestions, start=1)]
     plain = [_with(row, _WEIGHTS, row[_WEIGHTS].split(" ")[-1]) for row in full]
     short = [_with(row, _USED, row[_USED].partition(" of ")[0]) for row in plain]
     head = _with(_HEAD, _USED, "GiB")
@@ -161,8 +168,9 @@ def _with(row: tuple[str, ...], column: int, *cell: str) -> tuple[str, ...]:
     return (*row[:column], *cell, *row[column + 1 :])
 
 
-def _row(number: int, one: Suggestion) -> tuple[str, ...]:
-    plan, entry, name = one.plan, one.entry, one.plan.variant.name
+def _row(number: int, suggestion: Suggestion) -> tuple[str, ...]:
+    """The cells of the table's columns, _HEAD."""
+    plan, entry, name = suggestion.plan, suggestion.entry, suggestion.plan.variant.name
     size = short_count(entry.parameters) if entry.parameters is not None else ""
     weights = "" if name == AS_NAMED else printable(name).replace(" bit", "-bit")
     download, speed = download_bytes(plan.result), plan.speed
@@ -184,9 +192,9 @@ def _row(number: int, one: Suggestion) -> tuple[str, ...]:
     )
 
 
-def _detail_lines(one: Suggestion, screen: Screen) -> Iterator[str]:
+def _detail_lines(suggestion: Suggestion, screen: Screen) -> Iterator[str]:
     """The model with its headline and bars."""
-    entry, facts = one.entry, []
+    entry, facts = suggestion.entry, []
     if entry.parameters is not None:
         facts.append(parameters_words(entry.parameters, entry.active_parameters))
     if entry.released:
@@ -195,8 +203,8 @@ def _detail_lines(one: Suggestion, screen: Screen) -> Iterator[str]:
         facts.append(f"licence {entry.licence}")
     title = f"{entry.id} ({', '.join(facts)})" if facts else entry.id
     yield from folded(title, screen.width)
-    yield from folded(headline(one.plan.result), screen.width)
-    yield from bar_lines(memories(one.plan.result), screen)
+    yield from folded(headline(suggestion.plan.result), screen.width)
+    yield from bar_lines(memories(suggestion.plan.result), screen)
 
 
 def parameters_words(parameters: int, active: int | None = None) -> str:
@@ -229,44 +237,50 @@ def _by_basis(bases: Sequence[Basis | None]) -> str:
     return ", ".join(parts)
 
 
-def _next_lines(first: Suggestion, found: Recommendation, words: str, screen: Screen) -> list[str]:
+def _next_lines(
+    first: Suggestion, recommendation: Recommendation, words: str, screen: Screen
+) -> list[str]:
     """The next command: run the model here, or show the plan for a machine that was only described."""
     name, width = shlex.quote(first.entry.id), screen.width
     plan = f"edgekit plan {name} {words}".strip()
     if not first.plan.fits:
         return command_lines(f"{plan} --why", width)
-    is_here = not found.request.find_machine().what_if
-    chats = found.purpose is not ModelPurpose.EMBEDDING
+    is_here = not recommendation.request.find_machine().what_if
+    chats = recommendation.purpose is not ModelPurpose.EMBEDDING
     mix = first.plan.variant.name
     if is_here and chats and repository_at(first.entry.id, Form.GGUF, mix) is not None:
         return [*command_lines(f"edgekit run {name}", width), *command_lines(plan, width)]
     return command_lines(plan, width)
 
 
-def cards_json(found: Recommendation) -> Json:
+def cards_json(recommendation: Recommendation) -> Json:
     """The whole answer, the best first."""
-    request, machine = found.request, found.request.find_machine()
+    request, machine = recommendation.request, recommendation.request.find_machine()
     return {
         "schema": SCHEMA,
-        "task": found.purpose.value,
+        "task": recommendation.purpose.value,
         "engine": request.engine,
         "context_tokens": request.wanted_tokens,
         **fields(request, "users min_context"),
         "prefer_accurate_cache": request.prefer_accurate_kv,
         "machine": machine_json(machine),
-        "suggestions": [_suggestion_json(one) for one in found.suggestions],
-        "nearest": None if found.nearest is None else _suggestion_json(found.nearest),
-        "passed_over": [{"because": why, "count": count} for why, count in found.passed_over],
-        "notes": [*machine.notes, *found.notes],
+        "suggestions": [_suggestion_json(suggestion) for suggestion in recommendation.suggestions],
+        "nearest": None
+        if recommendation.nearest is None
+        else _suggestion_json(recommendation.nearest),
+        "passed_over": [
+            {"because": why, "count": count} for why, count in recommendation.passed_over
+        ],
+        "notes": [*machine.notes, *recommendation.notes],
     }
 
 
-def _suggestion_json(one: Suggestion) -> Json:
+def _suggestion_json(suggestion: Suggestion) -> Json:
     return {
-        "id": one.entry.id,
-        "entry": card_entry_json(one.entry),
-        **fields(one, "rank worth is_quick is_preferred"),
-        "plan": plan_fields(one.plan),
+        "id": suggestion.entry.id,
+        "entry": card_entry_json(suggestion.entry),
+        **fields(suggestion, "rank worth is_quick is_preferred"),
+        "plan": plan_fields(suggestion.plan),
     }
 
 
@@ -318,6 +332,7 @@ def refused_card_json(entry: Entry, engine: str, message: str) -> Json:
 
 
 def _card_head(entry: Entry, engine: str) -> Json:
+    """The fields that a card has with and without a plan."""
     return {
         "id": entry.id,
         "entry": card_entry_json(entry),

@@ -87,12 +87,12 @@ def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
     def size_lines(screen: Screen) -> list[str]:
         rows = [
             (
-                one.mix,
-                format_bytes(one.tensor_bytes),
-                f"{one.tensor_bytes:,} bytes",
-                one.basis.value,
+                size.mix,
+                format_bytes(size.tensor_bytes),
+                f"{size.tensor_bytes:,} bytes",
+                size.basis.value,
             )
-            for one in entry.sizes
+            for size in entry.sizes
         ]
         lines = table(("quant", "weights", "", ""), rows)
         if max(map(len, lines)) > screen.width:
@@ -114,13 +114,15 @@ def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
         engines = "vLLM and MLX" if entry.keys else "llama.cpp, vLLM and MLX, if they support it"
         runs_on.append(f"{engines}, from its config.json")
     downloads = []
-    for one in () if entry.is_users else repositories_of(entry.id):
-        usual = "" if one.listed else "usually "
-        quants = f": {usual}{', '.join(one.quants)}" if one.quants else ""
-        downloads.append(f"{one.form.value} {one.name}{quants} ({', '.join(one.sources)})")
+    for repository in () if entry.is_users else repositories_of(entry.id):
+        usual = "" if repository.listed else "usually "
+        quants = f": {usual}{', '.join(repository.quants)}" if repository.quants else ""
+        downloads.append(
+            f"{repository.form.value} {repository.name}{quants} ({', '.join(repository.sources)})"
+        )
     speeds = [
-        f"{one.tokens_per_s:g} tokens/s on {one.device}, {one.setting}: {one.source}"
-        for one in entry.speeds
+        f"{speed.tokens_per_s:g} tokens/s on {speed.device}, {speed.setting}: {speed.source}"
+        for speed in entry.speeds
     ]
     by_source: dict[tuple[str, str], list[str]] = {}
     for fact, source in entry.sources.items():
@@ -147,18 +149,17 @@ def changes_text(name: str, changes: Mapping[str, tuple[object, object]]) -> str
         return f"{name}: unchanged"
     lines = [f"{name}: changed"]
     for field, pair in changes.items():
-        shown = "changed"
+        values = "changed"
         if all(isinstance(value, int | str | None) for value in pair):
-            shown = " -> ".join(
-                "unknown"
-                if value is None
-                else f"{value:,}"
-                if isinstance(value, int)
-                else str(value)
-                for value in pair
-            )
-        lines.append(f"  {field.replace('_', ' ')}: {shown}")
+            values = " -> ".join(map(_value, pair))
+        lines.append(f"  {field.replace('_', ' ')}: {values}")
     return "\n".join(lines)
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:
@@ -177,12 +178,12 @@ def catalog_json(entries: Sequence[Entry], catalog: Catalog) -> Json:
 
 def entry_json(entry: Entry, *, whole: bool = False) -> Json:
     """One model; `whole` adds its repositories and the keys and tensors that it is rebuilt from."""
-    found: Json = {
+    answer: Json = {
         **fields(entry, "id repository family architecture parameters active_parameters"),
         **fields(entry, "native_context vocabulary"),
         "kinds": [kind.value for kind in entry.kinds],
         **fields(entry, "licence released not_before reference?"),
-        "forms": [name for name, held in (("gguf", entry.keys), ("config", entry.config)) if held],
+        "forms": [*(["gguf"] if entry.keys else []), *(["config"] if entry.config else [])],
         "sizes": [fields(size, "mix tensor_bytes basis") for size in entry.sizes],
         "speeds": [fields(speed, "device tokens_per_s setting source") for speed in entry.speeds],
         "sources": {
@@ -191,16 +192,16 @@ def entry_json(entry: Entry, *, whole: bool = False) -> Json:
         },
     }
     if not whole:
-        return found
+        return answer
     return {
-        **found,
+        **answer,
         "repositories": [
             {
-                **fields(one, "form name"),
-                "quantisations": list(one.quants),
-                **fields(one, "listed sources"),
+                **fields(repository, "form name"),
+                "quantisations": list(repository.quants),
+                **fields(repository, "listed sources"),
             }
-            for one in (() if entry.is_users else repositories_of(entry.id))
+            for repository in (() if entry.is_users else repositories_of(entry.id))
         ],
         "keys": dict(entry.keys),
         "tensors": list(entry.tensors),

@@ -67,8 +67,8 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
         text = _starts(result)
     else:  # 'Runs fully on your RTX 4090: 18.4 of 22.5 GiB at 8K, about 38 tokens/s'
         verb, speed = ("Embeds", "") if embeds(result) else ("Runs", _speed(result))
-        just = ", just" if result.warning else ""
-        text = f"{verb} {_place(result)}{_at_weights(result)}{just}: "
+        barely = ", just" if result.warning else ""
+        text = f"{verb} {_place(result)}{_at_weights(result)}{barely}: "
         text += f"{_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
     if from_name:
         text += " (rough estimate from the name alone)"
@@ -102,25 +102,30 @@ def _fails(result: Verdict) -> str:
         reason = blocked or "".join(result.reasons[:1])
         return f"{start}: {reason.partition(' does not start: ')[2] or reason}"
     cache, context = cache_words(result), _window(result)
-    at = f" {'and' if quantization_words(result) else 'at'} {context}"
-    if not cache:
-        start += at
-    elif result.cache_asked:
-        start += f"{at} with {cache}" if result.asked else f" with {cache}, even at {context}"
-    else:
-        start += f"{at}, even with {cache}" if result.asked else f", even at {context} with {cache}"
+    at_context = f" {'and' if quantization_words(result) else 'at'} {context}"
+    match bool(result.asked), bool(result.cache_asked):  # "even" precedes what EdgeKit chose
+        case _ if not cache:
+            start += at_context
+        case True, True:
+            start += f"{at_context} with {cache}"
+        case True, False:
+            start += f"{at_context}, even with {cache}"
+        case False, True:
+            start += f" with {cache}, even at {context}"
+        case False, False:
+            start += f", even at {context} with {cache}"
     fits = 0 < result.max_context < result.context_tokens
-    most = f"; fits up to {result.max_context // result.streams:,} tokens" if fits else ""
-    return f"{start}: {_needs(result)}{most}"
+    longest = f"; fits up to {result.max_context // result.streams:,} tokens" if fits else ""
+    return f"{start}: {_needs(result)}{longest}"
 
 
 def _needs(result: Verdict) -> str:
     """'needs 9.0 GiB, 6.5 usable', or the rule that rejects it although enough memory is usable."""
-    found = memories(result)
-    in_all = sum(one.required_bytes for one in found)
-    usable_in_all = together_bytes(use.budget for use in result.uses)
-    if len(found) > 1 and in_all > usable_in_all:
-        return f"needs {_size_pair(in_all, usable_in_all)} usable in all"
+    all_memories = memories(result)
+    total_bytes = sum(memory.required_bytes for memory in all_memories)
+    usable_bytes = together_bytes(use.budget for use in result.uses)
+    if len(all_memories) > 1 and total_bytes > usable_bytes:
+        return f"needs {_size_pair(total_bytes, usable_bytes)} usable in all"
     use = max(result.uses, key=lambda use: (use.fullness, use.required_bytes))
     required, usable = use.required_bytes, use.budget.available_bytes
     if required > usable:
@@ -161,6 +166,7 @@ def _place(result: Verdict) -> str:
 
 
 def _at_weights(result: Verdict) -> str:
+    """' at Q4_K_M'; '' if the user chose the file."""
     weights = quantization_words(result)
     return f" at {weights}" if weights else ""
 
@@ -170,8 +176,8 @@ def _window(result: Verdict) -> str:
     users = result.streams
     if users == 1 and takes_a_share(result):
         users = result.load.sequences or 1
-    each = context_words(result.context_tokens // result.streams)
-    return f"{each} for each of {users:,} users" if users > 1 else each
+    context = context_words(result.context_tokens // result.streams)
+    return f"{context} for each of {users:,} users" if users > 1 else context
 
 
 def _cache_and_limits(result: Verdict) -> str:
@@ -189,22 +195,24 @@ def _speed(result: Verdict) -> str:
     """', about 38 tokens/s'; with several users, the speed of one while the others are idle."""
     if result.speed is None:
         return ""
-    several = result.streams > 1 or (result.load.sequences or 1) > 1
-    return f", {about_words(result.speed.decode)}{' for one user at a time' if several else ''}"
+    has_several_users = result.streams > 1 or (result.load.sequences or 1) > 1
+    suffix = " for one user at a time" if has_several_users else ""
+    return f", {about_words(result.speed.decode)}{suffix}"
 
 
 def _used(result: Verdict) -> str:
     """'18.4 of 22.5 GiB' of the fullest memory, or of both memories that the model is split between."""
-    found = memories(result)
-    cards, ram = [one for one in found if not one.is_ram], [one for one in found if one.is_ram]
-    fullest = max(found, key=lambda one: (one.use.fullness, one.required_bytes))
+    all_memories = memories(result)
+    cards = [memory for memory in all_memories if not memory.is_ram]
+    ram = [memory for memory in all_memories if memory.is_ram]
+    fullest = max(all_memories, key=lambda memory: (memory.use.fullness, memory.required_bytes))
     if not cards or not result.way.cards:
         return sizes_words(fullest.required_bytes, fullest.usable_bytes)
-    card = max(cards, key=lambda one: (one.use.fullness, one.required_bytes))
+    card = max(cards, key=lambda memory: (memory.use.fullness, memory.required_bytes))
     has_ram = bool(ram) and (fullest.is_ram or is_divided(result))
     words = sizes_words(card.required_bytes, card.usable_bytes) + (" VRAM" if has_ram else "")
     if len(cards) > 1:
-        alike = len({one.use.budget.name for one in cards}) == 1
+        alike = len({memory.use.budget.name for memory in cards}) == 1
         fuller = "fuller card" if len(cards) == 2 else "fullest card"
         words += f" on the {fuller if alike else card.name}"
     if has_ram:
@@ -231,7 +239,7 @@ def is_divided(result: Verdict) -> bool:
 
 
 def is_beyond(result: Verdict) -> bool:
-    """Whether the context is longer than the model's native one, which `max_context` never is."""
+    """Whether the context exceeds `max_context`, which is never longer than the model's native context."""
     return result.can_load and result.context_tokens > result.max_context
 
 
@@ -251,8 +259,9 @@ def cache_words(result: Verdict) -> str:
     name = result.cache
     if name in _DEFAULT_CACHES or not result.estimate.kv_cache_bytes:
         return ""
-    article = "an" if name.startswith("f") else "a"
-    return f"{_CACHE_BITS.get(name, f'{article} {name}')} cache"
+    article = "an" if name.startswith("f") else "a"  # 'an fp8 cache', 'a q5_1 cache'
+    cache = _CACHE_BITS.get(name, f"{article} {name}")
+    return f"{cache} cache"
 
 
 def quantization_words(result: Verdict) -> str:
@@ -306,7 +315,7 @@ def rate_words(rates: tuple[float, float]) -> str:
 
 
 def typical_figure(rates: tuple[float, float]) -> str:
-    """'38'."""
+    """The geometric mean of the rates without its unit: '38'."""
     return about_words(rates).removeprefix("about ").removesuffix(" tokens/s")
 
 
@@ -328,7 +337,8 @@ def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = Fals
     words = rate_words(speed.decode)
     words += ", slower than reading speed" if is_slow else ""
     words += f"; prompts {prompts}" if prompts else ""
-    return f"{words}; {speed.basis.value}{f': {speed.because}' if speed.because else ''}"
+    reason = f": {speed.because}" if speed.because else ""
+    return f"{words}; {speed.basis.value}{reason}"
 
 
 # -- the screen -----------------------------------------------------------------------------------
@@ -357,14 +367,14 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
         engine = bill.engine_title
         details = [placement if machine in placement else f"{machine}, {placement}"]
         speed = [] if result.speed is None else [speed_row(result.speed, embeds=embeds(result))]
-        later = engine_named(result.engine).later_rows(result) if result.can_load else ()
+        later_rows = engine_named(result.engine).later_rows(result) if result.can_load else ()
         sections: list[Section] = [
             (None, [bill.asked]),
             ("Context", _context_rows(result)),
             ("Memory", lambda screen: memory_lines(result, screen)),
             ("Why", result.reasons),
             ("Speed", speed),
-            ("Later", later),
+            ("Later", later_rows),
             ("To fit" if result.failed else "Or", [change.told for change in check.changes]),
             ("Basis", basis_rows(result.estimate)),
             ("Note", [*result.machine.notes, *bill.notes, *bill.estimate.notes]),
@@ -394,12 +404,12 @@ def quiet_text(check: Check) -> str:
 def _context_rows(result: Verdict) -> Iterator[str]:
     """The context and its maximum, per user as in -c."""
     users = f" for each of {result.streams} users" if result.streams > 1 else ""
-    each = result.context_tokens // result.streams
-    yield f"checked at {each:,} tokens{users}: {result.window or 'as requested'}"
+    context = result.context_tokens // result.streams
+    yield f"checked at {context:,} tokens{users}: {result.window or 'as requested'}"
     longest = f"recommended {result.recommended_context // result.streams:,}"
     if not is_beyond(result):
-        most = f"max context {result.max_context // result.streams:,}, {longest}"
-        longest = most if result.max_context else "no context fits"
+        limits = f"max context {result.max_context // result.streams:,}, {longest}"
+        longest = limits if result.max_context else "no context fits"
     native = result.native_context
     trained = f"native context {native:,}" if native else "native context unknown"
     yield f"{longest}; {trained}"
@@ -416,30 +426,31 @@ def result_figures(result: Verdict) -> Iterator[str]:
     if result.failed:
         return
     if result.max_context > result.context_tokens:
-        each = " per user" if result.streams > 1 else ""
-        yield f"max context {result.max_context // result.streams:,}{each}"
+        per_user = " per user" if result.streams > 1 else ""
+        yield f"max context {result.max_context // result.streams:,}{per_user}"
     if result.speed is not None and not embeds(result):
         between = range_words(result.speed.decode)
         yield f"{between} tokens/s" if between else ""
 
 
 def assumed_of(machine: Machine, result: Verdict | None) -> Iterator[str]:
-    """Assumptions about the free memory of a machine that was only described."""
+    """The note that a described machine counts as idle, with the flag that leaves memory to other programs."""
     if IDLE not in machine.notes:
         return
     flag = None
     if result is not None and not result.machine.is_phone:
-        needed = sum(use.required_bytes for use in result.uses)
-        if any(  # a significant part is in memory shared with the system and other programs
-            use.budget.has_default_reserve and use.required_bytes >= needed * MIN_RAM_SHARE
+        total_bytes = sum(use.required_bytes for use in result.uses)
+        uses_ram = any(  # at least a tenth is in memory shared with the system and other programs
+            use.budget.has_default_reserve and use.required_bytes >= total_bytes * MIN_RAM_SHARE
             for use in result.uses
             if HOST in use.budget.pools
-        ):
-            flag = _leaves_more(result)
+        )
+        if uses_ram:
+            flag = _reserve_flag(result)
     yield IDLE if flag is None else f"{ALL_FREE} {flag}"
 
 
-def _leaves_more(result: Verdict) -> str | None:
+def _reserve_flag(result: Verdict) -> str | None:
     """The flag that makes the engine leave more memory free; None if it has none, or if --max-use was given."""
     for flag, limits in LEAVE_MORE.items():
         try:
@@ -457,16 +468,12 @@ def changes_section(
 
     def order(change: Change) -> tuple[bool, bool, int]:
         """Dropping a cache flag first, then changes that put the whole model on the GPU, even with another engine."""
-        drops = result.failed and result.cache_asked and change.kind is ChangeKind.CACHE
-        placement = None if change.result is None else change.result.way
-        brings = (
-            placement is not None
-            and placement.whole
-            and (
-                not result.way.whole or (change.kind is ChangeKind.ENGINE and bool(placement.cards))
-            )
-        )
-        return not drops, not brings, _CHEAPEST_FIRST.index(change.kind)
+        drops_flag = result.failed and result.cache_asked and change.kind is ChangeKind.CACHE
+        fills_gpu = False
+        if change.result is not None and change.result.way.whole:
+            moves_to_gpu = change.kind is ChangeKind.ENGINE and bool(change.result.way.cards)
+            fills_gpu = not result.way.whole or moves_to_gpu
+        return not drops_flag, not fills_gpu, _CHEAPEST_FIRST.index(change.kind)
 
     rows = [*(change.told for change in sorted(changes, key=order)), *more][:MAX_CHANGES]
     return "To fit" if result.failed else "Or", rows
@@ -509,6 +516,7 @@ def check_json(check: Check) -> Json:
 
 
 def _share(utilization: float) -> float | None:
+    """The utilisation as JSON has it: null where nothing is available and the share is infinite."""
     return utilization if math.isfinite(utilization) else None
 
 
@@ -529,19 +537,23 @@ def bars_json(uses: Sequence[Usage], estimate: MemoryEstimate) -> list[Json]:
     )  # fmt: skip
     bars = []
     for use, memory in zip(uses, budget_names(uses), strict=True):
-        found, budget = use_json(use), use.budget
+        figures, budget = use_json(use), use.budget
         if budget.is_limited:  # memory that the GPU may not use is drawn like a reserve
-            found["reserve_bytes"] = budget.free_bytes - budget.available_bytes
-            found["because"] = budget.limit_because
+            figures["reserve_bytes"] = budget.free_bytes - budget.available_bytes
+            figures["because"] = budget.limit_because
         sums = dict.fromkeys(Component, 0)
         for line in estimate.lines:
             if line.reserved and line.pool in budget.pools:
                 sums[line.component] += line.size_bytes
-        parts = [{"component": one.value, "bytes": size} for one, size in sums.items() if size]
+        parts = [
+            {"component": component.value, "bytes": size}
+            for component, size in sums.items()
+            if size
+        ]
         bars.append(
             {
                 "memory": memory,
-                **{name: found[name] for name in names},
+                **{name: figures[name] for name in names},
                 "share": share_words(use) or None,
                 "parts": parts,
             }
@@ -568,28 +580,28 @@ def speed_json(speed: Speed) -> Json:
     }
 
 
-def fit_json(found: Fit) -> Json:
+def fit_json(fit: Fit) -> Json:
     """The answer to a change of the page's controls: this exact load, without a search."""
-    result, bill = found.result, found.bill
+    result, bill = fit.result, fit.bill
     if result is None:
-        sentence = f"Cannot run: {found.refused}"
-    elif found.refused:
-        sentence = f"{VERDICTS[result.status]}: {found.refused}"
+        sentence = f"Cannot run: {fit.refused}"
+    elif fit.refused:
+        sentence = f"{VERDICTS[result.status]}: {fit.refused}"
     else:
         sentence = headline(result)
     return {
         "schema": SCHEMA,
-        "model": found.label,
-        **fields(found, "reference engine"),
+        "model": fit.label,
+        **fields(fit, "reference engine"),
         "status": (Status.FAILED if result is None else result.status).value,
         "told": sentence,
         "can_load": result is not None and result.can_load,
-        **fields(found, "context_tokens native_context"),
+        **fields(fit, "context_tokens native_context"),
         "streams": 1 if result is None else result.streams,
         "quantization": None if result is None else result.quantization,
         "cache": None if result is None else result.cache,
         "bars": [] if result is None else bars_json(result.uses, result.estimate),
-        "flags": typed(found.flags),
+        "flags": typed(fit.flags),
         "estimate": None if bill is None else bill_json(bill, layers=True),
-        **fields(found, "estimate_command command? refused? refused_about? notes"),
+        **fields(fit, "estimate_command command? refused? refused_about? notes"),
     }

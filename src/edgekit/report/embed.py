@@ -33,7 +33,7 @@ _BAR = 20
 def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
     """The memory breakdown, line by line, with reasons."""
     total, budget = format_bytes(plan.total_bytes), format_bytes(plan.budget_bytes)
-    rows = [(one.what, format_bytes(one.size_bytes), one.basis.value) for one in plan.lines]
+    rows = [(line.what, format_bytes(line.size_bytes), line.basis.value) for line in plan.lines]
     read = "no weights are read"
     if plan.read_bytes:
         read = f"{format_bytes(plan.read_bytes)} of the weights are read from the file"
@@ -55,9 +55,11 @@ def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
 
 
 def _title(plan: EmbedPlan) -> str:
-    how = "mean of token embeddings" if plan.pooling is None else f"{plan.pooling.label} pooling"
+    pooling = (
+        "mean of token embeddings" if plan.pooling is None else f"{plan.pooling.label} pooling"
+    )
     size, threads = counted(plan.dimensions, "dimension"), counted(plan.threads, "thread")
-    return f"{plan.label}  ·  {size}, {how}  ·  {threads}, {plan.kernels} kernels"
+    return f"{plan.label}  ·  {size}, {pooling}  ·  {threads}, {plan.kernels} kernels"
 
 
 def vectors_text(
@@ -91,20 +93,20 @@ def _norm(vector: Floats) -> float:
     return float((vector.astype("f8") ** 2).sum() ** 0.5)
 
 
-def done_text(found: Finished, screen: Screen = PLAIN) -> str:
+def done_text(job: Finished, screen: Screen = PLAIN) -> str:
     """The number of rows embedded, where they are, and what was left out."""
-    done = found.done
+    done = job.done
     rows = done.mark.kept - done.begun.kept
     tokens = done.mark.tokens - done.begun.tokens
     rate = f", {rows / done.seconds:,.1f} rows/s" if rows and done.seconds > 0 else ""
     sentences = [
-        f"{counted(done.mark.kept, 'vector')} of {counted(found.dimensions, 'dimension')} in {found.output}",
+        f"{counted(done.mark.kept, 'vector')} of {counted(job.dimensions, 'dimension')} in {job.output}",
         f"{counted(rows, 'row')}, {counted(tokens, 'token')} in {_time(done.seconds)}{rate}",
     ]
     if done.begun.number:
         sentences.append(f"continued an unfinished job after row {done.begun.number:,}")
     if done.mark.skipped:
-        where = "" if found.skipped is None else f", listed in {found.skipped}"
+        where = "" if job.skipped is None else f", listed in {job.skipped}"
         sentences.append(f"{counted(done.mark.skipped, 'row')} could not be embedded{where}")
     return "\n".join(folded_rows(sentences, clamp_width(screen.width))) + "\n"
 
@@ -155,15 +157,15 @@ def vectors_json(plan: EmbedPlan, tokens: Sequence[int], vectors: Floats, *, pre
     }
 
 
-def done_json(found: Finished) -> Json:
-    done = found.done
+def done_json(job: Finished) -> Json:
+    done = job.done
     return {
         "schema": SCHEMA,
-        "model": found.model,
-        "input": found.source,
-        "output": found.output,
-        "skipped_list": found.skipped,
-        "dimensions": found.dimensions,
+        "model": job.model,
+        "input": job.source,
+        "output": job.output,
+        "skipped_list": job.skipped,
+        "dimensions": job.dimensions,
         "rows": done.mark.number,
         "vectors": done.mark.kept,
         **fields(done.mark, "skipped tokens"),

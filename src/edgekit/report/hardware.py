@@ -86,10 +86,11 @@ def hardware_text(machine: Machine, screen: Screen = PLAIN) -> str:
     return render(f"{machine.name}: {', '.join(parts)}", sections, screen, title=title)
 
 
-def _of(part_bytes: int, whole_bytes: int) -> str:
-    part, whole = format_bytes(part_bytes), format_bytes(whole_bytes)
+def _of(part_bytes: int, total_bytes: int) -> str:
+    """'11.20 of 23.99 GiB', or '512.00 MiB of 23.99 GiB' if the units differ."""
+    part, total = format_bytes(part_bytes), format_bytes(total_bytes)
     number, _, unit = part.partition(" ")
-    return f"{number if whole.endswith(unit) else part} of {whole}"
+    return f"{number if total.endswith(unit) else part} of {total}"
 
 
 def _host_rows(host: HostMemory | None) -> Iterator[str]:
@@ -129,8 +130,9 @@ def _device_rows(device: Device, raised: RaisedLimit | None) -> Iterator[str]:
             + (f" {format_bytes(user.used_bytes)}" if user.used_bytes is not None else "")
             for user in largest[:MAX_PROCESSES]
         ]
-        more = len(largest) - MAX_PROCESSES
-        yield f"used by {', '.join(names)}" + (f" and {more} more" if more > 0 else "")
+        hidden_count = len(largest) - MAX_PROCESSES
+        others = f" and {hidden_count} more" if hidden_count > 0 else ""
+        yield f"used by {', '.join(names)}{others}"
     if device.because:
         yield f"{device.basis.value}: {device.because}"
 
@@ -185,28 +187,31 @@ def measured_rows(measured: Measured) -> Iterator[str]:
         yield f"{first}: {'; '.join(rest)}"
     if measured.host is not None:
         yield from disk_rows(measured.host.disk)
-    shown = measured.differences[-MAX_DIFFERENCES:]
-    yield from (f"outside its bounds: {difference_row(one)}" for one in reversed(shown))
-    more = len(measured.differences) - len(shown)
-    if more > 0:
-        yield f"and {more} more predictions outside their bounds: `edgekit calibrate --list`"
+    latest = measured.differences[-MAX_DIFFERENCES:]
+    yield from (
+        f"outside its bounds: {difference_row(difference)}" for difference in reversed(latest)
+    )
+    hidden_count = len(measured.differences) - len(latest)
+    if hidden_count > 0:
+        yield f"and {hidden_count} more predictions outside their bounds: `edgekit calibrate --list`"
 
 
 def engine_rows(engine: EngineMeasured) -> Iterator[str]:
+    """The engine and its device, then the measured memory overhead and the measured speed."""
     yield f"{engine.engine} ({engine.through} {engine.version}) on {engine.device}"
     if engine.overhead_bytes is not None:
-        most = f", highest with {engine.overhead_label}" if engine.overhead_label else ""
-        runs = f"{counted(engine.samples, 'run')}, {engine.date}{most}"
+        highest = f", highest with {engine.overhead_label}" if engine.overhead_label else ""
+        runs = f"{counted(engine.samples, 'run')}, {engine.date}{highest}"
         yield f"{format_bytes(engine.overhead_bytes)} of RAM in addition to the estimate ({runs})"
     if engine.pace is not None:
-        pace, expected = engine.pace, ""
-        if pace.expected_decode is not None:
-            expected = f"; expected about {measured_rate(pace.expected_decode)}"
+        speed, expected = engine.pace, ""
+        if speed.expected_decode is not None:
+            expected = f"; expected about {measured_rate(speed.expected_decode)}"
         yield (
-            f"{measured_rate(pace.decode_tokens_per_s)} tokens/s, "
-            f"{measured_rate(pace.prefill_tokens_per_s)} tokens/s for a prompt of "
-            f"{counted(pace.prompt_tokens, 'token')}: {pace.label}, "
-            f"{format_bytes(pace.bytes_per_token)} per token, {pace.date}{expected}"
+            f"{measured_rate(speed.decode_tokens_per_s)} tokens/s, "
+            f"{measured_rate(speed.prefill_tokens_per_s)} tokens/s for a prompt of "
+            f"{counted(speed.prompt_tokens, 'token')}: {speed.label}, "
+            f"{format_bytes(speed.bytes_per_token)} per token, {speed.date}{expected}"
         )
 
 
@@ -220,10 +225,10 @@ def gigabytes(bytes_per_s: float) -> str:
     return f"{figure:,.0f} GB/s" if figure >= 10 else f"{figure:.2g} GB/s"
 
 
-def difference_row(one: Difference) -> str:
+def difference_row(difference: Difference) -> str:
     return (
-        f"{one.label}: {one.part} {format_bytes(one.predicted_bytes)} predicted, "
-        f"{format_bytes(one.measured_bytes)} in {one.engine} {one.version}, {one.date}"
+        f"{difference.label}: {difference.part} {format_bytes(difference.predicted_bytes)} predicted, "
+        f"{format_bytes(difference.measured_bytes)} in {difference.engine} {difference.version}, {difference.date}"
     )
 
 
@@ -253,7 +258,7 @@ def machine_json(machine: Machine) -> Json:
     host, measured = machine.host, machine.measured
     host_json = None
     if host is not None:
-        limits = [fields(one, "name limit_bytes used_bytes left_bytes") for one in host.limits]
+        limits = [fields(limit, "name limit_bytes used_bytes left_bytes") for limit in host.limits]
         host_json = {**fields(host, _HOST_FIELDS), "limits": limits}
     return {
         **fields(machine, "name system processor? cores what_if"),
@@ -287,21 +292,23 @@ def devices_text(screen: Screen = PLAIN) -> str:
     usual = sum(device.usual for device in devices)
     rows = [
         (
-            one.name,
-            format_bytes(one.usable_bytes),
-            "-" if one.bandwidth_bytes_per_s is None else _bandwidth(one.bandwidth_bytes_per_s),
-            format_bytes(one.memory_bytes),
-            one.kind.value,
-            one.vendor.value,
-            "" if one.capability is None else "{}.{}".format(*one.capability),
-            one.released or "-",
+            device.name,
+            format_bytes(device.usable_bytes),
+            "-"
+            if device.bandwidth_bytes_per_s is None
+            else _bandwidth(device.bandwidth_bytes_per_s),
+            format_bytes(device.memory_bytes),
+            device.kind.value,
+            device.vendor.value,
+            "" if device.capability is None else "{}.{}".format(*device.capability),
+            device.released or "-",
         )
-        for one in devices
+        for device in devices
     ]
 
     def lines(screen: Screen) -> list[str]:
-        found = fitted_table(_DEVICE_COLUMNS, rows, screen.width)
-        return [*found[: usual + 1], "", *found[usual + 1 :]]
+        table_lines = fitted_table(_DEVICE_COLUMNS, rows, screen.width)
+        return [*table_lines[: usual + 1], "", *table_lines[usual + 1 :]]
 
     headline = f"{len(devices)} devices; the first {usual} are the most common today"
     return render(headline, [("", lines)], screen)

@@ -43,7 +43,7 @@ GEOMETRY_KEYS = (
 
 
 def inspection_text(
-    found: Inspection,
+    inspection: Inspection,
     *,
     tensors: bool = False,
     layers: bool = False,
@@ -51,35 +51,40 @@ def inspection_text(
     bold: bool = False,
 ) -> str:
     """One screen of text, rows not folded; long lists only on request. `bold` highlights the first line."""
-    header, quantization = found.header, found.header.quantization
-    mix = found.mix or ""
+    header, quantization = inspection.header, inspection.header.quantization
+    mix = inspection.mix or ""
     if not mix and quantization is not None:
         bits = f"{quantization.bits:g} bit" if quantization.bits else ""
         mix = " ".join(filter(None, (quantization.method, quantization.format, bits)))
-    in_name = mix.lower() in re.split(r"[^a-z0-9_]+", found.files.label.lower())
+    in_name = mix.lower() in re.split(r"[^a-z0-9_]+", inspection.files.label.lower())
     version = f" v{header.version}" if header.version is not None else ""
     parts = [
-        found.files.label,
+        inspection.files.label,
         "" if in_name else mix,
         f"{'MLX' if header.mlx else header.container.name}{version}",
-        "" if found.geometry is None else found.geometry.architecture,
+        "" if inspection.geometry is None else inspection.geometry.architecture,
     ]
     title = printable("  ·  ".join(filter(None, parts)))
-    lines = [painted(title, bold=True) if bold else title, printable(_headline(found))]
-    for label, body in _sections(found):
+    lines = [painted(title, bold=True) if bold else title, printable(_headline(inspection))]
+    for label, body in _sections(inspection):
         rows = [row for row in body if row]
         lines += [""] if rows else []
         lines += [
             f"{label if i == 0 else '':<{_LABEL}}{printable(row)}".rstrip()
             for i, row in enumerate(rows)
         ]
-    if layers and found.geometry is not None:
+    if layers and inspection.geometry is not None:
         head = ("layer", "kind", "heads", "feed-forward", "cache")
-        lines += ["", *table(head, map(_layer_cells, found.geometry.layers), left=range(5))]
+        lines += ["", *table(head, map(_layer_cells, inspection.geometry.layers), left=range(5))]
     if tensors:
         cells = (
-            (t.name, t.type.name, " x ".join(map(str, t.shape)), f"{t.size_bytes:,}")
-            for t in header.tensors or ()
+            (
+                tensor.name,
+                tensor.type.name,
+                " x ".join(map(str, tensor.shape)),
+                f"{tensor.size_bytes:,}",
+            )
+            for tensor in header.tensors or ()
         )
         lines += ["", *table(("tensor", "type", "shape", "bytes"), cells, left=range(4))]
     if keys:
@@ -94,11 +99,11 @@ def inspection_text(
     return "\n".join(lines) + "\n"
 
 
-def _headline(found: Inspection) -> str:
+def _headline(inspection: Inspection) -> str:
     """Parameters, size and context."""
-    if found.not_a_model is not None:
-        return f"This is {found.not_a_model}."
-    header, weights, geometry = found.header, found.weights, found.geometry
+    if inspection.not_a_model is not None:
+        return f"This is {inspection.not_a_model}."
+    header, weights, geometry = inspection.header, inspection.weights, inspection.geometry
     is_exact = weights is not None and weights.basis is Basis.EXACT
     parts = ["parameters unknown", "", "context unknown"]
     if weights is not None:
@@ -116,14 +121,16 @@ def _headline(found: Inspection) -> str:
     return "  ·  ".join(filter(None, parts))
 
 
-def _sections(found: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
-    geometry, weights, header, files = found.geometry, found.weights, found.header, found.files
+def _sections(inspection: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
+    """The label and the rows of each section; the caller leaves out sections without rows."""
+    geometry, weights = inspection.geometry, inspection.weights
+    header, files = inspection.header, inspection.files
     if geometry is not None:
         yield "Layers", _layer_rows(geometry)
-        yield "Cache", _cache_rows(found, geometry)
-    yield "Weights", _share_rows(found)
+        yield "Cache", _cache_rows(inspection, geometry)
+    yield "Weights", _share_rows(inspection)
     companions = []
-    for tower in found.towers:
+    for tower in inspection.towers:
         size = f", {tower.layers} layers" if tower.layers else ""
         width = f" of {tower.hidden:,}" if tower.hidden else ""
         companions.append(f"{tower.kind} tower{size}{width}")
@@ -132,7 +139,7 @@ def _sections(found: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
     if files.alternatives:
         companions.append("other files: " + ", ".join(files.alternatives))
     yield "Also" if geometry is not None else "Holds", companions
-    traffic, read = found.traffic, "the header"
+    traffic, read = inspection.traffic, "the header"
     if header.header_bytes is not None:
         read = f"{format_bytes(header.header_bytes)} of header"
     network = "no network used"
@@ -156,6 +163,7 @@ def _sections(found: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def _layer_rows(geometry: ModelGeometry) -> Iterator[str]:
+    """The kinds of layers, their sizes, experts, rope scaling, and layers for multi-token prediction."""
     kinds = [f"{count} {kind_name(*kind)}" for kind, count in count_kinds(geometry).items()]
     yield f"{len(geometry.layers)}: " + ", ".join(kinds)
     heads = [text for layer in geometry.layers if (text := _heads(layer.mixer))]
@@ -186,6 +194,7 @@ def _layer_rows(geometry: ModelGeometry) -> Iterator[str]:
 
 
 def _heads(kind: LayerKind) -> str:
+    """'32/8 heads of 128': query heads, KV heads and their width; '' for a kind without heads."""
     match kind:
         case Attention():
             widths = dict.fromkeys((kind.key_dim, kind.value_dim))
@@ -204,66 +213,68 @@ def _heads(kind: LayerKind) -> str:
             return ""
 
 
-def _cache_rows(found: Inspection, geometry: ModelGeometry) -> Iterator[str]:
-    if not found.cache and not found.state_elements:
+def _cache_rows(inspection: Inspection, geometry: ModelGeometry) -> Iterator[str]:
+    if not inspection.cache and not inspection.state_elements:
         yield "none: the model processes the whole input at once"
-    for part in found.cache:
-        each = format_bytes(part.elements_per_row * CACHE_ELEMENT_BYTES)
+    for part in inspection.cache:
+        row_size = format_bytes(part.elements_per_row * CACHE_ELEMENT_BYTES)
         per = "token" if part.tokens_per_row == 1 else f"{part.tokens_per_row} tokens"
         span, limit = part.span_tokens, ""
         if part.span is not Span.ALL:
-            most = format_bytes(part.held_bytes(min(span, geometry.native_context or span)))
+            max_size = format_bytes(part.held_bytes(min(span, geometry.native_context or span)))
             which = "the last" if part.span is Span.WINDOW else "a chunk of"
-            limit = f", only {which} {span:,} tokens: at most {most}"
-        yield f"{each} per {per} (16 bit), {part.layers} layers{limit}"
-    if found.state_elements:
-        state = format_bytes(found.state_bytes)
+            limit = f", only {which} {span:,} tokens: at most {max_size}"
+        yield f"{row_size} per {per} (16 bit), {part.layers} layers{limit}"
+    if inspection.state_elements:
+        state = format_bytes(inspection.state_bytes)
         yield f"{state} of recurrent state per sequence (32 bit), at any length"
-    if found.full_context_bytes:
-        size = format_bytes(found.full_context_bytes)
+    if inspection.full_context_bytes:
+        size = format_bytes(inspection.full_context_bytes)
         yield f"{size} for one sequence that fills the context, before the engine's padding"
 
 
-def _share_rows(found: Inspection) -> Iterator[str]:
-    if found.header.tensors is None:
-        size = found.header.tensor_bytes or found.header.file_bytes
+def _share_rows(inspection: Inspection) -> Iterator[str]:
+    """The bytes of the weights by role on the left, and by tensor type on the right."""
+    if inspection.header.tensors is None:
+        size = inspection.header.tensor_bytes or inspection.header.file_bytes
         if size is not None:
             yield f"{format_bytes(size)}; the list of tensors was not read"
         return
-    left = _column(found.by_role, found.header.tensor_bytes or 0)
-    right = _column(found.by_type, found.header.tensor_bytes or 0)
+    left = _column(inspection.by_role, inspection.header.tensor_bytes or 0)
+    right = _column(inspection.by_type, inspection.header.tensor_bytes or 0)
     width = max(map(len, left), default=0)
     for first, second in zip_longest(left, right, fillvalue=""):
         yield f"{first:<{width}}   {second}".rstrip()
 
 
 def _column(shares: tuple[WeightsShare, ...], total: int) -> list[str]:
-    shown = [(share.name, share.size_bytes) for share in shares[:_MAX_SHARES]]
+    """Name, size and percentage of the largest shares, and one row for the sum of the others."""
+    rows = [(share.name, share.size_bytes) for share in shares[:_MAX_SHARES]]
     rest = sum(share.size_bytes for share in shares[_MAX_SHARES:])
     if rest:
-        shown.append((f"{len(shares) - _MAX_SHARES} more", rest))
-    width = max((len(name) for name, _ in shown), default=0)
+        rows.append((f"{len(shares) - _MAX_SHARES} more", rest))
+    width = max((len(name) for name, _ in rows), default=0)
     return [
         f"{name:<{width}} {format_bytes(size):>11} {size / total if total else 0:>6.1%}"
-        for name, size in shown
+        for name, size in rows
     ]
 
 
 def _layer_cells(layer: Layer) -> tuple[str, ...]:
     experts, mixer = layer.experts, layer.mixer
-    halves = [f"{layer.dense.width:,}"] if layer.dense is not None else []
-    halves += [f"{experts.used}/{experts.count} x {experts.width:,}"] if experts else []
-    cached = [f"{one.name} {one.elements:,}" for one in mixer.streams]
-    cached += [f"{one.name} {one.elements:,}" for one in mixer.states]
+    widths = [f"{layer.dense.width:,}"] if layer.dense is not None else []
+    widths += [f"{experts.used}/{experts.count} x {experts.width:,}"] if experts else []
+    cached = [f"{part.name} {part.elements:,}" for part in mixer.streams]
+    cached += [f"{part.name} {part.elements:,}" for part in mixer.states]
     kind = kind_name(mixer.label, window_of(mixer))
-    return str(layer.index), kind, _heads(mixer), " + ".join(halves), ", ".join(cached)
+    return str(layer.index), kind, _heads(mixer), " + ".join(widths), ", ".join(cached)
 
 
 def inspection_json(
-    found: Inspection, *, tensors: bool = False, layers: bool = False, keys: bool = False
+    inspection: Inspection, *, tensors: bool = False, layers: bool = False, keys: bool = False
 ) -> Json:
     """The whole answer; long lists only on request."""
-    header, geometry, files = found.header, found.geometry, found.files
+    header, geometry, files = inspection.header, inspection.geometry, inspection.files
     quantization = header.quantization
     answer: Json = {
         "schema": SCHEMA,
@@ -273,8 +284,8 @@ def inspection_json(
         "gguf_version": header.version,
         **fields(header, "complete file_bytes header_bytes tensor_bytes"),
         "tensors": header.tensor_count,
-        **_weights_json(found),
-        "mix": found.mix,
+        **_weights_json(inspection),
+        "mix": inspection.mix,
         "quantization": None
         if quantization is None
         else {
@@ -282,21 +293,21 @@ def inspection_json(
             "overrides": len(quantization.overrides),
         },
         **(dict.fromkeys(GEOMETRY_KEYS) if geometry is None else _geometry_json(geometry)),
-        "towers": [fields(tower, "kind layers hidden") for tower in found.towers],
-        "not_a_language_model": found.not_a_model,
+        "towers": [fields(tower, "kind layers hidden") for tower in inspection.towers],
+        "not_a_language_model": inspection.not_a_model,
         "cache": None
         if geometry is None
         else {
-            "parts": [fields(part, _CACHE_FIELDS) for part in found.cache],
-            "state_elements_per_sequence": found.state_elements,
-            "state_bytes_per_sequence": found.state_bytes,
-            "full_context_bytes": found.full_context_bytes,
+            "parts": [fields(part, _CACHE_FIELDS) for part in inspection.cache],
+            "state_elements_per_sequence": inspection.state_elements,
+            "state_bytes_per_sequence": inspection.state_bytes,
+            "full_context_bytes": inspection.full_context_bytes,
         },
-        "bytes_by_role": {share.name: share.size_bytes for share in found.by_role},
-        "bytes_by_type": {share.name: share.size_bytes for share in found.by_type},
+        "bytes_by_role": {share.name: share.size_bytes for share in inspection.by_role},
+        "bytes_by_type": {share.name: share.size_bytes for share in inspection.by_type},
         "projectors": [file.name for file in files.projectors],
         **fields(files, "alternatives notes"),
-        "network": fields(found.traffic, "requests ranges received_bytes cached_bytes"),
+        "network": fields(inspection.traffic, "requests ranges received_bytes cached_bytes"),
     }
     if layers:
         answer["layer_list"] = [_layer_json(layer) for layer in geometry.layers] if geometry else []
@@ -312,15 +323,21 @@ def inspection_json(
             for tensor in header.tensors or ()
         ]
     if keys:
-        stored = {k: list(v) if isinstance(v, tuple) else v for k, v in header.keys.items()}
-        arrays = {k: {"array_of": v.element, "count": v.count} for k, v in header.arrays.items()}
-        long_strings = {k: {"string_bytes": size} for k, size in header.long_strings.items()}
+        stored = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in header.keys.items()
+        }
+        arrays = {
+            key: {"array_of": value.element, "count": value.count}
+            for key, value in header.arrays.items()
+        }
+        long_strings = {key: {"string_bytes": size} for key, size in header.long_strings.items()}
         answer["keys"] = stored | arrays | long_strings | dict(header.config)
     return answer
 
 
-def _weights_json(found: Inspection) -> Json:
-    weights, size = found.weights, found.header.tensor_bytes
+def _weights_json(inspection: Inspection) -> Json:
+    weights, size = inspection.weights, inspection.header.tensor_bytes
     if weights is None:
         return dict.fromkeys(_WEIGHTS_KEYS)
     bits = None
@@ -384,6 +401,6 @@ def _layer_json(layer: Layer) -> Json:
         "experts": experts.count if experts is not None else None,
         "experts_used": experts.used if experts is not None else None,
         "expert_width": experts.width if experts is not None else None,
-        "streams": {s.name: s.elements for s in kind.streams},
-        "states": {s.name: s.elements for s in kind.states},
+        "streams": {stream.name: stream.elements for stream in kind.streams},
+        "states": {stream.name: stream.elements for stream in kind.states},
     }

@@ -18,15 +18,15 @@ def fields(value: object, names: str) -> Json:
 
     An enum becomes its value, a tuple a list. A name that ends in `?` is null if it is empty.
     """
-    found: Json = {}
+    answer: Json = {}
     for name, is_optional in _parsed(names):
         field = getattr(value, name)
         if isinstance(field, Enum):
             field = field.value
         elif isinstance(field, tuple):
             field = list(field)
-        found[name] = field if field or not is_optional else None
-    return found
+        answer[name] = field if field or not is_optional else None
+    return answer
 
 
 @cache

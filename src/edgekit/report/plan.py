@@ -62,16 +62,24 @@ def plan_text(
     task, result, machine = plan.task, plan.result, plan.task.machine
     engine = engine_named(task.engine)
     programs = by_program(ready if plan.fits else ())
-    shown = next(iter(programs.values()), [])
-    several = len(shown) > 1
+    commands = next(iter(programs.values()), [])
+    several = len(commands) > 1
     notes = (
         *notes,
-        *(f"{one.name}: {note}" if several else note for one in shown for note in one.notes),
+        *(
+            f"{command.name}: {note}" if several else note
+            for command in commands
+            for note in command.notes
+        ),
     )
-    others = [name for name in [*programs][1:] if name != LIMIT]
-    also = [f"--for {' | '.join(others)}: the same for another program"] if others else []
+    other_programs = [name for name in [*programs][1:] if name != LIMIT]
+    also = (
+        [f"--for {' | '.join(other_programs)}: the same for another program"]
+        if other_programs
+        else []
+    )
     run: list[Section] = [
-        ("Run", lambda screen: _command_lines(shown, machine.system, screen.width)),
+        ("Run", lambda screen: _command_lines(commands, machine.system, screen.width)),
         ("Also", also),
     ]
     if why:
@@ -93,8 +101,8 @@ def plan_text(
         decision, drafter, more = plan.decision(Lever.DRAFTER), plan.drafter, []
         if decision is not None and decision.value != "none":
             flags = "" if drafter is None else shlex.join(engine.draft_words(result, drafter))
-            what = f"{flags} (draft model)" if flags else f"draft model {decision.value}"
-            more = [f"{what}: {decision.because}"]
+            draft = f"{flags} (draft model)" if flags else f"draft model {decision.value}"
+            more = [f"{draft}: {decision.because}"]
         sections = [
             ("", lambda screen: bar_lines(memories(result), screen)),
             *run,
@@ -109,20 +117,20 @@ def plan_text(
 
 def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
     """A row for each lever, followed by the settings that were tried; a star marks the chosen one."""
-    decisions = [one for lever in _LEVERS if (one := plan.decision(lever)) is not None]
-    names = [one.lever.value for one in decisions] + ["speed"]
+    decisions = [decision for lever in _LEVERS if (decision := plan.decision(lever)) is not None]
+    names = [decision.lever.value for decision in decisions] + ["speed"]
     column = max(map(len, names)) + 2 if width >= _LEVER_COLUMN_FROM else 0
-    for one in decisions:
-        colon = ", " if ": " in one.because else ": "
-        words = f"{one.value}{colon}{one.because}" if one.because else one.value
-        yield from _named_lines(one.lever.value, words, column, width)
+    for decision in decisions:
+        colon = ", " if ": " in decision.because else ": "
+        words = f"{decision.value}{colon}{decision.because}" if decision.because else decision.value
+        yield from _named_lines(decision.lever.value, words, column, width)
         indent, inner = " " * (column + 2), width - column - 4
-        size = max((len(tried.value) for tried in one.tried), default=0)
-        for tried in one.tried:
+        size = max((len(tried.value) for tried in decision.tried), default=0)
+        for tried in decision.tried:
             value = f"{tried.value:<{size}}" if size < (inner + 2) // 3 else tried.value
-            first, *more = hanging(f"{value}  {tried.told}", inner)
+            first, *continuation = hanging(f"{value}  {tried.told}", inner)
             yield f"{indent}{'*' if tried.taken else ' '} {first}"
-            yield from (f"{indent}  {line}" for line in more)
+            yield from (f"{indent}  {line}" for line in continuation)
     if plan.fits:
         speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=plan.is_slow)
         yield from _named_lines("speed", speed, column, width)
@@ -132,22 +140,22 @@ def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]
     if not column:
         yield from hanging(f"{name} {text}", width)
         return
-    first, *more = hanging(text, width - column)
+    first, *continuation = hanging(text, width - column)
     yield f"{name:<{column}}{first}"
-    yield from (" " * column + line for line in more)
+    yield from (" " * column + line for line in continuation)
 
 
-def _command_lines(shown: Sequence[Command], system: System, width: int) -> Iterator[str]:
+def _command_lines(commands: Sequence[Command], system: System, width: int) -> Iterator[str]:
     """Each command, headed by its machine if it has one; of several, else by its name unless it starts with it."""
-    for one in shown:
-        if one.where:
-            yield from folded(f"# {one.where}", width)
-        elif len(shown) > 1 and not one.text.startswith(one.name):
-            yield from folded(f"{one.name}:", width)
-        for line in map(printable, one.text.rstrip("\n").split("\n")):
-            if one.kind == COMMAND:
+    for command in commands:
+        if command.where:
+            yield from folded(f"# {command.where}", width)
+        elif len(commands) > 1 and not command.text.startswith(command.name):
+            yield from folded(f"{command.name}:", width)
+        for line in map(printable, command.text.rstrip("\n").split("\n")):
+            if command.kind == COMMAND:
                 yield from command_lines(line, width, "`" if system is System.WINDOWS else "\\")
-            elif one.kind == SETTINGS:
+            elif command.kind == SETTINGS:
                 yield from hanging(line, width)
             else:
                 yield line  # the content of a file is not folded
@@ -156,12 +164,12 @@ def _command_lines(shown: Sequence[Command], system: System, width: int) -> Iter
 def bill_of(plan: Plan, command: str = "") -> EstimateAnswer:
     """The estimate that the plan is based on; `command` starts the engine, "" if none is known."""
     result, sequences = plan.result, plan.load.sequences
-    many = f" for {sequences} sequences" if sequences is not None and sequences > 1 else ""
+    for_sequences = f" for {sequences} sequences" if sequences is not None and sequences > 1 else ""
     return EstimateAnswer(
         label=plan.task.label,
         reference=plan.variant.reference or plan.task.label,
         version=engine_named(result.engine).version(result.way.setup),
-        asked=f"{result.context_tokens:,} tokens of context{many}",
+        asked=f"{result.context_tokens:,} tokens of context{for_sequences}",
         command=command,
         estimate=result.estimate,
         geometry=plan.variant.model.geometry,
@@ -171,14 +179,14 @@ def bill_of(plan: Plan, command: str = "") -> EstimateAnswer:
 def plan_json(plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str] = ()) -> Json:
     """The whole plan, with every line of its estimate."""
     result = plan.result
-    shown = ready if plan.fits else ()
-    main = main_command(shown)
+    commands = ready if plan.fits else ()
+    main = main_command(commands)
     return {
         "schema": SCHEMA,
         **plan_fields(plan),
         "machine": machine_json(plan.task.machine),
         "estimate": bill_json(bill_of(plan, "" if main is None else main.text)),
-        "commands": [fields(one, "program name kind text notes") for one in shown],
+        "commands": [fields(command, "program name kind text notes") for command in commands],
         "notes": [*result.machine.notes, *notes, *result.estimate.notes],
     }
 
@@ -223,7 +231,7 @@ def plan_fields(plan: Plan) -> Json:
         **{name: tightest[name] for name in ("required_bytes", "available_bytes", "utilization")},
         "basis": result.estimate.basis.value,
         "budgets": [use_json(use) for use in result.uses],
-        "decisions": [decision_json(one) for one in plan.decisions],
+        "decisions": [decision_json(decision) for decision in plan.decisions],
         "drafter": drafter,
         "speed": plan_speed(plan),
         "reasons": list(result.reasons),
@@ -234,7 +242,7 @@ def plan_fields(plan: Plan) -> Json:
 
 
 def decision_json(decision: Decision) -> Json:
-    tried = [fields(one, "value told taken") for one in decision.tried]
+    tried = [fields(trial, "value told taken") for trial in decision.tried]
     return {**fields(decision, "lever value because"), "tried": tried}
 
 

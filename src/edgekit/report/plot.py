@@ -83,10 +83,10 @@ def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
     figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    most = max(point.required_bytes for curve in curves for point in curve.points) / GIB
+    highest = max(point.required_bytes for curve in curves for point in curve.points) / GIB
     budget = curves[0].budget_bytes / GIB
-    least = max(min(curve.points[0].required_bytes for curve in curves) / GIB, 0.001)
-    top = max(min(most * 1.06, max(budget, least) * HEAD_ROOM), budget * 1.12, least * 1.12)
+    lowest = max(min(curve.points[0].required_bytes for curve in curves) / GIB, 0.001)
+    top = max(min(highest * 1.06, max(budget, lowest) * HEAD_ROOM), budget * 1.12, lowest * 1.12)
     _frame(axes, curves, top)
     _areas(axes, curves, top)
     for curve, style in zip(curves, _styles(len(curves)), strict=True):
@@ -147,14 +147,14 @@ def _line(axes: Axes, curve: Curve, style: tuple[str, Dashes]) -> None:
     axes.plot(
         list(sizes), list(sizes.values()), color=colour, linestyle=dashes, linewidth=2.2, zorder=3
     )
-    held = sizes.get(curve.longest)
-    if held is None:
+    height = sizes.get(curve.longest)
+    if height is None:
         return
     axes.plot(
-        [curve.longest], [held], marker="o", markersize=7, color=colour, markeredgecolor="white",
+        [curve.longest], [height], marker="o", markersize=7, color=colour, markeredgecolor="white",
         markeredgewidth=1.2, zorder=4, clip_on=False,
     )  # fmt: skip
-    axes.vlines(curve.longest, 0, held, color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
+    axes.vlines(curve.longest, 0, height, color=colour, linewidth=0.9, linestyle=(0, (1, 2)))
 
 
 def _names(axes: Axes, curves: Sequence[Curve], top: float) -> None:
@@ -162,11 +162,15 @@ def _names(axes: Axes, curves: Sequence[Curve], top: float) -> None:
     ends = []
     for curve, (colour, _) in zip(curves, _styles(len(curves)), strict=True):
         end = curve.points[-1].required_bytes / GIB
-        seen = [point for point in curve.points if point.required_bytes / GIB <= top * (1 - APART)]
+        visible = [
+            point for point in curve.points if point.required_bytes / GIB <= top * (1 - APART)
+        ]
         if end <= top:
             ends.append((end, curve, colour))
-        elif seen:
-            _name(axes, curve, (seen[-1].tokens, seen[-1].required_bytes / GIB), colour, "right")
+        elif visible:
+            _name(
+                axes, curve, (visible[-1].tokens, visible[-1].required_bytes / GIB), colour, "right"
+            )
     lowest = 0.0
     for height, curve, colour in sorted(ends, key=lambda end: end[0]):
         lowest = max(height, lowest)
@@ -203,18 +207,18 @@ def _legend(axes: Axes, curves: Sequence[Curve]) -> None:
     )  # fmt: skip
 
 
-def _plain(text: str, most: int = 84) -> str:
+def _plain(text: str, max_chars: int = 84) -> str:
     """Shortened to one line of the picture."""
     text = printable(text)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
 
 
-def curves_json(found: Sequence[Curve]) -> Json:
-    curves = [
+def curves_json(curves: Sequence[Curve]) -> Json:
+    rows = [
         {
             **fields(curve, "cache memory budget_bytes longest native"),
             "points": [[point.tokens, point.required_bytes] for point in curve.points],
         }
-        for curve in found
+        for curve in curves
     ]
-    return {"schema": SCHEMA, "curves": curves}
+    return {"schema": SCHEMA, "curves": rows}

@@ -110,14 +110,14 @@ def ended_json(ended: Ended) -> Json:
     return {"event": "ended", "schema": SCHEMA, **fields(ended, names)}
 
 
-def verification_text(found: Verification, screen: Screen = PLAIN, *, load: str) -> str:
+def verification_text(verification: Verification, screen: Screen = PLAIN, *, load: str) -> str:
     """The verdict, then predicted and measured memory side by side. `load` describes the load."""
-    verdict, answer = "Within bounds: the engine allocates what was predicted", found.answer
-    if not found.within:
-        outside = ", ".join(row.part for row in found.rows if not row.within)
+    verdict, answer = "Within bounds: the engine allocates what was predicted", verification.answer
+    if not verification.within:
+        outside = ", ".join(row.part for row in verification.rows if not row.within)
         verdict = f"OUTSIDE BOUNDS: {outside}"
     title = (
-        f"{found.label}  ·  predicted for llama.cpp {found.rules_version}  ·  measured "
+        f"{verification.label}  ·  predicted for llama.cpp {verification.rules_version}  ·  measured "
         f"with {answer.through} {answer.version} in {answer.seconds:.1f} s"
     )
     processes = [
@@ -129,20 +129,20 @@ def verification_text(found: Verification, screen: Screen = PLAIN, *, load: str)
                 for size in (row.anonymous_bytes, row.file_bytes)
             ),
         )
-        for row in found.resident
+        for row in verification.resident
     ]
     resident = table(("memory of the process", "resident", "private", "mapped files"), processes)
     notes = [_BOUNDS]
-    if not found.within:
+    if not verification.within:
         notes.append(
-            f"The rules follow llama.cpp {found.rules_version}; a difference in another "
+            f"The rules follow llama.cpp {verification.rules_version}; a difference in another "
             "version may come from a change in that version."
         )
     sections: list[Section] = [
         (None, [title, load]),
-        ("", lambda _: compared_lines((*found.rows, found.total))),
+        ("", lambda _: compared_lines((*verification.rows, verification.total))),
         ("", lambda _: resident if processes else ()),
-        ("", (*notes, *found.notes)),
+        ("", (*notes, *verification.notes)),
     ]
     return render(verdict, sections, screen)
 
@@ -168,25 +168,25 @@ def compared_lines(rows: Iterable[ComparedRow]) -> list[str]:
     return table(_HEAD, cells)
 
 
-def verification_json(found: Verification) -> Json:
-    answer = found.answer
+def verification_json(verification: Verification) -> Json:
+    answer = verification.answer
     names = "when resident_bytes anonymous_bytes file_bytes model_bytes swapped_bytes"
     return {
         "schema": SCHEMA,
-        "model": found.label,
-        **fields(found, "within rules_version"),
+        "model": verification.label,
+        **fields(verification, "within rules_version"),
         "engine": {
             **fields(answer, "through version"),
-            **fields(found, "mode backend"),
+            **fields(verification, "mode backend"),
             "devices": list(answer.devices),
             "resolved": dict(answer.resolved),
             "seconds": round(answer.seconds, 3),
         },
-        "facts": dict(found.estimate.facts),
-        "parts": [row_json(row) for row in found.rows],
-        "total": row_json(found.total),
-        "resident": [fields(one, names) for one in found.resident],
-        **fields(found, "beside_bytes notes"),
+        "facts": dict(verification.estimate.facts),
+        "parts": [row_json(row) for row in verification.rows],
+        "total": row_json(verification.total),
+        "resident": [fields(sample, names) for sample in verification.resident],
+        **fields(verification, "beside_bytes notes"),
     }
 
 
@@ -202,8 +202,8 @@ def row_json(row: ComparedRow) -> Json:
     }
 
 
-def calibrated_text(found: Calibrated, path: str, screen: Screen = PLAIN) -> str:
-    host, engine, verified = found.host, found.engine, found.verification
+def calibrated_text(calibrated: Calibrated, path: str, screen: Screen = PLAIN) -> str:
+    host, engine, verified = calibrated.host, calibrated.engine, calibrated.verification
     results = []
     if host.bandwidth_bytes_per_s:
         results.append(f"memory bandwidth {gigabytes(host.bandwidth_bytes_per_s)}")
@@ -225,8 +225,8 @@ def calibrated_text(found: Calibrated, path: str, screen: Screen = PLAIN) -> str
         ("Disk", disk_rows(host.disk)),
         ("Engine", () if engine is None else engine_rows(engine)),
         ("Estimate", () if verified is None else compared),
-        ("Note", found.notes),
-        ("Saved", [path, uses] if found.has_results else ()),
+        ("Note", calibrated.notes),
+        ("Saved", [path, uses] if calibrated.has_results else ()),
     ]
     parts = ", ".join(results) or "nothing that can be saved"
     return render(f"Measured: {parts}", sections, screen)
@@ -242,18 +242,18 @@ def _memory_rows(host: HostMeasured) -> Iterator[str]:
         yield f"{gigabytes(host.bandwidth_bytes_per_s)} with all cores, {host.date}"
 
 
-def calibrated_json(found: Calibrated, path: str) -> Json:
-    verified, engine = found.verification, found.engine
+def calibrated_json(calibrated: Calibrated, path: str) -> Json:
+    verified, engine = calibrated.verification, calibrated.engine
     timed = None if verified is None else verified.paced
     return {
         "schema": SCHEMA,
         "path": path,
-        "host": asdict(found.host),
+        "host": asdict(calibrated.host),
         "engine": None if engine is None else asdict(engine),
         "timed": None if timed is None else asdict(timed),
         "within": None if verified is None else verified.within,
         "parts": [] if verified is None else [row_json(row) for row in verified.rows],
-        "notes": list(found.notes),
+        "notes": list(calibrated.notes),
     }
 
 
@@ -261,14 +261,14 @@ def remembered_words(saved: Remembered) -> tuple[str, ...]:
     """What `verify --load` saved for later answers on this machine."""
     words = []
     if saved.engine is not None and saved.engine.overhead_bytes is not None:
-        held = format_bytes(saved.engine.overhead_bytes)
+        overhead = format_bytes(saved.engine.overhead_bytes)
         words.append(
-            f"Saved for this machine: {held} of RAM for llama.cpp's overhead; check and "
+            f"Saved for this machine: {overhead} of RAM for llama.cpp's overhead; check and "
             "plan use the highest value measured so far (`edgekit calibrate --list`, "
             "`--remove`)."
         )
     if saved.differences:
-        parts = ", ".join(one.part for one in saved.differences)
+        parts = ", ".join(difference.part for difference in saved.differences)
         words.append(f"Saved as outside its bounds: {parts} (`edgekit calibrate --list`).")
     if saved.left_out:
         words.append(f"{saved.left_out}.")
@@ -277,23 +277,26 @@ def remembered_words(saved: Remembered) -> tuple[str, ...]:
 
 def _contents(stored: Stored, path: str) -> str:
     """What the file of measurements contains, and its path; '' if it is empty."""
-    found = stored.calibration
+    calibration = stored.calibration
     parts = (
-        counted(len(found.hosts), "machine"),
-        counted(len(found.engines), "engine"),
-        counted(len(found.differences), "difference"),
+        counted(len(calibration.hosts), "machine"),
+        counted(len(calibration.engines), "engine"),
+        counted(len(calibration.differences), "difference"),
     )
-    return "" if found == Calibration() else f"{', '.join(parts)} in {path}"
+    return "" if calibration == Calibration() else f"{', '.join(parts)} in {path}"
 
 
 def list_text(stored: Stored, path: str, screen: Screen = PLAIN) -> str:
     """The measurements of every machine that shares the folder."""
-    found = stored.calibration
+    calibration = stored.calibration
     sections: list[Section] = [
-        ("Machine", (one.host, *_memory_rows(one), *disk_rows(one.disk))) for one in found.hosts
+        ("Machine", (host.host, *_memory_rows(host), *disk_rows(host.disk)))
+        for host in calibration.hosts
     ]
-    sections += [("Engine", (*engine_rows(one), f"on {one.host}")) for one in found.engines]
-    sections.append(("Differs", map(difference_row, reversed(found.differences))))
+    sections += [
+        ("Engine", (*engine_rows(engine), f"on {engine.host}")) for engine in calibration.engines
+    ]
+    sections.append(("Differs", map(difference_row, reversed(calibration.differences))))
     sections.append(("Note", filter(None, (stored.problem,))))
     empty = "Nothing measured yet: run `edgekit calibrate`"
     return render(_contents(stored, path) or empty, sections, screen)

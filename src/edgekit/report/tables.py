@@ -74,78 +74,80 @@ def table_pieces(
     size of the weights.
     """
     width = max(screen.width, MIN_WIDTH)
-    coming = iter(rows)
-    answers = list(islice(coming, FIRST_ROWS))
+    later_answers = iter(rows)
+    answers = list(islice(later_answers, FIRST_ROWS))
     labels = {row.bill.reference: row.bill.label for row in answers if isinstance(row, Check)}
-    found = [_row(row, labels, sizes=sizes) for row in answers]
+    table_rows = [_row(row, labels, sizes=sizes) for row in answers]
     names = {row.bill.reference if isinstance(row, Check) else row.reference for row in answers}
-    one_model = len(answers) > 1 and len(names) == 1
-    one_engine, first = _one_engine(answers), tuple(answers)
-    for row in found:
-        row.cells.update(dict.fromkeys((_NAME,) * one_model + (_ENGINE,) * one_engine, ""))
-    columns = _columns(found, width)
+    has_one_model = len(answers) > 1 and len(names) == 1
+    has_one_engine, first = _has_one_engine(answers), tuple(answers)
+    for row in table_rows:
+        row.cells.update(dict.fromkeys((_NAME,) * has_one_model + (_ENGINE,) * has_one_engine, ""))
+    columns = _columns(table_rows, width)
     shared: list[str] = []
     for answer in answers:
         if isinstance(answer, Check):
-            shared += [answer.bill.label] if one_model else []
-            shared += [answer.bill.engine_title] if one_engine else []
+            shared += [answer.bill.label] if has_one_model else []
+            shared += [answer.bill.engine_title] if has_one_engine else []
             shared.append(answer.result.machine.name)
             break
     lines = joined(shared, width, f"  {screen.glyphs.between}  ")
-    lines += [""] if lines and found else []
+    lines += [""] if lines and table_rows else []
     lines += [_line({name: name for name in columns}, columns)] if columns else []
-    lines += [line for row in found for line in _row_lines(row.cells, columns, width)]
+    lines += [line for row in table_rows for line in _row_lines(row.cells, columns, width)]
     if lines:
         yield "\n".join(lines) + "\n"
-    for answer in coming:
+    for answer in later_answers:
         row = _row(answer, {}, sizes=sizes)
-        if one_engine:  # no engine column: a different engine is named next to the model
+        if has_one_engine:  # no engine column: a different engine is named next to the model
             engine = row.cells[_ENGINE]
-            if engine and not _one_engine([*first, answer]):
+            if engine and not _has_one_engine([*first, answer]):
                 row.cells[_NAME] += f" ({engine})"
             row.cells[_ENGINE] = ""
         answers.append(answer)
-        found.append(row)
+        table_rows.append(row)
         yield "\n".join(_row_lines(row.cells, columns, width)) + "\n"
-    reasons = [line for one in _reasons(found) for line in hanging(one, clamp_width(width))]
+    reasons = [
+        line for reason in _reasons(table_rows) for line in hanging(reason, clamp_width(width))
+    ]
     below = [*([""] if reasons else []), *reasons, "", *folded(summary(answers), width)]
     yield "\n".join(below if lines else below[1:]) + "\n"
 
 
 def summary(rows: Sequence[Answer]) -> str:
     """'3 fit, 1 is tight, 2 do not fit, 1 could not be read'."""
-    found = counts(rows).items()
-    parts = [f"{count} {_COUNTED[outcome][count > 1]}" for outcome, count in found if count]
+    counted = counts(rows).items()
+    parts = [f"{count} {_COUNTED[outcome][count > 1]}" for outcome, count in counted if count]
     return ", ".join(parts) or "no models"
 
 
 def counts(rows: Sequence[Answer]) -> dict[str, int]:
     """Outcome -> number of rows, zeros included."""
-    found = [outcome_of(row) for row in rows]
-    return {outcome: found.count(outcome) for outcome in _COUNTED}
+    outcomes = [outcome_of(row) for row in rows]
+    return {outcome: outcomes.count(outcome) for outcome in _COUNTED}
 
 
-def outcome_of(found: Answer) -> str:
+def outcome_of(answer: Answer) -> str:
     """'fits', 'tight', 'does not fit'; without a verdict 'cannot run' or 'not read'."""
-    if isinstance(found, Check):
-        return VERDICTS[found.result.status].lower()
-    return "cannot run" if isinstance(found.error, HardwareError | RefusedError) else "not read"
+    if isinstance(answer, Check):
+        return VERDICTS[answer.result.status].lower()
+    return "cannot run" if isinstance(answer.error, HardwareError | RefusedError) else "not read"
 
 
-def _one_engine(rows: Sequence[Answer]) -> bool:
+def _has_one_engine(rows: Sequence[Answer]) -> bool:
     """Whether all rows have the same engine; a file that was not read has none yet."""
     engines = {row.result.engine if isinstance(row, Check) else row.engine for row in rows}
     return len(engines - {None}) <= 1
 
 
-def _row(found: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
+def _row(answer: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
     cells = dict.fromkeys(_COLUMNS, "") | dict.fromkeys((_CONTEXT, _MAX, _USED, _SPEED), "-")
-    cells[_OUTCOME] = outcome_of(found)
-    if isinstance(found, Unanswered):
-        cells[_NAME] = printable(labels.get(found.reference, found.reference))
-        cells[_ENGINE] = found.engine or ""
-        return _Row(cells, str(found.error))
-    result, bill, speed = found.result, found.bill, found.result.speed
+    cells[_OUTCOME] = outcome_of(answer)
+    if isinstance(answer, Unanswered):
+        cells[_NAME] = printable(labels.get(answer.reference, answer.reference))
+        cells[_ENGINE] = answer.engine or ""
+        return _Row(cells, str(answer.error))
+    result, bill, speed = answer.result, answer.bill, answer.result.speed
     cells[_NAME], cells[_ENGINE] = printable(bill.label), result.engine
     weights = (
         result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE").replace(" bit", "-bit")
@@ -160,29 +162,34 @@ def _row(found: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
         cells[_MAX] = rounded_context_words(longest).removesuffix(" tokens")
     cells[_USED] = used_words(result)
     if not result.failed:  # for an embedding model, the reading speed
-        rates = None if speed is None else speed.prefill if embeds(result) else speed.decode
+        rates = None
+        if speed is not None:
+            rates = speed.prefill if embeds(result) else speed.decode
         cells[_SPEED] = "?" if rates is None else typical_figure(rates)
-    blocked = any(use.budget.blocked for use in result.uses)  # it would not start with any model
-    is_plain = result.can_load or (result.tightest.status is Status.FAILED and not blocked)
-    return _Row(cells, "" if is_plain else "; ".join(result.reasons))
+    is_blocked = any(use.budget.blocked for use in result.uses)  # no model would start
+    lacks_memory = result.tightest.status is Status.FAILED and not is_blocked
+    has_reason = not result.can_load and not lacks_memory
+    return _Row(cells, "; ".join(result.reasons) if has_reason else "")
 
 
 def window_words(result: Verdict, tokens: int, users: int) -> str:
     """'32K', '32K q8_0' if the cache is not the engine's default, '4 x 16K' for several users."""
-    each = context_words(tokens).removesuffix(" tokens")
-    words = f"{users} x {each}" if users > 1 else each
+    context = context_words(tokens).removesuffix(" tokens")
+    words = f"{users} x {context}" if users > 1 else context
     return f"{words} {result.cache}" if cache_words(result) else words
 
 
 def used_words(result: Verdict) -> str:
-    """'10.2 of 10.5' GiB of the device, or of the RAM if only that is as full as the verdict says. '+RAM' marks a model
-    that is partly in RAM.
+    """'10.2 of 10.5' GiB of the memory that decides the verdict, a device's if possible.
+
+    '+RAM' marks a model that is partly in RAM.
     """
-    found = memories(result)
-    devices = [one for one in found if not one.is_ram] if result.way.cards else []
-    decide = any(one.use.status is result.status for one in devices)
+    all_memories = memories(result)
+    devices = [memory for memory in all_memories if not memory.is_ram] if result.way.cards else []
+    decide = any(memory.use.status is result.status for memory in devices)
     fullest = max(
-        devices if decide else found, key=lambda one: (one.use.fullness, one.required_bytes)
+        devices if decide else all_memories,
+        key=lambda memory: (memory.use.fullness, memory.required_bytes),
     )
     words = sizes_words(fullest.required_bytes, fullest.usable_bytes)
     words = words if "MiB" in words else words.removesuffix(" GiB")
@@ -191,11 +198,13 @@ def used_words(result: Verdict) -> str:
 
 def _reasons(rows: Sequence[_Row]) -> Iterator[str]:
     """Each reason once, with the models that share it."""
-    found: dict[tuple[str, str], list[str]] = {}
+    names_by_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.because:
-            found.setdefault((row.cells[_ENGINE], row.because), []).append(row.cells[_NAME])
-    for (engine, because), names in found.items():
+            names_by_reason.setdefault((row.cells[_ENGINE], row.because), []).append(
+                row.cells[_NAME]
+            )
+    for (engine, because), names in names_by_reason.items():
         models = (
             f"{len(names)} models" if len(names) > MAX_NAMES else ", ".join(filter(None, names))
         )
@@ -229,14 +238,14 @@ def _columns(rows: Sequence[_Row], width: int) -> dict[str, int]:
 def _row_lines(cells: Mapping[str, str], columns: Mapping[str, int], width: int) -> list[str]:
     if not columns:
         return _stacked(cells, width)
-    shown = {name: printable(cell) for name, cell in cells.items()}
-    over = len(_line(shown, columns)) - width
+    texts = {name: printable(cell) for name, cell in cells.items()}
+    over = len(_line(texts, columns)) - width
     if over > 0:
-        name_width = len(shown[_NAME]) - over
+        name_width = len(texts[_NAME]) - over
         if name_width < MIN_NAME:
             return _stacked(cells, width)
-        shown[_NAME] = shortened(shown[_NAME], name_width)
-    return [_line(shown, columns)]
+        texts[_NAME] = shortened(texts[_NAME], name_width)
+    return [_line(texts, columns)]
 
 
 def _line(cells: Mapping[str, str], columns: Mapping[str, int]) -> str:
@@ -274,8 +283,8 @@ def _stacked(cells: Mapping[str, str], width: int) -> list[str]:
     return lines + [f"  {line}" for line in folded(", ".join(filter(None, parts)), width - 2)]
 
 
-def unanswered_json(found: Unanswered) -> Json:
-    return {**fields(found, "reference engine"), "error": error_json(found.error)}
+def unanswered_json(unanswered: Unanswered) -> Json:
+    return {**fields(unanswered, "reference engine"), "error": error_json(unanswered.error)}
 
 
 def models_json(rows: Sequence[Answer]) -> Json:

@@ -108,6 +108,7 @@ def render(
 
 
 def painted(text: str, status: Status | None = None, *, bold: bool = False) -> str:
+    """The text in the terminal colour of the status."""
     codes = (["1"] if bold else []) + ([str(_COLOURS[status])] if status is not None else [])
     return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
 
@@ -129,8 +130,8 @@ def folded_rows(rows: Iterable[str], width: int) -> list[str]:
 
 def hanging(row: str, width: int) -> list[str]:
     """A folded row with its second and later lines indented."""
-    first, *more = folded(row, width - 2)
-    return [first, *(f"  {line}" for line in more)]
+    first, *continuation = folded(row, width - 2)
+    return [first, *(f"  {line}" for line in continuation)]
 
 
 def joined(parts: Iterable[str], width: int, separator: str) -> list[str]:
@@ -239,22 +240,24 @@ class Memory:
 def memories(result: Verdict) -> tuple[Memory, ...]:
     """Every memory with a budget, in the order of the budgets."""
     names = budget_names(result.uses)
-    found: list[Memory] = []
+    all_memories: list[Memory] = []
     for name, use in zip(names, result.uses, strict=True):
         pools = use.budget.pools
         if any(pools < other.budget.pools for other in result.uses):
             continue  # a limit within another memory
         limits = [other for other in result.uses if other.budget.pools < pools]
-        decides = max((use, *limits), key=lambda one: one.fullness)
-        label = name if HOST not in pools else UNIFIED if len(pools) > 1 else RAM
+        decides = max((use, *limits), key=lambda usage: usage.fullness)
+        label = name
+        if HOST in pools:
+            label = UNIFIED if len(pools) > 1 else RAM
         parts = parts_in(decides.budget.pools, result.estimate)
         whole_bytes = use.budget.free_bytes
-        found.append(Memory(name=label, use=decides, whole_bytes=whole_bytes, parts=parts))
-    return tuple(found)
+        all_memories.append(Memory(name=label, use=decides, whole_bytes=whole_bytes, parts=parts))
+    return tuple(all_memories)
 
 
 def column_of(line: MemoryLine) -> str:
-    """One of PARTS."""
+    """The part of a bar that the line is counted in, one of PARTS."""
     return _PART_OF.get(line.component, "other")
 
 
@@ -274,9 +277,9 @@ def bar(memory: Memory, width: int, glyphs: Glyphs = BLOCKS, *, in_parts: bool =
     free. `in_parts` draws the parts of the load.
     """
     cells = min(width - 3, MOST_CELLS)
-    required, usable, whole = memory.required_bytes, memory.usable_bytes, memory.whole_bytes
-    scale = max(required, whole, 1)
-    inside, mark = whole * cells // scale, usable * cells // scale
+    required, usable, free = memory.required_bytes, memory.usable_bytes, memory.whole_bytes
+    scale = max(required, free, 1)
+    inside, mark = free * cells // scale, usable * cells // scale
     full = -(-required * cells // scale)
     full = min(full, mark) if required <= usable else max(full, mark + 1)
     filled = glyphs.parts[0] * full
@@ -291,21 +294,25 @@ def bar(memory: Memory, width: int, glyphs: Glyphs = BLOCKS, *, in_parts: bool =
     return f"[{drawn[:mark]}{glyphs.mark}{drawn[mark:inside]}]{drawn[inside:]}"
 
 
-def bar_lines(found: Sequence[Memory], screen: Screen, *, in_parts: bool = False) -> list[str]:
+def bar_lines(
+    shown_memories: Sequence[Memory], screen: Screen, *, in_parts: bool = False
+) -> list[str]:
     """Name, bar and sizes of each memory in columns; on a narrow screen the bar is below the text."""
-    names = [printable(one.name) for one in found]
-    sizes = [sizes_words(one.required_bytes, one.usable_bytes) for one in found]
+    names = [printable(memory.name) for memory in shown_memories]
+    sizes = [sizes_words(memory.required_bytes, memory.usable_bytes) for memory in shown_memories]
     name_width, size_width = max(map(len, names)), max(map(len, sizes))
     bar_width = screen.width - name_width - size_width - 4
     is_wide = bar_width >= _MIN_BAR
     lines: list[str] = []
-    for one, name, size in zip(found, names, sizes, strict=True):
-        drawn = bar(one, bar_width if is_wide else screen.width, screen.glyphs, in_parts=in_parts)
-        shown = painted(drawn, one.use.status) if screen.colour else drawn
+    for memory, name, size in zip(shown_memories, names, sizes, strict=True):
+        drawn = bar(
+            memory, bar_width if is_wide else screen.width, screen.glyphs, in_parts=in_parts
+        )
+        coloured = painted(drawn, memory.use.status) if screen.colour else drawn
         if is_wide:
-            lines.append(f"{name:<{name_width}}  {shown}  {size:>{size_width}}")
+            lines.append(f"{name:<{name_width}}  {coloured}  {size:>{size_width}}")
         else:
-            lines += [*folded(f"{name}: {size}", screen.width), shown]
+            lines += [*folded(f"{name}: {size}", screen.width), coloured]
     return lines
 
 
@@ -340,20 +347,21 @@ def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
 def budget_names(uses: Sequence[Usage]) -> list[str]:
     """Names of the memories; cards of the same name get a number."""
     names = [use.budget.name for use in uses]
-    found = []
+    numbered = []
     for name, use in zip(names, uses, strict=True):
         indices = [pool.index for pool in use.budget.pools if pool.kind is PoolKind.DEVICE]
-        found.append(f"{name} #{min(indices, default=0)}" if names.count(name) > 1 else name)
-    return found
+        numbered.append(f"{name} #{min(indices, default=0)}" if names.count(name) > 1 else name)
+    return numbered
 
 
 def sizes_words(part_bytes: int, whole_bytes: int) -> str:
     """'6.1 of 11.5 GiB'; an amount that would round to 0.0 gets its own unit: '52 MiB of 11.5 GiB'."""
     step, unit = (GIB, "GiB") if max(part_bytes, whole_bytes) >= GIB else (MIB, "MiB")
-    whole = f"{whole_bytes / step:,.1f} {unit}"
+    total = f"{whole_bytes / step:,.1f} {unit}"
     if 0 < part_bytes * 10 < step:
-        return f"{max(part_bytes / MIB, 0.1):.{1 if part_bytes < MIB else 0}f} MiB of {whole}"
-    return f"{part_bytes / step:,.1f} of {whole}"
+        digits = 1 if part_bytes < MIB else 0
+        return f"{max(part_bytes / MIB, 0.1):.{digits}f} MiB of {total}"
+    return f"{part_bytes / step:,.1f} of {total}"
 
 
 def share_words(use: Usage) -> str:
@@ -384,7 +392,8 @@ def reserve_words(budget: Budget, limit: str = "") -> str:
         return because or f"{free} free"
     # some reasons already start with the amount: '20 % of 36.00 GiB for macOS'
     amount = "" if because[:1].isdigit() else f"{format_bytes(budget.reserve_bytes)} "
-    return f"{free} free{f' within {limit},' if limit else ''} minus {amount}{because}"
+    within = f" within {limit}," if limit else ""
+    return f"{free} free{within} minus {amount}{because}"
 
 
 def limit_on(budget: Budget, machine: Machine) -> str:

@@ -54,13 +54,13 @@ def tier_text(plan: TierPlan, screen: Screen = PLAIN) -> str:
 
 def tier_answer(plan: TierPlan) -> str:
     """The whole plan in one line."""
-    found, drafter = plan.verdict, plan.setup.drafter
+    verdict, drafter = plan.verdict, plan.setup.drafter
     sizes = f"{format_bytes(plan.required_bytes)} of {format_bytes(plan.budget.available_bytes)}"
     drafting = f", {drafter.name} as draft model" if drafter is not None else ""
-    many = f", {plan.parallel} sequences" if plan.parallel > 1 else ""
-    context = f"{found.context_tokens:,} tokens{for_each(found.load)}"
-    what = f"{plan.tier.name} with {context}, cache {plan.layout.name}"
-    return f"{VERDICTS[found.status]}: {what}{drafting}{many}: {sizes}"
+    sequences = f", {plan.parallel} sequences" if plan.parallel > 1 else ""
+    context = f"{verdict.context_tokens:,} tokens{for_each(verdict.load)}"
+    setting = f"{plan.tier.name} with {context}, cache {plan.layout.name}"
+    return f"{VERDICTS[verdict.status]}: {setting}{drafting}{sequences}: {sizes}"
 
 
 def _memory_lines(plan: TierPlan, width: int) -> list[str]:
@@ -92,7 +92,7 @@ def _memory_lines(plan: TierPlan, width: int) -> list[str]:
 
 def tier_json(plan: TierPlan) -> Json:
     """The whole answer, with the bill and the reasons."""
-    found, tier, layout, memory, ram = plan.verdict, plan.tier, plan.layout, plan.budget, plan.ram
+    verdict, tier, layout, memory, ram = plan.verdict, plan.tier, plan.layout, plan.budget, plan.ram
     drafter, spill = plan.setup.drafter, plan.setup.spill
     names = "resident_tokens resident_bytes spilled_pages spilled_bytes page_bytes restore_ms"
     return {
@@ -101,10 +101,10 @@ def tier_json(plan: TierPlan) -> Json:
             **fields(tier, "name line base_model native_window catalog_window"),
             "sources": dict(tier.sources),
         },
-        "holds": found.can_load,
-        "context_tokens": found.context_tokens,
-        "context_asked": found.asked,
-        "windows": windows_of(found.load),
+        "holds": verdict.can_load,
+        "context_tokens": verdict.context_tokens,
+        "context_asked": verdict.asked,
+        "windows": windows_of(verdict.load),
         "layout": {
             "name": layout.name,
             "keys": layout.keys.name,
@@ -120,7 +120,7 @@ def tier_json(plan: TierPlan) -> Json:
         "required_bytes": plan.required_bytes,
         "memory": {
             "name": memory.name,
-            "kind": found.estimate.backend,
+            "kind": verdict.estimate.backend,
             **fields(memory, "total_bytes free_bytes reserve_bytes limit_bytes"),
             "usable_bytes": memory.available_bytes,
         },
@@ -129,7 +129,7 @@ def tier_json(plan: TierPlan) -> Json:
             **fields(ram.need, "min_bytes recommended_bytes source"),
             "because": ram.because,
         },
-        "reasons": list(found.reasons),
+        "reasons": list(verdict.reasons),
         "to_add_bytes": plan.to_add_bytes,
         "steps": [decision_json(step) for step in plan.steps],
         "lines": [
@@ -138,9 +138,9 @@ def tier_json(plan: TierPlan) -> Json:
                 "pool": line.pool.label,
                 **fields(line, "size_bytes basis because"),
             }
-            for line in found.estimate.lines
+            for line in verdict.estimate.lines
         ],
         "engine": plan.setup.engine,
-        "basis": found.estimate.basis.value,
-        "notes": [ASSUMED, *memory_notes(found.machine, memory)],
+        "basis": verdict.estimate.basis.value,
+        "notes": [ASSUMED, *memory_notes(verdict.machine, memory)],
     }
