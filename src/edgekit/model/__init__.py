@@ -61,7 +61,7 @@ class OpenModel:
     files: ModelFiles | None = field(default=None, repr=False)  # None: from a config or the catalog
     repository: str = ""  # on the hub, of a model without files
     mix: str = ""  # the quantisation that was chosen for a model without files
-    # Opens the model with its tensors; None if they were read, or there are none.
+    # Opens the model with its tensors; None if the tensors were already read or the model has none.
     whole: Callable[[], OpenModel] | None = field(default=None, repr=False, compare=False)
 
 
@@ -74,48 +74,49 @@ def open_model(
 ) -> OpenModel:
     """Reads the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
 
-    A hub model that cannot be read by ranges is downloaded first, if `confirm` allows it. After a time-out the hub has
-    another LISTING_TIMEOUT_S to list the files to download.
+    A hub model that cannot be read by ranges is downloaded first, if `confirm` allows it. If reading timed out, listing
+    the files to download gets at least LISTING_TIMEOUT_S more.
     """
     reach = reach or Reach()
-    end = time.monotonic() + reach.total_timeout_s
+    deadline = time.monotonic() + reach.total_timeout_s
     try:
         try:
-            found = _opened(*open_header(reference, depth=depth, reach=reach))
+            opened = _open(*open_header(reference, depth=depth, reach=reach))
         except (HeaderError, UnknownArchitectureError):
             if depth is Depth.TENSORS:
                 raise
-            found = _opened(*open_header(reference, reach=reach))  # the first range was not enough
+            opened = _open(*open_header(reference, reach=reach))  # the first range was not enough
     except PrivateAddressError:
         raise  # a download would contact the same address
     except RemoteInspectError as error:
         from edgekit.sources.download import LISTING_TIMEOUT_S, download_model
 
-        left_s = max(end - time.monotonic(), LISTING_TIMEOUT_S)
-        within = replace(reach, total_timeout_s=left_s)
-        fetched = download_model(os.fspath(reference), error, reach=within, confirm=confirm)
-        return _opened(fetched, read_header(fetched))
-    files, header = found.files, found.model.header
+        left_s = max(deadline - time.monotonic(), LISTING_TIMEOUT_S)
+        rest = replace(reach, total_timeout_s=left_s)
+        fetched = download_model(os.fspath(reference), error, reach=rest, confirm=confirm)
+        return _open(fetched, read_header(fetched))
+    files, header = opened.files, opened.model.header
     if files is None or header.tensors is not None or depth is not Depth.ARCHITECTURE:
-        return found
+        return opened
     if not files.origin.is_remote or not files.weights:
-        return found
+        return opened
 
     @cache
     def whole() -> OpenModel:
-        """Continues the first read, or starts again if the server does not allow that."""
+        """Reads the rest of the header, or all of it again if the server does not allow ranges."""
         try:
-            return _opened(files, read_header(files))
+            return _open(files, read_header(files))
         except PrivateAddressError:
             raise
         except RemoteInspectError:
             return open_model(reference, reach=reach, confirm=confirm)
 
-    return replace(found, whole=whole)
+    return replace(opened, whole=whole)
 
 
-def _opened(files: ModelFiles, header: ModelHeader) -> OpenModel:
-    return OpenModel(label=files.label, model=_model(header), files=files)
+def _open(files: ModelFiles, header: ModelHeader) -> OpenModel:
+    """The model of a header that was read from these files."""
+    return OpenModel(label=files.label, model=_language_model(header), files=files)
 
 
 def open_config(config: Mapping[str, object], *, label: str = "config.json") -> OpenModel:
@@ -128,10 +129,11 @@ def open_config(config: Mapping[str, object], *, label: str = "config.json") -> 
         config=config,
         quantization=read_quantization(config),
     )
-    return OpenModel(label=label, model=_model(header))
+    return OpenModel(label=label, model=_language_model(header))
 
 
-def _model(header: ModelHeader) -> Model:
+def _language_model(header: ModelHeader) -> Model:
+    """The model of this header. Raises UsageError if it is not a language model."""
     other = not_a_language_model(header)
     if other is not None:
         raise UsageError(
@@ -177,7 +179,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     hyper.defaults = (
         architecture.constants if hyper.gguf else architecture.defaults(nested=hyper.nested)
     )
-    # llama.cpp subtracts them from block_count whether or not the file has them (n_layer, llama-hparams.cpp @ 0c1e570).
+    # llama.cpp subtracts MTP layers from block_count even if they are missing (n_layer, llama-hparams.cpp @ 0c1e570).
     mtp = hyper.number("mtp_layers") or 0
     stated = hyper.number("layers")
     if stated is None:  # the length of the file's list of layers (Nemotron 3 Ultra)
@@ -193,7 +195,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
             limit=MAX_LAYERS,
             file=header.name,
         )
-    count = stated - (mtp if hyper.gguf else 0)  # GGUF includes them in the count, configs do not
+    count = stated - (mtp if hyper.gguf else 0)  # a GGUF counts MTP layers, a config does not
     count *= architecture.sublayers
     if count < 1:
         raise HeaderError(
@@ -244,11 +246,13 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
 def _layers(
     hyper: Hyper, architecture: Architecture, types: Types, loops: int
 ) -> tuple[Layer, ...]:
-    """The layers of all rounds: some models run their layers several times and hold a cache for every round."""
-    mixers = _share(hyper, architecture, _mixers(hyper, architecture, types))
+    """The layers of all rounds: a looped model runs its layers several times, with a cache for every round."""
+    mixers = _with_shared_caches(hyper, architecture, _mixers(hyper, architecture, types))
     if _is_embedder(hyper):
-        mixers = tuple(NoCache(attention=m) if isinstance(m, Attention) else m for m in mixers)
-    halves = feed_forwards(
+        mixers = tuple(
+            NoCache(attention=mixer) if isinstance(mixer, Attention) else mixer for mixer in mixers
+        )
+    stated_pairs = feed_forwards(
         hyper,
         types,
         gated=architecture.gated or "glu" in (hyper.text("ffn_kind") or ""),
@@ -256,7 +260,7 @@ def _layers(
         alternating=architecture.alternating,
         width=architecture.width,
     )
-    pairs = [architecture.adjust(hyper, pair) for pair in halves]
+    pairs = [architecture.adjust(hyper, pair) for pair in stated_pairs]
     window = hyper.number("loop_window") or 0
     count = len(mixers) * loops
     if count > MAX_LAYERS:
@@ -275,16 +279,17 @@ def _layers(
 
 
 def _mixers(hyper: Hyper, architecture: Architecture, types: Types) -> tuple[LayerKind, ...]:
+    """The attention or recurrence of each layer, by its type."""
     without_attention = {LayerType.RECURRENT, LayerType.NONE, LayerType.EXPERTS}
     has_attention = not without_attention.issuperset(types)
-    attending = architecture.attend(hyper, types) if has_attention else (None,) * len(types)
+    attentions = architecture.attend(hyper, types) if has_attention else (None,) * len(types)
     recurrent = None
     if LayerType.RECURRENT in types or LayerType.BOTH in types:
         if architecture.recur is None:
             raise _unknown_layers(hyper)
         recurrent = architecture.recur(hyper)
     mixers: list[LayerKind] = []
-    for kind, attention in zip(types, attending, strict=True):
+    for kind, attention in zip(types, attentions, strict=True):
         if kind is LayerType.RECURRENT and recurrent is not None:
             mixers.append(recurrent)
         elif kind is LayerType.BOTH:
@@ -296,38 +301,39 @@ def _mixers(hyper: Hyper, architecture: Architecture, types: Types) -> tuple[Lay
     return tuple(mixers)
 
 
-def _share(
+def _with_shared_caches(
     hyper: Hyper, architecture: Architecture, mixers: tuple[LayerKind, ...]
 ) -> tuple[LayerKind, ...]:
     """Replaces layers that read another layer's cache: the last ones of Gemma 3n and 4, every other one of Hunyuan."""
     factor = hyper.number("share_factor") if hyper.flag("share_caches") else None
     if factor is not None and factor > 1:
         return tuple(
-            SharedCache(attention=m, source_layer=i - i % factor)
-            if i % factor and isinstance(m, Attention)
-            else m
-            for i, m in enumerate(mixers)
+            SharedCache(attention=mixer, source_layer=i - i % factor)
+            if i % factor and isinstance(mixer, Attention)
+            else mixer
+            for i, mixer in enumerate(mixers)
         )
-    shared = hyper.number("shared_cache_layers") or 0
+    borrowers = hyper.number("shared_cache_layers") or 0
     if architecture.cache_owners:
-        shared = max(len(mixers) - architecture.cache_owners, 0)
-    owners = len(mixers) - shared
+        borrowers = max(len(mixers) - architecture.cache_owners, 0)
+    owners = len(mixers) - borrowers
     if owners < 1:
         raise HeaderError(
             "every layer shares another layer's KV cache, and none has its own",
             file=hyper.header.name,
         )
-    source = {m.label: i for i, m in enumerate(mixers[:owners])}
+    # The last owner of each kind lends its cache to the later layers of that kind.
+    source = {mixer.label: i for i, mixer in enumerate(mixers[:owners])}
     return mixers[:owners] + tuple(
-        SharedCache(attention=m, source_layer=source[m.label])
-        if isinstance(m, Attention) and m.label in source
-        else m
-        for m in mixers[owners:]
+        SharedCache(attention=mixer, source_layer=source[mixer.label])
+        if isinstance(mixer, Attention) and mixer.label in source
+        else mixer
+        for mixer in mixers[owners:]
     )
 
 
 def _is_embedder(hyper: Hyper) -> bool:
-    """Whether it is a decoder with bidirectional attention and so no cache. With a tower it still generates text."""
+    """Whether it is a decoder with bidirectional attention, which needs no cache. With a tower it generates text."""
     return hyper.raw("bidirectional") is True and not hyper.nested
 
 
@@ -364,13 +370,16 @@ def _basis(hyper: Hyper, record: Architecture | None) -> tuple[Basis, str]:
 
 
 def _vocabulary(hyper: Hyper) -> int | None:
+    """The number of tokens: of the tokenizer, else as stated, else the rows of the embedding."""
     tokens = hyper.header.arrays.get("tokenizer.ggml.tokens")
     if tokens is not None and tokens.count:
         return tokens.count
     if (stated := hyper.number("vocabulary")) is not None:
         return stated
-    embedding = next((t for t in hyper.header.tensors or () if t.name == "token_embd.weight"), None)
-    return embedding.shape[0] if embedding is not None and embedding.shape else None
+    for tensor in hyper.header.tensors or ():
+        if tensor.name == "token_embd.weight":
+            return tensor.shape[0] if tensor.shape else None
+    return None
 
 
 def _tied_embeddings(hyper: Hyper, record: Architecture | None) -> bool | None:
@@ -386,34 +395,42 @@ def _tied_embeddings(hyper: Hyper, record: Architecture | None) -> bool | None:
 
 
 def towers_of(header: ModelHeader) -> tuple[Tower, ...]:
-    """Encoders of images and sound: parts of a config.json, or the content of an mmproj GGUF."""
-    inner = header.config.get("thinker_config")
-    places = (header.config, inner) if isinstance(inner, Mapping) else (header.config,)
-    found: dict[str, Tower] = {}
-    for place in places:
+    """The encoders of images and sound, from sections of a config.json or the keys of an mmproj GGUF."""
+    thinker = header.config.get("thinker_config")
+    configs = (header.config, thinker) if isinstance(thinker, Mapping) else (header.config,)
+    towers: dict[str, Tower] = {}
+    for config in configs:
         for section, kind in TOWER_SECTIONS:
-            part = place.get(section)
+            part = config.get(section)
             if isinstance(part, Mapping) and part:
-                found.setdefault(kind, _tower(kind, part, TOWER_LAYERS, TOWER_HIDDEN))
+                towers.setdefault(kind, _tower(kind, part, TOWER_LAYERS, TOWER_HIDDEN))
     for kind in ("vision", "audio"):
         prefix = f"clip.{kind}."
-        part = {k.removeprefix(prefix): v for k, v in header.keys.items() if k.startswith(prefix)}
+        part = {
+            key.removeprefix(prefix): value
+            for key, value in header.keys.items()
+            if key.startswith(prefix)
+        }
         if part:
-            found[kind] = _tower(kind, part, ("block_count",), ("embedding_length",))
-    return tuple(found.values())
+            towers[kind] = _tower(kind, part, ("block_count",), ("embedding_length",))
+    return tuple(towers.values())
 
 
 def _tower(
     kind: str, part: Mapping[str, object], layers: tuple[str, ...], hidden: tuple[str, ...]
 ) -> Tower:
+    """The encoder that this section describes; sizes under unknown keys are None."""
+
     def first_size(spellings: tuple[str, ...]) -> int | None:
         values = (part.get(spelling) for spelling in spellings)
-        return next((v for v in values if type(v) is int and 0 < v <= MAX_NUMBER), None)
+        sizes = (value for value in values if type(value) is int and 0 < value <= MAX_NUMBER)
+        return next(sizes, None)
 
     return Tower(kind=kind, layers=first_size(layers), hidden=first_size(hidden))
 
 
 def _read_rope(hyper: Hyper) -> Rope | None:
+    """The rope scaling of a GGUF or config.json; None if the file has none."""
     if hyper.gguf:
         kind, factor = hyper.text("rope_type"), hyper.ratio("rope_factor")
         original = hyper.number("rope_original")
@@ -495,34 +512,35 @@ _NUMBERS = str.maketrans("0123456789", "#" * 10)
 _HEAD_WORDS = ("head", "output", "embed_out", "cls")
 _BLOCK = re.compile(r"(?:^|\.)(?:blk|layers?|h|blocks)\.(\d{1,9})\.")
 
-# Names that differ in more than their digits: a few hundred in a real file. Any beyond the limit are "other".
+# A real file has a few hundred names that differ in more than their digits. Names beyond the limit get Role.OTHER.
 _MOST_NAMES = 1_024
 
 
 def roles_of(tensors: Iterable[Tensor], *, layers: int | None = None) -> tuple[Role, ...]:
     """The role of each tensor. Blocks beyond `layers` predict further tokens (MTP)."""
-    known: dict[str, Role] = {}
-    found = []
+    role_of: dict[str, Role] = {}
+    roles = []
     for tensor in tensors:
         name = tensor.name.translate(_NUMBERS)
-        role = known.get(name)
+        role = role_of.get(name)
         if role is None:
-            rules = _RULES if len(known) < _MOST_NAMES else ()
+            rules = _RULES if len(role_of) < _MOST_NAMES else ()
             role = next((role for role, rule in rules if rule.search(name)), Role.OTHER)
-            known[name] = role
+            role_of[name] = role
         if layers is not None and role is not Role.TOWER and name != tensor.name:
             block = block_of(tensor.name)
             role = Role.MTP if block is not None and block >= layers else role
-        found.append(role)
-    return tuple(found)
+        roles.append(role)
+    return tuple(roles)
 
 
 def block_of(name: str) -> int | None:
     """The index of the layer that a tensor belongs to; None if it is outside the layers."""
-    found = _BLOCK.search(name)
-    return int(found[1]) if found is not None else None
+    match = _BLOCK.search(name)
+    return int(match[1]) if match is not None else None
 
 
 def has_output_head(tensors: Iterable[Tensor]) -> bool:
-    likely = (tensor for tensor in tensors if any(part in tensor.name for part in _HEAD_WORDS))
-    return Role.OUTPUT in roles_of(likely)
+    """Whether one of the tensors is an output head."""
+    candidates = (tensor for tensor in tensors if any(word in tensor.name for word in _HEAD_WORDS))
+    return Role.OUTPUT in roles_of(candidates)

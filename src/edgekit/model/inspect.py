@@ -39,7 +39,7 @@ class WeightsCount:
     total: int
     basis: Basis
     active: int | None  # used for one token of text: without idle experts, towers, MTP blocks
-    active_basis: Basis  # by how experts are recognised: the tensors, or the geometry
+    active_basis: Basis  # depends on how experts were recognised: by tensors or by the geometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,9 @@ class CachePart:
 
     def held_bytes(self, tokens: int) -> int:
         """The cache of a sequence of this length at 16 bit."""
-        held = tokens if self.span is Span.ALL else min(tokens, self.span_tokens)
-        return -(-held // self.tokens_per_row) * self.elements_per_row * CACHE_ELEMENT_BYTES
+        held_tokens = tokens if self.span is Span.ALL else min(tokens, self.span_tokens)
+        rows = -(-held_tokens // self.tokens_per_row)
+        return rows * self.elements_per_row * CACHE_ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +112,15 @@ def inspect_model(
 
 def inspect_header(files: ModelFiles, header: ModelHeader, traffic: Traffic) -> Inspection:
     """Like `inspect_model`, from a header that was already read."""
-    other = not_a_language_model(header)
-    geometry = read_geometry(header) if other is None else None
+    not_a_model = not_a_language_model(header)
+    geometry = read_geometry(header) if not_a_model is None else None
     layers = len(geometry.layers) if geometry is not None else None
     roles = _with_recurrence(header, geometry, roles_of(header.tensors or (), layers=layers))
     return Inspection(
         files=files,
         header=header,
         geometry=geometry,
-        not_a_model=other,
+        not_a_model=not_a_model,
         towers=towers_of(header),
         weights=_weights(header, geometry, roles),
         cache=_cache(geometry) if geometry is not None else (),
@@ -154,12 +155,14 @@ def _with_recurrence(
 def _weights(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
 ) -> WeightsCount | None:
+    """Counts the weights from the tensors; without them, from the stated number or the geometry."""
     stored = _stored_weights(header)
     if stored is not None:
         active = _active(header, geometry, roles, stored)
         basis = geometry.basis if geometry is not None else Basis.EXACT
         return WeightsCount(total=stored, basis=Basis.EXACT, active=active, active_basis=basis)
-    total, active = (count_parameters(geometry) if geometry is not None else None) or (None, None)
+    counted = count_parameters(geometry) if geometry is not None else None
+    total, active = counted or (None, None)
     stated = header.parameters  # the index of an MLX model has it
     if stated is None and total is None:
         return None
@@ -183,20 +186,20 @@ def _active(
     has_experts = geometry is not None and any(layer.experts for layer in geometry.layers)
     if not has_experts and _IDLE.isdisjoint(roles):
         return stored
-    working: dict[Experts | None, list[Tensor]] = {}
+    tensors_of: dict[Experts | None, list[Tensor]] = {}
     for tensor, role in zip(header.tensors or (), roles, strict=True):
         if role not in _IDLE:
-            routed = None
+            experts = None
             block = block_of(tensor.name) if role is Role.EXPERTS else None
             if geometry is not None and block is not None and block < len(geometry.layers):
-                routed = geometry.layers[block].experts
-            working.setdefault(routed, []).append(tensor)
-    if has_experts and working.keys() <= {None}:
+                experts = geometry.layers[block].experts
+            tensors_of.setdefault(experts, []).append(tensor)
+    if has_experts and tensors_of.keys() <= {None}:
         return None
     active = 0
-    for routed, tensors in working.items():
+    for experts, tensors in tensors_of.items():
         count = count_weights(tensors, header.quantization) or 0  # known, because `stored` is
-        active += count if routed is None else count * routed.used // routed.count
+        active += count if experts is None else count * experts.used // experts.count
     return active
 
 
@@ -204,13 +207,13 @@ def _cache(geometry: ModelGeometry) -> tuple[CachePart, ...]:
     """The streams of all layers, added up by span; unlimited spans first."""
     parts: dict[tuple[Span, int, int], tuple[int, int]] = {}
     for layer in geometry.layers:
-        own: dict[tuple[Span, int, int], int] = {}
+        layer_elements: dict[tuple[Span, int, int], int] = {}
         for stream in layer.mixer.streams:
             key = (stream.span, stream.span_tokens, stream.tokens_per_row)
-            own[key] = own.get(key, 0) + stream.elements
-        for key, more in own.items():
+            layer_elements[key] = layer_elements.get(key, 0) + stream.elements
+        for key, added in layer_elements.items():
             elements, layers = parts.get(key, (0, 0))
-            parts[key] = (elements + more, layers + 1)
+            parts[key] = (elements + added, layers + 1)
     return tuple(
         CachePart(
             span=span,
@@ -226,13 +229,14 @@ def _cache(geometry: ModelGeometry) -> tuple[CachePart, ...]:
 
 
 def _shares(names: list[str], header: ModelHeader) -> tuple[WeightsShare, ...]:
-    sums: dict[str, tuple[int, int]] = {}
+    """Bytes and number of the tensors of each name, the largest first. `names` has one for each tensor."""
+    totals: dict[str, tuple[int, int]] = {}
     for name, tensor in zip(names, header.tensors or (), strict=True):
-        size, count = sums.get(name, (0, 0))
-        sums[name] = (size + tensor.size_bytes, count + 1)
+        size, count = totals.get(name, (0, 0))
+        totals[name] = (size + tensor.size_bytes, count + 1)
     return tuple(
         WeightsShare(name=name, size_bytes=size, tensors=count)
-        for name, (size, count) in sorted(sums.items(), key=lambda item: -item[1][0])
+        for name, (size, count) in sorted(totals.items(), key=lambda item: -item[1][0])
     )
 
 
@@ -245,8 +249,9 @@ def count_parameters(geometry: ModelGeometry) -> tuple[int, int] | None:
         tensors = expected_tensors(geometry)
     except UnknownArchitectureError:
         return None
-    counted = [tensor for tensor in tensors if tensor.kind not in _VECTORS]
-    return sum(t.elements for t in counted), sum(active_elements(geometry, t) for t in counted)
+    matrices = [tensor for tensor in tensors if tensor.kind not in _VECTORS]
+    total = sum(tensor.elements for tensor in matrices)
+    return total, sum(active_elements(geometry, tensor) for tensor in matrices)
 
 
 def active_elements(geometry: ModelGeometry, tensor: ExpectedTensor) -> int:
@@ -301,9 +306,10 @@ class ModelMetadata:
 
 
 def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata:
-    every = (attention_of(layer.mixer) for layer in geometry.layers)
-    attending = [attention for attention in every if attention is not None]
-    first = attending[0] if attending else None
+    """The public description of a model from its header and geometry."""
+    by_layer = (attention_of(layer.mixer) for layer in geometry.layers)
+    attentions = [attention for attention in by_layer if attention is not None]
+    first = attentions[0] if attentions else None
     match first:
         case Attention():
             kv_heads: int | None = first.kv_heads
@@ -314,8 +320,13 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
     experts = next((layer.experts for layer in geometry.layers if layer.experts), None)
     parameters = _stored_weights(header)
     if parameters is None:
-        parameters = header.parameters or (count_parameters(geometry) or (None,))[0]
+        parameters = header.parameters or None
+    if parameters is None:
+        counted = count_parameters(geometry)
+        parameters = None if counted is None else counted[0]
     size_bytes = header.tensor_bytes
+    bits_per_weight = size_bytes * 8 / parameters if size_bytes is not None and parameters else None
+    windows = (each.span_tokens for each in attentions if each.span is not Span.ALL)
     quantization = stated_mix(header.keys)
     if quantization is None and header.quantization is not None:
         quantization = header.quantization.method
@@ -330,11 +341,9 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
         head_dim=first.key_dim if first is not None else None,
         model_max_context=geometry.native_context or geometry.trained_context,
         vocab_size=geometry.vocabulary,
-        bits_per_weight=size_bytes * 8 / parameters
-        if size_bytes is not None and parameters
-        else None,
+        bits_per_weight=bits_per_weight,
         kv_lora_rank=first.latent_dim if isinstance(first, LatentAttention) else None,
-        sliding_window=next((a.span_tokens for a in attending if a.span is not Span.ALL), None),
+        sliding_window=next(windows, None),
         num_experts=experts.count if experts is not None else None,
         num_experts_used=experts.used if experts is not None else None,
         num_parameters=parameters,

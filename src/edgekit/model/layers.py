@@ -86,7 +86,7 @@ def unless_listed(
 
 
 def _either(marks: Iterable[object], on: LayerType, off: LayerType = LayerType.FULL) -> Types:
-    """One type where the mark is true, the other where it is false."""
+    """The type of each layer: `on` if its mark is true, else `off`."""
     return tuple(on if mark else off for mark in marks)
 
 
@@ -101,8 +101,8 @@ def uniform(hyper: Hyper, layers: int) -> Types:
                 raise HeaderError(
                     "an entry of block_configs has no attention", file=hyper.header.name
                 )
-            off = attention.get("no_op") or attention.get("replace_with_linear")
-            types.append(LayerType.NONE if off else LayerType.FULL)
+            is_removed = attention.get("no_op") or attention.get("replace_with_linear")
+            types.append(LayerType.NONE if is_removed else LayerType.FULL)
         return tuple(types)
     if hyper.gguf and hyper.items("kv_heads") is not None:
         return _either(hyper.per_layer("kv_heads", layers) or (), LayerType.FULL, LayerType.NONE)
@@ -122,9 +122,10 @@ def hybrid(_hyper: Hyper, layers: int) -> Types:
 
 @unless_listed
 def windows(hyper: Hyper, layers: int, *, period: int, full_first: bool = False) -> Types:
-    """Every `period`-th layer has full attention, the rest a sliding window; 0: all slide, if there is a window.
+    """Every `period`-th layer has full attention, the others a sliding window. With period 0 all layers slide.
 
-    The file may state another period, list its sliding layers, or spell them out: "LLLG", repeated (EXAONE 4).
+    The file may state another period, list its sliding layers, or spell out a cycle: "LLLG" (EXAONE 4). Without a
+    window all layers have full attention.
     """
     if not hyper.number("window") or hyper.flag("use_window") is False:
         return (LayerType.FULL,) * layers
@@ -150,7 +151,7 @@ def windows_from_last(hyper: Hyper, layers: int, *, period: int) -> Types:
 
 
 def windows_and_first(hyper: Hyper, layers: int, *, period: int) -> Types:
-    """MiMo-V2: like `windows`, but the first layer is full too, unless the file lists its layers."""
+    """MiMo-V2: like `windows`, but the first layer also has full attention, unless the file lists its layers."""
     types = windows(hyper, layers, period=period)
     is_listed = hyper.items("layer_types") or hyper.raw("window_pattern")
     return types if is_listed else (LayerType.FULL, *types[1:])
@@ -158,7 +159,7 @@ def windows_and_first(hyper: Hyper, layers: int, *, period: int) -> Types:
 
 @unless_listed
 def windows_after_dense(hyper: Hyper, layers: int, *, period: int) -> Types:
-    """Cohere's mixture of experts: the leading dense layers are full, and the pattern of `windows` follows."""
+    """Cohere's mixture of experts: full attention in the leading dense layers, then the pattern of `windows`."""
     lead = min(hyper.number("leading_dense") or 0, layers)
     return (LayerType.FULL,) * lead + windows(hyper, layers - lead, period=period)
 
@@ -178,7 +179,7 @@ def stated_windows(hyper: Hyper, layers: int) -> Types:
 
 
 def windows_with_layers(hyper: Hyper, layers: int, *, count: int, period: int) -> Types:
-    """EXAONE 4: only the model with that number of layers has the pattern of `windows`."""
+    """EXAONE 4: the model with `count` layers has the pattern of `windows`; other sizes have full attention."""
     if layers != count:
         return (LayerType.FULL,) * layers
     return windows(hyper, layers, period=period)
@@ -186,7 +187,7 @@ def windows_with_layers(hyper: Hyper, layers: int, *, count: int, period: int) -
 
 @unless_listed
 def late_windows(hyper: Hyper, layers: int) -> Types:
-    """Qwen2: a window only if it is switched on, and only from a given layer on."""
+    """Qwen2: a sliding window from the layer `window_from` on, if the file switches it on."""
     if not hyper.flag("use_window") or not hyper.number("window"):
         return (LayerType.FULL,) * layers
     start = hyper.number("window_from") or 0
@@ -233,7 +234,7 @@ def groups(hyper: Hyper, layers: int) -> Types:
 
 
 def by_kv_heads(hyper: Hyper, layers: int, *, fallback: Arrangement) -> Types:
-    """GGUF: layers without KV heads are recurrent; config.json has other keys for that."""
+    """In a GGUF, layers without KV heads are recurrent. A config.json is read by the `fallback` rule."""
     if hyper.gguf and hyper.items("kv_heads") is not None:
         heads = hyper.per_layer("kv_heads", layers) or ()
         return _either(heads, LayerType.FULL, LayerType.RECURRENT)
@@ -251,13 +252,17 @@ def full_at_indices(hyper: Hyper, layers: int, *, first: int, none_is_empty: boo
 
 
 def letters(hyper: Hyper, layers: int) -> Types:
-    """Nemotron-H: a letter per layer: M recurrence, * attention, E and - feed-forward only."""
+    """Nemotron-H: a letter per layer: M is a recurrence, * attention, E experts and - a feed-forward only.
+
+    A GGUF has no letters: its attention layers have KV heads, and its feed-forward layers have a width.
+    """
     if hyper.gguf:
         heads = hyper.per_layer("kv_heads", layers) or (0,) * layers
         widths = hyper.per_layer("feed_forward", layers) or (0,) * layers
+        without_heads = _either(widths, LayerType.NONE, LayerType.RECURRENT)
         return tuple(
-            LayerType.FULL if head else LayerType.NONE if width else LayerType.RECURRENT
-            for head, width in zip(heads, widths, strict=True)
+            LayerType.FULL if count else other
+            for count, other in zip(heads, without_heads, strict=True)
         )
     if (types := listed_types(hyper, layers)) is not None:
         return types
@@ -268,7 +273,7 @@ def letters(hyper: Hyper, layers: int) -> Types:
 
 
 def griffin(hyper: Hyper, layers: int) -> Types:
-    """RecurrentGemma lists one cycle of its layers; all of its attention has a sliding window."""
+    """RecurrentGemma: the file lists one cycle of layers; every attention layer has a sliding window."""
     cycle = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
     if any(name not in ("recurrent", "attention") for name in cycle):
         raise HeaderError(f"unknown block_types {cycle!r:.60}", file=hyper.header.name)
@@ -280,7 +285,7 @@ def griffin(hyper: Hyper, layers: int) -> Types:
 
 Pair = tuple[FeedForward | None, Experts | None]  # the dense and the expert part of a layer
 WidthRule = Callable[[Hyper], int]  # the width if the file does not state one
-PairRule = Callable[[Hyper, Pair], Pair]  # corrects a width that means something else here
+PairRule = Callable[[Hyper, Pair], Pair]  # corrects a width that has another meaning in a family
 
 
 def feed_forwards(
@@ -300,49 +305,56 @@ def feed_forwards(
     # Alternating models may consist of recurrences and experts only.
     has_dense = LayerType.NONE in types or not alternating
     widths = _dense_widths(hyper, count, width) if has_dense else (0,) * count
-    dense = tuple(FeedForward(width=w, gated=gated) if w else None for w in widths)
+    dense = tuple(FeedForward(width=each, gated=gated) if each else None for each in widths)
     experts = _experts(hyper, width, gated=gated)
     routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
-    needed = LayerType.NONE in types if alternating else not all(routed)
-    # The tensors of a GGUF show which layers have one; a pruned model lists the layers without.
-    optional = hyper.gguf or width is not stated_width or hyper.states("block_configs")
-    if needed and not any(dense) and not optional:
+    needs_dense = LayerType.NONE in types if alternating else not all(routed)
+    # The tensors of a GGUF show which layers have a dense part; a pruned model lists the layers without one.
+    may_be_missing = hyper.gguf or width is not stated_width or hyper.states("block_configs")
+    if needs_dense and not any(dense) and not may_be_missing:
         raise hyper.missing("feed_forward")
     if not alternating:
         return tuple(
-            (half if dense_and_experts or not moe else None, experts if moe else None)
-            for half, moe in zip(dense, routed, strict=True)
+            (
+                feed_forward if dense_and_experts or not has_experts else None,
+                experts if has_experts else None,
+            )
+            for feed_forward, has_experts in zip(dense, routed, strict=True)
         )
-    experts_at = {LayerType.EXPERTS}
-    if hyper.gguf and experts is not None:  # a GGUF does not distinguish the two
-        experts_at.add(LayerType.NONE)
-    return tuple(
-        (None, experts) if kind in experts_at else (half if kind is LayerType.NONE else None, None)
-        for kind, half in zip(types, dense, strict=True)
-    )
+    expert_types = {LayerType.EXPERTS}
+    if hyper.gguf and experts is not None:  # a GGUF does not distinguish experts from dense layers
+        expert_types.add(LayerType.NONE)
+    pairs: list[Pair] = []
+    for kind, feed_forward in zip(types, dense, strict=True):
+        if kind in expert_types:
+            pairs.append((None, experts))
+        else:
+            pairs.append((feed_forward if kind is LayerType.NONE else None, None))
+    return tuple(pairs)
 
 
 def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:
+    """The experts of a layer that has them; None if the model has none."""
     count = hyper.number("experts") or 0
     if count <= 1:
         return None
     used = hyper.number("experts_used") or 0
     if not 0 < used <= count:
         raise HeaderError(f"invalid expert counts: {used} used of {count}", file=hyper.header.name)
-    width = _count_of(hyper, "expert_feed_forward") or hyper.number("feed_forward") or rule(hyper)
+    width = _largest(hyper, "expert_feed_forward") or hyper.number("feed_forward") or rule(hyper)
     if not width:
         raise hyper.missing("expert_feed_forward")
-    shared = hyper.number("shared_feed_forward")
-    if shared is None:
-        shared = _count_of(hyper, "shared_experts") * width
+    shared_width = hyper.number("shared_feed_forward")
+    if shared_width is None:
+        shared_width = _largest(hyper, "shared_experts") * width
     latent = hyper.number("expert_latent") or 0
     return Experts(
-        count=count, used=used, width=width, shared_width=shared, latent=latent, gated=gated
+        count=count, used=used, width=width, shared_width=shared_width, latent=latent, gated=gated
     )
 
 
-def _count_of(hyper: Hyper, name: str) -> int:
-    """A number, or the largest of a list (Hunyuan, ERNIE-VL)."""
+def _largest(hyper: Hyper, name: str) -> int:
+    """The number of this name, or the largest in its list (Hunyuan, ERNIE-VL); 0 if it is missing."""
     listed = hyper.items(name)
     if listed is None:
         return hyper.number(name) or 0
@@ -356,10 +368,10 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
     if (marks := hyper.listed("moe_step", layers)) is not None:
         return tuple(bool(mark) for mark in marks)
     if (text := hyper.text("moe_layers")) is not None:  # Step lists them as text: "4,5,6"
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        if not all(part.isdecimal() and len(part) < 9 for part in parts):
+        numbers = [part.strip() for part in text.split(",") if part.strip()]
+        if not all(part.isdecimal() and len(part) < 9 for part in numbers):
             raise HeaderError(f"moe_layers_enum is {text!r:.60}", file=hyper.header.name)
-        named = set(map(int, parts))
+        named = set(map(int, numbers))
         return tuple(i in named for i in range(layers))
     step = hyper.number("moe_step")
     if step == 0:
@@ -373,7 +385,7 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
 
 
 def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
-    """As stated, else derived from a ratio, else the family's default."""
+    """The width of each layer's dense feed-forward: as stated, else derived from a ratio, else by `rule`."""
     widths = hyper.per_layer("dense_feed_forward", layers)
     widths = widths or hyper.per_layer("feed_forward", layers)
     if widths is not None:
@@ -392,22 +404,23 @@ def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]
     if hyper.flag("width_is_raw"):
         # LFM2's own code shrinks the stated width by a third and rounds it.
         scale, multiple = hyper.ratio("width_scale") or 1.0, hyper.number("width_multiple") or 1
-        widths = tuple(_round_up(int(int(2 * w / 3) * scale), multiple) for w in widths)
+        widths = tuple(_round_up(int(int(2 * width / 3) * scale), multiple) for width in widths)
     if hyper.flag("wide_shared_ffn"):
         shared = hyper.number("shared_cache_layers") or 0
-        return tuple(w * 2 if i >= layers - shared else w for i, w in enumerate(widths))
+        owners = layers - shared
+        return tuple(width * 2 if i >= owners else width for i, width in enumerate(widths))
     return widths
 
 
 def stated_width(hyper: Hyper) -> int:
-    """The rule of most families: the file states the width, unless every layer has experts only."""
+    """The rule of most families: the file must state the width, unless it is a GGUF or has experts."""
     if hyper.number("experts") or hyper.gguf:
         return 0
     raise hyper.missing("feed_forward")
 
 
 def four_times_hidden(hyper: Hyper) -> int:
-    """GPT-2 and similar models, which do not state the width."""
+    """The rule of GPT-2 and similar models, whose files do not state the width."""
     return 4 * hyper.need("hidden")
 
 
@@ -418,25 +431,30 @@ def two_thirds(hyper: Hyper) -> int:
 
 
 def eight_thirds(hyper: Hyper) -> int:
-    """Lille: two thirds of four times, to the nearest 256."""
+    """Lille: 8/3 of the hidden width, rounded to the nearest multiple of 256."""
     return 256 * round(int(8 * hyper.need("hidden") / 3) / 256)
 
 
 def _divisible(hyper: Hyper, ratio: object) -> int:
-    """OpenELM: a ratio per layer, rounded to a multiple of the divisor, but never down by more than a tenth."""
+    """OpenELM: ratio x hidden, rounded to a multiple of the divisor, but never down by more than a tenth."""
     divisor = hyper.number("width_divisor") or 8
     exact = hyper.real("ffn_multipliers", ratio) * hyper.need("hidden")
-    near = max(divisor, int(exact + divisor / 2) // divisor * divisor)
-    return near + divisor if near < 0.9 * exact else near
+    rounded = max(divisor, int(exact + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * exact else rounded
 
 
 def _block_width(hyper: Hyper, block: object) -> int:
-    half = block.get("ffn") if isinstance(block, dict) else None
-    if not isinstance(half, dict) or half.get("no_op") or half.get("replace_with_linear"):
+    """The width of the feed-forward in an entry of block_configs; 0 if it was pruned."""
+    feed_forward = block.get("ffn") if isinstance(block, dict) else None
+    if (
+        not isinstance(feed_forward, dict)
+        or feed_forward.get("no_op")
+        or feed_forward.get("replace_with_linear")
+    ):
         return 0
-    scale = half.get("ffn_mult")
+    scale = feed_forward.get("ffn_mult")
     if scale is None:
-        return hyper.whole("feed_forward", half.get("intermediate_size") or 0)
+        return hyper.whole("feed_forward", feed_forward.get("intermediate_size") or 0)
     hidden = hyper.need("hidden")
     return _round_up(int(2 * hyper.real("ffn_mult", scale) * hidden / 3), 256)
 
@@ -446,11 +464,12 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def as_stated(_: Hyper, pair: Pair) -> Pair:
+    """No correction: the rule of most families."""
     return pair
 
 
 def halved(_: Hyper, pair: Pair) -> Pair:
-    """Qwen 1 and RecurrentGemma state the sum of gate and up."""
+    """Qwen 1 and RecurrentGemma state the width of gate and up together."""
     dense, experts = pair
     return (replace(dense, width=dense.width // 2) if dense else None, experts)
 
@@ -462,14 +481,14 @@ def scaled_hidden(hyper: Hyper, pair: Pair) -> Pair:
 
 
 def shared_without_experts(hyper: Hyper, pair: Pair) -> Pair:
-    """Granite hybrids without experts have only the shared one."""
+    """Granite hybrids without experts: the dense feed-forward has the width stated for the shared expert."""
     dense, experts = pair
     width = None if hyper.gguf else hyper.number("shared_feed_forward")
     return (replace(dense, width=width), experts) if dense and width else pair
 
 
 def parallel_residual(hyper: Hyper, pair: Pair) -> Pair:
-    """Arctic: the dense part parallel to the experts is as wide as the model."""
+    """Arctic: the dense feed-forward next to the experts has the hidden width."""
     dense, experts = pair
     if dense is None or experts is None:
         return pair

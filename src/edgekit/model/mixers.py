@@ -20,7 +20,7 @@ from edgekit.model.types import (
     Span,
 )
 
-Mixers = tuple[LayerKind | None, ...]  # of all layers; None for those without attention
+Mixers = tuple[LayerKind | None, ...]  # of all layers; None for layers without attention
 AttentionBuilder = Callable[[Hyper, Types], Mixers]
 
 _SPANS = {LayerType.WINDOW: Span.WINDOW, LayerType.CHUNK: Span.CHUNK}
@@ -33,15 +33,15 @@ _ATTENDING = (LayerType.FULL, LayerType.WINDOW, LayerType.CHUNK, LayerType.BOTH)
 def standard(hyper: Hyper, types: Types) -> tuple[Attention | None, ...]:
     """Grouped-query attention, with separate widths for sliding layers if the file has them."""
     heads = _heads(hyper, len(types))
-    return _with_heads(hyper, types, heads, _kv_heads(hyper, heads))
+    return _attentions(hyper, types, heads, _kv_heads(hyper, heads))
 
 
 def falcon(hyper: Hyper, types: Types) -> Mixers:
     """Falcon: always one KV head, regardless of the config, unless new_decoder_architecture is set."""
     heads = _heads(hyper, len(types))
     if hyper.flag("multi_query") and not hyper.flag("new_decoder") and not hyper.gguf:
-        return _with_heads(hyper, types, heads, (1,) * len(heads))
-    return _with_heads(hyper, types, heads, hyper.per_layer("kv_heads", len(types)) or heads)
+        return _attentions(hyper, types, heads, (1,) * len(heads))
+    return _attentions(hyper, types, heads, hyper.per_layer("kv_heads", len(types)) or heads)
 
 
 def chatglm(hyper: Hyper, types: Types) -> Mixers:
@@ -49,7 +49,7 @@ def chatglm(hyper: Hyper, types: Types) -> Mixers:
     heads = _heads(hyper, len(types))
     is_off = hyper.flag("multi_query") is False
     stated = None if is_off else hyper.per_layer("kv_heads", len(types))
-    return _with_heads(hyper, types, heads, stated or heads)
+    return _attentions(hyper, types, heads, stated or heads)
 
 
 def plamo(hyper: Hyper, types: Types) -> Mixers:
@@ -58,11 +58,11 @@ def plamo(hyper: Hyper, types: Types) -> Mixers:
     group = hyper.number("heads_per_kv_head")
     if hyper.gguf or not group:
         return standard(hyper, types)
-    return _with_heads(hyper, types, heads, tuple(-(-count // group) for count in heads))
+    return _attentions(hyper, types, heads, tuple(-(-count // group) for count in heads))
 
 
 def twice_when_sliding(hyper: Hyper, types: Types) -> Mixers:
-    """MiMo-V2: sliding layers have twice the KV heads, unless the file states their number."""
+    """MiMo-V2: sliding layers have twice as many KV heads, unless the file states their number."""
     layers = standard(hyper, types)
     if hyper.gguf or hyper.number("window_kv_heads"):
         return layers
@@ -81,31 +81,33 @@ def convolved(hyper: Hyper, types: Types) -> Mixers:
         if layer is None:
             mixers.append(None)
             continue
-        kernel = _kernel(hyper)
+        kernel = _conv_kernel(hyper)
         width = layer.kv_heads * (layer.key_dim + layer.value_dim)
-        tail = Recurrent(
+        convolution = Recurrent(
             cell=Cell.KEY_CONV,
             conv_elements=(kernel - 1) * width,  # the last keys and values
             groups=layer.kv_heads,
             conv_kernel=kernel,
         )
-        mixers.append(HybridLayer(attention=layer, recurrent=tail))
+        mixers.append(HybridLayer(attention=layer, recurrent=convolution))
     return tuple(mixers)
 
 
 def _heads(hyper: Hyper, layers: int) -> tuple[int, ...]:
+    """The attention heads of each layer."""
     heads = hyper.per_layer("heads", layers)
     if heads is None:
         raise hyper.missing("heads")
     return heads
 
 
-def _with_heads(
+def _attentions(
     hyper: Hyper, types: Types, heads: tuple[int, ...], kv_heads: tuple[int, ...]
 ) -> tuple[Attention | None, ...]:
-    indexed = _indexed(hyper, len(types))
+    """Attention with these heads for each layer; None for layers without attention."""
+    index_widths = _index_widths(hyper, len(types))
     return tuple(
-        _attention(hyper, i, kind, (heads[i], kv_heads[i]), indexed[i])
+        _attention(hyper, i, kind, (heads[i], kv_heads[i]), index_widths[i])
         if kind in _ATTENDING
         else None
         for i, kind in enumerate(types)
@@ -169,7 +171,7 @@ def _attention(
 
 
 def _values_are_keys(hyper: Hyper) -> bool:
-    """A GGUF of Gemma 4 shows it by the KV heads of its full layers, which differ (conversion/gemma.py)."""
+    """Whether V is made from K. In a GGUF of Gemma 4, different KV head counts show it (conversion/gemma.py)."""
     if hyper.gguf and hyper.architecture == "gemma4":
         stated = hyper.raw("kv_heads")
         return isinstance(stated, (list, tuple)) and len(set(stated)) > 1
@@ -177,6 +179,7 @@ def _values_are_keys(hyper: Hyper) -> bool:
 
 
 def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
+    """The KV heads of each layer: as stated, else one if it is multi-query, else as many as heads."""
     if (blocks := hyper.listed("block_configs", len(heads))) is not None:
         counts = []
         for block, count in zip(blocks, heads, strict=True):
@@ -191,17 +194,17 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(counts)
     stated = hyper.per_layer("kv_heads", len(heads))
     if stated is not None:
-        divides = all(kv and not count % kv for count, kv in zip(heads, stated, strict=True))
-        if divides or hyper.states("kv_heads"):
+        is_even = all(kv and not count % kv for count, kv in zip(heads, stated, strict=True))
+        if is_even or hyper.states("kv_heads"):
             return stated
     if hyper.flag("multi_query"):
         return (1,) * len(heads)
-    if hyper.nested:  # a nested section may omit a value whose default is different
+    if hyper.nested:  # a nested section may omit kv_heads where the library has another default
         hyper.defaulted.add("kv_heads")
     return heads
 
 
-def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
+def _index_widths(hyper: Hyper, layers: int) -> tuple[int, ...]:
     """The key width of the sparse indexer in each layer, 0 in layers without one."""
     width = hyper.number("index_dim") or 0
     marks = hyper.listed("index_layers", layers) if width else None
@@ -215,7 +218,7 @@ def latent(hyper: Hyper, types: Types) -> Mixers:
     if not hyper.number("latent_dim") or hyper.flag("use_mla") is False:
         return standard(hyper, types)
     heads = _heads(hyper, len(types))
-    indexed = _indexed(hyper, len(types))
+    index_widths = _index_widths(hyper, len(types))
     layers: list[LatentAttention | None] = []
     for i, kind in enumerate(types):
         if kind not in _ATTENDING:
@@ -243,7 +246,7 @@ def latent(hyper: Hyper, types: Types) -> Mixers:
             key_dim=key_dim,
             value_dim=value_dim,
             query_rank=hyper.number("query_rank") or 0,
-            index_dim=indexed[i],
+            index_dim=index_widths[i],
             absorbed=absorbed,
             span=_SPANS.get(kind, Span.ALL),
             span_tokens=hyper.need(_SPAN_KEYS[kind]) if kind in _SPAN_KEYS else 0,
@@ -253,10 +256,10 @@ def latent(hyper: Hyper, types: Types) -> Mixers:
 
 
 def indexed_after_dense(hyper: Hyper, types: Types) -> Mixers:
-    """MiniMax-M3: sparse layers have an index key, the leading dense ones do not.
+    """MiniMax-M3: sparse layers have an index key, the leading dense layers do not.
 
-    A config lists them; in a GGUF they are all layers after leading_dense_block_count (create_memory in
-    llama-model.cpp @ b21e4de).
+    A config lists the sparse layers; in a GGUF all layers after leading_dense_block_count are sparse (create_memory
+    in llama-model.cpp @ b21e4de).
     """
     layers = standard(hyper, types)
     if hyper.items("index_layers") is not None:
@@ -299,15 +302,17 @@ RecurrentBuilder = Callable[[Hyper], Recurrent]
 
 
 def mamba(hyper: Hyper, *, inner: int | None = None) -> Recurrent:
+    """Mamba, which has no groups and no heads. `inner`: the inner width, if the caller knows it."""
     return _state_space(hyper, Cell.MAMBA, groups=0, heads=0, inner=inner)  # without groups
 
 
 def pure_mamba(hyper: Hyper) -> Recurrent:
-    """A model with Mamba layers only states its inner width as that of a feed-forward."""
+    """Mamba without attention layers: the file states the inner width as that of a feed-forward."""
     return mamba(hyper, inner=None if hyper.gguf else hyper.number("feed_forward"))
 
 
 def mamba2(hyper: Hyper) -> Recurrent:
+    """Mamba-2: one group and the attention heads, unless the file states its own."""
     groups = hyper.number("state_groups")
     groups = 1 if groups is None else groups
     heads = hyper.number("time_step_rank" if hyper.gguf else "state_heads")
@@ -319,21 +324,22 @@ def mamba2(hyper: Hyper) -> Recurrent:
 def _state_space(
     hyper: Hyper, cell: Cell, *, groups: int, heads: int, inner: int | None = None
 ) -> Recurrent:
-    kernel = _kernel(hyper)
+    """The state of Mamba or Mamba-2: the tail of the convolution, and state_size x inner numbers."""
+    kernel = _conv_kernel(hyper)
     inner = inner or hyper.number("inner")
     if not inner:
         inner = (hyper.number("state_heads") or 0) * (hyper.number("state_head_dim") or 0)
     if not inner:
         inner = int((hyper.ratio("expand") or 2) * hyper.need("hidden"))
-    state = hyper.need("state_size")
-    auto = hyper.text("time_step_rank") is not None  # "auto"
-    rank = None if auto else hyper.number("time_step_rank")
+    state_size = hyper.need("state_size")
+    is_auto = hyper.text("time_step_rank") is not None  # "auto"
+    rank = None if is_auto else hyper.number("time_step_rank")
     return Recurrent(
         cell=cell,
-        conv_elements=(kernel - 1) * (inner + 2 * groups * state),
-        state_elements=state * inner,
+        conv_elements=(kernel - 1) * (inner + 2 * groups * state_size),
+        state_elements=state_size * inner,
         inner=inner,
-        state_size=state,
+        state_size=state_size,
         groups=groups,
         heads=heads,
         conv_kernel=kernel,
@@ -342,20 +348,20 @@ def _state_space(
 
 
 def gated_delta(hyper: Hyper) -> Recurrent:
-    """Qwen3-Next and Qwen3.5: Q and K of every key head and V of every value head pass through a short convolution."""
-    kernel = _kernel(hyper)
+    """Qwen3-Next and Qwen3.5: a delta net whose queries, keys and values pass through a short convolution."""
+    kernel = _conv_kernel(hyper)
     if hyper.gguf:
-        inner, state = hyper.need("inner"), hyper.need("state_size")
+        inner, state_size = hyper.need("inner"), hyper.need("state_size")
         groups, heads = hyper.need("state_groups"), hyper.need("time_step_rank")
     else:
         heads, groups = hyper.need("linear_value_heads"), hyper.need("linear_key_heads")
-        inner, state = heads * hyper.need("linear_value_dim"), hyper.need("linear_key_dim")
+        inner, state_size = heads * hyper.need("linear_value_dim"), hyper.need("linear_key_dim")
     return Recurrent(
         cell=Cell.GATED_DELTA,
-        conv_elements=(kernel - 1) * (inner + 2 * groups * state),
-        state_elements=state * inner,
+        conv_elements=(kernel - 1) * (inner + 2 * groups * state_size),
+        state_elements=state_size * inner,
         inner=inner,
-        state_size=state,
+        state_size=state_size,
         groups=groups,
         heads=heads,
         conv_kernel=kernel,
@@ -364,13 +370,14 @@ def gated_delta(hyper: Hyper) -> Recurrent:
 
 def kimi_delta(hyper: Hyper, *, width: int | None = None) -> Recurrent:
     """Kimi Linear: a head_dim x head_dim state per head, and separate convolutions for Q, K and V."""
-    kernel = _kernel(hyper)
+    kernel = _conv_kernel(hyper)
     heads = hyper.number("kda_heads") or max(_heads(hyper, hyper.need("layers")))
     width = width or hyper.need("kda_head_dim")
     return _linear_attention(Cell.KIMI_DELTA, heads, width, width, kernel=kernel)
 
 
 def lightning(hyper: Hyper) -> Recurrent:
+    """Lightning attention: a head_dim x head_dim state per head."""
     heads = hyper.need("heads")
     width = hyper.number("key_dim") or hyper.need("hidden") // max(heads, 1)
     return _linear_attention(Cell.LIGHTNING, heads, width, width)
@@ -379,26 +386,29 @@ def lightning(hyper: Hyper) -> Recurrent:
 def gated_linear(hyper: Hyper) -> Recurrent:
     """GLA: expand_k x hidden keys and expand_v x hidden values, divided among the heads."""
     heads, hidden = hyper.need("heads"), hyper.need("hidden")
-    key = int(hidden * (hyper.ratio("expand_k") or 0.5)) // max(heads, 1)
-    value = int(hidden * (hyper.ratio("expand_v") or 1.0)) // max(heads, 1)
-    return _linear_attention(Cell.GATED_LINEAR, heads, key, value)
+    key_dim = int(hidden * (hyper.ratio("expand_k") or 0.5)) // max(heads, 1)
+    value_dim = int(hidden * (hyper.ratio("expand_v") or 1.0)) // max(heads, 1)
+    return _linear_attention(Cell.GATED_LINEAR, heads, key_dim, value_dim)
 
 
-def _linear_attention(cell: Cell, heads: int, key: int, value: int, kernel: int = 0) -> Recurrent:
+def _linear_attention(
+    cell: Cell, heads: int, key_dim: int, value_dim: int, kernel: int = 0
+) -> Recurrent:
     """A matrix of key x value per head; with a kernel, Q, K and V of one width pass through convolutions."""
     return Recurrent(
         cell=cell,
-        conv_elements=3 * (kernel - 1) * heads * value if kernel else 0,
-        state_elements=heads * key * value,
-        inner=heads * value,
-        state_size=key,
+        conv_elements=3 * (kernel - 1) * heads * value_dim if kernel else 0,
+        state_elements=heads * key_dim * value_dim,
+        inner=heads * value_dim,
+        state_size=key_dim,
         heads=heads,
         conv_kernel=kernel,
     )
 
 
 def short_conv(hyper: Hyper) -> Recurrent:
-    kernel, hidden = _kernel(hyper), hyper.need("hidden")
+    """LFM2: only the tail of a short convolution is stored."""
+    kernel, hidden = _conv_kernel(hyper), hyper.need("hidden")
     return Recurrent(
         cell=Cell.SHORT_CONV, conv_elements=hidden * (kernel - 1), inner=hidden, conv_kernel=kernel
     )
@@ -406,7 +416,7 @@ def short_conv(hyper: Hyper) -> Recurrent:
 
 def gated_conv(hyper: Hyper) -> Recurrent:
     """Gear: separate convolutions for the keys and values of all KV heads."""
-    heads, width, kernel = hyper.need("heads"), hyper.need("key_dim"), _kernel(hyper)
+    heads, width, kernel = hyper.need("heads"), hyper.need("key_dim"), _conv_kernel(hyper)
     groups = hyper.number("kv_heads") or heads
     return Recurrent(
         cell=Cell.GATED_CONV,
@@ -427,19 +437,21 @@ def bailing(hyper: Hyper) -> Recurrent:
 
 
 def rwkv(hyper: Hyper) -> Recurrent:
-    hidden, head = hyper.need("hidden"), hyper.need("wkv_head_size")
+    """RWKV: a state per head, and the hidden states of the previous token."""
+    hidden, head_dim = hyper.need("hidden"), hyper.need("wkv_head_size")
     shift = hyper.number("token_shift") or 2
     return Recurrent(
         cell=Cell.RWKV,
         conv_elements=shift * hidden,
-        state_elements=hidden * head,
+        state_elements=hidden * head_dim,
         inner=hidden,
-        state_size=head,
-        heads=hidden // max(head, 1),
+        state_size=head_dim,
+        heads=hidden // max(head_dim, 1),
     )
 
 
 def rg_lru(hyper: Hyper) -> Recurrent:
+    """Griffin's RG-LRU: one number per channel, and the tail of a convolution."""
     width = hyper.number("lru_width") or hyper.need("hidden")
     kernel = hyper.number("conv_kernel") or 4
     return Recurrent(
@@ -451,7 +463,8 @@ def rg_lru(hyper: Hyper) -> Recurrent:
     )
 
 
-def _kernel(hyper: Hyper) -> int:
+def _conv_kernel(hyper: Hyper) -> int:
+    """The length of the short convolution, at least 1."""
     kernel = hyper.need("conv_kernel")
     if kernel < 1:
         raise HeaderError(f"{hyper.spelled('conv_kernel')} is {kernel}", file=hyper.header.name)

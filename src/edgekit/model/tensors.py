@@ -36,7 +36,7 @@ from edgekit.model.types import (
     Span,
 )
 
-MAX_TABLES = 1_024  # of n-grams; LongCat has 12
+MAX_TABLES = 1_024  # n-gram tables; LongCat has 12
 
 
 def expected_tensors(
@@ -45,8 +45,8 @@ def expected_tensors(
     """All tensors except towers and prediction blocks. Raises UnknownArchitectureError if they cannot be derived."""
     family = _family(geometry, config)
     layers = geometry.layers[: len(geometry.layers) // geometry.loops]
-    inside = (row for layer in layers for row in _placed(layer, geometry, family))
-    return (*_before(geometry, family), *inside, *_after(geometry, family))
+    in_layers = (row for layer in layers for row in _tensors_of_layer(layer, geometry, family))
+    return (*_input_rows(geometry, family), *in_layers, *_output_rows(geometry, family))
 
 
 def outer_tensors(
@@ -54,32 +54,35 @@ def outer_tensors(
 ) -> tuple[ExpectedTensor, ...]:
     """The tensors outside the layers, without towers."""
     family = _family(geometry, config)
-    return (*_before(geometry, family), *_after(geometry, family))
+    return (*_input_rows(geometry, family), *_output_rows(geometry, family))
 
 
 def layer_tensors(
     layer: Layer, geometry: ModelGeometry, config: Mapping[str, object] | None = None
 ) -> tuple[ExpectedTensor, ...]:
-    return tuple(_placed(layer, geometry, _family(geometry, config)))
+    """The tensors of one layer, with its index."""
+    return tuple(_tensors_of_layer(layer, geometry, _family(geometry, config)))
 
 
 def prediction_tensors(
     geometry: ModelGeometry, config: Mapping[str, object] | None = None
 ) -> tuple[ExpectedTensor, ...]:
-    """Blocks that predict further tokens: a copy of the last layer, a matrix that joins token and state, norms."""
+    """Blocks that predict further tokens: a copy of the last layer, a matrix that joins token and state, and norms."""
     family = _family(geometry, config)
-    attending = [x for x in geometry.layers if not isinstance(x.mixer, Recurrent)]
-    last = (attending or geometry.layers)[-1]
+    attending = [layer for layer in geometry.layers if not isinstance(layer.mixer, Recurrent)]
+    last_layer = (attending or geometry.layers)[-1]
     rows: list[ExpectedTensor] = []
-    for layer in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
-        rows += _placed(replace(last, index=layer), geometry, family)
+    first_block = len(geometry.layers)
+    for index in range(first_block, first_block + geometry.mtp_layers):
+        rows += _tensors_of_layer(replace(last_layer, index=index), geometry, family)
         joins = linear(TensorRole.PREDICTION, family.hidden, 2 * family.hidden)
         norms = [row for _ in range(3) for row in norm(family)]
-        rows += [replace(row, layer=layer) for row in (*joins, *norms)]
+        rows += [replace(row, layer=index) for row in (*joins, *norms)]
     return tuple(rows)
 
 
 def _family(geometry: ModelGeometry, config: Mapping[str, object] | None) -> TensorFamily:
+    """The recipe of the model's architecture, with the keys of its config.json."""
     if geometry.vocabulary is None or geometry.tied_embeddings is None:
         missing = "vocabulary" if geometry.vocabulary is None else "output head"
         raise UnknownArchitectureError(
@@ -93,7 +96,8 @@ def _family(geometry: ModelGeometry, config: Mapping[str, object] | None) -> Ten
     )
 
 
-def _before(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+def _input_rows(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """The tensors before the first layer: embeddings, and matrices that set up the residual streams."""
     hidden, recipe, width = family.hidden, family.recipe, family.embedding
     yield array(TensorRole.EMBEDDING, TensorKind.EMBEDDING, geometry.vocabulary or 0, width)
     if width != hidden:
@@ -103,24 +107,26 @@ def _before(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     if recipe.positions is not None:
         rows = (geometry.trained_context or 0) + recipe.positions
         yield array(TensorRole.POSITION, TensorKind.EMBEDDING, rows, hidden)
-    if types := family.number("type_vocab_size", recipe.token_types) if recipe.token_types else 0:
-        yield array(TensorRole.SEGMENT, TensorKind.EMBEDDING, types, hidden)
+    if recipe.token_types:
+        token_types = family.number("type_vocab_size", recipe.token_types)
+        if token_types:
+            yield array(TensorRole.SEGMENT, TensorKind.EMBEDDING, token_types, hidden)
     if recipe.embedding_norm:
         yield from norm(family)
-    if each := geometry.per_layer_embedding:
+    if layer_width := geometry.per_layer_embedding:
         # Gemma 3n and 4: one table for all layers, and a projection of the hidden state into it.
         tokens = family.number("vocab_size_per_layer_input", geometry.vocabulary)
-        wide = each * len(geometry.layers)
-        yield array(TensorRole.LAYER_EMBEDDING, TensorKind.EMBEDDING, tokens, wide)
-        yield from linear(TensorRole.LAYER_EMBEDDING_IN, wide, hidden)
-        yield array(TensorRole.LAYER_EMBEDDING_IN, TensorKind.NORM, each)
+        table_width = layer_width * len(geometry.layers)
+        yield array(TensorRole.LAYER_EMBEDDING, TensorKind.EMBEDDING, tokens, table_width)
+        yield from linear(TensorRole.LAYER_EMBEDDING_IN, table_width, hidden)
+        yield array(TensorRole.LAYER_EMBEDDING_IN, TensorKind.NORM, layer_width)
     if family.has(recipe.block_residual):
         yield from _block_residual(family)
     if recipe.streams is Streams.ALTERNATING:
-        others = family.number("altup_num_inputs", 4) - 1
+        other_streams = family.number("altup_num_inputs", 4) - 1
         for _ in ("into the other streams", "out of them"):
             for row in linear(TensorRole.RESIDUAL, hidden, hidden):
-                yield replace(row, count=others)
+                yield replace(row, count=other_streams)
     if recipe.streams is Streams.HYPER:
         streams = family.number("hc_mult")
         yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams, streams * hidden)
@@ -141,11 +147,12 @@ def _ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield from linear(TensorRole.NGRAM, family.hidden, width)
 
 
-def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
-    recipe, narrow = family.recipe, family.embedding != family.hidden
+def _output_rows(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """The tensors after the last layer: the final norm and the output head."""
+    recipe = family.recipe
     if family.has(recipe.final_norm):
         yield from norm(family)
-    if narrow and recipe.embedding_out:
+    if recipe.embedding_out and family.embedding != family.hidden:
         yield from linear(TensorRole.EMBEDDING_OUT, family.embedding, family.hidden)
     if recipe.head_scale:
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
@@ -157,16 +164,20 @@ def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield array(TensorRole.HEAD, TensorKind.BIAS, geometry.vocabulary or 0)
 
 
-def _placed(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> list[ExpectedTensor]:
-    return [replace(row, layer=layer.index) for row in _layer(layer, geometry, family)]
+def _tensors_of_layer(
+    layer: Layer, geometry: ModelGeometry, family: TensorFamily
+) -> list[ExpectedTensor]:
+    """The tensors of a layer, each marked with the layer's index."""
+    return [replace(row, layer=layer.index) for row in _layer_rows(layer, geometry, family)]
 
 
-def _layer(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> Rows:
+def _layer_rows(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """Norms, mixer, feed-forward, experts and scales of a layer, not yet marked with its index."""
     recipe, dense, experts = family.recipe, layer.dense, layer.experts
     for _ in range(_norm_count(layer, family)):
         yield from norm(family)
     if recipe.norm_rank:
-        # A.X K2: a low-rank gate on the norm before attention, and on the one before experts.
+        # A.X K2: a low-rank gate on the norm before attention, and another on the norm before experts.
         rank = family.number(recipe.norm_rank)
         for _ in range(1 if experts is None else 2):
             yield from linear(TensorRole.NORM, rank, family.hidden)
@@ -175,7 +186,7 @@ def _layer(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> Rows:
     if layer.index and recipe.value_rank:
         yield from _low_rank(family.number(recipe.value_rank), family.hidden)
     if dense is not None:
-        yield from _half(_DENSE, dense.width, family, gated=dense.gated)
+        yield from _feed_forward(_DENSE, dense.width, family, gated=dense.gated)
         if recipe.sub_norms:
             yield array(TensorRole.DOWN, TensorKind.NORM, dense.width)
         for _ in range(recipe.activation):
@@ -192,22 +203,24 @@ def _layer(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield array(TensorRole.LAYER_OUT, TensorKind.NORM, family.hidden)
     for _ in range(recipe.layer_scales):
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
-    yield from _residual(family)
+    yield from _residual_streams(family)
 
 
 def _norm_count(layer: Layer, family: TensorFamily) -> int:
+    """The number of norms of the hidden width in this layer."""
     recipe = family.recipe
     if layer.index == 0 and recipe.first_norms is not None:
         return recipe.first_norms
-    mixes = not isinstance(layer.mixer, NoCache) or layer.mixer.attention is not None
-    feeds = layer.dense is not None or layer.experts is not None
-    usual = recipe.norms if mixes and feeds else min(recipe.norms, 1)
-    more = sum(family.has(switch) for switch in recipe.more_norms)
-    return usual + more + (recipe.expert_norms if layer.experts is not None else 0)
+    has_mixer = not isinstance(layer.mixer, NoCache) or layer.mixer.attention is not None
+    has_feed_forward = layer.dense is not None or layer.experts is not None
+    plain_norms = recipe.norms if has_mixer and has_feed_forward else min(recipe.norms, 1)
+    switched_norms = sum(family.has(switch) for switch in recipe.more_norms)
+    expert_norms = recipe.expert_norms if layer.experts is not None else 0
+    return plain_norms + switched_norms + expert_norms
 
 
-def _residual(family: TensorFamily) -> Rows:
-    """Of several residual streams, or of a residual over blocks, in one layer."""
+def _residual_streams(family: TensorFamily) -> Rows:
+    """The tensors in one layer that combine residual streams, or the outputs of earlier blocks."""
     hidden, streams = family.hidden, family.recipe.streams
     if family.has(family.recipe.block_residual):
         yield from _block_residual(family)  # before attention
@@ -240,6 +253,7 @@ def _block_residual(family: TensorFamily) -> Rows:
 
 
 def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
+    """The tensors of the attention or recurrence of a layer."""
     match kind:
         case Attention():
             yield from _attention(kind, family)
@@ -252,9 +266,9 @@ def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
             yield from _attention(kind.attention, family)
             yield from _CELLS[kind.recurrent.cell](kind.recurrent, family)
         case LatentAttention():
-            yield from _latent(kind, family)
+            yield from _latent_attention(kind, family)
         case CompressedAttention():
-            yield from _compressed(kind, family)
+            yield from _compressed_attention(kind, family)
         case Recurrent():
             yield from _CELLS[kind.cell](kind, family)
         case _:
@@ -265,7 +279,7 @@ def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
 
 
 def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) -> Rows:
-    """`borrows`: the layer reads another layer's keys and values and has no matrices for them."""
+    """Multi-head attention. `borrows`: it reads another layer's keys and values and has no matrices for them."""
     recipe = family.recipe
     bias = family.has(recipe.qkv_bias)
     queries = kind.heads * kind.key_dim * (2 if kind.gated else 1)
@@ -277,7 +291,7 @@ def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) 
     if recipe.cache_scales and not borrows:
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
-    yield from _output(kind.heads * kind.value_dim, family)
+    yield from _attention_output(kind.heads * kind.value_dim, family)
     yield from _head_norms(kind, family, borrows=borrows)
     if recipe.gate is not None and family.has(recipe.gate_if):
         yield from _gate(recipe.gate, kind, family)
@@ -286,8 +300,10 @@ def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) 
     if recipe.round_gate:
         yield array(TensorRole.ATTENTION_GATE, TensorKind.RAW, kind.heads, kind.key_dim)
         yield array(TensorRole.ATTENTION_GATE, TensorKind.BIAS, kind.heads)
-    sliding = recipe.sinks if recipe.window_sinks is None else recipe.window_sinks
-    if family.has(sliding if kind.span is Span.WINDOW else recipe.sinks):
+    sinks = recipe.sinks
+    if kind.span is Span.WINDOW and recipe.window_sinks is not None:
+        sinks = recipe.window_sinks
+    if family.has(sinks):
         yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
     if width := kind.index_dim:  # MiniMax-M3: queries and one key that choose blocks
         heads = family.number("index_n_heads", 4)
@@ -297,7 +313,8 @@ def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) 
         yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
 
 
-def _output(values: int, family: TensorFamily) -> Rows:
+def _attention_output(values: int, family: TensorFamily) -> Rows:
+    """The output matrix of attention, and its norm if the recipe has one."""
     bias = family.has(family.recipe.output_bias)
     yield from linear(TensorRole.OUTPUT, family.hidden, values, bias=bias)
     if family.recipe.sub_norms:
@@ -305,20 +322,26 @@ def _output(values: int, family: TensorFamily) -> Rows:
 
 
 def _head_norms(kind: Attention, family: TensorFamily, *, borrows: bool) -> Rows:
+    """The norms of queries and keys."""
     recipe = family.recipe
     if recipe.head_norm is None or not family.has(recipe.head_norm_if):
         return
     kinds = (TensorKind.NORM, TensorKind.BIAS) if recipe.head_norm_bias else (TensorKind.NORM,)
-    both = ((TensorRole.QUERY, kind.heads), (TensorRole.KEY, kind.kv_heads))
-    for role, heads in both[:1] if borrows else both:
-        shape = (heads, kind.key_dim) if recipe.head_norm is Width.EACH else (kind.key_dim,)
-        if recipe.head_norm is Width.ALL:
+    normed = [(TensorRole.QUERY, kind.heads)]
+    if not borrows:
+        normed.append((TensorRole.KEY, kind.kv_heads))
+    for role, heads in normed:
+        shape: tuple[int, ...] = (kind.key_dim,)
+        if recipe.head_norm is Width.EACH:
+            shape = (heads, kind.key_dim)
+        elif recipe.head_norm is Width.ALL:
             shape = (heads * kind.key_dim,)
-        for one in kinds:
-            yield array(role, one, *shape)
+        for tensor_kind in kinds:
+            yield array(role, tensor_kind, *shape)
 
 
-def _latent(kind: LatentAttention, family: TensorFamily) -> Rows:
+def _latent_attention(kind: LatentAttention, family: TensorFamily) -> Rows:
+    """MLA: queries, perhaps compressed; keys and values from a shared latent; a sparse indexer."""
     hidden, rank, queries = family.hidden, kind.query_rank, kind.heads * kind.key_dim
     bias = family.has(family.recipe.qkv_bias)
     gate = kind.heads * kind.value_dim if family.recipe.gate is Width.ALL else 0
@@ -331,9 +354,9 @@ def _latent(kind: LatentAttention, family: TensorFamily) -> Rows:
         yield from linear(TensorRole.QUERY, queries, hidden)
     yield from linear(TensorRole.LATENT_DOWN, kind.latent_dim + kind.rope_dim, hidden, bias=bias)
     yield array(TensorRole.LATENT_DOWN, TensorKind.NORM, kind.latent_dim)
-    unpacked = kind.heads * (kind.key_dim - kind.rope_dim + kind.value_dim)
-    yield from linear(TensorRole.LATENT_UP, unpacked, kind.latent_dim)
-    yield from _output(kind.heads * kind.value_dim, family)
+    keys_and_values = kind.heads * (kind.key_dim - kind.rope_dim + kind.value_dim)
+    yield from linear(TensorRole.LATENT_UP, keys_and_values, kind.latent_dim)
+    yield from _attention_output(kind.heads * kind.value_dim, family)
     if family.recipe.latent_gate is not None and family.has(family.recipe.latent_gate_if):
         yield from _gate(family.recipe.latent_gate, kind, family)
     if width := kind.index_dim:
@@ -347,22 +370,23 @@ def _latent(kind: LatentAttention, family: TensorFamily) -> Rows:
 
 
 def _gate(width: Width, kind: Attention | LatentAttention, family: TensorFamily) -> Rows:
-    wide = kind.heads * kind.value_dim if width is Width.ALL else kind.heads
-    yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
+    """The gate on the attention's output, as wide as one number per head or as all values."""
+    gates = kind.heads * kind.value_dim if width is Width.ALL else kind.heads
+    yield from linear(TensorRole.ATTENTION_GATE, gates, family.hidden)
 
 
-def _compressed(kind: CompressedAttention, family: TensorFamily) -> Rows:
+def _compressed_attention(kind: CompressedAttention, family: TensorFamily) -> Rows:
     """DeepSeek-V4: low-rank queries, one key for all heads, an output in groups of low rank."""
     hidden, width = family.hidden, kind.key_dim
     rank, groups = family.number("q_lora_rank"), family.number("o_groups")
-    within = groups * family.number("o_lora_rank")
+    output_rank = groups * family.number("o_lora_rank")
     yield from linear(TensorRole.QUERY_DOWN, rank, hidden)
     yield array(TensorRole.QUERY_DOWN, TensorKind.NORM, rank)
     yield from linear(TensorRole.QUERY_UP, kind.heads * width, rank)
     yield from linear(TensorRole.KEY, width, hidden)
     yield array(TensorRole.KEY, TensorKind.NORM, width)
-    yield from linear(TensorRole.OUTPUT_DOWN, within, kind.heads * width // max(groups, 1))
-    yield from linear(TensorRole.OUTPUT, hidden, within)
+    yield from linear(TensorRole.OUTPUT_DOWN, output_rank, kind.heads * width // max(groups, 1))
+    yield from linear(TensorRole.OUTPUT, hidden, output_rank)
     yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
     if kind.ratio:
         yield from _compressor(width, kind.ratio, family)
@@ -374,10 +398,13 @@ def _compressed(kind: CompressedAttention, family: TensorFamily) -> Rows:
 
 
 def _compressor(width: int, ratio: int, family: TensorFamily) -> Rows:
-    wide = width * (2 if ratio == 4 else 1)  # windows of 4 tokens overlap, those of 128 do not
-    yield from linear(TensorRole.COMPRESSOR_KEY, wide, family.hidden)
-    yield from linear(TensorRole.COMPRESSOR_GATE, wide, family.hidden)
-    yield array(TensorRole.COMPRESSOR_GATE, TensorKind.RAW, ratio, wide)
+    """Compresses `ratio` keys of this width into one, by gates and learned positions."""
+    overlapped = width * (
+        2 if ratio == 4 else 1
+    )  # blocks of 4 tokens overlap, blocks of 128 do not
+    yield from linear(TensorRole.COMPRESSOR_KEY, overlapped, family.hidden)
+    yield from linear(TensorRole.COMPRESSOR_GATE, overlapped, family.hidden)
+    yield array(TensorRole.COMPRESSOR_GATE, TensorKind.RAW, ratio, overlapped)
     yield array(TensorRole.COMPRESSOR_KEY, TensorKind.NORM, width)
 
 
@@ -387,13 +414,14 @@ _DENSE = (TensorRole.GATE, TensorRole.UP, TensorRole.DOWN)
 _SHARED = (TensorRole.SHARED_GATE, TensorRole.SHARED_UP, TensorRole.SHARED_DOWN)
 
 
-def _half(
+def _feed_forward(
     roles: tuple[TensorRole, TensorRole, TensorRole],
     width: int,
     family: TensorFamily,
     *,
     gated: bool,
 ) -> Rows:
+    """A dense feed-forward: gate, up and down."""
     gate, up, down = roles
     bias = family.has(family.recipe.ffn_bias)
     if gated:
@@ -402,9 +430,10 @@ def _half(
     yield from linear(down, family.hidden, width, bias=bias)
 
 
-def _experts(half: Experts, family: TensorFamily, layer: int) -> Rows:
+def _experts(experts: Experts, family: TensorFamily, layer: int) -> Rows:
+    """The router, the routed experts and the shared experts of a layer."""
     recipe, hidden = family.recipe, family.hidden
-    routes = half.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
+    routes = experts.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
     kind = TensorKind.RAW if recipe.router_is_raw else TensorKind.LINEAR
     yield array(TensorRole.ROUTER, kind, routes, hidden)
     if family.has(recipe.router_bias):
@@ -413,29 +442,31 @@ def _experts(half: Experts, family: TensorFamily, layer: int) -> Rows:
         yield array(TensorRole.ROUTER, TensorKind.BIAS, routes)
     if recipe.router_scales:
         yield array(TensorRole.SCALE, TensorKind.RAW, hidden)
-        yield array(TensorRole.SCALE, TensorKind.RAW, half.count)
-    within = half.latent or hidden
-    if half.latent:
-        yield from linear(TensorRole.EXPERTS_IN, within, hidden)
-        yield from linear(TensorRole.EXPERTS_OUT, hidden, within)
+        yield array(TensorRole.SCALE, TensorKind.RAW, experts.count)
+    expert_hidden = experts.latent or hidden
+    if experts.latent:
+        yield from linear(TensorRole.EXPERTS_IN, expert_hidden, hidden)
+        yield from linear(TensorRole.EXPERTS_OUT, hidden, expert_hidden)
         has_norms = family.has(recipe.latent_norms_if)
         for _ in range(recipe.latent_norms if has_norms else 0):
-            yield array(TensorRole.EXPERTS_IN, TensorKind.NORM, within)
-    if half.gated:
-        yield from _expert(TensorRole.EXPERT_GATE, half.width, within, half.count, family)
-    yield from _expert(TensorRole.EXPERT_UP, half.width, within, half.count, family)
-    yield from _expert(TensorRole.EXPERT_DOWN, within, half.width, half.count, family)
-    if half.shared_width:
-        yield from _half(_SHARED, half.shared_width, family, gated=half.gated)
+            yield array(TensorRole.EXPERTS_IN, TensorKind.NORM, expert_hidden)
+    if experts.gated:
+        yield from _expert(
+            TensorRole.EXPERT_GATE, experts.width, expert_hidden, experts.count, family
+        )
+    yield from _expert(TensorRole.EXPERT_UP, experts.width, expert_hidden, experts.count, family)
+    yield from _expert(TensorRole.EXPERT_DOWN, expert_hidden, experts.width, experts.count, family)
+    if experts.shared_width:
+        yield from _feed_forward(_SHARED, experts.shared_width, family, gated=experts.gated)
         if family.has(recipe.shared_switch):
             yield from linear(TensorRole.SHARED_SWITCH, 1, hidden)
         if recipe.shared_mix:
             yield from linear(TensorRole.SHARED_SWITCH, 2, hidden, bias=True)
     if recipe.small_experts:
         width = family.number(recipe.small_experts, 128)  # conversion/grovemoe.py @ 0c1e570
-        yield from _expert(TensorRole.EXPERT_GATE, width, hidden, half.count // 2, family)
-        yield from _expert(TensorRole.EXPERT_UP, width, hidden, half.count // 2, family)
-        yield from _expert(TensorRole.EXPERT_DOWN, hidden, width, half.count // 2, family)
+        yield from _expert(TensorRole.EXPERT_GATE, width, hidden, experts.count // 2, family)
+        yield from _expert(TensorRole.EXPERT_UP, width, hidden, experts.count // 2, family)
+        yield from _expert(TensorRole.EXPERT_DOWN, hidden, width, experts.count // 2, family)
 
 
 def chooses_by_token(section: Mapping[str, object], layer: int) -> bool:
@@ -447,6 +478,7 @@ def chooses_by_token(section: Mapping[str, object], layer: int) -> bool:
 
 
 def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFamily) -> Rows:
+    """One matrix for each of `count` experts, with biases if the recipe has them."""
     yield ExpectedTensor(role=role, kind=TensorKind.EXPERT, shape=(out, into), count=count)
     if family.has(family.recipe.expert_bias):
         yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,), count=count)
@@ -456,9 +488,10 @@ def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFam
 
 
 def _mamba(kind: Recurrent, family: TensorFamily) -> Rows:
+    """Mamba: x and gate from one matrix; dt, B and C from x."""
     inner, state, rank = kind.inner, kind.state_size, kind.rank
-    yield from _into(2 * inner, family)
-    yield from _conv(inner, kind, family)
+    yield from _state_in(2 * inner, family)
+    yield from _convolution(inner, kind, family)
     yield from linear(TensorRole.STATE_X, rank + 2 * state, inner)
     yield from linear(TensorRole.STATE_DT, inner, rank, bias=True)
     if family.recipe.step_norms:
@@ -466,44 +499,46 @@ def _mamba(kind: Recurrent, family: TensorFamily) -> Rows:
             yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
     yield array(TensorRole.STATE_A, TensorKind.RAW, inner, state)
     yield array(TensorRole.STATE_D, TensorKind.RAW, inner)
-    yield from _out_of(inner, family)
+    yield from _state_out(inner, family)
 
 
 def _mamba2(kind: Recurrent, family: TensorFamily) -> Rows:
+    """Mamba-2: one projection yields gate, x, B, C and dt; A and D are one number per head."""
     if family.recipe.step_norms:
-        yield from _stepped(kind, family)
+        yield from _plamo2(kind, family)
         return
     inner, keys = kind.inner, kind.groups * kind.state_size
-    yield from _into(2 * inner + 2 * keys + kind.heads, family)
-    yield from _conv(inner + 2 * keys, kind, family)
+    yield from _state_in(2 * inner + 2 * keys + kind.heads, family)
+    yield from _convolution(inner + 2 * keys, kind, family)
     yield array(TensorRole.STATE_DT, TensorKind.BIAS, kind.heads)
     yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
     yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
     if family.has(family.recipe.state_norm):
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, inner)
-    yield from _out_of(inner, family)
+    yield from _state_out(inner, family)
 
 
-def _stepped(kind: Recurrent, family: TensorFamily) -> Rows:
+def _plamo2(kind: Recurrent, family: TensorFamily) -> Rows:
     """PLaMo 2: dt, B and C are projected as in Mamba, heads are as in Mamba-2."""
     inner, state, rank = kind.inner, kind.state_size, max(64, family.hidden // 16)
-    yield from _into(2 * inner, family)
-    yield from _conv(inner, kind, family)
+    yield from _state_in(2 * inner, family)
+    yield from _convolution(inner, kind, family)
     yield from linear(TensorRole.STATE_X, rank + 2 * state, inner)
     yield from linear(TensorRole.STATE_DT, kind.heads, rank, bias=True)
     for width in (rank, state, state):
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
     yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
     yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
-    yield from _out_of(inner, family)
+    yield from _state_out(inner, family)
 
 
 def _gated_delta(kind: Recurrent, family: TensorFamily) -> Rows:
+    """Gated DeltaNet of Qwen3-Next."""
     inner, keys = kind.inner, kind.groups * kind.state_size
     yield from linear(TensorRole.STATE_IN, 2 * keys + inner, family.hidden)
     yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
     yield from linear(TensorRole.STATE_BETA, 2 * kind.heads, family.hidden)
-    yield from _conv(inner + 2 * keys, kind, family)
+    yield from _convolution(inner + 2 * keys, kind, family)
     yield array(TensorRole.STATE_DT, TensorKind.BIAS, kind.heads)
     yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
     yield array(TensorRole.STATE_NORM, TensorKind.NORM, inner // max(kind.heads, 1))
@@ -511,12 +546,13 @@ def _gated_delta(kind: Recurrent, family: TensorFamily) -> Rows:
 
 
 def _kimi_delta(kind: Recurrent, family: TensorFamily) -> Rows:
+    """Kimi Delta Attention. Its forget and output gates are full matrices or of low rank."""
     inner, width = kind.inner, kind.state_size
     yield from linear(TensorRole.STATE_IN, 3 * inner, family.hidden)
-    yield from _conv(3 * inner, kind, family)
+    yield from _convolution(3 * inner, kind, family)
     yield from linear(TensorRole.STATE_BETA, kind.heads, family.hidden)
-    for whole in (family.recipe.whole_forget, family.recipe.whole_output):
-        if family.has(whole):
+    for is_full in (family.recipe.whole_forget, family.recipe.whole_output):
+        if family.has(is_full):
             yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
         else:
             yield from linear(TensorRole.STATE_LOW, width, family.hidden)
@@ -528,13 +564,14 @@ def _kimi_delta(kind: Recurrent, family: TensorFamily) -> Rows:
 
 
 def _lightning(kind: Recurrent, family: TensorFamily) -> Rows:
-    yield from _into(3 * kind.inner, family)
+    """Lightning attention: queries, keys and values from one matrix, and an output gate."""
+    yield from _state_in(3 * kind.inner, family)
     yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
     yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner)
     if family.has(family.recipe.state_head_norms):
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
-    yield from _out_of(kind.inner, family)
+    yield from _state_out(kind.inner, family)
 
 
 def _gated_linear(kind: Recurrent, family: TensorFamily) -> Rows:
@@ -549,30 +586,32 @@ def _gated_linear(kind: Recurrent, family: TensorFamily) -> Rows:
 
 
 def _short_conv(kind: Recurrent, family: TensorFamily) -> Rows:
+    """LFM2: three projections, a short convolution, and an output matrix."""
     bias = family.has(family.recipe.conv_bias)
     yield from linear(TensorRole.STATE_IN, 3 * kind.inner, family.hidden, bias=bias)
-    yield from _conv(kind.inner, kind, family)
+    yield from _convolution(kind.inner, kind, family)
     yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner, bias=bias)
 
 
 def _gated_conv(kind: Recurrent, family: TensorFamily) -> Rows:
-    """Gear: queries, keys and values as attention has them, keys and values convolved."""
+    """Gear: queries, keys and values as in attention; keys and values pass through a convolution."""
     keys, bias = kind.groups * kind.state_size, family.has(family.recipe.qkv_bias)
     yield from linear(TensorRole.QUERY, kind.inner, family.hidden, bias=bias)
     for role in (TensorRole.KEY, TensorRole.VALUE):
         yield from linear(role, keys, family.hidden, bias=bias)
-        yield from _conv(keys, kind, family)
+        yield from _convolution(keys, kind, family)
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
     yield from linear(TensorRole.OUTPUT, family.hidden, kind.inner, bias=bias)
 
 
 def _key_conv(kind: Recurrent, _: TensorFamily) -> Rows:
+    """Baichuan-M1: a convolution kernel for each KV head, for keys and for values."""
     for role in (TensorRole.KEY, TensorRole.VALUE):
         yield array(role, TensorKind.RAW, kind.groups, kind.conv_kernel)
 
 
 def _rwkv(kind: Recurrent, family: TensorFamily) -> Rows:
-    """RWKV-7: six mixes with the token before, four matrices, four gates of low rank."""
+    """RWKV-7: six mixes with the previous token, four matrices, and low-rank gates."""
     if family.name != "rwkv7":
         raise UnknownArchitectureError(
             f"the tensors of {kind.label} layers are not known yet: upgrade edgekit, or add "
@@ -588,11 +627,12 @@ def _rwkv(kind: Recurrent, family: TensorFamily) -> Rows:
         yield from linear(role, hidden, hidden)
     yield array(TensorRole.STATE_NORM, TensorKind.NORM, hidden)
     yield array(TensorRole.STATE_NORM, TensorKind.BIAS, hidden)
-    for word in ("decay_low_rank_dim", "a_low_rank_dim", "gate_low_rank_dim"):
-        yield from _low_rank(family.number(word), hidden, bias=word != "gate_low_rank_dim")
+    for key in ("decay_low_rank_dim", "a_low_rank_dim", "gate_low_rank_dim"):
+        yield from _low_rank(family.number(key), hidden, bias=key != "gate_low_rank_dim")
 
 
 def _low_rank(rank: int, hidden: int, *, bias: bool = True) -> Rows:
+    """A matrix as the product of two of this rank."""
     yield from linear(TensorRole.STATE_LOW, rank, hidden)
     yield from linear(TensorRole.STATE_LOW_OUT, hidden, rank, bias=bias)
 
@@ -601,27 +641,30 @@ def _rg_lru(kind: Recurrent, family: TensorFamily) -> Rows:
     """Griffin's RG-LRU: two input matrices, one output matrix, and two block-diagonal gates with a block per head."""
     inner, heads = kind.inner, family.number("num_attention_heads")
     block = inner // max(heads, 1)
-    yield from _into(inner, family)
+    yield from _state_in(inner, family)
     yield from linear(TensorRole.STATE_GATE, inner, family.hidden, bias=True)
-    yield from _conv(inner, kind, family)
+    yield from _convolution(inner, kind, family)
     for _ in ("input", "recurrent"):
         yield array(TensorRole.STATE_X, TensorKind.RAW, heads, block, block)
         yield array(TensorRole.STATE_X, TensorKind.BIAS, heads, block)
     yield array(TensorRole.STATE_A, TensorKind.RAW, inner)
-    yield from _out_of(inner, family)
+    yield from _state_out(inner, family)
 
 
-def _into(out: int, family: TensorFamily) -> Rows:
+def _state_in(out: int, family: TensorFamily) -> Rows:
+    """The matrix from the hidden state into the recurrence."""
     bias = family.has(family.recipe.state_bias)
     yield from linear(TensorRole.STATE_IN, out, family.hidden, bias=bias)
 
 
-def _out_of(inner: int, family: TensorFamily) -> Rows:
+def _state_out(inner: int, family: TensorFamily) -> Rows:
+    """The matrix from the recurrence back to the hidden state."""
     bias_switch = family.recipe.state_out_bias or family.recipe.state_bias
     yield from linear(TensorRole.STATE_OUT, family.hidden, inner, bias=family.has(bias_switch))
 
 
-def _conv(channels: int, kind: Recurrent, family: TensorFamily) -> Rows:
+def _convolution(channels: int, kind: Recurrent, family: TensorFamily) -> Rows:
+    """A short convolution over this many channels."""
     yield array(TensorRole.CONV, TensorKind.CONV, channels, kind.conv_kernel)
     if family.has(family.recipe.conv_bias):
         yield array(TensorRole.CONV, TensorKind.BIAS, channels)

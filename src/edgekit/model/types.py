@@ -37,10 +37,13 @@ class Stream:
 
 
 @lru_cache(maxsize=1024)  # called for every layer of every placement
-def _streams(wide: tuple[tuple[str, int], ...], span: Span, span_tokens: int) -> tuple[Stream, ...]:
+def _streams(
+    widths: tuple[tuple[str, int], ...], span: Span, span_tokens: int
+) -> tuple[Stream, ...]:
+    """A stream for each name and width; names of width 0 are left out."""
     return tuple(
         Stream(name=name, elements=elements, span=span, span_tokens=span_tokens)
-        for name, elements in wide
+        for name, elements in widths
         if elements
     )
 
@@ -73,7 +76,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class CachedLayer(LayerKind):
-    """What an engine caches for a layer, or a device's share of it, if its kind has something else."""
+    """What an engine caches for a layer, or a device's share of that, where it differs from the layer's own kind."""
 
     streams: tuple[Stream, ...] = ()
     states: tuple[State, ...] = ()
@@ -100,8 +103,12 @@ class Attention(LayerKind):
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        wide = (("k", self.kv_heads * self.key_dim), ("v", self.kv_heads * self.value_dim))
-        return _streams((*wide, ("index", self.index_dim)), self.span, self.span_tokens)
+        widths = (
+            ("k", self.kv_heads * self.key_dim),
+            ("v", self.kv_heads * self.value_dim),
+            ("index", self.index_dim),
+        )
+        return _streams(widths, self.span, self.span_tokens)
 
 
 _SPAN_LABELS = {
@@ -115,8 +122,8 @@ _SPAN_LABELS = {
 class LatentAttention(LayerKind):
     """MLA: one latent and one rotary key per token represent all heads.
 
-    A GGUF from before April 2025 does not allow that (`absorbed` is False): the key and value of every head must be
-    stored. Some engines always store them; both widths are here for them.
+    A GGUF from before April 2025 does not allow that (`absorbed` is False): keys and values of every head are stored.
+    Some engines always store them, so both widths are here.
     """
 
     heads: int
@@ -139,8 +146,8 @@ class LatentAttention(LayerKind):
     def streams(self) -> tuple[Stream, ...]:
         latent = (("latent", self.latent_dim + self.rope_dim),)
         full = (("k", self.heads * self.key_dim), ("v", self.heads * self.value_dim))
-        wide = (*(latent if self.absorbed else full), ("index", self.index_dim))
-        return _streams(wide, self.span, self.span_tokens)
+        widths = (*(latent if self.absorbed else full), ("index", self.index_dim))
+        return _streams(widths, self.span, self.span_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +184,8 @@ class CompressedAttention(LayerKind):
         """The compressor's window: keys and scores of the tokens that are not compressed yet."""
         if not self.ratio:
             return ()
-        overlap = (
-            2 if self.ratio == 4 else 1
-        )  # llama-kv-cache-dsv4.cpp @ b21e4de: CSA has two blocks
+        # llama-kv-cache-dsv4.cpp @ b21e4de: CSA (ratio 4) holds two blocks
+        overlap = 2 if self.ratio == 4 else 1
         rows = overlap * self.ratio
         return tuple(
             State(name=name, elements=2 * rows * overlap * width)  # 2: values and scores
@@ -250,7 +256,7 @@ class HybridLayer(LayerKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCache(LayerKind):
-    """Attention that reads the cache of an earlier layer and has none (Gemma 3n and 4)."""
+    """Attention that reads the cache of an earlier layer and has no cache of its own (Gemma 3n and 4)."""
 
     attention: Attention
     source_layer: int
@@ -290,7 +296,7 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Routed experts, of which `used` run for each token, and a shared one that always runs."""
+    """Routed experts, of which `used` run for each token, and shared experts that always run."""
 
     count: int
     used: int
@@ -377,10 +383,10 @@ class Model:
 
         Each engine has such a class, for results that the next load can reuse.
         """
-        found: P | None = self._prepared.get(kind)
-        if found is None:
-            found = self._prepared.setdefault(kind, kind())
-        return found
+        prepared: P | None = self._prepared.get(kind)
+        if prepared is None:
+            prepared = self._prepared.setdefault(kind, kind())
+        return prepared
 
     def forget(self) -> None:
         """Frees the cached results of engines."""
@@ -389,7 +395,7 @@ class Model:
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-MOST_RESULTS = 256  # of one kind: a search over the placements of a large model has about twenty
+MOST_RESULTS = 256  # per CachedBy: a search over the placements of a large model needs about twenty
 
 
 class Cached(Generic[V]):
@@ -402,10 +408,10 @@ class Cached(Generic[V]):
 
     def get(self, make: Callable[[], V]) -> V:
         """The result of the first call of `make` that returned."""
-        found = self._result
-        if found is None:
-            found = self._result = (make(),)
-        return found[0]
+        result = self._result
+        if result is None:
+            result = self._result = (make(),)
+        return result[0]
 
 
 class CachedBy(Generic[K, V]):
@@ -426,9 +432,9 @@ class CachedBy(Generic[K, V]):
             return results[key]
         except KeyError:
             pass
-        found = make()
+        result = make()
         while len(results) >= MOST_RESULTS:
             with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
                 del results[next(iter(results))]
-        results[key] = found
-        return found
+        results[key] = result
+        return result
