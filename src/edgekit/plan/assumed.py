@@ -80,24 +80,26 @@ def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
     quantisation of its own.
     """
     name, _, tag = base_of(reference[:MAX_NAME_CHARS]).partition(":")
-    sizes = [found for found in _SIZE.finditer(name) if _count(found) >= _SMALLEST]
-    totals = [found for found in sizes if not found["mark"]]
+    sizes = [match for match in _SIZE.finditer(name) if _count(match) >= _SMALLEST]
+    totals = [match for match in sizes if not match["mark"]]
     if not totals or _EXPERT_COUNT.search(name):
-        partial = ", ".join(found[0] for found in totals or sizes)
+        partial = ", ".join(match[0] for match in totals or sizes)
         note = f" ({partial} counts only some of them)" if partial else ""
         raise UsageError(
             f"{reference[:80]!r} does not state the number of parameters{note}: give the "
             "model's files, its config.json, or a name with its size, such as Qwen3-8B-Q4_K_M"
         )
     largest = max(totals, key=_count)
-    routed = len(sizes) > len(totals) or largest["experts"] is not None or bool(_MOE.search(name))
-    stated, bits = UNSTATED_MIX, 16.0
+    has_experts = (
+        len(sizes) > len(totals) or largest["experts"] is not None or bool(_MOE.search(name))
+    )
+    mix_name, bits = UNSTATED_MIX, 16.0
     for part in (tag, name):
         if (tagged := quant_tag(part)) is not None:
-            stated, bits = tagged, bits_of(tagged)
+            mix_name, bits = tagged, bits_of(tagged)
             break
         if (plain := _MLX_BITS.search(part)) is not None:
-            stated, bits = f"{plain[1]}bit", effective_bits(int(plain[1]), 64)
+            mix_name, bits = f"{plain[1]}bit", effective_bits(int(plain[1]), 64)
             break
         if (opaque := _OPAQUE.search(part)) is not None:
             raise UsageError(
@@ -105,29 +107,31 @@ def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
                 "how many. Give the model's files or its config.json"
             )
     if mix is not None:
-        stated, bits = mix, bits_of(mix)
+        mix_name, bits = mix, bits_of(mix)
     parameters = _count(largest)
     if parameters > MAX_PARAMETERS:
         raise UsageError(f"invalid parameter count: {parameters:,}")
     return AssumedModel(
-        name=name, parameters=parameters, has_experts=routed, bits_per_weight=bits, mix=stated
+        name=name,
+        parameters=parameters,
+        has_experts=has_experts,
+        bits_per_weight=bits,
+        mix=mix_name,
     )
 
 
-def _count(found: re.Match[str]) -> int:
+def _count(size: re.Match[str]) -> int:
     """Number of parameters. 8x7B counts as 56B: shared layers are counted once per expert, so it is never too low."""
-    part = found["part"] or found["tail"]
-    number: int = (
-        int(found["whole"] + part) * _UNITS[found["unit"].upper()] // 10 ** len(part or "")
-    )
-    return number * int(found["experts"] or 1)
+    part = size["part"] or size["tail"]
+    number: int = int(size["whole"] + part) * _UNITS[size["unit"].upper()] // 10 ** len(part or "")
+    return number * int(size["experts"] or 1)
 
 
 def bits_of(mix: str) -> float:
     """Bits per weight of a named mix ("Q4_K_M") or of MLX's "4bit". Raises UsageError for anything else."""
-    found = mix_by_name(mix)
-    if found is not None:
-        return found.bits_per_weight
+    known_mix = mix_by_name(mix)
+    if known_mix is not None:
+        return known_mix.bits_per_weight
     if (plain := _MLX_BITS.fullmatch(mix)) is not None:
         return effective_bits(int(plain[1]), 64)
     raise UsageError(
@@ -186,22 +190,25 @@ def assumed_estimate(
 
 
 def _cache_lines(geometry: ModelGeometry, load: Load) -> tuple[MemoryLine, ...]:
+    """The KV cache and the recurrent states; a line of 0 bytes is left out."""
     tokens = load.context_tokens or geometry.native_context or _UNKNOWN_CONTEXT
-    k, v = load.cache_k or F16, load.cache_v or F16
-    cached = 0
+    key_type, value_type = load.cache_k or F16, load.cache_v or F16
+    cache_bytes = 0
     for stream in (stream for layer in geometry.layers for stream in layer.mixer.streams):
-        kind = v if stream.name == "v" else k
-        held = tokens if stream.span is Span.ALL else min(tokens, stream.span_tokens)
-        rows = -(-held // stream.tokens_per_row)
-        cached += rows * -(-stream.elements // kind.block_elements) * kind.block_bytes
+        kind = value_type if stream.name == "v" else key_type
+        cached_tokens = tokens if stream.span is Span.ALL else min(tokens, stream.span_tokens)
+        rows = -(-cached_tokens // stream.tokens_per_row)
+        cache_bytes += rows * -(-stream.elements // kind.block_elements) * kind.block_bytes
     states = sum(state.elements for layer in geometry.layers for state in layer.mixer.states)
     state_bytes = states * _STATE_BYTES * (load.sequences or 1)
-    layers = f"{tokens:,} tokens in {len(geometry.layers)} layers, {k.name}/{v.name}"
+    layers = (
+        f"{tokens:,} tokens in {len(geometry.layers)} layers, {key_type.name}/{value_type.name}"
+    )
     sequence = f"{states:,} state values per sequence x {_STATE_BYTES} bytes"
     return tuple(
         _line(component, size, f"{why}: {format_bytes(size)}")
         for component, size, why in (
-            (Component.KV_CACHE, cached, layers),
+            (Component.KV_CACHE, cache_bytes, layers),
             (Component.STATE, state_bytes, sequence),
         )
         if size
@@ -236,7 +243,8 @@ class AssumedChoice:
     def note(self) -> str:
         mixers = (layer.mixer for layer in self.stand_in.geometry.layers)
         shared = max(
-            (one.heads // one.kv_heads for one in mixers if isinstance(one, Attention)), default=1
+            (mixer.heads // mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)),
+            default=1,
         )
         ungrouped = ""
         if shared > 1:
@@ -257,13 +265,15 @@ class AssumedChoice:
 
         def priced(load: Load, setup: Setup) -> MemoryEstimate:
             backend = setup.backend.value if hasattr(setup, "backend") else ""
-            whole = assumed_estimate(
+            estimate = assumed_estimate(
                 self.assumed, load, engine=engine, backend=backend, wired=rules.wires_memory
             )
             lines = tuple(
-                part for line in whole.lines for part in rules.divided(line, self.stand_in, setup)
+                part
+                for line in estimate.lines
+                for part in rules.divided(line, self.stand_in, setup)
             )
-            return replace(whole, lines=lines, notes=(*whole.notes, self.note))
+            return replace(estimate, lines=lines, notes=(*estimate.notes, self.note))
 
         return priced
 
@@ -278,19 +288,19 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
         and entry.parameters == entry.active_parameters
         and ModelPurpose.EMBEDDING not in entry.kinds
     ]
-    by_size = sorted(dense, key=lambda one: one[0])
+    by_size = sorted(dense, key=lambda candidate: candidate[0])
     about = [entry for count, entry in dense if size / ABOUT <= count <= size * ABOUT]
     larger = [entry for count, entry in by_size if count > size]
     load = Load(context_tokens=COMPARED_TOKENS)
     for group in (about, larger[:1], [entry for _, entry in by_size[-1:]]):
-        found = []
+        candidates = []
         for entry in group:
             with suppress(EdgekitError):
                 model = open_entry(entry, default_engine().name).model
                 lines = _cache_lines(model.geometry, load)
-                found.append((sum(line.size_bytes for line in lines), entry.id, model))
-        if found:
-            _, name, model = max(found, key=lambda one: one[0])
+                candidates.append((sum(line.size_bytes for line in lines), entry.id, model))
+        if candidates:
+            _, name, model = max(candidates, key=lambda candidate: candidate[0])
             geometry = replace(
                 model.geometry,
                 native_context=None,

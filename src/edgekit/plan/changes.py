@@ -51,57 +51,62 @@ def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
     return tuple(change for rule in rules for change in rule(task, result))
 
 
-def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
+def _default_cache(task: Task, result: Verdict) -> Iterator[Change]:
     """The engine's default cache, if the model fits with it."""
     if not result.cache_asked:
         return
     engine = engine_named(task.engine)
     names, default = engine.cache_fields, engine.default_setup()
-    own = with_setup(task, **{name: getattr(default, name) for name in names})
+    changed = with_setup(task, **{name: getattr(default, name) for name in names})
     load = replace(task.load, cache_k=None, cache_v=None, context_tokens=result.context_tokens)
-    start = replace(own.start, settled=own.start.settled - {*names})
-    own = replace(own, load=load, start=start, job=None)
-    found = _judged(own)
-    if found is not None and result.cache != found.cache == cache_choices(own)[0].name:
+    start = replace(changed.start, settled=changed.start.settled - {*names})
+    changed = replace(changed, load=load, start=start, job=None)
+    verdict = _judge(changed)
+    if verdict is not None and result.cache != verdict.cache == cache_choices(changed)[0].name:
+        differences = _other_differences(verdict, result, changed)
         yield Change(
             kind=ChangeKind.CACHE,
-            value=found.cache,
-            told=f"without {engine.cache_flags}: fits at {_each(found)}{_other_differences(found, result, own)}",
-            max_context=found.max_context,
-            result=found,
+            value=verdict.cache,
+            told=f"without {engine.cache_flags}: fits at {_context_text(verdict)}{differences}",
+            max_context=verdict.max_context,
+            result=verdict,
         )
 
 
 def _context(task: Task, result: Verdict) -> Iterator[Change]:
     """The longest context that fits, if the judged one does not; if none does, a short one with other weights."""
     streams = result.streams
-    tried = (
-        [result.max_context] if result.max_context else [one * streams for one in SHORTER_TOKENS]
-    )
-    for tokens in (one for one in tried if one < result.context_tokens):
+    lengths = [result.max_context]
+    if not result.max_context:
+        lengths = [tokens * streams for tokens in SHORTER_TOKENS]
+    for tokens in lengths:
+        if tokens >= result.context_tokens:
+            continue
         load = replace(task.load, context_tokens=tokens)
-        found = _judged(replace(task, load=load, job=None))
-        if found is not None:
+        verdict = _judge(replace(task, load=load, job=None))
+        if verdict is not None:
             each = tokens // streams  # -c is the context of one user
             yield Change(
                 kind=ChangeKind.CONTEXT,
                 value=f"{each}",
-                told=f"-c {each}: fits{_other_differences(found, result, task)}",
+                told=f"-c {each}: fits{_other_differences(verdict, result, task)}",
                 flags={"context": f"{each}"},
                 max_context=tokens,
-                result=found,
+                result=verdict,
             )
             return
 
 
-def _other_differences(found: Verdict, result: Verdict, task: Task) -> str:
+def _other_differences(other: Verdict, result: Verdict, task: Task) -> str:
     """How weights, cache and placement differ from the first verdict: ' with an 8-bit cache, 20 of 32 layers ...'."""
-    own, *others = cache_choices(task)
-    is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
-    words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
-    cache = "" if found.cache == own.name else f" with {words} cache"
-    weights = "" if found.quantization == result.quantization else f" at {found.quantization}"
-    return f"{weights}{cache}" if found.way.whole else f"{weights}{cache}, {found.way.because}"
+    default, *alternatives = cache_choices(task)
+    is_eight_bit = any(
+        choice.name == other.cache and choice.is_eight_bit for choice in alternatives
+    )
+    name = "an 8-bit" if is_eight_bit else f"a {other.cache}"
+    cache = "" if other.cache == default.name else f" with {name} cache"
+    weights = "" if other.quantization == result.quantization else f" at {other.quantization}"
+    return f"{weights}{cache}" if other.way.whole else f"{weights}{cache}, {other.way.because}"
 
 
 def _cache(task: Task, result: Verdict) -> Iterator[Change]:
@@ -112,18 +117,18 @@ def _cache(task: Task, result: Verdict) -> Iterator[Change]:
     for choice in cache_choices(task)[1:]:
         if choice.name == result.cache:
             continue
-        found = _judged(with_cache(_with_chosen_weights(task, result), choice))
-        if found is None or found.max_context < result.max_context * WORTHWHILE:
+        verdict = _judge(with_cache(_with_chosen_weights(task, result), choice))
+        if verdict is None or verdict.max_context < result.max_context * WORTHWHILE:
             continue
         yield Change(
             kind=ChangeKind.CACHE,
             value=choice.name,
             told=f"{choice.flags} ({'8-bit cache' if choice.is_eight_bit else 'less accurate'}): up to "
-            f"{found.max_context // found.streams:,} tokens",
+            f"{verdict.max_context // verdict.streams:,} tokens",
             flags={keys[side]: kind.name for side, kind in choice.load.items()}
             | {keys[name]: f"{value}" for name, value in choice.setup.items()},
-            max_context=found.max_context,
-            result=found,
+            max_context=verdict.max_context,
+            result=verdict,
         )
         return
 
@@ -140,35 +145,37 @@ def _limit(task: Task, result: Verdict) -> Iterator[Change]:
     raised = raised_limit(task.machine)
     if not result.failed and result.way.whole:
         task = _with_chosen_weights(task, result)
-    found = None if raised is None else _judged(replace(task, machine=raised.machine))
-    if raised is None or found is None:
+    verdict = None if raised is None else _judge(replace(task, machine=raised.machine))
+    if raised is None or verdict is None:
         return
     if result.failed:
-        outcome = f"fits at {found.context_tokens // found.streams:,} tokens"
-    elif found.way.whole and not result.way.whole:
-        outcome = _gpu_words(found)
-    elif not result.asked and found.max_context > result.max_context:
-        outcome = f"up to {found.max_context // found.streams:,} tokens"
+        outcome = f"fits at {verdict.context_tokens // verdict.streams:,} tokens"
+    elif verdict.way.whole and not result.way.whole:
+        outcome = _gpu_text(verdict)
+    elif not result.asked and verdict.max_context > result.max_context:
+        outcome = f"up to {verdict.max_context // verdict.streams:,} tokens"
     else:
         return
     yield Change(
         kind=ChangeKind.MEMORY,
         value=raised.setting or raised.how,
         told=raised.sentence(outcome),
-        result=found,
+        result=verdict,
     )
 
 
-def _gpu_words(found: Verdict) -> str:
+def _gpu_text(verdict: Verdict) -> str:
     """'runs on the GPU at 32,768 tokens, about 20 tokens/s'."""
-    where = "on the GPU" if found.way.whole else f"with {found.way.because}"
-    speed = "" if found.speed is None else f", about {found.speed.typical:.2g} tokens/s"
-    return f"runs {where} at {found.context_tokens // found.streams:,} tokens{speed}"
+    where = "on the GPU" if verdict.way.whole else f"with {verdict.way.because}"
+    speed = "" if verdict.speed is None else f", about {verdict.speed.typical:.2g} tokens/s"
+    return f"runs {where} at {verdict.context_tokens // verdict.streams:,} tokens{speed}"
 
 
 def _onto_gpu(task: Task, result: Verdict) -> Iterator[Change]:
-    """A context below the minimum with which the whole model is on the GPU; for a slow model also one that makes it
-    clearly faster, and smaller weights that are entirely on the GPU.
+    """A shorter context with which the whole model is on the GPU.
+
+    For a slow model, a shorter context also counts if it is clearly faster, and smaller weights are offered that are
+    entirely on the GPU.
     """
     if result.way.whole or not result.way.cards:
         return
@@ -176,62 +183,66 @@ def _onto_gpu(task: Task, result: Verdict) -> Iterator[Change]:
     is_slow = speed is not None and speed.typical < READING_TOKENS_PER_S
     for tokens in () if result.asked else SHORTER_TOKENS:
         load = replace(task.load, context_tokens=tokens * result.streams)
-        found = _judged(replace(task, load=load))
-        if found is None:
+        verdict = _judge(replace(task, load=load))
+        if verdict is None:
             continue
-        times = found.speed.typical / speed.typical if found.speed and speed else 0.0
-        if not found.way.whole and not (is_slow and times >= FASTER):
+        times = verdict.speed.typical / speed.typical if verdict.speed and speed else 0.0
+        if not verdict.way.whole and not (is_slow and times >= FASTER):
             continue
         yield Change(
             kind=ChangeKind.CONTEXT,
             value=f"{tokens}",
-            told=f"-c {tokens}: {_gpu_words(found)}",
+            told=f"-c {tokens}: {_gpu_text(verdict)}",
             flags={"context": f"{tokens}"},
-            result=found,
+            result=verdict,
         )
         break
-    low = [one for one in task.variants if not one.is_good and one.accuracy >= LEAST_ACCURACY]
-    for one in low if is_slow else ():
-        found = _judged(replace(with_weights(task, one), variants=(one,)))
-        if found is not None and found.way.whole:
+    less_accurate = [
+        variant
+        for variant in task.variants
+        if not variant.is_good and variant.accuracy >= LEAST_ACCURACY
+    ]
+    for variant in less_accurate if is_slow else ():
+        verdict = _judge(replace(with_weights(task, variant), variants=(variant,)))
+        if verdict is not None and verdict.way.whole:
             yield Change(
                 kind=ChangeKind.WEIGHTS,
-                value=one.name,
-                told=f"--quant {one.name} (less accurate): {_gpu_words(found)}",
-                flags=dict(one.flags),
-                max_context=found.max_context,
-                result=found,
+                value=variant.name,
+                told=f"--quant {variant.name} (less accurate): {_gpu_text(verdict)}",
+                flags=dict(variant.flags),
+                max_context=verdict.max_context,
+                result=verdict,
             )
             return
 
 
 def _weights(task: Task, result: Verdict) -> Iterator[Change]:
-    """The most accurate quantisation that makes it fit: one to choose from, else one that the engine can make."""
-    low = [one for one in task.variants if not one.is_good]
+    """The most accurate quantisation with which the model fits: a published one, else one that the engine can make."""
+    less_accurate = [variant for variant in task.variants if not variant.is_good]
     offered: Iterable[tuple[Variant, str, Task]] = (
         (
-            one,
-            f"--quant {one.name.replace(' ', '')}",
-            replace(with_weights(task, one), variants=(one,)),
+            variant,
+            f"--quant {variant.name.replace(' ', '')}",
+            replace(with_weights(task, variant), variants=(variant,)),
         )
-        for one in low
+        for variant in less_accurate
     )
-    if not low:
+    if not less_accurate:
         usable = together_bytes(use.budget for use in result.uses)
         rest = result.estimate.total_bytes - result.estimate.weights_bytes
         smaller = engine_named(task.engine).smaller_weights(task, usable - rest)
-        offered = ((one, words, with_weights(task, one)) for one, words in smaller)
-    for variant, words, changed in offered:
-        found = _judged(changed)
-        if found is not None:
-            size = format_bytes(found.estimate.weights_bytes)
+        offered = ((variant, command, with_weights(task, variant)) for variant, command in smaller)
+    for variant, command, changed in offered:
+        verdict = _judge(changed)
+        if verdict is not None:
+            size = format_bytes(verdict.estimate.weights_bytes)
             yield Change(
                 kind=ChangeKind.WEIGHTS,
                 value=variant.name,
-                told=f"{words} ({size}): fits, up to {found.max_context // found.streams:,} tokens",
+                told=f"{command} ({size}): fits, up to {verdict.max_context // verdict.streams:,} tokens",
                 flags=dict(variant.flags),
-                max_context=found.max_context,
-                result=found,
+                max_context=verdict.max_context,
+                result=verdict,
             )
             return
 
@@ -242,23 +253,23 @@ def _unknown_ram(task: Task, _: Verdict) -> Iterator[Change]:
     if machine.host is not None:
         return
     host = HostMemory(total_bytes=BEYOND_ANY_HOST_BYTES, free_bytes=BEYOND_ANY_HOST_BYTES)
-    found = _judged(replace(task, machine=replace(machine, host=host)))
-    uses = () if found is None else found.uses
+    verdict = _judge(replace(task, machine=replace(machine, host=host)))
+    uses = () if verdict is None else verdict.uses
     host_use = next((use for use in uses if HOST in use.budget.pools), None)
-    if found is None or host_use is None:
+    if verdict is None or host_use is None:
         return
     needed = _free_text(host_use)
     yield Change(
         kind=ChangeKind.PLACEMENT,
-        value=found.way.because,
-        told=f"{needed} of free RAM (--ram): fits with {found.way.because}",
+        value=verdict.way.because,
+        told=f"{needed} of free RAM (--ram): fits with {verdict.way.because}",
         flags={"ram": needed.replace(" ", "").removesuffix("iB")},
-        result=found,
+        result=verdict,
     )
 
 
 def _free_text(use: Usage) -> str:
-    """`_free_bytes` rounded up, as text: '13.4 GiB'."""
+    """The memory that has to be free, rounded up: '13.4 GiB'."""
     needed = _free_bytes(use)
     if needed < GIB // 2:
         return f"{-(-needed // (10 * MIB)) * 10} MiB"
@@ -267,9 +278,10 @@ def _free_text(use: Usage) -> str:
 
 def _free_bytes(use: Usage) -> int:
     """How much memory has to be free: the required bytes within all limits, plus the reserve or the error bounds."""
-    usable = use.required_bytes / min(
-        use.max_use or 1.0, ASSUMED_FULL_PERCENT / 100 if use.assumed else 1.0
-    )
+    share = use.max_use or 1.0
+    if use.assumed:
+        share = min(share, ASSUMED_FULL_PERCENT / 100)
+    usable = use.required_bytes / share
     return math.ceil(usable) + max(use.budget.reserve_bytes, use.bound_bytes)
 
 
@@ -278,10 +290,10 @@ def _known_ram(task: Task, result: Verdict) -> Iterator[Change]:
     use, host = result.tightest, task.machine.host
     if host is None or HOST not in use.budget.pools or not engine_named(task.engine).loads_gguf:
         return
-    if any(len(one.budget.pools) > 1 for one in result.uses):
+    if any(len(other.budget.pools) > 1 for other in result.uses):
         return  # on a Mac the reserve grows with the memory
     uses = [use]
-    if engine_named(task.engine).streams_weights:  # fewer and fewer of them stay in memory
+    if engine_named(task.engine).streams_weights:  # each placement holds fewer of them in memory
         for placement in placements_of(task):
             fitting = Fitting(task, placement)
             tokens = -(-result.context_tokens // fitting.step) * fitting.step
@@ -307,22 +319,25 @@ def _engine(task: Task, _: Verdict) -> Iterator[Change]:
     if (task.load.sequences or 1) > 1:
         return  # several users would share this memory
     if not engine.loads_gguf:
-        other, load, how = default_engine().name, task.load, "fits as a Q4_K_M GGUF, {},"
+        other = default_engine().name
+        load = task.load
+        outcome = "fits as a Q4_K_M GGUF, {},"
     else:
-        streaming = [one.name for one in every_engine() if one.streams_weights]
+        streaming = [candidate.name for candidate in every_engine() if candidate.streams_weights]
         if engine.streams_weights or not streaming:
             return
-        other, how = streaming[0], "fits, but slow ({});"
+        other = streaming[0]
         load = Load(context_tokens=task.load.context_tokens)
-    found = _judged(replace(task, engine=other, load=load, start=Start(), bill=None, variants=()))
-    if found is not None:
+        outcome = "fits, but slow ({});"
+    verdict = _judge(replace(task, engine=other, load=load, start=Start(), bill=None, variants=()))
+    if verdict is not None:
         yield Change(
             kind=ChangeKind.ENGINE,
             value=other,
-            told=f"--engine {other}: {how.format(found.way.because)} up to {found.max_context:,} tokens",
+            told=f"--engine {other}: {outcome.format(verdict.way.because)} up to {verdict.max_context:,} tokens",
             flags={"engine": other},
-            max_context=found.max_context,
-            result=found,
+            max_context=verdict.max_context,
+            result=verdict,
         )
 
 
@@ -333,9 +348,12 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
     if task.start.settled & engine.placed or engine.streams_weights:
         return
     for kind, vendor in ((DeviceKind.GPU, Vendor.NVIDIA), (DeviceKind.MAC, Vendor.APPLE)):
-        known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
-        machines = [machine_of(one) for one in sorted(known, key=lambda one: one.usable_bytes)]
-        low, high = -1, len(machines)  # binary search: they are sorted by memory
+        known = [
+            device for device in usual_devices() if (device.kind, device.vendor) == (kind, vendor)
+        ]
+        known.sort(key=lambda device: device.usable_bytes)
+        machines = [machine_of(device) for device in known]
+        low, high = -1, len(machines)  # binary search for the smallest that is large enough
         while high - low > 1:
             middle = (low + high) // 2
             if _holds(task, machines[middle], tokens):
@@ -344,9 +362,7 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
                 low = middle
         if high < len(machines):
             name, what = machines[high].name, "GPU" if kind is DeviceKind.GPU else "Mac"
-            text = (
-                f"{name}: the smallest current {what} that holds the whole model at {_each(result)}"
-            )
+            text = f"{name}: the smallest current {what} that holds the whole model at {_context_text(result)}"
             yield _device_change(name, text)
 
 
@@ -362,18 +378,20 @@ def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
     for count in (count for count in (2, 4, 8) if count > len(cards)):
         if count * result.uses[0].budget.available_bytes < result.estimate.weights_bytes:
             continue
-        several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
+        several = replace(
+            machine, devices=tuple(replace(cards[0], index=index) for index in range(count))
+        )
         if _holds(task, several, tokens):
             name = f"{count}x {cards[0].name}"
-            text = f"{name}: enough for the whole model at {_each(result)}"
+            text = f"{name}: enough for the whole model at {_context_text(result)}"
             yield _device_change(name, text)
             return
 
 
-def _each(result: Verdict) -> str:
+def _context_text(result: Verdict) -> str:
     """'8,192 tokens', or '8,192 tokens for each of 4 users'."""
-    words = f"{result.context_tokens // result.streams:,} tokens"
-    return words if result.streams == 1 else f"{words} for each of {result.streams} users"
+    text = f"{result.context_tokens // result.streams:,} tokens"
+    return text if result.streams == 1 else f"{text} for each of {result.streams} users"
 
 
 def _device_change(name: str, text: str) -> Change:
@@ -384,23 +402,23 @@ def _holds(task: Task, machine: Machine, tokens: int) -> bool:
     """Whether the machine holds the whole model without a smaller quantisation."""
     load = replace(task.load, context_tokens=tokens)
     try:
-        found = choose(replace(task, machine=machine, load=load, job=None))
+        choice = choose(replace(task, machine=machine, load=load, job=None))
     except EdgekitError:
         return False
-    return found.fits and found.candidate.step < FEWER_BITS
+    return choice.fits and choice.candidate.step < FEWER_BITS
 
 
-def _judged(task: Task) -> Verdict | None:
+def _judge(task: Task) -> Verdict | None:
     """The verdict; None if the model does not fit or the engine refuses it."""
     try:
-        found = choose(task)
-        return result_of(found) if found.fits else None
+        choice = choose(task)
+        return result_of(choice) if choice.fits else None
     except EdgekitError:
         return None
 
 
 ChangeRule = Callable[[Task, Verdict], Iterator[Change]]
 _TO_FIT: tuple[ChangeRule, ...] = (
-    _own_cache, _context, _limit, _weights, _unknown_ram, _known_ram, _engine, _more_cards, _device
+    _default_cache, _context, _limit, _weights, _unknown_ram, _known_ram, _engine, _more_cards, _device
 )  # fmt: skip
 _TO_IMPROVE: tuple[ChangeRule, ...] = (_onto_gpu, _limit, _cache)

@@ -151,71 +151,87 @@ class _Search:
         self._ladders: dict[tuple[str, str, bool], Ladder] = {}
 
     def run(self) -> Choice:
-        """Starts with weights of about 4.8 bits, 8 for embedding models, or the bits that were requested."""
-        good = [one for one in self.variants if one.is_good and not one.name.startswith(UNUSUAL)]
+        """The best combination that fits, else the one to report as not fitting.
+
+        The search starts with weights of about 4.8 bits, 8 for embedding models, or the bits that were requested.
+        """
+        good = [
+            variant
+            for variant in self.variants
+            if variant.is_good and not variant.name.startswith(UNUSUAL)
+        ]
         good = good or list(self.variants)
-        most = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
-        usual = [one for one in good if one.accuracy <= most] or good[-1:]
-        first = usual[0]
-        if most == USUAL_ACCURACY:
-            first = next((one for one in usual if one.name == "Q4_K_M"), first)
-        top = self._ladder(first, self._caches(first)[0], on_host=False).top
-        found = None
+        max_accuracy = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
+        usual = [variant for variant in good if variant.accuracy <= max_accuracy] or good[-1:]
+        preferred = usual[0]
+        if max_accuracy == USUAL_ACCURACY:
+            preferred = next((variant for variant in usual if variant.name == "Q4_K_M"), preferred)
+        top = self._ladder(preferred, self._caches(preferred)[0], on_host=False).top
+        candidate = None
         if top.requested is not None or top.minimum <= top.most:
-            fewer = [one for one in usual if one.accuracy < first.accuracy]
-            found = self._first_that_fits(first, fewer, top.windows)
-        if found is None:
-            found = self._nearest(first, top.windows[-1])
+            smaller = [variant for variant in usual if variant.accuracy < preferred.accuracy]
+            candidate = self._first_that_fits(preferred, smaller, top.windows)
+        if candidate is None:
+            candidate = self._nearest(preferred, top.windows[-1])
         else:
-            better = [one for one in good if first.accuracy < one.accuracy <= MOST_ACCURACY]
-            found = self._spend_spare_memory(found, better)
-        return Choice(candidate=found, attempts=tuple(self.attempts))
+            better = [
+                variant
+                for variant in good
+                if preferred.accuracy < variant.accuracy <= MOST_ACCURACY
+            ]
+            candidate = self._spend_spare_memory(candidate, better)
+        return Choice(candidate=candidate, attempts=tuple(self.attempts))
 
     def _first_that_fits(
-        self, first: Variant, fewer: Sequence[Variant], windows: Sequence[int]
+        self, preferred: Variant, smaller: Sequence[Variant], windows: Sequence[int]
     ) -> Candidate | None:
+        """The first step of SPEC A4's list that fits; `smaller` are weights with fewer bits than the preferred ones."""
         long, short = windows[0], windows[-1]
-        for variant in (first, *fewer):
-            own, eight_bit, _ = self._caches(variant)
+        for variant in (preferred, *smaller):
+            default_cache, eight_bit, _ = self._caches(variant)
             for tokens in windows:
-                for cache in (own, *eight_bit):
+                for cache in (default_cache, *eight_bit):
                     step = FEWER_BITS
-                    if variant is first:
-                        step = (1 if tokens == long else 3) + (cache is not own)
-                    if found := self._try(step, variant, tokens, cache):
-                        return found
-        own, eight_bit, smaller = self._caches(first)
-        divides = can_divide(self.task)
-        short_cache = eight_bit[0] if eight_bit else own
-        for tokens, cache in ((long, own), (short, short_cache)) if divides else ():
-            if found := self._try(PARTLY_IN_RAM, first, tokens, cache, on_host=True):
-                return found
-        for cache in smaller:
-            for on_host in (False, True) if divides else (False,):
-                if found := self._try(SMALL_CACHE, first, short, cache, on_host=on_host):
-                    return found
+                    if variant is preferred:
+                        step = (1 if tokens == long else 3) + (cache is not default_cache)
+                    if candidate := self._try(step, variant, tokens, cache):
+                        return candidate
+        default_cache, eight_bit, small_caches = self._caches(preferred)
+        may_divide = can_divide(self.task)
+        if may_divide:
+            short_cache = eight_bit[0] if eight_bit else default_cache
+            for tokens, cache in ((long, default_cache), (short, short_cache)):
+                if candidate := self._try(PARTLY_IN_RAM, preferred, tokens, cache, on_host=True):
+                    return candidate
+        for cache in small_caches:
+            for on_host in (False, True) if may_divide else (False,):
+                if candidate := self._try(SMALL_CACHE, preferred, short, cache, on_host=on_host):
+                    return candidate
         if not self._streams_weights:
             return None
-        ladder = self._ladder(first, own, on_host=True)  # the context takes the available memory
-        last = ladder.rung(ladder.last)
-        if last.requested is not None:
+        # the context takes the memory that the streamed weights leave free
+        ladder = self._ladder(preferred, default_cache, on_host=True)
+        fitting = ladder.rung(ladder.last)
+        if fitting.requested is not None:
             return None
-        tokens = longest(last.is_comfortable, step=last.step, most=last.most) or last.longest
-        if tokens < last.minimum:
+        comfortable = longest(fitting.is_comfortable, step=fitting.step, most=fitting.most)
+        tokens = comfortable or fitting.longest
+        if tokens < fitting.minimum:
             return None
-        return self._try(SMALL_CACHE, first, tokens, own, on_host=True)
+        return self._try(SMALL_CACHE, preferred, tokens, default_cache, on_host=True)
 
     def _caches(
         self, variant: Variant
     ) -> tuple[CacheChoice, Sequence[CacheChoice], Sequence[CacheChoice]]:
         """The default or requested cache, the 8-bit one if there is one, and smaller ones."""
-        own, *others = cache_choices(with_weights(self.task, variant))
+        default, *alternatives = cache_choices(with_weights(self.task, variant))
         if self.task.own_cache_only:
-            return own, (), ()
-        eight_bit = [one for one in others if one.is_eight_bit][:1]
-        return own, eight_bit, [one for one in others if one not in eight_bit]
+            return default, (), ()
+        eight_bit = [cache for cache in alternatives if cache.is_eight_bit][:1]
+        return default, eight_bit, [cache for cache in alternatives if cache not in eight_bit]
 
     def _ladder(self, variant: Variant, cache: CacheChoice, *, on_host: bool) -> Ladder:
+        """The placements of these weights and this cache; `on_host` adds those with a part of the model in RAM."""
         key = (variant.name, cache.name, on_host)
         if key not in self._ladders:
             task = with_cache(with_weights(self.task, variant), cache)
@@ -226,6 +242,7 @@ class _Search:
     def _try(
         self, step: int, variant: Variant, tokens: int, cache: CacheChoice, *, on_host: bool = False
     ) -> Candidate | None:
+        """Records the attempt; returns the candidate if it fits."""
         ladder = self._ladder(variant, cache, on_host=on_host)
         fitting = ladder.first_fit(tokens)
         fits = fitting is not None
@@ -243,59 +260,61 @@ class _Search:
             because=_because(ladder.top, tokens),
         )
 
-    def _spend_spare_memory(self, found: Candidate, better: Iterable[Variant]) -> Candidate:
-        """Spends it on better weights, then on a longer context, while the load is comfortable and faster than reading
-        speed. Weights that were reduced to fit are not raised again. If part of the model is in RAM, no device memory
-        is spare: it would take that part first.
+    def _spend_spare_memory(self, candidate: Candidate, better: Iterable[Variant]) -> Candidate:
+        """The candidate with better weights and then a longer context, if it stays comfortable and at least as fast as
+        reading. Weights that were reduced to fit stay as they are. If part of the model is in RAM, the candidate does
+        not change: spare device memory would have to go to that part first.
         """
-        if found.step > FEWER_BITS and found.fitting.placement.cards:
-            return found
-        for variant in better if found.step < FEWER_BITS and _is_easy(found) else ():
-            other = self._try(found.step, variant, found.tokens, found.choice)
-            if other is not None and _is_easy(other):
-                found = other
-                break
-        top = found.fitting
-        is_set = top.requested is not None or self.task.window_budget_bytes is not None
-        if is_set or found.task.embeds or not _is_easy(found):
-            return found
-        most = longest(top.is_comfortable, step=top.step, most=top.most)
-        if most < top.most:
-            most -= most % (ROUND_TOKENS * top.streams)
-        if most <= found.tokens:
-            return found
-        return replace(found, tokens=most, because=_because(top, most))
+        if candidate.step > FEWER_BITS and candidate.fitting.placement.cards:
+            return candidate
+        if candidate.step < FEWER_BITS and _is_easy(candidate):
+            for variant in better:
+                other = self._try(candidate.step, variant, candidate.tokens, candidate.choice)
+                if other is not None and _is_easy(other):
+                    candidate = other
+                    break
+        fitting = candidate.fitting
+        is_length_set = fitting.requested is not None or self.task.window_budget_bytes is not None
+        if is_length_set or candidate.task.embeds or not _is_easy(candidate):
+            return candidate
+        max_tokens = longest(fitting.is_comfortable, step=fitting.step, most=fitting.most)
+        if max_tokens < fitting.most:
+            max_tokens -= max_tokens % (ROUND_TOKENS * fitting.streams)
+        if max_tokens <= candidate.tokens:
+            return candidate
+        return replace(candidate, tokens=max_tokens, because=_because(fitting, max_tokens))
 
     def _nearest(self, variant: Variant, tokens: int) -> Candidate:
-        """The figures to report if nothing fits, those of step 4: the short context with an 8-bit cache."""
-        own, eight_bit, _ = self._caches(variant)
-        streams = self._streams_weights  # if it does, weights need not be in memory
-        ladder = self._ladder(variant, own, on_host=streams)
-        if streams and ladder.top.requested is None:
+        """The candidate to report if nothing fits: step 4, the short context with an 8-bit cache."""
+        best_cache, eight_bit, _ = self._caches(variant)
+        on_host = self._streams_weights  # streamed weights need not be in device memory
+        ladder = self._ladder(variant, best_cache, on_host=on_host)
+        if on_host and ladder.top.requested is None:
             tokens = ladder.top.minimum
-        for cache in eight_bit:  # MLX unpacks it to compute, which may take more in total
-            other = self._ladder(variant, cache, on_host=streams)
+        for cache in eight_bit:  # MLX unpacks an 8-bit cache to compute, which may take more memory
+            other = self._ladder(variant, cache, on_host=on_host)
             if _needs(other, tokens) < _needs(ladder, tokens):
-                own, ladder = cache, other
+                best_cache, ladder = cache, other
         return Candidate(
             step=NOTHING_FITS,
             variant=variant,
-            choice=own,
+            choice=best_cache,
             fitting=ladder.nearest(tokens),
             tokens=tokens,
             because=_because(ladder.top, tokens),
         )
 
 
-def _is_easy(found: Candidate) -> bool:
+def _is_easy(candidate: Candidate) -> bool:
     """Whether it is comfortable and at least as fast as reading; an unknown speed does not count as slow."""
-    if found.status is not Status.PASSED:
+    if candidate.status is not Status.PASSED:
         return False
-    speed = None if found.task.embeds else steady_throughput(found.task, found.priced)
+    speed = None if candidate.task.embeds else steady_throughput(candidate.task, candidate.priced)
     return speed is None or speed >= READING_TOKENS_PER_S
 
 
 def _because(top: Fitting, tokens: int) -> str:
+    """The reason for a context of this length."""
     if top.requested is not None:
         job = top.task.job
         return "as requested" if job is None else job_window(job, top.native)[1]
@@ -399,44 +418,44 @@ def result_of(choice: Choice) -> Verdict:
     return result_for(pinned_candidate(choice.candidate) if choice.fits else choice.candidate)
 
 
-def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
+def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdict:
     """The verdict on a candidate. Pass `max_context` if it is known or does not matter."""
-    priced, task, fitting = found.priced, found.task, found.fitting
-    most = max_context
-    if most is None and found.step:  # never above the model's own context, even if requested
-        most = fitting.longest
-        if found.tokens <= fitting.most:
-            most = max(most, found.tokens)
-    elif most is None:  # the longest in any placement with these weights and this cache
+    priced, task, fitting = candidate.priced, candidate.task, candidate.fitting
+    if max_context is None and candidate.step:
+        # never above the model's native context, even if a longer one was requested
+        max_context = fitting.longest
+        if candidate.tokens <= fitting.most:
+            max_context = max(max_context, candidate.tokens)
+    elif max_context is None:  # the longest in any placement with these weights and this cache
         try:
-            most = Ladder(task, placements_of(task)).longest
+            max_context = Ladder(task, placements_of(task)).longest
         except RefusedError:
-            most = 0
+            max_context = 0
     geometry = task.model.geometry
     # No speed for a bare name: its layers are those of another model.
     is_rough = task.bill is not None and priced.estimate.basis is Basis.ASSUMED
     return Verdict(
         engine=task.engine,
-        status=found.status,
-        context_tokens=found.tokens,
+        status=candidate.status,
+        context_tokens=candidate.tokens,
         asked=fitting.requested is not None,
-        max_context=most,
-        recommended_context=recommended_context(most),
+        max_context=max_context,
+        recommended_context=recommended_context(max_context),
         native_context=geometry.native_context or geometry.trained_context,
         streams=fitting.streams,
         quantization=engine_named(task.engine).weights_name(
-            priced.placement.setup, found.variant.name
+            priced.placement.setup, candidate.variant.name
         ),
-        cache=found.choice.name,
-        cache_asked=found.choice.is_given,
-        step=found.step,
-        variant=found.variant,
-        load=fitting.task.load_of(found.tokens),
+        cache=candidate.choice.name,
+        cache_asked=candidate.choice.is_given,
+        step=candidate.step,
+        variant=candidate.variant,
+        load=fitting.task.load_of(candidate.tokens),
         uses=priced.uses,
-        speed=None if not found.step or is_rough else expected_speed(task, priced),
+        speed=None if not candidate.step or is_rough else expected_speed(task, priced),
         estimate=priced.estimate,
-        reasons=() if found.step else tuple(fitting.reasons(priced, most)),
-        window=found.because,
+        reasons=() if candidate.step else tuple(fitting.reasons(priced, max_context)),
+        window=candidate.because,
         way=priced.placement,
         machine=task.machine,
     )
@@ -448,15 +467,15 @@ def is_too_short(result: Verdict) -> bool:
     return result.failed and not result.asked and 0 < native < result.context_tokens
 
 
-def pinned_candidate(found: Candidate) -> Candidate:
+def pinned_candidate(candidate: Candidate) -> Candidate:
     """The candidate with its layers pinned to cards as in the bill.
 
     By default the engine splits them by the memory that is free when it starts.
     """
-    if not found.fitting.placement.may_resplit:
-        return found
-    pinned = found.fitting.engine.pinned(found.task.model, found.priced.placement)
-    return found.on(Ladder(found.task, (pinned,))) or found
+    if not candidate.fitting.placement.may_resplit:
+        return candidate
+    pinned = candidate.fitting.engine.pinned(candidate.task.model, candidate.priced.placement)
+    return candidate.on(Ladder(candidate.task, (pinned,))) or candidate
 
 
 def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool:
@@ -471,8 +490,8 @@ def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool
         bound = replace(task, bill=_at_bound(task, 1 if result.can_load else -1))
         return choose(bound).fits == result.can_load
     if result.can_load:
-        is_read = result.variant is None or not result.variant.changes
-        if not (result.passed and result.step == 1 and is_read and result.way.whole):
+        is_as_stored = result.variant is None or not result.variant.changes
+        if not (result.passed and result.step == 1 and is_as_stored and result.way.whole):
             return False
         fitting = Fitting(replace(task, load=result.load), result.way)
         speed = steady_throughput(task, fitting.price(result.context_tokens))
@@ -484,6 +503,7 @@ def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool
 
 
 def _answer(result: Verdict) -> tuple[object, ...]:
+    """The parts of a verdict that have to stay the same for it to be final."""
     return (
         result.status,
         result.quantization,

@@ -51,7 +51,7 @@ def ready_commands(
 ) -> tuple[Command, ...]:
     """Commands of a plan in the order to run them. `files`: where the model was found; `given`: the engine's flags."""
     task = plan.task
-    found = commands_of(
+    commands = commands_of(
         plan.result,
         label=task.label,
         repository=task.repository,
@@ -64,19 +64,19 @@ def ready_commands(
     decision, machine = plan.decision(Lever.LIMIT), plan.result.machine
     raised = None if decision is None else raised_limit(machine)
     if decision is None or raised is None or not raised.setting:
-        return found
+        return commands
     text = shell_text(shlex.split(raised.how), {}, machine.system)
     notes = (decision.because, raised.note)
     limit = Command(program=LIMIT, name="GPU memory limit", kind=COMMAND, text=text, notes=notes)
-    return (limit, *found)
+    return (limit, *commands)
 
 
 def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
     """Program -> its commands, in order; the program that runs the model comes first."""
-    found: dict[str, list[Command]] = {}
-    for one in sorted(ready, key=lambda one: one.program == LIMIT):
-        found.setdefault(one.program, []).append(one)
-    return found
+    commands: dict[str, list[Command]] = {}
+    for command in sorted(ready, key=lambda command: command.program == LIMIT):
+        commands.setdefault(command.program, []).append(command)
+    return commands
 
 
 def main_command(ready: Sequence[Command]) -> Command | None:

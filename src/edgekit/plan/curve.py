@@ -56,7 +56,7 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
     if not fittings:
         return ()
     # the memory that limits the most accurate cache; the fullest if none does
-    limited = next((one for _, one in fittings if one.longest < one.most), None)
+    limited = next((fitting for _, fitting in fittings if fitting.longest < fitting.most), None)
     if limited is not None:
         priced = limited.price(min(limited.longest + limited.step, limited.most))
     else:

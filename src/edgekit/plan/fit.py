@@ -56,8 +56,8 @@ def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
         return 0
     if fits(most):
         return most
-    low, high = 0, -(-most // step)  # `low` fits or is 0, `high` does not fit
-    end = high
+    step_count = -(-most // step)
+    low, high = 0, step_count  # in steps: `low` fits or is 0, `high` does not fit
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle * step):
@@ -65,7 +65,7 @@ def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
         else:
             high = middle
     ahead = low + 1
-    while ahead < min(low + 1 + LOOK_AHEAD, end - 1):
+    while ahead < min(low + 1 + LOOK_AHEAD, step_count - 1):
         ahead += 1
         if fits(ahead * step):
             low = ahead
@@ -131,8 +131,8 @@ class Fitting:
 
         If it still nearly fits, single layers are moved: buffers do not grow linearly with the layers on a card.
         """
-        is_easy = priced.status is Status.PASSED
-        if is_easy or not self.placement.may_resplit or self._devices_share(priced) > 1:
+        is_comfortable = priced.status is Status.PASSED
+        if is_comfortable or not self.placement.may_resplit or self._share_of_devices(priced) > 1:
             return priced  # no split helps if all cards together are too small
         if self._last_split is not None:  # a split that worked for another length often works here
             priced = self._best(priced, [self._last_split])
@@ -201,10 +201,14 @@ class Fitting:
         try:
             if tokens not in self._prices and self._floor is not None:
                 # weights and caches alone may be too large, and they are much cheaper to compute than the bill
-                floor, max_use = self._floor_by_pool(self._floor, tokens), self.task.max_use or 1.0
-                ram = (one for one in self.placement.budgets if HOST in one.pools)
-                limits = (*self._device_limits, *((one.pools, one.unreserved_bytes) for one in ram))
-                for pools, available in limits:
+                floor = self._floor_by_pool(self._floor, tokens)
+                max_use = self.task.max_use or 1.0
+                ram_limits = [
+                    (budget.pools, budget.unreserved_bytes)
+                    for budget in self.placement.budgets
+                    if HOST in budget.pools
+                ]
+                for pools, available in (*self._device_limits, *ram_limits):
                     if sum(floor.get(pool, 0) for pool in pools) > available * max_use:
                         return False
             return self.price(tokens).fits
@@ -238,7 +242,9 @@ class Fitting:
     @cached_property
     def _device_limits(self) -> list[tuple[frozenset[Pool], int]]:
         """Pools of each device with their available bytes; of all together if layers may be split differently."""
-        cards = [(one.pools, one.available_bytes) for one in gpu_budgets(self.placement.budgets)]
+        cards = [
+            (budget.pools, budget.available_bytes) for budget in gpu_budgets(self.placement.budgets)
+        ]
         if self.placement.may_resplit:
             pools = frozenset[Pool]().union(*(pools for pools, _ in cards))
             cards = [(pools, sum(size for _, size in cards))]
@@ -246,10 +252,12 @@ class Fitting:
 
     def devices_share(self, tokens: int) -> float:
         """How full all devices together are, or the fullest device if the split is fixed; 1 is full."""
-        return self._devices_share(self.price(tokens))
+        return self._share_of_devices(self.price(tokens))
 
-    def _devices_share(self, priced: PricedLoad) -> float:
-        uses = [self._use(one, priced.estimate) for one in gpu_budgets(priced.placement.budgets)]
+    def _share_of_devices(self, priced: PricedLoad) -> float:
+        uses = [
+            self._use(budget, priced.estimate) for budget in gpu_budgets(priced.placement.budgets)
+        ]
         if self.placement.may_resplit:
             return fullness(uses)
         return max((use.fullness for use in uses), default=0.0)
@@ -262,7 +270,7 @@ class Fitting:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Facts that the engine resolves from the load and that do not depend on the context."""
+        """Facts about the load that do not depend on the context, as the engine resolves them."""
         try:
             return self._facts(self.native)
         except RefusedError:
@@ -302,8 +310,8 @@ class Fitting:
         if self.engine.streams_weights:
             usual = STREAM_MINIMUM_TOKENS
         least = usual if requested is None else requested
-        whole = least * self.streams
-        return whole if least > MINIMUM_TOKENS else max(min(whole, self.most), self.least)
+        tokens = least * self.streams
+        return tokens if least > MINIMUM_TOKENS else max(min(tokens, self.most), self.least)
 
     @cached_property
     def windows(self) -> tuple[int, ...]:
@@ -322,7 +330,7 @@ class Fitting:
         tried = [min(tokens * self.streams, self.most) for tokens in usual]
         longer = [tokens for tokens in tried if tokens > self.minimum]
         if longer and self.engine.streams_weights:
-            return tuple(dict.fromkeys(longer))  # shorter contexts are found by what fits
+            return tuple(dict.fromkeys(longer))  # a shorter context is chosen by what fits
         return tuple(dict.fromkeys((*longer, self.minimum)))
 
     @cached_property
@@ -492,64 +500,65 @@ class Ladder:
             return rung
         floor = rung.floor_share(tokens)
         buffers = rung.devices_share(tokens) - floor
-        shares = {one: one.floor_share(tokens) for one in finer}
+        shares = {fitting: fitting.floor_share(tokens) for fitting in finer}
         better = [
-            one
-            for one in finer
-            if floor + WORTH_A_PATTERN <= shares[one] <= 1 + FLOOR_MARGIN - buffers
+            fitting
+            for fitting in finer
+            if floor + WORTH_A_PATTERN <= shares[fitting] <= 1 + FLOOR_MARGIN - buffers
         ]
         better.sort(
-            key=lambda one: shares[one] + WORTH_A_PATTERN * one.placement.is_short_command,
+            key=lambda fitting: (
+                shares[fitting] + WORTH_A_PATTERN * fitting.placement.is_short_command
+            ),
             reverse=True,
         )
-        return next((one for one in better if one.fits(tokens)), rung)
+        return next((fitting for fitting in better if fitting.fits(tokens)), rung)
 
     def _first_rung(self, tokens: int) -> Fitting | None:
-        """The first rung that fits; of a long ladder, only those are tried that can fit by their floors."""
+        """The first rung that fits. A long ladder is not tried rung by rung, but from where the floors fit."""
         for index in range(self._whole_count):
             if self.rung(index).fits(tokens):
                 return self.rung(index)
         if self.last < FEW_RUNGS or self._whole_count > self.last:
             rungs = (self.rung(index) for index in range(self._whole_count, self.last + 1))
-            return next((one for one in rungs if one.fits(tokens)), None)
-        # weights and caches alone may exceed all memories together; on the CPU none of them is stored twice
+            return next((rung for rung in rungs if rung.fits(tokens)), None)
+        # weights and caches alone may exceed all memories together; on the CPU nothing is stored twice
         if self.rung(self.last).floor_bytes(tokens) > together_bytes(self.top.placement.budgets):
             return None
         first = self._estimated_rung(tokens)
-        several = len(gpu_budgets(self.top.placement.budgets)) > 1
-        more = MORE_RUNGS if several or not first else 0
+        has_several_cards = len(gpu_budgets(self.top.placement.budgets)) > 1
+        more = MORE_RUNGS if has_several_cards or not first else 0
         tried = [*range(first, min(first + more, self.last) + 1), self.last]
         # the rung below has the head in RAM, and may need more device memory
-        last_with_layers = (
-            sum(1 for _ in takewhile(lambda one: one.all_layers, self._placements)) - 1
-        )
+        with_all_layers = takewhile(lambda placement: placement.all_layers, self._placements)
+        last_with_layers = sum(1 for _ in with_all_layers) - 1
         if self._whole_count <= last_with_layers < first:
             tried.insert(0, last_with_layers)
         rungs = (self.rung(index) for index in dict.fromkeys(tried))
-        return next((one for one in rungs if one.fits(tokens)), None)
+        return next((rung for rung in rungs if rung.fits(tokens)), None)
 
     def nearest(self, tokens: int) -> Fitting:
         """The placement that exceeds its limits least, if none holds the context."""
-        tried = [one for one in self._rungs.values() if _starts(one, tokens)]
-        return min(tried, key=lambda one: one.price(tokens).fullness, default=self.top)
+        tried = [rung for rung in self._rungs.values() if _starts(rung, tokens)]
+        return min(tried, key=lambda rung: rung.price(tokens).fullness, default=self.top)
 
     @cached_property
     def longest(self) -> int:
         """The longest context that any placement holds."""
         step, most = self.top.step, self.top.most
         is_short = self.last < FEW_RUNGS
-        found = self.top.longest
+        longest_tokens = self.top.longest
         for index in range(1, self.last + 1 if is_short else self._whole_count):
-            if found == most:
+            if longest_tokens == most:
                 break
             if _starts(self.rung(index)):
-                found = max(found, self.rung(index).longest)
-        if found == most or is_short or self._whole_count > self.last:
-            return found
+                longest_tokens = max(longest_tokens, self.rung(index).longest)
+        if longest_tokens == most or is_short or self._whole_count > self.last:
+            return longest_tokens
         anywhere = longest(
             lambda tokens: self._first_rung(tokens) is not None, step=step, most=most
         )
-        return max(found, anywhere)
+        return max(longest_tokens, anywhere)
 
     def _estimated_rung(self, tokens: int) -> int:
         """The index of the first rung whose devices together are large enough. Fewer tokens never need a lower rung,
@@ -583,7 +592,7 @@ class Ladder:
 
 
 def _starts(fitting: Fitting, tokens: int | None = None) -> bool:
-    """Whether the engine would start in this placement: some numbers of cards cannot divide the heads."""
+    """Whether the engine starts in this placement. It may not: some numbers of cards cannot divide the heads."""
     try:
         fitting.price(fitting.least if tokens is None else tokens)
     except RefusedError:

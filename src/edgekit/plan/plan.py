@@ -80,7 +80,7 @@ class Plan:
         return self.speed is not None and round(self.speed.typical, 1) < READING_TOKENS_PER_S
 
     def decision(self, lever: Lever) -> Decision | None:
-        return next((one for one in self.decisions if one.lever is lever), None)
+        return next((decision for decision in self.decisions if decision.lever is lever), None)
 
 
 def make_plan(
@@ -97,31 +97,31 @@ def make_plan(
     check_task(task)
     choice = choice or choose(task)
     if not choice.fits:
-        found = choice.candidate
-        result = result_for(found, max_context=None if helpful else 0)
+        candidate = choice.candidate
+        result = result_for(candidate, max_context=None if helpful else 0)
         weights = Decision(
             lever=Lever.WEIGHTS,
-            value=found.variant.name,
+            value=candidate.variant.name,
             because="nothing fits",
-            tried=tuple(_tried(choice.attempts, found)) if helpful else (),
+            tried=tuple(_tried(choice.attempts, candidate)) if helpful else (),
         )
         return Plan(
             task=task,
-            variant=found.variant,
+            variant=candidate.variant,
             result=result,
             decisions=(weights,),
             to_fit=changes(task, result) if helpful else (),
         )
-    found = pinned_candidate(choice.candidate)
-    result = result_for(found, max_context=None if thorough else found.tokens)
-    decisions = [*_decisions(choice, found, result)]
+    candidate = pinned_candidate(choice.candidate)
+    result = result_for(candidate, max_context=None if thorough else candidate.tokens)
+    decisions = [*_decisions(choice, candidate, result)]
     drafter: Drafter | None = None
     improvements: tuple[Change, ...] = ()
     if thorough:
-        drafter, draft = propose_drafter(found)
-        improvements = changes(replace(task, model=found.variant.model), result)
+        drafter, draft = propose_drafter(candidate)
+        improvements = changes(replace(task, model=candidate.variant.model), result)
         decisions += [draft] if draft is not None else []
-        decisions += [decide_sequences(found)]
+        decisions += [decide_sequences(candidate)]
         decisions += [
             Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
             for change in improvements
@@ -129,11 +129,11 @@ def make_plan(
         ]
     return Plan(
         task=task,
-        variant=found.variant,
+        variant=candidate.variant,
         result=result,
         decisions=tuple(decisions),
         drafter=drafter,
-        steady_tokens_per_s=steady_throughput(found.task, found.priced),
+        steady_tokens_per_s=steady_throughput(candidate.task, candidate.priced),
         changes=improvements,
     )
 
@@ -165,63 +165,66 @@ def check_task(task: Task) -> None:
         raise UsageError(f"--nodes only works with {able}, not with {task.engine}")
 
 
-def _decisions(choice: Choice, found: Candidate, result: Verdict) -> Iterator[Decision]:
+def _decisions(choice: Choice, candidate: Candidate, result: Verdict) -> Iterator[Decision]:
+    """Weights, placement, context and cache, each with its reason."""
     yield Decision(
         lever=Lever.WEIGHTS,
-        value=found.variant.name,
-        because=_weights_because(choice, found),
-        tried=tuple(_tried(choice.attempts, found)),
+        value=candidate.variant.name,
+        because=_weights_because(choice, candidate),
+        tried=tuple(_tried(choice.attempts, candidate)),
     )
     use = result.tightest
     usable = format_bytes(use.budget.available_bytes)
     share = f"{format_bytes(use.required_bytes)} of {usable} usable ({use.budget.name})"
-    is_placed = found.task.start.settled & engine_named(result.engine).placed
+    is_placed = candidate.task.start.settled & engine_named(result.engine).placed
     why = "as requested" if is_placed else "the whole model fits"
-    if not result.way.whole and result.way.cards and found.step > FEWER_BITS:
+    if not result.way.whole and result.way.cards and candidate.step > FEWER_BITS:
         why = "the whole model does not fit on the GPU"
     yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{why}: {share}")
     each = f" for each of {result.streams}" if result.streams > 1 else ""
     yield Decision(
         lever=Lever.CONTEXT,
-        value=f"{found.tokens // result.streams:,} tokens{each}",
-        because=found.because,
+        value=f"{candidate.tokens // result.streams:,} tokens{each}",
+        because=candidate.because,
     )
-    yield Decision(lever=Lever.CACHE, value=found.choice.name, because=_cache_because(found))
+    yield Decision(
+        lever=Lever.CACHE, value=candidate.choice.name, because=_cache_because(candidate)
+    )
 
 
-def _weights_because(choice: Choice, found: Candidate) -> str:
-    if len(found.task.variants) < 2:
-        if {"mix", "quantize", "quantization"} & found.task.start.settled:
+def _weights_because(choice: Choice, candidate: Candidate) -> str:
+    if len(candidate.task.variants) < 2:
+        if {"mix", "quantize", "quantization"} & candidate.task.start.settled:
             return "as requested"
-        return "the form it was released in" if found.variant.changes else "the file you named"
-    if found.step == FEWER_BITS:
+        return "the form it was released in" if candidate.variant.changes else "the file you named"
+    if candidate.step == FEWER_BITS:
         return "the largest that fits on the GPU"
     first = choice.attempts[0].variant
-    if found.variant.accuracy > first.accuracy:
+    if candidate.variant.accuracy > first.accuracy:
         return "the most accurate that fits comfortably and is faster than reading speed"
     return "the usual quantisation"
 
 
-def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
+def _tried(attempts: tuple[Attempt, ...], candidate: Candidate) -> Iterator[Tried]:
     """The attempts for a report, up to the chosen one."""
-    chosen = found.variant.name, found.choice.name
-    for one in attempts:
-        each = one.tokens // found.fitting.streams
-        value = f"{one.variant.name}, {each:,} tokens, {one.cache.name} cache"
-        taken = one.fits and (one.variant.name, one.cache.name) == chosen
-        yield Tried(value=value, outcome=one.outcome, taken=taken)
+    chosen = candidate.variant.name, candidate.choice.name
+    for attempt in attempts:
+        each = attempt.tokens // candidate.fitting.streams
+        value = f"{attempt.variant.name}, {each:,} tokens, {attempt.cache.name} cache"
+        taken = attempt.fits and (attempt.variant.name, attempt.cache.name) == chosen
+        yield Tried(value=value, outcome=attempt.outcome, taken=taken)
 
 
-def _cache_because(found: Candidate) -> str:
-    if found.choice.is_given:
-        keys, values = found.task.load.cache_k, found.task.load.cache_v
-        unequal = keys is not None and values is not None and keys.name != values.name
-        if unequal and found.fitting.placement.cards:
+def _cache_because(candidate: Candidate) -> str:
+    if candidate.choice.is_given:
+        keys, values = candidate.task.load.cache_k, candidate.task.load.cache_v
+        types_differ = keys is not None and values is not None and keys.name != values.name
+        if types_differ and candidate.fitting.placement.cards:
             return (
                 "as requested; release builds compute attention on the CPU if the two types differ"
             )
         return "as requested"
-    if found.choice.place == 0:
+    if candidate.choice.place == 0:
         return "the engine's default"
     return "the engine's default does not fit at this context"
 
@@ -245,28 +248,28 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
     )
 
 
-def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
+def propose_drafter(candidate: Candidate) -> tuple[Drafter | None, Decision | None]:
     """The first draft model that also fits without changing the verdict. It is a proposal, not part of the plan."""
-    task = found.task
+    task = candidate.task
     if not engine_named(task.engine).drafts or not task.drafters or task.users is not None:
         return None, None  # several users already fill the batch
     tried: list[Tried] = []
-    for drafter in task.drafters if found.fitting.placement.whole else ():
-        both = engine_named(task.engine).with_drafter(task, drafter.model, drafter.mix)
-        ladder, other = Ladder(both, whole_placements(both)), None
+    for drafter in task.drafters if candidate.fitting.placement.whole else ():
+        drafted_task = engine_named(task.engine).with_drafter(task, drafter.model, drafter.mix)
+        ladder, drafted = Ladder(drafted_task, whole_placements(drafted_task)), None
         try:
-            other = found.on(ladder)
-            outcome = f"does not fit at {found.tokens:,} tokens"
+            drafted = candidate.on(ladder)
+            outcome = f"does not fit at {candidate.tokens:,} tokens"
         except EdgekitError as error:
             outcome = f"its memory cannot be estimated: {error}"
-        if other is not None:
-            lines = other.priced.estimate.lines
+        if drafted is not None:
+            lines = drafted.priced.estimate.lines
             size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
             outcome = f"+{format_bytes(size)}"
-            if other.priced.status is not found.priced.status:
-                other, outcome = None, f"{outcome}: too tight"
-        tried.append(Tried(value=drafter.name, outcome=outcome, taken=other is not None))
-        if other is not None:
+            if drafted.priced.status is not candidate.priced.status:
+                drafted, outcome = None, f"{outcome}: too tight"
+        tried.append(Tried(value=drafter.name, outcome=outcome, taken=drafted is not None))
+        if drafted is not None:
             return drafter, Decision(
                 lever=Lever.DRAFTER,
                 value=drafter.name,
@@ -280,7 +283,7 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
 def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
     """Much smaller catalog models of the same family and vocabulary, the largest first."""
     active = entry.active_parameters or entry.parameters or 0
-    found = [
+    suitable = [
         other
         for other in entries
         if entry.vocabulary is not None
@@ -291,7 +294,8 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
         and ModelPurpose.EMBEDDING not in other.kinds
     ]
     drafters = []
-    for other in sorted(found, key=lambda one: -(one.parameters or 0)):
+    suitable.sort(key=lambda other: -(other.parameters or 0))
+    for other in suitable:
         try:
             model = open_entry(other, default_engine().name).model
         except EdgekitError:
@@ -314,16 +318,16 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
 MOST_USERS = 256  # the default limit of a common server; searching further is not worth it
 
 
-def decide_sequences(found: Candidate) -> Decision:
+def decide_sequences(candidate: Candidate) -> Decision:
     """The requested number of users; else the engine's default and how many would fit."""
-    task, each = found.task, found.tokens // found.fitting.streams
+    task, each = candidate.task, candidate.tokens // candidate.fitting.streams
     if task.users is not None:
         return Decision(
             lever=Lever.SEQUENCES,
             value=f"{task.users}",
             because=f"as requested, each with a context of {each:,} tokens",
         )
-    placements: tuple[Placement, ...] = (found.fitting.placement,)
+    placements: tuple[Placement, ...] = (candidate.fitting.placement,)
     if engine_named(task.engine).has_ranks:  # more requests may take more cards
         placements = whole_placements(task)
     count = users_that_fit(task, each, placements)

@@ -41,17 +41,17 @@ def rank_of(entry: Entry) -> float:
     parameters = min(entry.parameters or 0, MOST_PARAMETERS)
     active = min(entry.active_parameters or parameters, MOST_PARAMETERS)
     is_later = bool(entry.not_before and not entry.released)  # ranks after one of that day
-    days = (min(_dated(entry), LAST) - FIRST).days + is_later
+    days = (min(_release_date(entry), LAST) - FIRST).days + is_later
     months = max(0.0, days / _DAYS_A_MONTH)
     return math.sqrt(parameters * active) / 1e9 * 2 ** (months / DOUBLING_MONTHS)
 
 
 def is_minor(entry: Entry) -> bool:
     """Whether it is small or outdated, and so not preferred to a better model just for its speed."""
-    return (entry.parameters or 0) < SMALL_PARAMETERS or _dated(entry) < OUTDATED
+    return (entry.parameters or 0) < SMALL_PARAMETERS or _release_date(entry) < OUTDATED
 
 
-def _dated(entry: Entry) -> date:
+def _release_date(entry: Entry) -> date:
     try:
         return date.fromisoformat(entry.released or entry.not_before or "")
     except ValueError:
@@ -60,11 +60,11 @@ def _dated(entry: Entry) -> date:
 
 def version_of(name: str) -> tuple[str, tuple[int, ...]]:
     """'qwen3.6-27b' -> ('qwen-27b', (3, 6)): the model without its version, and the version."""
-    found = _VERSION.search(name.lower())
-    if found is None:
+    match = _VERSION.search(name.lower())
+    if match is None:
         return name.lower(), ()
-    rest = name.lower()[: found.start()] + name.lower()[found.end() :]
-    return rest, tuple(map(int, found[1].split(".")))
+    rest = name.lower()[: match.start()] + name.lower()[match.end() :]
+    return rest, tuple(map(int, match[1].split(".")))
 
 
 def root_of(family: str) -> str:

@@ -47,10 +47,9 @@ from edgekit.units import LARGEST, MIB, format_bytes
 MIN_CONTEXT = 16_384  # tokens, if no minimum is given
 MARGIN_PERCENT = 5  # left free of the longest context that fits, if the policy chooses the context
 DRAFT_MAX = 6  # tokens that a draft model predicts ahead
-LONG_TOKENS = (
-    131_072  # from here on MANY sequences, below it SOME, FEW if the cache limits the context
-)
-MANY, SOME, FEW = 8, 4, 2
+LONG_TOKENS = 131_072
+# Parallel sequences: for a context of LONG_TOKENS or more, for a shorter one, and if the cache limits the context.
+LONG_SEQUENCES, SHORT_SEQUENCES, LIMITED_SEQUENCES = 8, 4, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +74,7 @@ class TierPlan:
 
     @property
     def required_bytes(self) -> int:
-        """Bytes required in that memory, without spilled pages."""
+        """Bytes required in the memory that holds the tier, without spilled pages."""
         return self.verdict.uses[0].required_bytes
 
     @property
@@ -88,9 +87,9 @@ class TierPlan:
         length, accuracy = self.verdict.context_tokens, self.layout.bits
         setup = self.setup
         middle = (accuracy, length) if setup.prefer_accurate_kv else (length, accuracy)
-        whole, drafted = setup.spill is None, setup.drafter is not None
+        is_resident, has_drafter = setup.spill is None, setup.drafter is not None
         fits = self.verdict.can_load
-        return (fits, whole, self.tier.weights_bytes, *middle, drafted, self.parallel)
+        return (fits, is_resident, self.tier.weights_bytes, *middle, has_drafter, self.parallel)
 
 
 # --- on a machine
@@ -98,20 +97,27 @@ class TierPlan:
 
 def plan_tier_on(task: Task) -> TierPlan:
     """`plan_tier` on the machine's largest card, or in its RAM if it does not fit on the card."""
-    return _best_on(placements(task), partial(plan_tier, task))
+    return _best_plan(tuple(placements(task)), partial(plan_tier, task))
 
 
 def recommend_tier_on(tasks: Sequence[Task]) -> TierPlan:
     """`recommend_tier` on the machine's largest card, or in its RAM if none fits on the card."""
-    return _best_on(placements(tasks[0]), partial(recommend_tier, tasks))
+    return _best_plan(tuple(placements(tasks[0])), partial(recommend_tier, tasks))
 
 
-def _best_on(every: Iterable[Placement], plan: Callable[..., TierPlan]) -> TierPlan:
-    """A plan whole in one memory, else one spilled from the first memory, else the one that lacks the least memory."""
-    first, *others = every
-    whole = [plan(one, may_spill=False) for one in (first, *others)]
-    found = next((one for one in whole if one.verdict.can_load), None) or plan(first)
-    return found if found.verdict.can_load else min(whole, key=lambda one: one.to_add_bytes)
+def _best_plan(memories: Sequence[Placement], make_plan: Callable[..., TierPlan]) -> TierPlan:
+    """The first plan that fits one memory, else one that spills from the first memory to the next.
+
+    If nothing fits, the plan that lacks the least memory.
+    """
+    plans = [make_plan(memory, may_spill=False) for memory in memories]
+    for plan in plans:
+        if plan.verdict.can_load:
+            return plan
+    spilled = make_plan(memories[0])
+    if spilled.verdict.can_load:
+        return spilled
+    return min(plans, key=lambda plan: plan.to_add_bytes)
 
 
 # --- the model
@@ -127,29 +133,29 @@ def recommend_tier(
     tiers that would fit must not spill.
     """
     requested = tasks[0].load.context_tokens or 0
-    lines: dict[str, list[Task]] = {}
-    for task in sorted(tasks, key=lambda one: tier_of(one.model).size):
+    by_series: dict[str, list[Task]] = {}
+    for task in sorted(tasks, key=lambda task: tier_of(task.model).size):
         if requested <= tier_of(task.model).window:
-            lines.setdefault(tier_of(task.model).line, []).append(task)
-    if not lines:
+            by_series.setdefault(tier_of(task.model).line, []).append(task)
+    if not by_series:
         longest = max(tier_of(task.model).window for task in tasks)
         raise UsageError(
             f"no tier has a context of {requested:,} tokens; the longest is {longest:,}"
         )
     tried: list[TierPlan] = []
-    for variants in reversed(lines.values()):
-        plans = [plan_tier(one, placement, may_spill=False) for one in variants]
+    for variants in reversed(by_series.values()):  # the largest first
+        plans = [plan_tier(task, placement, may_spill=False) for task in variants]
         tried = [*plans, *tried]
         best = max(plans, key=lambda plan: plan.rank)
         if best.verdict.can_load:
-            larger = [one for one in tried if one.tier.weights_bytes > best.tier.weights_bytes]
+            larger = [plan for plan in tried if plan.tier.weights_bytes > best.tier.weights_bytes]
             why = "the largest tier"
             if larger:
                 why += f" that fits; {larger[0].tier.name}: {larger[0].verdict.reasons[0]}"
-            return _with_model(best, why, tried)
+            return _with_reason(best, why, tried)
     if may_spill and requested > SPILL_FROM_TOKENS:
         refused = None
-        for task in (task for variants in reversed(lines.values()) for task in variants):
+        for task in (task for variants in reversed(by_series.values()) for task in variants):
             try:
                 plan = plan_tier(task, placement)
             except KvSpillUnsupportedError as error:
@@ -157,10 +163,10 @@ def recommend_tier(
                 continue
             if plan.verdict.can_load:
                 why = "no tier has the whole context in memory: the largest that fits with pages spilled"
-                return _with_model(plan, why, ())
+                return _with_reason(plan, why, ())
         if refused is not None:
             raise refused
-    return _with_model(tried[0], "no tier fits; this is the smallest", tried)
+    return _with_reason(tried[0], "no tier fits; this is the smallest", tried)
 
 
 def ladder_plan(kind: str | None, tasks: Sequence[Task], placement: Placement) -> TierPlan:
@@ -180,20 +186,20 @@ def ladder_plan(kind: str | None, tasks: Sequence[Task], placement: Placement) -
         plan = plan_tier(by_name[name], placement, may_spill=False)
         tried.append(plan)
         if plan.verdict.can_load:
-            return _with_model(plan, f"{rule}: the first that fits", tried)
+            return _with_reason(plan, f"{rule}: the first that fits", tried)
     smallest = min(tried, key=lambda plan: plan.tier.weights_bytes)
-    return _with_model(smallest, f"{rule}: none of them fits", tried)
+    return _with_reason(smallest, f"{rule}: none of them fits", tried)
 
 
-def _with_model(plan: TierPlan, because: str, plans: Iterable[TierPlan]) -> TierPlan:
-    """The plan with the reason for its tier, and the outcome of the others."""
+def _with_reason(plan: TierPlan, because: str, plans: Iterable[TierPlan]) -> TierPlan:
+    """The plan with the reason for its tier, and the outcomes of all tiers that were tried."""
     tried = tuple(
         Tried(
-            value=one.tier.name,
-            outcome="; ".join(one.verdict.reasons) or f"{one.verdict.context_tokens:,} tokens",
-            taken=one is plan and plan.verdict.can_load,
+            value=other.tier.name,
+            outcome="; ".join(other.verdict.reasons) or f"{other.verdict.context_tokens:,} tokens",
+            taken=other is plan and plan.verdict.can_load,
         )
-        for one in plans
+        for other in plans
     )
     first = Decision(lever=Lever.WEIGHTS, value=plan.tier.name, because=because, tried=tried)
     return replace(plan, steps=(first, *plan.steps[1:]))
@@ -209,11 +215,11 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
     if a context past 64K would have to be spilled and must not be.
     """
     tier, memory, setup = tier_of(task.model), placement.budgets[0], MemoSetup.of(placement.setup)
-    least = MIN_CONTEXT if task.min_context is None else task.min_context
-    if not 1 <= least <= LARGEST:
-        raise UsageError(f"--min-context must be at least 1 (got {least:,})")
+    min_context = MIN_CONTEXT if task.min_context is None else task.min_context
+    if not 1 <= min_context <= LARGEST:
+        raise UsageError(f"--min-context must be at least 1 (got {min_context:,})")
     check_load(tier, task.load, setup)
-    capacity = Capacity(tier=tier, load=task.load, placement=placement, min_context=least)
+    capacity = Capacity(tier=tier, load=task.load, placement=placement, min_context=min_context)
     context = choose_context(task, capacity, may_spill=may_spill)
     ram = assess(tier, memory, setup.manifest)
     reasons = [ram.because] if ram.level is RamLevel.WONT_FIT else []
@@ -237,7 +243,7 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
     status = Status.WARNING if ram.level is RamLevel.TIGHT else Status.PASSED
     load = replace(context.load, sequences=sequences)
     chosen = replace(setup, drafter=drafter, spill=context.spill)
-    found = estimate(task.model, load, chosen)
+    memory_estimate = estimate(task.model, load, chosen)
     return TierPlan(
         tier=tier,
         layout=context.layout,
@@ -255,10 +261,10 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
             cache_asked=task.load.cache_k is not None,
             load=load,
             uses=tuple(
-                Usage(budget=budget, required_bytes=found.in_pools(budget.pools))
+                Usage(budget=budget, required_bytes=memory_estimate.in_pools(budget.pools))
                 for budget in placement.budgets
             ),
-            estimate=found,
+            estimate=memory_estimate,
             reasons=tuple(reasons),
             window="" if context.is_given else context.because,
             way=replace(placement, setup=chosen),
@@ -312,8 +318,8 @@ class Capacity:
     def left_bytes(self, context: ContextChoice, drafter: Tier | None = None) -> int:
         """Bytes left free by the tier, its cache and its drafter."""
         setup = replace(self.setup, spill=context.spill, drafter=drafter)
-        taken = bill(self.tier, context.load, setup).in_pools(self.placement.budgets[0].pools)
-        return self.usable_bytes - taken
+        used_bytes = bill(self.tier, context.load, setup).in_pools(self.placement.budgets[0].pools)
+        return self.usable_bytes - used_bytes
 
     def most_tokens(self, layout: Layout) -> int:
         """The longest context that the tier and the layout support."""
@@ -334,7 +340,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextChoice:
-    """A load with context and cache layout, and the reason."""
+    """The chosen context and cache layout, as a load, and the reason for each."""
 
     load: Load
     layout: Layout
@@ -351,6 +357,7 @@ class ContextChoice:
 
 
 def for_each(load: Load) -> str:
+    """' for each of 4' if every sequence has its own context, else nothing."""
     windows = windows_of(load)
     return f" for each of {windows}" if windows > 1 else ""
 
@@ -362,22 +369,22 @@ def choose_context(task: Task, capacity: Capacity, *, may_spill: bool = True) ->
     """Context and cache of the task's tier. Raises RefusedError if the engine lacks a required layout."""
     layouts = [find_layout(choice.name) for choice in cache_choices(task, capacity.placement)]
     if (tokens := task.load.context_tokens) is not None:
-        return _requested(capacity, layouts, tokens, may_spill=may_spill)
+        return _choose_for_request(capacity, layouts, tokens, may_spill=may_spill)
     if len(layouts) == 1:
-        return _longest(capacity, layouts[0], f"{layouts[0].name} as requested")
+        return _choose_longest(capacity, layouts[0], f"{layouts[0].name} as requested")
     if not capacity.setup.prefer_accurate_kv:
-        return _longest_then_accurate(capacity, layouts)
+        return _choose_longest_then_accurate(capacity, layouts)
     tried: tuple[Tried, ...] = ()
     for layout in layouts:
         why = "the most accurate cache that holds the minimum context"
-        found = _longest(capacity, layout, why)
-        tried += found.tried
-        if not found.lacking_bytes:
+        choice = _choose_longest(capacity, layout, why)
+        tried += choice.tried
+        if not choice.lacking_bytes:
             break
-    return replace(found, tried=tried)
+    return replace(choice, tried=tried)
 
 
-def _requested(
+def _choose_for_request(
     capacity: Capacity, layouts: Sequence[Layout], tokens: int, *, may_spill: bool
 ) -> ContextChoice:
     """For a requested context: the most accurate cache that fits, else a spill, else the missing memory.
@@ -397,14 +404,14 @@ def _requested(
             break
     spill = None
     per_token = capacity.tier.bytes_per_token(layout) * windows_of(capacity.load)
-    left = usable - capacity.needed_bytes(layout, 0)
-    holds_two_pages = left >= LEAST_PAGES * PAGE_TOKENS * per_token
+    left_bytes = usable - capacity.needed_bytes(layout, 0)
+    holds_two_pages = left_bytes >= LEAST_PAGES * PAGE_TOKENS * per_token
     if may_spill and not fits and tokens > SPILL_FROM_TOKENS and holds_two_pages:
         store, store_bytes = store_of(capacity.placement)
         spill = plan_spill(
             context_tokens=tokens,
             bytes_per_token=per_token,
-            resident_budget_bytes=left,
+            resident_budget_bytes=left_bytes,
             store=store,
             purpose=capacity.setup.purpose,
             store_free_bytes=store_bytes,
@@ -426,19 +433,19 @@ def _requested(
     )
 
 
-def _longest(capacity: Capacity, layout: Layout, because: str) -> ContextChoice:
+def _choose_longest(capacity: Capacity, layout: Layout, because: str) -> ContextChoice:
     """The longest context in this layout. Raises RefusedError if the engine does not have the layout."""
     tier = capacity.tier
     check_engine(capacity.setup.engine, layout)
     tokens = capacity.safe_context(layout)
-    least = min(capacity.min_context, capacity.most_tokens(layout))
-    fits, lacking = tokens >= least, 0
+    min_tokens = min(capacity.min_context, capacity.most_tokens(layout))
+    fits, lacking_bytes = tokens >= min_tokens, 0
     if not fits:
         why = f"the minimum; {tokens:,} fit"
         # the smallest memory with which `safe_context` is that long
-        pages = -(-least // PAGE_TOKENS) * PAGE_TOKENS
+        pages = -(-min_tokens // PAGE_TOKENS) * PAGE_TOKENS
         with_margin = -(-pages * 100 // (100 - MARGIN_PERCENT))
-        lacking = capacity.needed_bytes(layout, with_margin) - capacity.usable_bytes
+        lacking_bytes = capacity.needed_bytes(layout, with_margin) - capacity.usable_bytes
     elif tokens == layout.most_tokens:
         why = f"the maximum of {layout.name}"
     elif tokens < tier.window:
@@ -449,31 +456,31 @@ def _longest(capacity: Capacity, layout: Layout, because: str) -> ContextChoice:
         why = f"the context in its header, although it is listed with {tier.catalog_window:,}"
     outcome = f"holds {tokens:,} tokens after the 5 % margin"
     return ContextChoice(
-        load=capacity.load_with(layout, tokens if fits else least),
+        load=capacity.load_with(layout, tokens if fits else min_tokens),
         layout=layout,
         because=why,
         layout_because=because,
         tried=(Tried(value=layout.name, outcome=outcome, taken=fits),),
-        lacking_bytes=lacking,
+        lacking_bytes=lacking_bytes,
     )
 
 
-def _longest_then_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> ContextChoice:
+def _choose_longest_then_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> ContextChoice:
     """The longest context in the compressed cache, or in f16 if that holds the same context."""
-    base = _longest(capacity, layouts[-1], "the compressed cache holds the longest context")
+    base = _choose_longest(capacity, layouts[-1], "the compressed cache holds the longest context")
     f16 = layouts[0]
     tokens = capacity.safe_context(f16)
     outcome = f"holds {tokens:,} tokens after the 5 % margin"
     fits = not base.lacking_bytes and tokens >= base.tokens
-    taken = fits and not capacity.tier.keeps_compressed
-    tried = Tried(value=f16.name, outcome=outcome, taken=taken)
-    if taken:
+    is_taken = fits and not capacity.tier.keeps_compressed
+    tried = Tried(value=f16.name, outcome=outcome, taken=is_taken)
+    if is_taken:
         return replace(
             base,
             load=capacity.load_with(f16, base.tokens),
             layout=f16,
             layout_because="f16 holds the same context at full accuracy",
-            tried=(tried, *(replace(one, taken=False) for one in base.tried)),
+            tried=(tried, *(replace(attempt, taken=False) for attempt in base.tried)),
         )
     why = f"f16 {outcome}; compressed, the context is longer"
     if base.lacking_bytes:
@@ -501,12 +508,12 @@ def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
     )
     why = "the cache does not fit" if context.lacking_bytes else "the whole cache fits"
     if context.tokens <= SPILL_FROM_TOKENS:
-        could = f"only contexts over {SPILL_FROM_TOKENS:,} tokens can spill"
+        note = f"only contexts over {SPILL_FROM_TOKENS:,} tokens can spill"
+    elif page.is_in_time:
+        note = f"it could spill: {page.restore_text}"
     else:
-        could = (
-            f"{'it could spill' if page.is_in_time else 'it could not spill'}: {page.restore_text}"
-        )
-    return Decision(lever=Lever.PLACEMENT, value="none", because=f"{why}; {could}")
+        note = f"it could not spill: {page.restore_text}"
+    return Decision(lever=Lever.PLACEMENT, value="none", because=f"{why}; {note}")
 
 
 # --- draft model and sequences
@@ -518,7 +525,7 @@ def choose_drafter(
     """The tier's drafter, if it fits in the memory that is left."""
     tier, setup = capacity.tier, capacity.setup
     paired = None if tier.drafter is None else find_tier(tier.drafter)
-    found: Tier | None = None
+    drafter: Tier | None = None
     tried: tuple[Tried, ...] = ()
     if not setup.may_draft:
         why = "not requested"
@@ -531,50 +538,52 @@ def choose_drafter(
     elif paired.vocabulary != tier.vocabulary:
         why = f"the {paired.name} has a different vocabulary ({paired.vocabulary}, not {tier.vocabulary})"
     else:
-        needed = bill(paired, drafter_load(paired, context.load, setup), setup).total_bytes
-        left = capacity.left_bytes(context)
-        found = paired if needed <= left else None
+        needed_bytes = bill(paired, drafter_load(paired, context.load, setup), setup).total_bytes
+        left_bytes = capacity.left_bytes(context)
+        drafter = paired if needed_bytes <= left_bytes else None
         why = (
             f"the {paired.name} as draft model for the {tier.name}, {DRAFT_MAX} tokens ahead, "
-            f"{'would take' if found is None else 'takes'} {format_bytes(needed)} with its own cache; "
-            f"{format_bytes(left)} is left"
+            f"{'would take' if drafter is None else 'takes'} {format_bytes(needed_bytes)} with its own cache; "
+            f"{format_bytes(left_bytes)} is left"
         )
-        tried = (Tried(value=paired.name, outcome=why, taken=found is not None),)
-    value = "none" if found is None else found.name
-    return found, Decision(lever=Lever.DRAFTER, value=value, because=why, tried=tried)
+        tried = (Tried(value=paired.name, outcome=why, taken=drafter is not None),)
+    value = "none" if drafter is None else drafter.name
+    return drafter, Decision(lever=Lever.DRAFTER, value=value, because=why, tried=tried)
 
 
 def choose_sequences(
     capacity: Capacity, context: ContextChoice, drafter: Tier | None, *, fits: bool
 ) -> tuple[int, Decision]:
-    """The number of sequences that share the context: each costs only its state.
+    """The number of sequences. Those that share the context cost only their states.
 
-    Sequences with contexts of their own are already in the bill.
+    If each has a context of its own, the bill already includes all of them.
     """
     tier, load, tokens = capacity.tier, context.load, context.tokens
     if load.sequences is not None:
-        own = f", each with a context of {tokens:,} tokens" if load.unified is False else ""
+        context_text = (
+            f", each with a context of {tokens:,} tokens" if load.unified is False else ""
+        )
         return load.sequences, Decision(
-            lever=Lever.SEQUENCES, value=str(load.sequences), because=f"as requested{own}"
+            lever=Lever.SEQUENCES, value=str(load.sequences), because=f"as requested{context_text}"
         )
     is_cut = not context.is_given and tokens < capacity.most_tokens(context.layout)
     if not fits:
         target, why = 1, "no memory is left for more"
     elif context.spill is not None or is_cut:
-        target, why = FEW, "the cache limits the context"
+        target, why = LIMITED_SEQUENCES, "the cache limits the context"
     elif tokens >= LONG_TOKENS:
-        target, why = MANY, f"the context has {LONG_TOKENS:,} tokens or more"
+        target, why = LONG_SEQUENCES, f"the context has {LONG_TOKENS:,} tokens or more"
     else:
-        target, why = SOME, f"the context is shorter than {LONG_TOKENS:,} tokens"
-    each = tier.state_bytes + (drafter.state_bytes if drafter is not None else 0)
-    left = capacity.left_bytes(context, drafter)
+        target, why = SHORT_SEQUENCES, f"the context is shorter than {LONG_TOKENS:,} tokens"
+    state_bytes = tier.state_bytes + (drafter.state_bytes if drafter is not None else 0)
+    left_bytes = capacity.left_bytes(context, drafter)
     count = target
-    while count > 1 and (count - 1) * each > left:  # the first is in the bill
+    while count > 1 and (count - 1) * state_bytes > left_bytes:  # the bill has the first state
         count //= 2
-    if each and count < target:
-        why = f"{target} by the rule, but each one more needs {format_bytes(each)} of state, which does not fit"
-    elif each and count > 1:
-        why += f"; they share the context, and each has {format_bytes(each)} of state"
+    if state_bytes and count < target:
+        why = f"{target} by the rule, but each one more needs {format_bytes(state_bytes)} of state, which does not fit"
+    elif state_bytes and count > 1:
+        why += f"; they share the context, and each has {format_bytes(state_bytes)} of state"
     elif count > 1:
         why += "; they share the context"
     return count, Decision(lever=Lever.SEQUENCES, value=str(count), because=why)

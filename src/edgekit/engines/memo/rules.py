@@ -197,15 +197,18 @@ def drafter_load(drafter: Tier, load: Load, setup: MemoSetup) -> Load:
 
 def largest_context(tier: Tier, layout: Layout, memory_bytes: int, *, held_bytes: int = 0) -> int:
     """Tokens that fit after weights and working set, as in the memo's tables: without reserve, margin or window."""
-    left = memory_bytes - tier.weights_bytes - tier.working_bytes - held_bytes
-    return max(0, left // tier.bytes_per_token(layout))
+    left_bytes = memory_bytes - tier.weights_bytes - tier.working_bytes - held_bytes
+    return max(0, left_bytes // tier.bytes_per_token(layout))
 
 
 def _tokens(tier: Tier, load: Load) -> int:
+    """The context of the load; the tier's window if it does not set one."""
     return tier.window if load.context_tokens is None else load.context_tokens
 
 
 def _lines(tier: Tier, load: Load, setup: MemoSetup, part: str = "") -> Iterator[MemoryLine]:
+    """The lines of one tier; `part` is "drafter" for the lines of a draft model."""
+
     def line(component: Component, size_bytes: int, because: str) -> MemoryLine:
         return MemoryLine(
             component=component,
@@ -245,13 +248,17 @@ def describe(load: Load, estimate: MemoryEstimate) -> str:
     """The resolved load as text."""
     facts: dict[str, Any] = dict(estimate.facts)
     each = f" for each of {facts['windows']}" if facts["windows"] > 1 else ""
-    many = f", {load.sequences} sequences" if (load.sequences or 1) > 1 else ""
-    return f"{facts['context_tokens']:,} tokens of context{each}, cache {facts['layout']}{many}"
+    sequences = ""
+    if load.sequences and load.sequences > 1:
+        sequences = f", {load.sequences} sequences"
+    return (
+        f"{facts['context_tokens']:,} tokens of context{each}, cache {facts['layout']}{sequences}"
+    )
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> tuple[CacheChoice, ...]:
     """f16, q8_0 and the compressed layout for the context; only the requested one, if one was requested."""
-    given = layout_of(task.load)
+    requested = layout_of(task.load)
     tokens = task.load.context_tokens or tier_of(task.model).window
     usual = (find_layout("f16"), find_layout("q8_0"), layout_for(tokens))
     return tuple(
@@ -259,16 +266,16 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> tuple[Cach
             name=layout.name,
             place=place,
             flags="",
-            is_given=given is not None,
+            is_given=requested is not None,
             is_eight_bit=layout.name == "q8_0",
             load={"cache_k": layout.keys, "cache_v": layout.values},
         )
-        for place, layout in enumerate(usual if given is None else (given,))
+        for place, layout in enumerate(usual if requested is None else (requested,))
     )
 
 
 def cache_name(load: Load, _setup: object = None) -> str:
-    """The name of the cache layout; without a context, that of the longest window."""
+    """The name of the cache layout. Without a context, the layout for the longest window of all tiers."""
     longest = max(tier.window for tier in tiers())
     return (layout_of(load) or layout_for(load.context_tokens or longest)).name
 
@@ -281,33 +288,33 @@ MOST_USERS = 1024
 
 def devices(machine: Machine) -> tuple[Device, ...]:
     """The card with the most free memory: a tier runs on one."""
-    return tuple(sorted(_cards(machine), key=lambda one: -one.free_bytes)[:1])
+    return tuple(sorted(_cards(machine), key=lambda card: -card.free_bytes)[:1])
 
 
 def budgets(machine: Machine) -> tuple[Budget, ...]:
-    """The card, then the RAM; a tier uses one of them. Raises HardwareError if no memory is known."""
-    found = tuple(card_budget(DEVICE, card, 0, "") for card in devices(machine))
+    """The card, then the RAM; a tier uses only one of the two. Raises HardwareError if no memory is known."""
+    memories = tuple(card_budget(DEVICE, card, 0, "") for card in devices(machine))
     if machine.host is not None:
-        found += (_ram(machine, machine.host),)
-    if not found:
+        memories += (_ram(machine, machine.host),)
+    if not memories:
         raise HardwareError(f"the memory of {machine.name} is unknown: give --ram or --vram")
-    return found
+    return memories
 
 
 def capacity_bytes(machine: Machine) -> int:
     """Bytes of the larger memory: a tier is never split."""
-    return max(one.available_bytes for one in budgets(machine))
+    return max(budget.available_bytes for budget in budgets(machine))
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """Placements, the card first. Its second budget is the RAM to which pages of its cache can be spilled."""
+    """Placements, the card first. A card's placement has the RAM as second budget: cache pages can be spilled to it."""
     setup = MemoSetup.of(task.start.setup or MemoSetup())
-    every = budgets(task.machine)
-    for place, budget in enumerate(every):
+    memories = budgets(task.machine)
+    for place, budget in enumerate(memories):
         on_card = HOST not in budget.pools
         yield Placement(
             setup=replace(setup, pool=DEVICE if on_card else HOST),
-            budgets=every[place:],
+            budgets=memories[place:],
             because=f"on the {budget.name}" if on_card else "in RAM",
             cards=devices(task.machine) if on_card else (),
             whole=not place,
@@ -323,28 +330,28 @@ def store_of(placement: Placement) -> tuple[Store, int | None]:
 
 def memory_notes(machine: Machine, budget: Budget) -> Iterator[str]:
     """Notes on memory that is not counted."""
-    others = len(_cards(machine)) - 1
-    if HOST not in budget.pools and others:
-        rest = "the other one is" if others == 1 else f"the other {others} are"
-        yield f"a tier runs on one GPU: {rest} not counted"
+    uncounted = len(_cards(machine)) - 1
+    if HOST not in budget.pools and uncounted:
+        subject = "the other one is" if uncounted == 1 else f"the other {uncounted} are"
+        yield f"a tier runs on one GPU: {subject} not counted"
     if budget.limit_bytes is not None:
         yield budget.limit_because
 
 
 def _cards(machine: Machine) -> list[Device]:
-    return [one for one in machine.devices if not one.unified and not one.integrated]
+    return [device for device in machine.devices if not device.unified and not device.integrated]
 
 
 def _ram(machine: Machine, host: HostMemory) -> Budget:
-    """A Mac's GPU may wire only part of the RAM; an app on a phone may use only part of it."""
+    """The budget of the RAM. A Mac's GPU may wire only part of it, and an app on a phone may use only part of it."""
     limits = [
-        (one.limit_bytes, "the GPU may use {} of it")
-        for one in machine.devices
-        if one.vendor is Vendor.APPLE and one.limit_bytes is not None
+        (device.limit_bytes, "the GPU may use {} of it")
+        for device in machine.devices
+        if device.vendor is Vendor.APPLE and device.limit_bytes is not None
     ]
     if machine.is_phone:
-        limits += [(one.left_bytes, one.name + ": {} of it") for one in host.limits]
-    limit, because = min(limits, default=(None, ""))
+        limits += [(limit.left_bytes, limit.name + ": {} of it") for limit in host.limits]
+    limit_bytes, because = min(limits, default=(None, ""))
     return Budget(
         name=machine.name,
         pools=frozenset({HOST}),
@@ -352,12 +359,13 @@ def _ram(machine: Machine, host: HostMemory) -> Budget:
         free_bytes=host.free_bytes if machine.is_phone else host.usable_bytes,
         reserve_bytes=OS_RESERVE_BYTES,
         because="for the system",
-        limit_bytes=limit,
-        limit_because="" if limit is None else because.format(format_bytes(limit)),
+        limit_bytes=limit_bytes,
+        limit_because="" if limit_bytes is None else because.format(format_bytes(limit_bytes)),
     )
 
 
 def load_for_users(load: Load, users: int, _native_tokens: int) -> Load:
+    """The load with a separate context for each user."""
     if not 1 <= users <= MOST_USERS:
         raise UsageError(f"the number of users must be 1 to {MOST_USERS:,} (got {users:,})")
     return replace(load, sequences=users, unified=False)
@@ -392,33 +400,39 @@ def assess(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamFi
     need = manifest
     if need is None:
         if tier.min_ram_bytes is not None and HOST in memory.pools:
-            least, source = tier.min_ram_bytes, "the tier's minimum RAM"
+            min_bytes, source = tier.min_ram_bytes, "the tier's minimum RAM"
         else:
-            least = tier.weights_bytes + tier.working_bytes + memory.reserve_bytes
+            min_bytes = tier.weights_bytes + tier.working_bytes + memory.reserve_bytes
             source = "weights and working set"
             if memory.reserve_bytes:
                 source = "weights, working set and the system reserve"
         need = RamNeed(
-            min_bytes=least,
-            recommended_bytes=least + tier.bytes_per_token(layout_for(tier.window)) * tier.window,
+            min_bytes=min_bytes,
+            recommended_bytes=min_bytes
+            + tier.bytes_per_token(layout_for(tier.window)) * tier.window,
             source=f"{source}; recommended with the compressed cache of {tier.window:,} tokens",
         )
-    weights, whole = tier.weights_bytes, max(0, memory.total_bytes - memory.reserve_bytes)
-    share = f"{weights * 100 / whole:.1f} %" if whole else "more than all"
-    size = f"the download of {format_bytes(weights)} is {share} of {format_bytes(whole)}"
-    has = f"the machine has {format_bytes(memory.total_bytes)}"
-    if weights * 100 > whole * WONT_FIT_PERCENT:
-        level, why = RamLevel.WONT_FIT, f"{size}, more than {WONT_FIT_PERCENT} %"
+    weights, usable_bytes = tier.weights_bytes, max(0, memory.total_bytes - memory.reserve_bytes)
+    share = f"{weights * 100 / usable_bytes:.1f} %" if usable_bytes else "more than all"
+    size_text = (
+        f"the download of {format_bytes(weights)} is {share} of {format_bytes(usable_bytes)}"
+    )
+    machine_text = f"the machine has {format_bytes(memory.total_bytes)}"
+    if weights * 100 > usable_bytes * WONT_FIT_PERCENT:
+        level, because = RamLevel.WONT_FIT, f"{size_text}, more than {WONT_FIT_PERCENT} %"
     elif memory.total_bytes < need.min_bytes:
-        level, why = RamLevel.WONT_FIT, f"{format_bytes(need.min_bytes)} is needed, {has}"
-    elif weights * 100 > whole * TIGHT_PERCENT:
-        level, why = RamLevel.TIGHT, f"{size}, more than {TIGHT_PERCENT} %"
+        level, because = (
+            RamLevel.WONT_FIT,
+            f"{format_bytes(need.min_bytes)} is needed, {machine_text}",
+        )
+    elif weights * 100 > usable_bytes * TIGHT_PERCENT:
+        level, because = RamLevel.TIGHT, f"{size_text}, more than {TIGHT_PERCENT} %"
     elif memory.total_bytes < need.recommended_bytes:
         level = RamLevel.TIGHT
-        why = f"{format_bytes(need.recommended_bytes)} is recommended, {has}"
+        because = f"{format_bytes(need.recommended_bytes)} is recommended, {machine_text}"
     else:
-        level, why = RamLevel.FITS, f"{size}, at most {TIGHT_PERCENT} %"
-    return RamFit(level=level, need=need, because=why)
+        level, because = RamLevel.FITS, f"{size_text}, at most {TIGHT_PERCENT} %"
+    return RamFit(level=level, need=need, because=because)
 
 
 def read_manifest(path: Path) -> RamNeed:
@@ -436,12 +450,12 @@ def read_manifest(path: Path) -> RamNeed:
         read = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not JSON: {str(error)[:80]}") from error
-    found = read.get("ramBudgetMb") if isinstance(read, dict) else None
-    if not isinstance(found, dict):
+    stated = read.get("ramBudgetMb") if isinstance(read, dict) else None
+    if not isinstance(stated, dict):
         raise UsageError(f"{path}: ramBudgetMb with min and recommended is missing")
     numbers = []
     for name in ("min", "recommended"):
-        value = found.get(name)
+        value = stated.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_MB:
             raise UsageError(
                 f"{path}: ramBudgetMb.{name} is {str(value)[:40]}, not a number of megabytes"

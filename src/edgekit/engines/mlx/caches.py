@@ -61,7 +61,7 @@ _COMPONENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxSession:
-    """The tokens that went through the model, and how many at once."""
+    """The tokens of a prompt and its answer, and how many of the prompt are computed at once."""
 
     prompt_tokens: int
     new_tokens: int
@@ -86,10 +86,13 @@ class MlxSession:
 
     @property
     def chunks(self) -> tuple[tuple[int, int], ...]:
-        """(tokens, tokens up to its end) of the last full chunk and of the rest: no other chunk is larger."""
-        ends = self.full_chunks * self.step
-        both = ((self.step, ends), (self.last_chunk, ends + self.last_chunk))
-        return tuple((size, end) for size, end in both if size and end) or ((1, 1),)
+        """For the last full chunk and for the rest after it: its tokens, and all tokens up to its end.
+
+        No other chunk needs more memory.
+        """
+        full_tokens = self.full_chunks * self.step
+        pairs = ((self.step, full_tokens), (self.last_chunk, full_tokens + self.last_chunk))
+        return tuple((size, end) for size, end in pairs if size and end) or ((1, 1),)
 
     @property
     def widest_chunk(self) -> int:
@@ -124,69 +127,73 @@ def read_session(geometry: ModelGeometry, load: Load, setup: MlxSetup) -> MlxSes
 def full_length(session: MlxSession, chunk: int | None = None) -> int:
     """Rows of a KVCache or QuantizedKVCache at the end of the session.
 
-    `chunk`: of a ChunkedKVCache, which is cut to the last `chunk` tokens before each call.
+    With `chunk`, rows of a ChunkedKVCache, which is cut to the last `chunk` tokens before each call.
     """
-    used, rows = _after_chunks(0, 0, session.step, session.full_chunks, keep=chunk)
-    used, rows = _after_chunks(used, rows, session.last_chunk, 1, keep=chunk)
+    used, rows = _grow_by_chunks(0, 0, session.step, session.full_chunks, keep=chunk)
+    used, rows = _grow_by_chunks(used, rows, session.last_chunk, 1, keep=chunk)
     if chunk is not None and session.singles > max(chunk - used + 1, 0):
-        return chunk + BLOCK  # cut to the chunk, then a block for one more
-    return rows + _whole_blocks(max(used + session.singles - rows, 0))
+        return chunk + BLOCK  # cut to the chunk, then grown by a block for the next token
+    return rows + _round_up_to_blocks(max(used + session.singles - rows, 0))
 
 
-def _after_chunks(
+def _grow_by_chunks(
     used: int, rows: int, size: int, count: int, *, keep: int | None
 ) -> tuple[int, int]:
-    """(used, allocated) rows after `count` chunks.
+    """Used and allocated rows of a cache after `count` further chunks of `size` tokens.
 
-    A cache that is too small drops its unused rows, unless they end at a block, and grows by whole blocks. The pattern
-    repeats after a few hundred chunks at most, so the rest is multiplied out.
+    A cache that is too small drops its unused rows, unless the used ones end at a block, and grows by whole blocks. The
+    pattern repeats after a few hundred chunks at most, so the remaining repeats are multiplied out.
     """
-    seen: dict[tuple[int, int], tuple[int, int]] = {}
-    done = 0
-    while size and done < count:
+    first_occurrence: dict[tuple[int, int], tuple[int, int]] = {}
+    computed = 0
+    while size and computed < count:
         if keep is not None and used > keep:
             used = rows = keep
         if used + size > rows:
-            rows = (used if used % BLOCK else rows) + _whole_blocks(size)
-        used, done = used + size, done + 1
+            rows = (used if used % BLOCK else rows) + _round_up_to_blocks(size)
+        used, computed = used + size, computed + 1
         state = (used % BLOCK if keep is None else used, rows - used)
-        if state in seen:
-            done_then, used_then = seen.pop(state)
-            turns = (count - done) // (done - done_then)
-            longer = turns * (used - used_then)
-            used, rows, done = used + longer, rows + longer, done + turns * (done - done_then)
+        if state in first_occurrence:
+            computed_then, used_then = first_occurrence.pop(state)
+            period = computed - computed_then
+            repeats = (count - computed) // period
+            growth = repeats * (used - used_then)
+            used, rows = used + growth, rows + growth
+            computed += repeats * period
         else:
-            seen[state] = (done, used)
+            first_occurrence[state] = (computed, used)
     return used, rows
 
 
-def _whole_blocks(tokens: int) -> int:
+def _round_up_to_blocks(tokens: int) -> int:
     return -(-tokens // BLOCK) * BLOCK
 
 
 def rotating_length(session: MlxSession, window: int, keep: int = 0) -> int:
-    """Rows of a RotatingKVCache: a chunk is appended to the last window - 1 rows, single tokens overwrite old ones."""
-    rows, singles = _rotated_prompt(session, max(window - 1, keep))
-    return min(max(window, keep), rows + _whole_blocks(singles)) if singles else rows
+    """Rows of a RotatingKVCache: chunks are appended to the last window - 1 rows, single tokens replace old rows."""
+    rows, singles = _rows_after_prompt(session, max(window - 1, keep))
+    if not singles:
+        return rows
+    return min(max(window, keep), rows + _round_up_to_blocks(singles))
 
 
 def widest_rotating(session: MlxSession, window: int) -> int:
     """The most rows of a RotatingKVCache while a chunk of the prompt is computed."""
-    full = _appended(0, session.step, session.full_chunks, window - 1)
-    return max(full, _rotated_prompt(session, window - 1)[0], rotating_length(session, window))
+    full = _rows_after_appending(0, session.step, session.full_chunks, window - 1)
+    return max(full, _rows_after_prompt(session, window - 1)[0], rotating_length(session, window))
 
 
-def _rotated_prompt(session: MlxSession, keep: int) -> tuple[int, int]:
-    """Rows after the chunks, and the number of single tokens after them: a chunk of one token is a single token."""
+def _rows_after_prompt(session: MlxSession, keep: int) -> tuple[int, int]:
+    """Rows after the prompt's chunks, and the number of single tokens that follow. A chunk of one token is a single."""
     if session.step == 1:
         return 0, session.tokens
-    rows = _appended(0, session.step, session.full_chunks, keep)
+    rows = _rows_after_appending(0, session.step, session.full_chunks, keep)
     if session.last_chunk == 1:
         return rows, session.singles + 1
-    return _appended(rows, session.last_chunk, 1, keep), session.singles
+    return _rows_after_appending(rows, session.last_chunk, 1, keep), session.singles
 
 
-def _appended(rows: int, size: int, count: int, keep: int) -> int:
+def _rows_after_appending(rows: int, size: int, count: int, keep: int) -> int:
     """Rows after `count` chunks, each appended to the last `keep` rows before it."""
     if not count or not size:
         return rows
@@ -212,7 +219,7 @@ class TokenCache:
         return full_length(session, self.tokens if self.growth is Growth.CHUNKED else None)
 
     def transient_rows(self, session: MlxSession) -> int:
-        """Rows that a chunk of the prompt needs for a while, beyond those at the end."""
+        """Rows needed only while a chunk of the prompt is computed, in addition to those at the end of the session."""
         if self.growth is not Growth.ROTATING:
             return 0
         return max(widest_rotating(session, self.tokens) - self.rows(session), 0)
@@ -239,36 +246,35 @@ LayerCache = TokenCache | StateCache
 def layer_caches(
     geometry: ModelGeometry, model: MlxModel, setup: MlxSetup, item_bytes: int, *, listed: bool
 ) -> tuple[tuple[int, LayerCache], ...]:
-    """(layer, cache) for every cache of every layer. `listed`: config.json lists the types of its layers."""
-    found: list[tuple[int, LayerCache]] = []
-    made: dict[LayerKind, tuple[LayerCache, ...]] = {}
+    """Every cache with the index of its layer. `listed`: config.json lists the types of its layers."""
+    caches_by_layer: list[tuple[int, LayerCache]] = []
+    caches_by_kind: dict[LayerKind, tuple[LayerCache, ...]] = {}
     rotates = model.rotates and (listed or not model.rotates_as_listed)
     # --max-kv-size makes every cache rotate in models without their own make_cache
     limit = None if model.own_cache else setup.max_kv_size
     for layer in geometry.layers:
-        if layer.mixer not in made:
+        if layer.mixer not in caches_by_kind:
             caches = tuple(_caches_of(layer.mixer, model, item_bytes, rotates=rotates))
             if limit is not None:
-                caches = tuple(
-                    one
-                    if isinstance(one, StateCache)
-                    else replace(
-                        one,
-                        growth=Growth.ROTATING,
-                        tokens=limit,
-                        keep=MAX_KV_SIZE_KEEP,
-                        quantizable=True,
-                    )
-                    for one in caches
-                )
-            made[layer.mixer] = caches
-        found += [(layer.index, one) for one in made[layer.mixer]]
-    return tuple(found)
+                caches = tuple(_limited(cache, limit) for cache in caches)
+            caches_by_kind[layer.mixer] = caches
+        caches_by_layer += [(layer.index, cache) for cache in caches_by_kind[layer.mixer]]
+    return tuple(caches_by_layer)
+
+
+def _limited(cache: LayerCache, tokens: int) -> LayerCache:
+    """The cache with --max-kv-size: it rotates within that many tokens. A recurrent state stays as it is."""
+    if isinstance(cache, StateCache):
+        return cache
+    return replace(
+        cache, growth=Growth.ROTATING, tokens=tokens, keep=MAX_KV_SIZE_KEEP, quantizable=True
+    )
 
 
 def _caches_of(
     kind: LayerKind, model: MlxModel, item_bytes: int, *, rotates: bool
 ) -> Iterator[LayerCache]:
+    """The caches of one layer: of its attention, its recurrence and its indexer."""
     quantizable, index_dim = not model.listed_caches, 0
     match kind:
         case Attention():
@@ -293,11 +299,13 @@ def _caches_of(
                 quantizable=quantizable,
             )
         case Recurrent():
-            f32 = kind.cell in _F32_CELLS or (kind.cell is Cell.LIGHTNING and model.f32_lightning)
+            is_f32 = kind.cell in _F32_CELLS or (
+                kind.cell is Cell.LIGHTNING and model.f32_lightning
+            )
             if kind.conv_elements:
                 yield StateCache(name="conv", elements=kind.conv_elements, item_bytes=item_bytes)
             if kind.state_elements:
-                size = 4 if f32 else item_bytes
+                size = 4 if is_f32 else item_bytes
                 yield StateCache(name="state", elements=kind.state_elements, item_bytes=size)
         case HybridLayer():
             yield from _caches_of(kind.recurrent, model, item_bytes, rotates=rotates)
@@ -323,36 +331,38 @@ def check_quantized(
     start = max(setup.quantized_kv_start, 1)
     if bits is None or session.tokens < start:
         return
-    for one in caches:
-        if isinstance(one, StateCache) or not one.quantizable or one.growth is Growth.CHUNKED:
+    for cache in caches:
+        if isinstance(cache, StateCache) or not cache.quantizable or cache.growth is Growth.CHUNKED:
             continue
-        if one.growth is Growth.ROTATING:
-            raise _refused("NotImplementedError: RotatingKVCache Quantization NYI")
+        if cache.growth is Growth.ROTATING:
+            raise _refusal("NotImplementedError: RotatingKVCache Quantization NYI")
         if group not in GROUP_SIZES[PackingMode.AFFINE]:
-            raise _refused(f"group size {group} is not supported: use 32, 64 or 128")
+            raise _refusal(f"group size {group} is not supported: use 32, 64 or 128")
         if bits not in WEIGHT_BITS:
-            raise _refused(f"{bits} bits are not supported: use 1, 2, 3, 4, 5, 6 or 8")
-        for width in (one.key_dim, one.value_dim):
+            raise _refusal(f"{bits} bits are not supported: use 1, 2, 3, 4, 5, 6 or 8")
+        for width in (cache.key_dim, cache.value_dim):
             if width % group:
-                raise _refused(
+                raise _refusal(
                     f"the last dimension of the cache ({width}) must be divisible by the "
                     f"group size {group}"
                 )
         if session.tokens - 1 < start:
             continue  # quantised by the last token: it is never read
         if model.fails_quantized:
-            raise _refused(model.fails_quantized)
-        if one.queries > one.heads and one.key_dim != one.value_dim:  # base.py:112, mx.reshape
-            raise _refused("a quantised cache needs keys and values of the same width")
+            raise _refusal(model.fails_quantized)
+        if (
+            cache.queries > cache.heads and cache.key_dim != cache.value_dim
+        ):  # base.py:112, mx.reshape
+            raise _refusal("a quantised cache needs keys and values of the same width")
 
 
-def _refused(reason: str) -> RefusedError:
+def _refusal(reason: str) -> RefusedError:
     return RefusedError(f"mlx-lm with kv_bits: {reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """What the size of every cache depends on."""
+    """The settings that decide the size of every cache."""
 
     session: MlxSession
     setup: MlxSetup
@@ -363,15 +373,15 @@ class CacheSettings:
 def cache_lines(
     caches: Iterable[tuple[int, LayerCache]], settings: CacheSettings, geometry: ModelGeometry
 ) -> tuple[MemoryLine, ...]:
-    """As certain as the geometry."""
+    """One line per cache of a layer, as certain as the geometry."""
     times = f" x {settings.sequences} sequences" if settings.sequences > 1 else ""
-    unsure = "" if geometry.basis is Basis.EXACT else f"; {geometry.because}"
+    doubt = "" if geometry.basis is Basis.EXACT else f"; {geometry.because}"
     sized: dict[int, tuple[Component, int, str]] = {}  # by identity: layers share a few caches
     lines = []
-    for layer, one in caches:
-        if id(one) not in sized:
-            sized[id(one)] = _size(one, settings)
-        component, size, because = sized[id(one)]
+    for layer, cache in caches:
+        if id(cache) not in sized:
+            sized[id(cache)] = _cache_size(cache, settings)
+        component, size, because = sized[id(cache)]
         lines.append(
             MemoryLine(
                 component=component,
@@ -379,27 +389,27 @@ def cache_lines(
                 pool=DEVICE,
                 layer=layer,
                 basis=geometry.basis,
-                because=because + times + unsure,
+                because=because + times + doubt,
             )
         )
     return tuple(lines)
 
 
-def _size(one: LayerCache, settings: CacheSettings) -> tuple[Component, int, str]:
-    """Component, bytes of one sequence and their explanation."""
-    if isinstance(one, StateCache):
-        because = f"{one.name}: {one.elements} x {one.item_bytes} bytes"
-        return Component.STATE, one.elements * one.item_bytes, because
+def _cache_size(cache: LayerCache, settings: CacheSettings) -> tuple[Component, int, str]:
+    """The component of a cache, its bytes for one sequence, and their explanation."""
+    if isinstance(cache, StateCache):
+        because = f"{cache.name}: {cache.elements} x {cache.item_bytes} bytes"
+        return Component.STATE, cache.elements * cache.item_bytes, because
     session, setup, item_bytes = settings.session, settings.setup, settings.item_bytes
-    rows, widths = one.rows(session), one.key_dim + one.value_dim
-    heads = f"{one.heads} heads x ({one.key_dim} + {one.value_dim})"
-    if one.is_quantized(session, setup):
+    rows, widths = cache.rows(session), cache.key_dim + cache.value_dim
+    heads = f"{cache.heads} heads x ({cache.key_dim} + {cache.value_dim})"
+    if cache.is_quantized(session, setup):
         bits, group = setup.kv_bits or 0, setup.kv_group_size
         head = widths * bits // 8 + widths // group * 2 * item_bytes  # a scale and bias per group
         form = f"{heads} at {bits} bits, one scale and bias per {group}"
     else:
         head, form = widths * item_bytes, f"{heads} x {item_bytes}"
-    row = one.heads * head
-    span = f" of {one.tokens}" if one.tokens else ""
-    because = f"{one.growth.value}{span}: {rows} rows x {row} bytes ({form})"
-    return _COMPONENTS[one.growth], rows * row, because
+    row = cache.heads * head
+    span = f" of {cache.tokens}" if cache.tokens else ""
+    because = f"{cache.growth.value}{span}: {rows} rows x {row} bytes ({form})"
+    return _COMPONENTS[cache.growth], rows * row, because

@@ -19,9 +19,9 @@ SMALLER_BITS = (3,)  # unquantised repositories are estimated at 4 bits already
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
     if "kv_bits" in task.start.settled:
-        given = MlxSetup.of(task.start.setup).kv_bits
+        requested = MlxSetup.of(task.start.setup).kv_bits
         yield CacheChoice(
-            name=f"{given} bit", place=0, flags="", is_given=True, is_eight_bit=given == 8
+            name=f"{requested} bit", place=0, flags="", is_given=True, is_eight_bit=requested == 8
         )
         return
     for place, bits in enumerate(CACHE_BITS):
@@ -35,7 +35,7 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[C
 
 
 def cache_name(_load: Load, setup: MlxSetup) -> str:
-    """As in `cache_choices`."""
+    """The name of the cache type, as `cache_choices` spells it."""
     return f"{setup.kv_bits or 16} bit"
 
 
@@ -45,7 +45,7 @@ def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
     return at_bits(model) if is_plain else as_named(model)
 
 
-def at_bits(model: Model, every: tuple[int, ...] = WEIGHT_BITS) -> tuple[Variant, ...]:
+def at_bits(model: Model, choices: tuple[int, ...] = WEIGHT_BITS) -> tuple[Variant, ...]:
     """An unquantised repository as mlx_lm.convert would write it."""
     return tuple(
         Variant(
@@ -55,12 +55,12 @@ def at_bits(model: Model, every: tuple[int, ...] = WEIGHT_BITS) -> tuple[Variant
             changes={"quantize": Quantize(packing=Packing(bits=bits, group_size=64))},
             flags={"quantize": f"q{bits}"},
         )
-        for bits in every
+        for bits in choices
     )
 
 
 def quant_shown(setup: MlxSetup) -> str:
-    """Empty for recipes and packed experts, which have no short name."""
+    """The short name of the requested quantisation; empty for recipes and packed experts, which have none."""
     quantize = setup.quantize
     has_recipe = isinstance(quantize, Quantize) and quantize.recipe is not None
     return "" if has_recipe else weights_name(setup, "")
@@ -76,7 +76,7 @@ def weights_name(setup: MlxSetup, name: str) -> str:
 
 
 def smaller_weights(task: Task, _capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
-    """Each with the command that makes it. None for a quantised repository, which cannot be converted again."""
+    """Smaller quantisations, each with the command that makes it. A quantised repository cannot be converted again."""
     if "quantize" not in task.start.settled and quantization_of(task.model) is None:
         for bits in SMALLER_BITS:
             (variant,) = at_bits(task.model, (bits,))

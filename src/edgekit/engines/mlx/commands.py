@@ -46,21 +46,24 @@ _LM_STUDIO_GROUPS = frozenset({32, 64, 128})
 
 
 def commands(startup: Startup) -> Iterator[Command]:
-    """mlx_lm.server has neither quantised nor limited caches: with these mlx_lm.generate runs the model."""
+    """The conversion if weights have to be quantised, the command that runs the model, and LM Studio's settings.
+
+    mlx_lm.server cannot quantise or limit its caches: for that, mlx_lm.generate runs the model.
+    """
     setup, model = MlxSetup.of(startup.setup), startup.repository_word
     packed, notes = setup.quantize, list[str]()
     if packed is None and NOT_QUANTISED in startup.verdict.estimate.notes:
         packed = Quantize(packing=FOUR_BIT)
     if isinstance(packed, Quantize) and packed.rest:
-        here = startup.files is not None and startup.files.origin is Origin.LOCAL
-        found = None if here else _published(startup.label, packed)
-        if found is None:
+        is_local = startup.files is not None and startup.files.origin is Origin.LOCAL
+        repository = None if is_local else _published_repository(startup.label, packed)
+        if repository is None:
             words = convert_words(model, packed, startup.label)
-            first = ["run this once, before the next command"]
-            yield startup.command(PROGRAM, "mlx_lm.convert", words, notes=first)
-            found = converted_name(startup.label, packed)
-            notes = [f"load the folder that mlx_lm.convert writes: {found}"]
-        model = found
+            notice = ["run this once, before the next command"]
+            yield startup.command(PROGRAM, "mlx_lm.convert", words, notes=notice)
+            repository = converted_name(startup.label, packed)
+            notes = [f"load the folder that mlx_lm.convert writes: {repository}"]
+        model = repository
     if setup.kv_bits is None and setup.max_kv_size is None:
         yield _server(startup, model)
     else:
@@ -68,25 +71,25 @@ def commands(startup: Startup) -> Iterator[Command]:
     yield from lm_studio_texts(startup, list(_settings(startup)), model=model, notes=notes)
 
 
-def _published(label: str, packed: Quantize) -> str | None:
+def _published_repository(label: str, packed: Quantize) -> str | None:
     """The repository of a catalog model with this quantisation, if all weights are in groups of 64."""
     bits = packed.packing.bits
     if packed != Quantize(packing=Packing(bits=bits, group_size=64)):
         return None
-    found = repository_at(label, Form.MLX, f"{bits}bit")
-    return found.name if found is not None else None
+    repository = repository_at(label, Form.MLX, f"{bits}bit")
+    return repository.name if repository is not None else None
 
 
 def _server(startup: Startup, model: str) -> Command:
-    """With as many parallel requests as planned; free memory caches old prompts."""
+    """mlx_lm.server with the planned number of parallel requests. Free memory caches old prompts."""
     verdict, step = startup.verdict, MlxSetup.of(startup.setup).prefill_step_size
     # server.py:731 trims old caches to this size, those in use included
-    left = [use.budget.available_bytes - use.required_bytes for use in verdict.uses]
-    caches = verdict.estimate.kv_cache_bytes + max(0, min(left, default=0))
+    free_bytes = [use.budget.available_bytes - use.required_bytes for use in verdict.uses]
+    cache_bytes = verdict.estimate.kv_cache_bytes + max(0, min(free_bytes, default=0))
     count = str(startup.load.sequences or 1)
     words = ["mlx_lm.server", "--model", model]
     words += ["--decode-concurrency", count, "--prompt-concurrency", count]
-    words += ["--prompt-cache-bytes", str(caches)]
+    words += ["--prompt-cache-bytes", str(cache_bytes)]
     if step != DEFAULT_PREFILL_STEP:
         words += flag_words(FLAGS, {"prefill_step_size": step})
     length = f"{startup.context_tokens:,}"
@@ -97,6 +100,7 @@ def _server(startup: Startup, model: str) -> Command:
 
 
 def _generate(startup: Startup, model: str) -> Command:
+    """mlx_lm.generate, which can quantise and limit the cache."""
     setup = MlxSetup.of(startup.setup)
     values: dict[str, Any] = {}
     if setup.kv_bits is not None:
@@ -107,10 +111,10 @@ def _generate(startup: Startup, model: str) -> Command:
     if setup.max_tokens:
         values["max_tokens"] = setup.max_tokens
     words = ["mlx_lm.generate", "--model", model, "--prompt", "-", *flag_words(FLAGS, values)]
-    named = "--kv-bits" if setup.kv_bits is not None else "--max-kv-size"
+    missing_flag = "--kv-bits" if setup.kv_bits is not None else "--max-kv-size"
     notes = [
         "reads the prompt from standard input",
-        f"mlx_lm.server has no {named}: its caches would use more memory than planned",
+        f"mlx_lm.server has no {missing_flag}: its caches would use more memory than planned",
     ]
     return startup.command(PROGRAM, "mlx_lm.generate", words, notes=notes)
 
@@ -136,38 +140,38 @@ def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
         )
 
 
-def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of a verdict: those given, and what the verdict adds."""
+def settle(verdict: Verdict, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of a verdict: `flags` as the user gave them, and those that the verdict adds."""
     setup = MlxSetup.of(verdict.way.setup)
-    found = {**given, "context": verdict.context_tokens}
+    settled = {**flags, "context": verdict.context_tokens}
     if setup.kv_bits is not None:
-        found |= {"kv_bits": setup.kv_bits, "quantized_kv_start": setup.quantized_kv_start}
+        settled |= {"kv_bits": setup.kv_bits, "quantized_kv_start": setup.quantized_kv_start}
     packed = verdict.variant.changes.get("quantize") if verdict.variant is not None else None
     if isinstance(packed, Quantize):
-        found["quantize"] = f"q{packed.packing.bits}"
-    return found
+        settled["quantize"] = f"q{packed.packing.bits}"
+    return settled
 
 
 def estimate_command(
     values: Mapping[str, Any], _setup: MlxSetup, estimate: MemoryEstimate, opened: OpenModel
 ) -> tuple[list[str], list[str]]:
     """The command of an estimate, and the conversion to run first if it is not for the weights as stored."""
-    new = dict(estimate.facts)["new_tokens"]
-    flags = {**values, "max_tokens": new} if new else values
+    new_tokens = dict(estimate.facts)["new_tokens"]
+    flags = {**values, "max_tokens": new_tokens} if new_tokens else values
     stored = repository_word(opened.files, opened.repository)
-    packed = _billed_packing(values, estimate)
+    packed = _estimated_quantisation(values, estimate)
     model, notes = stored, []
     if packed is not None:
         is_local = opened.files is not None and not opened.files.origin.is_remote
-        published = None if is_local else _published(opened.label, packed)
+        published = None if is_local else _published_repository(opened.label, packed)
         model = published or converted_name(opened.label, packed)
         if published is None:
-            first = shlex.join(convert_words(stored, packed, opened.label))
-            notes = [f"run this first: {first}"]
+            conversion = shlex.join(convert_words(stored, packed, opened.label))
+            notes = [f"run this first: {conversion}"]
     return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, flags)], notes
 
 
-def _billed_packing(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
+def _estimated_quantisation(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
     """How the weights are quantised in the estimate; None if they are used as stored."""
     name = values.get("quantize")
     if name is None:

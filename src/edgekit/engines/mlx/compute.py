@@ -73,7 +73,7 @@ Operations = tuple[Operation, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkWork:
-    """What a chunk's memory depends on in the model."""
+    """The facts about a model that decide how much memory a chunk needs."""
 
     layer: Operations  # of the kind of layer that writes most
     layers: int
@@ -84,10 +84,11 @@ class ChunkWork:
 
 
 def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> ChunkWork:
-    kinds = dict.fromkeys((x.mixer, x.dense, x.experts) for x in geometry.layers)
+    """What the model's layers compute for a chunk of the prompt."""
+    kinds = dict.fromkeys((layer.mixer, layer.dense, layer.experts) for layer in geometry.layers)
     layers = [tuple(_operations(*kind, geometry.hidden)) for kind in kinds]
     return ChunkWork(
-        layer=max(layers, key=lambda layer: sum(one.writes for one in layer)),
+        layer=max(layers, key=lambda layer: sum(operation.writes for operation in layer)),
         layers=len(geometry.layers),
         heads=tuple(dict.fromkeys(_heads_of(mixer) for mixer, _, _ in kinds)),
         vocabulary=geometry.vocabulary or 0,
@@ -98,15 +99,16 @@ def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> ChunkWo
 def compute_lines(
     work: ChunkWork, caches: Iterable[tuple[int, LayerCache]], settings: CacheSettings
 ) -> tuple[MemoryLine, ...]:
-    counts = Counter(one for _, one in caches if isinstance(one, TokenCache))
+    """Memory that the largest chunk of the prompt needs in addition to weights and caches."""
+    counts = Counter(cache for _, cache in caches if isinstance(cache, TokenCache))
     session, item_bytes = settings.session, settings.item_bytes
     chunk = session.widest_chunk
     copied_bytes = transient_bytes = 0
-    for one, count in counts.items():
-        row_bytes = one.heads * (one.key_dim + one.value_dim) * item_bytes
-        transient_bytes += one.transient_rows(session) * row_bytes * count
-        if one.growth is not Growth.ROTATING:
-            copied_bytes = max(copied_bytes, one.rows(session) * row_bytes)
+    for cache, count in counts.items():
+        row_bytes = cache.heads * (cache.key_dim + cache.value_dim) * item_bytes
+        transient_bytes += cache.transient_rows(session) * row_bytes * count
+        if cache.growth is not Growth.ROTATING:
+            copied_bytes = max(copied_bytes, cache.rows(session) * row_bytes)
     lines = (
         (
             item_bytes * held_numbers(work.layer, work.layers, chunk, work.words_per_weight),
@@ -131,6 +133,7 @@ def compute_lines(
 
 
 def runtime_lines(compute: Iterable[MemoryLine]) -> tuple[MemoryLine, ...]:
+    """The process itself, and a share of the overhead that MLX wires for a moment."""
     overhead = PROCESS_BYTES + sum(line.size_bytes for line in compute)
     sizes = (
         (PROCESS_BYTES, "Python, mlx-lm, the tokenizer and Metal"),
@@ -154,48 +157,51 @@ def _line(component: Component, size_bytes: int, because: str, within: float) ->
 def held_numbers(layer: Operations, layers: int, tokens: int, words_per_weight: float) -> int:
     """The most numbers that the waiting buffers and the one being filled have allocated."""
     waiting: deque[int] = deque()
-    held = most = filled = touched = count = 0
-    for one in layer * min(layers, MOST_LAYERS):
-        reads = one.older if count else one.reads  # this buffer wrote or read the rest before
-        filled += one.writes * tokens
-        touched += (one.writes + reads) * tokens + int(one.weights * words_per_weight)
+    held = peak = filled = touched = count = 0
+    for operation in layer * min(layers, MOST_LAYERS):
+        # later operations of a buffer read again what it has already written or read, except older numbers
+        reads = operation.older if count else operation.reads
+        filled += operation.writes * tokens
+        touched += (operation.writes + reads) * tokens + int(operation.weights * words_per_weight)
         count += 1
-        most = max(most, held + filled)
+        peak = max(peak, held + filled)
         if touched >= BUFFER_NUMBERS or count >= BUFFER_OPERATIONS:
             waiting.append(filled)
             held += filled
             filled = touched = count = 0
             if len(waiting) > WAITING_BUFFERS:
                 held -= waiting.popleft()
-    return most
+    return peak
 
 
 def _operations(
     mixer: LayerKind, dense: FeedForward | None, experts: Experts | None, hidden: int
 ) -> Iterator[Operation]:
-    norm, added = Operation(hidden, hidden), Operation(0, 2 * hidden, older=hidden)
+    """The operations of one layer, in order."""
+    norm = Operation(hidden, hidden)
+    residual_add = Operation(0, 2 * hidden, older=hidden)
     yield norm
     yield from _mixer(mixer, hidden)
-    yield added
+    yield residual_add
     yield norm
     if dense is not None:
         yield from _feed_forward(hidden, dense.width)
     if experts is not None:  # every token is copied for each of its experts
-        within = experts.latent or hidden
-        copied, wide = experts.used * within, experts.used * experts.width
-        weights = experts.count * within * experts.width
+        expert_input = experts.latent or hidden
+        copied, activated = experts.used * expert_input, experts.used * experts.width
+        weights = experts.count * expert_input * experts.width
         yield Operation(experts.count, hidden, hidden * experts.count)
         yield Operation(2 * experts.count, experts.count)  # sorted, as 32-bit numbers
-        yield Operation(copied, within)
+        yield Operation(copied, expert_input)
         for _ in ("gate", "up"):
-            yield Operation(wide, copied, weights)
-        yield Operation(0, 2 * wide)
-        yield Operation(copied, wide, weights)
+            yield Operation(activated, copied, weights)
+        yield Operation(0, 2 * activated)
+        yield Operation(copied, activated, weights)
         yield Operation(copied, copied)  # back in the order of the tokens
         yield Operation(hidden, copied)
         if experts.shared_width:
             yield from _feed_forward(hidden, experts.shared_width)
-    yield added
+    yield residual_add
 
 
 def _feed_forward(hidden: int, width: int) -> Iterator[Operation]:
@@ -206,6 +212,7 @@ def _feed_forward(hidden: int, width: int) -> Iterator[Operation]:
 
 
 def _mixer(kind: LayerKind, hidden: int) -> Iterator[Operation]:
+    """The operations of attention or of a recurrence."""
     match kind:
         case Attention():  # Q, K, V, both rotated, the output; a gate is as wide as the queries
             queries, keys = kind.heads * kind.key_dim, kind.kv_heads * kind.key_dim
@@ -245,18 +252,20 @@ def _mixer(kind: LayerKind, hidden: int) -> Iterator[Operation]:
 
 
 def _score_bytes(work: ChunkWork, settings: CacheSettings) -> int:
-    """Scores, their softmax and the mask, for the kind of attention and the chunk with the most."""
+    """Bytes of scores, their softmax and the mask, for the kind of attention and the chunk that need most."""
     setup, session = settings.setup, settings.session
-    quantized = setup.kv_bits is not None and session.tokens >= setup.quantized_kv_start
-    most = 0
+    is_quantized = setup.kv_bits is not None and session.tokens >= setup.quantized_kv_start
+    most_bytes = 0
     for heads in work.heads:
-        for tokens, end in session.chunks:
-            rows = min(end, heads.window - 1 + tokens) if heads.window else end
-            if tokens > 1 and (heads.width not in _FUSED_HEADS or quantized):
-                most = max(most, tokens * rows * (2 * heads.count * settings.item_bytes + 1))
+        for tokens, tokens_so_far in session.chunks:
+            rows = min(tokens_so_far, heads.window - 1 + tokens) if heads.window else tokens_so_far
+            if tokens > 1 and (heads.width not in _FUSED_HEADS or is_quantized):
+                most_bytes = max(
+                    most_bytes, tokens * rows * (2 * heads.count * settings.item_bytes + 1)
+                )
             elif heads.window:  # the fused kernel makes a plain causal mask itself
-                most = max(most, tokens * rows)
-    return most
+                most_bytes = max(most_bytes, tokens * rows)
+    return most_bytes
 
 
 def _heads_of(kind: LayerKind) -> AttentionKind:

@@ -35,9 +35,9 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
     """The memory estimate. Raises RefusedError if mlx-lm would not run the model."""
     if model.header.container is Container.GGUF:
         raise RefusedError("mlx-lm loads safetensors; this is a GGUF file")
-    model = prepare(model).as_built.get(lambda: _as_built(model)) or model
+    model = prepare(model).as_built.get(lambda: _model_as_built(model)) or model
     prepared, quantize = prepare(model), setup.quantize
-    known = prepared.known.get(quantize, lambda: _known(model, quantize))
+    known = prepared.known.get(quantize, lambda: _read_known_model(model, quantize))
     session = read_session(model.geometry, load, setup)
     by_layer = prepared.caches.get(
         setup.max_kv_size,
@@ -45,7 +45,7 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
             model.geometry, known.file, setup, known.item_bytes, listed=known.listed
         ),
     )
-    check_quantized((one for _, one in by_layer), known.file, session, setup)
+    check_quantized((cache for _, cache in by_layer), known.file, session, setup)
     settings = CacheSettings(
         session=session,
         setup=setup,
@@ -70,7 +70,8 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
     )
 
 
-def _known(model: Model, quantize: Quantize | AsStored | None) -> KnownModel:
+def _read_known_model(model: Model, quantize: Quantize | AsStored | None) -> KnownModel:
+    """The facts about the model that do not depend on the load. Raises UnknownArchitectureError."""
     file = mlx_model(model.header.config)
     if file.needs_row and model.geometry.basis is Basis.ASSUMED:
         raise UnknownArchitectureError(
@@ -89,16 +90,16 @@ def _known(model: Model, quantize: Quantize | AsStored | None) -> KnownModel:
     elif quantize is AS_STORED:
         bits = None
     # numbers that MLX counts per weight: packed weights are 32-bit words, with a scale and a bias per group
-    words = 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
+    words_per_weight = 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
     return KnownModel(
         file=file,
         item_bytes=item_bytes(model.header),
         listed=bool(text_section(model.header.config).get("layer_types")),
-        work=read_work(model.geometry, words),
+        work=read_work(model.geometry, words_per_weight),
     )
 
 
-def _as_built(model: Model) -> Model | None:
+def _model_as_built(model: Model) -> Model | None:
     """The model as mlx-lm builds it, if that differs from config.json."""
     layers = model.geometry.layers
     latent = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]

@@ -60,7 +60,7 @@ class MlxModel:
 
     @property
     def rotates(self) -> bool:
-        """Sliding layers cache their window only."""
+        """Whether sliding layers cache only their window."""
         return self.own_cache and not self.keeps_all_tokens
 
 
@@ -71,7 +71,7 @@ _READERS = {
 
 
 def mlx_model(config: Mapping[str, Any]) -> MlxModel:
-    """The model file mlx-lm would load. Raises RefusedError where it has none."""
+    """The model file that mlx-lm loads for this config.json. Raises RefusedError if it has none."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise RefusedError("mlx-lm: config.json has no model_type")
@@ -85,7 +85,7 @@ def mlx_model(config: Mapping[str, Any]) -> MlxModel:
     classes = config.get("architectures")
     listed = classes if isinstance(classes, (list, tuple)) else (classes,)
     by_class = section.get("file_by_class", {})
-    named = (by_class[one] for one in listed if isinstance(one, str) and one in by_class)
+    named = (by_class[name] for name in listed if isinstance(name, str) and name in by_class)
     name = next(named, None) or section.get("file", model_type)
     if name not in sections:
         raise RefusedError(f"mlx-lm: Model type {unquoted(name)} not supported.")
@@ -94,7 +94,7 @@ def mlx_model(config: Mapping[str, Any]) -> MlxModel:
 
 @lru_cache(maxsize=256)
 def model_file(name: str) -> MlxModel:
-    """By the name of its file under mlx_lm/models."""
+    """The facts about a model file, by its name under mlx_lm/models."""
     section = section_by_name("mlx", ("config",))[name]
     facts = {key: value for key, value in section.items() if key != "file_by_class"}
     return read_section(MlxModel, {"name": name, **facts}, _READERS, where=name)

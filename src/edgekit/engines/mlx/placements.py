@@ -30,7 +30,7 @@ def check_runs(machine: Machine) -> None:
 
 
 def budgets(machine: Machine) -> tuple[Budget, ...]:
-    """The unified memory."""
+    """The unified memory, without the reserve for macOS."""
     host = known_ram(machine)
     total = host.total_bytes
     because = f"{RESERVE_PERCENT} % of {format_bytes(total)} for macOS"
@@ -40,14 +40,14 @@ def budgets(machine: Machine) -> tuple[Budget, ...]:
 
 
 def reserve_bytes(total_bytes: int) -> int:
-    """What macOS keeps of a unified memory of that size."""
+    """The part of a unified memory of this size that is left to macOS."""
     if total_bytes <= SMALL_BYTES:
         return SMALL_RESERVE_BYTES
     return total_bytes * RESERVE_PERCENT // 100
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """Only one: the GPU uses the same memory as the CPU."""
+    """The only placement: the GPU uses the same memory as the CPU."""
     cards = devices(task.machine)
     yield Placement(
         setup=task.start.setup or MlxSetup(),

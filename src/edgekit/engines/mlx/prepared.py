@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """What mlx-lm makes of the model, whatever the load."""
+    """Facts about the model as mlx-lm builds it, which do not depend on the load."""
 
     file: MlxModel
     item_bytes: int
@@ -31,6 +31,8 @@ class KnownModel:
 
 
 class MlxPrepared:
+    """Results that are computed at first use and kept with the model."""
+
     def __init__(self) -> None:
         self.as_built: Cached[Model | None] = Cached()  # None: as config.json describes it
         self.known: CachedBy[RequestedQuantize, KnownModel] = CachedBy()

@@ -146,7 +146,7 @@ Overrides = Mapping[tuple[int | None, R], Packing | None]
 
 
 def packed_bytes(elements: int, packing: Packing, item_bytes: int) -> int:
-    """The weights, and for each group a scale and a bias (affine) or a scale of one byte (other modes)."""
+    """Bytes of the weights, and for each group of a scale and a bias (affine) or a one-byte scale (other modes)."""
     group_bytes = 2 * item_bytes if packing.mode is PackingMode.AFFINE else 1
     return elements * packing.bits // 8 + elements // packing.group_size * group_bytes
 
@@ -158,11 +158,14 @@ def packing_words(packing: Packing) -> str:
 
 
 def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | None:
-    """None: plain numbers, or fp8 that is unpacked. Raises RefusedError for what mlx-lm does not load."""
+    """The stored quantisation as options of mlx_lm.convert; None for plain numbers and for fp8, which is unpacked.
+
+    Raises RefusedError for a quantisation that mlx-lm does not load.
+    """
     if quantization is None:
         return None
     if quantization.mlx:
-        return Quantize(packing=_read(quantization))
+        return Quantize(packing=_default_packing(quantization))
     method, layout = quantization.method, quantization.format
     if method == "mxfp4":  # gpt-oss: its experts
         return Quantize(experts=MXFP4, rest=False)
@@ -181,21 +184,26 @@ def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | 
 
 
 def stated_overrides(quantization: Quantization | None) -> Overrides:
-    """Modules with their own setting: False for not packed, True for like the rest, or a mapping."""
-    found: dict[tuple[int | None, R], Packing | None] = {}
+    """How modules with a setting of their own are packed; None if they are not.
+
+    A setting is False for not packed, True for packed like the rest, or a mapping with mode, bits and group size.
+    """
+    overrides: dict[tuple[int | None, R], Packing | None] = {}
     if quantization is None or not quantization.mlx:
-        return found
+        return overrides
     for path, setting in quantization.overrides:
         index = _LAYER.search(path)
         layer = None if index is None else int(index[1])
         roles = _roles(path if index is None else path[index.end() :])
         if isinstance(setting, Mapping):
             mode = setting.get("mode", "affine")
-            packing: Packing | None = _packing(mode, setting.get("bits"), setting.get("group_size"))
+            packing: Packing | None = _stated_packing(
+                mode, setting.get("bits"), setting.get("group_size")
+            )
         else:
-            packing = _read(quantization) if setting else None
-        found.update({(layer, role): packing for role in roles})
-    return found
+            packing = _default_packing(quantization) if setting else None
+        overrides.update({(layer, role): packing for role in roles})
+    return overrides
 
 
 @lru_cache(maxsize=1024)
@@ -204,11 +212,12 @@ def _roles(tail: str) -> tuple[R, ...]:
     return next((roles for rule, roles in _MODULE_RULES if rule.search(tail)), ())
 
 
-def _read(quantization: Quantization) -> Packing:
-    return _packing(quantization.method, quantization.bits, quantization.group_size)
+def _default_packing(quantization: Quantization) -> Packing:
+    return _stated_packing(quantization.method, quantization.bits, quantization.group_size)
 
 
-def _packing(mode: object, bits: object, group_size: object) -> Packing:
+def _stated_packing(mode: object, bits: object, group_size: object) -> Packing:
+    """The packing that config.json states. Raises HeaderError for one that MLX does not have."""
     kind = _MODES.get(mode) if isinstance(mode, str) else None
     if kind is None:
         raise HeaderError(f"config.json: MLX has no quantisation mode {str(mode)[:40]!r}")
@@ -233,32 +242,35 @@ def read_quantize(
         return PLAIN
     if name in _PACKED_EXPERTS_ONLY:
         return Quantize(experts=MXFP4, rest=False)
-    if found := _PACKED_EXPERTS.fullmatch(name):
-        return Quantize(packing=_affine(found[1], found[2]), experts=MXFP4)
-    if found := _AFFINE.fullmatch(name):
-        return Quantize(packing=_affine(found[1], found[2] or group_size))
+    if match := _PACKED_EXPERTS.fullmatch(name):
+        return Quantize(packing=_affine_packing(match[1], match[2]), experts=MXFP4)
+    if match := _AFFINE.fullmatch(name):
+        return Quantize(packing=_affine_packing(match[1], match[2] or group_size))
     if name in _RECIPES:
-        packing = replace(_affine("4", group_size), bits=4)
+        packing = replace(_affine_packing("4", group_size), bits=4)
         return Quantize(packing=packing, recipe=_RECIPES[name])
     if name in _MODES:
-        return Quantize(packing=_mode(_MODES[name], bits, group_size))
-    known = ", ".join(["bf16", "q4_g64", *_MODES, *_RECIPES])
-    raise UsageError(f"unknown quantisation {named[:40]!r}; choose one of {known}")
+        return Quantize(packing=_requested_packing(_MODES[name], bits, group_size))
+    names = ", ".join(["bf16", "q4_g64", *_MODES, *_RECIPES])
+    raise UsageError(f"unknown quantisation {named[:40]!r}; choose one of {names}")
 
 
-def _affine(bits: str | int, group_size: str | int | None) -> Packing:
-    return _mode(PackingMode.AFFINE, int(bits), None if group_size is None else int(group_size))
+def _affine_packing(bits: str | int, group_size: str | int | None) -> Packing:
+    return _requested_packing(
+        PackingMode.AFFINE, int(bits), None if group_size is None else int(group_size)
+    )
 
 
-def _mode(mode: PackingMode, bits: int | None, group_size: int | None) -> Packing:
+def _requested_packing(mode: PackingMode, bits: int | None, group_size: int | None) -> Packing:
+    """The packing that a user requested. Raises UsageError for one that MLX does not have."""
     usual_group, usual_bits = DEFAULTS[mode]
-    group, wide = group_size or usual_group, bits or usual_bits
+    group, width = group_size or usual_group, bits or usual_bits
     widths = WEIGHT_BITS if mode is PackingMode.AFFINE else (usual_bits,)
-    if group not in GROUP_SIZES[mode] or wide not in widths:
+    if group not in GROUP_SIZES[mode] or width not in widths:
         raise UsageError(
-            f"MLX does not support {wide} bits in groups of {group} with mode {mode.value}"
+            f"MLX does not support {width} bits in groups of {group} with mode {mode.value}"
         )
-    return Packing(bits=wide, group_size=group, mode=mode)
+    return Packing(bits=width, group_size=group, mode=mode)
 
 
 def quantize_name(quantize: Quantize | AsStored) -> str:
@@ -272,6 +284,7 @@ def quantize_name(quantize: Quantize | AsStored) -> str:
         return str(quantize.recipe.value)
     if packing.mode is not PackingMode.AFFINE:
         return str(packing.mode.value)
-    is_usual = packing.group_size == DEFAULTS[PackingMode.AFFINE][0]
-    group = "" if is_usual else f"_g{packing.group_size}"
-    return f"{'' if quantize.experts is None else 'mxfp4-'}q{packing.bits}{group}"
+    is_default_group = packing.group_size == DEFAULTS[PackingMode.AFFINE][0]
+    group = "" if is_default_group else f"_g{packing.group_size}"
+    experts = "" if quantize.experts is None else "mxfp4-"
+    return f"{experts}q{packing.bits}{group}"

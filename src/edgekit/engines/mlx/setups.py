@@ -43,25 +43,25 @@ def default_setup() -> MlxSetup:
 
 def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, MlxSetup]:
     """A row of a batch, in the names of mlx-lm's own flags and of recorded rows. Raises UsageError."""
-    given = read_options(TABLE, options)
+    flags = read_options(TABLE, options)
     for key, other in (("max_tokens", "max_tokens"), ("sequences", "batch_size")):
-        if key not in given and options.get(other) is not None:
-            given[key] = number(other, options[other])
-    if "context" in given:  # the prompt only: new tokens are added
-        given["context"] += given.get("max_tokens", 0)
+        if key not in flags and options.get(other) is not None:
+            flags[key] = number(other, options[other])
+    if "context" in flags:  # the prompt only: new tokens are added
+        flags["context"] += flags.get("max_tokens", 0)
     elif options.get("context_tokens") is not None:
-        given["context"] = number("context_tokens", options["context_tokens"])
-    named = options.get("quantization") or options.get("quant")
+        flags["context"] = number("context_tokens", options["context_tokens"])
+    quantization = options.get("quantization") or options.get("quant")
     bits, group = (
         None if options.get(name) is None else number(name, options[name])
         for name in ("bits", "group_size")
     )
-    if named is None and (bits, group, options.get("mode")) != (None, None, None):
-        named = options.get("mode") or "affine"
-    if named is not None:
-        given["quantize"] = read_quantize(str(named), bits=bits, group_size=group)
-    load = Load(**field_values(TABLE, given, Load))
-    return load, MlxSetup(**field_values(TABLE, given, MlxSetup))
+    if quantization is None and (bits, group, options.get("mode")) != (None, None, None):
+        quantization = options.get("mode") or "affine"
+    if quantization is not None:
+        flags["quantize"] = read_quantize(str(quantization), bits=bits, group_size=group)
+    load = Load(**field_values(TABLE, flags, Load))
+    return load, MlxSetup(**field_values(TABLE, flags, MlxSetup))
 
 
 def read_quant(name: str) -> str | None:
@@ -80,7 +80,7 @@ def quant_names() -> tuple[str, ...]:
 
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """What was asked for, as mlx-lm resolved it."""
+    """The load as mlx-lm resolves it."""
     facts: dict[str, Any] = dict(estimate.facts)
     several = f" for {load.sequences} sequences" if load.sequences and load.sequences > 1 else ""
     new = f" and {facts['new_tokens']:,} new" if facts["new_tokens"] else ""

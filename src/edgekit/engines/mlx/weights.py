@@ -72,33 +72,33 @@ def weight_lines(model: Model, quantize: Quantize | AsStored | None) -> tuple[Me
     if quantize is None and stored is None:
         quantize = Quantize(packing=FOUR_BIT)
     if isinstance(quantize, Quantize) and (quantize != PLAIN or stored is not None):
-        return _converted(model, quantize)
+        return _converted_lines(model, quantize)
     if model.header.tensors is not None:
-        return _loaded(model, stored)
-    return _stated(model, stored)
+        return _loaded_lines(model, stored)
+    return _stated_lines(model, stored)
 
 
 def quantization_of(model: Model) -> Quantization | None:
     header = model.header
-    found = prepare(model).quantization
-    return header.quantization or found.get(lambda: read_quantization(header.config))
+    from_config = prepare(model).quantization
+    return header.quantization or from_config.get(lambda: read_quantization(header.config))
 
 
-def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
-    """As mlx_lm.convert would write them: by config.json, or by tensor names for an unknown architecture."""
+def _converted_lines(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
+    """Weights as mlx_lm.convert would write them: by config.json, or by tensor names for an unknown architecture."""
     file = mlx_model(model.header.config)
     if quantize.recipe is not None and not file.downs:
         raise RefusedError("mlx-lm: Model does not have expected keys for mixed quant.")
     because = f"as if converted by mlx_lm.convert: {_describe(quantize)}"
     try:
-        return _expected(model, quantize, because)
+        return _expected_lines(model, quantize, because)
     except UnknownArchitectureError:
         if model.header.tensors is None:
             raise
     # by names and shapes alone: every matrix packed, every vector and convolution plain
     packing, number_bytes = quantize.packing, item_bytes(model.header)
     sizes: dict[int | None, int] = defaultdict(int)
-    for tensor, role in _used(model, file):
+    for tensor, role in _used_tensors(model, file):
         is_matrix = len(tensor.shape) > 1 and role in _PACKED and "conv" not in tensor.name
         if is_matrix and tensor.shape[-1] % packing.group_size == 0:
             size = packed_bytes(tensor.elements, packing, number_bytes)
@@ -108,16 +108,16 @@ def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
     return _lines(sizes, f"{because}; from the tensor names", Basis.MODELLED, NAMES_BOUND)
 
 
-def _loaded(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
-    """By the tensor directory of the files."""
+def _loaded_lines(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
+    """Weights as stored, by the tensor directory of the files."""
     file, tensors = mlx_model(model.header.config), model.header.tensors or ()
     stated_quantize(stored, file.name)  # refuses what mlx-lm does not load
     method = "" if stored is None else stored.method
-    named = {tensor.name: tensor for tensor in tensors}
+    by_name = {tensor.name: tensor for tensor in tensors}
     sizes: dict[int | None, int] = defaultdict(int)
     dropped_bytes = sum(tensor.size_bytes for tensor in tensors)
-    for tensor, _ in _used(model, file):
-        sizes[block_of(tensor.name)] += _loaded_size(tensor, method, named)
+    for tensor, _ in _used_tensors(model, file):
+        sizes[block_of(tensor.name)] += _loaded_bytes(tensor, method, by_name)
         dropped_bytes -= tensor.size_bytes
     because = "sum of the tensors in the files"
     if dropped_bytes:
@@ -125,15 +125,17 @@ def _loaded(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]
     return _lines(sizes, because, Basis.EXACT)
 
 
-def _stated(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
-    """Without a tensor directory: the index's total if mlx-lm loads all of it unchanged, else by config.json."""
+def _stated_lines(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
+    """Weights as stored, without a tensor directory: the index's total if mlx-lm loads everything unchanged, else by
+    config.json.
+    """
     quantize = stated_quantize(stored, mlx_model(model.header.config).name)
     has_dropped = model.geometry.towers or model.geometry.mtp_layers
     is_unchanged = stored is None or stored.mlx or stored.method == "mxfp4"
     if model.header.tensor_bytes is not None and not has_dropped and is_unchanged:
         return _lines({None: model.header.tensor_bytes}, "total of the index", Basis.EXACT)
     numbers = "plain numbers" if quantize is None else _describe(quantize)
-    return _expected(model, quantize, f"from config.json: {numbers}", stored)
+    return _expected_lines(model, quantize, f"from config.json: {numbers}", stored)
 
 
 def _describe(quantize: Quantize) -> str:
@@ -141,16 +143,16 @@ def _describe(quantize: Quantize) -> str:
         return "plain numbers"
     if quantize.recipe is not None:
         return f"{quantize.recipe.value}, group {quantize.packing.group_size}"
-    rest = packing_words(quantize.packing) if quantize.rest else "the rest plain"
+    rest_text = packing_words(quantize.packing) if quantize.rest else "the rest plain"
     if quantize.experts is None:
-        return rest
-    return f"experts {packing_words(quantize.experts)}, {rest}"
+        return rest_text
+    return f"experts {packing_words(quantize.experts)}, {rest_text}"
 
 
-def _expected(
+def _expected_lines(
     model: Model, quantize: Quantize | None, because: str, stored: Quantization | None = None
 ) -> tuple[MemoryLine, ...]:
-    """By the tensors that follow from config.json. May raise UnknownArchitectureError."""
+    """Weights by the tensors that follow from config.json. Raises UnknownArchitectureError."""
     config, geometry = model.header.config, model.geometry
     file = mlx_model(config)
     quantizer = Quantizer(
@@ -193,9 +195,11 @@ def item_bytes(header: ModelHeader) -> int:
     By the type of most unquantised tensors, else the one that config.json states, else 2.
     """
     if header.tensors:
-        plain = Counter(t.type.name for t in header.tensors if t.type.name in _FLOATS)
-        if plain:
-            return _FLOATS[plain.most_common(1)[0][0]]
+        counts = Counter(
+            tensor.type.name for tensor in header.tensors if tensor.type.name in _FLOATS
+        )
+        if counts:
+            return _FLOATS[counts.most_common(1)[0][0]]
     inner = (header.config.get(name) for name in _SECTIONS)
     for section in (header.config, *(part for part in inner if isinstance(part, Mapping))):
         for key in ("torch_dtype", "dtype"):
@@ -209,17 +213,17 @@ def mlx_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any], file: MlxModel
 ) -> tuple[ExpectedTensor, ...]:
     """The tensors that mlx-lm builds: no towers, no prediction blocks. May raise UnknownArchitectureError."""
-    tied = is_tied(config, file)
-    layers = {layer.index: layer for layer in geometry.layers}
-    expected = expected_tensors(replace(geometry, tied_embeddings=tied), config)
+    layers: dict[int | None, Layer] = {layer.index: layer for layer in geometry.layers}
+    as_built = replace(geometry, tied_embeddings=is_tied(config, file))
     return tuple(
-        part
-        for tensor in expected
-        for part in _parts(tensor, layers.get(-1 if tensor.layer is None else tensor.layer), file)
+        built
+        for tensor in expected_tensors(as_built, config)
+        for built in _built_tensors(tensor, layers.get(tensor.layer), file)
     )
 
 
 def is_tied(config: Mapping[str, Any], file: MlxModel) -> bool:
+    """Whether the output head is the embedding."""
     if file.head in {Head.TIED, Head.OWN}:
         return file.head is Head.TIED
     for section in (text_section(config), config):
@@ -229,7 +233,10 @@ def is_tied(config: Mapping[str, Any], file: MlxModel) -> bool:
     return file.head is Head.TIED_BY_DEFAULT
 
 
-def _parts(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> Iterator[ExpectedTensor]:
+def _built_tensors(
+    tensor: ExpectedTensor, layer: Layer | None, file: MlxModel
+) -> Iterator[ExpectedTensor]:
+    """The tensors that mlx-lm builds for an expected one: most unchanged, some split, unpackable or left out."""
     mixer = None if layer is None else layer.mixer
     role = tensor.role
     if role is TensorRole.HEAD and file.raw_head:
@@ -248,26 +255,26 @@ def _parts(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> Itera
         yield tensor
 
 
-def _used(model: Model, file: MlxModel) -> Iterator[tuple[Tensor, Role]]:
+def _used_tensors(model: Model, file: MlxModel) -> Iterator[tuple[Tensor, Role]]:
     """The tensors that sanitize keeps: no towers, no prediction blocks, no second copy of a tied head."""
-    tensors, tied = model.header.tensors or (), is_tied(model.header.config, file)
+    tensors, has_tied_head = model.header.tensors or (), is_tied(model.header.config, file)
     layers = len(model.geometry.layers) // model.geometry.loops
     for tensor, role in zip(tensors, roles_of(tensors, layers=layers), strict=True):
-        second = tied and role is Role.OUTPUT
-        if role not in _DROPPED and not second and "inv_freq" not in tensor.name:
+        is_copy = has_tied_head and role is Role.OUTPUT
+        if role not in _DROPPED and not is_copy and "inv_freq" not in tensor.name:
             yield tensor, role
 
 
-def _loaded_size(tensor: Tensor, method: str, named: Mapping[str, Tensor]) -> int:
+def _loaded_bytes(tensor: Tensor, method: str, by_name: Mapping[str, Tensor]) -> int:
+    """Bytes of a stored tensor once mlx-lm has loaded it."""
     if method == "fp8":
         if tensor.type.name in _FP8:
             return tensor.elements * _UNPACKED_FP8_BYTES
-        return 0 if is_companion(tensor.name, named) else tensor.size_bytes
+        return 0 if is_companion(tensor.name, by_name) else tensor.size_bytes
     if method in {"awq", "gptq"} and tensor.name.endswith(".qzeros"):
-        scales = named.get(tensor.name.removesuffix(".qzeros") + ".scales")
-        return (
-            tensor.size_bytes if scales is None else scales.size_bytes
-        )  # zero points become biases
+        scales = by_name.get(tensor.name.removesuffix(".qzeros") + ".scales")
+        # zero points become biases, one for each scale
+        return tensor.size_bytes if scales is None else scales.size_bytes
     if method == "compressed-tensors" and tensor.name.endswith(".weight_scale"):
         return 2 * tensor.size_bytes  # a bias for every scale
     return tensor.size_bytes
@@ -296,7 +303,7 @@ class Quantizer:
         return packed_bytes(tensor.elements, packing, self.item_bytes)
 
     def packing(self, tensor: ExpectedTensor) -> Packing | None:
-        """None: not packed, as is every matrix whose rows are not a multiple of the group."""
+        """How the matrix is packed; None if it is not. Rows that are not a multiple of the group are never packed."""
         quantize = self.quantize
         if quantize is None:
             return None
@@ -312,12 +319,12 @@ class Quantizer:
             if tensor.role in self.file.plain:
                 return None
             return _EIGHT_BIT if tensor.role in self.file.eight_bit else quantize.packing
-        # high bits for the head, and for values and down projections of the first and the last eighth of the layers
-        # and every third in between
-        low, high = _RECIPE_BITS[quantize.recipe]
+        # more bits for the head, and for values and down projections of important layers: the first and the last
+        # eighth, and every third in between
+        low_bits, high_bits = _RECIPE_BITS[quantize.recipe]
         index, eighth = tensor.layer or 0, self.layers // 8
         is_edge = index < eighth or index >= 7 * self.layers // 8
-        is_important = is_edge or (index - eighth) % 3 == 2
-        is_favoured = tensor.role in self.file.values | self.file.downs and is_important
-        is_high = tensor.role is TensorRole.HEAD or is_favoured
-        return replace(quantize.packing, bits=high if is_high else low)
+        is_important_layer = is_edge or (index - eighth) % 3 == 2
+        is_important_role = tensor.role in self.file.values | self.file.downs
+        is_high = tensor.role is TensorRole.HEAD or (is_important_role and is_important_layer)
+        return replace(quantize.packing, bits=high_bits if is_high else low_bits)
