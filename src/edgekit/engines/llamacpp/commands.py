@@ -68,31 +68,33 @@ LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weigh
 def commands(startup: Startup) -> Iterator[Command]:
     """Commands for llama.cpp, Ollama and LM Studio. The latter two cannot express a given -ot, -sm or --rpc."""
     setup, source = LlamaCppSetup.of(startup.setup), model_source(startup)
-    cards = _card_notes(startup)
-    notes = [source.note, *cards] if source.note else cards
-    if NO_PROJECTOR in source.words and not has_own_file(startup):  # it takes pictures
+    card_notes = _card_notes(startup)
+    notes = [source.note, *card_notes] if source.note else card_notes
+    if NO_PROJECTOR in source.words and not has_own_file(startup):  # a vision model
         notes = [*notes, TEXT_ONLY]
     flags = started(startup.verdict, startup.given)
     server = ["llama-server", *source.words, *command_words(flags, setup.rules)]
-    more = list(notes)
+    server_notes = list(notes)
     copy_bytes, copy_fits = repacking(startup.verdict)
     if copy_fits and "repack" not in startup.given:
-        more += repack_notes(copy_bytes)
+        server_notes += repack_notes(copy_bytes)
     if PLACEHOLDER_DRAFT in server:
-        more.append(f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}")
-    yield startup.command("llama-server", "llama-server", server, startup.environment, more)
+        server_notes.append(
+            f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}"
+        )
+    yield startup.command("llama-server", "llama-server", server, startup.environment, server_notes)
     if not setup.embeddings:  # llama-cli does not return them
-        alone = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
-        words = ["llama-cli", *source.words, *command_words(alone, setup.rules)]
+        cli_flags = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
+        words = ["llama-cli", *source.words, *command_words(cli_flags, setup.rules)]
         yield startup.command("llama-cli", "llama-cli", words, startup.environment, notes)
     moved = setup.overrides and not startup.placement.by_tensor
     if not moved and not setup.servers and setup.split_mode is SplitMode.LAYER:
-        yield from ollama_commands(startup, cards)
+        yield from ollama_commands(startup, card_notes)
         yield from lm_studio_commands(startup)
 
 
 def _card_notes(startup: Startup) -> list[str]:
-    """Notes for cases in which the user must exclude cards."""
+    """Notes on how to keep llama.cpp off the cards that the plan does not use."""
     used, machine = startup.placement.cards, startup.machine
     if not used or not leaves_some(startup.placement, startup.devices):
         return []
@@ -124,7 +126,7 @@ def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
 def estimate_command(
     values: Mapping[str, Any], setup: LlamaCppSetup, estimate: MemoryEstimate, opened: OpenModel
 ) -> tuple[list[str], list[str]]:
-    """The command line of an estimate, and what to know before running it."""
+    """The command line of an estimate, and its notes."""
     _, stated = read_setup(values)
     program = "llama-server" if stated.mode is LlamaMode.SERVER else "llama-cli"
     facts, source = LoadFacts.of(estimate), estimate_source(values, opened)
@@ -149,19 +151,20 @@ def values_on_cards(cards: Sequence[Device], _named: Sequence[str]) -> dict[str,
 
 
 def repacking(verdict: Verdict) -> tuple[int, bool]:
-    """Bytes of the repacked copy of weights that CPU builds keep, if it is not in the bill, and whether it fits;
-    llama.cpp is started with -nr if it does not.
+    """Bytes of the repacked copy of weights that CPU builds keep, and whether it fits. 0 bytes if the bill includes it
+    already; llama.cpp is started with -nr if it does not fit.
     """
     setup = LlamaCppSetup.of(verdict.way.setup)
     if setup.repack or verdict.variant is None:
         return 0, True
-    more = repacked_bytes(verdict.variant.model, setup)
+    copy_bytes = repacked_bytes(verdict.variant.model, setup)
     uses = [use for use in verdict.uses if HOST in use.budget.pools]
-    fuller = (replace(use, required_bytes=use.required_bytes + more) for use in uses)
-    return more, not more or all(use.status is not Status.FAILED for use in fuller)
+    fuller = (replace(use, required_bytes=use.required_bytes + copy_bytes) for use in uses)
+    return copy_bytes, not copy_bytes or all(use.status is not Status.FAILED for use in fuller)
 
 
 def repack_notes(size_bytes: int) -> list[str]:
+    """A note on the repacked copy of the output weights; none if there is no copy."""
     if size_bytes <= 0:
         return []
     copy = "default CPU builds keep a repacked copy of the output weights"
@@ -169,7 +172,7 @@ def repack_notes(size_bytes: int) -> list[str]:
 
 
 def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All flags that start llama.cpp as judged. `given`: the user's flags.
+    """All flags that start llama.cpp exactly as the verdict assumes. `given`: the user's flags.
 
     Context and layers are always set: otherwise llama.cpp fits them to the free memory.
     """
@@ -188,25 +191,25 @@ def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
         flash_attention=flash,
     )
     on_device = PLACEMENT if setup.has_device else PLACEMENT | DEVICES
-    found = {
+    flags = {
         key: value for key, value in values(load, setup).items() if key not in REPEATED | on_device
     }
-    found |= {
+    flags |= {
         "backend": setup.backend.value,
         **values_of_placement(setup),
         **growth_limits(verdict),
     }
     if not repacking(verdict)[1]:
-        found["repack"] = False
-    return found | {key: value for key, value in given.items() if key in REPEATED}
+        flags["repack"] = False
+    return flags | {key: value for key, value in given.items() if key in REPEATED}
 
 
 def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start llama.cpp as judged: the given ones, and those that the verdict adds."""
-    found = started(verdict, given)
-    first = {key: found[key] for key in found if key in LIMITS and key not in given}
-    chosen = {key: found[key] for key in found if key in CHOSEN}
-    settled = {**first, **given, "context": verdict.context_tokens, **chosen}
+    """The user's flags and those that the verdict adds: context, placement, cache types and server limits."""
+    flags = started(verdict, given)
+    limits = {key: flags[key] for key in flags if key in LIMITS and key not in given}
+    chosen = {key: flags[key] for key in flags if key in CHOSEN}
+    settled = {**limits, **given, "context": verdict.context_tokens, **chosen}
     if not verdict.way.cards and devices(verdict.machine):
         settled["backend"] = "cpu"  # otherwise it uses the devices of the machine
     return settled
@@ -229,17 +232,19 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
     """The backend, the CPU that weights are repacked for, and each card's free memory if there are several."""
     setup = LlamaCppSetup.of(placement.setup)
     # Without RPC devices, which come first: --rpc has their memory.
-    own = placement.cards[len(setup.servers) :]
-    found: dict[str, Any] = {} if setup.servers and not own else {"backend": setup.backend.value}
+    local_cards = placement.cards[len(setup.servers) :]
+    flags: dict[str, Any] = (
+        {} if setup.servers and not local_cards else {"backend": setup.backend.value}
+    )
     if setup.repack or setup.cpu is not this_cpu():
-        found["cpu"] = setup.cpu.value
+        flags["cpu"] = setup.cpu.value
     if len(placement.cards) > 1:
-        if own:
-            found["device_memory"] = tuple(card.free_bytes for card in own)
+        if local_cards:
+            flags["device_memory"] = tuple(card.free_bytes for card in local_cards)
         if setup.tensor_split:  # cards without a share get nothing
-            more = len(placement.cards) - len(setup.tensor_split)
-            found["tensor_split"] = (*setup.tensor_split, *[0.0] * more)
-    return found
+            missing = len(placement.cards) - len(setup.tensor_split)
+            flags["tensor_split"] = (*setup.tensor_split, *[0.0] * missing)
+    return flags
 
 
 def offload(verdict: Verdict) -> Offload:
@@ -249,7 +254,7 @@ def offload(verdict: Verdict) -> Offload:
     if not placement.cards:
         return Offload()
     layers = () if variant is None else variant.model.geometry.layers
-    count, every = setup.n_gpu_layers, len(layers) + 1
+    count, layers_and_head = setup.n_gpu_layers, len(layers) + 1
     on_host = has_experts_on_host(setup)
     routed = [layer.index for layer in layers if layer.experts is not None]
     moved = sum(map(on_host, routed))
@@ -259,7 +264,9 @@ def offload(verdict: Verdict) -> Offload:
     elif routed and moved == len(routed) and not placement.by_tensor:
         experts = "all experts"
     return Offload(
-        layers="" if variant is None or count >= every else f"{count} of {every} layers",
+        layers=""
+        if variant is None or count >= layers_and_head
+        else f"{count} of {layers_and_head} layers",
         experts=experts,
         cache=not setup.offload_kqv,
         everything=setup.n_gpu_layers == 0,
@@ -279,12 +286,16 @@ _GROWTH_VARIABLES = {
 
 
 def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command]:
-    """Ollama's commands. No Modelfile if Ollama's default placement is the one judged."""
+    """The commands that start Ollama's server and run the model, with a Modelfile unless Ollama's defaults already
+    give the planned placement.
+    """
     load, setup, verdict = startup.load, LlamaCppSetup.of(startup.setup), startup.verdict
     # One cache type for K and V: the most accurate that is no larger than either.
     kinds = (load.cache_k, load.cache_v)
-    least = min(_CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits for kind in kinds)
-    cache = next((name for name, bits in _CACHE_BITS.items() if bits <= least), _SMALLEST_CACHE)
+    smallest_bits = min(_CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits for kind in kinds)
+    cache = next(
+        (name for name, bits in _CACHE_BITS.items() if bits <= smallest_bits), _SMALLEST_CACHE
+    )
     # Ollama multiplies the context by the number of parallel requests.
     environment = startup.environment
     environment["OLLAMA_CONTEXT_LENGTH"] = str(startup.context_tokens)
@@ -301,8 +312,8 @@ def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command
     yield startup.command(OLLAMA, "Ollama server", ["ollama", "serve"], environment, notes)
 
     source = _modelfile_source(startup)
-    every = block_count(startup.variant.model.geometry) + 1  # plus the output layer
-    num_gpu: int | None = min(setup.n_gpu_layers, every)
+    layers_and_head = block_count(startup.variant.model.geometry) + 1  # plus the output layer
+    num_gpu: int | None = min(setup.n_gpu_layers, layers_and_head)
     if not setup.has_device:
         num_gpu = 0
     elif _moves_experts(setup):
@@ -315,8 +326,9 @@ def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command
         parameters["num_batch"] = load.microbatch_tokens
     if not setup.use_mmap:
         parameters["use_mmap"] = "false"
-    as_judged = (on_cpu or num_gpu in {None, every}) and parameters.keys() <= {"num_ctx", "num_gpu"}
-    if as_judged and not source.startswith(_PATHS):
+    has_default_layers = on_cpu or num_gpu in {None, layers_and_head}
+    has_default_parameters = parameters.keys() <= {"num_ctx", "num_gpu"}
+    if has_default_layers and has_default_parameters and not source.startswith(_PATHS):
         yield startup.command(OLLAMA, "Ollama", ["ollama", "run", source])
         return
     lines = [f"FROM {printable(source)}"]  # one line, even for odd file names
@@ -338,11 +350,12 @@ def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command
 
 
 def _moves_experts(setup: LlamaCppSetup) -> bool:
+    """True if a flag moves experts or single tensors to RAM."""
     return bool(setup.cpu_moe or setup.n_cpu_moe or setup.overrides)
 
 
 def _modelfile_source(startup: Startup) -> str:
-    """A tag of Ollama's library, a model that Ollama has, hf.co/org/name:quant, or a file."""
+    """The model as a Modelfile names it: a tag of Ollama's library, hf.co/org/name:quant, or a file."""
     files = startup.files
     if files is not None and files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE}:
         return files.label
@@ -351,10 +364,10 @@ def _modelfile_source(startup: Startup) -> str:
         tag = repository_at(startup.label, Form.OLLAMA, mix)
         if tag is not None:
             return tag.name
-    first, word, *_ = model_source(startup).words
-    if first == "-hf":
+    flag, word, *_ = model_source(startup).words
+    if flag == "-hf":
         return f"hf.co/{word}"
-    if first == "-mu":
+    if flag == "-mu":
         return f"./{word.rsplit('/', maxsplit=1)[-1].partition('?')[0]}"
     return word if word.startswith(_PATHS) or word[1:2] == ":" else f"./{word}"
 
@@ -378,12 +391,13 @@ def _ollama_notes(startup: Startup, cache: str) -> Iterator[str]:
 
 
 def lm_studio_commands(startup: Startup) -> Iterator[Command]:
+    """The settings and commands that load the model in LM Studio."""
     source, files = model_source(startup), startup.files
     model = source.words[1].partition(":")[0]
     if has_own_file(startup):
         model = files.label if files is not None else startup.variant.reference
-        found = parsed(model, is_name=files is not None and files.origin.is_remote)
-        model = found.repo if isinstance(found, HubModel) else model
+        reference = parsed(model, is_name=files is not None and files.origin.is_remote)
+        model = reference.repo if isinstance(reference, HubModel) else model
     notes = [source.note] if source.note else []
     if startup.verdict.streams > 1:
         notes.append(
@@ -398,6 +412,7 @@ def lm_studio_commands(startup: Startup) -> Iterator[Command]:
 
 
 def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
+    """LM Studio's load settings for the planned context, placement and cache."""
     setup = LlamaCppSetup.of(startup.setup)
     load, layers = startup.load, block_count(startup.variant.model.geometry)
     facts = LoadFacts.of(startup.verdict.estimate)
@@ -445,7 +460,13 @@ def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
 
 def _layer_setting(name: str, key: str, count: int, layers: int) -> LmStudioSetting:
     """A setting stored as a share of the layers, which the screen shows as a number."""
-    share = "off" if count <= 0 else "max" if count > layers else count / layers
+    share: str | float
+    if count <= 0:
+        share = "off"
+    elif count > layers:
+        share = "max"
+    else:
+        share = count / layers
     shown = f"{min(count, layers)} of {layers} layers"
     return LmStudioSetting(name, key, share, shown, is_default=share == "off")
 
@@ -453,14 +474,14 @@ def _layer_setting(name: str, key: str, count: int, layers: int) -> LmStudioSett
 def _split_setting(startup: Startup) -> Iterator[LmStudioSetting]:
     """Shares of all visible cards in order of their numbers; 0: the card is not used."""
     used, split = startup.placement.cards, LlamaCppSetup.of(startup.setup).tensor_split
-    known = devices(startup.machine)
-    if not used or (len(used) == len(known) and not split):
+    all_cards = devices(startup.machine)
+    if not used or (len(used) == len(all_cards) and not split):
         return
     shares = split or tuple(float(card.free_bytes) for card in used)
     by_card = dict(zip((card.index for card in used), shares, strict=False))
-    ratio = [round(by_card.get(card.index, 0.0), 3) for card in known]
+    ratio = [round(by_card.get(card.index, 0.0), 3) for card in all_cards]
     if len(used) == 1:
-        ratio = [float(card.index == used[0].index) for card in known]
+        ratio = [float(card.index == used[0].index) for card in all_cards]
     config = {"strategy": "custom", "disabledGpus": [], "priority": [], "customRatio": ratio}
     shown = "custom, " + ":".join(f"{share:g}" for share in ratio)
     yield LmStudioSetting("GPU split", "load.gpuSplitConfig", config, shown)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
@@ -61,7 +61,9 @@ LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
 
 
 def likely_mix(model: Model) -> str:
-    """The mix stated by the file's key or name, unless the file is too small for it; else the nearest by size."""
+    """The mix that the file's key or name states, unless the file is too small for it; else the largest mix that is
+    not larger than the file.
+    """
     size, tag = model.header.file_bytes, quant_tag(model.header.name)
     stated = stated_mix(model.header.keys) or (tag if tag in USUAL_MIXES else None)
     if stated is not None and (size is None or _tensor_bytes(model, stated) <= size * (1 + WITHIN)):
@@ -71,9 +73,9 @@ def likely_mix(model: Model) -> str:
             "neither the quantisation nor the size of the file is known: read its whole header",
             file=model.header.name,
         )
-    # The largest mix that is not larger than the file; the difference becomes a separate line.
-    place = bisect_left(USUAL_MIXES, -size, key=lambda name: -_tensor_bytes(model, name))
-    return USUAL_MIXES[min(place, len(USUAL_MIXES) - 1)]
+    # The difference in size becomes a separate line of the bill.
+    index = bisect_left(USUAL_MIXES, -size, key=lambda name: -_tensor_bytes(model, name))
+    return USUAL_MIXES[min(index, len(USUAL_MIXES) - 1)]
 
 
 def _tensor_bytes(model: Model, mix: str) -> int:
@@ -87,20 +89,28 @@ def mixed_model(model: Model, mix: str) -> MixedModel:
 
 
 def convert(model: Model, mix: str) -> Converted:
-    """Raises RefusedError for a model_type that llama.cpp's converter does not have."""
+    """The GGUF that the model becomes at that mix. Raises RefusedError for a model_type that llama.cpp's converter does
+    not support.
+    """
     name = model.geometry.architecture
     is_gguf = model.header.container is Container.GGUF
     if not is_gguf and conversion_of(name).unsupported:
         raise RefusedError(
             f"llama.cpp's converter does not support {name}, so there is no GGUF of it to run"
         )
-    unread = is_gguf and model.header.tensors is None
-    if unread:
+    is_unread = is_gguf and model.header.tensors is None
+    if is_unread:
         model = _with_head(model, mix)
     mixed = mixed_model(model, mix)
     tensors = tuple(
-        Tensor(name=one.name, type=one.type, shape=one.shape, size_bytes=one.size_bytes, offset=0)
-        for one in mixed.tensors
+        Tensor(
+            name=tensor.name,
+            type=tensor.type,
+            shape=tensor.shape,
+            size_bytes=tensor.size_bytes,
+            offset=0,
+        )
+        for tensor in mixed.tensors
     )
     geometry = model.geometry if is_gguf else _in_llama_cpp(model.geometry)
     header = replace(
@@ -114,15 +124,17 @@ def convert(model: Model, mix: str) -> Converted:
     return Converted(
         model=Model(header=header, geometry=geometry),
         mixed=mixed,
-        file_bytes=model.header.file_bytes if unread else None,
+        file_bytes=model.header.file_bytes if is_unread else None,
     )
 
 
 def _with_head(model: Model, mix: str) -> Model:
-    """Decides by file size whether the output head is a separate matrix: the keys do not state it."""
+    """The model with or without a separate output head, whichever is nearer to the file's size: the keys do not state
+    it.
+    """
     if model.geometry.tied_embeddings is not None:
         return model
-    apart, tied = prepare(model).apart_and_tied.get(
+    untied, tied = prepare(model).apart_and_tied.get(
         lambda: (
             replace(model, geometry=replace(model.geometry, tied_embeddings=False)),
             replace(model, geometry=replace(model.geometry, tied_embeddings=True)),
@@ -130,16 +142,16 @@ def _with_head(model: Model, mix: str) -> Model:
     )
     size = model.header.file_bytes
     if size is None:
-        return apart
+        return untied
 
-    def misfit(one: Model) -> tuple[bool, bool, int]:
+    def misfit(candidate: Model) -> tuple[bool, bool, int]:
         """Sort key: whether the size differs, whether the tensor count differs, and by how many bytes."""
-        mixed = mixed_model(one, mix)
-        away = abs(size - mixed.tensor_bytes)
-        other = len(mixed.tensors) != (model.header.tensor_count or len(mixed.tensors))
-        return away > LONGEST_HEADER + size // 200, other, away
+        mixed = mixed_model(candidate, mix)
+        difference_bytes = abs(size - mixed.tensor_bytes)
+        has_other_count = len(mixed.tensors) != (model.header.tensor_count or len(mixed.tensors))
+        return difference_bytes > LONGEST_HEADER + size // 200, has_other_count, difference_bytes
 
-    return prepare(model).likely_heads.get(mix, lambda: min((apart, tied), key=misfit))
+    return prepare(model).likely_heads.get(mix, lambda: min((untied, tied), key=misfit))
 
 
 def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
@@ -148,7 +160,7 @@ def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
     conversion, full_heads = conversion_of(name), known_architecture(name).full_heads
     spans: dict[str, Any] = {} if conversion.keeps_windows else {"span": Span.ALL, "span_tokens": 0}
 
-    def changed(kind: LayerKind) -> LayerKind:
+    def loaded(kind: LayerKind) -> LayerKind:
         match kind:
             case LatentAttention():
                 return replace(kind, **spans, absorbed=kind.absorbed and not full_heads)
@@ -163,50 +175,52 @@ def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
     return replace(
         geometry,
         architecture="nemotron_h_moe" if name == "nemotron_h" and has_experts else conversion.to,
-        layers=tuple(replace(layer, mixer=changed(layer.mixer)) for layer in geometry.layers),
+        layers=tuple(replace(layer, mixer=loaded(layer.mixer)) for layer in geometry.layers),
         mtp_layers=0 if conversion.drops_prediction else geometry.mtp_layers,
     )
 
 
 def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
-    """From the tensors in a GGUF's header, else from the tensors that its geometry implies. Raises
-    UnknownArchitectureError if they cannot be derived.
+    """The input of llama-quantize: the tensors in a GGUF's header, else those that the geometry implies. Raises
+    UnknownArchitectureError if the geometry implies none.
     """
     if header.keys and header.tensors:
-        laid = directory_tensors(header)
+        tensors = directory_tensors(header)
         return SourceModel(
-            tensors=in_order(laid),
+            tensors=in_order(tensors),
             facts=facts_of_header(header),
             basis=Basis.EXACT,
-            because=f"{len(laid):,} tensors, with the types that llama-quantize assigns",
+            because=f"{len(tensors):,} tensors, with the types that llama-quantize assigns",
         )
-    laid = _counted(geometry, config_keys(header), header.tensor_count if header.keys else None)
+    tensors = _counted(geometry, config_keys(header), header.tensor_count if header.keys else None)
     facts = facts_of_geometry(geometry, conversion_of(geometry.architecture).to)
-    named = geometry.architecture.replace("{", "{{").replace("}", "}}")
-    because = (
-        f"{len(laid):,} tensors of a {named} model, with the types that llama-quantize assigns"
+    escaped_name = geometry.architecture.replace("{", "{{").replace("}", "}}")
+    because = f"{len(tensors):,} tensors of a {escaped_name} model, with the types that llama-quantize assigns"
+    return SourceModel(
+        tensors=in_order(tensors), facts=facts, basis=Basis.MODELLED, because=because
     )
-    return SourceModel(tensors=in_order(laid), facts=facts, basis=Basis.MODELLED, because=because)
 
 
 def _counted(
     geometry: ModelGeometry, words: Mapping[str, Any], count: int | None
 ) -> tuple[GgufTensor, ...]:
-    """A GGUF's keys do not state every switch or rope table: the tensor count reveals them. If no two switches explain
-    the difference, assumes the tensors that most files of the architecture have.
+    """The tensors of a model whose tensor directory was not read. Keys do not state every switch and rope table, so up
+    to two switches are flipped until the tensor count is right. If it never is, the model is assumed to have the
+    tensors that most files of its architecture have.
     """
-    first = gguf_tensors(geometry, words)
-    if count is None or len(first) == count:
-        return first
-    usual = switches(tensor_recipe(geometry.architecture))
-    bare = replace(geometry, mtp_layers=0)  # a file may lack the prediction blocks
-    for one in dict.fromkeys((geometry, bare)):
-        for turned in (few for size in range(3) for few in combinations(usual, size)):
-            section = {**words, **{word: not words.get(word, usual[word]) for word in turned}}
-            left = count - gguf_tensor_count(one, section)
-            if left in {0, 1, 2}:
-                return gguf_tensors(one, {**section, ROPE_TABLES: left})
-    return first
+    usual_tensors = gguf_tensors(geometry, words)
+    if count is None or len(usual_tensors) == count:
+        return usual_tensors
+    defaults = switches(tensor_recipe(geometry.architecture))
+    without_prediction = replace(geometry, mtp_layers=0)  # a file may lack the prediction blocks
+    for variant in dict.fromkeys((geometry, without_prediction)):
+        for names in chain.from_iterable(combinations(defaults, size) for size in range(3)):
+            flipped = {name: not words.get(name, defaults[name]) for name in names}
+            section = {**words, **flipped}
+            extra = count - gguf_tensor_count(variant, section)
+            if extra in {0, 1, 2}:  # rope tables
+                return gguf_tensors(variant, {**section, ROPE_TABLES: extra})
+    return usual_tensors
 
 
 # -- keys, as llama.cpp's converter writes them (conversion/ @ 0c1e570): base.py for all models, a file per family
@@ -261,23 +275,25 @@ _STATED = {
 
 
 def gguf_keys(geometry: ModelGeometry, config: Mapping[str, Any]) -> dict[str, Value]:
-    """The keys by name. `geometry`: as llama.cpp would read it, with the GGUF name of the architecture."""
+    """The keys that llama.cpp's converter would write. `geometry` has the GGUF name of the architecture."""
     section = text_section(config)
-    found = {
+    keys = {
         **dict(_model_keys(geometry, section)),
         **dict(_attention_keys(geometry)),
         **dict(_layer_keys(geometry, section)),
     }
     name = geometry.architecture
-    return {"general.architecture": name, **{f"{name}.{key}": one for key, one in found.items()}}
+    return {"general.architecture": name, **{f"{name}.{key}": value for key, value in keys.items()}}
 
 
 def _model_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
+    """The keys that apply to the model as a whole."""
     for key, spellings in _STATED.items():
-        values = (dig(section, spelling) for spelling in spellings)
-        value = next((one for one in values if isinstance(one, (bool, int, float))), None)
-        if value is not None:
-            yield key, value
+        for spelling in spellings:
+            value = dig(section, spelling)
+            if isinstance(value, (bool, int, float)):
+                yield key, value
+                break
     yield "block_count", len(geometry.layers) // geometry.loops + geometry.mtp_layers
     yield "embedding_length", geometry.hidden
     halves = (layer.dense or layer.experts for layer in geometry.layers)
@@ -291,7 +307,7 @@ def _model_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator
     sections = known_architecture(geometry.architecture).rope_sections
     for path in ("rope_parameters.mrope_section", "rope_scaling.mrope_section"):
         stated = dig(section, path)
-        if isinstance(stated, list) and all(isinstance(one, int) for one in stated):
+        if isinstance(stated, list) and all(isinstance(number, int) for number in stated):
             sections = (*stated, 0, 0, 0, 0)[:4]
             break
     if sections:
@@ -299,36 +315,40 @@ def _model_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator
 
 
 def _attention_keys(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
+    """The keys of attention: heads, and the widths of K and V in layers with full and with sliding attention."""
     layers = [attention_of(layer.mixer) for layer in geometry.layers]
-    found = [one for one in layers if one is not None]
-    if not found:
+    attentions = [attention for attention in layers if attention is not None]
+    if not attentions:
         yield "attention.head_count", 0
         return
     # One number if all layers with attention agree, else a list with 0 for recurrent layers.
-    heads = {one.heads for one in found}
-    listed = tuple(0 if one is None else one.heads for one in layers)
-    yield "attention.head_count", heads.pop() if len(heads) == 1 else listed
+    heads = {attention.heads for attention in attentions}
+    per_layer = tuple(0 if attention is None else attention.heads for attention in layers)
+    yield "attention.head_count", heads.pop() if len(heads) == 1 else per_layer
     yield "attention.head_count_kv", _for_all(map(_kv_heads, layers))
-    whole = next((one for one in found if one.span is Span.ALL), found[0])
-    key, value = whole.key_dim, whole.value_dim
-    if isinstance(whole, LatentAttention):
-        if whole.absorbed:
+    full = next(
+        (attention for attention in attentions if attention.span is Span.ALL), attentions[0]
+    )
+    key, value = full.key_dim, full.value_dim
+    if isinstance(full, LatentAttention):
+        if full.absorbed:
             yield "attention.key_length_mla", key
             yield "attention.value_length_mla", value
-            key, value = whole.latent_dim + whole.rope_dim, whole.latent_dim
-        yield "attention.kv_lora_rank", whole.latent_dim
-        yield "attention.q_lora_rank", whole.query_rank
+            key, value = full.latent_dim + full.rope_dim, full.latent_dim
+        yield "attention.kv_lora_rank", full.latent_dim
+        yield "attention.q_lora_rank", full.query_rank
     yield "attention.key_length", key
     yield "attention.value_length", value
-    sliding = next((one for one in found if one.span is not Span.ALL), None)
+    sliding = next((attention for attention in attentions if attention.span is not Span.ALL), None)
     if isinstance(sliding, Attention):
         yield "attention.key_length_swa", sliding.key_dim
         yield "attention.value_length_swa", sliding.value_dim
-    if index_dim := max(one.index_dim for one in found):
+    if index_dim := max(attention.index_dim for attention in attentions):
         yield "attention.indexer.key_length", index_dim
 
 
 def _kv_heads(attention: Attention | LatentAttention | None) -> int:
+    """The KV heads that a GGUF states for a layer; None: a layer without attention."""
     if isinstance(attention, LatentAttention):
         return 1 if attention.absorbed else attention.heads
     return 0 if attention is None else attention.kv_heads
@@ -336,36 +356,37 @@ def _kv_heads(attention: Attention | LatentAttention | None) -> int:
 
 def _layer_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
     """The keys of experts and of recurrences."""
-    first = next((layer for layer in geometry.layers if layer.experts), None)
-    if first is not None and first.experts is not None:
-        yield "expert_count", first.experts.count
-        yield "expert_used_count", first.experts.used
-        yield "expert_feed_forward_length", first.experts.width
-        yield "leading_dense_block_count", first.index
-        stated = next((one for key in _GATING_KEYS if (one := section.get(key))), None)
-        if isinstance(stated, str) and stated in _GATING:
-            yield "expert_gating_func", _GATING[stated]
+    expert_layer = next((layer for layer in geometry.layers if layer.experts), None)
+    if expert_layer is not None and expert_layer.experts is not None:
+        yield "expert_count", expert_layer.experts.count
+        yield "expert_used_count", expert_layer.experts.used
+        yield "expert_feed_forward_length", expert_layer.experts.width
+        yield "leading_dense_block_count", expert_layer.index
+        gating_names = (section[key] for key in _GATING_KEYS if section.get(key))
+        gating_name = next(gating_names, None)
+        if isinstance(gating_name, str) and gating_name in _GATING:
+            yield "expert_gating_func", _GATING[gating_name]
         elif tensor_recipe(geometry.architecture).correction.holds(section):
             yield "expert_gating_func", _GATING["sigmoid"]  # routing with a selection bias uses it
     mixers = (layer.mixer for layer in geometry.layers)
-    kinds = (one.recurrent if isinstance(one, HybridLayer) else one for one in mixers)
-    kind = next((one for one in kinds if isinstance(one, Recurrent)), None)
-    if kind is None:
+    recurrences = (kind for kind in map(_recurrence, mixers) if kind is not None)
+    recurrent = next(recurrences, None)
+    if recurrent is None:
         return
-    if kind.cell is Cell.SHORT_CONV:
-        yield "shortconv.l_cache", kind.conv_kernel
+    if recurrent.cell is Cell.SHORT_CONV:
+        yield "shortconv.l_cache", recurrent.conv_kernel
         return
-    if kind.cell is Cell.KIMI_DELTA:
-        yield "kda.head_dim", kind.state_size
-    yield "ssm.conv_kernel", kind.conv_kernel
-    yield "ssm.inner_size", kind.inner
-    yield "ssm.state_size", kind.state_size
-    yield "ssm.time_step_rank", kind.rank if kind.cell is Cell.MAMBA else kind.heads
-    yield "ssm.group_count", kind.groups
+    if recurrent.cell is Cell.KIMI_DELTA:
+        yield "kda.head_dim", recurrent.state_size
+    yield "ssm.conv_kernel", recurrent.conv_kernel
+    yield "ssm.inner_size", recurrent.inner
+    yield "ssm.state_size", recurrent.state_size
+    yield "ssm.time_step_rank", recurrent.rank if recurrent.cell is Cell.MAMBA else recurrent.heads
+    yield "ssm.group_count", recurrent.groups
 
 
 def _for_all(numbers: Iterable[int]) -> Value:
-    """One number if all are equal, else the list."""
+    """The value of a key that has a number for each layer: one number if all are equal, else the list."""
     listed = tuple(numbers)
     return listed[0] if len(set(listed)) == 1 else listed
 
@@ -441,11 +462,11 @@ def gguf_tensors(
 ) -> tuple[GgufTensor, ...]:
     """The tensors that the converter would write at F16, including multi-token prediction blocks."""
     return tuple(
-        one
+        tensor
         if block is None
-        else GgufTensor(name=f"blk.{block}.{one.name}", shape=one.shape, type=one.type)
+        else GgufTensor(name=f"blk.{block}.{tensor.name}", shape=tensor.shape, type=tensor.type)
         for block, tensors in _blocks(geometry, config)
-        for one in tensors
+        for tensor in tensors
     )
 
 
@@ -457,7 +478,7 @@ def gguf_tensor_count(geometry: ModelGeometry, config: Mapping[str, Any] | None 
 def _blocks(
     geometry: ModelGeometry, config: Mapping[str, Any] | None
 ) -> Iterator[tuple[int | None, Sequence[GgufTensor]]]:
-    """(block, its tensors), with None for those outside the blocks. Equal layers are computed once."""
+    """Each block with its tensors, and None with those outside the blocks. Equal layers are computed once."""
     name, section = geometry.architecture, text_section(config or {})
     recipe = tensor_recipe(name)
     yield None, _laid(outer_tensors(geometry, config), None, name, recipe)
@@ -467,23 +488,26 @@ def _blocks(
         count = _TABLES_BY_ROPE.get("" if geometry.rope is None else geometry.rope.type, 0)
     if tables := _ROPE_TABLES.get(count, ()):
         factors = (rotary_dim(geometry, section) // 2,)
-        yield None, [GgufTensor(name=f"{one}.weight", shape=factors, type=_F32) for one in tables]
-    known: dict[object, Sequence[GgufTensor]] = {}
+        yield (
+            None,
+            [GgufTensor(name=f"{stem}.weight", shape=factors, type=_F32) for stem in tables],
+        )
+    laid_out: dict[object, Sequence[GgufTensor]] = {}
     for layer in geometry.layers[: len(geometry.layers) // geometry.loops]:
         hashed = recipe.streams is Streams.HYPER and chooses_by_token(section, layer.index)
         key = (layer.mixer, layer.dense, layer.experts, layer.index == 0, hashed)
-        if key not in known:
-            known[key] = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
+        if key not in laid_out:
+            laid_out[key] = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
             if hashed:  # DeepSeek-V4: the experts of every token in the first layers
                 used = layer.experts.used if layer.experts is not None else 0
                 shape = (geometry.vocabulary or 0, used)
                 table = GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
-                known[key] = (*known[key], table)
-        yield layer.index, known[key]
+                laid_out[key] = (*laid_out[key], table)
+        yield layer.index, laid_out[key]
     left_out = conversion_of(name).drops_prediction or known_architecture(name).dense_prediction
     if geometry.mtp_layers and not left_out:
-        predicting = prediction_tensors(replace(geometry, mtp_layers=1), config)
-        tensors = _laid(predicting, geometry.layers[-1].mixer, name, recipe)
+        expected = prediction_tensors(replace(geometry, mtp_layers=1), config)
+        tensors = _laid(expected, geometry.layers[-1].mixer, name, recipe)
         for block in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
             yield block, tensors
 
@@ -493,11 +517,11 @@ def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
     stated = section.get("rotary_dim")
     if isinstance(stated, int) and 0 < stated <= MAX_NUMBER:
         return stated
-    found = [one for layer in geometry.layers if (one := attention_of(layer.mixer))]
-    latent = next((one.rope_dim for one in found if isinstance(one, LatentAttention)), None)
-    if latent is not None:
-        return latent
-    width = max((one.key_dim for one in found), default=0)
+    attentions = [attention_of(layer.mixer) for layer in geometry.layers]
+    for attention in attentions:
+        if isinstance(attention, LatentAttention):
+            return attention.rope_dim
+    width = max((attention.key_dim for attention in attentions if attention), default=0)
     share = section.get("partial_rotary_factor")
     if share is None:
         share = dig(section, "rope_parameters.partial_rotary_factor")
@@ -510,9 +534,9 @@ def _laid(
     architecture: str,
     recipe: TensorRecipe,
 ) -> Sequence[GgufTensor]:
-    """The GGUF tensors of a layer of this kind; None: of those outside the layers."""
+    """The tensors of a layer as the GGUF has them. `kind`: None for tensors outside the layers."""
     naming = _Naming(_outside(recipe) if kind is None else _inside(recipe, tensors, kind))
-    laid: list[GgufTensor] = []
+    converted: list[GgufTensor] = []
     for tensor in tensors:
         name = naming.name(tensor)
         stem, dot, ending = name.rpartition(".")  # gguf_names: full names, or names without ending
@@ -523,14 +547,15 @@ def _laid(
             at_f32 = tensor.role in _AT_F32 or part in _NAMES_AT_F32
             is_matrix = tensor.kind in _AS_MATRIX and len(shape) > 1
             type_ = _F16 if is_matrix and not at_f32 else _F32
-            laid.append(GgufTensor(name=part, shape=shape, type=type_))
-    for parts, whole in _FUSED:
-        if whole in recipe.gguf_fused:
-            laid = _fused(laid, parts, whole)
-    return laid
+            converted.append(GgufTensor(name=part, shape=shape, type=type_))
+    for parts, fused_name in _FUSED:
+        if fused_name in recipe.gguf_fused:
+            converted = _fused(converted, parts, fused_name)
+    return converted
 
 
 def _outside(recipe: TensorRecipe) -> Mapping[str, Names]:
+    """The names of tensors outside the layers, by kind of tensor and role."""
     names = _tensor_names()["outside"]
     if not recipe.embedding_norm:
         return names
@@ -541,17 +566,22 @@ def _outside(recipe: TensorRecipe) -> Mapping[str, Names]:
 def _inside(
     recipe: TensorRecipe, tensors: Sequence[ExpectedTensor], kind: LayerKind
 ) -> Mapping[str, Names]:
+    """The names of a layer's tensors, by kind of tensor and role."""
     recurrent = _recurrence(kind)
     names = _tensor_names()
     cell = "" if recurrent is None else recurrent.cell.name.lower()
-    own = names[cell]["names"] if cell in names else {}
+    cell_names = names[cell]["names"] if cell in names else {}
     layer = names["layer"]
-    norms, arrays, biases = {**layer["norms"]}, {**layer["arrays"], **own}, {**layer["biases"]}
-    roles = Counter(one.role for one in tensors if one.kind is TensorKind.NORM)
+    norms, arrays, biases = (
+        {**layer["norms"]},
+        {**layer["arrays"], **cell_names},
+        {**layer["biases"]},
+    )
+    roles = Counter(tensor.role for tensor in tensors if tensor.kind is TensorKind.NORM)
     count = roles[TensorRole.NORM]
-    if any(one.role is TensorRole.PREDICTION for one in tensors):
+    if any(tensor.role is TensorRole.PREDICTION for tensor in tensors):
         count -= len(_PREDICTION_NORMS)
-    if count == 1 and recipe.norms > 1 and any(one.role in _FEEDS for one in tensors):
+    if count == 1 and recipe.norms > 1 and any(tensor.role in _FEEDS for tensor in tensors):
         hidden = ["ffn_norm"]
     else:
         hidden = _HIDDEN_NORMS.get(count, ["norm"] * count)
@@ -560,16 +590,16 @@ def _inside(
         norms[TensorRole.STATE_NORM] = ["attn_norm_2"]
     if recipe.step_norms:
         norms[TensorRole.STATE_NORM] = _STEP_NORMS
-    if recipe.router_scales and any(one.role is TensorRole.ROUTER for one in tensors):
+    if recipe.router_scales and any(tensor.role is TensorRole.ROUTER for tensor in tensors):
         arrays[TensorRole.SCALE] = _ROUTER_SCALES
     if recipe.streams is Streams.HYPER:
         arrays[TensorRole.RESIDUAL], biases[TensorRole.RESIDUAL] = _HYPER_ARRAYS, _HYPER_BIASES
-    matrices = {**layer["matrices"], **own}
+    matrices = {**layer["matrices"], **cell_names}
     return {"matrices": matrices, "norms": norms, "arrays": arrays, "biases": biases}
 
 
 class _Naming:
-    """Names the tensors of a layer in the expected order. `names`: of each role, by kind of tensor."""
+    """Names the tensors of a layer one after another. A role that occurs several times has a list of names."""
 
     def __init__(self, names: Mapping[str, Names]) -> None:
         self.names = names
@@ -577,6 +607,7 @@ class _Naming:
         self.latest: dict[TensorRole, str] = {}
 
     def name(self, tensor: ExpectedTensor) -> str:
+        """The name of the next tensor. A bias is named after the latest matrix of its role."""
         role = tensor.role
         if tensor.kind is TensorKind.BIAS:
             if role in self.names["biases"]:
@@ -602,7 +633,7 @@ class _Naming:
 def _shaped(
     tensor: ExpectedTensor, name: str, kind: LayerKind | None, architecture: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) in the file; several if llama.cpp splits the tensor."""
+    """The name and shape of a tensor in the file; several of them if llama.cpp splits the tensor."""
     shape = tensor.shape
     if tensor.kind is TensorKind.EXPERT or tensor.count > 1:
         shape = (tensor.count, *shape)
@@ -627,16 +658,16 @@ def _shaped(
     if len(parts) == 1:
         yield name, shape
         return
-    rows = next(place for place, length in enumerate(shape) if length > 1)
-    cut = (*shape[:rows], shape[rows] // len(parts), *shape[rows + 1 :])
-    yield from ((part + dot + ending, cut) for part in parts)
+    axis = next(index for index, length in enumerate(shape) if length > 1)
+    part_shape = (*shape[:axis], shape[axis] // len(parts), *shape[axis + 1 :])
+    yield from ((part + dot + ending, part_shape) for part in parts)
 
 
 def _state_shape(
     tensor: ExpectedTensor, shape: tuple[int, ...], kind: Recurrent
 ) -> tuple[int, ...]:
-    """Shapes of recurrent tensors: Mamba-2 vectors have one column and its norm is grouped; Kimi's have four
-    dimensions.
+    """The shape that a recurrent layer's tensor has in the file: Mamba-2 writes vectors as one column and its norm by
+    groups; Kimi writes four dimensions.
     """
     if kind.cell is Cell.MAMBA2 and kind.groups:
         if tensor.role in {TensorRole.STATE_A, TensorRole.STATE_D}:
@@ -651,23 +682,26 @@ def _state_shape(
     return shape
 
 
-def _fused(tensors: Sequence[GgufTensor], parts: Sequence[str], whole: str) -> list[GgufTensor]:
-    """Concatenates the rows of the matrices, and their biases."""
+def _fused(
+    tensors: Sequence[GgufTensor], parts: Sequence[str], fused_name: str
+) -> list[GgufTensor]:
+    """The tensors with the matrices named in `parts` joined row by row into one, and their biases too."""
     fused: list[GgufTensor] = []
     for ending in (".weight", ".bias"):
         names = {part + ending for part in parts}
-        own = [one for one in tensors if one.name in names]
-        if own:
-            first = own[0]
-            axis = 0 if len(first.shape) < 3 else 1  # experts come first
-            rows = sum(one.shape[axis] for one in own)
-            shape = (*first.shape[:axis], rows, *first.shape[axis + 1 :])
-            fused.append(GgufTensor(name=whole + ending, shape=shape, type=first.type))
-            tensors = [one for one in tensors if one.name not in names]
+        matrices = [tensor for tensor in tensors if tensor.name in names]
+        if matrices:
+            first_matrix = matrices[0]
+            axis = 0 if len(first_matrix.shape) < 3 else 1  # experts come first
+            rows = sum(tensor.shape[axis] for tensor in matrices)
+            shape = (*first_matrix.shape[:axis], rows, *first_matrix.shape[axis + 1 :])
+            fused.append(GgufTensor(name=fused_name + ending, shape=shape, type=first_matrix.type))
+            tensors = [tensor for tensor in tensors if tensor.name not in names]
     return [*tensors, *fused]
 
 
 def _recurrence(kind: LayerKind | None) -> Recurrent | None:
+    """The recurrent part of a layer; None if it has none."""
     if isinstance(kind, HybridLayer):
         return kind.recurrent
     return kind if isinstance(kind, Recurrent) else None

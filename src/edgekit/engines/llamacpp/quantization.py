@@ -78,7 +78,7 @@ Condition = Callable[[TensorPlace], bool]
 
 
 def _has_more_bits(place: TensorPlace) -> bool:
-    """True for the first and the last eighth, and for every third layer between."""
+    """True for the first and the last eighth of the tensors, and for every third one between them."""
     start = place.of // 8
     return place.index < start or place.index >= 7 * place.of // 8 or (place.index - start) % 3 == 2
 
@@ -101,12 +101,13 @@ CONDITIONS: Mapping[str, Condition] = {
 }
 
 
-# Conditions and a type; an empty type is the mix's own.
+# Pairs of conditions and the type if all of them hold; an empty type means the base type of the mix.
 Cases = tuple[tuple[tuple[Condition, ...], str], ...]
 
 
-def _cases(stated: Sequence[Sequence[str]]) -> Cases:
-    return tuple((tuple(CONDITIONS[name] for name in names), type_) for *names, type_ in stated)
+def _cases(rows: Sequence[Sequence[str]]) -> Cases:
+    """Reads rows of mixes.json: names of conditions, then the type."""
+    return tuple((tuple(CONDITIONS[name] for name in names), type_) for *names, type_ in rows)
 
 
 _EIGHT_BIT_KEYS = _cases([["eight_experts", "Q8_0"]])
@@ -129,6 +130,7 @@ class MixRow:
     raises_values: bool = True  # more bits for values of Mixtral and of the 70B
 
     def cases(self, kind: TensorCategory) -> Cases:
+        """The cases for tensors of this category, in order of precedence."""
         match kind:
             case TensorCategory.VALUE:
                 return self.value
@@ -149,13 +151,13 @@ class MixRow:
 @cache
 def mix_rows() -> Mapping[str, MixRow]:
     """The mixes that llama-quantize supports, by name."""
-    made = {}
+    rows = {}
     for record in mix_records():
         if "llamacpp" in record:
             name = record["name"]
             fields = {"name": name, "base": name, **record["llamacpp"]}
-            made[name] = read_fields(MixRow, fields, {"Cases": _cases}, where=f"mixes.json, {name}")
-    return made
+            rows[name] = read_fields(MixRow, fields, {"Cases": _cases}, where=f"mixes.json, {name}")
+    return rows
 
 
 def mix_row(mix: str) -> MixRow:
@@ -163,8 +165,8 @@ def mix_row(mix: str) -> MixRow:
     name = mix.upper()
     row = mix_rows().get(SHORT_MIXES.get(name, name))
     if row is None:
-        known = ", ".join(mix_rows())
-        raise UsageError(f"unknown quantisation {mix[:40]!r}; choose one of {known}")
+        names = ", ".join(mix_rows())
+        raise UsageError(f"unknown quantisation {mix[:40]!r}; choose one of {names}")
     return row
 
 
@@ -220,22 +222,22 @@ class SourceTensor(NamedTuple):
 def in_order(tensors: Iterable[GgufTensor]) -> tuple[SourceTensor, ...]:
     """The tensors block by block, as llama-quantize reads them."""
     # The category depends only on the name within the block and on the shape.
-    known: dict[tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]] = {}
-    found = []
-    for one in tensors:
-        name, block = one.name, _BLOCK.match(one.name)
-        key = (name[block.end() - 1 :] if block else name, one.shape)
-        if key not in known:
+    categories: dict[tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]] = {}
+    sources = []
+    for tensor in tensors:
+        name, block = tensor.name, _BLOCK.match(tensor.name)
+        key = (name[block.end() - 1 :] if block else name, tensor.shape)
+        if key not in categories:
             kinds = (kind for part, kind in _PARTS if part in name)
             is_quantised = (
-                len(_dimensions(one)) > 1
+                len(_dimensions(tensor)) > 1
                 and name.endswith("weight")
                 and name not in KEPT_NAMES
                 and _KEPT.search(name) is None
             )
-            known[key] = next(kinds, _NAMES.get(name, TensorCategory.OTHER)), is_quantised
-        found.append(SourceTensor(one, int(block[1]) if block else -1, *known[key]))
-    return tuple(sorted(found, key=lambda one: (one.block, one.tensor.name)))
+            categories[key] = next(kinds, _NAMES.get(name, TensorCategory.OTHER)), is_quantised
+        sources.append(SourceTensor(tensor, int(block[1]) if block else -1, *categories[key]))
+    return tuple(sorted(sources, key=lambda source: (source.block, source.tensor.name)))
 
 
 def quantize(
@@ -244,30 +246,32 @@ def quantize(
     """The tensors at this mix. `imatrix`: quantised with an importance matrix; None: only if required."""
     row = mix_row(mix)
     base = by_name(row.base)
-    used = row.needs_imatrix if imatrix is None else imatrix
-    values = sum(one.kind is TensorCategory.VALUE for one in tensors)
-    chooser = _Chooser(row, model, imatrix=used, values=values)
+    with_imatrix = row.needs_imatrix if imatrix is None else imatrix
+    values = sum(source.kind is TensorCategory.VALUE for source in tensors)
+    chooser = _Chooser(row, model, imatrix=with_imatrix, values=values)
     mixed = []
-    for one in tensors:
-        tensor = one.tensor
-        if one.is_quantised:
+    for source in tensors:
+        tensor = source.tensor
+        if source.is_quantised:
             type_ = base
             if base.block_elements > 1:
-                type_ = _fitting(chooser.type_name(one, base), tensor)
+                type_ = _fitting(chooser.type_name(source, base), tensor)
             tensor = GgufTensor(name=tensor.name, shape=tensor.shape, type=type_)
         mixed.append(tensor)
     return tuple(mixed)
 
 
 class _Chooser:
-    """Counts tensors in llama-quantize's order: later ones may get fewer bits."""
+    """Chooses the type of each tensor. It counts tensors in llama-quantize's order, because some types depend on a
+    tensor's position.
+    """
 
     def __init__(self, row: MixRow, model: MixFacts, *, imatrix: bool, values: int) -> None:
         self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
         self.counts = dict.fromkeys(TensorCategory, 0)
 
-    def type_name(self, one: SourceTensor, base: TensorType) -> str:
-        tensor, kind, row, model = one.tensor, one.kind, self.row, self.model
+    def type_name(self, source: SourceTensor, base: TensorType) -> str:
+        tensor, kind, row, model = source.tensor, source.kind, self.row, self.model
         if kind is TensorCategory.OUTPUT or (kind is TensorCategory.EMBEDDING and model.tied):
             uneven = tensor.shape[-1] % base.block_elements
             return "Q8_0" if uneven or model.architecture == "falcon" else row.output
@@ -282,11 +286,13 @@ class _Chooser:
             if not row.down_by_count:
                 by_layer.add(TensorCategory.DOWN)
             if model.experts > 1 and kind in by_layer:
-                index = one.block
+                index = source.block
             of = self.values if kind is TensorCategory.VALUE else model.layers
             place = TensorPlace(index=index, of=of, model=model, imatrix=self.imatrix)
-            holding = (type_ for tests, type_ in cases if all(test(place) for test in tests))
-            chosen = next(holding, "") or chosen
+            matches = (
+                type_ for conditions, type_ in cases if all(holds(place) for holds in conditions)
+            )
+            chosen = next(matches, "") or chosen
         self.counts[kind] += 1
         if kind is TensorCategory.VALUE and row.raises_values:
             if model.experts == 8:
@@ -317,7 +323,7 @@ _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 
 
 def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
-    """The number of dimensions without outer ones of length 1, as in ggml."""
+    """The shape without outer dimensions of length 1, as ggml counts dimensions."""
     shape = tensor.shape
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
@@ -365,7 +371,7 @@ def facts_of_geometry(geometry: ModelGeometry, architecture: str) -> MixFacts:
     return MixFacts(
         architecture=architecture,
         layers=layers,
-        experts=max((x.experts.count for x in geometry.layers if x.experts), default=0),
+        experts=max((layer.experts.count for layer in geometry.layers if layer.experts), default=0),
         group=heads // kv_heads if kv_heads else 0,
         seventy=_is_seventy(architecture, layers, alone=heads == kv_heads),
         tied=bool(geometry.tied_embeddings),
@@ -383,12 +389,13 @@ def directory_tensors(header: ModelHeader) -> tuple[GgufTensor, ...]:
 
 
 def _is_seventy(architecture: str, layers: int, *, alone: bool) -> bool:
+    """True if llama.cpp labels the model "70B". `alone`: each head has its own KV head."""
     seventy = 0 < layers == known_architecture(architecture).layers_of_70b
     return seventy and not (architecture == "llama" and alone)
 
 
 def _first(header: ModelHeader, key: str) -> int | None:
-    """The key's number, or that of layer 0."""
+    """The key's number, or its first element if it is a list by layer."""
     value = header.keys.get(key)
     if isinstance(value, tuple):
         value = value[0] if value else None
@@ -396,10 +403,13 @@ def _first(header: ModelHeader, key: str) -> int | None:
 
 
 def _group_of(geometry: ModelGeometry) -> tuple[int, int]:
-    """Heads and KV heads of layer 0, as a GGUF states them. MLA has one KV head."""
-    for layer in geometry.layers[
-        : 1 if conversion_of(geometry.architecture).lists_kv_heads else None
-    ]:
+    """Heads and KV heads as a GGUF states them: of layer 0 if it lists them by layer, else of the first layer with
+    attention. MLA counts one KV head.
+    """
+    layers = geometry.layers
+    if conversion_of(geometry.architecture).lists_kv_heads:
+        layers = layers[:1]
+    for layer in layers:
         kind = layer.mixer
         if isinstance(kind, (SharedCache, NoCache)):
             kind = kind.attention or kind
@@ -473,13 +483,13 @@ class Converted:
         return no_better_than(line, self.model.geometry.basis, WITHIN)
 
     def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
-        """Bytes by which the file exceeds its mix: other types than named, or a long header."""
-        more = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
-        if more <= 0:
+        """A line for the bytes by which the file is larger than its mix: a long header, or tensors of larger types."""
+        extra_bytes = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
+        if extra_bytes <= 0:
             return ()
         line = MemoryLine(
             component=Component.WEIGHTS,
-            size_bytes=more,
+            size_bytes=extra_bytes,
             pool=HOST if backend is Backend.CPU else DEVICE,
             basis=Basis.MODELLED,
             because=(

@@ -53,8 +53,8 @@ def _reasons(model: Model) -> Iterator[str]:
             f"this GGUF file version {(header.version or 3) << 24} is extremely large, is there a mismatch between "
             "the host and model endianness? (the file is big-endian: gguf-py's gguf_convert_endian.py converts it)"
         )
-    known = loader_of(architecture)
-    loader = known or Loader()
+    known_loader = loader_of(architecture)
+    loader = known_loader or Loader()
     keys = _Keys(header, architecture)
     for key in ("context_length", "embedding_length", "block_count", *loader.keys):
         if header.complete and not keys.is_there(key):
@@ -68,7 +68,7 @@ def _reasons(model: Model) -> Iterator[str]:
             yield f"key {keys.name(key)} has wrong array length; expected {length}, got {count}"
     yield from _bad_numbers(keys)
     words = _words(model, keys, loader)
-    if known is None:
+    if known_loader is None:
         yield from _empty_blocks(model)
         return
     if header.tensors is not None:
@@ -93,6 +93,7 @@ class _Keys:
         self.architecture = architecture
 
     def name(self, key: str) -> str:
+        """The full name of a key; a leading slash marks a key without the architecture's prefix."""
         return key[1:] if key.startswith("/") else f"{self.architecture}.{key}"
 
     def value(self, key: str) -> object:
@@ -107,6 +108,7 @@ class _Keys:
         return None if fact is None else fact.count
 
     def is_there(self, key: str) -> bool:
+        """True if the file has the key, even if its value was too long to be read."""
         name, header = self.name(key), self.header
         return name in header.keys or name in header.arrays or name in header.long_strings
 
@@ -120,36 +122,42 @@ class _Keys:
         return value if isinstance(value, int) else None
 
     def of_layer(self, key: str, layer: int, default: int | None = None) -> int | None:
+        """The layer's element of an array, or the number that applies to all layers; None if unknown."""
         value = self.value(key)
         if isinstance(value, tuple):
-            found = value[layer] if layer < len(value) else None
-            return found if isinstance(found, int) else None
+            element = value[layer] if layer < len(value) else None
+            return element if isinstance(element, int) else None
         return self.number(key, default)
 
 
 def _bad_numbers(keys: _Keys) -> Iterator[str]:
-    """The asserts of load_hparams that hold for every architecture."""
-    known = known_architecture(keys.architecture)
-    layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
+    """Asserts of load_hparams that this file would fail. They apply to every architecture."""
+    architecture = known_architecture(keys.architecture)
+    layers, prediction_layers = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
     if layers is not None and not 0 < layers <= MAX_LAYERS:
         yield _failed("hparams.n_layer_all > 0 && hparams.n_layer_all <= LLAMA_MAX_LAYERS")
-    if layers is not None and predicting is not None and predicting > layers:
+    if layers is not None and prediction_layers is not None and prediction_layers > layers:
         yield _failed("hparams.n_layer_nextn <= hparams.n_layer_all")
-    experts, most = keys.number("expert_count", 0), keys.number("expert_used_count", 0)
+    experts, most_used = keys.number("expert_count", 0), keys.number("expert_used_count", 0)
     used = keys.value("expert_used_count")
     if isinstance(used, tuple):
         listed = max(used, default=0)
-        most = listed if isinstance(listed, int) else None
+        most_used = listed if isinstance(listed, int) else None
     groups = keys.number("expert_group_count", 0)
     groups_used = keys.number("expert_group_used_count", 0)
-    if experts is not None and most is not None and groups is not None and groups_used is not None:
-        if known.one_expert_is_none and experts <= 1:
-            experts, most = 0, 0
+    if (
+        experts is not None
+        and most_used is not None
+        and groups is not None
+        and groups_used is not None
+    ):
+        if architecture.one_expert_is_none and experts <= 1:
+            experts, most_used = 0, 0
         if experts > MAX_EXPERTS:
             yield _failed("hparams.n_expert <= LLAMA_MAX_EXPERTS")
-        if most > experts:
+        if most_used > experts:
             yield _failed("n_expert_used_max <= hparams.n_expert")
-        if experts and not most:
+        if experts and not most_used:
             yield _failed("n_expert_used_max > 0")
         if experts and groups >= experts:
             yield _failed("hparams.n_expert_groups < hparams.n_expert")
@@ -164,7 +172,7 @@ def _bad_numbers(keys: _Keys) -> Iterator[str]:
             + f" (rope.scaling.type is {scaling[:40]!r})"
         )
     heads, width = keys.number("attention.head_count", 0), keys.number("embedding_length")
-    if known.full_rotation and heads and width is not None:
+    if architecture.full_rotation and heads and width is not None:
         head = keys.number("attention.key_length", width // heads)
         rotated = keys.number("rope.dimension_count", head)
         if head is not None and rotated is not None and rotated != head:
@@ -172,13 +180,16 @@ def _bad_numbers(keys: _Keys) -> Iterator[str]:
 
 
 def _failed(assertion: str) -> str:
+    """llama.cpp's message for an assertion that does not hold."""
     return f"GGML_ASSERT({assertion}) failed"
 
 
 def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
-    """llama.cpp's hyperparameters that follow from keys and geometry; those of block 0 without the suffix _il."""
+    """llama.cpp's variables for the model, as far as keys and geometry determine them. Variables of block 0 are
+    included without their suffix _il.
+    """
     header, geometry = model.header, model.geometry
-    layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
+    layers, prediction_layers = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
     width = keys.number("embedding_length")
     token_types = header.keys.get("tokenizer.ggml.token_type_count", 0)
     vocabulary = keys.count("/tokenizer.ggml.tokens")
@@ -189,7 +200,9 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
         "n_ctx_train": keys.number("context_length"),
         "n_vocab": vocabulary,
         "n_token_types": token_types if isinstance(token_types, int) else None,
-        "n_layer": None if layers is None or predicting is None else layers - predicting,
+        "n_layer": None
+        if layers is None or prediction_layers is None
+        else layers - prediction_layers,
         "n_expert": keys.number("expert_count", 0),
         "n_embd_out": keys.number("embedding_length_out", width),
         "n_cls_out": keys.count("classifier.output_labels") or 1,
@@ -201,10 +214,14 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
             words[word] = keys.number(key, default)
     for computed in loader.computed:
         words[computed] = None
-    first = _block_words(model, keys, loader, 0)
-    words |= {word.removesuffix("_il"): value for word, value in first.items() if word != "il"}
+    block_words = _block_words(model, keys, loader, 0)
+    words |= {
+        word.removesuffix("_il"): value for word, value in block_words.items() if word != "il"
+    }
     if words.get("n_layer_dense_lead") is None:
-        experts = (i for i, layer in enumerate(geometry.layers) if layer.experts is not None)
+        experts = (
+            index for index, layer in enumerate(geometry.layers) if layer.experts is not None
+        )
         words["n_layer_dense_lead"] = next(experts, len(geometry.layers))
     mixer = geometry.layers[0].mixer
     if isinstance(mixer, LatentAttention):
@@ -220,36 +237,36 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
 
 def _block_words(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[str, int]:
     """The variables of one block: il, and those that end in _il."""
-    at = partial(keys.of_layer, layer=block)
+    layer_number = partial(keys.of_layer, layer=block)
     width, heads = keys.number("embedding_length"), keys.number("attention.head_count", 0)
     head = width // heads if width is not None and heads else 0
-    found: dict[str, int | None] = {
-        "n_head_il": at("attention.head_count", default=0),
-        "n_ff_il": at("feed_forward_length", default=0),
-        "n_ff_exp_il": at("expert_feed_forward_length", default=0),
-        "n_expert_used_il": at("expert_used_count", default=0),
+    words: dict[str, int | None] = {
+        "n_head_il": layer_number("attention.head_count", default=0),
+        "n_ff_il": layer_number("feed_forward_length", default=0),
+        "n_ff_exp_il": layer_number("expert_feed_forward_length", default=0),
+        "n_expert_used_il": layer_number("expert_used_count", default=0),
     }
-    found["n_head_kv_il"] = at("attention.head_count_kv", default=found["n_head_il"])
+    words["n_head_kv_il"] = layer_number("attention.head_count_kv", default=words["n_head_il"])
     slides = False
     if block < len(model.geometry.layers):
         mixer = model.geometry.layers[block].mixer
         attention = attention_of(mixer)
         slides = attention is not None and attention.span is Span.WINDOW
-        found["is_swa_il"] = slides
-        found["is_recr_il"] = isinstance(mixer, Recurrent)
-        found["has_kv_il"] = not isinstance(mixer, SharedCache)
+        words["is_swa_il"] = slides
+        words["is_recr_il"] = isinstance(mixer, Recurrent)
+        words["has_kv_il"] = not isinstance(mixer, SharedCache)
     for side, key in (("k", "attention.key_length"), ("v", "attention.value_length")):
         word = f"n_embd_head_{side}"
-        own = keys.number(key, head) if heads or word in loader.fields else 0
-        found[f"{word}_il"] = keys.number(f"{key}_swa", own) if slides else own
-        dim, kv_heads = found[f"{word}_il"], found["n_head_kv_il"]
+        full = keys.number(key, head) if heads or word in loader.fields else 0
+        words[f"{word}_il"] = keys.number(f"{key}_swa", full) if slides else full
+        dim, kv_heads = words[f"{word}_il"], words["n_head_kv_il"]
         if dim is not None and kv_heads is not None:
-            found[f"n_embd_{side}_gqa_il"] = dim * kv_heads
-    own = keys.number("rope.dimension_count", keys.number("attention.key_length", head))
-    found["n_rot_il"] = keys.number("rope.dimension_count_swa", own) if slides else own
+            words[f"n_embd_{side}_gqa_il"] = dim * kv_heads
+    full = keys.number("rope.dimension_count", keys.number("attention.key_length", head))
+    words["n_rot_il"] = keys.number("rope.dimension_count_swa", full) if slides else full
     for computed in loader.computed - {"is_recr", "is_swa"}:  # the geometry has these two
-        found[f"{computed}_il"] = None
-    return {"il": block, **{word: value for word, value in found.items() if value is not None}}
+        words[f"{computed}_il"] = None
+    return {"il": block, **{word: value for word, value in words.items() if value is not None}}
 
 
 def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
@@ -264,99 +281,107 @@ def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
         by_block.setdefault(block, {})[name] = tensor
     keys = _Keys(model.header, model.geometry.architecture)
     outside, inside = _Part(loader, in_block=False), _Part(loader, in_block=True)
-    reasons, created = outside.load(by_block.get(None, {}), {**words, "il": 0}, "")
-    yield from reasons
+    errors, created = outside.load(by_block.get(None, {}), {**words, "il": 0}, "")
+    yield from errors
     for layer in range(layers):
         layer_words = {**words, **_block_words(model, keys, loader, layer)}
-        reasons, taken = inside.load(by_block.get(layer, {}), layer_words, f"blk.{layer}.")
-        yield from reasons
-        created += taken
-    predicting = keys.number("nextn_predict_layers", 0) or 0
-    created += sum(len(by_block.get(layers + extra, {})) for extra in range(predicting))
+        errors, used = inside.load(by_block.get(layer, {}), layer_words, f"blk.{layer}.")
+        yield from errors
+        created += used
+    prediction_layers = keys.number("nextn_predict_layers", 0) or 0
+    created += sum(len(by_block.get(layers + extra, {})) for extra in range(prediction_layers))
     if created != len(tensors):
         yield f"wrong number of tensors; expected {len(tensors)}, got {created}"
 
 
 def _empty_blocks(model: Model) -> Iterator[str]:
-    """Checks that do not need an architecture's tensor table."""
+    """Blocks without any tensor. This check works for architectures that are not in the loader's table, too."""
     if model.header.tensors is None:
         return
-    found = {block_number(tensor.name) for tensor in model.header.tensors}
-    if None not in found:
+    blocks = {block_number(tensor.name) for tensor in model.header.tensors}
+    if None not in blocks:
         yield "the file has no tensors outside its blocks"
     for block in range(len(model.geometry.layers) // model.geometry.loops):
-        if block not in found:
+        if block not in blocks:
             yield f"the file has no tensors for block {block}"
 
 
 class _Part:
-    """The tensors of one block, or those outside the blocks. Equal blocks are computed once."""
+    """Checks the tensors of a block, or those outside the blocks, against the loader's table.
+
+    What the table requires is computed once for blocks with the same variables and conditions.
+    """
 
     def __init__(self, loader: Loader, *, in_block: bool) -> None:
-        self.needs = [one for one in loader.tensors if one.in_block is in_block]
-        self.conditions = tuple(dict.fromkeys(one.condition for one in self.needs))
-        self.known: dict[Hashable, tuple[list[str], dict[str, list[Shape]]]] = {}
+        self.needs = [need for need in loader.tensors if need.in_block is in_block]
+        self.conditions = tuple(dict.fromkeys(need.condition for need in self.needs))
+        # names of required tensors, and the allowed shapes of each tensor
+        self.required_and_shapes: dict[Hashable, tuple[list[str], dict[str, list[Shape]]]] = {}
 
-    def load(self, there: Mapping[str, Tensor], words: Words, prefix: str) -> tuple[list[str], int]:
-        """The loader's errors, and the number of tensors that it uses."""
-        has = {HAS + re.sub(r"\W", "_", name): True for name in there}
-        holds = {one: evaluate(one, {**words, **has}) for one in self.conditions}
-        alike = (
+    def load(
+        self, present: Mapping[str, Tensor], words: Words, prefix: str
+    ) -> tuple[list[str], int]:
+        """The loader's errors, and the number of tensors that it uses. `present`: the file's tensors by name."""
+        has = {HAS + re.sub(r"\W", "_", name): True for name in present}
+        holds = {condition: evaluate(condition, {**words, **has}) for condition in self.conditions}
+        block_key = (
             *holds.values(),
             *(value for word, value in words.items() if word != "il"),
-            *(name in there for name in FUSED),
+            *(name in present for name in FUSED),
         )
-        if alike not in self.known:
-            required, shapes = self.known[alike] = [], {}
+        if block_key not in self.required_and_shapes:
+            required, shapes = self.required_and_shapes[block_key] = [], {}
             for need in self.needs:
                 condition = holds[need.condition]  # None: unknown, which requires nothing
                 if condition is None or condition:
-                    for name, shape, needed in _named(need, there):
-                        dimensions = tuple(evaluate(one, words) for one in shape)
-                        shapes.setdefault(name, []).append(dimensions)
-                        if needed and condition:
+                    for name, lengths, is_required in _named(need, present):
+                        shape = tuple(evaluate(length, words) for length in lengths)
+                        shapes.setdefault(name, []).append(shape)
+                        if is_required and condition:
                             required.append(name)
-        required, shapes = self.known[alike]
-        reasons = [f"tensor '{prefix}{name}' not found" for name in required if name not in there]
-        taken = 0
-        for name, tensor in there.items():
+        required, shapes = self.required_and_shapes[block_key]
+        errors = [f"tensor '{prefix}{name}' not found" for name in required if name not in present]
+        used = 0
+        for name, tensor in present.items():
             allowed = shapes.get(name)
             if allowed is None:  # any weight may have a scale, and so may its input
-                taken += any(
-                    name.endswith(end) and f"{name.removesuffix(end)}.weight" in shapes
-                    for end in SCALES
+                used += any(
+                    name.endswith(suffix) and f"{name.removesuffix(suffix)}.weight" in shapes
+                    for suffix in SCALES
                 )
                 continue
-            taken += 1
+            used += 1
             dimensions = tensor.shape[::-1]
             if not any(_fits(dimensions, shape) for shape in allowed):
-                expected = ", ".join("?" if one is None else str(one) for one in allowed[0])
+                expected = ", ".join("?" if size is None else str(size) for size in allowed[0])
                 got = ", ".join(map(str, (*dimensions, 1, 1, 1, 1)[:4]))
-                reasons.append(
+                errors.append(
                     f"tensor '{prefix}{name}' has wrong shape; expected {expected}, got {got}"
                 )
-        return reasons, taken
+        return errors, used
 
 
 def _named(
-    need: NeededTensor, there: Mapping[str, Tensor]
+    need: NeededTensor, present: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """The tensors of a table entry: name, shape, and whether the loader requires it."""
+    """The tensors that a row of the table stands for: name, shape, and whether the loader requires it. Rows for Q, K
+    and V and for gate and up mean one fused matrix if the file has it, else separate ones.
+    """
     if need.name == QKV:
         width, *parts = need.shape
         fused = " + ".join(f"({part})" for part in parts)
-        whole = "attn_qkv.weight" in there
-        if whole:
+        is_fused = "attn_qkv.weight" in present
+        if is_fused:
             yield "attn_qkv.weight", (width, fused), True
             yield "attn_qkv.bias", (fused,), False
         for letter, part in zip("qkv", parts, strict=True):
-            if not whole:
+            if not is_fused:
                 yield f"attn_{letter}.weight", (width, part), True  # without it the graph crashes
-            if "attn_qkv.bias" not in there or not whole:
+            if "attn_qkv.bias" not in present or not is_fused:
                 yield f"attn_{letter}.bias", (part,), False
     elif need.name == GATE_UP:
         width, wide, experts = need.shape
-        if "ffn_gate_up_exps.weight" in there:
+        if "ffn_gate_up_exps.weight" in present:
             yield "ffn_gate_up_exps.weight", (width, f"({wide}) * 2", experts), True
         else:
             yield "ffn_gate_exps.weight", need.shape, need.required
@@ -369,10 +394,11 @@ def _fits(dimensions: tuple[int, ...], shape: Shape) -> bool:
     """True if a tensor has this shape; missing dimensions are 1, unknown ones match."""
     if shape == (None,):
         return True
-    rest = len(shape) - len(dimensions)
-    padded = (*dimensions, *([1] * max(rest, 0)))
-    expected = (*shape, *([1] * max(-rest, 0)))
-    return all(want is None or want == have for want, have in zip(expected, padded, strict=True))
+    missing = len(shape) - len(dimensions)
+    padded = (*dimensions, *([1] * max(missing, 0)))
+    expected = (*shape, *([1] * max(-missing, 0)))
+    pairs = zip(expected, padded, strict=True)
+    return all(length is None or length == dimension for length, dimension in pairs)
 
 
 Number = int | bool
@@ -396,7 +422,7 @@ class NeededTensor:
 
 @dataclass(slots=True, kw_only=True)
 class Loader:
-    """The rows of one architecture."""
+    """What llama.cpp's loader requires of one architecture: its rows of loader_table.tsv."""
 
     keys: tuple[str, ...] = ()  # required, without the architecture's prefix
     # variable -> key, default
@@ -409,36 +435,37 @@ class Loader:
 @cache
 def loader_of(architecture: str) -> Loader | None:
     """The rows of an architecture; None if it is not in the table."""
-    found: Loader | None = None
+    loader: Loader | None = None
     text = get_data("edgekit.engines.llamacpp", "loader_table.tsv") or b""
     for row in text.decode().splitlines():
-        name, _, rest = row.partition("\t")
+        name, _, columns = row.partition("\t")
         if name != architecture:
             continue
-        found = found or Loader()
-        kind, *cells = rest.split("\t")
+        loader = loader or Loader()
+        kind, *cells = columns.split("\t")
         match kind:
             case "keys":
-                found.keys = tuple(cells[0].split())
+                loader.keys = tuple(cells[0].split())
             case "fields":
                 for cell in cells[0].split():
                     variable, key, *default = cell.split("=")
-                    found.fields[_word(variable)] = key, int(default[0]) if default else None
+                    loader.fields[_word(variable)] = key, int(default[0]) if default else None
             case "computed":
-                found.computed = frozenset(map(_word, cells[0].split()))
+                loader.computed = frozenset(map(_word, cells[0].split()))
             case "check":
-                found.checks.append((cells[0], cells[1]))
+                loader.checks.append((cells[0], cells[1]))
             case "tensors":
-                found.tensors.extend(_needed(cell, cells[0]) for cell in cells[1:])
-    return found
+                loader.tensors.extend(_needed(cell, cells[0]) for cell in cells[1:])
+    return loader
 
 
 def _word(name: str) -> str:
-    """A field of llama_hparams -> its variable in expressions."""
+    """The variable in expressions that stands for a field of llama_hparams."""
     return name.removesuffix("_arr").removesuffix("_impl").removesuffix("_full")
 
 
 def _needed(cell: str, condition: str) -> NeededTensor:
+    """Reads a cell of the table: name, ? if the tensor is optional, and its shape in brackets."""
     name, _, shape = cell.removesuffix("]").partition("[")
     required = not name.endswith("?")
     name = name.removesuffix("?")
@@ -479,6 +506,7 @@ def _parsed(expression: str) -> ast.expr:
 
 
 def _evaluate(node: ast.expr, words: Words) -> Number | None:
+    """The value of a parsed expression; None if it depends on a variable without a value."""
     match node:
         case ast.Constant(value=int() as value):
             return value
@@ -488,19 +516,21 @@ def _evaluate(node: ast.expr, words: Words) -> Number | None:
             ast.BinOp(left=left, op=op, right=right)
             | ast.Compare(left=left, ops=[op], comparators=[right])
         ):
-            a, b = _evaluate(left, words), _evaluate(right, words)
-            if a is None or b is None or (isinstance(op, ast.FloorDiv | ast.Mod) and b == 0):
+            first, second = _evaluate(left, words), _evaluate(right, words)
+            if first is None or second is None:
                 return None
-            return _OPERATORS[type(op)](a, b)
+            if isinstance(op, ast.FloorDiv | ast.Mod) and second == 0:
+                return None
+            return _OPERATORS[type(op)](first, second)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             negated = _evaluate(operand, words)
             return None if negated is None else not negated
         case ast.BoolOp(op=op, values=values):
             decides = isinstance(op, ast.Or)  # True decides "or", False decides "and"
-            found = [_evaluate(value, words) for value in values]
-            if any(value is not None and bool(value) is decides for value in found):
+            operands = [_evaluate(value, words) for value in values]
+            if any(operand is not None and bool(operand) is decides for operand in operands):
                 return decides
-            return None if None in found else not decides
+            return None if None in operands else not decides
         case ast.IfExp(test=test, body=body, orelse=orelse):
             tested = _evaluate(test, words)
             return None if tested is None else _evaluate(body if tested else orelse, words)

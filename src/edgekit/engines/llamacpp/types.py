@@ -40,8 +40,8 @@ WHEEL = "xllamacpp"  # the llama.cpp that `edgekit run` starts
 
 
 class Rules(enum.IntEnum):
-    """Builds that changed the bill: `rules >= Rules.F16_MASK`. If only the builds before and after a change were read,
-    those in between follow the rule that needs more memory.
+    """Builds that changed the bill, to be compared with `rules >= Rules.F16_MASK`. Where the exact build of a change
+    is not known, the builds in question follow the rule that needs more memory.
     """
 
     ROTATION_PER_CACHE = 8699  # llama-kv-cache.cpp @ 4eb1951: heads of quantised caches may differ
@@ -93,9 +93,9 @@ class LlamaVersion(NamedTuple):
 
 
 def read_version(text: str) -> LlamaVersion:
-    """b9294, 0.5, 0.6.0-dev, 2026.9, 2026.10.11549, or what `llama-server --version` prints.
+    """Reads b9294, 0.5, 0.6.0-dev, 2026.9, 2026.10.11549, or the output of `llama-server --version`.
 
-    UsageError for other text, and for versions before April 2026.
+    Raises UsageError for other text, and for versions before April 2026.
     """
     lines = text.strip().splitlines() or [""]
     name = lines[0].removeprefix("version:").strip().lower()
@@ -130,6 +130,7 @@ def read_version(text: str) -> LlamaVersion:
 
 
 def _of_build(build: int) -> LlamaVersion:
+    """The version with this build number. Raises UsageError for builds before April 2026."""
     if build < OLDEST:
         raise UsageError(
             f"llama.cpp b{build} is too old: edgekit supports b{OLDEST} (April 2026) and newer"
@@ -149,14 +150,14 @@ def is_newer(version: str | None) -> bool:
 
 
 def version_name(rules: int, version: str | None) -> str:
-    """A version's name in reports: its own, or that of the version its rules were checked against."""
+    """A version's name in reports: `version` if it is given, else the checked version with these rules."""
     if version is not None and read_version(version).rules == rules:
         return version
     return _CHECKED.get(rules, f"b{rules}")
 
 
 def answered_version(text: str) -> LlamaVersion:
-    """The version in an engine's reply: `2026.10.11549 (llama.cpp 0.6.0-dev)`. The newest if it names none.
+    """The version in an engine's reply, such as `2026.10.11549 (llama.cpp 0.6.0-dev)`; the newest if there is none.
 
     Bindings with their own numbering are identified by the library's version: `0.2.13 (llama.cpp 0.6.0-dev)`.
     """
@@ -196,8 +197,8 @@ def installed_version() -> LlamaVersion | None:
     for folder in sys.path:
         with suppress(OSError):
             for path in Path(folder).iterdir():
-                if found := pattern.fullmatch(path.name):
-                    return wheel_version(found[1])
+                if match := pattern.fullmatch(path.name):
+                    return wheel_version(match[1])
     return None
 
 
@@ -250,11 +251,11 @@ class DeviceSlot:
 
 
 def read_servers(text: str, most: int) -> tuple[DeviceSlot, ...]:
-    """HOST:PORT=FREE, ... -> up to `most` devices with llama.cpp's names. Raises UsageError.
+    """Reads the servers of --rpc (HOST:PORT=FREE,...) as up to `most` devices. Raises UsageError.
 
-    FREE of a server with several devices: 24G+24G.
+    A server with several devices lists the free memory of each: 24G+24G.
     """
-    found: list[DeviceSlot] = []
+    slots: list[DeviceSlot] = []
     for entry in text.split(","):
         endpoint, _, memory = entry.partition("=")
         host, _, port = endpoint.rpartition(":")
@@ -265,13 +266,13 @@ def read_servers(text: str, most: int) -> tuple[DeviceSlot, ...]:
                 f"the free memory of {endpoint[:60]} is not known: add it, as in {endpoint[:60]}=24G "
                 "(for a server with two devices =24G+24G)"
             )
-        found += (
-            DeviceSlot(free_bytes=parse_size(one), rpc=f"RPC{i}[{endpoint}]")
-            for i, one in enumerate(memory.split("+"))
+        slots += (
+            DeviceSlot(free_bytes=parse_size(size), rpc=f"RPC{index}[{endpoint}]")
+            for index, size in enumerate(memory.split("+"))
         )
-    if len(found) > most:
-        raise UsageError(f"{len(found)} devices are more than {most}")
-    return tuple(found)
+    if len(slots) > most:
+        raise UsageError(f"{len(slots)} devices are more than {most}")
+    return tuple(slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +293,8 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppSetup(Setup):
+    """How llama.cpp runs: its program, devices, placement and build."""
+
     mode: LlamaMode = LlamaMode.LIBRARY
     backend: Backend = Backend.CPU
     n_gpu_layers: int = ALL_LAYERS
@@ -330,15 +333,17 @@ class LlamaCppSetup(Setup):
 def used_devices(
     devices: tuple[DeviceSlot, ...], mode: SplitMode, main_gpu: int = 0
 ) -> tuple[DeviceSlot, ...]:
-    """The devices that llama.cpp uses, servers first; one with -sm none. Raises UsageError."""
+    """The devices that llama.cpp uses, RPC servers first; with -sm none only --main-gpu. Raises UsageError if there is
+    no such device.
+    """
     if mode is not SplitMode.NONE:
         return devices
     if main_gpu >= len(devices):
-        there = f"GPU 0 to {len(devices) - 1}" if len(devices) > 1 else "GPU 0 alone"
-        raise UsageError(f"--main-gpu {main_gpu}: there is {there}")
+        choices = f"GPU 0 to {len(devices) - 1}" if len(devices) > 1 else "GPU 0 alone"
+        raise UsageError(f"--main-gpu {main_gpu}: there is {choices}")
     chosen = devices[main_gpu]
     if not chosen.rpc and chosen.number is None:
-        chosen = replace(chosen, number=sum(not one.rpc for one in devices[:main_gpu]))
+        chosen = replace(chosen, number=sum(not device.rpc for device in devices[:main_gpu]))
     return (chosen,)
 
 
@@ -375,7 +380,8 @@ class Context(LoadFacts):
 
     @property
     def facts(self) -> tuple[tuple[str, object], ...]:
-        return tuple((one.name, getattr(self, one.name)) for one in fields(LoadFacts))
+        names = (fact.name for fact in fields(LoadFacts))
+        return tuple((name, getattr(self, name)) for name in names)
 
     @property
     def n_tokens(self) -> int:
@@ -385,6 +391,7 @@ class Context(LoadFacts):
 
     @property
     def n_outputs(self) -> int:
+        """Output rows of the worst-case graph; builds before ROW_PER_SEQUENCE have one for every token."""
         if self.rules < Rules.ROW_PER_SEQUENCE:
             return self.n_tokens
         return min(self.n_ctx, self.n_ubatch, self.n_outputs_max)
@@ -427,10 +434,8 @@ class HeadSizes:
                 continue
             keys, values = attention.key_dim, attention.value_dim
             if isinstance(attention, Attention):
-                value_heads, ratio = (
-                    attention.kv_heads,
-                    attention.heads // max(1, attention.kv_heads),
-                )
+                value_heads = attention.kv_heads
+                ratio = attention.heads // max(1, attention.kv_heads)
             elif attention.absorbed:
                 latent = True
                 keys, values = attention.latent_dim + attention.rope_dim, attention.latent_dim
@@ -465,7 +470,7 @@ def has_flash_kernel(keys: int, values: int, ratio: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorPlacement:
-    """Where each block is. The output counts as the block after the last."""
+    """The pools of a model's blocks, its output and its caches."""
 
     blocks: tuple[Pool, ...]  # every loop of every block, including multi-token prediction
     own_blocks: int  # number of blocks with weights: later loops reuse them
@@ -480,6 +485,7 @@ class TensorPlacement:
     pipelined: bool = True  # -sm layer: devices may work on several micro-batches in turn
 
     def cache_pool(self, block: int) -> Pool:
+        """The pool of a block's caches: the block's own, or the host with -nkvo."""
         return self.blocks[block] if self.offload_kqv else HOST
 
     @property
@@ -490,18 +496,18 @@ class TensorPlacement:
     @property
     def together(self) -> bool:
         """True if everything except the token embedding is on devices, and -ot moves nothing."""
-        whole = self.output is not HOST and HOST not in self.blocks
+        all_on_devices = self.output is not HOST and HOST not in self.blocks
         moved = self.overridden or self.host_expert_blocks
-        return whole and self.offload_kqv and not moved
+        return all_on_devices and self.offload_kqv and not moved
 
     @property
     def used(self) -> frozenset[Pool]:
         """Devices that hold a block, the output or a tensor that was moved there."""
-        found = {*self.blocks, self.output, *self.moved.values()}
+        pools = {*self.blocks, self.output, *self.moved.values()}
         shared = self.slicer or self.rows
-        if shared and any(pool.kind is PoolKind.DEVICE for pool in found):
-            found |= {Pool(PoolKind.DEVICE, i) for i in range(shared.devices)}
-        return frozenset(pool for pool in found if pool.kind is PoolKind.DEVICE)
+        if shared and any(pool.kind is PoolKind.DEVICE for pool in pools):
+            pools |= {Pool(PoolKind.DEVICE, index) for index in range(shared.devices)}
+        return frozenset(pool for pool in pools if pool.kind is PoolKind.DEVICE)
 
     @property
     def pools(self) -> tuple[Pool, ...]:

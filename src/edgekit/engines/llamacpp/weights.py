@@ -42,7 +42,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 INPUT_TENSORS = frozenset({"token_embd", "position_embd", "token_types", "per_layer_token_embd"})
 # LLM_TENSOR_LAYER_REPEATING tensors without a block number belong to block 0.
 FIRST_BLOCK_TENSORS = frozenset({"token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"})
-# Those that every block uses: one copy in each pool that has a block.
+# Tensors that every block uses: one copy in each pool that has a block.
 SHARED_TENSORS = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 # LFM2 calls its output norm by the name of an embedding norm.
 OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
@@ -62,7 +62,7 @@ LOADED_IDLE = {
 }
 
 SCAN_STATES = frozenset({96, 128, 256})  # ggml-cuda.cu: d_state that SSM_SCAN has kernels for
-# Builds that always load such blocks: from the first that could run them to 82dbc4f.
+# Builds that always load blocks of multi-token prediction: from the first build that could run them to 82dbc4f.
 _IF_RUN = 10212
 LOADED_ALWAYS = {
     "cohere2moe": (9626, _IF_RUN),
@@ -84,7 +84,7 @@ BUFFER_NAMES = {
 _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --cpu-moe
 
-# ggml-cpu/repack.cpp @ 0c1e570: what x86 with AVX2 and ARM with dot products rearrange.
+# ggml-cpu/repack.cpp @ 0c1e570: types that are rearranged on x86 with AVX2 and on ARM with dot products.
 REPACKED_TYPES = {
     Cpu.X86: frozenset({"Q2_K", "Q4_0", "Q4_K", "IQ4_NL"}),
     Cpu.ARM: frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL"}),
@@ -96,7 +96,10 @@ _Extent = tuple[int, int, int]  # shard, first byte, end
 
 
 def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
-    """Raises UsageError for a split without a device, and for an override to a missing device."""
+    """Decides the pool of each block, of the output and of the tensors that -ot moves.
+
+    Raises UsageError for an invalid split, and for an override to a device that does not exist.
+    """
 
     def compute() -> TensorPlacement:
         layers, loops = len(model.geometry.layers), model.geometry.loops
@@ -127,7 +130,7 @@ def _slicer(model: Model, setup: LlamaCppSetup, mode: SplitMode) -> Slicer | Non
 
     shares = setup.tensor_split
     if mode is SplitMode.ROW and not shares:  # llama.cpp uses their total memory
-        shares = tuple(float(one.free_bytes or 1) for one in setup.devices)
+        shares = tuple(float(device.free_bytes or 1) for device in setup.devices)
     return Slicer(model, len(setup.devices), shares)
 
 
@@ -138,8 +141,8 @@ def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
         return {}
     pools = {"CPU": HOST}  # by buffer type (arg.cpp: parse_tensor_buffer_overrides)
     count = 0
-    for i, device in enumerate(setup.devices if setup.has_device else ()):
-        pool = Pool(PoolKind.DEVICE, i)
+    for index, device in enumerate(setup.devices if setup.has_device else ()):
+        pool = Pool(PoolKind.DEVICE, index)
         if device.rpc:
             pools[device.rpc] = pool
             continue
@@ -169,11 +172,13 @@ def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
 
 
 def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
-    """A test for blocks: true if -cmoe, -ncmoe or -ot leave some of its experts on the host."""
-    searchers = _searchers([one for one in setup.overrides if one.buffer == "CPU"])
+    """Returns a function of a block number: true if -cmoe, -ncmoe or -ot leave experts of that block on the host."""
+    searchers = _searchers([override for override in setup.overrides if override.buffer == "CPU"])
 
     def is_on_host(block: int) -> bool:
-        names = (f"blk.{block}.ffn_{one}_exps.weight" for one in ("down", "gate", "up", "gate_up"))
+        names = (
+            f"blk.{block}.ffn_{part}_exps.weight" for part in ("down", "gate", "up", "gate_up")
+        )
         moved = (is_found(name) for name in names for is_found in searchers)
         return setup.cpu_moe or block < setup.n_cpu_moe or any(moved)
 
@@ -181,7 +186,7 @@ def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
 
 
 def _searchers(overrides: Sequence[Override]) -> list[Callable[[str], bool]]:
-    """For each override, a function that tells whether its pattern occurs in a name."""
+    """For each override, a function that is true for tensor names in which the pattern occurs."""
     if not overrides:
         return []
     from edgekit.engines.llamacpp.overrides import searcher  # only with -ot
@@ -195,12 +200,13 @@ def _can_scan(model: Model) -> bool:
     if not known_architecture(name).scans_state:
         return True
     shape = next(
-        (one.shape for one in model.header.tensors or () if one.name.endswith(".ssm_a")), ()
+        (tensor.shape for tensor in model.header.tensors or () if tensor.name.endswith(".ssm_a")),
+        (),
     )
     if not shape:
         return True  # no layer has a scan
     keys = (model.header.keys.get(f"{name}.ssm.{key}") for key in ("inner_size", "state_size"))
-    inner, state = (one if isinstance(one, int) else 0 for one in keys)
+    inner, state = (value if isinstance(value, int) else 0 for value in keys)
     heads, width = (1, *shape)[-2:]
     if width == 1:
         return state in SCAN_STATES and inner // max(1, heads) % 16 == 0
@@ -209,8 +215,8 @@ def _can_scan(model: Model) -> bool:
 
 
 def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
-    """The pool of each block and of the output: the last n_gpu_layers of these are offloaded, in consecutive runs as
-    long as the devices' shares (their free memory if no split is given).
+    """The pool of each block and, last, of the output. The last n_gpu_layers of them go to the devices: each device
+    gets a consecutive run, in proportion to its share of -ts (default: its free memory).
     """
     if not setup.has_device:
         yield from [HOST] * (blocks + 1)
@@ -221,8 +227,8 @@ def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
         shares = setup.tensor_split[: len(free)] or free
         if setup.split_mode is SplitMode.NONE:
             shares = free
-        known = {device.free_bytes is not None for device in setup.devices}
-        if len(known) > 1 and shares is free:
+        memory_known = {device.free_bytes is not None for device in setup.devices}
+        if len(memory_known) > 1 and shares is free:  # known for some devices only
             raise UsageError(
                 "layers are divided by free memory, which is unknown for some GPUs: give "
                 "--device-memory or --tensor-split (servers of --rpc come first)"
@@ -270,16 +276,18 @@ def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_
 
 
 def _loaded_blocks(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
-    """The number of loaded blocks: those of multi-token prediction if they are run; always in some builds."""
-    first, end = LOADED_ALWAYS.get(model.geometry.architecture, (0, 0))
-    loads_prediction = setup.load_mtp or first <= setup.rules < end
+    """The number of blocks that are loaded. Blocks of multi-token prediction count if they are run, or if this build
+    always loads them.
+    """
+    first_build, end_build = LOADED_ALWAYS.get(model.geometry.architecture, (0, 0))
+    loads_prediction = setup.load_mtp or first_build <= setup.rules < end_build
     return len(placement.blocks) - (0 if loads_prediction else model.geometry.mtp_layers)
 
 
 def placed_tensors(
     model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[PlacedTensor, ...]:
-    """Every copy of every tensor the engine loads."""
+    """Every tensor that llama.cpp loads, once for each pool that holds a copy or a slice of it."""
     blocks = _loaded_blocks(model, placement, setup)
     idle = LOADED_IDLE.get(model.geometry.architecture)
     placed: list[PlacedTensor] = []
@@ -293,15 +301,17 @@ def placed_tensors(
     if slicer is None and rows is None:
         return tuple(placed)
     divided: list[PlacedTensor] = []
-    for one in placed:
-        parts: list[Tensor] = []
-        if one.pool.kind is PoolKind.DEVICE:
-            parts = slicer.weights(one.tensor, one.block) if slicer else []
-            parts = rows.rows(one.tensor) if rows else parts
-        shares = (
-            replace(one, tensor=part, pool=Pool(PoolKind.DEVICE, i)) for i, part in enumerate(parts)
-        )
-        divided.extend(shares if parts else (one,))
+    for copy in placed:
+        slices: list[Tensor] = []
+        if copy.pool.kind is PoolKind.DEVICE:
+            if rows is not None:
+                slices = rows.rows(copy.tensor)
+            elif slicer is not None:
+                slices = slicer.weights(copy.tensor, copy.block)
+        if not slices:
+            divided.append(copy)
+        for index, part in enumerate(slices):
+            divided.append(replace(copy, tensor=part, pool=Pool(PoolKind.DEVICE, index)))
     return tuple(divided)
 
 
@@ -320,22 +330,23 @@ def placed_sums(
         ):
             continue
         for pool in pools_of(group.name, block, placement, model.geometry.architecture):
-            more_bytes = group.host_bytes if pool.kind is PoolKind.HOST else group.device_bytes
+            group_bytes = group.host_bytes if pool.kind is PoolKind.HOST else group.device_bytes
             size_bytes, count = sums.get((block, pool), (0, 0))
-            sums[block, pool] = size_bytes + more_bytes, count + group.count
+            sums[block, pool] = size_bytes + group_bytes, count + group.count
     return sums
 
 
 def sums_of(placed: Iterable[PlacedTensor]) -> dict[tuple[int | None, Pool], tuple[int, int]]:
-    """Block and pool -> bytes and number of tensors."""
+    """Sums up tensors by block and pool: total bytes and number of tensors."""
     sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
-    for one in placed:
-        size, count = sums.get((one.block, one.pool), (0, 0))
-        sums[one.block, one.pool] = (size + one.size_bytes, count + 1)
+    for copy in placed:
+        size, count = sums.get((copy.block, copy.pool), (0, 0))
+        sums[copy.block, copy.pool] = (size + copy.size_bytes, count + 1)
     return sums
 
 
 def _tensor_groups(model: Model) -> tuple[TensorGroup, ...]:
+    """Groups the tensors that `pools_of` always puts into the same pools."""
     idle = LOADED_IDLE.get(model.geometry.architecture)
     groups: dict[tuple[object, ...], TensorGroup] = {}
     sizes: dict[tuple[object, ...], list[int]] = {}  # a model has few different tensors
@@ -346,13 +357,13 @@ def _tensor_groups(model: Model) -> tuple[TensorGroup, ...]:
         group = groups.get(key)
         if group is None:
             group = groups[key] = TensorGroup(name, block, is_idle)
-        alike = (tensor.size_bytes, tensor.shape, tensor.type.name)
-        if alike not in sizes:
-            sizes[alike] = [
+        size_key = (tensor.size_bytes, tensor.shape, tensor.type.name)
+        if size_key not in sizes:
+            sizes[size_key] = [
                 PlacedTensor(tensor=tensor, pool=pool, block=block).size_bytes
                 for pool in (HOST, DEVICE)
             ]
-        host_bytes, device_bytes = sizes[alike]
+        host_bytes, device_bytes = sizes[size_key]
         group.count += 1
         group.host_bytes += host_bytes
         group.device_bytes += device_bytes
@@ -360,6 +371,7 @@ def _tensor_groups(model: Model) -> tuple[TensorGroup, ...]:
 
 
 def _blocks(model: Model) -> tuple[tuple[Tensor, int | None], ...]:
+    """Each tensor with the number of its block; None for tensors outside the blocks."""
     tensors = model.header.tensors or ()
     return prepare(model).tensor_blocks.get(
         lambda: tuple((tensor, block_number(tensor.name)) for tensor in tensors)
@@ -367,6 +379,7 @@ def _blocks(model: Model) -> tuple[tuple[Tensor, int | None], ...]:
 
 
 def block_number(name: str) -> int | None:
+    """The number in a tensor's name: 7 for blk.7.attn_q.weight; None outside the blocks."""
     matched = _BLOCK.search(name)
     return int(matched.group(1)) if matched else None
 
@@ -374,7 +387,7 @@ def block_number(name: str) -> int | None:
 def pools_of(
     name: str, block: int | None, placement: TensorPlacement, architecture: str
 ) -> tuple[Pool, ...]:
-    """The pools of a tensor: several for one that every block uses."""
+    """The pools that hold a tensor. A tensor that every block uses has a copy in each pool with a block."""
     if name in placement.moved:
         return (placement.moved[name],)
     if block is not None:
@@ -386,31 +399,34 @@ def pools_of(
         return (HOST,)
     if stem in SHARED_TENSORS:
         return placement.pools
-    first = stem in FIRST_BLOCK_TENSORS and stem != OUTPUT_NORM_ALIASES.get(architecture)
-    return (placement.blocks[0] if first and placement.blocks else placement.output,)
+    in_first_block = stem in FIRST_BLOCK_TENSORS and stem != OUTPUT_NORM_ALIASES.get(architecture)
+    return (placement.blocks[0] if in_first_block and placement.blocks else placement.output,)
 
 
 def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTensor]:
-    """A second copy of the token embedding, as the head, if the file has none and the head is in another pool."""
-    known = known_architecture(model.geometry.architecture)
+    """The output head of a file without one: a second copy of the token embedding if the head is in another pool.
+
+    Some architectures do the reverse: a file without a token embedding loads its head a second time.
+    """
+    architecture = known_architecture(model.geometry.architecture)
     names = prepare(model).tensors_by_name.get(
         lambda: {tensor.name: tensor for tensor in model.header.tensors or ()}
     )
     embedding = names.get(EMBEDDING)
-    if embedding is None and known.head_as_embedding and HEAD in names:
+    if embedding is None and architecture.head_as_embedding and HEAD in names:
         yield PlacedTensor(
             tensor=names[HEAD], pool=placement.moved.get(HEAD, placement.output), block=None
         )
-    if embedding is None or HEAD in names or known.without_head:
+    if embedding is None or HEAD in names or architecture.without_head:
         return
-    first = placement.moved.get(EMBEDDING, HOST)
-    again = tied_pool(placement)
-    if again != first or known.head_made_first:
-        yield PlacedTensor(tensor=embedding, pool=again, block=None)
+    embedding_pool = placement.moved.get(EMBEDDING, HOST)
+    head_pool = tied_pool(placement)
+    if head_pool != embedding_pool or architecture.head_made_first:
+        yield PlacedTensor(tensor=embedding, pool=head_pool, block=None)
 
 
 def tied_pool(placement: TensorPlacement) -> Pool:
-    """The pool of a tied head. -ot matches it by the embedding's name."""
+    """The pool of a tied output head. -ot matches the head by the name of the embedding."""
     return placement.moved.get(EMBEDDING, placement.output)
 
 
@@ -420,22 +436,24 @@ def tied_pool(placement: TensorPlacement) -> Pool:
 def weight_lines(
     model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[MemoryLine, ...]:
+    """All weight lines of the bill, including repacked copies and the gaps in Metal's mapped spans."""
+
     def compute() -> tuple[MemoryLine, ...]:
         if not setup.repack and not maps_spans(setup):  # sums are enough
             return tuple(_block_lines(placed_sums(model, placement, setup)))
         placed = placed_tensors(model, placement, setup)
         repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
-        between: tuple[MemoryLine, ...] = ()
+        gaps: tuple[MemoryLine, ...] = ()
         if maps_spans(setup):
-            placed, between = mapped(placed, model.header.tensors or (), setup)
-        return (*_block_lines(sums_of(placed)), *between, *repacked)
+            placed, gaps = mapped(placed, model.header.tensors or (), setup)
+        return (*_block_lines(sums_of(placed)), *gaps, *repacked)
 
     return prepare(model).weights.get(setup, compute)
 
 
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
-    """Extra host memory of a build that repacks weights: the originals in a mapped file are not read again, and the
-    system drops them when memory is short.
+    """Extra host memory of a build that repacks weights for its CPU: a second copy of a tied head. Other repacked
+    matrices do not count, because the system drops their mapped originals when memory is short.
     """
 
     def compute() -> int:
@@ -449,11 +467,11 @@ def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
 def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Iterator[MemoryLine]:
     """Weight lines by block and pool; tensors outside the blocks come first."""
 
-    def place(item: tuple[tuple[int | None, Pool], tuple[int, int]]) -> tuple[int, str]:
+    def order(item: tuple[tuple[int | None, Pool], tuple[int, int]]) -> tuple[int, str]:
         block, pool = item[0]
         return -1 if block is None else block, pool.label
 
-    for (block, pool), (size, count) in sorted(sums.items(), key=place):
+    for (block, pool), (size, count) in sorted(sums.items(), key=order):
         tensors = "1 tensor" if count == 1 else f"{count} tensors"
         yield MemoryLine(
             component=Component.WEIGHTS,
@@ -467,27 +485,28 @@ def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Ite
 def _repacked(
     model: Model, placement: TensorPlacement, placed: Sequence[PlacedTensor], setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
-    """Copies on the host, repacked for the CPU. The originals of a mapped file stay in memory until it runs short.
+    """Lines for weights that are repacked for the CPU. The originals of a mapped file stay in memory until memory runs
+    short.
 
-    With a CUDA or Vulkan device there are none: its host buffer type has priority (llama-model.cpp @ b21e4de:
-    make_cpu_buft_list). Metal has no such buffer type.
+    With a CUDA or Vulkan device nothing is repacked: that device's host buffer type has priority (llama-model.cpp @
+    b21e4de: make_cpu_buft_list). Metal has no host buffer type.
     """
     if setup.has_device and setup.backend is not Backend.METAL:
         return
     types = REPACKED_TYPES[setup.cpu]
     sizes = [
-        one.size_bytes
-        for one in placed
-        if one.pool == HOST
-        and one.tensor.type.name in types
-        and len(one.tensor.shape) > 1
-        and one.tensor.name != EMBEDDING
+        copy.size_bytes
+        for copy in placed
+        if copy.pool == HOST
+        and copy.tensor.type.name in types
+        and len(copy.tensor.shape) > 1
+        and copy.tensor.name != EMBEDDING
     ]
     copies: list[tuple[int, str]] = []
     if setup.use_mmap and sizes:
         matrices = f"copy of {len(sizes)} matrices repacked for the CPU"
         copies.append((sum(sizes), f"{matrices}, in addition to the mapped file"))
-    names = {one.tensor.name: one for one in placed}
+    names = {copy.tensor.name: copy for copy in placed}
     tied = names.get(EMBEDDING)
     without_head = known_architecture(model.geometry.architecture).without_head
     has_tied_head = HEAD not in names and not without_head
@@ -507,13 +526,14 @@ def _repacked(
 
 
 def maps_spans(setup: LlamaCppSetup) -> bool:
+    """True if the GPU's weights are spans of the mapped file, as on Metal."""
     return setup.backend is Backend.METAL and setup.use_mmap
 
 
 def mapped(
     placed: Sequence[PlacedTensor], tensors: Iterable[Tensor], setup: LlamaCppSetup
 ) -> tuple[tuple[PlacedTensor, ...], tuple[MemoryLine, ...]]:
-    """The tensors with their own lines, and one line for the rest of each device's spans.
+    """The tensors that are billed by block, and one line per device for the gaps between them in its spans.
 
     Metal maps the file: the GPU's buffer is the span from its first tensor to its last, including the host's in between
     (llama-model-loader.cpp: get_mapping_range; llama-model.cpp: load_tensors; ggml-metal-device.m:
@@ -522,48 +542,51 @@ def mapped(
     """
     extents = _extents(tensors)
     groups: dict[tuple[Pool, int], dict[str, Tensor]] = {}
-    for one in placed:
-        if one.pool.kind is PoolKind.DEVICE:
-            shard = extents[one.tensor.name][0]
-            groups.setdefault((one.pool, shard), {})[one.tensor.name] = one.tensor
+    for copy in placed:
+        if copy.pool.kind is PoolKind.DEVICE:
+            shard = extents[copy.tensor.name][0]
+            groups.setdefault((copy.pool, shard), {})[copy.tensor.name] = copy.tensor
     spans: dict[tuple[Pool, int], tuple[int, int]] = {}
     for key, group in groups.items():
-        ends = [extents[name] for name in group]
-        spans[key] = min(first for _, first, _ in ends), max(end for _, _, end in ends)
-    own: dict[tuple[str, Pool], PlacedTensor] = {}  # a second copy in one pool is the same pages
-    inside = 0
-    for one in placed:
-        shard, first, end = extents[one.tensor.name]
-        on_device = one.pool.kind is PoolKind.DEVICE
+        first_bytes = [extents[name][1] for name in group]
+        end_bytes = [extents[name][2] for name in group]
+        spans[key] = min(first_bytes), max(end_bytes)
+    billed: dict[tuple[str, Pool], PlacedTensor] = {}  # a second copy in one pool is the same pages
+    cpu_tensors = 0
+    for copy in placed:
+        shard, first_byte, end_byte = extents[copy.tensor.name]
+        on_device = copy.pool.kind is PoolKind.DEVICE
         if not on_device and any(
-            file == shard and low <= first and end <= high
+            file == shard and low <= first_byte and end_byte <= high
             for (_, file), (low, high) in spans.items()
         ):
-            inside += 1
+            cpu_tensors += 1
         else:
-            own[one.tensor.name, one.pool] = replace(one, mapped=on_device)
+            billed[copy.tensor.name, copy.pool] = replace(copy, mapped=on_device)
     because = (
-        f"Metal maps the file from the GPU's first tensor to its last: {inside} CPU "
+        f"Metal maps the file from the GPU's first tensor to its last: {cpu_tensors} CPU "
         "tensors in between, padding and whole pages"
     )
-    rest: dict[Pool, int] = {}
+    gap_bytes: dict[Pool, int] = {}
     for (pool, shard), group in groups.items():
         device = setup.devices[pool.index]
         sizes = [tensor.size_bytes for tensor in group.values()]
         size = buffer_bytes(*spans[pool, shard], max(sizes), device.max_buffer_bytes)
-        rest[pool] = rest.get(pool, 0) + size - sum(sizes)
+        gap_bytes[pool] = gap_bytes.get(pool, 0) + size - sum(sizes)
     lines = tuple(
         MemoryLine(component=Component.WEIGHTS, size_bytes=size, pool=pool, because=because)
-        for pool, size in rest.items()
+        for pool, size in gap_bytes.items()
     )
-    return tuple(own.values()), lines
+    return tuple(billed.values()), lines
 
 
-def buffer_bytes(first: int, end: int, largest_bytes: int, max_buffer_bytes: int | None) -> int:
-    """What Metal allocates for a span: whole pages. Beyond the device's maximum buffer length it is split into views
-    that overlap by the largest tensor, so that every tensor is complete in one of them.
+def buffer_bytes(
+    first_byte: int, end_byte: int, largest_bytes: int, max_buffer_bytes: int | None
+) -> int:
+    """The bytes that Metal allocates for a span of the file, in whole pages. A span longer than the device's maximum
+    buffer is split into views that overlap by the largest tensor: every tensor is complete in one view.
     """
-    size = pad(end - first + first % PAGE_BYTES, PAGE_BYTES)
+    size = pad(end_byte - first_byte + first_byte % PAGE_BYTES, PAGE_BYTES)
     if max_buffer_bytes is None or size <= max_buffer_bytes:
         return size
     overlap = pad(largest_bytes, PAGE_BYTES) + PAGE_BYTES
@@ -571,18 +594,22 @@ def buffer_bytes(first: int, end: int, largest_bytes: int, max_buffer_bytes: int
     if step <= 0:
         return size  # no view holds the largest tensor: llama.cpp fails, and the span exceeds the limit anyway
     views = -(-size // step)
-    whole = min(views, max(0, (size - max_buffer_bytes) // step + 1))
-    cut = sum(range(whole, views))  # shorter views, which end with the span
-    return whole * max_buffer_bytes + (views - whole) * size - step * cut
+    full_views = min(views, max(0, (size - max_buffer_bytes) // step + 1))
+    # View k starts k steps into the span; the last views are shorter, because they end with the span.
+    skipped_steps = sum(range(full_views, views))
+    return full_views * max_buffer_bytes + (views - full_views) * size - step * skipped_steps
 
 
 def _extents(tensors: Iterable[Tensor]) -> dict[str, _Extent]:
-    """The position of each tensor in its file. A file that does not exist yet (all offsets are 0) is laid out as
-    llama-quantize writes it: tensors outside the blocks, then block by block, by name.
+    """The position of each tensor in its file. A file that does not exist yet has only offsets of 0: its tensors are
+    laid out as llama-quantize writes them, those outside the blocks first, then block by block, sorted by name.
     """
-    found = tuple(tensors)
-    if any(tensor.offset for tensor in found):
-        return {one.name: (one.shard, one.offset, one.offset + one.size_bytes) for one in found}
+    listed = tuple(tensors)
+    if any(tensor.offset for tensor in listed):
+        return {
+            tensor.name: (tensor.shard, tensor.offset, tensor.offset + tensor.size_bytes)
+            for tensor in listed
+        }
 
     def quantizer_order(tensor: Tensor) -> tuple[int, str]:
         block = block_number(tensor.name)
@@ -590,7 +617,7 @@ def _extents(tensors: Iterable[Tensor]) -> dict[str, _Extent]:
 
     extents: dict[str, _Extent] = {}
     position = 0
-    for one in sorted(found, key=quantizer_order):
-        extents[one.name] = (0, position, position + one.size_bytes)
-        position += pad(one.size_bytes, FILE_ALIGNMENT)
+    for tensor in sorted(listed, key=quantizer_order):
+        extents[tensor.name] = (0, position, position + tensor.size_bytes)
+        position += pad(tensor.size_bytes, FILE_ALIGNMENT)
     return extents
