@@ -1,8 +1,9 @@
 """The KV cache of each layer: packed rows in a ring of cells.
 
-A cell is overwritten when its token has left the window. The first tokens may be pinned (sinks); the others rotate
-through the cells after them. Keys stay as they were stored, rotated to their own positions. Only the distance to the
-sinks would grow without end, so queries see them from the window's last position (StreamingLLM).
+A cell holds the key and the value of one token and is overwritten when the token has left the window. The first tokens
+may be pinned (sinks); the others rotate through the cells after them. Keys are stored rotated to their positions. The
+distance from a query to the sinks would grow without limit, so queries see the sinks as if from the last position of
+the window (StreamingLLM).
 """
 
 from __future__ import annotations
@@ -31,88 +32,94 @@ Packed = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class CacheRun:
-    """Rows of keys and values of consecutive tokens."""
+    """The packed keys and values of consecutive tokens."""
 
     keys: Packed
     values: Packed
-    position: int  # of the first
-    reach: int | None = None
-    is_sink: bool = False
+    position: int  # of the first token
+    reach: int | None = None  # how many positions a query sees, including its own; None: all
+    is_sink: bool = False  # queries see it as if from the window's last position
 
 
 class LayerCache:
     """The cells of one layer, all in memory."""
 
     def __init__(self, ring: Ring, cells: int, k_row_bytes: int, v_row_bytes: int) -> None:
-        """`cells`: of the ring, that many are in memory."""
+        """`cells` is how many cells of the ring are in memory."""
         self.ring = ring
-        self._keys = touched(cells, k_row_bytes)
-        self._values = touched(cells, v_row_bytes)
+        self._keys = allocate_rows(cells, k_row_bytes)
+        self._values = allocate_rows(cells, v_row_bytes)
 
     @property
     def size_bytes(self) -> int:
-        """In memory."""
+        """Memory that the cells take."""
         return self._keys.nbytes + self._values.nbytes
 
-    def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
-        """What the tokens of `own` attend to: themselves, and the cached tokens before them.
+    def runs_to_attend(self, new_run: CacheRun) -> Iterator[list[CacheRun]]:
+        """The runs that the new tokens attend to: themselves, and the cached tokens before them.
 
-        A list is valid until the next one is requested.
+        Each list is valid until the next one is requested.
         """
-        spans = self.ring.spans(own.position, len(own.keys))
-        yield [own, *(_cut(self._keys, self._values, span.cell, span) for span in spans)]
+        spans = self.ring.spans(new_run.position, len(new_run.keys))
+        yield [
+            new_run,
+            *(_run_of_span(self._keys, self._values, span.cell, span) for span in spans),
+        ]
 
-    def keep(self, own: CacheRun) -> None:
-        """Copies the tokens into their cells."""
-        for first, cell, count in self.ring.places(own.position, len(own.keys)):
-            self._keys[cell : cell + count] = own.keys[first : first + count]
-            self._values[cell : cell + count] = own.values[first : first + count]
+    def store(self, new_run: CacheRun) -> None:
+        """Copies the new tokens into their cells."""
+        for first, cell, count in self.ring.places(new_run.position, len(new_run.keys)):
+            self._keys[cell : cell + count] = new_run.keys[first : first + count]
+            self._values[cell : cell + count] = new_run.values[first : first + count]
 
-    def forget(self) -> None:
-        """Forgets all tokens. Cells that are not read need not be erased."""
+    def clear(self) -> None:
+        """Forgets all tokens. The cells need no erasing: each is written before it is read again."""
 
 
-def touched(rows: int, row_bytes: int) -> Packed:
-    """An array whose memory is really allocated: the system may only have promised it."""
-    made = np.empty((rows, row_bytes), np.uint8)
-    made.fill(0)
-    return made
+def allocate_rows(rows: int, row_bytes: int) -> Packed:
+    """An array filled with zeros, so that the system really allocates its memory now."""
+    array = np.empty((rows, row_bytes), np.uint8)
+    array.fill(0)
+    return array
 
 
 @dataclass(frozen=True, slots=True)
 class CellSpan:
-    """Consecutive cells of consecutive tokens."""
+    """Consecutive cells that hold consecutive tokens."""
 
     cell: int
     cells: int
-    position: int  # of the first
-    reach: int | None = None  # how many positions a query sees, including its own
-    is_sink: bool = False  # for the query at the window's last position
+    position: int  # of the first token
+    reach: int | None = None  # how many positions a query sees, including its own; None: all
+    is_sink: bool = False  # queries see it as if from the window's last position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The cells of one layer."""
+    """Which cell of a layer holds which token."""
 
     cells: int
     sinks: int
-    reach: int | None  # of the tokens after the sinks; None: all of them
+    reach: int | None  # how many positions a query sees after the sinks; None: all
 
     def spans(self, end: int, queries: int) -> Iterator[CellSpan]:
-        """The tokens before `end` that the queries from `end` on may see."""
+        """The cells of the tokens before position `end` that queries at `end` and after may see."""
         if self.sinks and end + queries <= self.cells:  # no token leaves the window
             if end:
                 yield CellSpan(0, end, 0)
             return
         if self.sinks:
             yield CellSpan(0, min(self.sinks, end), 0, is_sink=True)
-        seen = self._rotating if self.reach is None else min(self.reach, self._rotating)
-        oldest = max(self.sinks, end + 1 - seen)
+        visible_tokens = self._rotating if self.reach is None else min(self.reach, self._rotating)
+        oldest = max(self.sinks, end + 1 - visible_tokens)
         for position, cell, cells in self._runs(oldest, end):
             yield CellSpan(cell, cells, position, self.reach)
 
     def places(self, start: int, tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Where the tokens from `start` on are stored, if they are: (the first of them, its cell, how many)."""
+        """Where to store new tokens, as (index of the first token, its cell, number of tokens).
+
+        `start` is the position of the first new token. Tokens that would be overwritten at once are left out.
+        """
         end = start + tokens
         if start < self.sinks:
             yield 0, start, min(tokens, self.sinks - start)
@@ -126,10 +133,11 @@ class Ring:
 
     @property
     def _rotating(self) -> int:
+        """Cells that are reused, unlike those of the sinks."""
         return self.cells - self.sinks
 
     def _runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(position, cell, how many) of consecutive cells after the sinks."""
+        """Runs of consecutive cells for the positions first..end, as (position, cell, number of cells)."""
         while first < end:
             cell = self.sinks + (first - self.sinks) % self._rotating
             cells = min(end - first, self.cells - cell)
@@ -138,7 +146,7 @@ class Ring:
 
 
 def layer_ring(plan: StreamPlan, layer: int) -> Ring:
-    """A layer with its own shorter window has no sinks: it was not trained to see that far back."""
+    """The ring of one layer. A layer with a sliding window has no sinks: it was not trained to see that far back."""
     cells, window = plan.cells[layer], plan.model.windows[layer]
     if plan.slides(layer):
         return Ring(cells=cells, sinks=0, reach=window)
@@ -151,7 +159,10 @@ _DISK_FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
 class PageFile:
-    """A file without a name: it is deleted with its last descriptor, however the process ends. Not thread-safe."""
+    """A temporary file without a name: the system deletes it when the process ends, however that happens.
+
+    Not thread-safe.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Raises KvSpillUnsupportedError if the file cannot be created."""
@@ -161,32 +172,32 @@ class PageFile:
                 dir=folder, prefix="edgekit-", suffix=".pages", buffering=0
             )
         except OSError as error:
-            raise self._trouble("cannot be created", error) from error
+            raise self._error("cannot be created", error) from error
 
     def write(self, offset: int, rows: Packed) -> None:
-        """Raises KvSpillUnsupportedError; the memory is unchanged then."""
-        left = rows.data.cast("B")
+        """Raises KvSpillUnsupportedError if the disk is full or fails; `rows` are unchanged."""
+        remaining = rows.data.cast("B")
         try:
             self._file.seek(offset)
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         except OSError as error:
-            raise self._trouble("cannot be written", error) from error
+            raise self._error("cannot be written", error) from error
 
     def read(self, offset: int, into: Packed) -> None:
-        """Fills `into`. Raises SourceError if the file is shorter or cannot be read."""
-        left = into.data.cast("B")
+        """Fills `into` from the file. Raises SourceError if the file is too short or cannot be read."""
+        remaining = into.data.cast("B")
         try:
             self._file.seek(offset)
-            while left:
-                count = self._file.readinto(left)
+            while remaining:
+                count = self._file.readinto(remaining)
                 if not count:
                     raise SourceError(
-                        f"spilled KV cache: the file in {self._folder} ends {len(left):,} "
+                        f"spilled KV cache: the file in {self._folder} ends {len(remaining):,} "
                         f"bytes before byte {offset + into.nbytes:,}, so earlier results "
                         "cannot be trusted: start again (reset)"
                     )
-                left = left[count:]
+                remaining = remaining[count:]
         except OSError as error:
             raise SourceError(
                 f"the spilled KV cache cannot be read back from {self._folder}: "
@@ -194,22 +205,22 @@ class PageFile:
             ) from error
 
     def read_ahead(self, offset: int, length: int) -> None:
-        """Tells the system what will be read soon. Only a hint: it cannot fail."""
+        """Hints to the system what will be read soon. Never fails."""
         read_ahead(self._file.fileno(), offset, length)
 
     def flush(self) -> None:
-        """To the disk, and out of the page cache where the system allows it."""
+        """Writes the file to the disk and, where the system allows it, drops it from the page cache."""
         try:
             os.fsync(self._file.fileno())
             if ADVISE is not None:
                 ADVISE(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         except OSError as error:
-            raise self._trouble("cannot be written", error) from error
+            raise self._error("cannot be written", error) from error
 
     def close(self) -> None:
         self._file.close()
 
-    def _trouble(self, what: str, error: OSError) -> KvSpillUnsupportedError:
+    def _error(self, what: str, error: OSError) -> KvSpillUnsupportedError:
         advice = " free some space," if error.errno in _DISK_FULL else ""
         return KvSpillUnsupportedError(
             f"the spilled KV cache {what} in {self._folder}: "
@@ -218,61 +229,63 @@ class PageFile:
 
 
 class PagedCache(LayerCache):
-    """A layer whose newest pages are in memory; the others are in the file, one after another."""
+    """The cells of one layer, in pages: the newest pages are in memory, the others in the file."""
 
     def __init__(
         self, ring: Ring, pages: int, file: PageFile, *, offset: int, cold: CacheRun
     ) -> None:
-        """`pages` stay in memory; a page that is read back goes to `cold`, which all layers share."""
+        """`pages` is how many pages fit in memory. Pages are read back into `cold`, which all layers share."""
         super().__init__(ring, pages * PAGE_TOKENS, cold.keys.shape[1], cold.values.shape[1])
         self._file, self._offset, self._cold = file, offset, cold
         self.page_bytes = cold.keys.nbytes + cold.values.nbytes
-        self._pinned = -(-ring.sinks // PAGE_TOKENS)  # pages that never leave
+        self._pinned = -(-ring.sinks // PAGE_TOKENS)  # pages of the sinks, which never leave memory
         self._free = list(range(pages))
-        self._slots: dict[int, int] = {}  # by page, the oldest first
+        self._slots: dict[int, int] = {}  # page -> its slot in memory, oldest page first
         self._spilled: set[int] = set()
 
-    def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
-        """First everything in memory, then one page at a time."""
-        cold: dict[int, list[CellSpan]] = {}
-        warm = [own]
-        for span in self.ring.spans(own.position, len(own.keys)):
-            for part in _by_page(span):
-                page, within = divmod(part.cell, PAGE_TOKENS)
+    def runs_to_attend(self, new_run: CacheRun) -> Iterator[list[CacheRun]]:
+        """First all runs in memory, then the runs of one page from the file at a time."""
+        cold_spans: dict[int, list[CellSpan]] = {}
+        resident_runs = [new_run]
+        for span in self.ring.spans(new_run.position, len(new_run.keys)):
+            for page_span in _split_by_page(span):
+                page, cell_in_page = divmod(page_span.cell, PAGE_TOKENS)
                 slot = self._slots.get(page)
                 if slot is None:
-                    cold.setdefault(page, []).append(part)
+                    cold_spans.setdefault(page, []).append(page_span)
                 else:
-                    first = slot * PAGE_TOKENS + within
-                    warm.append(_cut(self._keys, self._values, first, part))
-        if cold:
-            length = (max(cold) + 1 - min(cold)) * self.page_bytes
-            self._file.read_ahead(self._place(min(cold)), length)
-        yield warm
-        for page, parts in cold.items():
+                    row = slot * PAGE_TOKENS + cell_in_page
+                    resident_runs.append(_run_of_span(self._keys, self._values, row, page_span))
+        if cold_spans:
+            length = (max(cold_spans) + 1 - min(cold_spans)) * self.page_bytes
+            self._file.read_ahead(self._place(min(cold_spans)), length)
+        yield resident_runs
+        for page, page_spans in cold_spans.items():
             self._read(page, self._cold.keys, self._cold.values)
             yield [
-                _cut(self._cold.keys, self._cold.values, part.cell % PAGE_TOKENS, part)
-                for part in parts
+                _run_of_span(
+                    self._cold.keys, self._cold.values, page_span.cell % PAGE_TOKENS, page_span
+                )
+                for page_span in page_spans
             ]
 
-    def keep(self, own: CacheRun) -> None:
-        for first, cell, count in self.ring.places(own.position, len(own.keys)):
-            for span in _by_page(CellSpan(cell, count, first)):
-                page, within = divmod(span.cell, PAGE_TOKENS)
-                begin = self._open(page) * PAGE_TOKENS + within
-                rows = slice(begin, begin + span.cells)
+    def store(self, new_run: CacheRun) -> None:
+        for first, cell, count in self.ring.places(new_run.position, len(new_run.keys)):
+            for span in _split_by_page(CellSpan(cell, count, first)):
+                page, cell_in_page = divmod(span.cell, PAGE_TOKENS)
+                first_row = self._open(page) * PAGE_TOKENS + cell_in_page
+                rows = slice(first_row, first_row + span.cells)
                 source = slice(span.position, span.position + span.cells)
-                self._keys[rows] = own.keys[source]
-                self._values[rows] = own.values[source]
+                self._keys[rows] = new_run.keys[source]
+                self._values[rows] = new_run.values[source]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._free.extend(self._slots.values())
         self._slots.clear()
         self._spilled.clear()
 
     def _open(self, page: int) -> int:
-        """The page's slot in memory. The oldest page makes room for it, after it was written to the disk."""
+        """The page's slot in memory. If no slot is free, the oldest page is written to the file."""
         slot = self._slots.get(page)
         if slot is not None:
             return slot
@@ -283,7 +296,7 @@ class PagedCache(LayerCache):
             self._file.write(self._place(oldest) + keys.nbytes, values)
             self._spilled.add(oldest)
             self._free.append(self._slots.pop(oldest))
-        if page in self._spilled:  # the window has come back to it
+        if page in self._spilled:  # the ring has come round to this page again
             self._read(page, *self._rows(self._free[-1]))
             self._spilled.discard(page)
         self._slots[page] = slot = self._free.pop()
@@ -301,8 +314,8 @@ class PagedCache(LayerCache):
         return self._offset + page * self.page_bytes
 
 
-def _by_page(span: CellSpan) -> Iterator[CellSpan]:
-    """In parts of one page each."""
+def _split_by_page(span: CellSpan) -> Iterator[CellSpan]:
+    """Cuts a span at page boundaries."""
     first = span.cell
     while first < span.cell + span.cells:
         last = min(span.cell + span.cells, (first // PAGE_TOKENS + 1) * PAGE_TOKENS)
@@ -311,17 +324,17 @@ def _by_page(span: CellSpan) -> Iterator[CellSpan]:
         first = last
 
 
-def _cut(keys: Packed, values: Packed, first: int, span: CellSpan) -> CacheRun:
+def _run_of_span(keys: Packed, values: Packed, first: int, span: CellSpan) -> CacheRun:
     rows = slice(first, first + span.cells)
     return CacheRun(keys[rows], values[rows], span.position, span.reach, span.is_sink)
 
 
 def make_caches(plan: StreamPlan, file: PageFile | None) -> Iterator[LayerCache]:
-    """With a file, layers that see the whole window keep some pages in memory; the others stay in memory completely."""
+    """The cache of every layer. With a file, layers that see the complete window spill; the others stay in memory."""
     row_bytes = plan.k_row_bytes, plan.v_row_bytes
     cold = None
     if file is not None:
-        keys, values = (touched(PAGE_TOKENS, size) for size in row_bytes)
+        keys, values = (allocate_rows(PAGE_TOKENS, size) for size in row_bytes)
         cold = CacheRun(keys, values, 0)
     offset = 0
     for layer in range(len(plan.cells)):
@@ -368,10 +381,10 @@ def check_gate(
         resident_budget_bytes=pages * PAGE_TOKENS * bytes_per_token,
         store=Store.NVME,
         purpose=purpose,
-        store_free_bytes=_room_bytes(folder),
+        store_free_bytes=_free_bytes(folder),
         spill_from_tokens=spill_from_tokens,
     )
-    _refuse_memory(folder)
+    _refuse_folder_in_memory(folder)
     speed = measure(folder)
     read_ms = spill.spilled_bytes * 1000 / speed.read_bytes_per_s
     write_ms = spill.page_bytes * 1000 / speed.write_bytes_per_s
@@ -394,23 +407,23 @@ def measure(folder: Path) -> DiskSpeed:
     piece = np.frombuffer(os.urandom(_PIECE_BYTES), np.uint8).copy()
     file = PageFile(folder)
     try:
-        begin = time.perf_counter()
+        start_s = time.perf_counter()
         for offset in range(0, MEASURED_BYTES, _PIECE_BYTES):
             file.write(offset, piece)
         file.flush()
-        middle = time.perf_counter()
+        written_s = time.perf_counter()
         for offset in range(0, MEASURED_BYTES, _PIECE_BYTES):
             file.read(offset, piece)
-        end = time.perf_counter()
+        read_s = time.perf_counter()
     finally:
         file.close()
     return DiskSpeed(
-        write_bytes_per_s=MEASURED_BYTES / max(middle - begin, 1e-9),
-        read_bytes_per_s=MEASURED_BYTES / max(end - middle, 1e-9),
+        write_bytes_per_s=MEASURED_BYTES / max(written_s - start_s, 1e-9),
+        read_bytes_per_s=MEASURED_BYTES / max(read_s - written_s, 1e-9),
     )
 
 
-def _room_bytes(folder: Path) -> int:
+def _free_bytes(folder: Path) -> int:
     try:
         return shutil.disk_usage(folder).free
     except OSError as error:
@@ -419,14 +432,14 @@ def _room_bytes(folder: Path) -> int:
         ) from error
 
 
-def _refuse_memory(folder: Path) -> None:
-    """A folder in RAM would take the memory that the plan counts as free."""
+def _refuse_folder_in_memory(folder: Path) -> None:
+    """Raises KvSpillUnsupportedError for a folder in RAM, which would use the memory that the plan counts as free."""
     device = folder.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
+    device_number = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
     for line in (text_of(Path("/proc/self/mountinfo")) or "").splitlines():
-        before, _, after = line.partition(" - ")
-        words, kind = before.split(), after.partition(" ")[0]
-        if len(words) > 2 and words[2] == wanted and kind in _IN_MEMORY:
+        mount, _, filesystem = line.partition(" - ")
+        words, kind = mount.split(), filesystem.partition(" ")[0]
+        if len(words) > 2 and words[2] == device_number and kind in _IN_MEMORY:
             raise KvSpillUnsupportedError(
                 f"{folder} is in RAM ({kind}), so spilling the KV cache there saves no "
                 "memory; use a folder on a disk"

@@ -1,7 +1,7 @@
 """A model, a memory budget and a number of threads -> EncoderPlan, before the first weight is read.
 
-All of it is arithmetic on the header. The encoder reserves and allocates what the plan says, once, and never more.
-Weights that fit into the rest of the budget are kept; the others are read again in every pass.
+The plan is arithmetic on the header. The encoder allocates what the plan says once, and never more. Weights that fit
+into the rest of the budget stay in memory; the others are read again in every pass.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ if TYPE_CHECKING:
     from edgekit.engines.native.file import FileHeader
     from edgekit.engines.native.kernels.types import Kernels
 
-BATCH_TOKENS = 512  # of short texts in one pass: unpacking a weight costs as much as 7 tokens
-DEFAULT_SHARE = 4  # without a budget: a quarter of the available memory
-DEFAULT_HELD_BYTES = GIB  # and no more weights than this: the system's cache holds files as well
+# Short texts share a pass of this size: unpacking a weight costs as much as using it for 7 tokens.
+BATCH_TOKENS = 512
+DEFAULT_SHARE = 4  # the default budget is a quarter of the available memory
+DEFAULT_HELD_BYTES = GIB  # the default budget for weights: the system's page cache holds the rest
 F32 = by_name("F32")
 
-# (tokens of a chunk, bytes of a tile), best first. A chunk's tokens share one reading of the weights; a tile is what
-# a thread reads and multiplies between two looks at the clock. Tokens cost more memory than tiles, and a tile of
-# fewer than a hundred rows halves the speed.
+# (tokens of a chunk, bytes of a tile), best first. Weights are read once for all tokens of a chunk; a tile is what a
+# thread reads and multiplies before it checks the clock again. Tokens cost more memory than tiles, and a tile of fewer
+# than a hundred rows halves the speed.
 RUNGS = (
     (512, MIB),
     (256, 2 * MIB),
@@ -72,7 +73,7 @@ TENSOR_BYTES = 2 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLine:
-    """One line of the bill."""
+    """One line of the encoder's memory breakdown."""
 
     what: str
     size_bytes: int
@@ -82,7 +83,7 @@ class PlanLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderPlan(PassPlan):
-    """What the encoder holds, and how it goes through the weights."""
+    """The memory that the encoder allocates, and the sizes in which it processes tokens and weights."""
 
     pooling: Pooling
     text_tokens: int  # the longest text
@@ -90,11 +91,11 @@ class EncoderPlan(PassPlan):
     pass_tokens: int  # all texts of a pass together
     budget_bytes: int = 0
     lines: tuple[PlanLine, ...] = ()
-    other_lines: tuple[PlanLine, ...] = ()  # the caller's, inside the same budget
+    other_lines: tuple[PlanLine, ...] = ()  # the caller's memory, in the same budget
 
     @property
     def size_bytes(self) -> int:
-        """What the encoder itself holds."""
+        """Memory of the encoder, without the caller's."""
         return sum(line.size_bytes for line in self.lines)
 
     @property
@@ -116,11 +117,11 @@ def plan_encoder(
     least_bytes: int = 0,
     varying_bytes: int = 0,
 ) -> EncoderPlan:
-    """The best plan within the budget. Raises MemoryPressureError, which says what budget would be enough.
+    """The best plan within the budget. Raises MemoryPressureError, which states a sufficient budget, if there is none.
 
-    `other_lines` are the caller's, in the same budget. `least_bytes` is what the caller needs for a while before the
-    encoder is opened. The caller's lines may grow by `varying_bytes` the next time, so the smallest budget includes
-    them. Without a budget it is a quarter of `available_bytes`, and never more than is useful.
+    `other_lines` are the caller's memory, which counts in the same budget. `least_bytes` is what the caller needs for a
+    while before the encoder is opened. The caller's memory may grow by `varying_bytes` on the next run, so the budget
+    in an error message includes them. The default budget is a quarter of `available_bytes`, or less if more is useless.
     """
     limits = limits or Limits()
     model = read_model(header)
@@ -134,9 +135,9 @@ def plan_encoder(
                 limit=limits.held_tensor_bytes,
                 file=header.name,
             )
-    text_tokens, because = _text_tokens(model, limits, header.name)
+    text_tokens, because = _longest_text(model, limits, header.name)
     check_threads(threads)
-    needs = _Needs(
+    needs = _EncoderNeeds(
         model=model,
         pooling=choose_pooling(header.keys, model.family.architecture, pooling),
         kernels=kernels,
@@ -150,13 +151,13 @@ def plan_encoder(
     )
     if budget_bytes is None:
         budget_bytes = _default_budget(needs, available_bytes)
-    plan = _best_rung(needs, budget_bytes)
+    plan = _best_plan(needs, budget_bytes)
     plan = replace(plan, budget_bytes=budget_bytes, other_lines=tuple(other_lines))
     return _keep_weights(plan, usable_bytes(budget_bytes) - plan.total_bytes)
 
 
-def _text_tokens(model: NativeModel, limits: Limits, file: str) -> tuple[int, str]:
-    """The longest text, and why."""
+def _longest_text(model: NativeModel, limits: Limits, file: str) -> tuple[int, str]:
+    """The length of the longest allowed text in tokens, and the reason for it."""
     if limits.tokens < 1:
         raise UsageError(f"the token limit must be at least 1 (got {limits.tokens})")
     context_tokens = model.dimensions.context_tokens
@@ -179,7 +180,7 @@ def _text_tokens(model: NativeModel, limits: Limits, file: str) -> tuple[int, st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Needs:
+class _EncoderNeeds:
     model: NativeModel
     pooling: Pooling
     kernels: Kernels
@@ -192,16 +193,16 @@ class _Needs:
     varying_bytes: int
 
     def peak_bytes(self, encoder_bytes: int) -> int:
-        """The most that is in use at any time."""
+        """The largest amount of memory in use at any time."""
         return max(self.other_bytes + encoder_bytes, self.least_bytes)
 
 
-def _rungs(needs: _Needs) -> Iterator[EncoderPlan]:
-    """Best first; the last one needs the least memory."""
+def _plans(needs: _EncoderNeeds) -> Iterator[EncoderPlan]:
+    """All plans, best first; the last one needs the least memory."""
     model, kernels, longest = needs.model, needs.kernels, needs.text_tokens
     kinds = {(tensor.type, tensor.shape[1]) for tensor in matrices(model)}
     kinds |= {(F32, columns) for _, columns in kinds}
-    # Enough for every matrix, packed or unpacked, for attention, and for a row of learned positions.
+    # Enough for any matrix, packed or unpacked, for attention, and for a row of learned positions.
     scratch_floats = max(
         model.dimensions.width,
         kernels.attention_floats(longest, model.dimensions.head_dim),
@@ -225,23 +226,23 @@ def _rungs(needs: _Needs) -> Iterator[EncoderPlan]:
             yield replace(plan, lines=tuple(_pass_lines(plan)))
 
 
-def _exact(what: str, size_bytes: int, because: str) -> PlanLine:
+def _exact_line(what: str, size_bytes: int, because: str) -> PlanLine:
     return PlanLine(what=what, size_bytes=size_bytes, basis=Basis.EXACT, because=because)
 
 
 def _pass_lines(plan: EncoderPlan) -> Iterator[PlanLine]:
     model, tokens, chunk = plan.model, plan.pass_tokens, plan.chunk_tokens
     size = model.dimensions
-    of = f"{tokens:,} tokens x"
-    yield _exact("tokens", tokens * size.width * FLOAT_BYTES, f"{of} {size.width:,} x 4")
-    yield _exact("queries", tokens * size.query * FLOAT_BYTES, f"{of} {size.query:,} x 4")
-    yield _exact(
+    times = f"{tokens:,} tokens x"
+    yield _exact_line("tokens", tokens * size.width * FLOAT_BYTES, f"{times} {size.width:,} x 4")
+    yield _exact_line("queries", tokens * size.query * FLOAT_BYTES, f"{times} {size.query:,} x 4")
+    yield _exact_line(
         "keys and values, then feed-forward",
         arena_floats(model, tokens, chunk) * FLOAT_BYTES,
-        f"the larger of {of} 2 x {size.key:,} x 4 and {chunk:,} x {size.inner:,} x 4",
+        f"the larger of {times} 2 x {size.key:,} x 4 and {chunk:,} x {size.inner:,} x 4",
     )
-    yield _exact("chunk", chunk * size.width * FLOAT_BYTES, f"{chunk:,} x {size.width:,} x 4")
-    yield _exact("tiles", plan.tiles_bytes, plan.tiles_because)
+    yield _exact_line("chunk", chunk * size.width * FLOAT_BYTES, f"{chunk:,} x {size.width:,} x 4")
+    yield _exact_line("tiles", plan.tiles_bytes, plan.tiles_because)
     yield PlanLine(
         what="threads",
         size_bytes=plan.threads * THREAD_BYTES,
@@ -249,9 +250,9 @@ def _pass_lines(plan: EncoderPlan) -> Iterator[PlanLine]:
         because=f"{plan.threads} x {format_bytes(THREAD_BYTES)} of stack and small arrays, at most",
     )
     floats = sum(tensor.shape[-1] for tensor in vectors(model))
-    yield _exact("norms and biases", floats * FLOAT_BYTES, f"{floats:,} x 4, held as float32")
+    yield _exact_line("norms and biases", floats * FLOAT_BYTES, f"{floats:,} x 4, held as float32")
     if size.rotary:
-        yield _exact(
+        yield _exact_line(
             "rotary tables",
             (plan.text_tokens + tokens) * size.rotary * FLOAT_BYTES,
             f"({plan.text_tokens:,} positions + {tokens:,} tokens) x {size.rotary} x 4",
@@ -272,46 +273,49 @@ _FEWER_TOKENS = 256
 
 
 def budget_for(size_bytes: int) -> int:
-    """The smallest budget of which this much may be used."""
+    """The smallest budget that allows this much memory in use."""
     return -(-size_bytes * 100 // BREAKER_PERCENT)
 
 
-def _default_budget(needs: _Needs, available_bytes: int | None) -> int:
-    best, *_, smallest = _rungs(needs)
-    packed = sum(tensor.size_bytes for tensor in matrices(needs.model))
-    unpacked = sum(_unpacked_bytes(tensor) for tensor in matrices(needs.model))
-    held = next((held for held in (unpacked, packed) if held <= DEFAULT_HELD_BYTES), 0)
-    useful = budget_for(needs.peak_bytes(best.size_bytes + held))
-    least = budget_for(needs.peak_bytes(smallest.size_bytes))
+def _default_budget(needs: _EncoderNeeds, available_bytes: int | None) -> int:
+    best, *_, smallest = _plans(needs)
+    packed_bytes = sum(tensor.size_bytes for tensor in matrices(needs.model))
+    unpacked_bytes = sum(_unpacked_bytes(tensor) for tensor in matrices(needs.model))
+    if unpacked_bytes <= DEFAULT_HELD_BYTES:
+        held_bytes = unpacked_bytes
+    else:
+        held_bytes = packed_bytes if packed_bytes <= DEFAULT_HELD_BYTES else 0
+    useful_bytes = budget_for(needs.peak_bytes(best.size_bytes + held_bytes))
+    least_budget_bytes = budget_for(needs.peak_bytes(smallest.size_bytes))
     available_bytes = available_bytes or int(psutil.virtual_memory().available)
-    return max(least, min(useful, available_bytes // DEFAULT_SHARE))
+    return max(least_budget_bytes, min(useful_bytes, available_bytes // DEFAULT_SHARE))
 
 
-def _best_rung(needs: _Needs, budget_bytes: int) -> EncoderPlan:
+def _best_plan(needs: _EncoderNeeds, budget_bytes: int) -> EncoderPlan:
     allowed = usable_bytes(budget_bytes)
-    for rung in _rungs(needs):
-        if needs.peak_bytes(rung.size_bytes) <= allowed:
-            return rung
-    floor = _floor_bytes(needs)
+    for plan in _plans(needs):
+        if needs.peak_bytes(plan.size_bytes) <= allowed:
+            return plan
+    floor_bytes = _floor_bytes(needs)
     message = (
         f"a budget of {format_bytes(budget_bytes)} is too small for this model: it needs "
-        f"at least {rounded_up(floor)} with {needs.threads} threads and texts of up to "
+        f"at least {rounded_up(floor_bytes)} with {needs.threads} threads and texts of up to "
         f"{needs.text_tokens:,} tokens"
     )
-    fewer = min(_FEWER_TOKENS, needs.text_tokens)
+    fewer_tokens = min(_FEWER_TOKENS, needs.text_tokens)
     alternatives = {
         "with 1 thread": replace(needs, threads=1),
-        f"with texts of up to {fewer:,} tokens": replace(needs, text_tokens=fewer),
-        "with both": replace(needs, threads=1, text_tokens=fewer),
+        f"with texts of up to {fewer_tokens:,} tokens": replace(needs, text_tokens=fewer_tokens),
+        "with both": replace(needs, threads=1, text_tokens=fewer_tokens),
     }
-    for words, smaller in alternatives.items():
-        size = _floor_bytes(smaller)
-        if size < floor:  # each must be better than those before it
-            message, floor = f"{message}; {words} {rounded_up(size)}", size
+    for condition, smaller in alternatives.items():
+        size_bytes = _floor_bytes(smaller)
+        if size_bytes < floor_bytes:  # only show what is better than the alternatives before it
+            message, floor_bytes = f"{message}; {condition} {rounded_up(size_bytes)}", size_bytes
     raise MemoryPressureError(message)
 
 
-def _floor_bytes(needs: _Needs) -> int:
+def _floor_bytes(needs: _EncoderNeeds) -> int:
     """The smallest budget for these threads and texts."""
     smallest = replace(
         needs,
@@ -320,47 +324,47 @@ def _floor_bytes(needs: _Needs) -> int:
         least_bytes=needs.least_bytes + needs.varying_bytes,
         varying_bytes=0,
     )
-    *_, last = _rungs(smallest)
+    *_, last = _plans(smallest)
     return budget_for(smallest.peak_bytes(last.size_bytes))
 
 
 def rounded_up(size_bytes: int) -> str:
-    """As text. A budget of this size must be enough, so the last digit is rounded up."""
+    """The size as text, with the last digit rounded up: a budget of the size shown must be enough."""
     unit = next(unit for unit in (GIB, MIB, KIB) if size_bytes >= unit or unit == KIB)
     hundredths = -(-size_bytes * 100 // unit)
     return format_bytes(-(-hundredths * unit // 100))
 
 
-# --- the weights that stay
+# --- the weights that stay in memory
 
 
 def _unpacked_bytes(tensor: Tensor) -> int:
-    """As float32; tables of which a pass reads a few rows stay packed."""
+    """The tensor's size in memory as float32. Embedding tables stay packed, because a pass reads only a few rows."""
     tables = {"token_embd.weight", "position_embd.weight"}
     return tensor.size_bytes if tensor.name in tables else tensor.elements * FLOAT_BYTES
 
 
 def _keep_weights(plan: EncoderPlan, capacity_bytes: int) -> EncoderPlan:
-    """As many weights as fit stay packed. Only if all do, as many as fit stay as float32 instead."""
-    everything = {tensor.name: tensor for tensor in matrices(plan.model)}
+    """Adds the weights that stay in memory: packed, or as float32 if there is memory left after all packed weights."""
+    tensors = {tensor.name: tensor for tensor in matrices(plan.model)}
     kept = fitting_matrices(plan.model, capacity_bytes)
     unpacked = []
-    if len(kept) == len(everything):
-        capacity_bytes -= sum(tensor.size_bytes for tensor in everything.values())
-        for tensor in everything.values():
-            more = _unpacked_bytes(tensor) - tensor.size_bytes
-            if 0 < more <= capacity_bytes:
+    if len(kept) == len(tensors):
+        capacity_bytes -= sum(tensor.size_bytes for tensor in tensors.values())
+        for tensor in tensors.values():
+            extra_bytes = _unpacked_bytes(tensor) - tensor.size_bytes
+            if 0 < extra_bytes <= capacity_bytes:
                 unpacked.append(tensor.name)
-                capacity_bytes -= more
+                capacity_bytes -= extra_bytes
     lines = [*plan.lines]
-    packed = [everything[name].size_bytes for name in kept if name not in unpacked]
-    if packed:
-        because = f"{len(packed):,} tensors as they are in the file"
-        lines.append(_exact("weights kept", sum(packed), because))
+    packed_sizes = [tensors[name].size_bytes for name in kept if name not in unpacked]
+    if packed_sizes:
+        because = f"{len(packed_sizes):,} tensors as they are in the file"
+        lines.append(_exact_line("weights kept", sum(packed_sizes), because))
     if unpacked:
-        size_bytes = sum(_unpacked_bytes(everything[name]) for name in unpacked)
+        size_bytes = sum(_unpacked_bytes(tensors[name]) for name in unpacked)
         lines.append(
-            _exact("weights unpacked", size_bytes, f"{len(unpacked):,} tensors as float32")
+            _exact_line("weights unpacked", size_bytes, f"{len(unpacked):,} tensors as float32")
         )
     return replace(plan, kept=frozenset(kept), unpacked=frozenset(unpacked), lines=tuple(lines))
 

@@ -1,9 +1,10 @@
-"""The forward pass: what it does with a chunk of tokens, and the pass of the generator, which reads a cache.
+"""The forward pass through all layers, and the generator's version of it, which reads a KV cache.
 
-`Pass` has the parts that encoder and generator share: heads, sums, feed-forward, tile by tile. Which tokens attend to
-which is decided by its subclasses: `TextsPass` (encoder.py) and `StreamPass`. A round is what may run at the same time:
-the steps of one matrix, or of a few that have the same input. A step is called with a worker's buffers and a range; the
-steps of one round write to different places, so they run in any order and at the same time.
+`Pass` has the parts that the encoder and the generator share: heads, sums and feed-forward, computed tile by tile. Its
+subclasses `TextsPass` (encoder.py) and `StreamPass` decide which tokens attend to which.
+
+Work is divided into rounds, and a round into steps. A step is a function of one thread's buffers and a range of rows or
+tokens. The steps of a round write to different places, so the threads run them in any order and at the same time.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ Tokens = NDArray[np.int64]
 
 STEP_FLOPS = 800_000_000  # 8 ms on one core at 100 GFLOPS, 40 ms at 20
 UNPACKING_TOKENS = 8  # unpacking a weight takes as long as using it for this many tokens
-STEP_FLOATS = 32_768  # of elementwise work
-STEPS_PER_THREAD = 4  # so that all threads end a round at about the same time
+STEP_FLOATS = 32_768  # elementwise work of one step
+STEPS_PER_THREAD = 4  # small steps let all threads finish a round at about the same time
 ROWS_TOGETHER = 16  # a multiple of this suits the matrix multiplication
 FAST_ROWS = 96  # fewer rows are slower: half as fast at 16
 
 
 class Buffers:
-    """Everything that a pass writes to, as large as the largest pass needs it."""
+    """The arrays that a pass writes to, allocated once for the largest pass."""
 
     def __init__(self, plan: PassPlan, tokens: int, *, rotary_tables: int = 2) -> None:
         size = plan.model.dimensions
         self.x = np.empty((tokens, size.width), np.float32)  # hidden states, one row per token
         self.query = np.empty((tokens, size.query), np.float32)
-        # Keys and values, then feed-forward.
+        # Holds keys and values first, and later the hidden layer of the feed-forward.
         self.arena = np.empty(arena_floats(plan.model, tokens, plan.chunk_tokens), np.float32)
-        # The tokens of a chunk, between two steps.
+        # Intermediate rows of one chunk.
         self.chunk = np.empty((plan.chunk_tokens, size.width), np.float32)
-        # Cosines and sines of each token; again for the sinks, if there are any.
+        # Cosines and sines of each token's position. With sinks, two more tables for queries that see the sinks.
         self.rotary = np.empty((rotary_tables, tokens, size.rotary // 2), np.float32)
 
 
@@ -64,7 +65,7 @@ def make_worker(plan: PassPlan) -> CrewMember:
 
 
 class Pass:
-    """Some tokens on their way through the layers. Every array is a view of the buffers, cut to these tokens."""
+    """One batch of tokens going through all layers. Every array is a view of the buffers, cut to these tokens."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Pass:
         self.size, self.kernels = plan.model.dimensions, network.kernels
         self.x = buffers.x[:tokens]
         self.query = buffers.query[:tokens]
-        self.attended = self.query  # attention's result: here it overwrites the queries
+        self.attended = self.query  # result of attention, which overwrites the queries
         keys = buffers.arena[: 2 * tokens * self.size.key].reshape(2, tokens, self.size.key)
         self.key, self.value = keys
         self.rotary = buffers.rotary[:, :tokens]
@@ -90,19 +91,20 @@ class Pass:
     # --- rounds
 
     def run_round(self, tasks: Iterable[Task], work: int = 0) -> None:
-        together = list(tasks)
-        self._progress.begin_round(work, len(together))
-        if together:
-            self._crew.run(together, self._progress.pause)
+        """Runs the tasks on all threads. `work` is the share of the progress, in bytes of weights."""
+        task_list = list(tasks)
+        self._progress.begin_round(work, len(task_list))
+        if task_list:
+            self._crew.run(task_list, self._progress.pause)
 
     def run_by_token(self, step: Step, rows: Floats) -> None:
-        """A step over rows of tokens, in parts that are worth a thread."""
+        """Runs a step over all rows, one per token, in parts that are large enough to be worth a thread."""
         self.run_round(ranges(step, len(rows), STEP_FLOATS // rows.shape[1]))
 
     def multiply(self, *parts: tuple[Matrix, Floats, Floats]) -> None:
         """Compute out = x @ matrix.T for each (matrix, x, out), in one round.
 
-        A bias is not added here, but after the round, to whole tokens, which is four times as fast.
+        Callers add the bias after the round, to complete rows, which is four times as fast.
         """
 
         def step(matrix: Matrix, x: Floats, out: Floats) -> Step:
@@ -117,7 +119,7 @@ class Pass:
         self.run_round(tasks, sum(matrix.size_bytes for matrix, _, _ in parts))
 
     def _rows_per_step(self, matrix: Matrix, tokens: int) -> int:
-        """As many rows as fit into a tile, take some 10 ms, and leave work for every thread."""
+        """How many rows one step multiplies: they fit into a tile, take some 10 ms, and leave work for every thread."""
         count, threads = matrix.count, self.plan.threads
         by_time = STEP_FLOPS // (2 * (tokens + UNPACKING_TOKENS) * matrix.columns)
         by_share = -(-count // (threads * STEPS_PER_THREAD)) if threads > 1 else count
@@ -139,30 +141,30 @@ class Pass:
     # --- the parts of a pass
 
     def look_up(self, ids: Tokens) -> None:
-        """The tokens' rows of the embedding table, into x."""
+        """Fills x with the embedding of each token."""
         table = self.network.embedding
-        size = table.row_bytes
+        row_bytes = table.row_bytes
 
         def step(worker: CrewMember, first: int, last: int) -> None:
-            packed, tokens = worker.packed[: (last - first) * size], ids[first:last]
+            packed, tokens = worker.packed[: (last - first) * row_bytes], ids[first:last]
             if table.kept is not None:
-                rows = table.kept.reshape(table.count, size)
-                np.take(rows, tokens, axis=0, out=packed.reshape(-1, size), mode="clip")
+                rows = table.kept.reshape(table.count, row_bytes)
+                np.take(rows, tokens, axis=0, out=packed.reshape(-1, row_bytes), mode="clip")
             else:
                 for place, token in enumerate(tokens.tolist()):
-                    into = packed[place * size : (place + 1) * size]
+                    into = packed[place * row_bytes : (place + 1) * row_bytes]
                     what = f"tensor {table.name}"
-                    table.file.read_into(table.offset + token * size, into, what=what)
+                    table.file.read_into(table.offset + token * row_bytes, into, what=what)
             try:
                 self.kernels.dequantize(table.kind, packed, self.x[first:last].reshape(-1))
             except BlockError as error:
                 raise table.bad(int(tokens[table.row_of(error)])) from error
 
-        rows_per_step = min(self.plan.tile_bytes // size, STEP_FLOATS // table.columns)
+        rows_per_step = min(self.plan.tile_bytes // row_bytes, STEP_FLOATS // table.columns)
         self.run_round(ranges(step, len(ids), rows_per_step))
 
     def make_heads(self, layer: NativeLayer, chunk: slice) -> None:
-        """Queries, keys and values of a chunk, with biases and norms, rotated to their positions."""
+        """Computes a chunk's queries, keys and values, with biases and norms, rotated to their positions."""
         x = self.x[chunk]
         if layer.norm_before is not None:
             source, x = x, self.chunk_rows[: len(x)]
@@ -183,8 +185,9 @@ class Pass:
                 if bias is not None:
                     np.add(heads, bias, out=heads)
                 if norm is not None:
-                    parts = heads.reshape(-1, len(norm.weight))  # of one head, or of all together
-                    norm(parts, parts)
+                    # A row is one head, or all heads of a token, as long as the norm's weight.
+                    rows = heads.reshape(-1, len(norm.weight))
+                    norm(rows, rows)
             self.place_heads(tokens)
 
         floats_each = self.size.query + 2 * self.size.key
@@ -206,57 +209,65 @@ class Pass:
         )
 
     def after_attention(self, layer: NativeLayer, chunk: slice) -> None:
-        """The sum of a layer's input and its attention, normalised: into x, or into the chunk's rows."""
+        """Adds attention's output to the layer's input and normalises the sum.
+
+        With norm_first, x becomes the sum and chunk_rows its normalised copy; otherwise x becomes the normalised sum.
+        """
         x, out = self.x[chunk], self.chunk_rows[: chunk.stop - chunk.start]
         self.multiply((layer.attention_out, self.attended[chunk], out))
-        bias, norm, again = layer.attention_out.bias, layer.norm_between, layer.norm_between_2
-        own_norm = layer.attention_norm
+        bias, between_norm, second_norm = (
+            layer.attention_out.bias,
+            layer.norm_between,
+            layer.norm_between_2,
+        )
+        attention_norm = layer.attention_norm
 
         def norm_first(_worker: CrewMember, first: int, last: int) -> None:
-            there, here = x[first:last], out[first:last]
-            _add_normalized(there, bias, own_norm, here)
-            norm(there, here)
+            x_rows, out_rows = x[first:last], out[first:last]
+            _add_normalized(x_rows, bias, attention_norm, out_rows)
+            between_norm(x_rows, out_rows)
 
         def norm_after(_worker: CrewMember, first: int, last: int) -> None:
-            here, there = out[first:last], x[first:last]
-            _add(here, bias, there)
-            if again is not None:
-                norm(here, here)
-                here += there
-                again(here, there)
+            out_rows, x_rows = out[first:last], x[first:last]
+            _add(out_rows, bias, x_rows)
+            if second_norm is not None:
+                between_norm(out_rows, out_rows)
+                out_rows += x_rows
+                second_norm(out_rows, x_rows)
             else:
-                norm(here, there)
+                between_norm(out_rows, x_rows)
 
         self.run_by_token(norm_first if self.plan.model.family.norm_first else norm_after, x)
 
     def feed_forward(self, layer: NativeLayer, chunk: slice) -> None:
+        """Adds the feed-forward's output to x. Without norm_first, x is then normalised."""
         x, out = self.x[chunk], self.chunk_rows[: chunk.stop - chunk.start]
         inner = self._arena[: len(x) * self.size.inner].reshape(len(x), self.size.inner)
         source = out if self.plan.model.family.norm_first else x
         gate, up = layer.gate, layer.up
         if gate is not None:
 
-            def gated(worker: CrewMember, first: int, last: int) -> None:
+            def multiply_gated(worker: CrewMember, first: int, last: int) -> None:
                 """activation(x @ gate.T + its bias) * (x @ up.T + its bias), for the same rows of both."""
-                here = inner[:, first:last]
-                side = worker.side[: here.size].reshape(here.shape)
-                for matrix, into in ((gate, here), (up, side)):
-                    matrix.multiply(worker, source, into, first, last)
+                gate_rows = inner[:, first:last]
+                up_rows = worker.side[: gate_rows.size].reshape(gate_rows.shape)
+                for matrix, target in ((gate, gate_rows), (up, up_rows)):
+                    matrix.multiply(worker, source, target, first, last)
                     if matrix.bias is not None:
-                        np.add(into, matrix.bias[first:last], out=into)
-                self.kernels.activate(here, side, self.plan.model.family.activation.value)
+                        np.add(target, matrix.bias[first:last], out=target)
+                self.kernels.activate(gate_rows, up_rows, self.plan.model.family.activation.value)
 
             rows_per_step = min(
                 self.plan.side_floats // len(x),
                 *(self._rows_per_step(matrix, 2 * len(x)) for matrix in (gate, up)),
             )
-            tasks = ranges(gated, gate.count, rows_per_step)
+            tasks = ranges(multiply_gated, gate.count, rows_per_step)
             self.run_round(tasks, gate.size_bytes + up.size_bytes)
         else:
             self.multiply((up, source, inner))
 
             def activate(_worker: CrewMember, first: int, last: int) -> None:
-                """Families without a gate have GELU."""
+                """Adds the bias and applies GELU, the activation of all families without a gate."""
                 rows = inner[first:last]
                 if up.bias is not None:
                     rows += up.bias
@@ -264,71 +275,72 @@ class Pass:
 
             self.run_by_token(activate, inner)
         self.multiply((layer.down, inner, out))
-        bias, norm, own_norm = layer.down.bias, layer.norm_after, layer.feed_forward_norm
+        bias, norm_after, added_norm = layer.down.bias, layer.norm_after, layer.feed_forward_norm
 
         def finish(_worker: CrewMember, first: int, last: int) -> None:
-            here, there = out[first:last], x[first:last]
-            if norm is None:
-                _add_normalized(there, bias, own_norm, here)
+            out_rows, x_rows = out[first:last], x[first:last]
+            if norm_after is None:
+                _add_normalized(x_rows, bias, added_norm, out_rows)
             else:
-                _add(here, bias, there)
-                norm(here, there)
+                _add(out_rows, bias, x_rows)
+                norm_after(out_rows, x_rows)
 
         self.run_by_token(finish, x)
 
 
 def ranges(step: Step, count: int, size: int) -> Iterator[Task]:
-    """A step over 0..count, at least one and at most `size` at a time."""
+    """Divides a step over 0..count into tasks of at most `size` rows, and at least one."""
     size = max(1, size)
     return ((step, first, min(first + size, count)) for first in range(0, count, size))
 
 
-def _add(rows: Floats, bias: Floats | None, more: Floats) -> None:
-    rows += more
+def _add(rows: Floats, bias: Floats | None, summand: Floats) -> None:
+    """Adds `summand` and the bias to the rows, in place."""
+    rows += summand
     if bias is not None:
         rows += bias
 
 
 def _add_normalized(
-    rows: Floats, bias: Floats | None, norm: Normalize | None, more: Floats
+    rows: Floats, bias: Floats | None, norm: Normalize | None, summand: Floats
 ) -> None:
-    """As `_add`, but `more` and its bias are normalised first where the model has a norm for it."""
+    """Adds `summand` and its bias to the rows, after normalising it if the model has a norm for it."""
     if norm is None:
-        _add(rows, bias, more)
+        _add(rows, bias, summand)
         return
     if bias is not None:
-        more += bias
-    norm(more, more)
-    rows += more
+        summand += bias
+    norm(summand, summand)
+    rows += summand
 
 
 # --- the generator's pass
 
-TASK_FLOPS = 4_000_000  # of attention: less is not worth another thread
-ROUND_FLOPS = 200_000_000  # the most of one thread before the next look at the clock: some 20 ms
+TASK_FLOPS = 4_000_000  # attention work that is worth another thread
+ROUND_FLOPS = 200_000_000  # of one thread before it checks the clock again: about 20 ms
 TASKS_PER_THREAD = 2
 
 
 class StreamBuffers(Buffers):
-    """Everything that a chunk writes to, except the cache."""
+    """The arrays that the generator's pass writes to, except the KV cache."""
 
     def __init__(self, plan: StreamPlan) -> None:
         tokens, size = plan.chunk_tokens, plan.model.dimensions
         super().__init__(plan, tokens, rotary_tables=4 if plan.has_sinks else 2)
         self.attended = np.empty((tokens, size.query), np.float32)
-        # Of each query and head: the largest score, the sum of exponentials.
+        # For each query and head: the largest score, and the sum of exponentials.
         self.state = np.empty((tokens, size.heads, 2), np.float32)
         self.sink_query = np.empty_like(self.query) if plan.has_sinks else None
-        # Of layers with a window.
+        # Cosines and sines for layers with a sliding window.
         self.local_rotary = np.empty_like(self.rotary) if plan.model.local_rope else None
-        # As the cache stores them.
+        # New keys and values, packed as the cache stores them.
         self.keys = np.empty((tokens, plan.k_row_bytes), np.uint8)
         self.values = np.empty((tokens, plan.v_row_bytes), np.uint8)
         self.logits = np.empty(size.vocabulary, np.float32)
 
 
 class StreamPass(Pass):
-    """The tokens from `position` on, through all layers."""
+    """One chunk of the session's tokens, starting at `position`, going through all layers."""
 
     def __init__(
         self,
@@ -351,38 +363,40 @@ class StreamPass(Pass):
         self._state = buffers.state[:tokens]
         self._keys, self._values = buffers.keys[:tokens], buffers.values[:tokens]
         # Queries beyond the window see the sinks as if they were at its last position.
-        leaves = plan.has_sinks and position + tokens > plan.context_tokens
-        self._sink_query = (
-            buffers.sink_query[:tokens] if leaves and buffers.sink_query is not None else None
-        )
+        beyond_window = plan.has_sinks and position + tokens > plan.context_tokens
+        self._sink_query: Floats | None = None
+        if beyond_window and buffers.sink_query is not None:
+            self._sink_query = buffers.sink_query[:tokens]
         self._k_kind = cast("CacheKind", plan.cache_k.name)  # the plan has refused all others
         self._v_kind = cast("CacheKind", plan.cache_v.name)
 
     def run(self, ids: Tokens, logits: Floats | None) -> None:
-        """`logits`: where those of the token after the last are written, if they are needed."""
+        """Reads the tokens into the cache. Writes the next token's logits into `logits`, unless it is None."""
         model, network = self._stream.model, self.network
         self.look_up(ids)
         if model.embedding_scale != 1:
             self.x *= np.float32(model.embedding_scale)
         full, local = self._buffers.rotary, self._buffers.local_rotary
-        last = self._stream.context_tokens - 1
+        last_position = self._stream.context_tokens - 1
         for rope, tables in ((model.rope, full), (model.local_rope, local)):
             if rope is not None and tables is not None:
-                here, first = tables[:, : self.tokens], self._position
-                fill_tables(rope, network.rope_factors, here[:2], first)
+                chunk_tables, position = tables[:, : self.tokens], self._position
+                fill_tables(rope, network.rope_factors, chunk_tables[:2], position)
                 if self._sink_query is not None:
-                    fill_tables(rope, network.rope_factors, here[2:], first, last)
+                    fill_tables(
+                        rope, network.rope_factors, chunk_tables[2:], position, last_position
+                    )
         everything = slice(0, self.tokens)
         layers = zip(network.layers, self._caches, model.windows, strict=True)
-        for place, (layer, cache, window) in enumerate(layers):
+        for number, (layer, cache, window) in enumerate(layers):
             self.rotary = full if window is None or local is None else local
-            own = CacheRun(self._keys, self._values, self._position, cache.ring.reach)
+            chunk_run = CacheRun(self._keys, self._values, self._position, cache.ring.reach)
             try:
                 self.make_heads(layer, everything)
             except BlockError as error:
-                raise self._not_finite(f"keys or values of layer {place}") from error
-            self._attend(cache.stretches(own))
-            cache.keep(own)
+                raise self._not_finite(f"keys or values of layer {number}") from error
+            self._attend(cache.runs_to_attend(chunk_run))
+            cache.store(chunk_run)
             self.after_attention(layer, everything)
             self.feed_forward(layer, everything)
         if logits is None:
@@ -404,7 +418,7 @@ class StreamPass(Pass):
         )
 
     def place_heads(self, tokens: slice) -> None:
-        """Also packs keys and values as the cache stores them."""
+        """Rotates queries and keys to their positions, and packs keys and values as the cache stores them."""
         if self._sink_query is not None:
             self._sink_query[tokens] = self.query[tokens]
             self.rotate(self._sink_query[tokens], self.rotary[2:, tokens])
@@ -412,34 +426,40 @@ class StreamPass(Pass):
         self.kernels.store(self._k_kind, self.key[tokens], self._keys[tokens])
         self.kernels.store(self._v_kind, self.value[tokens], self._values[tokens])
 
-    def _attend(self, lists: Iterator[list[CacheRun]]) -> None:
-        """Key heads are divided among the threads, and queries too where heads are few; a round has so few cells
-        that it is short.
+    def _attend(self, run_lists: Iterator[list[CacheRun]]) -> None:
+        """Computes attention over the lists of cached runs, one list after another.
+
+        The threads share the key heads, and also the queries if there are few heads. Each round takes few enough cells
+        to be short.
         """
         self.attended.fill(0)
         self._state[:, :, 0] = -math.inf
         self._state[:, :, 1] = 0
         size = self.size
-        cell_flops = 4 * size.query // size.kv_heads  # of one query, and the heads of one key head
-        for runs in lists:
+        # Work for one cell, one query, and all heads that share a key head.
+        cell_flops = 4 * size.query // size.kv_heads
+        for runs in run_lists:
             cells = sum(len(run.keys) for run in runs)
             flops = cells * cell_flops * self.tokens * size.kv_heads
             tasks = max(1, min(flops // TASK_FLOPS, self.plan.threads * TASKS_PER_THREAD))
-            heads = -(-size.kv_heads // tasks)
-            rows = -(-self.tokens // -(-tasks // size.kv_heads))
-            most_cells = max(1, ROUND_FLOPS // (cell_flops * heads * rows))
-            for part in _split_runs(runs, most_cells):
+            heads_per_task = -(-size.kv_heads // tasks)
+            tasks_per_head = -(-tasks // size.kv_heads)
+            queries_per_task = -(-self.tokens // tasks_per_head)
+            cells_per_round = max(
+                1, ROUND_FLOPS // (cell_flops * heads_per_task * queries_per_task)
+            )
+            for part in _split_runs(runs, cells_per_round):
                 steps = (
-                    self._attention_step(part, first, first + rows)
-                    for first in range(0, self.tokens, rows)
+                    self._attention_step(part, first, first + queries_per_task)
+                    for first in range(0, self.tokens, queries_per_task)
                 )
                 self.run_round(
-                    task for step in steps for task in ranges(step, size.kv_heads, heads)
+                    task for step in steps for task in ranges(step, size.kv_heads, heads_per_task)
                 )
         self.kernels.settle(self.attended, self._state, size.heads, size.head_dim)
 
     def _attention_step(self, runs: Sequence[CacheRun], first: int, last: int) -> Step:
-        """The queries first..last over these cells."""
+        """A step that lets the queries first..last attend to these runs, for a range of key heads."""
         query, out, state = (
             self.query[first:last],
             self.attended[first:last],
@@ -449,7 +469,7 @@ class StreamPass(Pass):
 
         def step(worker: CrewMember, first_head: int, last_head: int) -> None:
             for run in runs:
-                span = CacheAttention(
+                attention = CacheAttention(
                     q=sink_query if run.is_sink and sink_query is not None else query,
                     k=run.keys,
                     v=run.values,
@@ -466,33 +486,33 @@ class StreamPass(Pass):
                     query_position=self._position + first,
                     reach=run.reach,
                 )
-                self.kernels.attend(span, worker.scratch, first_head, last_head)
+                self.kernels.attend(attention, worker.scratch, first_head, last_head)
 
         return step
 
 
-def _split_runs(runs: Sequence[CacheRun], most_cells: int) -> Iterator[list[CacheRun]]:
-    """The same cells, at most `most_cells` in a list."""
+def _split_runs(runs: Sequence[CacheRun], max_cells: int) -> Iterator[list[CacheRun]]:
+    """Divides the runs into lists of at most `max_cells` cells, cutting runs where necessary."""
     part: list[CacheRun] = []
-    capacity = most_cells
+    capacity = max_cells
     for run in runs:
         first, count = 0, len(run.keys)
         while first < count:
             last = min(count, first + capacity)
-            part.append(
-                replace(
+            if last - first < count:
+                piece = replace(
                     run,
                     keys=run.keys[first:last],
                     values=run.values[first:last],
                     position=run.position + first,
                 )
-                if last - first < count
-                else run
-            )
+            else:
+                piece = run
+            part.append(piece)
             capacity -= last - first
             first = last
             if not capacity:
                 yield part
-                part, capacity = [], most_cells
+                part, capacity = [], max_cells
     if part:
         yield part

@@ -165,7 +165,7 @@ class StreamEngine(Closeable):
         with self._feeding:
             self._check_open()
             for cache in self._caches:
-                cache.forget()
+                cache.clear()
             self.position, self.needs_reset = 0, False
 
     def close(self) -> None:

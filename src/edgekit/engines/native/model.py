@@ -20,18 +20,18 @@ from edgekit.errors import HeaderError, WeightsError, quoted
 from edgekit.formats.types import Tensor, Value
 from edgekit.model.hyperparameters import MAX_LAYERS, GgufKeys
 
-# What a file may ask for, and what the largest real models have.
+# Upper limits for the numbers in a file. The comments name the largest value in a real model.
 MAX_WIDTH = 65_536  # 16,384 in Llama 3.1 405B
 MAX_INNER = 1_048_576  # 53,248
 MAX_HEADS = 1_024  # 128
 MAX_HEAD_DIM = 1_024  # 256 in Gemma
-MAX_CONTEXT_TOKENS = 2**31  # only shown and compared, never allocated
+MAX_CONTEXT_TOKENS = 2**31  # shown and compared; nothing is allocated by it
 MAX_VOCABULARY = 4_194_304  # 262,144 in Gemma 3
-MAX_WINDOW_TOKENS = 2**31  # never more than the session's own
+MAX_WINDOW_TOKENS = 2**31  # cut to the session's context before anything is allocated
 MAX_TEXT_WINDOW_TOKENS = 2**62  # only shown and compared
 
-# Of {architecture}.attention.* and {architecture}.rope.*: the keys that are understood here. Any other would change
-# the result. llama-arch.cpp:246-315 @ b21e4de.
+# The supported keys among {architecture}.attention.* and {architecture}.rope.*. A file with any other key is refused,
+# because the key would change the result. llama-arch.cpp:246-315 @ b21e4de.
 UNDERSTOOD = frozenset(
     {
         "attention.head_count",
@@ -49,7 +49,7 @@ UNDERSTOOD = frozenset(
         "rope.scaling.factor",
         "rope.scaling.attn_factor",
         "rope.scaling.original_context_length",
-        "rope.scaling.finetuned",  # for people: no engine uses it
+        "rope.scaling.finetuned",  # informational: no engine uses it
         "rope.scaling.yarn_ext_factor",
         "rope.scaling.yarn_attn_factor",
         "rope.scaling.yarn_beta_fast",
@@ -57,7 +57,7 @@ UNDERSTOOD = frozenset(
     }
 )
 UNDERSTOOD_WITH_WINDOWS = frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})
-# Other keys that change the result, and the value at which they do not (0 and False never do).
+# Other keys that change the result, each with its neutral value. 0 and False are neutral for every key.
 CHANGING: Mapping[str, Value | None] = {
     "expert_count": None,
     "expert_used_count": None,
@@ -74,16 +74,16 @@ CHANGING: Mapping[str, Value | None] = {
     "dense_2_feat_out": None,
     "dense_3_feat_out": None,
 }
-# Keys that change the next token, but not a vector.
+# Keys that change the next token, but not an embedding; with their neutral values.
 CHANGING_TOKENS: Mapping[str, Value | None] = {"final_logit_softcapping": None, "logit_scale": 1.0}
 
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)")
-_MAX_NAMES = 6  # tensors that a message lists
+_MAX_NAMES = 6  # at most this many tensors are listed in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
-    """Every number that a shape is made of."""
+    """The sizes that determine the shapes of all tensors."""
 
     layers: int
     width: int
@@ -93,7 +93,7 @@ class Dimensions:
     head_dim: int
     context_tokens: int
     vocabulary: int
-    rotary: int  # values of a head that are rotated; 0 without rotary positions
+    rotary: int  # values of each head that are rotated; 0 without rotary positions
 
     @property
     def query(self) -> int:
@@ -106,30 +106,30 @@ class Dimensions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRope:
-    """How fast which pair of values rotates, and how large it is afterwards."""
+    """Rotary positions: how fast each pair of values rotates, and a factor for the result."""
 
     base: float
     interpolate: float  # a position is multiplied by this: 1 / factor
-    yarn_from: float | None  # the pair where interpolation begins; None: no YaRN
-    yarn_to: float
-    magnitude: float
+    yarn_from: float | None  # the first pair that is interpolated; None: no YaRN
+    yarn_to: float  # the first pair that is interpolated completely
+    magnitude: float  # cosines and sines are multiplied by this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeModel:
-    """One file's model, checked and complete. Nothing of its weights has been read."""
+    """The model in one file, with all keys and tensor shapes checked. No weights have been read."""
 
     family: NativeFamily
     dimensions: Dimensions
     epsilon: float
     causal: bool
     rope: NativeRope | None
-    outside: Mapping[str, Tensor]
+    outside: Mapping[str, Tensor]  # tensors that belong to no layer
     layers: tuple[Mapping[str, Tensor], ...]  # by name without "blk.N."
-    window_tokens: int | None  # a longer text to embed would need a sliding window
+    window_tokens: int | None  # sliding window of an embedding model: longer texts are refused
     use: ModelUse = ModelUse.EMBED
-    windows: tuple[int | None, ...] = ()  # when generating: how many tokens each layer sees
-    local_rope: NativeRope | None = None  # of the layers with a window
+    windows: tuple[int | None, ...] = ()  # tokens that each layer sees when generating; None: all
+    local_rope: NativeRope | None = None  # for layers with a sliding window
     embedding_scale: float = 1.0  # a token's row is multiplied by this
     query_scale: float  # scores are multiplied by this
 
@@ -144,12 +144,15 @@ class NativeModel:
 
 
 def read_model(header: FileHeader, use: ModelUse = ModelUse.EMBED) -> NativeModel:
-    """Raises UnknownArchitectureError, HeaderError or WeightsError for a model that would not be computed correctly."""
+    """The model that a file's header describes.
+
+    Raises UnknownArchitectureError, HeaderError or WeightsError for a model that would not be computed correctly.
+    """
     family = family_of(header.keys.get("general.architecture"), use)
     keys = _ModelKeys(header.keys, family.architecture, header.name, use)
     _refuse_unknown_keys(keys, with_windows=family.window_period is not None)
-    dimensions = _dimensions(keys, family, header.tensors.get("token_embd.weight"))
-    outside, layers = _by_layer(header, dimensions.layers)
+    dimensions = _read_dimensions(keys, family, header.tensors.get("token_embd.weight"))
+    outside, layers = _group_by_layer(header, dimensions.layers)
     _check_tensors(keys, family, outside, layers, dimensions)
     windows = read_windows(keys, family, dimensions.layers)
     text_window = None
@@ -169,14 +172,15 @@ def read_model(header: FileHeader, use: ModelUse = ModelUse.EMBED) -> NativeMode
     # gemma3.cpp:33-36 @ b21e4de
     shares_scale = family.shared_scale_layers == dimensions.layers
     scaled_by = dimensions.width // dimensions.heads if shares_scale else dimensions.head_dim
+    rope = None
+    if family.position.is_rotary:
+        rope = read_rope(keys, rotary=dimensions.rotary, context_tokens=dimensions.context_tokens)
     return NativeModel(
         family=family,
         dimensions=dimensions,
         epsilon=epsilon,
         causal=causal,
-        rope=read_rope(keys, rotary=dimensions.rotary, context_tokens=dimensions.context_tokens)
-        if family.position.is_rotary
-        else None,
+        rope=rope,
         outside=outside,
         layers=layers,
         window_tokens=text_window,
@@ -216,7 +220,10 @@ def _refuse_unknown_keys(keys: _ModelKeys, *, with_windows: bool) -> None:
             )
 
 
-def _dimensions(keys: _ModelKeys, family: NativeFamily, embedding: Tensor | None) -> Dimensions:
+def _read_dimensions(
+    keys: _ModelKeys, family: NativeFamily, embedding: Tensor | None
+) -> Dimensions:
+    """Reads every size, from the keys and from the shape of the token embedding, and checks it against its limit."""
     width = keys.whole("embedding_length", least=1, most=MAX_WIDTH)
     if keys.get("embedding_length_out") not in (None, 0, width):
         raise keys.error(
@@ -229,11 +236,15 @@ def _dimensions(keys: _ModelKeys, family: NativeFamily, embedding: Tensor | None
         raise keys.error(
             f"{heads} attention heads cannot be divided evenly among {kv_heads} key heads"
         )
-    of_width = width // heads
-    head_dim = keys.whole("attention.key_length", least=1, most=MAX_HEAD_DIM, default=of_width)
+    usual_head_dim = width // heads
+    head_dim = keys.whole(
+        "attention.key_length", least=1, most=MAX_HEAD_DIM, default=usual_head_dim
+    )
     if keys.get("attention.key_length") is None and width % heads:
         raise keys.error(f"the width {width:,} is not a multiple of {heads} heads")
-    value_dim = keys.whole("attention.value_length", least=1, most=MAX_HEAD_DIM, default=of_width)
+    value_dim = keys.whole(
+        "attention.value_length", least=1, most=MAX_HEAD_DIM, default=usual_head_dim
+    )
     if value_dim != head_dim:
         raise keys.error(
             f"keys have {head_dim} dimensions and values {value_dim}: {keys.use.engine} "
@@ -269,10 +280,10 @@ def _dimensions(keys: _ModelKeys, family: NativeFamily, embedding: Tensor | None
 
 
 def read_windows(keys: _ModelKeys, family: NativeFamily, layers: int) -> tuple[int | None, ...]:
-    """How many tokens each layer sees when generating; None: all of them, as the last layer of every period does.
+    """How many tokens each layer sees when generating; None: all of them.
 
-    set_swa_pattern in llama-hparams.cpp:8-18 @ b21e4de: with a period of 0 every layer has a window. Families without
-    windows ignore the key, as llama.cpp does.
+    The last layer of every period sees all tokens; with a period of 0 every layer has a window (set_swa_pattern in
+    llama-hparams.cpp:8-18 @ b21e4de). Families without windows ignore the key, as llama.cpp does.
     """
     period = family.window_period
     stated_tokens = keys.get("attention.sliding_window")
@@ -280,9 +291,11 @@ def read_windows(keys: _ModelKeys, family: NativeFamily, layers: int) -> tuple[i
         return (None,) * layers
     tokens = keys.whole("attention.sliding_window", least=1, most=MAX_WINDOW_TOKENS)
     stated = keys.get("attention.sliding_window_pattern")
-    if isinstance(stated, tuple):  # llama.cpp ignores a list: correct if it states the usual period
-        usual = [place % period < period - 1 for place in range(layers)]
-        if [bool(is_local) for is_local in stated] != usual:
+    if isinstance(
+        stated, tuple
+    ):  # llama.cpp ignores a list, which is harmless if it states the usual period
+        usual_pattern = [number % period < period - 1 for number in range(layers)]
+        if [bool(is_local) for is_local in stated] != usual_pattern:
             raise keys.error(
                 "attention.sliding_window_pattern is not one full layer in every "
                 f"{period}, which llama.cpp does not support either; {keys.use.engine} "
@@ -295,7 +308,7 @@ def read_windows(keys: _ModelKeys, family: NativeFamily, layers: int) -> tuple[i
             )
         period = stated
     return tuple(
-        tokens if period == 0 or place % period < period - 1 else None for place in range(layers)
+        tokens if period == 0 or number % period < period - 1 else None for number in range(layers)
     )
 
 
@@ -314,6 +327,7 @@ _FIXED_YARN: Mapping[str, float] = {
 
 
 def read_rope(keys: _ModelKeys, *, rotary: int, context_tokens: int) -> NativeRope:
+    """Rotary positions of the layers without a sliding window."""
     base = _base(keys, "rope.freq_base")
     scaling = keys.get("rope.scaling.type")
     if scaling not in {None, "none", "linear", "yarn"}:
@@ -345,7 +359,7 @@ def read_rope(keys: _ModelKeys, *, rotary: int, context_tokens: int) -> NativeRo
     )
 
     def pair(turns: float) -> float:
-        """The pair that makes this many turns within the trained context."""
+        """The index of the pair that rotates by this many full turns within the trained context."""
         return rotary * math.log(trained_tokens / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     return NativeRope(
@@ -358,7 +372,10 @@ def read_rope(keys: _ModelKeys, *, rotary: int, context_tokens: int) -> NativeRo
 
 
 def read_local_rope(keys: _ModelKeys) -> NativeRope:
-    """Of layers with a window: nothing is interpolated. llama-model.cpp:2081-2087 @ b21e4de."""
+    """Rotary positions of layers with a sliding window, which are never interpolated.
+
+    llama-model.cpp:2081-2087 @ b21e4de.
+    """
     if keys.get("rope.scaling.type") == "yarn":
         raise keys.error(
             f"yarn in sliding-window layers is not supported by {keys.use.engine}: use "
@@ -379,25 +396,25 @@ def _base(keys: _ModelKeys, name: str) -> float:
 # --- tensors
 
 _Layers = tuple[dict[str, Tensor], ...]
-_Group = tuple[str, tuple[TensorRule, ...], dict[str, Tensor]]  # with the prefix of their names
+_Group = tuple[str, tuple[TensorRule, ...], dict[str, Tensor]]  # name prefix, rules, tensors
 
 
-def _by_layer(header: FileHeader, count: int) -> tuple[dict[str, Tensor], _Layers]:
+def _group_by_layer(header: FileHeader, count: int) -> tuple[dict[str, Tensor], _Layers]:
     """The tensors outside the layers, and those of each layer."""
     outside: dict[str, Tensor] = {}
     layers: _Layers = tuple({} for _ in range(count))
-    beyond = []
+    excess_names = []
     for name, tensor in header.tensors.items():
-        found = _BLOCK.fullmatch(name)
-        if found is None:
+        match = _BLOCK.fullmatch(name)
+        if match is None:
             outside[name] = tensor
-        elif int(found[1]) < count and found[1] == str(int(found[1])):
-            layers[int(found[1])][found[2]] = tensor
+        elif int(match[1]) < count and match[1] == str(int(match[1])):
+            layers[int(match[1])][match[2]] = tensor
         else:
-            beyond.append(name)
-    if beyond:
+            excess_names.append(name)
+    if excess_names:
         raise WeightsError(
-            f"the file states {count} layers, but has tensors beyond them: {_listed(beyond)}",
+            f"the file states {count} layers, but has tensors beyond them: {_format_names(excess_names)}",
             file=header.name,
         )
     return outside, layers
@@ -413,19 +430,19 @@ def _check_tensors(
     """Raises WeightsError unless the file has what the family needs and nothing that would change the result."""
     file, use = keys.file, keys.use
     groups: list[_Group] = [("", family.outside_for(use), outside)]
-    groups += [(f"blk.{place}.", family.layer, layer) for place, layer in enumerate(layers)]
+    groups += [(f"blk.{number}.", family.layer, layer) for number, layer in enumerate(layers)]
     missing, unknown = [], []
     for prefix, rules, tensors in groups:
         needed = [rule.name for rule in rules if rule.need is Need.REQUIRED]
         known = {rule.name for rule in rules}
-        # A bias without its weight is not used.
+        # A bias without its weight would not be used, so it counts as unknown.
         known -= {
             name
             for name in known
             if name.endswith(".bias") and f"{name.removesuffix('.bias')}.weight" not in tensors
         }
         if "attn_qkv.weight" in tensors:
-            known -= {f"attn_{one}.{part}" for one in "qkv" for part in ("weight", "bias")}
+            known -= {f"attn_{letter}.{part}" for letter in "qkv" for part in ("weight", "bias")}
         elif prefix:
             needed += ["attn_q.weight", "attn_k.weight", "attn_v.weight"]
         missing += [prefix + name for name in needed if name not in tensors]
@@ -433,22 +450,24 @@ def _check_tensors(
     if missing:
         raise WeightsError(
             f"{len(missing)} tensors are missing, so this is not {use.value} of "
-            f"architecture {family.architecture}: {_listed(missing)}",
+            f"architecture {family.architecture}: {_format_names(missing)}",
             file=file,
         )
     if unknown:
         raise WeightsError(
             f"tensors that {use.engine} does not know, so its results would be wrong: "
-            f"{_listed(unknown)} ({TABLE}); engine llama.cpp may know them",
+            f"{_format_names(unknown)} ({TABLE}); engine llama.cpp may know them",
             file=file,
         )
     _check_shapes(file, groups, dimensions)
-    for place, layer in enumerate(layers):
-        _check_layer(file, place, layer, layers[0])
+    for number, layer in enumerate(layers):
+        _check_layer(file, number, layer, layers[0])
 
 
 def _check_shapes(file: str, groups: list[_Group], size: Dimensions) -> None:
-    lengths: Mapping[str, tuple[int, ...]] = {  # that a word of tensors.tsv allows; none: any
+    """Raises WeightsError for a tensor whose shape does not match the sizes in the keys."""
+    # The lengths that each word of tensors.tsv allows. An empty tuple allows any.
+    lengths: Mapping[str, tuple[int, ...]] = {
         "width": (size.width,),
         "inner": (size.inner,),
         "up": (size.inner, 2 * size.inner),
@@ -482,13 +501,15 @@ def _check_shapes(file: str, groups: list[_Group], size: Dimensions) -> None:
 def _check_layer(
     file: str, place: int, layer: Mapping[str, Tensor], first: Mapping[str, Tensor]
 ) -> None:
-    """All layers have the same tensors in the same shapes, so that one plan is right for all."""
-    here = {name: tensor.shape for name, tensor in layer.items()}
-    there = {name: tensor.shape for name, tensor in first.items()}
-    if here != there:
-        differ = [name for name in {*here, *there} if here.get(name) != there.get(name)]
+    """Raises WeightsError unless a layer has the tensors and shapes of the first: one plan serves all layers."""
+    shapes = {name: tensor.shape for name, tensor in layer.items()}
+    first_shapes = {name: tensor.shape for name, tensor in first.items()}
+    if shapes != first_shapes:
+        different = [
+            name for name in {*shapes, *first_shapes} if shapes.get(name) != first_shapes.get(name)
+        ]
         raise WeightsError(
-            f"layer {place} differs from layer 0 in its tensors: {_listed(sorted(differ))}",
+            f"layer {place} differs from layer 0 in its tensors: {_format_names(sorted(different))}",
             file=file,
         )
     for name in layer:
@@ -497,7 +518,7 @@ def _check_layer(
             raise WeightsError(
                 f"blk.{place}.{name} and its weight have different lengths", file=file
             )
-    if "ffn_gate.weight" in layer and here["ffn_up.weight"] != here["ffn_gate.weight"]:
+    if "ffn_gate.weight" in layer and shapes["ffn_up.weight"] != shapes["ffn_gate.weight"]:
         raise WeightsError(
             f"blk.{place}.ffn_up.weight has the shape of gate and up combined, but there "
             "is also an ffn_gate.weight",
@@ -505,10 +526,10 @@ def _check_layer(
         )
 
 
-def _listed(names: list[str]) -> str:
-    listed = ", ".join(quoted(name) for name in names[:_MAX_NAMES])
+def _format_names(names: list[str]) -> str:
+    text = ", ".join(quoted(name) for name in names[:_MAX_NAMES])
     more = len(names) - _MAX_NAMES
-    return f"{listed} and {more} more" if more > 0 else listed
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

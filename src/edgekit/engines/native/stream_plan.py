@@ -1,9 +1,9 @@
 """A model, a load and a setup -> StreamPlan and its bill, before a weight is read.
 
-All of it is arithmetic on the header, and the same whichever kernels are installed. What the plan says is allocated
-once and never exceeded. Every line of the bill is EXACT and is one array, or one for each layer; the words
-before its colon name the array. The interpreter, libraries, vocabulary and the threads' stacks are not arrays of the
-engine: budgets set a reserve aside for them (rules.py).
+The plan is arithmetic on the header, and does not depend on the installed kernels. The engine allocates what the plan
+says once, and never more. Every line of the bill is EXACT and stands for one array, or for one array per layer; the
+words before its colon name the array. The interpreter, libraries, vocabulary and the threads' stacks are not arrays of
+the engine: budgets include a reserve for them (rules.py).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from edgekit.formats.dtype import TensorType
 from edgekit.machine.types import HOST
 
 CACHE_TYPES = ("f32", "f16", "q8_0")
-USUAL_CHUNK_TOKENS = 64  # of a prompt: twice as many are hardly faster, and take twice the buffers
-TILE_BYTES = 2**20  # packed rows that a thread reads at a time, or one row
+# Tokens of a prompt that are computed together: twice as many are hardly faster, and need twice the buffers.
+USUAL_CHUNK_TOKENS = 64
+TILE_BYTES = 2**20  # packed rows that a thread reads at a time; a longer row is read alone
 MAX_TOKENS = 2**31 - 1  # files count positions in 32 bits
 
 
@@ -43,21 +44,21 @@ class StreamSetup(Setup):
     threads: int | None = None  # None: one per usable core, at most 8
     keep_bytes: int | None = 0  # packed weights that stay in memory; None: all of them
     sinks: int = 0  # first tokens, which never leave the window
-    rolling: bool = False  # a full window drops its oldest token; False: it ends the session
-    resident_tokens: int | None = None  # of the cache in memory, the rest on disk; None: all
+    rolling: bool = False  # a full window drops its oldest token; False: the session ends
+    resident_tokens: int | None = None  # of the cache: in memory, not on disk; None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlan(PassPlan):
-    """Every number that the generator allocates by."""
+    """The sizes of everything that the generator allocates."""
 
     context_tokens: int  # the window
     sinks: int
     rolling: bool
     cache_k: CacheType
     cache_v: CacheType
-    cells: tuple[int, ...]  # of each layer: the whole window, or its own sliding one
-    resident_pages: int | None  # in memory, of layers that hold the whole window; None: all
+    cells: tuple[int, ...]  # of each layer: the complete context, or its sliding window
+    resident_pages: int | None  # in memory, of layers that see the complete context; None: all
     lines: tuple[MemoryLine, ...] = field(default=(), repr=False)
 
     @property
@@ -80,18 +81,18 @@ class StreamPlan(PassPlan):
 
     @property
     def rotary_tables(self) -> int:
-        """Tables of a chunk's positions, cosine and sine: for both kinds of layers, and again for the sinks."""
+        """Number of cosine and sine tables: a pair for each kind of layer, and as many again for the sinks."""
         if not self.model.dimensions.rotary:
             return 0
         return 2 * (1 + (self.model.local_rope is not None)) * (1 + self.has_sinks)
 
     def slides(self, layer: int) -> bool:
-        """Whether a layer sees less than the window, however many cells it has."""
+        """Whether a layer's sliding window is shorter than the context, however many cells the layer has."""
         window = self.model.windows[layer]
         return window is not None and window < self.context_tokens
 
     def resident_cells(self, layer: int) -> int:
-        """In memory: all of them, unless cold pages are on the disk."""
+        """The cells of a layer that are in memory: all, unless cold pages are on disk."""
         if self.resident_pages is None or self.slides(layer):
             return self.cells[layer]
         return min(self.resident_pages * PAGE_TOKENS, self.cells[layer])
@@ -108,8 +109,10 @@ def plan_stream(
     *,
     spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> StreamPlan:
-    """Raises UsageError for impossible numbers, RefusedError for what the engine does not do, UnknownDtypeError for
-    weights that the kernels do not unpack, and KvSpillUnsupportedError for a cache that may not be spilled.
+    """The plan of a session, with its bill.
+
+    Raises UsageError for impossible numbers, RefusedError for unsupported requests, UnknownDtypeError for weights that
+    the kernels cannot unpack, and KvSpillUnsupportedError for a cache that must not be spilled.
     """
     check_types(model)
     if (load.sequences or 1) != 1:
@@ -131,7 +134,7 @@ def plan_stream(
         raise UsageError(
             f"the memory for weights must not be negative (got {setup.keep_bytes} bytes)"
         )
-    sees_all = any(own is None or own >= window for own in model.windows)
+    sees_all = any(layer_window is None or layer_window >= window for layer_window in model.windows)
     plan = StreamPlan(
         model=model,
         threads=setup.threads or usual_threads(),
@@ -142,7 +145,8 @@ def plan_stream(
         cache_k=keys,
         cache_v=values,
         cells=tuple(
-            window if load.full_window or own is None else min(own, window) for own in model.windows
+            window if load.full_window or layer_window is None else min(layer_window, window)
+            for layer_window in model.windows
         ),
         # Only a cache that sees the whole window is spilled.
         resident_pages=_resident_pages(window, chunk, setup, spill_from_tokens)
@@ -197,7 +201,7 @@ def _check_cache_type(kind: CacheType, head_dim: int) -> None:
 def _resident_pages(
     window: int, chunk: int, setup: StreamSetup, spill_from_tokens: int
 ) -> int | None:
-    """Whole pages; those of the newest tokens and the sinks never leave memory."""
+    """How many pages of each layer stay in memory; None: all. At least the newest tokens and the sinks stay."""
     if setup.resident_tokens is None or setup.resident_tokens >= window:
         return None
     _check_number("the part of the cache in memory", setup.resident_tokens, least=0)
@@ -219,40 +223,41 @@ def _resident_pages(
     return pages
 
 
-# --- the scratch of a thread: the larger need of both kernels, because the bill comes before the choice between them.
+# --- the scratch of a thread: enough for the numpy and the C kernels, because the bill does not know which will run.
 # --- tests/unit/engines/native/test_kernels_cache.py checks that neither needs more.
 
 TILE_FLOATS = 64 * 1024  # weights that numpy unpacks before it multiplies; the C kernels need less
-UNPACKED_FLOATS = 16 * 1024  # keys, and values, that numpy unpacks at a time: or one cell
-CELLS_TOGETHER = 512  # cells whose scores are held at a time
-QUERY_ROWS = 32  # queries that score them together
-ROW_FLOATS = 3  # of each query: the largest score, its sum, and the factor for the sum before
+UNPACKED_FLOATS = 16 * 1024  # keys or values that numpy unpacks at a time; at least one cell
+CELLS_TOGETHER = 512  # cells that are scored at a time
+QUERY_ROWS = 32  # queries that are scored at a time
+ROW_FLOATS = 3  # per query: the largest score, the sum, and the factor for the previous sum
 
 
 def multiply_floats(kind: TensorType, columns: int) -> int:
-    """Raises HeaderError for rows that do not end on a block."""
+    """Scratch for a multiplication by rows of this length. Raises HeaderError for rows that do not end on a block."""
     kind.row_bytes(columns)
     return max(TILE_FLOATS, columns)
 
 
 def attend_floats(head_dim: int) -> int:
-    """For any number of queries and cells."""
+    """Scratch for attention over any number of queries and cells."""
     unpacked = 2 * max(UNPACKED_FLOATS, head_dim)
     return unpacked + QUERY_ROWS * (CELLS_TOGETHER + head_dim + ROW_FLOATS)
 
 
 # --- the sampler (sampler.py)
 
-CHUNK_TOKENS = 16_384  # of the vocabulary, processed together
-BEST_TOKENS = 1_024  # put in order; more are represented by a bound and never listed
+CHUNK_TOKENS = 16_384  # tokens of the vocabulary that are processed together
+BEST_TOKENS = 1_024  # the longest sorted list; a longer selection is described by its last token
 COLUMNS = 4_096  # the highest logit of each column bounds the highest of all
 BINS = 2_048  # 11 bits of a logit
-_CHUNK_TOKEN_BYTES = 8 + 8 + 1  # its weight, its rank, and whether it is kept
+_CHUNK_TOKEN_BYTES = 8 + 8 + 1  # per token of a chunk: its weight, its rank, and a flag
 
 
 def sampler_bytes(vocabulary: int) -> int:
-    """What a Sampler allocates. A larger vocabulary only adds one sum for each chunk."""
-    best = 2 * BEST_TOKENS * 8 + BEST_TOKENS * 4  # with as many candidates again, and their logits
+    """Memory that a Sampler allocates. A larger vocabulary adds only one sum for each chunk."""
+    # The list with space for as many new candidates, and the logits.
+    best = 2 * BEST_TOKENS * 8 + BEST_TOKENS * 4
     fixed = best + COLUMNS * 4 + BINS * 8 + RECENT_TOKENS * 4
     return CHUNK_TOKENS * _CHUNK_TOKEN_BYTES + fixed + 8 * chunks_of(vocabulary)
 
@@ -273,12 +278,12 @@ def _line(
 
 
 def _bill_lines(plan: StreamPlan) -> Iterator[MemoryLine]:
-    model, tokens = plan.model, plan.model.dimensions.vocabulary
-    held = sum(tensor.shape[-1] for tensor in vectors(model))
-    because = f"norms and biases: {held:,} x {FLOAT_BYTES}, held as float32"
-    yield _line(Component.WEIGHTS, held * FLOAT_BYTES, because)
-    inside = {tensor.name for layer in model.layers for tensor in layer.values()}
-    outside = [tensor for tensor in matrices(model) if tensor.name not in inside]
+    model, vocabulary = plan.model, plan.model.dimensions.vocabulary
+    vector_floats = sum(tensor.shape[-1] for tensor in vectors(model))
+    because = f"norms and biases: {vector_floats:,} x {FLOAT_BYTES}, held as float32"
+    yield _line(Component.WEIGHTS, vector_floats * FLOAT_BYTES, because)
+    layer_names = {tensor.name for layer in model.layers for tensor in layer.values()}
+    outside = [tensor for tensor in matrices(model) if tensor.name not in layer_names]
     groups = [*enumerate(layer.values() for layer in model.layers), (None, outside)]
     for layer, tensors in groups:
         sizes = [tensor.size_bytes for tensor in tensors if tensor.name in plan.kept]
@@ -287,62 +292,68 @@ def _bill_lines(plan: StreamPlan) -> Iterator[MemoryLine]:
             because = f"weights kept: {count} as in the file"
             yield _line(Component.WEIGHTS, sum(sizes), because, layer)
     yield from _cache_lines(plan)
-    yield _line(Component.OUTPUT, tokens * FLOAT_BYTES, f"logits: {tokens:,} x {FLOAT_BYTES}")
-    because = f"sampler: workspace for {tokens:,} tokens"
-    yield _line(Component.COMPUTE, sampler_bytes(tokens), because)
+    yield _line(
+        Component.OUTPUT, vocabulary * FLOAT_BYTES, f"logits: {vocabulary:,} x {FLOAT_BYTES}"
+    )
+    because = f"sampler: workspace for {vocabulary:,} tokens"
+    yield _line(Component.COMPUTE, sampler_bytes(vocabulary), because)
     yield from _chunk_lines(plan)
     yield _line(Component.COMPUTE, plan.tiles_bytes, f"tiles: {plan.tiles_because}")
 
 
 def _cache_lines(plan: StreamPlan) -> Iterator[MemoryLine]:
-    each = (
+    cell_text = (
         f"({plan.k_row_bytes:,} of {plan.cache_k.name} keys + {plan.v_row_bytes:,} of"
         f" {plan.cache_v.name} values)"
     )
     for layer in range(len(plan.cells)):
         cells = plan.resident_cells(layer)
         slides = plan.slides(layer) and cells < plan.context_tokens
-        pages = "" if cells == plan.cells[layer] else f" of {plan.cells[layer]:,}"
+        of_cells = "" if cells == plan.cells[layer] else f" of {plan.cells[layer]:,}"
         yield _line(
             Component.SLIDING_KV_CACHE if slides else Component.KV_CACHE,
             cells * plan.cell_bytes,
-            f"cache: {cells:,}{pages} cells x {each}",
+            f"cache: {cells:,}{of_cells} cells x {cell_text}",
             layer,
         )
     if plan.resident_pages is not None:
         yield _line(
             Component.KV_CACHE,
             PAGE_TOKENS * plan.cell_bytes,
-            f"page read back: {PAGE_TOKENS} cells x {each}",
+            f"page read back: {PAGE_TOKENS} cells x {cell_text}",
         )
 
 
 def _chunk_lines(plan: StreamPlan) -> Iterator[MemoryLine]:
     size, tokens = plan.model.dimensions, plan.chunk_tokens
-    of = f"{tokens:,} tokens x"
+    times = f"{tokens:,} tokens x"
 
     def floats(what: str, count: int, arithmetic: str) -> MemoryLine:
         because = f"{what}: {arithmetic} x {FLOAT_BYTES}"
         return _line(Component.COMPUTE, count * FLOAT_BYTES, because)
 
-    yield floats("tokens", tokens * size.width, f"{of} {size.width:,}")
-    yield floats("chunk", tokens * size.width, f"{of} {size.width:,}")
-    yield floats("queries", tokens * size.query, f"{of} {size.query:,}")
+    yield floats("tokens", tokens * size.width, f"{times} {size.width:,}")
+    yield floats("chunk", tokens * size.width, f"{times} {size.width:,}")
+    yield floats("queries", tokens * size.query, f"{times} {size.query:,}")
     if plan.has_sinks:
-        yield floats("queries of sinks", tokens * size.query, f"{of} {size.query:,}")
+        yield floats("queries of sinks", tokens * size.query, f"{times} {size.query:,}")
     mixed = size.query + 2 * size.heads
     yield floats(
-        "attention", tokens * mixed, f"{of} ({size.query:,} + {size.heads} heads x 2 of its sums)"
+        "attention",
+        tokens * mixed,
+        f"{times} ({size.query:,} + {size.heads} heads x 2 of its sums)",
     )
     yield floats(
         "keys and values, then feed-forward",
         arena_floats(plan.model, tokens, tokens),
-        f"{of} the larger of 2 x {size.key:,} and {size.inner:,}",
+        f"{times} the larger of 2 x {size.key:,} and {size.inner:,}",
     )
     yield _line(
-        Component.COMPUTE, tokens * plan.cell_bytes, f"staging: {of} {plan.cell_bytes:,} of cache"
+        Component.COMPUTE,
+        tokens * plan.cell_bytes,
+        f"staging: {times} {plan.cell_bytes:,} of cache",
     )
     if tables := plan.rotary_tables:
         yield floats(
-            "rotary", tables * tokens * (size.rotary // 2), f"{tables} x {of} {size.rotary // 2}"
+            "rotary", tables * tokens * (size.rotary // 2), f"{tables} x {times} {size.rotary // 2}"
         )

@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that counts as a fast disk, whatever the tests are on and however busy it is."""
-    monkeypatch.setattr(gate, "_refuse_memory", lambda _folder: None)
+    monkeypatch.setattr(gate, "_refuse_folder_in_memory", lambda _folder: None)
     monkeypatch.setattr(gate, "measure", disk_of(1e12))
     folder = tmp_path / "pages"
     folder.mkdir()
@@ -137,7 +137,7 @@ def test_all_that_a_step_reads_back_must_be_there_in_time(
 ) -> None:
     """3 layers x 3 cold pages x 256 tokens x 512 bytes = 1,179,648 bytes within 1.5 s or 0.2 s."""
     folder = models["llama"].parent
-    monkeypatch.setattr(gate, "_refuse_memory", lambda _folder: None)
+    monkeypatch.setattr(gate, "_refuse_folder_in_memory", lambda _folder: None)
     monkeypatch.setattr(gate, "measure", disk_of(enough))
     spilling(models["llama"], folder, purpose=purpose).close()
     monkeypatch.setattr(gate, "measure", disk_of(too_slow))
@@ -161,7 +161,7 @@ def test_a_window_that_stays_whole(models: dict[str, Path], spill_folder: Path) 
 def test_a_disk_without_room(
     models: dict[str, Path], spill_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "_room_bytes", lambda _folder: MIB)
+    monkeypatch.setattr(gate, "_free_bytes", lambda _folder: MIB)
     with pytest.raises(
         KvSpillUnsupportedError, match=r"spilled pages do not fit in the 1\.00 MiB left"
     ):

@@ -380,7 +380,7 @@ def test_a_draw_never_ends_on_a_token_without_weight(share: float, token: int) -
 def test_a_target_beyond_the_weight_of_all_is_all() -> None:
     """As rounding may make it, where the weights are summed in another order."""
     logits = np.concatenate([np.zeros(2000), np.full(100, -1000.0)]).astype(np.float32)
-    kept = Chooser(len(logits)).first_weighing(logits, 2000.0000001, 0.0)
+    kept = Chooser(len(logits)).prefix_by_weight(logits, 2000.0000001, 0.0)
     assert (kept.least, kept.last) == (0.0, 1999)
 
 

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: its keys and arrays, checked, and stored as densely as in the file."""
+"""Reads the vocabulary of a GGUF file, checks it, and stores it as compactly as the file does."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 SPACE = "▁"  # sentencepiece's letter for a space
 
-# Limits on a vocabulary and a text, and what real ones have.
+# Upper limits for a vocabulary and a text. The comments name the largest real values.
 MOST_TOKENS = 1_048_576  # XLM-V has 901,629, Gemma 262,144
 MOST_MERGES = 1_572_864  # Gemma 4 has 514,906
 MOST_TOKEN_BYTES = 4 * KIB  # 1,024 in gpt-neox and Command-R: 512 spaces, two bytes each
 MOST_STRINGS_BYTES = 64 * MIB  # all tokens, or all merges: 5.6 MB in Gemma 4
 MOST_CHARSMAP_BYTES = 4 * MIB  # 237,539 in XLM-R's
 MOST_SPECIAL_TOKENS = 65_536  # Gemma 3 has 6,415
-UNIGRAM_CHARACTERS = 128  # of one token of a Unigram vocabulary: 16 in sentencepiece's own
-STRETCH_CHARACTERS = 8 * KIB  # of a text that has no split point: see text.py
-WINDOW_CHARACTERS = 4 * KIB  # of a text that are tokenized at once, if it has split points
+UNIGRAM_CHARACTERS = 128  # in one token of a Unigram vocabulary; sentencepiece trains 16
+STRETCH_CHARACTERS = 8 * KIB  # in a part of a text without a split point: see text.py
+WINDOW_CHARACTERS = 4 * KIB  # tokenized at once, if the text has split points
 
 
 class TokenKind(enum.IntEnum):
@@ -63,8 +63,10 @@ class Strings:
     def __init__(self, what: str, *, file: str, offset: int) -> None:
         self._what = what
         self._file = file
-        self.offset = offset  # in the file, where 8 bytes with its length come before each text
-        self.all_bytes = bytearray()  # all texts without separators
+        self.offset = (
+            offset  # where the array starts in the file; there, each text follows its length
+        )
+        self.all_bytes = bytearray()  # all texts, without separators
         self.ends = array("I")
 
     def append(self, text: bytes | memoryview) -> None:
@@ -88,7 +90,7 @@ class Strings:
     def __iter__(self) -> Iterator[str]:
         begin, raw = 0, self.all_bytes
         for index, end in enumerate(self.ends):
-            try:  # as self[index], without a call for each text
+            try:  # the same as self[index], but faster
                 text = raw[begin:end].decode()
             except UnicodeDecodeError:
                 text = self[index]
@@ -98,19 +100,19 @@ class Strings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """The tokens of one file and how they are used. Everything in it has been checked."""
+    """The tokens of one file and the rules for using them. Everything in it has been checked."""
 
     file: str
     family: TokenizerFamily
-    pre: PreTokenizer | None  # of BPE only
+    pre: PreTokenizer | None  # only BPE has one
     tokens: Strings = field(repr=False)
     kinds: bytes = field(repr=False)  # one TokenKind for each token
-    named: Mapping[str, int] = field(repr=False)  # text -> number, of tokens with a known meaning
-    scores: array[float] | None = field(repr=False)  # of SPM and Unigram
-    merges: Strings | None = field(repr=False)  # of BPE
-    charsmap: bytes = field(repr=False)  # of Unigram: sentencepiece's normalisation
-    before: tuple[int, ...]  # tokens before every text
-    after: tuple[int, ...]
+    named: Mapping[str, int] = field(repr=False)  # text -> number, only for texts in _MEANINGS
+    scores: array[float] | None = field(repr=False)  # only SPM and Unigram
+    merges: Strings | None = field(repr=False)  # only BPE
+    charsmap: bytes = field(repr=False)  # only Unigram: sentencepiece's normalisation
+    before: tuple[int, ...]  # tokens that are added before every text
+    after: tuple[int, ...]  # tokens that are added after every text
     unknown: int | None
     space_prefix: bool
     merge_spaces: bool
@@ -133,7 +135,7 @@ _KEY = "tokenizer.ggml."
 
 @dataclass(frozen=True, slots=True)
 class _TokenizerKeys(GgufKeys):
-    """The keys that begin with tokenizer.ggml, and the arrays, which are read from the file."""
+    """The keys that begin with tokenizer.ggml, and a reader for their arrays, which are still in the file."""
 
     arrays: Mapping[str, ArrayFact]
     source: WeightFile
@@ -192,23 +194,25 @@ class _TokenizerKeys(GgufKeys):
         self.check_limit(f"{what}: length in bytes", fact.end - fact.offset, MOST_STRINGS_BYTES)
         strings = Strings(what, file=self.file, offset=fact.offset)
         buffer, unpack, append = bytearray(WINDOW_BYTES), _LENGTH.unpack_from, strings.append
-        start, count = fact.offset, 0
-        while count < fact.count:
-            window = memoryview(buffer)[: min(WINDOW_BYTES, fact.end - start)]
-            self.source.read_into(start, window, what=what)
-            at, length = 0, len(window)
-            while count < fact.count and at + 8 <= length:
-                (size,) = unpack(window, at)
+        window_offset, index = fact.offset, 0
+        while index < fact.count:
+            window = memoryview(buffer)[: min(WINDOW_BYTES, fact.end - window_offset)]
+            self.source.read_into(window_offset, window, what=what)
+            position, length = 0, len(window)
+            while index < fact.count and position + 8 <= length:
+                (size,) = unpack(window, position)
                 if size > entry_bytes:
-                    self.check_limit(f"{what}[{count}]: length in bytes", size, entry_bytes)
-                end = at + 8 + size
+                    self.check_limit(f"{what}[{index}]: length in bytes", size, entry_bytes)
+                end = position + 8 + size
                 if end > length:
                     break
-                append(window[at + 8 : end])
-                at, count = end, count + 1
-            if not at:
-                raise HeaderError(f"{what} continues beyond its end", file=self.file, offset=start)
-            start += at
+                append(window[position + 8 : end])
+                position, index = end, index + 1
+            if not position:
+                raise HeaderError(
+                    f"{what} continues beyond its end", file=self.file, offset=window_offset
+                )
+            window_offset += position
         return strings
 
     def read_numbers(
@@ -239,7 +243,8 @@ ANSWER_ENDS = frozenset({
     "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
-FILL_ENDS = {  # of a fill-in-the-middle: the key that gives the token, and the texts it may have otherwise
+# Tokens that end a fill-in-the-middle: the key that states the token, and the texts to search for without the key.
+FILL_ENDS = {
     "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep_token_id": ("<|file_sep|>",),
@@ -252,25 +257,25 @@ _CONTROL = ANSWER_ENDS.union(*FILL_ENDS.values()) | {
     "<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>",
 }  # fmt: skip
 _USER_DEFINED = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
-# Texts with a meaning.
+# All texts that have a special meaning.
 _MEANINGS = _CONTROL | _USER_DEFINED | {"<mask>", "[MASK]", "<unk>", "<s>"}
 _MASK_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 
 def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
-    """Raises UnknownTokenizerError for an unknown kind of vocabulary, HeaderError for a contradiction."""
+    """A file's vocabulary. Raises UnknownTokenizerError for an unknown kind, HeaderError for contradictory keys."""
     keys = _TokenizerKeys.of(file, header)
     family = family_of(keys.text("model"), header.name)
     method = family.method
-    pre = _pre_tokenizer(family, keys)
+    pre = _read_pre_tokenizer(family, keys)
     tokens = keys.read_strings("tokens", most=MOST_TOKENS, entry_bytes=MOST_TOKEN_BYTES)
     named = {text: number for number, text in enumerate(tokens) if text in _MEANINGS}
     kinds = _read_kinds(keys, len(tokens), named)
-    before, after = _frame(family, pre, keys, len(tokens))
+    before, after = _read_frame(family, pre, keys, len(tokens))
     unknown = keys.token("unknown_token_id", family.unknown, len(tokens))
     if method in (Method.WORDPIECE, Method.UNIGRAM):
-        unknown = _checked_token(keys, "unknown", unknown, len(tokens))
+        unknown = _check_token(keys, "unknown", unknown, len(tokens))
     # BERT lowercases, unless the vocabulary has words with capitals. Most files are older than the key, and
     # llama.cpp lowercases every text.
     usually_lowercase = method is Method.WORDPIECE and not any(
@@ -278,7 +283,7 @@ def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
         for token, kind in zip(tokens, kinds, strict=True)
     )
     lowercase = keys.flag("normalizer.lowercase", default=usually_lowercase)
-    strip_left, strip_right = _space_strippers(keys, named, kinds)
+    strip_left, strip_right = _read_space_strippers(keys, named, kinds)
     scores, merges, charsmap = None, None, b""
     if method in (Method.SPM, Method.UNIGRAM):
         numbers = keys.read_numbers("scores", elements=("float32", "int32"), count=len(tokens))
@@ -320,17 +325,18 @@ def answer_ends(file: WeightFile, header: FileHeader, vocabulary: Vocabulary) ->
     """Tokens that end an answer, by their keys and by their texts: llama.cpp's special_eog_ids."""
     keys = _TokenizerKeys.of(file, header)
     kinds, named = vocabulary.kinds, vocabulary.named
-    stops = {keys.token_or_default(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
-    stops.add(keys.token_or_default("eos_token_id", vocabulary.family.eos, len(kinds)))
+    numbers = {keys.token_or_default(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
+    numbers.add(keys.token_or_default("eos_token_id", vocabulary.family.eos, len(kinds)))
     for key, texts in FILL_ENDS.items():
         token = keys.token_or_default(key, None, len(kinds))
-        stops |= _numbers(named, *texts) if token is None else {token}
-    ends = _numbers(named, *ANSWER_ENDS)
-    others = {number for number in ends if kinds[number] != TokenKind.CONTROL}  # see _read_kinds
-    return frozenset(number for number in stops | ends if number is not None) - others
+        numbers |= _numbers_of(named, *texts) if token is None else {token}
+    ends = _numbers_of(named, *ANSWER_ENDS)
+    # _read_kinds has decided that these do not end an answer in this vocabulary.
+    not_control = {number for number in ends if kinds[number] != TokenKind.CONTROL}
+    return frozenset(number for number in numbers | ends if number is not None) - not_control
 
 
-def _pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenizer | None:
+def _read_pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenizer | None:
     if family.method is not Method.BPE:
         return None
     name = "gemma4" if family.model == "gemma4" else keys.text("pre")
@@ -344,6 +350,7 @@ def _pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenize
 
 
 def _read_kinds(keys: _TokenizerKeys, count: int, named: dict[str, int]) -> bytearray:
+    """The TokenKind of each token: as the file states it, except for texts with a special meaning."""
     if _KEY + "token_type" in keys.arrays:
         numbers = keys.read_numbers("token_type", elements=("int32",), count=count)
         known = range(len(TokenKind))
@@ -359,41 +366,41 @@ def _read_kinds(keys: _TokenizerKeys, count: int, named: dict[str, int]) -> byte
         elif text in _USER_DEFINED:
             kinds[number] = TokenKind.USER_DEFINED
     # <|end|> does not end an answer if <|return|> does. In a vocabulary with <|tool_response>, </s> is HTML.
-    calls = "<|call|>" in named or "<|calls|>" in named
-    if "<|end|>" in named and calls and ("<|return|>" in named or "<|flush|>" in named):
+    has_calls = "<|call|>" in named or "<|calls|>" in named
+    if "<|end|>" in named and has_calls and ("<|return|>" in named or "<|flush|>" in named):
         kinds[named["<|end|>"]] = TokenKind.USER_DEFINED
     if "</s>" in named and "<|tool_response>" in named:
         kinds[named["</s>"]] = TokenKind.NORMAL
-    special = sum(kinds.count(kind) for kind in SPECIAL_KINDS)
-    what = f"{_KEY}token_type (special tokens): number of entries"
-    keys.check_limit(what, special, MOST_SPECIAL_TOKENS)
+    special_tokens = sum(kinds.count(kind) for kind in SPECIAL_KINDS)
+    limit_name = f"{_KEY}token_type (special tokens): number of entries"
+    keys.check_limit(limit_name, special_tokens, MOST_SPECIAL_TOKENS)
     return kinds
 
 
-def _frame(
+def _read_frame(
     family: TokenizerFamily, pre: PreTokenizer | None, keys: _TokenizerKeys, count: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens before and after every text."""
+    """The tokens that are added before and after every text."""
     bos = None if pre and not pre.has_bos else family.bos
     begin = keys.token("bos_token_id", bos, count)
-    if family.method is Method.WORDPIECE:  # it always has both, whatever the flags are
+    if family.method is Method.WORDPIECE:  # always has both tokens, whatever the flags say
         if keys.get("bos_token_id") is None:
             begin = keys.token("cls_token_id", bos, count)
         separator = keys.token("seperator_token_id", family.separator, count)  # GGUF's spelling
-        return (_checked_token(keys, "cls", begin, count),), (
-            _checked_token(keys, "sep", separator, count),
-        )
+        cls = _check_token(keys, "cls", begin, count)
+        return (cls,), (_check_token(keys, "sep", separator, count),)
     add_bos = keys.flag("add_bos_token", default=family.add_bos or bool(pre and pre.add_bos))
-    add_bos = add_bos or bool(pre and pre.newline_runs)  # Gemma 4's: always, llama-vocab.cpp:2611
+    if pre and pre.newline_runs:  # Gemma 4 always has one: llama-vocab.cpp:2611
+        add_bos = True
     add_eos = keys.flag("add_eos_token", default=family.add_eos)
     end = keys.token("eos_token_id", family.eos, count)
     return (
-        (_checked_token(keys, "bos", begin, count),) if add_bos else (),
-        (_checked_token(keys, "eos", end, count),) if add_eos else (),
+        (_check_token(keys, "bos", begin, count),) if add_bos else (),
+        (_check_token(keys, "eos", end, count),) if add_eos else (),
     )
 
 
-def _checked_token(keys: _TokenizerKeys, what: str, number: int | None, count: int) -> int:
+def _check_token(keys: _TokenizerKeys, what: str, number: int | None, count: int) -> int:
     if number is None:
         raise keys.error(
             f"texts need its {what} token, but the file does not state which one it is"
@@ -405,10 +412,13 @@ def _checked_token(keys: _TokenizerKeys, what: str, number: int | None, count: i
     return number
 
 
-def _space_strippers(
+def _read_space_strippers(
     keys: _TokenizerKeys, named: dict[str, int], kinds: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Special tokens that remove the spaces before or after them. GGUF has no key for it: llama-vocab.cpp:3066-3115."""
+    """Special tokens that remove the spaces before them, and those that remove the spaces after them.
+
+    GGUF has no key for it: llama-vocab.cpp:3066-3115 decides by the names of the model and the pre-tokenizer.
+    """
     pre = keys.text("pre") or ""
     architecture = str(keys.all_keys.get("general.architecture", ""))
     name = str(keys.all_keys.get("general.name", "")).lower()
@@ -416,15 +426,15 @@ def _space_strippers(
     if any(part in pre for part in _MASK_PRE) or any(
         part in architecture for part in _MASK_ARCHITECTURES
     ):
-        return _numbers(named, "<mask>"), nothing
+        return _numbers_of(named, "<mask>"), nothing
     if "phi-3" in name or "phi3" in name:
-        special = {number for number, kind in enumerate(kinds) if kind in SPECIAL_KINDS}
-        kept = _numbers(named, "<unk>", "<s>", "<|endoftext|>")
-        return nothing, frozenset(special | _numbers(named, "</s>")) - kept
+        special_tokens = {number for number, kind in enumerate(kinds) if kind in SPECIAL_KINDS}
+        exceptions = _numbers_of(named, "<unk>", "<s>", "<|endoftext|>")
+        return nothing, frozenset(special_tokens | _numbers_of(named, "</s>")) - exceptions
     if "modern-bert" in name:
-        return _numbers(named, "[MASK]"), nothing
+        return _numbers_of(named, "[MASK]"), nothing
     return nothing, nothing
 
 
-def _numbers(named: Mapping[str, int], *texts: str) -> frozenset[int]:
+def _numbers_of(named: Mapping[str, int], *texts: str) -> frozenset[int]:
     return frozenset(named[text] for text in texts if text in named)
