@@ -31,7 +31,7 @@ from edgekit.app.plan import plan_model
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp.placements import measured_overhead
 from edgekit.engines.llamacpp.run import binding
-from edgekit.engines.llamacpp.run.generated import Shape, file_bytes, write_made_up
+from edgekit.engines.llamacpp.run.generated import Shape, file_bytes, write_test_model
 from edgekit.engines.llamacpp.run.verification import beside_bytes
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_s, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -128,7 +128,7 @@ def test_a_neighbour_is_noticed() -> None:
 
 def test_the_made_up_model_is_what_it_says(tmp_path: Path) -> None:
     path = tmp_path / "made-up.gguf"
-    write_made_up(path, SMALL)
+    write_test_model(path, SMALL)
     assert path.stat().st_size == file_bytes(SMALL)
     found = GGUFReader(path)
     names = [tensor.name for tensor in found.tensors]
@@ -227,7 +227,7 @@ def test_a_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
     path = tmp_path / "large.gguf"
-    write_made_up(path, replace(SMALL, vocabulary=WORDS))
+    write_test_model(path, replace(SMALL, vocabulary=WORDS))
     options = replace(QUICK, busy_share=-1.0)
     found = calibrate(str(path), options=options)
     assert found.engine is not None

@@ -26,7 +26,7 @@ from edgekit.app import calibrate as host_module
 from edgekit.app.calibrate import Calibrated, calibrate
 from edgekit.cli import main
 from edgekit.engines.llamacpp.run import binding
-from edgekit.engines.llamacpp.run.generated import Shape, write_made_up
+from edgekit.engines.llamacpp.run.generated import Shape, write_test_model
 from edgekit.engines.program import CalibrateOptions
 from edgekit.machine import calibration
 from edgekit.machine.calibration import (
@@ -347,7 +347,7 @@ def test_check_counts_overhead_only_on_this_machine(
 def test_verify_load_saves_overhead(data: Path, tmp_path: Path, ask: Ask) -> None:
     pytest.importorskip("xllamacpp")
     model = str(tmp_path / "large.gguf")
-    write_made_up(Path(model), QUICK.shape)
+    write_test_model(Path(model), QUICK.shape)
     _, out, _ = ask("verify", model)
     assert "Remembered" not in out
     assert not data.exists()
@@ -383,7 +383,7 @@ def test_verify_load_with_an_unwritable_folder(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
     model = tmp_path / "large.gguf"
-    write_made_up(model, QUICK.shape)
+    write_test_model(model, QUICK.shape)
     code, out, _ = ask("verify", str(model), "--load")
     assert code == 0
     assert "not saved for later estimates: " in " ".join(out.split())

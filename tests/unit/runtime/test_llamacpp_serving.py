@@ -118,7 +118,7 @@ def test_only_with_the_key(served: Served) -> None:
 def test_the_bill_is_what_the_engine_reports(served: Served) -> None:
     rows = {row.part: row for row in compare_reported(served.bill, served.running)}
     assert all(row.within for row in rows.values()), rows
-    cache = served.running.held.parts[Component.KV_CACHE]
+    cache = served.running.allocations.parts[Component.KV_CACHE]
     assert served.bill.of(Component.KV_CACHE) == 4 * 32_768 * 256 * 2 * 2
     assert cache.off_by(4 * 32_768 * 256 * 2 * 2) == 0
     assert cache.resolution_bytes < 6_000
@@ -155,7 +155,7 @@ def test_memory_is_what_was_promised(served: Served) -> None:
 def test_what_the_engine_made_of_the_options(served: Served) -> None:
     facts = dict(served.bill.facts)
     for name in ("n_ctx", "n_ctx_seq", "n_seq_max", "n_batch", "n_ubatch"):
-        assert served.running.held.resolved[name] == str(facts[name])
+        assert served.running.allocations.resolved[name] == str(facts[name])
     assert served.running.version.startswith("20")
     assert "(llama.cpp " in served.running.version
 

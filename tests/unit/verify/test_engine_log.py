@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgekit.bill.types import Component
-from edgekit.engines.llamacpp.run.engine_log import EngineLog, hundredths, whole
+from edgekit.engines.llamacpp.run.engine_log import EngineLog, hundredths, whole_mib
 from edgekit.engines.program import MeasuredBytes
 from edgekit.errors import EngineError
 from edgekit.units import MIB
@@ -60,7 +60,7 @@ def test_a_printed_number_is_an_interval() -> None:
     assert hundredths("16.00").high_bytes == 16 * MIB + half + 2 + 1
     # A 32-bit float holds 131,072.00 MiB only to the next 16 KiB.
     assert hundredths("131072.00").resolution_bytes > 16 * 1024
-    assert whole("1137") == MeasuredBytes(low_bytes=1137 * MIB, high_bytes=1138 * MIB - 1)
+    assert whole_mib("1137") == MeasuredBytes(low_bytes=1137 * MIB, high_bytes=1138 * MIB - 1)
 
 
 def test_off_by_is_zero_inside_the_interval() -> None:
@@ -75,20 +75,20 @@ def test_sliding_and_full_caches_are_told_apart() -> None:
     assert parts[Component.STATE] == MeasuredBytes(low_bytes=0, high_bytes=0)
     assert parts[Component.OUTPUT] == hundredths("4.00")
     assert parts[Component.COMPUTE] == hundredths("58.28")
-    assert parts[Component.WEIGHTS] == whole("1907")
+    assert parts[Component.WEIGHTS] == whole_mib("1907")
 
 
 def test_states_and_rearranged_weights_count() -> None:
     parts = read(HYBRID).parts()
     assert parts[Component.STATE] == hundredths("55.37")
-    assert parts[Component.WEIGHTS] == whole("4258") + whole("13432")
+    assert parts[Component.WEIGHTS] == whole_mib("4258") + whole_mib("13432")
 
 
 def test_buffers_of_a_gpu_are_added_to_the_hosts() -> None:
     log = read(DEVICE)
     parts = log.parts()
     assert log.devices == ["CUDA0 (NVIDIA H200)"]
-    assert parts[Component.WEIGHTS] == whole("850") + whole("287")
+    assert parts[Component.WEIGHTS] == whole_mib("850") + whole_mib("287")
     assert parts[Component.COMPUTE] == hundredths("30.50") + hundredths("12.02")
 
 
@@ -171,27 +171,29 @@ def test_a_real_run_tells_its_weights_and_a_drafters_context() -> None:
     drafter = REAL.replace("0.75 MiB", "0.25 MiB").replace(
         "n_seq_max             = 2", "n_rs_seq = 0"
     )
-    held = read(REAL + drafter).held()
+    allocations = read(REAL + drafter).allocations()
     assert (
-        held.weights
+        allocations.weights
         == (
             ("CPU_Mapped", hundredths("3.87")),
             ("CUDA0", hundredths("16.00")),
         )
         * 2
     )
-    assert held.parts[Component.KV_CACHE] == hundredths("0.75") + hundredths("0.25")
-    assert held.parts[Component.COMPUTE] == hundredths("5.77") + hundredths("5.77")
-    assert held.parts[Component.STATE].high_bytes == 0
-    assert held.resolved == {"n_seq_max": "2"}  # the model's own
+    assert allocations.parts[Component.KV_CACHE] == hundredths("0.75") + hundredths("0.25")
+    assert allocations.parts[Component.COMPUTE] == hundredths("5.77") + hundredths("5.77")
+    assert allocations.parts[Component.STATE].high_bytes == 0
+    assert allocations.resolved == {"n_seq_max": "2"}  # the model's own
 
 
 def test_what_is_reserved_again_is_not_counted_twice() -> None:
     reserved = "sched_reserve: reserving ...\nsched_reserve: CPU compute buffer size =     7.00 MiB"
-    assert read(REAL, *reserved.splitlines()).held().parts[Component.COMPUTE] == hundredths("7.00")
+    assert read(REAL, *reserved.splitlines()).allocations().parts[Component.COMPUTE] == hundredths(
+        "7.00"
+    )
 
 
 @pytest.mark.parametrize("word", ["model buffer", "compute buffer", "output buffer"])
 def test_a_real_run_of_another_kind_is_not_understood(word: str) -> None:
     with pytest.raises(EngineError, match="it does not list its buffers"):
-        read(REAL.replace(word, "other")).held()
+        read(REAL.replace(word, "other")).allocations()

@@ -41,7 +41,7 @@ _ENVIRONMENT = {
     "GGML_NO_BACKTRACE": "1",  # otherwise an abort starts a debugger on itself
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
 }
-_FOREIGN = ("AIP_MODE",)  # makes llama.cpp listen where Google's platform expects it
+_NOT_INHERITED = ("AIP_MODE",)  # makes llama.cpp listen where Google's platform expects it
 # Components that the engine reports too. It does not report prompt caches and the driver's context.
 COMPARED = (
     Component.WEIGHTS,
@@ -51,8 +51,8 @@ COMPARED = (
     Component.OUTPUT,
     Component.COMPUTE,
 )
-# A missing adapter, which stops a server after its dry run. Otherwise it would load the model without memory for it and
-# crash before its log is written.
+# An adapter that does not exist. Failing to open it stops a server after its dry run. Otherwise the server would load
+# the model without having allocated memory for it, and crash before its log is written.
 STOP = "no-adapter.gguf"
 XLLAMACPP_NAME = "xllamacpp"
 INSTALL_XLLAMACPP = "pip install 'edgekit-models[llama]'"
@@ -76,10 +76,10 @@ def start_child(
     """Starts the child. `job`: one of child.py's; `title`: shown in process lists, by default the model's file name.
     EngineError if it cannot be started.
     """
-    ours = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     child = ChildProcess(
         [sys.executable, "-P", str(SCRIPT), title or Path(request.get("model", job)).name],
-        environment={**ours, **_ENVIRONMENT, **environment},
+        environment={**inherited, **_ENVIRONMENT, **environment},
         on_line=on_line,
         on_message=on_message,
     )
@@ -88,7 +88,7 @@ def start_child(
 
 
 def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
-    """Resident memory from `read_status`; None if that is empty."""
+    """The memory that `read_status` read, as a Resident; None if it read nothing."""
     if "VmRSS" not in memory:
         return None
     return Resident(
@@ -103,8 +103,8 @@ def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
 
 def resident_of(pid: int) -> Resident | None:
     """Resident memory of a process; None if it is gone or its memory is unknown."""
-    if (found := resident_at("now", read_status(pid))) is not None:
-        return found
+    if (resident := resident_at("now", read_status(pid))) is not None:
+        return resident
     with suppress(psutil.Error):
         return Resident(when="now", resident_bytes=int(psutil.Process(pid).memory_info().rss))
     return None
@@ -120,12 +120,13 @@ class LoadQuestion:
     really: bool = False  # load the weights and decode a few tokens
     pacing: Pacing | None = None  # then process more tokens to measure speed
     timeout_s: float
-    memory_bytes: int | None = None  # address space; None with a GPU driver, which reserves at will
+    # Limit on the address space. None with a GPU, whose driver reserves any amount.
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """How to measure a loaded model's speed: several identical runs, of which the best counts."""
+    """How to measure a loaded model's speed: the best of several identical runs counts."""
 
     vocabulary: int  # token ids are below this
     prompt_tokens: int = 512  # at most; fewer if that would take too long
@@ -185,23 +186,23 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
         raise UsageError(
             "xllamacpp is built without RPC: start llama-server with the command that check prints"
         )
-    found: dict[str, Any] = {}
+    values_by_name: dict[str, Any] = {}
     for flag, value, default in fields_of(TABLE, load, setup):
         if flag.parameter is None or flag.parameter.enum or value is None:
             continue
         is_placed = flag.group in {"placement", "devices", "servers"}
-        # always set a switch: builds have different defaults
+        # a switch is always set: its default differs between builds
         is_given = isinstance(value, bool) or value != default
         if not is_placed or (setup.has_device and is_given):
             plain = list(value) if isinstance(value, tuple) else value
-            found[flag.parameter.name] = not value if flag.parameter.opposite else plain
+            values_by_name[flag.parameter.name] = not value if flag.parameter.opposite else plain
     always: dict[str, Any] = {
         "context": load.context_tokens or 0,
         "parallel": load.sequences or _AUTO,
         "n_gpu_layers": setup.n_gpu_layers if setup.has_device else 0,
     }
-    # The first match applies, so given overrides precede those for experts.
-    overrides = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
+    # The first match applies, so the overrides of the user precede those for experts.
+    overrides = [f"{override.pattern}={override.buffer}" for override in setup.overrides]
     if setup.has_device and setup.cpu_moe:
         overrides.append(_EXPERTS)
     elif setup.has_device:
@@ -209,29 +210,29 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     if overrides:
         always["override_tensor"] = ",".join(overrides)
     names = {flag.key: flag.parameter.name for flag in TABLE if flag.parameter is not None}
-    found |= {names[key]: value for key, value in always.items()}
-    return found
+    values_by_name |= {names[key]: value for key, value in always.items()}
+    return values_by_name
 
 
 def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, str]]:
     """Enum parameters: the enum and the name of its member."""
-    members: dict[str, dict[Any, str]] = {
+    special_members: dict[str, dict[Any, str]] = {
         "llama_flash_attn_type": {None: "AUTO", True: "ENABLED", False: "DISABLED"},
         "llama_load_mode": {True: "MMAP", False: "NONE"},
     }
-    found: dict[str, tuple[str, str]] = {}
+    members_by_parameter: dict[str, tuple[str, str]] = {}
     for flag, value, default in fields_of(TABLE, load, setup):
         if flag.parameter is None or not flag.parameter.enum:
             continue
         name, enum, _ = flag.parameter
-        if enum in members:
-            member = members[enum][value]
+        if enum in special_members:
+            member = special_members[enum][value]
         elif value != default:
             member = value.name.upper()
         else:
             continue
-        found[name] = (enum, f"{enum.upper()}_{member}")
-    return found
+        members_by_parameter[name] = (enum, f"{enum.upper()}_{member}")
+    return members_by_parameter
 
 
 def has_fit_tool() -> bool:
@@ -241,7 +242,7 @@ def has_fit_tool() -> bool:
 def fit_tool_version() -> str:
     """The tool's version from its --version: 'version: 0.5.0-dev (build 1, commit 0c1e570)'."""
     try:
-        done = subprocess.run(  # noqa: S603 - a tool of the user's own PATH
+        completed = subprocess.run(  # noqa: S603 - a tool of the user's own PATH
             [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "--version"],
             capture_output=True,
             timeout=_VERSION_TIMEOUT_S,
@@ -249,8 +250,8 @@ def fit_tool_version() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return "of unknown version"
-    found = re.search(rb"version: ([^\n]{1,80})", done.stdout + done.stderr)
-    return found[1].decode(errors="replace").strip() if found else "of unknown version"
+    match = re.search(rb"version: ([^\n]{1,80})", completed.stdout + completed.stderr)
+    return match[1].decode(errors="replace").strip() if match else "of unknown version"
 
 
 def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
@@ -276,8 +277,8 @@ def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
     values: dict[str, Any] = {"context": 0, "flash_attn": "auto"}
     if setup.has_device:
         values["n_gpu_layers"] = "all"
-    given = given_values(TABLE, load, setup)
-    values |= {name: given[name] for name in given if name in known - _NOT_OF_FIT_TOOL}
+    requested = given_values(TABLE, load, setup)
+    values |= {name: requested[name] for name in requested if name in known - _NOT_OF_FIT_TOOL}
     values["repack"] = setup.repack
     command = [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "-m", str(question.path)]
     command += ["--fit-print", "on", "--verbose", *flag_words(TABLE, values)]

@@ -14,7 +14,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.placements import backend_name, devices
 from edgekit.engines.llamacpp.run.binding import Pacing, VerifyMethod
-from edgekit.engines.llamacpp.run.generated import TEST_MODEL, Shape, file_bytes, write_made_up
+from edgekit.engines.llamacpp.run.generated import TEST_MODEL, Shape, file_bytes, write_test_model
 from edgekit.engines.llamacpp.run.verification import verify_model
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
@@ -29,20 +29,21 @@ from edgekit.units import format_bytes
 
 CONTEXT_TOKENS = 1024
 PROMPT_TOKENS, NEW_TOKENS = 512, 32
-WORDS = 32_000  # random ids stay below: an embedding may end with unused rows
+WORDS = 32_000  # random token ids are below this: the last rows of an embedding may be unused
 _FREE_FACTOR = 2  # leave as much disk space free as the file takes
 
 
 def measure(method: VerifyMethod, request: CalibrateRequest) -> EngineRun:
+    """Runs llama.cpp with the model of the request, or with a generated test model."""
     if request.opened is not None:
         return _run(request, method, request.opened)
-    with ending_in_order(), _made_up(request) as made:
-        return _run(request, method, made)
+    with ending_in_order(), _test_model(request) as opened:
+        return _run(request, method, opened)
 
 
 @contextmanager
-def _made_up(request: CalibrateRequest) -> Iterator[OpenModel]:
-    """A generated test model, always deleted afterwards."""
+def _test_model(request: CalibrateRequest) -> Iterator[OpenModel]:
+    """Writes and opens the test model, which is deleted afterwards."""
     shape: Shape = request.options.shape or Shape()
     size = file_bytes(shape)
     with tempfile.TemporaryDirectory(
@@ -56,7 +57,7 @@ def _made_up(request: CalibrateRequest) -> Iterator[OpenModel]:
                 f"model takes {format_bytes(size)}"
             )
         request.tell(f"writing {TEST_MODEL} ({format_bytes(size)}) to {path.parents[1]}")
-        write_made_up(path, shape)
+        write_test_model(path, shape)
         yield replace(open_model(path), label=TEST_MODEL)
 
 
@@ -64,17 +65,18 @@ def _run(request: CalibrateRequest, method: VerifyMethod, opened: OpenModel) -> 
     """Runs on the machine's cards if the engine finds them, else on the CPU."""
     cards = devices(request.machine)
     if not cards:
-        return _on(request, method, opened, ())
+        return _run_on(request, method, opened, ())
     try:
-        return _on(request, method, opened, cards)
+        return _run_on(request, method, opened, cards)
     except EngineError as error:
-        run = _on(request, method, opened, ())
+        run = _run_on(request, method, opened, ())
         return replace(run, notes=(f"measured on the CPU only: {error}", *run.notes))
 
 
-def _on(
+def _run_on(
     request: CalibrateRequest, method: VerifyMethod, opened: OpenModel, cards: tuple[Device, ...]
 ) -> EngineRun:
+    """Loads the model on these cards, or on the CPU without cards, and measures its memory and speed."""
     if opened.files is None:
         raise UsageError(f"{opened.label} has no files to load")
     machine = replace(request.machine, devices=cards)
@@ -88,7 +90,7 @@ def _on(
     where = " + ".join(card.name for card in cards) or "the CPU"
     request.tell(f"starting {method.name} {method.version()} with {opened.label} on {where}")
     with watched() as others:
-        found = verify_model(
+        verification = verify_model(
             replace(opened.files, label=opened.label),
             load,
             setup,
@@ -98,31 +100,31 @@ def _on(
         )
     is_busy = others.share > request.options.busy_share
     pace = None
-    if found.paced is not None and not is_busy:
-        pace = _pace(machine, opened, load, setup, found.paced)
+    if verification.paced is not None and not is_busy:
+        pace = _pace(machine, opened, load, setup, verification.paced)
     notes: list[str] = []
-    if is_busy and found.paced is not None:
+    if is_busy and verification.paced is not None:
         notes.append(
-            f"llama.cpp reached {found.paced.decode_tokens_per_s:.1f} tokens/s (prompt: "
-            f"{found.paced.prefill_tokens_per_s:.1f} tokens/s), which was not saved: {others.note}"
+            f"llama.cpp reached {verification.paced.decode_tokens_per_s:.1f} tokens/s (prompt: "
+            f"{verification.paced.prefill_tokens_per_s:.1f} tokens/s), which was not saved: {others.note}"
         )
-    if found.beside_bytes is None:
+    if verification.beside_bytes is None:
         notes.append(
             "llama.cpp's memory overhead could not be measured on this system (it is read "
             "from /proc)"
         )
-    return EngineRun(machine=machine, verification=found, pace=pace, notes=tuple(notes))
+    return EngineRun(machine=machine, verification=verification, pace=pace, notes=tuple(notes))
 
 
 def _pacing(opened: OpenModel, load: Load, seconds: float) -> Pacing | None:
     """None for a model that does not generate, or whose context is too short to time."""
     geometry = opened.model.geometry
-    room = (load.context_tokens or 0) - 2 * NEW_TOKENS
-    if geometry.causal is False or not geometry.vocabulary or room < NEW_TOKENS:
+    prompt_limit = (load.context_tokens or 0) - 2 * NEW_TOKENS
+    if geometry.causal is False or not geometry.vocabulary or prompt_limit < NEW_TOKENS:
         return None
     return Pacing(
         vocabulary=min(geometry.vocabulary, WORDS),
-        prompt_tokens=min(PROMPT_TOKENS, room),
+        prompt_tokens=min(PROMPT_TOKENS, prompt_limit),
         new_tokens=NEW_TOKENS,
         seconds=seconds,
     )
@@ -131,7 +133,7 @@ def _pacing(opened: OpenModel, load: Load, seconds: float) -> Pacing | None:
 def _pace(
     machine: Machine, opened: OpenModel, load: Load, setup: LlamaCppSetup, paced: Paced
 ) -> Pace:
-    """The measured speed, with the middle of the expected range at the same length."""
+    """The measured speed, and the middle of the range that EdgeKit expects for the same number of tokens."""
     model = opened.model
     bill = estimate(model, load, setup)
     filled = (paced.prompt_tokens, paced.prompt_tokens + paced.new_tokens)

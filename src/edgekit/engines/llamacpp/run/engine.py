@@ -15,7 +15,7 @@ from typing import Self
 from edgekit.engines.llamacpp.child import LOADED
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.binding import NO_DEVICES, resident_at, resident_of, start_child
-from edgekit.engines.llamacpp.run.engine_log import EngineLog, Held, is_complaint
+from edgekit.engines.llamacpp.run.engine_log import EngineLog, LoggedAllocations, is_complaint
 from edgekit.engines.llamacpp.run.launch import Launch, make_settings
 from edgekit.engines.llamacpp.run.watch import MappedFiles, Probes, Watch, say_nothing
 from edgekit.engines.process import (
@@ -31,7 +31,7 @@ from edgekit.errors import EngineError, MemoryPressureError, MissingExtraError
 from edgekit.machine.surroundings import number_in, pairs_of
 from edgekit.units import GIB, format_bytes
 
-GRACE_S = 5.0  # between asking it to end and killing it
+GRACE_S = 5.0  # between asking the engine to end and killing it
 
 _LINE_CHARS = 400
 _LAST_LINES = 24
@@ -46,13 +46,13 @@ _STEPS = 10
 _HEALTH_S = 5.0
 _LOG_S = 10.0  # for a finished log to arrive on a busy machine
 _BIND_FAILED = "couldn't bind"
-# Requested features that llama.cpp only warns about and then skips.
 _CANNOT_ROLL = (
     "this model's KV cache cannot roll: run it without a rolling window or, if it has "
     "sliding-window layers, with a full-size cache for them (--swa-full)"
 )
 _NO_DRAFTS = "the draft model does not work with this model: run it without"
-_GIVEN_UP: tuple[tuple[str, str, Callable[[Launch], bool]], ...] = (
+# Features that llama.cpp skips with only a warning: words of that warning, our message, and whether it was requested.
+_SKIPPED_FEATURES: tuple[tuple[str, str, Callable[[Launch], bool]], ...] = (
     ("KV cache shifting is not supported", _CANNOT_ROLL, lambda launch: launch.rolls),
     ("ctx_shift is not supported", _CANNOT_ROLL, lambda launch: launch.rolls),
     ("failed to initialize speculative", _NO_DRAFTS, lambda launch: launch.is_drafted),
@@ -63,23 +63,23 @@ _GIVEN_UP: tuple[tuple[str, str, Callable[[Launch], bool]], ...] = (
 class EngineProcess:
     """The engine's process, from start to end; as a context manager, it is stopped at the end of the block."""
 
-    address: str  # of one that is ready: "http://127.0.0.1:8080"
-    version: str  # of xllamacpp, and of the llama.cpp in it
-    held: Held  # what it reports that it allocated, at the precision of its log
-    idle: Resident | None  # with its library, before loading anything
+    address: str  # once it is ready: "http://127.0.0.1:8080"
+    version: str  # the versions of xllamacpp and of the llama.cpp in it
+    allocations: LoggedAllocations  # at the precision of its log
+    idle: Resident | None  # memory with its library loaded, but not the model
 
     def __init__(self, launch: Launch) -> None:
-        """Starts it. UsageError, NotFoundError, SourceError for an impossible launch; EngineError otherwise."""
+        """Starts the process. UsageError, NotFoundError or SourceError for an impossible launch, else EngineError."""
         settings = make_settings(launch)
         self.launch = launch
         self.files = MappedFiles(launch.files)
         self.log = EngineLog()
-        self._why = ""
+        self._stop_reason = ""
         self._ended: Ended | None = None
         self._lock = threading.Lock()  # guards `_ended`
         self._stopping = threading.Lock()
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        self.warnings: list[str] = []  # of the engine, while it loaded
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.warnings: list[str] = []  # logged while loading
         self._log_read = threading.Event()
         self._oom_kills = _oom_kills()
         try:
@@ -87,7 +87,7 @@ class EngineProcess:
                 "serve",
                 settings,
                 environment=launch.environment if launch.setup.has_device else NO_DEVICES,
-                on_line=self._take,
+                on_line=self._read_line,
                 title=launch.title,
             )
         except BaseException:
@@ -100,7 +100,7 @@ class EngineProcess:
 
     @property
     def last_words(self) -> str:
-        """While loading, its first error lines, which say most; later, its last line."""
+        """While loading, the first errors in its log; later, its last errors or lines."""
         if not self._log_read.is_set():
             return self.log.last_words()
         lines = self.recent
@@ -110,7 +110,7 @@ class EngineProcess:
     @property
     def recent(self) -> list[str]:
         """The last lines of its log."""
-        return list(self._last)
+        return list(self._last_lines)
 
     def message(self, timeout_s: float) -> Message | None:
         """The child's next message; None on timeout."""
@@ -129,22 +129,22 @@ class EngineProcess:
         return None if self.poll() is not None else resident_of(self.pid)
 
     def poll(self) -> Ended | None:
-        """None while it is up."""
+        """How the process ended; None while it runs."""
         with self._lock:
             if self._ended is None and self._child.exit_code is not None:
                 self._ended = self._end()
             return self._ended
 
     def wait(self, timeout_s: float | None = None) -> Ended | None:
-        """Its end; None where it has not come in time."""
+        """Waits for the process to end; None on timeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (ended := self.poll()) is None:
-            left = (
-                _END_POLL_S if deadline is None else min(_END_POLL_S, deadline - time.monotonic())
-            )
-            if left <= 0:
+            wait_s = _END_POLL_S
+            if deadline is not None:
+                wait_s = min(wait_s, deadline - time.monotonic())
+            if wait_s <= 0:
                 return None
-            self._child.wait(left)
+            self._child.wait(wait_s)
         return ended
 
     def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
@@ -152,7 +152,7 @@ class EngineProcess:
         with self._stopping:
             if (ended := self.poll()) is not None:
                 return ended
-            self._why = why or "stopped on request"
+            self._stop_reason = why or "stopped on request"
             self._child.ask_to_end()
             self._child.wait(grace_s)
             while (ended := self.poll()) is None:
@@ -161,15 +161,19 @@ class EngineProcess:
             return ended
 
     def _end(self) -> Ended:
+        """How the process ended, with the most likely cause if nothing stopped it on purpose."""
         code = self._child.close(_JOIN_S)
         killed = None if code >= 0 else signal_name(-code)
-        why = self._why
-        if not why:  # it was not requested
+        why = self._stop_reason
+        if not why:  # the engine ended by itself
             why = f"llama.cpp died of {killed}" if killed else f"llama.cpp exited (code {code})"
             changes = self.files.changes()
-            cut = next((one for one in changes if one.fatal and self.launch.maps(one.path)), None)
-            if cut is not None:
-                why += f": {cut.path} {cut.what} while it was in use"
+            fatal_changes = (
+                change for change in changes if change.fatal and self.launch.maps(change.path)
+            )
+            fatal_change = next(fatal_changes, None)
+            if fatal_change is not None:
+                why += f": {fatal_change.path} {fatal_change.what} while it was in use"
             elif (
                 killed == "SIGKILL"
                 and self._oom_kills is not None
@@ -195,12 +199,12 @@ class EngineProcess:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
-    def _take(self, line: str) -> None:
+    def _read_line(self, line: str) -> None:
         line = line[:_LINE_CHARS].rstrip()
         if line == LOADED:
             self._log_read.set()
         elif line:
-            self._last.append(line)
+            self._last_lines.append(line)
             if not self._log_read.is_set():
                 self.log.add(line)
                 if len(self.warnings) < _MOST_WARNINGS and _WARNING.match(line):
@@ -212,7 +216,7 @@ def _oom_kills() -> int | None:
     return number_in(pairs_of(Path("/proc/vmstat"), " ").get("oom_kill", ""))
 
 
-# --- its start
+# --- starting the engine
 
 
 def start(
@@ -262,13 +266,14 @@ def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
 def _load(process: EngineProcess, tell: Callable[[str], None]) -> list[Message]:
     """Reads the child's messages: first its version, last its address."""
     launch = process.launch
-    deadline, next_s = time.monotonic() + launch.timeout_s, time.monotonic() + _TELL_S
+    started_s = time.monotonic()
+    deadline, next_message_s = started_s + launch.timeout_s, started_s + _TELL_S
     progress = Progress(title=launch.title, size_bytes=process.files.size_bytes, tell=tell)
     messages: list[Message] = []
-    while "address" not in (messages[-1] if messages else {}):
-        word = process.message(max(0.0, min(_POLL_S, deadline - time.monotonic())))
-        if word is not None:
-            messages.append(word)
+    while not messages or "address" not in messages[-1]:
+        message = process.message(max(0.0, min(_POLL_S, deadline - time.monotonic())))
+        if message is not None:
+            messages.append(message)
         elif (ended := process.poll()) is not None:
             if _BIND_FAILED in ended.last_words:  # another program took the port
                 raise in_use(launch.at.host, launch.at.port)
@@ -278,8 +283,8 @@ def _load(process: EngineProcess, tell: Callable[[str], None]) -> list[Message]:
             raise EngineError(
                 f"llama.cpp did not start within {launch.timeout_s:g} s: {last or 'no output'}"
             )
-        if time.monotonic() > next_s:
-            next_s += _TELL_S
+        if time.monotonic() > next_message_s:
+            next_message_s += _TELL_S
             progress.show(process.resident())
     return messages
 
@@ -293,13 +298,13 @@ class Progress:
     tell: Callable[[str], None]
     _next_bytes: int = 0
 
-    def show(self, held: Resident | None) -> None:
-        if held is None or held.resident_bytes < self._next_bytes:
+    def show(self, resident: Resident | None) -> None:
+        if resident is None or resident.resident_bytes < self._next_bytes:
             return
-        now = held.resident_bytes
-        self._next_bytes = now + min(max(self.size_bytes, now) // _STEPS, GIB)
+        loaded_bytes = resident.resident_bytes
+        self._next_bytes = loaded_bytes + min(max(self.size_bytes, loaded_bytes) // _STEPS, GIB)
         self.tell(
-            f"loading {self.title}: {format_bytes(now)} in memory, file size "
+            f"loading {self.title}: {format_bytes(loaded_bytes)} in memory, file size "
             f"{format_bytes(self.size_bytes)}"
         )
 
@@ -308,9 +313,9 @@ def _make_ready(process: EngineProcess, messages: list[Message]) -> None:
     """Checks an engine that has loaded its model. EngineError if it skipped something that was requested."""
     if not process.has_log(_LOG_S):
         raise EngineError(f"llama.cpp's log did not end: {process.last_words}")
-    process.held = process.log.held()
+    process.allocations = process.log.allocations()
     for line in process.warnings:
-        for words, meaning, was_requested in _GIVEN_UP:
+        for words, meaning, was_requested in _SKIPPED_FEATURES:
             if words in line and was_requested(process.launch):
                 raise EngineError(f"{meaning} ({line})")
     port = str(messages[-1]["address"]).rpartition(":")[2]

@@ -36,10 +36,10 @@ _FIGURES = (
 )
 _RESOLVED = re.compile(r"llama_context: (n_\w+|kv_unified|flash_attn) += (\S+)$")
 _FLASH = re.compile(r"Flash Attention (enabled|disabled)|Flash Attention was auto, set to (\w+)")
-# "|   - CUDA0 (H200) | 143771 = 142000 + (1617 = 1137 + 448 + 32) + 154 |": the one in brackets
+# Matches the sum in brackets of "|   - CUDA0 (H200) | 143771 = 142000 + (1617 = 1137 + 448 + 32) + 154 |".
 _BREAKDOWN = re.compile(r"\| +- (\S.*?) *\|.*?(\d+) = +(\d+) \+ +(\d+) \+ +(\d+)\b")
 _HOST = "Host"
-_HOST_ROWS = (_HOST, "CPU")  # and "CPU_REPACK": repacked weights on the host
+_HOST_ROWS = (_HOST, "CPU")  # prefixes: "CPU_REPACK" has repacked weights on the host
 _STAMP = re.compile(r"^[\d.]+ [A-Z] ")
 # An abort message bypasses the log and may land in the middle of a log line.
 _COMPLAINT = re.compile(
@@ -54,7 +54,7 @@ def hundredths(text: str) -> MeasuredBytes:
     return MeasuredBytes(low_bytes=max(0, middle - slack), high_bytes=middle + slack)
 
 
-def whole(text: str) -> MeasuredBytes:
+def whole_mib(text: str) -> MeasuredBytes:
     """'1137' MiB: bytes divided by a MiB, rounded down."""
     return MeasuredBytes(low_bytes=int(text) * MIB, high_bytes=(int(text) + 1) * MIB - 1)
 
@@ -68,7 +68,7 @@ class _Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class LoggedAllocations:
     """The allocations of a real run, including the drafter's."""
 
     parts: dict[Component, MeasuredBytes]
@@ -108,15 +108,16 @@ class EngineLog:
         return _HOST in self._breakdown and Component.COMPUTE in self._parts
 
     def add(self, line: str) -> None:
+        """Reads one line. Figures after the breakdown are ignored: they belong to the load that follows a dry run."""
         line = line.rstrip()[:_LINE_CHARS]
         if text := _STAMP.sub("", line).strip():
             self._last.append(text)
             if len(self._complaints) < _COMPLAINTS and STOP not in line and is_complaint(line):
                 self._complaints[text] = None
-        if "breakdown" in line and (found := _BREAKDOWN.search(line)):
-            name, _, *numbers = found.groups()
+        if "breakdown" in line and (match := _BREAKDOWN.search(line)):
+            name, _, *numbers = match.groups()
             if name not in self._breakdown:
-                model, context, compute = map(whole, numbers)
+                model, context, compute = map(whole_mib, numbers)
                 self._breakdown[name] = (model, context, compute)
                 if not name.startswith(_HOST_ROWS):
                     self.devices.append(name)
@@ -129,24 +130,25 @@ class EngineLog:
         elif _RESERVING in line:
             self._parts.pop(Component.COMPUTE, None)
         self._add_figure(line)
-        if found := _RESOLVED.search(line):
-            self.resolved[found[1]] = found[2]
-        elif found := _FLASH.search(line):
-            self.resolved["flash_attn"] = found[1] or found[2]
+        if match := _RESOLVED.search(line):
+            self.resolved[match[1]] = match[2]
+        elif match := _FLASH.search(line):
+            self.resolved["flash_attn"] = match[1] or match[2]
 
     def _add_figure(self, line: str) -> None:
-        if found := _SLIDES.search(line):
-            self._sliding = found.group(1) is None
+        """Records the size of a cache or buffer, if the line reports one."""
+        if match := _SLIDES.search(line):
+            self._sliding = match.group(1) is None
             return
-        if found := _WEIGHTS.search(line):
-            self._weights.append((found[1], hundredths(found[2])))
+        if match := _WEIGHTS.search(line):
+            self._weights.append((match[1], hundredths(match[2])))
         for pattern, component in _FIGURES:
-            if found := pattern.search(line):
+            if match := pattern.search(line):
                 if component is Component.KV_CACHE and self._sliding:
                     component, self._sliding = Component.SLIDING_KV_CACHE, False  # noqa: PLW2901
-                self._parts[component] = self._parts.get(component, NOTHING) + hundredths(found[1])
+                self._parts[component] = self._parts.get(component, NOTHING) + hundredths(match[1])
 
-    def held(self) -> Held:
+    def allocations(self) -> LoggedAllocations:
         """What a real run logged while loading. EngineError if the log's format is unknown."""
         contexts = [context for context in self._contexts if context.parts]
         logged = {kind for context in contexts for kind in context.parts}
@@ -160,7 +162,7 @@ class EngineLog:
             kind: sum((context.parts.get(kind, NOTHING) for context in contexts), NOTHING)
             for kind in (*_CACHES, Component.OUTPUT, Component.COMPUTE)
         }
-        return Held(
+        return LoggedAllocations(
             parts={Component.WEIGHTS: weights, **parts},
             weights=tuple(self._weights),
             resolved=dict(contexts[0].resolved),
@@ -192,5 +194,5 @@ class EngineLog:
         }
 
     def last_words(self) -> str:
-        """Its errors, the first of which says most; without errors, its last lines."""
+        """The first errors in the log; if there are none, its last lines."""
         return " | ".join(self._complaints or self._last) or "no output"

@@ -30,8 +30,8 @@ from edgekit.units import KIB, MIB, format_bytes
 ALIGNMENT = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 5, 6, 7, 8, 9, 10
 _PROBE_BYTES = 8 * MIB
-_TAKEN_BYTES = 512 * KIB  # if the probe takes more on disk, holes are not sparse
-_SMALL_BYTES = 64 * MIB  # may be written out in full
+_SPARSE_BYTES = 512 * KIB  # a sparse probe takes at most this on disk
+_SMALL_BYTES = 64 * MIB  # files up to this size may be written without holes
 TEST_MODEL = "a generated test model"
 _NORMAL, _CONTROL = 1, 3  # llama.h @ b21e4de: enum llama_token_type
 # The largest weight byte: read as f16 or f32, it gives small finite numbers.
@@ -67,8 +67,7 @@ def hollow_out(files: ModelFiles) -> tuple[HollowFile, ...]:
 
 
 def _hollow_file(source: ByteSource, _: int) -> HollowFile:
-    found = read_gguf(source)
-    length = found.header_bytes or 0
+    length = read_gguf(source).header_bytes or 0
     return HollowFile(name=source.name, header=source.read(0, length), size_bytes=source.size_bytes)
 
 
@@ -108,7 +107,7 @@ def _write_all(folder: Path, hollow: Sequence[HollowFile]) -> Path:
             f"take {format_bytes(total)}; set TMPDIR to another folder"
         )
     count = len(hollow)
-    # As llama.cpp finds them.
+    # llama.cpp finds the other shards by these names.
     names = [f"model-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
     paths = [folder / name for name in (names if count > 1 else ["model.gguf"])]
     for path, file in zip(paths, hollow, strict=True):
@@ -119,12 +118,13 @@ def _write_all(folder: Path, hollow: Sequence[HollowFile]) -> Path:
 
 
 def _keeps_holes(folder: Path) -> bool:
+    """True if the file system has sparse files: a hole takes no space on disk."""
     probe = folder / "probe"
     with probe.open("wb") as out:
         out.truncate(_PROBE_BYTES)
         blocks = _blocks(out.fileno())
     probe.unlink()
-    return blocks is not None and blocks * 512 <= _TAKEN_BYTES
+    return blocks is not None and blocks * 512 <= _SPARSE_BYTES
 
 
 def _blocks(descriptor: int) -> int | None:
@@ -133,8 +133,10 @@ def _blocks(descriptor: int) -> int | None:
 
 
 def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
-    """Files with a generated header, for a model that is known without a file. There is no vocabulary: its size is a
-    key of the architecture. UsageError for a header that is not a GGUF's: llama.cpp's keys differ from a config.json's.
+    """Files with a generated header, for a model that is known without a file.
+
+    They have no vocabulary, only its size. UsageError for a model known by its config.json, whose keys differ from
+    llama.cpp's.
     """
     architecture = header.keys.get("general.architecture")
     if architecture is None or header.tensors is None:
@@ -143,10 +145,12 @@ def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
             "GGUF: name a GGUF of it"
         )
     keys: dict[str, Value] = {**header.keys, "tokenizer.ggml.model": "none"}
-    embedding = next((one for one in header.tensors if one.name == "token_embd.weight"), None)
+    embedding = next(
+        (tensor for tensor in header.tensors if tensor.name == "token_embd.weight"), None
+    )
     if embedding is not None:
         keys.setdefault(f"{architecture}.vocab_size", embedding.shape[0])
-    packed = [_key(name, value) for name, value in keys.items()]
+    packed = [_pack_key(name, value) for name, value in keys.items()]
     raw, size_bytes = _gguf_header(packed, header.tensors)
     file = HollowFile(name=f"{label}.gguf", header=raw, size_bytes=size_bytes)
     return ModelFiles(
@@ -159,53 +163,56 @@ def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
 
 
 def _gguf_header(keys: Sequence[bytes], tensors: Sequence[Tensor]) -> tuple[bytes, int]:
-    """The header's bytes, and how long the file would be."""
+    """The header's bytes, and the size of the file with its weights."""
     parts, offset = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(keys)), *keys], 0
     for tensor in tensors:
         dimensions = tensor.shape[::-1] or (1,)  # innermost first in the file
         count = len(dimensions)
-        place = struct.pack(f"<I{count}QIQ", count, *dimensions, tensor.type.ggml_id, offset)
-        parts += [_text(tensor.name), place]
-        offset += _padded(tensor.size_bytes)
+        location = struct.pack(f"<I{count}QIQ", count, *dimensions, tensor.type.ggml_id, offset)
+        parts += [_pack_text(tensor.name), location]
+        offset += _pad(tensor.size_bytes)
     raw = b"".join(parts)
-    raw = raw.ljust(_padded(len(raw)), b"\0")
+    raw = raw.ljust(_pad(len(raw)), b"\0")
     return raw, len(raw) + offset
 
 
-def _padded(size_bytes: int) -> int:
+def _pad(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _key(name: str, value: Value, kind: int | None = None) -> bytes:
-    """One key's bytes. `kind`: the type of an array's elements, if their values do not show it."""
+def _pack_key(name: str, value: Value, kind: int | None = None) -> bytes:
+    """A key and its value as GGUF writes them. `kind`: the type of an array's items, if not that of its values."""
     if isinstance(value, tuple):
-        kind = kind or max((_kind(one) for one in value), default=_UINT32)
-        packed = b"".join(_packed(one, kind) for one in value)
-        return _text(name) + struct.pack("<IIQ", _ARRAY, kind, len(value)) + packed
-    kind = _kind(value)
-    return _text(name) + struct.pack("<I", kind) + _packed(value, kind)
+        kind = kind or max((_value_type(item) for item in value), default=_UINT32)
+        packed = b"".join(_pack(item, kind) for item in value)
+        return _pack_text(name) + struct.pack("<IIQ", _ARRAY, kind, len(value)) + packed
+    kind = _value_type(value)
+    return _pack_text(name) + struct.pack("<I", kind) + _pack(value, kind)
 
 
-def _kind(value: object) -> int:
+def _value_type(value: object) -> int:
+    """The GGUF type of a key's value."""
     match value:
         case bool():
             return _BOOL
         case int():
-            return _INT32 if value < 0 else _UINT32 if value < 2**32 else _UINT64
+            if value < 0:
+                return _INT32
+            return _UINT32 if value < 2**32 else _UINT64
         case float():
             return _FLOAT32
         case _:
             return _STRING
 
 
-def _packed(value: object, kind: int) -> bytes:
+def _pack(value: object, kind: int) -> bytes:
     if kind == _STRING:
-        return _text(str(value))
+        return _pack_text(str(value))
     codes = {_UINT32: "I", _INT32: "i", _FLOAT32: "f", _BOOL: "?", _UINT64: "Q"}
     return struct.pack(f"<{codes[kind]}", value)
 
 
-def _text(text: str) -> bytes:
+def _pack_text(text: str) -> bytes:
     raw = text.encode()
     return struct.pack("<Q", len(raw)) + raw
 
@@ -214,8 +221,8 @@ def _text(text: str) -> bytes:
 class Shape:
     """A test model: a decoder of the llama family, its head tied to its embedding.
 
-    Speed and memory do not depend on what the numbers are. They do on the vocabulary, which llama.cpp keeps in tables:
-    so this one is as large as that of real models, with merges.
+    Its weights are random: speed and memory do not depend on them. They depend on the vocabulary, which llama.cpp keeps
+    in tables, so the test model's vocabulary is as large as a real model's and has merges.
     """
 
     layers: int = 8
@@ -233,16 +240,16 @@ def file_bytes(shape: Shape) -> int:
     return _test_header(shape)[1]
 
 
-def write_made_up(path: Path, shape: Shape) -> None:
+def write_test_model(path: Path, shape: Shape) -> None:
     """Writes the test model. Raises OSError if the disk is full."""
-    low = bytes(byte % _LARGEST_BYTE for byte in range(256))
-    tile = random.Random(0).randbytes(MIB).translate(low)  # noqa: S311 - nothing is kept secret by it
+    limited = bytes(byte % _LARGEST_BYTE for byte in range(256))
+    pattern = random.Random(0).randbytes(MIB).translate(limited)  # noqa: S311 - not for secrets
     with path.open("wb") as out:
         out.write(_test_header(shape)[0])
         for tensor in _test_tensors(shape):
-            left = _padded(tensor.size_bytes)
-            while left:
-                left -= out.write(tile[:left])
+            remaining = _pad(tensor.size_bytes)
+            while remaining:
+                remaining -= out.write(pattern[:remaining])
 
 
 def _test_header(shape: Shape) -> tuple[bytes, int]:
@@ -266,7 +273,7 @@ def _test_header(shape: Shape) -> tuple[bytes, int]:
         "tokenizer.ggml.eos_token_id": 0,
     }
     packed = [
-        _key(name, value, _INT32 if name.endswith("token_type") else None)
+        _pack_key(name, value, _INT32 if name.endswith("token_type") else None)
         for name, value in keys.items()
     ]
     return _gguf_header(packed, list(_test_tensors(shape)))
@@ -296,7 +303,9 @@ def _test_tensors(shape: Shape) -> Iterator[Tensor]:
 
 
 def _words() -> Iterator[tuple[str, str]]:
-    """Each as what it is merged from: bytes from nothing, then pairs of letters, then pairs of pairs."""
+    """The vocabulary, each word as the two parts it is merged from: single bytes (the first part is empty), pairs of
+    letters, pairs of pairs.
+    """
     pairs = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
     yield from (("", sign) for sign in _byte_signs())
     yield from ((pair[0], pair[1]) for pair in pairs)
@@ -304,9 +313,9 @@ def _words() -> Iterator[tuple[str, str]]:
 
 
 def _byte_signs() -> Iterator[str]:
-    """GPT-2's sign for each byte: itself where it is printable, else one from 256 on."""
-    further = 256
+    """GPT-2's character for each byte: a printable byte is itself; the others are numbered from 256."""
+    next_sign = 256
     for byte in range(256):
         printable = 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
-        yield chr(byte if printable else further)
-        further += not printable
+        yield chr(byte if printable else next_sign)
+        next_sign += not printable

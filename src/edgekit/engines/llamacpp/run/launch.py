@@ -30,11 +30,11 @@ class Launch:
     at: Address = field(default_factory=Address)
     load: Load
     setup: LlamaCppSetup
-    sinks: int = 0  # first tokens, after BOS, that stay when the window rolls
+    sinks: int = 0  # tokens after BOS that stay when the window rolls
     rolling: bool = False  # drop the older half when the window is full
-    drafter_load: Load | None = None  # with the types of the drafter's cache; None: the model's
+    drafter_load: Load | None = None  # has the types of the drafter's cache; None: those of `load`
     threads: int | None = None  # None: one per core
-    environment: Mapping[str, str] = field(default_factory=dict)  # which cards, and their order
+    environment: Mapping[str, str] = field(default_factory=dict)  # selects and orders the cards
     timeout_s: float = LOAD_TIMEOUT_S
 
     @property
@@ -69,12 +69,13 @@ class Launch:
 
 
 def _shards(path: Path) -> list[Path]:
-    return [one for one in map(path.with_name, shard_names(path.name)) if one.exists()] or [path]
+    shards = map(path.with_name, shard_names(path.name))
+    return [shard for shard in shards if shard.exists()] or [path]
 
 
-_TELLS_BUFFERS = 4  # from this verbosity on, llama.cpp logs its buffers
-# A connection that is kept open has a thread for 5 s after its last request (cpp-httplib): clients beyond the threads
-# would wait for that. llama.cpp has one for each slot and four more; a thread that waits costs some 10 KiB.
+_VERBOSITY = 4  # from this verbosity on, llama.cpp logs its buffers
+# cpp-httplib keeps a thread per open connection, until 5 s after its last request. With fewer threads than clients,
+# a client would wait that long. llama.cpp's default is one per slot plus four; a waiting thread costs about 10 KiB.
 _HTTP_THREADS = 64
 _SPARE_TOKENS = 4  # server-context.cpp: sinks are limited to the window minus these
 _OFFLOAD_ALL = -1
@@ -84,7 +85,7 @@ _TYPES = {True: "COMMON_SPECULATIVE_TYPE_DRAFT_MTP", False: "COMMON_SPECULATIVE_
 
 def make_settings(launch: Launch) -> dict[str, Any]:
     """The child's settings. UsageError if llama.cpp cannot be started like this."""
-    _require_sense(launch)
+    _check_launch(launch)
     projector, key = launch.weights.projector, launch.at.api_key
     server: dict[str, Any] = {
         "hostnames": [launch.at.host],
@@ -92,7 +93,7 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         "api_keys": [key] if key else [],
         # CORS is allowed only with an API key: otherwise any web page could use the server.
         "cors_origins": "*" if key else "localhost",
-        "verbosity": _TELLS_BUFFERS,
+        "verbosity": _VERBOSITY,
         "n_threads_http": _HTTP_THREADS,
         "chat_template": "" if launch.at.chats else _BUILT_IN,
         **({"model_alias": [launch.at.alias]} if launch.at.alias else {}),
@@ -121,7 +122,8 @@ def make_settings(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _require_sense(launch: Launch) -> None:
+def _check_launch(launch: Launch) -> None:
+    """Raises UsageError if llama.cpp cannot be started like this."""
     if launch.load.output_rows is not None:
         raise UsageError("llama-server chooses the number of output rows itself")
     if launch.setup.mix is not None:
@@ -153,12 +155,12 @@ def _drafter(launch: Launch) -> dict[str, Any] | None:
         return None
     load = launch.drafter_load or launch.load
     caches = {} if launch.weights.drafter is None else enum_parameters(load, setup)
-    placed: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}
+    placement: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}
     if setup.draft_max:
-        placed["n_max"] = setup.draft_max
+        placement["n_max"] = setup.draft_max
     return {
         "path": None if launch.weights.drafter is None else str(launch.weights.drafter),
         "type": _TYPES[launch.weights.drafter is None],
-        "parameters": placed,
+        "parameters": placement,
         "enums": {name: kind for name, kind in caches.items() if name.startswith("cache_type")},
     }

@@ -51,12 +51,12 @@ from edgekit.sources.types import ModelFiles
 
 # For a single conversation: one slot and no prompt cache.
 _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
-_LAST_MOMENT_S = 2.0  # a dying server closes its connections before its exit is seen
+_EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
 _LINE_BYTES = 4 * 2**20  # one event: a token and its figures
 _REPLY_BYTES = 64 * 2**20  # one whole reply: the tokens of a prompt
 _OVER = "exceed_context_size_error"  # tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
 _MAPPED = "_Mapped"
-_UNTOLD = frozenset({"adapter", "projector"})
+_UNLOGGED_PARTS = frozenset({"adapter", "projector"})
 
 
 class LlamaCppProgram:
@@ -65,14 +65,15 @@ class LlamaCppProgram:
 
     def settled(self, options: RunOptions) -> dict[str, Any]:
         """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
-        found = installed_version()
+        version = installed_version()
         return {
-            **({} if found is None else {"llama_version": version_name(*found)}),
+            **({} if version is None else {"llama_version": version_name(*version)}),
             **({"ctx_shift": True} if options.rolling else {}),
             **(_ALONE if options.alone else {}),
         }
 
     def limited(self, verdict: Verdict) -> LlamaCppSetup:
+        """The verdict's setup, with its prompt caches limited to what fits."""
         limits = field_values(FLAGS, growth_limits(verdict), LlamaCppSetup)
         setup = LlamaCppSetup.of(verdict.way.setup)
         return replace(setup, **limits)
@@ -101,33 +102,33 @@ class LlamaCppStarter:
         """None: only the server can count tokens."""
 
     @contextmanager
-    def start(self, given: EngineStart) -> Iterator[Up]:
+    def start(self, request: EngineStart) -> Iterator[Up]:
         """Runs the engine, watched, until the end of the block."""
-        running = start(_launch(given), tell=given.say, recheck=given.recheck)
-        with Watch(running, warn=given.warn) as watch:
+        running = start(_launch(request), tell=request.say, recheck=request.recheck)
+        with Watch(running, warn=request.warn) as watch:
             try:
-                resolved = running.held.resolved
-                found = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
-                planned = given.load.context_tokens or 0
+                resolved = running.allocations.resolved
+                reported = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
+                # the context of one sequence: as planned, or what the engine reports if that is less
+                window_tokens = request.load.context_tokens or 0
+                if reported and reported.isdigit():
+                    window_tokens = min(int(reported), window_tokens)
                 talker = LlamaTalker(
                     running.address,
-                    api_key=given.at.api_key,
-                    # the context of one sequence as the engine resolved it
-                    window_tokens=min(int(found), planned)
-                    if found and found.isdigit()
-                    else planned,
-                    sinks=given.sinks,
+                    api_key=request.at.api_key,
+                    window_tokens=window_tokens,
+                    sinks=request.sinks,
                 )
                 yield Up(
                     talker=talker,
                     version=running.version,
                     rules_version=version_name(*answered_version(running.version)),
-                    rows=compare_reported(given.estimate, running),
+                    rows=compare_reported(request.estimate, running),
                     server=running,
                     guard=watch,
                 )
             except EngineError as error:
-                ended = running.wait(_LAST_MOMENT_S)
+                ended = running.wait(_EXIT_DELAY_S)
                 if ended is None:
                     raise
                 kind = MemoryPressureError if watch.starved else EngineError
@@ -136,19 +137,21 @@ class LlamaCppStarter:
                 running.stop()
 
 
-def _launch(given: EngineStart) -> Launch:
-    # The drafter's cache is f16 unless it was given, whatever the model's cache is.
-    key, value = (cache_type(given.values.get(f"draft_type_{one}", "f16")) for one in "kv")
+def _launch(request: EngineStart) -> Launch:
+    # The default type of the drafter's cache is f16, even if the model's cache has another type.
+    cache_k, cache_v = (
+        cache_type(request.values.get(f"draft_type_{side}", "f16")) for side in "kv"
+    )
     return Launch(
-        weights=given.weights,
-        at=replace(given.at, alias=given.at.alias or given.label),
-        load=given.load,
-        setup=LlamaCppSetup.of(given.setup),
-        sinks=given.sinks,
-        rolling=given.rolling,
-        drafter_load=replace(given.load, cache_k=key, cache_v=value),
-        threads=given.threads,
-        environment=given.environment,
+        weights=request.weights,
+        at=replace(request.at, alias=request.at.alias or request.label),
+        load=request.load,
+        setup=LlamaCppSetup.of(request.setup),
+        sinks=request.sinks,
+        rolling=request.rolling,
+        drafter_load=replace(request.load, cache_k=cache_k, cache_v=cache_v),
+        threads=request.threads,
+        environment=request.environment,
     )
 
 
@@ -161,8 +164,8 @@ class LlamaCppVerifier:
     timeout_s: float | None
 
     def generated(self, model: Model, label: str, mix: str | None) -> ModelFiles:
-        made = model if mix is None else convert(model, mix).model
-        return generated_files(made.header, label=label)
+        converted = model if mix is None else convert(model, mix).model
+        return generated_files(converted.header, label=label)
 
     def verify(self, files: ModelFiles) -> Verification:
         return verify_model(
@@ -174,8 +177,8 @@ class LlamaCppVerifier:
             really=self.really,
         )
 
-    def asked(self, found: Verification) -> str:
-        return describe(self.load, found.estimate)
+    def asked(self, verification: Verification) -> str:
+        return describe(self.load, verification.estimate)
 
 
 class LlamaTalker:
@@ -196,7 +199,9 @@ class LlamaTalker:
         """The prompt's tokens. If the chat template already writes BOS, the engine does not add a second one."""
         text = prompt.text
         if not prompt.is_plain:
-            messages = [{"role": one.role, "content": one.content} for one in prompt.messages]
+            messages = [
+                {"role": message.role, "content": message.content} for message in prompt.messages
+            ]
             text = str(self._call("/apply-template", {"messages": messages}).get("prompt", ""))
         body = {"content": text, "add_special": True, "parse_special": True}
         tokens = self._call("/tokenize", body).get("tokens")
@@ -279,11 +284,12 @@ class LlamaTalker:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in a reply; another JSON value is wrapped in an object. EngineError if it is not JSON."""
     try:
-        found = json.loads(raw)
+        value = json.loads(raw)
     except ValueError as error:
         raise EngineError(f"llama.cpp's answer is not valid JSON: {raw[:200]!r}") from error
-    return found if isinstance(found, dict) else {"told": found}
+    return value if isinstance(value, dict) else {"told": value}
 
 
 def _refusal(
@@ -305,7 +311,7 @@ def compare_reported(estimate: MemoryEstimate, running: EngineProcess) -> tuple[
     for line in estimate.lines:
         if line.within is not None and line.reserved:
             slack[line.component.value] += int(line.size_bytes * line.within)
-    parts = running.held.parts | {Component.WEIGHTS: _reported_weights(running)}
+    parts = running.allocations.parts | {Component.WEIGHTS: _reported_weights(running)}
     return tuple(
         replace(row, allowed_bytes=row.allowed_bytes + slack[row.part])
         for row in compare(estimate, parts)
@@ -314,22 +320,24 @@ def compare_reported(estimate: MemoryEstimate, running: EngineProcess) -> tuple[
 
 def logged_part(estimate: MemoryEstimate) -> MemoryEstimate:
     """The lines that the engine's log covers: adapters and projectors are loaded later and logged differently."""
-    lines = tuple(line for line in estimate.lines if line.part not in _UNTOLD)
+    lines = tuple(line for line in estimate.lines if line.part not in _UNLOGGED_PARTS)
     return replace(estimate, lines=lines)
 
 
 def _reported_weights(running: EngineProcess) -> MeasuredBytes:
-    """For a mapped file the engine reports a range from its first tensor to its last. If other tensors went to a device
+    """The size of the weights as the engine reports it, with bounds.
+
+    For a mapped file the engine reports a range from its first tensor to its last. If other tensors went to a device
     or were repacked, the range is only an upper bound. On Metal both CPU and GPU map the file, and their ranges may
     overlap.
     """
-    weights = running.held.weights
+    weights = running.allocations.weights
     mapped = [size for name, size in weights if name.endswith(_MAPPED)]
     copied = [size for name, size in weights if not name.endswith(_MAPPED)]
     if mapped and not copied:
         low = max(size.low_bytes for size in mapped)
-        return replace(running.held.parts[Component.WEIGHTS], low_bytes=low)
+        return replace(running.allocations.parts[Component.WEIGHTS], low_bytes=low)
     if not mapped:
-        return running.held.parts[Component.WEIGHTS]
-    least = sum(copied, NOTHING)
-    return replace(least, high_bytes=least.high_bytes + running.files.size_bytes)
+        return running.allocations.parts[Component.WEIGHTS]
+    copied_total = sum(copied, NOTHING)
+    return replace(copied_total, high_bytes=copied_total.high_bytes + running.files.size_bytes)

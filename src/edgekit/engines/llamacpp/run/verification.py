@@ -52,15 +52,14 @@ from edgekit.sources.local import LocalFile
 from edgekit.sources.types import ModelFiles
 from edgekit.units import GIB, KIB, MIB, format_bytes
 
-COMPUTE_ALLOWED = 0.10  # another version's graph may have one more or fewer inputs
-COMPUTE_FLOOR_BYTES = 4 * MIB  # or one or two more hidden states: a lot in a small graph
+COMPUTE_ALLOWED = 0.10  # the graph of another version may have an input more or less
+COMPUTE_FLOOR_BYTES = 4 * MIB  # in a small graph, one or two more hidden states exceed 10 %
 DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
 LOAD_TIMEOUT_S = 600.0
 _CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
 Predict = Callable[[Model, Load, LlamaCppSetup], MemoryEstimate]
-# Builds of June and July 2026 crash at exit in 1 of 200 dry runs, before their log is written.
-DRY_TRIES = 3
-_PATIENCE_S = 0.5  # llama-fit-params says nothing after its breakdown
+DRY_TRIES = 3  # builds of June and July 2026 crash at exit in 1 of 200 dry runs, before their log is written
+_PATIENCE_S = 0.5  # wait after the breakdown: llama-fit-params logs nothing after it
 _POLL_S = 0.02
 _WEIGHTS_LOADED = "llama_context: constructing llama_context"
 
@@ -86,12 +85,12 @@ def verify_model(
     header = read_header(files_of(files, hollow))
     model = Model(header=header, geometry=read_geometry(header))
     likely = installed_version() or LlamaVersion(NEWEST)  # until the engine reports its version
-    asked = replace(setup, mode=method.mode, use_mmap=False, **likely._asdict())
-    predicted = predict or llamacpp.estimate
+    adapted_setup = replace(setup, mode=method.mode, use_mmap=False, **likely._asdict())
+    predict = predict or llamacpp.estimate
     refused: RefusedError | None = None
     memory_bytes = None if setup.has_device else _CHILD_BYTES
     try:
-        estimate = predicted(model, load, asked)
+        estimate = predict(model, load, adapted_setup)
         memory_bytes = _dry_memory(estimate, setup)
     except RefusedError as error:
         refused = error
@@ -100,7 +99,7 @@ def verify_model(
             question = LoadQuestion(
                 path=hollow_path,
                 load=load,
-                setup=asked,
+                setup=adapted_setup,
                 timeout_s=timeout_s or DRY_TIMEOUT_S,
                 memory_bytes=memory_bytes,
             )
@@ -109,10 +108,10 @@ def verify_model(
         if refused is not None:  # the engine refuses it too
             raise refused from None
         raise
-    answered = replace(asked, **answered_version(answer.version)._asdict())
-    if refused is not None or answered != asked:
+    reported_setup = replace(adapted_setup, **answered_version(answer.version)._asdict())
+    if refused is not None or reported_setup != adapted_setup:
         try:
-            asked, estimate = answered, predicted(model, load, answered)
+            estimate = predict(model, load, reported_setup)
         except RefusedError as error:
             raise PredictionError(
                 f"{error}; but {answer.version} loads it, so EdgeKit's prediction is "
@@ -136,10 +135,10 @@ def verify_model(
     return Verification(
         label=files.label,
         estimate=estimate,
-        rules_version=asked.version_name,
-        mode=asked.mode.value,
-        backend=asked.backend.value,
-        on_devices=asked.has_device,
+        rules_version=reported_setup.version_name,
+        mode=reported_setup.mode.value,
+        backend=reported_setup.backend.value,
+        on_devices=reported_setup.has_device,
         answer=answer,
         rows=rows,
         total=ComparedRow(
@@ -188,20 +187,21 @@ def _notes(estimate: MemoryEstimate, answer: EngineReport) -> list[str]:
 
 
 def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
-    """The memory limit of a dry run, which still allocates states and output. None with a GPU, whose driver reserves at
-    will.
+    """Limit on the address space of a dry run, which still allocates states and output.
+
+    None with a GPU: its driver reserves any amount of address space.
     """
     if setup.has_device:
         return None
-    real = estimate.of(Component.STATE, Component.OUTPUT)
+    allocated = estimate.of(Component.STATE, Component.OUTPUT)
     available = available_bytes()
-    if available is not None and real > available:
+    if available is not None and allocated > available:
         raise UsageError(
             "llama.cpp allocates states and output even in a dry run: "
-            f"{format_bytes(real)}, but only {format_bytes(available)} is available; use "
+            f"{format_bytes(allocated)}, but only {format_bytes(available)} is available; use "
             "fewer sequences (-np)"
         )
-    return _CHILD_BYTES + 2 * real
+    return _CHILD_BYTES + 2 * allocated
 
 
 def beside_bytes(
@@ -210,29 +210,30 @@ def beside_bytes(
     """Host memory of the process beyond its bill: libraries, the vocabulary, threads, scratch.
 
     None if unknown, or if weights were repacked, which is only modelled. Caches and states are
-    written in full when they are made, so they count in full. Compute buffers are only as full as the longest prompt so
-    far made them: after a short prompt nothing of them is subtracted, after a long one all of it, and the larger result
-    counts. So the number is never less than the truth, and at most a few megabytes more.
+    written in full when they are created, so their full size is subtracted. Compute buffers fill up as prompts get
+    longer: they are not subtracted after the first prompt, which is short, and are subtracted after later ones. The
+    largest of these results is never below the true overhead, and at most a few megabytes above it.
     """
     if setup.repack:
         return None
-    known = set(CACHES) if setup.use_mmap else {*CACHES, Component.WEIGHTS}
-    found = []
-    for one in resident:
-        if one.model_bytes is None:  # before anything was decoded
+    components = set(CACHES) if setup.use_mmap else {*CACHES, Component.WEIGHTS}
+    overheads: list[int] = []
+    for measured in resident:
+        if measured.model_bytes is None:  # before anything was decoded
             continue
-        held = one.resident_bytes + one.swapped_bytes - one.model_bytes
+        process_bytes = measured.resident_bytes + measured.swapped_bytes - measured.model_bytes
         billed = sum(
             line.size_bytes
             for line in estimate.lines
-            if line.component in known and line.pool.kind is PoolKind.HOST and line.reserved
+            if line.component in components and line.pool.kind is PoolKind.HOST and line.reserved
         )
-        found.append(max(0, held - billed))
-        known |= {Component.COMPUTE, Component.OUTPUT}
-    return max(found, default=None)
+        overheads.append(max(0, process_bytes - billed))
+        components |= {Component.COMPUTE, Component.OUTPUT}
+    return max(overheads, default=None)
 
 
 def _local_path(files: ModelFiles) -> Path:
+    """The model's first file. UsageError if it is not on this machine."""
     source = files.weights[0].open() if files.weights and not files.origin.is_remote else None
     if not isinstance(source, LocalFile):
         raise UsageError(f"{files.label} is not a file on this machine, so it cannot be loaded")
@@ -241,6 +242,7 @@ def _local_path(files: ModelFiles) -> Path:
 
 
 def _require_memory(estimate: MemoryEstimate) -> None:
+    """Raises UsageError if the model needs more memory than is available."""
     available, needed = available_bytes(), estimate.total_bytes
     if available is not None and needed > available:
         raise UsageError(
@@ -273,13 +275,13 @@ class _ChildReport:
     resident: list[Resident] = field(default_factory=list)
     paced: list[Mapping[str, float]] = field(default_factory=list)
     timed_out: bool = False
-    enough: bool = False  # its log is complete
+    is_complete: bool = False  # a dry run has logged all its figures
     exit_code: int | None = None
 
 
 def ask_engine(method: VerifyMethod, question: LoadQuestion) -> EngineReport:
-    """What the engine would allocate. EngineError with its last log lines if it does not report it."""
-    begun = time.monotonic()
+    """The engine's report of what it would allocate. EngineError with its last log lines if it reports nothing."""
+    started_s = time.monotonic()
     child = _run(method, question)
     devices = tuple(child.log.devices)
     if question.setup.has_device and not devices:
@@ -294,14 +296,18 @@ def ask_engine(method: VerifyMethod, question: LoadQuestion) -> EngineReport:
         parts=child.log.parts(),
         resolved=dict(child.log.resolved),
         devices=devices,
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - started_s,
     )
 
 
 def load_for_real(
     method: VerifyMethod, question: LoadQuestion
 ) -> tuple[tuple[Resident, ...], Paced | None]:
-    """The memory of the process when started, weights loaded, context created and tokens decoded; and its speed."""
+    """Loads the model and decodes a few tokens.
+
+    Returns the memory of the process at each step (started, weights loaded, context created, tokens decoded) and its
+    speed, if that was requested.
+    """
     child = _run(method, question)
     paced = child.paced
     if not paced:
@@ -310,68 +316,72 @@ def load_for_real(
     return tuple(child.resident), Paced(
         prompt_tokens=int(paced[0]["prompt_n"]),
         new_tokens=int(paced[0]["predicted_n"]),
-        prefill_tokens_per_s=max(one["prompt_per_second"] for one in paced),
-        decode_tokens_per_s=max(one["predicted_per_second"] for one in paced),
+        prefill_tokens_per_s=max(timings["prompt_per_second"] for timings in paced),
+        decode_tokens_per_s=max(timings["predicted_per_second"] for timings in paced),
     )
 
 
 def _run(method: VerifyMethod, question: LoadQuestion) -> _ChildReport:
+    """Runs the child, repeatedly if a dry run crashes at exit. EngineError if it fails or times out."""
     request = method.request(question)
     for _ in range(1 if question.really else DRY_TRIES):
         child = _run_once(request, question)
-        if child.enough or child.exit_code != -signal.SIGSEGV:
+        if child.is_complete or child.exit_code != -signal.SIGSEGV:
             break
-    if child.enough or (child.exit_code == 0 and not child.timed_out):
+    if child.is_complete or (child.exit_code == 0 and not child.timed_out):
         return child
     if child.timed_out:
-        end = f"llama.cpp did not answer within {question.timeout_s:g} s (--engine-timeout)"
+        problem = f"llama.cpp did not answer within {question.timeout_s:g} s (--engine-timeout)"
     else:
-        code, allowed = child.exit_code or 0, question.memory_bytes
-        how = f"died of {signal_name(-code)}" if code < 0 else f"exited (code {code})"
-        limit = f" (its limit was {format_bytes(allowed)} of address space)" if allowed else ""
-        end = f"llama.cpp {how}{limit}"
-    raise EngineError(f"{end}: {child.log.last_words()}")
+        code, limit_bytes = child.exit_code or 0, question.memory_bytes
+        exit_text = f"died of {signal_name(-code)}" if code < 0 else f"exited (code {code})"
+        limit_text = ""
+        if limit_bytes:
+            limit_text = f" (its limit was {format_bytes(limit_bytes)} of address space)"
+        problem = f"llama.cpp {exit_text}{limit_text}"
+    raise EngineError(f"{problem}: {child.log.last_words()}")
 
 
 def _run_once(request: Mapping[str, Any], question: LoadQuestion) -> _ChildReport:
-    """Runs the child once. A dry run is ended as soon as its log is complete: after that it would use unallocated
-    memory.
+    """Runs the child once. A dry run is stopped as soon as its log is complete: its next step would use memory that it
+    has not allocated.
     """
-    child, to_the_end = _ChildReport(), question.really
-    complete, noting = threading.Event(), threading.Lock()  # two threads record memory
+    child, is_dry = _ChildReport(), not question.really
+    log_complete = threading.Event()
+    resident_lock = threading.Lock()  # two threads record memory
 
-    def take(line: str) -> None:
+    def read_line(line: str) -> None:
         child.log.add(line)
-        if to_the_end and _WEIGHTS_LOADED in line and len(child.resident) == 1:
-            found = resident_at("weights loaded", read_status(process.pid))
-            with noting:
+        if not is_dry and _WEIGHTS_LOADED in line and len(child.resident) == 1:
+            memory = resident_at("weights loaded", read_status(process.pid))
+            with resident_lock:
                 # Only if nothing else was recorded meanwhile: on a busy machine the log comes late.
-                if found is not None and len(child.resident) == 1:
-                    child.resident.append(found)
-        elif child.log.complete and not to_the_end:
-            complete.set()
+                if memory is not None and len(child.resident) == 1:
+                    child.resident.append(memory)
+        elif child.log.complete and is_dry:
+            log_complete.set()
 
-    def hear(message: Message) -> None:
+    def read_message(message: Message) -> None:
         child.version = message.get("version", child.version)
         if "paced" in message:
             child.paced.append(message["paced"])
-        elif (found := resident_at(message["when"], message["memory"])) is not None:
-            with noting:
-                child.resident.append(found)
+        elif (memory := resident_at(message["when"], message["memory"])) is not None:
+            with resident_lock:
+                child.resident.append(memory)
 
     deadline = time.monotonic() + question.timeout_s
     process = start_child(
         "verify",
         {**request, "timeout_s": question.timeout_s, "memory_bytes": question.memory_bytes},
         environment=PASSIVE | ({} if question.setup.has_device else NO_DEVICES),
-        on_line=take,
-        on_message=hear,
+        on_line=read_line,
+        on_message=read_message,
     )
     answered_s: float | None = None
     try:
-        while process.exit_code is None and not complete.wait(_POLL_S):
+        while process.exit_code is None and not log_complete.wait(_POLL_S):
             now = time.monotonic()
-            if not to_the_end and child.log.answered:
+            if is_dry and child.log.answered:
                 answered_s = answered_s or now
                 if now > answered_s + _PATIENCE_S:
                     break
@@ -380,5 +390,5 @@ def _run_once(request: Mapping[str, Any], question: LoadQuestion) -> _ChildRepor
                 break
     finally:
         child.exit_code = process.close()
-    child.enough = not to_the_end and child.log.answered
+    child.is_complete = is_dry and child.log.answered
     return child

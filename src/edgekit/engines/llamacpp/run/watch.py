@@ -22,10 +22,11 @@ from edgekit.machine.types import MemoryLimit
 from edgekit.units import MIB, format_bytes
 
 EVERY_S = 0.5
-LIMIT_PERCENT = 95  # of a limit, by unreclaimable pages: stop if it still rises
-LITTLE_BYTES = 64 * MIB  # of a GPU: the next request may fail
+# If unreclaimable memory exceeds this share of a limit and still rises, the engine is stopped.
+LIMIT_PERCENT = 95
+LITTLE_BYTES = 64 * MIB  # free memory of a GPU below which the next request may fail
 
-_LOOKS = 2  # a GPU counts as gone after two failed probes in a row
+_MAX_FAILED_PROBES = 2  # in a row: then a GPU counts as gone
 
 
 class Watched(Protocol):
@@ -62,15 +63,15 @@ class Watch:
     ) -> None:
         self._reason = ""
         self._starved = False
-        self._is_lacking = False  # memory is the problem
+        self._is_memory_short = False  # the reason to stop is a lack of memory
         self._engine = engine
         self._warn = warn
         self._probes = probes or probes_of(engine.launch)
         self._every_s = every_s
-        self._said: set[str] = set()
-        self._used: dict[str, int] = {}  # of each limit, at the last check
-        self._gone: dict[str, int] = {}  # failed probes in a row
-        self._over = threading.Event()
+        self._warned: set[str] = set()
+        self._used: dict[str, int] = {}  # bytes used of each limit at the last check, by its name
+        self._failed_probes: dict[str, int] = {}  # failed probes in a row, by device
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="edgekit-watch", daemon=True)
 
     @property
@@ -86,9 +87,9 @@ class Watch:
         return self._starved
 
     def _settle(self) -> None:
-        """Waits for the thread, which knows why an engine that has just ended did so."""
+        """If the engine has ended, waits for the thread: it may still be recording why it stopped the engine."""
         if self._engine.poll() is not None and self._thread is not threading.current_thread():
-            self._over.set()
+            self._stop_event.set()
             if self._thread.is_alive():
                 self._thread.join()
 
@@ -97,40 +98,42 @@ class Watch:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._over.set()
+        self._stop_event.set()
         self._thread.join()
 
     def _watch(self) -> None:
         while self._engine.poll() is None:
             if why := self._reason_to_stop():
                 if self._engine.stop(why).why == why:  # else another thread has stopped it
-                    self._reason, self._starved = why, self._is_lacking
+                    self._reason, self._starved = why, self._is_memory_short
                 return
-            if self._over.wait(self._every_s):
+            if self._stop_event.wait(self._every_s):
                 return
 
     def _reason_to_stop(self) -> str:
-        """Empty to continue."""
-        for question in (self._files, self._system, self._limits, self._devices):
+        """Why the engine must be stopped; empty if it can go on."""
+        for check in (self._files, self._system, self._limits, self._devices):
             try:
-                if why := question():
-                    self._is_lacking = question in {self._system, self._limits}
+                if why := check():
+                    self._is_memory_short = check in {self._system, self._limits}
                     return why
             except Exception as error:  # noqa: BLE001 - the other probes go on
-                self._once(f"{question.__name__.strip('_')} cannot be watched: {error}")
+                self._warn_once(f"{check.__name__.strip('_')} cannot be watched: {error}")
         return ""
 
-    def _once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned.add(sentence)
             self._warn(sentence)
+
+    # Each check returns a reason to stop, or an empty string. A check that fails is reported by its name.
 
     def _files(self) -> str:
         for change in self._engine.files.changes():
             what = f"{change.path} {change.what} while in use"
             if change.fatal and self._engine.launch.maps(change.path):
                 return f"stopped: {what}, and the missing part would crash the engine"
-            self._once(
+            self._warn_once(
                 f"{what}: the engine continues with what it has loaded, but cannot be "
                 "restarted from this file"
             )
@@ -143,7 +146,7 @@ class Watch:
         return (
             f"stopped before the machine runs out of memory: {format_bytes(available)} "
             f"is available, and {format_bytes(CRITICAL_BYTES)} must stay free for other "
-            f"programs{self._holding()}"
+            f"programs{self._memory_text()}"
         )
 
     def _limits(self) -> str:
@@ -156,28 +159,31 @@ class Watch:
                     "stopped before the memory limit kills it: "
                     f"{format_bytes(limit.used_bytes)} of "
                     f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, more "
-                    f"than {LIMIT_PERCENT} % and rising{self._holding()}"
+                    f"than {LIMIT_PERCENT} % and rising{self._memory_text()}"
                 )
         return ""
 
     def _devices(self) -> str:
         for device in self._probes.devices():
-            self._gone[device.name] = self._gone.get(device.name, 0) + 1 if device.gone else 0
-            if self._gone[device.name] >= _LOOKS:
+            self._failed_probes[device.name] = (
+                self._failed_probes.get(device.name, 0) + 1 if device.gone else 0
+            )
+            if self._failed_probes[device.name] >= _MAX_FAILED_PROBES:
                 return f"stopped: {device.name} is no longer available: {device.gone}"
             if device.silent:
-                self._once(f"{device.name} cannot be watched: {device.silent}")
+                self._warn_once(f"{device.name} cannot be watched: {device.silent}")
             elif device.free_bytes is not None and device.free_bytes < LITTLE_BYTES:
-                self._once(f"{device.name} has less than {format_bytes(LITTLE_BYTES)} left")
+                self._warn_once(f"{device.name} has less than {format_bytes(LITTLE_BYTES)} left")
         return ""
 
-    def _holding(self) -> str:
-        held = self._engine.resident()
-        if held is None or held.anonymous_bytes is None or held.file_bytes is None:
+    def _memory_text(self) -> str:
+        """What the engine uses, as the end of a message; empty if unknown."""
+        memory = self._engine.resident()
+        if memory is None or memory.anonymous_bytes is None or memory.file_bytes is None:
             return ""
         return (
-            f"; the engine uses {format_bytes(held.anonymous_bytes)} of private memory and "
-            f"{format_bytes(held.file_bytes)} of mapped files"
+            f"; the engine uses {format_bytes(memory.anonymous_bytes)} of private memory and "
+            f"{format_bytes(memory.file_bytes)} of mapped files"
         )
 
 
@@ -192,35 +198,38 @@ class FileChange:
 
 
 class MappedFiles:
-    """Holds the files open, to tell the mapped file from a new one of the same name. Must be closed."""
+    """The engine's files, kept open: a mapped file differs from a new file of the same name. Must be closed."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Raises NotFoundError or SourceError if one cannot be opened."""
         self._lock = threading.Lock()  # a closed descriptor may already be another file's
-        self._held: list[tuple[Path, int, os.stat_result]] = []
+        self._open_files: list[tuple[Path, int, os.stat_result]] = []
         try:
             for path in paths:
-                descriptor = _opened(path)
-                self._held.append((path, descriptor, os.fstat(descriptor)))
+                descriptor = _open_file(path)
+                self._open_files.append((path, descriptor, os.fstat(descriptor)))
         except BaseException:
             self.close()
             raise
-        self.size_bytes = sum(before.st_size for _, _, before in self._held)
+        self.size_bytes = sum(before.st_size for _, _, before in self._open_files)
 
     def changes(self) -> tuple[FileChange, ...]:
         """The worst change of each file since it was opened; none once closed."""
         with self._lock:
-            found = [_change(path, os.fstat(held), before) for path, held, before in self._held]
-        return tuple(change for change in found if change is not None)
+            changes = [
+                _change(path, os.fstat(descriptor), before)
+                for path, descriptor, before in self._open_files
+            ]
+        return tuple(change for change in changes if change is not None)
 
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
-            while self._held:
-                os.close(self._held.pop()[1])
+            while self._open_files:
+                os.close(self._open_files.pop()[1])
 
 
-def _opened(path: Path) -> int:
+def _open_file(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     except FileNotFoundError as error:
@@ -230,17 +239,18 @@ def _opened(path: Path) -> int:
 
 
 def _change(path: Path, now: os.stat_result, before: os.stat_result) -> FileChange | None:
+    """What happened to an open file since `before`, the most serious first; None if nothing did."""
     if now.st_size < before.st_size:
         cut = f"was truncated from {before.st_size:,} to {now.st_size:,} bytes"
         return FileChange(path=path, what=cut, fatal=True)
     if now.st_mtime_ns != before.st_mtime_ns:
         return FileChange(path=path, what="was written to")
-    named = None
+    at_path = None
     with suppress(OSError):
-        named = path.stat()
-    if named is None:
+        at_path = path.stat()
+    if at_path is None:
         return FileChange(path=path, what="was deleted")
-    if not os.path.samestat(named, now):
+    if not os.path.samestat(at_path, now):
         return FileChange(path=path, what="was replaced by another file")
     return None
 
@@ -248,12 +258,13 @@ def _change(path: Path, now: os.stat_result, before: os.stat_result) -> FileChan
 # --- probes
 
 _DRIVER_S = 3.0  # for a driver to answer; a healthy one needs milliseconds
-_GONE = frozenset({6, 15, 16})  # nvml.h: not found, lost, reset required. Other errors say nothing.
+# nvml.h: not found, lost, reset required. Other errors do not mean that the GPU is gone.
+_GONE = frozenset({6, 15, 16})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedDevice:
-    """A GPU at this moment: its free memory, why it is gone, or why that is unknown."""
+    """A GPU now. `gone`: why it is no longer available. `silent`: why its state is unknown."""
 
     name: str
     free_bytes: int | None = None
@@ -263,7 +274,7 @@ class ProbedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
-    """The probes of an engine's process: one callable each, so that a test can pass its own."""
+    """How the memory limits, free memory and GPUs of an engine's process are read."""
 
     limits: Callable[[int], tuple[MemoryLimit, ...]]
     available_bytes: Callable[[], int]
@@ -276,7 +287,7 @@ def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
     # An engine stays in the control groups of the process that started it.
     memory = MemoryProbe(here)
     on_cuda = launch.setup.backend is Backend.CUDA and launch.setup.n_gpu_layers > 0
-    # CUDA_VISIBLE_DEVICES and the like: ours, overridden by what the engine was given.
+    # Variables such as CUDA_VISIBLE_DEVICES: ours, overridden by those of the launch.
     visible = replace(here, environment={**here.environment, **launch.environment})
     return Probes(
         limits=memory.limits,
@@ -298,7 +309,9 @@ class NvidiaProbe:
     def look(self) -> tuple[ProbedDevice, ...]:
         if self._query is None or not self._query.is_alive():
             self._query = threading.Thread(
-                target=lambda: self._answers.put(self._all()), name="edgekit-nvml", daemon=True
+                target=lambda: self._answers.put(self._query_devices()),
+                name="edgekit-nvml",
+                daemon=True,
             )
             self._query.start()
         try:
@@ -307,14 +320,14 @@ class NvidiaProbe:
             silent = f"no answer for {_DRIVER_S:g} s"
             return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
 
-    def _all(self) -> tuple[ProbedDevice, ...]:
+    def _query_devices(self) -> tuple[ProbedDevice, ...]:
         try:
             if self._nvml is None:
-                found = find_nvidia(self.here)
-                if not found.devices:
-                    silent = " ".join(found.notes) or "no GPU found"
+                detected = find_nvidia(self.here)
+                if not detected.devices:
+                    silent = " ".join(detected.notes) or "no GPU found"
                     return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
-                self._indexes = tuple(one.index for one in found.devices)
+                self._indexes = tuple(device.index for device in detected.devices)
                 nvml = self.here.nvml()
                 nvml("nvmlInit")
                 self._nvml = nvml
