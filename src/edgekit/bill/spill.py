@@ -1,7 +1,7 @@
 """KV-cache spilling: which pages stay in memory, which go to RAM or disk, and whether one can be read back in time.
 
-Cold pages of 256 tokens go to RAM or to an NVMe disk, for contexts over 65,536 tokens only. The gate is the worst case:
-reading back one whole cold page. If that takes too long it is an error, never a slow success. The rates come from
+Cold pages of 256 tokens go to RAM or to an NVMe disk, for contexts over 65,536 tokens only. The limit applies to the
+worst case: reading back one cold page. If that takes too long it is an error, never a slow success. The rates come from
 elizaOS's memo on context scaling (ASSUMED); they are not measured on this machine.
 """
 
@@ -15,7 +15,7 @@ from edgekit.units import LARGEST, Basis, format_bytes
 
 PAGE_TOKENS = 256
 SPILL_FROM_TOKENS = 65_536  # a cache up to this length is never spilled
-LEAST_PAGES = 2  # kept in memory: the page being written and the one being read back
+LEAST_PAGES = 2  # that stay in memory: the page being written and the one being read back
 
 
 class Store(enum.Enum):
@@ -29,7 +29,7 @@ class Store(enum.Enum):
         return _RATES[self]
 
 
-_RATES = {Store.HOST_RAM: 12_000_000_000, Store.NVME: 1_500_000_000}  # over PCIe; from the disk
+_RATES = {Store.HOST_RAM: 12_000_000_000, Store.NVME: 1_500_000_000}  # RAM is read over PCIe
 
 
 class Purpose(enum.Enum):
@@ -75,7 +75,7 @@ class Spill:
 
     @property
     def spilled_bytes(self) -> int:
-        """Whole pages: the last one takes a full page even if it is not full."""
+        """Bytes of the spilled pages; a partly filled page takes the space of a full one."""
         return self.spilled_pages * self.page_bytes
 
     @property
@@ -111,21 +111,21 @@ def plan_spill(
     store_free_bytes: int | None = None,
     spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> Spill:
-    """The split of a cache. Raises KvSpillUnsupportedError, with the numbers, if it must not be spilled.
+    """Splits a cache between memory and the store. Raises KvSpillUnsupportedError if it must not be spilled.
 
     `resident_budget_bytes` is the cache's budget where the model computes, `store_free_bytes` the free capacity of the
     store (None: unknown, not checked).
     """
-    for what, number, least in (
+    for name, number, least in (
         ("the context", context_tokens, 1),
         ("the bytes per token", bytes_per_token, 1),
         ("the budget", resident_budget_bytes, 0),
     ):
         if not least <= number <= LARGEST:
-            raise UsageError(f"{what} must be {least:,} to {LARGEST:,} (got {number:,})")
-    whole_bytes = context_tokens * bytes_per_token
+            raise UsageError(f"{name} must be {least:,} to {LARGEST:,} (got {number:,})")
+    cache_bytes = context_tokens * bytes_per_token
     resident_tokens = context_tokens
-    if whole_bytes > resident_budget_bytes:  # as many whole pages as fit
+    if cache_bytes > resident_budget_bytes:  # only full pages stay in memory
         page_bytes = PAGE_TOKENS * bytes_per_token
         resident_tokens = resident_budget_bytes // page_bytes * PAGE_TOKENS
     spill = Spill(
@@ -135,11 +135,11 @@ def plan_spill(
         store=store,
         purpose=purpose,
     )
-    why = _refusal(spill, store_free_bytes, spill_from_tokens) if spill.is_needed else ""
-    if why:
+    refusal = _refusal(spill, store_free_bytes, spill_from_tokens) if spill.is_needed else ""
+    if refusal:
         raise KvSpillUnsupportedError(
-            f"a cache of {context_tokens:,} tokens x {bytes_per_token:,} B = {format_bytes(whole_bytes)} "
-            f"does not fit in {format_bytes(resident_budget_bytes)}, and {why}"
+            f"a cache of {context_tokens:,} tokens x {bytes_per_token:,} B = {format_bytes(cache_bytes)} "
+            f"does not fit in {format_bytes(resident_budget_bytes)}, and {refusal}"
         )
     return spill
 

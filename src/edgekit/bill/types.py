@@ -1,7 +1,7 @@
 """The values that engines, plans and reports share.
 
-A load and a setup give a bill of memory lines. A task asks for one on a machine; a verdict compares it with the
-budgets of a placement; changes and decisions say what would help and what was chosen.
+A bill is a list of memory lines for a load and a setup. A task states the model, the engine and the machine; a verdict
+compares its bill with the budgets of a placement; changes and decisions say what would help and what was chosen.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class MemoryLine:
     component: Component
     size_bytes: int
     pool: Pool
-    layer: int | None = None  # None: does not belong to a single layer
+    layer: int | None = None  # None: not of a single layer
     basis: Basis = Basis.EXACT
     because: str = ""  # the arithmetic with this model's numbers
     within: float | None = None  # MODELLED: the error bound, as a share of the line
-    reserved: bool = True  # False: not allocated at start, may grow up to this (a prompt cache)
-    part: str = ""  # loaded along with the model: "drafter", "projector", "adapter"
+    reserved: bool = True  # False: not allocated at start, may grow to this size (a prompt cache)
+    part: str = ""  # the companion it belongs to: "drafter", "projector", "adapter"; "": the model
     first_request: bool = False  # allocated by the first request, not at start
 
 
@@ -155,44 +155,46 @@ class MemoryEstimate:
         )
 
     def in_pools(self, pools: Collection[Pool]) -> int:
-        """Bytes of the reserved lines in these pools. A pool is looked up once per run of lines that share it."""
-        found, last, inside = 0, None, False
+        """Bytes of the reserved lines in these pools. Consecutive lines of one pool share one look-up, for speed."""
+        total_bytes, last_pool, is_counted = 0, None, False
         for line in self.lines:
-            if line.pool is not last:
-                last = line.pool
-                inside = last in pools
-            if inside and line.reserved:
-                found += line.size_bytes
-        return found
+            if line.pool is not last_pool:
+                last_pool = line.pool
+                is_counted = last_pool in pools
+            if is_counted and line.reserved:
+                total_bytes += line.size_bytes
+        return total_bytes
 
     def bounds_in(self, pools: Collection[Pool]) -> tuple[int, bool]:
-        """Bytes that the error bounds of these pools' reserved lines could add, and whether one of them is unbounded.
+        """Bytes that the error bounds of these pools' reserved lines could add, and whether a line has no bound.
 
-        Runtime lines are always bounded.
+        Runtime lines without a bound do not count as unbounded.
         """
-        added, unbounded = 0.0, False
+        added, is_unbounded = 0.0, False
         for line in self.lines:
             if line.basis is Basis.EXACT or not line.reserved or line.pool not in pools:
                 continue
             added += line.size_bytes * (line.within or 0.0)
-            unbounded |= (
+            is_unbounded |= (
                 line.within is None
                 and line.component is not Component.RUNTIME
                 and line.size_bytes > 0
             )
-        return math.ceil(added), unbounded
+        return math.ceil(added), is_unbounded
 
     def of(self, *components: Component) -> int:
+        """Bytes of the reserved lines of these components."""
         return self.total(lambda line: line.component in components)
 
     def in_pool(self, kind: PoolKind) -> int:
+        """Bytes of the reserved lines in pools of this kind."""
         return self.total(lambda line: line.pool.kind is kind)
 
     @property
     def pools(self) -> tuple[Pool, ...]:
         """The pools that the bill uses: devices first, in order."""
-        found = {line.pool for line in self.lines if line.size_bytes}
-        return tuple(sorted(found, key=lambda pool: (pool.kind is PoolKind.HOST, pool.index)))
+        pools = {line.pool for line in self.lines if line.size_bytes}
+        return tuple(sorted(pools, key=lambda pool: (pool.kind is PoolKind.HOST, pool.index)))
 
     @property
     def total_bytes(self) -> int:
@@ -214,7 +216,7 @@ class MemoryEstimate:
 
     @property
     def basis(self) -> Basis:
-        """The weakest basis among the lines of the total."""
+        """The weakest basis of any reserved line."""
         return weakest(line.basis for line in self.lines if line.size_bytes and line.reserved)
 
     @property
@@ -250,7 +252,7 @@ def no_better_than(line: MemoryLine, basis: Basis, within: float | None = None) 
 
 
 def known_as(line: MemoryLine, basis: Basis, within: float | None) -> MemoryLine:
-    """The line with this basis. Does not use replace(), which is slow: every line of every bill goes through here."""
+    """The line with this basis. Not by replace(), which is too slow for every line of every bill."""
     return MemoryLine(
         component=line.component,
         size_bytes=line.size_bytes,
@@ -305,11 +307,11 @@ class Placement:
     because: str  # where the model is placed, for reports
     cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be split differently among several cards
-    whole: bool = False  # everything that can be on a device is on a device
+    whole: bool = False  # everything that a device can hold is on a device
     all_layers: bool = False  # every layer is on a device, except perhaps experts
     by_number: bool = False  # the card is selected by its index among all cards of the machine
-    by_tensor: bool = False  # -ot divides the experts more finely than -ncmoe can
-    is_short_command: bool = False  # by tensor, with a single pattern instead of one per layer
+    by_tensor: bool = False  # experts are placed by tensor (-ot), more finely than -ncmoe can
+    is_short_command: bool = False  # with `by_tensor`: a single pattern instead of one per layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +373,7 @@ class Task:
     machine: Machine
     load: Load = field(default_factory=Load)
     start: Start = field(default_factory=Start)
-    bill: Price | None = field(default=None, repr=False)  # None: the engine's, of the model alone
+    bill: Price | None = field(default=None, repr=False)  # None: the engine's bill of the model
     job: Job | None = None
     min_context: int | None = None
     window_budget_bytes: int | None = None  # SPEC W2: size of the cache if no context is given
@@ -395,7 +397,7 @@ class Task:
 
     @property
     def in_one_batch(self) -> bool:
-        """Whether a whole input must fit one batch: for embeddings, unless only the last token is pooled
+        """Whether an input must fit in one batch: for embeddings, unless only the last token is pooled
         (server-context.cpp @ b21e4de: can_split).
         """
         return self._starts_to_embed and embeds_in_one_batch(self.model.geometry)
@@ -409,13 +411,14 @@ class Task:
         load = replace(self.load, context_tokens=tokens)
         if not self.in_one_batch:
             return load
-        each = load.sequences or 1  # an embedding is a mean over a whole sequence
-        whole = -(-tokens // each) * each
+        # An embedding is a mean over a sequence: one batch holds the context, rounded up to all sequences.
+        sequences = load.sequences or 1
+        needed = -(-tokens // sequences) * sequences
         batch, microbatch = load.batch_tokens, load.microbatch_tokens  # values from the caller win
         return replace(
             load,
-            batch_tokens=batch or microbatch or whole,
-            microbatch_tokens=microbatch or batch or whole,
+            batch_tokens=batch or microbatch or needed,
+            microbatch_tokens=microbatch or batch or needed,
         )
 
 
@@ -454,12 +457,12 @@ class Usage:
     def status(self) -> Status:
         """The verdict on this memory. Compared in integers, so that exactly 85 % is not above 85 %."""
         required, usable = self.required_bytes, self.budget.available_bytes
-        most = ASSUMED_FULL_PERCENT if self.assumed else 100
+        max_percent = ASSUMED_FULL_PERCENT if self.assumed else 100
         if self.budget.blocked:
             return Status.FAILED
         if not required:
             return Status.PASSED
-        if required * 100 > usable * most or required > usable * (self.max_use or 1.0):
+        if required * 100 > usable * max_percent or required > usable * (self.max_use or 1.0):
             return Status.FAILED
         if self.budget.has_default_reserve and required + self.bound_bytes > self.budget.free_bytes:
             return Status.FAILED
@@ -477,20 +480,20 @@ class Usage:
 
 def fullness(uses: Iterable[Usage]) -> float:
     """Usage of several memories together relative to their limit; above 1 it does not fit."""
-    every = tuple(uses)
-    required = sum(use.required_bytes for use in every)
+    uses = tuple(uses)
+    required = sum(use.required_bytes for use in uses)
     if not required:
         return 0.0
-    usable = sum(use.budget.available_bytes for use in every)
+    usable = sum(use.budget.available_bytes for use in uses)
     if not usable:
         return math.inf
-    most = ASSUMED_FULL_PERCENT / 100 if any(use.assumed for use in every) else 1.0
-    most = min(most, *(use.max_use or 1.0 for use in every))
-    found = required / (usable * most)
-    if all(use.budget.has_default_reserve for use in every):
-        bounds = sum(use.bound_bytes for use in every)
-        found = max(found, (required + bounds) / sum(use.budget.free_bytes for use in every))
-    return found
+    max_share = ASSUMED_FULL_PERCENT / 100 if any(use.assumed for use in uses) else 1.0
+    max_share = min(max_share, *(use.max_use or 1.0 for use in uses))
+    share = required / (usable * max_share)
+    if all(use.budget.has_default_reserve for use in uses):
+        bounds = sum(use.bound_bytes for use in uses)
+        share = max(share, (required + bounds) / sum(use.budget.free_bytes for use in uses))
+    return share
 
 
 _WORST = (Status.PASSED, Status.WARNING, Status.FAILED)
@@ -645,10 +648,10 @@ PreflightResult = Verdict  # its public name
 
 
 def for_bill(budget: Budget, estimate: MemoryEstimate, *, mapped_weights: bool = True) -> Budget:
-    """The budget for a bill that leaves layers, experts or the token embeddings on the CPU.
+    """The budget of a GPU that shares RAM, for a bill that leaves layers, experts or token embeddings on the CPU.
 
-    Vulkan and ROCm pin some host memory, which counts against the GPU's limit: graph buffers, and weights that are not
-    mapped from the file. Metal pins none.
+    Vulkan and ROCm pin some RAM, which counts against the GPU's limit: graph buffers, and weights that are not mapped
+    from the file. Metal pins none.
     """
     if budget.limit_bytes is None:
         return budget
@@ -665,18 +668,19 @@ def for_bill(budget: Budget, estimate: MemoryEstimate, *, mapped_weights: bool =
 
 
 def covered_bytes(budget: Budget, estimate: MemoryEstimate) -> int:
-    """Bytes that may come out of the default reserve, as in llama.cpp's --fit: the shortfall, if it is at most what the
-    first request allocates. A reserve that the user set is never touched.
+    """Bytes that the bill may take from the default reserve, as llama.cpp's --fit allows.
+
+    This is the shortfall, if the first request allocates at least that much. A reserve set by the user is never used.
     """
     missing = max(0, estimate.in_pools(budget.pools) - budget.unreserved_bytes)
     if not missing or not budget.has_default_reserve or budget.limit_bytes is not None:
         return 0
-    taken = estimate.total(lambda line: line.first_request and line.pool in budget.pools)
-    return missing if missing <= taken else 0
+    first_request = estimate.total(lambda line: line.first_request and line.pool in budget.pools)
+    return missing if missing <= first_request else 0
 
 
 class Lever(enum.Enum):
-    """A setting that a plan chooses, in the order in which memory is spent on it."""
+    """A setting that a plan chooses; memory is spent on the settings in this order."""
 
     WEIGHTS = "weights"  # a bigger model, or a more accurate file of one model
     PLACEMENT = "placement"

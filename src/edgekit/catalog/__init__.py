@@ -13,20 +13,20 @@ def read_catalog() -> Catalog:
     from edgekit.catalog.store import packaged, stored_entries
     from edgekit.catalog.types import Catalog, Entry
 
-    found = (*packaged(), *stored_entries())
-    entries = {one.id: one for one in found if isinstance(one, Entry)}
+    rows = (*packaged(), *stored_entries())
+    entries = {row.id: row for row in rows if isinstance(row, Entry)}
     return Catalog(
         entries=tuple(entries[name] for name in sorted(entries)),
-        problems=tuple(one for one in found if isinstance(one, str)),
+        problems=tuple(row for row in rows if isinstance(row, str)),
     )
 
 
 def listed(catalog: Catalog, *, kind: str | None = None, family: str | None = None) -> list[Entry]:
     """The models with this purpose whose family name starts with `family`."""
-    start = (family or "").lower()
+    prefix = (family or "").lower()
     return [
         entry
         for entry in catalog.entries
-        if (kind is None or kind in {one.value for one in entry.kinds})
-        and entry.family.lower().startswith(start)
+        if (kind is None or kind in {purpose.value for purpose in entry.kinds})
+        and entry.family.lower().startswith(prefix)
     ]

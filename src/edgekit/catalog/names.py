@@ -39,18 +39,17 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
         names = {entry.id.lower(), (entry.repository or "").lower()}
         if plain_name and (plain_name in names or published == entry.id):
             return entry
-    for spelt in range(3) if plain_name else ():
-        loose = spellings(name)[spelt]
-        found = [
-            entry
-            for entry in entries
-            if loose
-            and loose in {spellings(one)[spelt] for one in (entry.id, entry.repository) if one}
-        ]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            near = tuple(entry.id for entry in found[:SHOWN])
+    for looseness in range(3) if plain_name else ():
+        loose_name = spellings(name)[looseness]
+        matches = []
+        for entry in entries if loose_name else ():
+            names_of_entry = (known for known in (entry.id, entry.repository) if known)
+            if any(spellings(known)[looseness] == loose_name for known in names_of_entry):
+                matches.append(entry)
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            near = tuple(entry.id for entry in matches[:SHOWN])
             raise NotFoundError(
                 f"{name[:80]!r} matches several models of the catalog", candidates=near
             )
@@ -64,13 +63,13 @@ def near_ids(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
     """The ids that are most similar to the name; those that start with it come first."""
     ids = {spellings(entry.id)[1]: entry.id for entry in entries}
     plain_name = spellings(name)[1]
-    begin = sorted(one for one in ids if plain_name and one.startswith(f"{plain_name} "))
-    near = dict.fromkeys((*begin, *close_names(plain_name, ids)))
-    return tuple(ids[one] for one in near)[:SHOWN]
+    longer = sorted(known for known in ids if plain_name and known.startswith(f"{plain_name} "))
+    near = dict.fromkeys((*longer, *close_names(plain_name, ids)))
+    return tuple(ids[known] for known in near)[:SHOWN]
 
 
 def find_quantised(name: str, catalog: Catalog) -> tuple[Entry, str | None]:
-    """The entry that a name means and the quantisation in it. Raises NotFoundError."""
+    """The entry that a name refers to, and the quantisation in the name. Raises NotFoundError."""
     try:
         return find_entry(name, catalog), None
     except NotFoundError:
@@ -123,7 +122,7 @@ def is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
 def may_stand_in(name: str, error: NotFoundError | RemoteInspectError) -> bool:
     """Whether the catalog may answer for a name that could not be read.
 
-    Not for a hub id that the hub refuses, or of which this machine has only another part, such as another quantisation.
+    Not for a hub id that the hub refuses, nor for one that this machine has only in another quantisation.
     """
     refused = NotFoundError | RemoteNotFoundError | RemoteAccessError
     return not ("/" in name and isinstance(error, refused))
@@ -132,7 +131,7 @@ def may_stand_in(name: str, error: NotFoundError | RemoteInspectError) -> bool:
 def with_near(
     error: NotFoundError | RemoteInspectError, name: str, catalog: Catalog
 ) -> NotFoundError | RemoteInspectError:
-    """The error with the catalog's most similar names, and a note on a damaged catalog."""
+    """The error with similar names of the catalog added, and a note if part of the catalog is unreadable."""
     near = near_ids(split_quant(name)[0], catalog.entries)
     if isinstance(error, RemoteInspectError):
         is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)
@@ -143,10 +142,13 @@ def with_near(
         return error
     if name.lower().startswith("sample:"):
         return error
-    here = tuple(one for one in error.candidates if not one.startswith("sample:"))
-    damaged = "".join(f"; part of the catalog is unreadable: {one}" for one in catalog.problems[:1])
+    local = tuple(
+        candidate for candidate in error.candidates if not candidate.startswith("sample:")
+    )
     message = str(error).partition(". Did you mean: ")[0]
-    return NotFoundError(f"{message}{damaged}", candidates=tuple(dict.fromkeys((*here, *near))))
+    if catalog.problems:
+        message += f"; part of the catalog is unreadable: {catalog.problems[0]}"
+    return NotFoundError(message, candidates=tuple(dict.fromkeys((*local, *near))))
 
 
 # Publishers whose plain names mean base models; their instruct versions have longer names.
@@ -182,7 +184,7 @@ _QUANT = re.compile(
     r"(?:[-._:]|^)(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4(?:_MOE)?)(?=$|[-._])",
     re.IGNORECASE,
 )
-_LONGEST = 200  # the longest names on the hub have 96
+_LONGEST = 200  # characters of a name; the longest names on the hub have 96
 _NOT_IN_IDS = re.compile(r"[^a-z0-9._:+@-]+")
 
 # Words in a name -> the purpose they indicate; all matches count.
@@ -225,22 +227,24 @@ def id_of(label: str) -> str:
 def family_of(name: str) -> str:
     """'qwen3-vl-30b-a3b-instruct' -> 'qwen3-vl': everything before sizes and versions."""
     words = name.lower().split("-")
-    end = next((i for i, word in enumerate(words) if i and _VARIANT.fullmatch(word)), len(words))
-    return "-".join(words[:end])
+    family_words = next(
+        (i for i, word in enumerate(words) if i and _VARIANT.fullmatch(word)), len(words)
+    )
+    return "-".join(words[:family_words])
 
 
 def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[ModelPurpose, ...]:
     """Purposes in the order of the enum. A model that generates text is for chat, unless its name says otherwise."""
-    found = {kind for words, kind in _KINDS if words.search(name.lower())}
+    purposes = {kind for words, kind in _KINDS if words.search(name.lower())}
     if sees:
-        found.add(ModelPurpose.VISION)
+        purposes.add(ModelPurpose.VISION)
     if not causal or pooled:
-        found.add(ModelPurpose.EMBEDDING)
-    if ModelPurpose.EMBEDDING in found:
-        found -= {ModelPurpose.REASONING}
+        purposes.add(ModelPurpose.EMBEDDING)
+    if ModelPurpose.EMBEDDING in purposes:
+        purposes -= {ModelPurpose.REASONING}
     elif not _WITHOUT_CHAT.search(name.lower()):
-        found.add(ModelPurpose.CHAT)
-    return tuple(kind for kind in ModelPurpose if kind in found)
+        purposes.add(ModelPurpose.CHAT)
+    return tuple(kind for kind in ModelPurpose if kind in purposes)
 
 
 # Words that do not affect memory: tuning, container, Ollama's default tag.
@@ -270,11 +274,11 @@ def spellings(name: str) -> tuple[str, str, str]:
         words = words[1:]
     shape = [word for word in words if word not in _SAME_SHAPE]
     size = [word for word in shape if not _ACTIVE.fullmatch(word)]
-    return _joined(words), _joined(shape), _joined(size)
+    return _join_letters(words), _join_letters(shape), _join_letters(size)
 
 
-def _joined(words: list[str]) -> str:
-    """Join adjacent words of letters: 'gpt-oss-20b' and 'gptoss 20B' both become 'gptoss 20 b'."""
+def _join_letters(words: list[str]) -> str:
+    """Joins adjacent words of letters: 'gpt-oss-20b' and 'gptoss 20B' both become 'gptoss 20 b'."""
     parts = [part for word in words for part in _PARTS.findall(word)]
     return re.sub(r"(?<=[a-z]) (?=[a-z])", "", " ".join(parts))
 
@@ -284,9 +288,9 @@ _QUANTISED = re.compile(rf"(?P<name>.+?)(?P<mark>[-._: ]+)(?P<quant>{_TAG})", re
 
 
 def split_quant(name: str) -> tuple[str, str | None]:
-    """'qwen3-8b:Q8_0', 'Qwen3 8B Q8_0' -> the name and its quantisation; None if it has none."""
-    found = _QUANTISED.fullmatch(name.strip()[: 2 * _LONGEST])
-    return (name, None) if found is None else (found["name"], found["quant"])
+    """'qwen3-8b:Q8_0' -> ('qwen3-8b', 'Q8_0'), 'qwen3-8b' -> ('qwen3-8b', None)."""
+    match = _QUANTISED.fullmatch(name.strip()[: 2 * _LONGEST])
+    return (name, None) if match is None else (match["name"], match["quant"])
 
 
 # The size that Ollama's library serves for a name without a tag.

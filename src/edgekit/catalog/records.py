@@ -29,16 +29,16 @@ RUN = re.compile(
 
 
 def is_id(text: str) -> bool:
-    """Letters, digits and . _ : + @ -, so that it can be typed without quotes."""
+    """Whether it has only letters, digits and . _ : + @ -, so that it can be typed without quotes."""
     return len(text) <= MAX_ID_CHARS and _ID.fullmatch(text) is not None
 
 
 def record_of(entry: Entry) -> str:
-    """One line, without values that are None or empty."""
+    """The entry as one line of JSON, without values that are None or empty."""
     facts_of: dict[Source, list[str]] = {}  # a source may have several facts
     for fact, source in entry.sources.items():
         facts_of.setdefault(source, []).append(fact)
-    changed: dict[str, Any] = {
+    as_json: dict[str, Any] = {
         "kinds": [kind.value for kind in entry.kinds],
         "sizes": {size.mix: [size.tensor_bytes, size.basis.value] for size in entry.sizes},
         "speeds": [
@@ -50,7 +50,7 @@ def record_of(entry: Entry) -> str:
         "config": dict(entry.config),
         "sources": [[source.text, source.basis.value, facts] for source, facts in facts_of.items()],
     }
-    raw = {name: changed.get(name, getattr(entry, name)) for name in _READERS}
+    raw = {name: as_json.get(name, getattr(entry, name)) for name in _READERS}
     filled = {name: value for name, value in raw.items() if value not in (None, "", [], {})}
     try:
         return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -59,14 +59,14 @@ def record_of(entry: Entry) -> str:
 
 
 def read_record(line: object, *, where: str) -> Entry:
-    """The entry of a line. Raises HeaderError with what is wrong with it."""
+    """Reads an entry from a line of JSON. Raises HeaderError that says what is wrong."""
     if not isinstance(line, str):
         raise HeaderError("not a line of text", file=where)
     if len(line) > MAX_RECORD_CHARS:
         text = f"{len(line):,} characters; the limit is {MAX_RECORD_CHARS:,}"
         raise HeaderError(text, file=where)
     values = {}
-    name = ""  # of the field that is read
+    name = ""  # of the field being read
     try:
         raw = _object(json.loads(line, parse_constant=_no_number))
         for name, read in _READERS.items():
@@ -138,17 +138,17 @@ def _kinds(value: Any) -> tuple[ModelPurpose, ...]:
 
 
 def _sizes(value: Any) -> tuple[Size, ...]:
-    found = []
+    sizes = []
     for mix, pair in _object(value).items():
         size, basis = _list(pair, 2)
-        found.append(Size(mix=_text(mix), tensor_bytes=_whole(size), basis=_member(Basis, basis)))
-    return tuple(found)
+        sizes.append(Size(mix=_text(mix), tensor_bytes=_whole(size), basis=_member(Basis, basis)))
+    return tuple(sizes)
 
 
 def _speeds(value: Any) -> tuple[MeasuredSpeed, ...]:
-    found = []
-    for one in _list(value):
-        device, rate, setting, source = _list(one, 4)
+    speeds = []
+    for row in _list(value):
+        device, rate, setting, source = _list(row, 4)
         if type(rate) not in (int, float) or not 0 < rate < 1e9:
             raise ValueError(f"{rate!r:.40} is not a number of tokens per second")
         speed = MeasuredSpeed(
@@ -157,25 +157,28 @@ def _speeds(value: Any) -> tuple[MeasuredSpeed, ...]:
             setting=_text(setting),
             source=_text(source),
         )
-        found.append(speed)
-    return tuple(found)
+        speeds.append(speed)
+    return tuple(speeds)
 
 
 def _sources(value: Any) -> Mapping[str, Source]:
-    found: dict[str, Source] = {}
-    for one in _list(value):
-        text, basis, facts = _list(one, 3)
+    """Fact -> its source, from rows of [text, basis, facts]."""
+    sources: dict[str, Source] = {}
+    for row in _list(value):
+        text, basis, facts = _list(row, 3)
         source = Source(text=_text(text), basis=_member(Basis, basis))
-        found |= {_text(fact): source for fact in _list(facts)}
-    return MappingProxyType(found)
+        sources |= {_text(fact): source for fact in _list(facts)}
+    return MappingProxyType(sources)
 
 
 def _keys(value: Any) -> Mapping[str, Any]:
     """GGUF values as formats/gguf.py returns them: scalars and tuples of scalars."""
     return MappingProxyType(
         {
-            _text(name): tuple(map(_scalar, _list(one))) if isinstance(one, list) else _scalar(one)
-            for name, one in _object(value).items()
+            _text(key): tuple(map(_scalar, _list(item)))
+            if isinstance(item, list)
+            else _scalar(item)
+            for key, item in _object(value).items()
         }
     )
 
@@ -194,9 +197,9 @@ def _config(value: Any) -> Mapping[str, Any]:
 
 
 def _tensor_runs(value: Any) -> tuple[str, ...]:
-    for one in _list(value):
-        if not isinstance(one, str) or not RUN.fullmatch(one):
-            raise ValueError(f"{one!r:.80} is not a line like blk.*.attn_q.weight 64x64 F16 0-1")
+    for run in _list(value):
+        if not isinstance(run, str) or not RUN.fullmatch(run):
+            raise ValueError(f"{run!r:.80} is not a line like blk.*.attn_q.weight 64x64 F16 0-1")
     return tuple(value)
 
 

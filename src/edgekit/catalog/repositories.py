@@ -48,12 +48,12 @@ def _plain(tag: str) -> str:
 @cache
 def known_repositories() -> Mapping[str, tuple[Repository, ...]]:
     """Catalog id -> repositories, in order of preference."""
-    found: dict[str, tuple[Repository, ...]] = {}
+    by_model: dict[str, tuple[Repository, ...]] = {}
     for line in PATH.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             continue
         model, form, name, quants, known, sources = line.split("\t")
-        one = Repository(
+        repository = Repository(
             model=model,
             form=Form(form),
             name=name,
@@ -61,40 +61,45 @@ def known_repositories() -> Mapping[str, tuple[Repository, ...]]:
             listed=known == "listed",
             sources=tuple(sources.split(",")),
         )
-        found[model] = (*found.get(model, ()), one)
-    return MappingProxyType(found)
+        by_model[model] = (*by_model.get(model, ()), repository)
+    return MappingProxyType(by_model)
 
 
 def repositories_of(model: str, form: Form | None = None) -> tuple[Repository, ...]:
     """Repositories of a model, given its id, a label such as sample:gemma-3-27b, or any of its hub repositories."""
     name = model.removeprefix("sample:").removeprefix("catalog:").lower()
     rows = known_repositories().get(name) or known_repositories().get(_by_name().get(name, ""), ())
-    return tuple(one for one in rows if form in {None, one.form})
+    return tuple(row for row in rows if form in {None, row.form})
 
 
 @cache
 def _by_name() -> Mapping[str, str]:
-    rows = (one for every in known_repositories().values() for one in every)
-    return {one.name.lower(): one.model for one in rows if one.form is not Form.OLLAMA}
+    """Repository name in lower case -> the id of its model, for hub repositories."""
+    return {
+        repository.name.lower(): repository.model
+        for repositories in known_repositories().values()
+        for repository in repositories
+        if repository.form is not Form.OLLAMA
+    }
 
 
 def repository_at(model: str, form: Form, mix: str) -> Repository | None:
     """The first repository with the mix: the publisher's own, then those whose files a source lists."""
     owner = original_repository(model).partition("/")[0]
 
-    def is_less_certain(one: Repository) -> bool:
-        return not one.listed and one.name.partition("/")[0] != owner
+    def is_less_certain(repository: Repository) -> bool:
+        return not repository.listed and repository.name.partition("/")[0] != owner
 
     rows = sorted(repositories_of(model, form), key=is_less_certain)
-    return next((one for one in rows if one.tag(mix) is not None), None)
+    return next((row for row in rows if row.tag(mix) is not None), None)
 
 
 def original_repository(model: str) -> str:
     """The publisher's own repository of the instruct version; empty if unknown."""
-    return next((one.name for one in repositories_of(model, Form.ORIGINAL)), "")
+    return next((row.name for row in repositories_of(model, Form.ORIGINAL)), "")
 
 
 def model_of_original(repository: str) -> str:
     """The id of the model whose publisher has this repository; empty if unknown."""
     rows = repositories_of(repository, Form.ORIGINAL)
-    return next((one.model for one in rows if one.name.lower() == repository.lower()), "")
+    return next((row.model for row in rows if row.name.lower() == repository.lower()), "")

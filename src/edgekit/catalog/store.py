@@ -45,12 +45,13 @@ def stored_entries() -> Iterator[Entry | str]:
         return
     for name, record in rows:
         try:
-            yield _read(name, record, path)
+            yield _read_row(name, record, path)
         except HeaderError as error:
             yield f"{error}; `edgekit catalog remove` deletes it"
 
 
-def _read(name: object, record: object, path: Path) -> Entry:
+def _read_row(name: object, record: object, path: Path) -> Entry:
+    """The entry of a row. Raises HeaderError if it is damaged."""
     where = f"{path}, entry {str(name)[:60]!r}"
     if record is None:
         raise HeaderError(f"more than {MAX_RECORD_CHARS:,} characters", file=where)
@@ -61,52 +62,54 @@ def _read(name: object, record: object, path: Path) -> Entry:
 
 
 def _rows(path: Path) -> list[tuple[object, object]]:
+    """The id and record of every row; the record is None if it is too long."""
     query = f"SELECT id, CASE WHEN length(entry) <= {MAX_RECORD_CHARS} THEN entry END FROM entries ORDER BY id LIMIT {MAX_ROWS}"  # noqa: S608, E501
-    with _opened(path, "rw") as database:
-        end = time.monotonic() + READ_S
-        database.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
+    with _connect(path, "rw") as database:
+        deadline = time.monotonic() + READ_S
+        database.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
         if not _version(database, path):
             return []  # created, but nothing written yet
         return database.execute(query).fetchall()
 
 
 def save_entry(entry: Entry) -> bool:
-    """Save an entry, replacing one with the same id and reference. Returns whether it is new.
+    """Saves an entry, replacing one with the same id and reference. Returns whether it is new.
 
     UsageError if the id belongs to another reference; SourceError or HeaderError if it could not be written.
     """
     record = record_of(entry)
     if len(record) > MAX_RECORD_CHARS:
         raise HeaderError(f"{entry.id}: its header is too long to store")
-    with _writing() as database:
+    with _transaction() as database:
         query = "SELECT id, entry FROM entries WHERE id = ?"
-        old = database.execute(query, (entry.id,)).fetchone()
-        known = None
-        if old is not None:
+        old_row = database.execute(query, (entry.id,)).fetchone()
+        old_entry = None
+        if old_row is not None:
             with contextlib.suppress(HeaderError):  # a damaged entry may be replaced
-                known = _read(old[0], old[1], Path(NAME))
-        if known is not None and known.reference != entry.reference:
+                old_entry = _read_row(old_row[0], old_row[1], Path(NAME))
+        if old_entry is not None and old_entry.reference != entry.reference:
             raise UsageError(
-                f"{entry.id} already exists, from {known.reference}: use --id to give this "
+                f"{entry.id} already exists, from {old_entry.reference}: use --id to give this "
                 "one another name"
             )
         database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (entry.id, record))
-    return old is None
+    return old_row is None
 
 
 def forget_entry(name: str) -> bool:
-    """Delete an entry. Returns whether it existed."""
+    """Deletes an entry. Returns whether it existed."""
     folder = data_folder()
     if folder is None or not os.path.lexists(folder / NAME):
         return False
-    with _writing() as database:
+    with _transaction() as database:
         return database.execute("DELETE FROM entries WHERE id = ?", (name,)).rowcount > 0
 
 
 @contextlib.contextmanager
-def _writing() -> Iterator[sqlite3.Connection]:
+def _transaction() -> Iterator[sqlite3.Connection]:
+    """A connection that holds the write lock; the block is committed unless it raises."""
     path = made_data_folder("the catalog") / NAME
-    with _opened(path, "rwc") as database:
+    with _connect(path, "rwc") as database:
         database.execute("BEGIN IMMEDIATE")
         if not _version(database, path):
             database.execute(_TABLE)
@@ -128,16 +131,19 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
-    """A connection, closed at the end; an open transaction is rolled back. SQLite's errors become ours."""
+def _connect(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    """A connection, closed at the end of the block, which rolls back an open transaction.
+
+    Raises SourceError or HeaderError instead of SQLite's errors.
+    """
     import sqlite3
 
     if os.path.lexists(path) and not path.is_file():  # reading a pipe would never end
         raise SourceError(f"{path} is not a regular file: move it away")
     try:
-        where = f"{path.absolute().as_uri()}?mode={mode}"
+        uri = f"{path.absolute().as_uri()}?mode={mode}"
         with contextlib.closing(
-            sqlite3.connect(where, uri=True, timeout=WAIT_S, isolation_level=None)
+            sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None)
         ) as database:
             database.execute("PRAGMA trusted_schema = OFF")
             yield database

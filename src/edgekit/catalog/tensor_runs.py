@@ -17,15 +17,15 @@ from edgekit.formats.types import GgufTensor, Tensor
 from edgekit.model.hyperparameters import MAX_LAYERS
 
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.")
-_HERE = "blk.*."
+_ANY_BLOCK = "blk.*."
 
 
 def runs_of(tensors: Iterable[Tensor | GgufTensor]) -> tuple[str, ...]:
-    """Lines for the tensors: first those outside the blocks. HeaderError for a name that this format cannot express."""
+    """The lines for these tensors, those outside the blocks first. HeaderError for a name that no line can express."""
     blocks_of: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for tensor in tensors:
         block = _BLOCK.match(tensor.name)
-        name = _HERE + tensor.name[block.end() :] if block else tensor.name
+        name = _ANY_BLOCK + tensor.name[block.end() :] if block else tensor.name
         blocks = blocks_of.setdefault((name, tensor.shape or (1,), tensor.type.name), [])
         if block:
             blocks.append(int(block[1]))
@@ -37,7 +37,9 @@ def runs_of(tensors: Iterable[Tensor | GgufTensor]) -> tuple[str, ...]:
                 ranges[-1] = (ranges[-1][0], number)
             else:
                 ranges.append((number, number))
-        text = ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges)
+        text = ",".join(
+            f"{first}" if first == last else f"{first}-{last}" for first, last in ranges
+        )
         line = " ".join((name, "x".join(map(str, shape)), type_, text)).rstrip()
         if not RUN.fullmatch(line):
             raise HeaderError(f"tensor {name!r:.80} cannot be stored: unusual name or shape")
@@ -56,21 +58,23 @@ def tensors_of(runs: Iterable[str], *, name: str) -> tuple[Tensor, ...]:
 
 
 def _tensors(run: str, file: str) -> Iterator[Tensor]:
+    """The tensors of one line."""
     if not RUN.fullmatch(run):
         raise HeaderError(f"{run!r:.80} is not a valid line of tensors", file=file)
     name, lengths, type_, *rest = run.split(" ")
     shape = tuple(map(int, lengths.split("x")))
-    laid = GgufTensor(name=name, shape=shape, type=by_name(type_))
-    size = laid.size_bytes
+    pattern = GgufTensor(name=name, shape=shape, type=by_name(type_))
+    size = pattern.size_bytes  # raises HeaderError for an invalid shape
     names = [name]
     if rest:  # '0-2,7' -> [(0, 2), (7, 7)]
         ends = (part.partition("-") for part in rest[0].split(","))
-        ranges = [(int(a), int(b or a)) for a, _, b in ends]
-        if len(ranges) > MAX_LAYERS or any(not a <= b < MAX_LAYERS for a, b in ranges):
+        ranges = [(int(first), int(last or first)) for first, _, last in ends]
+        is_valid = all(first <= last < MAX_LAYERS for first, last in ranges)
+        if len(ranges) > MAX_LAYERS or not is_valid:
             raise HeaderError(
                 f"{rest[0]!r:.60}: block numbers go from 0 to {MAX_LAYERS - 1:,}", file=file
             )
-        blocks = (block for a, b in ranges for block in range(a, b + 1))
+        blocks = (block for first, last in ranges for block in range(first, last + 1))
         names = [name.replace("*", str(block), 1) for block in blocks]
-    for each in names:
-        yield Tensor(name=each, type=laid.type, shape=shape, size_bytes=size, offset=0)
+    for tensor_name in names:
+        yield Tensor(name=tensor_name, type=pattern.type, shape=shape, size_bytes=size, offset=0)

@@ -38,6 +38,7 @@ class Layout:
         return self.keys.bits + self.values.bits
 
     def holds(self, tokens: int) -> bool:
+        """Whether this layout may be used for a context of this length."""
         return self.most_tokens is None or tokens <= self.most_tokens
 
 
@@ -82,9 +83,9 @@ class Tier:
 def tiers() -> tuple[Tier, ...]:
     """All tiers, the smallest first."""
     data = _data()
-    found = [
+    rows = [
         Tier(
-            **{name: row[name] for name in _AS_THEY_ARE},
+            **{name: row[name] for name in _COPIED_FIELDS},
             weights_bytes=round(row["weights_gib"] * GIB),
             working_bytes=round(row["working_gib"] * GIB),
             min_ram_bytes=None if row["min_ram_gb"] is None else row["min_ram_gb"] * GIB,
@@ -92,10 +93,10 @@ def tiers() -> tuple[Tier, ...]:
         )
         for row in data["tiers"]
     ]
-    return tuple(sorted(found, key=lambda tier: tier.weights_bytes))
+    return tuple(sorted(rows, key=lambda tier: tier.weights_bytes))
 
 
-_AS_THEY_ARE = (
+_COPIED_FIELDS = (
     "name", "line", "base_model", "cache_layers", "kv_heads", "head_dim", "state_bytes", "native_window",
     "catalog_window", "keeps_compressed", "vocabulary", "drafter",
 )  # fmt: skip
@@ -103,8 +104,9 @@ _AS_THEY_ARE = (
 
 @cache
 def _data() -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(get_data("edgekit.catalog", "tier_data/tiers.json") or b"")
-    return read
+    """The content of tiers.json."""
+    data: dict[str, Any] = json.loads(get_data("edgekit.catalog", "tier_data/tiers.json") or b"")
+    return data
 
 
 def _unknown(what: str, text: str, names: Iterable[str]) -> UsageError:
@@ -123,7 +125,7 @@ def find_tier(text: str) -> Tier:
 @cache
 def layouts() -> tuple[Layout, ...]:
     """All layouts, the most accurate first."""
-    found = [
+    rows = [
         Layout(
             name=row["name"],
             keys=cache_type(row["keys"]),
@@ -132,7 +134,7 @@ def layouts() -> tuple[Layout, ...]:
         )
         for row in _data()["layouts"]
     ]
-    return tuple(sorted(found, key=lambda one: one.bits, reverse=True))
+    return tuple(sorted(rows, key=lambda layout: layout.bits, reverse=True))
 
 
 _SHORT_NAMES = {
@@ -159,24 +161,25 @@ def layout_for(tokens: int) -> Layout:
 
 def check_engine(engine: str, layout: Layout) -> None:
     """Raises RefusedError if the engine lacks the layout: a layout is never silently replaced."""
-    held = _data()["engines"].get(engine)
-    if held is None:
+    supported = _data()["engines"].get(engine)
+    if supported is None:
         raise _unknown("engine", engine, _data()["engines"])
-    if layout.name not in held:
+    if layout.name not in supported:
         only = " (only the what-if engine for tiers has it)" if "qjl" in layout.name else ""
         raise RefusedError(
             f"{engine} does not have the cache layout {layout.name}{only}; choose one of "
-            f"{', '.join(held)}"
+            f"{', '.join(supported)}"
         )
 
 
 def first_run() -> Tier:
+    """The tier for the first start on a new machine."""
     return find_tier(_data()["first_run"])
 
 
 def ladder(kind: str) -> tuple[Tier, ...]:
     """The tiers for 'small' or 'large' texts, in the order to try them."""
-    found = _data()["ladders"].get(kind)
-    if found is None:
+    names = _data()["ladders"].get(kind)
+    if names is None:
         raise _unknown("ladder", kind, _data()["ladders"])
-    return tuple(find_tier(name) for name in found)
+    return tuple(find_tier(name) for name in names)

@@ -39,6 +39,8 @@ STATED = frozenset({"layers", "hidden", "heads", "feed_forward", "vocabulary", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
+    """The rules for the layers of an architecture, and the defaults of its hyper-parameters."""
+
     arrange: Arrangement = layers.uniform
     attend: AttentionBuilder = mixers.standard
     recur: RecurrentBuilder | None = None
@@ -58,13 +60,13 @@ class Architecture:
         """Default hyper-parameters, by our names, for keys missing in the file."""
         library = self.library
         if not nested:
-            library = {word: value for word, value in library.items() if word not in STATED}
+            library = {name: value for name, value in library.items() if name not in STATED}
         return {**library, **self.constants}
 
 
 def architecture_of(name: str, *, gguf: bool) -> Architecture | None:
     """The architecture; None if there are no rules for its layers."""
-    return _built(name, gguf=gguf) if name in names(gguf=gguf) else None
+    return _architecture(name, gguf=gguf) if name in names(gguf=gguf) else None
 
 
 @cache
@@ -79,7 +81,8 @@ def names(*, gguf: bool) -> frozenset[str]:
 
 
 @cache
-def _built(name: str, *, gguf: bool) -> Architecture:
+def _architecture(name: str, *, gguf: bool) -> Architecture:
+    """The architecture with this name in a GGUF or in a config.json."""
     record = whole_record(name, gguf=gguf)
     section: dict[str, object] = {**record.get("layers", {})}
     if gguf:
@@ -122,22 +125,25 @@ RULES: Mapping[str, Reader] = {
 
 @cache
 def records() -> tuple[Record, ...]:
+    """All records of architectures.json."""
     return load_records("edgekit.model", FILE)
 
 
 @cache
 def section_by_name(part: str, formats: tuple[str, ...] = ("config", "gguf")) -> Record:
     """Name -> this section, for every record that has it."""
-    found: dict[str, object] = {}
+    sections: dict[str, object] = {}
     for record in records():
         if record.get(part) is not None:
-            for name in (name for one in formats for name in record.get(one, ())):
-                found.setdefault(name, record[part])
-    return found
+            for file_format in formats:
+                for name in record.get(file_format, ()):
+                    sections.setdefault(name, record[part])
+    return sections
 
 
 @cache
-def _indices(*, gguf: bool) -> Mapping[str, Record]:
+def _records_by_name(*, gguf: bool) -> Mapping[str, Record]:
+    """Architecture name in a GGUF or in a config.json -> its record."""
     return {
         name: record
         for record in records()
@@ -146,11 +152,11 @@ def _indices(*, gguf: bool) -> Mapping[str, Record]:
 
 
 def whole_record(name: str, *, gguf: bool) -> Record:
-    """The record of that name, merged with the one in its `like`."""
-    record = _indices(gguf=gguf)[name]
+    """The record of that name, with sections inherited from the record that its `like` names."""
+    record = _records_by_name(gguf=gguf)[name]
     if (like := record.get("like")) is None:
         return record
-    other = _indices(gguf=False).get(like) or _indices(gguf=True).get(like)
+    other = _records_by_name(gguf=False).get(like) or _records_by_name(gguf=True).get(like)
     if other is None:
         raise damaged(f"{FILE}, {name}: no record is called {like!r}")
     return {**{part: other[part] for part in INHERITED if part in other}, **record}
@@ -159,5 +165,5 @@ def whole_record(name: str, *, gguf: bool) -> Record:
 def read_section(
     made: type[Made], section: Mapping[str, object], readers: Mapping[str, Reader], *, where: str
 ) -> Made:
-    """A section of the record with that name, as a dataclass."""
+    """Reads a section of a record as a dataclass. `where`: the record's name, for messages."""
     return read_fields(made, section, readers, where=f"{FILE}, {where}")

@@ -19,12 +19,12 @@ from edgekit.sources.types import Container
 
 # Far above the largest real model, and still cheap to hold and to loop over.
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; the deepest real model has 126 (Llama 3.1 405B)
-MAX_NUMBER = 2**32 - 1  # what a uint32 of a GGUF holds; every real width is far smaller
+MAX_NUMBER = 2**32 - 1  # the largest uint32 of a GGUF; every real width is far smaller
 LAYER_COUNTS = frozenset({"layers", "mtp_layers", "loops"})  # their limit is MAX_LAYERS
 
 T = TypeVar("T")
 
-SUPER_ARCHITECTURE = "llama"  # its keys are used where an architecture's own are missing
+SUPER_ARCHITECTURE = "llama"  # its keys are used if a file lacks those of its own architecture
 
 
 def whole_number(
@@ -140,6 +140,7 @@ class GgufKeys:
         return value
 
     def _default(self, key: str, default: T | None) -> T:
+        """The default. Raises if there is none, because the key is then required."""
         if default is None:
             raise self.missing(key)
         return default
@@ -172,8 +173,8 @@ class Hyper:
         value = self._find(name)
         if name == "window" and isinstance(value, int) and value < 0:
             value = 0  # -1 means no window
-        is_null = not self.gguf and any(s in self.section for s in SPELLINGS[name].config)
-        if value is None and name in self.defaults and not is_null:
+        has_null = not self.gguf and any(key in self.section for key in SPELLINGS[name].config)
+        if value is None and name in self.defaults and not has_null:
             self.defaulted.add(name)
             return self.defaults[name]
         return value
@@ -183,6 +184,7 @@ class Hyper:
         return self._find(name) is not None
 
     def _find(self, name: str) -> object:
+        """The value under the first spelling that the file has; None if it has none."""
         if not self.gguf:
             values = (dig(self.section, spelling) for spelling in SPELLINGS[name].config)
             return next((value for value in values if value is not None), None)
@@ -222,7 +224,7 @@ class Hyper:
         return tuple(self.whole(name, item) for item in self.listed(name, layers) or ())
 
     def listed(self, name: str, layers: int) -> tuple[object, ...] | None:
-        """An item for every layer, None if the file has no such list."""
+        """An item for every layer; None if the file has no list of this name."""
         items = self.items(name)
         if items is None:
             return None
@@ -240,28 +242,33 @@ class Hyper:
                 and len(key) <= len(str(MAX_LAYERS))
                 and isinstance(override, Mapping)
             }
-        values_of_layer = self._overrides.get(layer, {})
-        values = (values_of_layer.get(spelling) for spelling in SPELLINGS[name].config)
+        layer_config = self._overrides.get(layer, {})
+        values = (layer_config.get(spelling) for spelling in SPELLINGS[name].config)
         value = next((value for value in values if value is not None), None)
         return None if value is None else self.whole(name, value)
 
     def flag(self, name: str) -> bool | None:
+        """True or false; None if the file does not state it."""
         value = self.raw(name)
         return None if value is None else bool(value)
 
     def text(self, name: str) -> str | None:
+        """A string; None for any other type."""
         value = self.raw(name)
         return value if isinstance(value, str) else None
 
     def ratio(self, name: str) -> float | None:
+        """A finite number of at least 0; None if the file does not state it."""
         value = self.raw(name)
         return None if value is None else self.real(name, value)
 
     def items(self, name: str) -> tuple[object, ...] | None:
+        """The items of a list; None if it is not a list."""
         value = self.raw(name)
         return tuple(value) if isinstance(value, (list, tuple)) else None
 
     def missing(self, name: str) -> UnknownArchitectureError:
+        """The error for a hyper-parameter that the file does not state."""
         return UnknownArchitectureError(
             f"{self.header.name}: architecture {self.architecture!r} does not state its "
             f"{name} ({self.spelled(name)}). If it uses another key for it, add that key "
@@ -269,14 +276,16 @@ class Hyper:
         )
 
     def named(self, name: str) -> str:
-        """The spelling that this file uses."""
+        """The spelling of this hyper-parameter in this file."""
         if self.gguf:
             return self.spelled(name)
-        spellings = (s for s in SPELLINGS[name].config if dig(self.section, s) is not None)
-        return next(spellings, None) or self.spelled(name)
+        for spelling in SPELLINGS[name].config:
+            if dig(self.section, spelling) is not None:
+                return spelling
+        return self.spelled(name)
 
     def spelled(self, name: str) -> str:
-        """All spellings that a file may use."""
+        """All spellings of this hyper-parameter, for messages."""
         if self.gguf:
             return " or ".join(f"{self.architecture}.{key}" for key in SPELLINGS[name].gguf)
         return " or ".join(SPELLINGS[name].config)
@@ -335,7 +344,7 @@ def _identify(header: ModelHeader) -> tuple[str, Mapping[str, object]]:
 
 
 def _checked_name(name: str, header: ModelHeader) -> str:
-    """Many messages quote the architecture's name, so it must not contain escape sequences."""
+    """The architecture's name. Raises HeaderError if it has escape sequences: many messages quote it."""
     if not name.isprintable():
         raise HeaderError(f"{quoted(name)} is not a valid architecture name", file=header.name)
     return name
@@ -352,7 +361,7 @@ def text_section(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 class Spellings(NamedTuple):
-    """How files spell one hyper-parameter, in order: the first spelling that is there and not null counts."""
+    """How files spell one hyper-parameter: the first spelling that the file has and that is not null counts."""
 
     gguf: tuple[str, ...]  # after the architecture's prefix: "{arch}.block_count"
     config: tuple[str, ...]  # a dot leads into a nested object
@@ -406,12 +415,12 @@ _SIGMOID_GATING = 2  # llama-hparams.h: LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 
 
 def config_keys(header: ModelHeader) -> Mapping[str, object]:
-    """The config.json itself, or its keys as far as they can be derived from the keys of a GGUF."""
+    """The config.json, or for a GGUF those of its keys that can be derived from the GGUF's keys."""
     if header.config:
         return header.config
     prefix = f"{header.keys.get('general.architecture')}."
-    values = {key: header.keys.get(prefix + gguf) for key, gguf in _IN_GGUF.items()}
-    found: dict[str, object] = {key: value for key, value in values.items() if value is not None}
+    values = {key: header.keys.get(prefix + gguf_key) for key, gguf_key in _IN_GGUF.items()}
+    config: dict[str, object] = {key: value for key, value in values.items() if value is not None}
     if (gating := header.keys.get(prefix + "expert_gating_func")) is not None:
-        found["sigmoid_router"] = gating == _SIGMOID_GATING
-    return found
+        config["sigmoid_router"] = gating == _SIGMOID_GATING
+    return config

@@ -97,6 +97,8 @@ class TensorKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTensor:
+    """A tensor that the model should have, or one for each of its experts."""
+
     role: TensorRole
     kind: TensorKind
     shape: tuple[int, ...]  # outermost first: a matrix is (out, in)
@@ -119,6 +121,7 @@ class Switch:
     default: bool = False
 
     def holds(self, section: Mapping[str, object]) -> bool:
+        """Whether it is on: by the first key that this config.json has, else by default."""
         for key in self.keys:
             value = dig(section, key.removeprefix("!"))
             if value is not None:
@@ -145,13 +148,13 @@ class Streams(enum.Enum):
     HYPER = "hyper-connections"
 
 
-# No file has this key: only the tensor count shows it.
+# No config.json has this key: only the tensor count shows whether borrowing layers have K and V matrices.
 _BORROWED = Switch(("edgekit borrowed keys",), default=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRecipe:
-    """The tensors besides the matrices of the geometry. A `str` field is the config.json key that states a width."""
+    """Which tensors a model has besides the matrices of its geometry. A `str` field names a width in config.json."""
 
     # norms of the hidden width
     norms: int = 2  # in a layer with mixer and feed-forward; at most 1 in others
@@ -229,8 +232,8 @@ def tensor_recipe(architecture: str) -> TensorRecipe:
     record = whole_record(architecture, gguf=gguf)
     tensors = record.get("gguf_tensors" if gguf and "gguf_tensors" in record else "tensors", {})
     if "attention_bias" in tensors:  # of queries, keys, values and output
-        both = dict.fromkeys(("qkv_bias", "output_bias"), tensors["attention_bias"])
-        tensors = both | {key: value for key, value in tensors.items() if key != "attention_bias"}
+        biases = dict.fromkeys(("qkv_bias", "output_bias"), tensors["attention_bias"])
+        tensors = biases | {key: value for key, value in tensors.items() if key != "attention_bias"}
     return read_section(TensorRecipe, tensors, _READERS, where=architecture)
 
 
@@ -260,13 +263,14 @@ _READERS: Mapping[str, Reader] = {
 
 def switches(recipe: TensorRecipe) -> dict[str, bool]:
     """Keys of config.json that decide whether tensors exist -> their defaults."""
-    values = [getattr(recipe, one.name) for one in fields(recipe)]
-    listed = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
-    return {
-        one.keys[0].removeprefix("!"): one.default is not one.keys[0].startswith("!")
-        for one in listed
-        if isinstance(one, Switch) and one.keys
-    }
+    defaults: dict[str, bool] = {}
+    for recipe_field in fields(recipe):
+        value = getattr(recipe, recipe_field.name)
+        for switch in value if isinstance(value, tuple) else (value,):
+            if isinstance(switch, Switch) and switch.keys:
+                key = switch.keys[0]
+                defaults[key.removeprefix("!")] = switch.default is not key.startswith("!")
+    return defaults
 
 
 Rows = Iterator[ExpectedTensor]
@@ -283,34 +287,34 @@ class TensorFamily:
     hidden: int
 
     def has(self, switch: Switch) -> bool:
+        """Whether the switch is on in this model's config.json."""
         return switch.holds(self.section)
 
     @property
     def embedding(self) -> int:
         """The width of the token embedding."""
-        word = self.recipe.embedding_width
-        return self.number(word, self.hidden) if word else self.hidden
+        key = self.recipe.embedding_width
+        return self.number(key, self.hidden) if key else self.hidden
 
-    def number(self, word: str, default: int | None = None) -> int:
-        """A width that the geometry does not have."""
-        value = self.section.get(word, default)
+    def number(self, key: str, default: int | None = None) -> int:
+        """A width that the geometry does not have, by its key in config.json."""
+        value = self.section.get(key, default)
         if value is None:
             raise UnknownArchitectureError(
-                f"the tensors of {self.name!r} depend on {word}, which only its config.json states"
+                f"the tensors of {self.name!r} depend on {key}, which only its config.json states"
             )
-        return _width(word, value)
+        return _width(key, value)
 
-    def second(self, word: str) -> int | None:
-        """The second of several widths; None if there is only one."""
-        value = self.section.get(word)
-        return _width(word, value[1]) if isinstance(value, list) and len(value) > 1 else None
+    def second(self, key: str) -> int | None:
+        """The second width in the list of this key; None if there is only one."""
+        value = self.section.get(key)
+        return _width(key, value[1]) if isinstance(value, list) and len(value) > 1 else None
 
 
-def _width(word: str, value: object) -> int:
+def _width(key: str, value: object) -> int:
+    """The value of a width in config.json. Raises HeaderError if it is not a valid one."""
     if not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
-        raise HeaderError(
-            f"{word} is {value!r:.60}, which is not a valid width", file="config.json"
-        )
+        raise HeaderError(f"{key} is {value!r:.60}, which is not a valid width", file="config.json")
     return value
 
 
@@ -323,6 +327,7 @@ def linear(role: TensorRole, out: int, into: int, *, bias: bool = False) -> Rows
 
 
 def array(role: TensorRole, kind: TensorKind, *shape: int) -> ExpectedTensor:
+    """A tensor of this shape, outermost dimension first."""
     return ExpectedTensor(role=role, kind=kind, shape=shape)
 
 
