@@ -82,7 +82,10 @@ def find_quantised(name: str, catalog: Catalog) -> tuple[Entry, str | None]:
 def entry_named(name: str, catalog: Catalog, *, absolute: bool) -> tuple[Entry | None, str | None]:
     """The entry and the quantisation; (None, None) for a path, even a missing one, and for a URL outside the hub."""
     try:
-        is_file = name.lower().endswith(MODEL_SUFFIXES) or path_of(name, whole=absolute) is not None
+        is_file = (
+            name.lower().endswith(MODEL_SUFFIXES)
+            or path_of(name, absolute_only=absolute) is not None
+        )
         if is_file or ("://" in name and hub_model_of(name) is None):
             return None, None
         entry, quant = find_quantised(ollama_latest(name) or name, catalog)

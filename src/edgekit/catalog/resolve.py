@@ -50,7 +50,7 @@ def resolve(
     `absolute`: only absolute paths are paths. Raises EdgekitError.
     """
     name = os.fspath(reference)
-    if is_here(name, whole=absolute):
+    if is_here(name, absolute_only=absolute):
         return Resolved(name=name, found=read(name))
     from edgekit.catalog import names  # not needed for a path
 

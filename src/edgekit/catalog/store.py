@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from edgekit.catalog.records import MAX_RECORD_CHARS, read_record, record_of
 from edgekit.catalog.types import Entry
 from edgekit.errors import HeaderError, SourceError, UsageError
-from edgekit.sources.local import data_folder, made_data_folder
+from edgekit.sources.local import create_data_folder, data_folder
 
 if TYPE_CHECKING:
     import sqlite3
@@ -108,7 +108,7 @@ def forget_entry(name: str) -> bool:
 @contextlib.contextmanager
 def _transaction() -> Iterator[sqlite3.Connection]:
     """A connection that holds the write lock; the block is committed unless it raises."""
-    path = made_data_folder("the catalog") / NAME
+    path = create_data_folder("the catalog") / NAME
     with _connect(path, "rwc") as database:
         database.execute("BEGIN IMMEDIATE")
         if not _version(database, path):

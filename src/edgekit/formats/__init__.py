@@ -10,7 +10,7 @@ from edgekit.errors import PrivateAddressError, RemoteInspectError, check_limit
 from edgekit.formats import limits
 from edgekit.formats.gguf import read_gguf_model
 from edgekit.formats.types import Depth, ModelHeader
-from edgekit.sources import cached_in_need, locate
+from edgekit.sources import cached_fallback, locate
 from edgekit.sources.types import Container, ModelFiles, Reach
 
 
@@ -40,14 +40,16 @@ def open_header(
     try:
         files = locate(name, reach=reach or Reach())
         if depth is Depth.ARCHITECTURE and files.origin.is_remote:
-            # Each is opened only once, so that a later read continues where the first one stopped.
-            weights = (replace(one, open=cache(one.open), stays_open=True) for one in files.weights)
+            # Open each file only once, so that a later read continues where the first one stopped.
+            weights = (
+                replace(file, open=cache(file.open), stays_open=True) for file in files.weights
+            )
             files = replace(files, weights=tuple(weights))
         return files, read_header(files, depth=depth)
     except PrivateAddressError:
         raise
     except RemoteInspectError as error:
-        cached = cached_in_need(name, error, reach=reach)
+        cached = cached_fallback(name, error, reach=reach)
         if cached is None:
             raise
         return cached, read_header(cached, depth=depth)

@@ -35,11 +35,11 @@ class JsonStream:
         eager: bool = True,
     ) -> None:
         self._source = source
-        self._next, self._end = start, end  # the bytes that are not decoded yet
+        self._next, self._end = start, end  # the offsets of the bytes that are not decoded yet
         self._chunk_bytes, self._eager = chunk_bytes, eager
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
-        self._text, self._at = "", 0
-        self._text_start = start  # its offset in the file
+        self._text, self._at = "", 0  # decoded text, and the position in it
+        self._text_start = start  # offset of the decoded text in the file
 
     def peek(self) -> str:
         """The next character that is not white space; empty at the end."""
@@ -47,17 +47,18 @@ class JsonStream:
         if character > " ":  # nearly always: writers leave little white space
             return character
         while True:
-            found = _BLANKS.match(self._text, self._at)
-            self._at = found.end() if found else self._at
+            blanks = _BLANKS.match(self._text, self._at)
+            self._at = blanks.end() if blanks else self._at
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
                 return ""
 
     def expect(self, character: str) -> None:
-        found = self.peek()
-        if found != character:
-            raise self.error(f"expected {character!r}, found {found!r}")
+        """Moves past the next character, which must be this one; HeaderError if it is not."""
+        actual = self.peek()
+        if actual != character:
+            raise self.error(f"expected {character!r}, found {actual!r}")
         self._at += 1
 
     def pairs(self) -> Iterator[str]:
@@ -88,6 +89,7 @@ class JsonStream:
                     return value
 
     def string(self, what: str, limit: int) -> str:
+        """The string that begins here. `what` names it in errors."""
         if self.peek() != '"':
             raise self.error(f"{what} is not a string")
         plain = _PLAIN.match(self._text, self._at)
@@ -116,7 +118,10 @@ class JsonStream:
     def _check_length(
         self, what: str, length: int, limit: int, *, broken: ValueError | None = None
     ) -> None:
-        """Returns if nothing is wrong so far: the value is short enough, or more of it could be decoded."""
+        """Raises HeaderError if the value is too long, invalid or cut off.
+
+        With `broken`, a value that failed to decode: returns if the next chunk may complete it.
+        """
         # At the end of the text a value may just be incomplete. Strings are reported where they begin.
         is_cut = isinstance(broken, json.JSONDecodeError) and (
             broken.msg.startswith("Unterminated string") or broken.pos + 16 > len(self._text)
@@ -157,18 +162,21 @@ def explain(error: ValueError) -> str:
     return "a number with thousands of digits" if text.startswith("Exceeds the limit") else text
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these pairs; ValueError if a key occurs twice."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return values
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid JSON")
 
 
-_DECODE = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant).raw_decode
+_DECODE = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
+).raw_decode
 
 
 def read_config(source: ByteSource) -> Mapping[str, Any]:
@@ -202,6 +210,8 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level:
         depth += 1
-        inner = [v for one in level for v in (one.values() if isinstance(one, dict) else one)]
-        level = [v for v in inner if isinstance(v, (dict, list))]
+        inner: list[Any] = []
+        for container in level:
+            inner += container.values() if isinstance(container, dict) else container
+        level = [item for item in inner if isinstance(item, (dict, list))]
     return depth

@@ -37,12 +37,13 @@ class Cursor:
         self._end = source.size_bytes
         self._window = b""
         self._start = 0  # offset of the window in the file
-        self._at = 0  # position in the window: beyond its end after a skip
-        self._strings = 0  # skipped so far in this file, and their bytes
-        self._string_bytes = 0
+        self._at = 0  # position in the window; after a skip it may be beyond the window's end
+        self._strings = 0  # number of strings skipped so far
+        self._string_bytes = 0  # and their bytes
         self.read_big_endian(value=False)
 
     def read_big_endian(self, *, value: bool = True) -> None:
+        """Read numbers as big-endian from here on, or as little-endian."""
         self._order = ">" if value else "<"
         self._u32 = struct.Struct(self._order + "I")
         self._u64 = struct.Struct(self._order + "Q")
@@ -56,9 +57,7 @@ class Cursor:
         return HeaderError(what, file=self.name, offset=offset)
 
     def check_limit(self, what: str, value: int, limit: int) -> None:
-        if (
-            value > limit
-        ):  # called for every tensor: the position is worked out only for the message
+        if value > limit:  # tested here too, because working out the position is slow
             check_limit(what, value, limit, file=self.name, offset=self.position)
 
     def take(self, length: int) -> bytes:
@@ -94,39 +93,41 @@ class Cursor:
         left = count
         while left:
             begin = self.position
-            done = self._skip_in_window(left)
-            left -= done
-            self._strings += done
+            skipped = self._skip_in_window(left)
+            left -= skipped
+            self._strings += skipped
             self._string_bytes += self.position - begin
-            if left and not done:
+            if left and not skipped:
                 self._fill(8, sure=8 * (left - 1), likely=self._guess_bytes(left))
 
     def _skip_in_window(self, count: int) -> int:
         """Skips the strings that begin in this window, and returns their number.
 
-        The hot loop, 400,000 rounds for Llama 3: it does not check for the end of the window, but fails there.
+        This loop runs 400,000 times for Llama 3. It does not check for the end of the window: struct raises there.
         """
         window, at, unpack = self._window, self._at, self._u64.unpack_from
-        done = 0
+        skipped = 0
         with suppress(struct.error, OverflowError):
             for _ in range(count):
                 at += unpack(window, at)[0] + 8
-                done += 1
+                skipped += 1
         self._at = at
         self._check_end(0)
-        return done
+        return skipped
 
     def _guess_bytes(self, count: int) -> int:
         """The expected length of the next `count` strings, from those of this file so far.
 
-        Slightly more, because later entries of a vocabulary are longer, but limited by what was seen, because the
-        first entries (special tokens, runs of spaces) are not typical.
+        Slightly more than their average, because later entries of a vocabulary are longer; but at most 16 times the
+        bytes read so far, because the first entries (special tokens, runs of spaces) are not typical.
         """
-        rest = count * self._string_bytes // max(1, self._strings)
-        seen = max(16 * self._string_bytes, 128 * KIB)
-        return min(rest + min(max(rest // 8, 64 * KIB), 384 * KIB), seen, 8 * MIB)
+        average_bytes = count * self._string_bytes // max(1, self._strings)
+        extra_bytes = min(max(average_bytes // 8, 64 * KIB), 384 * KIB)
+        trusted_bytes = max(16 * self._string_bytes, 128 * KIB)
+        return min(average_bytes + extra_bytes, trusted_bytes, 8 * MIB)
 
     def _check_end(self, length: int) -> None:
+        """Raises HeaderError if the next `length` bytes go beyond the file or the longest allowed header."""
         end = self.position + length
         if end > self._end:
             raise self.error(
@@ -136,15 +137,19 @@ class Cursor:
         check_limit("header length", end, limits.HEADER_BYTES, file=self.name)
 
     def _fill(self, length: int, *, sure: int = 0, likely: int = 0) -> None:
-        """Moves the window here and fills it with at least `length` bytes."""
+        """Moves the window to the current position and fills it with at least `length` bytes.
+
+        `sure` and `likely` are added to the estimates of the rest of the header.
+        """
         self._check_end(length)
         position = self.position
         window_length = max(length, min(self._window_bytes, length + sure + self.sure_bytes))
-        here = self._source.available_bytes if isinstance(self._source, GrowingSource) else None
-        if here is not None and here < position + window_length:
-            # Bytes that are already fetched cost nothing; the others are fetched in one request, and only if needed.
-            window_length = max(length, here - position)
-            if here and here < position + length and not self.may_fetch():
+        fetched = self._source.available_bytes if isinstance(self._source, GrowingSource) else None
+        if fetched is not None and fetched < position + window_length:
+            # Use only the bytes that were fetched already, unless they are not enough.
+            window_length = max(length, fetched - position)
+            is_missing = fetched < position + length
+            if fetched and is_missing and not self.may_fetch():
                 raise BeyondReachError
         ahead = likely + self.likely_bytes
         self._window = b""  # free the old window first

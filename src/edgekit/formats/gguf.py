@@ -115,6 +115,7 @@ class GgufStart(NamedTuple):
 
 
 def read_start(cursor: Cursor, source: ByteSource) -> GgufStart:
+    """Checks the magic and the version, and reads the counts. Switches the cursor to big-endian if the file is."""
     magic = cursor.take(min(len(MAGIC), source.size_bytes))
     if not magic:
         raise cursor.error("the file is empty")
@@ -172,11 +173,12 @@ class KeyStore:
         return key in self.keys or key in self.arrays or key in self.long_strings
 
     def begin(self, key: str) -> None:
+        """Called before the value of `key` is read."""
         self.reading = key
         self.stores = self.wanted(key)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Whether the value being read is stored, if it has this size."""
+        """Counts these bytes of the value being read; False if it is not wanted or would exceed the limit."""
         if self.stores:
             self.stored_bytes += size_bytes
         return self.stores and self.stored_bytes <= self.max_bytes
@@ -240,12 +242,15 @@ def read_keys(cursor: Cursor, start: GgufStart, store: KeyStore) -> None:
 def _knows_architecture(store: KeyStore) -> bool:
     """Whether all keys of the architecture were read: converters write them together, then the vocabulary."""
     architecture = store.keys.get("general.architecture")
-    stated = f"{architecture}.block_count" in store.keys or "llama.block_count" in store.keys
-    past = store.reading is None or store.reading.startswith("tokenizer.")
-    return architecture is not None and stated and past
+    has_layer_count = (
+        f"{architecture}.block_count" in store.keys or "llama.block_count" in store.keys
+    )
+    is_past_architecture = store.reading is None or store.reading.startswith("tokenizer.")
+    return architecture is not None and has_layer_count and is_past_architecture
 
 
 def alignment_of(cursor: Cursor, store: KeyStore) -> int:
+    """general.alignment, on whose multiples tensors start."""
     value = store.keys.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(value) is not int or value <= 0 or value & (value - 1):
         raise cursor.error(f"general.alignment is {quoted(value)}, not a power of two")
@@ -253,7 +258,7 @@ def alignment_of(cursor: Cursor, store: KeyStore) -> int:
 
 
 def _read_name(cursor: Cursor, what: str, what_length: str, limit: int) -> str:
-    """A key or the name of a tensor. They are looked up, so they must be exact."""
+    """A key or the name of a tensor. Invalid UTF-8 is an error, because these are looked up."""
     offset = cursor.position
     length = cursor.u64()
     cursor.check_limit(what_length, length, limit)
@@ -265,6 +270,7 @@ def _read_name(cursor: Cursor, what: str, what_length: str, limit: int) -> str:
 
 
 def _read_string(cursor: Cursor, key: str, store: KeyStore) -> None:
+    """Stores a string value; one that is too long is skipped and noted."""
     length = cursor.u64()
     if length > store.max_string_bytes or not store.reserve(length):
         cursor.skip(length)
@@ -273,12 +279,13 @@ def _read_string(cursor: Cursor, key: str, store: KeyStore) -> None:
         # Invalid UTF-8 is replaced, because values are displayed and not looked up.
         value = cursor.take(length).decode(errors="replace")
         if not value.isascii():
-            # A single wide character makes Python use four bytes for each.
+            # A single wide character makes Python use four bytes for every character.
             store.reserve(3 * length)
         store.store(key, value)
 
 
 def _read_numbers(cursor: Cursor, key: str, value_type: int, count: int) -> tuple[Scalar, ...]:
+    """The next `count` numbers of one type; HeaderError for a type or a bool that GGUF does not have."""
     offset = cursor.position
     _, code, _ = _number_type(cursor, key, value_type)
     values = cursor.numbers(f"{count}{code}")
@@ -291,6 +298,7 @@ def _read_numbers(cursor: Cursor, key: str, value_type: int, count: int) -> tupl
 
 
 def _number_type(cursor: Cursor, key: str, value_type: int) -> tuple[str, str, int]:
+    """The name, struct code and size of a number; HeaderError for an unknown type."""
     row = _NUMBERS.get(value_type)
     if row is None:
         raise cursor.error(
@@ -301,6 +309,7 @@ def _number_type(cursor: Cursor, key: str, value_type: int) -> tuple[str, str, i
 
 
 def _read_array(cursor: Cursor, key: str, store: KeyStore) -> None:
+    """Stores a short array of numbers; a long one, or one of the vocabulary, is skipped and noted."""
     offset = cursor.position
     value_type, count = cursor.u32(), cursor.u64()
     if value_type == _ARRAY:
@@ -365,7 +374,7 @@ def read_directory(
 ) -> tuple[tuple[Tensor, ...], int]:
     """The wanted tensors in file order, and the offset of the data. Every tensor must be inside the file."""
     entries: dict[str, _Entry] = {}
-    furthest, furthest_name = -1, ""
+    last_end, last_name = -1, ""
     for left in reversed(range(count)):
         cursor.sure_bytes = left * LEAST_ENTRY_BYTES
         cursor.likely_bytes = left * ENTRY_BYTES
@@ -378,22 +387,26 @@ def read_directory(
             raise cursor.error(
                 f"tensor {quoted(name)} does not start on a multiple of {alignment}", offset=offset
             )
-        if entry.offset + entry.size_bytes > furthest:
-            furthest, furthest_name = entry.offset + entry.size_bytes, name
+        if entry.offset + entry.size_bytes > last_end:
+            last_end, last_name = entry.offset + entry.size_bytes, name
         if wanted(name):
             entries[name] = entry
     # A file without tensors (a vocabulary) need not be padded: gguf.cpp does not require it either.
-    data_offset = -(-cursor.position // alignment) * alignment if count else cursor.position
+    data_offset = cursor.position
+    if count:
+        data_offset = -(-data_offset // alignment) * alignment  # rounded up
     tensors = tuple(
         Tensor(name=name, type=kind, shape=shape, size_bytes=size, offset=data_offset + offset)
         for name, (kind, shape, size, offset) in entries.items()
     )
     _check_layout(cursor, tensors, file_bytes)
-    _check_end(cursor, furthest_name, data_offset + furthest, file_bytes)
+    # Also if the last tensor is not among the wanted ones.
+    _check_end(cursor, last_name, data_offset + last_end, file_bytes)
     return tensors, data_offset
 
 
 def _read_entry(cursor: Cursor, name: str) -> _Entry:
+    """The directory entry of one tensor, after its name."""
     offset = cursor.position
     dimensions = cursor.u32()
     if dimensions > limits.DIMENSIONS:  # building the message for up to 49,152 tensors is slow
@@ -421,18 +434,19 @@ def _size_bytes(kind: TensorType, shape: list[int]) -> int:
 
 def _check_layout(cursor: Cursor, tensors: tuple[Tensor, ...], file_bytes: int) -> None:
     """Raises HeaderError if tensors overlap or extend beyond the file."""
-    end, before = 0, ""
+    end, previous = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.size_bytes)):
         if tensor.offset < end:
             raise cursor.error(
-                f"tensor {quoted(tensor.name)} overlaps tensor {quoted(before)}",
+                f"tensor {quoted(tensor.name)} overlaps tensor {quoted(previous)}",
                 offset=tensor.offset,
             )
-        end, before = tensor.offset + tensor.size_bytes, tensor.name
-        _check_end(cursor, before, end, file_bytes)
+        end, previous = tensor.offset + tensor.size_bytes, tensor.name
+        _check_end(cursor, previous, end, file_bytes)
 
 
 def _check_end(cursor: Cursor, name: str, end: int, file_bytes: int) -> None:
+    """Raises HeaderError if the tensor ends beyond the file."""
     if end > file_bytes:
         raise cursor.error(
             f"file is truncated: tensor {quoted(name)} ends at byte {end:,}, but the file "
@@ -467,25 +481,27 @@ def _join_shards(shards: Sequence[ModelHeader]) -> ModelHeader:
     )
 
 
-def _check_shard_count(first: ModelHeader, given: int) -> None:
+def _check_shard_count(first: ModelHeader, file_count: int) -> None:
+    """Raises HeaderError if the first shard states another number of shards than there are files."""
     # split.count is the last key, so a header that was not read to its end may not have it.
-    count = first.keys.get(SHARD_COUNT, 1 if first.complete else given) or 1
-    if count != given:
+    count = first.keys.get(SHARD_COUNT, 1 if first.complete else file_count) or 1
+    if count != file_count:
         number = first.keys.get(SHARD_NUMBER)
         which = f"shard {number + 1}" if isinstance(number, int) else "a file"
         raise HeaderError(
-            f"this is {which} of {quoted(count)}, but {given} were found; put all shards "
+            f"this is {which} of {quoted(count)}, but {file_count} were found; put all shards "
             "in one folder and name the first",
             file=first.name,
         )
 
 
 def _check_shard(first: ModelHeader, shard: ModelHeader, index: int) -> None:
+    """Raises HeaderError if a shard has another number than `index`, or belongs to another model than the first."""
     number = shard.keys.get(SHARD_NUMBER)
     if number != index:
-        found = f"shard {number + 1}" if isinstance(number, int) else "not a shard"
+        kind = f"shard {number + 1}" if isinstance(number, int) else "not a shard"
         raise HeaderError(
-            f"shard {index + 1} was expected here, but the file is {found}; was one shard "
+            f"shard {index + 1} was expected here, but the file is {kind}; was one shard "
             "given twice?",
             file=shard.name,
         )
@@ -500,6 +516,7 @@ def _check_shard(first: ModelHeader, shard: ModelHeader, index: int) -> None:
 
 
 def _check_tensors(first: ModelHeader, names: list[str]) -> None:
+    """Raises HeaderError if a tensor is in two shards, or if the first shard states another number of tensors."""
     check_limit("tensors in all shards", len(names), limits.TENSORS, file=first.name)
     seen: set[str] = set()
     for name in names:

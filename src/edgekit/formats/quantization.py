@@ -89,6 +89,7 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_settings(settings: Mapping[str, Any]) -> Quantization:
+    """The quantisation that an object inside config.json describes, by MLX or another method."""
     method = _text(settings, "quant_method")
     algorithm = _text(settings, "quant_algo")
     is_unnamed = method is None and algorithm is None
@@ -98,7 +99,7 @@ def _read_settings(settings: Mapping[str, Any]) -> Quantization:
         return Quantization(
             method=mode,
             bits=_number(settings, "bits") or bits,
-            group_size=_group(settings) or group_size,
+            group_size=_group_size(settings) or group_size,
             overrides=_overrides(settings),
             mlx=True,
         )
@@ -119,33 +120,39 @@ def _overrides(settings: Any) -> tuple[tuple[str, Mapping[str, Any] | bool], ...
 
 
 def _read_method(method: str, algorithm: str | None, settings: Mapping[str, Any]) -> Quantization:
+    """The quantisation by a method other than MLX's."""
     # compressed-tensors and ModelOpt describe the weights of each group, Quark those of the model.
     groups = [group.get("weights") for group in _objects(settings.get("config_groups"))]
-    groups += [one.get("weight") for one in _objects([settings.get("global_quant_config")])]
+    global_configs = _objects([settings.get("global_quant_config")])
+    groups += [config.get("weight") for config in global_configs]
     weights = list(_objects(groups))
     dtype = _text(weights[0], "dtype") if weights else None
     names = [name.lower() for name in (algorithm, dtype, method) if name]
+    bits: float | None = None
+    if not _varies(settings, "bits"):
+        stated_bits = _stated_bits(settings) or _common_value(
+            _number(weight, "num_bits") for weight in weights
+        )
+        bits = stated_bits or _first_known(names, _BITS_OF)
+    group_size = None
+    if not _varies(settings, "group_size"):
+        stated_size = _group_size(settings) or _common_value(map(_group_size, weights))
+        group_size = stated_size or _first_known(names, _GROUP_OF)
     return Quantization(
         method=method,
         format=algorithm or dtype or _text(settings, "format") or _text(settings, "fmt"),
-        bits=None
-        if _differs(settings, "bits")
-        else _stated_bits(settings)
-        or _agreed(_number(weight, "num_bits") for weight in weights)
-        or _first(names, _BITS_OF),
-        group_size=None
-        if _differs(settings, "group_size")
-        else _group(settings) or _agreed(map(_group, weights)) or _first(names, _GROUP_OF),
+        bits=bits,
+        group_size=group_size,
         overrides=_overrides(settings.get("quantized_layers")),
     )
 
 
-def _differs(settings: Mapping[str, Any], key: str) -> bool:
-    """GPTQModel: whether modules that match a pattern have another value."""
+def _varies(settings: Mapping[str, Any], key: str) -> bool:
+    """Whether some modules have another value of this setting: GPTQModel's `dynamic` rules match them by name."""
     return any(key in rule for rule in _objects(settings.get("dynamic")))
 
 
-def _first(names: list[str], table: Mapping[str, int]) -> int | None:
+def _first_known(names: list[str], table: Mapping[str, int]) -> int | None:
     """The value of the first known name; None for a mixture of algorithms."""
     if "mixed_precision" in names:
         return None
@@ -153,6 +160,7 @@ def _first(names: list[str], table: Mapping[str, int]) -> int | None:
 
 
 def _stated_bits(settings: Mapping[str, Any]) -> float | None:
+    """The bits per weight by bitsandbytes' flags, else by the keys of the other methods."""
     for flag, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
         if settings.get(flag) is True or settings.get(f"_{flag}") is True:
             return bits
@@ -167,10 +175,10 @@ def _objects(values: Any) -> Iterator[Mapping[str, Any]]:
         yield from (value for value in values if isinstance(value, dict))
 
 
-def _agreed(values: Iterable[_Number | None]) -> _Number | None:
-    """The value that all have; None if they differ."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
+def _common_value(values: Iterable[_Number | None]) -> _Number | None:
+    """The value that all of them have; None if they differ."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def _read_extra(extra: Mapping[str, Any]) -> Quantization | None:
@@ -187,11 +195,13 @@ def _read_extra(extra: Mapping[str, Any]) -> Quantization | None:
 
 
 def _text(settings: Mapping[str, Any], key: str) -> str | None:
+    """The string under this key; None if it is empty or not a string."""
     value = settings.get(key)
     return value if isinstance(value, str) and value else None
 
 
 def _number(settings: Mapping[str, Any], key: str) -> float | None:
+    """The number of bits under this key, which may be a fraction; None if it is implausible."""
     value = settings.get(key)
     if (whole := whole_bits(value)) is not None:
         return whole
@@ -209,7 +219,7 @@ def whole_bits(value: Any) -> int | None:
     return int(value) if value == int(value) else None
 
 
-def _group(settings: Mapping[str, Any]) -> int | None:
+def _group_size(settings: Mapping[str, Any]) -> int | None:
     """The group size; None for -1, which means a whole row."""
     for key in ("group_size", "q_group_size"):
         value = settings.get(key)
@@ -304,7 +314,7 @@ def count_weights(tensors: Iterable[Tensor], quantization: Quantization | None) 
     named = {tensor.name: tensor for tensor in tensors}
     overrides = dict(quantization.overrides)
     counts = [
-        _unpacked(tensor, quantization, overrides, named)
+        _count_unpacked(tensor, quantization, overrides, named)
         for tensor in named.values()
         if not is_companion(tensor.name, named)
     ]
@@ -317,12 +327,13 @@ def is_companion(name: str, names: Collection[str]) -> bool:
     if not name.endswith(_ENDS):
         return False
     return name.endswith(_CACHE_SCALES) or any(
-        name.endswith(end) and any(name.removesuffix(end) + other in names for other in others)
-        for end, others in _COMPANIONS
+        name.endswith(end)
+        and any(name.removesuffix(end) + weight_end in names for weight_end in weight_ends)
+        for end, weight_ends in _COMPANIONS
     )
 
 
-def _unpacked(
+def _count_unpacked(
     tensor: Tensor,
     quantization: Quantization,
     overrides: Mapping[str, Mapping[str, Any] | bool],
@@ -337,11 +348,11 @@ def _unpacked(
     module, _, last = tensor.name.rpartition(".")
     if kind in {"U32", "I32"} and last in {"weight", "qweight", "weight_packed"}:
         setting = overrides.get(module)
-        own = setting if isinstance(setting, dict) else {}
-        bits = whole_bits(own.get("bits", quantization.bits))
+        override = setting if isinstance(setting, dict) else {}
+        bits = whole_bits(override.get("bits", quantization.bits))
         if bits is not None and bits <= 32:
             return tensor.size_bytes * 8 // bits
-        # From the scales: there is one for each group of weights.
+        # Count from the scales: each group of weights has one.
         scales = named.get(f"{module}.scales") or named.get(f"{module}.weight_scale")
         if scales is None or quantization.group_size is None or quantization.mlx:
             return None

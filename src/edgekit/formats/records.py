@@ -23,25 +23,35 @@ _PLAIN = {"bool": bool, "int": int, "str": str}
 
 def load_records(package: str, file: str) -> tuple[Record, ...]:
     try:
-        read = json.loads(get_data(package, file) or b"")
-        return tuple(map(MappingProxyType, read["records"]))
+        content = json.loads(get_data(package, file) or b"")
+        return tuple(map(MappingProxyType, content["records"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(f"{file} cannot be read ({error})") from error
 
 
 def read_fields(
-    made: type[Made], values: Mapping[str, Any], readers: Mapping[str, Reader], *, where: str
+    dataclass_type: type[Made],
+    values: Mapping[str, Any],
+    readers: Mapping[str, Reader],
+    *,
+    where: str,
 ) -> Made:
-    """A dataclass whose fields are converted by the reader of their annotation; lists without one become tuples."""
-    types = {one.name: str(one.type) for one in fields(made)}
+    """An instance of `dataclass_type` with these values; `where` names the record in errors.
+
+    `readers` maps a field's annotation to the function that converts its value. Other lists become tuples.
+    """
+    types = {column.name: str(column.type) for column in fields(dataclass_type)}
     try:
-        return made(**{key: _value(types[key], value, readers) for key, value in values.items()})
+        return dataclass_type(
+            **{key: _value(types[key], value, readers) for key, value in values.items()}
+        )
     except (KeyError, TypeError, ValueError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise damaged(f"{where}: {what}") from error
 
 
 def _value(annotation: str, value: object, readers: Mapping[str, Reader]) -> object:
+    """The value of one field, converted and checked."""
     if (read := readers.get(annotation)) is not None:
         return read(value)
     expected = _PLAIN.get(annotation)

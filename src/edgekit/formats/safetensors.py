@@ -54,6 +54,7 @@ def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
 
 
 def _read_shards(files: ModelFiles) -> ModelHeader:
+    """The headers of all shards as one, checked against the index if there is one."""
     if not files.weights:
         raise HeaderError("there is no safetensors file to read", file=files.label)
     shards: dict[int, ModelHeader] = {}
@@ -64,9 +65,13 @@ def _read_shards(files: ModelFiles) -> ModelHeader:
         check_limit("tensors in all shards", tensor_count, limits.TENSORS, file=files.label)
     totals, index = Totals(), files.index
     if index and [base_of(file.name) for file in files.weights] == [SINGLE_FILE]:
-        named: set[str] = set()
-        read_file(index, lambda one: walk_index(one, lambda _, file: named.add(base_of(file))))
-        if SINGLE_FILE not in named:  # the index of a sharded copy of the same model
+        listed_files: set[str] = set()
+
+        def note_file(_: str, file: str) -> None:
+            listed_files.add(base_of(file))
+
+        read_file(index, lambda source: walk_index(source, note_file))
+        if SINGLE_FILE not in listed_files:  # the index of a sharded copy of the same model
             index = None
     if index:
         totals, listed = read_file(index, lambda source: _check_index(source, files, shards))
@@ -90,7 +95,7 @@ def _read_shards(files: ModelFiles) -> ModelHeader:
 def _check_index(
     source: ByteSource, files: ModelFiles, shards: Mapping[int, ModelHeader]
 ) -> tuple[Totals, set[int]]:
-    """The totals, and the shards that the index lists: each must contain what the index says.
+    """The totals of the index, and the numbers of the shards it lists. Each must contain the tensors listed for it.
 
     A file that the index does not list is not part of the model (a copy in another layout).
     """
@@ -115,13 +120,14 @@ def _check_index(
 
 
 def _check_unique(shards: Mapping[int, ModelHeader]) -> None:
-    seen: dict[str, str] = {}
+    """Raises HeaderError if a tensor is in two shards."""
+    file_of: dict[str, str] = {}
     for shard in shards.values():
         for tensor in shard.tensors or ():
-            if tensor.name in seen:
-                what = f"tensor {quoted(tensor.name)} is also in {seen[tensor.name]}"
+            if tensor.name in file_of:
+                what = f"tensor {quoted(tensor.name)} is also in {file_of[tensor.name]}"
                 raise HeaderError(what, file=shard.name)
-            seen[tensor.name] = shard.name
+            file_of[tensor.name] = shard.name
 
 
 # -- model.safetensors.index.json
@@ -158,8 +164,8 @@ def walk_index(source: ByteSource, visit: Callable[[str, str], None] | None = No
         if key == "metadata":
             if isinstance(value, dict):
                 totals = Totals(
-                    tensor_bytes=_whole(value.get("total_size")),
-                    parameters=_whole(value.get("total_parameters")),
+                    tensor_bytes=_whole_number(value.get("total_size")),
+                    parameters=_whole_number(value.get("total_parameters")),
                 )
             if visit is None:
                 return totals
@@ -168,7 +174,7 @@ def walk_index(source: ByteSource, visit: Callable[[str, str], None] | None = No
     return totals
 
 
-def _whole(value: Any) -> int | None:
+def _whole_number(value: Any) -> int | None:
     """The value as an int; some writers store a float: 13731385408.0."""
     if type(value) is float and math.isfinite(value):
         value = int(value)
@@ -180,7 +186,7 @@ def _whole(value: Any) -> int | None:
 
 def read_safetensors(source: ByteSource, shard: int = 0) -> ModelHeader:
     """The header of one file, its tensors in the order of their bytes."""
-    header_bytes = _read_length(source)
+    header_bytes = _read_header_end(source)
     stream = JsonStream(source, start=LENGTH_BYTES, end=header_bytes)
     if source.read(LENGTH_BYTES, 1) != b"{":
         raise stream.error("a safetensors header must start with '{'")
@@ -202,10 +208,10 @@ def read_safetensors(source: ByteSource, shard: int = 0) -> ModelHeader:
                 what = f"length of tensor name {quoted(name)}"
                 stream.check_limit(what, length, limits.NAME_BYTES)
             entry = stream.value(f"tensor {quoted(name)}", limits.ENTRY_BYTES)
-            tensors[name] = _tensor(source.name, name, entry, header_bytes, shard)
+            tensors[name] = _read_tensor(source.name, name, entry, header_bytes, shard)
     if stream.peek():
         raise stream.error("unexpected data after the header's last brace")
-    ordered = tuple(sorted(tensors.values(), key=lambda one: (one.offset, one.size_bytes)))
+    ordered = tuple(sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.size_bytes)))
     _check_gaps(source, ordered, header_bytes)
     return ModelHeader(
         name=source.name,
@@ -218,8 +224,8 @@ def read_safetensors(source: ByteSource, shard: int = 0) -> ModelHeader:
     )
 
 
-def _read_length(source: ByteSource) -> int:
-    """The offset of the header's end."""
+def _read_header_end(source: ByteSource) -> int:
+    """The offset at which the header ends, from the length at the start of the file."""
     size_bytes = source.size_bytes
     if size_bytes == 0:
         raise HeaderError("the file is empty", file=source.name)
@@ -257,7 +263,8 @@ def _read_format(stream: JsonStream) -> str | None:
     return file_format
 
 
-def _tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> Tensor:
+def _read_tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> Tensor:
+    """The tensor that an entry of the header describes. Errors name the tensor and the file."""
     try:
         kind, shape, begin, size_bytes = _read_entry(entry)
     except UnknownDtypeError as error:
@@ -293,6 +300,7 @@ def _read_entry(entry: Any) -> tuple[TensorType, tuple[int, ...], int, int]:
 
 
 def _field(entry: Any, key: str, kind: type) -> Any:
+    """The value under `key`; HeaderError if it is missing or of another type than `kind`."""
     value = entry.get(key) if type(entry) is dict else None
     if type(value) is not kind:
         raise HeaderError(f"its entry has no valid {key}")
@@ -300,6 +308,7 @@ def _field(entry: Any, key: str, kind: type) -> Any:
 
 
 def _counts(entry: Any, key: str) -> tuple[int, ...]:
+    """The list of counts under `key`, such as a shape; HeaderError if one is not a valid count."""
     values: list[Any] = _field(entry, key, list)
     for value in values:
         if type(value) is not int or not 0 <= value <= limits.ELEMENTS:
@@ -308,7 +317,7 @@ def _counts(entry: Any, key: str) -> tuple[int, ...]:
 
 
 def _check_gaps(source: ByteSource, tensors: tuple[Tensor, ...], header_bytes: int) -> None:
-    """Every byte from the header's end to the file's end belongs to exactly one tensor."""
+    """Raises HeaderError unless every byte after the header belongs to exactly one tensor."""
     end = header_bytes
     for tensor in tensors:
         if tensor.offset != end:

@@ -28,7 +28,7 @@ from edgekit.machine.types import (
     Measured,
     Pace,
 )
-from edgekit.sources.local import data_folder, made_data_folder, open_file, try_lock
+from edgekit.sources.local import create_data_folder, data_folder, open_file, try_lock
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:
@@ -87,13 +87,14 @@ def _read(path: Path) -> Calibration:
             f"longer than {MAX_FILE_BYTES:,} bytes: not a calibration file", file=str(path)
         )
     try:
-        return _parsed(json.loads(raw), path)
+        return _parse(json.loads(raw), path)
     except (ValueError, TypeError, RecursionError) as error:
         reason = one_line(str(error), 100)
         raise HeaderError(f"a damaged calibration ({reason})", file=str(path)) from error
 
 
-def _parsed(data: object, path: Path) -> Calibration:
+def _parse(data: object, path: Path) -> Calibration:
+    """Raises ValueError or TypeError for damaged data, SourceError for that of a newer EdgeKit."""
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
         raise ValueError("no schema")  # noqa: TRY004 - one message for both
     if data["schema"] > SCHEMA:
@@ -108,6 +109,7 @@ def _parsed(data: object, path: Path) -> Calibration:
 
 
 def _rows(kind: type[T], data: object, most: int) -> tuple[T, ...]:
+    """The rows of a list, each a dataclass of this kind; ValueError if there are more than `most`."""
     if not isinstance(data, list) or len(data) > most:
         raise ValueError(f"not a list of up to {most}")
     return tuple(_row(kind, item) for item in data)
@@ -135,10 +137,11 @@ def _is_text(value: object) -> bool:
 
 
 def _is_date(value: object) -> bool:
+    """Whether it is a date such as "2026-11-16". ValueError for ten characters that are not a date."""
     return isinstance(value, str) and len(value) == 10 and bool(date.fromisoformat(value))
 
 
-def _is_whole(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < LARGEST
 
 
@@ -161,7 +164,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "read_bytes_per_s": _is_bandwidth,
     "write_bytes_per_s": _is_bandwidth,
     "str": _is_text,
-    "int": _is_whole,
+    "int": _is_count,
     "float": _is_rate,
 }
 
@@ -174,7 +177,7 @@ def change_calibration(change: Callable[[Calibration], Calibration]) -> Stored:
 
     Raises SourceError if it cannot be written.
     """
-    path = made_data_folder("what was measured") / NAME
+    path = create_data_folder("what was measured") / NAME
     with _locked(path.parent / LOCK):
         before = _read_or_move_aside(path)
         after = replace(before, calibration=change(before.calibration))
@@ -197,6 +200,7 @@ def forget_calibration() -> Stored:
 
 
 def _read_or_move_aside(path: Path) -> Stored:
+    """The content of the file. A damaged file is renamed, and `problem` says to what."""
     if not os.path.lexists(path):
         return Stored()
     try:
@@ -216,6 +220,7 @@ def _read_or_move_aside(path: Path) -> Stored:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Locks the file during the block. SourceError if another process holds the lock for WAIT_S."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
     except OSError as error:
@@ -223,9 +228,9 @@ def _locked(path: Path) -> Iterator[None]:
             f"{path} cannot be written ({error.strerror}): set EDGEKIT_DATA to another folder"
         ) from error
     try:
-        end = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WAIT_S
         while not try_lock(descriptor):
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise SourceError(
                     f"{path} has been locked by another edgekit for {WAIT_S:g} s: wait, or stop it"
                 )
@@ -257,12 +262,13 @@ def _write(path: Path, calibration: Calibration) -> None:
 
 
 def _replace(part: Path, path: Path) -> None:
-    end = time.monotonic() + _REPLACE_S
+    """Renames `part` to `path`; on Windows it retries while another process reads the file."""
+    deadline = time.monotonic() + _REPLACE_S
     while True:
         try:
             part.replace(path)
         except PermissionError:
-            if os.name != "nt" or time.monotonic() > end:
+            if os.name != "nt" or time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
         else:
@@ -282,7 +288,7 @@ def stored_text(text: str) -> str:
 
 
 def with_host(calibration: Calibration, row: HostMeasured) -> Calibration:
-    """Replaces the row of that machine; values that could not be measured this time are kept."""
+    """The calibration with this row instead of the machine's old one, which supplies values not measured now."""
     old = next((known for known in calibration.hosts if known.host == row.host), None)
     if old is not None:
         newest = old if row.bandwidth_bytes_per_s is None else row
@@ -292,7 +298,9 @@ def with_host(calibration: Calibration, row: HostMeasured) -> Calibration:
 
 
 def with_engine(calibration: Calibration, row: EngineMeasured) -> Calibration:
-    """Replaces the row of that engine, but keeps the largest overhead: the next model may need as much."""
+    """The calibration with this row instead of the engine's old one, but with the larger overhead of the two: the next
+    model may need that much.
+    """
     old = next((known for known in calibration.engines if known.key == row.key), None)
     if old is not None:
         row = replace(row, samples=old.samples + row.samples, pace=row.pace or old.pace)
@@ -303,13 +311,13 @@ def with_engine(calibration: Calibration, row: EngineMeasured) -> Calibration:
 
 
 def with_differences(calibration: Calibration, rows: Iterable[Difference]) -> Calibration:
-    """Newest last; one row per difference and version."""
-    found = {(row.label, row.part, row.version): row for row in calibration.differences}
+    """The calibration with these rows at the end; each replaces an older one of the same model, part and version."""
+    by_key = {(row.label, row.part, row.version): row for row in calibration.differences}
     for row in rows:
         key = (row.label, row.part, row.version)
-        found.pop(key, None)
-        found[key] = row
-    return replace(calibration, differences=tuple(found.values())[-MOST_DIFFERENCES:])
+        by_key.pop(key, None)
+        by_key[key] = row
+    return replace(calibration, differences=tuple(by_key.values())[-MOST_DIFFERENCES:])
 
 
 # -- measurements of one machine -------------------------------------------------------------
@@ -338,10 +346,10 @@ def measured_on(machine: Machine, calibration: Calibration) -> Measured | None:
         for row in calibration.engines
         if row.host == host and row.version == versions[row.through]
     )
-    found = next((row for row in calibration.hosts if row.host == host), None)
-    if found is None and not engines and not calibration.differences:
+    host_row = next((row for row in calibration.hosts if row.host == host), None)
+    if host_row is None and not engines and not calibration.differences:
         return None
-    return Measured(host=found, engines=engines, differences=calibration.differences)
+    return Measured(host=host_row, engines=engines, differences=calibration.differences)
 
 
 def installed_version(package: str) -> str | None:
@@ -359,7 +367,9 @@ _NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice"})  # guests are i
 
 
 @dataclass(slots=True)
-class Others:
+class OtherPrograms:
+    """The CPU load by other programs during a measurement."""
+
     share: float = 0.0  # of all cores, from 0 to 1; set at the end of the block
 
     @property
@@ -371,23 +381,23 @@ class Others:
 
 
 @contextmanager
-def watched() -> Iterator[Others]:
+def watched() -> Iterator[OtherPrograms]:
     """Measures how much of the CPU other programs use during the block. 0 on Windows, where the CPU time of child
     processes is unknown.
     """
-    others = Others()
-    begin, before_s = time.monotonic(), _others_s()
+    others = OtherPrograms()
+    begin, before_s = time.monotonic(), _other_programs_s()
     yield others
     passed_s = max(time.monotonic() - begin, 1e-3) * (os.cpu_count() or 1)
-    share = min(1.0, max(0.0, (_others_s() - before_s) / passed_s))
+    share = min(1.0, max(0.0, (_other_programs_s() - before_s) / passed_s))
     others.share = 0.0 if sys.platform == "win32" else share
 
 
-def _others_s() -> float:
+def _other_programs_s() -> float:
     """CPU time of all programs, without this one and its children."""
     import psutil
 
     times = psutil.cpu_times()._asdict()
     all_s = float(sum(value for name, value in times.items() if name not in _NOT_BUSY))
-    own = os.times()
-    return all_s - (own.user + own.system + own.children_user + own.children_system)
+    ours = os.times()
+    return all_s - (ours.user + ours.system + ours.children_user + ours.children_system)

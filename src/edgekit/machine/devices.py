@@ -109,8 +109,10 @@ def find_device(text: str) -> KnownDevice:
     if not named and "laptop" in words:
         # Laptop GPUs before Ampere have the name and memory of the desktop card.
         by_name, by_other = _matches(tuple(word for word in words if word != "laptop"))
-        older = ("GTX", "RTX 20", "Quadro")
-        named = tuple(device for device in by_name or by_other if device.name.startswith(older))
+        older_series = ("GTX", "RTX 20", "Quadro")
+        named = tuple(
+            device for device in by_name or by_other if device.name.startswith(older_series)
+        )
     if not named:
         raise UsageError(f"unknown device {text[:40]!r}; {_suggestion(text, words)}")
     if len({device.memory_bytes for device in named}) > 1:
@@ -161,19 +163,20 @@ def _suggestion(text: str, mentioned: Words) -> str:
     kinds = _kinds_in(text)
     memory = _MEMORY.search(text[:MAX_NAME_CHARS])
     size_gb = None if memory is None else int(memory[1])
-    known = [device for device in all_devices() if not kinds or device.kind.value in kinds]
-    telling = {word for word in mentioned if word != str(size_gb)}  # memory is compared separately
-    is_kind_alone = all(_kinds_in(word) for word in telling)
+    candidates = [device for device in all_devices() if not kinds or device.kind.value in kinds]
+    # The size is compared separately.
+    distinguishing = {word for word in mentioned if word != str(size_gb)}
+    is_kind_alone = all(_kinds_in(word) for word in distinguishing)
     ranks: list[tuple[int, bool, int, bool, str, str]] = []
-    for device in known:
+    for device in candidates:
         words = set(words_of(device.name))
-        shared = sum(len(word) for word in telling & words if len(word) > 1)
-        fits = size_gb is not None and device.size_gb == size_gb
-        if shared > 1 or (kinds and (fits or is_kind_alone)):
-            others = -len(telling ^ words)
-            ranks.append((shared, fits, others, device.usual, device.released, device.name))
+        shared = sum(len(word) for word in distinguishing & words if len(word) > 1)
+        has_size = size_gb is not None and device.size_gb == size_gb
+        if shared > 1 or (kinds and (has_size or is_kind_alone)):
+            differing = -len(distinguishing ^ words)
+            ranks.append((shared, has_size, differing, device.usual, device.released, device.name))
     names = [name for *_, name in sorted(ranks, reverse=True)]
-    names = names or list(close_names(text, (device.name for device in known)))
+    names = names or list(close_names(text, (device.name for device in candidates)))
     if not names:
         return (
             "for example RTX 4090, H100, MI300X, m3-max-64, phone-8; full list: edgekit hardware --devices; "
@@ -283,36 +286,40 @@ def all_devices() -> tuple[KnownDevice, ...]:
 
 @lru_cache(maxsize=64)
 def _matches(words: Words) -> tuple[tuple[KnownDevice, ...], tuple[KnownDevice, ...]]:
-    """The devices with this name; and those whose model or other name this is, with or without the size."""
+    """The devices with this name, and the devices with this model or other name, with or without the size."""
     by_name, by_other = [], []
     for device in _devices(words):
         if words_of(device.name) == words:
             by_name.append(device)
-        others = [words_of(other) for other in (device.model, *device.also)]
-        if any(words in (other, tuple(sorted((*other, str(device.size_gb))))) for other in others):
-            by_other.append(device)
+        for other in (device.model, *device.also):
+            other_words = words_of(other)
+            with_size = tuple(sorted((*other_words, str(device.size_gb))))
+            if words in (other_words, with_size):
+                by_other.append(device)
+                break
     return tuple(by_name), tuple(by_other)
 
 
 def _devices(words: Words) -> tuple[KnownDevice, ...]:
-    """The devices whose rows contain all these words; only these can match."""
+    """The devices whose rows contain all these words: no other device can match them."""
     parts = [word for word in words if word != "laptop"]  # rows may say mobile or notebook
-    known: set[str] = set()
-    found: list[KnownDevice] = []
+    names: set[str] = set()
+    devices: list[KnownDevice] = []
     for file in FILES:
-        for line in _lines(file):
-            is_wanted = all(part in line.lower() for part in parts)
+        for line in _table_lines(file):
+            is_match = all(part in line.lower() for part in parts)
             row = dict(zip(COLUMNS, line.split("\t"), strict=True))
             for size in row["size_gb"].split(","):
                 name = row["name"].format(size)
-                if is_wanted and name not in known:
-                    found.append(_device(row, int(size)))
-                known.add(name)
-    return tuple(found)
+                if is_match and name not in names:
+                    devices.append(_device(row, int(size)))
+                names.add(name)
+    return tuple(devices)
 
 
 @cache
-def _lines(file: str) -> tuple[str, ...]:
+def _table_lines(file: str) -> tuple[str, ...]:
+    """The rows of a file in device_data/, without its heading."""
     text = get_data("edgekit.machine", f"device_data/{file}") or b""
     return tuple(text.decode().splitlines()[1:])
 
@@ -321,7 +328,7 @@ def _lines(file: str) -> tuple[str, ...]:
 def app_limits() -> dict[tuple[Vendor, int], AppLimit]:
     """(maker, RAM in GB) -> limit; Apple stands for iOS, other makers for Android."""
     limits: dict[tuple[Vendor, int], AppLimit] = {}
-    for line in _lines(APP_LIMITS_FILE):
+    for line in _table_lines(APP_LIMITS_FILE):
         vendor, size_gb, app_mib, plain_mib, source = line.split("\t")
         limits[Vendor(vendor), int(size_gb)] = AppLimit(
             app_bytes=_bytes(app_mib), plain_bytes=_bytes(plain_mib) or None, source=source
@@ -330,9 +337,10 @@ def app_limits() -> dict[tuple[Vendor, int], AppLimit]:
 
 
 def _device(row: dict[str, str], size_gb: int) -> KnownDevice:
+    """The device that a row describes, in one of its sizes."""
     kind, vendor = DeviceKind(row["kind"]), Vendor(row["vendor"])
-    memory_bytes = _bytes(row["memory_mib"]) or _reported(kind, vendor, size_gb)
-    usable_bytes = _bytes(row["usable_mib"]) or _usable(kind, vendor, memory_bytes)
+    memory_bytes = _bytes(row["memory_mib"]) or _reported_bytes(kind, vendor, size_gb)
+    usable_bytes = _bytes(row["usable_mib"]) or _usable_bytes(kind, vendor, memory_bytes)
     basis = Basis.EXACT if kind is DeviceKind.MAC else Basis.MODELLED
     app_limit = app_limits()[vendor, size_gb] if kind is DeviceKind.PHONE else None
     if app_limit is not None:
@@ -359,11 +367,12 @@ def _device(row: dict[str, str], size_gb: int) -> KnownDevice:
 
 
 def _bytes(mib: str) -> int:
+    """Bytes of a column in MiB; 0 if it is empty."""
     return int(mib or 0) * MIB
 
 
-def _reported(kind: DeviceKind, vendor: Vendor, size_gb: int) -> int:
-    """The memory that the driver of such a device reports."""
+def _reported_bytes(kind: DeviceKind, vendor: Vendor, size_gb: int) -> int:
+    """The memory that the driver reports for a device of this kind and size."""
     permille = _REPORTED_PERMILLE[vendor if kind is DeviceKind.GPU else kind]
     reported_bytes = size_gb * 1024 * permille // 1000 * MIB
     if kind is DeviceKind.BOARD:
@@ -371,7 +380,7 @@ def _reported(kind: DeviceKind, vendor: Vendor, size_gb: int) -> int:
     return reported_bytes
 
 
-def _usable(kind: DeviceKind, vendor: Vendor, memory_bytes: int) -> int:
+def _usable_bytes(kind: DeviceKind, vendor: Vendor, memory_bytes: int) -> int:
     """The part of the reported memory that a program can allocate."""
     if kind is not DeviceKind.GPU or vendor is not Vendor.NVIDIA:
         return memory_bytes
@@ -383,9 +392,9 @@ def _usable(kind: DeviceKind, vendor: Vendor, memory_bytes: int) -> int:
 # kernel sources, ttm_tt.c and amdgpu_ttm.c). Linux with an Intel GPU: fixed by Mesa. NVIDIA's boards (DGX Spark,
 # Jetson) have no such limit.
 
-# Left for the system: an eighth (people commonly leave 8 of 64 GB), and at least 3 GiB, as on a small Mac.
-KEPT_SHARE = 8
-LEAST_KEPT_BYTES = 3 * GIB
+# Memory to leave for the system: an eighth (people commonly leave 8 of 64 GB), at least 3 GiB as on a small Mac.
+SYSTEM_SHARE = 8
+MIN_SYSTEM_BYTES = 3 * GIB
 PAGE_BYTES = 4096  # of x86-64, where AMD's APUs are
 # amd.com/en/blogs/2025/faqs-amd-variable-graphics-memory-...: up to 75 %, 96 of 128 GB
 _VARIABLE_GRAPHICS_MEMORY = (3, 4)
@@ -403,8 +412,8 @@ _SHARES_26 = (
     (16 * GIB, 74, 100),
     (0, *_TWO_THIRDS),
 )
-_RAISED_IN = 26  # macOS
-_MOST_KEPT_BYTES = 48 * GIB
+_RAISED_IN = 26  # the macOS version that raised the shares
+_MAX_SYSTEM_BYTES = 48 * GIB
 _LARGEST_LOGGED_26_BYTES = 128 * GIB
 # MTLDevice.maxBufferLength: 4 GiB of 8 (working set 5.3), 36 of 64 (48), 27 of 48 (36); llama.cpp pull requests 1706
 # and 1826, exo issue 1048.
@@ -426,7 +435,7 @@ class RaisedLimit:
 
     def sentence(self, outcome: str = "") -> str:
         """'sudo sysctl iogpu.wired_limit_mb=57344 lets the GPU use 56.00 GiB instead of 48.00 GiB (until the next
-        restart): fits at 32K'. Without an outcome `note` follows.
+        restart): fits at 32K'. Without an outcome, the caller continues the sentence with `note`.
         """
         before, after = format_bytes(self.before_bytes), format_bytes(self.limit_bytes)
         effect = f"{self.how} lets the GPU use {after} instead of {before}"
@@ -439,7 +448,7 @@ def raised_limit(machine: Machine) -> RaisedLimit | None:
     if machine.host is None or device is None or device.limit_bytes is None:
         return None
     total_bytes = machine.host.total_bytes
-    most_bytes = total_bytes - max(total_bytes // KEPT_SHARE, LEAST_KEPT_BYTES)
+    most_bytes = total_bytes - max(total_bytes // SYSTEM_SHARE, MIN_SYSTEM_BYTES)
     if device.vendor is Vendor.APPLE:
         mib = most_bytes // MIB
         setting = f"iogpu.wired_limit_mb={mib}"
@@ -495,22 +504,23 @@ def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:
 
     `macos` is the major version; if unknown (0), the smaller share of older versions applies.
     """
-    before = max(_share(_SHARES, total_bytes), total_bytes - _MOST_KEPT_BYTES)
+    older_bytes = max(_share(_SHARES, total_bytes), total_bytes - _MAX_SYSTEM_BYTES)
     if macos < _RAISED_IN:
-        return before
-    since = _share(_SHARES_26, total_bytes)
+        return older_bytes
+    newer_bytes = _share(_SHARES_26, total_bytes)
     if total_bytes <= _LARGEST_LOGGED_26_BYTES:
-        return since
-    return max(_share(_SHARES_26, _LARGEST_LOGGED_26_BYTES), min(since, before))
+        return newer_bytes
+    return max(_share(_SHARES_26, _LARGEST_LOGGED_26_BYTES), min(newer_bytes, older_bytes))
 
 
 def working_set_because(limit_bytes: int, total_bytes: int) -> str:
+    """The reason for the default limit, with its share of the memory."""
     percent = round(100 * limit_bytes / total_bytes)
     return f"macOS lets the GPU use {percent} % of the memory by default (iogpu.wired_limit_mb)"
 
 
 def _share(shares: tuple[tuple[int, int, int], ...], total_bytes: int) -> int:
-    """The share for this size, rounded up to a page."""
+    """The bytes that the first row for this memory size allows, rounded up to a page."""
     part, whole = next((part, whole) for least, part, whole in shares if total_bytes >= least)
     return -(-total_bytes * part // (whole * _APPLE_PAGE_BYTES)) * _APPLE_PAGE_BYTES
 

@@ -146,7 +146,7 @@ def _amd_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
         len(metrics) == 4 and metrics[2] in _INTEGRATED_METRICS
     )
     if is_integrated and (card.device == _MI300A or mapped_bytes > (total_bytes or 0)):
-        return _amd_shared(here, card, name, mapped_bytes)
+        return _amd_integrated(here, card, name, mapped_bytes)
     if not total_bytes or used_bytes is None:
         return None
     # NPS4: the memory of an MI300 is split into four parts, of which a program sees one.
@@ -167,9 +167,13 @@ def _amd_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
     )
 
 
-def _amd_shared(here: Surroundings, card: DrmCard, name: str, mapped_bytes: int) -> Device | None:
-    """An integrated GPU. RADV pools GTT and VRAM (radv_physical_device.c), and llama.cpp adds up its heaps; ROCm sees
-    only the larger of the two. The VRAM of an MI300A is the RAM itself, so only GTT limits it.
+def _amd_integrated(
+    here: Surroundings, card: DrmCard, name: str, mapped_bytes: int
+) -> Device | None:
+    """An integrated GPU, which may use its GTT and VRAM together; None if the size of the RAM is unknown.
+
+    RADV pools both (radv_physical_device.c), and llama.cpp adds up its heaps; ROCm sees only the larger of the two.
+    The VRAM of an MI300A is the RAM itself, so only GTT limits it.
     """
     if here.host is None:
         return None
@@ -242,6 +246,7 @@ def _intel_name(_: Surroundings, card: DrmCard) -> str:
 
 
 def _intel_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
+    """A card or an integrated GPU; None if its driver is unknown or its memory cannot be determined."""
     if card.driver not in _INTEL_DRIVERS:
         return None
     if card.slot == _INTEGRATED_SLOT:
@@ -281,13 +286,15 @@ def _intel_memory(card: DrmCard) -> tuple[int, str]:
     if total_bytes := number_of(card.files.parent / "lmem_total_bytes"):
         return total_bytes, "i915 lmem_total_bytes"
     window_bytes = 0
-    bars = (text_of(card.files / "resource") or "").splitlines()  # a line of 'start end flags' each
+    bars = (text_of(card.files / "resource") or "").splitlines()  # each line is 'start end flags'
     if len(bars) > _MEMORY_BAR:
-        start, end = [*(number_in(word) for word in bars[_MEMORY_BAR].split()), None, None][:2]
-        window_bytes = end - start + 1 if start and end and end > start else 0
+        addresses = [number_in(word) or 0 for word in bars[_MEMORY_BAR].split()]
+        if len(addresses) > 1 and 0 < addresses[0] < addresses[1]:
+            window_bytes = addresses[1] - addresses[0] + 1
     sizes = [size * GIB for size in _INTEL_CARDS.get(card.device, ("", ()))[1]]
     if sizes:
-        return max((s for s in sizes if s <= window_bytes), default=min(sizes)), "its PCI id"
+        fitting = (size for size in sizes if size <= window_bytes)
+        return max(fitting, default=min(sizes)), "its PCI id"
     if window_bytes >= _WHOLE_BAR_BYTES:
         return window_bytes // 2, "half of its PCI window (BAR), the minimum it can have"
     return 0, ""

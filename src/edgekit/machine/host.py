@@ -32,6 +32,7 @@ _CPU_NAMES = ("model name", "Model", "Hardware", "cpu")
 
 
 def processor_name(here: Surroundings) -> str:
+    """'AMD Ryzen 9 7950X 16-Core Processor'; the architecture if the system does not tell the name."""
     if here.system is System.MACOS:
         return chip_name(here)
     if here.system is System.LINUX:
@@ -44,7 +45,7 @@ def processor_name(here: Surroundings) -> str:
 
 
 def core_count(here: Surroundings) -> int | None:
-    """Physical cores, at most as many as this process may run on."""
+    """The number of physical cores, but not more than this process may run on."""
     cores = here.psutil().cpu_count(logical=False) or os.cpu_count()
     if here.system is System.LINUX and hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
@@ -128,7 +129,7 @@ def commit_limits(here: Surroundings) -> tuple[MemoryLimit, ...]:
 
 
 def _kib_line(pairs: Mapping[str, str], name: str) -> int | None:
-    """'131980916 kB' -> bytes."""
+    """The value of one line of /proc/meminfo or status, in bytes: 4096 for '4 kB'."""
     kib = number_in(pairs.get(name, "").removesuffix("kB"))
     return None if kib is None else kib * KIB
 
@@ -168,7 +169,7 @@ _V2 = CgroupVersion(
     inactive_cache="inactive_file",
     active_cache="active_file",
 )
-_WHOLE_TREE = "hierarchical_memory_limit"  # v1 also reports limits above the container
+_TREE_LIMIT = "hierarchical_memory_limit"  # v1 also reports limits above the container
 
 
 class _Mount(NamedTuple):
@@ -200,9 +201,9 @@ class ControlGroup(NamedTuple):
 
 def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
     """The limits of every control group up to the root, and notes on those that could not be read."""
-    groups, unseen = memory_groups(root)
+    groups, unmounted = memory_groups(root)
     limits, notes = group_limits(root, groups)
-    if len(groups) == 1 and groups[0].version is _V2 and not unseen and not limits:
+    if len(groups) == 1 and groups[0].version is _V2 and not unmounted and not limits:
         # v1 reports the limits of groups above the mount point. v2 does not: there are such groups if its top is not
         # the root, if our path leaves the namespace ('/..'), or if it has files that the real root lacks.
         version, path, mount = groups[0]
@@ -214,7 +215,7 @@ def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]
                 "a service around this container, would not be visible."
             )
             notes = (*notes, cut_off)
-    return limits, unseen + notes
+    return limits, unmounted + notes
 
 
 def memory_groups(root: Path) -> tuple[tuple[ControlGroup, ...], tuple[str, ...]]:
@@ -222,21 +223,21 @@ def memory_groups(root: Path) -> tuple[tuple[ControlGroup, ...], tuple[str, ...]
     mounts = tuple(_mounts(root))
     groups, notes = [], []
     for version, path in _group_paths(root):
-        fits = [
+        candidates = [
             ControlGroup(version, path, mount)
             for mount in mounts
             if mount.filesystem == version.filesystem
             and (version is not _V1 or "memory" in mount.options)
         ]
         # Of several mounts, take the one that shows our group and the most of its ancestors; else the first.
-        shown = [
+        visible = [
             group
-            for group in fits
+            for group in candidates
             if path.is_relative_to(group.mount.top) and _under(root, group.folder).is_dir()
         ]
-        best = min(shown, key=lambda group: len(group.mount.top.parts), default=None)
-        if fits:
-            groups.append(best or fits[0])
+        best = min(visible, key=lambda group: len(group.mount.top.parts), default=None)
+        if candidates:
+            groups.append(best or candidates[0])
         else:
             notes.append(
                 f"This process is in a control group ({version.name} {one_line(str(path))}) that is not "
@@ -248,14 +249,16 @@ def memory_groups(root: Path) -> tuple[tuple[ControlGroup, ...], tuple[str, ...]
 def group_limits(
     root: Path, groups: tuple[ControlGroup, ...], *, cache_is_used: bool = True
 ) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
-    """The current limits of these groups. Without `cache_is_used` no file pages count as used, for programs that read
-    the same files repeatedly, which makes the kernel consider their pages active.
+    """The current limits of these groups and the groups around them, and notes on files that could not be read.
+
+    Active file pages count as used unless `cache_is_used` is False: that is for a program that reads the same files
+    repeatedly, which makes the kernel consider their pages active.
     """
     limits: list[MemoryLimit] = []
     notes: list[str] = []
     for group in groups:
         version = group.version
-        dropped = (version.inactive_cache, *(() if cache_is_used else (version.active_cache,)))
+        droppable = (version.inactive_cache, *(() if cache_is_used else (version.active_cache,)))
         for folder in group.folders_up():
             for name in version.limits:
                 text = text_of(_under(root, folder) / name)
@@ -270,7 +273,7 @@ def group_limits(
                         )
                     continue
                 title = f"{version.name} {folder / name}"
-                used_bytes = _used_bytes(_under(root, folder), version, dropped)
+                used_bytes = _used_bytes(_under(root, folder), version, droppable)
                 limits.append(
                     MemoryLimit(name=title, limit_bytes=limit_bytes, used_bytes=used_bytes or 0)
                 )
@@ -280,24 +283,32 @@ def group_limits(
                     )
         if version is _V1:  # reports limits above the mount point; other groups' usage is unknown
             files = _under(root, group.folder)
-            whole = number_in(pairs_of(files / "memory.stat", " ").get(_WHOLE_TREE, ""))
-            if whole is not None and all(whole < limit.limit_bytes for limit in limits):
-                title = f"{version.name} {group.folder / 'memory.stat'} {_WHOLE_TREE}"
-                used_bytes = _used_bytes(files, version, dropped) or 0
-                limits.append(MemoryLimit(name=title, limit_bytes=whole, used_bytes=used_bytes))
+            tree_limit_bytes = number_in(pairs_of(files / "memory.stat", " ").get(_TREE_LIMIT, ""))
+            if tree_limit_bytes is not None and all(
+                tree_limit_bytes < limit.limit_bytes for limit in limits
+            ):
+                title = f"{version.name} {group.folder / 'memory.stat'} {_TREE_LIMIT}"
+                used_bytes = _used_bytes(files, version, droppable) or 0
+                limits.append(
+                    MemoryLimit(name=title, limit_bytes=tree_limit_bytes, used_bytes=used_bytes)
+                )
     return tuple(limits), tuple(notes)
 
 
-def _used_bytes(folder: Path, version: CgroupVersion, dropped: tuple[str, ...]) -> int | None:
+def _used_bytes(folder: Path, version: CgroupVersion, droppable: tuple[str, ...]) -> int | None:
+    """Memory in use by a group, without file pages that the kernel can drop; None if it cannot be read."""
     usage = number_of(folder / version.usage)
     if usage is None:
         return None
     stat = pairs_of(folder / "memory.stat", " ")
-    return max(0, usage - sum(number_in(stat.get(name, "")) or 0 for name in dropped))
+    return max(0, usage - sum(number_in(stat.get(name, "")) or 0 for name in droppable))
 
 
 def _group_paths(root: Path) -> Iterator[tuple[CgroupVersion, PurePosixPath]]:
-    """Lines of 'number:controllers:path'; v2 has no controllers."""
+    """The version and path of each group this process is in, from lines of 'number:controllers:path'.
+
+    v2 lists no controllers; of v1 only the group of the memory controller counts.
+    """
     for line in (text_of(root / "proc/self/cgroup") or "").splitlines():
         _, first, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
@@ -310,7 +321,7 @@ def _group_paths(root: Path) -> Iterator[tuple[CgroupVersion, PurePosixPath]]:
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
-    """Lines of '41 31 0:38 /top /point rw - cgroup2 source options'; proc(5)."""
+    """The mounts of control groups, from lines of '41 31 0:38 /top /point rw - cgroup2 source options'; proc(5)."""
     for line in (text_of(root / "proc/self/mountinfo") or "").splitlines():
         before, _, after = (part.split() for part in line.partition(" - "))
         if len(before) < 5 or len(after) < 3 or not after[0].startswith("cgroup"):
@@ -328,6 +339,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _under(root: Path, path: PurePosixPath) -> Path:
+    """An absolute path of the machine whose files are below `root`."""
     return root / str(path).lstrip("/")
 
 
@@ -337,7 +349,8 @@ def _under(root: Path, path: PurePosixPath) -> Path:
 _NODE_LIST = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
 # GPUs on the same board as their CPU: the kernel counts their memory as a node without a processor.
 _COHERENT = ("GH200", "GB200", "GB300")
-_AVAILABLE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")  # all of MemAvailable
+# The parts of MemAvailable.
+_AVAILABLE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
 
 
 class _Node(NamedTuple):
@@ -345,12 +358,13 @@ class _Node(NamedTuple):
     folder: Path
 
     def bytes_of(self, *names: str) -> int:
-        """Lines of 'Node 0 MemTotal:  131980916 kB'."""
+        """The sum of these figures of the node, from lines of 'Node 0 MemTotal:  131980916 kB'."""
         meminfo = pairs_of(self.folder / "meminfo", ":")
         return sum(_kib_line(meminfo, f"Node {self.number} {name}") or 0 for name in names)
 
 
 def _nodes(root: Path) -> Iterator[_Node]:
+    """The NUMA nodes of the machine."""
     for folder in sorted((root / "sys/devices/system/node").glob("node*")):
         number = number_in(folder.name.removeprefix("node"))
         if number is not None:
@@ -390,9 +404,11 @@ def _node_numbers(node_list: str) -> frozenset[int]:
     """'0-2,5' -> 0, 1, 2, 5."""
     if _NODE_LIST.fullmatch(node_list) is None:
         return frozenset()
-    ends = (part.partition("-") for part in node_list.split(","))
-    pairs = ((int(first), int(last or first)) for first, _, last in ends)
-    return frozenset(number for first, last in pairs for number in range(first, last + 1))
+    numbers: set[int] = set()
+    for part in node_list.split(","):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
 
 
 def without_gpu_memory(
@@ -401,11 +417,13 @@ def without_gpu_memory(
     """The host without the memory of a GH200, which Linux shows as a node without a processor."""
     if not any(name in device.name for device in devices for name in _COHERENT):
         return host, ()
-    gpus = [node for node in _nodes(root) if not (text_of(node.folder / "cpulist") or "").strip()]
-    total_bytes = sum(node.bytes_of("MemTotal") for node in gpus)
+    gpu_nodes = [
+        node for node in _nodes(root) if not (text_of(node.folder / "cpulist") or "").strip()
+    ]
+    total_bytes = sum(node.bytes_of("MemTotal") for node in gpu_nodes)
     if not 0 < total_bytes < host.total_bytes:
         return host, ()
-    free_bytes = sum(node.bytes_of(*_AVAILABLE) for node in gpus)
+    free_bytes = sum(node.bytes_of(*_AVAILABLE) for node in gpu_nodes)
     note = (
         f"Linux reports {format_bytes(total_bytes)} of the GPU's memory as RAM (NUMA nodes without a CPU); "
         "EdgeKit counts it once, as the GPU's."

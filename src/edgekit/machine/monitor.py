@@ -27,7 +27,7 @@ BUDGET = "memory budget"
 RESIDENT = "memory budget (all of this process)"
 
 _FRESH_S = 0.02  # how long a measurement is used by `check`, which is called between tiles
-_COST_SHARE = 0.02  # of the time may go into measuring; a slow measurement is used for longer
+_COST_SHARE = 0.02  # of the time may be spent on measuring; a slow measurement is used longer
 _SMALL_BYTES = MB  # smaller requests use an old measurement, so as not to block an event loop
 
 # Prefix of a limit's name -> advice.
@@ -50,15 +50,15 @@ class Reservation:
     """Memory reserved until it is released, at the latest at the end of a `with` block."""
 
     size_bytes: int  # 0 once it is released
-    _give_back: Callable[[Reservation, int], None]
+    _resize: Callable[[Reservation, int], None]
 
     def release(self) -> None:
         """Idempotent."""
-        self._give_back(self, 0)
+        self._resize(self, 0)
 
     def shrink(self, size_bytes: int) -> None:
-        """Reduce it to `size_bytes`, without another check: they are already in memory."""
-        self._give_back(self, size_bytes)
+        """Reduce it to `size_bytes`."""
+        self._resize(self, size_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -98,15 +98,15 @@ class Monitor:
         self._lock = threading.RLock()
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
-        # The minimum use ever seen under each limit: an upper bound on the use by others.
+        # The minimum use ever measured under each limit: an upper bound on all use but our reservations.
         self._least_used: dict[str, int] = {}
-        self._fresh()
+        self._measure()
 
     @property
     def limits(self) -> tuple[MemoryLimit, ...]:
         """All limits with their current use, the tightest first."""
         with self._lock:
-            return tuple(sorted(self._limits(self._fresh()), key=self._remaining_bytes))
+            return tuple(sorted(self._limits(self._measure()), key=self._remaining_bytes))
 
     @property
     def usable_bytes(self) -> int | None:
@@ -120,22 +120,23 @@ class Monitor:
             raise ValueError(f"{what}: a reservation of {size_bytes} bytes")
         with self._lock:
             # Reservations are counted to the byte; only the use by others may be 20 ms old.
-            measured = self._recent() if size_bytes < _SMALL_BYTES else self._fresh()
+            measured = self._recent_measurement() if size_bytes < _SMALL_BYTES else self._measure()
             self._require(what, size_bytes, measured)
             self.reserved_bytes += size_bytes
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return Reservation(size_bytes, self._give_back)
+        return Reservation(size_bytes, self._resize)
 
     def check(self) -> None:
         """Raises MemoryPressureError if work should stop. Cheap enough to be called between tiles."""
         with self._lock:
-            self._require("", 0, self._recent())
+            self._require("", 0, self._recent_measurement())
 
-    def _give_back(self, reservation: Reservation, keep_bytes: int) -> None:
+    def _resize(self, reservation: Reservation, size_bytes: int) -> None:
+        """Reduce a reservation; it never grows."""
         with self._lock:
-            kept = min(keep_bytes, reservation.size_bytes)
-            self.reserved_bytes -= reservation.size_bytes - kept
-            reservation.size_bytes = kept
+            new_bytes = min(size_bytes, reservation.size_bytes)
+            self.reserved_bytes -= reservation.size_bytes - new_bytes
+            reservation.size_bytes = new_bytes
 
     def _require(self, what: str, size_bytes: int, measured: _Measured) -> None:
         """Raises MemoryPressureError if these additional bytes may not be used."""
@@ -172,12 +173,14 @@ class Monitor:
             expected = self._least_used[limit.name] + self.reserved_bytes
             yield replace(limit, used_bytes=max(limit.used_bytes, expected))
 
-    def _recent(self) -> _Measured:
+    def _recent_measurement(self) -> _Measured:
+        """The last measurement, renewed if it is too old."""
         if time.monotonic() >= self._measured.good_until_s:
-            self._fresh()
+            self._measure()
         return self._measured
 
-    def _fresh(self) -> _Measured:
+    def _measure(self) -> _Measured:
+        """Measure now, and note the minimum use under each limit."""
         begin_s = time.monotonic()
         limits = [*self._probe.limits()]
         if self._own_process and self._budget_bytes is not None:

@@ -40,13 +40,13 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 def find_nvidia(here: Surroundings) -> Findings:
     """The GPUs in the order in which a program sees them; nothing if there is neither card nor driver."""
-    found = _query_driver(here)
-    if not found.devices:
+    findings = _query_driver(here)
+    if not findings.devices:
         board = find_jetson(here)
-        found = board if board.devices or board.notes else found
-    devices, notes = found.devices, list(found.notes)
-    shown, hidden = visible(_VARIABLE, here.environment.get(_VARIABLE), devices)
-    notes += hidden
+        findings = board if board.devices or board.notes else findings
+    devices, notes = findings.devices, list(findings.notes)
+    shown, hidden_notes = visible(_VARIABLE, here.environment.get(_VARIABLE), devices)
+    notes += hidden_notes
     is_mixed = len({device.name for device in devices}) > 1
     if is_mixed and here.environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         notes.append(
@@ -55,8 +55,8 @@ def find_nvidia(here: Surroundings) -> Findings:
         )
     # A process can use several whole cards, but only one MIG slice:
     # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
-    whole = tuple(device for device in shown if not device.partition)
-    limited = within_address_space(whole or shown[:1], here.host)
+    cards = tuple(device for device in shown if not device.partition)
+    limited = within_address_space(cards or shown[:1], here.host)
     notes += limited.notes
     if _is_under_windows(here) and any(not device.unified for device in limited.devices):
         notes.append(
@@ -74,6 +74,7 @@ def _is_under_windows(here: Surroundings) -> bool:
 
 
 def _query_driver(here: Surroundings) -> Findings:
+    """The cards that the driver reports; a note if it is missing, hangs or refuses."""
     is_loaded = any((here.root / path).exists() for path in _LOADED)
     if not is_loaded and here.system is System.LINUX and not in_wsl(here):
         return Findings(notes=_card_without_driver(here))
@@ -109,6 +110,7 @@ def _query_driver(here: Surroundings) -> Findings:
 
 
 def _card_without_driver(here: Surroundings) -> tuple[str, ...]:
+    """A note on the first NVIDIA card on the PCI bus, for when its driver is not loaded; nothing without a card."""
     for device in sorted((here.root / "sys/bus/pci/devices").glob("*")):
         pci_class = (number_of(device / "class") or 0) >> 8
         if pci_class in _DISPLAYS and number_of(device / "vendor") == _PCI_VENDOR:
@@ -118,6 +120,7 @@ def _card_without_driver(here: Surroundings) -> tuple[str, ...]:
 
 
 def _read_cards(here: Surroundings) -> Findings:
+    """Every card that NVML lists; one that cannot be read becomes a note."""
     nvml = here.nvml()
     nvml("nvmlInit")
     count = min(int(nvml("nvmlDeviceGetCount")), _MAX_CARDS)
@@ -213,7 +216,8 @@ def _read_card(nvml: Nvml, index: int, here: Surroundings) -> Findings:
             )
         return Findings(devices=slices, notes=(note,))
     known, host = device_like(name), here.host
-    if not (known is not None and known.unified) and not any(part in name for part in _INTEGRATED):
+    is_unified = known is not None and known.unified
+    if not is_unified and not any(part in name for part in _INTEGRATED):
         return Findings(devices=(_device(card, handle),))
     if host is None:
         why = f"{title} shares the RAM, whose size could not be read: not counted."
@@ -236,6 +240,7 @@ def _read_card(nvml: Nvml, index: int, here: Surroundings) -> Findings:
 
 
 def _slices(card: _Card) -> Iterator[Device]:
+    """The MIG slices of a card."""
     count = card.query("nvmlDeviceGetMaxMigDeviceCount", card.handle, otherwise=0)
     for number in range(min(int(count), _MAX_SLICES)):
         handle = card.query("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, number)
@@ -249,14 +254,14 @@ def _slices(card: _Card) -> Iterator[Device]:
 def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
     """A card or a slice with its memory as CUDA sees it.
 
-    NVML's total includes what the driver reserves, CUDA's does not: an H200 has 150,754,820,096 - 644,939,776
-    (`reserved`, of the second form) = 150,109,880,320 bytes. Free memory is the same in both. Under Windows the totals
-    are equal, and CUDA has less free memory.
+    NVML's total includes the memory that the driver reserves, CUDA's does not. Only nvmlDeviceGetMemoryInfo_v2 reports
+    it as `reserved`: an H200 has 150,754,820,096 - 644,939,776 = 150,109,880,320 bytes. Free memory is the same in
+    both. Under Windows the totals are equal, and CUDA has less free memory.
     """
     memory = card.nvml("nvmlDeviceGetMemoryInfo", handle)
-    second_form = card.query("nvmlDeviceGetMemoryInfo_v2", handle)
-    has_reserve = second_form is not None and not card.under_windows
-    total_bytes = int(memory.total) - (int(second_form.reserved) if has_reserve else 0)
+    memory_v2 = card.query("nvmlDeviceGetMemoryInfo_v2", handle)
+    has_reserve = memory_v2 is not None and not card.under_windows
+    total_bytes = int(memory.total) - (int(memory_v2.reserved) if has_reserve else 0)
     if not 0 < total_bytes < LARGEST:
         raise NvmlError(NOT_SUPPORTED)
     free_bytes = min(int(memory.free), total_bytes)
@@ -289,27 +294,29 @@ def _optional(query: Callable[[], T], otherwise: T) -> T:
 
 
 def _capability(card: _Card) -> tuple[int, int] | None:
-    found = card.query("nvmlDeviceGetCudaComputeCapability", card.handle)
-    return None if found is None else (int(found[0]), int(found[1]))
+    version = card.query("nvmlDeviceGetCudaComputeCapability", card.handle)
+    return None if version is None else (int(version[0]), int(version[1]))
 
 
 def _bandwidth(card: _Card, slice_bytes: int | None) -> int | None:
-    """From the table, else bus width x clock x 2: 384 bit at 9,751 MHz are an RTX 3090's 936 GB/s. NVML's clock is half
-    the data rate of every memory, GDDR6X and HBM alike. A slice has its share of the memory channels.
+    """Bytes per second, from the table, else bus width x clock x 2: 384 bit at 9,751 MHz are an RTX 3090's 936 GB/s.
+
+    NVML's clock is half the data rate of every memory, GDDR6X and HBM alike. A slice gets the bandwidth in proportion
+    to its memory.
     """
     memory = card.query("nvmlDeviceGetMemoryInfo", card.handle)
     if memory is None:
         return None
-    whole = known_bandwidth(card.name, int(memory.total))
-    if whole is None:
+    card_bytes_per_s = known_bandwidth(card.name, int(memory.total))
+    if card_bytes_per_s is None:
         width_bits = card.query("nvmlDeviceGetMemoryBusWidth", card.handle)
         clock_mhz = card.query("nvmlDeviceGetMaxClockInfo", card.handle, _CLOCK_MEM)
         if not width_bits or not clock_mhz:
             return None
-        whole = int(width_bits) // 8 * int(clock_mhz) * 10**6 * 2
+        card_bytes_per_s = int(width_bits) // 8 * int(clock_mhz) * 10**6 * 2
     if slice_bytes is None:
-        return whole
-    return whole * slice_bytes // max(int(memory.total), slice_bytes)
+        return card_bytes_per_s
+    return card_bytes_per_s * slice_bytes // max(int(memory.total), slice_bytes)
 
 
 def _users(card: _Card, handle: Any) -> tuple[Process, ...]:
@@ -427,8 +434,8 @@ def visible(variable: str, value: str | None, devices: tuple[Device, ...]) -> Fi
         return Findings(devices=devices)
     shown: list[Device] = []
     for entry in value.split(","):
-        named = _named(entry.strip(), devices)
-        if not named or any(device is other for device in named for other in shown):
+        named = _devices_named(entry.strip(), devices)
+        if not named or any(device is earlier for device in named for earlier in shown):
             break
         shown.extend(named)
     if len(shown) == len(devices):
@@ -438,18 +445,18 @@ def visible(variable: str, value: str | None, devices: tuple[Device, ...]) -> Fi
     return Findings(devices=tuple(shown), notes=(note,))
 
 
-def _named(entry: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """One device, or all slices of one card; nothing if the entry matches none or several."""
+def _devices_named(entry: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The device, or all slices of the card, that an entry names; nothing if it matches none or several."""
     if entry.isascii() and entry.isdecimal():
         return tuple(device for device in devices if str(device.index) == entry)
     if not entry.startswith(("GPU-", "MIG-")):
         return ()
-    fits = tuple(
+    matches = tuple(
         device
         for device in devices
         if any(uuid.lower().startswith(entry.lower()) for uuid in device.uuids)
     )
-    return fits if len({device.index for device in fits}) == 1 else ()
+    return matches if len({device.index for device in matches}) == 1 else ()
 
 
 # Measured on an H200: a CUDA context maps 13 GiB of addresses, and every allocation adds its size, 1:1. With less,
@@ -460,28 +467,31 @@ _CONTEXT_BYTES = 13 * GIB
 def within_address_space(devices: tuple[Device, ...], host: HostMemory | None) -> Findings:
     """The devices with their memory limited by ulimit -v; none if CUDA could not start."""
     limits = () if host is None else host.limits
-    left = min((limit.left_bytes for limit in limits if limit.name == ADDRESS_SPACE), default=None)
-    if left is None or not devices:
+    left_bytes = min(
+        (limit.left_bytes for limit in limits if limit.name == ADDRESS_SPACE), default=None
+    )
+    if left_bytes is None or not devices:
         return Findings(devices=devices)
-    found = f"{ADDRESS_SPACE} leaves {format_bytes(left)} of address space, and CUDA needs 13 GiB to start"
-    if left <= _CONTEXT_BYTES:
-        why = f"{found}: NVIDIA GPUs are not counted. Fix: ulimit -v unlimited."
+    shortage = f"{ADDRESS_SPACE} leaves {format_bytes(left_bytes)} of address space, and CUDA needs 13 GiB to start"
+    if left_bytes <= _CONTEXT_BYTES:
+        why = f"{shortage}: NVIDIA GPUs are not counted. Fix: ulimit -v unlimited."
         return Findings(notes=(why,))
-    each = (left - _CONTEXT_BYTES) // len(devices)
-    limited = tuple(_limited(device, each) for device in devices)
+    each_bytes = (left_bytes - _CONTEXT_BYTES) // len(devices)
+    limited = tuple(_limit_memory(device, each_bytes) for device in devices)
     if limited == devices:
         return Findings(devices=devices)
     why = (
-        f"{found}: {format_bytes(each)} is left for each NVIDIA GPU, minus what the process maps in RAM. "
+        f"{shortage}: {format_bytes(each_bytes)} is left for each NVIDIA GPU, minus what the process maps in RAM. "
         "Fix: ulimit -v unlimited."
     )
     return Findings(devices=limited, notes=(why,))
 
 
-def _limited(device: Device, max_bytes: int) -> Device:
+def _limit_memory(device: Device, max_bytes: int) -> Device:
+    """The device with at most `max_bytes` of free memory."""
     if device.free_bytes <= max_bytes:
         return device
-    if device.unified:  # its budget is the RAM within this limit
+    if device.unified:  # it shares the RAM's budget, which only limit_bytes restricts
         device = replace(device, limit_bytes=max_bytes, limit_because=ADDRESS_SPACE)
     because = f"{device.because}, within {ADDRESS_SPACE}"
     return replace(device, free_bytes=max_bytes, basis=Basis.MODELLED, because=because)

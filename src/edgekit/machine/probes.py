@@ -45,14 +45,14 @@ def detect(here: Surroundings | None = None) -> Machine:
     devices: tuple[Device, ...] = ()
     for kind, probe in PROBES:
         try:
-            found = probe(here)
+            findings = probe(here)
         except Exception as error:  # noqa: BLE001 - whatever a probe raises becomes a note
             notes.append(_failure_note(kind, error))
         else:
-            devices += found.devices
-            notes += found.notes
-    devices, left_out = choose(devices, here.environment)
-    notes += left_out
+            devices += findings.devices
+            notes += findings.notes
+    devices, choice_notes = choose(devices, here.environment)
+    notes += choice_notes
     machine = Machine(
         name="this machine",
         system=here.system,
@@ -62,10 +62,10 @@ def detect(here: Surroundings | None = None) -> Machine:
     )
     if here.host is not None:
         with suppress(Exception):  # corrections and notes are optional
-            host, counted_twice = without_gpu_memory(here.host, devices, here.root)
-            shared = shared_memory_notes(host, devices, here.root)
+            host, gpu_notes = without_gpu_memory(here.host, devices, here.root)
+            shared_notes = shared_memory_notes(host, devices, here.root)
             machine = replace(machine, host=host)
-            notes += (*counted_twice, *shared)
+            notes += (*gpu_notes, *shared_notes)
     is_linux = here.system is System.LINUX and not in_wsl(here)
     if not devices and not is_linux and here.system is not System.MACOS:
         where = "In WSL2" if in_wsl(here) else f"On {here.system.value}"
@@ -118,19 +118,19 @@ _ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second indexes wh
 
 
 def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:
-    """Devices that no variable hides, without integrated GPUs if there is a card, and notes on the others."""
+    """Devices that no variable hides, without integrated GPUs if there is a card, and notes on the unused ones."""
     notes: list[str] = []
     by_vulkan = tuple(device for device in devices if device.vendor in _BY_VULKAN)
     value = environment.get(_VULKAN)
     chosen = devices
     if value is not None and by_vulkan:
-        numbered = tuple(replace(device, index=place) for place, device in enumerate(by_vulkan))
-        shown, hidden = visible(_VULKAN, value, numbered)
-        notes += hidden
-        if hidden and shown:
+        numbered = tuple(replace(device, index=index) for index, device in enumerate(by_vulkan))
+        shown, hidden_notes = visible(_VULKAN, value, numbered)
+        notes += hidden_notes
+        if hidden_notes and shown:
             notes.append(_VULKAN_ORDER)
-        others = (device for device in devices if device.vendor not in _BY_VULKAN)
-        chosen = (*others, *(by_vulkan[device.index] for device in shown))
+        other_vendors = (device for device in devices if device.vendor not in _BY_VULKAN)
+        chosen = (*other_vendors, *(by_vulkan[device.index] for device in shown))
     if any(device.vendor is Vendor.AMD for device in devices):
         notes += (
             f"{name}={one_line(environment[name])} applies to ROCm only: through Vulkan, as counted here, "

@@ -81,6 +81,8 @@ def _page_file() -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
+    """The system that the probes read: files below `root`, variables, and functions that tests replace."""
+
     system: System = field(default_factory=this_system)
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -117,6 +119,7 @@ def text_of(path: Path) -> str | None:
 
 
 def bytes_of(path: Path, length: int) -> bytes | None:
+    """The first `length` bytes of a file; None if it cannot be read."""
     pieces = []
     try:
         with path.open("rb", buffering=0) as file:
@@ -135,15 +138,15 @@ def number_of(path: Path) -> int | None:
 
 def number_in(text: str) -> int | None:
     """'25753026560' and '0x744c' -> int; None for other text and for implausible numbers."""
-    found = re.fullmatch(r"\s*(?:(\d{1,20})|0[xX]([0-9a-fA-F]{1,16}))\s*", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"\s*(?:(\d{1,20})|0[xX]([0-9a-fA-F]{1,16}))\s*", text, re.ASCII)
+    if match is None:
         return None
-    number = int(found[1]) if found[1] else int(found[2], 16)
+    number = int(match[1]) if match[1] else int(match[2], 16)
     return number if number < LARGEST else None
 
 
-def pairs_of(path: Path, between: str = "=") -> dict[str, str]:
-    """Lines of 'key=value' as in uevent, or with another separator."""
+def pairs_of(path: Path, separator: str = "=") -> dict[str, str]:
+    """The values by key of a file with lines of 'key=value', as in uevent, or with another separator."""
     lines = (text_of(path) or "").splitlines()
-    parts = (line.partition(between) for line in lines)
-    return {key.strip(): value.strip() for key, sign, value in parts if sign}
+    parts = (line.partition(separator) for line in lines)
+    return {key.strip(): value.strip() for key, mark, value in parts if mark}

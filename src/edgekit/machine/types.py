@@ -92,7 +92,7 @@ class Device:
     name: str
     vendor: Vendor
     index: int = 0  # as the driver counts
-    # They select it in CUDA_VISIBLE_DEVICES: its own, and for a MIG slice also its card's.
+    # That select it in CUDA_VISIBLE_DEVICES: the device's UUID, and for a MIG slice also its card's.
     uuids: tuple[str, ...] = field(default=(), repr=False, compare=False)
     total_bytes: int
     free_bytes: int
@@ -154,8 +154,9 @@ DEVICE = Pool(PoolKind.DEVICE)
 HOST = Pool(PoolKind.HOST)
 
 
-def pool_of(place: int) -> Pool:
-    return Pool(PoolKind.DEVICE, place)
+def pool_of(index: int) -> Pool:
+    """The pool of the device with this index."""
+    return Pool(PoolKind.DEVICE, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +188,7 @@ class Budget:
 
     @property
     def available_bytes(self) -> int:
+        """Free memory minus the reserve, within the system's limit on the GPU."""
         left = self.unreserved_bytes
         return left if self.limit_bytes is None else min(left, self.limit_bytes + self.cpu_bytes)
 

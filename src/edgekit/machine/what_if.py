@@ -63,25 +63,23 @@ def what_if_machine(
     *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
 ) -> Machine:
     """The described machine. Raises UsageError, with similar names for an unknown device."""
-    found = [
-        device
-        for text in devices
-        for count, name in _counted_parts("--device", text)
-        for device in [find_device(name)] * count
-    ]
-    if found and vram is not None:
+    known: list[KnownDevice] = []
+    for text in devices:
+        for count, name in _counted_parts("--device", text):
+            known += [find_device(name)] * count
+    if known and vram is not None:
         raise UsageError("--device and --vram both describe the GPUs: give one of them")
-    ram_bytes = None if ram is None else _size("--ram", ram)
-    if any(device.unified for device in found):
-        return _unified_machine(found, ram_bytes)
+    ram_bytes = None if ram is None else _parse_memory("--ram", ram)
+    if any(device.unified for device in known):
+        return _unified_machine(known, ram_bytes)
     if vram is None:
-        cards = [_card(device) for device in found]
+        cards = [_card(device) for device in known]
     else:
         cards = []
         for count, text in _counted_parts("--vram", vram):
-            size_bytes = _size("--vram", text)
+            size_bytes = _parse_memory("--vram", text)
             card = Device(
-                name=f"{_short(size_bytes)} GPU",
+                name=f"{_short_size(size_bytes)} GPU",
                 vendor=Vendor.NVIDIA,
                 total_bytes=size_bytes,
                 free_bytes=size_bytes,
@@ -91,7 +89,7 @@ def what_if_machine(
             cards += [card] * count
     if not cards and ram_bytes is None:
         raise UsageError("describe a machine with --device, --ram or --vram")
-    return _machine_with_cards(cards, ram_bytes, arm=any(device.arm for device in found))
+    return _machine_with_cards(cards, ram_bytes, arm=any(device.arm for device in known))
 
 
 def machine_of(device: KnownDevice) -> Machine:
@@ -108,7 +106,8 @@ def _counted_parts(flag: str, text: str) -> list[tuple[int, str]]:
     parts = []
     for part in _SEPARATOR.split(text):
         after = _COUNT_AFTER.fullmatch(part)
-        before = _COUNT_BEFORE.fullmatch(f"{after[2]}x {after[1]}" if after else part)
+        count_first = f"{after[2]}x {after[1]}" if after else part
+        before = _COUNT_BEFORE.fullmatch(count_first)
         count, name = (1, part) if before is None else (int(before[1]), before[2])
         if not name.strip():
             raise UsageError(f"{flag} is empty, or ends with a comma")
@@ -118,7 +117,8 @@ def _counted_parts(flag: str, text: str) -> list[tuple[int, str]]:
     return parts
 
 
-def _size(flag: str, text: str) -> int:
+def _parse_memory(flag: str, text: str) -> int:
+    """Bytes of a memory such as '24G'. UsageError if it is implausible, with a hint if its unit is missing."""
     try:
         size_bytes = parse_size(text)
     except UsageError as error:
@@ -133,19 +133,23 @@ def _size(flag: str, text: str) -> int:
 
 
 def _card(device: KnownDevice) -> Device:
-    reported = f"{device.name}: the driver reports {device.memory_bytes // MIB:,} MiB"
-    reserved = device.memory_bytes - device.usable_bytes
+    """An idle card, with the memory that its driver leaves to programs."""
+    because = f"{device.name}: the driver reports {device.memory_bytes // MIB:,} MiB"
+    reserved_bytes = device.memory_bytes - device.usable_bytes
+    if reserved_bytes:
+        because += f" and keeps {reserved_bytes // MIB:,} MiB for itself"
+    capability = device.capability
+    if capability is None and device.vendor is Vendor.NVIDIA:
+        capability = _BEFORE_VOLTA
     return Device(
         name=device.name,
         vendor=device.vendor,
         total_bytes=device.usable_bytes,
         free_bytes=device.usable_bytes,
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
-        capability=device.capability or (_BEFORE_VOLTA if device.vendor is Vendor.NVIDIA else None),
+        capability=capability,
         basis=device.basis,
-        because=f"{reported} and keeps {reserved // MIB:,} MiB for itself"
-        if reserved
-        else reported,
+        because=because,
     )
 
 
@@ -160,13 +164,13 @@ def _machine_with_cards(cards: Sequence[Device], ram_bytes: int | None, *, arm: 
     if ram_bytes is None:
         notes.append("system RAM unknown, so no offloading was considered (add --ram 32G)")
     else:
-        parts.append(f"{_short(ram_bytes)} RAM")
+        parts.append(f"{_short_size(ram_bytes)} RAM")
     return Machine(
         name=" + ".join(parts),
         system=_this_system(has_cards=bool(cards)),
         arm=arm,
         host=host,
-        devices=tuple(replace(card, index=place) for place, card in enumerate(cards)),
+        devices=tuple(replace(card, index=index) for index, card in enumerate(cards)),
         notes=tuple(notes),
         what_if=True,
     )
@@ -176,12 +180,12 @@ def _unified_machine(devices: Sequence[KnownDevice], ram_bytes: int | None) -> M
     """A machine with one memory for its GPU and CPU."""
     device = devices[0]
     if len(devices) > 1:
-        name = next(other.name for other in devices if other.unified)
+        name = next(known.name for known in devices if known.unified)
         raise UsageError(f"{name} is a complete machine: it cannot be combined with other devices")
     sold_bytes = device.size_gb * GIB
     if ram_bytes not in {None, device.memory_bytes, sold_bytes}:
         raise UsageError(
-            f"--ram: {device.name} has {_short(sold_bytes)} of unified memory: "
+            f"--ram: {device.name} has {_short_size(sold_bytes)} of unified memory: "
             "name the device with another size, or give --ram alone"
         )
     system = _SYSTEMS.get(device.kind) or _this_system(has_cards=True)
@@ -257,5 +261,5 @@ def _this_system(*, has_cards: bool) -> System:
     return System.LINUX if has_cards and here is System.MACOS else here
 
 
-def _short(size_bytes: int) -> str:
+def _short_size(size_bytes: int) -> str:
     return format_bytes(size_bytes).replace(".00 ", " ")

@@ -26,7 +26,7 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
     does not exist, RemoteInspectError if the network fails.
     """
     text, reach = clean_text(reference), reach or Reach()
-    if (path := path_of(text, whole=reach.within is not None)) is not None:
+    if (path := path_of(text, absolute_only=reach.within is not None)) is not None:
         from edgekit.sources.local import locate_path
 
         return replace(locate_path(path, within=reach.within), reference=text)
@@ -54,19 +54,19 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
 def hub_model_of(reference: str, *, reach: Reach | None = None) -> HubModel | None:
     """The hub model that `reference` means; None for a path and for every other kind of name."""
     text = clean_text(reference)
-    path = path_of(text, whole=reach is not None and reach.within is not None)
+    path = path_of(text, absolute_only=reach is not None and reach.within is not None)
     parsed = parse_reference(text, hub_hosts=_hub_hosts()) if path is None else None
     return parsed if isinstance(parsed, HubModel) else None
 
 
-def path_of(text: str, *, whole: bool = False) -> Path | None:
+def path_of(text: str, *, absolute_only: bool = False) -> Path | None:
     """`text` as a path, if that exists or the text cannot be anything else; None for a name.
 
-    `whole`: accept only absolute paths, without looking at the disk.
+    `absolute_only`: an absolute path is a path, anything else a name; the disk is not accessed.
     """
     if "://" in text:
         return None
-    if whole:
+    if absolute_only:
         return Path(text) if Path(text).is_absolute() else None
     try:
         path = Path(text).expanduser()
@@ -80,7 +80,7 @@ def path_of(text: str, *, whole: bool = False) -> Path | None:
     return path if text.lower().endswith(MODEL_SUFFIXES) and not is_name else None
 
 
-def cached_in_need(
+def cached_fallback(
     reference: str, error: RemoteInspectError, *, reach: Reach | None = None
 ) -> ModelFiles | None:
     """A hub model's files in the hub's cache, for when the network failed with `error`; None if it has none."""
@@ -89,12 +89,12 @@ def cached_in_need(
         return None
     from edgekit.sources.search import find_cached
 
-    found = find_cached(model, error)
-    return None if found is None else replace(found, reference=clean_text(reference))
+    files = find_cached(model, error)
+    return None if files is None else replace(files, reference=clean_text(reference))
 
 
 def _hub_hosts() -> frozenset[str]:
-    """The hub's hosts, and that of HF_ENDPOINT."""
+    """The hosts of the hub, including the one in HF_ENDPOINT."""
     endpoint = os.environ.get("HF_ENDPOINT", "").lower()
-    place = endpoint.rpartition("://")[2].strip("/")
-    return HUB_HOSTS | {place} if place else HUB_HOSTS
+    host = endpoint.rpartition("://")[2].strip("/")
+    return HUB_HOSTS | {host} if host else HUB_HOSTS

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx2
 
 
-Site = tuple[str, str, int]  # scheme, host, port: who gets to see what is sent there
+Site = tuple[str, str, int]  # scheme, host, port: they identify who receives a request
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -37,7 +37,7 @@ def shown(url: str) -> str:
     """The address without user, password, query and fragment, which may be secrets."""
     try:
         parts, host = urlsplit(url), host_of(url)
-    except ValueError:  # half an IPv6 address: its secrets could be anywhere
+    except ValueError:  # half an IPv6 address, in which a secret could be anywhere
         return url.partition(":")[0] + ":..."
     path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._")
     return urlunsplit((parts.scheme, host, path, "", ""))
@@ -46,11 +46,11 @@ def shown(url: str) -> str:
 def host_of(url: str) -> str:
     """'host' or 'host:port', for messages: a server may redirect to a host with escape sequences in its name."""
     host = urlsplit(url).netloc.rpartition("@")[2]
-    return "".join(c if c.isprintable() else "?" for c in host)
+    return "".join(letter if letter.isprintable() else "?" for letter in host)
 
 
 def has_secrets(url: str) -> bool:
-    """Whether more than `shown` is needed to request it again."""
+    """Whether the address has parts that `shown` removes, without which it cannot be requested again."""
     parts = urlsplit(url)
     return bool(parts.query) or "@" in parts.netloc
 
@@ -135,23 +135,24 @@ def env_is_true(name: str) -> bool:
 
 def is_offline() -> bool:
     """Whether huggingface_hub is in offline mode (constants.py @ 2.4.0), in which its client refuses every host."""
-    has_own = bool(os.environ.get("HF_HUB_OFFLINE"))
-    return env_is_true("HF_HUB_OFFLINE" if has_own else "TRANSFORMERS_OFFLINE")
+    is_set = bool(os.environ.get("HF_HUB_OFFLINE"))
+    return env_is_true("HF_HUB_OFFLINE" if is_set else "TRANSFORMERS_OFFLINE")
 
 
 def hub_endpoint() -> str:
     """HF_ENDPOINT, or the public hub; without a slash at the end."""
     address = os.environ.get("HF_ENDPOINT") or str(hub_library().constants.ENDPOINT)
-    return _checked("HF_ENDPOINT", address)
+    return _require_web_address("HF_ENDPOINT", address)
 
 
 def ollama_registry() -> str:
     """EDGEKIT_OLLAMA_REGISTRY, or Ollama's own; without a slash at the end."""
     variable = "EDGEKIT_OLLAMA_REGISTRY"
-    return _checked(variable, os.environ.get(variable) or DEFAULT_REGISTRY)
+    return _require_web_address(variable, os.environ.get(variable) or DEFAULT_REGISTRY)
 
 
-def _checked(variable: str, address: str) -> str:
+def _require_web_address(variable: str, address: str) -> str:
+    """The address without a slash at the end. UsageError if the variable does not hold a web address."""
     try:
         site_of(address)
     except ValueError as error:
@@ -188,7 +189,7 @@ def hub_token() -> str | None:
 
 
 def token_for(url: str) -> str | None:
-    """The token, if `url` is on the hub's own site and the connection encrypted or within this machine."""
+    """The hub token for a request to `url`; None unless that is the hub, over https or on this machine."""
     site = site_of(url)
     is_confidential = site[0] == "https" or is_loopback(site)
     return hub_token() if is_hub(url) and is_confidential else None
@@ -229,7 +230,7 @@ _NOT_PUBLIC_V6 = tuple(
     )
 )
 # Blocks whose addresses contain an IPv4 address, and the number of bits to the right of it.
-_CARRIERS = (
+_IPV4_IN_IPV6 = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
@@ -240,18 +241,18 @@ _LOCAL_SUFFIXES = (".localhost", ".local", ".home.arpa", ".internal")
 
 def is_public(address: str) -> bool:
     """Whether a public server may have this address, in the system's notation."""
-    found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv4Address):
-        return not any(found in block for block in _NOT_PUBLIC_V4)
-    for block, shift in _CARRIERS:
-        if found in block:
-            return is_public(str(ipaddress.IPv4Address(int(found) >> shift & 0xFFFF_FFFF)))
-    return found in _GLOBAL_V6 and not any(found in block for block in _NOT_PUBLIC_V6)
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv4Address):
+        return not any(ip in block for block in _NOT_PUBLIC_V4)
+    for block, shift in _IPV4_IN_IPV6:
+        if ip in block:
+            return is_public(str(ipaddress.IPv4Address(int(ip) >> shift & 0xFFFF_FFFF)))
+    return ip in _GLOBAL_V6 and not any(ip in block for block in _NOT_PUBLIC_V6)
 
 
-def is_elsewhere(peer: str, own: str) -> bool:
-    """Whether the peer is a public server and not this machine: equal addresses mean this machine."""
-    return peer != own and is_public(peer)
+def is_elsewhere(peer: str, local: str) -> bool:
+    """Whether the peer's address is public and not our end's: equal addresses mean that the peer is this machine."""
+    return peer != local and is_public(peer)
 
 
 def is_local_name(host: str) -> bool:
@@ -276,7 +277,7 @@ class Guard:
 
         url = httpx2.URL(address)
         self._name = name
-        self._host, self._port = connected_place(url)
+        self._host, self._port = connection_target(url)
         self._is_trusted = False
         for trusted in (hub_endpoint, ollama_registry):
             with contextlib.suppress(UsageError, httpx2.InvalidURL):  # reported where it is used
@@ -304,23 +305,24 @@ class Guard:
 
         stream = info["return_value"]
         try:
-            peer, own = (stream.get_extra_info(end)[0] for end in ("server_addr", "client_addr"))
+            peer = stream.get_extra_info("server_addr")[0]
+            local = stream.get_extra_info("client_addr")[0]
         except OSError as error:  # it is already closed
             stream.close()
             raise httpx2.ConnectError(str(error)) from error
-        if not is_elsewhere(peer, own):
+        if not is_elsewhere(peer, local):
             stream.close()
             raise self._refusal()
 
     def _addresses(self) -> Iterator[str]:
-        """Every address of the host here, resolved as for the client's connection; none if it cannot be resolved."""
+        """Every IP address of the host, as this machine resolves it; none if it cannot be resolved."""
         host = self._host.rstrip(".")
-        with contextlib.suppress(ValueError):  # a name
+        with contextlib.suppress(ValueError):  # not an IP address but a name
             yield str(ipaddress.ip_address(host))
             return
         with contextlib.suppress(OSError, UnicodeError):  # the connection will report it
-            for *_, place in socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM):
-                yield str(place[0])
+            for *_, socket_address in socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM):
+                yield str(socket_address[0])
 
     def _refusal(self) -> PrivateAddressError:
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -331,10 +333,10 @@ class Guard:
         )
 
 
-def connected_place(url: httpx2.URL) -> tuple[str, int]:
+def connection_target(url: httpx2.URL) -> tuple[str, int]:
     """Host and port as the client connects to them."""
     return url.raw_host.decode("ascii"), url.port or {"http": 80}.get(url.scheme, 443)
 
 
 def _site(url: httpx2.URL) -> Site:
-    return (url.scheme, *connected_place(url))
+    return (url.scheme, *connection_target(url))

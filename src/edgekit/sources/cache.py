@@ -59,7 +59,10 @@ class Version:
         return {"if-modified-since": self.last_modified} if self.last_modified is not None else {}
 
     def is_same(self, other: Version) -> bool:
-        """Whether the size and the best validator that both have are equal: some servers of a cluster send fewer."""
+        """Whether the size and the best validator that both have are equal.
+
+        The servers of a cluster may send different validators, so one that only one side has is ignored.
+        """
         if self.total_bytes != other.total_bytes:
             return False
         if self.etag is not None and other.etag is not None:
@@ -133,7 +136,7 @@ def store(url: str, entry: CachedRange) -> None:
 
 
 def _path_of(url: str) -> Path | None:
-    """None without a home, and for an address with secrets, which must not be written to disk."""
+    """The file of the entry; None without a home, and for an address with secrets, which must not reach the disk."""
     folder = cache_folder()
     if folder is None or has_secrets(url):
         return None
@@ -141,13 +144,14 @@ def _path_of(url: str) -> Path | None:
 
 
 def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
+    """The entry in the file; None if it is damaged or belongs to another address."""
     try:
         title = json.loads(file.readline(MAX_TITLE_BYTES))
-        texts = (title["etag"], title["last_modified"], title["linked_etag"])
+        validators = (title["etag"], title["last_modified"], title["linked_etag"])
         length, total_bytes, cached_at = title["length"], title["total_bytes"], title["kept_at"]
         is_valid = (
             (title["format"], title["url"]) == (FORMAT, url)
-            and all(text == usable_validator(text) for text in texts)
+            and all(text == usable_validator(text) for text in validators)
             and (type(length) is type(total_bytes) is int)
             and 0 <= length <= total_bytes < LARGEST
             and length <= MAX_HEADER_BYTES
@@ -169,7 +173,7 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
     if prefix.tell() != length or digest.hexdigest() != sha256:
         prefix.close()
         return None
-    etag, last_modified, linked_etag = texts
+    etag, last_modified, linked_etag = validators
     return CachedRange(
         version=Version(total_bytes=total_bytes, etag=etag, last_modified=last_modified),
         linked_etag=linked_etag,

@@ -43,13 +43,13 @@ from edgekit.sources.address import (
 from edgekit.sources.http import (
     ResponseHead,
     Trouble,
-    bad_certificate,
     causes,
-    offline,
+    certificate_error,
+    offline_error,
     side_by_side,
     status_error,
     status_trouble,
-    unreachable,
+    unreachable_host,
 )
 from edgekit.sources.hub import file_url, locate_hub
 from edgekit.sources.reference import HubModel
@@ -111,6 +111,7 @@ def find_weights(
 
 
 def _local_files(text: str, reach: Reach, confirm: Callable[[Download], bool] | None) -> ModelFiles:
+    """The model's files on this machine; a hub model that is not here yet is downloaded if `confirm` agrees."""
     try:
         files = locate(text, reach=replace(reach, network=False))
     except SourceError as error:
@@ -208,24 +209,26 @@ def download_model(
             "%s (%s); downloading %s to %s", lacking, download.because, size, folder
         )
     for file in files:  # cheap for files that are already in the cache
-        _patiently(partial(fetch_file, file))
-    _name_commit(model, files)
-    found = find_hub_cached(pinned)
-    if found is None:
+        _with_retries(partial(fetch_file, file))
+    _record_commit(model, files)
+    downloaded = find_hub_cached(pinned)
+    if downloaded is None:
         raise SourceError(f"{folder} no longer has the files that were just downloaded: try again")
-    how = f"downloaded in full ({format_bytes(download.size_bytes)})"
-    note = f"{how if download.files else 'read from the hub cache'}: {lacking}"
+    how = "read from the hub cache"
+    if download.files:
+        how = f"downloaded in full ({format_bytes(download.size_bytes)})"
     return replace(
-        found,
+        downloaded,
         reference=reference,
         alternatives=choice.alternatives,
-        notes=(*choice.notes, f"{note} ({download.because})"),
+        notes=(*choice.notes, f"{how}: {lacking} ({download.because})"),
     )
 
 
 def _refuse(because: EdgekitError, advice: str) -> NoReturn:
+    """Raise `because` again; with the advice, unless a download would fail the same way."""
     if not isinstance(because, RemoteInspectError) or isinstance(because, RemoteAccessError):
-        raise because  # a download would fail the same way
+        raise because
     raise type(because)(f"{because}. {advice}") from because
 
 
@@ -252,17 +255,17 @@ def _require_space(download: Download) -> None:
         )
 
 
-def _name_commit(model: HubModel, files: list[HubFile]) -> None:
+def _record_commit(model: HubModel, files: list[HubFile]) -> None:
     """Make the library record which commit the revision means, now that all files are in the cache.
 
-    It does so when a file is requested by the revision's name. That is the smallest file, in case the revision has
-    moved and it is fetched again. The files are found even without the record.
+    The library does so when a file is requested by the revision's name. The smallest file is requested, because the
+    library fetches it again if the revision has moved. Errors are ignored: the files are found even without the record.
     """
     if not is_commit(model.revision):
         smallest = min(files, key=lambda file: file.size_bytes)
-        named = replace(model, revision=model.revision or "main")
+        by_name = replace(model, revision=model.revision or "main")
         with suppress(EdgekitError):
-            fetch_file(replace(smallest, model=named))
+            fetch_file(replace(smallest, model=by_name))
 
 
 # -- one file ------------------------------------------------------------------------------------
@@ -276,7 +279,7 @@ MAX_RESTARTS = 3  # for servers that restart from byte 0 after a lost connection
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BLOB_NAME = re.compile(r"[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}")
-_SIGNED = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
+_SIGNED_ADDRESS = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
 _Result = TypeVar("_Result")
 _LIBRARY_LOGS = ("huggingface_hub.file_download", "huggingface_hub.utils._http")
 
@@ -293,7 +296,7 @@ class HubFile:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the hub's cache has its content, at this commit or at another, for which only a link is missing."""
+        """Whether the hub's cache has the file's content, of this or another commit; only a link may be missing."""
         repository = repository_folder(self.model)
         link = repository / "snapshots" / str(self.model.revision) / self.name
         return link.is_file() or (repository / "blobs" / self.etag).is_file()
@@ -304,12 +307,12 @@ def is_commit(revision: str | None) -> bool:
 
 
 def describe_file(model: HubModel, file: ModelFile, reach: Reach) -> HubFile:
-    """The file by a HEAD request, whose response must agree with the hub's listing."""
-    metadata = _patiently(lambda: _metadata(model, file.name, reach))
+    """The file as a HEAD request describes it, which must agree with the hub's listing."""
+    metadata = _with_retries(lambda: _fetch_metadata(model, file.name, reach))
     name = f"{model.repo}/{file.name}"
     commit = metadata.commit_hash
-    is_other = is_commit(model.revision) and commit != model.revision
-    if not is_commit(commit) or is_other or not _BLOB_NAME.fullmatch(metadata.etag or ""):
+    is_other_commit = is_commit(model.revision) and commit != model.revision
+    if not is_commit(commit) or is_other_commit or not _BLOB_NAME.fullmatch(metadata.etag or ""):
         raise RemoteInspectError(
             f"{name}: {hub_endpoint()} does not report the commit and hash of its files, "
             "so nothing can be downloaded from it; check HF_ENDPOINT"
@@ -334,33 +337,33 @@ def describe_file(model: HubModel, file: ModelFile, reach: Reach) -> HubFile:
     )
 
 
-def _metadata(model: HubModel, filename: str, reach: Reach) -> Any:
-    """The library's HfFileMetadata."""
+def _fetch_metadata(model: HubModel, filename: str, reach: Reach) -> Any:
+    """The library's HfFileMetadata, from a HEAD request."""
     url = file_url(model, filename)
     token = token_for(url)
-    with _translated(model, filename, token=token):
+    with _translate_errors(model, filename, token=token):
         return hub_library().get_hf_file_metadata(
             url, token=token or False, timeout=reach.read_timeout_s, endpoint=hub_endpoint()
         )
 
 
-def _patiently(action: Callable[[], _Result]) -> _Result:
-    """Retry after transient errors. Raises RemoteInspectError or SourceError."""
-    for tried in range(1, MAX_TRIES):
+def _with_retries(action: Callable[[], _Result]) -> _Result:
+    """The result of `action`, which is retried after transient errors. Raises the last one."""
+    for attempt in range(MAX_TRIES - 1):
         try:
             return action()
         except (RemoteNotFoundError, RemoteAccessError, RemoteChangedError):
             raise  # not transient
         except RemoteInspectError:
-            time.sleep(FIRST_PAUSE_S * 2 ** (tried - 1))
+            time.sleep(FIRST_PAUSE_S * 2**attempt)
     return action()
 
 
 def fetch_file(file: HubFile) -> None:
-    """Download into the cache unless it is already there; never writes more than the file's size."""
+    """Download the file into the hub's cache unless it is there already. Never writes more than its listed size."""
     model, folder = file.model, hub_cache_folder()
     token = token_for(file_url(model, file.name))
-    with _translated(model, file.name, token=token, folder=folder), _unsigned_logs():
+    with _translate_errors(model, file.name, token=token, folder=folder), _redact_logs():
         path = hub_library().hf_hub_download(
             model.repo,
             file.name,
@@ -381,7 +384,9 @@ def fetch_file(file: HubFile) -> None:
 
 
 def _bounded_bar(file: HubFile) -> type:
-    """The library's progress bar, which is updated before every write and can stop a download by raising."""
+    """A progress bar for the library, which updates it before every write: by raising, the bar stops a download that
+    exceeds the listed size or restarts too often.
+    """
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
@@ -411,21 +416,21 @@ def _bounded_bar(file: HubFile) -> type:
 
 
 @contextmanager
-def _unsigned_logs() -> Iterator[None]:
+def _redact_logs() -> Iterator[None]:
     """Remove signatures from the addresses that the library logs after a lost connection."""
 
-    def unsigned(record: logging.LogRecord) -> bool:
-        record.msg, record.args = _SIGNED.sub(r"\1", record.getMessage()), ()
+    def redact(record: logging.LogRecord) -> bool:
+        record.msg, record.args = _SIGNED_ADDRESS.sub(r"\1", record.getMessage()), ()
         return True
 
     loggers = [logging.getLogger(name) for name in _LIBRARY_LOGS]
     for logger in loggers:
-        logger.addFilter(unsigned)
+        logger.addFilter(redact)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(unsigned)
+            logger.removeFilter(redact)
 
 
 # -- errors of the library -----------------------------------------------------------------------
@@ -434,15 +439,15 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @contextmanager
-def _translated(
+def _translate_errors(
     model: HubModel, filename: str, *, token: str | None, folder: Path | None = None
 ) -> Iterator[None]:
-    """Turn whatever the library raises into an EdgekitError."""
+    """Turn every error that the library raises in the block into an EdgekitError."""
     try:
         yield
     except EdgekitError:
         raise
-    except Exception as error:  # the only class that hf_xet's errors share
+    except Exception as error:  # the only base class that hf_xet's errors share
         raise library_error(
             error,
             name=f"{model.repo}/{filename}",
@@ -468,21 +473,21 @@ def library_error(
     )
     chain = list(causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in chain):
-        return bad_certificate(url, name=name)
+        return certificate_error(url, name=name)
     for cause in chain:
         match cause:
             case OfflineModeIsEnabled():
-                return offline(name=name)
+                return offline_error(name=name)
             case HfHubHTTPError():
                 return _response_error(cause.response, name=name, token_sent=token_sent)
             case httpx2.TransportError():
-                with suppress(RuntimeError):  # it was not sent yet
-                    url = str(cause.request.url)  # the hub's, or the one it redirected to
+                with suppress(RuntimeError):  # the error has no request
+                    url = str(cause.request.url)  # the hub may have redirected
                 if isinstance(cause, httpx2.ConnectError | httpx2.ProxyError):
-                    return _passing_error(unreachable(url, str(cause)), name=name)
+                    return _transient_error(unreachable_host(url, str(cause)), name=name)
                 is_timeout = isinstance(cause, httpx2.TimeoutException)
                 how = "stopped sending" if is_timeout else "closed the connection"
-                return _passing_error(Trouble(what=f"{host_of(url)} {how}"), name=name)
+                return _transient_error(Trouble(what=f"{host_of(url)} {how}"), name=name)
             case OSError() if cause.errno in _DISK_FULL:
                 return disk_full
             case OSError() if folder is not None and cause.errno is not None:
@@ -494,14 +499,16 @@ def library_error(
     text = str(error)
     if "No space left" in text:  # hf_xet has no error number
         return disk_full
-    reason = "" if "://" in text else f": {text.partition(chr(10))[0][:200]}"  # it may be signed
+    first_line = text.partition("\n")[0][:200]
+    reason = "" if "://" in text else f": {first_line}"  # an address may be signed: do not show it
     what = f"the download failed ({type(error).__name__}{reason})"
-    return _passing_error(Trouble(what=what), name=name)
+    return _transient_error(Trouble(what=what), name=name)
 
 
 def _response_error(
     response: httpx2.Response, *, name: str, token_sent: bool
 ) -> RemoteInspectError:
+    """The error for a response of the hub, or of the server that it redirected to."""
     headers = {key.lower(): value for key, value in response.headers.items()}
     url = str(response.request.url)
     answer = ResponseHead(
@@ -513,8 +520,8 @@ def _response_error(
         trouble = Trouble(what=what)
     if trouble is None:
         return status_error(answer, name=name)
-    return _passing_error(trouble, name=name)
+    return _transient_error(trouble, name=name)
 
 
-def _passing_error(trouble: Trouble, *, name: str) -> RemoteInspectError:
+def _transient_error(trouble: Trouble, *, name: str) -> RemoteInspectError:
     return RemoteInspectError(f"{name}: {trouble.what}; {trouble.advice}")

@@ -75,7 +75,8 @@ class FileSet:
     def is_companion(self) -> bool:
         return _COMPANION.search(base_of(self.stem).lower()) is not None
 
-    def require_whole(self, label: str) -> None:
+    def require_complete(self, label: str) -> None:
+        """Raises NotFoundError if a shard is missing."""
         if self.missing_count:
             more = ", ..." if self.missing_count > len(self.missing) else ""
             numbers = ", ".join(f"{number:05d}" for number in self.missing)
@@ -102,17 +103,18 @@ def quant_tag(name: str) -> str | None:
     """'dir/model-ud-q4_k_xl.gguf' -> 'UD-Q4_K_XL': the last one in the name, else in its folders."""
     folder, _, base = name.rpartition("/")
     for part in (base, folder):
-        if found := _QUANT.findall(part):
-            return _canonical(found[-1])
+        if tags := _QUANT.findall(part):
+            return _canonical(tags[-1])
     return None
 
 
 def with_quant(sets: Iterable[FileSet], quant: str) -> list[FileSet]:
     """The sets of one quantisation: by name, UD- form or alias, else by any part of the path."""
-    sets, requested = list(sets), _canonical(quant)
+    sets = list(sets)
+    requested = _canonical(quant)
     for tag in (requested, f"UD-{requested}", _ALIASES.get(requested, requested)):
-        if found := [group for group in sets if group.tag == tag]:
-            return found
+        if matches := [group for group in sets if group.tag == tag]:
+            return matches
     loose = re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?:$|[-./])", re.IGNORECASE)
     return [group for group in sets if loose.search(group.stem)]
 
@@ -194,6 +196,7 @@ def close_names(name: str, known: Iterable[str], *, limit: int = SHOWN) -> tuple
 
 
 def _canonical(tag: str) -> str:
+    """'ud_q4_k_xl' -> 'UD-Q4_K_XL', 'fp16' -> 'F16'."""
     return _SPELT_FP.sub("F", tag.upper().replace("UD_", "UD-"))
 
 
@@ -229,17 +232,18 @@ def choose_files(
     root = [file for file in listing if "/" not in file.name]
     if models and (quant is not None or not _is_complete(root)):
         return _choose_gguf(models, listing, quant, empty)
-    found = _choose_safetensors(root, listing, empty)
-    return replace(found, alternatives=tuple(dict.fromkeys(group.title for group in models)))
+    chosen = _choose_safetensors(root, listing, empty)
+    return replace(chosen, alternatives=tuple(dict.fromkeys(group.title for group in models)))
 
 
 def _choose_gguf(
     models: list[FileSet], listing: Sequence[ModelFile], quant: str | None, empty: ModelFiles
 ) -> ModelFiles:
-    label, usual = empty.label, DEFAULT_QUANTS[0]
+    """The GGUF of the requested quantisation, else of the first of DEFAULT_QUANTS that exists, else the first."""
+    label, default = empty.label, DEFAULT_QUANTS[0]
     if quant is not None:
-        named = with_quant(models, quant)
-        if not named:
+        matches = with_quant(models, quant)
+        if not matches:
             titles = [group.title for group in models]
             # List all of them: there are few, and the user needs to know which exist.
             ranked = tuple(dict.fromkeys((*close_names(quant, titles), *titles)))
@@ -248,16 +252,18 @@ def _choose_gguf(
         # A repository has one model; a folder on this disk may have many.
         if empty.origin is Origin.LOCAL:
             _refuse_several(models, label)
-        named = next(filter(None, (with_quant(models, q) for q in DEFAULT_QUANTS)), models[:1])
-    _refuse_several(named, label)
-    chosen = named[0]
-    found = _gguf_files(chosen, models, listing, empty)
-    if quant is None and found.alternatives and chosen.tag != usual:
-        return replace(found, notes=(f"{label} has no {usual}, so {chosen.title} was used",))
-    return found
+        by_default = (with_quant(models, quant_name) for quant_name in DEFAULT_QUANTS)
+        matches = next(filter(None, by_default), models[:1])
+    _refuse_several(matches, label)
+    chosen = matches[0]
+    files = _gguf_files(chosen, models, listing, empty)
+    if quant is None and files.alternatives and chosen.tag != default:
+        return replace(files, notes=(f"{label} has no {default}, so {chosen.title} was used",))
+    return files
 
 
 def _refuse_several(models: list[FileSet], label: str) -> None:
+    """Raises NotFoundError if the sets are of different models."""
     if len({group.model for group in models}) > 1:
         raise NotFoundError(
             f"{label} has {len(models)} GGUF files of different models: name one of them",
@@ -268,17 +274,20 @@ def _refuse_several(models: list[FileSet], label: str) -> None:
 def _gguf_files(
     chosen: FileSet, models: list[FileSet], listing: Sequence[ModelFile], empty: ModelFiles
 ) -> ModelFiles:
-    chosen.require_whole(empty.label)
-    local = empty.origin is Origin.LOCAL
-    peers = [group for group in models if group.model == chosen.model or not local]
-    label = f"{empty.label}{':' if chosen.tag else '/'}{chosen.title}"
+    """The chosen set with its projectors, and the other quantisations of the same model."""
+    chosen.require_complete(empty.label)
+    is_local = empty.origin is Origin.LOCAL
+    peers = [group for group in models if group.model == chosen.model or not is_local]
+    separator = ":" if chosen.tag else "/"
+    label = f"{empty.label}{separator}{chosen.title}"
+    titles = dict.fromkeys(peer.title for peer in peers)
     return replace(
         empty,
-        label=base_of(chosen.files[0].name) if local else label,
+        label=base_of(chosen.files[0].name) if is_local else label,
         container=Container.GGUF,
         weights=chosen.files,
         projectors=_projectors(chosen, models, listing),
-        alternatives=tuple(dict.fromkeys(o.title for o in peers if o.title != chosen.title)),
+        alternatives=tuple(title for title in titles if title != chosen.title),
     )
 
 
@@ -289,7 +298,7 @@ def _projectors(
 
     If several models share a folder, only projectors with the model's name count.
     """
-    shared = len({group.model for group in models}) > 1
+    is_shared = len({group.model for group in models}) > 1
     path = f"{folder_of(chosen.stem)}/"
     projectors = [
         file
@@ -297,12 +306,12 @@ def _projectors(
         if file.name.lower().endswith(".gguf")
         and "mmproj" in base_of(file.name).lower()
         and path.startswith(f"{folder_of(file.name)}/".removeprefix("/"))
-        and not (shared and f"-{chosen.model}-" not in f"-{plain_words(base_of(file.name))}-")
+        and not (is_shared and f"-{chosen.model}-" not in f"-{plain_words(base_of(file.name))}-")
         and file not in chosen.files
     ]
     # common/download.cpp:543 @ b21e4de: the deepest folder, then the nearest number of bits.
     bits = _bits(chosen.stem)
-    projectors.sort(key=lambda f: (-f.name.count("/"), abs(_bits(f.name) - bits)))
+    projectors.sort(key=lambda file: (-file.name.count("/"), abs(_bits(file.name) - bits)))
     return tuple(projectors)
 
 
@@ -321,20 +330,20 @@ def _choose_safetensors(
         raise HeaderError("a diffusion pipeline, not a language model", file=label)
     chosen = safetensors_set(root, label)
     # A cache may hold part of a model: its config still has the geometry.
-    partial = chosen is not None and chosen.missing_count > 0
-    excused = partial and config is not None and empty.origin is Origin.HUB_CACHE
-    if chosen is not None and not excused:
-        chosen.require_whole(label)
+    is_partial = chosen is not None and chosen.missing_count > 0
+    is_config_enough = is_partial and config is not None and empty.origin is Origin.HUB_CACHE
+    if chosen is not None and not is_config_enough:
+        chosen.require_complete(label)
         return _safetensors_files(root, chosen.files, empty)
     pickles = [file.name for file in root if file.name.lower().endswith(PICKLE_SUFFIXES)]
     if config is not None and not any(file.name.startswith("adapter_") for file in root):
         notes = []
         if pickles:
             notes.append(f"{pickles[0]} was not read, because unpickling runs code: no weights")
-        if partial:
+        if is_partial:
             notes.append("the cache has only part of the weights: no weights")
-        found = _safetensors_files(root, (), empty)
-        return replace(found, container=Container.CONFIG, notes=tuple(notes))
+        files = _safetensors_files(root, (), empty)
+        return replace(files, container=Container.CONFIG, notes=tuple(notes))
     names = [file.name for file in listing]
     if any(name.startswith("adapter_") for name in names):
         raise HeaderError("this is a LoRA adapter, not a model: give the base model", file=label)
@@ -344,9 +353,9 @@ def _choose_safetensors(
     if not names:
         raise NotFoundError(f"{label} is empty: it has no GGUF, safetensors or config.json")
     folders = [folder_of(name) for name in names if base_of(name) == CONFIG_NAME]
-    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    shown_names = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     raise NotFoundError(
-        f"{label} has no GGUF, safetensors or config.json, only {shown}",
+        f"{label} has no GGUF, safetensors or config.json, only {shown_names}",
         candidates=tuple(folders[:SHOWN]),
     )
 
@@ -373,12 +382,13 @@ def _is_complete(root: list[ModelFile]) -> bool:
         chosen = safetensors_set(root, "")
     except NotFoundError:
         return False
-    whole = chosen is not None and not chosen.missing_count
-    return whole and _file_called(CONFIG_NAME, root) is not None
+    has_weights = chosen is not None and not chosen.missing_count
+    return has_weights and _file_called(CONFIG_NAME, root) is not None
 
 
 def _choose_named(listing: Sequence[ModelFile], filename: str, empty: ModelFiles) -> ModelFiles:
-    file = _find(listing, filename, empty.label)
+    """The model that the named file belongs to, with its other shards."""
+    file = _find_file(listing, filename, empty.label)
     base = base_of(file.name).lower()
     folder = [other for other in listing if folder_of(other.name) == folder_of(file.name)]
     if base.endswith(".gguf"):
@@ -395,27 +405,28 @@ def _choose_named(listing: Sequence[ModelFile], filename: str, empty: ModelFiles
     if base.endswith(".safetensors"):
         sets = group_shards(folder, ".safetensors")
         chosen = next(group for group in sets if file in group.files)
-        chosen.require_whole(empty.label)
+        chosen.require_complete(empty.label)
         return _safetensors_files(folder, chosen.files, empty)
     if base.endswith(".json"):
         return replace(empty, config=file)
     raise HeaderError("not a .gguf, .safetensors or config.json file", file=file.name)
 
 
-def _find(listing: Sequence[ModelFile], filename: str, label: str) -> ModelFile:
+def _find_file(listing: Sequence[ModelFile], filename: str, label: str) -> ModelFile:
     """The file of that name; ignoring case, then folders, if only one file matches."""
     folded = filename.lower()
-    for found in (
+    for matches in (
         [file for file in listing if file.name == filename],
         [file for file in listing if file.name.lower() == folded],
         [file for file in listing if base_of(file.name).lower() == folded],
     ):
-        if len(found) == 1:
-            return found[0]
+        if len(matches) == 1:
+            return matches[0]
     names = [file.name for file in listing if file.name.lower().endswith((".gguf", ".safetensors"))]
     near = close_names(filename, names) or tuple(names[:SHOWN])
     raise NotFoundError(f"{label} has no file {filename}", candidates=near)
 
 
 def _file_called(base: str, folder: Sequence[ModelFile]) -> ModelFile | None:
+    """The first file with this name, in any folder of the listing."""
     return next((file for file in folder if base_of(file.name) == base), None)

@@ -45,10 +45,10 @@ MAX_RETRY_AFTER_S = 8.0  # a person is waiting; for a longer wait the error says
 MAX_DRAINED_BYTES = 16 * 1024  # of an unwanted body, read so that the connection can be reused
 
 WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
-PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})  # worth another try
+TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})  # worth another try
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _POLL_S = 0.05  # how often a waiting thread checks for cancellation
-_METER = threading.Lock()  # several references may share one Traffic
+_TRAFFIC_LOCK = threading.Lock()  # several references may share one Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Reply:
 
     answer: ResponseHead | None = None
     body: bytearray = field(default_factory=bytearray)
-    received_bytes: int = 0  # with what was not wanted
+    received_bytes: int = 0  # including bytes that were not wanted
     overrun: bool = False  # the server had more to send than was wanted
     trouble: Trouble | None = None
     linked_etag: str | None = None  # X-Linked-ETag of the hub's redirect: the hash of the content
@@ -112,14 +112,17 @@ class Exchange:
     _connection: Any = None  # the network stream, once there is one
 
     def run(self) -> bool:
-        """False if it took longer than the limit. Raises what the exchange raised, and CancelledError."""
+        """Send the request and wait for the response; False if that took longer than the limit.
+
+        Raises the error of the exchange, or CancelledError.
+        """
         client, token = hub_client(), token_for(self.url)
-        end = time.monotonic() + self.limit_s
+        deadline = time.monotonic() + self.limit_s
         threading.Thread(target=self._work, args=(client, token), daemon=True).start()
         try:
-            while not self._done.wait(max(0.0, min(_POLL_S, end - time.monotonic()))):
+            while not self._done.wait(max(0.0, min(_POLL_S, deadline - time.monotonic()))):
                 check_cancelled(self.reach)
-                if time.monotonic() >= end:
+                if time.monotonic() >= deadline:
                     return False
         finally:
             if not self._done.is_set():
@@ -135,6 +138,7 @@ class Exchange:
             self._connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def _work(self, client: httpx2.Client, token: str | None) -> None:
+        """The body of the thread: an error is stored for the thread that waits in `run`."""
         try:
             self._request(client, token)
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
@@ -143,6 +147,7 @@ class Exchange:
             self._done.set()
 
     def _request(self, client: httpx2.Client, token: str | None) -> None:
+        """Fill in `reply`. A transient failure becomes its `trouble`; a permanent one is raised."""
         import ssl
 
         import httpx2
@@ -153,29 +158,30 @@ class Exchange:
             if self.reach.public_only:
                 self._guard = Guard(self.url, name=self.name)
                 self._guard.check_host()
-            if self._abandoned:  # while the name was resolved
+            if self._abandoned:  # abandoned while the host name was being resolved
                 return
             with contextlib.closing(self._send(client, token)) as response:
                 self._connection = response.extensions.get("network_stream")
                 self._receive(response, token_sent=token is not None)
         except httpx2.TimeoutException:
-            reply.trouble = lost(self.url, reply.received_bytes, timed_out=True)
+            reply.trouble = connection_lost(self.url, reply.received_bytes, timed_out=True)
         except httpx2.TransportError as error:
             if reply.answer is not None:
-                reply.trouble = lost(self.url, reply.received_bytes)
+                reply.trouble = connection_lost(self.url, reply.received_bytes)
             elif any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error)):
-                raise bad_certificate(self.url, name=self.name) from error
+                raise certificate_error(self.url, name=self.name) from error
             elif isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-                reply.trouble = unreachable(self.url, str(error))
+                reply.trouble = unreachable_host(self.url, str(error))
             else:
-                reply.trouble = lost(self.url, 0)
+                reply.trouble = connection_lost(self.url, 0)
         except OfflineModeIsEnabled as error:
-            raise offline(name=self.name) from error
+            raise offline_error(name=self.name) from error
         except (httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: not a host name
             # Omit the client's message: it quotes the address, which may contain a password.
             raise RemoteInspectError(f"{self.name}: invalid address; check its spelling") from error
 
     def _send(self, client: httpx2.Client, token: str | None) -> httpx2.Response:
+        """Send the request and return the response, with its body not read yet."""
         from httpx2 import USE_CLIENT_DEFAULT, Timeout
 
         read_s, connect_s = self.reach.read_timeout_s, self.reach.connect_timeout_s
@@ -198,17 +204,20 @@ class Exchange:
         return client.send(request, stream=True, follow_redirects=False, auth=auth)
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """The client's trace callback: stores the connection, and lets the guard check its peer."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._connection = info["return_value"]
-            if self._abandoned:  # while it was being opened
+            if self._abandoned:  # abandoned while the connection was being opened
                 self._abandon()
         if self._guard is not None:
             self._guard.watch(event, info)
 
     def _receive(self, response: httpx2.Response, *, token_sent: bool) -> None:
+        """Read the head of the response and the wanted part of its body into `reply`."""
         import httpx2
 
-        reply, headers = self.reply, {key.lower(): text for key, text in response.headers.items()}
+        reply = self.reply
+        headers = {key.lower(): text for key, text in response.headers.items()}
         reply.answer = answer = ResponseHead(
             status=response.status_code, headers=headers, url=self.url, token_sent=token_sent
         )
@@ -235,6 +244,7 @@ class Exchange:
 
 
 def check_cancelled(reach: Reach) -> None:
+    """Raises CancelledError if the caller has cancelled the work."""
     if reach.cancelled is not None and reach.cancelled.is_set():
         raise CancelledError("cancelled")
 
@@ -248,8 +258,8 @@ class Stopwatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._since = 0.0
-        self._before_s = 0.0
+        self._since = 0.0  # start of the current period
+        self._earlier_s = 0.0  # of periods that have ended
 
     def __enter__(self) -> None:
         with self._lock:
@@ -261,13 +271,13 @@ class Stopwatch:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._before_s += time.monotonic() - self._since
+                self._earlier_s += time.monotonic() - self._since
 
     @property
     def seconds(self) -> float:
         with self._lock:
             running_s = time.monotonic() - self._since if self._inside else 0.0
-            return self._before_s + running_s
+            return self._earlier_s + running_s
 
 
 class Transport:
@@ -306,10 +316,12 @@ class Transport:
         """
         check_cancelled(self.reach)
         if self._cut_off is not None:
-            raise type(self._cut_off)(str(self._cut_off))  # a copy: several threads may raise it
+            # A copy, because several threads may raise it.
+            raise type(self._cut_off)(str(self._cut_off))
         if not self.is_online:
-            raise offline(name=name)
-        linked_etag, seen = None, {url}
+            raise offline_error(name=name)
+        linked_etag = None
+        visited = {url}
         for _ in range(MAX_REDIRECTS + 1):
             reply = self._exchange(url, headers, name=name, want=want)
             answer = reply.answer
@@ -320,11 +332,11 @@ class Transport:
                 return reply
             linked_etag = linked_etag or answer.headers.get("x-linked-etag")
             url = redirect_target(url, answer.headers.get("location", ""), name=name)
-            if url in seen:
+            if url in visited:
                 raise RemoteInspectError(
                     f"{name}: {host_of(url)} redirects in a loop; check the address"
                 )
-            seen.add(url)
+            visited.add(url)
         raise RemoteInspectError(
             f"{name}: more than {MAX_REDIRECTS} redirects, the last to {host_of(url)}; "
             "check the address"
@@ -332,11 +344,11 @@ class Transport:
 
     def get(self, url: str, *, name: str, limit_bytes: int, accept: str = "*/*") -> Reply:
         """A whole small document, with retries; one that is too large is an error."""
-        patience = Patience(self, name=name)
+        retries = RetrySchedule(self, name=name)
         while True:
             reply = self.request(url, {"accept": accept}, name=name, want=lambda _: limit_bytes)
             if reply.trouble is not None:
-                patience.wait(reply.trouble)
+                retries.wait(reply.trouble)
                 continue
             if reply.overrun:
                 raise RemoteInspectError(
@@ -346,8 +358,9 @@ class Transport:
             return reply
 
     def pause(self, seconds: float, *, name: str) -> None:
+        """Wait before a retry. Raises RemoteTimeoutError if too little time is left, and CancelledError."""
         if seconds >= self.left_s:
-            raise self._too_slow(name)
+            raise self._timeout_error(name)
         cancelled = self.reach.cancelled or threading.Event()
         with self._watch:
             cancelled.wait(seconds)
@@ -357,16 +370,17 @@ class Transport:
         self, *, requests: int = 0, received_bytes: int = 0, ranges: int = 0, cached_bytes: int = 0
     ) -> None:
         traffic = self.reach.traffic
-        with _METER:
+        with _TRAFFIC_LOCK:
             traffic.requests += requests
             traffic.received_bytes += received_bytes
             traffic.ranges += ranges
             traffic.cached_bytes += cached_bytes
 
     def _exchange(self, url: str, headers: Mapping[str, str], *, name: str, want: Want) -> Reply:
+        """One GET without its redirects. Raises for a permanent error status and when the time is used up."""
         left_s = self.left_s
         if left_s <= 0:
-            raise self._too_slow(name)
+            raise self._timeout_error(name)
         exchange = Exchange(
             url=url, headers=headers, name=name, want=want, reach=self.reach, limit_s=left_s
         )
@@ -377,7 +391,7 @@ class Transport:
         finally:
             self.count(requests=1, received_bytes=reply.received_bytes)
         if not is_finished:
-            raise self._too_slow(name)
+            raise self._timeout_error(name)
         if reply.trouble is None and reply.answer is not None:
             reply.trouble = status_trouble(reply.answer)
             is_permanent = reply.answer.status not in WANTED_STATUSES | _REDIRECTS
@@ -385,7 +399,7 @@ class Transport:
                 raise status_error(reply.answer, name=name)
         return reply
 
-    def _too_slow(self, name: str) -> RemoteTimeoutError:
+    def _timeout_error(self, name: str) -> RemoteTimeoutError:
         return RemoteTimeoutError(
             f"{name}: timed out after {self.reach.total_timeout_s:g} s "
             f"({self.reach.traffic.requests} requests), because the server or the "
@@ -394,7 +408,7 @@ class Transport:
         )
 
 
-class Patience:
+class RetrySchedule:
     """How often a request is retried, and how long to wait before each retry."""
 
     def __init__(self, transport: Transport, *, name: str) -> None:
@@ -403,7 +417,7 @@ class Patience:
         self._retries = 0
         self._timeouts = 0
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Reset the count after progress: only consecutive failures count."""
         self._retries = self._timeouts = 0
 
@@ -462,7 +476,7 @@ def status_error(answer: ResponseHead, *, name: str) -> RemoteInspectError:
 
 def status_trouble(answer: ResponseHead) -> Trouble | None:
     """The trouble for a transient status, with the server's requested wait; None for other statuses."""
-    if answer.status not in PASSING_STATUSES:
+    if answer.status not in TRANSIENT_STATUSES:
         return None
     too_many = " (too many requests)" if answer.status == 429 else ""
     return Trouble(
@@ -481,16 +495,18 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     except (ValueError, OverflowError, OSError):
         pass
     # The hub's own form: RateLimit: "api";r=0;t=55
-    limit = re.search(r";\s*t\s*=\s*([0-9]{1,9})\b", headers.get("ratelimit", "")[:1000])
-    return float(limit[1]) if limit else None
+    window = re.search(r";\s*t\s*=\s*([0-9]{1,9})\b", headers.get("ratelimit", "")[:1000])
+    return float(window[1]) if window else None
 
 
-def lost(url: str, received_bytes: int, *, timed_out: bool = False) -> Trouble:
+def connection_lost(url: str, received_bytes: int, *, timed_out: bool = False) -> Trouble:
+    """The trouble for a response that broke off."""
     how = "stopped sending" if timed_out else "closed the connection"
     return Trouble(what=f"{host_of(url)} {how} after {received_bytes:,} bytes", timed_out=timed_out)
 
 
-def unreachable(url: str, reason: str) -> Trouble:
+def unreachable_host(url: str, reason: str) -> Trouble:
+    """The trouble for a host that no connection could be made to."""
     printable = "".join(letter for letter in reason if letter.isprintable())[:120]
     return Trouble(
         what=f"cannot reach {host_of(url)} ({printable or 'no reason given'})",
@@ -499,14 +515,14 @@ def unreachable(url: str, reason: str) -> Trouble:
     )
 
 
-def bad_certificate(url: str, *, name: str) -> RemoteInspectError:
+def certificate_error(url: str, *, name: str) -> RemoteInspectError:
     return RemoteInspectError(
         f"{name}: the certificate of {host_of(url)} is not trusted; if you trust it, set "
         "SSL_CERT_FILE to the file of its certificate authority"
     )
 
 
-def offline(*, name: str) -> RemoteInspectError:
+def offline_error(*, name: str) -> RemoteInspectError:
     return RemoteInspectError(
         f"{name}: not on this machine, and the network is off (HF_HUB_OFFLINE); turn it "
         "on, or give a path"
@@ -515,17 +531,17 @@ def offline(*, name: str) -> RemoteInspectError:
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """The error and its causes; the chain may be circular."""
-    seen: list[BaseException] = []
+    visited: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
+    while cause is not None and cause not in visited:
+        visited.append(cause)
         yield cause
         cause = cause.__cause__ or cause.__context__
 
 
 # -- several requests at once --------------------------------------------------------------------
 
-AT_ONCE = 8  # connections: enough to hide round trips, few enough to be polite
+AT_ONCE = 8  # threads, each with a connection: enough to hide round trips, few enough to be polite
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

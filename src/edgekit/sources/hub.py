@@ -55,9 +55,9 @@ def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
 
 
 def locate_cached(model: HubModel, reach: Reach, because: RemoteInspectError) -> ModelFiles | None:
-    """The model from the disk cache of earlier responses; None if that has nothing.
+    """The model from the disk cache of earlier responses; None if it is not cached.
 
-    Reading anything else raises `because`.
+    Reading bytes that are not cached raises `because`.
     """
     if not reach.cache:
         return None
@@ -75,12 +75,12 @@ def locate_cached(model: HubModel, reach: Reach, because: RemoteInspectError) ->
             return None
         entry.prefix.close()
         cached_at = entry.cached_at
-    found = repository.choose(files)
+    chosen = repository.choose(files)
     is_online = reach.network and not is_offline()
-    silent = f"could not reach Hugging Face ({because})" if is_online else "offline"
+    reason = f"could not reach Hugging Face ({because})" if is_online else "offline"
     day = time.strftime("%Y-%m-%d", time.localtime(cached_at))
-    note = f"{silent}: using the answer cached on {day}, which may be out of date"
-    return replace(found, notes=(*found.notes, note))
+    note = f"{reason}: using the answer cached on {day}, which may be out of date"
+    return replace(chosen, notes=(*chosen.notes, note))
 
 
 def file_url(model: HubModel, path: str) -> str:
@@ -120,6 +120,7 @@ class _Repository:
         ]
 
     def listed_files(self) -> list[ModelFile]:
+        """Every file of the repository, by the hub's listing, which is cached."""
         try:
             entries = self._tree_entries()
         except RemoteNotFoundError as error:
@@ -151,16 +152,17 @@ class _Repository:
         except RemoteNotFoundError as error:
             try:
                 known = [file.name for file in self.listed_files()]
-            except EdgekitError as closer:
-                raise closer from error
+            except EdgekitError as listing_error:
+                raise listing_error from error
             ggufs = [path for path in known if path.lower().endswith(".gguf")]
             near = close_names(name, ggufs) or tuple(ggufs[:SHOWN])
             raise _with_candidates(error, near) from error
 
     def _tree_entries(self) -> list[FileEntry]:
-        """Every file; pages are linked, RFC 8288."""
+        """Every file of the repository. The listing has several pages, each with a link to the next (RFC 8288)."""
         repo, revision = self.model.repo, self.model.revision
-        name, url = f"{repo}@{revision}" if revision else repo, f"{self.tree_url}?recursive=true"
+        name = f"{repo}@{revision}" if revision else repo
+        url = f"{self.tree_url}?recursive=true"
         entries: list[FileEntry] = []
         for _ in range(MAX_PAGES):
             reply = self.transport.get(url, name=name, limit_bytes=MAX_PAGE_BYTES)
@@ -174,10 +176,10 @@ class _Repository:
             if len(entries) > MAX_ENTRIES:
                 break
             links = reply.answer.headers.get("link", "") if reply.answer else ""
-            following = _NEXT.search(links)
-            if following is None:
+            next_link = _NEXT.search(links)
+            if next_link is None:
                 return entries
-            target = redirect_target(url, following[1], name=name)
+            target = redirect_target(url, next_link[1], name=name)
             if site_of(target) != site_of(url):
                 raise RemoteInspectError(
                     f"{name}: the file list continues on another host ({host_of(target)}), "
@@ -191,6 +193,7 @@ class _Repository:
 
 
 def _with_candidates(error: RemoteNotFoundError, names: tuple[str, ...]) -> RemoteNotFoundError:
+    """The error with names to try instead, if there are any."""
     return RemoteNotFoundError(f"{error}. Did you mean: {', '.join(names)}?") if names else error
 
 
@@ -201,13 +204,14 @@ def _file_entry(item: Any) -> FileEntry | None:
     path, lfs = item.get("path"), item.get("lfs")
     if not isinstance(path, str) or len(path) > MAX_PATH_CHARS or _ODD_PATH.search(path):
         return None
-    # For a large file `size` may be that of its pointer.
+    # For a large file `size` may be the size of its Git LFS pointer.
     size_bytes = lfs.get("size") if isinstance(lfs, dict) else item.get("size")
-    is_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
-    return path, size_bytes if is_size else None
+    is_valid_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
+    return path, size_bytes if is_valid_size else None
 
 
 def _json_list(body: bytes | bytearray) -> list[Any] | None:
+    """The list in the JSON text; None if it is anything else."""
     try:
         items = json.loads(body)
     except (ValueError, RecursionError):
@@ -229,8 +233,11 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
             return ()
         known = [str(item.get("id")) for item in items if isinstance(item, dict)]
         known = [name for name in known if _REPO.fullmatch(name) and name != repo]
-        if found := close_names(repo, known) or (tuple(known[:SHOWN]) if "search" in query else ()):
-            return found
+        similar = close_names(repo, known)
+        if not similar and "search" in query:  # the hub's own search considers these similar
+            similar = tuple(known[:SHOWN])
+        if similar:
+            return similar
     return ()
 
 

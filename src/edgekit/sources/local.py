@@ -50,7 +50,7 @@ _MAX_REF_BYTES = 256  # a ref contains one commit of 40 characters
 def locate_path(path: Path, *, within: Within = None) -> ModelFiles:
     """The model at a file, a shard of a set, or a folder.
 
-    A config.json means the geometry alone, its folder the weights too.
+    The path of a config.json means the geometry alone; that of its folder means the weights too.
     """
     status = look_up(path)
     if stat.S_ISDIR(status.st_mode):
@@ -70,7 +70,7 @@ def locate_path(path: Path, *, within: Within = None) -> ModelFiles:
     lowered = path.name.lower()
     if not lowered.endswith(MODEL_SUFFIXES):
         return _locate_by_content(path)
-    # The rest of its set by name, not from a listing: the folder may be huge.
+    # Look for the other shards by name instead of listing the folder, which may be huge.
     names = (path.name, *shard_names(path.name), *_COMPANIONS)
     files = {
         name: model_file(path.parent / name) for name in names if is_regular(path.parent / name)
@@ -88,13 +88,13 @@ def _locate_by_content(path: Path) -> ModelFiles:
     """A file without a known suffix, identified by its first bytes."""
     with closing(LocalFile(path)) as file:
         start, size_bytes = file.read(0, 9), file.size_bytes
-    found = ModelFiles(
+    files = ModelFiles(
         label=path.name, origin=Origin.LOCAL, container=Container.GGUF, weights=(model_file(path),)
     )
     if start.startswith(b"GGUF"):
-        return found
+        return files
     if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size_bytes - 8:
-        return replace(found, container=Container.SAFETENSORS)
+        return replace(files, container=Container.SAFETENSORS)
     if path.name.lower().endswith(PICKLE_SUFFIXES):
         raise HeaderError(
             "not read, because unpickling runs code: give its config.json", file=str(path)
@@ -126,24 +126,24 @@ def models_in(path: str) -> tuple[str, ...]:
 
     Every GGUF or set of shards is a model, and every folder with a config.json. SourceError if it cannot be listed.
     """
-    folder = _expanded(path)
+    folder = _expand_home(path)
     is_model = (folder / CONFIG_NAME).exists() or is_folder(folder / "snapshots")
     if not is_folder(folder) or is_model:
         return (path,)
     files = list_folder(folder)
     ggufs = [group for group in group_shards(files, ".gguf") if not group.is_companion]
-    found = {group.files[0].name for group in ggufs}
-    found |= {folder_of(file.name) for file in files if base_of(file.name) == CONFIG_NAME}
-    names = sorted(name for name in found if name)
-    return tuple(str(folder / name) for name in names) if len(names) > 1 else (path,)
+    names = {group.files[0].name for group in ggufs}
+    names |= {folder_of(file.name) for file in files if base_of(file.name) == CONFIG_NAME}
+    paths = tuple(str(folder / name) for name in sorted(names) if name)
+    return paths if len(paths) > 1 else (path,)
 
 
-def is_here(name: str, *, whole: bool = False) -> bool:
-    """Whether it is an existing path on this machine; `whole`: an absolute one."""
-    return (not whole or Path(name).is_absolute()) and os.path.lexists(_expanded(name))
+def is_here(name: str, *, absolute_only: bool = False) -> bool:
+    """Whether `name` is an existing path on this machine; with `absolute_only`, an absolute one."""
+    return (not absolute_only or Path(name).is_absolute()) and os.path.lexists(_expand_home(name))
 
 
-def _expanded(path: str) -> Path:
+def _expand_home(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):  # "~nobody/models": no such user; a name with a NUL
@@ -225,7 +225,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes:
-    """Exactly `length` bytes. SourceError if the disk fails or the file is shorter."""
+    """Exactly `length` bytes from `offset` on. SourceError if the disk fails or the file is shorter."""
     pieces: list[bytes] = []
     while length > 0:
         try:
@@ -269,7 +269,7 @@ def look_up(path: Path) -> os.stat_result:
         raise trouble(error, path) from error
 
 
-# Unlike the methods of Path they never raise: what may not be looked at is neither.
+# These never raise, unlike the methods of Path: a path that may not be inspected is neither a folder nor a file.
 is_folder = os.path.isdir
 is_regular = os.path.isfile
 
@@ -330,7 +330,7 @@ def list_folder(
     entered: set[tuple[int, int]] = set()
     count = 0
     while todo:
-        prefix, entry, left = todo.pop()
+        prefix, entry, levels = todo.pop()
         count += 1
         if count + len(todo) > MAX_FOLDER_ENTRIES:
             raise SourceError(
@@ -345,18 +345,18 @@ def list_folder(
                 continue
         try:
             status = os.stat(entry.path)  # noqa: PTH116 - a Path for each of 20,000 entries is slow
-        except OSError:  # a broken link, or it may not be looked at
+        except OSError:  # a broken link, or no permission
             continue
         name = prefix + entry.name
         if stat.S_ISREG(status.st_mode):
             opener = partial(LocalFile, Path(entry.path))
             files.append(ModelFile(name=name, open=opener, size_bytes=status.st_size))
-        elif stat.S_ISDIR(status.st_mode) and left > 1:
+        elif stat.S_ISDIR(status.st_mode) and levels > 1:
             identity = (status.st_dev, status.st_ino)
             if identity not in entered:
                 entered.add(identity)
                 with suppress(OSError):
-                    todo += [(f"{name}/", inner, left - 1) for inner in _entries(entry.path)]
+                    todo += [(f"{name}/", inner, levels - 1) for inner in _entries(entry.path)]
     return tuple(files)
 
 
@@ -398,9 +398,11 @@ def home_folder() -> Path:
 
 
 def user_folder(variable: str, *, macos: str, xdg: str, linux: str) -> Path | None:
-    """The folder in this variable, else EdgeKit's folder in the platform's usual place; None without a home."""
-    if given := os.environ.get(variable):
-        return Path(given)
+    """The folder that the environment variable names, else EdgeKit's folder in the platform's usual place; None without
+    a home.
+    """
+    if folder := os.environ.get(variable):
+        return Path(folder)
     try:
         if sys.platform == "win32":
             base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
@@ -420,8 +422,8 @@ def data_folder() -> Path | None:
     )
 
 
-def made_data_folder(what: str) -> Path:
-    """The data folder, created if needed. Raises SourceError, with what to do."""
+def create_data_folder(what: str) -> Path:
+    """The data folder, created if it does not exist. `what` is what it is for, for the error message (SourceError)."""
     folder = data_folder()
     if folder is None:
         raise SourceError(f"no home folder found: set EDGEKIT_DATA to a folder for {what}")
@@ -435,7 +437,7 @@ def made_data_folder(what: str) -> Path:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Whether this process could lock the file. The system releases the lock when the process ends."""
+    """Lock the file for this process; False if another has locked it. The system releases the lock when we exit."""
     try:
         if sys.platform == "win32":
             import msvcrt

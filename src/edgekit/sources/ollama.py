@@ -66,7 +66,7 @@ def find_ollama(model: OllamaModel | BareName) -> ModelFiles | None:
         return None  # a bare name that Ollama cannot have
     parts = (parsed.host or _REGISTRY, parsed.namespace, parsed.name, parsed.tag)
     for store in _stores():
-        path = _ignoring_case(store / "manifests", parts)
+        path = _find_ignoring_case(store / "manifests", parts)
         body = None if path is None else read_small(path, limit=MAX_MANIFEST_BYTES)
         if body is not None:
             break
@@ -97,12 +97,13 @@ def ollama_names() -> Iterator[str]:
 
 
 def _stores() -> tuple[Path, ...]:
-    if given := os.environ.get("OLLAMA_MODELS"):
-        return (Path(given),)
+    """Where Ollama may store models: OLLAMA_MODELS, else the user's and the service's folder."""
+    if folder := os.environ.get("OLLAMA_MODELS"):
+        return (Path(folder),)
     return (home_folder() / ".ollama" / "models", _SERVICE_STORE)
 
 
-def _ignoring_case(root: Path, parts: tuple[str, ...]) -> Path | None:
+def _find_ignoring_case(root: Path, parts: tuple[str, ...]) -> Path | None:
     """The path `root`/`parts` in the spelling on disk: Ollama's names ignore case."""
     path = root
     for part in parts:
@@ -207,9 +208,10 @@ def _files_of_manifest(
 
 
 def _layer(item: Any) -> ManifestLayer:
+    """A layer of a manifest. Raises ValueError, TypeError or KeyError if it is invalid."""
     digest, size_bytes = item["digest"], item["size"]
-    is_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
-    if _DIGEST.fullmatch(digest) is None or not is_size:
+    is_valid_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
+    if _DIGEST.fullmatch(digest) is None or not is_valid_size:
         raise ValueError(digest)
     kind = str(item["mediaType"]).partition(";")[0].strip().removeprefix(_LAYER_TYPE)
     return ManifestLayer(

@@ -53,9 +53,9 @@ class OllamaModel:
     @property
     def label(self) -> str:
         """The name as `ollama list` shows it, without Ollama's own registry and `library`."""
-        is_own = self.host is None or self.host in OLLAMA_HOSTS
-        host = "" if is_own else f"{self.host}/"
-        namespace = "" if is_own and self.namespace == "library" else f"{self.namespace}/"
+        is_official = self.host is None or self.host in OLLAMA_HOSTS
+        host = "" if is_official else f"{self.host}/"
+        namespace = "" if is_official and self.namespace == "library" else f"{self.namespace}/"
         return f"{host}{namespace}{self.name}:{self.tag}"
 
 
@@ -68,13 +68,14 @@ class BareName:
 
 Reference = SampleName | HubModel | WebFile | OllamaModel | BareName
 
-_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # huggingface_hub/utils/_validators.py @ 2.4.0: dots and dashes, but not at either end.
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 _REVISION = re.compile(r"[^\s:@?*\[\\^~]{1,256}")
 # huggingface_hub/utils/_hf_uris.py @ 2.4.0: the refs that hold slashes without being encoded.
 _SLASHED_REF = re.compile(r"refs/(?:convert/[\w.-]+|pr/[0-9]+)(?=[/:@]|$)", re.ASCII)
+_UP_TO_MARK = re.compile(r"[^/:@]*")
 _HUB_ID = re.compile(r"(?P<repo>[^/:@]+/[^/:@]+)(?P<tail>.*)", re.DOTALL)
 _OTHER_KINDS = {
     "datasets": "a dataset",
@@ -115,7 +116,7 @@ def parse_reference(text: str, *, hub_hosts: frozenset[str] = HUB_HOSTS) -> Refe
 
 
 def clean_text(text: str) -> str:
-    """Stripped; UsageError for text that cannot be a name, path or address."""
+    """The text without white space around it. UsageError if it cannot be a name, path or address."""
     text = text.strip()
     if not text:
         raise UsageError("no model given: give a path, org/name, name:tag or an address")
@@ -125,15 +126,15 @@ def clean_text(text: str) -> str:
         )
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise UsageError(f"{text[:80]!r} is not valid UTF-8; rename the file first")
-    if _ODD.search(text):
+    if _UNSAFE.search(text):
         raise UsageError(f"{text[:80]!r} contains control characters; rename the file first")
     return text
 
 
 def _after_host(text: str, hosts: frozenset[str]) -> str | None:
-    """What follows one of the hosts and its slash; None if the text starts with none of them."""
+    """The text after one of the hosts and a slash; None if it does not start with a host."""
     lowered = text.lower()
-    # Longest first: an endpoint may be another's host with a path.
+    # Longest first: an endpoint may be another host with a path appended.
     for host in sorted(hosts, key=len, reverse=True):
         if lowered == host or lowered.startswith(host + "/"):
             return text[len(host) :].strip("/")
@@ -142,13 +143,13 @@ def _after_host(text: str, hosts: frozenset[str]) -> str | None:
 
 def _parse_url(text: str, hub_hosts: frozenset[str]) -> Reference:
     address = text.partition("://")[2].partition("#")[0]
-    place = address.partition("?")[0]
-    if (body := _after_host(place, hub_hosts)) is not None:
+    location = address.partition("?")[0]
+    if (body := _after_host(location, hub_hosts)) is not None:
         return _parse_hub_page(body, text)
     # Ollama's registry also serves plain blobs, under /v2/: those are files.
-    if (body := _after_host(place, OLLAMA_HOSTS)) is not None and not body.startswith("v2/"):
-        return _parse_ollama(place, text)
-    host, _, path = place.partition("/")
+    if (body := _after_host(location, OLLAMA_HOSTS)) is not None and not body.startswith("v2/"):
+        return _parse_ollama(location, text)
+    host, _, path = location.partition("/")
     if not host or not path.strip("/") or " " in text:
         raise UsageError(
             f"{text!r} does not point to a file: give the address of a .gguf, "
@@ -167,7 +168,7 @@ def _parse_hub_page(body: str, text: str) -> HubModel:
     if action not in {"tree", "blob", "resolve", "raw"} or not rest:
         return _parse_hub_id(body, text)
     revision, path = _split_revision("/".join(rest))
-    filename = _unquoted(path.strip("/")) or None
+    filename = _unquote(path.strip("/")) or None
     if action != "tree":
         return _hub_model(text, repo=repo, revision=revision, filename=filename)
     if filename is not None and "/" in filename:
@@ -185,7 +186,7 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
         raise UsageError(
             f"{text!r} is not a Hugging Face model: write org/name or org/name@revision:Q4_K_M"
         )
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     tail = match["tail"]
     while tail:
         mark, tail = tail[0], tail[1:]
@@ -196,12 +197,12 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
             tail = at + tail
         else:
             kind, value, tail = "path", tail, ""
-        if kind in found or not value:
+        if kind in parts or not value:
             raise UsageError(
                 f"{text!r} has an empty or repeated {kind}: write org/name@revision:Q4_K_M"
             )
-        found[kind] = value
-    quant, filename = found.get("tag"), found.get("path")
+        parts[kind] = value
+    quant, filename = parts.get("tag"), parts.get("path")
     if quant is not None and quant.lower().endswith(MODEL_SUFFIXES):
         quant, filename = None, filename or quant
     if filename is not None and not filename.lower().endswith(MODEL_SUFFIXES):
@@ -209,15 +210,15 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
             f"{text!r}: {filename!r} after org/name is not a .gguf, .safetensors or .json file"
         )
     return _hub_model(
-        text, repo=match["repo"], quant=quant, revision=found.get("revision"), filename=filename
+        text, repo=match["repo"], quant=quant, revision=parts.get("revision"), filename=filename
     )
 
 
 def _split_revision(text: str) -> tuple[str, str]:
     """The revision at the start of `text`, decoded, and the rest."""
-    match = _SLASHED_REF.match(text)
-    end = match.end() if match else next((i for i, c in enumerate(text) if c in "/:@"), len(text))
-    return _unquoted(text[:end]), text[end:]
+    match = _SLASHED_REF.match(text) or _UP_TO_MARK.match(text)
+    end = match.end() if match else 0
+    return _unquote(text[:end]), text[end:]
 
 
 def _hub_model(
@@ -245,7 +246,7 @@ def _hub_model(
         raise UsageError(f"{text!r}: {revision!r} is not a branch, tag or commit")
     if filename is not None and (len(filename) > MAX_PATH_CHARS or _escapes(filename)):
         raise UsageError(f"{text!r}: {filename[:80]!r} is not a path inside a repository")
-    # Ollama users write hf.co/org/name:latest for "the usual one".
+    # Ollama users write hf.co/org/name:latest for the default quantisation.
     quant = None if quant is None or quant.lower() == "latest" else quant
     return HubModel(repo=repo, quant=quant, revision=revision, filename=filename)
 
@@ -253,7 +254,9 @@ def _hub_model(
 def _escapes(path: str) -> bool:
     """Whether a path leaves its folder, or could not be listed by a server."""
     parts = path.split("/")
-    return any(part in {"", ".", ".."} for part in parts) or "\\" in path or bool(_ODD.search(path))
+    return (
+        any(part in {"", ".", ".."} for part in parts) or "\\" in path or bool(_UNSAFE.search(path))
+    )
 
 
 def _parse_ollama(body: str, text: str) -> OllamaModel:
@@ -291,7 +294,7 @@ def _checked_name(name: str, text: str) -> str:
     return name
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     if "%" not in text:
         return text
     from urllib.parse import unquote  # rare, and slow to import

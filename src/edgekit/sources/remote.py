@@ -34,7 +34,7 @@ from edgekit.sources.filenames import (
     choose_files,
     shard_names,
 )
-from edgekit.sources.http import Patience, Reply, ResponseHead, Transport, lost
+from edgekit.sources.http import Reply, ResponseHead, RetrySchedule, Transport, connection_lost
 from edgekit.sources.types import (
     MAX_HEADER_BYTES,
     ByteSource,
@@ -47,7 +47,7 @@ from edgekit.sources.types import (
 from edgekit.units import KIB, MIB, format_bytes
 
 MAX_RANGE_BYTES = 8 * MIB  # one range is held in memory while it comes in
-MAX_RANGES = 512  # MAX_HEADER_BYTES in steps of 256 KiB are 382
+MAX_RANGES = 512  # 382 ranges of 256 KiB cover MAX_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class HttpFile:
         self._version: Version | None = None
         self._linked_etag: str | None = None
         self._prefix: IO[bytes] = cache.new_prefix()
-        self.available_bytes = 0  # that can be read without another request
+        self.available_bytes = 0  # length of the prefix, which can be read without another request
         self._cached_bytes = 0  # how much of the prefix is in the disk cache
         self._ranges = 0
         entry = cache.load(url) if transport.reach.cache else None
@@ -165,6 +165,7 @@ class HttpFile:
         self.close()
 
     def _adopt(self, entry: cache.CachedRange) -> None:
+        """Use the prefix from the disk cache."""
         self._prefix.close()
         self._prefix = entry.prefix
         self._version = entry.version
@@ -175,9 +176,9 @@ class HttpFile:
     def _fetch(self, stop: int, entry: cache.CachedRange | None = None) -> None:
         """Append until the prefix reaches `stop` or the end of the file.
 
-        With an entry of the disk cache, the first range is only sent if the file has changed since.
+        `entry` is from the disk cache: the server sends the first range only if the file has changed since.
         """
-        patience = Patience(self._transport, name=self.name)
+        retries = RetrySchedule(self._transport, name=self.name)
         while self._version is None or self.available_bytes < min(stop, self.size_bytes):
             reply, piece = self._request(stop, entry)
             if entry is not None and _confirms(reply, piece, entry):
@@ -188,23 +189,24 @@ class HttpFile:
                 entry = None
                 if reply.overrun:
                     what = f"sent more than the {piece.length:,} bytes it announced"
-                    raise _odd(answer, what, name=self.name)
+                    raise _unexpected_answer(answer, what, name=self.name)
                 is_complete = len(reply.body) == piece.length
-                # A body that broke off is appended too, and the next range continues after it: but a server without
-                # ranges (200) cannot continue in the middle.
+                # A body that broke off is appended too, and the next range continues after it. A server without
+                # ranges (200) cannot continue in the middle, so its incomplete body is dropped.
                 if is_complete or answer.status != 200:
                     self._version = self._version or piece.version
                     self._linked_etag = self._linked_etag or usable_validator(reply.linked_etag)
                     self._final_url = answer.url
                     self._append(reply.body)
                     if reply.body:
-                        patience.start_over()
+                        retries.reset()
                 if not is_complete and trouble is None:
-                    trouble = lost(self._final_url, len(reply.body))
+                    trouble = connection_lost(self._final_url, len(reply.body))
             if trouble is not None:
-                patience.wait(trouble)
+                retries.wait(trouble)
 
     def _append(self, body: bytearray) -> None:
+        """Extend the prefix."""
         try:
             self._prefix.seek(self.available_bytes)
             self._prefix.write(body)
@@ -216,6 +218,7 @@ class HttpFile:
         self.available_bytes += len(body)
 
     def _request(self, stop: int, entry: cache.CachedRange | None) -> tuple[Reply, Piece | None]:
+        """Request the next range, up to `stop`: the reply, and the piece it announces if it has a body."""
         self._ranges += 1
         self._transport.count(ranges=1)
         if self._ranges > MAX_RANGES:
@@ -259,12 +262,14 @@ class HttpFile:
         return reply, pieces[0] if pieces else None
 
 
-def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -> ModelFile:
-    """A file that was already opened to check that it exists; its first `open` returns that source."""
-    waiting = [first]
-    return ModelFile(
-        name=name, open=lambda: waiting.pop() if waiting else again(), size_bytes=first.size_bytes
-    )
+def opened_file(name: str, source: ByteSource, reopen: Callable[[], ByteSource]) -> ModelFile:
+    """A file that was already opened to check that it exists: the first `open` returns that source."""
+    unused = [source]
+
+    def open_source() -> ByteSource:
+        return unused.pop() if unused else reopen()
+
+    return ModelFile(name=name, open=open_source, size_bytes=source.size_bytes)
 
 
 def _is_linked(answer: ResponseHead, entry: cache.CachedRange) -> bool:
@@ -279,8 +284,8 @@ def _confirms(reply: Reply, piece: Piece | None, entry: cache.CachedRange) -> bo
         return False
     if piece is None:
         return reply.answer.status == 304 or _is_linked(reply.answer, entry)
-    same = piece.version.validator == entry.version.validator
-    return same and piece.version.total_bytes == entry.version.total_bytes
+    is_same = piece.version.validator == entry.version.validator
+    return is_same and piece.version.total_bytes == entry.version.total_bytes
 
 
 # -- responses to range requests -----------------------------------------------------------------
@@ -315,7 +320,7 @@ def announced_piece(
     status, content_type = answer.status, answer.headers.get("content-type", "").lower()
     is_page = content_type.startswith(("text/html", "application/xhtml"))
     if is_page and (known is None or status == 206):
-        raise _odd(answer, "answered with a web page instead of a file", name=name)
+        raise _unexpected_answer(answer, "answered with a web page instead of a file", name=name)
     changed = RemoteChangedError(
         f"{name}: the file on the server changed while it was being read; try again"
     )
@@ -333,7 +338,7 @@ def announced_piece(
             raise changed
     elif status == 416:
         if answer.headers.get("content-range", "").strip() != "bytes */0":
-            raise _odd(answer, "reports an empty file (416)", name=name)
+            raise _unexpected_answer(answer, "reports an empty file (416)", name=name)
         return Piece(version=_version(answer, 0), length=0)
     elif status == 200 and length is not None and length <= whole_bytes:
         return Piece(version=_version(answer, length), length=length)
@@ -342,27 +347,27 @@ def announced_piece(
             f"{name}: {host_of(answer.url)} only sends whole files (it ignores Range), so the "
             "header could not be read; download the file and give its path"
         )
-    raise _odd(answer, f"answered {status} to a range request", name=name)
+    raise _unexpected_answer(answer, f"answered {status} to a range request", name=name)
 
 
 def _ranged_piece(answer: ResponseHead, *, start: int, requested_bytes: int, name: str) -> Piece:
-    """The announced bytes; fewer than requested are allowed (some servers send little at a time), other ranges not."""
+    """The bytes that a 206 response announces. It may be shorter than requested, but must start at `start`."""
     text = answer.headers.get("content-range", "")
     match = _CONTENT_RANGE.fullmatch(text.strip())
     if match is None:
         stated = f"Content-Range {text[:60]!r}" if text else "no Content-Range"
-        raise _odd(answer, f"answered a range request with {stated}", name=name)
+        raise _unexpected_answer(answer, f"answered a range request with {stated}", name=name)
     first, last, total_bytes = (int(number) for number in match.groups())
     if not (first == start <= last < min(start + requested_bytes, total_bytes)):
         what = (
             f"was asked for bytes {start}-{start + requested_bytes - 1} and announced {text[:60]!r}"
         )
-        raise _odd(answer, what, name=name)
+        raise _unexpected_answer(answer, what, name=name)
     length = last - first + 1
     stated_length = answer.headers.get("content-length", str(length))
     if stated_length != str(length):
         what = f"contradicts itself: {text[:60]!r} in {stated_length[:20]!r} bytes"
-        raise _odd(answer, what, name=name)
+        raise _unexpected_answer(answer, what, name=name)
     return Piece(version=_version(answer, total_bytes), length=length)
 
 
@@ -374,7 +379,7 @@ def _version(answer: ResponseHead, total_bytes: int) -> Version:
     )
 
 
-def _odd(answer: ResponseHead, what: str, *, name: str) -> RemoteInspectError:
+def _unexpected_answer(answer: ResponseHead, what: str, *, name: str) -> RemoteInspectError:
     return RemoteInspectError(
         f"{name}: {host_of(answer.url)} {what}; check the address, or download the file and give "
         "its path"
@@ -398,17 +403,17 @@ def locate_url(url: str, reach: Reach) -> ModelFiles:
     filename = base_of(unquote(parts.path))
     lowered = filename.lower()
     if not lowered.endswith(MODEL_SUFFIXES):
-        return _by_magic(url, filename, transport)
+        return _locate_by_magic(url, filename, transport)
 
     def opener(name: str) -> Callable[[], HttpFile]:
         path = f"{parts.path.rpartition('/')[0]}/{quote(name)}"
         return partial(_open, name, urlunsplit(parts._replace(path=path)), transport)
 
     names = shard_names(filename)
-    if (
-        len(names) > 1
-    ):  # sets count from 1, unless it is the first shard that was named and has number 0
-        names = names[:-1] if filename == names[0] else names[1:]
+    if len(names) > 1:
+        # Shards count from 1, unless the user named shard 0.
+        counts_from_zero = filename == names[0]
+        names = names[:-1] if counts_from_zero else names[1:]
     files = [ModelFile(name=name, open=opener(name)) for name in names]
     if lowered.endswith((".safetensors", ".index.json")):
         for name in (CONFIG_NAME, *((INDEX_NAME,) if len(files) > 1 else ())):
@@ -416,15 +421,16 @@ def locate_url(url: str, reach: Reach) -> ModelFiles:
                 files.append(opened_file(name, opener(name)(), opener(name)))
             except (RemoteNotFoundError, RemoteAccessError):  # the file is optional
                 continue
-    found = choose_files(files, label=filename, origin=Origin.URL, filename=filename)
-    return replace(found, label=filename)
+    chosen = choose_files(files, label=filename, origin=Origin.URL, filename=filename)
+    return replace(chosen, label=filename)
 
 
 def _open(name: str, url: str, transport: Transport) -> HttpFile:
+    """The file at `url`; the suffix of `name` decides how it is read."""
     return HttpFile(transport, url, name=shown(url), stride=stride_of(name))
 
 
-def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
+def _locate_by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
     """A model at an address without a known suffix, such as a download link, identified by its first bytes."""
     first = _open(filename, url, transport)
     if first.read(0, 4) != b"GGUF":

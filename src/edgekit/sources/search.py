@@ -31,14 +31,15 @@ from edgekit.sources.types import ModelFiles, Reach
 
 
 def locate_name(reference: HubModel | OllamaModel | BareName | WebFile, reach: Reach) -> ModelFiles:
+    """The files of a model that is given by name: from this machine if they are here, else from the network."""
     match reference:
         case HubModel():
             return _locate_hub(reference, reach)
         case BareName():
             return _locate_bare(reference, reach)
         case OllamaModel():
-            if (found := find_ollama(reference)) is not None:
-                return found
+            if (stored := find_ollama(reference)) is not None:
+                return stored
             what = f"{reference.name}:{reference.tag}"
         case WebFile():
             what = "the file at that address"
@@ -52,18 +53,19 @@ def locate_name(reference: HubModel | OllamaModel | BareName | WebFile, reach: R
 def find_cached(model: HubModel, error: RemoteInspectError) -> ModelFiles | None:
     """The files in the hub's cache, for when the network failed with `error`; None if they cannot be used."""
     try:
-        found = find_hub_cached(model)
+        files = find_hub_cached(model)
     except EdgekitError:
         return None  # the network error is more informative
-    if found is None:
+    if files is None:
         return None
     note = (
         f"could not read it from Hugging Face, so the files in the local cache were used ({error})"
     )
-    return replace(found, notes=(*found.notes, note))
+    return replace(files, notes=(*files.notes, note))
 
 
 def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
+    """The model on the hub; if the network fails, its files in the hub's cache, then its cached headers."""
     if not reach.network or is_offline():
         return _locate_hub_offline(model, reach)
     try:
@@ -71,39 +73,41 @@ def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
     except PrivateAddressError:
         raise
     except RemoteInspectError as error:
-        if (found := find_cached(model, error)) is not None:
-            return found
+        if (downloaded := find_cached(model, error)) is not None:
+            return downloaded
         if isinstance(error, RemoteNotFoundError | RemoteAccessError):
             raise  # the hub refused: cached headers may be out of date
-        if (cached := locate_cached(model, reach, error)) is not None:
-            return cached
+        if (headers := locate_cached(model, reach, error)) is not None:
+            return headers
         raise
 
 
 def _locate_hub_offline(model: HubModel, reach: Reach) -> ModelFiles:
+    """The model in the hub's cache or LM Studio's folder, else its cached headers."""
     offline = RemoteInspectError(
         f"{model.repo} is not in the Hugging Face cache ({hub_cache_folder()}), and the network is off "
         "(--offline or HF_HUB_OFFLINE): turn it on, or download the model first"
     )
     try:
-        found = find_hub_cached(model)
-        if found is None and model.filename is None and model.revision is None:
-            found = find_lm_studio(model.repo, quant=model.quant)
+        files = find_hub_cached(model)
+        if files is None and model.filename is None and model.revision is None:
+            files = find_lm_studio(model.repo, quant=model.quant)
     except NotFoundError:  # part of the model is cached, but not the requested part
-        if (cached := locate_cached(model, reach, offline)) is not None:
-            return cached
+        if (headers := locate_cached(model, reach, offline)) is not None:
+            return headers
         raise
-    found = found or locate_cached(model, reach, offline)
-    if found is None:
+    files = files or locate_cached(model, reach, offline)
+    if files is None:
         raise offline
-    return found
+    return files
 
 
 def _locate_bare(reference: BareName, reach: Reach) -> ModelFiles:
+    """The model of this name in a store on this machine, else in Ollama's registry."""
     name = reference.name
-    found = find_ollama(reference) or find_lm_studio(name) or find_hub_cached_name(name)
-    if found is not None:
-        return found
+    stored = find_ollama(reference) or find_lm_studio(name) or find_hub_cached_name(name)
+    if stored is not None:
+        return stored
     cause: EdgekitError | None = None
     network = "and the network was not searched"
     if reach.network:

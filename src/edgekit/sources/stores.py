@@ -56,7 +56,7 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
     """
     lower_name = name.lower()
     repositories = _lm_studio_repositories()
-    by_name = [r for r in repositories if lower_name in {r.lower(), base_of(r).lower()}]
+    by_name = [repo for repo in repositories if lower_name in {repo.lower(), base_of(repo).lower()}]
     if len(by_name) > 1:
         raise NotFoundError(f"LM Studio has {name} more than once", candidates=tuple(by_name))
     files = list_folder(repositories[by_name[0]]) if by_name else ()
@@ -81,33 +81,38 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
 
 def _lm_studio_repositories() -> dict[str, Path]:
     """'publisher/repository' -> the first folder that has it."""
-    found: dict[str, Path] = {}
+    repositories: dict[str, Path] = {}
     for models in _lm_studio_folders():
-        for repo in (repo for publisher in folders_in(models) for repo in folders_in(publisher)):
-            found.setdefault(f"{repo.parent.name}/{repo.name}", repo)
-            if len(found) >= MAX_REPOSITORIES:
-                return found
-    return found
+        repos = (repo for publisher in folders_in(models) for repo in folders_in(publisher))
+        for repo in repos:
+            repositories.setdefault(f"{repo.parent.name}/{repo.name}", repo)
+            if len(repositories) >= MAX_REPOSITORIES:
+                return repositories
+    return repositories
 
 
 def _lm_studio_folders() -> tuple[Path, ...]:
-    """LM Studio's model folders: its home is in a pointer file or one of two places; `downloadsFolder` overrides it."""
+    """LM Studio's model folders: `downloadsFolder` of its settings, and `models` in its home.
+
+    Its home is the path in a pointer file, or one of two usual places.
+    """
     home = home_folder()
     pointer = read_small(home / ".lmstudio-home-pointer", limit=_MAX_POINTER_BYTES) or b""
-    pointed = pointer.decode("utf-8", errors="replace").strip()
-    homes = [Path(pointed)] if pointed.isprintable() and pointed else []
-    homes += [home / ".lmstudio", home / ".cache" / "lm-studio"]
+    home_text = pointer.decode("utf-8", errors="replace").strip()
+    homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
+    if home_text and home_text.isprintable():
+        homes.insert(0, Path(home_text))
     folders = []
-    for place in homes:
-        raw = read_small(place / "settings.json", limit=_MAX_SETTINGS_BYTES)
+    for studio_home in homes:
+        raw = read_small(studio_home / "settings.json", limit=_MAX_SETTINGS_BYTES)
         try:
             settings = json.loads(raw or b"{}")
         except (ValueError, RecursionError):
             settings = {}  # the usual folder is still searched
-        moved = settings.get("downloadsFolder") if isinstance(settings, dict) else None
-        if isinstance(moved, str) and moved and moved.isprintable():
-            folders.append(Path(moved))
-        folders.append(place / "models")
+        downloads = settings.get("downloadsFolder") if isinstance(settings, dict) else None
+        if isinstance(downloads, str) and downloads and downloads.isprintable():
+            folders.append(Path(downloads))
+        folders.append(studio_home / "models")
     return tuple(dict.fromkeys(folders))
 
 
@@ -118,12 +123,12 @@ def hub_cache_folder() -> Path:
     """Where huggingface_hub stores its files, by the rules of its constants.py @ 2.4.0."""
     environment = os.environ
     cache = environment.get("XDG_CACHE_HOME", str(home_folder() / ".cache"))
-    home = _expanded(environment.get("HF_HOME", str(Path(cache) / "huggingface")))
+    home = _expand(environment.get("HF_HOME", str(Path(cache) / "huggingface")))
     legacy = environment.get("HUGGINGFACE_HUB_CACHE", str(Path(home) / "hub"))
-    return Path(_expanded(environment.get("HF_HUB_CACHE", legacy)))
+    return Path(_expand(environment.get("HF_HUB_CACHE", legacy)))
 
 
-def _expanded(text: str) -> str:
+def _expand(text: str) -> str:
     """Expands ~ and variables like huggingface_hub, without an error if there is no home."""
     return os.path.expandvars(os.path.expanduser(text))  # noqa: PTH111 - Path's raises
 
@@ -156,6 +161,7 @@ def find_hub_cached_name(name: str) -> ModelFiles | None:
 
 
 def _cached_repos() -> Iterator[str]:
+    """The repositories in the hub's cache, as org/name."""
     for folder in folders_in(hub_cache_folder()):
         if folder.name.startswith(_REPO_FOLDER):
             yield folder.name.removeprefix(_REPO_FOLDER).replace("--", "/")

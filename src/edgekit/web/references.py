@@ -135,7 +135,7 @@ def _own_catalog(_stamp: tuple[str, Stamp]) -> Catalog:
 
 def may_open(entry: Entry, settings: WebSettings) -> bool:
     """True for a missing file as well: opening it reports that."""
-    path = path_of(entry.reference.strip(), whole=True) if entry.is_users else None
+    path = path_of(entry.reference.strip(), absolute_only=True) if entry.is_users else None
     if path is None:
         return True
     try:

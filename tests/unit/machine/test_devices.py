@@ -138,12 +138,12 @@ def test_no_model_promises_more_than_a_driver_gave() -> None:
     cards = [
         one for one in all_devices() if one.kind is DeviceKind.GPU and one.vendor is Vendor.NVIDIA
     ]
-    seen = [(devices._usable(one.kind, one.vendor, one.memory_bytes), one) for one in cards]
+    seen = [(devices._usable_bytes(one.kind, one.vendor, one.memory_bytes), one) for one in cards]
     assert all(modelled <= one.usable_bytes for modelled, one in seen)
     assert sum(modelled < one.usable_bytes for modelled, one in seen) >= 29
     for one in cards:
         if one.name.startswith(("RTX", "GTX")) and "ECC on" not in one.source:
-            assert devices._reported(one.kind, one.vendor, one.size_gb) <= one.memory_bytes
+            assert devices._reported_bytes(one.kind, one.vendor, one.size_gb) <= one.memory_bytes
 
 
 @pytest.mark.parametrize(

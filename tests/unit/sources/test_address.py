@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.sources.address import connected_place, is_elsewhere, is_local_name, is_public
+from edgekit.sources.address import connection_target, is_elsewhere, is_local_name, is_public
 
 NOT_PUBLIC = [
     "0.0.0.0",
@@ -150,4 +150,4 @@ def test_the_client_connects_to_the_place_that_was_checked(url: str) -> None:
 
     with httpx2.Client(trust_env=False) as client, pytest.raises(httpx2.ConnectError):
         client.get(url, extensions={"trace": trace})
-    assert places == [connected_place(httpx2.URL(url))]
+    assert places == [connection_target(httpx2.URL(url))]
