@@ -112,7 +112,7 @@ class Request:
     threads: int | None = None
     budget_bytes: int | None = None  # memory limit of the whole process
     latency: Purpose | None = None  # sets the longest wait for cache pages on disk; None: text
-    # Engine -> why it cannot have a flag that it shares with another engine.
+    # Engine -> why the value of a flag that it shares with another engine is invalid for it.
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -162,16 +162,16 @@ class Request:
             raise UsageError(f"engine {engine!r:.60} is not a name such as 'llama.cpp'")
         if not isinstance(options, Mapping | None):
             raise UsageError(f"options {options!r:.60} are not a mapping of names to values")
-        found = (options or {}).get("quant") if quant is None else quant
-        if not isinstance(found, str | None):
-            raise UsageError(f"quant {found!r:.60} is not a name such as 'Q4_K_M'")
-        named = {"device": device, "ram": ram, "vram": vram}
-        for name, value in named.items():
+        mix = (options or {}).get("quant") if quant is None else quant
+        if not isinstance(mix, str | None):
+            raise UsageError(f"quant {mix!r:.60} is not a name such as 'Q4_K_M'")
+        hardware = {"device": device, "ram": ram, "vram": vram}
+        for name, value in hardware.items():
             if not isinstance(value, str | None):
                 raise UsageError(
                     f"{name} {value!r:.60} is not a string such as 'RTX 4090' or '24G'"
                 )
-        if machine is not None and any(value is not None for value in named.values()):
+        if machine is not None and any(value is not None for value in hardware.values()):
             raise UsageError("give either a machine or device, ram and vram, not both")
         for name, number in {**numbers, "reserve": reserve}.items():
             _check_whole(name, number)
@@ -183,7 +183,7 @@ class Request:
         return cls(
             engines=() if engine.lower() == AUTO else (engine_name(engine),),
             options=options or {},
-            quant=found,
+            quant=mix,
             machine=machine,
             devices=() if device is None else (device,),
             ram=ram,
@@ -213,7 +213,7 @@ class Request:
 
     @property
     def engine(self) -> str | None:
-        """The engine, if exactly one was chosen."""
+        """The chosen engine; None if none or several were chosen."""
         return self.engines[0] if len(self.engines) == 1 else None
 
     @property
@@ -232,10 +232,10 @@ class Request:
         """
         if engine in self.unreadable:
             raise UsageError(self.unreadable[engine])
-        found = {**self.flags.get(engine, {})}
+        values = {**self.flags.get(engine, {})}
         if self.context is not None:
-            found[CONTEXT.key] = self.context
-        return in_order(engine, with_quant(found, engine, quant))
+            values[CONTEXT.key] = self.context
+        return in_order(engine, with_quant(values, engine, quant))
 
     def with_flags(self, engine: str, flags: Values) -> Request:
         """The request for this engine, with these flags instead of the given ones."""
@@ -289,13 +289,13 @@ def _parsed(
     context: int | None = read_flags((CONTEXT,), common).get(CONTEXT.key)
     flags: dict[str, Values] = {}
     unreadable: dict[str, str] = {}
-    for one in engine_names():
+    for owner in engine_names():
         try:
-            flags[one] = read_flags(engine_named(one).flags, given_to(one, by_engine))
+            flags[owner] = read_flags(engine_named(owner).flags, given_to(owner, by_engine))
         except UsageError as error:
-            if engines == (one,) or (len(engines) != 1 and one in by_engine):
+            if engines == (owner,) or (len(engines) != 1 and owner in by_engine):
                 raise
-            unreadable[one] = str(error)
+            unreadable[owner] = str(error)
     quant = common.get(QUANT.key)
     if len(engines) == 1 and engine_named(engines[0]).quant_key:
         with_quant({}, engines[0], quant)
@@ -362,10 +362,10 @@ def _purpose(word: str) -> ModelPurpose:
     try:
         return ModelPurpose(_PURPOSES.get(name, name))
     except ValueError as error:
-        known = ", ".join(
+        names = ", ".join(
             "embed" if kind is ModelPurpose.EMBEDDING else kind.value for kind in ModelPurpose
         )
-        raise UsageError(f"--task must be one of {known} (got {word[:40]!r})") from error
+        raise UsageError(f"--task must be one of {names} (got {word[:40]!r})") from error
 
 
 def _latency(word: str) -> Purpose:
@@ -405,7 +405,7 @@ def _check_whole(name: str, value: object) -> None:
 
 def chosen_engines(given: Mapping[str, Values], named: str | None) -> tuple[str, ...]:
     """The named engine, else the one whose flags were given. Raises UsageError for another engine's flags."""
-    able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
+    able = [engine for engine in ((named,) if named else given) if not _foreign(engine, given)]
     if given and not able:
         wrong: list[str] = []
         for engine, keys in _foreign(named or "", given).items():
@@ -414,22 +414,22 @@ def chosen_engines(given: Mapping[str, Values], named: str | None) -> tuple[str,
             }
             words = ", ".join(names[key] for key in keys)
             wrong.append(f"{words} {'is a flag' if len(keys) == 1 else 'are flags'} of {engine}")
-        raise UsageError(
-            f"{'; '.join(wrong)}; {f'the engine here is {named}' if named else 'choose one with --engine'}"
-        )
+        advice = f"the engine here is {named}" if named else "choose one with --engine"
+        raise UsageError(f"{'; '.join(wrong)}; {advice}")
     return (named,) if named else tuple(able[:1])
 
 
 def with_one_quant(
     flags: Mapping[str, Mapping[str, Any]], engine: str | None
 ) -> dict[str, dict[str, Any]]:
-    """The flags with `-q`, `--quantize` and `--mix` as `--quant` where their value is not for their own engine.
+    """Moves the value of an engine's quantisation flag to `--quant` if that engine does not have this quantisation.
 
-    So `-q Q8_0` asks for a GGUF and `--engine mlx -q 4bit` for MLX's 4 bits. Raises UsageError for two quantisations.
+    `-q` is a flag of vLLM, but `-q Q8_0` names a GGUF. Raises UsageError for two different quantisations.
     """
-    given = {one: dict(keys) for one, keys in flags.items()}
-    named = {given[COMMON]["quant"]} if given.get(COMMON, {}).get("quant") is not None else set()
-    for owner, key in ((one.name, one.quant_key) for one in every_engine()):
+    given = {owner: dict(keys) for owner, keys in flags.items()}
+    quant = given.get(COMMON, {}).get("quant")
+    quants = set() if quant is None else {quant}
+    for owner, key in ((rules.name, rules.quant_key) for rules in every_engine()):
         name = given.get(owner, {}).get(key)
         if name is None:
             continue
@@ -437,17 +437,17 @@ def with_one_quant(
             del given[owner][key]
             if not given[owner]:
                 del given[owner]
-            named.add(name)
+            quants.add(name)
             continue
         given[owner][key] = read_quant(owner, name)
-        if named and engine is None:
-            named.add(name)
-    if len({str(name).upper() for name in named}) > 1:
+        if quants and engine is None:
+            quants.add(name)
+    if len({str(name).upper() for name in quants}) > 1:
         raise UsageError(
-            f"{' and '.join(sorted(map(str, named)))} are two different quantisations: give one"
+            f"{' and '.join(sorted(map(str, quants)))} are two different quantisations: give one"
         )
-    if named:
-        given[COMMON] = {**given.get(COMMON, {}), "quant": named.pop()}
+    if quants:
+        given[COMMON] = {**given.get(COMMON, {}), "quant": quants.pop()}
     return given
 
 
@@ -462,18 +462,19 @@ def given_to(engine: str, given: Mapping[str, Values]) -> dict[str, Any]:
 
 
 def _lent(engine: str) -> Iterator[Flag]:
+    """The flags that this engine shares with another engine, which owns them; none for ''."""
     return (flag for flag in (engine_named(engine).flags if engine else ()) if flag.shared)
 
 
 def _foreign(engine: str, given: Mapping[str, Values]) -> dict[str, dict[str, Any]]:
-    """Other engine -> flags that were given and that this one does not have."""
+    """Other engine -> its flags that were given and that `engine` does not share."""
     lent = {(lender_of(flag), flag.key) for flag in _lent(engine)}
-    found = {
+    flags_by_engine = {
         other: {key: text for key, text in keys.items() if (other, key) not in lent}
         for other, keys in given.items()
         if other != engine
     }
-    return {other: keys for other, keys in found.items() if keys}
+    return {other: keys for other, keys in flags_by_engine.items() if keys}
 
 
 def read_quant(engine: str, name: str) -> str:
@@ -481,37 +482,37 @@ def read_quant(engine: str, name: str) -> str:
 
     Raises UsageError with the names that the engine has.
     """
-    one = engine_named(engine)
-    found = one.read_quant(name)
-    if found is not None:
-        return found
-    others = [other.name for other in every_engine() if takes(other.name, name)]
-    hint = f" ({name[:40]} is for {' and '.join(others)})" if others else ""
+    rules = engine_named(engine)
+    value = rules.read_quant(name)
+    if value is not None:
+        return value
+    able = [other.name for other in every_engine() if takes(other.name, name)]
+    hint = f" ({name[:40]} is for {' and '.join(able)})" if able else ""
     raise UsageError(
-        f"{one.title} has no quantisation {name[:40]!r}{hint}; it has {', '.join(one.quant_names())}"
+        f"{rules.title} has no quantisation {name[:40]!r}{hint}; it has {', '.join(rules.quant_names())}"
     )
 
 
 def takes(engine: str, name: str) -> bool:
     """Whether the engine has a quantisation of this name."""
-    one = engine_named(engine)
-    return bool(one.quant_key) and one.read_quant(name) is not None
+    rules = engine_named(engine)
+    return bool(rules.quant_key) and rules.read_quant(name) is not None
 
 
 def options_with_quant(
     engine: str, options: Mapping[str, Any], quant: str | None
 ) -> Mapping[str, Any]:
     """Options of a row with the quantisation as the engine's own option, in place of `quant`. Raises UsageError."""
-    one = engine_named(engine)
-    own = option_of(one, one.quant_key)
-    if "quant" in options and own not in options:  # recorded rows of MLX have both
+    rules = engine_named(engine)
+    option = option_of(rules, rules.quant_key)
+    if "quant" in options and option not in options:  # recorded rows of MLX have both
         options = {key: value for key, value in options.items() if key != "quant"}
     if quant is None:
         return options
     value = read_quant(engine, quant)
-    if options.get(own, value) != value:
-        raise UsageError(f"{quant[:40]} and {own} {options[own]!r:.40} differ: give one")
-    return {**options, own: value}
+    if options.get(option, value) != value:
+        raise UsageError(f"{quant[:40]} and {option} {options[option]!r:.40} differ: give one")
+    return {**options, option: value}
 
 
 class RowOptions(Mapping[str, Any]):
@@ -555,10 +556,10 @@ def context_option(engine: str) -> str:
     return option_of(engine_named(engine), "context")
 
 
-def did_you_mean(name: str, known: Iterable[str], engine: str) -> str:
+def did_you_mean(name: str, options: Iterable[str], engine: str) -> str:
     """': did you mean n_ctx?'; empty if nothing is similar."""
-    near = close_names(name, sorted(known), limit=1)
-    people_write = _CONTEXT_WORDS | {context_option(one.name) for one in every_engine()}
+    similar = close_names(name, sorted(options), limit=1)
+    people_write = _CONTEXT_WORDS | {context_option(known.name) for known in every_engine()}
     if name.lower() in people_write:
-        near = (context_option(engine),)
-    return f": did you mean {near[0]}?" if near else ""
+        similar = (context_option(engine),)
+    return f": did you mean {similar[0]}?" if similar else ""

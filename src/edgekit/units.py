@@ -82,13 +82,13 @@ def _parsed(text: str, expected: str) -> tuple[int, bool]:
     plain = text.strip().replace("_", "")
     if _GROUPED.match(plain):  # 131,072, but not 1,5G, where the comma is ambiguous
         plain = plain.replace(",", "")
-    found = _SIZE.fullmatch(plain)
-    if found is None and _SIZE.fullmatch(plain.removeprefix("-")):
+    match = _SIZE.fullmatch(plain)
+    if match is None and _SIZE.fullmatch(plain.removeprefix("-")):
         raise UsageError(f"must not be negative (got {text[:40]})")
-    if found is None or len(text) > 40:
+    if match is None or len(text) > 40:
         raise UsageError(f"{text[:40]!r} is not {expected}")
-    before, _, after = found[1].partition(".")
-    scaled = int(before + after) * KIB ** _POWERS[found[2].lower()]
+    before, _, after = match[1].partition(".")
+    scaled = int(before + after) * KIB ** _POWERS[match[2].lower()]
     number, rest = divmod(scaled, 10 ** len(after))
     if number > LARGEST:
         raise UsageError(f"{text[:40]!r} is too large")

@@ -117,16 +117,18 @@ def calibrate(
     if run is not None:
         remembered = worth_keeping(run.verification, run.machine, run.pace)
         notes = (*notes, *run.notes, remembered.left_out)
-    found = Calibrated(
+    calibrated = Calibrated(
         host=host,
         engine=remembered.engine,
         verification=None if run is None else run.verification,
         notes=tuple(filter(None, (*notes, missing))),
     )
-    if not found.has_results:
-        return found
-    problem = change_calibration(lambda old: remembered.added(with_host(old, found.host))).problem
-    return replace(found, notes=(*found.notes, problem)) if problem else found
+    if not calibrated.has_results:
+        return calibrated
+    problem = change_calibration(
+        lambda old: remembered.added(with_host(old, calibrated.host))
+    ).problem
+    return replace(calibrated, notes=(*calibrated.notes, problem)) if problem else calibrated
 
 
 TOTAL_BYTES = GIB  # larger than the caches of most processors
@@ -151,6 +153,7 @@ def measure_host(request: CalibrateRequest) -> tuple[HostMeasured, tuple[str, ..
 
 
 def _bandwidth(request: CalibrateRequest) -> tuple[int | None, str]:
+    """Bytes per second, or None and the reason why there is no figure to save."""
     options, host = request.options, request.machine.host
     size = options.read_bytes or read_bytes(None if host is None else host.usable_bytes)
     if not size:
@@ -159,16 +162,16 @@ def _bandwidth(request: CalibrateRequest) -> tuple[int | None, str]:
     try:
         require_numpy()
         request.tell(f"reading {format_bytes(size)} of memory with {threads} threads")
-        with watched() as others:
-            found = memory_bandwidth(size, threads=threads, seconds=options.read_seconds)
+        with watched() as other_load:
+            bytes_per_s = memory_bandwidth(size, threads=threads, seconds=options.read_seconds)
     except (MissingExtraError, MemoryError) as error:
         return None, f"memory bandwidth was not measured: {error}"
-    if others.share > options.busy_share:
+    if other_load.share > options.busy_share:
         return (
             None,
-            f"memory bandwidth was {found / 1e9:.1f} GB/s, which was not saved: {others.note}",
+            f"memory bandwidth was {bytes_per_s / 1e9:.1f} GB/s, which was not saved: {other_load.note}",
         )
-    return found, ""
+    return bytes_per_s, ""
 
 
 def _disk(folder: Path, tell: Callable[[str], None]) -> tuple[Disk | None, str]:
@@ -198,10 +201,13 @@ def _filesystem(folder: Path) -> str:
 
     try:
         real = folder.resolve()
-        mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+        mounts = {
+            Path(partition.mountpoint): partition.fstype
+            for partition in psutil.disk_partitions(all=True)
+        }
     except OSError:
         return ""
-    return next((mounts[one] for one in (real, *real.parents) if one in mounts), "")
+    return next((mounts[path] for path in (real, *real.parents) if path in mounts), "")
 
 
 # --- memory
@@ -216,8 +222,8 @@ def thread_count() -> int:
 
 def read_bytes(free_bytes: int | None) -> int:
     """How much memory to read; 0 if too little is free to exceed the caches."""
-    most = TOTAL_BYTES if free_bytes is None else min(TOTAL_BYTES, free_bytes // FREE_SHARE)
-    return most if most >= LEAST_BYTES else 0
+    size_bytes = TOTAL_BYTES if free_bytes is None else min(TOTAL_BYTES, free_bytes // FREE_SHARE)
+    return size_bytes if size_bytes >= LEAST_BYTES else 0
 
 
 def require_numpy() -> None:
@@ -230,10 +236,11 @@ def require_numpy() -> None:
 def memory_bandwidth(
     total_bytes: int = TOTAL_BYTES, *, threads: int | None = None, seconds: float = SECONDS
 ) -> int:
-    """The best of several rounds, because other programs can only slow it down. Raises MissingExtraError without numpy.
+    """Bytes per second of the fastest round: other programs can only slow a round down.
 
     Each thread allocates its own part first, so that the part is close to the core that reads it. In each round all
-    threads read their parts at the same time; numpy releases the GIL while it reads.
+    threads read their parts at the same time; numpy releases the GIL while it reads. Raises MissingExtraError without
+    numpy.
     """
     require_numpy()
     import numpy as np
@@ -266,8 +273,8 @@ def memory_bandwidth(
         reader.start()
     try:
         gate.wait()  # all parts are written
-        end, times = time.monotonic() + seconds, [round_seconds() for _ in range(LEAST_ROUNDS)]
-        while time.monotonic() < end:
+        deadline, times = time.monotonic() + seconds, [round_seconds() for _ in range(LEAST_ROUNDS)]
+        while time.monotonic() < deadline:
             times.append(round_seconds())
     except threading.BrokenBarrierError as error:
         raise MemoryError("not enough memory for the read and write test") from error
@@ -291,14 +298,15 @@ class Remembered:
     problem: str = ""  # a damaged file that was moved away
 
     def added(self, calibration: Calibration) -> Calibration:
+        """The calibration with these results added."""
         if self.engine is not None:
             calibration = with_engine(calibration, self.engine)
         return with_differences(calibration, self.differences)
 
 
-def remember_load(found: Verification, machine: Machine) -> Remembered:
+def remember_load(verification: Verification, machine: Machine) -> Remembered:
     """Save what `edgekit verify --load` measured. Raises SourceError if it cannot be written."""
-    results = worth_keeping(found, machine)
+    results = worth_keeping(verification, machine)
     if results.engine is None and not results.differences:
         return results
     return replace(results, problem=change_calibration(results.added).problem)
@@ -317,37 +325,41 @@ def remember_rows(
     return differences
 
 
-def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = None) -> Remembered:
-    """What to save of a real load. Writes nothing."""
-    name, overhead, left_out = found.estimate.engine, found.beside_bytes, ""
-    if overhead is not None and found.vocabulary < LEAST_VOCABULARY:
+def worth_keeping(
+    verification: Verification, machine: Machine, pace: Pace | None = None
+) -> Remembered:
+    """The results of a real load that later answers can use. Writes nothing."""
+    name, overhead, left_out = verification.estimate.engine, verification.beside_bytes, ""
+    if overhead is not None and verification.vocabulary < LEAST_VOCABULARY:
         # most of the overhead is token tables, so a small vocabulary says little about other models
         left_out = (
             f"{name}'s memory overhead was {format_bytes(overhead)}, which was "
-            f"not saved: {found.label} has a vocabulary of only {found.vocabulary:,} tokens, "
+            f"not saved: {verification.label} has a vocabulary of only {verification.vocabulary:,} tokens, "
             "and a larger one takes more memory; run `edgekit calibrate` without a model to "
             "measure it"
         )
         overhead = None
     engine: EngineMeasured | None = None
     if overhead is not None or pace is not None:
-        through = found.answer.through
-        cards = engine_named(name).devices(machine) if found.on_devices else ()
+        through = verification.answer.through
+        cards = engine_named(name).devices(machine) if verification.on_devices else ()
         engine = EngineMeasured(
             engine=name,
             through=through,
-            version=stored_text(installed_version(through) or found.answer.version),
+            version=stored_text(installed_version(through) or verification.answer.version),
             host=host_key(machine),
             device=device_key(machine, cards),
             date=today(),
             overhead_bytes=overhead,
-            overhead_label="" if overhead is None else stored_text(found.label),
+            overhead_label="" if overhead is None else stored_text(verification.label),
             samples=0 if overhead is None else 1,
             pace=pace,
         )
     return Remembered(
         engine=engine,
-        differences=differences_of(found.label, found.rows, name, found.answer.version),
+        differences=differences_of(
+            verification.label, verification.rows, name, verification.answer.version
+        ),
         left_out=left_out,
     )
 

@@ -60,15 +60,15 @@ def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
 def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> Entry:
     """The entry that `catalog add` stores. Raises EdgekitError if the model cannot be described."""
     model = opened.model
-    named = name or id_of(opened.label)
+    entry_id = name or id_of(opened.label)
     files = opened.files
     also = files.alternatives[:_LISTED] if files is not None else ()
     hub = hub_model_of(reference)
     return Entry(
-        id=named,
+        id=entry_id,
         repository=hub.repo if hub is not None else None,
         reference=_stored_reference(reference, files),
-        **facts_of(model, named, also=also, found=f"the header of {opened.label}"),
+        **facts_of(model, entry_id, also=also, found=f"the header of {opened.label}"),
     )
 
 
@@ -101,7 +101,7 @@ def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ())
             sees=any(tower.kind == "vision" for tower in geometry.towers),
         ),
         "sizes": tuple(sizes_of(model, also)),
-        **_rebuilding(header),
+        **_stored_facts(header),
     }
     sources |= {field: read for field in ("native_context", "vocabulary") if facts[field]}
     by_name = Source(text="its name, and what its header says it is", basis=Basis.ASSUMED)
@@ -116,17 +116,17 @@ def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ())
     return facts
 
 
-def _rebuilding(header: ModelHeader) -> dict[str, Any]:
+def _stored_facts(header: ModelHeader) -> dict[str, Any]:
     """What is needed to open the model again: keys and tensors of a GGUF, else the config."""
     if header.config:
         return {"config": needed_config(header.config)}
     if header.tensors is None:
         raise UsageError(f"{header.name}: its tensor directory was not read")
-    own = f"{header.keys.get('general.architecture')}."
+    prefix = f"{header.keys.get('general.architecture')}."
     keys = {
         key: value
         for key, value in header.keys.items()
-        if key.startswith((own, "llama.")) or key in _OUTSIDE_KEYS
+        if key.startswith((prefix, "llama.")) or key in _OUTSIDE_KEYS
     }
     return {"keys": keys, "tensors": runs_of(header.tensors)}
 
@@ -144,7 +144,7 @@ def _parameters(model: Model, found: str) -> tuple[int | None, int | None, dict[
             return None, None, {}
         total = sum(tensor.elements for tensor in expected)
         counted = Source(text=f"tensors implied by {found}, without towers", basis=Basis.MODELLED)
-    idle = sum(t.elements - active_elements(geometry, t) for t in expected or ())
+    idle = sum(tensor.elements - active_elements(geometry, tensor) for tensor in expected or ())
     if expected is None and any(layer.experts for layer in geometry.layers):
         return total, None, {"parameters": counted}
     works = Source(
@@ -155,7 +155,7 @@ def _parameters(model: Model, found: str) -> tuple[int | None, int | None, dict[
 
 
 def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
-    """The file's own size, then those at the usual quantisations and at the known ones of `also`; the largest first."""
+    """The sizes as stored, at the usual quantisations and at those of `also`, the largest first."""
     header = model.header
     stated = stated_mix(header.keys) or quant_tag(header.name)
     stored = stated if header.keys and stated else AS_STORED
@@ -171,7 +171,7 @@ class _Watched(dict[str, Any]):
     """A dict that records which of its keys are read; iterating over it reads all of them."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        super().__init__({key: _watched(one) for key, one in raw.items()})
+        super().__init__({key: _watch(value) for key, value in raw.items()})
         self.seen: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -201,19 +201,22 @@ class _Watched(dict[str, Any]):
 
     def read_keys(self) -> dict[str, Any]:
         """The keys that were read. An object that was only tested for being non-empty gets one key."""
-        seen = [key for key in dict.keys(self) if key in self.seen] or list(dict.keys(self))[:1]
-        return {key: _reduced(dict.get(self, key)) for key in seen}
+        all_keys = list(dict.keys(self))
+        keys = [key for key in all_keys if key in self.seen] or all_keys[:1]
+        return {key: _keys_read(dict.get(self, key)) for key in keys}
 
 
-def _watched(value: Any) -> Any:
+def _watch(value: Any) -> Any:
+    """The JSON value with every object in it replaced by a `_Watched`."""
     if isinstance(value, list):
-        return [_watched(one) for one in value]
+        return [_watch(item) for item in value]
     return _Watched(value) if isinstance(value, dict) else value
 
 
-def _reduced(value: Any) -> Any:
+def _keys_read(value: Any) -> Any:
+    """The opposite of `_watch`: plain objects again, with only the keys that were read."""
     if isinstance(value, list):
-        return [_reduced(one) for one in value]
+        return [_keys_read(item) for item in value]
     return value.read_keys() if isinstance(value, _Watched) else value
 
 

@@ -105,14 +105,14 @@ def check(
     """
     request = replace(request, machine=request.find_machine())
     try:
-        named = open_named(reference, session, depth=depth, assume=True, quant=request.quant)
+        resolved = open_named(reference, session, depth=depth, assume=True, quant=request.quant)
     except EdgekitError as error:
         return [Unanswered(reference=reference, engine=None, error=error)]
-    return check_named(named, request, session, with_changes=with_changes)
+    return check_named(resolved, request, session, with_changes=with_changes)
 
 
 def check_named(
-    named: ResolvedModel, request: Request, session: Session, *, with_changes: bool = True
+    resolved: ResolvedModel, request: Request, session: Session, *, with_changes: bool = True
 ) -> list[Answer]:
     """`check` for a model that is open already."""
     machine = request.find_machine()
@@ -122,61 +122,62 @@ def check_named(
         return replace(answer, bill=replace(answer.bill, notes=(*notes, *answer.bill.notes)))
 
     def check_on(engine: str) -> Check:
-        if named.assumed is not None:
-            return _assumed(named, named.assumed, engine, request, session)
-        values_of(engine, request, embeds=named.embeds, quant=named.quant)  # refusals come first
-        opened = named.opened(engine)
+        if resolved.assumed is not None:
+            return _assumed(resolved, resolved.assumed, engine, request, session)
+        # raises what the engine refuses before the model is opened
+        values_of(engine, request, embeds=resolved.embeds, quant=resolved.quant)
+        opened = resolved.opened(engine)
         answer = check_opened(
-            opened, engine, request, session, named=named, with_changes=with_changes
+            opened, engine, request, session, resolved=resolved, with_changes=with_changes
         )
-        return with_notes(answer, *named.notes)
+        return with_notes(answer, *resolved.notes)
 
     answers: list[Answer] = []
     for chosen in request.engines or (None,):
         try:
             if chosen is None:
-                answer, note = automatic(named, machine, check_on, lambda check: check.result)
+                answer, note = automatic(resolved, machine, check_on, lambda check: check.result)
                 answers.append(with_notes(answer, note) if note else answer)
             else:
                 answers.append(check_on(chosen))
         except CancelledError:
             raise
         except EdgekitError as error:
-            engine = chosen or named.engine(machine)
-            answers.append(Unanswered(reference=named.name, engine=engine, error=error))
+            engine = chosen or resolved.engine(machine)
+            answers.append(Unanswered(reference=resolved.name, engine=engine, error=error))
     # the built-in engine runs only a few families of GGUF files: if it cannot run this model, it is not mentioned
-    shown = [
+    relevant = [
         answer
         for answer in answers
         if isinstance(answer, Check)
         or answer.engine is None
         or engine_named(answer.engine).page.is_compared
     ]
-    return shown or answers
+    return relevant or answers
 
 
 def _assumed(
-    named: ResolvedModel, choice: AssumedChoice, engine: str, request: Request, session: Session
+    resolved: ResolvedModel, choice: AssumedChoice, engine: str, request: Request, session: Session
 ) -> Check:
     """The check of a model that is known only by its name. It has no command, because there is no file to start."""
     bill = choice.bill(engine)
-    known = OpenModel(label=choice.assumed.name, model=choice.stand_in)
-    task, values = task_of(known, engine, request, session)
+    stand_in = OpenModel(label=choice.assumed.name, model=choice.stand_in)
+    task, values = task_of(stand_in, engine, request, session)
     rules = engine_named(engine)
     unused = [flag for flag in rules.flags if flag.key in rules.companions & values.keys()]
     if unused:
         raise UsageError(
-            f"{'/'.join(unused[0].names)} does not apply to {named.name!r}, of which only the name is known: "
+            f"{'/'.join(unused[0].names)} does not apply to {resolved.name!r}, of which only the name is known: "
             "give a file or a repository"
         )
     result = judge(replace(task, bill=bill))
     answer = EstimateAnswer(
         label=choice.assumed.name,
-        reference=named.name,
+        reference=resolved.name,
         version="",
         asked=f"{result.context_tokens:,} tokens; rule of thumb from the name alone, no file was read",
         command="",
-        notes=named.notes,
+        notes=resolved.notes,
         estimate=result.estimate,
     )
     return Check(bill=answer, result=result, flags=typed(values), is_assumed=True)
@@ -188,15 +189,15 @@ def check_opened(
     request: Request,
     session: Session,
     *,
-    named: ResolvedModel | None = None,
+    resolved: ResolvedModel | None = None,
     with_changes: bool = True,
 ) -> Check:
     """Raises EdgekitError if the machine has no hardware for the engine, or the engine refuses the model.
 
     If only the first range of a file was read and the answer depends on the rest, the whole header is read.
-    `named` lists the weights to choose from; None: only this file.
+    `resolved` lists the weights to choose from; None: only this file.
     """
-    opened, task, values, result = judge_model(opened, engine, request, session, named=named)
+    opened, task, values, result = judge_model(opened, engine, request, session, resolved=resolved)
     variant = result.variant
     if variant is not None and "mix" in variant.changes:
         opened = replace(opened, mix=variant.name)
@@ -231,7 +232,7 @@ def judge_model(
     request: Request,
     session: Session,
     *,
-    named: ResolvedModel | None,
+    resolved: ResolvedModel | None,
     loads_only: bool = False,
 ) -> tuple[OpenModel, Task, dict[str, Any], Verdict]:
     """The chosen file, its task, the values of the flags, and the verdict.
@@ -240,23 +241,23 @@ def judge_model(
     repository is chosen, the same applies to that one. `loads_only`: the caller only uses `can_load`, so a better file
     is not looked for.
     """
-    embeds, quant = (False, None) if named is None else (named.embeds, named.quant)
+    embeds, quant = (False, None) if resolved is None else (resolved.embeds, resolved.quant)
 
     def task_for(opened: OpenModel) -> tuple[Task, dict[str, Any]]:
         task, values = task_of(opened, engine, request, session, embeds=embeds, quant=quant)
         is_billed = task.bill is not None and "mix" not in task.start.settled
-        if named is None or (is_billed and opened.files is not None):
+        if resolved is None or (is_billed and opened.files is not None):
             return task, values  # the files loaded with it were opened for this file
-        return replace(task, variants=named.variants(opened, engine, task.start)), values
+        return replace(task, variants=resolved.variants(opened, engine, task.start)), values
 
     if opened.whole is not None:
         # an error here may only mean that the keys alone are not enough
         with suppress(RefusedError, HeaderError, UnknownArchitectureError):
             task, values = task_for(opened)
             result = judge(task)
-            other = result.variant if result.can_load and not loads_only else None
-            if other is not None and other.changes and other.reference:
-                opened = open_model(other.reference, depth=Depth.ARCHITECTURE, reach=session.reach)
+            better = result.variant if result.can_load and not loads_only else None
+            if better is not None and better.changes and better.reference:
+                opened = open_model(better.reference, depth=Depth.ARCHITECTURE, reach=session.reach)
                 task, values = task_for(opened)
                 result = judge(task)
             if is_decided(task, result, loads_only=loads_only):
@@ -285,6 +286,8 @@ def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:
     return min(codes, key=_CODES.index)
 
 
-def worst_code(found: Sequence[Sequence[Answer]], *, strict: bool) -> int:
+def worst_code(answers_by_model: Sequence[Sequence[Answer]], *, strict: bool) -> int:
     """The exit code of several models: the worst. A request that makes no sense is worse than one that does not fit."""
-    return max((exit_code(answers, strict=strict) for answers in found), key=_CODES.index)
+    return max(
+        (exit_code(answers, strict=strict) for answers in answers_by_model), key=_CODES.index
+    )

@@ -30,27 +30,27 @@ def compare(reference: str, request: Request, session: Session) -> EngineCompari
 
     Raises EdgekitError if all engines fail.
     """
-    named = open_named(reference, session, quant=request.quant)
-    opened = named.as_file(named.engine())
+    resolved = open_named(reference, session, quant=request.quant)
+    opened = resolved.as_file(resolved.engine())
     native = opened.model.geometry.native_context or DEFAULT_TOKENS
     context = request.context or min(native, DEFAULT_TOKENS)
     answers: dict[str, EstimateAnswer | EdgekitError] = {}
-    for one in every_engine():
+    for rules in every_engine():
         # by default one sequence, with weights and cache on the GPU
-        alone = one.one_sequence if request.users is None else {}
-        engine, default = one.name, read_flags(one.flags, {**one.on_gpu, **alone})
+        alone = rules.one_sequence if request.users is None else {}
+        engine, default = rules.name, read_flags(rules.flags, {**rules.on_gpu, **alone})
         flags = {**default, **request.flags.get(engine, {})}
         load = replace(request, context=context, devices=(), vram=None)
         try:
-            answers[engine] = estimate_named(named, load.with_flags(engine, flags), session)
+            answers[engine] = estimate_named(resolved, load.with_flags(engine, flags), session)
         except EdgekitError as error:
-            if one.page.is_compared:
+            if rules.page.is_compared:
                 answers[engine] = error
     errors = [answer for answer in answers.values() if isinstance(answer, EdgekitError)]
     if len(errors) == len(answers):
         raise errors[0]
     hint = ""
-    if named.found is not None and opened.model.header.container is Container.GGUF:
+    if resolved.found is not None and opened.model.header.container is Container.GGUF:
         hint = "For vLLM and MLX give the repository that this file was converted from."
     return EngineComparison(
         label=opened.label,

@@ -56,12 +56,12 @@ def estimate(
     return estimate_named(open_named(reference, session, quant=request.quant), request, session)
 
 
-def estimate_named(named: ResolvedModel, request: Request, session: Session) -> EstimateAnswer:
+def estimate_named(resolved: ResolvedModel, request: Request, session: Session) -> EstimateAnswer:
     """`estimate` for a model that is open already."""
     check_one_engine(request)
-    engine = request.engine or named.engine()
-    opened, users = named.as_file(engine), request.users
-    values = request.values(engine, named.quant)
+    engine = request.engine or resolved.engine()
+    opened, users = resolved.as_file(engine), request.users
+    values = request.values(engine, resolved.quant)
     if request.devices or request.vram is not None:
         cards = what_if_machine(devices=request.devices, vram=request.vram).devices
         if cards:
@@ -73,9 +73,9 @@ def estimate_named(named: ResolvedModel, request: Request, session: Session) -> 
     if users is not None:
         load = replace(load, sequences=users)
     price = (session.pricing or price_loads)(opened, engine, values, session.reach)
-    found, rules = price(load, setup), engine_named(engine)
-    bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=found)
-    return replace(bill, notes=(*named.notes, *bill.notes))
+    allocated, rules = price(load, setup), engine_named(engine)
+    bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=allocated)
+    return replace(bill, notes=(*resolved.notes, *bill.notes))
 
 
 def check_one_engine(request: Request) -> None:
@@ -101,7 +101,7 @@ def assume(name: str, request: Request) -> EstimateAnswer:
     choice = assumed_choice(model, read_catalog().entries)
     load, wired = Load(context_tokens=values.get("context")), engine_named(engine).wires_memory
     assumed = model if choice is None else choice.assumed
-    found = assumed_estimate(assumed, load, engine=engine, wired=wired)
+    allocated = assumed_estimate(assumed, load, engine=engine, wired=wired)
     return EstimateAnswer(
         label=model.name,
         reference=name,
@@ -109,7 +109,7 @@ def assume(name: str, request: Request) -> EstimateAnswer:
         asked="rule of thumb from the name alone; no file was read",
         command="",
         notes=() if choice is None else (choice.note,),
-        estimate=found,
+        estimate=allocated,
     )
 
 
@@ -248,20 +248,20 @@ def values_for_users(
     return engine_named(engine).values_for_users(values, users, load)
 
 
-NEXT_TO_MODEL = "auto"  # the projector: the one next to the model
+NEXT_TO_MODEL = "auto"  # the projector file in the model's folder
 
 
 def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) -> Price:
-    """What any load costs, including the files loaded next to the model, which are opened here.
+    """A function that estimates any load of the model, together with its draft model, projector and adapters.
 
     Raises EdgekitError for a file that cannot be opened or is of the wrong kind.
     """
-    one, model = engine_named(engine), opened.model
-    if not one.companions & values.keys():
-        return lambda load, setup: one.estimate(model, load, setup)
-    given, drafter = companions_in(one.flags, values), None
-    projector, adapters = given.get("projector"), given.get("adapters", ())
-    if (name := given.get("drafter")) is not None:
+    rules, model = engine_named(engine), opened.model
+    if not rules.companions & values.keys():
+        return lambda load, setup: rules.estimate(model, load, setup)
+    names, drafter = companions_in(rules.flags, values), None
+    projector, adapters = names.get("projector"), names.get("adapters", ())
+    if (name := names.get("drafter")) is not None:
         drafter = open_named(name, Session(reach=reach)).as_file(engine)
     companions = Companions(
         projector=None if projector is None else _projector(projector, opened, reach),
@@ -269,7 +269,7 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
         drafter=None if drafter is None else drafter.model,
         drafter_mix=None if drafter is None else drafter.mix,
     )
-    return lambda load, setup: one.estimate_with(companions, model, load, setup, values)
+    return lambda load, setup: rules.estimate_with(companions, model, load, setup, values)
 
 
 NO_PROJECTOR = "--mmproj auto: no mmproj file was found next to the model; give its path"
@@ -280,18 +280,19 @@ NO_PROJECTOR_SIZE = (
 
 
 def _projector(name: str, opened: OpenModel, reach: Reach) -> ModelHeader:
+    """The header of the named projector, or with "auto" of the first one in the model's folder."""
     if name != NEXT_TO_MODEL:
         return read_header(locate(name, reach=reach))
     if opened.files is None:
         raise UsageError(NO_PROJECTOR_SIZE)
-    found = opened.files.projectors
-    if not found:
+    projectors = opened.files.projectors
+    if not projectors:
         raise UsageError(NO_PROJECTOR)
     files = ModelFiles(
-        reference=found[0].name,
-        label=found[0].name,
+        reference=projectors[0].name,
+        label=projectors[0].name,
         origin=opened.files.origin,
         container=Container.GGUF,
-        weights=found[:1],
+        weights=projectors[:1],
     )
     return read_header(files)

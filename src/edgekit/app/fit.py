@@ -47,60 +47,60 @@ class Fit:
     refused_about: str = ""  # the flag to blame
 
 
-def fit(named: ResolvedModel, request: Request, session: Session) -> Fit:
+def fit(resolved: ResolvedModel, request: Request, session: Session) -> Fit:
     """What the engine refuses is an answer too. Raises EdgekitError for an invalid request."""
     request = replace(request, machine=request.find_machine())
-    engine = _engine(named, request)
+    engine = _engine(resolved, request)
     try:
-        opened = named.as_file(engine)
+        opened = resolved.as_file(engine)
         task, values = task_of(
-            opened, engine, request, session, embeds=named.embeds, quant=named.quant
+            opened, engine, request, session, embeds=resolved.embeds, quant=resolved.quant
         )
-        return _fit(named, *_settled(named, opened, task), values, users=request.users)
+        return _fit(resolved, *_settled(resolved, opened, task), values, users=request.users)
     except (RefusedError, HardwareError) as error:
-        return _refused(error, named, engine, request)
+        return _refused(error, resolved, engine, request)
 
 
 def curve(
-    named: ResolvedModel, request: Request, session: Session, *, points: int | None = None
+    resolved: ResolvedModel, request: Request, session: Session, *, points: int | None = None
 ) -> tuple[Curve, ...]:
     """Memory by context for each type of cache, all else as requested."""
     request = replace(request, machine=request.find_machine())
-    engine = _engine(named, request)
-    opened = named.as_file(engine)
+    engine = _engine(resolved, request)
+    opened = resolved.as_file(engine)
     plain = replace(session, pricing=None)
-    task, _ = task_of(opened, engine, request, plain, embeds=named.embeds, quant=named.quant)
+    task, _ = task_of(opened, engine, request, plain, embeds=resolved.embeds, quant=resolved.quant)
     # the weights with which the shortest context fits
     if engine_named(engine).chooses_repositories:
         least = Fitting(task, first_placement(task)).windows[-1]
         shortest = replace(task, load=replace(task.load, context_tokens=least))
-        _, chosen, _ = _settled(named, opened, shortest)
+        _, chosen, _ = _settled(resolved, opened, shortest)
         task = replace(task, model=chosen.model)
     return tuple(curves(task, first_placement(task), points=points or POINTS))
 
 
-def _engine(named: ResolvedModel, request: Request) -> str:
+def _engine(resolved: ResolvedModel, request: Request) -> str:
     if len(request.engines) > 1:
         raise UsageError("engine: choose one engine; /check compares all of them")
-    return request.engine or named.engine(request.find_machine())
+    return request.engine or resolved.engine(request.find_machine())
 
 
-def _label(named: ResolvedModel) -> str:
-    if named.found is not None:
-        return named.found.label
-    return named.entry.id if named.entry is not None else named.name
+def _label(resolved: ResolvedModel) -> str:
+    if resolved.found is not None:
+        return resolved.found.label
+    return resolved.entry.id if resolved.entry is not None else resolved.name
 
 
-def _reference(named: ResolvedModel) -> str:
-    """What the command line takes; with the catalog's prefix, so that no local file is meant."""
-    entry = named.entry
-    if entry is not None and (named.found is None or entry.is_users):
+def _reference(resolved: ResolvedModel) -> str:
+    """The model's name on the command line. The catalog's prefix keeps it from being taken for a local file."""
+    entry = resolved.entry
+    if entry is not None and (resolved.found is None or entry.is_users):
         return f"{CATALOG}{entry.id}"
-    return named.name
+    return resolved.name
 
 
 def _settled(
-    named: ResolvedModel, opened: OpenModel, task: Task
+    resolved: ResolvedModel, opened: OpenModel, task: Task
 ) -> tuple[OpenModel, Variant, Fitting]:
     """The file as it is. If it does not fit, another repository of the model that does, as in a check."""
 
@@ -114,9 +114,12 @@ def _settled(
     priced = _priced(first[-1])
     if priced.fits or not engine_named(task.engine).chooses_repositories:
         return first
-    others = named.variants(opened, task.engine, task.start)[1:]
-    loads = (with_weights(replace(opened, repository=one.reference), one) for one in others)
-    return next((one for one in loads if one[-1].fits(priced.context_tokens)), first)
+    other_variants = resolved.variants(opened, task.engine, task.start)[1:]
+    for variant in other_variants:
+        candidate = with_weights(replace(opened, repository=variant.reference), variant)
+        if candidate[-1].fits(priced.context_tokens):
+            return candidate
+    return first
 
 
 def _priced(fitting: Fitting) -> PricedLoad:
@@ -125,7 +128,7 @@ def _priced(fitting: Fitting) -> PricedLoad:
 
 
 def _fit(
-    named: ResolvedModel,
+    resolved: ResolvedModel,
     opened: OpenModel,
     variant: Variant,
     fitting: Fitting,
@@ -133,10 +136,10 @@ def _fit(
     *,
     users: int | None,
 ) -> Fit:
-    """The load is priced once: bars, estimate and verdict have the same figures."""
+    """The answer for one load, priced once, so that bars, estimate and verdict have the same figures."""
     task, priced = fitting.task, _priced(fitting)
     tokens, least = priced.context_tokens, task.min_context
-    # such a context comes from a check that failed at its minimum: the user did not request it
+    # a check that failed at its minimum context sends that context here: the user did not request it
     is_too_short = least is not None and least * fitting.streams == tokens > fitting.most
     if is_too_short:
         unrequested = replace(task.load, context_tokens=None)
@@ -152,8 +155,8 @@ def _fit(
     )
     result = result_for(settled, max_context=tokens)
     engine, placement = engine_named(task.engine), priced.placement
-    held = task.load_of(priced.context_tokens)
-    batch = given_values((flag for flag in engine.flags if flag.group == "batch"), held)
+    load = task.load_of(priced.context_tokens)
+    batch = given_values((flag for flag in engine.flags if flag.group == "batch"), load)
     flags = {  # what was requested, and what the machine adds to it
         **(batch if task.in_one_batch else {}),
         **values,
@@ -162,44 +165,44 @@ def _fit(
         **engine.machine_flags(placement),
     }
     taken = engine.taken(result)
-    bill = bill_of(opened, engine, flags, load=held, setup=placement.setup, estimate=taken)
+    bill = bill_of(opened, engine, flags, load=load, setup=placement.setup, estimate=taken)
     started = main_command(start_commands(opened, result, values, users=users))
     command = bill.command if started is None else started.text
     return Fit(
-        label=_label(named),
-        reference=_reference(named),
+        label=_label(resolved),
+        reference=_reference(resolved),
         engine=task.engine,
         flags=flags,
         context_tokens=priced.context_tokens,
         native_context=result.native_context,
-        notes=named.notes,
+        notes=resolved.notes,
         result=result,
         bill=bill,
         command=command if result.can_load else "",
-        estimate_command=_command(variant.reference or _reference(named), task.engine, flags),
+        estimate_command=_command(variant.reference or _reference(resolved), task.engine, flags),
         refused=priced.refused,
     )
 
 
-def _refused(error: EdgekitError, named: ResolvedModel, engine: str, request: Request) -> Fit:
+def _refused(error: EdgekitError, resolved: ResolvedModel, engine: str, request: Request) -> Fit:
     """What the engine refuses, with the flags as requested."""
-    values = request.values(engine, named.quant)
+    values = request.values(engine, resolved.quant)
     with suppress(RefusedError):
-        values = values_of(engine, request, embeds=named.embeds, quant=named.quant)
-    if named.found is not None:
-        geometry = named.found.model.geometry
+        values = values_of(engine, request, embeds=resolved.embeds, quant=resolved.quant)
+    if resolved.found is not None:
+        geometry = resolved.found.model.geometry
         native = geometry.native_context or geometry.trained_context
     else:
-        native = named.entry.native_context if named.entry is not None else None
+        native = resolved.entry.native_context if resolved.entry is not None else None
     return Fit(
-        label=_label(named),
-        reference=_reference(named),
+        label=_label(resolved),
+        reference=_reference(resolved),
         engine=engine,
         flags=values,
         context_tokens=values.get("context") or native or 0,
         native_context=native,
-        notes=named.notes,
-        estimate_command=_command(_reference(named), engine, values),
+        notes=resolved.notes,
+        estimate_command=_command(_reference(resolved), engine, values),
         refused=str(error),
         refused_about=error.about,
     )

@@ -29,16 +29,16 @@ def inspect(
     if isinstance(model, Inspection):
         return model
     opened = model.opened(model.engine())
-    header, at = opened.model.header, ""
+    header, at_mix = opened.model.header, ""
     if model.quant is not None:
         mix = read_quant(default_engine().name, model.quant)
-        header, at = default_engine().at_quant(opened.model, mix).header, f" at {mix}"
+        header, at_mix = default_engine().at_quant(opened.model, mix).header, f" at {mix}"
     listed = f"edgekit catalog show {header.name} lists its sizes at other quantisations"
     files = ModelFiles(
         reference=os.fspath(reference),
         label=header.name,
         origin=Origin.CATALOG,
         container=header.container,
-        notes=(*model.notes, f"from the catalog{at}, no file was read: {listed}"),
+        notes=(*model.notes, f"from the catalog{at_mix}, no file was read: {listed}"),
     )
     return inspect_header(files, header, reach.traffic)

@@ -64,7 +64,7 @@ class ResolvedModel(Resolved[OpenModel]):
             engine = engine_for(model) if machine is None else engine_on(model, machine)
         if quant is None or takes(engine, quant):
             return engine
-        return next((one for one in engine_names() if takes(one, quant)), engine)
+        return next((name for name in engine_names() if takes(name, quant)), engine)
 
     def opened(self, engine: str) -> OpenModel:
         """The model for this engine. Raises RefusedError if the catalog entry has nothing that the engine loads."""
@@ -95,14 +95,14 @@ class ResolvedModel(Resolved[OpenModel]):
         files, chosen = model.files, engine_named(engine)
         setup = start.setup
         if setup is not None and getattr(setup, chosen.quant_key, None) is not None:
-            shown = chosen.quant_shown(setup) or self.quant or "as requested"
-            return as_named(model.model, shown)
+            quant = chosen.quant_shown(setup) or self.quant or "as requested"
+            return as_named(model.model, quant)
         if chosen.streams_weights:
             file = model if files is not None else self.as_file(engine)
             return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or not chosen.loads_gguf:
-            known = self.entry.id if self.entry is not None and files is None else ""
-            return chosen.variants(model.model, known)
+            catalog_id = self.entry.id if self.entry is not None and files is None else ""
+            return chosen.variants(model.model, catalog_id)
         last = self.name.rpartition("/")[2]
         is_file = ":" in last or last.lower().endswith(MODEL_SUFFIXES)
         if is_file or files.origin is not Origin.HUB:
@@ -143,7 +143,7 @@ def open_named(
         return open_model(source, depth=depth, reach=reach, confirm=confirm)
 
     try:
-        found = resolve(reference, read, absolute=reach.within is not None)
+        resolved = resolve(reference, read, absolute=reach.within is not None)
     except NotFoundError as error:
         name = os.fspath(reference)
         assumed = _assumed(name if quant is None else f"{name} {quant}") if assume else None
@@ -151,17 +151,19 @@ def open_named(
             raise
         note = f"estimated from its name alone: {error}"
         return ResolvedModel(name=name, notes=(note,), assumed=assumed, missing=error)
-    model = _resolved_model(found)
+    model = _resolved_model(resolved)
     if quant is None:
         return model
-    other = file_at(model.name, model.files, quant)
-    if other is not None:
-        return open_named(other, session, depth=depth)
+    other_file = file_at(model.name, model.files, quant)
+    if other_file is not None:
+        return open_named(other_file, session, depth=depth)
     return quantised(model, quant)
 
 
-def _resolved_model(found: Resolved[Any]) -> ResolvedModel:
-    return ResolvedModel(**{one.name: getattr(found, one.name) for one in fields(found)})
+def _resolved_model(resolved: Resolved[Any]) -> ResolvedModel:
+    """The same attributes, with the methods of a ResolvedModel."""
+    names = [attribute.name for attribute in fields(resolved)]
+    return ResolvedModel(**{name: getattr(resolved, name) for name in names})
 
 
 def quantised(model: Model, quant: str) -> Model:
@@ -195,20 +197,21 @@ def open_as_stored(
 
     Raises UsageError if the model has no file at this quantisation.
     """
-    found = resolve(reference, read, absolute=reach.within is not None)
-    if found.found is None:
-        known = _resolved_model(found)
-        return known if quant is None else quantised(known, quant)
-    files = found.found if isinstance(found.found, ModelFiles) else found.found.files
+    resolved = resolve(reference, read, absolute=reach.within is not None)
+    if resolved.found is None:
+        model = _resolved_model(resolved)
+        return model if quant is None else quantised(model, quant)
+    files = resolved.found if isinstance(resolved.found, ModelFiles) else resolved.found.files
     if quant is None or _stated_quant(files) == quant.upper():
-        return found.found
-    other = file_at(found.name, files, quant)
-    if other is None:
-        raise UsageError(f"{found.name} has no file at {quant}: {verb} files as they are")
-    return read(other)
+        return resolved.found
+    other_file = file_at(resolved.name, files, quant)
+    if other_file is None:
+        raise UsageError(f"{resolved.name} has no file at {quant}: {verb} files as they are")
+    return read(other_file)
 
 
 def _stated_quant(files: ModelFiles | None) -> str | None:
+    """The quantisation in the header, or else in the file's name; None without files."""
     if files is None:
         return None
     stored = stored_quant(files)
@@ -233,7 +236,7 @@ Answer = TypeVar("Answer")
 
 
 def automatic(
-    named: ResolvedModel,
+    resolved: ResolvedModel,
     machine: Machine,
     ask: Callable[[str], Answer],
     result_of: Callable[[Answer], Verdict],
@@ -243,32 +246,34 @@ def automatic(
     If the model does not fit there, or the engine cannot run it, llama.cpp is tried, which can quantise a model and
     split it between GPU and CPU; the note says why. `ask` takes the name of an engine; its errors are passed on.
     """
-    engine = named.engine(machine)
-    other_engine = default_engine().name
-    if engine == other_engine:
+    engine = resolved.engine(machine)
+    fallback_engine = default_engine().name
+    if engine == fallback_engine:
         return ask(engine), ""
-    note = f"checked for {other_engine}, because {engine} cannot run it here: "
+    note = f"checked for {fallback_engine}, because {engine} cannot run it here: "
     try:
         first = ask(engine)
     except (RefusedError, HardwareError) as error:
-        other = _fitting(ask, result_of)
-        if other is None:
+        fallback = _fitting(ask, result_of)
+        if fallback is None:
             raise
-        return other, f"{note}{error}"
+        return fallback, f"{note}{error}"
     result = result_of(first)
-    other = None if result.can_load else _fitting(ask, result_of)
-    return (first, "") if other is None else (other, f"{note}{'; '.join(result.reasons)}")
+    fallback = None if result.can_load else _fitting(ask, result_of)
+    if fallback is None:
+        return first, ""
+    return fallback, f"{note}{'; '.join(result.reasons)}"
 
 
 def _fitting(ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict]) -> Answer | None:
     """llama.cpp's answer; None if the model does not fit there either, or llama.cpp refuses the request."""
     try:
-        found = ask(default_engine().name)
+        answer = ask(default_engine().name)
     except CancelledError:
         raise
     except EdgekitError:
         return None
-    return found if result_of(found).can_load else None
+    return answer if result_of(answer).can_load else None
 
 
 def choose_file(
@@ -287,7 +292,7 @@ def choose_file(
             break
         files[chosen.name] = open_model(chosen.reference, reach=reach)
         read = replace(chosen, model=files[chosen.name].model, changes={})
-        variants = (read if one is chosen else one for one in task.variants)
+        variants = (read if variant is chosen else variant for variant in task.variants)
         task = replace(task, variants=tuple(variants))
-    found = files.get(chosen.name, opened)
-    return found, replace(task, model=chosen.model), choice
+    chosen_file = files.get(chosen.name, opened)
+    return chosen_file, replace(task, model=chosen.model), choice

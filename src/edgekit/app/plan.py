@@ -52,61 +52,67 @@ def check_engine(request: Request) -> None:
         check_planned(engine)
 
 
-def plan_named(named: ResolvedModel, request: Request, session: Session) -> PlanAnswer:
+def plan_named(resolved: ResolvedModel, request: Request, session: Session) -> PlanAnswer:
     """`plan` for a model that is open already."""
     check_engine(request)
     machine = request.find_machine()
     request = replace(request, machine=machine)
 
-    def made(engine: str) -> Plan:
-        return plan_model(named, replace(request, engines=(engine,)), session)
+    def plan_on(engine: str) -> Plan:
+        return plan_model(resolved, replace(request, engines=(engine,)), session)
 
     if request.engine is None:
-        found, note = automatic(named, machine, made, lambda plan: plan.result)
+        chosen_plan, note = automatic(resolved, machine, plan_on, lambda plan: plan.result)
     else:
-        found, note = made(request.engine), ""
-    given = request.values(found.task.engine)
-    ready = ready_commands(found, files=named.files, given=given) if found.fits else ()
-    facts: dict[str, Any] = dict(found.result.estimate.facts)
-    length = facts.get("n_ctx_seq") or found.context_tokens
+        chosen_plan, note = plan_on(request.engine), ""
+    values = request.values(chosen_plan.task.engine)
+    ready = (
+        ready_commands(chosen_plan, files=resolved.files, given=values) if chosen_plan.fits else ()
+    )
+    facts: dict[str, Any] = dict(chosen_plan.result.estimate.facts)
+    length = facts.get("n_ctx_seq") or chosen_plan.context_tokens
     notes = (
         *([note] if note else []),
-        *named.notes,
-        *model_notes(named.files, found.variant.model.geometry, length),
+        *resolved.notes,
+        *model_notes(resolved.files, chosen_plan.variant.model.geometry, length),
     )
-    return PlanAnswer(plan=found, ready=ready, notes=notes)
+    return PlanAnswer(plan=chosen_plan, ready=ready, notes=notes)
 
 
 def plan_model(
-    named: ResolvedModel, request: Request, session: Session | None = None, *, thorough: bool = True
+    resolved: ResolvedModel,
+    request: Request,
+    session: Session | None = None,
+    *,
+    thorough: bool = True,
 ) -> Plan:
     """The plan alone, for the engine that was given or that the files are for.
 
     If the plan chooses a file of the repository that is not open yet, its header is read as well.
     """
     session = session or Session(reach=Reach())
-    task = task_to_plan(named, request, session)
+    task = task_to_plan(resolved, request, session)
     check_task(task)
-    *_, choice = choose_file(named.opened(task.engine), task, session.reach)
+    *_, choice = choose_file(resolved.opened(task.engine), task, session.reach)
     return make_plan(task, choice=choice, thorough=thorough)
 
 
-def task_to_plan(named: ResolvedModel, request: Request, session: Session) -> Task:
+def task_to_plan(resolved: ResolvedModel, request: Request, session: Session) -> Task:
     """The task with the given settings; the plan chooses the others. Raises HardwareError, RefusedError, UsageError."""
-    name = request.engine or named.engine(request.find_machine())
-    engine, entry = engine_named(name), named.entry
-    values = request.values(name, named.quant)
+    name = request.engine or resolved.engine(request.find_machine())
+    engine, entry = engine_named(name), resolved.entry
+    values = request.values(name, resolved.quant)
     for flag in engine.flags:
         if flag.not_planned and flag.key in values:
             raise UsageError(f"plan does not take {flag.not_planned}")
-    opened = named.opened(name)
-    task, _ = task_of(opened, name, request, session, embeds=named.embeds, quant=named.quant)
-    variants = named.variants(opened, name, task.start)
+    opened = resolved.opened(name)
+    task, _ = task_of(opened, name, request, session, embeds=resolved.embeds, quant=resolved.quant)
+    variants = resolved.variants(opened, name, task.start)
     drafters: tuple[Drafter, ...] = ()
-    if request.drafter and engine.drafts and not named.embeds:
+    if request.drafter and engine.drafts and not resolved.embeds:
         drafters = own_drafter(opened.model)
-        if entry is not None and named.catalog is not None:
-            drafters += catalog_drafters(entry, named.catalog.entries)
+        if entry is not None and resolved.catalog is not None:
+            drafters += catalog_drafters(entry, resolved.catalog.entries)
     return replace(
         task,
         model=variants[0].model if variants else opened.model,

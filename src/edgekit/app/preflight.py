@@ -159,8 +159,8 @@ def inspect_model_remote(
     _check_reference(model_id)
     Request.from_kwargs(engine)
     try:
-        named = open_named(model_id, Session(reach=reach or Reach()))
-        model = named.opened(named.engine()).model
+        resolved = open_named(model_id, Session(reach=reach or Reach()))
+        model = resolved.opened(resolved.engine()).model
     except (RemoteInspectError, CancelledError):
         raise
     except EdgekitError as error:
@@ -190,24 +190,29 @@ def _verdict(
     machine = request.find_machine()
     request = replace(request, machine=machine)
     depth = Depth.TENSORS if exact else Depth.ARCHITECTURE
-    named = open_named(reference, session, depth=depth, assume=not loads_only, quant=request.quant)
+    resolved = open_named(
+        reference, session, depth=depth, assume=not loads_only, quant=request.quant
+    )
 
     def judge_on(engine: str) -> Verdict:
-        if named.assumed is not None:
-            known = OpenModel(label=named.name, model=named.assumed.stand_in)
-            task, _ = task_of(known, engine, request, session, quant=named.quant)
-            return judge(replace(task, bill=named.assumed.bill(engine)))
-        opened = named.opened(engine)
-        return judge_model(opened, engine, request, session, named=named, loads_only=loads_only)[-1]
+        if resolved.assumed is not None:
+            stand_in = OpenModel(label=resolved.name, model=resolved.assumed.stand_in)
+            task, _ = task_of(stand_in, engine, request, session, quant=resolved.quant)
+            return judge(replace(task, bill=resolved.assumed.bill(engine)))
+        opened = resolved.opened(engine)
+        return judge_model(
+            opened, engine, request, session, resolved=resolved, loads_only=loads_only
+        )[-1]
 
     if request.engine is not None:
         return judge_on(request.engine)
-    own = named.engine(machine)
+    files_engine = resolved.engine(machine)
     options = {name: value for name, value in (request.options or {}).items() if name != "quant"}
-    if not _takes_options(own, options):  # as on the command line: the engine that has them
-        others = (name for name in engine_names() if _takes_options(name, options))
-        return judge_on(next(others, own))
-    result, note = automatic(named, machine, judge_on, lambda result: result)
+    if not _takes_options(files_engine, options):
+        # as on the command line: the first engine that has these options
+        able_engines = (name for name in engine_names() if _takes_options(name, options))
+        return judge_on(next(able_engines, files_engine))
+    result, note = automatic(resolved, machine, judge_on, lambda result: result)
     bill = result.estimate
     return replace(result, estimate=replace(bill, notes=(note, *bill.notes))) if note else result
 

@@ -58,11 +58,10 @@ from edgekit.units import MIB
 OFFLINE = Session(reach=Reach(network=False))
 SHOWN = 5
 MOST_SHOWN = 100
-OF_A_ROOT = 2  # models of one product line, across its families
+MAX_PER_LINE = 2  # models of a product line, across its families
 TOO_LARGE, SLOW = "too large", "too slow"
-READ_SHARE = (
-    0.75  # of the active weights are read per token at least: of the embedding only one row is read
-)
+# At least this share of the active weights is read for each token: of the embedding table, only one row is.
+READ_SHARE = 0.75
 STEP_BYTES = 256 * MIB  # smaller changes of the free memory do not need a new search
 MAX_STORED_BYTES = 64 * 1024  # a stored answer has about 5 KB
 LEFTOVER_S = 3600  # age at which an unfinished file is certainly abandoned
@@ -97,7 +96,7 @@ def complete(request: Request) -> Request:
 def recommend(
     request: Request, session: Session = OFFLINE, catalog: Catalog | None = None
 ) -> Recommendation:
-    """`find_best`, or the models that it found for the same request before, each planned again.
+    """The result of `find_best`. A repeated request reuses the stored models, each planned again.
 
     Requests are the same if the free memory, rounded to steps, is the same. Plans use the memory that is free now.
     Raises UsageError, and HardwareError if the machine has no hardware for the engine.
@@ -106,20 +105,22 @@ def recommend(
     request = complete(request)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, catalog.entries)
     key = key_of(request, with_rounded_memory(request.find_machine()), ranked)
-    found = _planned_again(key, request, session, ranked)
-    if found is None:
-        found = find_best(ranked, request, session)
-        if found.suggestions:
-            picks = [one.entry.id for one in found.suggestions]
-            store(key, {"picks": picks, "passed_over": found.passed_over})
-    notes = (note for one in found.suggestions for note in base_note(one.entry))
-    return replace(found, notes=(*catalog.problems, *notes))
+    recommendation = _plan_stored(key, request, session, ranked)
+    if recommendation is None:
+        recommendation = find_best(ranked, request, session)
+        if recommendation.suggestions:
+            picks = [suggestion.entry.id for suggestion in recommendation.suggestions]
+            store(key, {"picks": picks, "passed_over": recommendation.passed_over})
+    notes = (
+        note for suggestion in recommendation.suggestions for note in base_note(suggestion.entry)
+    )
+    return replace(recommendation, notes=(*catalog.problems, *notes))
 
 
-def _planned_again(
+def _plan_stored(
     key: str, request: Request, session: Session, ranked: Sequence[Entry]
 ) -> Recommendation | None:
-    """None if nothing is stored, it is damaged, or one of its models no longer fits."""
+    """The stored models with new plans; None if nothing is stored, it is damaged, or a model no longer fits."""
     folder, answer = _folder(), None
     if folder is not None:
         with suppress(HeaderLimitError, ValueError, RecursionError):
@@ -131,20 +132,20 @@ def _planned_again(
     picks, reasons = answer.get("picks"), answer.get("passed_over")
     if not isinstance(picks, list) or not picks or not isinstance(reasons, list):
         return None
-    pairs = [one for one in reasons if isinstance(one, list) and len(one) == 2]
+    pairs = [pair for pair in reasons if isinstance(pair, list) and len(pair) == 2]
     passed_over = tuple((str(why), count) for why, count in pairs if isinstance(count, int))
     if len(passed_over) < len(reasons):
         return None
     by_id = {entry.id: entry for entry in ranked}
-    found: list[Suggestion] = []
+    suggestions: list[Suggestion] = []
     for pick in picks:
         entry = by_id.get(str(pick))
         plan = None if entry is None else find_plan(task_for(entry, request, session))
         if entry is None or plan is None:
             return None
-        found.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
-    found.sort(key=lambda one: one.order, reverse=True)
-    return Recommendation(request=request, suggestions=tuple(found), passed_over=passed_over)
+        suggestions.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
+    suggestions.sort(key=lambda suggestion: suggestion.order, reverse=True)
+    return Recommendation(request=request, suggestions=tuple(suggestions), passed_over=passed_over)
 
 
 def find_best(
@@ -160,12 +161,12 @@ def find_best(
     check_users(request.users, engine)
     search = _Search(request, session)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, entries)
-    found = search.found(ranked)
+    suggestions = search.find(ranked)
     return Recommendation(
         request=request,
-        suggestions=tuple(found),
+        suggestions=tuple(suggestions),
         passed_over=tuple(search.passed_over.most_common()),
-        nearest=None if found else search.nearest(ranked),
+        nearest=None if suggestions else search.nearest(ranked),
     )
 
 
@@ -174,7 +175,7 @@ class _Search:
 
     def __init__(self, request: Request, session: Session) -> None:
         self._request, self._session = request, session
-        self._most = min(request.limit or SHOWN, MOST_SHOWN)
+        self._limit = min(request.limit or SHOWN, MOST_SHOWN)
         self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
         self._embeds = request.purpose is ModelPurpose.EMBEDDING
         default = request.reserve_bytes is None  # with a given reserve only the bill decides
@@ -183,72 +184,86 @@ class _Search:
         )
         self.passed_over: Counter[str] = Counter()
 
-    def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:
-        """The best models. Stops when none of the rest can rank higher than those found."""
-        found: list[Suggestion] = []
+    def find(self, ranked: Sequence[Entry]) -> list[Suggestion]:
+        """The best models. Stops when no later model can rank higher than the selected ones."""
+        planned: list[Suggestion] = []
         shown: list[Suggestion] = []
         slow: list[Entry] = []
         for entry in ranked:
             limit = not self._embeds, rank_of(entry) * quickness(math.inf)  # for all that follow
-            if len(shown) >= self._most and shown[-1].order >= limit:
+            if len(shown) >= self._limit and shown[-1].order >= limit:
                 break
-            reason = self._hopeless(entry)
+            reason = self._reason_to_skip(entry)
             if reason:
                 self.passed_over[reason] += 1
                 continue
-            if not self._would_show(entry, shown, self._most_order(entry)):
+            if not self._would_show(entry, shown, self._best_order_at_speed(entry)):
                 slow.append(entry)
                 continue
-            one = self._suggestion(entry)
-            if one is not None:
-                found = sorted([*found, one], key=lambda one: one.order, reverse=True)
-                shown = self._shown(found)
-        slow += [one.entry for one in found if one not in shown and not one.is_quick]
-        if self._most > 1 and shown and not any(one.is_quick for one in shown):
-            # the last one shown is the best at reading speed, even if slower ones rank higher
+            suggestion = self._suggestion(entry)
+            if suggestion is not None:
+                planned.append(suggestion)
+                planned.sort(key=lambda suggestion: suggestion.order, reverse=True)
+                shown = self._select(planned)
+        slow += [
+            suggestion.entry
+            for suggestion in planned
+            if suggestion not in shown and not suggestion.is_quick
+        ]
+        if self._limit > 1 and shown and not any(suggestion.is_quick for suggestion in shown):
+            # the last place goes to the best model at reading speed, even if slower models rank higher
             counted = self.passed_over.copy()
-            able = (entry for entry in ranked if not self._hopeless(entry))
-            may_be_quick = (one for one in able if self._most_order(one)[1] >= rank_of(one))
-            planned = map(self._suggestion, may_be_quick)
-            quick = next((one for one in planned if one is not None and one.is_quick), None)
-            self.passed_over = counted
-            shown = shown if quick is None else [*shown[: self._most - 1], quick]
+            may_be_quick = (
+                entry
+                for entry in ranked
+                if not self._reason_to_skip(entry)
+                and self._best_order_at_speed(entry)[1] >= rank_of(entry)
+            )
+            candidates = filter(None, map(self._suggestion, may_be_quick))
+            quick = next((candidate for candidate in candidates if candidate.is_quick), None)
+            self.passed_over = counted  # the second search counts nothing twice
+            shown = shown if quick is None else [*shown[: self._limit - 1], quick]
         too_slow = sum(self._would_show(entry, shown, _best_order(entry)) for entry in slow)
         self.passed_over += Counter({SLOW: too_slow})
         return shown
 
-    def _shown(self, found: list[Suggestion]) -> list[Suggestion]:
-        """The best: the first of each family, a few of each line, and of one model only the newest version."""
+    def _select(self, suggestions: list[Suggestion]) -> list[Suggestion]:
+        """The best of each family, at most MAX_PER_LINE of a product line, and only the newest version of a model."""
         shown: list[Suggestion] = []
-        for one in found:
-            name, version = version_of(one.entry.id)
+        for suggestion in suggestions:
+            name, version = version_of(suggestion.entry.id)
             is_outdated = not self._request.all_sizes and any(
                 version_of(other.entry.id)[0] == name
                 and version_of(other.entry.id)[1] > version
-                and other.order[0] >= one.order[0]  # not slow where this one is quick
-                for other in found
+                # a slow newer version does not replace a quick one
+                and other.order[0] >= suggestion.order[0]
+                for other in suggestions
             )
-            if len(shown) < self._most and not is_outdated and self._is_varied(one.entry, shown):
-                shown.append(one)
+            if (
+                len(shown) < self._limit
+                and not is_outdated
+                and self._is_varied(suggestion.entry, shown)
+            ):
+                shown.append(suggestion)
         return shown
 
     def _would_show(
         self, entry: Entry, shown: Sequence[Suggestion], order: tuple[bool, float]
     ) -> bool:
         """Whether the model would be shown with that order."""
-        better = [one for one in shown if one.order >= order]
-        return len(better) < self._most and self._is_varied(entry, better)
+        better = [suggestion for suggestion in shown if suggestion.order >= order]
+        return len(better) < self._limit and self._is_varied(entry, better)
 
     def _is_varied(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
         """Whether the list stays varied with this model: another family, and not too many of its line."""
         if self._request.all_sizes:
             return True
-        families = [one.entry.family for one in others]
+        families = [suggestion.entry.family for suggestion in others]
         line = [root_of(family) for family in families].count(root_of(entry.family))
-        models = [version_of(one.entry.id)[0] for one in others]
+        models = [version_of(suggestion.entry.id)[0] for suggestion in others]
         return (
             entry.family not in families
-            and line < OF_A_ROOT
+            and line < MAX_PER_LINE
             and version_of(entry.id)[0] not in models
         )
 
@@ -265,6 +280,7 @@ class _Search:
         return None
 
     def _suggestion(self, entry: Entry) -> Suggestion | None:
+        """The model with its plan. None if it cannot be planned; `passed_over` counts the reason."""
         try:
             self._session.tell(f"planning {entry.id}")
             plan = find_plan(task_for(entry, self._request, self._session))
@@ -281,36 +297,37 @@ class _Search:
             return None
         return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
 
-    def _hopeless(self, entry: Entry) -> str:
+    def _reason_to_skip(self, entry: Entry) -> str:
         """Why the model is skipped without a bill: a context that is too short, or weights larger than all memory."""
         tokens, minimum = self._request.wanted_tokens, self._request.min_context
-        is_open = not tokens and minimum is None
-        least = MINIMUM_TOKENS if is_open else max(tokens or 0, minimum or 0)
+        min_tokens = max(tokens or 0, minimum or 0)
+        if not tokens and minimum is None:
+            min_tokens = MINIMUM_TOKENS
         if not self._embeds and entry.native_context is None:
             return "with an unknown context length"
-        if not self._embeds and (entry.native_context or 0) < least:
+        if not self._embeds and (entry.native_context or 0) < min_tokens:
             return "with too short a context"
         if smallest_bytes(entry) > self._capacity_bytes:
             return TOO_LARGE
         return ""
 
-    def _most_order(self, entry: Entry) -> tuple[bool, float]:
-        """The best order it can have, given the time it takes to read its weights."""
-        size, whole = smallest_bytes(entry), entry.parameters or 0
-        if not size or not whole or self._embeds:
+    def _best_order_at_speed(self, entry: Entry) -> tuple[bool, float]:
+        """The best order that the model can have at the speed with which its weights are read."""
+        size, parameters = smallest_bytes(entry), entry.parameters or 0
+        if not size or not parameters or self._embeds:
             return _best_order(entry)
-        work = READ_SHARE * size * (entry.active_parameters or whole) / whole
-        most = self._engine.fastest_tokens_per_s(work, size, self._machine)
-        if most is None:
+        read_bytes = READ_SHARE * size * (entry.active_parameters or parameters) / parameters
+        tokens_per_s = self._engine.fastest_tokens_per_s(read_bytes, size, self._machine)
+        if tokens_per_s is None:
             return _best_order(entry)
-        is_quick = round(most, 1) >= READING_TOKENS_PER_S
+        is_quick = round(tokens_per_s, 1) >= READING_TOKENS_PER_S
         if is_quick and not is_minor(entry):
-            return True, rank_of(entry) * quickness(most)
-        return False, rank_of(entry) * slowness(most)
+            return True, rank_of(entry) * quickness(tokens_per_s)
+        return False, rank_of(entry) * slowness(tokens_per_s)
 
 
 def _best_order(entry: Entry) -> tuple[bool, float]:
-    """The order at the highest speed that counts."""
+    """The best order that the model can have at any speed."""
     if is_minor(entry) or ModelPurpose.EMBEDDING in entry.kinds:
         return False, rank_of(entry)
     return True, rank_of(entry) * quickness(math.inf)
@@ -339,12 +356,13 @@ def with_rounded_memory(machine: Machine) -> Machine:
     host = machine.host
     if host is not None:
         limits = tuple(
-            replace(one, limit_bytes=one.used_bytes + rounded(one.left_bytes))
-            for one in host.limits
+            replace(limit, limit_bytes=limit.used_bytes + rounded(limit.left_bytes))
+            for limit in host.limits
         )
         host = replace(host, free_bytes=rounded(host.free_bytes), limits=limits)
     devices = (
-        replace(one, free_bytes=rounded(one.free_bytes), users=()) for one in machine.devices
+        replace(device, free_bytes=rounded(device.free_bytes), users=())
+        for device in machine.devices
     )
     return replace(machine, host=host, devices=tuple(devices))
 
@@ -359,14 +377,14 @@ def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
     if host is not None:
         ram = (host.usable_bytes, host.whole_bytes, host.total_bytes, host.bandwidth_bytes_per_s)
     cards = [replace(device, users=(), because="") for device in machine.devices]
-    seen = (
+    identity = (
         __version__,
         engine.version(engine.default_setup()),
         replace(request, machine=None),
         (machine.system, machine.cores, ram, repr(cards), machine.measured),
         [(entry, entry.keys, entry.config) for entry in entries],
     )
-    return hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
 
 def _folder() -> Path | None:

@@ -102,7 +102,7 @@ class Judged:
     check: Check
     session: Session = field(repr=False)
 
-    def again(self, job: Job | None) -> Judged:
+    def judge_again(self, job: Job | None) -> Judged:
         """Judge again for another job, with the memory that is free now."""
         return judge(self.request, self.opened, job, self.session)
 
@@ -127,13 +127,13 @@ class Judged:
 
 
 def judge(request: Request, opened: OpenModel, job: Job | None, session: Session) -> Judged:
-    """The verdict, whatever it is: the caller refuses."""
+    """The verdict for the memory that is free now. A model that does not fit is not an error here."""
     (engine,) = request.engines
-    check = check_opened(opened, engine, _now(request, job), session)
+    check = check_opened(opened, engine, _on_this_machine(request, job), session)
     return Judged(request=request, opened=opened, check=check, session=session)
 
 
-def _now(request: Request, job: Job | None) -> Request:
+def _on_this_machine(request: Request, job: Job | None) -> Request:
     """The request for this machine as it is now, with --budget as a limit of its memory."""
     machine = detect()
     if request.budget_bytes is not None and machine.host is not None:
@@ -160,7 +160,7 @@ def fetch(
     published, opened = _open(reference, request, session)
     judged = judge(request, opened, job, session)
     judged.refuse_or_warn()
-    weights = _weights(reference, published, judged)
+    weights = _find_files(reference, published, judged)
     if published:
         judged = judge(request, open_model(weights.model), job, session)
         judged.refuse_or_warn()
@@ -173,10 +173,10 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
     There are repositories only for a catalog name whose weights are not on this machine; the header is then generated
     from the catalog. Downloads nothing.
     """
-    found = catalog_name(reference)
-    if found is None:
+    catalog_match = catalog_name(reference)
+    if catalog_match is None:
         return (), _runnable(open_named(reference, session))
-    entry, quant = found
+    entry, quant = catalog_match
     stored: OpenModel | None = None
     with suppress(SourceError):  # in Ollama, LM Studio or the hub's cache on this machine
         stored = open_model(reference, reach=replace(session.reach, network=False))
@@ -184,28 +184,29 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
         return (), _runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
     if ModelPurpose.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(reference))
-    published, opened = open_published(entry, quant, _now(request, None))
+    published, opened = open_published(entry, quant, _on_this_machine(request, None))
     session.notify(WeightsChosen(entry.id, opened.mix, published[0].partition(":")[0]))
     return published, opened
 
 
-def _runnable(named: ResolvedModel) -> OpenModel:
-    found = named.found
-    if found is None or found.files is None:
-        raise UsageError(f"{named.name} has no weights to run: give a GGUF file or repository")
-    if found.files.origin is Origin.SAMPLE:
-        raise UsageError(f"{named.name} is a sample header without weights: use edgekit check")
-    if not found.model.geometry.causal:
-        raise UsageError(_EMBEDS.format(named.name))
-    if found.files.container is not Container.GGUF:
+def _runnable(resolved: ResolvedModel) -> OpenModel:
+    """The opened model. Raises UsageError for anything but the GGUF file of a language model."""
+    opened = resolved.found
+    if opened is None or opened.files is None:
+        raise UsageError(f"{resolved.name} has no weights to run: give a GGUF file or repository")
+    if opened.files.origin is Origin.SAMPLE:
+        raise UsageError(f"{resolved.name} is a sample header without weights: use edgekit check")
+    if not opened.model.geometry.causal:
+        raise UsageError(_EMBEDS.format(resolved.name))
+    if opened.files.container is not Container.GGUF:
         raise UsageError(
-            f"{named.name} is {found.files.container.value}, but run needs a GGUF file: convert it"
+            f"{resolved.name} is {opened.files.container.value}, but run needs a GGUF file: convert it"
             " (convert_hf_to_gguf.py FOLDER, then llama-quantize), or name a repository of GGUF files"
         )
-    return found
+    return opened
 
 
-def _weights(reference: str, published: tuple[str, ...], judged: Judged) -> LocalWeights:
+def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> LocalWeights:
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
     request, session, files = judged.request, judged.session, judged.opened.files
 
@@ -254,20 +255,20 @@ def run(
     def job(prompt_tokens: int) -> Job | None:
         return job_of(prompt, prompt_tokens, new_tokens)
 
-    with ExitStack() as held:
-        starter = _program(judged.request).open(weights.model, held, judged.request.budget_bytes)
+    with ExitStack() as stack:
+        starter = _program(judged.request).open(weights.model, stack, judged.request.budget_bytes)
         tokens = None if prompt is None else starter.tokens_in(prompt)
         # No text has more tokens than bytes, which is a good enough bound for a short prompt.
         bound = 0 if prompt is None else prompt.size_bytes
-        judged = judged.again(job(bound if tokens is None else tokens))
+        judged = judged.judge_again(job(bound if tokens is None else tokens))
         if tokens is None and prompt is not None and judged.request.context is None:
-            counted = _counted(judged, weights.model, prompt)
-            judged = judged if counted is None else judged.again(job(counted))
+            counted = _count_tokens(judged, weights.model, prompt)
+            judged = judged if counted is None else judged.judge_again(job(counted))
         judged.refuse_or_warn()
-        at = Address(chats=prompt is None or not prompt.is_plain)
+        address = Address(chats=prompt is None or not prompt.is_plain)
         while True:
-            with ExitStack() as tried:
-                up = tried.enter_context(_started(judged, starter, weights, at))
+            with ExitStack() as attempt:
+                up = attempt.enter_context(_start_engine(judged, starter, weights, address))
                 short_of = None
                 if tokens is None and prompt is not None and judged.request.context is None:
                     window, native = up.talker.window_tokens, judged.check.result.native_context
@@ -275,19 +276,19 @@ def run(
                     if length + new_tokens > window and (native is None or window < native):
                         short_of = length
                 if short_of is None:
-                    held.push(tried.pop_all())
+                    stack.push(attempt.pop_all())
                     break
-            judged = judged.again(job(short_of))
+            judged = judged.judge_again(job(short_of))
             judged.refuse_or_warn()
         yield up, judged
 
 
 @contextmanager
-def serve(judged: Judged, weights: LocalWeights, at: Address) -> Iterator[Up]:
+def serve(judged: Judged, weights: LocalWeights, address: Address) -> Iterator[Up]:
     """A server, until the end of the block."""
-    with ExitStack() as held:
-        starter = _program(judged.request, "serve").open(weights.model, held, None)
-        yield held.enter_context(_started(judged, starter, weights, at))
+    with ExitStack() as stack:
+        starter = _program(judged.request, "serve").open(weights.model, stack, None)
+        yield stack.enter_context(_start_engine(judged, starter, weights, address))
 
 
 def job_of(prompt: Prompt | None, prompt_tokens: int, new_tokens: int) -> Job | None:
@@ -295,26 +296,28 @@ def job_of(prompt: Prompt | None, prompt_tokens: int, new_tokens: int) -> Job | 
     return None if prompt is None else Job(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
 
-def _counted(judged: Judged, path: Path, prompt: Prompt) -> int | None:
+def _count_tokens(judged: Judged, path: Path, prompt: Prompt) -> int | None:
     """The tokens of a long prompt, so that it is not refused for its bytes alone; None if the tokenizer is missing."""
     if prompt.size_bytes <= COUNTED_BYTES and judged.check.result.can_load:
         return None
     with suppress(ImportError, EdgekitError):
         from edgekit.runtime import open_text
 
-        with open_text(path) as text:
-            texts = (prompt.text, *(one.content for one in prompt.messages))
-            return sum(len(text.tokenizer.encode_plain(one)) for one in texts if one)
+        with open_text(path) as engine:
+            texts = (prompt.text, *(message.content for message in prompt.messages))
+            return sum(len(engine.tokenizer.encode_plain(text)) for text in texts if text)
     return None
 
 
 @contextmanager
-def _started(judged: Judged, starter: Starter, weights: LocalWeights, at: Address) -> Iterator[Up]:
+def _start_engine(
+    judged: Judged, starter: Starter, weights: LocalWeights, address: Address
+) -> Iterator[Up]:
     """A running engine, until the end of the block. What it reports is compared with the bill."""
     request, result, session = judged.request, judged.check.result, judged.session
     (engine,) = request.engines
     session.notify(Starting(judged.check))
-    given = EngineStart(
+    start = EngineStart(
         weights=weights,
         label=judged.check.bill.label,
         load=result.load,
@@ -326,12 +329,12 @@ def _started(judged: Judged, starter: Starter, weights: LocalWeights, at: Addres
         threads=request.threads,
         purpose=request.latency or Purpose.TEXT,
         environment=visible_cards(result.way, engine_named(engine).devices(result.machine)),
-        at=at,
+        at=address,
         recheck=judged.still_fits,
         say=lambda text: session.notify(EngineMessage(text)),
         warn=lambda text: session.notify(EngineMessage(text, is_warning=True)),
     )
-    with starter.start(given) as up:
+    with starter.start(start) as up:
         if up.rows:
             problem = ""
             try:  # `edgekit hardware` shows bills that were wrong
@@ -359,33 +362,38 @@ def open_published(
 
     Without a quantisation, one is chosen for this machine. Raises UsageError if no repository is known.
     """
-    named, name = open_named(f"catalog:{entry.id}"), entry.id
-    known = repositories_of(name, Form.GGUF)
-    tags = dict.fromkeys(tag for one in known for tag in one.quants)
+    resolved, name = open_named(f"catalog:{entry.id}"), entry.id
+    repositories = repositories_of(name, Form.GGUF)
+    tags = dict.fromkeys(tag for repository in repositories for tag in repository.quants)
     mix: str | None = None if quant is None else quant.upper()
-    if mix is None:  # what `check` chooses with the same flags; if nothing fits, the usual one
-        (answer,) = check_named(named, request, Session(reach=Reach(network=False)))
+    if mix is None:  # as in `check` with the same flags; if nothing fits, the usual quantisation
+        (answer,) = check_named(resolved, request, Session(reach=Reach(network=False)))
         if not isinstance(answer, Check):
             raise answer.error
         result = answer.result
-        mix = result.quantization if result.can_load else named.as_file(result.engine).mix
-        if all(one.tag(mix) is None for one in known):  # the most accurate smaller one
-            most = accuracy_of(mix) or 0
+        mix = result.quantization if result.can_load else resolved.as_file(result.engine).mix
+        if all(repository.tag(mix) is None for repository in repositories):
+            # no repository has it: the most accurate quantisation below it
+            best = accuracy_of(mix) or 0
             plain = {tag.upper().removeprefix("UD-") for tag in tags}
-            below = [tag for tag in plain if (accuracy_of(tag) or most) < most]
+            below = [tag for tag in plain if (accuracy_of(tag) or best) < best]
             mix = max(below, key=lambda tag: accuracy_of(tag) or 0, default=None)
-    found = [one for one in known if mix is not None and one.tag(mix) is not None]
-    if mix is None or not found:
-        at = "" if quant is None else f" at {quant}"
-        others = f" (known: {', '.join(tags)})" if tags else ""
+    with_mix = [
+        repository
+        for repository in repositories
+        if mix is not None and repository.tag(mix) is not None
+    ]
+    if mix is None or not with_mix:
+        at_quant = "" if quant is None else f" at {quant}"
+        known_quants = f" (known: {', '.join(tags)})" if tags else ""
         raise UsageError(
-            f"no known repository has a GGUF of {name}{at}{others}. Search {gguf_search(name)} and name what you find:"
-            " edgekit run ORG/REPOSITORY:QUANT, or a file"
+            f"no known repository has a GGUF of {name}{at_quant}{known_quants}. Search {gguf_search(name)}"
+            " and name what you find: edgekit run ORG/REPOSITORY:QUANT, or a file"
         )
     (engine,) = request.engines
-    model = named.opened(engine)
+    model = resolved.opened(engine)
     opened = replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
-    return tuple(f"{one.name}:{one.tag(mix)}" for one in found), opened
+    return tuple(f"{repository.name}:{repository.tag(mix)}" for repository in with_mix), opened
 
 
 def find_published(

@@ -43,19 +43,19 @@ def verify(
 
     files = open_as_stored(reference, read, reach, quant=quant, verb="verify loads")
     if isinstance(files, ResolvedModel):  # of the catalog: a header from its facts
-        named, opened = files, files.as_file(engine)
+        resolved, opened = files, files.as_file(engine)
         model, mix = opened.model, None
-        if named.quant is not None:
-            mix = read_quant(engine, named.quant)
-            model = named.opened(engine).model
+        if resolved.quant is not None:
+            mix = read_quant(engine, resolved.quant)
+            model = resolved.opened(engine).model
         generated = verifier.generated(model, opened.label, mix)
         note = f"header generated from the catalog, at {mix or opened.mix}"
         files = replace(generated, notes=(note,))
-    found = verifier.verify(files)
-    asked = verifier.asked(found)
+    verification = verifier.verify(files)
+    asked = verifier.asked(verification)
     if not really:
-        return Verified(found, asked)
+        return Verified(verification, asked)
     try:
-        return Verified(found, asked, remember_load(found, detect()))
+        return Verified(verification, asked, remember_load(verification, detect()))
     except EdgekitError as error:
-        return Verified(found, asked, error)
+        return Verified(verification, asked, error)

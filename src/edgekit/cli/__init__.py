@@ -28,12 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["help"]:  # edgekit help check
         words = [*words[1:], "--help"]
     try:
-        arguments, more = build_parser(words[0] if words else None).parse_known_args(words)
-        # models may be anywhere: of `check a.gguf --ram 8G b.gguf` argparse only takes the first
+        arguments, unparsed = build_parser(words[0] if words else None).parse_known_args(words)
+        # argparse takes only the first model of `check a.gguf --ram 8G b.gguf`: add the others here
         models: list[str] = getattr(arguments, "models", [])
-        if more and (not models or any(word.startswith("-") for word in more)):
-            arguments.parser.reject(more)
-        models += more
+        if unparsed and (not models or any(word.startswith("-") for word in unparsed)):
+            arguments.parser.reject(unparsed)
+        models += unparsed
     except UsageExit as wrong:
         if "--json" in words[: (*words, "--").index("--")]:
             _write(_error_json("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
@@ -64,8 +64,8 @@ def join_counts(argv: Sequence[str]) -> list[str]:
         flag, equals, count = words[-1].partition("=") if words else ("", "", "")
         if not equals and len(words) > 1:
             flag, count = words[-2:]
-        is_open = flag in _DEVICE_FLAGS and _COUNT.fullmatch(count)
-        if is_open and not options_ended and not word.startswith("-"):
+        needs_name = flag in _DEVICE_FLAGS and _COUNT.fullmatch(count)
+        if needs_name and not options_ended and not word.startswith("-"):
             words[-1] += f" {word}"
         else:
             words.append(word)

@@ -39,24 +39,26 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and the verdict as an exit code."""
     request = Request.from_argv(arguments)  # errors in flags come before anything is read
     names = references(arguments.models)
-    alone = len(names) == 1
-    if arguments.program is not None and (not alone or len(request.engines) > 1):
+    is_one = len(names) == 1
+    if arguments.program is not None and (not is_one or len(request.engines) > 1):
         raise UsageError("--for prints the command of one model and one engine")
     depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
-    confirm = confirmed(arguments) if alone else None  # several: no limit was given for their sum
-    quiet = arguments.quiet or (arguments.json and alone)
+    confirm = confirmed(arguments) if is_one else None  # the limit is for one model, not for a sum
+    quiet = arguments.quiet or (arguments.json and is_one)
     with open_session(arguments, quiet=quiet, confirm=confirm) as session:
-        if alone:
+        if is_one:
             with_changes = not arguments.quiet
-            found = [check(names[0], request, session, depth=depth, with_changes=with_changes)]
+            answers_by_model = [
+                check(names[0], request, session, depth=depth, with_changes=with_changes)
+            ]
         else:
-            coming = check_all(names, request, session, depth=depth)
-            coming = counted(coming, len(names), session.reach.progress)
+            batches = check_all(names, request, session, depth=depth)
+            batches = counted(batches, len(names), session.reach.progress)
             if not arguments.json:
-                return "", worst_code(_show_table(coming), strict=arguments.strict)
-            found = list(coming)
-    code = worst_code(found, strict=arguments.strict)
-    answers = [answer for of_model in found for answer in of_model]
+                return "", worst_code(_show_table(batches), strict=arguments.strict)
+            answers_by_model = list(batches)
+    code = worst_code(answers_by_model, strict=arguments.strict)
+    answers = [answer for of_model in answers_by_model for answer in of_model]
     first = answers[0]
     if len(answers) == 1 and isinstance(first, Unanswered):
         raise first.error
@@ -74,20 +76,20 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
     return check_text(first, screen(), why=arguments.why), code
 
 
-def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
-    """Write a table of several models row by row. Returns the answers up to the point where the reader went away."""
-    found: list[list[Answer]] = []
+def _show_table(batches: Iterable[list[Answer]]) -> list[list[Answer]]:
+    """Write a table of several models row by row. Returns the answers that were written before the pipe was closed."""
+    shown_answers: list[list[Answer]] = []
 
     def rows() -> Iterator[Answer]:
-        for answers in coming:
-            found.append(answers)
+        for answers in batches:
+            shown_answers.append(answers)
             yield from answers
 
     with suppress(ReaderGoneError):
         for piece in table_pieces(rows(), screen()):
             if sys.stdout is not None:  # if it is closed, the exit code is the answer
                 show(piece)
-    return found
+    return shown_answers
 
 
 def references(words: Sequence[str]) -> tuple[str, ...]:
@@ -97,20 +99,21 @@ def references(words: Sequence[str]) -> tuple[str, ...]:
             f"edgekit: {printable(word)} was given more than once and is shown once",
             file=sys.stderr,
         )
-    found: dict[str, None] = {}  # in order, each once
+    names: dict[str, None] = {}  # in order, each once
     for word in words:
-        for one in _stdin_lines() if word == "-" else (word,):
+        for reference in _stdin_lines() if word == "-" else (word,):
             # "" would be the current folder, and a NUL an error of the operating system
-            names = models_in(one) if one and "\0" not in one else (one,)
-            found |= dict.fromkeys(names)
-            if len(found) > MAX_MODELS:
+            models = models_in(reference) if reference and "\0" not in reference else (reference,)
+            names |= dict.fromkeys(models)
+            if len(names) > MAX_MODELS:
                 raise UsageError(f"more than {MAX_MODELS:,} models at once")
-    if not found:
+    if not names:
         raise UsageError("no model given")
-    return tuple(found)
+    return tuple(names)
 
 
 def _stdin_lines() -> Iterator[str]:
+    """The names on standard input, without blank lines and comments."""
     if sys.stdin is None:
         raise UsageError("standard input is closed")
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -128,9 +131,11 @@ def confirmed(arguments: argparse.Namespace) -> Callable[[Download], bool] | Non
     limit = UNASKED_DOWNLOAD_BYTES
     if arguments.download_up_to is not None:
         limit = read("--download-up-to", parse_size, arguments.download_up_to)
-    asks = not (arguments.json or getattr(arguments, "quiet", False)) and all(
-        getattr(one, "isatty", lambda: False)() for one in (sys.stdin, sys.stderr)
+    is_quiet = arguments.json or getattr(arguments, "quiet", False)
+    has_terminal = all(
+        getattr(stream, "isatty", lambda: False)() for stream in (sys.stdin, sys.stderr)
     )
+    asks = has_terminal and not is_quiet
 
     def confirm(download: Download) -> bool:
         if download.size_bytes <= limit or not asks:
@@ -150,31 +155,42 @@ def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Comman
     if program is None:
         return ready
     plain = _plain(program)
-    found = tuple(one for one in ready if plain in {_plain(one.program), _plain(one.name)})
-    if ready and not found:
-        here = dict.fromkeys(one.program for one in ready)
-        others = (one for one in every_engine() if not here.keys() <= set(one.for_programs))
-        engine = next((one for one in others if plain in map(_plain, one.for_programs)), None)
-        hint = "" if engine is None else f", or add --engine {engine.name}"
+    commands = tuple(
+        command for command in ready if plain in {_plain(command.program), _plain(command.name)}
+    )
+    if ready and not commands:
+        here = dict.fromkeys(command.program for command in ready)
+        hint = ""
+        for engine in every_engine():
+            is_another = not here.keys() <= set(engine.for_programs)
+            if is_another and plain in map(_plain, engine.for_programs):
+                hint = f", or add --engine {engine.name}"
+                break
         raise UsageError(
             f"--for: no command for {program[:40]!r} here; choose one of {', '.join(here)}{hint}"
         )
-    return found
+    return commands
 
 
 def _plain(name: str) -> str:
+    """'LM Studio' and 'lm-studio' are the same program: only letters and digits count."""
     return "".join(char for char in name.lower() if char.isalnum())
 
 
 def pasted(ready: tuple[Command, ...]) -> str:
-    """Commands to paste. A single one is printed as it is, with its notes on standard error; several are printed under
-    their names, with notes as comments.
+    """The commands as text to paste.
+
+    The notes of a single command go to standard error. Several commands are printed below their names, with notes as
+    comments.
     """
     if len(ready) == 1:
         for note in ready[0].notes:
             print(f"edgekit: {note}", file=sys.stderr)
         return f"{ready[0].text}\n"
-    parts = (["# " + one.name, *(f"# {note}" for note in one.notes), one.text] for one in ready)
+    parts = (
+        ["# " + command.name, *(f"# {note}" for note in command.notes), command.text]
+        for command in ready
+    )
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
@@ -185,14 +201,14 @@ def run_compare(arguments: argparse.Namespace) -> str:
     has_machine = request.devices or request.ram or request.vram or request.job
     with open_session(arguments, quiet=arguments.json) as session:
         if len(names) == 1 and arguments.engine is None and not has_machine:
-            found = compare(names[0], request, session)
+            comparison = compare(names[0], request, session)
             if arguments.json:
-                return json_text(compare_json(found, names[0]))
-            return compare_text(found, screen(colour=False))
+                return json_text(compare_json(comparison, names[0]))
+            return compare_text(comparison, screen(colour=False))
         if len(names) == 1 and arguments.engine is None:
             request = replace(request, engines=engine_names())
-        coming = counted(check_all(names, request, session), len(names), session.reach.progress)
-        rows = [row for answers in coming for row in answers]
+        batches = counted(check_all(names, request, session), len(names), session.reach.progress)
+        rows = [row for answers in batches for row in answers]
     if not any(isinstance(row, Check) for row in rows):
         raise next(row.error for row in rows if isinstance(row, Unanswered))
     if arguments.json:

@@ -74,11 +74,11 @@ def screen_width() -> int:
 
 def screen(stream: object = None, *, colour: bool = True) -> Screen:
     """The width, colours and characters of the stream, standard output by default."""
-    shown = sys.stdout if stream is None else stream
+    output = sys.stdout if stream is None else stream
     return Screen(
         width=screen_width(),
-        colour=colour and is_terminal(shown),
-        glyphs=glyphs_for(getattr(shown, "encoding", None)),
+        colour=colour and is_terminal(output),
+        glyphs=glyphs_for(getattr(output, "encoding", None)),
     )
 
 

@@ -100,12 +100,12 @@ def read_arguments(arguments: argparse.Namespace) -> EmbedArguments:
             raise UsageError(f"--{name.replace('_', '-')}: {error}") from error
 
     usual = Limits()
+    default_threads = None if arguments.ray is None else _THREADS_ON_RAY
     choices: dict[str, Any] = {
-        "own_process": arguments.ray
-        is None,  # the memory of Ray's own workers is not ours to limit
+        # Ray's workers are separate processes, whose memory cannot be limited from here
+        "own_process": arguments.ray is None,
         "memory_budget": read("budget", parse_size),
-        "threads": read("threads", Whole(1, 1024))
-        or (None if arguments.ray is None else _THREADS_ON_RAY),
+        "threads": read("threads", Whole(1, 1024)) or default_threads,
         "engine": read("engine", one_of(*ENGINES)) or BUILT_IN,
         "tokenizer_cache": arguments.tokenizer_cache,
         "mode": read("mode", one_of("encoder", "tokens")) or "encoder",
@@ -135,43 +135,44 @@ def read_arguments(arguments: argparse.Namespace) -> EmbedArguments:
 
 
 def _choices(values: Mapping[str, Any]) -> Choices:
-    found = {name: value for name, value in values.items() if value is not None}
-    return cast("Choices", found)
+    """The values that were given; the others keep the defaults of `open_embedder`."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return cast("Choices", given)
 
 
-def run_bulk(given: EmbedArguments, arguments: argparse.Namespace) -> Finished | None:
+def run_bulk(options: EmbedArguments, arguments: argparse.Namespace) -> Finished | None:
     """Run the job from start to end. None if its output is a pipe that was closed."""
     kind, path = output_format(arguments.output), Path(arguments.output)
     if arguments.output != STDOUT:
-        others: dict[str, Path | int] = {"the model": Path(given.model)}
+        other_paths: dict[str, Path | int] = {"the model": Path(options.model)}
         if arguments.input == STDIN:
             with suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
-                others["the input"] = sys.stdin.fileno()
+                other_paths["the input"] = sys.stdin.fileno()
         elif arguments.input is not None:
-            others["the input"] = Path(arguments.input)
-        check_apart(path, others)
-    _import_all(kind, given, arguments)
+            other_paths["the input"] = Path(arguments.input)
+        check_apart(path, other_paths)
+    _import_all(kind, options, arguments)
     unfinished: dict[str, Any] = {}
     if arguments.output != STDOUT and not arguments.overwrite:
         journal = path.resolve().with_name(f"{path.resolve().name}.journal")
         unfinished = read_job(journal) or {}
-    budget = given.choices.get("memory_budget")
-    if not isinstance(budget, int):  # the same rows are bad ones as when the job began
+    budget = options.choices.get("memory_budget")
+    if not isinstance(budget, int):  # the job's first budget, so that the same rows count as bad
         before = unfinished.get("input", {}).get("row_budget_bytes")
         budget = before if _is_size(before) else None
     limit = RowLimit.of(budget)
-    source: RowSource = GivenTexts(given.texts)
+    source: RowSource = GivenTexts(options.texts)
     if arguments.input is not None:
-        source = open_source(arguments.input, form=given.form, fields=given.fields, limit=limit)
+        source = open_source(arguments.input, form=options.form, fields=options.fields, limit=limit)
     try:
         # an unfinished job continues with its budget and threads, unless others are given
         plan = unfinished.get("plan", {})
-        known = {"memory_budget": plan.get("budget_bytes"), "threads": plan.get("threads")}
-        known = {name: value for name, value in known.items() if _is_size(value)}
-        choices = _choices(known | {**given.choices})
+        stored = {"memory_budget": plan.get("budget_bytes"), "threads": plan.get("threads")}
+        stored = {name: value for name, value in stored.items() if _is_size(value)}
+        choices = _choices(stored | {**options.choices})
         if arguments.input is not None:
             choices = with_input(choices, limit.budget_bytes)
-        return _run_job(replace(given, choices=choices), arguments, source, limit, kind)
+        return _run_job(replace(options, choices=choices), arguments, source, limit, kind)
     finally:
         source.close()
 
@@ -185,7 +186,7 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _import_all(kind: str, given: EmbedArguments, arguments: argparse.Namespace) -> None:
+def _import_all(kind: str, options: EmbedArguments, arguments: argparse.Namespace) -> None:
     """Import what the job needs: a missing package is reported before the job starts, and the plan counts the rest."""
     if arguments.output != STDOUT or arguments.input == STDIN:
         import hashlib  # noqa: F401 - 3 MiB with OpenSSL, for marks and for what was read from a pipe
@@ -193,34 +194,34 @@ def _import_all(kind: str, given: EmbedArguments, arguments: argparse.Namespace)
         from edgekit.embed.bulk.parquet import arrow
 
         arrow()
-    if given.cluster is not None:
+    if options.cluster is not None:
         from edgekit.embed.bulk.ray_stage import import_ray
 
         import_ray()
 
 
 def _run_job(
-    given: EmbedArguments,
+    options: EmbedArguments,
     arguments: argparse.Namespace,
     source: RowSource,
     limit: RowLimit,
     kind: str,
 ) -> Finished | None:
     name = arguments.output
-    with open_embedder(given.model, **given.choices) as embedder:
+    with open_embedder(options.model, **options.choices) as embedder:
         terms = Terms(
-            texts=given.batch or MAX_BATCH_TEXTS,
-            tokens=embedder.plan.pass_tokens if given.batch is None else None,
+            texts=options.batch or MAX_BATCH_TEXTS,
+            tokens=embedder.plan.pass_tokens if options.batch is None else None,
             name=source.name,
-            prefix=given.prefix_of(embedder),
+            prefix=options.prefix_of(embedder),
             skip_bad=arguments.skip_bad,
             limit=limit,
         )
-        has_ids, dimensions = given.fields.id is not None, embedder.dimensions
+        has_ids, dimensions = options.fields.id is not None, embedder.dimensions
         form = form_of(kind, dimensions=dimensions, ids=has_ids, integer_ids=source.integer_ids)
         output: Output
         if name != STDOUT:
-            identity = _identity(given, arguments, source, embedder.plan, terms)
+            identity = _identity(options, arguments, source, embedder.plan, terms)
             output = FileOutput(
                 Path(name), form, identity, overwrite=arguments.overwrite, resume=arguments.resume
             )
@@ -232,7 +233,7 @@ def _run_job(
             output = StreamOutput(sys.stdout.buffer, form, _print_bad)
         try:
             with _progress(arguments) as progress:
-                stage = _ray_stage(given, embedder, terms)
+                stage = _ray_stage(options, embedder, terms)
                 done = run_job(source, embedder, terms, output, stage=stage, report=progress)
         except BrokenPipeError:  # found and reported again by the last write
             return None
@@ -249,16 +250,16 @@ def _run_job(
 
 
 def _identity(
-    given: EmbedArguments,
+    options: EmbedArguments,
     arguments: argparse.Namespace,
     source: RowSource,
     plan: EmbedPlan,
     terms: Terms,
 ) -> dict[str, Any]:
-    """What must be the same for the rest of a job to belong to its beginning."""
+    """The facts that must be unchanged for an unfinished job to be continued."""
     import hashlib  # see _import_all
 
-    with Path(given.model).open("rb") as file:
+    with Path(options.model).open("rb") as file:
         status = os.fstat(file.fileno())
         beginning = hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
     return {
@@ -270,9 +271,11 @@ def _identity(
         },
         "input": {
             **source.identity,
-            "format": None if arguments.input is None else given.form or format_of(arguments.input),
-            "field": given.fields.text,
-            "id_field": given.fields.id,
+            "format": None
+            if arguments.input is None
+            else options.form or format_of(arguments.input),
+            "field": options.fields.text,
+            "id_field": options.fields.id,
             "row_budget_bytes": terms.limit.budget_bytes,
         },
         "options": {
@@ -280,25 +283,25 @@ def _identity(
             "engine": plan.engine,
             "pooling": None if plan.pooling is None else plan.pooling.label,
             "dimensions": plan.dimensions,
-            "normalize": given.choices.get("normalize"),
-            "truncate": given.choices.get("truncate"),
+            "normalize": options.choices.get("normalize"),
+            "truncate": options.choices.get("truncate"),
             "prefix": terms.prefix,
             "max_tokens": plan.text_tokens,
-            "batch": given.batch or "auto",
+            "batch": options.batch or "auto",
         },
         "plan": fields(plan, "budget_bytes threads kernels pass_tokens"),
     }
 
 
-def _ray_stage(given: EmbedArguments, embedder: Embedder, terms: Terms) -> Stage | None:
-    """None without --ray."""
-    if given.cluster is None:
+def _ray_stage(options: EmbedArguments, embedder: Embedder, terms: Terms) -> Stage | None:
+    """The function that embeds batches on the workers of a Ray cluster; None without --ray."""
+    if options.cluster is None:
         return None
     from edgekit.embed.bulk.ray_stage import Cluster, Opening, embed_on_ray
 
-    address, workers = given.cluster
-    path, plan = Path(given.model).resolve(), embedder.plan
-    opening = Opening(model=str(path), size_bytes=path.stat().st_size, options={**given.choices})
+    address, workers = options.cluster
+    path, plan = Path(options.model).resolve(), embedder.plan
+    opening = Opening(model=str(path), size_bytes=path.stat().st_size, options={**options.choices})
     cluster = Cluster(
         address=address, workers=workers, threads=plan.threads, memory_bytes=plan.budget_bytes
     )
@@ -333,27 +336,27 @@ def _progress(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], 
 
 def run_embed(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and its exit code."""
-    given = read_arguments(arguments)
-    _check_together(given, arguments)
+    options = read_arguments(arguments)
+    _check_together(options, arguments)
     quiet = arguments.json or arguments.quiet
     with open_session(arguments, quiet=quiet, confirm=confirmed(arguments)) as session:
-        found = find_weights(given.model, reach=session.reach, confirm=session.confirm)
-    given = replace(given, model=str(found.path))
+        weights = find_weights(options.model, reach=session.reach, confirm=session.confirm)
+    options = replace(options, model=str(weights.path))
     reads = arguments.stdio or arguments.input is not None
     if reads and (arguments.plan or arguments.stdio):
-        budget = given.choices.get("memory_budget")
-        choices = with_input(given.choices, budget if isinstance(budget, int) else None)
-        given = replace(given, choices=choices)
+        budget = options.choices.get("memory_budget")
+        choices = with_input(options.choices, budget if isinstance(budget, int) else None)
+        options = replace(options, choices=choices)
     if arguments.plan:
-        plan = plan_embedder(given.model, **given.choices)
+        plan = plan_embedder(options.model, **options.choices)
         return json_text(plan_json(plan)) if arguments.json else plan_text(plan, screen()), 0
     if arguments.stdio:
-        with open_embedder(given.model, **given.choices) as embedder:
+        with open_embedder(options.model, **options.choices) as embedder:
             ready = {"plan": plan_json(embedder.plan)}
-            return "", serve(embedder, prefix=given.prefix_of(embedder), ready=ready)
+            return "", serve(embedder, prefix=options.prefix_of(embedder), ready=ready)
     if arguments.output is None:
-        return _embed_texts(given, arguments), 0
-    done = run_bulk(given, arguments)
+        return _embed_texts(options, arguments), 0
+    done = run_bulk(options, arguments)
     if done is None or arguments.quiet:
         return "", 0
     if arguments.json:
@@ -365,9 +368,9 @@ def run_embed(arguments: argparse.Namespace) -> tuple[str, int]:
     return "", 0
 
 
-def _check_together(given: EmbedArguments, arguments: argparse.Namespace) -> None:
-    """UsageError for what cannot be meant."""
-    texts, files = bool(given.texts), arguments.input is not None
+def _check_together(options: EmbedArguments, arguments: argparse.Namespace) -> None:
+    """Raises UsageError for options that contradict each other."""
+    texts, files = bool(options.texts), arguments.input is not None
     wrong = {
         "give texts on the command line or with --input, not both": texts and files,
         "give texts on the command line, a file with --input, or use --stdio": not (
@@ -375,7 +378,7 @@ def _check_together(given: EmbedArguments, arguments: argparse.Namespace) -> Non
         ),
         "--stdio reads texts from requests: leave out TEXT, --input, --output, --json and --ray": (
             arguments.stdio
-            and (texts or files or arguments.output or arguments.json or given.cluster)
+            and (texts or files or arguments.output or arguments.json or options.cluster)
         ),
         "standard input is closed": (
             sys.stdin is None and (arguments.stdio or arguments.input == "-")
@@ -390,28 +393,29 @@ def _check_together(given: EmbedArguments, arguments: argparse.Namespace) -> Non
             arguments.json and arguments.output == "-"
         ),
         "--ray needs files: --input FILE --output FILE": (
-            given.cluster is not None and (not files or arguments.input == "-")
+            options.cluster is not None and (not files or arguments.input == "-")
         ),
-        "--ray needs a --budget, which is per worker": given.cluster is not None
-        and given.choices.get("memory_budget") is None,
-        "--workers only works with --ray": arguments.workers is not None and given.cluster is None,
+        "--ray needs a --budget, which is per worker": options.cluster is not None
+        and options.choices.get("memory_budget") is None,
+        "--workers only works with --ray": arguments.workers is not None
+        and options.cluster is None,
     }
-    for why, is_so in wrong.items():
-        if is_so:
+    for why, is_wrong in wrong.items():
+        if is_wrong:
             raise UsageError(why)
 
 
-def _embed_texts(given: EmbedArguments, arguments: argparse.Namespace) -> str:
-    with open_embedder(given.model, **given.choices) as embedder:
-        prefix = given.prefix_of(embedder)
+def _embed_texts(options: EmbedArguments, arguments: argparse.Namespace) -> str:
+    with open_embedder(options.model, **options.choices) as embedder:
+        prefix = options.prefix_of(embedder)
         try:
-            vectors = embedder.embed(given.texts, prefix=prefix)
+            vectors = embedder.embed(options.texts, prefix=prefix)
         except TextError as error:
             # people count the texts of a command line from one
             index = None if error.index is None else error.index + 1
             raise TextError(error.what, index=index) from error
-        tokens = [embedder.count_tokens(text, prefix=prefix) for text in given.texts]
+        tokens = [embedder.count_tokens(text, prefix=prefix) for text in options.texts]
         plan = embedder.plan
     if arguments.json:
         return json_text(vectors_json(plan, tokens, vectors, prefix=prefix))
-    return vectors_text(plan, given.texts, tokens, vectors, screen(colour=False))
+    return vectors_text(plan, options.texts, tokens, vectors, screen(colour=False))

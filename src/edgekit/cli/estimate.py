@@ -105,15 +105,16 @@ def answer_line(line: bytes | None, models: BatchModels) -> str:
 
 
 def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
+    """The sums of the row's estimate. Raises UsageError for a key or an option that does not exist."""
     request = Request.from_row(row)
     unknown = next((str(name)[:60] for name in row if name not in _KEYS), None)
     if unknown is not None:
         option = context_option(request.engine or engine_names()[0])
-        near = did_you_mean(unknown, _KEYS, request.engine or engine_names()[0])
-        if option in near:
-            near = f": the context is an option, {option}"
+        hint = did_you_mean(unknown, _KEYS, request.engine or engine_names()[0])
+        if option in hint:
+            hint = f": the context is an option, {option}"
         keys = ", ".join(_KEYS)
-        raise UsageError(f"a row has no key {unknown!r}{near or f' (known keys: {keys})'}")
+        raise UsageError(f"a row has no key {unknown!r}{hint or f' (known keys: {keys})'}")
     name, model, quant = models.of_row(row, request.engine, request.quant)
     engine = engine_named(name)
     read = RowOptions(options_with_quant(name, request.options or {}, quant))
@@ -127,12 +128,12 @@ def _row(line: bytes | None) -> Mapping[str, Any]:
     """Parse a row. Its lists and values are counted first, like those of a config.json."""
     if line is None:
         raise UsageError(f"a row longer than {ROW_BYTES:,} bytes")
-    for what, count, limit in (
+    for kind, count, limit in (
         ("lists and objects", line.count(b"[") + line.count(b"{"), limits.CONFIG_CONTAINERS),
         ("values", line.count(b","), limits.CONFIG_VALUES),
     ):
         if count > limit:
-            raise HeaderLimitError(what, value=count, limit=limit, file="row")
+            raise HeaderLimitError(kind, value=count, limit=limit, file="row")
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -159,10 +160,10 @@ def _open(path: str) -> Iterator[BinaryIO]:
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes | None]:
-    """Lines that are not blank; None for one that is too long, whose rest is skipped."""
+    """The lines that are not blank. A line that is too long is skipped and yields None."""
     while line := source.readline(ROW_BYTES + 1):
         if len(line) > ROW_BYTES and not line.endswith(b"\n"):
-            while (more := source.readline(ROW_BYTES)) and not more.endswith(b"\n"):
+            while (chunk := source.readline(ROW_BYTES)) and not chunk.endswith(b"\n"):
                 pass
             yield None
         elif line.strip():
@@ -177,29 +178,30 @@ ANSWERS_BEFORE_RESET = 4_096  # an engine caches results with a model, for every
 
 @dataclass(slots=True)
 class _Cached:
-    """A model that rows name, for each engine; or why it could not be opened."""
+    """A model of a batch as each engine loads it, or the error with which it could not be opened."""
 
-    named: ResolvedModel | None = None
+    resolved: ResolvedModel | None = None
     failure: EdgekitError | None = None
     models: dict[str, Model] = field(default_factory=dict)
     answers: int = 0
 
     @property
     def tensors(self) -> int:
-        found = self.named.found if self.named is not None else None
-        return 0 if found is None else len(found.model.header.tensors or ())
+        opened = self.resolved.found if self.resolved is not None else None
+        return 0 if opened is None else len(opened.model.header.tensors or ())
 
     def next_model(self, engine: str | None, quant: str | None) -> tuple[str, Model, str | None]:
-        assert self.named is not None  # noqa: S101 - if it were None, `failure` was raised
-        named = self.named if quant is None else quantised(self.named, quant)
-        engine = engine or named.engine()
+        """The engine, its model and the quantisation for the next row."""
+        assert self.resolved is not None  # noqa: S101 - if it were None, `failure` was raised
+        resolved = self.resolved if quant is None else quantised(self.resolved, quant)
+        engine = engine or resolved.engine()
         self.answers += 1
         if self.answers % ANSWERS_BEFORE_RESET == 0:
             self.models.clear()
         if engine not in self.models:
-            model = self.named.as_file(engine).model
+            model = self.resolved.as_file(engine).model
             self.models[engine] = Model(header=model.header, geometry=model.geometry)
-        return engine, self.models[engine], named.quant
+        return engine, self.models[engine], resolved.quant
 
 
 class BatchModels:
@@ -246,10 +248,10 @@ class BatchModels:
     def _open(self, config: Mapping[str, Any] | None, reference: Any) -> _Cached:
         try:
             if config is None:
-                return _Cached(named=open_named(reference, Session(reach=self._reach)))
+                return _Cached(resolved=open_named(reference, Session(reach=self._reach)))
             empty = Catalog(entries=())
-            found = open_config(config)
-            return _Cached(named=ResolvedModel(name="config.json", catalog=empty, found=found))
+            opened = open_config(config)
+            return _Cached(resolved=ResolvedModel(name="config.json", catalog=empty, found=opened))
         except EdgekitError as error:
             error.__cause__ = error.__context__ = None  # they would keep the file's bytes in memory
             return _Cached(failure=error.with_traceback(None))

@@ -40,11 +40,11 @@ def run_inspect(arguments: argparse.Namespace) -> str:
     """What a model is, with its layers, tensors and keys if they are requested."""
     depth = Depth.ARCHITECTURE if arguments.light and not arguments.tensors else Depth.TENSORS
     with open_session(arguments, quiet=arguments.json) as session:
-        found = inspect(arguments.model, session, depth=depth, quant=arguments.quant)
+        inspection = inspect(arguments.model, session, depth=depth, quant=arguments.quant)
     lists = {name: getattr(arguments, name) for name in ("tensors", "layers", "keys")}
     if arguments.json:
-        return json_text(inspection_json(found, **lists))
-    return inspection_text(found, **lists, bold=is_terminal(sys.stdout))
+        return json_text(inspection_json(inspection, **lists))
+    return inspection_text(inspection, **lists, bold=is_terminal(sys.stdout))
 
 
 def run_hardware(arguments: argparse.Namespace) -> str:
@@ -61,6 +61,7 @@ def run_hardware(arguments: argparse.Namespace) -> str:
 
 
 def run_list(arguments: argparse.Namespace) -> str:
+    """`catalog list`: the models that match the filters."""
     catalog = read_catalog()
     entries = [
         entry
@@ -73,6 +74,7 @@ def run_list(arguments: argparse.Namespace) -> str:
 
 
 def run_show(arguments: argparse.Namespace) -> str:
+    """`catalog show`: everything about one model."""
     entry = find_entry(arguments.id)
     if arguments.json:
         return json_text(entry_json(entry, whole=True))
@@ -99,22 +101,24 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
         raise failed[0][1]
     code = failed[0][1].exit_code if failed else 0
     if arguments.json:
-        return json_text(done_json("added", (entry_json(one) for one, _ in added), failed)), code
-    packaged = {one.id for one in packaged_entries() if not isinstance(one, str)}
-    lines = [added_text(one, new=new, shadows=one.id in packaged) for one, new in added]
+        rows = (entry_json(entry) for entry, _ in added)
+        return json_text(done_json("added", rows, failed)), code
+    packaged = {entry.id for entry in packaged_entries() if not isinstance(entry, str)}
+    lines = [added_text(entry, new=new, shadows=entry.id in packaged) for entry, new in added]
     lines += [f"not added: {name}: {error}" for name, error in failed]
     return lines_text(lines, screen(colour=False)), code
 
 
 def run_remove(arguments: argparse.Namespace) -> str:
+    """`catalog remove`: delete a model that the user added."""
     name = arguments.id
-    if not forget_entry(name):  # the exact id first: a damaged row has nothing else
-        catalog = read_catalog()
-        own = Catalog(entries=tuple(one for one in catalog.entries if one.is_users))
-        if any(name.lower() == one.id for one in catalog.entries if not one.is_users):
+    if not forget_entry(name):  # by its exact id first: a damaged row has no other name
+        entries = read_catalog().entries
+        if any(name.lower() == entry.id for entry in entries if not entry.is_users):
             raise UsageError(f"{name} is built in: only models that you added can be removed")
+        added = tuple(entry for entry in entries if entry.is_users)
         try:
-            name = find_entry(name, own).id
+            name = find_entry(name, Catalog(entries=added)).id
         except NotFoundError as error:
             message = f"you have not added a model named {name[:80]!r}"
             raise NotFoundError(message, candidates=error.candidates) from error
@@ -125,9 +129,10 @@ def run_remove(arguments: argparse.Namespace) -> str:
 
 
 def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
-    """`catalog update`: what changed in each model. One that cannot be read stays as it is."""
-    own = Catalog(entries=tuple(one for one in read_catalog().entries if one.is_users))
-    entries = own.entries if arguments.id is None else (find_entry(arguments.id, own),)
+    """`catalog update`: what changed in each model. A model that cannot be read stays as it is."""
+    entries = tuple(entry for entry in read_catalog().entries if entry.is_users)
+    if arguments.id is not None:
+        entries = (find_entry(arguments.id, Catalog(entries=entries)),)
     changed: list[tuple[str, Mapping[str, tuple[object, object]]]] = []
     failed: list[tuple[str, EdgekitError]] = []
     for entry in entries:

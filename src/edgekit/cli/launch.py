@@ -171,8 +171,9 @@ def _at_quant(reference: str, quant: str | None) -> str:
 
 
 def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] | None:
-    """Allows downloads up to --download-up-to. A name of the catalog is downloaded only with --yes or
-    --download-up-to, or after a yes at the terminal.
+    """The function that allows downloads up to --download-up-to; None with --no-download.
+
+    A catalog model is downloaded only with --yes or --download-up-to, or after a yes at the terminal.
     """
     if arguments.no_download:
         return None
@@ -183,10 +184,12 @@ def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] 
     def confirm(download: Download) -> bool:
         if not asks:
             return limit is None or download.size_bytes <= limit
-        what = f"{download.label}, {format_download(download.size_bytes)}, to {download.folder}"
+        description = (
+            f"{download.label}, {format_download(download.size_bytes)}, to {download.folder}"
+        )
         if not (sys.stdin is not None and sys.stdin.isatty()):
-            raise UsageError(f"{name} is not on this machine. To download {what}, add --yes")
-        sys.stderr.write(f"Download {what}? [Y/n] ")
+            raise UsageError(f"{name} is not on this machine. To download {description}, add --yes")
+        sys.stderr.write(f"Download {description}? [Y/n] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"", "y", "yes"}:
             raise UsageError("nothing was downloaded")
@@ -198,8 +201,8 @@ def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] 
 def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False) -> tuple[str, int]:
     """The report on a model that does not fit: JSON on standard output, text on standard error."""
     if as_json:
-        found = check_json(error.check)
-        text = json.dumps(found) + "\n" if in_one_line else json_text(found)
+        report = check_json(error.check)
+        text = json.dumps(report) + "\n" if in_one_line else json_text(report)
         return text, error.exit_code
     sys.stderr.write(check_text(error.check, screen(sys.stderr, colour=False)))
     return "", error.exit_code
@@ -228,16 +231,18 @@ def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
     return Prompt(messages=(*before, Message(role="user", content=text)))
 
 
-def check_unicode(what: str, text: str) -> None:
+def check_unicode(subject: str, text: str) -> None:
+    """Raises UsageError for text that cannot be encoded, such as half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{what}: character {error.start:,} is not valid Unicode (UTF-8)"
+            f"{subject}: character {error.start:,} is not valid Unicode (UTF-8)"
         ) from error
 
 
 def _from_file(name: str) -> str:
+    """The text of a file, or of standard input for "-". Raises SourceError or UsageError."""
     try:
         if name == "-":
             raw = b"" if sys.stdin is None else sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
@@ -318,9 +323,10 @@ class _Writer:
         )
 
     def pieces(self, fitted: Fitted, written: Written) -> Iterator[str]:
-        most = fitted.max_tokens
+        """The answer piece by piece. `written` receives the counts and speeds."""
+        limit = fitted.max_tokens
         with closing(
-            self.talker.write(fitted.tokens, self.sampling, max_tokens=most, into=written)  # type: ignore[type-var]  # both are generators
+            self.talker.write(fitted.tokens, self.sampling, max_tokens=limit, into=written)  # type: ignore[type-var]  # both are generators
         ) as pieces:
             yield from pieces
 
@@ -368,25 +374,25 @@ def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
 
 
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Serve until the end; being stopped by Ctrl-C or SIGTERM is not an error."""
+    """Serve until the server ends. Stopping it with Ctrl-C or SIGTERM is not an error."""
     reference, request = read_request(arguments, "serve")
     port = read_integer("--port", arguments.port, most=LARGEST_PORT)
-    at = Address(
+    address = Address(
         host=read_host(arguments.host),
         port=SERVE_PORT if port is None else port,
         api_key=(arguments.api_key or os.environ.get("LLAMA_API_KEY") or "").strip() or None,
         alias=arguments.alias or "",
     )
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
-    check_port(at.host, at.port)  # before minutes of download and loading
-    if at.api_key is None and not is_loopback(at.host):
+    check_port(address.host, address.port)  # before minutes of download and loading
+    if address.api_key is None and not is_loopback(address.host):
         if not arguments.insecure:
             raise UsageError(
-                f"on {at.host} anyone on the network could use the server, and one request can use all memory:"
+                f"on {address.host} anyone on the network could use the server, and one request can use all memory:"
                 " give --api-key, or --insecure to serve without a key (docs/run.md)"
             )
         notices.warn(
-            f"anyone who can reach {at.host} can use this server without a key (--insecure)"
+            f"anyone who can reach {address.host} can use this server without a key (--insecure)"
         )
     try:
         confirm = download_limit(arguments)
@@ -394,7 +400,7 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
             judged, weights = run.fetch(reference, request, session)
-        with ending_in_order(), run.serve(judged, weights, at) as up:
+        with ending_in_order(), run.serve(judged, weights, address) as up:
             return _serve_until_end(up, judged.check, arguments, notices)
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json, in_one_line=True)
@@ -413,12 +419,12 @@ def _serve_until_end(
         else:
             print_line(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
         ended = server.wait()
-    except (KeyboardInterrupt, SystemExit) as end:
+    except (KeyboardInterrupt, SystemExit) as stop:
         notices.say("stopping")
         ended = server.stop("stopped on request")
         if arguments.json:
             print_event(ended_json(ended))
-        code = end.code if isinstance(end, SystemExit) else 0
+        code = stop.code if isinstance(stop, SystemExit) else 0
         return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
     if ended is None:
         raise EngineError("llama.cpp neither started nor exited")
@@ -433,13 +439,13 @@ def _serve_until_end(
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:
     """The sampling options. Raises UsageError with the name of the flag."""
-    given = {}
+    values = {}
     for field, (names, _, parse, _) in SAMPLING_FLAGS.items():
         text = getattr(arguments, field)
         if text is None:
             continue
         try:
-            given[field] = parse(text)
+            values[field] = parse(text)
         except UsageError as error:
             raise UsageError(f"{names[-1]}: {error}") from error
-    return Sampling(**given)  # type: ignore[arg-type]  # each parser returns its field's type
+    return Sampling(**values)  # type: ignore[arg-type]  # each parser returns its field's type

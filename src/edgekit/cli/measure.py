@@ -33,16 +33,16 @@ OUTSIDE = 1  # exit code if a figure is outside its bounds
 
 def run_verify(arguments: argparse.Namespace) -> tuple[str, int]:
     """The prediction next to what the engine reports."""
-    (engine, *_), given = startable("verify"), given_flags(arguments)
-    common = given.get(COMMON, {})
+    (engine, *_), flags = startable("verify"), given_flags(arguments)
+    common = flags.get(COMMON, {})
     request = Request(
         engines=(engine.name,),
-        flags={engine.name: read_flags(engine.verified_flags, given.get(engine.name, {}))},
+        flags={engine.name: read_flags(engine.verified_flags, flags.get(engine.name, {}))},
         context=read_flags((CONTEXT,), common).get(CONTEXT.key),
         quant=common.get(QUANT.key),
     )
     with open_session(arguments, quiet=arguments.json) as session:
-        found, load, saved = verify(
+        verification, load, saved = verify(
             arguments.model,
             request,
             session,
@@ -51,13 +51,13 @@ def run_verify(arguments: argparse.Namespace) -> tuple[str, int]:
         )
     if isinstance(saved, EdgekitError):
         note = f"not saved for later estimates: {saved}"
-        found = replace(found, notes=(*found.notes, note))
+        verification = replace(verification, notes=(*verification.notes, note))
     elif saved is not None:
-        found = replace(found, notes=(*found.notes, *remembered_words(saved)))
-    code = 0 if found.within else OUTSIDE
+        verification = replace(verification, notes=(*verification.notes, *remembered_words(saved)))
+    code = 0 if verification.within else OUTSIDE
     if arguments.json:
-        return json_text(verification_json(found)), code
-    return verification_text(found, Screen(colour=is_terminal(sys.stdout)), load=load), code
+        return json_text(verification_json(verification)), code
+    return verification_text(verification, Screen(colour=is_terminal(sys.stdout)), load=load), code
 
 
 def run_calibrate(arguments: argparse.Namespace) -> str:
@@ -78,7 +78,7 @@ def run_calibrate(arguments: argparse.Namespace) -> str:
         if sys.stderr is not None and not arguments.json:
             print(f"edgekit: {printable(line)}", file=sys.stderr, flush=True)
 
-    found = calibrate(arguments.model, tell=show_step)
+    calibrated = calibrate(arguments.model, tell=show_step)
     if arguments.json:
-        return json_text(calibrated_json(found, path))
-    return calibrated_text(found, path, screen())
+        return json_text(calibrated_json(calibrated, path))
+    return calibrated_text(calibrated, path, screen())

@@ -71,7 +71,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Suggests what may have been meant, below the usage line of the command."""
+    """Suggests similar flags and commands in error messages, below the usage line."""
 
     commands: dict[str, Parser]  # of the whole command line
 
@@ -92,10 +92,12 @@ class Parser(argparse.ArgumentParser):
             self.error(f"recommend takes no model; try: edgekit plan {' '.join(words)}")
         if not flags:
             self.error(f"unexpected argument: {' '.join(words)}")
-        having = [name for name, one in build_parser().commands.items() if flags[0] in one.flags]
-        if having:
-            own = self.prog.partition(" ")[2]
-            self.error(f"{own} has no flag {flags[0]}; it is a flag of {', '.join(having)}")
+        commands = [
+            name for name, parser in build_parser().commands.items() if flags[0] in parser.flags
+        ]
+        if commands:
+            command = self.prog.partition(" ")[2]
+            self.error(f"{command} has no flag {flags[0]}; it is a flag of {', '.join(commands)}")
         self.error(f"unknown flag {flags[0]}{_near(flags[0], self.flags)}")
 
     @property
@@ -105,19 +107,19 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is None or value in action.choices:
             return
-        what = action.option_strings[-1] if action.option_strings else str(action.metavar).lower()
-        known = [str(one) for one in action.choices]
-        near = _near(str(value), known) or f"; choose one of {', '.join(known)}"
-        raise argparse.ArgumentError(None, f"unknown {what} {str(value)[:60]!r}{near}")
+        kind = action.option_strings[-1] if action.option_strings else str(action.metavar).lower()
+        choices = [str(choice) for choice in action.choices]
+        hint = _near(str(value), choices) or f"; choose one of {', '.join(choices)}"
+        raise argparse.ArgumentError(None, f"unknown {kind} {str(value)[:60]!r}{hint}")
 
 
-def _near(word: str, known: Iterable[str]) -> str:
+def _near(word: str, names: Iterable[str]) -> str:
     """'. Did you mean: --device?', or '' if nothing is similar."""
     from difflib import get_close_matches  # only a mistake needs it
 
-    plain = {one.lstrip("-"): one for one in known}
-    near = [plain[one] for one in get_close_matches(word.lstrip("-")[:60], plain)]
-    return f". Did you mean: {', '.join(near)}?" if near else ""
+    plain = {name.lstrip("-"): name for name in names}
+    similar = [plain[name] for name in get_close_matches(word.lstrip("-")[:60], plain)]
+    return f". Did you mean: {', '.join(similar)}?" if similar else ""
 
 
 def add_command(

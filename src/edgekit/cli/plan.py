@@ -42,14 +42,14 @@ def run_plan(arguments: argparse.Namespace) -> tuple[str, int]:
         return tier_answer(plan_tier(arguments.model, request), arguments)
     check_latency(request)
     with open_session(arguments, quiet=arguments.json, confirm=confirmed(arguments)) as session:
-        found = make_plan(arguments.model, request, session)
-    plan, notes = found.plan, found.notes
+        answer = make_plan(arguments.model, request, session)
+    plan, notes = answer.plan, answer.notes
     if arguments.plot is not None:
         task = plan.task
         write_plot(plan_curves(plan), arguments.plot, model=task.label, machine=task.machine.name)
         notes = (*notes, f"wrote a plot of memory versus context to {arguments.plot}")
     code = 0 if plan.fits else HardwareError.exit_code
-    ready = for_program(found.ready, arguments.program)
+    ready = for_program(answer.ready, arguments.program)
     if arguments.json:
         return json_text(plan_json(plan, ready=ready, notes=notes)), code
     if arguments.program is not None and ready:

@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = getattr(import_module(_PLACES[name]), name)
+        value = getattr(import_module(_PLACES[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
@@ -46,8 +46,8 @@ def __getattr__(name: str) -> Any:
         raise MissingExtraError(
             "the built-in engine needs numpy: pip install 'edgekit-models[embed]'"
         ) from error
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
