@@ -28,8 +28,8 @@ LIST = (
 
 @cache
 def _by_name() -> dict[str, Engine]:
-    found: list[Engine] = [import_module(package).ENGINE for package in LIST]
-    return {engine.name: engine for engine in found}
+    engines: list[Engine] = [import_module(package).ENGINE for package in LIST]
+    return {engine.name: engine for engine in engines}
 
 
 def every_engine() -> tuple[Engine, ...]:
@@ -47,7 +47,7 @@ def startable(verb: str) -> tuple[Engine, ...]:
 
 def planned_engines() -> tuple[str, ...]:
     """The engines that can be planned for."""
-    return tuple(one.name for one in every_engine() if one.can_plan)
+    return tuple(engine.name for engine in every_engine() if engine.can_plan)
 
 
 def either(names: tuple[str, ...]) -> str:
@@ -64,14 +64,14 @@ def engine_named(name: str) -> Engine:
     """The engine of this name, in any spelling. Raises UsageError."""
     engines = _by_name()
     spelling = name.lower()
-    found = engines.get(spelling)
-    if found is None:
-        found = next((one for one in engines.values() if spelling in one.aliases), None)
-    if found is None:
+    engine = engines.get(spelling)
+    if engine is None:
+        engine = next((other for other in engines.values() if spelling in other.aliases), None)
+    if engine is None:
         raise UsageError(
             f"unknown engine {name[:40]!r}; choose one of {', '.join(engines)}", about="engine"
         )
-    return found
+    return engine
 
 
 def default_engine() -> Engine:
@@ -81,31 +81,29 @@ def default_engine() -> Engine:
 
 def engine_for(model: Model) -> str:
     """The engine for the format of a model's files."""
-    return next(one.name for one in every_engine() if one.is_made_for(model))
+    return next(engine.name for engine in every_engine() if engine.is_made_for(model))
 
 
 def engine_on(model: Model, machine: Machine) -> str:
-    """The engine for a model's files on this machine; if none of them runs there, the default, after conversion."""
-    for one in every_engine():
-        if one.is_made_for(model):
+    """The first engine that loads a model's files and runs on this machine; else the default, after conversion."""
+    for engine in every_engine():
+        if engine.is_made_for(model):
             try:
-                one.check_runs(machine)
+                engine.check_runs(machine)
             except HardwareError:
                 continue
-            return one.name
+            return engine.name
     return default_engine().name
 
 
 def lender_of(flag: Flag) -> str:
-    """The other engine of a shared flag, under whose name it is given; "" for a flag that is not shared."""
+    """The engine that owns a shared flag and whose name it is stored under; "" for a flag that is not shared."""
     if not flag.shared:
         return ""
-    owners = (
-        one.name
-        for one in every_engine()
-        if any(own.key == flag.key and not own.shared for own in one.flags)
-    )
-    return next(owners, "")
+    for engine in every_engine():
+        if any(other.key == flag.key and not other.shared for other in engine.flags):
+            return engine.name
+    return ""
 
 
 def machine_keys() -> frozenset[str]:

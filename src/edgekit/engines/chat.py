@@ -52,7 +52,7 @@ class Prompt:
     @property
     def size_bytes(self) -> int:
         """An upper bound of the tokens: no tokenizer makes more tokens than bytes."""
-        texts = (self.text, *(one.content for one in self.messages))
+        texts = (self.text, *(message.content for message in self.messages))
         return sum(len(text.encode(errors="replace")) for text in texts)
 
 
@@ -113,8 +113,10 @@ def fit_prompt(
     sinks: int,
     rolling: bool,
 ) -> Fitted:
-    """ContextTooLargeError for a prompt that leaves no space, unless the window rolls: then the first and the last
-    tokens stay, as if the middle had been read and dropped.
+    """The prompt that fits the window, and how many new tokens fit after it.
+
+    A rolling window cuts a prompt that is too long: the first `sinks` tokens and the last ones stay. Otherwise such a
+    prompt raises ContextTooLargeError.
     """
     free_tokens = window_tokens - len(tokens)
     if free_tokens >= 1:
@@ -134,8 +136,9 @@ def fit_prompt(
             f"{len(tokens) + (max_tokens or 512)}), or a rolling window (--rolling "
             "--sinks 4)"
         )
-    kept = max(sinks + 1, window_tokens // 2)  # as in llama.cpp: drops half of what may be dropped
-    last = max(1, kept - sinks)
+    # As in llama.cpp: half of the window stays free for new tokens.
+    prompt_tokens = max(sinks + 1, window_tokens // 2)
+    last = max(1, prompt_tokens - sinks)
     short = (*tokens[:sinks], *tokens[len(tokens) - last :])
     note = (
         f"the prompt has {len(tokens):,} tokens and the context {window_tokens:,}: only "
@@ -146,7 +149,7 @@ def fit_prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling parameters. Raises UsageError. The defaults are llama.cpp's (common/common.h @ b21e4de)."""
+    """Sampling parameters; UsageError for an invalid one. Defaults as in llama.cpp (common/common.h @ b21e4de)."""
 
     temperature: float = 0.8  # 0: greedy
     top_k: int = 40  # 0: all

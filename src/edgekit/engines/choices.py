@@ -40,7 +40,7 @@ def pair_cache_name(load: Load) -> str:
 
 
 def given_pair(load: Load) -> CacheChoice | None:
-    """The load's pair if it gives both types; None if it leaves one open."""
+    """The choice for the types of K and V in the load; None unless it states both."""
     if load.cache_k is None or load.cache_v is None:
         return None
     name = pair_cache_name(load)
@@ -48,23 +48,25 @@ def given_pair(load: Load) -> CacheChoice | None:
 
 
 def pair_choices(load: Load, pairs: Pairs) -> Iterator[CacheChoice]:
-    """The pairs that agree with the types that the load gives."""
-    both = given_pair(load)
-    if both is not None:
-        yield both
+    """A choice for each pair, with the types that the load states instead of the pair's own."""
+    given = given_pair(load)
+    if given is not None:
+        yield given
         return
     keys, values = load.cache_k, load.cache_v
     if load.flash_attention is False:  # V is quantised only with flash attention
         pairs = (F16_PAIR,)
-    own = [(keys.name if keys else key, values.name if values else value) for key, value in pairs]
+    allowed = [
+        (keys.name if keys else key, values.name if values else value) for key, value in pairs
+    ]
     is_given = (keys or values) is not None
-    for place, (key, value) in enumerate(dict.fromkeys(own)):
+    for place, (key, value) in enumerate(dict.fromkeys(allowed)):
         changed = {} if (key, value) == F16_PAIR else {"cache_k": key, "cache_v": value}
         yield CacheChoice(
             name=pair_name(key, value),
             place=place,
             flags=f"-ctk {key} -ctv {value}",
-            is_given=is_given and len(set(own)) == 1,
+            is_given=is_given and len(set(allowed)) == 1,
             is_eight_bit=key == value == "q8_0",
             load={side: cache_type(name) for side, name in changed.items()},
         )
@@ -81,13 +83,13 @@ def stored_quant(files: ModelFiles) -> str:
 
 
 def accuracy_of(mix: str) -> int | None:
-    """Accuracy by the bits in a quantisation's name, whose order is the same for all models. None: unknown."""
-    known = mix_by_name(mix)
-    return round(known.bits_per_weight * 100) if known is not None else None
+    """The accuracy of a quantisation by its name, in hundredths of a bit per weight. None: unknown."""
+    known_mix = mix_by_name(mix)
+    return round(known_mix.bits_per_weight * 100) if known_mix is not None else None
 
 
 def stored_accuracy(model: Model) -> int:
-    """Accuracy by the actual bits of a file's weights; the usual one if its directory was not read."""
+    """The accuracy of a file by the actual bits of its weights; the usual accuracy if its tensors were not read."""
     weights = [tensor for tensor in model.header.tensors or () if len(tensor.shape) > 1]
     elements = sum(math.prod(tensor.shape) for tensor in weights)
     size = sum(tensor.size_bytes for tensor in weights)
@@ -96,16 +98,16 @@ def stored_accuracy(model: Model) -> int:
 
 def usual_variant(variants: tuple[Variant, ...]) -> Variant:
     """The most common variant: about 4.5 bits, or the nearest to it."""
-    good = [one for one in variants if one.is_good] or list(variants)
-    return next((one for one in good if one.accuracy <= USUAL_ACCURACY), good[-1])
+    good = [variant for variant in variants if variant.is_good] or list(variants)
+    return next((variant for variant in good if variant.accuracy <= USUAL_ACCURACY), good[-1])
 
 
 def devices_of(machine: Machine, vendors: tuple[Vendor, ...]) -> tuple[Device, ...]:
     """The devices of the first of these vendors that the machine has: an engine uses one vendor at a time."""
     for vendor in vendors:
-        found = tuple(one for one in machine.devices if one.vendor is vendor)
-        if found:
-            return found
+        devices = tuple(device for device in machine.devices if device.vendor is vendor)
+        if devices:
+            return devices
     return ()
 
 
@@ -125,6 +127,7 @@ def known_ram(machine: Machine) -> HostMemory:
 
 
 def card_budget(pool: Pool, device: Device, reserve_bytes: int, because: str) -> Budget:
+    """The memory of one card."""
     return Budget(
         name=device.name,
         pools=frozenset({pool}),
@@ -139,17 +142,17 @@ def ram_budget(
     host: HostMemory, devices: tuple[Device, ...], reserve_bytes: int, because: str
 ) -> Budget:
     """The RAM, with the pools of the GPUs that share it."""
-    shared = {pool_of(place): one for place, one in enumerate(devices) if one.unified}
-    limits = [one.limit_bytes for one in shared.values() if one.limit_bytes is not None]
-    own_bytes = sum(one.own_bytes for one in shared.values())
+    shared = {pool_of(index): device for index, device in enumerate(devices) if device.unified}
+    limits = [device.limit_bytes for device in shared.values() if device.limit_bytes is not None]
+    gpu_only_bytes = sum(device.own_bytes for device in shared.values())
     return Budget(
         name="unified memory" if shared else "RAM",
         pools=frozenset({*shared, HOST}),
-        total_bytes=host.whole_bytes + own_bytes,
-        free_bytes=host.usable_bytes + own_bytes,
+        total_bytes=host.whole_bytes + gpu_only_bytes,
+        free_bytes=host.usable_bytes + gpu_only_bytes,
         reserve_bytes=reserve_bytes,
         because=because,
         limit_bytes=sum(limits) if limits and len(limits) == len(shared) else None,
-        limit_because=next((one.limit_because for one in shared.values()), ""),
-        gpu_only_bytes=own_bytes,
+        limit_because=next((device.limit_because for device in shared.values()), ""),
+        gpu_only_bytes=gpu_only_bytes,
     )

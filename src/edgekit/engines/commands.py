@@ -52,7 +52,7 @@ class Startup:
     variant: Variant  # the weights of the verdict
     label: str  # the model's name
     devices: tuple[Device, ...] = ()  # of the machine, that the engine would use
-    repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
+    repository: str = ""  # on the hub, of the weights or of their source; "": unknown
     files: ModelFiles | None = field(default=None, repr=False)  # None: nothing was looked up
     given: Mapping[str, Any] = field(default_factory=dict)  # the engine's flags that were given
     users: int | None = None
@@ -81,7 +81,7 @@ class Startup:
 
     @property
     def context_tokens(self) -> int:
-        """Of one user."""
+        """The context of one user."""
         return self.verdict.context_tokens // self.verdict.streams
 
     @property
@@ -89,8 +89,8 @@ class Startup:
         """What vLLM and mlx-lm call the model: a hub id or a folder."""
         if self.files is not None and self.variant.reference in {"", self.files.reference}:
             return repository_word(self.files)
-        known = original_repository(self.label) or self.repository
-        return self.variant.reference or known or repository_word(self.files)
+        repository = original_repository(self.label) or self.repository
+        return self.variant.reference or repository or repository_word(self.files)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -111,9 +111,10 @@ class Startup:
         environment: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
     ) -> Command:
+        """A command of these words, with a note if the user has to fill in the model."""
         if PLACEHOLDER in words:
-            more = f"replace {PLACEHOLDER} with the repository on Hugging Face, or the folder with the files"
-            notes = (*notes, more)
+            note = f"replace {PLACEHOLDER} with the repository on Hugging Face, or the folder with the files"
+            notes = (*notes, note)
         text = shell_text(words, environment or {}, self.machine.system)
         return Command(program=program, name=name, kind=COMMAND, text=text, notes=tuple(notes))
 
@@ -122,8 +123,8 @@ def shell_text(words: Sequence[str], environment: Mapping[str, str], system: Sys
     """One line for the system's usual shell: PowerShell on Windows, else a POSIX shell."""
     words = [printable(word) for word in words]
     if system is not System.WINDOWS:
-        set_first = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-        return f"{set_first} {shlex.join(words)}".strip()
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+        return f"{variables} {shlex.join(words)}".strip()
     parts = [f"$env:{name}={_powershell(value)}" for name, value in environment.items()]
     # PowerShell needs quotes where sh does, and around @ and commas.
     quoted = [
@@ -146,13 +147,13 @@ def visible_cards(placement: Placement, devices: Sequence[Device]) -> dict[str, 
     if leaves_some(placement, devices) and not any(card.partition for card in used):
         chosen = ",".join(str(card.index) for card in used)
         return {**AS_NVML_COUNTS, "CUDA_VISIBLE_DEVICES": chosen}
-    seen = devices if placement.by_number else used
-    alike = len({card.total_bytes for card in seen}) == 1
-    return {} if alike else dict(AS_NVML_COUNTS)
+    visible = devices if placement.by_number else used
+    are_alike = len({card.total_bytes for card in visible}) == 1
+    return {} if are_alike else dict(AS_NVML_COUNTS)
 
 
 def leaves_some(placement: Placement, devices: Sequence[Device]) -> bool:
-    """True if the machine has cards that the engine must not use. A card selected by number hides no other."""
+    """True if the engine must not see all cards. A card that is selected by its number needs no hiding of others."""
     return len(placement.cards) < len(devices) and not placement.by_number
 
 
@@ -176,6 +177,7 @@ def own_word(files: ModelFiles | None, label: str = "", mix: str = "") -> str:
 
 
 def as_file(name: str) -> str:
+    """A name with every character replaced that is unusual in file names."""
     return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
 
 
@@ -199,9 +201,9 @@ def local_file(files: ModelFiles) -> str:
 
 
 def parsed(reference: str, *, is_name: bool = False) -> Reference | None:
-    """None for a path. `is_name`: it was found under this name, so it is not one, whatever is in this folder."""
-    path = reference.startswith((".", "/", "~", "\\")) or reference[1:3] == ":\\"
-    if path or (not is_name and is_here(reference)):
+    """The parsed reference; None for a path. `is_name`: never a path, even if there is a file of this name."""
+    is_path = reference.startswith((".", "/", "~", "\\")) or reference[1:3] == ":\\"
+    if is_path or (not is_name and is_here(reference)):
         return None
     try:
         return parse_reference(reference)
@@ -215,19 +217,19 @@ class LmStudioSetting(NamedTuple):
     Keys: lmstudio-js packages/lms-kv-config/src/schema.ts @ 6ec11db; flags: lms src/subcommands/load.ts @ 07b7252.
     """
 
-    name: str  # on the screen; "": it is not shown there
+    name: str  # on the screen; "": not shown on the screen
     key: str
     value: Any
-    shown: str = ""  # the value as a person sets it, where that is not the value itself
-    is_default: bool = False  # LM Studio has it like this anyway
+    shown: str = ""  # the value as the screen shows it; "": as it is
+    is_default: bool = False  # the value is LM Studio's default
 
 
 def lm_studio_texts(
     startup: Startup, settings: Sequence[LmStudioSetting], *, model: str, notes: Sequence[str] = ()
 ) -> Iterator[Command]:
-    """The settings as its screen names them, as the JSON it stores, and the part that `lms load` takes.
+    """The settings three times: as LM Studio's screen names them, as a preset file, and as an `lms load` command.
 
-    `model`: LM Studio's name for it.
+    `model`: LM Studio's name for the model.
     """
     listed, not_flags = "", []
     for setting in settings:

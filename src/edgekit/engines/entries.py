@@ -15,21 +15,22 @@ from edgekit.model import OpenModel, open_config, read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 
-CACHED_ENTRIES = 32  # some 1 MB each
+CACHED_ENTRIES = 32  # about 1 MB each
 
 
 @lru_cache(maxsize=CACHED_ENTRIES)
 def open_entry(entry: Entry, engine: str) -> OpenModel:
-    """As a GGUF for engines that load GGUF if the entry has its keys, else from its config. The label is the entry's
-    id. The last few are cached, with their prepared results. Raises UsageError for an unknown engine, RefusedError
-    if the entry has nothing that the engine loads, HeaderError if it is damaged.
+    """The model of an entry: from its GGUF keys if the engine loads GGUF and the entry has them, else from its config.
+
+    The most recent models are cached, with their prepared results. Raises UsageError for an unknown engine,
+    RefusedError if the entry has nothing that the engine loads, HeaderError if the entry is damaged.
     """
     target = engine_named(engine)
     # The repository that people run: a packaged entry may use the config of its base model.
-    known = "" if entry.is_users else original_repository(entry.id)
-    repository = known or entry.repository or ""
+    original = "" if entry.is_users else original_repository(entry.id)
+    repository = original or entry.repository or ""
     if entry.keys and target.loads_gguf:
-        tensors = tensors_of(entry.tensors, name=entry.id)  # as recorded; setup.mix selects others
+        tensors = tensors_of(entry.tensors, name=entry.id)  # of the recorded quantisation
         header = ModelHeader(
             name=entry.id,
             container=Container.GGUF,

@@ -35,9 +35,9 @@ DEFAULT_BATCH_TOKENS = 512  # of a prompt, computed together
 def expected_speed(
     task: Task, priced: PricedLoad, fill_tokens: int = USUAL_FILL_TOKENS
 ) -> Speed | None:
-    """From an empty context at the fast end to `fill_tokens` at the slow end.
+    """The speed of a priced load: with an empty context at the fast end, with `fill_tokens` at the slow end.
 
-    None if unknown: for a device of unknown bandwidth, and for weights that are only assumed.
+    None if a device's bandwidth is unknown, or if the size of the weights is only assumed.
     """
     bill, tokens = priced.estimate, priced.context_tokens
     weights = (line for line in bill.lines if line.component is Component.WEIGHTS)
@@ -45,17 +45,17 @@ def expected_speed(
         return None
     sized = replace(task, load=replace(task.load, context_tokens=tokens))
     filled = (0, min(tokens, fill_tokens))
-    found = engine_named(task.engine).speed(sized, priced.placement, bill, filled)
-    if found is None or task.nodes == 1:
-        return found
-    because = f"{found.because}; the network between the machines is not included"
-    return replace(found, basis=Basis.ASSUMED, because=because)
+    speed = engine_named(task.engine).speed(sized, priced.placement, bill, filled)
+    if speed is None or task.nodes == 1:
+        return speed
+    because = f"{speed.because}; the network between the machines is not included"
+    return replace(speed, basis=Basis.ASSUMED, because=because)
 
 
 def steady_throughput(task: Task, priced: PricedLoad) -> float | None:
-    """Expected tokens per second as one number: the geometric mean of the range, with an empty cache.
+    """Expected tokens per second as one number: the geometric mean of the range, with an empty context.
 
-    A more accurate cache is slower to read, and is chosen if there is more memory: so it must not count.
+    The context does not count, because more memory means a more accurate cache, which is slower to read.
     """
     speed = expected_speed(task, priced, 0)
     return None if speed is None else speed.typical
@@ -66,9 +66,9 @@ def steady_throughput(task: Task, priced: PricedLoad) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How kernels read weights for one token.
+    """How fast kernels read weights for one token.
 
-    Both ends follow a bent line: up to `knee_gb_per_s` kernels keep up with the memory, above it less and less.
+    Kernels reach `near_share` of a memory's bandwidth up to `knee_gb_per_s`, and `far_share` of the rest.
     """
 
     near_share: Range
@@ -79,10 +79,11 @@ class Reading:
     token_us: Range  # added per token: sampling, the loop around it
 
     def rates(self, bandwidth_bytes_per_s: float) -> Range:
-        """Bytes per second. Never less from more bandwidth."""
+        """Bytes per second from a memory of this bandwidth."""
         near = min(bandwidth_bytes_per_s, self.knee_gb_per_s * GB)
-        beyond = bandwidth_bytes_per_s - near
-        slow, fast = (near * self.near_share[end] + beyond * self.far_share[end] for end in (0, 1))
+        far = bandwidth_bytes_per_s - near
+        slow = near * self.near_share[0] + far * self.far_share[0]
+        fast = near * self.near_share[1] + far * self.far_share[1]
         return slow, fast
 
 
@@ -95,39 +96,39 @@ def _throughput() -> tuple[Record, ...]:
 def reading(name: str) -> Reading:
     """The record of that name in throughput.json."""
     records = (record for record in _throughput() if record.get("reading") == name)
-    found = {**next(records, {})}
-    facts = {key: value for key, value in found.items() if key not in {"reading", "note"}}
+    record = next(records, {})
+    facts = {key: value for key, value in record.items() if key not in {"reading", "note"}}
     return read_fields(Reading, facts, {}, where=f"throughput.json, {name}")
 
 
 def flops_per_byte(device: Device, engine: str) -> Range | None:
-    """Operations per byte of bandwidth with a prompt, by the key that the engine has in throughput.json."""
+    """Operations per byte of the device's bandwidth in a prompt; None: unknown. `engine`: a key of throughput.json."""
     generation: tuple[int, ...] = ()
     if device.vendor is Vendor.NVIDIA:
         if device.capability is None:
             return None
         generation = device.capability
     elif device.vendor is Vendor.APPLE:
-        named = re.search(r"\bM(\d{1,2})\b", device.name)
-        generation = (int(named[1]) if named else 0,)
-    reached = [  # in rising order
+        chip = re.search(r"\bM(\d{1,2})\b", device.name)
+        generation = (int(chip[1]) if chip else 0,)
+    rates = [  # from the oldest generation to the device's own
         record[engine]
         for record in _throughput()
         if record.get("vendor") == device.vendor.value
         and engine in record
         and tuple(record["since"]) <= generation
     ]
-    return (reached[-1][0], reached[-1][1]) if reached else None
+    return (rates[-1][0], rates[-1][1]) if rates else None
 
 
 CPU_READING = reading("cpu")
 METAL_READING = reading("metal")
 CROSSING_S: Range = (250 * MICRO, 15 * MICRO)  # from one device to another
-REDUCING_S: Range = (60 * MICRO, 8 * MICRO)  # ranks add up their results, twice per layer
+REDUCING_S: Range = (60 * MICRO, 8 * MICRO)  # for ranks to add up their results, twice per layer
 
-# What one core multiplies of quantised weights: two of a Xeon 4.8 to 6.4 GB/s each, four of a 13900K 12.
+# Quantised weights that one core multiplies: 4.8 to 6.4 GB/s on two cores of a Xeon, 12 GB/s on four of a 13900K.
 CORE_BYTES_PER_S: Range = (2.2 * GB, 16 * GB)
-# ... and in a prompt: 39 to 123 GFLOP/s of such cores.
+# Operations of one core in a prompt: 39 to 123 GFLOP/s on the same processors.
 CORE_FLOPS: Range = (20 * GB, 250 * GB)
 UNKNOWN_CORES: Range = (4, 32)
 FEW_CORES = 24  # up to here, assume the memory of a desktop or a laptop
@@ -136,9 +137,9 @@ DESKTOP_BYTES_PER_S: Range = (19 * GB, 105 * GB)
 SERVER_BYTES_PER_S: Range = (75 * GB, 600 * GB)
 # Weights on the host are sent to the device for every micro-batch of a prompt: PCIe 3 with 4 lanes to PCIe 5 with 16.
 LINK_BYTES_PER_S: Range = (3 * GB, 50 * GB)
-# What a layer adds to a whole micro-batch, as a multiple of what it adds to one token.
+# The fixed time of a layer for a micro-batch, as a multiple of that for one token.
 PROMPT_KERNELS: Range = (10.0, 2.0)
-# Share of the usual speed with experts: few tokens of a micro-batch use the same one.
+# Share of the usual speed with experts: few tokens of a micro-batch use the same expert.
 EXPERTS_SHARE: Range = (0.25, 1.0)
 
 
@@ -158,25 +159,27 @@ class HostSpeed(NamedTuple):
         )
 
     def flops(self) -> Range:
+        """Operations per second."""
         return self.cores[0] * CORE_FLOPS[0], self.cores[1] * CORE_FLOPS[1]
 
 
 def host_speed(machine: Machine) -> HostSpeed:
-    """From the known bandwidth of the RAM, else from what such a machine may have."""
-    known = None if machine.host is None else machine.host.bandwidth_bytes_per_s
+    """The machine's CPU and RAM. If the bandwidth is unknown, it is assumed from the number of cores."""
+    bandwidth = None if machine.host is None else machine.host.bandwidth_bytes_per_s
     cores: Range = UNKNOWN_CORES if not machine.cores else (machine.cores, machine.cores)
-    if machine.host is not None and known is not None:
+    if machine.host is not None and bandwidth is not None:
         because = machine.host.bandwidth_because
-        text = f"{known / GB:,.0f} GB/s"
+        text = f"{bandwidth / GB:,.0f} GB/s"
         return HostSpeed(
-            bandwidth=(known, known),
+            bandwidth=(bandwidth, bandwidth),
             cores=cores,
             text=f"{text} ({because})" if because else text,
             assumed=False,
         )
-    server = cores[0] > FEW_CORES
-    slow, fast = SERVER_BYTES_PER_S if server else DESKTOP_BYTES_PER_S
-    text = f"{slow / GB:,.0f} to {fast / GB:,.0f} GB/s (assumed, typical of {'servers' if server else 'desktops'})"
+    is_server = cores[0] > FEW_CORES
+    slow, fast = SERVER_BYTES_PER_S if is_server else DESKTOP_BYTES_PER_S
+    kind = "servers" if is_server else "desktops"
+    text = f"{slow / GB:,.0f} to {fast / GB:,.0f} GB/s (assumed, typical of {kind})"
     return HostSpeed(bandwidth=(slow, fast), cores=cores, text=text, assumed=True)
 
 
@@ -184,16 +187,16 @@ def host_speed(machine: Machine) -> HostSpeed:
 
 
 class MeasuredRatio(NamedTuple):
-    """Measured by modelled speed, of the same engine on the same machine; both at the middle of the range."""
+    """Measured speed / modelled speed of an engine on this machine, both at the middle of their ranges."""
 
     decode: float = 1.0
     prefill: float = 1.0
-    spread: float = 0.15  # how far off another model or length may still be
+    spread: float = 0.15  # the error that remains for other models and lengths
     text: str = ""  # what was measured, and when
 
 
 def middle(tokens_per_s: Range) -> float:
-    """The speed at the middle of the two times."""
+    """The speed whose time per token is halfway between those of the two speeds."""
     slow, fast = tokens_per_s
     return 2 / (1 / slow + 1 / fast)
 
@@ -202,15 +205,15 @@ def middle(tokens_per_s: Range) -> float:
 
 
 def largest_cards(cards: tuple[Device, ...], count: int) -> tuple[Device, ...]:
-    """`count` of them in their order: those with the most free memory."""
+    """The `count` cards with the most free memory, in their original order."""
     if count >= len(cards):
         return cards
-    largest = sorted(range(len(cards)), key=lambda place: -cards[place].free_bytes)[:count]
-    return tuple(cards[place] for place in sorted(largest))
+    largest = sorted(range(len(cards)), key=lambda index: -cards[index].free_bytes)[:count]
+    return tuple(cards[index] for index in sorted(largest))
 
 
 class SequenceRun(NamedTuple):
-    """One sequence as an engine runs it on a machine: all that the formula knows about the engine."""
+    """One sequence as an engine runs it on a machine: everything that the speed depends on."""
 
     model: Model
     load: Load
@@ -220,8 +223,8 @@ class SequenceRun(NamedTuple):
     reading: Reading  # of a card
     flops_per_byte: Callable[[Device], Range | None]  # with a prompt; None: unknown device
     tensor_ranks: int = 1
-    pipeline_stages: int = 1  # one after another, each as slow as the fullest, which is billed
-    single_request: bool = False  # tell that the speed is that of a single request
+    pipeline_stages: int = 1  # run one after another; the bill is for the fullest, the slowest one
+    single_request: bool = False  # the explanation says that the speed is for a single request
 
 
 def modelled_speed(
@@ -229,9 +232,9 @@ def modelled_speed(
     filled: tuple[int, int] | None = None,
     measured: MeasuredRatio | None = None,
 ) -> Speed | None:
-    """From the most to the fewest tokens of `filled`: by default from a full to an empty context.
+    """The speed with the most tokens of `filled` in the context at the slow end, with the fewest at the fast end.
 
-    None if a device of unknown bandwidth is read: such a range would mean nothing.
+    By default from a full to an empty context. None if a device of unknown bandwidth is read.
     """
     places = _places(run)
     if places is None:
@@ -243,18 +246,18 @@ def modelled_speed(
     if measured is not None:
         decode_scale = (measured.decode, measured.spread)
         prefill_scale = (measured.prefill, measured.spread)
-    assumed = any(place.assumed and place.reads.is_read for place in places)
+    is_assumed = any(place.assumed and place.reads.is_read for place in places)
     because = _because(run, places, most)
     return Speed(
         decode=_speeds(longer_s, shorter_s, decode_scale),
         prefill=None if prefill_s is None else _speeds(prefill_s, prefill_s, prefill_scale),
         because=f"{because}; {measured.text}" if measured and measured.text else because,
-        basis=Basis.ASSUMED if assumed else Basis.MODELLED,
+        basis=Basis.ASSUMED if is_assumed else Basis.MODELLED,
     )
 
 
 def _speeds(longer_s: Range, shorter_s: Range, scale: tuple[float, float] | None) -> Range:
-    """Seconds per token with a long and a short context, each slow and fast -> tokens per second.
+    """Tokens per second, from the seconds per token with a long and with a short context.
 
     `scale`: a measured ratio and its spread, for a narrower range around the measured middle.
     """
@@ -278,6 +281,7 @@ class _Place(NamedTuple):
     unified: bool = False
 
     def read_s(self, filled_tokens: int) -> Range:
+        """Seconds to read the weights, states and filled cache of one token, slow and fast."""
         weights = self.reads.weights_bytes + self.reads.state_bytes
         cache = self.reads.cache_bytes(filled_tokens)
         slow, fast = self.rates
@@ -285,7 +289,7 @@ class _Place(NamedTuple):
 
 
 def _places(run: SequenceRun) -> tuple[_Place, ...] | None:
-    """None if a device is read whose bandwidth is unknown."""
+    """The pools that a token reads, with their speeds; None if the bandwidth of one of them is unknown."""
     host = host_speed(run.machine)
     places = []
     for reads in run.reads.pools:
@@ -339,7 +343,7 @@ def _decode_s(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) 
 
 
 def _prefill_s(run: SequenceRun, places: tuple[_Place, ...], prompt_tokens: int) -> Range | None:
-    """Seconds per token of a prompt as long as the context at the slow end, of a short one at the fast end."""
+    """Seconds per prompt token: of a prompt of `prompt_tokens` at the slow end, of a short one at the fast end."""
     weights = run.reads.weights
     if not weights.parameters or any(place.flops is None for place in places):
         return None
@@ -347,10 +351,10 @@ def _prefill_s(run: SequenceRun, places: tuple[_Place, ...], prompt_tokens: int)
     batch = run.load.microbatch_tokens or DEFAULT_BATCH_TOKENS
     held_bytes = sum(place.reads.held_bytes for place in places) or 1
     # On average a prompt token attends to half of the prompt.
-    behind = _attention_flops(run.model.geometry, prompt_tokens // 2)
+    attention = _attention_flops(run.model.geometry, prompt_tokens // 2)
     ends = []
-    for end, flops in enumerate((2.0 * weights.parameters + behind, 2.0 * weights.parameters)):
-        usual = EXPERTS_SHARE[end] if weights.has_experts else 1.0
+    for end, flops in enumerate((2.0 * weights.parameters + attention, 2.0 * weights.parameters)):
+        experts_share = EXPERTS_SHARE[end] if weights.has_experts else 1.0
         total = 0.0
         for place in places:
             launches = (
@@ -358,27 +362,30 @@ def _prefill_s(run: SequenceRun, places: tuple[_Place, ...], prompt_tokens: int)
             )
             # Weights on the host are sent to a device, which is faster with a whole micro-batch.
             is_sent = bool(devices) and place.reads.pool.kind is PoolKind.HOST
-            where = devices[0] if is_sent else place
-            seconds = flops * (place.reads.held_bytes / held_bytes) / (where.flops or (1, 1))[end]
+            computed_at = devices[0] if is_sent else place
+            rate = (computed_at.flops or (1, 1))[end]
+            seconds = flops * (place.reads.held_bytes / held_bytes) / rate
             if is_sent:
-                link = where.rates[end] if where.unified else LINK_BYTES_PER_S[end]
+                link = computed_at.rates[end] if computed_at.unified else LINK_BYTES_PER_S[end]
                 seconds += place.reads.held_bytes / link / batch
-            total += launches / batch + seconds / usual
+            total += launches / batch + seconds / experts_share
         ends.append(total / run.tensor_ranks)
-    return ends[0], ends[1] / max(
-        len(devices), 1
-    )  # cards may work on a prompt one behind the other
+    # At best the cards work on a prompt as a pipeline.
+    return ends[0], ends[1] / max(len(devices), 1)
 
 
-def _because(run: SequenceRun, places: tuple[_Place, ...], most: int) -> str:
+def _because(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) -> str:
+    """What one token reads from each pool, in words."""
     parts = []
     for place in places:
         if not place.reads.is_read:
             continue
         weights = int(place.reads.weights_bytes + place.reads.state_bytes)
-        cache = int(place.reads.cache_bytes(most))
-        more = f" and up to {format_bytes(cache)} of cache ({most:,} tokens)" if cache else ""
-        parts.append(f"{format_bytes(weights)} of weights{more} from {place.text}")
+        cache = int(place.reads.cache_bytes(filled_tokens))
+        and_cache = ""
+        if cache:
+            and_cache = f" and up to {format_bytes(cache)} of cache ({filled_tokens:,} tokens)"
+        parts.append(f"{format_bytes(weights)} of weights{and_cache} from {place.text}")
     text = f"a token reads {'; '.join(parts)}"
     if run.tensor_ranks > 1:
         text += f", on each of {run.tensor_ranks} cards at once"
@@ -386,7 +393,7 @@ def _because(run: SequenceRun, places: tuple[_Place, ...], most: int) -> str:
 
 
 def _attention_flops(geometry: ModelGeometry, tokens: int) -> float:
-    """Of one token that attends to `tokens`: scores and values of every head."""
+    """Operations of one token that attends to `tokens` others: scores and values of every head."""
     total = 0.0
     for layer in geometry.layers:
         attention = attention_of(layer.mixer)
@@ -412,19 +419,20 @@ def speed_bound(
     *,
     ranks: int = 1,
 ) -> float | None:
-    """No model that reads `read_bytes` per token is expected to be faster; None if nothing is known.
+    """Tokens per second that no model reading `read_bytes` per token is expected to exceed; None if unknown.
 
-    The geometric mean of sums is never below the sum of geometric means, so leaving out all but the reading is safe.
+    Only the time to read counts. That is safe, because the geometric mean of sums is never below the sum of geometric
+    means.
     """
-    most = 1.0  # the largest factor by which a speed is scaled
+    max_scale = 1.0  # the largest measured ratio that a speed may be multiplied by
     if machine.measured is not None and not machine.what_if:
-        for known in machine.measured.engines:
-            if known.engine == engine and known.pace is not None and known.pace.expected_decode:
-                ratio = known.pace.decode_tokens_per_s / known.pace.expected_decode
-                most = max(most, ratio)
+        for measured in machine.measured.engines:
+            pace = measured.pace
+            if measured.engine == engine and pace is not None and pace.expected_decode:
+                max_scale = max(max_scale, pace.decode_tokens_per_s / pace.expected_decode)
     host = math.sqrt(math.prod(host_speed(machine).rates()))
     if not cards:
-        return most * host / read_bytes
+        return max_scale * host / read_bytes
     rates = []
     for card, reading in cards:
         if card.bandwidth_bytes_per_s is None:
@@ -434,4 +442,4 @@ def speed_bound(
     time_s = read_bytes * on_cards / (max(rates) * ranks)
     if not any(card.unified for card, _ in cards):
         time_s += read_bytes * (1 - on_cards) / host
-    return most / time_s
+    return max_scale / time_s

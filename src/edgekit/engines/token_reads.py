@@ -15,7 +15,7 @@ from edgekit.model import Role, block_of, roles_of
 from edgekit.model.types import Cached, Model, ModelGeometry, SharedCache, Span, attention_of
 from edgekit.sources.types import Container
 
-_GROWING = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE})
+_KV_CACHES = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE})
 # gpt-oss: experts have four bits and a scale per 32 weights, the rest sixteen.
 MXFP4_SHARE = 4.25 / 16
 
@@ -47,9 +47,9 @@ class LayerShare:
 class ActiveWeights:
     """The weights that one token uses."""
 
-    layers: tuple[LayerShare, ...]  # layers with weights of their own
+    layers: tuple[LayerShare, ...]  # of the first loop: later loops use the same weights
     outside: LayerShare  # active: the head; an embedding is looked up, towers are not used
-    parameters: int  # that a prompt token is multiplied with: without the head
+    parameters: int  # that a prompt token is multiplied by; the head is not included
     has_experts: bool
 
 
@@ -57,9 +57,10 @@ class CacheRead(NamedTuple):
     """Caches that are full after the same number of tokens. Only the filled part is read."""
 
     whole_bytes: float
-    whole_tokens: int  # that fill it
+    whole_tokens: int  # the number of tokens that fills it
 
     def at(self, filled_tokens: int) -> float:
+        """Bytes that are read when the context has this many tokens."""
         if filled_tokens >= self.whole_tokens:
             return self.whole_bytes
         return self.whole_bytes * filled_tokens / self.whole_tokens
@@ -80,7 +81,7 @@ class PoolReads(NamedTuple):
         return bool(self.weights_bytes or self.state_bytes or self.caches)
 
     def cache_bytes(self, filled_tokens: int) -> float:
-        return sum(one.at(filled_tokens) for one in self.caches)
+        return sum(cache.at(filled_tokens) for cache in self.caches)
 
 
 class TokenReads(NamedTuple):
@@ -92,12 +93,12 @@ class TokenReads(NamedTuple):
     weights: ActiveWeights
 
 
-# Bytes outside the layers by pool and their active part -> the bytes that a token reads.
+# (bytes outside the layers in each pool, their active share) -> the bytes that a token reads from each pool
 Outside = Callable[[Mapping[Pool, float], LayerShare], dict[Pool, float]]
 
 
 def even_share(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
-    """The same share of every pool."""
+    """A token reads the same share of the bytes in every pool."""
     return {pool: size * outside.ratio for pool, size in sizes.items()}
 
 
@@ -109,23 +110,23 @@ def token_reads(
     loaded: Model | None = None,
     outside: Outside = even_share,
 ) -> TokenReads:
-    """Sums over the bill. `loaded` is the model that the engine loads, if it has to be converted first."""
-    own = loaded or model
-    active = active_weights(own)
+    """What one token reads, as sums over the bill. `loaded`: the model after conversion, if the engine needs one."""
+    loaded = loaded or model
+    active = active_weights(loaded)
     facts = dict(bill.facts)
     stated = (facts.get(name) for name in ("n_ctx_seq", "max_model_len"))
     context = next((tokens for tokens in stated if isinstance(tokens, int)), None)
     if context is None:
         context = load.context_tokens or model.geometry.native_context or 1
     context = max(context, 1)
-    weights = _weights(own, bill, active, outside)
-    caches = _caches(own, load, bill, context)
+    weights = _weight_reads(loaded, bill, active, outside)
+    caches = _cache_reads(loaded, load, bill, context)
     sequences = facts.get("n_seq_max", load.sequences)
-    share = sequences if isinstance(sequences, int) and sequences > 0 else 1
+    sequence_count = sequences if isinstance(sequences, int) and sequences > 0 else 1
     states: dict[Pool, float] = defaultdict(float)  # of one sequence, read and written
     for line in bill.lines:
         if line.component is Component.STATE and not line.part:
-            states[line.pool] += 2 * line.size_bytes / share
+            states[line.pool] += 2 * line.size_bytes / sequence_count
     pools = tuple(
         PoolReads(
             pool=pool,
@@ -141,20 +142,21 @@ def token_reads(
     return TokenReads(pools=pools, crossings=crossings, context_tokens=context, weights=active)
 
 
-class _Weights(NamedTuple):
+class _WeightReads(NamedTuple):
     bytes_of: Mapping[Pool, float]
     layers_of: Mapping[Pool, set[int]]
     held_of: Mapping[Pool, int]
 
 
-def _weights(
+def _weight_reads(
     model: Model, bill: MemoryEstimate, active: ActiveWeights, outside: Outside
-) -> _Weights:
+) -> _WeightReads:
+    """The weights that one token reads from each pool, and the layers that are computed there."""
     lines = [line for line in bill.lines if line.component is Component.WEIGHTS and not line.part]
     sums: dict[Pool, float] = defaultdict(float)
     layers: dict[Pool, set[int]] = defaultdict(set)
     held: dict[Pool, int] = defaultdict(int)
-    outer: dict[Pool, float] = defaultdict(float)  # outside the layers
+    outside_sizes: dict[Pool, float] = defaultdict(float)  # outside the layers
     kinds: dict[int, set[PoolKind]] = defaultdict(set)  # where each layer is
     for line in lines:
         if line.layer is not None:
@@ -162,15 +164,14 @@ def _weights(
     rounds = max(model.geometry.loops, 1)
     for line in lines:
         if line.layer is None:
-            outer[line.pool] += line.size_bytes
+            outside_sizes[line.pool] += line.size_bytes
             continue
         held[line.pool] += line.size_bytes
         if line.layer < len(active.layers):
             share = active.layers[line.layer]
             ratio = share.ratio
-            if (
-                len(kinds[line.layer]) > 1 and line.size_bytes
-            ):  # some of its experts are on the host
+            is_split = len(kinds[line.layer]) > 1  # some of its experts are on the host
+            if is_split and line.size_bytes:
                 ratio = share.experts_ratio
                 if line.pool.kind is not PoolKind.HOST:
                     rest = min(share.whole - share.experts, line.size_bytes)
@@ -179,22 +180,23 @@ def _weights(
                     ratio = read / line.size_bytes
             sums[line.pool] += line.size_bytes * ratio * rounds
             layers[line.pool].add(line.layer)
-    outer_read = outside(outer, active.outside)
+    outer_read = outside(outside_sizes, active.outside)
     for pool, size in outer_read.items():
         sums[pool] += size
         held[pool] += int(size)
     if outer_read:  # the head comes after the last layer
         layers[max(outer_read, key=outer_read.__getitem__)].add(len(active.layers))
-    return _Weights(bytes_of=sums, layers_of=layers, held_of=held)
+    return _WeightReads(bytes_of=sums, layers_of=layers, held_of=held)
 
 
-def _caches(
+def _cache_reads(
     model: Model, load: Load, bill: MemoryEstimate, context: int
 ) -> dict[Pool, list[CacheRead]]:
+    """The caches that one token reads from each pool, grouped by the number of tokens that fills them."""
     facts = dict(bill.facts)
-    request = facts.get("request_bytes")  # the line is a pool for all requests
+    request_bytes = facts.get("request_bytes")  # of one request, if the line is a pool for all
     streams = facts.get("kv_streams", load.sequences)
-    share = streams if isinstance(streams, int) and streams > 0 else 1
+    stream_count = streams if isinstance(streams, int) and streams > 0 else 1
     layers = model.geometry.layers
     readers: dict[int, int] = {}  # how many layers read the cache of a layer, if more than one
     for layer in layers:
@@ -202,17 +204,17 @@ def _caches(
             readers[layer.mixer.source_layer] = readers.get(layer.mixer.source_layer, 1) + 1
     sizes: dict[tuple[Pool, int], float] = defaultdict(float)
     for line in bill.lines:
-        if line.component not in _GROWING or line.part:
+        if line.component not in _KV_CACHES or line.part:
             continue
-        size = float(line.size_bytes) / share
-        if line.layer is None and isinstance(request, int):
-            size = request
+        size = float(line.size_bytes) / stream_count
+        if line.layer is None and isinstance(request_bytes, int):
+            size = request_bytes
         times = 1 if line.layer is None else readers.get(line.layer, 1)
-        span = context  # the number of tokens after which the whole line is read
+        span = context  # the number of tokens that fill the cache of this line
         is_sliding = line.component is Component.SLIDING_KV_CACHE
         if is_sliding and line.layer is not None and line.layer < len(layers):
-            every = layers[line.layer].mixer.streams
-            spans = [stream.span_tokens for stream in every if stream.span is not Span.ALL]
+            mixer = layers[line.layer].mixer
+            spans = [stream.span_tokens for stream in mixer.streams if stream.span is not Span.ALL]
             span = max(1, min([context, *spans]))
         sizes[line.pool, span] += size * times
     caches: dict[Pool, list[CacheRead]] = defaultdict(list)
@@ -222,17 +224,17 @@ def _caches(
 
 
 def _crossings(layers_of: Mapping[Pool, set[int]], count: int) -> int:
-    """How often a token moves to another pool: twice in a layer whose experts are in another one."""
-    crossed, last = 0, None
+    """How often a token moves to another pool: twice in a layer whose experts are in a different pool."""
+    crossings, last = 0, None
     for layer in range(count):
         places = [pool for pool, layers in layers_of.items() if layer in layers]
         if len(places) > 1:
-            crossed += 2
+            crossings += 2
             last = next(pool for pool in places if pool.kind is PoolKind.DEVICE)
         elif places:
-            crossed += last is not None and last != places[0]
+            crossings += last is not None and last != places[0]
             last = places[0]
-    return crossed
+    return crossings
 
 
 class _Prepared:
@@ -249,14 +251,14 @@ def active_weights(model: Model) -> ActiveWeights:
         # In a GGUF the elements of the tensors are the weights.
         counts_elements = model.header.tensors and model.header.container is Container.GGUF
         try:
-            expected = None if counts_elements else _by_architecture(model)
+            expected = None if counts_elements else _from_recipe(model)
         except UnknownArchitectureError:
             expected = None
         if not model.header.tensors:
-            return expected or _by_shape(model.geometry)
-        found = _by_directory(model)
+            return expected or _from_widths(model.geometry)
+        stored = _from_tensors(model)
         # Packed safetensors store several weights in one number, so their tensors have too few elements.
-        return found if expected is None else replace(found, parameters=expected.parameters)
+        return stored if expected is None else replace(stored, parameters=expected.parameters)
 
     return model.prepared(_Prepared).weights.get(make)
 
@@ -266,8 +268,8 @@ class _Sums:
 
     def __init__(self, geometry: ModelGeometry) -> None:
         self.geometry = geometry
-        # Layers with weights of their own: later loops use the same weights again.
-        self.own = geometry.layers[: len(geometry.layers) // max(geometry.loops, 1)]
+        # The layers of the first loop: later loops use the same weights.
+        self.layers = geometry.layers[: len(geometry.layers) // max(geometry.loops, 1)]
         self.plain: dict[int, float] = defaultdict(float)
         self.experts: dict[int, float] = defaultdict(float)
         self.outside = 0.0
@@ -275,20 +277,25 @@ class _Sums:
         self.parameters = 0.0
 
     def add(self, layer: int | None, size: float, elements: int, *, experts: bool) -> None:
+        """Adds a tensor; `layer` None is outside the layers. Layers of later loops and MTP blocks are skipped."""
         if layer is None:
             self.outside += size
-        elif layer < len(self.own):
+        elif layer < len(self.layers):
             (self.experts if experts else self.plain)[layer] += size
             used = self._used(layer) if experts else 1.0
             self.parameters += elements * used * self.geometry.loops
 
     def _used(self, layer: int) -> float:
-        found = self.own[layer].experts
-        return 1.0 if found is None or not found.count else min(1.0, found.used / found.count)
+        """The share of a layer's experts that one token uses."""
+        experts = self.layers[layer].experts
+        if experts is None or not experts.count:
+            return 1.0
+        return min(1.0, experts.used / experts.count)
 
     def active(self) -> ActiveWeights:
+        """The sums as the share of each layer that one token uses."""
         layers = []
-        for layer in range(len(self.own)):
+        for layer in range(len(self.layers)):
             plain, experts = self.plain[layer], self.experts[layer]
             active = experts * self._used(layer)
             share = LayerShare(
@@ -308,19 +315,20 @@ class _Sums:
         )
 
 
-def _by_directory(model: Model) -> ActiveWeights:
+def _from_tensors(model: Model) -> ActiveWeights:
+    """Sums over the tensors in the header."""
     tensors = model.header.tensors or ()
     sums = _Sums(model.geometry)
-    roles = roles_of(tensors, layers=len(sums.own))
-    tied = Role.OUTPUT not in roles
-    # The token embedding is the head of a tied model: not the table of positions, nor that of every layer.
-    others = ("per_layer", "position", "wpe", "type")
+    roles = roles_of(tensors, layers=len(sums.layers))
+    is_tied = Role.OUTPUT not in roles
+    # In a tied model the token embedding is also the head; tables of positions or of every layer are not.
+    other_tables = ("per_layer", "position", "wpe", "type")
     tables = [
         tensor
         for tensor, role in zip(tensors, roles, strict=True)
-        if role is Role.EMBEDDING and not any(part in tensor.name for part in others)
+        if role is Role.EMBEDDING and not any(part in tensor.name for part in other_tables)
     ]
-    head = max(tables, key=lambda tensor: tensor.elements).name if tied and tables else ""
+    head = max(tables, key=lambda tensor: tensor.elements).name if is_tied and tables else ""
     for tensor, role in zip(tensors, roles, strict=True):
         if role is Role.MTP:
             continue
@@ -332,8 +340,9 @@ def _by_directory(model: Model) -> ActiveWeights:
     return sums.active()
 
 
-def _by_architecture(model: Model) -> ActiveWeights:
-    # Not above: a file that lists its tensors needs no table of expected ones.
+def _from_recipe(model: Model) -> ActiveWeights:
+    """Sums over the tensors that the architecture has by its recipe."""
+    # Imported here: a file that lists its tensors does not need the recipes.
     from edgekit.model.tensor_recipes import TensorKind, TensorRole
     from edgekit.model.tensors import expected_tensors
 
@@ -343,31 +352,31 @@ def _by_architecture(model: Model) -> ActiveWeights:
     if not geometry.tied_embeddings:
         tables.add(TensorRole.EMBEDDING)
     packed = read_quantization(model.header.config)
-    lighter = MXFP4_SHARE if packed is not None and packed.method == "mxfp4" else 1.0
+    expert_scale = MXFP4_SHARE if packed is not None and packed.method == "mxfp4" else 1.0
     for tensor in expected_tensors(geometry, model.header.config):
         experts = tensor.kind is TensorKind.EXPERT
-        size = tensor.elements * (lighter if experts else 1.0)
+        size = tensor.elements * (expert_scale if experts else 1.0)
         sums.add(tensor.layer, size, tensor.elements, experts=experts)
         if tensor.layer is None and tensor.role in tables:
             sums.looked_up += size
     return sums.active()
 
 
-def _by_shape(geometry: ModelGeometry) -> ActiveWeights:
+def _from_widths(geometry: ModelGeometry) -> ActiveWeights:
     """From widths alone: close enough for the shares of a layer."""
     sums = _Sums(geometry)
     hidden = geometry.hidden
-    for place, layer in enumerate(sums.own):
+    for index, layer in enumerate(sums.layers):
         attention = attention_of(layer.mixer)
         inner = hidden if attention is None else attention.heads * attention.key_dim
-        sums.add(place, size := 4 * hidden * inner, size, experts=False)
+        sums.add(index, size := 4 * hidden * inner, size, experts=False)
         if layer.dense is not None:
             size = (3 if layer.dense.gated else 2) * hidden * layer.dense.width
-            sums.add(place, size, size, experts=False)
+            sums.add(index, size, size, experts=False)
         if (experts := layer.experts) is not None:
             matrices = (3 if experts.gated else 2) * (experts.latent or hidden)
-            sums.add(place, size := matrices * experts.shared_width, size, experts=False)
-            sums.add(place, size := matrices * experts.width * experts.count, size, experts=True)
+            sums.add(index, size := matrices * experts.shared_width, size, experts=False)
+            sums.add(index, size := matrices * experts.width * experts.count, size, experts=True)
     table = hidden * (geometry.vocabulary or 0)
     sums.add(None, table if geometry.tied_embeddings else 2 * table, 0, experts=False)
     sums.looked_up = 0 if geometry.tied_embeddings else table
