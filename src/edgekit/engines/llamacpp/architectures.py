@@ -76,5 +76,5 @@ def default_mix(model: Model) -> str:
 @lru_cache(maxsize=256)
 def conversion_of(model_type: str) -> Conversion:
     section = section_by_name("conversion", ("config",)).get(model_type, {})
-    own = next(iter(section_by_name("gguf", ("config",)).get(model_type, ())), model_type)
-    return read_section(Conversion, {"to": own, **section}, {}, where=model_type)
+    gguf_name = next(iter(section_by_name("gguf", ("config",)).get(model_type, ())), model_type)
+    return read_section(Conversion, {"to": gguf_name, **section}, {}, where=model_type)

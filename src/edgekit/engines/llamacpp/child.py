@@ -62,7 +62,7 @@ def _parent() -> Tell:
 
 
 def _limit(timeout_s: float | None = None, memory_bytes: int | None = None) -> None:
-    """Sets limits: no core dump, the allowed memory, and a timer that ends the process if the parent is gone."""
+    """Limits this process: no core dump, the allowed memory, and a timer that ends it if the parent is gone."""
     if timeout_s is not None and hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, timeout_s + _SPARE_S)
     try:
@@ -72,10 +72,12 @@ def _limit(timeout_s: float | None = None, memory_bytes: int | None = None) -> N
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        limit = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+        limit = memory_bytes
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(memory_bytes, hard_limit)
         with suppress(ValueError, OSError):  # macOS does not let it be set
-            resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
 
 
 def _fail(why: str) -> NoReturn:
@@ -167,6 +169,7 @@ def _require_device(xllamacpp: Any) -> None:
 
 
 def _verify(request: dict[str, Any], tell: Tell) -> None:
+    """Runs llama.cpp's own tool, or loads the model and decodes, and reports the memory after each step."""
     _limit(request["timeout_s"], request.get("memory_bytes"))
     if "command" in request:
         _hold_back_output()
@@ -180,8 +183,8 @@ def _verify(request: dict[str, Any], tell: Tell) -> None:
 
 
 def _hold_back_output() -> None:
-    """The tool may exit before its logging thread is done (see common/log.cpp). Its final output goes to a full pipe,
-    so it blocks until the parent has read enough.
+    """Redirects standard output to a full pipe, which blocks the tool at its final output until the parent has read
+    the log. Otherwise the tool may exit before its logging thread is done (common/log.cpp).
     """
     unread, full = os.pipe()
     os.set_inheritable(unread, True)
@@ -194,16 +197,17 @@ def _hold_back_output() -> None:
 
 
 def _work(server: Any, *, embeddings: bool) -> str:
-    """Runs the requested work and returns its results."""
+    """Embeds or completes a short prompt, and returns a description of the work done."""
     if embeddings:
         _require_answer(server.handle_embeddings({"input": _PROMPT}))
         return "text embedded"
-    asked = {"prompt": _PROMPT, "n_predict": _NEW_TOKENS, "ignore_eos": True, "temperature": 0}
-    _require_answer(server.handle_completions(asked))
+    body = {"prompt": _PROMPT, "n_predict": _NEW_TOKENS, "ignore_eos": True, "temperature": 0}
+    _require_answer(server.handle_completions(body))
     return f"{_NEW_TOKENS} tokens decoded"
 
 
 def _require_answer(reply: Any) -> None:
+    """Fails with the reply if it is an error."""
     if isinstance(reply, dict) and not reply.keys() & {"choices", "data"}:
         _fail(json.dumps(reply)[:400])
 
@@ -213,36 +217,33 @@ def _pace(server: Any, pacing: dict[str, Any], model: str, tell: Tell) -> None:
     short: its speed determines the length of the others.
     """
     ids = random.Random(0)  # noqa: S311 - not for secrets
-    end = time.monotonic() + pacing["seconds"]
+    deadline = time.monotonic() + pacing["seconds"]
     speed = _timed(server, ids, pacing, _FIRST_PROMPT, _NEW_TOKENS)
     share_s = pacing["seconds"] / 4
-    prompt, new = (
-        max(least, min(pacing[most], int(speed[f"{what}_per_second"] * share_s)))
-        for least, most, what in (
-            (_FIRST_PROMPT, "prompt_tokens", "prompt"),
-            (_NEW_TOKENS, "new_tokens", "predicted"),
-        )
-    )
+    prompt = min(pacing["prompt_tokens"], int(speed["prompt_per_second"] * share_s))
+    prompt = max(_FIRST_PROMPT, prompt)
+    new = min(pacing["new_tokens"], int(speed["predicted_per_second"] * share_s))
+    new = max(_NEW_TOKENS, new)
     for turn in range(pacing["times"]):
         tell(paced=_timed(server, ids, pacing, prompt, new))
         if turn == 0:
             tell(**_memory(f"{prompt} tokens read", model))
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             break
 
 
 def _timed(
     server: Any, ids: random.Random, pacing: dict[str, Any], prompt: int, new: int
 ) -> dict[str, float]:
-    """The engine's own figures for one completion."""
-    asked = {
+    """Completes a prompt of random tokens and returns the engine's token counts and speeds."""
+    body = {
         "prompt": [ids.randrange(pacing["vocabulary"]) for _ in range(prompt)],
         "n_predict": new,
         "ignore_eos": True,
         "temperature": 0,
         "cache_prompt": False,
     }
-    reply = server.handle_completions(asked)
+    reply = server.handle_completions(body)
     _require_answer(reply)
     names = ("prompt_n", "prompt_per_second", "predicted_n", "predicted_per_second")
     return {name: reply["timings"][name] for name in names}
@@ -252,7 +253,7 @@ def _timed(
 
 
 def _serve(request: dict[str, Any], tell: Tell) -> None:
-    """The engine's threads answer requests until standard input ends. It is not shut down cleanly: that would wait for
+    """Serves requests until standard input ends. The engine is not shut down cleanly, because that would wait for
     abandoned requests.
     """
     _die_with_parent(signal.SIGKILL)
@@ -277,8 +278,9 @@ def _serve(request: dict[str, Any], tell: Tell) -> None:
 
 
 def _die_with_parent(number: int) -> None:
-    """While the model loads, no Python code runs here, so only the kernel can end this process (Linux only). Elsewhere
-    an orphan finishes loading, then exits.
+    """Asks the kernel to send this signal when the parent dies; 0: no signal. While the model loads, no Python code
+    runs here, so only the kernel can end this process. On systems other than Linux an orphan finishes loading, then
+    exits.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
@@ -309,22 +311,23 @@ def _embed(request: dict[str, Any], tell: Tell) -> None:
 
 
 def _vectors(server: Any, texts: list[list[int]]) -> dict[str, Any]:
-    """The vectors' bytes in base64, not normalised."""
-    asked = {"input": texts, "encoding_format": "base64", "embd_normalize": -1}
+    """A message with the vectors of the texts as base64, not normalised, or with the error."""
+    body = {"input": texts, "encoding_format": "base64", "embd_normalize": -1}
     try:
-        reply = server.handle_embeddings(asked)
+        reply = server.handle_embeddings(body)
     except RuntimeError as error:
         return {"error": str(error)}
     if "data" not in reply:
         return {"error": json.dumps(reply)[:1000]}
-    found = sorted(reply["data"], key=lambda one: one["index"])
-    return {"vectors": [one["embedding"] for one in found]}
+    entries = sorted(reply["data"], key=lambda entry: entry["index"])
+    return {"vectors": [entry["embedding"] for entry in entries]}
 
 
 # --- memory, and llama.cpp's C functions
 
 
 def _memory(when: str, model: str | None = None) -> dict[str, Any]:
+    """A message with the memory of this process; with `model`, also the resident bytes of its mapped files."""
     memory = read_status()
     if model is not None and memory:
         memory["Model"] = mapped_bytes(model)
@@ -333,32 +336,32 @@ def _memory(when: str, model: str | None = None) -> dict[str, Any]:
 
 def mapped_bytes(model: str) -> int:
     """Resident bytes of a model's mapped files, from /proc/self/smaps. `model` is the first file."""
-    first = os.path.realpath(model)
-    folder, found, is_its = os.path.dirname(first), 0, False  # noqa: PTH120 - the child imports little
+    first_file = os.path.realpath(model)
+    folder, resident_bytes, is_model_file = os.path.dirname(first_file), 0, False  # noqa: PTH120 - the child imports little
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - the child imports little
         for line in lines:
             words = line.split(None, 5)
             if "-" in words[0] and len(words) >= 5:
                 path = words[5].strip().removesuffix(" (deleted)") if len(words) > 5 else ""
-                shard = path.endswith(".gguf") and os.path.dirname(path) == folder  # noqa: PTH120 - the child imports little
-                is_its = path == first or shard
-            elif is_its and words[0] == "Rss:":
-                found += int(words[1]) * 1024
-    return found
+                is_shard = path.endswith(".gguf") and os.path.dirname(path) == folder  # noqa: PTH120 - the child imports little
+                is_model_file = path == first_file or is_shard
+            elif is_model_file and words[0] == "Rss:":
+                resident_bytes += int(words[1]) * 1024
+    return resident_bytes
 
 
 def read_status(process: int | str = "self") -> dict[str, int]:
     """VmRSS, RssAnon, RssFile and VmSwap of a process in bytes; empty without /proc."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:  # noqa: PTH123 - the child imports little
             for line in lines:
-                name, _, rest = line.partition(":")
+                name, _, value = line.partition(":")
                 if name in {"VmRSS", "RssAnon", "RssFile", "VmSwap"}:
-                    found[name] = int(rest.split()[0]) * 1024
+                    sizes[name] = int(value.split()[0]) * 1024
     except OSError:
         pass
-    return found
+    return sizes
 
 
 def _llama_version(xllamacpp: Any) -> str | None:

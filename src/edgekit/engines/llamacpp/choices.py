@@ -46,14 +46,14 @@ ORIGINAL_ACCURACY = 1000  # 16 bits: not worth the memory compared with 8
 def cache_choices(task: Task, placement: Placement | None = None) -> tuple[CacheChoice, ...]:
     """Cache types to choose from. `placement`: where attention runs; None: the task's first placement."""
     load = task.load
-    both = given_pair(load)
-    if both is not None:
-        return (both,)
+    fixed_pair = given_pair(load)
+    if fixed_pair is not None:
+        return (fixed_pair,)
     placement = placement or next(placements(task))
-    given = load.cache_k or load.cache_v
+    given_type = load.cache_k or load.cache_v
     pairs: Pairs = EQUAL_PAIRS if placement.cards else CPU_PAIRS
-    if given is not None and placement.cards:
-        pairs = ((given.name, given.name),)
+    if given_type is not None and placement.cards:
+        pairs = ((given_type.name, given_type.name),)
     return tuple(pair_choices(load, pairs))
 
 
@@ -70,17 +70,19 @@ def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
     if known_architecture(model.geometry.architecture).default_mix:
         return at_mixes(model, (default_mix(model),))
     packed = model.header.quantization
-    most = ORIGINAL_ACCURACY if packed is None or packed.bits is None else packed.bits * 100 + 100
+    most_accuracy = (
+        ORIGINAL_ACCURACY if packed is None or packed.bits is None else packed.bits * 100 + 100
+    )
     usual = at_mixes(model)
-    return tuple(one for one in usual if one.accuracy <= most) or usual
+    return tuple(variant for variant in usual if variant.accuracy <= most_accuracy) or usual
 
 
 def at_mixes(
     model: Model, mixes: Iterable[str] = USUAL_MIXES, *, repository: str = ""
 ) -> tuple[Variant, ...]:
     """Variants of the model at these mixes; with a repository, as downloadable files."""
-    known = ((SHORT_MIXES.get(tag.upper(), tag.upper()), tag) for tag in mixes)
-    found = {name: tag for name, tag in known if name in quant_names()}
+    tags_by_name = ((SHORT_MIXES.get(tag.upper(), tag.upper()), tag) for tag in mixes)
+    tag_of = {name: tag for name, tag in tags_by_name if name in quant_names()}
     quantised = sorted(
         (
             Variant(
@@ -91,11 +93,11 @@ def at_mixes(
                 flags={"mix": name},
                 reference=f"{repository}:{tag}" if repository else "",
             )
-            for name, tag in found.items()
+            for name, tag in tag_of.items()
         ),
-        key=lambda one: -one.accuracy,
+        key=lambda variant: -variant.accuracy,
     )
-    small = tuple(one for one in quantised if one.accuracy < ORIGINAL_ACCURACY)
+    small = tuple(variant for variant in quantised if variant.accuracy < ORIGINAL_ACCURACY)
     return small or tuple(quantised)
 
 
@@ -105,14 +107,14 @@ def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
     if files is None:
         return variants(model)
     tag = stored_quant(files)
-    (own,) = as_named(model, tag, files.reference)
+    (as_stored,) = as_named(model, tag, files.reference)
     if known_architecture(model.geometry.architecture).default_mix:
-        return (own,)
+        return (as_stored,)
     repository = files.reference.removesuffix(f":{files.label.rpartition(':')[2]}")
-    others = at_mixes(model, files.alternatives, repository=repository)
-    mine = replace(own, accuracy=accuracy_of(tag) or stored_accuracy(model))
-    every = (mine, *(one for one in others if one.name != tag))
-    return tuple(sorted(every, key=lambda one: -one.accuracy))
+    alternatives = at_mixes(model, files.alternatives, repository=repository)
+    stored = replace(as_stored, accuracy=accuracy_of(tag) or stored_accuracy(model))
+    candidates = (stored, *(variant for variant in alternatives if variant.name != tag))
+    return tuple(sorted(candidates, key=lambda variant: -variant.accuracy))
 
 
 def at_quant(model: Model, quant: str) -> Model:
@@ -158,6 +160,6 @@ def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, 
 
 def download_bytes(model: Model, setup: LlamaCppSetup, _estimate: MemoryEstimate) -> int | None:
     """The size of the file, or of the quantised file."""
-    own = model.header.file_bytes or model.header.tensor_bytes
-    found = None if own and setup.mix is None else converted(model, setup.mix)
-    return own if found is None else found.mixed.tensor_bytes
+    file_bytes = model.header.file_bytes or model.header.tensor_bytes
+    conversion = None if file_bytes and setup.mix is None else converted(model, setup.mix)
+    return file_bytes if conversion is None else conversion.mixed.tensor_bytes

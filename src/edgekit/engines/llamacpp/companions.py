@@ -34,7 +34,7 @@ ADAPTER_WITHIN = 1.0
 
 
 def with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Task:
-    """The task with a drafter; None: the model's own prediction layers."""
+    """The task with speculative decoding. `drafter`: None if the model's own prediction layers draft."""
     setup = LlamaCppSetup.of(task.start.setup or default_setup())
     setup = replace(setup, draft_max=DRAFT_MAX, load_mtp=drafter is None)
     start = replace(task.start, setup=setup)
@@ -59,24 +59,24 @@ def estimate_with(
     """The bill of a model with its companion files. Raises RefusedError for files that llama.cpp does not load."""
     bill = llamacpp.estimate(model, load, setup)
     if companions.projector is not None:
-        lines = projector_lines(companions.projector, setup)
-        bill = replace(bill, lines=(*bill.lines, *lines))
+        added = projector_lines(companions.projector, setup)
+        bill = replace(bill, lines=(*bill.lines, *added))
     if companions.adapters:
         at_once = LoadFacts.of(bill).n_ubatch
-        more = adapter_lines(companions.adapters, place(model, setup), at_once)
-        bill = replace(bill, lines=(*bill.lines, *more))
+        added = tuple(adapter_lines(companions.adapters, place(model, setup), at_once))
+        bill = replace(bill, lines=(*bill.lines, *added))
     draft = companions.drafter
     if draft is None:
         return bill
     key, value = values.get("draft_type_k"), values.get("draft_type_v")
-    own = replace(
+    drafter_load = replace(
         load,
         cache_k=None if key is None else cache_type(key),
         cache_v=None if value is None else cache_type(value),
     )
     is_gguf = draft.header.container is Container.GGUF  # its tensors have their types already
     return bill_with_drafter(
-        bill, draft, own, setup, mix=None if is_gguf else companions.drafter_mix
+        bill, draft, drafter_load, setup, mix=None if is_gguf else companions.drafter_mix
     )
 
 
@@ -88,20 +88,20 @@ def bill_with_drafter(
     *,
     mix: str | None = None,
 ) -> MemoryEstimate:
-    """One bill for the model and its drafter. The driver's context counts once.
+    """The main model's bill with the drafter's lines added. The driver's context counts once.
 
-    `load` and `setup` are the main model's, except for the drafter's cache types. As in speculative.cpp @ 0c1e570: the
-    main model's options, one row of logits per sequence.
+    `load` and `setup` are those of the main model, except that `load` has the drafter's cache types. As in
+    speculative.cpp @ 0c1e570, the drafter takes the main model's options, with one row of logits per sequence.
     """
     facts = LoadFacts.of(main)
-    own_load = replace(
+    drafter_load = replace(
         load,
         context_tokens=facts.n_ctx,
         sequences=facts.n_seq_max,
         unified=facts.kv_streams == 1,
         output_rows=facts.n_seq_max,
     )
-    own_setup = replace(
+    drafter_setup = replace(
         setup,
         n_gpu_layers=ALL_LAYERS,
         cpu_moe=False,
@@ -111,19 +111,19 @@ def bill_with_drafter(
         load_mtp=False,
         mix=mix,
     )
-    own = (
+    drafter_lines = (
         replace(line, part="drafter")
-        for line in llamacpp.estimate(drafter, own_load, own_setup).lines
+        for line in llamacpp.estimate(drafter, drafter_load, drafter_setup).lines
         if line.reserved and line.component is not Component.RUNTIME
     )
-    return replace(main, lines=(*main.lines, *own))
+    return replace(main, lines=(*main.lines, *drafter_lines))
 
 
 def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
     """--mmproj: exact weights, and an upper bound for the compute buffer."""
     if header.keys.get("general.architecture") != "clip" or not header.tensors:
         raise UsageError(f"{header.name} is not a projector (a GGUF of architecture clip)")
-    gpus = (i for i, device in enumerate(setup.devices) if not device.rpc)
+    gpus = (index for index, device in enumerate(setup.devices) if not device.rpc)
     pool = Pool(PoolKind.DEVICE, next(gpus, 0)) if setup.has_device else HOST
     weights = sum(
         PlacedTensor(tensor=tensor, pool=pool, block=None).size_bytes for tensor in header.tensors
@@ -139,7 +139,7 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
     side = number("image_size", 0) // number("patch_size", 14)
     patches = max(side * side, PATCHES)
     # False for audio projectors, and for files with too few keys.
-    known = bool(side and number("embedding_length", 0))
+    has_sizes = bool(side and number("embedding_length", 0))
     size = FLOAT_BYTES * patches * (2 * forward + 8 * hidden) + 2 * patches * patches * heads
     return (
         MemoryLine(
@@ -153,9 +153,9 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
             component=Component.COMPUTE,
             size_bytes=pad(size, 128),
             pool=pool,
-            basis=Basis.MODELLED if known else Basis.ASSUMED,
+            basis=Basis.MODELLED if has_sizes else Basis.ASSUMED,
             because=f"{patches} patches x ({forward} x 2 + {hidden} x 8) floats, scores of {heads} heads at 16 bit",
-            within=PROJECTOR_WITHIN if known else None,
+            within=PROJECTOR_WITHIN if has_sizes else None,
             part="projector",
         ),
     )
@@ -164,7 +164,9 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
 def adapter_lines(
     headers: Iterable[ModelHeader], placement: TensorPlacement, tokens: int
 ) -> Iterator[MemoryLine]:
-    """--lora: each pair of matrices is in the pool of its tensor; all activations count as alive at once."""
+    """The lines of --lora. Each pair of matrices is in the pool of the tensor it changes; the compute buffer is an
+    upper bound, as if all activations were alive at once.
+    """
     sums: dict[Pool, int] = {}
     widest = 0
     for header in headers:
@@ -173,8 +175,9 @@ def adapter_lines(
         for tensor in header.tensors:
             widest = max(widest, *tensor.shape, 0)
             block = block_of(tensor.name)
-            inside = block is not None and block < len(placement.blocks)
-            pool = placement.blocks[block] if inside and block is not None else placement.output
+            pool = placement.output
+            if block is not None and block < len(placement.blocks):
+                pool = placement.blocks[block]
             size = PlacedTensor(tensor=tensor, pool=pool, block=block).size_bytes
             sums[pool] = sums.get(pool, 0) + size
     for pool, size in sums.items():

@@ -105,8 +105,8 @@ def _known(placement: TensorPlacement, setup: LlamaCppSetup) -> _Known:
 
 
 def output_line(model: Model, context: Context) -> MemoryLine:
-    known = model.geometry.vocabulary
-    vocabulary = ASSUMED_VOCABULARY if known is None else known
+    stated = model.geometry.vocabulary
+    vocabulary = ASSUMED_VOCABULARY if stated is None else stated
     embeds = context.embeddings or known_architecture(model.geometry.architecture).always_embeds
     # Hyper-connections (DeepSeek-V4) output every stream of the hidden state.
     count = model.header.keys.get(f"{model.geometry.architecture}.hyper_connection.count")
@@ -117,7 +117,7 @@ def output_line(model: Model, context: Context) -> MemoryLine:
         component=Component.OUTPUT,
         size_bytes=FLOAT_BYTES * context.n_seq_max * (vocabulary + hidden),
         pool=HOST,
-        basis=Basis.EXACT if known is not None else Basis.ASSUMED,
+        basis=Basis.EXACT if stated is not None else Basis.ASSUMED,
         because=f"{context.n_seq_max} sequences x ({wide}) x {FLOAT_BYTES} bytes",
     )
 
@@ -168,7 +168,9 @@ def prediction_lines(
         raise RefusedError("llama.cpp: this model has no layers for multi-token prediction (MTP)")
     # speculative.cpp @ b21e4de: its cache has the types of a drafter, f16 by default.
     context = replace(context, type_k=F16, type_v=F16)
-    attending = next((one for one in reversed(model.geometry.layers) if one.mixer.streams), None)
+    attending = next(
+        (layer for layer in reversed(model.geometry.layers) if layer.mixer.streams), None
+    )
     for block in range(layers, layers + count):
         shares = shares_of(attending.mixer, block, placement) if attending is not None else ()
         for mixer, pool in shares:
@@ -183,7 +185,10 @@ def prediction_lines(
                 part=PREDICTION,
             )
     because = "one layer and the output head: never more than the main graph"
-    for line in (output_line(model, context), *(replace(one, because=because) for one in compute)):
+    for line in (
+        output_line(model, context),
+        *(replace(compute_line, because=because) for compute_line in compute),
+    ):
         yield replace(line, part=PREDICTION, basis=Basis.MODELLED, within=PREDICTION_WITHIN)
 
 
@@ -224,11 +229,11 @@ def pool_bounds(
     inputs = _always_bytes(model, context) + FLOAT_BYTES * context.n_tokens * looked_up
     inputs = inputs * 5 // 4 + SMALL_INPUTS
     caches = {il.index: layer_cache_bytes(model, il.mixer, context, HOST) for il in layers}
-    brought = _host_weights_bytes(model, placement, setup) + 2 * max(
+    copied_bytes = _host_weights_bytes(model, placement, setup) + 2 * max(
         (size for il, size in caches.items() if placement.cache_pool(il) is HOST), default=0
     )
-    several = (INPUT_COPIES - 1) * inputs if devices > 1 else 0
-    on_device = graph + brought + several
+    extra_inputs = (INPUT_COPIES - 1) * inputs if devices > 1 else 0
+    on_device = graph + copied_bytes + extra_inputs
     if context.type_k.is_quantized or context.type_v.is_quantized:
         # K and V of one layer at f16, to which a quantised cache is converted
         widths = (sum(stream.elements for stream in il.mixer.streams) for il in layers)
@@ -239,7 +244,7 @@ def pool_bounds(
         heads = (found.heads for il in layers if (found := attention_of(il.mixer)))
         cells = max(context.kv_cells, context.kv_swa_cells)
         on_device += FLOAT_BYTES * context.n_tokens * max(heads, default=0) * cells
-    on_host = (inputs if together else max(graph, inputs)) + several
+    on_host = (inputs if together else max(graph, inputs)) + extra_inputs
     if context.flash_attn and not head_sizes(model).flashes:  # attention runs on the host
         on_host += graph + max(caches.values(), default=0)
     return (*(on_device,) * devices, on_host)
@@ -300,7 +305,11 @@ def _widest_step(layer: Layer, hidden: int, context: Context) -> int:
         states = 2 * (mixer.conv_elements + mixer.state_elements) * context.n_seq_max
         mixed += 5 * convolved + 6 * mixer.inner + 2 * mixer.rank + -(-states // context.n_tokens)
     if layer.experts:
-        one = layer.experts
-        within = one.latent or hidden
-        forward += one.used * (3 * one.width + within) + 3 * one.shared_width + 4 * one.count
+        experts = layer.experts
+        within = experts.latent or hidden
+        forward += (
+            experts.used * (3 * experts.width + within)
+            + 3 * experts.shared_width
+            + 4 * experts.count
+        )
     return max(mixed, forward)

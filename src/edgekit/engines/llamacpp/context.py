@@ -52,14 +52,16 @@ def head_sizes(model: Model) -> HeadSizes:
 
 
 def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
-    """Raises RefusedError if llama.cpp would not start, UsageError if the load is invalid."""
+    """The options of llama_context with all defaults filled in. Raises RefusedError if llama.cpp would not start,
+    UsageError if the load is invalid.
+    """
     geometry, heads = model.geometry, head_sizes(model)
     _check_numbers(load)
     _check_split(model, load, setup)
     type_k, type_v = load.cache_k or F16, load.cache_v or F16
-    known = known_architecture(geometry.architecture)
+    architecture = known_architecture(geometry.architecture)
     # None: auto, which is on if possible
-    flash_attn = not known.no_flash_attention and load.flash_attention is not False
+    flash_attn = not architecture.no_flash_attention and load.flash_attention is not False
     v_trans = not flash_attn
     if not flash_attn and type_v.is_quantized:
         raise RefusedError(
@@ -68,8 +70,8 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
         )
     if flash_attn and load.flash_attention is None and not type_v.is_quantized:
         # llama.cpp allocates the cache before it finds that a device lacks a kernel for these heads.
-        sure = setup.backend is not Backend.CUDA or setup.split_mode is SplitMode.TENSOR
-        flash_attn = heads.flashes or sure or setup.n_gpu_layers <= 1
+        is_certain = setup.backend is not Backend.CUDA or setup.split_mode is SplitMode.TENSOR
+        flash_attn = heads.flashes or is_certain or setup.n_gpu_layers <= 1
     _check_types(heads, type_k, type_v)
 
     requested = load.context_tokens or geometry.trained_context or 0
@@ -89,14 +91,15 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     streams = sequences if not unified or heads.apart else 1
 
     n_batch = load.batch_tokens or DEFAULT_BATCH
-    n_ubatch = n_batch if load.microbatch_tokens == 0 else load.microbatch_tokens or DEFAULT_UBATCH
+    n_ubatch = DEFAULT_UBATCH if load.microbatch_tokens is None else load.microbatch_tokens
+    n_ubatch = n_ubatch or n_batch  # -ub 0: as large as the logical batch
     if is_server and setup.embeddings:
         n_batch = min(n_batch, n_ubatch)  # server.cpp:150: a text must fit in one micro-batch
     if geometry.causal:
         n_batch = min(requested, n_batch)  # the context as requested, before padding
     n_ubatch = min(n_batch, n_ubatch)
     n_outputs_max = n_batch
-    if not known.has_encoder and setup.rules >= Rules.ROW_PER_SEQUENCE:
+    if not architecture.has_encoder and setup.rules >= Rules.ROW_PER_SEQUENCE:
         if load.output_rows:
             n_outputs_max = load.output_rows
         elif is_server and not setup.embeddings:
@@ -148,21 +151,22 @@ def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
             f"llama.cpp {setup.version_name} has no -sm tensor: it came with b{Rules.EXPERTS_FIRST.value}"
         )
     name = model.geometry.architecture
-    known = known_architecture(name)
+    architecture = known_architecture(name)
     has_states = any(isinstance(layer.mixer, Recurrent) for layer in model.geometry.layers)
-    if known.unsliced or (has_states and not (known.delta_net or known.mirrored_states)):
+    slices_states = architecture.delta_net or architecture.mirrored_states
+    if architecture.unsliced or (has_states and not slices_states):
         raise RefusedError(
             f"llama.cpp does not have -sm tensor for the architecture {name!r}; use -sm layer"
         )
     if load.flash_attention is False:
         raise RefusedError("llama.cpp: -sm tensor requires flash attention (-fa on)")
-    quantised = any(one is not None and one.is_quantized for one in (load.cache_k, load.cache_v))
+    quantised = any(kind is not None and kind.is_quantized for kind in (load.cache_k, load.cache_v))
     if quantised and setup.rules < Rules.SLICED_QUANTISED:
         raise RefusedError(
             f"llama.cpp {setup.version_name}: -sm tensor with a quantised cache came with "
             f"b{Rules.SLICED_QUANTISED.value}"
         )
-    if any(one.buffer != "CPU" for one in setup.overrides):
+    if any(override.buffer != "CPU" for override in setup.overrides):
         raise RefusedError(
             "llama.cpp: with -sm tensor every device holds a slice of every tensor; "
             "--override-tensor can only move one to the CPU"
@@ -170,6 +174,7 @@ def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
 
 
 def _check_numbers(load: Load) -> None:
+    """Raises UsageError for numbers out of range, RefusedError for more sequences than llama.cpp supports."""
     for name, value in (
         ("context", load.context_tokens),
         ("sequences", load.sequences),
@@ -184,6 +189,7 @@ def _check_numbers(load: Load) -> None:
 
 
 def _check_types(heads: HeadSizes, type_k: CacheType, type_v: CacheType) -> None:
+    """Raises RefusedError for cache types that llama.cpp lacks, or that do not suit the model's heads."""
     for side, kind in (("K", type_k), ("V", type_v)):
         if kind.name not in CACHE_TYPES:
             raise RefusedError(
@@ -205,7 +211,7 @@ def _check_types(heads: HeadSizes, type_k: CacheType, type_v: CacheType) -> None
 
 
 def _check_rows(geometry: ModelGeometry, context: Context) -> None:
-    """Refuses options on which llama.cpp aborts without a message."""
+    """Raises RefusedError for options on which llama.cpp aborts without a message."""
     if context.n_outputs_max < context.n_seq_max:
         raise RefusedError(
             f"llama.cpp aborts: {context.n_outputs_max} output rows for {context.n_seq_max} sequences;"
@@ -277,7 +283,9 @@ def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Po
 def _groups(
     model: Model, context: Context, placement: TensorPlacement
 ) -> dict[tuple[LayerKind, Pool], list[int]]:
-    """The layers with a cache, including multi-token prediction blocks that get one."""
+    """The indices of layers with a cache, by kind of cache and pool. Some builds also cache multi-token prediction
+    blocks that are not run.
+    """
     geometry, rules = model.geometry, context.rules
 
     def compute() -> dict[tuple[LayerKind, Pool], list[int]]:
@@ -291,9 +299,9 @@ def _groups(
             if mixer.streams:
                 attending.setdefault((mixer, placement.cache_pool(layer.index)), mixer)
         # Multi-token prediction blocks that have a cache although they are not run.
-        first, end = PREDICTION_CACHED.get(geometry.architecture, (0, 0))
+        first_build, end_build = PREDICTION_CACHED.get(geometry.architecture, (0, 0))
         last = next(reversed(attending.values()), None)
-        if last is not None and first <= rules < end:
+        if last is not None and first_build <= rules < end_build:
             layers = len(geometry.layers)
             for index in range(layers, layers + geometry.mtp_layers):
                 for share, pool in shares_of(last, index, placement):
@@ -306,23 +314,23 @@ def _groups(
 def shares_of(
     mixer: LayerKind, layer: int, placement: TensorPlacement
 ) -> Iterator[tuple[LayerKind, Pool]]:
-    """A layer's caches and their pools: on one device, or a slice on each."""
+    """The pools of a layer's caches: all of them in one pool, or with -sm tensor a slice on each device."""
     pool = placement.cache_pool(layer)
     if placement.slicer is None or pool.kind is PoolKind.HOST:
         yield mixer, pool
         return
-    for i, own in enumerate(placement.slicer.remembered(mixer, layer)):
-        yield own, Pool(PoolKind.DEVICE, i)
+    for index, part in enumerate(placement.slicer.remembered(mixer, layer)):
+        yield part, Pool(PoolKind.DEVICE, index)
 
 
 def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
     """What llama.cpp caches for a layer, which may be more or less than the layer needs."""
-    known = known_architecture(architecture)
+    facts = known_architecture(architecture)
     if isinstance(mixer, LatentAttention) and rules < INDEXER_SINCE.get(architecture, 0):
         return replace(mixer, index_dim=0)
-    if known.index_values and isinstance(mixer, Attention) and mixer.index_dim:
+    if facts.index_values and isinstance(mixer, Attention) and mixer.index_dim:
         return CachedLayer((*mixer.streams, Stream(name=INDEX_V, elements=mixer.index_dim)))
-    if known.caches_empty_layers and not mixer.streams:
+    if facts.caches_empty_layers and not mixer.streams:
         return CachedLayer((Stream(name="v", elements=0),))  # V may be as wide as in other layers
     return mixer
 
@@ -330,7 +338,7 @@ def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
 def _entries(
     mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes
 ) -> Iterator[tuple[Component, int, str]]:
-    """The caches and states of a layer of this kind: component, bytes and reason."""
+    """The lines of a layer's caches and states: component, bytes and explanation."""
     on_host = pool.kind is PoolKind.HOST
     by_component: dict[Component, list[Stream]] = {}
     for stream in mixer.streams:
@@ -359,7 +367,8 @@ def _entries(
     if mixer.states:
         sizes = [STATE_BYTES * state.elements * context.n_seq_max for state in mixer.states]
         size = sum(
-            pad(one, HOST_ALIGNMENT) if on_host else device_bytes(one, 1, 1, 4) for one in sizes
+            pad(state_bytes, HOST_ALIGNMENT) if on_host else device_bytes(state_bytes, 1, 1, 4)
+            for state_bytes in sizes
         )
         parts = " + ".join(f"{state.name} {state.elements}" for state in mixer.states)
         because = f"{context.n_seq_max} sequences x ({parts}) x {STATE_BYTES} bytes"
@@ -367,6 +376,7 @@ def _entries(
 
 
 def _cells(stream: Stream, context: Context) -> int:
+    """The number of cache rows of a stream."""
     cells = context.kv_cells if stream.span is Span.ALL else context.kv_swa_cells
     if stream.tokens_per_row == 1:
         return cells

@@ -99,8 +99,8 @@ def config_probes() -> Iterator[tuple[Load, LlamaCppSetup]]:
 
 
 def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
-    """The bill of a GGUF as it is, or of another format (or `setup.mix`) after conversion. Raises RefusedError if
-    llama.cpp would not start.
+    """The bill of a model: of the GGUF file itself, or of the GGUF that another format or `setup.mix` would become.
+    Raises RefusedError if llama.cpp would not start.
     """
     _check_file(model, setup)
     conversion = converted(model, setup.mix)
@@ -119,22 +119,23 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
         *runtime_lines(loaded, context, placement, setup),
         *server_lines(context, setup, caches),
     )
-    known = _as_known(loaded, setup, conversion)
-    held = prepare(loaded).weights_as_known.get(  # the same for all loads
-        setup, lambda: tuple(map(known, weights.weight_lines(loaded, placement, setup)))
+    as_known = _as_known(loaded, setup, conversion)
+    weight_lines = prepare(loaded).weights_as_known.get(  # the same for all loads
+        setup, lambda: tuple(map(as_known, weights.weight_lines(loaded, placement, setup)))
     )
     unexplained = () if conversion is None else conversion.unexplained(setup.backend)
     return MemoryEstimate(
         engine=NAME,
         backend=setup.backend.value,
-        lines=(*held, *map(known, lines), *unexplained),
+        lines=(*weight_lines, *map(as_known, lines), *unexplained),
         facts=context.facts,
         notes=tuple(_notes(setup, conversion)),
     )
 
 
 def converted(model: Model, mix: str | None) -> Converted | None:
-    """The converted model; None for a GGUF as it is. Raises EdgekitError for a family without known conversion.
+    """The GGUF that the model is converted to; None if a GGUF file is loaded unchanged. Raises EdgekitError for a
+    family without known conversion.
 
     A GGUF of which only the keys were read is treated like a conversion, at the mix of its name or size.
     """
@@ -209,11 +210,13 @@ def _notes(setup: LlamaCppSetup, conversion: Converted | None) -> Iterator[str]:
 
 
 def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
+    """Raises RefusedError if this llama.cpp does not support the architecture. Models without keys are not checked."""
     name = model.geometry.architecture
-    if model.header.keys and setup.rules < (first := known_architecture(name).first_build):
+    first_build = known_architecture(name).first_build
+    if model.header.keys and setup.rules < first_build:
         raise RefusedError(
             f"llama.cpp {setup.version_name} does not support architecture {name!r}: it "
-            f"was added in b{first}"
+            f"was added in b{first_build}"
         )
     if model.header.keys and name not in architecture_names():
         raise RefusedError(
@@ -222,7 +225,9 @@ def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
 
 
 def _check_file(model: Model, setup: LlamaCppSetup) -> None:
-    """RefusedError with llama.cpp's reason if it would not load this file. Other formats are converted first."""
+    """Raises RefusedError with llama.cpp's reason if it would not load this GGUF file. Other formats pass: they are
+    converted first.
+    """
     is_file = model.header.version is not None  # otherwise a catalog model, or keys only
     if model.header.container is Container.GGUF and is_file:
         _check_architecture(model, setup)
@@ -233,7 +238,9 @@ def _check_file(model: Model, setup: LlamaCppSetup) -> None:
 def _as_known(
     model: Model, setup: LlamaCppSetup, conversion: Converted | None
 ) -> Callable[[MemoryLine], MemoryLine]:
-    """The line, at most as certain as the layers, the backend, the split and the conversion."""
+    """Returns a function that limits a line's certainty to that of the layers, the backend, the split and the
+    conversion.
+    """
     architecture = known_architecture(model.geometry.architecture)
     # Splits that were read from the source, but not compared with the engine.
     compared = setup.split_mode is not SplitMode.ROW and not (
@@ -257,7 +264,7 @@ def _as_known(
 
 
 def divided(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterator[MemoryLine]:
-    """The line divided among pools; assumes blocks of equal size."""
+    """Divides a line of the whole model among the pools of a placement, as if all blocks had the same size."""
     placement = place(model, setup)
     blocks = range(len(placement.blocks))
     pools: list[Pool] = [placement.output]
@@ -267,22 +274,25 @@ def divided(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterator[Me
         pools = [*placement.blocks, placement.output]
     elif setup.has_device:  # buffers and the driver are always on the device
         pools = [pool for pool in placement.blocks if pool != HOST][-1:] or [HOST]
-    left = line.size_bytes
-    for number, pool in enumerate(counted := sorted(set(pools), key=lambda one: one.label)):
-        share = line.size_bytes * pools.count(pool) // len(pools)
-        size = left if number == len(counted) - 1 else share
-        left -= size
+    remaining_bytes = line.size_bytes
+    used_pools = sorted(set(pools), key=lambda pool: pool.label)
+    for pool in used_pools:
+        size = line.size_bytes * pools.count(pool) // len(pools)
+        if pool == used_pools[-1]:
+            size = remaining_bytes
+        remaining_bytes -= size
         yield replace(line, size_bytes=size, pool=pool)
 
 
 def runtime_lines(
     model: Model, context: Context, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
+    """Memory of the process besides tensors and graphs: driver contexts, kernels, and measured overhead in RAM."""
     layers = model.geometry.layers
     devices = set(placement.used)
     if setup.has_device and not devices:
         devices = {Pool(PoolKind.DEVICE)}  # the driver is initialised even without layers
-    for pool in sorted(devices, key=lambda one: one.index):
+    for pool in sorted(devices, key=lambda device: device.index):
         if setup.backend is Backend.CUDA:
             because = "CUDA context, as measured on an H200"
             yield _line(Component.RUNTIME, pool, CUDA_CONTEXT_BYTES, because, 0.5)
@@ -292,7 +302,7 @@ def runtime_lines(
             yield _line(Component.RUNTIME, pool, OTHER_CONTEXT_BYTES, because, 1.0)
         if placement.ranks > 1:
             # -sm tensor: buffers for the reduction between devices (ggml-backend-meta.cpp: max_tmp_size)
-            used = max((one.experts.used for one in layers if one.experts), default=1)
+            used = max((layer.experts.used for layer in layers if layer.experts), default=1)
             steps = (placement.ranks - 1).bit_length()
             sums = steps * used * context.n_tokens * model.geometry.hidden * 4
             because = "buffers to add up partial sums (NCCL), not measured"
@@ -303,15 +313,17 @@ def runtime_lines(
 
 
 def _first_decode_line(model: Model, context: Context, pool: Pool) -> MemoryLine:
+    """CUDA memory that the first decode adds: the measured figure of the architecture, or of models like it."""
     geometry = model.geometry
-    experts = any(layer.experts for layer in geometry.layers)
-    states = any(layer.mixer.states for layer in geometry.layers)
-    cells = {one.mixer.cell for one in geometry.layers if isinstance(one.mixer, Recurrent)}
-    other = FIRST_DECODE_OTHER_MIB if experts or states else FIRST_DECODE_DENSE_MIB
-    if cells == {Cell.GATED_DELTA} and not experts:
-        other = FIRST_DECODE_DELTA_MIB
-    size_mib = FIRST_DECODE_MIB.get((geometry.architecture, experts), other)
-    within = 0.6 if states else 0.5  # some recurrences take as little as dense models
+    has_experts = any(layer.experts for layer in geometry.layers)
+    mixers = [layer.mixer for layer in geometry.layers]
+    has_states = any(mixer.states for mixer in mixers)
+    cells = {mixer.cell for mixer in mixers if isinstance(mixer, Recurrent)}
+    default_mib = FIRST_DECODE_OTHER_MIB if has_experts or has_states else FIRST_DECODE_DENSE_MIB
+    if cells == {Cell.GATED_DELTA} and not has_experts:
+        default_mib = FIRST_DECODE_DELTA_MIB
+    size_mib = FIRST_DECODE_MIB.get((geometry.architecture, has_experts), default_mib)
+    within = 0.6 if has_states else 0.5  # some recurrences take as little as dense models
     because = "kernels and scratch memory loaded by the first decode"
     if not context.flash_attn:
         size_mib = max(size_mib, FIRST_DECODE_SCORES_MIB)
@@ -343,7 +355,9 @@ def _line(
 def server_lines(
     context: Context, setup: LlamaCppSetup, caches: Sequence[MemoryLine]
 ) -> Iterator[MemoryLine]:
-    """Host memory that llama-server may take as prompts arrive; none of it at the start."""
+    """RAM that llama-server may use once prompts arrive: saved prompts and checkpoints. None of it is used at the
+    start.
+    """
     if setup.mode is not LlamaMode.SERVER or setup.embeddings:
         return
     if setup.cache_ram_mib:
@@ -369,52 +383,58 @@ def server_lines(
 
 
 def _growth(verdict: Verdict) -> tuple[list[MemoryLine], int | None]:
-    """llama-server's prompt cache and checkpoints, which are empty at the start, and the usable RAM that is left then;
-    None if the RAM is unknown.
+    """The lines of llama-server's prompt cache and checkpoints, which fill up after the start, and the usable RAM that
+    remains for them; None if the size of the RAM is unknown.
     """
     lines = [
         line
         for line in verdict.estimate.lines
         if not line.reserved and line.size_bytes and line.pool == HOST
     ]
-    left = [
+    remaining_bytes = [
         use.budget.unreserved_bytes - use.required_bytes
         for use in verdict.uses
         if HOST in use.budget.pools
     ]
-    return lines, max(0, min(left)) if left else None
+    return lines, max(0, min(remaining_bytes)) if remaining_bytes else None
 
 
 def growth_limits(verdict: Verdict) -> dict[str, int]:
-    """llama-server's limits: prompt cache in MiB and checkpoints per slot; none if everything fits. The prompt cache
-    gets at least half of the remaining RAM if it needs it.
+    """Limits for llama-server's prompt cache (MiB) and checkpoints per slot; empty if both fit unlimited. The prompt
+    cache gets half of the remaining RAM, or more if the checkpoints need less.
     """
-    lines, left = _growth(verdict)
+    lines, remaining_bytes = _growth(verdict)
     setup = LlamaCppSetup.of(verdict.way.setup)
-    if left is None or sum(line.size_bytes for line in lines) <= left:
+    if remaining_bytes is None or sum(line.size_bytes for line in lines) <= remaining_bytes:
         return {}
     checkpoints = sum(line.size_bytes for line in lines if line.component is Component.CHECKPOINTS)
-    prompts = min(max(left - checkpoints, left // 2) // MIB, setup.cache_ram_mib)
-    prompts = prompts if prompts >= LEAST_PROMPTS_MIB else 0  # too little for a conversation
-    limits = {} if prompts == setup.cache_ram_mib else {"cache_ram": prompts}
-    if checkpoints > left - prompts * MIB:
-        of_every_slot = checkpoints // setup.ctx_checkpoints
-        limits["ctx_checkpoints"] = (left - prompts * MIB) // of_every_slot
+    prompts_mib = min(
+        max(remaining_bytes - checkpoints, remaining_bytes // 2) // MIB, setup.cache_ram_mib
+    )
+    if prompts_mib < LEAST_PROMPTS_MIB:
+        prompts_mib = 0  # too little for a conversation
+    limits = {} if prompts_mib == setup.cache_ram_mib else {"cache_ram": prompts_mib}
+    if checkpoints > remaining_bytes - prompts_mib * MIB:
+        # one checkpoint in every slot
+        checkpoint_bytes = checkpoints // setup.ctx_checkpoints
+        limits["ctx_checkpoints"] = (remaining_bytes - prompts_mib * MIB) // checkpoint_bytes
     return limits
 
 
 def later_rows(verdict: Verdict) -> Iterator[str]:
-    """One row if memory may grow: the remaining RAM, and flags that limit the growth if it is too little."""
-    lines, left = _growth(verdict)
+    """A row of the report if RAM use may grow later: by how much, what remains, and flags that limit the growth if it
+    does not fit.
+    """
+    lines, remaining_bytes = _growth(verdict)
     if not lines:
         return
     parts = [f"{format_bytes(line.size_bytes)} of {line.component.value}" for line in lines]
     grows, limits = f"RAM use may grow by up to {' and '.join(parts)}", growth_limits(verdict)
-    if left is None:
+    if remaining_bytes is None:
         yield f"{grows}, and the size of the RAM is unknown"
     elif not limits:
-        yield f"{grows}; {format_bytes(left)} is left"
+        yield f"{grows}; {format_bytes(remaining_bytes)} is left"
     else:
         long = {flag.key: flag.names[-1] for flag in FLAGS}
         words = " ".join(f"{long[key]} {number}" for key, number in limits.items())
-        yield f"{grows}, but only {format_bytes(left)} is left: {words} limits it"
+        yield f"{grows}, but only {format_bytes(remaining_bytes)} is left: {words} limits it"

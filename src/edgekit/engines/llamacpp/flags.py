@@ -111,8 +111,8 @@ def _all_layers(text: str) -> str:
 
 
 def _backend(text: str) -> str:
-    found: str = one_of("cpu", "cuda", "metal", "vulkan", "none")(text)
-    return "cpu" if found == "none" else found
+    backend: str = one_of("cpu", "cuda", "metal", "vulkan", "none")(text)
+    return "cpu" if backend == "none" else backend
 
 
 def _llama_version(text: str) -> str:
@@ -143,8 +143,8 @@ def _enum(name: str) -> Meaning:
     """The text of a member of this enum of types.py <-> the member."""
 
     def member(value: str) -> Enum:
-        found: Enum = getattr(_types(), name)(value)
-        return found
+        item: Enum = getattr(_types(), name)(value)
+        return item
 
     return Meaning(member, lambda member: member.value)
 
@@ -155,7 +155,7 @@ _LAYERS = Meaning(
     lambda layers: _types().ALL_LAYERS if layers == "all" else layers,
     lambda count: "all" if count >= _types().ALL_LAYERS else count,
 )
-_OVERRIDES = Meaning(_override_field, lambda found: tuple(f"{one.pattern}={one.buffer}" for one in found))  # fmt: skip
+_OVERRIDES = Meaning(_override_field, lambda overrides: tuple(f"{entry.pattern}={entry.buffer}" for entry in overrides))  # fmt: skip
 
 
 # Values in a row of a batch that are not just a number, a string or a boolean.
@@ -175,26 +175,26 @@ def _row_layers(name: str, value: Any) -> str | int:
 
 
 def _row_entries(name: str, value: Any) -> tuple[str, ...]:
-    given = text(name, value)
-    return tuple(given.split(",")) if given else ()
+    entries = text(name, value)
+    return tuple(entries.split(",")) if entries else ()
 
 
 def _row_shares(name: str, value: Any) -> tuple[float, ...]:
-    given = value or ()
-    if not isinstance(given, list | tuple) or len(given) > MAX_DEVICES:
-        raise UsageError(f"{name} {given!r:.60} is not a list of up to {MAX_DEVICES} shares")
-    for share in given:
-        plain = isinstance(share, int | float) and not isinstance(share, bool)
-        if not plain or not 0 <= share <= common.LARGEST:
+    split = value or ()
+    if not isinstance(split, list | tuple) or len(split) > MAX_DEVICES:
+        raise UsageError(f"{name} {split!r:.60} is not a list of up to {MAX_DEVICES} shares")
+    for share in split:
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not 0 <= share <= common.LARGEST:
             raise UsageError(f"{name}: {share!r:.60} is not a share")
-    return tuple(float(share) for share in given)
+    return tuple(float(share) for share in split)
 
 
 def _row_split_mode(name: str, value: Any) -> str:
-    known = ("none", "layer", "row", "tensor")
+    modes = ("none", "layer", "row", "tensor")
     mode = text(name, value) or "layer"
-    if mode.lower() not in known:
-        raise UsageError(f"{name} {mode[:40]!r} is not one of {', '.join(known)}")
+    if mode.lower() not in modes:
+        raise UsageError(f"{name} {mode[:40]!r} is not one of {', '.join(modes)}")
     return mode.lower()
 
 
@@ -282,6 +282,7 @@ ONE_SEQUENCE = {"parallel": "1"}
 
 
 def keys_of(*groups: str) -> frozenset[str]:
+    """The keys of all flags in these groups."""
     return frozenset(flag.key for flag in FLAGS if flag.group in groups)
 
 
@@ -311,8 +312,8 @@ _LOAD_MODE_BUILD = 10809  # arg.cpp: it has --no-mmap as well, which later build
 
 def command_words(values: Mapping[str, Any], build: int) -> list[str]:
     """The command-line words for a build of llama.cpp."""
-    gone = "--no-mmap" if build >= _LOAD_MODE_BUILD else "-lm"
-    known = (flag for flag in FLAGS if flag.names[0] != gone)
+    missing = "--no-mmap" if build >= _LOAD_MODE_BUILD else "-lm"
+    flags = (flag for flag in FLAGS if flag.names[0] != missing)
     return flag_words(
-        (CONTEXT, *sorted(known, key=lambda flag: _PRINTED.index(flag.group))), values
+        (CONTEXT, *sorted(flags, key=lambda flag: _PRINTED.index(flag.group))), values
     )

@@ -82,8 +82,8 @@ def gguf_source(
         if files.origin is Origin.URL:
             return GgufSource(["-mu", files.reference])
         if files.origin in {Origin.HUB, Origin.HUB_CACHE}:
-            owner, _, rest = files.label.partition("/")
-            name, slash, file = rest.partition("/")
+            owner, _, path = files.label.partition("/")
+            name, slash, file = path.partition("/")
             return GgufSource(
                 ["-hf", f"{owner}/{name}", "-hff", file] if slash else ["-hf", files.label]
             )
@@ -107,21 +107,27 @@ def gguf_source(
 
 def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSource:
     """A repository with this catalog model at this mix; if none is known, a placeholder and a search link."""
-    found = repository_at(label, Form.GGUF, mix)
-    if found is None:
+    repository = repository_at(label, Form.GGUF, mix)
+    if repository is None:
         note = f"no known repository has {plain_name(label)} at {mix}: search {gguf_search(label)}"
         return GgufSource(
             ["-m", PLACEHOLDER_FILE],
             f"{note} and replace {PLACEHOLDER_FILE} with the file you find",
         )
-    alone = found.listed and len(found.quants) == 1  # llama.cpp loads it without a tag
-    words = ["-hf", found.name if alone else f"{found.name}:{found.tag(mix)}"]
+    reference = f"{repository.name}:{repository.tag(mix)}"
+    if repository.listed and len(repository.quants) == 1:
+        reference = repository.name  # llama.cpp loads the only file without a tag
+    words = ["-hf", reference]
     if not projector:
         from edgekit.catalog.store import packaged
         from edgekit.catalog.types import Entry, ModelPurpose
 
-        entries = (one for one in packaged() if isinstance(one, Entry) and one.id == found.model)
-        if any(ModelPurpose.VISION in one.kinds for one in entries):
+        entries = (
+            entry
+            for entry in packaged()
+            if isinstance(entry, Entry) and entry.id == repository.model
+        )
+        if any(ModelPurpose.VISION in entry.kinds for entry in entries):
             words.append(NO_PROJECTOR)
     return GgufSource(words)
 
@@ -145,13 +151,13 @@ def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
     from edgekit.errors import NotFoundError
 
     typed = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
-    first, word, *file = typed
+    flag, word, *file = typed
     name, quant = split_quant(reference)
     try:
-        known = "" if first != "-m" or parsed(reference) is None else find_entry(name).id
+        entry_id = "" if flag != "-m" or parsed(reference) is None else find_entry(name).id
     except NotFoundError:
-        known = ""
-    if known:
-        found = published_gguf(known, quant or DEFAULT_MIX, projector=True)
-        first, word = ("-md", PLACEHOLDER_DRAFT) if found.note else ("-hf", found.words[1])
-    return [{"-hf": "-hfd"}.get(first, "-md"), word, *(["-md", *file[1:]] if file else [])]
+        entry_id = ""
+    if entry_id:
+        source = published_gguf(entry_id, quant or DEFAULT_MIX, projector=True)
+        flag, word = ("-md", PLACEHOLDER_DRAFT) if source.note else ("-hf", source.words[1])
+    return [{"-hf": "-hfd"}.get(flag, "-md"), word, *(["-md", *file[1:]] if file else [])]

@@ -39,7 +39,7 @@ def read_overrides(text: str) -> tuple[Override, ...]:
     entries = text.split(",")
     if len(entries) > MOST_OVERRIDES:
         raise UsageError(f"{len(entries)} overrides are more than {MOST_OVERRIDES}")
-    found: list[Override] = []
+    overrides: list[Override] = []
     for entry in entries:
         pattern, _, buffer = entry.partition("=")
         if not (pattern and buffer):
@@ -48,8 +48,8 @@ def read_overrides(text: str) -> tuple[Override, ...]:
                 "(a comma separates two of them, so a pattern cannot contain one)"
             )
         searcher(pattern)
-        found.append(Override(pattern=pattern, buffer=buffer))
-    return tuple(found)
+        overrides.append(Override(pattern=pattern, buffer=buffer))
+    return tuple(overrides)
 
 
 @lru_cache(maxsize=256)
@@ -71,6 +71,8 @@ def searcher(pattern: str) -> Callable[[str], bool]:
 
 
 class _Parser:
+    """Parses a pattern into nodes. `at`: the index of the next character."""
+
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
@@ -81,18 +83,21 @@ class _Parser:
         return UsageError(f"the pattern {self.text[:60]!r} {why}")
 
     def take(self, words: str) -> bool:
+        """Skips these characters if they come next, and returns whether they did."""
         if self.text.startswith(words, self.at):
             self.at += len(words)
             return True
         return False
 
     def next(self, why: str) -> str:
+        """The next character. Raises UsageError with this reason at the end of the pattern."""
         if self.at >= len(self.text):
             raise self.error(why)
         self.at += 1
         return self.text[self.at - 1]
 
     def choice(self) -> Node:
+        """Alternatives, separated by |."""
         nodes = [self.sequence()]
         while self.take("|"):
             nodes.append(self.sequence())
@@ -101,6 +106,7 @@ class _Parser:
         return lambda name, starts: reduce(or_, (node(name, starts) for node in nodes))
 
     def sequence(self) -> Node:
+        """Atoms with their repeats, up to the next | or )."""
         nodes: list[Node] = []
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             node, may_repeat = self.atom()
@@ -117,8 +123,8 @@ class _Parser:
 
     def atom(self) -> tuple[Node, bool]:
         """The next atom, and whether it may be repeated."""
-        one = self.next("")
-        match one:
+        character = self.next("")
+        match character:
             case "^":
                 return _at(lambda _text, i: i == 0), False
             case "$":
@@ -132,10 +138,11 @@ class _Parser:
             case "\\":
                 return self.escape()
             case "*" | "+" | "?" | "{":
-                raise self.error(f"has a {one} with nothing to repeat")
-        return _character(one.__eq__), True
+                raise self.error(f"has a {character} with nothing to repeat")
+        return _character(character.__eq__), True
 
     def group(self) -> tuple[Node, bool]:
+        """A group or a negative lookahead, after its opening parenthesis, and whether it may be repeated."""
         looks = self.take("?!")
         if not looks and not self.take("?:") and self.text.startswith("?", self.at):
             raise self.error("has a kind of group that llama.cpp does not know")
@@ -151,29 +158,34 @@ class _Parser:
         return node, True
 
     def escape(self) -> tuple[Node, bool]:
-        one = self.next("ends with a \\")
-        if one in "bB":
+        """The node of an escape, after its backslash, and whether it may be repeated."""
+        character = self.next("ends with a \\")
+        if character in "bB":
 
             def is_edge(text: str, i: int) -> bool:
                 before, after = i > 0 and text[i - 1] in _WORD, i < len(text) and text[i] in _WORD
                 return before != after
 
-            return _at(lambda text, i: is_edge(text, i) == (one == "b")), False
-        if one.isdigit() and one != "0":
-            raise self.error(f"refers back to group {one}, which EdgeKit does not match")
-        return _character(self.class_of(one)), True
+            return _at(lambda text, i: is_edge(text, i) == (character == "b")), False
+        if character.isdigit() and character != "0":
+            raise self.error(f"refers back to group {character}, which EdgeKit does not match")
+        return _character(self.class_of(character)), True
 
-    def class_of(self, one: str) -> Callable[[str], bool]:
-        if one.lower() in _SETS:
-            known = _SETS[one.lower()]
-            return (lambda c: c not in known) if one.isupper() else known.__contains__
-        if one in _CONTROL:
-            return _CONTROL[one].__eq__
-        if one in "cux":
-            raise self.error(f"has \\{one}: write the character itself")
-        return one.__eq__
+    def class_of(self, character: str) -> Callable[[str], bool]:
+        """A test for the characters that an escape stands for: d for digits, D for all others."""
+        if character.lower() in _SETS:
+            members = _SETS[character.lower()]
+            if character.isupper():
+                return lambda candidate: candidate not in members
+            return members.__contains__
+        if character in _CONTROL:
+            return _CONTROL[character].__eq__
+        if character in "cux":
+            raise self.error(f"has \\{character}: write the character itself")
+        return character.__eq__
 
     def bracket(self) -> Node:
+        """A set of characters, after its opening bracket."""
         outside = self.take("^")
         kinds: list[Callable[[str], bool]] = []
         unclosed = "has a [ without a ]"
@@ -183,34 +195,36 @@ class _Parser:
                 continue
             if self.text.startswith(("[.", "[="), self.at):
                 raise self.error("has a [. or [= inside brackets")
-            one = self.next(unclosed)
-            if one == "\\":
+            first = self.next(unclosed)
+            if first == "\\":
                 escaped = self.next(unclosed)
                 if escaped.lower() in _SETS:
                     kinds.append(self.class_of(escaped))
                     continue
                 if escaped == "B":
                     raise self.error("has \\B inside brackets")
-                one = "\b" if escaped == "b" else _CONTROL.get(escaped, escaped)
-            last = one
+                first = "\b" if escaped == "b" else _CONTROL.get(escaped, escaped)
+            last = first
             if self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at):
                 self.at += 1
                 last = self.next(unclosed)
                 last = self.next(unclosed) if last == "\\" else last
-                if last < one:
-                    raise self.error(f"has the range {one}-{last}, which is empty")
-            kinds.append(partial(_is_between, one, last))
+                if last < first:
+                    raise self.error(f"has the range {first}-{last}, which is empty")
+            kinds.append(partial(_is_between, first, last))
         return _character(lambda c: any(kind(c) for kind in kinds) != outside)
 
     def posix(self) -> Callable[[str], bool]:
-        end = self.text.find(":]", self.at)
-        name = self.text[self.at : end] if end >= 0 else ""
+        """A test for a named class such as [:digit:], after its [:."""
+        close = self.text.find(":]", self.at)
+        name = self.text[self.at : close] if close >= 0 else ""
         if name not in _POSIX:
             raise self.error(f"has [:{name[:20]}:], which is not a class of characters")
-        self.at = end + 2
+        self.at = close + 2
         return _POSIX[name].__contains__
 
     def repeated(self, node: Node, *, may_repeat: bool) -> Node:
+        """The node with the repeats that follow it."""
         while (counts := self.counts()) is not None:
             self.repeats += 1
             if self.repeats > MOST_REPEATS:
@@ -222,55 +236,64 @@ class _Parser:
         return node
 
     def counts(self) -> tuple[int, int | None] | None:
+        """The least and most times of a repeat (most None: unlimited); None if no repeat follows."""
         for word, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self.take(word):
                 return counts
         if not self.take("{"):
             return None
-        end = self.text.find("}", self.at)
-        few, comma, many = self.text[self.at : max(end, 0)].partition(",")
-        if not few.isdecimal() or (many and not many.isdecimal()):
+        close = self.text.find("}", self.at)
+        low, comma, high = self.text[self.at : max(close, 0)].partition(",")
+        if not low.isdecimal() or (high and not high.isdecimal()):
             raise self.error("has a { that is not a number of repeats")
-        self.at = end + 1
-        least = int(few[:6])
-        most = (int(many[:6]) if many else None) if comma else least
+        self.at = close + 1
+        least = int(low[:6])
+        most: int | None = least
+        if comma:
+            most = int(high[:6]) if high else None
         if max(least, most or 0) > MOST_TIMES or (most is not None and most < least):
-            raise self.error(f"repeats {few}{comma}{many} times: 0 to {MOST_TIMES}, rising")
+            raise self.error(f"repeats {low}{comma}{high} times: 0 to {MOST_TIMES}, rising")
         return least, most
 
 
-def _is_between(first: str, last: str, one: str) -> bool:
-    return first <= one <= last
+def _is_between(first: str, last: str, character: str) -> bool:
+    return first <= character <= last
 
 
 def _character(fits: Callable[[str], bool]) -> Node:
+    """A node that matches one character for which `fits` is true."""
+
     def ends(name: str, starts: int) -> int:
-        return (starts & sum(1 << i for i, one in enumerate(name) if fits(one))) << 1
+        fitting = sum(1 << index for index, character in enumerate(name) if fits(character))
+        return (starts & fitting) << 1
 
     return ends
 
 
 def _at(holds: Callable[[str, int], bool]) -> Node:
+    """A node that matches no character, at positions for which `holds` is true."""
+
     def ends(name: str, starts: int) -> int:
-        return starts & sum(1 << i for i in range(len(name) + 1) if holds(name, i))
+        positions = (index for index in range(len(name) + 1) if holds(name, index))
+        return starts & sum(1 << index for index in positions)
 
     return ends
 
 
 def _times(node: Node, least: int, most: int | None) -> Node:
-    """Repeats a node; after len(name) rounds nothing changes any more."""
+    """A node repeated `least` to `most` times. After len(name) rounds the positions no longer change."""
 
     def ends(name: str, starts: int) -> int:
         for _ in range(min(least, len(name) + 1)):
             before, starts = starts, node(name, starts)
             if starts == before:
                 break
-        found = new = starts
+        reached = new = starts
         for _ in range(len(name) + 1 if most is None else min(most - least, len(name) + 1)):
             if not new:
                 break
-            new = node(name, new) & ~found
-            found |= new
-        return found
+            new = node(name, new) & ~reached
+            reached |= new
+        return reached
 
     return ends

@@ -89,14 +89,14 @@ def budgets_with(machine: Machine, cards: tuple[Device, ...]) -> tuple[Budget, .
         reserve, because = 0, host.tightest.name  # the limit already excludes the system's share
     elif machine.system is System.WINDOWS:
         reserve, because = WINDOWS_RESERVE_BYTES, "2 GiB for Windows"
-    found = [
-        card_budget(pool_of(place), card, reserve, because)
-        for place, card in enumerate(cards)
+    pool_budgets = [
+        card_budget(pool_of(index), card, reserve, because)
+        for index, card in enumerate(cards)
         if not card.unified
     ]
     if host is not None:
-        found.append(ram_budget(host, cards, reserve, because))
-    return tuple(found)
+        pool_budgets.append(ram_budget(host, cards, reserve, because))
+    return tuple(pool_budgets)
 
 
 def placements(task: Task) -> Iterator[Placement]:
@@ -128,22 +128,22 @@ def placements(task: Task) -> Iterator[Placement]:
         return
     if not has_backend:
         setup = replace(setup, backend=Backend(backend_name(cards[0])))
-    for used in (cards,) if setup.tensor_split else (cards, *fewer):
+    for used_cards in (cards,) if setup.tensor_split else (cards, *fewer):
         part = "as requested,"
         if setup.n_gpu_layers == ALL_LAYERS and not (setup.cpu_moe or setup.n_cpu_moe):
             part = "fully" if setup.offload_kqv else "all but the cache"
-        because = f"{part} on {names_of(used)}{_left_out(machine, used)}"
-        with_devices = replace(setup, devices=_as_devices(used, setup.tensor_split))
-        yield replace(_on_devices(machine, used, with_devices, because), whole=True)
+        because = f"{part} on {names_of(used_cards)}{_left_out(machine, used_cards)}"
+        with_devices = replace(setup, devices=_as_devices(used_cards, setup.tensor_split))
+        yield replace(_on_devices(machine, used_cards, with_devices, because), whole=True)
     if start.settled & _LEAVES_NOTHING_OPEN or machine.host is None:
         return
     setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
     where = f"on {names_of(cards)}{_left_out(machine, cards)}"
     placement = _on_devices(machine, cards, setup, where)
-    for less, part in _less_and_less(task.model, cards, LlamaCppSetup.of(placement.setup)):
+    for smaller_setup, part in _less_and_less(task.model, cards, LlamaCppSetup.of(placement.setup)):
         because = part if part == ON_THE_CPU else f"{part} {where}"
-        has_all = less.n_gpu_layers == ALL_LAYERS
-        yield replace(placement, setup=less, because=because, all_layers=has_all)
+        has_all = smaller_setup.n_gpu_layers == ALL_LAYERS
+        yield replace(placement, setup=smaller_setup, because=because, all_layers=has_all)
     yield _on_the_cpu(machine, setup)
 
 
@@ -155,13 +155,13 @@ def _by_number(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> 
     if not has_backend or setup.backend is Backend.CPU:
         # the device of a server is assumed to be an NVIDIA card
         setup = replace(setup, backend=Backend(backend_name(cards[0]) if cards else "cuda"))
-    every: dict[DeviceSlot, Device] = {}
+    card_of_slot: dict[DeviceSlot, Device] = {}
     for slot in setup.servers:
         name, _, endpoint = slot.rpc.removesuffix("]").partition("[")
         free_bytes = slot.free_bytes or 0
-        more = f", device {name.removeprefix('RPC')}" if name != "RPC0" else ""
-        every[slot] = Device(
-            name=f"RPC server {endpoint}{more}",
+        device_note = f", device {name.removeprefix('RPC')}" if name != "RPC0" else ""
+        card_of_slot[slot] = Device(
+            name=f"RPC server {endpoint}{device_note}",
             vendor=Vendor.OTHER,
             total_bytes=free_bytes,
             free_bytes=free_bytes,
@@ -170,13 +170,13 @@ def _by_number(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> 
     for number, card in enumerate(cards):
         longest = longest_buffer_bytes(card)
         slot = DeviceSlot(free_bytes=card.free_bytes, max_buffer_bytes=longest, number=number)
-        every[slot] = card
-    if len(setup.tensor_split) > len(every):
+        card_of_slot[slot] = card
+    if len(setup.tensor_split) > len(card_of_slot):
         raise UsageError(
-            f"--tensor-split has {len(setup.tensor_split)} shares, but there are {len(every)} devices"
+            f"--tensor-split has {len(setup.tensor_split)} shares, but there are {len(card_of_slot)} devices"
         )
-    slots = used_devices(tuple(every), setup.split_mode, setup.main_gpu)
-    used = tuple(every[slot] for slot in slots)
+    slots = used_devices(tuple(card_of_slot), setup.split_mode, setup.main_gpu)
+    used = tuple(card_of_slot[slot] for slot in slots)
     because = f"as requested, on {names_of(used)}"
     placement = _on_devices(machine, used, replace(setup, devices=slots), because)
     return replace(placement, whole=True, may_resplit=False)
@@ -188,19 +188,19 @@ def _card_sets(cards: Cards) -> list[Cards]:
     """
     by_size = sorted(cards, key=lambda card: -card.free_bytes)
     largest = by_size[0].free_bytes if by_size else 0
-    found: list[Cards] = []
-    for least in (LEAST_CARD_BYTES, largest // 4):
-        used = [card for card in by_size if card.free_bytes >= least] or by_size[:1]
-        some = tuple(card for card in cards if card in used)
-        if some not in found:
-            found.append(some)
-    return found
+    card_sets: list[Cards] = []
+    for least_bytes in (LEAST_CARD_BYTES, largest // 4):
+        used = [card for card in by_size if card.free_bytes >= least_bytes] or by_size[:1]
+        card_set = tuple(card for card in cards if card in used)
+        if card_set not in card_sets:
+            card_sets.append(card_set)
+    return card_sets
 
 
 def _left_out(machine: Machine, used: Cards) -> str:
     """The environment variable that hides the other cards from llama.cpp."""
-    known = devices(machine)
-    if len(known) == len(used) or known[0].vendor is not Vendor.NVIDIA:
+    all_cards = devices(machine)
+    if len(all_cards) == len(used) or all_cards[0].vendor is not Vendor.NVIDIA:
         return ""
     return f" alone (CUDA_VISIBLE_DEVICES={','.join(str(card.index) for card in used)})"
 
@@ -254,17 +254,17 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
     count = (layers if setup.cpu_moe else setup.n_cpu_moe) - 1
     if setup.n_gpu_layers != ALL_LAYERS or count < 0:
         return
-    bare = replace(setup, cpu_moe=False, n_cpu_moe=0)
+    all_on_gpu = replace(setup, cpu_moe=False, n_cpu_moe=0)
     where = placement.because.partition(" on ")[2]
 
     def moved(layer: str, *tensors: str) -> tuple[Override, ...]:
-        names = (f"blk.{layer}.ffn_{one}_exps" for one in tensors)
+        names = (f"blk.{layer}.ffn_{part}_exps" for part in tensors)
         return tuple(Override(pattern=name, buffer="CPU") for name in names)
 
     def finer(part: str, overrides: tuple[Override, ...], n_cpu_moe: int = 0) -> Placement:
         return replace(
             placement,
-            setup=replace(bare, n_cpu_moe=n_cpu_moe, overrides=overrides),
+            setup=replace(all_on_gpu, n_cpu_moe=n_cpu_moe, overrides=overrides),
             because=f"{part} on {where}",
             by_tensor=True,
             is_short_command=n_cpu_moe > 0,
@@ -325,11 +325,12 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
     from edgekit.machine.calibration import device_key
 
     for device in dict.fromkeys((device_key(machine, cards), device_key(machine))):
-        found = machine.measured.engine("llama.cpp", device)
-        if found is not None and found.overhead_bytes:
-            alone = " on the CPU only" if cards and device == device_key(machine) else ""
-            because = f"measured on this machine{alone} with {found.through} {found.version}, {found.date}"
-            return Overhead(size_bytes=found.overhead_bytes, because=because)
+        measurement = machine.measured.engine("llama.cpp", device)
+        if measurement is not None and measurement.overhead_bytes:
+            cpu_note = " on the CPU only" if cards and device == device_key(machine) else ""
+            program = f"{measurement.through} {measurement.version}"
+            because = f"measured on this machine{cpu_note} with {program}, {measurement.date}"
+            return Overhead(size_bytes=measurement.overhead_bytes, because=because)
     return None
 
 
@@ -339,8 +340,10 @@ def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> P
     Multi-token prediction blocks come between the last layer and the head; they count even if not loaded.
     """
     setup = LlamaCppSetup.of(placement.setup)
-    own = [frozenset({pool_of(place)}) for place in range(len(placement.cards))]
-    cards = [budget for pools in own for budget in placement.budgets if budget.pools == pools]
+    card_pools = [frozenset({pool_of(place)}) for place in range(len(placement.cards))]
+    cards = [
+        budget for pools in card_pools for budget in placement.budgets if budget.pools == pools
+    ]
     if len(cards) != len(placement.cards):
         return None
     blocks: dict[int, int] = {}
@@ -378,18 +381,18 @@ def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Ite
     """
     placement = pinned(model, placement)
     counts = LlamaCppSetup.of(placement.setup).tensor_split
-    full = {use.budget.pools: use.utilization for use in uses}
-    own = [frozenset({pool_of(place)}) for place in range(len(counts))]
-    if not full.keys() >= set(own):
+    utilization_by_pools = {use.budget.pools: use.utilization for use in uses}
+    card_pools = [frozenset({pool_of(index)}) for index in range(len(counts))]
+    if not utilization_by_pools.keys() >= set(card_pools):
         return
-    shares = [full[pools] for pools in own]
+    shares = [utilization_by_pools[pools] for pools in card_pools]
     fullest = shares.index(max(shares))
-    if counts[fullest] <= 1 or shares[fullest] < max(full.values()):
+    if counts[fullest] <= 1 or shares[fullest] < max(utilization_by_pools.values()):
         return
-    others = sorted(
-        (place for place in range(len(counts)) if place != fullest), key=shares.__getitem__
+    emptiest_first = sorted(
+        (index for index in range(len(counts)) if index != fullest), key=shares.__getitem__
     )
-    for taker in others[:MOST_TAKERS]:
+    for taker in emptiest_first[:MOST_TAKERS]:
         moved = list(counts)
         moved[fullest] -= 1
         moved[taker] += 1
@@ -422,7 +425,9 @@ def _balanced(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple
             low = middle
         else:
             high, ends = middle, filled
-    return None if ends is None else tuple(float(b - a) for a, b in pairwise((0, *ends)))
+    return (
+        None if ends is None else tuple(float(end - start) for start, end in pairwise((0, *ends)))
+    )
 
 
 def _filled(
@@ -442,17 +447,17 @@ def _filled(
 def load_for_users(load: Load, users: int, native_tokens: int) -> Load:
     """The load with a separate context of the load's length for each user. 0: the native length."""
     tokens = native_tokens if load.context_tokens == 0 else load.context_tokens
-    together = None if tokens is None else tokens * users
-    return replace(load, sequences=users, unified=False, context_tokens=together)
+    total_tokens = None if tokens is None else tokens * users
+    return replace(load, sequences=users, unified=False, context_tokens=total_tokens)
 
 
 def values_for_users(values: Mapping[str, Any], users: int, load: Load) -> dict[str, Any]:
     """The flags that give every user a separate context. Raises UsageError."""
     if "parallel" in values or values.get("unified"):
         raise UsageError("--users N means -np N with a context for each user: give one of them")
-    found = {**values, "parallel": users, "unified": False}
-    together = load.context_tokens
-    return found if together is None else {**found, "context": together}
+    flags = {**values, "parallel": users, "unified": False}
+    total_tokens = load.context_tokens
+    return flags if total_tokens is None else {**flags, "context": total_tokens}
 
 
 def embedding_start(start: Start) -> Start:

@@ -92,8 +92,8 @@ class Slicer:
 
     def remembered(self, mixer: LayerKind, block: int) -> list[LayerKind]:
         """The caches and states of a layer on each device."""
-        known = known_architecture(self.architecture)
-        if known.mirrored_caches:
+        facts = known_architecture(self.architecture)
+        if facts.mirrored_caches:
             return [mixer] * self.devices
         turn, attention = self._turn(block), attention_of(mixer)
         streams, states = [], []
@@ -106,7 +106,7 @@ class Slicer:
             streams.append([replace(stream, elements=size) for size in sizes])
         for state in mixer.states:
             sizes = [state.elements] * self.devices
-            if isinstance(mixer, Recurrent) and not known.mirrored_states:
+            if isinstance(mixer, Recurrent) and not facts.mirrored_states:
                 is_conv = state.name == "conv"
                 taps = max(1, mixer.conv_kernel - 1) if is_conv else mixer.state_size
                 parts = [replace(one, elements=one.elements * taps, grain=one.grain * taps)
@@ -122,8 +122,8 @@ class Slicer:
         if tensor.name in {"output.weight", "output.bias"} and self.architecture != "deepseek4":
             axis = 1 if tensor.name.endswith("weight") else 0
             return axis, [_Part(_along(tensor, axis), 1, 1)]
-        found = ((axis, kind) for rule, axis, kind in _RULES if rule.fullmatch(tensor.name))
-        axis, kind = next(found, (0, ""))
+        matches = ((axis, kind) for rule, axis, kind in _RULES if rule.fullmatch(tensor.name))
+        axis, kind = next(matches, (0, ""))
         if block is None or not kind or self.architecture == "hrm_text":
             return None, []
         if kind == "norm" and len(tensor.shape) < 2:
@@ -203,8 +203,8 @@ class Slicer:
         return [_Part(keys, ratio + 2 * whole, grain)]
 
     def _named(self, block: int, *names: str) -> Tensor | None:
-        found = (self.tensors.get(f"blk.{block}.{name}") for name in names)
-        return next((tensor for tensor in found if tensor is not None), None)
+        tensors = (self.tensors.get(f"blk.{block}.{name}") for name in names)
+        return next((tensor for tensor in tensors if tensor is not None), None)
 
     def _turn(self, block: int | None) -> int:
         if block is None:

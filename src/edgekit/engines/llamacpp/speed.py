@@ -102,25 +102,28 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
     """
     if machine.measured is None or machine.what_if:
         return None
-    divided = (
+    is_divided = (
         setup.cpu_moe
         or setup.n_cpu_moe
         or not setup.offload_kqv
         or setup.overrides
         or setup.servers
     )
-    if setup.has_device and (divided or setup.n_gpu_layers != ALL_LAYERS):
+    if setup.has_device and (is_divided or setup.n_gpu_layers != ALL_LAYERS):
         return None  # part of the model is not on the devices
     from edgekit.machine.calibration import device_key
 
     device = device_key(machine, machine.devices if setup.has_device else ())
-    found = machine.measured.engine(NAME, device)
-    pace = None if found is None else found.pace
-    if found is None or pace is None or pace.expected_decode is None:
+    measurement = machine.measured.engine(NAME, device)
+    pace = None if measurement is None else measurement.pace
+    if measurement is None or pace is None or pace.expected_decode is None:
         return None
-    known = None if machine.host is None else machine.host.bandwidth_bytes_per_s
-    now, then = known or 0, pace.bandwidth_bytes_per_s or 0
-    is_same = abs(now - then) <= BANDWIDTH_OFF * then and pace.edgekit == __version__
+    bandwidth = None if machine.host is None else machine.host.bandwidth_bytes_per_s
+    bandwidth_now, bandwidth_then = bandwidth or 0, pace.bandwidth_bytes_per_s or 0
+    is_same = (
+        abs(bandwidth_now - bandwidth_then) <= BANDWIDTH_OFF * bandwidth_then
+        and pace.edgekit == __version__
+    )
     if not is_same or pace.bytes_per_token < LEAST_READ_BYTES:
         return None
     prefill = pace.expected_prefill
@@ -128,5 +131,5 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
         decode=pace.decode_tokens_per_s / pace.expected_decode,
         prefill=1.0 if prefill is None else pace.prefill_tokens_per_s / prefill,
         spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
-        text=f"scaled to {pace.label} as measured here with {found.through} {found.version} on {pace.date}",
+        text=f"scaled to {pace.label} as measured here with {measurement.through} {measurement.version} on {pace.date}",
     )
