@@ -36,17 +36,17 @@ def settle_blocks(
     requested: int | None,
     storage: Storage,
 ) -> tuple[int, Members]:
-    """The block size that vLLM reports, and the members with their own."""
+    """The block size that vLLM reports, and the members with their block sizes."""
     specs = tuple(dict.fromkeys(spec for _, spec in members))
     if not backends:  # only recurrences
         block = requested or DEFAULT_BLOCK
-        return block, _changed(members, lambda spec: replace(spec, block_size=block))
+        return block, _map_specs(members, lambda spec: replace(spec, block_size=block))
     unit = math.lcm(*(backend.unit for backend in backends))  # blocks must be a multiple of it
     block = requested or (unit if DEFAULT_BLOCK % unit else DEFAULT_BLOCK)
     state_page = shared_page = 0  # pages that states and windows are padded to
-    states = [one.state_bytes for one in specs if one.keeps is Keeps.STATE]
+    states = [spec.state_bytes for spec in specs if spec.keeps is Keeps.STATE]
     if states:  # _align_hybrid_block_size
-        attending = next(one for one in specs if one.keeps is not Keeps.STATE)
+        attending = next(spec for spec in specs if spec.keeps is not Keeps.STATE)
         step = max(backends[0].unit, block)
         if attending.keeps is Keeps.LATENT:
             step = max(step, LATENT_ALIGNMENT)
@@ -54,17 +54,16 @@ def settle_blocks(
         block = max(block, unit * -(-needed // unit))
         state_page = block * attending.token_bytes
     if storage.skipped_layers:  # _align_heterogeneous_kv_block_size
-        if any(one.keeps is Keeps.LATENT for one in specs):
+        if any(spec.keeps is Keeps.LATENT for spec in specs):
             raise RefusedError("a packed cache dtype does not work with latent attention (MLA)")
         plain = specs[0].token_bytes
-        # vLLM takes the packed width from the first layer's backend. That layer is not quantised, and its backend
-        # counts one byte per number. This is the same.
+        # vLLM takes the packed width from the backend of the first layer, which is not quantised: one byte per number
         packed = plain // DTYPE_BYTES[storage.dtype]
         step = max(backends[0].unit, block)
         block = max(block, step * -(-plain * backends[0].unit // (step * packed)))
         shared_page = block * packed
 
-    def sized(spec: CacheSpec) -> CacheSpec:
+    def with_block_size(spec: CacheSpec) -> CacheSpec:
         if spec.keeps is Keeps.STATE:
             padded = state_page if state_page != spec.state_bytes else 0
             return replace(spec, block_size=block, page_padded=padded)
@@ -72,46 +71,50 @@ def settle_blocks(
             return replace(spec, block_size=block)
         if not shared_page:
             # attention.py get_kv_cache_spec: a kernel with a single block size uses that one
-            fixed = next((one.window_block for one in backends if one.window_block), block)
-            return replace(spec, block_size=fixed)
+            fixed = (backend.window_block for backend in backends if backend.window_block)
+            return replace(spec, block_size=next(fixed, block))
         fitting = shared_page // spec.token_bytes // DEFAULT_BLOCK * DEFAULT_BLOCK
         return replace(spec, block_size=max(DEFAULT_BLOCK, fitting), page_padded=shared_page)
 
-    return block, _changed(members, sized)
+    return block, _map_specs(members, with_block_size)
 
 
 def group_members(members: Members, *, hybrid_manager: bool) -> tuple[CacheGroup, ...]:
-    """In vLLM's order: kinds of cache as they first appear, all groups of a kind together."""
+    """Groups of layers that share a block table, in vLLM's order.
+
+    Kinds of cache come in the order in which they first appear, with all groups of a kind together.
+    """
     if not members:
         return ()
-    if not hybrid_manager and not _uniform(members):
+    if not hybrid_manager and not _is_uniform(members):
         if any(spec.keeps in ALL_TOKENS for _, spec in members):
-            members = _changed(
-                members,
-                lambda spec: (  # windows and chunks get blocks for all tokens
-                    replace(spec, keeps=Keeps.FULL, span_tokens=0)
-                    if spec.keeps in {Keeps.WINDOW, Keeps.CHUNK}
-                    else spec
-                ),
-            )
-        if not _uniform(members):
+            members = _map_specs(members, _for_all_tokens)
+        if not _is_uniform(members):
             raise RefusedError(
                 "the layers of this model cannot share one kind of KV cache: vLLM needs its "
                 "hybrid cache manager"
             )
-    if _uniform(members):
+    if _is_uniform(members):
         return (CacheGroup(members=members),)
     largest = max(spec.page_bytes for _, spec in members)
     by_kind: dict[CacheSpec, list[tuple[int, CacheSpec]]] = {}
-    for layer, spec in _changed(members, lambda spec: _stretched(spec, largest)):
+    for layer, spec in _map_specs(members, lambda spec: _with_page_size(spec, largest)):
         by_kind.setdefault(spec, []).append((layer, spec))
     counts = [len(layers) for layers in by_kind.values()]
     size = max(counts) if max(counts) < min(counts) * PADDING_LIMIT else min(counts)
     groups = []
     for layers in by_kind.values():
-        count = -(-len(layers) // size)
-        groups += [CacheGroup(members=tuple(layers[i::count])) for i in range(count)]
+        group_count = -(-len(layers) // size)
+        members_of_groups = (tuple(layers[start::group_count]) for start in range(group_count))
+        groups += [CacheGroup(members=members) for members in members_of_groups]
     return tuple(groups)
+
+
+def _for_all_tokens(spec: CacheSpec) -> CacheSpec:
+    """The cache with blocks for all tokens, even if attention sees only a window or a chunk."""
+    if spec.keeps in {Keeps.WINDOW, Keeps.CHUNK}:
+        return replace(spec, keeps=Keeps.FULL, span_tokens=0)
+    return spec
 
 
 def bytes_per_block(groups: tuple[CacheGroup, ...], stage: range) -> int:
@@ -122,26 +125,27 @@ def bytes_per_block(groups: tuple[CacheGroup, ...], stage: range) -> int:
     return max(parts, default=0)
 
 
-def _changed(members: Members, change: Callable[[CacheSpec], CacheSpec]) -> Members:
-    known = {spec: change(spec) for spec in {spec for _, spec in members}}
-    return tuple((layer, known[spec]) for layer, spec in members)
+def _map_specs(members: Members, change: Callable[[CacheSpec], CacheSpec]) -> Members:
+    """The members with `change` applied to every cache, once for caches that are equal."""
+    changed = {spec: change(spec) for spec in {spec for _, spec in members}}
+    return tuple((layer, changed[spec]) for layer, spec in members)
 
 
-def _uniform(members: Members) -> bool:
+def _is_uniform(members: Members) -> bool:
     """Whether all layers need the same number of blocks, so that one group is enough."""
     specs = {spec for _, spec in members}
     first = members[0][1]
     if first.keeps is Keeps.STATE:
-        return len({(one.keeps, one.page_bytes, one.state_blocks) for one in specs}) == 1
-    if len({one.block_size for one in specs}) > 1:
+        return len({(spec.keeps, spec.page_bytes, spec.state_blocks) for spec in specs}) == 1
+    if len({spec.block_size for spec in specs}) > 1:
         return False
     if first.keeps in ALL_TOKENS:
-        return all(one.keeps in ALL_TOKENS for one in specs)
-    return len({(one.keeps, one.span_tokens) for one in specs}) == 1
+        return all(spec.keeps in ALL_TOKENS for spec in specs)
+    return len({(spec.keeps, spec.span_tokens) for spec in specs}) == 1
 
 
-def _stretched(spec: CacheSpec, page: int) -> CacheSpec:
-    """With a page of this size: by a larger block if it divides evenly, else by padding."""
+def _with_page_size(spec: CacheSpec, page: int) -> CacheSpec:
+    """The cache with a page of this size: a larger block if it divides the page evenly, else padding."""
     if spec.page_bytes == page:
         return spec
     if spec.keeps is not Keeps.STATE and page % spec.page_bytes == 0 and not spec.page_padded:
@@ -185,13 +189,13 @@ def make_pool(resolved: ResolvedVllm, tokens: int, available_bytes: int | None) 
                 f"one request of {tokens:,} tokens needs {request_bytes / GIB:.2f} GiB of KV "
                 f"cache, but only {usable_bytes / GIB:.2f} GiB are available"
             )
-    known = available_bytes is not None and not refused
+    is_known = available_bytes is not None and not refused
     # A model without caches still has the block that is never handed out.
     count = available_bytes // size if size and available_bytes is not None else 1
     return BlockPool(
         blocks_per_group=blocks,
         request_bytes=request_bytes,
-        num_blocks=count if known else None,
+        num_blocks=count if is_known else None,
         refused=refused,
     )
 
@@ -208,7 +212,7 @@ LATENT_WIDTHS = frozenset({320, 512, 576})  # mla_attention.py get_supported_hea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeeds:
-    """What a layer needs from a backend."""
+    """Everything about a layer and the GPU that a backend has to support."""
 
     capability: tuple[int, int]
     dtype: str
@@ -293,12 +297,12 @@ LATENT_BACKENDS = {
 def choose(needs: AttentionNeeds, *, latent: bool) -> AttentionBackend:
     """The first backend that supports everything. Raises RefusedError if there is none."""
     card = f"{needs.capability[0]}.{needs.capability[1]}"
-    for name in _latent_order(needs) if latent else _order(needs):
+    for name in _latent_order(needs) if latent else _backend_order(needs):
         if latent:
             backend = LATENT_BACKENDS[name]
             unit = backend.unit if backend.supports(needs) else 0
         else:
-            unit = _unit(name, needs)
+            unit = _block_unit(name, needs)
         if not unit or (needs.block_size is not None and needs.block_size % unit):
             continue
         if name.startswith("TRITON"):  # triton_attn.py, triton_mla.py: no fallback for a dtype
@@ -319,13 +323,13 @@ def choose(needs: AttentionNeeds, *, latent: bool) -> AttentionBackend:
     )
 
 
-def _order(needs: AttentionNeeds) -> tuple[str, ...]:
-    rest = ("TRITON_ATTN", "FLEX_ATTENTION", "TURBOQUANT")
+def _backend_order(needs: AttentionNeeds) -> tuple[str, ...]:
+    fallbacks = ("TRITON_ATTN", "FLEX_ATTENTION", "TURBOQUANT")
     if needs.bidirectional and needs.major == 9:
-        return ("TRITON_FLASH_ATTN", "FLASHINFER", *rest)
+        return ("TRITON_FLASH_ATTN", "FLASHINFER", *fallbacks)
     if needs.major == 10:
-        return ("FLASHINFER", "FLASH_ATTN", *rest)
-    return ("FLASH_ATTN", "FLASHINFER", *rest)
+        return ("FLASHINFER", "FLASH_ATTN", *fallbacks)
+    return ("FLASH_ATTN", "FLASHINFER", *fallbacks)
 
 
 def _latent_order(needs: AttentionNeeds) -> tuple[str, ...]:
@@ -341,27 +345,28 @@ def _latent_order(needs: AttentionNeeds) -> tuple[str, ...]:
     return ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA")
 
 
-def _unit(name: str, needs: AttentionNeeds) -> int:
-    """What blocks must be a multiple of; 0 if the backend does not support the layer."""
+def _block_unit(name: str, needs: AttentionNeeds) -> int:
+    """The number of tokens that block sizes must be a multiple of; 0 if the backend does not support the layer."""
     cache_dtype = needs.cache_dtype
     match name:
         case "FLASH_ATTN":
-            return _flash(needs)
+            return _flash_unit(needs)
         case "TRITON_FLASH_ATTN":  # images go to Triton, the rest to FlashAttention
-            return _flash(replace(needs, bidirectional=False))
+            return _flash_unit(replace(needs, bidirectional=False))
         case "FLASHINFER":
-            supported = _flashinfer_supports(needs)
+            is_supported = _flashinfer_supports(needs)
         case "TRITON_ATTN":
-            supported = needs.head_dim >= 32 and cache_dtype in PLAIN_OR_FP8 | TRITON_ONLY
+            is_supported = needs.head_dim >= 32 and cache_dtype in PLAIN_OR_FP8 | TRITON_ONLY
         case "FLEX_ATTENTION":
-            supported = cache_dtype in UNQUANTIZED and not needs.sinks
+            is_supported = cache_dtype in UNQUANTIZED and not needs.sinks
         case _:  # TURBOQUANT
-            plain = needs.dtype != "float32" and not needs.sinks and not needs.sliding
-            supported = plain and cache_dtype.startswith("turboquant_")
-    return DEFAULT_BLOCK if supported else 0
+            is_plain = needs.dtype != "float32" and not needs.sinks and not needs.sliding
+            is_supported = is_plain and cache_dtype.startswith("turboquant_")
+    return DEFAULT_BLOCK if is_supported else 0
 
 
-def _flash(needs: AttentionNeeds) -> int:
+def _flash_unit(needs: AttentionNeeds) -> int:
+    """The unit of FlashAttention's blocks; 0 if it does not support the layer."""
     head_dim, major = needs.head_dim, needs.major
     if needs.capability < (8, 0) or needs.dtype == "float32" or needs.bidirectional:
         return 0
@@ -371,8 +376,12 @@ def _flash(needs: AttentionNeeds) -> int:
     if needs.sinks and major not in {9, 10}:
         return 0
     if needs.quantized:
-        fits = head_dim <= 256 or head_dim == 512 if major == 9 else head_dim <= 128
-        if needs.cache_dtype not in FLASH_FP8 or major not in {9, 10} or not fits:
+        if needs.cache_dtype not in FLASH_FP8 or major not in {9, 10}:
+            return 0
+        is_supported_width = head_dim <= 128
+        if major == 9:
+            is_supported_width = head_dim <= 256 or head_dim == 512
+        if not is_supported_width:
             return 0
     return _kernel_block(needs, needs.model_head_dim or head_dim) or DEFAULT_BLOCK
 
@@ -384,8 +393,8 @@ def _kernel_block(needs: AttentionNeeds, head_dim: int) -> int:
     """
     if needs.major == 9 and needs.quantized and head_dim == 512:
         return 64
-    plain = not (needs.sinks or needs.softcap or needs.quantized or needs.bidirectional)
-    return 128 if head_dim == 256 and needs.major == 10 and plain else 0
+    is_plain = not (needs.sinks or needs.softcap or needs.quantized or needs.bidirectional)
+    return 128 if head_dim == 256 and needs.major == 10 and is_plain else 0
 
 
 def _flashinfer_supports(needs: AttentionNeeds) -> bool:
@@ -394,5 +403,5 @@ def _flashinfer_supports(needs: AttentionNeeds) -> bool:
         return False
     if needs.head_dim not in {64, 128, 256} or (needs.sinks and needs.major != 10):
         return False
-    fp4 = cache_dtype.startswith("nvfp4") and cache_dtype != "nvfp4_ds_mla"
-    return cache_dtype in PLAIN_OR_FP8 | {"fp8_e5m2"} or (fp4 and needs.major == 10)
+    is_fp4 = cache_dtype.startswith("nvfp4") and cache_dtype != "nvfp4_ds_mla"
+    return cache_dtype in PLAIN_OR_FP8 | {"fp8_e5m2"} or (is_fp4 and needs.major == 10)

@@ -37,12 +37,15 @@ def _plain(element_bytes: int) -> HeadBytes:
 
 
 def _per_token_head(bits: int) -> HeadBytes:
-    """triton_attn.py customize_spec: a scale for each key and each value."""
+    """Quantised numbers, and a scale for each key and each value (triton_attn.py customize_spec)."""
     return lambda key, value: key * bits // 8 + value * bits // 8 + 2 * SCALE_BYTES
 
 
 def _turboquant(key_bits: int, value_bits: int) -> HeadBytes:
-    """turboquant/config.py slot_size_aligned: keys with a norm unless fp8; values with a scale and a zero point."""
+    """Keys with a norm unless they are fp8, values with a scale and a zero point.
+
+    turboquant/config.py slot_size_aligned.
+    """
 
     def size(key: int, _value: int) -> int:
         keys = key if key_bits == 8 else -(-key * key_bits // 8) + 2
@@ -53,6 +56,7 @@ def _turboquant(key_bits: int, value_bits: int) -> HeadBytes:
 
 
 def _nvfp4(key: int, value: int) -> int:
+    """Four bits per number, and a one-byte scale for every 16."""
     return sum(width // 2 + width // 16 for width in (key, value))
 
 
@@ -92,7 +96,7 @@ def check_name(name: str) -> None:
 
 
 def resolve_auto(config: Mapping[str, Any], *, latent: bool) -> str:
-    """What "auto" means for a checkpoint: "auto" itself, or the scheme it was calibrated for.
+    """The cache dtype that "auto" stands for: the one the checkpoint was calibrated for, else "auto" itself.
 
     torch_utils.py get_kv_cache_quant_algo_string (ModelOpt), attention.py Attention.__init__ (compressed-tensors).
     """
@@ -105,16 +109,16 @@ def resolve_auto(config: Mapping[str, Any], *, latent: bool) -> str:
         return "fp8" if method == "compressed-tensors" and has_scheme and not latent else "auto"
     nested = quantization.get("quantization")
     inner = nested if isinstance(nested, Mapping) else quantization
-    stated: object = None
+    scheme: object = None
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-        stated = stated or inner.get(key) or quantization.get(key)
-    if isinstance(stated, Mapping):
-        bits = stated.get("num_bits") if stated.get("type") == "float" else None
+        scheme = scheme or inner.get(key) or quantization.get(key)
+    if isinstance(scheme, Mapping):
+        bits = scheme.get("num_bits") if scheme.get("type") == "float" else None
         name = "nvfp4" if bits == 4 else ""
-        if bits == 8 and stated.get("dynamic") is False:
+        if bits == 8 and scheme.get("dynamic") is False:
             name = "fp8"
-        stated = name
-    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(stated).lower(), "auto")
+        scheme = name
+    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(scheme).lower(), "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,35 +147,39 @@ def boundary_layers(model: Model) -> frozenset[int]:
 
 
 def cache_members(model: Model, storage: Storage) -> Members:
-    """In the order in which vLLM's model code creates them; none for bidirectional models."""
+    """The caches of all layers, in the order in which vLLM's model code creates them.
+
+    Bidirectional models have none.
+    """
     if not model.geometry.causal:
         return ()
-    known: dict[object, tuple[CacheSpec, ...]] = {}  # most layers are identical
+    specs_by_kind: dict[object, tuple[CacheSpec, ...]] = {}  # most layers are identical
     members: list[tuple[int, CacheSpec]] = []
     for layer in model.geometry.layers:
         is_plain = storage.cache_dtype == "auto" or layer.index in storage.skipped_layers
         name = storage.dtype if is_plain else storage.cache_dtype
         key = (layer.mixer, name)
-        if key not in known:
-            known[key] = tuple(_specs(model, layer.mixer, name, storage))
-        members += ((layer.index, spec) for spec in known[key])
+        if key not in specs_by_kind:
+            specs_by_kind[key] = tuple(_specs(model, layer.mixer, name, storage))
+        members += ((layer.index, spec) for spec in specs_by_kind[key])
     return tuple(members)
 
 
 def _specs(model: Model, kind: LayerKind, name: str, storage: Storage) -> Iterator[CacheSpec]:
+    """The caches of one layer. Raises RefusedError if it is not known how vLLM caches the layer."""
     match kind:
         case Attention():
             if kind.index_dim:
                 raise RefusedError(
                     "the KV cache that vLLM uses for an indexer with plain attention is not known yet"
                 )
-            known = vllm_model(model.geometry.architecture)
-            offset = known.window_offset if kind.span is Span.WINDOW else 0
+            facts = vllm_model(model.geometry.architecture)
+            offset = facts.window_offset if kind.span is Span.WINDOW else 0
             heads = per_rank(kind.kv_heads, storage.tensor_parallel_size)
-            spec = _heads((heads, kind.key_dim, kind.value_dim), name)
+            spec = _head_spec((heads, kind.key_dim, kind.value_dim), name)
             yield replace(spec, keeps=_KEEPS[kind.span], span_tokens=kind.span_tokens + offset)
         case LatentAttention():
-            yield from _latent(model, kind, name, storage)
+            yield from _latent_specs(model, kind, name, storage)
         case Recurrent():
             dtypes = (storage.conv_dtype, storage.state_dtype)
             # a request's state; a second to copy on write; a third that a Mamba-2 prefill leaves behind
@@ -191,18 +199,20 @@ def _specs(model: Model, kind: LayerKind, name: str, storage: Storage) -> Iterat
             raise RefusedError(f"the KV cache that vLLM uses for {kind.label} is not known yet")
 
 
-def _heads(shape: tuple[int, int, int], name: str) -> CacheSpec:
+def _head_spec(shape: tuple[int, int, int], name: str) -> CacheSpec:
+    """The cache of plain attention; `shape` has the number of heads and the widths of a key and a value."""
     heads, key_dim, value_dim = shape
     size = heads * BY_NAME[name].head_bytes(key_dim, value_dim)
     return CacheSpec(keeps=Keeps.FULL, form=(*shape, name), token_bytes=size)
 
 
-def _latent(
+def _latent_specs(
     model: Model, kind: LatentAttention, name: str, storage: Storage
 ) -> Iterator[CacheSpec]:
+    """The caches of latent attention: its indexer and its latent, or every head if vLLM does not keep the latent."""
     if not vllm_model(model.geometry.architecture).keeps_latent:
         heads = per_rank(kind.heads, storage.tensor_parallel_size)
-        yield _heads((heads, kind.key_dim, kind.key_dim), name)
+        yield _head_spec((heads, kind.key_dim, kind.key_dim), name)
         return
     if kind.span is not Span.ALL:
         raise RefusedError(
@@ -219,14 +229,14 @@ def _latent(
 
 
 def per_rank(heads: int, ranks: int) -> int:
-    """KV heads of one rank: a share of them, or copies if there are more ranks than heads."""
+    """The number of KV heads on one rank. With more ranks than heads, each rank has a copy of one head."""
     if max(heads, ranks) % min(heads, ranks):
         raise RefusedError(f"{heads} KV heads cannot be divided among {ranks} ranks")
     return max(1, heads // ranks)
 
 
 def state_bytes(kind: Recurrent, ranks: int, conv_dtype: str, state_dtype: str) -> int:
-    """The tail of the convolution and the state of one rank."""
+    """Bytes of the convolution's tail and of the state on one rank."""
     taps = kind.conv_kernel - 1
     state = kind.state_elements // ranks
     match kind.cell:

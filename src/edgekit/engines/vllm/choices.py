@@ -35,11 +35,13 @@ _QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
     if "kv_cache_dtype" in task.start.settled:
-        given = VllmSetup.of(task.start.setup).kv_cache_dtype
-        yield CacheChoice(name=given, place=0, flags="", is_given=True, is_eight_bit=given == "fp8")
+        requested = VllmSetup.of(task.start.setup).kv_cache_dtype
+        yield CacheChoice(
+            name=requested, place=0, flags="", is_given=True, is_eight_bit=requested == "fp8"
+        )
         return
-    known = (card.capability for card in devices(task.machine) if card.capability)
-    has_fp8 = min(known, default=FP8_CAPABILITY) >= FP8_CAPABILITY
+    capabilities = (card.capability for card in devices(task.machine) if card.capability)
+    has_fp8 = min(capabilities, default=FP8_CAPABILITY) >= FP8_CAPABILITY
     for place, name in enumerate(DTYPES if has_fp8 else DTYPES[:1]):
         yield CacheChoice(
             name=name,
@@ -51,7 +53,7 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[C
 
 
 def cache_name(_load: Load, setup: VllmSetup) -> str:
-    """As in `cache_choices`."""
+    """The name of the cache type, as `cache_choices` spells it."""
     return setup.kv_cache_dtype
 
 
@@ -60,22 +62,24 @@ def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
 
     `label`: the model's name in the catalog.
     """
-    found = [*as_named(model)]
+    choices = [*as_named(model)]
     is_plain = model.header.quantization is None
-    for form, (accuracy, stated) in _QUANTISED.items() if label and is_plain else ():
-        known = repositories_of(label, form)
-        if not known:
+    if not label or not is_plain:
+        return tuple(choices)
+    for form, (accuracy, quantization) in _QUANTISED.items():
+        repositories = repositories_of(label, form)
+        if not repositories:
             continue
-        config = {**model.header.config, "quantization_config": stated}
+        config = {**model.header.config, "quantization_config": quantization}
         quantised = replace(model.header, config=config, quantization=read_quantization(config))
         variant = Variant(
             name=form.name,
             model=Model(header=quantised, geometry=model.geometry),
             accuracy=accuracy,
-            reference=known[0].name,
+            reference=repositories[0].name,
         )
-        found.append(variant)
-    return tuple(found)
+        choices.append(variant)
+    return tuple(choices)
 
 
 def download_bytes(model: Model, setup: VllmSetup, _estimate: MemoryEstimate) -> int | None:

@@ -37,25 +37,26 @@ _PRINTED = (
 
 
 def commands(startup: Startup) -> Iterator[Command]:
-    # A placement may need fewer machines than there are.
-    own = sum(1 for card in startup.machine.devices if card.vendor is Vendor.NVIDIA)
+    """`vllm serve`, after the commands that start Ray if the placement needs several machines."""
+    gpu_count = sum(1 for card in startup.machine.devices if card.vendor is Vendor.NVIDIA)
     setup = VllmSetup.of(startup.setup)
-    nodes = min(startup.nodes, -(-setup.world_size // max(own, 1)))
+    nodes = min(startup.nodes, -(-setup.world_size // max(gpu_count, 1)))
     if nodes > 1:
         yield from _ray(startup, nodes)
     length = str(startup.facts["max_model_len"])
     words = ["vllm", "serve", startup.repository_word, "--max-model-len", length]
-    plain = VllmSetup()
+    defaults = VllmSetup()
     for name in _PRINTED:
         value = getattr(setup, name)
-        words += flag_words(FLAGS, {name: value}) if value != getattr(plain, name) else []
-    if setup.mamba_cache_dtype != plain.mamba_cache_dtype:  # only Python can set it
+        if value != getattr(defaults, name):
+            words += flag_words(FLAGS, {name: value})
+    if setup.mamba_cache_dtype != defaults.mamba_cache_dtype:  # only Python can set it
         words += ["--mamba-cache-dtype", setup.mamba_cache_dtype]
-    most = startup.users
-    if most is None:
-        most = most_sequences(startup.verdict)
-    if most is not None:
-        words += ["--max-num-seqs", str(most)]
+    max_sequences = startup.users
+    if max_sequences is None:
+        max_sequences = most_sequences(startup.verdict)
+    if max_sequences is not None:
+        words += ["--max-num-seqs", str(max_sequences)]
     if nodes > 1:
         words += ["--distributed-executor-backend", "ray"]
     notes = ["run this on the first machine, after all machines have joined"] if nodes > 1 else []
@@ -79,23 +80,25 @@ def most_sequences(verdict: Verdict) -> int | None:
     adjust_cudagraph_sizes_for_mamba_cache @ a014e35).
     """
     variant = verdict.variant
-    if variant is None or not any(one.mixer.states for one in variant.model.geometry.layers):
+    if variant is None or not any(layer.mixer.states for layer in variant.model.geometry.layers):
         return None
     facts: dict[str, Any] = dict(taken(verdict).facts)
     blocks = facts["num_blocks"]
     return blocks if isinstance(blocks, int) and blocks < facts["max_num_seqs"] else None
 
 
-def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of a verdict: those given, and what the verdict adds."""
+def settle(verdict: Verdict, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of a verdict: `flags` as the user gave them, and those that the verdict adds."""
     setup = VllmSetup.of(verdict.way.setup)
-    found = {**given, "context": verdict.context_tokens}
+    settled = {**flags, "context": verdict.context_tokens}
     if setup.kv_cache_dtype != "auto":
-        found["kv_cache_dtype"] = setup.kv_cache_dtype
-    found |= placement(setup)
-    if "max_num_seqs" not in given and (most := most_sequences(verdict)) is not None:
-        found["max_num_seqs"] = most
-    return found
+        settled["kv_cache_dtype"] = setup.kv_cache_dtype
+    settled |= placement(setup)
+    if "max_num_seqs" not in flags:
+        max_sequences = most_sequences(verdict)
+        if max_sequences is not None:
+            settled["max_num_seqs"] = max_sequences
+    return settled
 
 
 def machine_flags(placement: Placement) -> dict[str, Any]:
@@ -107,21 +110,26 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
         return {"gpu_memory": card.total_bytes}
     if device.capability is None or device.capability != card.capability:
         return {"gpu_memory": card.total_bytes}
-    same = device.usable_bytes == card.total_bytes
-    return {"gpu": device.name, **({} if same else {"gpu_memory": card.total_bytes})}
+    flags: dict[str, Any] = {"gpu": device.name}
+    if device.usable_bytes != card.total_bytes:
+        flags["gpu_memory"] = card.total_bytes
+    return flags
 
 
 def _ray(startup: Startup, nodes: int) -> Iterator[Command]:
+    """The commands that join several machines into a Ray cluster."""
     others = f"the other {nodes - 1} machines" if nodes > 2 else "the other machine"
-    first = ["ray", "start", "--head", f"--port={RAY_PORT}"]
-    same = "every machine needs the same Python packages, the model at the same path, and `pip install 'ray[cgraph]'`"
-    closed = "use a private network: traffic between the machines is not encrypted"
-    head = startup.command(PROGRAM, f"ray, {_FIRST_MACHINE}", first, notes=[same, closed])
+    head_words = ["ray", "start", "--head", f"--port={RAY_PORT}"]
+    notes = [
+        "every machine needs the same Python packages, the model at the same path, and `pip install 'ray[cgraph]'`",
+        "use a private network: traffic between the machines is not encrypted",
+    ]
+    head = startup.command(PROGRAM, f"ray, {_FIRST_MACHINE}", head_words, notes=notes)
     yield replace(head, where=_FIRST_MACHINE)
-    join = ["ray", "start", f"--address={HEAD}:{RAY_PORT}"]
-    address = f"{HEAD} is the address of the first machine"
-    joined = startup.command(PROGRAM, f"ray, on {others}", join, notes=[address])
-    yield replace(joined, where=f"on {others}")
+    join_words = ["ray", "start", f"--address={HEAD}:{RAY_PORT}"]
+    address_note = f"{HEAD} is the address of the first machine"
+    worker = startup.command(PROGRAM, f"ray, on {others}", join_words, notes=[address_note])
+    yield replace(worker, where=f"on {others}")
 
 
 def estimate_command(
@@ -136,9 +144,9 @@ def estimate_command(
 def values_on_cards(cards: Sequence[Device], named: Sequence[str]) -> dict[str, Any]:
     """The flags for the smallest GPU, which limits every rank. `named`: names of the GPUs in the table of devices."""
     smallest = min(cards, key=lambda card: card.total_bytes)
-    found: dict[str, Any] = {"gpu_memory": smallest.total_bytes}
+    flags: dict[str, Any] = {"gpu_memory": smallest.total_bytes}
     if named:
-        found |= read_flags(FLAGS, {"gpu": smallest.name})
+        flags |= read_flags(FLAGS, {"gpu": smallest.name})
     if len(cards) > 1:
-        found["tensor_parallel_size"] = len(cards)
-    return found
+        flags["tensor_parallel_size"] = len(cards)
+    return flags

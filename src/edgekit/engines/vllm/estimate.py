@@ -47,9 +47,11 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
     prepared = prepare(model)
     notes = prepared.notes.get(lambda: check_has(model))
     tokens = settle_length(model, load)
-    given = with_load(setup, load)
-    # Everything but the size of the pool depends on this part alone.
-    setup = replace(given, gpu_memory_utilization=DEFAULT_UTILIZATION, kv_cache_memory_bytes=None)
+    requested = with_load(setup, load)
+    # Everything except the size of the pool depends only on this part of the setup.
+    setup = replace(
+        requested, gpu_memory_utilization=DEFAULT_UTILIZATION, kv_cache_memory_bytes=None
+    )
     resolved = resolve(model, setup, tokens)
     stage = prepared.fullest_stage.get(setup, lambda: fullest_stage(model, setup, resolved))
     fixed = prepared.fixed_lines.get(
@@ -59,16 +61,16 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
             *overhead_lines(model, setup, resolved, stage),
         ),
     )
-    budget, total = given.kv_cache_memory_bytes, given.gpu.memory_bytes
+    budget, total = requested.kv_cache_memory_bytes, requested.gpu.memory_bytes
     if budget is None and total is not None:  # None: the memory of the GPU is unknown
-        budget = math.ceil(total * given.gpu_memory_utilization)
+        budget = math.ceil(total * requested.gpu_memory_utilization)
         budget -= sum(line.size_bytes for line in fixed)
     pool = make_pool(resolved, tokens, budget)
     line = _pool_line(pool, resolved, load, tokens)
-    if given.kv_cache_memory_bytes is None and pool.num_blocks is not None:
-        # The pool is what the rest leaves free, so it is as uncertain as the rest.
-        doubt = sum(one.size_bytes * (one.within or 0.0) for one in fixed)
-        within = doubt / line.size_bytes if line.size_bytes else None
+    if requested.kv_cache_memory_bytes is None and pool.num_blocks is not None:
+        # The pool takes what the other lines leave free, so their uncertainty is its own.
+        bound_bytes = sum(other.size_bytes * (other.within or 0.0) for other in fixed)
+        within = bound_bytes / line.size_bytes if line.size_bytes else None
         line = replace(line, basis=Basis.MODELLED, within=within)
     line = no_better_than(line, model.geometry.basis, GUESSED_WITHIN)
     return MemoryEstimate(
@@ -95,12 +97,12 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
             ("available_kv_bytes", budget),
             ("world_size", setup.world_size),
         ),
-        notes=(*notes, *_notes(given, pool)),
+        notes=(*notes, *_notes(requested, pool)),
     )
 
 
 def _pool_line(pool: BlockPool, resolved: ResolvedVllm, load: Load, tokens: int) -> MemoryLine:
-    """The pool that is allocated at startup; if its size is unknown, what the requests need."""
+    """The pool that vLLM allocates at startup; if its size is unknown, the memory that the requests need."""
     if pool.num_blocks is not None:
         size = pool.num_blocks * resolved.bytes_per_block
         because = (
@@ -125,19 +127,19 @@ def _pool_line(pool: BlockPool, resolved: ResolvedVllm, load: Load, tokens: int)
 
 def _notes(setup: VllmSetup, pool: BlockPool) -> tuple[str, ...]:
     card = setup.gpu
-    found = [f"settings for {card.name} (compute capability {card.major}.{card.capability[1]})"]
+    notes = [f"settings for {card.name} (compute capability {card.major}.{card.capability[1]})"]
     if setup.world_size > 1:
-        which = "each" if setup.pipeline_parallel_size == 1 else "the fullest"
-        found.append(f"memory of {which} of {setup.world_size} GPUs")
+        gpu_text = "each" if setup.pipeline_parallel_size == 1 else "the fullest"
+        notes.append(f"memory of {gpu_text} of {setup.world_size} GPUs")
     budget = setup.kv_cache_memory_bytes
     if budget is not None and card.memory_bytes is not None and budget > card.memory_bytes:
-        found.append(
+        notes.append(
             "the requested KV cache is larger than the GPU memory "
             f"({format_bytes(card.memory_bytes)})"
         )
     if pool.refused:
-        found.append(f"vLLM refuses to start: {pool.refused}")
-    return tuple(found)
+        notes.append(f"vLLM refuses to start: {pool.refused}")
+    return tuple(notes)
 
 
 def config_probes() -> Iterator[tuple[Load, VllmSetup]]:
@@ -166,20 +168,20 @@ LARGEST_CAPTURE = 512
 def overhead_lines(
     model: Model, setup: VllmSetup, resolved: ResolvedVllm, stage: range
 ) -> tuple[MemoryLine, ...]:
-    """Everything but the weights and the pool."""
+    """Everything except the weights and the pool."""
     geometry, dtype_bytes = model.geometry, DTYPE_BYTES[resolved.dtype]
     vocabulary, tokens = geometry.vocabulary or 0, resolved.max_num_batched_tokens
     positions, rotated = _rope_table(model)
-    widest = max((_width(geometry.layers[i], geometry.hidden) for i in stage), default=0)
+    widest = max((_width(geometry.layers[index], geometry.hidden) for index in stage), default=0)
     # one token of a step at the widest point: three hidden rows and the widest half of a layer
     token_bytes = (3 * geometry.hidden + widest // setup.tensor_parallel_size) * dtype_bytes
-    step = tokens * token_bytes
+    step_bytes = tokens * token_bytes
     rows = min(resolved.max_num_seqs, tokens)
-    sampled = rows * vocabulary * SAMPLER_BYTES
-    sampled += 2 * tokens * geometry.hidden * dtype_bytes  # not freed yet
-    graphs = CAPTURE_SIZES * (GRAPH_BYTES + len(stage) * GRAPH_PIECE_BYTES)
-    graphs += LARGEST_CAPTURE * token_bytes
-    made = (
+    sampling_bytes = rows * vocabulary * SAMPLER_BYTES
+    sampling_bytes += 2 * tokens * geometry.hidden * dtype_bytes  # of the step, not freed yet
+    graph_bytes = CAPTURE_SIZES * (GRAPH_BYTES + len(stage) * GRAPH_PIECE_BYTES)
+    graph_bytes += LARGEST_CAPTURE * token_bytes
+    lines = (
         _line(
             Component.RUNTIME,
             positions * rotated * dtype_bytes,
@@ -188,21 +190,21 @@ def overhead_lines(
         ),
         _line(
             Component.COMPUTE,
-            max(step, sampled),
+            max(step_bytes, sampling_bytes),
             0.5,
-            f"the larger of a step of {tokens:,} tokens ({step:,} B) and sampling {rows:,} rows of "
-            f"{vocabulary:,} logits x {SAMPLER_BYTES} B ({sampled:,} B)",
+            f"the larger of a step of {tokens:,} tokens ({step_bytes:,} B) and sampling {rows:,} rows of "
+            f"{vocabulary:,} logits x {SAMPLER_BYTES} B ({sampling_bytes:,} B)",
         ),
         _line(
             Component.RUNTIME,
-            0 if setup.enforce_eager else graphs,
+            0 if setup.enforce_eager else graph_bytes,
             1.0,
             f"CUDA graphs: {CAPTURE_SIZES} sizes x (1 MiB + {len(stage)} layers x 0.25 MiB) "
             f"+ a step of {LARGEST_CAPTURE} tokens",
         ),
         _line(Component.RUNTIME, CUDA_CONTEXT_BYTES, 0.5, "CUDA context and libraries: 0.5 GiB"),
     )
-    return tuple(line for line in made if line.size_bytes)
+    return tuple(line for line in lines if line.size_bytes)
 
 
 def _line(component: Component, size_bytes: int, within: float, because: str) -> MemoryLine:
@@ -233,15 +235,15 @@ def _width(layer: Layer, hidden: int) -> int:
 
 
 def _rope_table(model: Model) -> tuple[int, int]:
-    """Positions, and numbers per position, of the tables of cosines and sines."""
+    """The number of positions in the tables of cosines and sines, and of numbers per position."""
     section = section_of(model)
-    stated = section.get("model_max_length")
+    max_length = section.get("model_max_length")
     positions = model.geometry.trained_context or 0
-    if isinstance(stated, int) and 0 < stated < 2**31:
-        positions = max(positions, stated)
+    if isinstance(max_length, int) and 0 < max_length < 2**31:
+        positions = max(positions, max_length)
     rope = section.get("rope_parameters")
-    inner = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
-    share = section.get("partial_rotary_factor") or inner
+    nested_share = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+    share = section.get("partial_rotary_factor") or nested_share
     if not isinstance(share, float) or not 0 < share <= 1:
         share = 1.0
     widths = set()

@@ -74,24 +74,28 @@ class VllmWeights:
     online: bool = False  # quantised while loading
 
     def of_stage(self, stage: range, layers: int) -> int:
+        """Bytes of a pipeline stage; the first has the embedding, the last the head."""
         inside = sum(self.layer_bytes[stage.start : stage.stop])
-        last = stage.stop == layers
-        before = stage.start == 0 or (last and self.tied)
-        return inside + before * self.before_bytes + last * self.after_bytes
+        is_last = stage.stop == layers
+        has_embedding = stage.start == 0 or (is_last and self.tied)
+        return inside + has_embedding * self.before_bytes + is_last * self.after_bytes
 
 
 def expected_weights(model: Model, cast: Cast) -> VllmWeights:
-    """Raises UnknownArchitectureError if the tensors do not follow from the config."""
+    """The weights on one rank by the tensors of the architecture.
+
+    Raises UnknownArchitectureError if they do not follow from the config.
+    """
     geometry = model.geometry
     sizes = [0] * len(geometry.layers)
-    outside = [0, 0]
-    seen_layer = False
+    outside = [0, 0]  # bytes before and after the layers
+    is_after_layers = False
     for tensor in expected_tensors(geometry, model.header.config):
         size = _tensor_bytes(model, tensor, cast)
         if tensor.layer is None:
-            outside[seen_layer] += size
+            outside[is_after_layers] += size
         else:
-            seen_layer = True
+            is_after_layers = True
             sizes[tensor.layer] += size
     if cast.plan is not None:
         for layer in geometry.layers:
@@ -109,13 +113,14 @@ def expected_weights(model: Model, cast: Cast) -> VllmWeights:
 def expected_bytes(
     model: Model, cast: Cast, roles: frozenset[TensorRole]
 ) -> Iterator[tuple[int, int]]:
-    """(layer, bytes) of the tensors with these roles."""
+    """The layer and the bytes of each tensor with one of these roles."""
     for tensor in expected_tensors(model.geometry, model.header.config):
         if tensor.layer is not None and tensor.role in roles:
             yield tensor.layer, _tensor_bytes(model, tensor, cast)
 
 
 def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
+    """Bytes of an expected tensor on one rank."""
     name = model.geometry.architecture
     if (
         tensor.role is TensorRole.HEAD
@@ -145,19 +150,20 @@ def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
 
 
 def router_in_f32(name: str, gpu: Gpu) -> bool:
-    kernel = gpu.capability == (9, 0) or gpu.major == 10  # gate_linear.py GateLinear
-    known = vllm_model(name)
-    return known.router_f32 or (known.router_f32_without_kernel and not kernel)
+    """Whether vLLM stores the router of this architecture in f32."""
+    has_kernel = gpu.capability == (9, 0) or gpu.major == 10  # gate_linear.py GateLinear
+    facts = vllm_model(name)
+    return facts.router_f32 or (facts.router_f32_without_kernel and not has_kernel)
 
 
 def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Scheme | None:
-    """None: a plain tensor."""
+    """The scheme of a tensor; None if it is not quantised."""
     scheme = None if plan is None else plan.scheme_for(tensor.role, tensor.layer)
     if scheme is None:
         return None
     if tensor.role in EXPERT_ROLES:
-        padded_bias = tensor.kind is TensorKind.BIAS and scheme.method == "mxfp4"
-        return scheme if tensor.kind is TensorKind.EXPERT or padded_bias else None
+        is_padded_bias = tensor.kind is TensorKind.BIAS and scheme.method == "mxfp4"
+        return scheme if tensor.kind is TensorKind.EXPERT or is_padded_bias else None
     if scheme.experts_only or tensor.role in _NEVER_QUANTIZED or len(tensor.shape) != 2:
         return None
     if tensor.role is TensorRole.ROUTER:
@@ -195,8 +201,8 @@ def _is_first_of_fused(role: TensorRole, layer: Layer | None) -> bool:
     if role in _FUSED_AFTER_FIRST:
         return False
     if role in _FUSED_AFTER_GATE and layer is not None:
-        half = layer.experts if role is TensorRole.SHARED_UP else layer.dense
-        return half is not None and not half.gated
+        feed_forward = layer.experts if role is TensorRole.SHARED_UP else layer.dense
+        return feed_forward is not None and not feed_forward.gated
     if role is TensorRole.LATENT_DOWN and layer is not None:
         return isinstance(layer.mixer, LatentAttention) and not layer.mixer.query_rank
     return True
@@ -204,11 +210,11 @@ def _is_first_of_fused(role: TensorRole, layer: Layer | None) -> bool:
 
 def attention_scale_bytes(kind: LayerKind, cast: Cast) -> int:
     """Scales that the quantisation method adds to each attention."""
-    found = attention_of(kind)
-    if cast.plan is None or found is None:
+    attention = attention_of(kind)
+    if cast.plan is None or attention is None:
         return 0
     scheme = cast.plan.main
-    if isinstance(found, LatentAttention):
+    if isinstance(attention, LatentAttention):
         return scheme.latent_numbers * DTYPE_BYTES[cast.dtype]
     return scheme.attention_bytes + scheme.attention_numbers * DTYPE_BYTES[cast.dtype]
 
@@ -217,6 +223,8 @@ VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZ
 
 
 class Cut(enum.Enum):
+    """What of a tensor is divided among the ranks."""
+
     VOCABULARY = "rows, padded first"
     COLUMN = "rows"
     KV = "rows, by KV heads: some ranks hold the same ones"
@@ -260,34 +268,34 @@ CUTS: Mapping[TensorRole, Cut] = {
 def on_rank(
     tensor: ExpectedTensor, ranks: int, *, kv_heads: int = 0, state: Recurrent | None = None
 ) -> tuple[int, ...]:
-    """The shape on one of `ranks`. Raises RefusedError if it cannot be split."""
-    first, *rest = tensor.shape
+    """The shape of the tensor on one rank. Raises RefusedError if it cannot be split evenly."""
+    rows, *other_sizes = tensor.shape
     is_mamba2 = state is not None and state.cell is Cell.MAMBA2
     cut = CUTS.get(tensor.role, Cut.WHOLE)
     if tensor.kind is TensorKind.NORM:
-        gated = tensor.role is TensorRole.STATE_NORM and is_mamba2
-        cut = Cut.COLUMN if gated else Cut.WHOLE
+        is_gated = tensor.role is TensorRole.STATE_NORM and is_mamba2
+        cut = Cut.COLUMN if is_gated else Cut.WHOLE
     elif cut is Cut.ROW and tensor.kind is TensorKind.BIAS:
         cut = Cut.WHOLE  # added after the sum over ranks
     match cut:
         case Cut.VOCABULARY:
-            return (share(padded(first), ranks, "a padded vocabulary"), *rest)
+            return (share(padded(rows), ranks, "a padded vocabulary"), *other_sizes)
         case Cut.KV if kv_heads:
-            return (first // kv_heads * max(1, kv_heads // ranks), *rest)
+            return (rows // kv_heads * max(1, kv_heads // ranks), *other_sizes)
         case Cut.COLUMN | Cut.KV:
-            copied = tensor.role in {TensorRole.STATE_IN, TensorRole.CONV}
-            if copied and state is not None and is_mamba2 and state.groups % ranks:
+            has_groups = tensor.role in {TensorRole.STATE_IN, TensorRole.CONV}
+            if has_groups and state is not None and is_mamba2 and state.groups % ranks:
                 # more ranks than groups: B and C are copied until every rank has a group
-                first += 2 * (ranks - state.groups) * state.state_size
-            return (share(first, ranks, tensor.role.value), *rest)
+                rows += 2 * (ranks - state.groups) * state.state_size
+            return (share(rows, ranks, tensor.role.value), *other_sizes)
         case Cut.ROW:
-            return (first, share(rest[0], ranks, tensor.role.value), *rest[1:])
+            return (rows, share(other_sizes[0], ranks, tensor.role.value), *other_sizes[1:])
         case _:
             return tensor.shape
 
 
 def share(size: int, ranks: int, what: str) -> int:
-    """The part of one rank. Raises RefusedError if it is not a whole number."""
+    """The size on one rank. Raises RefusedError if it is not a whole number."""
     if size % ranks:
         raise RefusedError(f"{what} of {size} is not divisible by tensor parallel size {ranks}")
     return size // ranks
@@ -298,9 +306,13 @@ def padded(vocabulary: int) -> int:
 
 
 def stages(layers: int, count: int) -> tuple[range, ...]:
-    """Remaining layers go to the stages before the last, from the back, because the last one has the head."""
+    """The layers of each pipeline stage.
+
+    Layers that cannot be divided evenly go to the stages before the last, one each, from the back: the last has the
+    head.
+    """
     sizes = [layers // count] * count
-    for i in range(2, layers % count + 2):
-        sizes[-i] += 1
-    starts = [sum(sizes[:i]) for i in range(count)]
+    for from_end in range(2, layers % count + 2):
+        sizes[-from_end] += 1
+    starts = [sum(sizes[:index]) for index in range(count)]
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))

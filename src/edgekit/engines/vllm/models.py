@@ -50,7 +50,7 @@ class VllmModel:
 
 @lru_cache(maxsize=256)
 def vllm_model(architecture: str) -> VllmModel:
-    """By model_type; the defaults if it has no section."""
+    """The facts about a model by its model_type; the defaults if it has no section."""
     section = section_by_name("vllm", ("config",)).get(architecture, {})
     facts = {key: value for key, value in section.items() if key not in {"classes", "dropped"}}
     return read_section(VllmModel, facts, {}, where=architecture)
@@ -60,8 +60,11 @@ def vllm_model(architecture: str) -> VllmModel:
 def _classes() -> tuple[frozenset[str], Mapping[str, str]]:
     """Classes that vLLM has, and the last release of those that it dropped."""
     sections = [record["vllm"] for record in records() if "vllm" in record]
-    has = frozenset(name for section in sections for name in section.get("classes", ()))
-    return has, {k: v for section in sections for k, v in section.get("dropped", {}).items()}
+    classes = frozenset(name for section in sections for name in section.get("classes", ()))
+    dropped: dict[str, str] = {}
+    for section in sections:
+        dropped.update(section.get("dropped", {}))
+    return classes, dropped
 
 
 def check_has(model: Model) -> tuple[str, ...]:
@@ -77,10 +80,10 @@ def check_has(model: Model) -> tuple[str, ...]:
     name = names[0] if isinstance(names, (list, tuple)) and names else None
     if not isinstance(name, str):
         return ()
-    has, dropped = _classes()
+    classes, dropped = _classes()
     if name in dropped:
         raise RefusedError(f"vLLM supported {name} until {dropped[name]}; 0.32 does not run it")
-    if name in has or model.geometry.towers:
+    if name in classes or model.geometry.towers:
         return ()
     if any(layer.mixer.states for layer in model.geometry.layers):
         raise RefusedError(f"vLLM 0.32 does not support {unquoted(name)}")

@@ -40,7 +40,10 @@ _DTYPES = {"half": "float16", "float": "float32", **{name: name for name in DTYP
 
 
 def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
-    """Raises RefusedError if vLLM would not start, UsageError for invalid flags."""
+    """The options for requests of up to `max_model_len` tokens.
+
+    Raises RefusedError if vLLM would not start, UsageError for invalid flags.
+    """
     settled = prepare(model).resolved.get(setup, lambda: _resolve(model, setup))
     batched, seqs = batch_limits(setup, max_model_len)
     if (batched, seqs) == (settled.max_num_batched_tokens, settled.max_num_seqs):
@@ -54,7 +57,7 @@ def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
 
 
 def _resolve(model: Model, setup: VllmSetup) -> ResolvedVllm:
-    """For requests long enough not to limit a step."""
+    """The options for requests that are long enough not to limit the tokens of a step."""
     _check_setup(model, setup)
     storage = settle_storage(model, setup)
     check_layers(model, storage.cache_dtype)
@@ -98,11 +101,14 @@ def with_load(setup: VllmSetup, load: Load) -> VllmSetup:
 
 
 def settle_length(model: Model, load: Load) -> int:
-    """max_model_len. Raises RefusedError beyond the model's window (config/model.py _get_and_verify_max_len)."""
+    """The value of max_model_len. Raises RefusedError if it is beyond the model's context.
+
+    config/model.py _get_and_verify_max_len.
+    """
     geometry, section = model.geometry, section_of(model)
-    stated = section.get("model_max_length")
-    if isinstance(stated, bool) or not isinstance(stated, int):
-        stated = 0
+    max_length = section.get("model_max_length")
+    if isinstance(max_length, bool) or not isinstance(max_length, int):
+        max_length = 0
     window = max(geometry.trained_context or 0, geometry.native_context or 0)
     tokens = load.context_tokens
     if tokens is None:
@@ -112,10 +118,10 @@ def settle_length(model: Model, load: Load) -> int:
         return window or DEFAULT_LENGTH
     if tokens < 1:
         raise UsageError(f"max_model_len must be at least 1 (got {tokens})")
-    if window and tokens > max(window, stated):
+    if window and tokens > max(window, max_length):
         raise RefusedError(
             f"max_model_len {tokens:,} is longer than the model's context of "
-            f"{max(window, stated):,} tokens"
+            f"{max(window, max_length):,} tokens"
         )
     return tokens
 
@@ -156,76 +162,85 @@ def check_layers(model: Model, cache_dtype: str) -> None:
         raise RefusedError(
             "vLLM runs this model with a sliding window either in all layers or in none"
         )
-    stated = model.header.config.get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    quantization = model.header.config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     if cache_dtype == "fp8_e5m2" and method == "fp8":
         raise RefusedError("an fp8 checkpoint does not work with an fp8_e5m2 cache")
-    if cache_dtype.startswith("turboquant_") and any(isinstance(x, HybridLayer) for x in mixers):
+    has_hybrid = any(isinstance(mixer, HybridLayer) for mixer in mixers)
+    if cache_dtype.startswith("turboquant_") and has_hybrid:
         raise RefusedError("TurboQuant needs attention-only layers, and this model has none")
 
 
 def settle_storage(model: Model, setup: VllmSetup) -> Storage:
-    dtype, known = settle_dtype(model, setup), vllm_model(model.geometry.architecture)
+    """The dtypes of caches and states that vLLM chooses for the flags, the GPU and the checkpoint."""
+    dtype, facts = settle_dtype(model, setup), vllm_model(model.geometry.architecture)
     mixers = [layer.mixer for layer in model.geometry.layers]
     is_blackwell = setup.gpu.major == 10
     cache_dtype = setup.kv_cache_dtype
     if cache_dtype == "auto":
-        cache_dtype = cache_dtypes.resolve_auto(model.header.config, latent=known.keeps_latent)
-    if known.ignores_cache_dtype:
+        cache_dtype = cache_dtypes.resolve_auto(model.header.config, latent=facts.keeps_latent)
+    if facts.ignores_cache_dtype:
         cache_dtype = "auto"
-    elif cache_dtype == "auto" and is_blackwell and known.fp8_cache_on_blackwell:
+    elif cache_dtype == "auto" and is_blackwell and facts.fp8_cache_on_blackwell:
         cache_dtype = "fp8_e4m3"
-    conv = dtype if setup.mamba_cache_dtype == "auto" else setup.mamba_cache_dtype
-    state = setup.mamba_ssm_cache_dtype
-    if state == "auto":
-        stated = section_of(model).get(known.state_dtype_key)
-        state = stated if isinstance(stated, str) and stated in DTYPE_BYTES else known.state_dtype
-    if state == "auto":  # mamba_utils.py kda_state_dtype
-        delta = any(isinstance(one, Recurrent) and one.cell is Cell.KIMI_DELTA for one in mixers)
-        state = "float32" if delta else conv
-    recurrent = any(mixer.states for mixer in mixers)
-    attends = any(attention_of(mixer) is not None for mixer in mixers)
-    caching = setup.enable_prefix_caching
+    conv_dtype = dtype if setup.mamba_cache_dtype == "auto" else setup.mamba_cache_dtype
+    state_dtype = setup.mamba_ssm_cache_dtype
+    if state_dtype == "auto":
+        state_dtype = facts.state_dtype
+        configured = section_of(model).get(facts.state_dtype_key)
+        if isinstance(configured, str) and configured in DTYPE_BYTES:
+            state_dtype = configured
+    if state_dtype == "auto":  # mamba_utils.py kda_state_dtype
+        cells = {mixer.cell for mixer in mixers if isinstance(mixer, Recurrent)}
+        state_dtype = "float32" if Cell.KIMI_DELTA in cells else conv_dtype
+    prefix_caching = setup.enable_prefix_caching
+    if prefix_caching is None:  # off in models with recurrences only (is_prefix_caching_supported)
+        has_states = any(mixer.states for mixer in mixers)
+        has_attention = any(attention_of(mixer) is not None for mixer in mixers)
+        prefix_caching = has_attention or not has_states
+    skipped_layers: frozenset[int] = frozenset()
+    if cache_dtype.startswith("turboquant_"):
+        skipped_layers = boundary_layers(model)
     return Storage(
         dtype=dtype,
         cache_dtype=cache_dtype,
         tensor_parallel_size=setup.tensor_parallel_size,
-        conv_dtype=conv,
-        state_dtype=state,
-        # Off by default in models with recurrences only (is_prefix_caching_supported).
-        prefix_caching=(attends or not recurrent) if caching is None else caching,
-        skipped_layers=boundary_layers(model)
-        if cache_dtype.startswith("turboquant_")
-        else frozenset(),
-        sparse=any(isinstance(one, LatentAttention) and one.index_dim for one in mixers),
+        conv_dtype=conv_dtype,
+        state_dtype=state_dtype,
+        prefix_caching=prefix_caching,
+        skipped_layers=skipped_layers,
+        sparse=any(isinstance(mixer, LatentAttention) and mixer.index_dim for mixer in mixers),
         blackwell=is_blackwell,
     )
 
 
 def settle_dtype(model: Model, setup: VllmSetup) -> str:
-    """config/model.py _get_and_verify_dtype: bfloat16 needs Ampere, a few models cannot do float16."""
-    able = ["float16", "float32"]
+    """The dtype of the model: bfloat16 needs Ampere, and a few models cannot run in float16.
+
+    config/model.py _get_and_verify_dtype.
+    """
+    supported = ["float16", "float32"]
     if setup.gpu.capability >= (8, 0):
-        able.insert(0, "bfloat16")
+        supported.insert(0, "bfloat16")
     if vllm_model(model.geometry.architecture).unstable_in_float16:
-        able.remove("float16")
+        supported.remove("float16")
     if setup.dtype != "auto":
         dtype = _DTYPES.get(setup.dtype)
         if dtype is None:
             raise UsageError(f"dtype {setup.dtype!r} is not one of auto, {', '.join(_DTYPES)}")
-        if dtype not in able:
+        if dtype not in supported:
             raise RefusedError(f"{setup.gpu.name or 'this GPU'} cannot run this model in {dtype}")
         return dtype
     parts = (model.header.config, section_of(model))
     values = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
     names = (str(value or "").removeprefix("torch.") for value in values)
-    stated = next((_DTYPES[name] for name in names if name in _DTYPES), "float32")
-    return stated if stated in able and stated != "float32" else able[0]
+    configured = next((_DTYPES[name] for name in names if name in _DTYPES), "float32")
+    return configured if configured in supported and configured != "float32" else supported[0]
 
 
 def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[AttentionBackend, ...]:
-    """The different backends of the layers, in the order of the layers."""
-    known = vllm_model(model.geometry.architecture)
+    """The backends of the layers, each once, in the order of the layers."""
+    facts = vllm_model(model.geometry.architecture)
     attention = [
         (layer.index, kind)
         for layer in model.geometry.layers
@@ -234,7 +249,7 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Attenti
     widths = (kind.key_dim for _, kind in attention if isinstance(kind, Attention))
     kind_of_model = vllm_model(str(model.header.config.get("model_type")))
     is_vision = section_of(model).get("use_bidirectional_attention") == "vision"
-    both_ways = is_vision or kind_of_model.pictures_see_each_other
+    is_bidirectional = is_vision or kind_of_model.pictures_see_each_other
     base = AttentionNeeds(
         capability=setup.gpu.capability,
         dtype=storage.dtype,
@@ -242,16 +257,16 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Attenti
         head_dim=0,
         model_head_dim=max(widths, default=0),
         block_size=setup.block_size,
-        sinks=known.sinks,
+        sinks=facts.sinks,
         softcap=bool(section_of(model).get("attn_logit_softcapping")),
-        bidirectional=bool(model.geometry.towers) and both_ways,
+        bidirectional=bool(model.geometry.towers) and is_bidirectional,
         sparse=storage.sparse,
         flashinfer=setup.flashinfer,
     )
-    needed: dict[tuple[AttentionNeeds, bool], None] = {}
+    distinct_needs: dict[tuple[AttentionNeeds, bool], None] = {}
     for index, kind in attention:
         latent, head_dim = False, kind.key_dim
-        if known.keeps_latent and isinstance(kind, LatentAttention):
+        if facts.keeps_latent and isinstance(kind, LatentAttention):
             latent, head_dim = True, kind.latent_dim + kind.rope_dim
         needs = replace(
             base,
@@ -259,11 +274,11 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Attenti
             sliding=kind.span is Span.WINDOW,
             cache_dtype="auto" if index in storage.skipped_layers else storage.cache_dtype,
         )
-        needed[needs, latent] = None
-    found = [choose(needs, latent=latent) for needs, latent in needed]
+        distinct_needs[needs, latent] = None
+    backends = [choose(needs, latent=latent) for needs, latent in distinct_needs]
     if storage.sparse:
-        found.append(AttentionBackend(name="DEEPSEEK_V32_INDEXER", unit=64))  # mla/indexer.py
-    return tuple(dict.fromkeys(found))
+        backends.append(AttentionBackend(name="DEEPSEEK_V32_INDEXER", unit=64))  # mla/indexer.py
+    return tuple(dict.fromkeys(backends))
 
 
 def batch_limits(setup: VllmSetup, max_model_len: int) -> tuple[int, int]:
@@ -279,9 +294,14 @@ def batch_limits(setup: VllmSetup, max_model_len: int) -> tuple[int, int]:
         tokens = setup.max_num_batched_tokens
     else:
         tokens = min(tokens, seqs * max_model_len)
-    return tokens, seqs if setup.max_num_seqs is not None else min(seqs, tokens)
+    if setup.max_num_seqs is None:
+        seqs = min(seqs, tokens)
+    return tokens, seqs
 
 
 def _batches_in_flight(setup: VllmSetup) -> int:
-    """config/vllm.py max_concurrent_batches: one per pipeline stage, and one more with asynchronous scheduling."""
+    """One batch per pipeline stage, and one more with asynchronous scheduling.
+
+    config/vllm.py max_concurrent_batches.
+    """
     return setup.pipeline_parallel_size + (1 if setup.async_scheduling else 0)

@@ -51,7 +51,7 @@ def check_limits(reserve_bytes: int | None, max_use: float | None) -> None:
 
 
 def budgets(machine: Machine) -> tuple[Budget, ...]:
-    """With all GPUs, at the default --gpu-memory-utilization or the largest that starts."""
+    """The budget with all GPUs, at the default --gpu-memory-utilization or the largest that starts."""
     cards = devices(machine)
     return budgets_at(cards, startable_share(cards, DEFAULT_UTILIZATION))
 
@@ -64,17 +64,18 @@ def capacity_bytes(machine: Machine) -> int:
 def budgets_at(
     cards: tuple[Device, ...], utilization: float, *, eager: bool = False
 ) -> tuple[Budget, ...]:
-    """The tightest of the GPUs that share the model: vLLM takes the same share of each."""
-    found = []
+    """The budget of the tightest GPU that shares the model: vLLM takes the same share of each."""
+    by_card = []
     for card in cards:
         requested = math.ceil(card.total_bytes * utilization)  # worker/utils.py request_memory
-        started, share = _startable(card, cards, eager=eager)
+        startable_bytes, share = _startable_memory(card, cards, eager=eager)
         blocked = ""
-        if started < requested:
+        if startable_bytes < requested:
+            advice = f"free GPU memory, or use {share:g}" if share else "free GPU memory"
             blocked = (
                 f"vLLM does not start: it reserves {format_bytes(requested)} of {card.name} "
-                f"(--gpu-memory-utilization {utilization:g}), but only {format_bytes(started)} is free once it runs; "
-                f"free GPU memory{f', or use {share:g}' if share else ''}"
+                f"(--gpu-memory-utilization {utilization:g}), but only {format_bytes(startable_bytes)} "
+                f"is free once it runs; {advice}"
             )
         budget = Budget(
             name=card.name,
@@ -87,8 +88,8 @@ def budgets_at(
             because=f"not used at --gpu-memory-utilization {utilization:g} of {format_bytes(card.total_bytes)}",
             blocked=blocked,
         )
-        found.append(budget)
-    return (min(found, key=lambda budget: (not budget.blocked, budget.available_bytes)),)
+        by_card.append(budget)
+    return (min(by_card, key=lambda budget: (not budget.blocked, budget.available_bytes)),)
 
 
 def startable_share(cards: tuple[Device, ...], utilization: float, *, eager: bool = False) -> float:
@@ -96,11 +97,11 @@ def startable_share(cards: tuple[Device, ...], utilization: float, *, eager: boo
 
     If that is not worth starting, `utilization` again: its budget then explains why vLLM does not start.
     """
-    share = min(_startable(card, cards, eager=eager)[1] for card in cards)
+    share = min(_startable_memory(card, cards, eager=eager)[1] for card in cards)
     return share if LEAST_SHARE <= share < utilization else utilization
 
 
-def _startable(card: Device, cards: tuple[Device, ...], *, eager: bool) -> tuple[int, float]:
+def _startable_memory(card: Device, cards: tuple[Device, ...], *, eager: bool) -> tuple[int, float]:
     """Bytes that are free on the card once vLLM runs, and the largest share, in hundredths, with which it starts."""
     before = CONTEXT_BYTES + (NCCL_BYTES if len(cards) > 1 else 0)
     before += BEYOND_SHARE_BYTES if eager else 0
@@ -109,15 +110,15 @@ def _startable(card: Device, cards: tuple[Device, ...], *, eager: bool) -> tuple
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """All GPUs first, then fewer. Raises HardwareError if there are too few or only older ones."""
+    """Placements on all GPUs first, then on fewer. Raises HardwareError if the GPUs are too few or too old."""
     machine, start = task.machine, task.start
     setup = VllmSetup.of(start.setup or VllmSetup())
-    found = devices(machine)
+    gpus = devices(machine)
     one_node = tuple(
-        card for card in found if (card.capability or LEAST_CAPABILITY) >= LEAST_CAPABILITY
+        card for card in gpus if (card.capability or LEAST_CAPABILITY) >= LEAST_CAPABILITY
     )
     if not one_node:
-        raise HardwareError(f"vLLM needs a Volta GPU or newer, and {names_of(found)} is older")
+        raise HardwareError(f"vLLM needs a Volta GPU or newer, and {names_of(gpus)} is older")
     cards = one_node * task.nodes
     largest = sorted(cards, key=lambda card: -card.free_bytes)
     if setup.world_size > len(cards):
@@ -129,18 +130,19 @@ def placements(task: Task) -> Iterator[Placement]:
     else:
         shapes = list(_shapes(len(one_node), task.nodes))[::-1]
     for ranks, stages in shapes:
-        own, share = tuple(largest[: ranks * stages]), setup.gpu_memory_utilization
+        chosen = tuple(largest[: ranks * stages])
+        share = setup.gpu_memory_utilization
         if "gpu_memory_utilization" not in start.settled:
             # lowered until vLLM starts, if GPUs are in use or NCCL needs memory
-            share = startable_share(own, share, eager=setup.enforce_eager)
-        smallest = min(own, key=lambda card: card.total_bytes)
+            share = startable_share(chosen, share, eager=setup.enforce_eager)
+        smallest = min(chosen, key=lambda card: card.total_bytes)
         # without the GPU's memory: the estimate is what the requests need, not the whole pool
         gpu = Gpu(name=smallest.name, memory_bytes=None, total_bytes=smallest.total_bytes)
         if smallest.capability is not None:
             gpu = replace(gpu, capability=smallest.capability)
         shape = [f"tensor parallel {ranks}"] if ranks > 1 else []
         shape += [f"pipeline parallel {stages}"] if stages > 1 else []
-        because = f"{'on' if len(own) == 1 else 'shared by'} {names_of(own)}"
+        because = f"{'on' if len(chosen) == 1 else 'shared by'} {names_of(chosen)}"
         because += f", {' x '.join(shape)}" if shape else ""
         if share != DEFAULT_UTILIZATION:
             because += f", {share:g} of its memory"
@@ -152,15 +154,15 @@ def placements(task: Task) -> Iterator[Placement]:
                 pipeline_parallel_size=stages,
                 gpu_memory_utilization=share,
             ),
-            budgets=budgets_at(own, share, eager=setup.enforce_eager),
+            budgets=budgets_at(chosen, share, eager=setup.enforce_eager),
             because=because,
-            cards=own,
+            cards=chosen,
             whole=True,
         )
 
 
 def _shapes(cards: int, nodes: int) -> Iterator[tuple[int, int]]:
-    """Ranks x stages: heads are split within a machine, layers between machines, which needs less traffic."""
+    """Pairs of ranks and stages: heads are split within a machine, layers between machines to save traffic."""
     powers = [2**power for power in range(cards.bit_length())]
     yield from ((size, 1) for size in powers)
     if cards not in powers:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class VllmPrepared:
+    """Results that are computed at first use and kept with the model."""
+
     def __init__(self) -> None:
         self.notes: Cached[tuple[str, ...]] = Cached()
         self.resolved: CachedBy[VllmSetup, ResolvedVllm] = CachedBy()

@@ -60,7 +60,7 @@ class Scheme:
     basis: Basis = Basis.EXACT
 
     def matrix_bytes(self, out: int, into: int, dtype_bytes: int) -> int:
-        """With its scales per group or block. Raises RefusedError if a row is not a multiple of the group."""
+        """Bytes of a matrix with its scales. Raises RefusedError if a row is not a multiple of the group."""
         size = out * into * self.weight_bits // 8
         if self.group:
             group = into if self.group < 0 else self.group
@@ -100,10 +100,13 @@ class SchemePlan:
         return weakest(kinds)
 
     def scheme_for(self, role: TensorRole, layer: int | None) -> Scheme | None:
+        """The scheme of a matrix; None if it is not quantised."""
         if self.ignored.covers(role, layer):
             return None
-        found = (s for named, s in self.schemes if named is None or named.covers(role, layer))
-        return next(found, None)
+        for modules, scheme in self.schemes:
+            if modules is None or modules.covers(role, layer):
+                return scheme
+        return None
 
 
 _MODELOPT = Scheme(method="modelopt", weight_bits=16, attention_numbers=4, latent_numbers=4)
@@ -115,36 +118,43 @@ _COMPRESSED = Scheme(
 def read_plan(
     config: Mapping[str, Any], architecture: str, requested: str | None
 ) -> SchemePlan | None:
-    """None: plain numbers. Raises RefusedError for a method that vLLM 0.32 does not have."""
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or not stated:
-        scheme = _online(requested)
+    """The schemes of a checkpoint, or of `requested` if its numbers are plain; None if nothing is quantised.
+
+    Raises RefusedError for a method that vLLM 0.32 does not have.
+    """
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping) or not quantization:
+        scheme = _online_scheme(requested)
         if scheme is None:
             return None
         return SchemePlan(
             schemes=((None, scheme),), ignored=ListedModules((), architecture), online=True
         )
-    method = str(stated.get("quant_method") or "").lower()
-    if not method and stated.get("quant_algo"):
+    method = str(quantization.get("quant_method") or "").lower()
+    if not method and quantization.get("quant_algo"):
         method = "modelopt"
-    if not method and "bits" in stated and "group_size" in stated:
+    if not method and "bits" in quantization and "group_size" in quantization:
         raise RefusedError("vLLM does not load weights quantised by MLX")
     if method in DEPRECATED:
         raise RefusedError(f"vLLM 0.32 has deprecated the quantisation method {method!r}")
     if method not in METHODS:
         raise RefusedError(f"vLLM 0.32 does not support the quantisation method {method[:40]!r}")
-    schemes = tuple(_read(method, stated, architecture))
-    nested = stated.get("quantization")
-    places = (stated, nested) if isinstance(nested, Mapping) else (stated,)
+    schemes = tuple(_read_schemes(method, quantization, architecture))
+    nested = quantization.get("quantization")
+    sections = (quantization, nested) if isinstance(nested, Mapping) else (quantization,)
     keys = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
-    lists = (place.get(key) for place in places for key in keys)
     ignored = [
-        x for listed in lists if isinstance(listed, list) for x in listed if isinstance(x, str)
+        name for section in sections for key in keys for name in _read_names(section.get(key))
     ]
     return SchemePlan(schemes=schemes, ignored=ListedModules(ignored, architecture))
 
 
-def _online(requested: str | None) -> Scheme | None:
+def _read_names(value: object) -> list[str]:
+    """The strings of a list; none if it is not a list."""
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _online_scheme(requested: str | None) -> Scheme | None:
     """The scheme of a plain checkpoint that vLLM quantises while loading; None: not quantised."""
     if requested is None:
         return None
@@ -159,57 +169,57 @@ def _online(requested: str | None) -> Scheme | None:
     return None
 
 
-def _read(
-    method: str, stated: Mapping[str, Any], architecture: str
+def _read_schemes(
+    method: str, quantization: Mapping[str, Any], architecture: str
 ) -> Iterator[tuple[ListedModules | None, Scheme]]:
-    """The schemes of a method. Groups of modules may each have their own."""
+    """The schemes of a method, each with the modules it applies to; None: all others."""
     if "awq" in method or "gptq" in method:
-        gptq = "gptq" in method
-        bits = stated.get("bits") or stated.get("w_bit")
+        is_gptq = "gptq" in method
+        bits = quantization.get("bits") or quantization.get("w_bit")
         if not _is_size(bits) or bits not in {4, 8}:
             raise RefusedError(f"vLLM has no {method} kernel for {bits!r:.20} bits")
-        size = stated.get("group_size") or stated.get("q_group_size")
+        size = quantization.get("group_size") or quantization.get("q_group_size")
         grouped = Scheme(
-            method="gptq" if gptq else "awq",
+            method="gptq" if is_gptq else "awq",
             weight_bits=bits,
             group=size if isinstance(size, int) else 128,
             zero_bits=bits,
-            expert_biases=gptq,
+            expert_biases=is_gptq,
         )
         yield None, grouped
     elif method.startswith("modelopt") or method == "compressed-tensors":
         base = _MODELOPT if method.startswith("modelopt") else _COMPRESSED
-        groups = stated.get("config_groups")
+        groups = quantization.get("config_groups")
         listed = list(groups.values()) if isinstance(groups, Mapping) else []
         listed = [group for group in listed if isinstance(group, Mapping)]
         for group in listed:
-            targets = group.get("targets")
-            names = [x for x in targets if isinstance(x, str)] if isinstance(targets, list) else []
+            names = _read_names(group.get("targets"))
             # a group that names a class ("Linear") applies to all other modules
             is_listed = names and all("." in name for name in names)
             modules = ListedModules(names, architecture) if is_listed else None
-            yield modules, _scheme_of(base, stated, group)
+            yield modules, _group_scheme(base, quantization, group)
         if not listed:
-            yield None, _by_algorithm(base, stated)
+            yield None, _algorithm_scheme(base, quantization)
     elif "mxfp4" in method:
         mxfp4 = Scheme(method="mxfp4", weight_bits=4, group=32, scale_bytes=1, experts_only=True)
         yield None, mxfp4
     elif "fp8" in method:
         fp8 = Scheme(method="fp8", weight_bits=8, attention_numbers=4)
-        block = _two(stated.get("weight_block_size"))
-        static = stated.get("activation_scheme") == "static"
+        block = _read_pair(quantization.get("weight_block_size"))
+        has_static_scales = quantization.get("activation_scheme") == "static"
         if block is not None:
             yield None, replace(fp8, block=block)
         else:
-            yield None, replace(fp8, part_bytes=4, input_bytes=4 if static else 0)
+            yield None, replace(fp8, part_bytes=4, input_bytes=4 if has_static_scales else 0)
     else:
         yield None, Scheme(method=method, weight_bits=16, basis=Basis.ASSUMED)  # an upper bound
 
 
-def _by_algorithm(base: Scheme, stated: Mapping[str, Any]) -> Scheme:
-    nested = stated.get("quantization")
-    inner = nested if isinstance(nested, Mapping) else stated
-    match str(inner.get("quant_algo") or stated.get("quant_algo") or "").upper():
+def _algorithm_scheme(base: Scheme, quantization: Mapping[str, Any]) -> Scheme:
+    """The scheme of a config that names an algorithm (quant_algo) instead of describing groups of modules."""
+    nested = quantization.get("quantization")
+    inner = nested if isinstance(nested, Mapping) else quantization
+    match str(inner.get("quant_algo") or quantization.get("quant_algo") or "").upper():
         case "NVFP4":
             return replace(base, weight_bits=4, group=16, scale_bytes=1, part_bytes=8)
         case "FP8":
@@ -220,14 +230,18 @@ def _by_algorithm(base: Scheme, stated: Mapping[str, Any]) -> Scheme:
             return replace(base, basis=Basis.ASSUMED)
 
 
-def _scheme_of(base: Scheme, stated: Mapping[str, Any], group: Mapping[str, Any]) -> Scheme:
+def _group_scheme(
+    base: Scheme, quantization: Mapping[str, Any], group: Mapping[str, Any]
+) -> Scheme:
+    """The scheme of one group of modules, as its config describes weights and activations."""
     weights, inputs = group.get("weights"), group.get("input_activations")
     bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
     if not isinstance(weights, Mapping) or not _is_size(bits) or bits not in {4, 8}:
         return replace(base, basis=Basis.ASSUMED)
     stated_size = weights.get("group_size")
     size = stated_size if isinstance(stated_size, int) and stated_size > 0 else None
-    if weights.get("type") == "int" and "pack" in str(group.get("format") or stated.get("format")):
+    storage_format = str(group.get("format") or quantization.get("format"))
+    if weights.get("type") == "int" and "pack" in storage_format:
         return replace(
             base,
             weight_bits=bits,
@@ -237,30 +251,31 @@ def _scheme_of(base: Scheme, stated: Mapping[str, Any], group: Mapping[str, Any]
             expert_bytes=8,
         )
     if bits == 4:  # NVFP4 in groups of 16 with a scale over all, MXFP4 in groups of 32
-        wide = stated_size == 32
+        is_mxfp4 = stated_size == 32
         return replace(
             base,
             weight_bits=4,
             scale_bytes=1,
-            group=32 if wide else 16,
-            part_bytes=0 if wide else 8,
+            group=32 if is_mxfp4 else 16,
+            part_bytes=0 if is_mxfp4 else 8,
         )
-    static = isinstance(inputs, Mapping) and inputs.get("dynamic") is False
-    scaled = replace(base, weight_bits=8, input_bytes=4 if static else 0)
+    has_static_scales = isinstance(inputs, Mapping) and inputs.get("dynamic") is False
+    scaled = replace(base, weight_bits=8, input_bytes=4 if has_static_scales else 0)
     match weights.get("strategy"):
         case "channel":
             return replace(scaled, group=-1, scale_bytes=4)
         case "block":
-            return replace(scaled, block=_two(weights.get("block_structure")) or (128, 128))
+            return replace(scaled, block=_read_pair(weights.get("block_structure")) or (128, 128))
         case "group" if size is not None:
             return replace(scaled, group=size)
         case _:
             return replace(scaled, part_bytes=4)
 
 
-def _two(value: Any) -> tuple[int, int] | None:
-    listed = isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_size, value))
-    return (value[0], value[1]) if listed else None
+def _read_pair(value: Any) -> tuple[int, int] | None:
+    """A list of two positive numbers as a tuple; None for anything else."""
+    is_pair = isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_size, value))
+    return (value[0], value[1]) if is_pair else None
 
 
 def _is_size(value: Any) -> bool:
@@ -307,32 +322,34 @@ MOST_PATTERNS = 20_000  # real lists have a few thousand: some modules of every 
 
 
 class ListedModules:
+    """The modules that a list of patterns in a config names, as roles of tensors in each layer."""
+
     def __init__(self, patterns: Sequence[str], architecture: str) -> None:
-        outside = _OUTSIDE_MLP if vllm_model(architecture).experts_outside_mlp else {}
-        leaves = {**LEAVES, **outside}
+        moved_experts = _OUTSIDE_MLP if vllm_model(architecture).experts_outside_mlp else {}
+        leaves = {**LEAVES, **moved_experts}
         self._roles: dict[int | None, set[TensorRole]] = {}
-        known: dict[str, set[TensorRole]] = {}
+        roles_by_module: dict[str, set[TensorRole]] = {}
         for pattern in patterns[:MOST_PATTERNS]:
-            layer, rest = _parse(pattern)
-            if rest not in known:  # roles whose module name has `rest` as whole segments
-                known[rest] = {
+            layer, module = _parse_pattern(pattern)
+            if module not in roles_by_module:  # compared by whole segments of the name
+                roles_by_module[module] = {
                     role
                     for role, names in leaves.items()
-                    if rest and any(f".{rest}." in f".{name}." for name in names)
+                    if module and any(f".{module}." in f".{name}." for name in names)
                 }
-            self._roles.setdefault(layer, set()).update(known[rest])
+            self._roles.setdefault(layer, set()).update(roles_by_module[module])
 
     def covers(self, role: TensorRole, layer: int | None) -> bool:
         return any(role in self._roles.get(place, ()) for place in (None, layer))
 
 
-def _parse(pattern: str) -> tuple[int | None, str]:
-    """(layer, rest of the name): "model.layers.3.mlp.gate" is (3, "mlp.gate")."""
+def _parse_pattern(pattern: str) -> tuple[int | None, str]:
+    """The layer and the module that a pattern names: "model.layers.3.mlp.gate" -> (3, "mlp.gate")."""
     text = pattern.removeprefix("re:").replace("\\", "").replace(".*", "*").replace("d+", "*")
     text = text.strip("^$*.()")
-    _, found, after = text.rpartition("layers.")
-    if not found:
+    _, separator, tail = text.rpartition("layers.")
+    if not separator:
         return None, text
-    number, _, rest = after.partition(".")
+    number, _, module = tail.partition(".")
     layer = int(number) if number.isdecimal() and len(number) < 6 else None
-    return layer, rest.strip("*.")
+    return layer, module.strip("*.")

@@ -22,7 +22,7 @@ def default_setup() -> VllmSetup:
 
 
 def setup(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
-    """Most flags are fields of the setup. Raises UsageError."""
+    """The load and the setup that flags describe. Raises UsageError."""
     load = field_values(TABLE, values, Load)
     load["context_tokens"] = values.get("context") or None
     return Load(**load), VllmSetup(
@@ -46,18 +46,18 @@ def _gpu(values: Mapping[str, Any]) -> Gpu:
 
 def values(load: Load, setup: VllmSetup) -> dict[str, Any]:
     """The flags that `setup` reads as this load and setup."""
-    found = given_values(TABLE, load, replace(setup, gpu=Gpu()))
+    flags = given_values(TABLE, load, replace(setup, gpu=Gpu()))
     if setup.gpu != Gpu(memory_bytes=setup.gpu.memory_bytes):
         with suppress(UsageError):  # of --vram only the size is known: no name
-            found["gpu"] = find_device(setup.gpu.name)
+            flags["gpu"] = find_device(setup.gpu.name)
     if setup.gpu.memory_bytes is not None:
-        found["gpu_memory"] = setup.gpu.memory_bytes
-    return found
+        flags["gpu_memory"] = setup.gpu.memory_bytes
+    return flags
 
 
 def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, VllmSetup]:
     """A row of a batch, with the names of vLLM's own flags. Raises UsageError."""
-    given = read_options(TABLE, options)
+    flags = read_options(TABLE, options)
     for key in (
         "tensor_parallel_size",
         "pipeline_parallel_size",
@@ -66,13 +66,13 @@ def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[L
         "mamba_cache_dtype",
         "mamba_ssm_cache_dtype",
     ):  # 0 and "" mean not given
-        if not given.get(key, True):
-            del given[key]
-    pool = options.get("available_kv_bytes") if "kv_cache_memory_bytes" not in given else None
+        if not flags.get(key, True):
+            del flags[key]
+    pool = options.get("available_kv_bytes") if "kv_cache_memory_bytes" not in flags else None
     if pool is not None:
-        given["kv_cache_memory_bytes"] = number("available_kv_bytes", pool)
-    load, options_setup = setup(given)
-    return replace(load, context_tokens=given.get("context")), options_setup
+        flags["kv_cache_memory_bytes"] = number("available_kv_bytes", pool)
+    load, row_setup = setup(flags)
+    return replace(load, context_tokens=flags.get("context")), row_setup
 
 
 def read_quant(name: str) -> str | None:

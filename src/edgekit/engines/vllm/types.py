@@ -13,7 +13,7 @@ DEFAULT_UTILIZATION = 0.92  # config/cache.py @ 0.32.0: gpu_memory_utilization
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """What vLLM's choices depend on in a GPU."""
+    """The facts about a GPU that vLLM's choices depend on."""
 
     name: str = "NVIDIA H100 80GB HBM3"
     memory_bytes: int | None = None  # None: the budget is unknown
@@ -102,7 +102,7 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedVllm:
-    """What vLLM derives from the flags, the GPU and the model, for any length of a request."""
+    """The options that vLLM derives from the flags, the GPU and the model, for any length of a request."""
 
     dtype: str
     cache_dtype: str

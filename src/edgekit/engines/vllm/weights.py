@@ -50,33 +50,35 @@ _THREE_MATRICES = frozenset({"qwen2_5_vl", "gemma4", "pixtral", "mistral3"})  # 
 def fullest_stage(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> range:
     """The layers of the pipeline stage with the most weights."""
     count = len(model.geometry.layers)
-    every = stages(count, setup.pipeline_parallel_size)
-    if len(every) == 1:
-        return every[0]
+    all_stages = stages(count, setup.pipeline_parallel_size)
+    if len(all_stages) == 1:
+        return all_stages[0]
     weights = weigh(model, setup, resolved)
-    return max(every, key=lambda stage: weights.of_stage(stage, count))
+    return max(all_stages, key=lambda stage: weights.of_stage(stage, count))
 
 
 def weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights:
+    """The weights on one rank, computed once for each combination of settings that they depend on."""
     key = (setup.tensor_parallel_size, setup.quantization, setup.gpu.capability, resolved.dtype)
-    return prepare(model).weights.get(key, lambda: _weigh(model, setup, resolved.dtype))
+    return prepare(model).weights.get(key, lambda: _compute_weights(model, setup, resolved.dtype))
 
 
-def _weigh(model: Model, setup: VllmSetup, dtype: str) -> VllmWeights:
+def _compute_weights(model: Model, setup: VllmSetup, dtype: str) -> VllmWeights:
     plan = read_plan(model.header.config, model.geometry.architecture, setup.quantization)
-    method, has = "" if plan is None else plan.main.method, setup.gpu.capability
+    method = "" if plan is None else plan.main.method
+    capability = setup.gpu.capability
     needed = MIN_CAPABILITY.get(method, (0, 0))
-    if has < needed:
+    if capability < needed:
         raise RefusedError(
             f"{method} needs compute capability {needed[0]}.{needed[1]}, but "
-            f"this GPU has {has[0]}.{has[1]}"
+            f"this GPU has {capability[0]}.{capability[1]}"
         )
     cast = Cast(dtype=dtype, ranks=setup.tensor_parallel_size, gpu=setup.gpu, plan=plan)
     if model.header.tensors is None:
         return expected_weights(model, cast)
     if plan is None or not plan.online:
         return stored_weights(model, cast)
-    # the stored plain tensors, less what the linear layers save (quantization/online/fp8.py)
+    # the plain tensors in the files, minus the savings of the linear layers (quantization/online/fp8.py)
     plain = replace(cast, plan=None)
     stored = replace(stored_weights(model, plain), online=True)
     try:
@@ -87,7 +89,7 @@ def _weigh(model: Model, setup: VllmSetup, dtype: str) -> VllmWeights:
     return replace(
         stored,
         before_bytes=stored.before_bytes + after.before_bytes - before.before_bytes,
-        layer_bytes=tuple(size + to - of for size, of, to in layers),
+        layer_bytes=tuple(size + to_bytes - from_bytes for size, from_bytes, to_bytes in layers),
         after_bytes=stored.after_bytes + after.after_bytes - before.after_bytes,
         basis=after.basis,
     )
@@ -96,20 +98,20 @@ def _weigh(model: Model, setup: VllmSetup, dtype: str) -> VllmWeights:
 def weight_lines(
     model: Model, setup: VllmSetup, resolved: ResolvedVllm, stage: range
 ) -> tuple[MemoryLine, ...]:
+    """A line for each layer of the stage, one for the weights outside the layers, and one for the towers."""
     weights = weigh(model, setup, resolved)
-    stored = model.header.tensors is not None
-    because = "tensors in the files" if stored else "tensors of the architecture"
+    has_tensors = model.header.tensors is not None
+    because = "tensors in the files" if has_tensors else "tensors of the architecture"
     if weights.online:
         because += f", linear layers quantised to {setup.quantization} while loading"
     if setup.tensor_parallel_size > 1:
         because += f", one of {setup.tensor_parallel_size} ranks"
     basis = weakest((weights.basis, model.geometry.basis))
-    if not stored:
+    if not has_tensors:
         basis = weakest((basis, Basis.MODELLED))
-    outside = weights.of_stage(stage, len(model.geometry.layers)) - sum(
-        weights.layer_bytes[stage.start : stage.stop]
-    )
-    sizes = [(None, outside), *((i, weights.layer_bytes[i]) for i in stage)]
+    inside = sum(weights.layer_bytes[stage.start : stage.stop])
+    outside = weights.of_stage(stage, len(model.geometry.layers)) - inside
+    sizes = [(None, outside), *((index, weights.layer_bytes[index]) for index in stage)]
     lines = [
         MemoryLine(
             component=Component.WEIGHTS,
@@ -123,7 +125,7 @@ def weight_lines(
         for layer, size in sizes
     ]
     towers = 0
-    if not stored and stage.start == 0:
+    if not has_tensors and stage.start == 0:
         towers = tower_parameters(model.header.config, model.geometry.hidden)
     if towers:
         lines.append(
@@ -140,31 +142,35 @@ def weight_lines(
 
 
 def tower_parameters(config: Mapping[str, Any], hidden: int) -> int:
-    """Parameters of all vision and audio towers, modelled; 0 without towers."""
+    """The estimated number of parameters of all vision and audio towers; 0 without towers."""
     total = 0
     for section in (config.get(name) for name, _ in TOWER_SECTIONS):
         if not isinstance(section, Mapping) or not section:
             continue
-        layers = _number(section, TOWER_LAYERS)
-        own = _number(section, ("embed_dim", *TOWER_HIDDEN))
-        if not layers or not own:
+        layers = _first_size(section, TOWER_LAYERS)
+        tower_hidden = _first_size(section, ("embed_dim", *TOWER_HIDDEN))
+        if not layers or not tower_hidden:
             total += UNKNOWN_TOWER_PARAMETERS
             continue
-        width = _number(section, ("intermediate_size", "ffn_dim", "encoder_ffn_dim")) or 4 * own
+        width = _first_size(section, ("intermediate_size", "ffn_dim", "encoder_ffn_dim"))
+        width = width or 4 * tower_hidden
         matrices = 3 if str(config.get("model_type")) in _THREE_MATRICES else 2
-        blocks = layers * (4 * own * own + matrices * own * width)
+        blocks = layers * (4 * tower_hidden * tower_hidden + matrices * tower_hidden * width)
         # Projectors into the language model: one, and one per deepstack layer. Qwen joins squares of patches first.
-        merged = own * (_number(section, ("spatial_merge_size",)) or 1) ** 2
+        merged = tower_hidden * (_first_size(section, ("spatial_merge_size",)) or 1) ** 2
         deepstack = section.get("deepstack_visual_indexes")
         projectors = 1 + (len(deepstack) if isinstance(deepstack, list) else 0)
         total += int((blocks + projectors * merged * (merged + hidden)) * SMALL_TABLES)
     return total
 
 
-def _number(section: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    found = (section.get(key) for key in keys)
-    sizes = (x for x in found if isinstance(x, int) and not isinstance(x, bool) and 0 < x < 2**20)
-    return next(sizes, None)
+def _first_size(section: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    """The value of the first key that is a sensible size."""
+    for key in keys:
+        value = section.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**20:
+            return value
+    return None
 
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -207,8 +213,8 @@ _EXPERT = re.compile(r"\.experts[._]")
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
-    """A stored tensor, by the parts of its name."""
+class _StoredTensor:
+    """A tensor in the files, with the parts of its name."""
 
     tensor: Tensor
     role: Role
@@ -218,40 +224,43 @@ class _Named:
 
 
 def stored_weights(model: Model, cast: Cast) -> VllmWeights:
+    """The weights on one rank by the tensors in the files."""
     layers, tensors = model.geometry.layers, model.header.tensors or ()
     main = None if cast.plan is None else cast.plan.main
-    tied = model.geometry.tied_embeddings is True
-    headless = vllm_model(model.geometry.architecture).head_without_bias
-    sizes, outside = [0] * len(layers), [0, 0]
+    is_tied = model.geometry.tied_embeddings is True
+    has_no_head_bias = vllm_model(model.geometry.architecture).head_without_bias
+    sizes = [0] * len(layers)
+    outside = [0, 0]  # bytes before and after the layers
     for tensor, role in zip(tensors, roles_of(tensors, layers=len(layers)), strict=True):
         # not loaded: prediction layers, the copy of a tied embedding, tables that vLLM computes
-        unused = tied or (tensor.name.endswith(".bias") and headless)
-        if role is Role.MTP or (role is Role.OUTPUT and unused) or _NOT_LOADED.search(tensor.name):
+        is_unused_bias = tensor.name.endswith(".bias") and has_no_head_bias
+        is_unused_head = role is Role.OUTPUT and (is_tied or is_unused_bias)
+        if role is Role.MTP or is_unused_head or _NOT_LOADED.search(tensor.name):
             continue
-        block, last = block_of(tensor.name), _LAST.search(tensor.name)
+        block, suffix = block_of(tensor.name), _LAST.search(tensor.name)
         if block is not None and (block >= len(layers) or role is Role.TOWER):
             block = None  # not a layer of the language model
-        named = _Named(
+        stored = _StoredTensor(
             tensor=tensor,
             role=role,
-            module=tensor.name if last is None else tensor.name[: last.start()],
-            parameter="" if last is None else last[1],
+            module=tensor.name if suffix is None else tensor.name[: suffix.start()],
+            parameter="" if suffix is None else suffix[1],
             layer=None if block is None else layers[block],
         )
-        size = _tensor_bytes(model, named, cast)
+        size = _tensor_bytes(model, stored, cast)
         if block is not None:
             sizes[block] += size
         else:
             is_after = role is Role.OUTPUT or (role is Role.NORM and "embed" not in tensor.name)
             outside[is_after] += size
-    # not in the files: scales of attention, biases of experts, and experts that are padded
+    # not in the files: scales of attention, biases of experts, and padding of experts
     for layer in layers:
         sizes[layer.index] += attention_scale_bytes(layer.mixer, cast)
         experts = layer.experts
         if main is not None and main.expert_biases and experts is not None:
             # GPTQ's experts have biases whether the checkpoint does or not (auto_gptq.py)
-            wide = (2 if experts.gated else 1) * experts.width // cast.ranks
-            numbers = experts.count * (wide + model.geometry.hidden)
+            width = (2 if experts.gated else 1) * experts.width // cast.ranks
+            numbers = experts.count * (width + model.geometry.hidden)
             sizes[layer.index] += numbers * DTYPE_BYTES[cast.dtype]
     if main is not None and main.method == "mxfp4":
         for index, size in expected_bytes(model, cast, EXPERT_ROLES):
@@ -261,51 +270,51 @@ def stored_weights(model: Model, cast: Cast) -> VllmWeights:
         layer_bytes=tuple(sizes),
         after_bytes=outside[1],
         basis=Basis.EXACT if cast.plan is None else cast.plan.basis,
-        tied=tied,
+        tied=is_tied,
     )
 
 
-def _tensor_bytes(model: Model, named: _Named, cast: Cast) -> int:
-    """Bytes on one rank. Some parameters vLLM has once per fused matrix, or not at all."""
+def _tensor_bytes(model: Model, stored: _StoredTensor, cast: Cast) -> int:
+    """Bytes on one rank. vLLM has some parameters only once per fused matrix, or not at all."""
     main = None if cast.plan is None else cast.plan.main
-    expert = _EXPERT.search(named.tensor.name) is not None
-    if expert and main is not None and main.method == "mxfp4":
-        return 0  # padded: counted as expected
-    is_fused_later = _FUSED_AFTER_FIRST.search(named.module) is not None
-    match named.parameter:
+    is_expert = _EXPERT.search(stored.tensor.name) is not None
+    if is_expert and main is not None and main.method == "mxfp4":
+        return 0  # vLLM pads these experts: `stored_weights` counts them by the architecture
+    is_later_part = _FUSED_AFTER_FIRST.search(stored.module) is not None
+    match stored.parameter:
         case "g_idx" | "weight_g_idx":
             return 0
-        case "weight_shape" if is_fused_later:
+        case "weight_shape" if is_later_part:
             return 0
         case "weight_shape":
-            return 2 * (DTYPE_BYTES[cast.dtype] if expert else 8)
-        case "input_scale" if expert and is_fused_later and main and main.input_bytes:
+            return 2 * (DTYPE_BYTES[cast.dtype] if is_expert else 8)
+        case "input_scale" if is_expert and is_later_part and main and main.input_bytes:
             return 0
         case _:
-            return int(_element_bytes(model, named, cast) * _share(named, cast))
+            return int(_element_bytes(model, stored, cast) * _rank_share(stored, cast))
 
 
-def _element_bytes(model: Model, named: _Named, cast: Cast) -> int:
-    """The whole tensor, in the dtype in which vLLM stores it."""
-    tensor, architecture = named.tensor, model.geometry.architecture
+def _element_bytes(model: Model, stored: _StoredTensor, cast: Cast) -> int:
+    """Bytes of the whole tensor in the dtype in which vLLM stores it."""
+    tensor, architecture = stored.tensor, model.geometry.architecture
     if tensor.type.name not in _FLOATS:
         return tensor.size_bytes
-    is_f32 = named.parameter in _IN_F32 or "indexer.k_norm" in tensor.name
-    if named.role is Role.ROUTER:
-        if named.parameter == "weight":
+    is_f32 = stored.parameter in _IN_F32 or "indexer.k_norm" in tensor.name
+    if stored.role is Role.ROUTER:
+        if stored.parameter == "weight":
             is_f32 = is_f32 or router_in_f32(architecture, cast.gpu)
-        elif named.parameter == "bias":
+        elif stored.parameter == "bias":
             is_f32 = is_f32 or not vllm_model(architecture).router_bias_as_model
         is_f32 = is_f32 or "correction" in tensor.name or "expert_bias" in tensor.name
-    if named.parameter == "weight_scale" and tensor.type.name != "F32":
+    if stored.parameter == "weight_scale" and tensor.type.name != "F32":
         is_f32 = False
     return tensor.elements * (F32_BYTES if is_f32 else DTYPE_BYTES[cast.dtype])
 
 
-def _share(named: _Named, cast: Cast) -> Fraction:
+def _rank_share(stored: _StoredTensor, cast: Cast) -> Fraction:
     """The part of the tensor that one rank has."""
-    cut, tensor = _cut(named), named.tensor
-    kind = None if named.layer is None else attention_of(named.layer.mixer)
+    cut, tensor = _cut_of(stored), stored.tensor
+    kind = None if stored.layer is None else attention_of(stored.layer.mixer)
     heads, kv_heads = getattr(kind, "heads", 0), getattr(kind, "kv_heads", 0)
     if cut is Cut.VOCABULARY and tensor.shape:
         return Fraction(padded(tensor.shape[0]), tensor.shape[0] * cast.ranks)
@@ -320,35 +329,36 @@ def _share(named: _Named, cast: Cast) -> Fraction:
             return Fraction(1)
         part = heads // cast.ranks + 2 * max(1, kv_heads // cast.ranks)
         return Fraction(part, heads + 2 * kv_heads)
-    one_per_row = len(tensor.shape) == 1 or tensor.shape[-1] == 1
-    if cut is Cut.ROW and one_per_row:  # biases and scales per output
+    has_one_number_per_row = len(tensor.shape) == 1 or tensor.shape[-1] == 1
+    if cut is Cut.ROW and has_one_number_per_row:  # biases and scales per output
         return Fraction(1)
-    state, rows = recurrent_of(named.layer), tensor.shape[0]
+    state, rows = recurrent_of(stored.layer), tensor.shape[0]
     if (
         state is not None
         and state.cell is Cell.MAMBA2
         and state.groups % cast.ranks
         and rows > state.inner
-        and _WITH_GROUPS.search(named.module)
+        and _WITH_GROUPS.search(stored.module)
     ):
         # B and C are copied until every rank has a group
-        more = 2 * (cast.ranks - state.groups) * state.state_size
-        return Fraction(rows + more, rows * cast.ranks)
+        added_rows = 2 * (cast.ranks - state.groups) * state.state_size
+        return Fraction(rows + added_rows, rows * cast.ranks)
     return Fraction(1, cast.ranks)
 
 
-def _cut(named: _Named) -> Cut:
-    if named.role in {Role.TOWER, Role.ROUTER}:
+def _cut_of(stored: _StoredTensor) -> Cut:
+    """How ranks split the tensor, by the parts of its name."""
+    if stored.role in {Role.TOWER, Role.ROUTER}:
         return Cut.WHOLE
-    if named.parameter in _BY_HEAD:
+    if stored.parameter in _BY_HEAD:
         return Cut.COLUMN
-    if named.role is Role.NORM:
-        state = recurrent_of(named.layer)
-        gated = state is not None and state.cell is Cell.MAMBA2
-        is_inner = state is not None and named.tensor.shape == (state.inner,)
-        is_split = gated and is_inner and _GATED_NORM.search(named.module)
+    if stored.role is Role.NORM:
+        state = recurrent_of(stored.layer)
+        is_gated = state is not None and state.cell is Cell.MAMBA2
+        is_inner = state is not None and stored.tensor.shape == (state.inner,)
+        is_split = is_gated and is_inner and _GATED_NORM.search(stored.module)
         return Cut.COLUMN if is_split else Cut.WHOLE
     for pattern, cut in _CUTS:
-        if pattern.search(named.module):
+        if pattern.search(stored.module):
             return cut
-    return Cut.COLUMN if _EXPERT.search(named.tensor.name) else Cut.WHOLE
+    return Cut.COLUMN if _EXPERT.search(stored.tensor.name) else Cut.WHOLE
