@@ -47,8 +47,8 @@ def read_gguf_model(files: ModelFiles, depth: Depth) -> ModelHeader:
         return read_gguf(source, depth)
 
     (first,) = read_shards(files, [0], read)
-    others = range(1, len(files.weights))
-    if others and depth is Depth.ARCHITECTURE and files.origin.is_remote:
+    other_shards = range(1, len(files.weights))
+    if other_shards and depth is Depth.ARCHITECTURE and files.origin.is_remote:
         _check_shard_count(first, len(files.weights))
         stated = first.keys.get(ALL_TENSORS)
         header = replace(
@@ -60,7 +60,7 @@ def read_gguf_model(files: ModelFiles, depth: Depth) -> ModelHeader:
             header_bytes=None,
         )
     else:
-        header = _join_shards([first, *read_shards(files, others, read)])
+        header = _join_shards([first, *read_shards(files, other_shards, read)])
     return replace(header, name=files.label)
 
 
@@ -165,7 +165,7 @@ class KeyStore:
     arrays: dict[str, ArrayFact] = field(default_factory=dict)
     long_strings: dict[str, int] = field(default_factory=dict)
     reading: str | None = None  # the key whose value comes next; None outside the keys
-    stores: bool = True  # whether that key is wanted
+    is_wanted: bool = True  # whether that key is wanted
     stored_bytes: int = 0
     strings_walked: int = 0
 
@@ -175,26 +175,26 @@ class KeyStore:
     def begin(self, key: str) -> None:
         """Called before the value of `key` is read."""
         self.reading = key
-        self.stores = self.wanted(key)
+        self.is_wanted = self.wanted(key)
 
     def reserve(self, size_bytes: int) -> bool:
         """Counts these bytes of the value being read; False if it is not wanted or would exceed the limit."""
-        if self.stores:
+        if self.is_wanted:
             self.stored_bytes += size_bytes
-        return self.stores and self.stored_bytes <= self.max_bytes
+        return self.is_wanted and self.stored_bytes <= self.max_bytes
 
     def store(self, key: str, value: Value) -> None:
-        if self.stores:
+        if self.is_wanted:
             self.keys[key] = value
 
     def note_string(self, key: str, length: int) -> None:
-        if self.stores:
+        if self.is_wanted:
             self.long_strings[key] = length
 
     def note_array(
         self, key: str, element: str, count: int, *, offset: int = 0, end: int = 0
     ) -> None:
-        if self.stores:
+        if self.is_wanted:
             self.arrays[key] = ArrayFact(element=element, count=count, offset=offset, end=end)
 
 
@@ -518,11 +518,11 @@ def _check_shard(first: ModelHeader, shard: ModelHeader, index: int) -> None:
 def _check_tensors(first: ModelHeader, names: list[str]) -> None:
     """Raises HeaderError if a tensor is in two shards, or if the first shard states another number of tensors."""
     check_limit("tensors in all shards", len(names), limits.TENSORS, file=first.name)
-    seen: set[str] = set()
+    known: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in known:
             raise HeaderError(f"tensor {quoted(name)} is in two shards", file=first.name)
-        seen.add(name)
+        known.add(name)
     stated = first.keys.get(ALL_TENSORS, len(names))
     if stated != len(names):
         raise HeaderError(

@@ -311,12 +311,12 @@ def count_weights(tensors: Iterable[Tensor], quantization: Quantization | None) 
     """
     if quantization is None:
         return sum(tensor.elements for tensor in tensors)
-    named = {tensor.name: tensor for tensor in tensors}
+    by_name = {tensor.name: tensor for tensor in tensors}
     overrides = dict(quantization.overrides)
     counts = [
-        _count_unpacked(tensor, quantization, overrides, named)
-        for tensor in named.values()
-        if not is_companion(tensor.name, named)
+        _count_unpacked(tensor, quantization, overrides, by_name)
+        for tensor in by_name.values()
+        if not is_companion(tensor.name, by_name)
     ]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -337,7 +337,7 @@ def _count_unpacked(
     tensor: Tensor,
     quantization: Quantization,
     overrides: Mapping[str, Mapping[str, Any] | bool],
-    named: Mapping[str, Tensor],
+    by_name: Mapping[str, Tensor],
 ) -> int | None:
     """The number of weights in one tensor; None if the packing is not known."""
     kind = tensor.type.name
@@ -353,7 +353,7 @@ def _count_unpacked(
         if bits is not None and bits <= 32:
             return tensor.size_bytes * 8 // bits
         # Count from the scales: each group of weights has one.
-        scales = named.get(f"{module}.scales") or named.get(f"{module}.weight_scale")
+        scales = by_name.get(f"{module}.scales") or by_name.get(f"{module}.weight_scale")
         if scales is None or quantization.group_size is None or quantization.mlx:
             return None
         return scales.elements * quantization.group_size

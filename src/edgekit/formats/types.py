@@ -76,19 +76,20 @@ class ModelHeader:
     version: int | None = None  # GGUF version
     big_endian: bool = False
     mlx: bool = False  # safetensors written by MLX
-    # of a GGUF: its keys, and those that were too long to store
+    # The keys of a GGUF, and those whose values were too long to store.
     keys: Mapping[str, Value] = field(default_factory=dict, repr=False)
     arrays: Mapping[str, ArrayFact] = field(default_factory=dict, repr=False)
     long_strings: Mapping[str, int] = field(default_factory=dict, repr=False)  # their bytes
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # config.json, parsed
     quantization: Quantization | None = None
-    # None: the directory was not read
+    # None if the tensor directory was not read.
     tensors: tuple[Tensor, ...] | None = field(default=None, repr=False)
     tensor_count: int | None = None
     tensor_bytes: int | None = None  # sum over the directory, or the index's total_size
     parameters: int | None = None  # stated by the file itself (MLX index)
     file_bytes: int | None = None  # all weight files together
-    header_bytes: int | None = None  # before the data, all shards; None if not all was read
+    # Bytes before the tensor data, of all shards; None unless every header was read.
+    header_bytes: int | None = None
     complete: bool = True  # False: Depth.ARCHITECTURE stopped before the last key
 
 

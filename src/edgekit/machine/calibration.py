@@ -293,8 +293,8 @@ def with_host(calibration: Calibration, row: HostMeasured) -> Calibration:
     if old is not None:
         newest = old if row.bandwidth_bytes_per_s is None else row
         row = replace(newest, disk=row.disk or old.disk)
-    others = [known for known in calibration.hosts if known.host != row.host]
-    return replace(calibration, hosts=(*others, row)[-MOST_HOSTS:])
+    other_rows = [known for known in calibration.hosts if known.host != row.host]
+    return replace(calibration, hosts=(*other_rows, row)[-MOST_HOSTS:])
 
 
 def with_engine(calibration: Calibration, row: EngineMeasured) -> Calibration:
@@ -306,8 +306,8 @@ def with_engine(calibration: Calibration, row: EngineMeasured) -> Calibration:
         row = replace(row, samples=old.samples + row.samples, pace=row.pace or old.pace)
         if old.overhead_bytes is not None and (row.overhead_bytes or 0) <= old.overhead_bytes:
             row = replace(row, overhead_bytes=old.overhead_bytes, overhead_label=old.overhead_label)
-    others = [known for known in calibration.engines if known.key != row.key]
-    return replace(calibration, engines=(*others, row)[-MOST_ENGINES:])
+    other_rows = [known for known in calibration.engines if known.key != row.key]
+    return replace(calibration, engines=(*other_rows, row)[-MOST_ENGINES:])
 
 
 def with_differences(calibration: Calibration, rows: Iterable[Difference]) -> Calibration:

@@ -105,21 +105,21 @@ def find_device(text: str) -> KnownDevice:
     """
     words = words_of(text)
     by_name, by_other = _matches(words)
-    named = _by_maker(text, by_name) or _by_maker(text, by_other)
-    if not named and "laptop" in words:
+    matches = _by_maker(text, by_name) or _by_maker(text, by_other)
+    if not matches and "laptop" in words:
         # Laptop GPUs before Ampere have the name and memory of the desktop card.
         by_name, by_other = _matches(tuple(word for word in words if word != "laptop"))
         older_series = ("GTX", "RTX 20", "Quadro")
-        named = tuple(
+        matches = tuple(
             device for device in by_name or by_other if device.name.startswith(older_series)
         )
-    if not named:
+    if not matches:
         raise UsageError(f"unknown device {text[:40]!r}; {_suggestion(text, words)}")
-    if len({device.memory_bytes for device in named}) > 1:
-        sizes = sorted(named, key=lambda device: device.memory_bytes)
+    if len({device.memory_bytes for device in matches}) > 1:
+        sizes = sorted(matches, key=lambda device: device.memory_bytes)
         names = ", ".join(device.name for device in sizes[:SHOWN])
         raise UsageError(f"{text[:40]!r} comes in several sizes: {names}")
-    return min(named, key=lambda device: device.bandwidth_bytes_per_s or 0)
+    return min(matches, key=lambda device: device.bandwidth_bytes_per_s or 0)
 
 
 def device_like(name: str, *, memory_bytes: int | None = None) -> KnownDevice | None:
@@ -129,16 +129,16 @@ def device_like(name: str, *, memory_bytes: int | None = None) -> KnownDevice | 
     it, the smallest is returned, with a bandwidth only if all sizes have the same.
     """
     by_name, by_other = _matches(words_of(name))
-    named = _by_maker(name, (*by_name, *by_other))
-    if not named:
+    matches = _by_maker(name, (*by_name, *by_other))
+    if not matches:
         return None
     if memory_bytes is not None:
-        nearest = min(named, key=lambda device: abs(device.memory_bytes - memory_bytes))
+        nearest = min(matches, key=lambda device: abs(device.memory_bytes - memory_bytes))
         # ECC changes the memory by a sixteenth; sizes of one name differ by a fifth or more.
         if abs(nearest.memory_bytes - memory_bytes) * 10 <= nearest.memory_bytes:
             return nearest
-    smallest = min(named, key=lambda device: device.memory_bytes)
-    if len({device.bandwidth_bytes_per_s for device in named}) > 1:
+    smallest = min(matches, key=lambda device: device.memory_bytes)
+    if len({device.bandwidth_bytes_per_s for device in matches}) > 1:
         return replace(smallest, bandwidth_bytes_per_s=None)
     return smallest
 
@@ -403,7 +403,7 @@ _APPLE_PAGE_BYTES = 16384
 # Metal's recommendedMaxWorkingSetSize as logged by engines: (memory from, share of it). The logs are in the test.
 # macOS 26 allows more; between two logged sizes the smaller share applies. Large machines leave 48 GiB to the
 # system: 256 GiB logged 208, 512 logged 464.
-_TWO_THIRDS = (11184811, 2**24)  # as a 32-bit float: of 24 GiB one page more than 16 GiB
+_TWO_THIRDS = (11184811, 2**24)  # as a 32-bit float, which makes 16 GiB and a page of 24 GiB
 _SHARES = ((36 * GIB, 3, 4), (0, *_TWO_THIRDS))
 _SHARES_26 = (
     (128 * GIB, 84, 100),

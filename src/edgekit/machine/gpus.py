@@ -68,20 +68,20 @@ def _drm_cards(root: Path, vendor: int) -> list[DrmCard]:
 
 
 def _drm_findings(
-    here: Surroundings,
+    surroundings: Surroundings,
     vendor: int,
     name_of: Callable[[Surroundings, DrmCard], str],
     device_of: Callable[[Surroundings, DrmCard, str], Device | None],
 ) -> Findings:
     """The cards of one vendor that a program may use, and a note on each of the others."""
-    if here.system is not System.LINUX:
+    if surroundings.system is not System.LINUX:
         return Findings()
     devices: list[Device] = []
     notes: list[str] = []
-    for index, card in enumerate(_drm_cards(here.root, vendor)):
-        name = name_of(here, card)
-        device = device_of(here, card, name)
-        note = _unusable_note(here.root, card, name)
+    for index, card in enumerate(_drm_cards(surroundings.root, vendor)):
+        name = name_of(surroundings, card)
+        device = device_of(surroundings, card, name)
+        note = _unusable_note(surroundings.root, card, name)
         if note or device is None:
             notes.append(note or f"{name} ({card.slot}) does not report its memory: not counted.")
         else:
@@ -116,17 +116,17 @@ _MI300A = 0x74A0  # CPU and GPU in one, with the metrics of a card
 _INTEGRATED_METRICS = (2, 3)
 
 
-def find_amd(here: Surroundings) -> Findings:
-    return _drm_findings(here, _AMD_PCI_VENDOR, _amd_name, _amd_device)
+def find_amd(surroundings: Surroundings) -> Findings:
+    return _drm_findings(surroundings, _AMD_PCI_VENDOR, _amd_name, _amd_device)
 
 
-def _amd_name(here: Surroundings, card: DrmCard) -> str:
+def _amd_name(surroundings: Surroundings, card: DrmCard) -> str:
     """Server cards report their name; libdrm's list has lines of 'device, revision, name' for the others."""
     product = one_line(text_of(card.files / "product_name") or "", _NAME_CHARS)
     if product:
         return product
     revision = number_of(card.files / "revision") or 0
-    for line in (text_of(here.root / "usr/share/libdrm/amdgpu.ids") or "").splitlines():
+    for line in (text_of(surroundings.root / "usr/share/libdrm/amdgpu.ids") or "").splitlines():
         device, _, rest = line.partition(",")
         number, comma, name = rest.partition(",")
         if comma and (device.strip(), number.strip()) == (f"{card.device:04X}", f"{revision:02X}"):
@@ -134,7 +134,7 @@ def _amd_name(here: Surroundings, card: DrmCard) -> str:
     return f"AMD GPU {card.device:04x}"
 
 
-def _amd_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
+def _amd_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device | None:
     """A card or an integrated GPU. The latter has memory that the BIOS carved out of the RAM (VRAM) and may map more
     (GTT); the driver allocates from the larger of the two first (apu_prefer_gtt).
     """
@@ -146,7 +146,7 @@ def _amd_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
         len(metrics) == 4 and metrics[2] in _INTEGRATED_METRICS
     )
     if is_integrated and (card.device == _MI300A or mapped_bytes > (total_bytes or 0)):
-        return _amd_integrated(here, card, name, mapped_bytes)
+        return _amd_integrated(surroundings, card, name, mapped_bytes)
     if not total_bytes or used_bytes is None:
         return None
     # NPS4: the memory of an MI300 is split into four parts, of which a program sees one.
@@ -168,14 +168,14 @@ def _amd_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
 
 
 def _amd_integrated(
-    here: Surroundings, card: DrmCard, name: str, mapped_bytes: int
+    surroundings: Surroundings, card: DrmCard, name: str, mapped_bytes: int
 ) -> Device | None:
     """An integrated GPU, which may use its GTT and VRAM together; None if the size of the RAM is unknown.
 
     RADV pools both (radv_physical_device.c), and llama.cpp adds up its heaps; ROCm sees only the larger of the two.
     The VRAM of an MI300A is the RAM itself, so only GTT limits it.
     """
-    if here.host is None:
+    if surroundings.host is None:
         return None
     free = {
         kind: max(
@@ -190,8 +190,8 @@ def _amd_integrated(
     return Device(
         name=name,
         vendor=Vendor.AMD,
-        total_bytes=here.host.total_bytes,
-        free_bytes=here.host.usable_bytes,
+        total_bytes=surroundings.host.total_bytes,
+        free_bytes=surroundings.host.usable_bytes,
         unified=True,
         limit_bytes=free["gtt"] + own_bytes,
         limit_because=(
@@ -199,7 +199,7 @@ def _amd_integrated(
             f"{format_bytes(free['gtt'])} is free{carved_out}"
         ),
         own_bytes=own_bytes,
-        bandwidth_bytes_per_s=known_bandwidth(name, here.host.total_bytes),
+        bandwidth_bytes_per_s=known_bandwidth(name, surroundings.host.total_bytes),
         because="shares the RAM (amdgpu mem_info_gtt_total)",
     )
 
@@ -235,8 +235,8 @@ _INTEL_CARDS = {
 }
 
 
-def find_intel(here: Surroundings) -> Findings:
-    return _drm_findings(here, _INTEL_PCI_VENDOR, _intel_name, _intel_device)
+def find_intel(surroundings: Surroundings) -> Findings:
+    return _drm_findings(surroundings, _INTEL_PCI_VENDOR, _intel_name, _intel_device)
 
 
 def _intel_name(_: Surroundings, card: DrmCard) -> str:
@@ -245,19 +245,19 @@ def _intel_name(_: Surroundings, card: DrmCard) -> str:
     return _INTEL_CARDS.get(card.device, (f"Intel GPU {card.device:04x}",))[0]
 
 
-def _intel_device(here: Surroundings, card: DrmCard, name: str) -> Device | None:
+def _intel_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device | None:
     """A card or an integrated GPU; None if its driver is unknown or its memory cannot be determined."""
     if card.driver not in _INTEL_DRIVERS:
         return None
     if card.slot == _INTEGRATED_SLOT:
-        if here.host is None:
+        if surroundings.host is None:
             return None
-        limit_bytes, limit_because = mesa_heap_bytes(here.host.total_bytes)
+        limit_bytes, limit_because = mesa_heap_bytes(surroundings.host.total_bytes)
         return Device(
             name=name,
             vendor=Vendor.INTEL,
-            total_bytes=here.host.total_bytes,
-            free_bytes=here.host.usable_bytes,
+            total_bytes=surroundings.host.total_bytes,
+            free_bytes=surroundings.host.usable_bytes,
             unified=True,
             limit_bytes=limit_bytes,
             limit_because=limit_because,
@@ -303,22 +303,25 @@ def _intel_memory(card: DrmCard) -> tuple[int, str]:
 # -- Apple ---------------------------------------------------------------------------------------
 
 
-def find_apple(here: Surroundings) -> Findings:
+def find_apple(surroundings: Surroundings) -> Findings:
     """The GPU of an Apple chip; nothing on a Mac with an Intel processor."""
-    if here.system is not System.MACOS or _sysctl_number(here, "hw.optional.arm64") != 1:
+    if (
+        surroundings.system is not System.MACOS
+        or _sysctl_number(surroundings, "hw.optional.arm64") != 1
+    ):
         return Findings()
-    if here.host is None:
+    if surroundings.host is None:
         return Findings(
             notes=("The GPU of this Mac shares the RAM, whose size could not be read.",)
         )
-    name = chip_name(here) or "Apple GPU"
-    total_bytes = _sysctl_number(here, "hw.memsize") or here.host.total_bytes
-    wired_mib = _sysctl_number(here, "iogpu.wired_limit_mb")
+    name = chip_name(surroundings) or "Apple GPU"
+    total_bytes = _sysctl_number(surroundings, "hw.memsize") or surroundings.host.total_bytes
+    wired_mib = _sysctl_number(surroundings, "iogpu.wired_limit_mb")
     if wired_mib:
         limit_bytes = min(wired_mib * MIB, total_bytes)
         limit_because = f"iogpu.wired_limit_mb is set to {wired_mib}"
     else:
-        version = _sysctl_text(here, "kern.osproductversion")  # "26.5.2"
+        version = _sysctl_text(surroundings, "kern.osproductversion")  # "26.5.2"
         macos = number_in(version.partition(".")[0]) or 0
         limit_bytes = default_working_set_bytes(total_bytes, macos=macos)
         limit_because = working_set_because(limit_bytes, total_bytes)
@@ -326,7 +329,7 @@ def find_apple(here: Surroundings) -> Findings:
         name=name,
         vendor=Vendor.APPLE,
         total_bytes=total_bytes,
-        free_bytes=min(here.host.usable_bytes, total_bytes),
+        free_bytes=min(surroundings.host.usable_bytes, total_bytes),
         unified=True,
         limit_bytes=limit_bytes,
         limit_because=limit_because,
@@ -337,17 +340,17 @@ def find_apple(here: Surroundings) -> Findings:
     return Findings(devices=(device,))
 
 
-def chip_name(here: Surroundings) -> str:
+def chip_name(surroundings: Surroundings) -> str:
     """'Apple M3 Max'; empty on other systems."""
-    return _sysctl_text(here, "machdep.cpu.brand_string")
+    return _sysctl_text(surroundings, "machdep.cpu.brand_string")
 
 
-def _sysctl_text(here: Surroundings, name: str) -> str:
-    value = here.sysctl(name) or b""
+def _sysctl_text(surroundings: Surroundings, name: str) -> str:
+    value = surroundings.sysctl(name) or b""
     return one_line(value.split(b"\0")[0].decode("utf-8", "replace"), _NAME_CHARS)
 
 
-def _sysctl_number(here: Surroundings, name: str) -> int | None:
+def _sysctl_number(surroundings: Surroundings, name: str) -> int | None:
     """A sysctl of four or eight bytes, little-endian as on every Apple chip."""
-    value = here.sysctl(name)
+    value = surroundings.sysctl(name)
     return int.from_bytes(value, "little") if value and len(value) in {4, 8} else None

@@ -31,12 +31,12 @@ from edgekit.units import KIB, format_bytes
 _CPU_NAMES = ("model name", "Model", "Hardware", "cpu")
 
 
-def processor_name(here: Surroundings) -> str:
+def processor_name(surroundings: Surroundings) -> str:
     """'AMD Ryzen 9 7950X 16-Core Processor'; the architecture if the system does not tell the name."""
-    if here.system is System.MACOS:
-        return chip_name(here)
-    if here.system is System.LINUX:
-        cpuinfo = text_of(here.root / "proc/cpuinfo") or ""
+    if surroundings.system is System.MACOS:
+        return chip_name(surroundings)
+    if surroundings.system is System.LINUX:
+        cpuinfo = text_of(surroundings.root / "proc/cpuinfo") or ""
         for key in _CPU_NAMES:
             line = re.search(rf"^{key}\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
             if line and (name := one_line(line[1], 96)):
@@ -44,18 +44,18 @@ def processor_name(here: Surroundings) -> str:
     return one_line(platform.processor() or platform.machine(), 96)
 
 
-def core_count(here: Surroundings) -> int | None:
+def core_count(surroundings: Surroundings) -> int | None:
     """The number of physical cores, but not more than this process may run on."""
-    cores = here.psutil().cpu_count(logical=False) or os.cpu_count()
-    if here.system is System.LINUX and hasattr(os, "sched_getaffinity"):
+    cores = surroundings.psutil().cpu_count(logical=False) or os.cpu_count()
+    if surroundings.system is System.LINUX and hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
         return allowed if cores is None else min(cores, allowed)
     return cores
 
 
-def find_host(here: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
+def find_host(surroundings: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
     """Total and available RAM with its limits, and notes on limits that could not be read."""
-    psutil = here.psutil()
+    psutil = surroundings.psutil()
     memory = psutil.virtual_memory()
     total_bytes = int(memory.total)
     try:
@@ -65,7 +65,9 @@ def find_host(here: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
             swap_total_bytes, swap_free_bytes = int(swap.total), int(swap.free)
     except (OSError, RuntimeError, ValueError):  # swap is for display only
         swap_total_bytes = swap_free_bytes = 0
-    limits, notes = cgroup_limits(here.root) if here.system is System.LINUX else ((), ())
+    limits, notes = (
+        cgroup_limits(surroundings.root) if surroundings.system is System.LINUX else ((), ())
+    )
     host = HostMemory(
         total_bytes=total_bytes,
         free_bytes=max(0, min(int(memory.available), total_bytes)),
@@ -73,9 +75,9 @@ def find_host(here: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
         swap_free_bytes=swap_free_bytes,
         limits=(
             *limits,
-            *process_limits(here.root),
-            *bound_limits(here.root),
-            *commit_limits(here),
+            *process_limits(surroundings.root),
+            *bound_limits(surroundings.root),
+            *commit_limits(surroundings),
         ),
     )
     return host, notes
@@ -106,20 +108,23 @@ def process_limits(root: Path, *, process: int | str = "self") -> tuple[MemoryLi
     return tuple(limits)
 
 
-def commit_limits(here: Surroundings) -> tuple[MemoryLimit, ...]:
+def commit_limits(surroundings: Surroundings) -> tuple[MemoryLimit, ...]:
     """The commit limit of a system that does not overcommit: Windows, and Linux in mode 2.
 
     https://docs.kernel.org/mm/overcommit-accounting.html. Weights mapped from their file do not count.
     """
     limit_bytes = None
-    if here.system is System.WINDOWS and (page_file := here.page_file()) is not None:
+    if (
+        surroundings.system is System.WINDOWS
+        and (page_file := surroundings.page_file()) is not None
+    ):
         limit_bytes, free_bytes = page_file  # it may grow, but too slowly to count on
         name = "commit limit of Windows (memory and page file; mapped files do not count)"
         used_bytes = max(0, limit_bytes - free_bytes)
     never_overcommit = 2
-    overcommit = here.root / "proc/sys/vm/overcommit_memory"
-    if here.system is System.LINUX and number_of(overcommit) == never_overcommit:
-        meminfo = pairs_of(here.root / "proc/meminfo", ":")
+    overcommit = surroundings.root / "proc/sys/vm/overcommit_memory"
+    if surroundings.system is System.LINUX and number_of(overcommit) == never_overcommit:
+        meminfo = pairs_of(surroundings.root / "proc/meminfo", ":")
         limit_bytes = _kib_line(meminfo, "CommitLimit")
         name = "CommitLimit (vm.overcommit_memory=2; mapped files do not count)"
         used_bytes = _kib_line(meminfo, "Committed_AS") or 0

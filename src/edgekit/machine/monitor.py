@@ -204,16 +204,16 @@ class Monitor:
 class MemoryProbe:
     """The limits on a process's memory, and the memory available on the machine."""
 
-    def __init__(self, here: Surroundings) -> None:
+    def __init__(self, surroundings: Surroundings) -> None:
         """Finds the control groups once; their limits are read each time."""
-        self._here = here
-        self._groups, _ = memory_groups(here.root)
+        self._surroundings = surroundings
+        self._groups, _ = memory_groups(surroundings.root)
 
     def limits(self, process: int | str = "self") -> tuple[MemoryLimit, ...]:
         """The current limits, with file pages not counted as used."""
-        groups, _ = group_limits(self._here.root, self._groups, cache_is_used=False)
-        return (*groups, *process_limits(self._here.root, process=process))
+        groups, _ = group_limits(self._surroundings.root, self._groups, cache_is_used=False)
+        return (*groups, *process_limits(self._surroundings.root, process=process))
 
     def available_bytes(self) -> int:
         """Memory available on the whole machine without swapping."""
-        return int(self._here.psutil().virtual_memory().available)
+        return int(self._surroundings.psutil().virtual_memory().available)

@@ -38,17 +38,19 @@ _LOADED = ("proc/driver/nvidia/version", "dev/nvidiactl")  # files of a loaded d
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def find_nvidia(here: Surroundings) -> Findings:
+def find_nvidia(surroundings: Surroundings) -> Findings:
     """The GPUs in the order in which a program sees them; nothing if there is neither card nor driver."""
-    findings = _query_driver(here)
+    findings = _query_driver(surroundings)
     if not findings.devices:
-        board = find_jetson(here)
+        board = find_jetson(surroundings)
         findings = board if board.devices or board.notes else findings
     devices, notes = findings.devices, list(findings.notes)
-    shown, hidden_notes = visible(_VARIABLE, here.environment.get(_VARIABLE), devices)
+    shown, hidden_notes = visible_devices(
+        _VARIABLE, surroundings.environment.get(_VARIABLE), devices
+    )
     notes += hidden_notes
     is_mixed = len({device.name for device in devices}) > 1
-    if is_mixed and here.environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+    if is_mixed and surroundings.environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         notes.append(
             "The NVIDIA GPUs differ: EdgeKit numbers them by PCI slot, CUDA by speed. Set "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID so that both agree."
@@ -56,9 +58,9 @@ def find_nvidia(here: Surroundings) -> Findings:
     # A process can use several whole cards, but only one MIG slice:
     # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
     cards = tuple(device for device in shown if not device.partition)
-    limited = within_address_space(cards or shown[:1], here.host)
+    limited = within_address_space(cards or shown[:1], surroundings.host)
     notes += limited.notes
-    if _is_under_windows(here) and any(not device.unified for device in limited.devices):
+    if _is_under_windows(surroundings) and any(not device.unified for device in limited.devices):
         notes.append(
             "Windows manages the memory of NVIDIA GPUs and keeps about 1 GiB of each. A model that needs "
             "more still loads, but silently spills into RAM and runs 2 to 6 times slower."
@@ -69,32 +71,32 @@ def find_nvidia(here: Surroundings) -> Findings:
 # -- the driver ----------------------------------------------------------------------------------
 
 
-def _is_under_windows(here: Surroundings) -> bool:
-    return here.system is System.WINDOWS or in_wsl(here)
+def _is_under_windows(surroundings: Surroundings) -> bool:
+    return surroundings.system is System.WINDOWS or in_wsl(surroundings)
 
 
-def _query_driver(here: Surroundings) -> Findings:
+def _query_driver(surroundings: Surroundings) -> Findings:
     """The cards that the driver reports; a note if it is missing, hangs or refuses."""
-    is_loaded = any((here.root / path).exists() for path in _LOADED)
-    if not is_loaded and here.system is System.LINUX and not in_wsl(here):
-        return Findings(notes=_card_without_driver(here))
-    if here.system not in {System.LINUX, System.WINDOWS}:
+    is_loaded = any((surroundings.root / path).exists() for path in _LOADED)
+    if not is_loaded and surroundings.system is System.LINUX and not in_wsl(surroundings):
+        return Findings(notes=_card_without_driver(surroundings))
+    if surroundings.system not in {System.LINUX, System.WINDOWS}:
         return Findings()
     answers: SimpleQueue[Findings | Exception] = SimpleQueue()
 
     def query() -> None:
         try:
-            answers.put(_read_cards(here))
+            answers.put(_read_cards(surroundings))
         except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
             answers.put(error)
 
     # A hung driver stays in a daemon thread, which does not keep the program from exiting.
     Thread(target=query, name="edgekit-nvml", daemon=True).start()
     try:
-        answer = answers.get(timeout=here.deadline_s)
+        answer = answers.get(timeout=surroundings.deadline_s)
     except Empty:
         why = (
-            f"The NVIDIA driver did not answer within {here.deadline_s:g} s, so no NVIDIA GPU is "
+            f"The NVIDIA driver did not answer within {surroundings.deadline_s:g} s, so no NVIDIA GPU is "
             "counted. Fix: try nvidia-smi; if that hangs too, reboot."
         )
         return Findings(notes=(why,))
@@ -109,9 +111,9 @@ def _query_driver(here: Surroundings) -> Findings:
     return answer
 
 
-def _card_without_driver(here: Surroundings) -> tuple[str, ...]:
+def _card_without_driver(surroundings: Surroundings) -> tuple[str, ...]:
     """A note on the first NVIDIA card on the PCI bus, for when its driver is not loaded; nothing without a card."""
-    for device in sorted((here.root / "sys/bus/pci/devices").glob("*")):
+    for device in sorted((surroundings.root / "sys/bus/pci/devices").glob("*")):
         pci_class = (number_of(device / "class") or 0) >> 8
         if pci_class in _DISPLAYS and number_of(device / "vendor") == _PCI_VENDOR:
             why = nvml_message(DRIVER_NOT_LOADED)
@@ -119,16 +121,16 @@ def _card_without_driver(here: Surroundings) -> tuple[str, ...]:
     return ()
 
 
-def _read_cards(here: Surroundings) -> Findings:
+def _read_cards(surroundings: Surroundings) -> Findings:
     """Every card that NVML lists; one that cannot be read becomes a note."""
-    nvml = here.nvml()
+    nvml = surroundings.nvml()
     nvml("nvmlInit")
     count = min(int(nvml("nvmlDeviceGetCount")), _MAX_CARDS)
     devices: list[Device] = []
     notes: list[str] = []
     for index in range(count):
         try:
-            card = _read_card(nvml, index, here)
+            card = _read_card(nvml, index, surroundings)
         except NvmlError as error:
             why = nvml_message(error.code)
             notes.append(f"NVIDIA GPU {index} does not answer and is not counted: {why}")
@@ -142,7 +144,7 @@ def _read_cards(here: Surroundings) -> Findings:
     with suppress(NvmlError):
         nvml("nvmlShutdown")
     # NVML reports no error for a card whose device file cannot be opened; it just does not count it.
-    cards = sum(1 for _ in (here.root / "proc/driver/nvidia/gpus").glob("*"))
+    cards = sum(1 for _ in (surroundings.root / "proc/driver/nvidia/gpus").glob("*"))
     if cards > count:
         notes.append(
             f"The NVIDIA driver has {cards} GPUs but shows {count}: the others were not passed to this "
@@ -192,12 +194,16 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _read_card(nvml: Nvml, index: int, here: Surroundings) -> Findings:
+def _read_card(nvml: Nvml, index: int, surroundings: Surroundings) -> Findings:
     """A card, or its slices in MIG mode, in which the card itself cannot be used."""
     handle = nvml("nvmlDeviceGetHandleByIndex", index)
     name = one_line(_text(nvml("nvmlDeviceGetName", handle)), _NAME_CHARS)
     card = _Card(
-        nvml=nvml, handle=handle, index=index, name=name, under_windows=_is_under_windows(here)
+        nvml=nvml,
+        handle=handle,
+        index=index,
+        name=name,
+        under_windows=_is_under_windows(surroundings),
     )
     title = f"NVIDIA GPU {index} ({name})"
     mig, _ = card.query("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
@@ -215,7 +221,7 @@ def _read_card(nvml: Nvml, index: int, here: Surroundings) -> Findings:
                 "switch the mode off (nvidia-smi -mig 0)."
             )
         return Findings(devices=slices, notes=(note,))
-    known, host = device_like(name), here.host
+    known, host = device_like(name), surroundings.host
     is_unified = known is not None and known.unified
     if not is_unified and not any(part in name for part in _INTEGRATED):
         return Findings(devices=(_device(card, handle),))
@@ -386,46 +392,46 @@ _TEGRA_CAPABILITIES = {
 }
 
 
-def find_jetson(here: Surroundings) -> Findings:
+def find_jetson(surroundings: Surroundings) -> Findings:
     """A board whose NVIDIA GPU shares the RAM. Older Jetsons have no NVML; the device tree names the board."""
-    chip = _tegra_chip(here)
-    if here.system is not System.LINUX or chip is None:
+    chip = _tegra_chip(surroundings)
+    if surroundings.system is not System.LINUX or chip is None:
         return Findings()
-    if here.host is None:
+    if surroundings.host is None:
         why = "The GPU of this board shares the RAM, whose size could not be read."
         return Findings(notes=(why,))
     name = f"NVIDIA {chip}"
-    for place in ("sys/devices/soc0/machine", "proc/device-tree/model"):
-        name = one_line(text_of(here.root / place) or "", _NAME_CHARS) or name
+    for path in ("sys/devices/soc0/machine", "proc/device-tree/model"):
+        name = one_line(text_of(surroundings.root / path) or "", _NAME_CHARS) or name
     # "NVIDIA Jetson AGX Orin Developer Kit" is in the table as "NVIDIA Jetson AGX Orin".
     sold_as = re.sub(r"( Engineering Reference)? Developer Kit", "", name)
     device = Device(
         name=name,
         vendor=Vendor.NVIDIA,
-        total_bytes=here.host.total_bytes,
-        free_bytes=here.host.usable_bytes,
+        total_bytes=surroundings.host.total_bytes,
+        free_bytes=surroundings.host.usable_bytes,
         unified=True,
-        bandwidth_bytes_per_s=known_bandwidth(sold_as, here.host.total_bytes),
+        bandwidth_bytes_per_s=known_bandwidth(sold_as, surroundings.host.total_bytes),
         capability=_TEGRA_CAPABILITIES.get(chip),
         because="shares the RAM (device tree)",
     )
     return Findings(devices=(device,))
 
 
-def _tegra_chip(here: Surroundings) -> str | None:
+def _tegra_chip(surroundings: Surroundings) -> str | None:
     """'tegra234'; just 'tegra' in a container, which hides the device tree and shows the chip's family."""
-    compatible = text_of(here.root / "proc/device-tree/compatible") or ""
+    compatible = text_of(surroundings.root / "proc/device-tree/compatible") or ""
     chip = re.search(r"nvidia,(tegra\d{3})\b", compatible)
     if chip:
         return chip[1]
-    family = text_of(here.root / "sys/devices/soc0/family") or ""
+    family = text_of(surroundings.root / "sys/devices/soc0/family") or ""
     return "tegra" if family.strip().lower() == "tegra" else None
 
 
 # -- visibility and limits -----------------------------------------------------------------------
 
 
-def visible(variable: str, value: str | None, devices: tuple[Device, ...]) -> Findings:
+def visible_devices(variable: str, value: str | None, devices: tuple[Device, ...]) -> Findings:
     """The devices that a variable such as CUDA_VISIBLE_DEVICES shows, in its order, with a note if it hides one.
 
     As in CUDA, the first entry that does not match a device ends the list, so '', '-1' and 'NoDevFiles' show none.
@@ -434,10 +440,10 @@ def visible(variable: str, value: str | None, devices: tuple[Device, ...]) -> Fi
         return Findings(devices=devices)
     shown: list[Device] = []
     for entry in value.split(","):
-        named = _devices_named(entry.strip(), devices)
-        if not named or any(device is earlier for device in named for earlier in shown):
+        matches = _devices_named(entry.strip(), devices)
+        if not matches or any(device is earlier for device in matches for earlier in shown):
             break
-        shown.extend(named)
+        shown.extend(matches)
     if len(shown) == len(devices):
         return Findings(devices=tuple(shown))
     setting = f"{variable}={one_line(value, 80)}" if value else f"{variable} is set but empty"

@@ -19,7 +19,7 @@ from edgekit.machine.host import (
     shared_memory_notes,
     without_gpu_memory,
 )
-from edgekit.machine.nvidia import find_nvidia, visible
+from edgekit.machine.nvidia import find_nvidia, visible_devices
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
 from edgekit.machine.types import Device, Machine, System, Vendor, is_arm
 
@@ -31,52 +31,52 @@ PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
 )
 
 
-def detect(here: Surroundings | None = None) -> Machine:
+def detect(surroundings: Surroundings | None = None) -> Machine:
     """Probe this machine. Never raises: whatever could not be read is in `notes`."""
-    here = here or Surroundings()
+    surroundings = surroundings or Surroundings()
     notes: list[str] = []
     try:
-        host, host_notes = find_host(here)
-        here = replace(here, host=host)  # GPUs may share the host's memory
+        host, host_notes = find_host(surroundings)
+        surroundings = replace(surroundings, host=host)  # GPUs may share the host's memory
         notes += host_notes
     except Exception as error:  # noqa: BLE001 - whatever a probe raises becomes a note
-        here = replace(here, host=None)
+        surroundings = replace(surroundings, host=None)
         notes.append(_failure_note("RAM", error))
     devices: tuple[Device, ...] = ()
     for kind, probe in PROBES:
         try:
-            findings = probe(here)
+            findings = probe(surroundings)
         except Exception as error:  # noqa: BLE001 - whatever a probe raises becomes a note
             notes.append(_failure_note(kind, error))
         else:
             devices += findings.devices
             notes += findings.notes
-    devices, choice_notes = choose(devices, here.environment)
+    devices, choice_notes = choose(devices, surroundings.environment)
     notes += choice_notes
     machine = Machine(
         name="this machine",
-        system=here.system,
+        system=surroundings.system,
         arm=is_arm() or any(device.vendor is Vendor.APPLE for device in devices),
-        host=here.host,
+        host=surroundings.host,
         devices=devices,
     )
-    if here.host is not None:
+    if surroundings.host is not None:
         with suppress(Exception):  # corrections and notes are optional
-            host, gpu_notes = without_gpu_memory(here.host, devices, here.root)
-            shared_notes = shared_memory_notes(host, devices, here.root)
+            host, gpu_notes = without_gpu_memory(surroundings.host, devices, surroundings.root)
+            shared_notes = shared_memory_notes(host, devices, surroundings.root)
             machine = replace(machine, host=host)
             notes += (*gpu_notes, *shared_notes)
-    is_linux = here.system is System.LINUX and not in_wsl(here)
-    if not devices and not is_linux and here.system is not System.MACOS:
-        where = "In WSL2" if in_wsl(here) else f"On {here.system.value}"
+    is_linux = surroundings.system is System.LINUX and not in_wsl(surroundings)
+    if not devices and not is_linux and surroundings.system is not System.MACOS:
+        where = "In WSL2" if in_wsl(surroundings) else f"On {surroundings.system.value}"
         notes.append(f"{where} only NVIDIA GPUs are detected: describe others with --vram.")
     machine = replace(machine, notes=tuple(notes))
     with suppress(Exception):  # for display only
-        machine = replace(machine, processor=processor_name(here))
+        machine = replace(machine, processor=processor_name(surroundings))
     with suppress(Exception):  # for display only
-        machine = replace(machine, cores=core_count(here))
+        machine = replace(machine, cores=core_count(surroundings))
     with suppress(Exception):
-        machine = _calibrated(machine, here)
+        machine = _calibrated(machine, surroundings)
     return machine
 
 
@@ -88,9 +88,9 @@ def _failure_note(what: str, error: Exception) -> str:
     )
 
 
-def _calibrated(machine: Machine, here: Surroundings) -> Machine:
+def _calibrated(machine: Machine, surroundings: Surroundings) -> Machine:
     """The machine with its measurements by `edgekit calibrate`, or with a note on why they cannot be read."""
-    stored = here.calibration()
+    stored = surroundings.calibration()
     if stored.problem:
         machine = replace(machine, notes=(*machine.notes, stored.problem))
     measured = measured_on(machine, stored.calibration)
@@ -125,7 +125,7 @@ def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findi
     chosen = devices
     if value is not None and by_vulkan:
         numbered = tuple(replace(device, index=index) for index, device in enumerate(by_vulkan))
-        shown, hidden_notes = visible(_VULKAN, value, numbered)
+        shown, hidden_notes = visible_devices(_VULKAN, value, numbered)
         notes += hidden_notes
         if hidden_notes and shown:
             notes.append(_VULKAN_ORDER)

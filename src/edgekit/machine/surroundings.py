@@ -95,9 +95,9 @@ class Surroundings:
     deadline_s: float = 3.0  # for a driver to answer; a healthy one takes about 0.1 s
 
 
-def in_wsl(here: Surroundings) -> bool:
+def in_wsl(surroundings: Surroundings) -> bool:
     """Whether this is WSL2, Linux inside Windows, where GPUs appear as /dev/dxg."""
-    return here.system is System.LINUX and (here.root / "dev/dxg").exists()
+    return surroundings.system is System.LINUX and (surroundings.root / "dev/dxg").exists()
 
 
 class Findings(NamedTuple):

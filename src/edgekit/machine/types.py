@@ -92,7 +92,7 @@ class Device:
     name: str
     vendor: Vendor
     index: int = 0  # as the driver counts
-    # That select it in CUDA_VISIBLE_DEVICES: the device's UUID, and for a MIG slice also its card's.
+    # The names that select it in CUDA_VISIBLE_DEVICES: its UUID, and for a MIG slice also its card's.
     uuids: tuple[str, ...] = field(default=(), repr=False, compare=False)
     total_bytes: int
     free_bytes: int
@@ -272,7 +272,7 @@ class EngineMeasured:
     """One version of an engine on one device."""
 
     engine: str  # "llama.cpp"
-    through: str  # "xllamacpp"
+    through: str  # the package that ran it: "xllamacpp"
     version: str
     host: str
     device: str  # the processor, or the GPUs

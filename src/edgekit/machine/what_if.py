@@ -257,8 +257,8 @@ def _gpu_limit(device: KnownDevice, system: System) -> tuple[int | None, str]:
 
 def _this_system(*, has_cards: bool) -> System:
     """The system we run on, but Linux instead of macOS for cards, which no Mac has."""
-    here = this_system()
-    return System.LINUX if has_cards and here is System.MACOS else here
+    system = this_system()
+    return System.LINUX if has_cards and system is System.MACOS else system
 
 
 def _short_size(size_bytes: int) -> str:

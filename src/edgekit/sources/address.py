@@ -64,6 +64,7 @@ def site_of(url: str) -> Site:
 
 
 def is_loopback(site: Site) -> bool:
+    """Whether the host is this machine, by its name or its IP address."""
     host = site[1]
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -77,17 +78,17 @@ def redirect_target(source: str, location: str, *, name: str) -> str:
     """The address that `source` redirects to. Raises RemoteInspectError if it must not be followed."""
     try:
         target = urljoin(source, location)
-        here, there = site_of(source), site_of(target)
+        source_site, target_site = site_of(source), site_of(target)
     except ValueError as error:
         message = f"{name}: {host_of(source)} redirects to something that is not a web address"
         raise RemoteInspectError(f"{message}; nothing was downloaded, check the address") from error
-    if here[0] == "https" and there[0] == "http":
+    if source_site[0] == "https" and target_site[0] == "http":
         raise RemoteInspectError(
             f"{name}: {host_of(source)} redirects from https to plain http "
             f"({host_of(target)}), which is not followed; use an https address"
         )
     # A remote server must not be able to redirect us to a service that only this machine can reach.
-    if is_loopback(there) and not is_loopback(here):
+    if is_loopback(target_site) and not is_loopback(source_site):
         raise PrivateAddressError(
             f"{name}: {host_of(source)} redirects to this machine ({host_of(target)}), "
             "which is not followed"

@@ -240,10 +240,11 @@ def _not_allowed(what: str) -> str:
 
 
 def _require_space(download: Download) -> None:
+    """Raises SourceError if the disk has too little free space for the download."""
     free_bytes = None
-    for place in (download.folder, *download.folder.parents):  # the folder may not exist yet
+    for folder in (download.folder, *download.folder.parents):  # the folder may not exist yet
         with suppress(OSError):
-            free_bytes = shutil.disk_usage(place).free
+            free_bytes = shutil.disk_usage(folder).free
             break
     if free_bytes is not None and free_bytes < download.size_bytes + SPARE_BYTES:
         raise SourceError(

@@ -369,6 +369,7 @@ class Transport:
     def count(
         self, *, requests: int = 0, received_bytes: int = 0, ranges: int = 0, cached_bytes: int = 0
     ) -> None:
+        """Add to the traffic counters."""
         traffic = self.reach.traffic
         with _TRAFFIC_LOCK:
             traffic.requests += requests

@@ -142,6 +142,7 @@ def _after_host(text: str, hosts: frozenset[str]) -> str | None:
 
 
 def _parse_url(text: str, hub_hosts: frozenset[str]) -> Reference:
+    """A web address: a page or file of the hub, a model of Ollama's registry, or any other file."""
     address = text.partition("://")[2].partition("#")[0]
     location = address.partition("?")[0]
     if (body := _after_host(location, hub_hosts)) is not None:
@@ -191,10 +192,12 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
     while tail:
         mark, tail = tail[0], tail[1:]
         if mark == "@":
-            kind, (value, tail) = "revision", _split_revision(tail)
+            kind = "revision"
+            value, tail = _split_revision(tail)
         elif mark == ":":
-            kind, (value, at, tail) = "tag", tail.partition("@")
-            tail = at + tail
+            kind = "tag"
+            value, mark, tail = tail.partition("@")
+            tail = mark + tail
         else:
             kind, value, tail = "path", tail, ""
         if kind in parts or not value:

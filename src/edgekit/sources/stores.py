@@ -63,13 +63,14 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
     if files:  # the folder may be left over from a deleted model
         return choose_files(files, label=by_name[0], origin=Origin.LM_STUDIO, quant=quant)
     stem = lower_name.removesuffix(".gguf")
-    by_file = [
-        (repo, group.files[0].name, listing)
-        for repo, folder in repositories.items()
-        for listing in (list_if_allowed(folder),)
-        for group in group_shards(listing, ".gguf")
-        if base_of(group.stem).lower() == stem
-    ]
+    by_file: list[tuple[str, str, tuple[ModelFile, ...]]] = []
+    for repo, folder in repositories.items():
+        listing = list_if_allowed(folder)
+        by_file += [
+            (repo, group.files[0].name, listing)
+            for group in group_shards(listing, ".gguf")
+            if base_of(group.stem).lower() == stem
+        ]
     if len(by_file) > 1:
         places = tuple(f"{repo}/{file}" for repo, file, _ in by_file[:SHOWN])
         raise NotFoundError(f"LM Studio has {name} more than once", candidates=places)

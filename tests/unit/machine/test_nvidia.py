@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.machine.trees import HOST, Answers, machine, recorded
 
 from edgekit.machine.host import ADDRESS_SPACE
-from edgekit.machine.nvidia import find_nvidia, visible, within_address_space
+from edgekit.machine.nvidia import find_nvidia, visible_devices, within_address_space
 from edgekit.machine.surroundings import Findings, Nvml, NvmlError, Surroundings
 from edgekit.machine.types import Device, HostMemory, MemoryLimit, Process, System, Vendor
 from edgekit.units import GIB, MIB, Basis
@@ -380,7 +380,7 @@ def test_jetson_with_unreadable_ram(tmp_path: Path) -> None:
     assert "shares the RAM, whose size could not be read" in seen.notes[0]
 
 
-# -- visible ----------------------------------------------------------------------------------------
+# -- visible_devices -------------------------------------------------------------------------------
 
 SEEN = tuple(
     Device(
@@ -397,19 +397,19 @@ SEEN = tuple(
 
 @given(st.text() | st.text(alphabet="0123456789,-GPU "))
 def test_visible_shows_each_existing_device_once(wanted: str) -> None:
-    shown = visible("IT", wanted, SEEN).devices
+    shown = visible_devices("IT", wanted, SEEN).devices
     assert len({device.index for device in shown}) == len(shown)
     assert all(device in SEEN for device in shown)
 
 
 @given(st.lists(st.integers(0, 11), unique=True))
 def test_visible_keeps_the_order(indices: list[int]) -> None:
-    shown = visible("IT", ",".join(map(str, indices)), SEEN).devices
+    shown = visible_devices("IT", ",".join(map(str, indices)), SEEN).devices
     assert [device.index for device in shown] == indices
 
 
 def test_visible_not_set() -> None:
-    assert visible("IT", None, SEEN).devices == SEEN
+    assert visible_devices("IT", None, SEEN).devices == SEEN
 
 
 # -- address space ----------------------------------------------------------------------------------
