@@ -39,7 +39,7 @@ sizes = st.recursive(
 )
 def test_value(size: Size, number: int) -> None:
     assert value(size, AT) == number
-    assert ProgramSizes([size]).at(AT) == [number]
+    assert ProgramSizes([size]).evaluate(AT) == [number]
 
 
 def test_what_is_a_plain_number_again() -> None:

@@ -98,12 +98,12 @@ def _weight(tensor: GraphTensor) -> Weight | None:
     """The weight of a layer that this tensor is a copy of; None if it is not a copy."""
     if tensor.copied is None:
         return None
-    matched = _IN_LAYER.fullmatch((tensor.copied.view_src or tensor.copied).name)
-    if matched is None:
+    match = _IN_LAYER.fullmatch((tensor.copied.view_src or tensor.copied).name)
+    if match is None:
         return None
     if tensor.strides is not None:
         raise NoGraphError(f"only a part of {tensor.copied.name} is copied: its size is not known")
-    before, number, after = matched.groups()
+    before, number, after = match.groups()
     return Weight(before, int(number), after, tensor.ne)
 
 
@@ -132,6 +132,8 @@ class PlacedGraph:
 
 
 class Block(NamedTuple):
+    """Memory that a tensor takes: its buffer, its slot there, and the index of its size."""
+
     buffer: int
     slot: int
     size: int
@@ -148,6 +150,8 @@ def trace(placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> tuple[Log,
 
 
 class _Tracer:
+    """Allocates and frees the tensors of a graph in order. `children` counts a tensor's readers that have not run."""
+
     def __init__(self, placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> None:
         self.placed = placed
         self.same = same
@@ -170,6 +174,7 @@ class _Tracer:
                     self.allocate(source, buffer)
 
     def allocate_nodes(self) -> None:
+        """Runs all nodes: allocates each one, then frees the sources that no later node reads."""
         marks, buffers = Counter(self.placed.marks), self.placed.node_buffers
         children, views, blocks = self.children, self.views, self.blocks
         for i, node in enumerate(self.placed.nodes):
@@ -182,8 +187,8 @@ class _Tracer:
             if node.view_src is None:
                 self.allocate(node, buffer)
             for source in node.src:
-                left = children[source] = children[source] - 1
-                if not left and source.home is None and not views.get(source):
+                readers = children[source] = children[source] - 1
+                if not readers and source.home is None and not views.get(source):
                     self.release(source)
 
         self.start_parts(marks[len(self.placed.nodes)])
@@ -194,6 +199,7 @@ class _Tracer:
             log.parts += ([] for _ in range(layers))
 
     def allocate(self, tensor: GraphTensor, buffer: int) -> None:
+        """Gives the tensor a block, unless it has one, is a view, or is a weight or cache."""
         if tensor.view_src is not None or tensor.home is not None or tensor in self.blocks:
             return
         if tensor.op in IN_PLACE and self.reuse(tensor):
@@ -216,15 +222,18 @@ class _Tracer:
                 return True
         return False
 
-    def has_same_layout(self, one: GraphTensor, other: GraphTensor) -> bool:
+    def has_same_layout(self, first: GraphTensor, second: GraphTensor) -> bool:
         """ggml_are_same_layout."""
         return (
-            one.type is other.type
-            and (one.ne == other.ne or all(map(self.same, one.ne, other.ne)))
-            and (one.strides is other.strides is None or all(map(self.same, one.nb, other.nb)))
+            first.type is second.type
+            and (first.ne == second.ne or all(map(self.same, first.ne, second.ne)))
+            and (
+                first.strides is second.strides is None or all(map(self.same, first.nb, second.nb))
+            )
         )
 
     def trim(self, tensor: GraphTensor, block: Block) -> Block:
+        """The block with the size of its new tensor; the rest of the block is freed."""
         log = self.logs[block.buffer]
         size = log.size_of(tensor)
         if size == block.size:
@@ -250,13 +259,13 @@ class _Tracer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Consecutive events. A section that runs in rounds numbers its slots from 0: first the `slots` of the previous
-    round, then as many of this one.
+    """Consecutive events. In a section that runs in rounds, slots below `slots` are blocks of the previous round, and
+    the next `slots` are blocks of this round.
     """
 
     events: tuple[Event, ...]
-    base: int = 0
-    slots: int = 0
+    base: int = 0  # the first slot of the first round in the program's numbering
+    slots: int = 0  # blocks that a round allocates
     carried: tuple[int, ...] = ()  # slots of the previous round that this one frees
     round_sizes: tuple[int, ...] = ()  # indices of the sizes that differ between rounds
     rounds: tuple[tuple[int, ...], ...] = ()  # those sizes, for each round
@@ -278,8 +287,8 @@ class ProgramSizes:
     """Polynomials evaluated together: each product of variables is computed once."""
 
     def __init__(self, sizes: Iterable[Size]) -> None:
-        self.products: dict[Monomial, int] = {}  # their indices
-        self.rows: list[list[tuple[int, int]]] = []  # a factor and the index of a product each
+        self.products: dict[Monomial, int] = {}  # the index of each product of variables
+        self.rows: list[list[tuple[int, int]]] = []  # of each size: factors and indices of products
         for size in sizes:
             terms = size.terms if isinstance(size, Dim) else {(): size}
             self.rows.append(
@@ -289,7 +298,8 @@ class ProgramSizes:
                 ]
             )
 
-    def at(self, values: Mapping[str, int]) -> list[int]:
+    def evaluate(self, values: Mapping[str, int]) -> list[int]:
+        """The sizes for a load with these values."""
         products = []
         for monomial in self.products:
             product = 1
@@ -313,7 +323,7 @@ _Snapshot = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 def high_water(program: Program, values: Mapping[str, int]) -> int:
     """The bytes that the buffer needs: the highest end of a block at any time."""
     align = program.alignment
-    sizes = [-(-size // align) * align for size in program.sizes.at(values)]
+    sizes = [-(-size // align) * align for size in program.sizes.evaluate(values)]
     for i, size in program.fixed:
         sizes[i] = size
     heap = _Heap(sizes + [0] * program.round_sizes)
@@ -331,10 +341,11 @@ def _repeat(heap: _Heap, section: Section, offsets: list[int]) -> None:
     slots, base = section.slots, section.base
     before = offsets[max(0, base - slots) : base]
     window = [0] * (slots - len(before)) + before + [0] * slots
-    numbers = {_state(heap, section, window): 0}  # of the states that rounds start with
+    numbers = {_state(heap, section, window): 0}  # numbers the states that rounds start with
     results: dict[tuple[int, tuple[int, ...]], tuple[int, _Snapshot]] = {}
     state = 0
-    pending: _Snapshot | None = None  # of rounds that were looked up and not run
+    # The result of the last round, if it was looked up and not run.
+    pending: _Snapshot | None = None
     for sizes in section.rounds:
         if (result := results.get((state, sizes))) is not None:
             state, pending = result
@@ -361,6 +372,8 @@ def _state(heap: _Heap, section: Section, window: Sequence[int]) -> tuple[int, .
 
 
 class _Heap:
+    """The free list of one buffer, in offset order. `sizes`: bytes by size index; `top`: the highest end of a block."""
+
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
         self.starts = [0]
@@ -368,10 +381,11 @@ class _Heap:
         self.top = 0
 
     def play(self, events: Sequence[Event], offsets: list[int]) -> None:
+        """Allocates and frees blocks. `offsets`: the block of each slot, read and written."""
         starts, lengths, sizes, top = self.starts, self.lengths, self.sizes, self.top
         for kind, slot, index, tail in events:
             size = sizes[index]
-            if kind:
+            if kind:  # FREE
                 offset = offsets[slot]
                 if tail >= 0:
                     offset += sizes[tail]
@@ -406,13 +420,13 @@ def _free(starts: list[int], lengths: list[int], offset: int, size: int) -> None
     end = offset + size
     for i, start in enumerate(starts):
         stop = start + lengths[i]
-        if stop == offset:
+        if stop == offset:  # the free block ends where this one begins
             lengths[i] += size
             if i + 1 < len(starts) and starts[i + 1] == end:
                 lengths[i] += lengths[i + 1]
                 del starts[i + 1], lengths[i + 1]
             return
-        if start == end:
+        if start == end:  # the free block begins where this one ends
             starts[i] = offset
             lengths[i] += size
             if i and starts[i - 1] + lengths[i - 1] == offset:

@@ -42,14 +42,14 @@ def _values(layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
     )
 
 
-def cached(
+def store_and_read(
     layer: GraphLayer,
     cache: CacheInput,
     k: GraphTensor | None,
     v: GraphTensor | None,
     owner: int,
 ) -> tuple[GraphTensor, GraphTensor]:
-    """Stores new K and V in the cache of layer `owner`; all of its keys and values."""
+    """Stores new K and V in the cache of layer `owner`, and returns all keys and values of that cache."""
     if k is not None:
         store_k(layer, cache, k, owner)
     values, head = _values(layer, cache.n_kv, owner), layer.facts.n_embd_head_v
@@ -57,7 +57,7 @@ def cached(
         _store_v(layer, cache.v_idxs, v, values)
     keys = get_k(layer, cache, owner)
     if not layer.build.options.v_trans:
-        return keys, _in_heads(layer, values, head)
+        return keys, _view_heads(layer, values, head)
     width, cells, streams, _ = values.ne
     column = row_bytes(values.type, cells)
     strides = (column * head, column, column * width)
@@ -67,10 +67,10 @@ def cached(
 
 def get_k(layer: GraphLayer, cache: CacheInput, owner: int) -> GraphTensor:
     k = _keys(layer, cache.n_kv, owner)
-    return _in_heads(layer, k, layer.facts.n_embd_head_k)
+    return _view_heads(layer, k, layer.facts.n_embd_head_k)
 
 
-def _in_heads(layer: GraphLayer, cache: GraphTensor, head: int) -> GraphTensor:
+def _view_heads(layer: GraphLayer, cache: GraphTensor, head: int) -> GraphTensor:
     """A cache as [width of a head, heads, cells, streams]."""
     row, (_, cells, streams, _) = row_bytes(cache.type, cache.ne[0]), cache.ne
     strides = (row_bytes(cache.type, head), row, row * cells)
@@ -78,14 +78,14 @@ def _in_heads(layer: GraphLayer, cache: GraphTensor, head: int) -> GraphTensor:
 
 
 def store_k(layer: GraphLayer, cache: CacheInput, k: GraphTensor, owner: int) -> None:
-    into = _one_stream(layer.build, _keys(layer, cache.n_kv, owner), k)
-    layer.build.expand(ggml.set_rows(into, _rows(k), cache.k_idxs))
+    into = _join_streams(layer.build, _keys(layer, cache.n_kv, owner), k)
+    layer.build.expand(ggml.set_rows(into, _token_rows(k), cache.k_idxs))
 
 
 def _store_v(layer: GraphLayer, v_idxs: GraphTensor, v_cur: GraphTensor, v: GraphTensor) -> None:
     build = layer.build
     if not build.options.v_trans:
-        build.expand(ggml.set_rows(_one_stream(build, v, v_cur), _rows(v_cur), v_idxs))
+        build.expand(ggml.set_rows(_join_streams(build, v, v_cur), _token_rows(v_cur), v_idxs))
         return
     width = v_cur.ne[0] * v_cur.ne[1]
     if build.graph.same(row_bytes(v_cur.type, width), v_cur.nb[2]):
@@ -99,13 +99,13 @@ def _store_v(layer: GraphLayer, v_idxs: GraphTensor, v_cur: GraphTensor, v: Grap
     build.expand(ggml.set_rows(into, rows, v_idxs))
 
 
-def _rows(cur: GraphTensor) -> GraphTensor:
+def _token_rows(cur: GraphTensor) -> GraphTensor:
     """Reshapes all heads of a token into one row."""
     return ggml.view(cur, cur.ne[0] * cur.ne[1], cur.ne[2], strides=(cur.nb[2],))
 
 
-def _one_stream(build: Build, cache: GraphTensor, cur: GraphTensor) -> GraphTensor:
-    """The cache with all streams in one: write indices are global."""
+def _join_streams(build: Build, cache: GraphTensor, cur: GraphTensor) -> GraphTensor:
+    """The cache with all streams joined: write indices count across streams."""
     if not build.options.streams:
         return cache
     return ggml.reshape(cache, cur.ne[0] * cur.ne[1], cache.ne[1] * cache.ne[2])
@@ -122,26 +122,26 @@ def state(layer: GraphLayer, side: str, width: Size) -> GraphTensor:
 def read_states(
     build: Build, cache: GraphTensor, *, get_rows: GetRows | None = None
 ) -> GraphTensor:
-    """build_rs: clears one row, reads the rows of the batch, writes the others back.
+    """build_rs: clears one row, reads the rows of the batch, and writes the other rows back.
 
-    0.5 looks up the other rows separately, and there are none. 0.6 looks up all rows at once, so that the graph does
-    not depend on the number of sequences in a batch; `get_rows` replaces that lookup.
+    0.5 looks up the other rows separately; in the reserved graph there are none. 0.6 looks up all rows at
+    once, so its graph does not depend on the number of sequences in a batch. `get_rows` replaces the lookup.
     """
     rs, width = build.rs, cache.ne[0]
     rows = ggml.reshape(cache, width, cache.ne[1])
     build.expand(ggml.scale_inplace(ggml.view(rows, width)))
-    is_old = build.options.rules < Rules.V0_6
-    if is_old or get_rows is not None:
+    is_before_0_6 = build.options.rules < Rules.V0_6
+    if is_before_0_6 or get_rows is not None:
         states = (get_rows or ggml.get_rows)(rows, rs.main)
         build.expand(states)
-        others = ggml.get_rows(rows, rs.extra)
+        other_rows = ggml.get_rows(rows, rs.extra)
     else:
-        others = ggml.get_rows(rows, rs.copy)
-        states = ggml.view(others, width, build.sizes.n_seqs, strides=(others.nb[1],))
+        other_rows = ggml.get_rows(rows, rs.copy)
+        states = ggml.view(other_rows, width, build.sizes.n_seqs, strides=(other_rows.nb[1],))
         build.expand(states)
-    if not is_old:
-        others = ggml.view(others, width, 0, strides=(others.nb[1],))
-    build.expand(ggml.cpy(others, ggml.view(cache, width, 0, strides=(cache.nb[1],))))
+    if not is_before_0_6:
+        other_rows = ggml.view(other_rows, width, 0, strides=(other_rows.nb[1],))
+    build.expand(ggml.cpy(other_rows, ggml.view(cache, width, 0, strides=(cache.nb[1],))))
     return states
 
 
@@ -203,6 +203,7 @@ class AttnInput:
     swa: CacheInput | None = None
 
     def of(self, layer: GraphLayer) -> CacheInput:
+        """The inputs for this layer's cache."""
         return self.swa if self.swa is not None and layer.facts.is_swa else self.base
 
 
@@ -218,16 +219,19 @@ def attention_mask(build: Build, *dims: Size, name: str) -> GraphTensor:
 
 
 def _cache_input(build: Build, n_kv: Size, *, values: bool) -> CacheInput:
+    """The inputs of a cache, without rotations. `values`: it also holds V."""
     sizes = build.sizes
     transposed = build.options.v_trans
     width = build.hparams.n_embd_v_gqa_max if transposed else 1
     per_stream = sizes.n_tokens // sizes.n_stream
+    k_idxs = ggml.graph_input(I64, sizes.n_tokens, name="attn_inp_k_idxs")
+    v_idxs: GraphTensor | None = None
+    if values:
+        v_idxs = ggml.graph_input(I64, sizes.n_tokens * width, name="attn_inp_v_idxs")
     return CacheInput(
         n_kv=n_kv,
-        k_idxs=ggml.graph_input(I64, sizes.n_tokens, name="attn_inp_k_idxs"),
-        v_idxs=ggml.graph_input(I64, sizes.n_tokens * width, name="attn_inp_v_idxs")
-        if values
-        else None,
+        k_idxs=k_idxs,
+        v_idxs=v_idxs,
         mask=attention_mask(build, n_kv, per_stream, 1, sizes.n_stream, name="attn_inp_kq_mask"),
     )
 
@@ -280,7 +284,7 @@ def input_kv_iswa(build: Build, *, rotate: bool = True) -> AttnInput:
 
 
 def input_auto(build: Build) -> AttnInput:
-    """As graph<iswa>: two caches if the model has a sliding window."""
+    """The inputs of graph<iswa>: two caches if the model has a sliding window."""
     return input_kv_iswa(build) if build.hparams.has_swa else input_kv(build)
 
 
@@ -297,6 +301,7 @@ def input_no_cache(build: Build, *, swa: bool = False) -> AttnInput:
 
 
 def mask_only(build: Build, n_kv: Size, name: str) -> CacheInput:
+    """The inputs of attention without a cache: only a mask."""
     mask = attention_mask(build, n_kv, build.n_tokens, 1, 1, name=name)
     return CacheInput(n_kv=n_kv, mask=mask, k_idxs=mask)
 
@@ -338,7 +343,7 @@ def attend(
     for tensor in (q, v, k) if inputs.swa is None else (q, k, v):
         if tensor is not None:
             build.expand(tensor)
-    keys, values = cached(layer, cache, k, v, layer.index if owner is None else owner)
+    keys, values = store_and_read(layer, cache, k, v, layer.index if owner is None else owner)
     transposed = build.options.v_trans
     cur = attn_mha(build, q, keys, values, cache.mask, extras, transposed=transposed)
     if cache.v_rot is not None:
@@ -402,11 +407,11 @@ def attn_mha(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     per_stream = q.ne[2] // n_stream
     strides = (q.nb[1], q.nb[2], q.nb[2] * per_stream)
     q = ggml.view(q, q.ne[0], q.ne[1], per_stream, n_stream, strides=strides)
-    q, k, v = (ggml.permute(one, 0, 2, 1, 3) for one in (q, k, v))
+    q, k, v = (ggml.permute(side, 0, 2, 1, 3) for side in (q, k, v))
     if build.options.flash_attn and extras.kq_b is None:
         if transposed:
             v = ggml.transpose(v)
-        k, v = (ggml.cast(one, F16) if one.type is F32 else one for one in (k, v))
+        k, v = (ggml.cast(side, F16) if side.type is F32 else side for side in (k, v))
         cur = ggml.flash_attn_ext(q, k, v, mask, extras.sinks)
         if extras.v_mla is not None:
             cur = ggml.mul_mat(extras.v_mla, ggml.permute(cur, 0, 2, 1, 3))

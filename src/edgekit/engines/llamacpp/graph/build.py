@@ -70,12 +70,14 @@ class Hparams:
         self.n_expert_used_arr = self.per_layer("expert_used_count", 0)
         if not max(self.n_expert_used_arr) <= self.n_expert <= MAX_EXPERTS:
             raise NoGraphError(f"{self.header.name}: llama.cpp has at most {MAX_EXPERTS} experts")
-        head = self.n_embd // self.n_head_arr[0] if self.n_head_arr[0] else 0
-        self.n_embd_head_k_full = self.integer("attention.key_length", head)
-        self.n_embd_head_v_full = self.integer("attention.value_length", head)
+        head_width = self.n_embd // self.n_head_arr[0] if self.n_head_arr[0] else 0
+        self.n_embd_head_k_full = self.integer("attention.key_length", head_width)
+        self.n_embd_head_v_full = self.integer("attention.value_length", head_width)
         self.n_rot_full = self.integer("rope.dimension_count", self.n_embd_head_k_full)
         attentions = [attention_of(layer.mixer) for layer in model.geometry.layers]
-        self.swa = tuple(one is not None and one.span is not Span.ALL for one in attentions)
+        self.swa = tuple(
+            attention is not None and attention.span is not Span.ALL for attention in attentions
+        )
         self.globals, self.by_layer = _directory(self.header.tensors or ())
         # Multi-token prediction blocks are not loaded.
         in_layers = (len(names) for il, names in self.by_layer.items() if il < self.n_layer)
@@ -145,6 +147,7 @@ class Hparams:
         return isinstance(self.geometry.layers[il].mixer, (Recurrent, HybridLayer))
 
     def layer(self, il: int, variant: Hashable = None) -> LayerFacts:
+        """The facts of layer `il`. `variant`: what its graph family adds."""
         return LayerFacts(
             n_head=self.n_head_arr[il],
             n_head_kv=self.n_head_kv_arr[il],
@@ -155,7 +158,7 @@ class Hparams:
             is_recr=self.is_recr(il),
             has_kv=self.has_kv(il),
             is_last=il == self.n_layer - 1,
-            shapes=tuple((name, one.shape[::-1]) for name, one in self.weights(il).items()),
+            shapes=tuple((name, tensor.shape[::-1]) for name, tensor in self.weights(il).items()),
             variant=variant,
         )
 
@@ -197,8 +200,8 @@ class GraphSizes:
 
 # Image embeddings are already scaled: only token embeddings are multiplied by the constant.
 SCALED_IMAGES = frozenset({"gemma-embedding", "gemma3", "gemma3n", "gemma4"})
-# The first builds in which multi-token prediction blocks read the last state of every token (t_h_nextn; grep
-# embeddings_nextn_masked in src/models).
+# The first build of each architecture in which multi-token prediction blocks read the last state of every token
+# (t_h_nextn; grep embeddings_nextn_masked in src/models).
 PREDICTS_SINCE = {
     "qwen35": 9200,
     "qwen35moe": 9200,
@@ -221,7 +224,7 @@ UNMIXED = frozenset(
 
 
 class StateInput(NamedTuple):
-    """Indices of state rows: of the sequences in the batch, and of the others, which are only copied."""
+    """Indices of state rows. `main`: of the sequences in the batch; `extra`: of the others, which are only copied."""
 
     copy: GraphTensor
     main: GraphTensor
@@ -230,7 +233,7 @@ class StateInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphOptions:
-    """What changes the graph's nodes, not only their sizes."""
+    """Options that change which nodes the graph has, not only their sizes."""
 
     flash_attn: bool
     v_trans: bool  # each row of the V cache holds one channel of all tokens
@@ -267,7 +270,7 @@ class GraphLayer:
 
     def without_scales(self) -> GraphLayer:
         """A copy of the layer without weight scales, for graphs that do not apply them."""
-        shapes = tuple(one for one in self.facts.shapes if not one[0].endswith(".scale"))
+        shapes = tuple((name, ne) for name, ne in self.facts.shapes if not name.endswith(".scale"))
         return GraphLayer(self.build, self.index, replace(self.facts, shapes=shapes))
 
     def __getitem__(self, name: str) -> GraphTensor:
@@ -283,6 +286,8 @@ class GraphLayer:
 
 
 class Build:
+    """A graph under construction. `facts`: the layers to build, by number."""
+
     def __init__(
         self,
         hparams: Hparams,
@@ -361,8 +366,9 @@ class Build:
 
     @property
     def crops_early(self) -> bool:
-        """True if the last layer computes only the output rows. A model with prediction blocks does so in builds before
-        those blocks read its state, and again since 0.6 (crop_before_nextn).
+        """True if the last layer computes only the output rows.
+
+        It computes all rows if prediction blocks read its state, except since 0.6 (crop_before_nextn).
         """
         return self.options.rules >= Rules.V0_6 or not self.predicts
 
@@ -416,19 +422,19 @@ class Build:
         if scaled:
             cur = cur if self.graph.is_contiguous(cur) else ggml.cont(cur)
             by_row = width and self.options.rules >= Rules.V0_6
-            cur = self._scaled_by_row(cur) if by_row else ggml.scale(cur)
+            cur = self._scale_rows(cur) if by_row else ggml.scale(cur)
         self.expand(cur)
         return cur
 
-    def scaled_embd(self, cur: GraphTensor) -> GraphTensor:
-        """Embeddings times a constant. If only token rows are scaled, 0.6 does it inside build_inp_embd."""
+    def scale_embd(self, cur: GraphTensor) -> GraphTensor:
+        """Embeddings times a constant. Where only token rows are scaled, 0.6 multiplies each row by an input."""
         if self.options.rules < Rules.V0_6 or self.hparams.arch not in SCALED_IMAGES:
             return ggml.scale(cur)
-        cur = self._scaled_by_row(cur)
+        cur = self._scale_rows(cur)
         self.expand(cur)
         return cur
 
-    def _scaled_by_row(self, cur: GraphTensor) -> GraphTensor:
+    def _scale_rows(self, cur: GraphTensor) -> GraphTensor:
         return ggml.mul(cur, ggml.graph_input(F32, 1, self.n_tokens, name="inp_scale_rows"))
 
     def input_out_ids(self) -> GraphTensor:
@@ -439,8 +445,10 @@ class Build:
         """build_rs_inp."""
         count = self.sizes.n_seqs
         copy = ggml.graph_input(I32, count, name="rs_s_copy")
-        others = 0 if self.options.rules < Rules.V0_6 else count - 1
-        return StateInput(copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, others))
+        extra_count = 0 if self.options.rules < Rules.V0_6 else count - 1
+        return StateInput(
+            copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, extra_count)
+        )
 
     def input_cls(self) -> GraphTensor:
         return ggml.graph_input(I32, self.sizes.n_seqs, name="cls")

@@ -29,14 +29,14 @@ def buffer(name: str = "CUDA0") -> Buffer:
 
 def extra_bytes(tensor: GraphTensor) -> Size:
     """Bytes that ggml_backend_cuda_buffer_type_get_alloc_size adds to a tensor's size."""
-    if tensor.op == "FLASH_ATTN_EXT":  # f16 copies of K and V of other types
+    if tensor.op == "FLASH_ATTN_EXT":  # K and V of other types are copied as f16
         _, k, v = tensor.src[:3]
         size = tensor.bytes
         if k.type.name != "F16":
-            size = _padded(size) + 2 * k.elements
+            size = _pad(size) + 2 * k.elements
         shared = v.view_src is not None and v.view_src is k.view_src  # MLA: V is a part of K
         if v.type.name != "F16" and not shared:
-            size = _padded(size) + 2 * v.elements
+            size = _pad(size) + 2 * v.elements
         return size - tensor.bytes
     kind, row = tensor.type, tensor.ne[0]
     if kind.block_elements > 1 and isinstance(row, int) and row % ROW_PADDING:
@@ -44,8 +44,8 @@ def extra_bytes(tensor: GraphTensor) -> Size:
     return 0
 
 
-def _padded(size: Size) -> Size:
-    """Padded to 128 bytes. A polynomial with an unknown remainder is rounded up by one unit."""
+def _pad(size: Size) -> Size:
+    """The size padded to a multiple of 128 bytes. A polynomial with an unknown remainder grows by 127 bytes."""
     if isinstance(size, int):
         return -(-size // ALIGNMENT) * ALIGNMENT
     return size if all(not factor % ALIGNMENT for factor in size.terms.values()) else size + 127
@@ -62,7 +62,7 @@ def _supports_flash(node: GraphTensor) -> bool:
     if not {k.type.name, v.type.name} <= FLASH_TYPES:
         return False
     numbers = (k.ne[0], v.ne[0], q.ne[2], k.ne[2])
-    keys, values, heads, kv_heads = (one if isinstance(one, int) else 0 for one in numbers)
+    keys, values, heads, kv_heads = (number if isinstance(number, int) else 0 for number in numbers)
     return has_flash_kernel(keys, values, heads // max(1, kv_heads))
 
 
@@ -73,8 +73,9 @@ def _supports_scan(node: GraphTensor) -> bool:
     return state.ne[0] == 16 and state.ne[1] == 1 and _divides(128, state.ne[2]) and b.ne[1] == 1
 
 
-def _divides(by: int, size: Size) -> bool:
-    return isinstance(size, int) and size % by == 0
+def _divides(divisor: int, size: Size) -> bool:
+    """True if the size is a number and a multiple of the divisor."""
+    return isinstance(size, int) and size % divisor == 0
 
 
 _RULES: dict[str, Callable[[GraphTensor], bool]] = {
@@ -111,7 +112,7 @@ KeepAlive = dict[GraphTensor, list[GraphTensor]]
 
 
 class Uses:
-    """How often each node is read in the whole graph. Counted at first use: few graphs need it."""
+    """How often each tensor of the graph is read. Counted at first use: few graphs need it."""
 
     def __init__(self, nodes: Sequence[GraphTensor]) -> None:
         self.reads = [node.src for node in nodes]  # before copies replace sources
@@ -121,13 +122,13 @@ class Uses:
         return Counter(chain.from_iterable(self.reads))
 
 
-def optimized(
+def optimize_order(
     nodes: list[GraphTensor], uses: Uses, rules: int
 ) -> tuple[list[GraphTensor], KeepAlive]:
     """The nodes of a split in execution order, and the tensors that must stay alive until after some of them."""
     alive: KeepAlive = {}
     if rules >= Rules.V0_6:
-        nodes = _shared_experts_moved(nodes, uses, alive)
+        nodes = _move_shared_experts(nodes, uses, alive)
     i = 0
     while i < len(nodes):
         op = nodes[i].op
@@ -146,16 +147,16 @@ def optimized(
     return nodes, alive
 
 
-def _shared_experts_moved(
+def _move_shared_experts(
     nodes: list[GraphTensor], uses: Uses, alive: KeepAlive
 ) -> list[GraphTensor]:
     """Gate, up and activation of a shared expert run right after those of the routed ones."""
     nodes = list(nodes)
     i = 0
     while i + 5 < len(nodes):
-        found = _shared_expert(nodes, i, uses)
-        if found is not None:
-            nodes[i + 3 : found + 3] = nodes[found : found + 3] + nodes[i + 3 : found]
+        shared = _shared_expert(nodes, i, uses)
+        if shared is not None:
+            nodes[i + 3 : shared + 3] = nodes[shared : shared + 3] + nodes[i + 3 : shared]
             _weight, *inputs = nodes[i + 2].src[1].src
             _keep_alive(alive, nodes[i + 5], inputs)
             i += 5
@@ -164,7 +165,7 @@ def _shared_experts_moved(
 
 
 def _shared_expert(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int | None:
-    """Index of the shared expert's nodes that can run with the routed ones at `i`."""
+    """The index of a shared expert's nodes that can run with the routed experts at `i`; None if there are none."""
     if nodes[i].op != "MUL_MAT_ID":
         return None
     for j in range(i + 3, len(nodes) - 2):
@@ -177,7 +178,7 @@ def _shared_expert(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int | No
 
 
 def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], uses: Uses) -> bool:
-    """ggml_cuda_match_shared_expert: both have quantised up and gate weights of one type and the same input."""
+    """ggml_cuda_match_shared_expert: True if both have quantised weights of one type and the same input."""
     if not (_is_gated(routed, "MUL_MAT_ID") and _is_gated(shared, "MUL_MAT")):
         return False
     weight, routed_input = routed[0].src[:2]
@@ -194,21 +195,22 @@ def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], use
 
 
 def _is_gated(run: Sequence[GraphTensor], product: str) -> bool:
-    """Matches two products of equal weight types and inputs, followed by a gated activation."""
-    one, other, activated = run
-    if (one.op, other.op, activated.op) != (product, product, "GLU"):
+    """True for two products (op `product`) of equal weight shapes and inputs, followed by a gated activation."""
+    first, second, activation = run
+    if (first.op, second.op, activation.op) != (product, product, "GLU"):
         return False
-    weights, others = one.src[0], other.src[0]
+    first_weight, second_weight = first.src[0], second.src[0]
     return (
-        len(activated.src) == 2
-        and set(activated.src) == {one, other}
-        and one.src[1:] == other.src[1:]
-        and weights.type == others.type
-        and weights.ne == others.ne
+        len(activation.src) == 2
+        and set(activation.src) == {first, second}
+        and first.src[1:] == second.src[1:]
+        and first_weight.type == second_weight.type
+        and first_weight.ne == second_weight.ne
     )
 
 
 def _keep_alive(alive: KeepAlive, until: GraphTensor, tensors: Sequence[GraphTensor]) -> None:
+    """Records that the tensors must stay alive until the node `until` has run."""
     listed = alive.setdefault(until, [])
     listed.extend(tensor for tensor in dict.fromkeys(tensors) if tensor not in listed)
 
@@ -216,8 +218,9 @@ def _keep_alive(alive: KeepAlive, until: GraphTensor, tensors: Sequence[GraphTen
 def _weighted_sum(
     nodes: Sequence[GraphTensor], i: int, uses: Uses
 ) -> tuple[int, list[GraphTensor]] | None:
-    """Matches experts x weights, a view per expert, and their sum. Returns the node count and the tensors to keep
-    alive.
+    """Matches the weighted sum of expert outputs: one or two products, a view per expert, and their sum.
+
+    Returns the number of nodes and the tensors to keep alive; None if the nodes at `i` are not such a sum.
     """
     first = nodes[i]
     factors = _expert_product(first)
@@ -240,7 +243,7 @@ def _weighted_sum(
 
 
 def _expert_product(node: GraphTensor) -> tuple[GraphTensor, GraphTensor] | None:
-    """Matches the product of the expert outputs and one weight per expert and token."""
+    """The factors of a product of expert outputs and their weights, in this order; None if the node is not one."""
     if node.op != "MUL" or len(node.src) != 2:
         return None
     for full, weights in (node.src, node.src[::-1]):
@@ -250,6 +253,7 @@ def _expert_product(node: GraphTensor) -> tuple[GraphTensor, GraphTensor] | None
 
 
 def _is_sum(run: Sequence[GraphTensor], weighted: GraphTensor, experts: int) -> bool:
+    """True if the nodes are one view of `weighted` per expert, and additions of these views in order."""
     views: list[GraphTensor] = []
     total: GraphTensor | None = None
     added = 0
@@ -267,7 +271,9 @@ def _is_sum(run: Sequence[GraphTensor], weighted: GraphTensor, experts: int) -> 
 
 
 def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
-    """Matches router probabilities, their ranking and the selected weights. Returns the node count; 0 if not fused."""
+    """The number of nodes from `i` on that CUDA fuses to select experts: probabilities, their ranking, the selected
+    weights. 0 if they are not fused.
+    """
     walk = _Walk(nodes, i)
     walk.take(nodes[i].op)
     if nodes[i].op == "UNARY":
@@ -287,7 +293,7 @@ def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
         return 0
     _take_norm(walk)
     walk.take_if("SCALE", walk.last)
-    run = nodes[i : walk.at]
+    run = nodes[i : walk.position]
     if run[0].op == "SOFT_MAX" and len(run[0].src) > 1:
         return 0
     if ranking.ne[0] not in EXPERT_COUNTS:
@@ -297,40 +303,45 @@ def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
 
 def _take_norm(walk: _Walk) -> None:
     """Skips RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE if all of them follow."""
-    start = walk.at
+    start = walk.position
     for op in ("RESHAPE", "SUM_ROWS", "CLAMP"):
         if not walk.take_if(op, walk.last):
-            walk.at = start
+            walk.position = start
             return
     summed = walk.nodes[start]
     if not (walk.take_if("DIV", summed) and walk.take_if("RESHAPE", walk.last)):
-        walk.at = start
+        walk.position = start
 
 
 class _Walk:
     """A position in a list of nodes."""
 
-    def __init__(self, nodes: Sequence[GraphTensor], at: int) -> None:
+    def __init__(self, nodes: Sequence[GraphTensor], position: int) -> None:
         self.nodes = nodes
-        self.at = at
+        self.position = position
 
     @property
     def last(self) -> GraphTensor:
-        return self.nodes[self.at - 1]
+        """The node before the position."""
+        return self.nodes[self.position - 1]
 
     def take(self, op: str) -> bool:
-        if self.at < len(self.nodes) and self.nodes[self.at].op == op:
-            self.at += 1
+        """Moves past the next node if it has this op."""
+        if self.position < len(self.nodes) and self.nodes[self.position].op == op:
+            self.position += 1
             return True
         return False
 
     def take_if(self, op: str, source: GraphTensor) -> bool:
-        fits = self.at < len(self.nodes) and self.nodes[self.at].src[:1] == (source,)
-        return fits and self.take(op)
+        """Moves past the next node if it has this op and this first source."""
+        reads_source = self.position < len(self.nodes) and self.nodes[self.position].src[:1] == (
+            source,
+        )
+        return reads_source and self.take(op)
 
 
 def _only_within(run: Sequence[GraphTensor], outputs: Sequence[GraphTensor], uses: Uses) -> bool:
-    """ggml_can_fuse_subgraph: no node outside reads an intermediate result."""
+    """ggml_can_fuse_subgraph: True if no node outside `run` reads its results, except `outputs`."""
     inside: dict[GraphTensor, int] = {}
     for node in run:
         for source in node.src:

@@ -22,12 +22,16 @@ from edgekit.formats.dtype import TensorType
 
 
 def _check_fit(a: GraphTensor, b: GraphTensor) -> None:
+    """Raises ShapeError if the rows of two factors differ in length."""
     if a.ne[0] != b.ne[0]:
         raise ShapeError(f"{a.name or a.op} {a.ne} does not fit {b.name or b.op} {b.ne}")
 
 
 def new(op: str, kind: TensorType, ne: Shape, *src: GraphTensor | None) -> GraphTensor:
-    return GraphTensor(op=op, type=kind, ne=ne, src=tuple(one for one in src if one is not None))
+    """A contiguous tensor; sources that are None are left out."""
+    return GraphTensor(
+        op=op, type=kind, ne=ne, src=tuple(tensor for tensor in src if tensor is not None)
+    )
 
 
 def graph_input(kind: TensorType, *dims: Size, name: str) -> GraphTensor:
@@ -36,6 +40,7 @@ def graph_input(kind: TensorType, *dims: Size, name: str) -> GraphTensor:
 
 
 def _like(op: str, a: GraphTensor, *others: GraphTensor | None) -> GraphTensor:
+    """A result with the type and shape of the first source."""
     return new(op, a.type, a.ne, a, *others)
 
 
@@ -48,7 +53,7 @@ def _view(
 
 
 def _unary(op: str) -> Callable[[GraphTensor], GraphTensor]:
-    """An op of one source, whose type and shape the result has."""
+    """An op of one source; the result has its type and shape."""
     return lambda a: _like(op, a)
 
 
@@ -169,10 +174,10 @@ def repeat(a: GraphTensor, *dims: Size) -> GraphTensor:
     return new("REPEAT", a.type, shape(*dims), a)
 
 
-def pad(a: GraphTensor, *added: Size) -> GraphTensor:
-    """`added`: elements added to each dimension, the sum of both ends."""
-    extra = shape(*added, *(0,) * (4 - len(added)))
-    ne = [old + new for old, new in zip(a.ne, extra, strict=True)]
+def pad(a: GraphTensor, *padding: Size) -> GraphTensor:
+    """`padding`: elements added to each dimension, the sum of both ends."""
+    extra = shape(*padding, *(0,) * (4 - len(padding)))
+    ne = [size + added for size, added in zip(a.ne, extra, strict=True)]
     return new("PAD", a.type, shape(*ne), a)
 
 

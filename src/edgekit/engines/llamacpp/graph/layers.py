@@ -46,13 +46,14 @@ def normalize(
 
 
 def hadamard(build: Build, cur: GraphTensor, rotation: GraphTensor) -> GraphTensor:
+    """Rotates rows in pieces of the matrix's width."""
     width = rotation.ne[0]
-    contiguous = build.graph.is_contiguous(cur)
-    if not contiguous and build.options.rules < Rules.ROTATION_OF_VIEWS:
+    is_contiguous = build.graph.is_contiguous(cur)
+    if not is_contiguous and build.options.rules < Rules.ROTATION_OF_VIEWS:
         raise RefusedError(
             "llama.cpp aborts: builds before b9027 cannot use a quantised cache with fused matrices"
         )
-    flatten = ggml.reshape if contiguous else ggml.cont
+    flatten = ggml.reshape if is_contiguous else ggml.cont
     flat = flatten(cur, width, cur.elements // width)
     return ggml.reshape(ggml.mul_mat(rotation, flat), *cur.ne)
 
@@ -80,8 +81,8 @@ class Heads(NamedTuple):
 def split_heads(layer: GraphLayer, qkv: QKV, heads: Heads | None = None) -> QKV:
     """Reshapes Q, K and V from [width x heads, tokens] to [width, heads, tokens]."""
     q, k, v = (
-        ggml.reshape(one, *shape, layer.build.n_tokens)
-        for one, shape in zip(qkv, heads or Heads.of(layer), strict=True)
+        ggml.reshape(side, *shape, layer.build.n_tokens)
+        for side, shape in zip(qkv, heads or Heads.of(layer), strict=True)
     )
     return q, k, v
 
@@ -103,12 +104,15 @@ def qkv(
         cur = ggml.add(cur, ggml.concat(ggml.concat(biases[0], biases[1], 0), biases[2], 0))
     if clamped:
         cur = ggml.clamp(cur)
-    q, k, v = (
-        ggml.cont(ggml.view(cur, width * count, tokens, strides=(cur.nb[1],)))
-        if flat
-        else ggml.view(cur, width, count, tokens, strides=(row_bytes(cur.type, width), cur.nb[1]))
-        for width, count in heads
-    )
+    sides: list[GraphTensor] = []
+    for width, count in heads:
+        if flat:
+            side = ggml.view(cur, width * count, tokens, strides=(cur.nb[1],))
+            sides.append(ggml.cont(side))
+        else:
+            strides = (row_bytes(cur.type, width), cur.nb[1])
+            sides.append(ggml.view(cur, width, count, tokens, strides=strides))
+    q, k, v = sides
     return q, k, v
 
 
@@ -279,9 +283,10 @@ def _best_groups(selection: GraphTensor, routing: Routing) -> GraphTensor:
 def _run_experts(
     layer: GraphLayer, cur: GraphTensor, ids: GraphTensor, routing: Routing, suffix: str
 ) -> GraphTensor:
-    both = f"ffn_gate_up{suffix}"
-    if both in layer:
-        halves = _expert(layer, both, cur, ids, scale=layer.scale(f"ffn_up{suffix}"))
+    """The outputs of the selected experts, whose gate and up may be one matrix."""
+    fused_name = f"ffn_gate_up{suffix}"
+    if fused_name in layer:
+        halves = _expert(layer, fused_name, cur, ids, scale=layer.scale(f"ffn_up{suffix}"))
         width = halves.ne[0] // 2
         ne, strides = (width, *halves.ne[1:3]), halves.nb[1:3]
         gate: GraphTensor | None = ggml.view(halves, *ne, strides=strides)
@@ -373,7 +378,7 @@ def pool(build: Build) -> None:
         case GraphPooling.CLS | GraphPooling.LAST:
             cur = ggml.get_rows(cur, build.input_cls())
         case GraphPooling.RANK:
-            cur = _ranked(build, cur)
+            cur = _rank(build, cur)
     build.expand(cur)
     if (matrix := build.weight("dense_2")) is not None:
         cur = ggml.mul_mat(matrix, cur)
@@ -390,8 +395,8 @@ def _mean(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.mul_mat(ggml.cont(ggml.transpose(cur)), weights)
 
 
-def _ranked(build: Build, cur: GraphTensor) -> GraphTensor:
-    """The classification head; its optional parts are used if the file has them."""
+def _rank(build: Build, cur: GraphTensor) -> GraphTensor:
+    """The classification head, with the optional parts that the file has."""
     default = _RANK_DEFAULTS.get(build.hparams.arch, -1)
     mean = build.hparams.integer("classifier.pooling_type", default) == GraphPooling.MEAN.value
     cur = _mean(build, cur) if mean else ggml.get_rows(cur, build.input_cls())

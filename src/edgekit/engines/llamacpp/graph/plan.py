@@ -61,8 +61,8 @@ Values = Mapping[str, int]
 class Target:
     """Where the nodes of a graph run.
 
-    `layer_key` distinguishes equal layers that are placed differently, and `outside` does the same for everything
-    outside the layers. Targets with equal `outside` and layer keys share a structure.
+    `layer_key` distinguishes equal layers that are placed differently; `outside` distinguishes targets that differ in
+    where they place tensors outside the layers. Targets with equal `outside` and layer keys share a structure.
     """
 
     key: Hashable
@@ -81,12 +81,15 @@ def compute_bytes(model: Model, context: Context, target: Target = CPU_ONLY) -> 
 
 
 def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[GraphPlan, Values]:
-    """The plan, and the load's values to run it with. Raises NoGraphError; RefusedError where llama.cpp aborts."""
+    """The plan of the graph, and the load's values for its variables. Raises NoGraphError; RefusedError where llama.cpp
+    aborts.
+    """
     values = load_values(context)
-    # Loads with equal keys have the same graph, except for the numbers. A dimension of 1 may have any stride.
-    ones = tuple(number == 1 for number in values.values())
-    every_row = context.n_outputs == context.n_tokens
-    key: tuple[Hashable, ...] = (options_of(context), (ones, every_row))
+    # Loads with equal keys have graphs that differ only in sizes. Size 1 is a case of its own: that dimension may have
+    # any stride.
+    is_one = tuple(number == 1 for number in values.values())
+    outputs_every_token = context.n_outputs == context.n_tokens
+    key: tuple[Hashable, ...] = (options_of(context), (is_one, outputs_every_token))
     variables = {name: number if number == 1 else variable(name) for name, number in values.items()}
     plans = model.prepared(PreparedGraphs).plans
     plan = plans.get((target.key, key), lambda: _make_plan(model, context, target, key, variables))
@@ -98,7 +101,7 @@ def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple
 
 
 def load_values(context: Context) -> dict[str, int]:
-    """The values of the variables for a load."""
+    """The values of the variables for a load: tokens per sequence, sequences, outputs, cells, sliding-window cells."""
     return {
         "T": context.n_tokens // context.n_seq_max,
         "S": context.n_seq_max,
@@ -109,6 +112,7 @@ def load_values(context: Context) -> dict[str, int]:
 
 
 def options_of(context: Context) -> GraphOptions:
+    """The load's options that decide which nodes a graph has."""
     return GraphOptions(
         flash_attn=context.flash_attn,
         v_trans=context.v_trans,
@@ -121,6 +125,7 @@ def options_of(context: Context) -> GraphOptions:
 
 
 def sizes_of(context: Context, values: Mapping[str, Size]) -> GraphSizes:
+    """The sizes of a graph's inputs, from values or variables named as in `load_values`."""
     tokens = values["T"] * values["S"]
     return GraphSizes(
         n_tokens=tokens,
@@ -145,7 +150,7 @@ def family_of(architecture: str) -> GraphFamily | None:
 
 
 def graph_facts(model: Model) -> GraphFacts:
-    """What the header tells about the model's graph, read once. Raises NoGraphError."""
+    """The facts about the model's graph that its header states, read once. Raises NoGraphError."""
     return model.prepared(PreparedGraphs).facts.get(partial(_read_facts, model))
 
 
@@ -162,8 +167,8 @@ def _read_facts(model: Model) -> GraphFacts:
     keys: list[Hashable] = []
     for il, facts in enumerate(layers):
         weights = hparams.weights(il)
-        # A node may overwrite the copy of a weight that has its size. Only a vector can have it.
-        vectors = tuple(one.type.name for one in weights.values() if len(one.shape) == 1)
+        # A node may overwrite the copy of a weight of its own size. Only a vector is small enough.
+        vectors = tuple(weight.type.name for weight in weights.values() if len(weight.shape) == 1)
         # CUDA runs a shared expert with the routed ones if their up and gate weights have equal types.
         experts: tuple[str, ...] | None = None
         if "ffn_up_shexp.weight" in weights:
@@ -185,15 +190,14 @@ def _read_facts(model: Model) -> GraphFacts:
 def _make_plan(
     model: Model, context: Context, target: Target, key: Hashable, values: Mapping[str, Size]
 ) -> GraphPlan:
-    """Builds as few layers as show the repeating pattern, and plans all layers from these."""
+    """Builds the fewest layers that show the repeating pattern, and plans all layers from them."""
     facts = graph_facts(model)
     keys = tuple(
         (alike, target.layer_key(facts.hparams, il)) for il, alike in enumerate(facts.alike)
     )
     prepared = model.prepared(PreparedGraphs)
-    for sample in prepared.layer_samples.get(
-        keys, lambda: (sample_layers(keys), all_layers(len(keys)))
-    ):
+    samples = prepared.layer_samples.get(keys, lambda: (sample_layers(keys), all_layers(len(keys))))
+    for sample in samples:
         structure = prepared.structures.get(
             (key, target.outside, sample.shape(keys)),
             partial(_make_structure, facts, context, target, sample, values),
@@ -224,6 +228,7 @@ def _make_structure(
 def build_graph(
     facts: GraphFacts, sample: LayerSample, options: GraphOptions, sizes: GraphSizes
 ) -> Build:
+    """The graph of the sample's layers. NoGraphError if the header does not describe one."""
     build = Build(facts.hparams, {il: facts.layers[il] for il in sample.layers}, options, sizes)
     try:
         facts.family.build(build)
@@ -237,9 +242,9 @@ def build_graph(
 # -- a few layers that stand for all of them
 
 LONGEST_PERIOD = 12  # real patterns: 6 (Gemma 3), 8 (Jamba)
-# Before the repeated period, one period and one layer are built: shared tensors are copied or freed for the first time
-# in that period, and that layer is the first to free what its predecessor allocated. After the repeated period, two
-# more are built: one to show that they are alike, and one that may differ because masks are freed there.
+# A stretch begins with one period and one layer that are not repeated: shared tensors are first copied or freed in that
+# period, and the layer is the first that frees blocks of its predecessor. Three more periods are built: the one that is
+# repeated, one to show that they are alike, and a last one, which may differ because masks are freed there.
 BUILT_PERIODS = 3
 
 
@@ -252,7 +257,7 @@ class LayerStretch(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """How often the first period runs: for itself, for the next one, and for those that are not built."""
+        """How often the first period runs: for itself, for the second, and for each that is not built."""
         return self.missing + 2
 
     @property
@@ -268,14 +273,16 @@ class LayerSample(NamedTuple):
     stretches: tuple[LayerStretch, ...]
 
     def shape(self, keys: Sequence[Hashable]) -> Hashable:
-        """A key for what is built from layers with these keys, regardless of how long the stretches are."""
+        """A key of the graph built from layers with these keys. It does not depend on how often periods repeat."""
         return tuple(keys[i] for i in self.layers), tuple(
-            (one.start, one.period) for one in self.stretches
+            (stretch.start, stretch.period) for stretch in self.stretches
         )
 
     @property
     def final_numbers(self) -> list[int]:
-        """The numbers of the layers, but those after a repeated period are numbered as after its last repetition."""
+        """The numbers of the built layers when all layers run: layers after a repeated period move behind its last
+        repetition.
+        """
         layers = list(self.layers)
         for start, period, periods in self.stretches:
             for i in range(start + period, start + BUILT_PERIODS * period):
@@ -323,14 +330,15 @@ def _best_period(keys: Sequence[Hashable], start: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
-    """`unequal`: pairs of sizes assumed to differ. The plan is invalid for a load in which a pair is equal."""
+    """The programs of all buffers. `unequal`: pairs of sizes that must differ for the plan to be valid for a load."""
 
     programs: tuple[Program, ...]
     tensors: int  # nodes and leafs of the whole graph
     unequal: tuple[tuple[Size, Size], ...]
 
     def holds(self, values: Values) -> bool:
-        return all(value(one, values) != value(other, values) for one, other in self.unequal)
+        """True if the plan is valid for a load with these values."""
+        return all(value(left, values) != value(right, values) for left, right in self.unequal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,12 +346,13 @@ class Structure:
     """A plan for any number of layers with the same pattern."""
 
     outlines: tuple[Outline, ...]
-    tensors: int  # of the layers that were built
-    per_period: tuple[int, ...]  # of one period of each stretch
+    tensors: int  # nodes and leafs of the layers that were built
+    per_period: tuple[int, ...]  # nodes and leafs of one period of each stretch
     unequal: tuple[tuple[Size, Size], ...]
 
     def bind(self, sample: LayerSample, types: Mapping[str, TensorType]) -> GraphPlan:
-        missing = (one.missing for one in sample.stretches)
+        """The plan for a model's layers. `types`: its weights' types by name."""
+        missing = (stretch.missing for stretch in sample.stretches)
         return GraphPlan(
             programs=tuple(outline.bind(sample, types) for outline in self.outlines),
             tensors=self.tensors + sum(map(mul, missing, self.per_period)),
@@ -352,7 +361,7 @@ class Structure:
 
 
 class PreparedGraphs:
-    """What is cached with a model."""
+    """The facts and plans of a model's graphs, cached with the model."""
 
     def __init__(self) -> None:
         self.facts: Cached[GraphFacts] = Cached()
@@ -395,19 +404,19 @@ class Outline:
             return sizes[kind, weight.ne]
 
         sections: list[Section] = []
-        for one in self.sections:
-            if isinstance(one, Section):
-                sections.append(one)
+        for section in self.sections:
+            if isinstance(section, Section):
+                sections.append(section)
                 continue
-            stretch = sample.stretches[one.stretch]
+            stretch = sample.stretches[section.stretch]
             rounds = tuple(
                 tuple(
                     weight_bytes(weight, sample.layers[weight.layer] + i * stretch.period)
-                    for weight in one.weights
+                    for weight in section.weights
                 )
                 for i in range(stretch.rounds)
             )
-            sections.append(replace(one.section, rounds=rounds))
+            sections.append(replace(section.section, rounds=rounds))
         numbers = sample.final_numbers
         return Program(
             alignment=alignment,
@@ -415,12 +424,14 @@ class Outline:
             sizes=self.sizes,
             round_sizes=self.round_sizes,
             slots=self.slots,
-            fixed=tuple((i, weight_bytes(one, numbers[one.layer])) for i, one in self.weights),
+            fixed=tuple(
+                (i, weight_bytes(weight, numbers[weight.layer])) for i, weight in self.weights
+            ),
         )
 
 
 def fold_graph(build: Build, sample: LayerSample, target: Target) -> Structure | None:
-    """None if the layers that were built do not show the repeating pattern."""
+    """The structure of a built graph. None if the layers that were built do not show the repeating pattern."""
     placed, graph = target.place(build), build.graph
     for stretch in sample.stretches:
         begin, end = placed.marks[stretch.start], placed.marks[stretch.start + stretch.period]
@@ -436,89 +447,94 @@ def fold_graph(build: Build, sample: LayerSample, target: Target) -> Structure |
         outlines=tuple(outlines),
         tensors=len(graph.nodes) + len(graph.leafs),
         per_period=tuple(
-            sum(graph.marks[one.start + one.period]) - sum(graph.marks[one.start])
-            for one in sample.stretches
+            sum(graph.marks[stretch.start + stretch.period]) - sum(graph.marks[stretch.start])
+            for stretch in sample.stretches
         ),
         unequal=tuple(graph.unequal),
     )
 
 
 def fold(log: Log, sample: LayerSample) -> Outline | None:
-    """The events of one buffer for any number of layers. None if the events of a stretch do not repeat with its layers:
-    more layers must be built.
-    """
-    index = {layer: i for i, layer in enumerate(sample.layers)}
+    """The outline of one buffer's events. None if those of a stretch do not repeat: then more layers must be built."""
+    built_index = {layer: i for i, layer in enumerate(sample.layers)}
     sizes = [  # with layers numbered as they were built
-        size._replace(layer=index[size.layer]) if isinstance(size, Weight) else size
+        size._replace(layer=built_index[size.layer]) if isinstance(size, Weight) else size
         for size in log.sizes
     ]
     sections: list[Section | RepeatedSection] = []
     done, count = 0, len(sizes)
     for i, stretch in enumerate(sample.stretches):
         first = stretch.start + 1  # part 0 is before the first layer
-        section = _repeating(log, stretch.period, first, sizes)
+        section = _repeated_section(log, stretch.period, first, sizes)
         if section is None:
             return None
         # The sizes of its weights get new indices: they differ between rounds.
         weights = _weights(section.events, sizes)
-        new = {old: count + k for k, old in enumerate(weights)}
+        new_index = {index: count + k for k, index in enumerate(weights)}
         events = tuple(
-            (kind, slot, new.get(size, size), new.get(tail, tail))
+            (kind, slot, new_index.get(size, size), new_index.get(tail, tail))
             for kind, slot, size, tail in section.events
         )
-        section = replace(section, events=events, round_sizes=tuple(new.values()))
+        section = replace(section, events=events, round_sizes=tuple(new_index.values()))
         sections.append(Section(events=tuple(chain.from_iterable(log.parts[done:first]))))
         sections.append(RepeatedSection(section, i, tuple(weights.values())))
         done = first + 2 * stretch.period
         count += len(weights)
     sections.append(Section(events=tuple(chain.from_iterable(log.parts[done:]))))
-    single = (one.events for one in sections if isinstance(one, Section))
+    single = (section.events for section in sections if isinstance(section, Section))
     return Outline(
         buffer=log.buffer,
         sections=tuple(sections),
-        sizes=ProgramSizes(0 if isinstance(one, Weight) else one for one in sizes),
+        sizes=ProgramSizes(0 if isinstance(size, Weight) else size for size in sizes),
         round_sizes=count - len(sizes),
         weights=tuple(_weights(chain.from_iterable(single), sizes).items()),
         slots=log.slots,
     )
 
 
-def _repeating(log: Log, period: int, first: int, sizes: Sequence[Size | Weight]) -> Section | None:
+def _repeated_section(
+    log: Log, period: int, first: int, sizes: Sequence[Size | Weight]
+) -> Section | None:
     """The events of the period that begins with part `first`, if those of the next period are the same."""
     second = first + period
-    one = tuple(chain.from_iterable(log.parts[first:second]))
-    two = tuple(chain.from_iterable(log.parts[second : second + period]))
-    base, slots = _allocations(chain.from_iterable(log.parts[:first])), _allocations(one)
-    # The counterpart of each size in the next period: for a weight, that of the next layer.
+    events = tuple(chain.from_iterable(log.parts[first:second]))
+    next_events = tuple(chain.from_iterable(log.parts[second : second + period]))
+    base, slots = _allocations(chain.from_iterable(log.parts[:first])), _allocations(events)
+    # The counterpart of each size in the next period. Of a weight: the same weight, one period later.
     index = {size: i for i, size in enumerate(sizes)}
-    moved = (
+    shifted_sizes = (
         size._replace(layer=size.layer + period) if isinstance(size, Weight) else size
         for size in sizes
     )
-    later = {WHOLE: WHOLE, **{i: index.get(size) for i, size in enumerate(moved)}}
-    if two != tuple(
-        (kind, slot + slots, later[size], later[tail]) for kind, slot, size, tail in one
-    ) or any(slot < base - slots for _, slot, _, _ in one):
+    next_size = {WHOLE: WHOLE, **{i: index.get(size) for i, size in enumerate(shifted_sizes)}}
+    expected_events = tuple(
+        (kind, slot + slots, next_size[size], next_size[tail]) for kind, slot, size, tail in events
+    )
+    if next_events != expected_events:
         return None
-    after = chain.from_iterable(log.parts[second + period :])
-    if any(base <= slot < base + slots for _, slot, _, _ in after):
-        return None
+    if any(slot < base - slots for _, slot, _, _ in events):
+        return None  # a block from before the previous period
+    last_events = chain.from_iterable(log.parts[second + period :])
+    if any(base <= slot < base + slots for _, slot, _, _ in last_events):
+        return None  # a block of the first period is used after the second
     return Section(
-        events=tuple((kind, slot - base + slots, size, tail) for kind, slot, size, tail in one),
+        events=tuple((kind, slot - base + slots, size, tail) for kind, slot, size, tail in events),
         base=base,
         slots=slots,
-        carried=tuple(slot - base + slots for _, slot, _, _ in one if slot < base),
+        carried=tuple(slot - base + slots for _, slot, _, _ in events if slot < base),
     )
 
 
 def _allocations(events: Iterable[Event]) -> int:
+    """The number of blocks that the events allocate."""
     return sum(1 for kind, *_ in events if kind == ALLOCATE)
 
 
 def _weights(events: Iterable[Event], sizes: Sequence[Size | Weight]) -> dict[int, Weight]:
     """The weights whose sizes the events use, by size index."""
     used = {i for _, _, size, tail in events for i in (size, tail) if i != WHOLE}
-    return {i: one for i in sorted(used) if isinstance(one := sizes[i], Weight)}
+    sizes_used = ((i, sizes[i]) for i in sorted(used))
+    return {i: size for i, size in sizes_used if isinstance(size, Weight)}
 
 
 # -- how many tensors a graph may have before llama.cpp aborts
@@ -562,6 +578,7 @@ def graph_capacity(hparams: Hparams, n_tokens: int) -> int:
 
 
 def check_capacity(tensors: int, capacity: int) -> None:
+    """Raises RefusedError for a graph with more tensors than the scheduler's table holds."""
     if tensors > capacity:
         raise RefusedError(
             f"llama.cpp aborts: its graph has {tensors:,} tensors, but its table only has "

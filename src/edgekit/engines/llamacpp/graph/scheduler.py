@@ -49,33 +49,38 @@ def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSl
     kinds = tuple(_Kind.RPC if device.rpc else _Kind.GPU for device in devices)
     if placement.ranks > 1:
         kinds = (_Kind.SLICED,)
-    waits = _Kind.RPC in kinds and context.rules < Rules.RPC_PIPELINED
-    piped = len(kinds) > 1 and placement.together and placement.pipelined and not waits
+    is_blocking = _Kind.RPC in kinds and context.rules < Rules.RPC_PIPELINED
+    is_pipelined = len(kinds) > 1 and placement.together and placement.pipelined and not is_blocking
 
     def layer_key(hparams: Hparams, il: int) -> Hashable:
-        """What a layer's placement depends on. A looped block keeps its copies, so each of its layers differs."""
+        """What a layer's placement depends on. Layers of a looped block differ: copies made by the first are reused."""
         block = il % hparams.n_block
-        looped = il if hparams.n_block < hparams.n_layer else None
+        loop_layer = il if hparams.n_block < hparams.n_layer else None
         pool = placement.blocks[block]
         device = HOST_KEY if pool is HOST else pool.index
-        return device, block < placement.host_expert_blocks, _moved(placement, block), looped
+        return (
+            device,
+            block < placement.host_expert_blocks,
+            _overridden(placement, block),
+            loop_layer,
+        )
 
     return Target(
         key=("spread", placement, kinds, batches),
         outside=(
             placement.output,
             placement.offload_kqv,
-            _moved(placement, None),
+            _overridden(placement, None),
             kinds,
-            piped,
+            is_pipelined,
             batches,
         ),
-        place=_placer(values, placement, kinds, piped=piped),
+        place=_placer(values, placement, kinds, is_pipelined=is_pipelined),
         layer_key=layer_key,
     )
 
 
-def _moved(placement: TensorPlacement, block: int | None) -> Hashable:
+def _overridden(placement: TensorPlacement, block: int | None) -> Hashable:
     """The tensors that -ot places in one block (None: outside the blocks), by names without the block number."""
     return frozenset(
         (_NUMBER.sub("", name), pool)
@@ -93,6 +98,7 @@ class _Kind(enum.Enum):
 
 
 def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> ScheduledBackend:
+    """The backend of a device. An RPC device supports every op; only a plain GPU offloads and reorders nodes."""
     backend = ScheduledBackend(pool=pool, buffer=cuda.buffer(f"CUDA{pool.index}"))
     if kind is not _Kind.RPC:
         backend = replace(backend, supports=cuda.supports)
@@ -102,14 +108,15 @@ def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> Sch
 
 
 def _placer(
-    values: Values, placement: TensorPlacement, kinds: tuple[_Kind, ...], *, piped: bool
+    values: Values, placement: TensorPlacement, kinds: tuple[_Kind, ...], *, is_pipelined: bool
 ) -> Callable[[Build], PlacedGraph]:
+    """A function that assigns a graph's tensors to the devices and the host, and adds the copies between them."""
     order = {pool: i for i, pool in enumerate(pools(len(kinds)))}
 
     def place(build: Build) -> PlacedGraph:
-        _separate(build, placement)
+        _separate_copies(build, placement)
         optimize = partial(
-            cuda.optimized, uses=cuda.Uses(build.graph.nodes), rules=build.options.rules
+            cuda.optimize_order, uses=cuda.Uses(build.graph.nodes), rules=build.options.rules
         )
         devices = zip(order, kinds, strict=False)
         backends = (
@@ -121,13 +128,16 @@ def _placer(
             for leaf in build.graph.leafs
             if leaf.home is not None
         }
-        machine = ScheduledMachine(backends=backends, homes=homes, copies=COPIES if piped else 1)
+        machine = ScheduledMachine(
+            backends=backends, homes=homes, copies=COPIES if is_pipelined else 1
+        )
         return split(build.graph, assign(build.graph, machine), machine)
 
     return place
 
 
 def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> Pool:
+    """The pool that holds a weight or a cache."""
     if tensor.home is Home.CACHE:
         return placement.cache_pool(int(tensor.name.rsplit("_l", 1)[1]) % hparams.n_block)
     name, _, pool = tensor.name.partition("@")
@@ -136,11 +146,12 @@ def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> 
     return pools_of(name, block_number(name), placement, hparams.arch)[0]
 
 
-def _separate(build: Build, placement: TensorPlacement) -> None:
-    """Splits a tensor of the file that memory holds several times: a tied head, or the rope factors of each block."""
+def _separate_copies(build: Build, placement: TensorPlacement) -> None:
+    """Creates a tensor for each copy of a weight that memory holds: a tied head, or the rope factors of a block."""
     copies: dict[str, GraphTensor] = {}
 
     def copy_in(pool: int, source: GraphTensor) -> GraphTensor:
+        """The copy in the pool with this index."""
         name = HEAD if source.name == EMBEDDING else f"{source.name}@{pool}"
         if name not in copies:
             copies[name] = GraphTensor(
@@ -148,7 +159,7 @@ def _separate(build: Build, placement: TensorPlacement) -> None:
             )
         return copies[name]
 
-    # The embedding is not split if the model has no head or if -ot places it.
+    # A tied embedding is not copied if the model has no head or if -ot places it.
     has_head = not known_architecture(build.hparams.arch).without_head
     tied = has_head and EMBEDDING not in placement.moved
     copied = {
@@ -221,14 +232,14 @@ def is_weight(tensor: GraphTensor) -> bool:
 
 Assignment = dict[GraphTensor, int]
 
-# Ops that may run on another backend than that of their weights, which are too small to matter.
+# Ops whose weights are so small that they need not run where their weights are.
 INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 
 
 def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
     """The backend of each tensor."""
     assignment: Assignment = {}
-    # Backends that follow from a tensor's data or weights (backend_id_from_cur).
+    # First, tensors whose data or weights determine the backend (backend_id_from_cur).
     for tensor in (*graph.leafs, *graph.nodes):
         backend = machine.home_of(tensor)
         if backend is None:
@@ -242,7 +253,7 @@ def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
     for node in nodes:
         if node not in assignment:
             assignment[node] = _best(node, assignment, machine)
-    # Views are assigned to the backend of their source tensor, and unassigned sources to that of their reader.
+    # A view runs on the backend of the tensor it views; an unassigned source runs on the backend of its reader.
     for node in graph.nodes:
         if node not in assignment and node.view_src is not None and node.view_src in assignment:
             assignment[node] = assignment[node.view_src]
@@ -260,7 +271,7 @@ def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
 
 
 def _by_weight(node: GraphTensor, machine: ScheduledMachine) -> int | None:
-    """The backend of its first weight, or a device for which a large batch is worth copying the weight."""
+    """The backend that holds the node's first weight, or a device that copies the weight to run a large batch."""
     if node.op in INDIFFERENT:
         return None
     weight = next((source for source in node.src if source.home is Home.WEIGHTS), None)
@@ -281,7 +292,10 @@ def _expand(
     *,
     devices_only: bool,
 ) -> None:
-    """Gives each node without a backend that of the node before it."""
+    """Assigns each node without a backend to the backend of the node before it, if that can run it.
+
+    `devices_only`: the host's backend is not passed on.
+    """
     current: int | None = None
     host = machine.host
     for node in nodes:
@@ -294,21 +308,23 @@ def _expand(
 
 def _best(node: GraphTensor, assignment: Assignment, machine: ScheduledMachine) -> int:
     """The backend that can read most of the node's sources in place."""
-    sources: list[int | None] = []  # the backend of each
+    source_backends: list[int | None] = []
     for source in node.src:
         assigned = assignment.get(source)
         if assigned is None and source.view_src is not None:
             assigned = assignment.get(source.view_src)
-        sources.append(assigned)
-    best, most = machine.host, -1
+        source_backends.append(assigned)
+    best_backend, most_sources = machine.host, -1
     for backend in range(len(machine.backends)):
-        if machine.can_run(backend, node) and sources.count(backend) > most:
-            best, most = backend, sources.count(backend)
-    return best
+        if machine.can_run(backend, node) and source_backends.count(backend) > most_sources:
+            best_backend, most_sources = backend, source_backends.count(backend)
+    return best_backend
 
 
 @dataclass(slots=True, kw_only=True)
 class _Split:
+    """Consecutive nodes that run on one backend, and the tensors that are copied there before they run."""
+
     backend: int
     start: int
     inputs: list[GraphTensor] = field(default_factory=list)
@@ -325,6 +341,7 @@ class _Splitter:
         self.splits: list[_Split] = []
 
     def walk(self) -> None:
+        """Divides the nodes into splits and creates the copies."""
         nodes, assignment = self.graph.nodes, self.assignment
         first = next((node for node in nodes if node.op not in VIEW_OPS), nodes[0])
         self.splits.append(_Split(backend=assignment[first], start=0))
@@ -332,12 +349,12 @@ class _Splitter:
             if node.op in VIEW_OPS:
                 continue
             current, backend = self.splits[-1], assignment[node]
-            elsewhere = [  # neither assigned to the backend nor in memory that it can read
+            elsewhere = [  # sources that are neither assigned to the backend nor in memory that it can read
                 source
                 for source in node.src
                 if assignment[source] != backend and self.machine.home_of(source) != backend
             ]
-            # Another weight from the host starts a new split, which reuses the memory of earlier copies.
+            # A further weight that must be copied starts a new split, which reuses the memory of earlier copies.
             copies_weight = bool(current.inputs) and any(map(is_weight, elsewhere))
             if backend != current.backend or copies_weight:
                 current = _Split(backend=backend, start=i)
@@ -354,47 +371,48 @@ class _Splitter:
                 )
 
     def copy(self, source: GraphTensor) -> GraphTensor:
-        many = self.machine.copies > 1
+        """A copy of the source for another backend. With several copies per input, they are never freed."""
+        stays_allocated = self.machine.copies > 1
         return GraphTensor(
             op="NONE",
             type=source.type,
             ne=source.ne,
             strides=source.strides,
-            is_input=many,
-            is_output=many,
+            is_input=stays_allocated,
+            is_output=stays_allocated,
             copied=source if is_weight(source.view_src or source) else None,
         )
 
 
 def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> PlacedGraph:
-    """The graph as the allocator sees it. Changes the sources of `graph`'s nodes."""
+    """The graph as the allocator sees it, with copies between backends. Changes the sources of `graph`'s nodes."""
     splitter = _Splitter(graph, assignment, machine)
     splitter.walk()
     nodes: list[GraphTensor] = []
     buffers: list[int] = []
     marks: list[int] = []
-    pending = iter([*(one.nodes for one in graph.marks), len(graph.nodes) + 1])
-    mark = next(pending)
-    ends = [one.start for one in splitter.splits[1:]] + [len(graph.nodes)]
-    for one, end in zip(splitter.splits, ends, strict=True):
-        ordered, alive = machine.backends[one.backend].optimize(graph.nodes[one.start : end])
-        while one.start == mark:
+    pending_marks = iter([*(mark.nodes for mark in graph.marks), len(graph.nodes) + 1])
+    next_mark = next(pending_marks)
+    ends = [part.start for part in splitter.splits[1:]] + [len(graph.nodes)]
+    for part, end in zip(splitter.splits, ends, strict=True):
+        ordered, alive = machine.backends[part.backend].optimize(graph.nodes[part.start : end])
+        while part.start == next_mark:
             marks.append(len(nodes))
-            mark = next(pending)
+            next_mark = next(pending_marks)
         # An input is alive until it is copied; the copy is placed as the split begins.
-        for source in one.inputs:
-            nodes += [_reader(source), splitter.copies[source, one.backend][0]]
-            buffers += [assignment[source], one.backend]
-        for i, node in enumerate(ordered, one.start):
-            while i == mark:
+        for source in part.inputs:
+            nodes += [_reader(source), splitter.copies[source, part.backend][0]]
+            buffers += [assignment[source], part.backend]
+        for i, node in enumerate(ordered, part.start):
+            while i == next_mark:
                 marks.append(len(nodes))
-                mark = next(pending)
+                next_mark = next(pending_marks)
             nodes.append(node)
             buffers.append(assignment[node])
             tensors = alive.get(node, [])
             for start in range(0, len(tensors), MAX_SOURCES):
                 nodes.append(_reader(*tensors[start : start + MAX_SOURCES]))
-                buffers.append(one.backend)
+                buffers.append(part.backend)
     marks += [len(nodes)] * (len(graph.marks) - len(marks))
     leafs, leaf_buffers = _leafs(graph, splitter)
     copied = {source for source, _ in splitter.copies} if machine.copies > 1 else set()
@@ -428,18 +446,18 @@ def _leafs(graph: Graph, splitter: _Splitter) -> tuple[list[GraphTensor], list[i
     buffers: list[int] = []
     assignment, machine = splitter.assignment, splitter.machine
     if machine.copies > 1:
-        for leaf in (one for one in graph.leafs if one.is_input):
+        for leaf in (leaf for leaf in graph.leafs if leaf.is_input):
             copies = splitter.copies.get((leaf, assignment[leaf]))
             if copies is None:
                 leaf.is_output = True
                 copies = [leaf, *(splitter.copy(leaf) for _ in range(machine.copies - 1))]
             leafs += copies
             buffers += [assignment[leaf]] * len(copies)
-        for one in splitter.splits:
-            for source in one.inputs:
-                copies = splitter.copies[source, one.backend]
+        for part in splitter.splits:
+            for source in part.inputs:
+                copies = splitter.copies[source, part.backend]
                 leafs += copies
-                buffers += [one.backend] * len(copies)
+                buffers += [part.backend] * len(copies)
     leafs += graph.leafs
     buffers += [assignment.get(leaf, machine.host) for leaf in graph.leafs]
     return leafs, buffers

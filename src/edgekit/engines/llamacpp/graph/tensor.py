@@ -19,7 +19,7 @@ from edgekit.formats.dtype import TensorType, by_name
 Monomial: TypeAlias = tuple[str, ...]
 
 
-_cached = lru_cache(maxsize=4096)  # a graph computes the same few polynomials again and again
+_cached = lru_cache(maxsize=4096)  # a graph computes the same few polynomials many times
 
 
 class Dim:
@@ -61,10 +61,10 @@ class Dim:
     @_cached
     def __mul__(self, other: Size) -> Size:
         terms: dict[Monomial, int] = {}
-        for mine, factor in self.terms.items():
-            for theirs, times in _terms(other).items():
-                monomial = tuple(sorted(mine + theirs))
-                terms[monomial] = terms.get(monomial, 0) + factor * times
+        for left, factor in self.terms.items():
+            for right, right_factor in _terms(other).items():
+                monomial = tuple(sorted(left + right))
+                terms[monomial] = terms.get(monomial, 0) + factor * right_factor
         return _simple(terms)
 
     __rmul__ = __mul__
@@ -72,11 +72,11 @@ class Dim:
     @_cached
     def __floordiv__(self, other: Size) -> Size:
         """Exact division; raises if there is a remainder."""
-        ((by, divisor),) = _terms(other).items()
+        ((names, divisor),) = _terms(other).items()
         terms: dict[Monomial, int] = {}
         for monomial, factor in self.terms.items():
             remaining = list(monomial)
-            for name in by:
+            for name in names:
                 remaining.remove(name)
             if factor % divisor:
                 raise ValueError(f"{other} does not divide {self}")
@@ -94,6 +94,7 @@ Size: TypeAlias = int | Dim
 
 @lru_cache
 def variable(name: str) -> Dim:
+    """A size that a load sets."""
     return Dim({(name,): 1})
 
 
@@ -209,6 +210,8 @@ class MissingTensorError(NoGraphError):
 
 
 class Mark(NamedTuple):
+    """Numbers of nodes and leafs in the graph when a layer begins."""
+
     nodes: int
     leafs: int
 
@@ -224,21 +227,21 @@ class Graph:
         self.leafs: list[GraphTensor] = []
         self.marks: list[Mark] = []
         self.unequal: set[tuple[Size, Size]] = set()
-        self._seen: set[GraphTensor] = set()
+        self._visited: set[GraphTensor] = set()
 
     def expand(self, tensor: GraphTensor) -> None:
         """ggml_build_forward_expand: adds the sources from left to right, then the tensor itself."""
-        seen, nodes, leafs = self._seen, self.nodes, self.leafs
-        if tensor in seen:
+        visited, nodes, leafs = self._visited, self.nodes, self.leafs
+        if tensor in visited:
             return
-        seen.add(tensor)
+        visited.add(tensor)
         stack = [(tensor, iter(tensor.src))]
         while stack:
             current, sources = stack[-1]
             for source in sources:
-                if source in seen:
+                if source in visited:
                     continue
-                seen.add(source)
+                visited.add(source)
                 if source.src:
                     stack.append((source, iter(source.src)))
                     break
@@ -250,12 +253,12 @@ class Graph:
     def mark(self) -> None:
         self.marks.append(Mark(len(self.nodes), len(self.leafs)))
 
-    def same(self, one: Size, other: Size) -> bool:
+    def same(self, left: Size, right: Size) -> bool:
         """True if the sizes are equal; records an assumption if they are polynomials that differ."""
-        if one == other:
+        if left == right:
             return True
-        if not (isinstance(one, int) and isinstance(other, int)):
-            self.unequal.add((one, other))
+        if not (isinstance(left, int) and isinstance(right, int)):
+            self.unequal.add((left, right))
         return False
 
     def is_contiguous(self, tensor: GraphTensor) -> bool:
@@ -263,12 +266,14 @@ class Graph:
         kind, nb = tensor.type, tensor.strides
         if nb is None:
             return True
-        follows: Size = kind.block_bytes
-        if not self.same(tensor.ne[0], kind.block_elements) and not self.same(nb[0], follows):
+        expected_stride: Size = kind.block_bytes
+        if not self.same(tensor.ne[0], kind.block_elements) and not self.same(
+            nb[0], expected_stride
+        ):
             return False
-        follows = follows * tensor.ne[0] // kind.block_elements
+        expected_stride = expected_stride * tensor.ne[0] // kind.block_elements
         for i in (1, 2, 3):
-            if not self.same(tensor.ne[i], 1) and not self.same(nb[i], follows):
+            if not self.same(tensor.ne[i], 1) and not self.same(nb[i], expected_stride):
                 return False
-            follows = follows * tensor.ne[i]
+            expected_stride = expected_stride * tensor.ne[i]
         return True

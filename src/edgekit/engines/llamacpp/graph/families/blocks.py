@@ -13,8 +13,8 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
     SideCache,
-    cached,
     input_kv,
+    store_and_read,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import (
@@ -86,23 +86,23 @@ class Blocks:
         score = ggml.mul_mat(keys, ggml.reshape(q, self.width, self.heads * rows))
         score = ggml.add_inplace(ggml.reshape(score, ranked, self.heads, rows), visible)
         score = ggml.add(ggml.pool_rows(score, self.size), bias)
-        opened = self.opened(ggml.top_k(score, self.top_k), bias, rows)
-        spread = ggml.get_rows(opened, ggml.view(self.cell_block, cells))
-        spread = ggml.reshape(ggml.cont(ggml.transpose(spread)), cells, rows, self.heads)
+        block_mask = self.block_mask(ggml.top_k(score, self.top_k), bias, rows)
+        cell_mask = ggml.get_rows(block_mask, ggml.view(self.cell_block, cells))
+        cell_mask = ggml.reshape(ggml.cont(ggml.transpose(cell_mask)), cells, rows, self.heads)
         strides = (self.mask.nb[1], self.mask.nb[3])
-        mask = ggml.add_inplace(spread, ggml.view(self.mask, cells, rows, 1, strides=strides))
+        mask = ggml.add_inplace(cell_mask, ggml.view(self.mask, cells, rows, 1, strides=strides))
         return ggml.cast(ggml.reshape(mask, cells, rows, 1, self.heads), F16)
 
-    def opened(self, picked: GraphTensor, bias: GraphTensor, rows: Size) -> GraphTensor:
-        """One value per block, zero if it was selected: [rows x heads, blocks]."""
+    def block_mask(self, selected: GraphTensor, bias: GraphTensor, rows: Size) -> GraphTensor:
+        """A mask with one value per block, which is zero for selected blocks: [rows x heads, blocks]."""
         both = self.heads * rows
         closed = ggml.cast(ggml.scale(bias), F16)
         closed = ggml.repeat(closed, self.count, self.heads, rows, 1)
-        zeros = ggml.scale(ggml.cast(picked, F32))
+        zeros = ggml.scale(ggml.cast(selected, F32))
         opened = ggml.set_rows(
             ggml.reshape(closed, 1, self.count, both),
             ggml.reshape(zeros, 1, self.top_k, both),
-            ggml.reshape(picked, self.top_k, both),
+            ggml.reshape(selected, self.top_k, both),
         )
         opened = ggml.reshape(opened, self.count, self.heads, rows)
         opened = ggml.cont(ggml.permute(opened, 0, 2, 1, 3))
@@ -139,24 +139,24 @@ class MiniMaxM3(Transformer):
         if blocks is None or not self.variant(build.hparams, layer.index):
             return Transformer.attend(self, layer, shared, cur, heads)
         q, k, v = heads
-        index_q, index_k = self.indexed(layer, shared, blocks, cur)
-        used = shared.attn.base
-        cache = SideCache(name="idx", width=blocks.width, cells=used.n_kv)
+        index_q, index_k = self.index_qk(layer, shared, blocks, cur)
+        inputs = shared.attn.base
+        cache = SideCache(name="idx", width=blocks.width, cells=inputs.n_kv)
         cache.store(layer, index_k, blocks.k_idxs)
         index_keys = cache.read(layer)
-        if used.k_rot is not None:
-            q, k = hadamard(build, q, used.k_rot), hadamard(build, k, used.k_rot)
-        if used.v_rot is not None:
-            v = hadamard(build, v, used.v_rot)
+        if inputs.k_rot is not None:
+            q, k = hadamard(build, q, inputs.k_rot), hadamard(build, k, inputs.k_rot)
+        if inputs.v_rot is not None:
+            v = hadamard(build, v, inputs.v_rot)
         for one in (q, k, v):
             build.expand(one)
-        keys, values = cached(layer, used, k, v, layer.index)
-        cur = _by_stream(build, blocks, (q, keys, values), (index_q, index_keys))
-        if used.v_rot is not None:
-            cur = hadamard(build, cur, used.v_rot)
+        keys, values = store_and_read(layer, inputs, k, v, layer.index)
+        cur = _attend_by_stream(build, blocks, (q, keys, values), (index_q, index_keys))
+        if inputs.v_rot is not None:
+            cur = hadamard(build, cur, inputs.v_rot)
         return project(layer, "attn_output", cur)
 
-    def indexed(
+    def index_qk(
         self, layer: GraphLayer, shared: Shared, blocks: Blocks, cur: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
         """The indexer's queries and keys."""
@@ -174,7 +174,7 @@ class MiniMaxM3(Transformer):
         return ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
 
 
-def _by_stream(
+def _attend_by_stream(
     build: Build, blocks: Blocks, qkv: QKV, index: tuple[GraphTensor, GraphTensor]
 ) -> GraphTensor:
     """Computes each stream separately and concatenates the results (build_attn_msa_fa). `index`: the indexer's queries
@@ -186,21 +186,21 @@ def _by_stream(
     rows = build.n_tokens // streams
     if not isinstance(streams, int) or rows == 1:
         raise NoGraphError("one token for each sequence")
-    made: list[GraphTensor] = []
+    outputs: list[GraphTensor] = []
     for _ in range(streams):
-        own = ggml.view(q, width, heads, rows, strides=q.nb[1:3])
+        stream_q = ggml.view(q, width, heads, rows, strides=q.nb[1:3])
         mask = blocks.mask_of(*index, rows)  # one per head group
         k, v = (
-            ggml.permute(ggml.view(one, *one.ne[:3], 1, strides=one.nb[1:]), 0, 3, 1, 2)
-            for one in cached_kv
+            ggml.permute(ggml.view(tensor, *tensor.ne[:3], 1, strides=tensor.nb[1:]), 0, 3, 1, 2)
+            for tensor in cached_kv
         )
         groups = k.ne[3]
-        own = ggml.reshape(own, width, heads // groups, groups, rows)
-        cur = ggml.flash_attn_ext(ggml.permute(own, 0, 2, 3, 1), k, v, mask)
+        stream_q = ggml.reshape(stream_q, width, heads // groups, groups, rows)
+        cur = ggml.flash_attn_ext(ggml.permute(stream_q, 0, 2, 3, 1), k, v, mask)
         cur = ggml.permute(cur, 0, 1, 3, 2)
         cur = cur if build.graph.is_contiguous(cur) else ggml.cont(cur)
-        made.append(ggml.reshape(cur, width * heads, rows))
-    return reduce(lambda left, right: ggml.concat(left, right, 1), made)
+        outputs.append(ggml.reshape(cur, width * heads, rows))
+    return reduce(lambda left, right: ggml.concat(left, right, 1), outputs)
 
 
 BLOCKS: Mapping[str, MiniMaxM3] = {

@@ -22,7 +22,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     widest_rotation,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, weight
-from edgekit.engines.llamacpp.graph.families.indexed import only
+from edgekit.engines.llamacpp.graph.families.indexed import restrict_mask
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import (
     experts,
@@ -46,7 +46,7 @@ from edgekit.engines.llamacpp.graph.tensor import (
 from edgekit.engines.llamacpp.types import CELL_PADDING, Rules
 
 # llama-kv-cache-dsv4.cpp @ 0c1e570: DSV4_CSA_RATIO, DSV4_HCA_RATIO
-CLOSE = 4
+CLOSE = 4  # tokens per compressed key
 FAR = 128
 MAX_STREAMS = 64  # DeepSeek 4 has 4
 
@@ -94,10 +94,10 @@ class Compression:
         halves = 2 if ratio == CLOSE else 1
         blocks = tokens // ratio + _number(sizes.n_seqs)
         state_rows = halves * ratio * streams
-        kept = min(tokens, state_rows)
+        persisted = min(tokens, state_rows)
         packed = max(1, -(-cells // ratio))
         packed = -(-packed // CELL_PADDING) * CELL_PADDING
-        lid = name == "lid"
+        is_indexer = name == "lid"
         shape = (packed, tokens // streams, 1, streams)
         return cls(
             name=name,
@@ -106,13 +106,15 @@ class Compression:
             cache=SideCache(name=name, width=width, cells=packed),
             state_rows=state_rows,
             state_pos=ggml.graph_input(I32, tokens, name=f"{name}_state_pos"),
-            persist_src=ggml.graph_input(I32, kept, name=f"{name}_state_persist_src"),
-            persist_dst=ggml.graph_input(I32, kept, name=f"{name}_state_persist_dst"),
+            persist_src=ggml.graph_input(I32, persisted, name=f"{name}_state_persist_src"),
+            persist_dst=ggml.graph_input(I32, persisted, name=f"{name}_state_persist_dst"),
             read_idxs=ggml.graph_input(I32, halves * ratio * blocks, name=f"{name}_state_read"),
             write_idxs=ggml.graph_input(I64, blocks, name=f"{name}_state_write"),
             write_pos=ggml.graph_input(I32, blocks, name=f"{name}_state_write_pos"),
-            mask=ggml.graph_input(F16 if lid else mask_type(build), *shape, name=f"{name}_mask"),
-            k_rot=rotation(build, width, always=lid),
+            mask=ggml.graph_input(
+                F16 if is_indexer else mask_type(build), *shape, name=f"{name}_mask"
+            ),
+            k_rot=rotation(build, width, always=is_indexer),
         )
 
     def update(self, layer: GraphLayer, cur: GraphTensor, prefix: str) -> None:
@@ -126,7 +128,9 @@ class Compression:
             rows = ggml.view(state, *state.ne[:2], strides=(state.nb[1],))
             states.append(ggml.concat(rows, new, 1))
         # The mean of a block's values, weighted by their scores.
-        values, scores = (ggml.cont(ggml.permute(self._blocks(one), 1, 0, 2, 3)) for one in states)
+        values, scores = (
+            ggml.cont(ggml.permute(self._blocks(state), 1, 0, 2, 3)) for state in states
+        )
         comp = ggml.sum_rows(ggml.mul(values, ggml.soft_max(scores)))
         comp = ggml.cont(ggml.permute(comp, 1, 0, 2, 3))
         comp = ggml.rope(normalize(comp, layer[f"{prefix}_norm"]), self.write_pos)
@@ -145,6 +149,7 @@ class Compression:
         return ggml.view(state, width, self.state_rows, strides=(state.nb[1],))
 
     def _blocks(self, states: GraphTensor) -> GraphTensor:
+        """The rows of each block that is written, as [width, rows of a block, blocks]."""
         count = self.write_pos.ne[0]
         if self.halves == 1:
             rows = ggml.get_rows(states, self.read_idxs)
@@ -156,7 +161,7 @@ class Compression:
             ggml.cont(ggml.view(rows, self.width, self.ratio * count, strides=(rows.nb[1],)))
             for _ in range(2)
         ]
-        last, this = (ggml.reshape(one, self.width, self.ratio, count) for one in halves)
+        last, this = (ggml.reshape(half, self.width, self.ratio, count) for half in halves)
         return ggml.concat(last, this, 1)
 
 
@@ -168,6 +173,7 @@ def _number(size: Size) -> int:
 
 
 def rotation(build: Build, width: int, *, always: bool = False) -> GraphTensor | None:
+    """The matrix that rotates keys of this width; None if the cache is not quantised."""
     quantised = build.options.type_k.block_elements > 1 and width % MIN_ROTATION == 0
     if not (quantised or always):
         return None
@@ -227,15 +233,15 @@ class DeepSeek4(Transformer):
         count = stream_count(build)
         streams = ggml.repeat(ggml.reshape(embd, width, 1, tokens), width, count, tokens, 1)
         for layer in build.layers():
-            streams = self.streams_after(layer, shared, caches, embd.src[1], streams)
+            streams = self.update_streams(layer, shared, caches, embd.src[1], streams)
         if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
             build.output(streams)
         flat = ggml.reshape(streams, width * count, tokens)
         flat = ggml.get_rows(flat, shared.out_ids)
-        cur = gathered(build, ggml.reshape(flat, width, count, build.sizes.n_outputs))
+        cur = hc_head(build, ggml.reshape(flat, width, count, build.sizes.n_outputs))
         results(build, normalize(cur, build["output_norm"]))
 
-    def streams_after(
+    def update_streams(
         self,
         layer: GraphLayer,
         shared: Shared,
@@ -243,20 +249,21 @@ class DeepSeek4(Transformer):
         tokens: GraphTensor,
         streams: GraphTensor,
     ) -> GraphTensor:
-        mixed = before(layer, streams, "attn")
-        cur = self.normalized(layer, mixed.cur, "attn_norm")
+        """The residual streams after the layer."""
+        mixed = hc_pre(layer, streams, "attn")
+        cur = self.apply_norm(layer, mixed.cur, "attn_norm")
         cur = _attention(layer, shared, caches, cur)
-        streams = after(cur, streams, mixed)
-        mixed = before(layer, streams, "ffn")
-        for one in (streams, mixed.post, mixed.comb):
-            layer.build.expand(one)
-        cur = self.normalized(layer, mixed.cur, "ffn_norm")
+        streams = hc_post(cur, streams, mixed)
+        mixed = hc_pre(layer, streams, "ffn")
+        for tensor in (streams, mixed.post, mixed.comb):
+            layer.build.expand(tensor)
+        cur = self.apply_norm(layer, mixed.cur, "ffn_norm")
         chosen: GraphTensor | None = None
         if LayerVariety.of(layer.build.hparams, layer.index).hashed:
             table = layer.weight("ffn_gate_tid2eid")
             chosen = None if table is None else ggml.get_rows(table, tokens)
         moe = experts(layer, cur, shared.routing, selected=chosen)
-        return after(ggml.add(moe, shared_expert(layer, cur)), streams, mixed)
+        return hc_post(ggml.add(moe, shared_expert(layer, cur)), streams, mixed)
 
 
 def _attention(
@@ -271,12 +278,12 @@ def _attention(
     kv = ggml.rope(ggml.reshape(kv, width, 1, build.n_tokens), shared.pos)
     ratio = LayerVariety.of(build.hparams, layer.index).ratio
     compressed = caches.close if ratio == CLOSE else caches.far
-    picked: GraphTensor | None = None
+    selected: GraphTensor | None = None
     if ratio in {CLOSE, FAR}:
         compressed.update(layer, cur, "attn_compressor")
     if ratio == CLOSE:
         caches.index.update(layer, cur, "indexer_compressor")
-        picked = _picked(layer, shared, caches.index, (qr, cur))
+        selected = _top_keys(layer, shared, caches.index, (qr, cur))
     if caches.k_rot is not None:
         q, kv = hadamard(build, q, caches.k_rot), hadamard(build, kv, caches.k_rot)
     build.expand(q)
@@ -284,10 +291,10 @@ def _attention(
     caches.raw.store(layer, kv, caches.k_idxs)
     keys, mask = caches.raw.read(layer), caches.mask
     if ratio:
-        keys = ggml.concat(keys, _whole(compressed.cache.read(layer)), 2)
+        keys = ggml.concat(keys, _view_all(compressed.cache.read(layer)), 2)
         visible = compressed.mask
-        if picked is not None:
-            visible = only(visible, picked, mask_type(build))
+        if selected is not None:
+            visible = restrict_mask(visible, selected, mask_type(build))
         mask = ggml.concat(mask, visible, 0)
     extras = Extras(sinks=layer["attn_sinks"])
     out = attn_mha(build, q, keys, keys, mask, extras, transposed=False)
@@ -297,7 +304,7 @@ def _attention(
     return _output(layer, ggml.rope_back(out, shared.pos))
 
 
-def _picked(
+def _top_keys(
     layer: GraphLayer,
     shared: Shared,
     index: Compression,
@@ -313,7 +320,7 @@ def _picked(
     if index.k_rot is not None:
         q = hadamard(build, q, index.k_rot)
     weights = ggml.scale(ggml.mul_mat(layer["indexer.proj"], cur))
-    keys = _whole(index.cache.read(layer))
+    keys = _view_all(index.cache.read(layer))
     rows = tokens // streams
     q = ggml.view(
         q, index.width, heads, rows, streams, strides=(q.nb[1], q.nb[2], q.nb[3] // streams)
@@ -325,7 +332,7 @@ def _picked(
     return ggml.cont(ggml.top_k(score, count))
 
 
-def _whole(keys: GraphTensor) -> GraphTensor:
+def _view_all(keys: GraphTensor) -> GraphTensor:
     return ggml.view(keys, *keys.ne, strides=keys.nb[1:])
 
 
@@ -368,34 +375,28 @@ def _flat_mixes(streams: GraphTensor, matrix: GraphTensor) -> GraphTensor:
     return ggml.mul_mat(matrix, flat)
 
 
-def before(layer: GraphLayer, streams: GraphTensor, part: str) -> StreamMix:
+def hc_pre(layer: GraphLayer, streams: GraphTensor, part: str) -> StreamMix:
     """build_hc_pre, with ggml's fused operations."""
     _, count, tokens, _ = streams.ne
     scale, base = layer[f"hc_{part}_scale"], layer[f"hc_{part}_base"]
     mixes = _flat_mixes(streams, layer[f"hc_{part}_fn"])
-    pre, post = (
-        ggml.scale(
-            ggml.unary(
-                _affine(
-                    ggml.view(mixes, count, tokens, strides=(mixes.nb[1],)),
-                    ggml.view(scale, 1),
-                    ggml.view(base, count),
-                )
-            )
-        )
-        for _ in range(2)
-    )
+    gates: list[GraphTensor] = []  # of `pre` and `post`
+    for _ in range(2):
+        mix = ggml.view(mixes, count, tokens, strides=(mixes.nb[1],))
+        gate = _affine(mix, ggml.view(scale, 1), ggml.view(base, count))
+        gates.append(ggml.scale(ggml.unary(gate)))
+    pre, post = gates
     comb = ggml.new("DSV4_HC_COMB", F32, shape(count, count, tokens), mixes, scale, base)
     cur = ggml.new("DSV4_HC_PRE", F32, shape(streams.ne[0], tokens), streams, pre)
     return StreamMix(cur, post, comb)
 
 
-def after(cur: GraphTensor, streams: GraphTensor, mixed: StreamMix) -> GraphTensor:
+def hc_post(cur: GraphTensor, streams: GraphTensor, mixed: StreamMix) -> GraphTensor:
     """build_hc_post."""
     return ggml.new("DSV4_HC_POST", F32, streams.ne, cur, streams, mixed.post, mixed.comb)
 
 
-def gathered(build: Build, streams: GraphTensor) -> GraphTensor:
+def hc_head(build: Build, streams: GraphTensor) -> GraphTensor:
     """build_hc_head: merges the streams into one."""
     width, _, tokens, _ = streams.ne
     mixes = _flat_mixes(streams, build["output_hc_fn"])

@@ -21,7 +21,7 @@ from edgekit.engines.llamacpp.graph.layers import (
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 
-def l2_normalized(cur: GraphTensor) -> GraphTensor:
+def l2_normalize(cur: GraphTensor) -> GraphTensor:
     """build_gdn_l2_norm: a rescaled RMS norm."""
     return ggml.scale(ggml.rms_norm(cur))
 
@@ -57,11 +57,11 @@ def linear_attention(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    mixed, z = _mixed(layer, ssm, cur)
+    mixed, z = _conv_input_and_gate(layer, ssm, cur)
     gates = _gates(layer, ssm, cur)
     conv = window(layer, ggml.transpose(mixed), ssm.d_conv - 1)
     conv = ggml.unary(ggml.ssm_conv(conv, layer["ssm_conv1d"]))
-    out = delta_net(layer, ssm.n_embd_s, _cut(layer, ssm, conv), gates)
+    out = delta_net(layer, ssm.n_embd_s, _split_qkv(layer, ssm, conv), gates)
     z = ggml.reshape(z, width, heads, tokens, seqs)
     out = normalize(out, layer["ssm_norm"])
     out = ggml.mul(out, ggml.unary(z))
@@ -69,7 +69,9 @@ def linear_attention(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
-def _mixed(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
+def _conv_input_and_gate(
+    layer: GraphLayer, ssm: Ssm, cur: GraphTensor
+) -> tuple[GraphTensor, GraphTensor]:
     """build_qkvz: the input of the convolution, and the output gate."""
     tokens, seqs = layer.build.sizes.n_seq_tokens, layer.build.sizes.n_seqs
     if "attn_qkv" in layer:
@@ -84,8 +86,8 @@ def _mixed(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, 
         ggml.view(cur, width, *cur.ne[1:], strides=cur.nb[1:]) for width in (key, key, value, value)
     )
     z = ggml.cont(z)
-    flat = [ggml.cont(one, one.ne[0] * ssm.n_group, tokens, seqs) for one in (q, k, v)]
-    return ggml.concat(ggml.concat(flat[0], flat[1], 0), flat[2], 0), z
+    q, k, v = (ggml.cont(side, side.ne[0] * ssm.n_group, tokens, seqs) for side in (q, k, v))
+    return ggml.concat(ggml.concat(q, k, 0), v, 0), z
 
 
 def _gates(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, GraphTensor]:
@@ -108,7 +110,7 @@ def _gates(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, 
     return ggml.reshape(decay, 1, heads, tokens, seqs), beta
 
 
-def _cut(layer: GraphLayer, ssm: Ssm, conv: GraphTensor) -> QKV:
+def _split_qkv(layer: GraphLayer, ssm: Ssm, conv: GraphTensor) -> QKV:
     """Splits the convolution's output into queries, keys and values."""
     build = layer.build
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -126,13 +128,15 @@ def _cut(layer: GraphLayer, ssm: Ssm, conv: GraphTensor) -> QKV:
         )
         for width, heads in shapes
     )
-    q, k = l2_normalized(q), l2_normalized(k)
+    q, k = l2_normalize(q), l2_normalize(k)
     # qwen3next repeats keys to match the value heads.
     if "ssm_ba" in layer and ssm.n_group != ssm.dt_rank:
         times, total = ssm.dt_rank // ssm.n_group, build.n_tokens
-        q, k = (ggml.reshape(one, ssm.d_state, 1, ssm.n_group, total) for one in (q, k))
-        q, k = (ggml.repeat(one, ssm.d_state, times, ssm.n_group, total) for one in (q, k))
-        q, k = (ggml.reshape(one, ssm.d_state, ssm.n_group * times, tokens, seqs) for one in (q, k))
+        q, k = (ggml.reshape(side, ssm.d_state, 1, ssm.n_group, total) for side in (q, k))
+        q, k = (ggml.repeat(side, ssm.d_state, times, ssm.n_group, total) for side in (q, k))
+        q, k = (
+            ggml.reshape(side, ssm.d_state, ssm.n_group * times, tokens, seqs) for side in (q, k)
+        )
     return q, k, v
 
 
@@ -158,7 +162,7 @@ class DeltaNet(Hybrid):
         )
         if not self.late_gate:
             gate = ggml.cont(gate, width * heads, tokens)
-        k, v = (ggml.reshape(one, width, kv_heads, tokens) for one in (k, v))
+        k, v = (ggml.reshape(side, width, kv_heads, tokens) for side in (k, v))
         q, k = self.norm_qk(layer, q, k)
         q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
         cur = attend(layer, shared.attn, q, k, v, project=False)

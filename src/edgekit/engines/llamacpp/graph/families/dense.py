@@ -62,9 +62,9 @@ class Falcon(Transformer):
     """Falcon: attention and feed-forward may have separate norms."""
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
-        normed = self.normalized(layer, stream, "attn_norm")
-        has_own_norm = "attn_norm_2" in layer
-        cur = self.normalized(layer, stream, "attn_norm_2") if has_own_norm else normed
+        normed = self.apply_norm(layer, stream, "attn_norm")
+        has_second_norm = "attn_norm_2" in layer
+        cur = self.apply_norm(layer, stream, "attn_norm_2") if has_second_norm else normed
         cur = self.attention(layer, shared, cur)
         cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
         return self.parallel_sum(self.feed_forward(layer, shared, normed), stream, cur)
@@ -78,7 +78,7 @@ class GptNeoX(Transformer):
     ) -> GraphTensor:
         if not layer.build.hparams.flag("use_parallel_residual"):
             return Transformer.after_attention(self, layer, shared, cur, stream)
-        result = self.normalized(layer, stream, "ffn_norm")
+        result = self.apply_norm(layer, stream, "ffn_norm")
         result = self.feed_forward(layer, shared, result)
         return ggml.add(ggml.add(result, stream), cur)
 
@@ -90,7 +90,7 @@ class BitNet(Transformer):
         self, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
         cur = attend(layer, shared.attn, *heads, project=False)
-        cur = self.normalized(layer, cur, "attn_sub_norm")
+        cur = self.apply_norm(layer, cur, "attn_sub_norm")
         return project_biased(layer, "attn_output", cur)
 
     def feed_forward(
@@ -100,7 +100,7 @@ class BitNet(Transformer):
         cur: GraphTensor,
     ) -> GraphTensor:
         up, gate = (project(layer, name, cur) for name in ("ffn_up", "ffn_gate"))
-        cur = self.normalized(layer, ggml.glu(gate, up), "ffn_sub_norm")
+        cur = self.apply_norm(layer, ggml.glu(gate, up), "ffn_sub_norm")
         return project(layer, "ffn_down", cur)
 
 
@@ -109,14 +109,14 @@ class Deci(Transformer):
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         heads = layer.facts.n_head
-        cur = self.normalized(layer, stream, "attn_norm") if heads else stream
+        cur = self.apply_norm(layer, stream, "attn_norm") if heads else stream
         cur = self.attention(layer, shared, cur) if heads else cur
         before = stream
         cur, stream = self.output_rows(layer, shared, cur, stream)
         if "ffn_norm" not in layer:
             return before  # deci.cpp skips to the next layer and drops the attention output
         stream = ggml.add(cur, stream) if heads else cur
-        cur = self.normalized(layer, stream, "ffn_norm")
+        cur = self.apply_norm(layer, stream, "ffn_norm")
         return ggml.add(self.feed_forward(layer, shared, cur), stream)
 
     def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
@@ -132,17 +132,17 @@ class Chameleon(Transformer):
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         swin = layer.build.hparams.flag("swin_norm")
-        cur = stream if swin else self.normalized(layer, stream, "attn_norm")
+        cur = stream if swin else self.apply_norm(layer, stream, "attn_norm")
         cur = self.attention(layer, shared, cur)
         cur, stream = self.output_rows(layer, shared, cur, stream)
-        cur = self.normalized(layer, cur, "attn_norm") if swin else cur
+        cur = self.apply_norm(layer, cur, "attn_norm") if swin else cur
         stream = ggml.add(cur, stream)
-        cur = cur if swin else self.normalized(layer, stream, "ffn_norm")
+        cur = cur if swin else self.apply_norm(layer, stream, "ffn_norm")
         cur = feed_forward(layer, cur)
-        cur = self.normalized(layer, cur, "ffn_norm") if swin else cur
+        cur = self.apply_norm(layer, cur, "ffn_norm") if swin else cur
         return ggml.add(cur, stream)
 
-    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+    def apply_norm(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         heads = name in {"attn_q_norm", "attn_k_norm"}
         kind = Norm.LAYER if heads else self.norm
         return normalize(cur, layer[name], layer.bias(name), kind=kind)
@@ -179,6 +179,7 @@ def trained_rope(hparams: Hparams, _il: int) -> bool:
 
 
 def rope_pattern(hparams: Hparams, il: int) -> bool:
+    """Whether the file's rope pattern lists the layer; layers beyond the pattern use rope."""
     pattern = hparams.key("attention.rope_pattern")
     return not isinstance(pattern, tuple) or il >= len(pattern) or bool(pattern[il])
 
@@ -187,7 +188,7 @@ def deepstack_mapping(hparams: Hparams) -> tuple[int, ...]:
     """The index of the image embeddings that each layer adds; negative: none."""
     mapping = hparams.key("deepstack_mapping")
     numbers = mapping if isinstance(mapping, tuple) else ()
-    return tuple(one for one in numbers[: hparams.n_layer] if isinstance(one, int))
+    return tuple(number for number in numbers[: hparams.n_layer] if isinstance(number, int))
 
 
 def image_embd(build: Build) -> GraphTensor:
@@ -213,7 +214,8 @@ class Granite(Transformer):
 
     def embed(self, build: Build, _shared: Shared) -> GraphTensor:
         hparams = build.hparams
-        count = len({one for one in deepstack_mapping(hparams) if one >= 0}) if self.images else 0
+        mapping = deepstack_mapping(hparams) if self.images else ()
+        count = len({index for index in mapping if index >= 0})
         width = hparams.n_embd * (1 + count) if count else None
         return build.input_embd(scaled=bool(hparams.real("embedding_scale")), width=width)
 
@@ -230,22 +232,22 @@ class Granite(Transformer):
 class Olmo(Transformer):
     """OLMo: norms without weights."""
 
-    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+    def apply_norm(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         if name in {"attn_norm", "ffn_norm"}:
             return normalize(cur, None, kind=self.norm)
-        return Transformer.normalized(self, layer, cur, name)
+        return Transformer.apply_norm(self, layer, cur, name)
 
 
 class StableLm(Transformer):
     """StableLM: a feed-forward without its own norm shares attention's."""
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
-        normed = self.normalized(layer, stream, "attn_norm")
+        normed = self.apply_norm(layer, stream, "attn_norm")
         cur = self.attention(layer, shared, normed)
         cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
         stream = ggml.add(cur, stream)
-        has_own_norm = "ffn_norm" in layer
-        cur = self.normalized(layer, stream, "ffn_norm") if has_own_norm else normed
+        has_ffn_norm = "ffn_norm" in layer
+        cur = self.apply_norm(layer, stream, "ffn_norm") if has_ffn_norm else normed
         return ggml.add(self.feed_forward(layer, shared, cur), stream)
 
 
@@ -268,8 +270,8 @@ class Nanbeige(Transformer):
 
     def variant(self, hparams: Hparams, il: int) -> tuple[bool, int]:
         """Whether the layer ends a loop. With looped weights, no two layers are alike."""
-        ends = (il + 1) % hparams.n_block == 0 and il + 1 < hparams.n_layer
-        normed = ends and not hparams.flag("skip_loop_final_norm")
+        ends_loop = (il + 1) % hparams.n_block == 0 and il + 1 < hparams.n_layer
+        normed = ends_loop and not hparams.flag("skip_loop_final_norm")
         return normed, il if hparams.n_block < hparams.n_layer else 0
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
@@ -286,7 +288,7 @@ class OpenElm(Transformer):
         width, counts = facts.n_embd_head_k, (facts.n_head, facts.n_head_kv, facts.n_head_kv)
         cur = ggml.mul_mat(layer["attn_qkv"], cur)
         cur = ggml.reshape(cur, width, sum(counts), tokens)
-        q, k, v = (ggml.view(cur, width, one, tokens, strides=cur.nb[1:3]) for one in counts)
+        q, k, v = (ggml.view(cur, width, count, tokens, strides=cur.nb[1:3]) for count in counts)
         return q, k, v
 
 

@@ -78,11 +78,11 @@ class Bert(PreNormEncoder):
     def after_attention(
         self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
-        cur = self.normalized(layer, ggml.add(cur, stream), "attn_output_norm")
+        cur = self.apply_norm(layer, ggml.add(cur, stream), "attn_output_norm")
         if "attn_norm_2" in layer:
-            cur = self.normalized(layer, ggml.add(cur, stream), "attn_norm_2")
+            cur = self.apply_norm(layer, ggml.add(cur, stream), "attn_norm_2")
         cur = ggml.add(self.feed_forward(layer, shared, cur), cur)
-        return self.normalized(layer, cur, "layer_output_norm")
+        return self.apply_norm(layer, cur, "layer_output_norm")
 
     def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if "ffn_gate_inp" in layer:

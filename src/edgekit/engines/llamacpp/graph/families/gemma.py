@@ -38,7 +38,7 @@ def slice_2d(cur: GraphTensor) -> GraphTensor:
     return ggml.view(cur, *cur.ne[:2], strides=(cur.nb[1],))
 
 
-def looked_up(build: Build) -> GraphTensor:
+def per_layer_lookup(build: Build) -> GraphTensor:
     """build_inp_per_layer."""
     ids = ggml.graph_input(I32, build.n_tokens, name="inp_tokens")
     return ggml.get_rows(build["per_layer_token_embd"], ids)
@@ -47,17 +47,19 @@ def looked_up(build: Build) -> GraphTensor:
 def per_layer_inputs(
     build: Build, embd: GraphTensor, width: int, before: GraphTensor | None = None
 ) -> GraphTensor:
-    """project_per_layer_inputs: [width, tokens, layers]. `before`: per-layer embeddings that were already looked up."""
+    """project_per_layer_inputs: [width, tokens, layers]. `before`: the per-layer embeddings, if already looked up."""
     layers, tokens = build.hparams.n_layer, build.n_tokens
     if before is None:
-        own = ggml.scale(ggml.reshape(looked_up(build), width, layers, tokens))
+        embeddings = ggml.scale(ggml.reshape(per_layer_lookup(build), width, layers, tokens))
         if build.options.rules >= Rules.PER_LAYER_FIRST:
-            build.expand(own)
+            build.expand(embeddings)
     else:
-        own = ggml.reshape(ggml.scale(before), width, layers, tokens)
-    made = ggml.scale(ggml.mul_mat(build["per_layer_model_proj"], embd))
-    made = normalize(ggml.reshape(made, width, layers, tokens), build["per_layer_proj_norm"])
-    return ggml.cont(ggml.permute(ggml.scale(ggml.add(made, own)), 0, 2, 1, 3))
+        embeddings = ggml.reshape(ggml.scale(before), width, layers, tokens)
+    projected_embd = ggml.scale(ggml.mul_mat(build["per_layer_model_proj"], embd))
+    projected_embd = normalize(
+        ggml.reshape(projected_embd, width, layers, tokens), build["per_layer_proj_norm"]
+    )
+    return ggml.cont(ggml.permute(ggml.scale(ggml.add(projected_embd, embeddings)), 0, 2, 1, 3))
 
 
 def owner(hparams: Hparams, il: int) -> int | None:
@@ -66,7 +68,7 @@ def owner(hparams: Hparams, il: int) -> int | None:
     return mixer.source_layer if isinstance(mixer, SharedCache) else None
 
 
-def attended(
+def gemma_attention(
     layer: GraphLayer,
     shared: Shared,
     parts: Sequence[GraphTensor],
@@ -84,24 +86,24 @@ def attended(
     return attend(layer, shared.attn, q, ggml.rope(k, shared.pos, factors), v)
 
 
-def projected(layer: GraphLayer, cur: GraphTensor) -> list[GraphTensor]:
+def project_qkv(layer: GraphLayer, cur: GraphTensor) -> list[GraphTensor]:
     """Q, K and V in heads. Without a V matrix, V is K."""
     width, tokens = layer.facts.n_embd_head_k, layer.build.n_tokens
     counts = (layer.facts.n_head, layer.facts.n_head_kv, layer.facts.n_head_kv)
     if "attn_qkv" in layer:
         fused = project(layer, "attn_qkv", cur)
-        made = [
+        sides = [
             ggml.cont(ggml.view(fused, width * count, tokens, strides=(fused.nb[1],)))
             for count in counts
         ]
     else:
         names = [name for name in ("attn_q", "attn_k", "attn_v") if name in layer]
-        made = [project(layer, name, cur) for name in names]
-    if len(made) == 2:
-        made = [*made, made[1]]
+        sides = [project(layer, name, cur) for name in names]
+    if len(sides) == 2:
+        sides = [*sides, sides[1]]
     return [
-        ggml.reshape(one, width, count, layer.build.n_tokens)
-        for one, count in zip(made, counts, strict=False)
+        ggml.reshape(side, width, count, layer.build.n_tokens)
+        for side, count in zip(sides, counts, strict=False)
     ]
 
 
@@ -114,10 +116,10 @@ class Gemma4(Transformer):
 
     def build(self, build: Build) -> None:
         width = build.hparams.integer("embedding_length_per_layer_input", 0)
-        before = looked_up(build) if width and build.options.rules >= Rules.V0_6 else None
+        before = per_layer_lookup(build) if width and build.options.rules >= Rules.V0_6 else None
         if before is not None:
             build.expand(before)
-        cur = build.scaled_embd(build.input_embd())
+        cur = build.scale_embd(build.input_embd())
         shared = self.shared(build)
         per_layer = per_layer_inputs(build, cur, width, before) if width else None
         family = replace(self, per_layer=per_layer)
@@ -127,29 +129,29 @@ class Gemma4(Transformer):
 
     def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         factors = None if layer.facts.is_swa else rope_factors(layer.build)
-        return attended(layer, shared, projected(layer, cur), factors)
+        return gemma_attention(layer, shared, project_qkv(layer, cur), factors)
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         cur = Transformer.block(self, layer, shared, stream)
         if self.per_layer is not None:
             gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
-            (own,) = self.output_rows(layer, shared, slice_2d(self.per_layer))
-            made = ggml.mul_mat(layer["proj"], ggml.mul(gate, own))
-            cur = ggml.add(cur, normalize(made, layer["post_norm"]))
+            (embeddings,) = self.output_rows(layer, shared, slice_2d(self.per_layer))
+            gated = ggml.mul_mat(layer["proj"], ggml.mul(gate, embeddings))
+            cur = ggml.add(cur, normalize(gated, layer["post_norm"]))
         scale = layer.weight("layer_output_scale")
         return cur if scale is None else ggml.mul(cur, scale)
 
     def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         """A dense feed-forward, and experts in parallel if the layer has them."""
-        dense = feed_forward(layer, self.normalized(layer, cur, "ffn_norm"))
+        dense = feed_forward(layer, self.apply_norm(layer, cur, "ffn_norm"))
         if "ffn_gate_inp" not in layer:
             return dense
-        dense = self.normalized(layer, dense, "post_ffw_norm_1")
-        moe = self.normalized(layer, cur, "pre_ffw_norm_2")
+        dense = self.apply_norm(layer, dense, "post_ffw_norm_1")
+        moe = self.apply_norm(layer, cur, "pre_ffw_norm_2")
         logits = ggml.mul(ggml.scale(ggml.rms_norm(cur)), layer.required("ffn_gate_inp.scale"))
         logits = ggml.mul_mat(layer["ffn_gate_inp"], logits)
         moe = experts(layer, moe, shared.routing, probs_in=logits)
-        return ggml.add(dense, self.normalized(layer, moe, "post_ffw_norm_2"))
+        return ggml.add(dense, self.apply_norm(layer, moe, "post_ffw_norm_2"))
 
 
 class Gemma3n(Transformer):
@@ -158,62 +160,65 @@ class Gemma3n(Transformer):
         return il < SPARSE_LAYERS
 
     def build(self, build: Build) -> None:
-        cur = build.scaled_embd(build.input_embd())
+        cur = build.scale_embd(build.input_embd())
         shared = self.shared(build)
         per_layer = per_layer_inputs(build, cur, PER_LAYER)
         # One stream is expanded to all of them, rescaled to equal magnitude.
         others = ggml.repeat(cur, *cur.ne[:2], STREAMS - 1, 1)
         others = ggml.mul_mat(build["altup_proj"], others)
-        streams = ggml.concat(cur, _as_large(others, _magnitude(cur)), 2)
+        streams = ggml.concat(cur, _rescale(others, _magnitude(cur)), 2)
         for layer in build.layers():
-            streams = self.streams_after(layer, shared, streams, per_layer)
+            streams = self.update_streams(layer, shared, streams, per_layer)
         others = ggml.mul_mat(build["altup_unembd_proj"], _rest(streams))
-        others = _as_large(others, _magnitude(slice_2d(streams)))
+        others = _rescale(others, _magnitude(slice_2d(streams)))
         cur = slice_2d(streams)
         for _ in range(STREAMS - 1):
             cur = ggml.add(cur, slice_2d(others))
         cur = ggml.get_rows(ggml.scale(cur), shared.out_ids)
         results(build, normalize(cur, build["output_norm"]), softcap=True)
 
-    def streams_after(
+    def update_streams(
         self,
         layer: GraphLayer,
         shared: Shared,
         streams: GraphTensor,
         per_layer: GraphTensor,
     ) -> GraphTensor:
-        predicted = _predicted(layer, streams)
+        """The streams after the layer: only the first runs it, and the others are predicted and corrected."""
+        predicted = _predict_streams(layer, streams)
         active = slice_2d(predicted)
-        cur = self.worked(layer, shared, active)
-        corrected = _corrected(layer, predicted, cur)
+        cur = self.active_layer(layer, shared, active)
+        corrected = _correct_streams(layer, predicted, cur)
         first = ggml.mul(slice_2d(corrected), layer["altup_correct_scale"])
         first = ggml.unary(ggml.mul_mat(layer["inp_gate"], first))
         first = ggml.mul_mat(layer["proj"], ggml.mul(first, slice_2d(per_layer)))
-        first = self.normalized(layer, first, "post_norm")
+        first = self.apply_norm(layer, first, "post_norm")
         return ggml.concat(slice_2d(corrected), ggml.add(_rest(corrected), first), 2)
 
-    def worked(self, layer: GraphLayer, shared: Shared, active: GraphTensor) -> GraphTensor:
+    def active_layer(self, layer: GraphLayer, shared: Shared, active: GraphTensor) -> GraphTensor:
         """An ordinary layer with a low-rank path parallel to attention (LAuReL)."""
-        normed = self.normalized(layer, active, "attn_norm")
+        normed = self.apply_norm(layer, active, "attn_norm")
         laurel = ggml.mul_mat(layer["laurel_r"], ggml.mul_mat(layer["laurel_l"], normed))
-        laurel = ggml.add(self.normalized(layer, laurel, "laurel_post_norm"), normed)
-        split = qkv if layer.facts.has_kv else projected
-        cur = attended(layer, shared, split(layer, normed), None)
-        cur = ggml.add(self.normalized(layer, cur, "post_attention_norm"), active)
+        laurel = ggml.add(self.apply_norm(layer, laurel, "laurel_post_norm"), normed)
+        split = qkv if layer.facts.has_kv else project_qkv
+        cur = gemma_attention(layer, shared, split(layer, normed), None)
+        cur = ggml.add(self.apply_norm(layer, cur, "post_attention_norm"), active)
         stream = ggml.scale(ggml.add(cur, laurel))
-        cur = self.normalized(layer, stream, "ffn_norm")
+        cur = self.apply_norm(layer, stream, "ffn_norm")
         up, gate = ggml.mul_mat(layer["ffn_up"], cur), ggml.mul_mat(layer["ffn_gate"], cur)
         if layer.index < SPARSE_LAYERS:
-            gate = _largest(gate)
+            gate = _keep_largest(gate)
         cur = ggml.mul_mat(layer["ffn_down"], ggml.mul(up, ggml.unary(gate)))
         return ggml.add(normalize(cur, layer["post_ffw_norm"]), stream)
 
 
 def _magnitude(cur: GraphTensor) -> GraphTensor:
+    """calc_magnitude: the Euclidean norm of each row."""
     return ggml.sqrt(ggml.sum_rows(ggml.sqr(cur)))
 
 
-def _as_large(cur: GraphTensor, magnitude: GraphTensor) -> GraphTensor:
+def _rescale(cur: GraphTensor, magnitude: GraphTensor) -> GraphTensor:
+    """Rows scaled to this magnitude."""
     return ggml.div(ggml.mul(cur, magnitude), _magnitude(cur))
 
 
@@ -223,29 +228,32 @@ def _rest(streams: GraphTensor) -> GraphTensor:
 
 
 def _modalities(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """altup_compute_router_modalities: how strongly each stream counts."""
     cur = normalize(cur, layer["altup_router_norm"])
     return ggml.unary(ggml.mul_mat(layer["altup_router"], ggml.scale(cur)))
 
 
-def _predicted(layer: GraphLayer, streams: GraphTensor) -> GraphTensor:
+def _predict_streams(layer: GraphLayer, streams: GraphTensor) -> GraphTensor:
+    """altup_predict: what the layer is expected to add to each stream."""
     modalities = _modalities(layer, slice_2d(streams))
     factors = ggml.mul_mat(layer["altup_predict_coef"], modalities)
     factors = ggml.reshape(factors, STREAMS, STREAMS, layer.build.n_tokens)
-    turned = ggml.cont(ggml.permute(streams, 1, 2, 0, 3))
-    predicted = ggml.mul_mat(turned, factors)
+    by_stream = ggml.cont(ggml.permute(streams, 1, 2, 0, 3))
+    predicted = ggml.mul_mat(by_stream, factors)
     return ggml.add(ggml.cont(ggml.permute(predicted, 0, 2, 1, 3)), streams)
 
 
-def _corrected(layer: GraphLayer, predicted: GraphTensor, cur: GraphTensor) -> GraphTensor:
+def _correct_streams(layer: GraphLayer, predicted: GraphTensor, cur: GraphTensor) -> GraphTensor:
+    """altup_correct: the predicted streams, corrected by the output of the active one."""
     modalities = _modalities(layer, cur)
-    news = ggml.sub(cur, slice_2d(predicted))
+    innovation = ggml.sub(cur, slice_2d(predicted))
     factors = ggml.scale(ggml.mul_mat(layer["altup_correct_coef"], modalities))
     factors = ggml.cont(ggml.transpose(factors), 1, layer.build.n_tokens, STREAMS)
-    news = ggml.repeat(news, *cur.ne[:2], STREAMS, 1)
-    return ggml.add(ggml.mul(news, factors), predicted)
+    innovation = ggml.repeat(innovation, *cur.ne[:2], STREAMS, 1)
+    return ggml.add(ggml.mul(innovation, factors), predicted)
 
 
-def _largest(cur: GraphTensor) -> GraphTensor:
+def _keep_largest(cur: GraphTensor) -> GraphTensor:
     """gaussian_topk: values below a quantile of their row become zero."""
     mean = ggml.mean(cur)
     spread = ggml.scale(ggml.sum_rows(ggml.sqr(ggml.sub(cur, mean))))

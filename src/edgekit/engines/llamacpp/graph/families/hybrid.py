@@ -56,11 +56,11 @@ class SideBySide(Hybrid):
     """Falcon H1: every layer has attention and a recurrent part, whose outputs are added."""
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
-        normed = self.normalized(layer, stream, "attn_norm")
+        normed = self.apply_norm(layer, stream, "attn_norm")
         attended = Transformer.attention(self, layer, shared, normed)
-        normed = self.normalized(layer, stream, "attn_norm")  # computed twice
-        carried = self.mixer(layer, normed)
-        stream = ggml.add(ggml.add(attended, carried), stream)
+        normed = self.apply_norm(layer, stream, "attn_norm")  # computed twice
+        recurrent = self.mixer(layer, normed)
+        stream = ggml.add(ggml.add(attended, recurrent), stream)
         (stream,) = self.output_rows(layer, shared, stream)
         cur = normalize(stream, layer.required("ffn_norm"))  # not ffn_norm.weight
         return ggml.add(self.feed_forward(layer, shared, cur), stream)
@@ -78,9 +78,9 @@ class OneEach(Hybrid):
     norm_first: bool = True
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
-        cur = self.normalized(layer, stream, "attn_norm")
-        kind = self.feed_forward if layer.facts.variant is True else self.attention
-        cur = kind(layer, shared, cur)
+        cur = self.apply_norm(layer, stream, "attn_norm")
+        sublayer = self.feed_forward if layer.facts.variant is True else self.attention
+        cur = sublayer(layer, shared, cur)
         cur, stream = self.output_rows(layer, shared, cur, stream)
         return ggml.add(cur, stream)
 

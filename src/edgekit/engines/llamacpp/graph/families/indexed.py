@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     widest_rotation,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.latent import absorbed
+from edgekit.engines.llamacpp.graph.families.latent import absorbed_qkv
 from edgekit.engines.llamacpp.graph.families.transformer import (
     Transformer,
     file_routing,
@@ -71,7 +71,7 @@ class Indexer:
             rotation=ggml.graph_input(F32, side, side, name="attn_inp_k_rot"),
         )
 
-    def picked(
+    def top_cells(
         self, layer: GraphLayer, pos: GraphTensor, cur: GraphTensor, qr: GraphTensor
     ) -> GraphTensor:
         """The highest-scoring cells for each token, by the indexer's queries and keys."""
@@ -97,16 +97,16 @@ class Indexer:
         return ggml.cont(ggml.top_k(score, at_most(build, score.ne[0], self.top_k)))
 
 
-def only(mask: GraphTensor, picked: GraphTensor, kind: TensorType = F32) -> GraphTensor:
+def restrict_mask(mask: GraphTensor, selected: GraphTensor, kind: TensorType = F32) -> GraphTensor:
     """The mask restricted to the selected cells. `kind`: the type of the zeros that unmask them."""
     nb = mask.nb
     closed = ggml.fill(mask)
     ne = (1, mask.ne[0], mask.ne[1], mask.ne[3])
     closed = ggml.view(closed, *ne, strides=nb[:3])
-    strides = (picked.nb[1], picked.nb[2], picked.ne[3] * picked.nb[3])
-    where = ggml.view(picked, picked.ne[0], picked.ne[1], picked.ne[3], 1, strides=strides)
-    zeros = GraphTensor(op="NONE", type=kind, ne=shape(1, *where.ne[:3]), name="zeros")
-    opened = ggml.set_rows(closed, ggml.fill(zeros), where)
+    strides = (selected.nb[1], selected.nb[2], selected.ne[3] * selected.nb[3])
+    rows = ggml.view(selected, selected.ne[0], selected.ne[1], selected.ne[3], 1, strides=strides)
+    zeros = GraphTensor(op="NONE", type=kind, ne=shape(1, *rows.ne[:3]), name="zeros")
+    opened = ggml.set_rows(closed, ggml.fill(zeros), rows)
     strides = (opened.nb[2], opened.nb[3], opened.nb[3])
     opened = ggml.view(opened, opened.ne[1], opened.ne[2], 1, opened.ne[3], strides=strides)
     return ggml.add(opened, mask)
@@ -145,17 +145,17 @@ class Indexed(Transformer):
             raise NoGraphError(f"builds before b{FIRST_BUILD} attend in another way")
         cur = build.input_embd()
         shared, indexer = self.shared(build), Indexer.of(build)
-        attn, picked = shared.attn.base, None
+        attn, selected = shared.attn.base, None
         for layer in build.layers():
             stream = cur
-            normed = self.normalized(layer, stream, "attn_norm")
+            normed = self.apply_norm(layer, stream, "attn_norm")
             qr = ggml.mul_mat(layer["attn_q_a"], normed)
             qr = normalize(qr, layer["attn_q_a_norm"])
-            if picked is None or self.indexed(build.hparams, layer.index):
-                picked = indexer.picked(layer, shared.pos, normed, qr)
+            if selected is None or self.indexed(build.hparams, layer.index):
+                selected = indexer.top_cells(layer, shared.pos, normed, qr)
             q = ggml.mul_mat(layer["attn_q_b"], qr)
-            qkv = absorbed(layer, q, normed, lambda part: ggml.rope(part, shared.pos))
-            cur = attend_k(layer, attn, qkv, mask=only(attn.mask, picked))
+            qkv = absorbed_qkv(layer, q, normed, lambda part: ggml.rope(part, shared.pos))
+            cur = attend_k(layer, attn, qkv, mask=restrict_mask(attn.mask, selected))
             cur, stream = self.output_rows(layer, shared, cur, stream)
             cur = self.after_attention(layer, shared, cur, stream)
         self.head(build, cur)

@@ -12,9 +12,9 @@ from edgekit.engines.llamacpp.graph.attention import (
     state,
 )
 from edgekit.engines.llamacpp.graph.build import GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalized
+from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalize
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
-from edgekit.engines.llamacpp.graph.families.latent import absorbed, query
+from edgekit.engines.llamacpp.graph.families.latent import absorbed_qkv, query
 from edgekit.engines.llamacpp.graph.families.sparse import Clamps, clamped_feed_forward
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.layers import (
@@ -41,14 +41,16 @@ class Kda(NamedTuple):
 
     @property
     def tail(self) -> int:
+        """Elements that one convolution keeps."""
         return self.kept * self.inner
 
     @property
     def memory(self) -> int:
+        """Elements of a sequence's recurrent state."""
         return self.width * self.width * self.heads
 
 
-def convolved(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]:
+def convolve_qkv(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]:
     """causal_conv1d for Q, K and V: [width, heads, tokens, sequences] each."""
     build, kda = layer.build, Kda.of(layer.build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -62,35 +64,36 @@ def convolved(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]:
         sides = [ggml.mul_mat(layer[f"attn_{side}"], cur) for side in "qkv"]
     element = before.type.block_bytes
     strides = (kda.kept * element, 3 * kda.tail * element)
-    made: list[GraphTensor] = []
+    outputs: list[GraphTensor] = []
     for name, side in zip("qkv", sides, strict=True):
         kernel = layer[f"ssm_conv1d_{name}"]
-        own = ggml.view(before, kda.kept, kda.inner, seqs, strides=strides)
+        previous_inputs = ggml.view(before, kda.kept, kda.inner, seqs, strides=strides)
         conv_input = ggml.concat(
-            own, ggml.transpose(ggml.reshape(side, kda.inner, tokens, seqs)), 0
+            previous_inputs, ggml.transpose(ggml.reshape(side, kda.inner, tokens, seqs)), 0
         )
         tail = ggml.view(conv_input, kda.kept, kda.inner, seqs, strides=conv_input.nb[1:3])
         into = ggml.view(cache, kda.kept, kda.inner, seqs, strides=strides)
         build.expand(ggml.cpy(tail, into))
         out = ggml.ssm_conv(conv_input, ggml.reshape(kernel, kernel.ne[0], kda.inner))
         out = ggml.unary(ggml.reshape(out, kda.inner, build.n_tokens))
-        made.append(ggml.reshape(out, kda.width, kda.heads, tokens, seqs))
-    return tuple(made)
+        outputs.append(ggml.reshape(out, kda.width, kda.heads, tokens, seqs))
+    return tuple(outputs)
 
 
-def _attended(layer: GraphLayer, cur: GraphTensor, decay: GraphTensor) -> GraphTensor:
+def _delta_attention(layer: GraphLayer, cur: GraphTensor, decay: GraphTensor) -> GraphTensor:
     """Delta attention, before its gate."""
     build, kda = layer.build, Kda.of(layer.build.hparams)
-    q, k, v = convolved(layer, cur)
+    q, k, v = convolve_qkv(layer, cur)
     beta = ggml.mul_mat(layer["ssm_beta"], cur)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     beta = ggml.unary(ggml.reshape(beta, 1, kda.heads, tokens, seqs))
-    qkv = (l2_normalized(q), l2_normalized(k), v)
+    qkv = (l2_normalize(q), l2_normalize(k), v)
     out = delta_net(layer, kda.memory, qkv, (decay, beta))
     return ggml.reshape(ggml.cont(out), kda.width, kda.heads, build.n_tokens)
 
 
-def _gated(layer: GraphLayer, out: GraphTensor, gate: GraphTensor) -> GraphTensor:
+def _apply_gate(layer: GraphLayer, out: GraphTensor, gate: GraphTensor) -> GraphTensor:
+    """Normalises and gates the output of delta attention, and projects it."""
     kda, tokens = Kda.of(layer.build.hparams), layer.build.n_tokens
     gate = ggml.reshape(gate, kda.width, kda.heads, tokens)
     out = ggml.mul(normalize(out, layer["ssm_norm"]), ggml.unary(gate))
@@ -98,6 +101,7 @@ def _gated(layer: GraphLayer, out: GraphTensor, gate: GraphTensor) -> GraphTenso
 
 
 def kimi_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """Delta attention with low-rank gates."""
     build = layer.build
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -106,14 +110,14 @@ def kimi_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
     decay = ggml.mul(decay, ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1))
     decay = ggml.reshape(decay, kda.width, kda.heads, tokens, seqs)
-    out = _attended(layer, cur, decay)
+    out = _delta_attention(layer, cur, decay)
     cur = ggml.reshape(ggml.reshape(cur, cur.ne[0], tokens, seqs), cur.ne[0], build.n_tokens)
     gate = ggml.mul_mat(layer["ssm_g_b"], ggml.mul_mat(layer["ssm_g_a"], cur))
-    return _gated(layer, out, gate)
+    return _apply_gate(layer, out, gate)
 
 
 def ling_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    """Full-rank gates, and a decay with a lower bound."""
+    """Delta attention with full-rank gates and a decay that has a lower bound."""
     build = layer.build
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -121,8 +125,8 @@ def ling_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
     decay = ggml.mul(decay, ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1))
     decay = ggml.reshape(ggml.scale(ggml.unary(decay)), kda.width, kda.heads, tokens, seqs)
-    out = _attended(layer, cur, decay)
-    return _gated(layer, out, ggml.mul_mat(layer["ssm_g_a"], cur))
+    out = _delta_attention(layer, cur, decay)
+    return _apply_gate(layer, out, ggml.mul_mat(layer["ssm_g_a"], cur))
 
 
 class Kimi(Hybrid):
@@ -133,7 +137,7 @@ class Kimi(Hybrid):
         return Hybrid.attention(self, layer, shared, cur)
 
     def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        qkv = absorbed(layer, query(layer, cur), cur, lambda part: part)
+        qkv = absorbed_qkv(layer, query(layer, cur), cur, lambda part: part)
         return attend_k(layer, shared.attn.base, qkv)
 
     def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
@@ -152,7 +156,7 @@ class Ling3(Hybrid):
     def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         heads, tokens = layer.facts.n_head, layer.build.n_tokens
         width = layer.build.hparams.integer("attention.value_length_mla")
-        qkv = absorbed(layer, query(layer, cur), cur, lambda part: ggml.rope(part, shared.pos))
+        qkv = absorbed_qkv(layer, query(layer, cur), cur, lambda part: ggml.rope(part, shared.pos))
         out = attend_k(layer, shared.attn.base, qkv, project=False)
         gate = ggml.mul_mat(layer["attn_gate"], cur)
         gate = ggml.unary(ggml.reshape(gate, 1, heads, tokens))

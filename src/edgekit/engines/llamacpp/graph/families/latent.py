@@ -17,10 +17,10 @@ from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import (
     Shared,
     Transformer,
+    change_routing,
     file_routing,
     nonzero,
     rope_factors,
-    routed,
 )
 from edgekit.engines.llamacpp.graph.layers import QKV, Gating, Routing, normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
@@ -55,7 +55,7 @@ Rotate = Callable[[GraphTensor], GraphTensor]
 
 
 def latent_and_key(
-    layer: GraphLayer, cur: GraphTensor, rotated: Rotate
+    layer: GraphLayer, cur: GraphTensor, rotate: Rotate
 ) -> tuple[GraphTensor, GraphTensor]:
     """The normalised latent, and the rotated part of K that all heads share."""
     hparams, tokens = layer.build.hparams, layer.build.n_tokens
@@ -64,21 +64,21 @@ def latent_and_key(
     row = row_bytes(both.type, rank + rope)
     latent = ggml.view(both, rank, tokens, strides=(row,))
     k_pe = ggml.view(both, rope, 1, tokens, strides=(row, row))
-    return normalize(latent, layer["attn_kv_a_norm"]), rotated(k_pe)
+    return normalize(latent, layer["attn_kv_a_norm"]), rotate(k_pe)
 
 
-def absorbed(layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotated: Rotate) -> QKV:
+def absorbed_qkv(layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotate: Rotate) -> QKV:
     """Q in latent space, one K for all heads, and the latent as V."""
     tokens, heads = layer.build.n_tokens, layer.facts.n_head
     width = layer.build.hparams.integer("attention.key_length_mla")
-    latent, k_pe = latent_and_key(layer, cur, rotated)
+    latent, k_pe = latent_and_key(layer, cur, rotate)
     rope, head = k_pe.ne[0], row_bytes(q.type, width)
     nope, q_pe = (
         ggml.view(q, count, heads, tokens, strides=(head, head * heads))
         for count in (width - rope, rope)
     )
     nope = ggml.mul_mat(layer["attn_k_b"], ggml.permute(nope, 0, 2, 1, 3))
-    q = ggml.concat(ggml.permute(nope, 0, 2, 1, 3), rotated(q_pe), 0)
+    q = ggml.concat(ggml.permute(nope, 0, 2, 1, 3), rotate(q_pe), 0)
     v = ggml.reshape(latent, latent.ne[0], 1, tokens)
     return q, ggml.concat(v, k_pe, 0), v
 
@@ -89,21 +89,23 @@ class Latent(Transformer):
         width = build.hparams.integer("attention.key_length_mla", build.hparams.n_embd_head_k_full)
         q = ggml.reshape(query(layer, cur), width, layer.facts.n_head, build.n_tokens)
 
-        def rotated(cur: GraphTensor) -> GraphTensor:
+        def rotate(cur: GraphTensor) -> GraphTensor:
             return ggml.rope(cur, shared.pos, rope_factors(build))
 
         if not is_mla(build.hparams):
-            q, k, v = self.expanded(layer, q, cur, rotated)
+            q, k, v = self.expanded_qkv(layer, q, cur, rotate)
             q = q if shared.attn_scale is None else ggml.mul(q, shared.attn_scale)
             return attend(layer, shared.attn, q, k, v)
-        q, k, v = absorbed(layer, q, cur, rotated)
+        q, k, v = absorbed_qkv(layer, q, cur, rotate)
         q = q if shared.attn_scale is None else ggml.mul(q, shared.attn_scale)
         return attend_k(layer, shared.attn.base, (q, k, v))
 
-    def expanded(self, layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotated: Rotate) -> QKV:
-        """The latent is expanded to K and V of every head."""
+    def expanded_qkv(
+        self, layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotate: Rotate
+    ) -> QKV:
+        """Q, K and V of every head: K and V are expanded from the latent."""
         tokens, heads, value = layer.build.n_tokens, layer.facts.n_head, layer.facts.n_embd_head_v
-        latent, k_pe = latent_and_key(layer, cur, rotated)
+        latent, k_pe = latent_and_key(layer, cur, rotate)
         kv = ggml.mul_mat(layer["attn_kv_b"], latent)
         rope = k_pe.ne[0]
         nope = q.ne[0] - rope
@@ -112,11 +114,11 @@ class Latent(Transformer):
         k_nope = ggml.view(kv, nope, heads, tokens, strides=strides)
         v = ggml.cont(ggml.view(kv, value, heads, tokens, strides=strides))
         if layer.build.options.rules >= Rules.ROPE_OFFSET:
-            q = rotated(q)
+            q = rotate(q)
         else:
             q_nope = ggml.view(q, nope, heads, tokens, strides=q.nb[1:3])
             q_pe = ggml.view(q, rope, heads, tokens, strides=q.nb[1:3])
-            q = ggml.concat(q_nope, rotated(q_pe), 0)
+            q = ggml.concat(q_nope, rotate(q_pe), 0)
         return q, ggml.concat(k_nope, ggml.repeat(k_pe, rope, heads, tokens, 1), 0), v
 
 
@@ -127,6 +129,6 @@ _DEEPSEEK2 = Latent(
 )
 LATENT: Mapping[str, Latent] = {
     "deepseek2": _DEEPSEEK2,
-    "mistral4": replace(_DEEPSEEK2, routing=routed(deepseek2_routing, precise=True)),
+    "mistral4": replace(_DEEPSEEK2, routing=change_routing(deepseek2_routing, precise=True)),
     "minicpm3": Latent(attn_input=input_kv, scaled_embd=True, scaled_residual=True),
 }

@@ -57,24 +57,32 @@ def part(cur: GraphTensor, width: Size) -> GraphTensor:
     return ggml.view(cur, width, *cur.ne[1:3], strides=cur.nb[1:3])
 
 
-def window(layer: GraphLayer, cur: GraphTensor, kept: int, *, flat: bool = False) -> GraphTensor:
-    """The inputs of a convolution: the last `kept` of earlier tokens, then `cur` [tokens, channels, sequences].
+def window(
+    layer: GraphLayer, cur: GraphTensor, kept_tokens: int, *, flat: bool = False
+) -> GraphTensor:
+    """The inputs of a convolution: the last `kept_tokens` earlier tokens, then `cur` [tokens, channels, sequences].
 
-    `flat`: those to keep for the next batch are copied as one row.
+    `flat`: the tokens to keep for the next batch are copied as one row.
     """
     build, channels, seqs = layer.build, cur.ne[1], layer.build.sizes.n_seqs
-    cache = state(layer, "r", kept * channels)
-    before = ggml.reshape(read_states(build, cache), kept, channels, seqs)
+    cache = state(layer, "r", kept_tokens * channels)
+    before = ggml.reshape(read_states(build, cache), kept_tokens, channels, seqs)
     conv_input = ggml.concat(before, cur, 0)
-    keep_tail(build, cache, conv_input, kept, flat=flat)
+    keep_tail(build, cache, conv_input, kept_tokens, flat=flat)
     return conv_input
 
 
 def keep_tail(
-    build: Build, cache: GraphTensor, conv_input: GraphTensor, kept: int, *, flat: bool = False
+    build: Build,
+    cache: GraphTensor,
+    conv_input: GraphTensor,
+    kept_tokens: int,
+    *,
+    flat: bool = False,
 ) -> None:
-    tail = ggml.view(conv_input, kept, *conv_input.ne[1:3], strides=conv_input.nb[1:3])
-    width, seqs = kept * conv_input.ne[1], build.sizes.n_seqs
+    """Writes the last tokens of a convolution's input to the cache, for the next batch."""
+    tail = ggml.view(conv_input, kept_tokens, *conv_input.ne[1:3], strides=conv_input.nb[1:3])
+    width, seqs = kept_tokens * conv_input.ne[1], build.sizes.n_seqs
     rows = ggml.view(cache, width, seqs, strides=(cache.nb[1],))
     into = ggml.view(cache, width * seqs) if flat else rows
     build.expand(ggml.cpy(tail, into))
@@ -85,11 +93,11 @@ def scan(
 ) -> GraphTensor:
     """Outputs and new states. `src`: dt, A, B and C."""
 
-    def scanned(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
+    def scan_rows(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, d_state, *x.ne[:2], cache.ne[1])
         return ggml.ssm_scan(states, x, *src, ids=ids)
 
-    return read_states(layer.build, cache, get_rows=scanned)
+    return read_states(layer.build, cache, get_rows=scan_rows)
 
 
 def mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
@@ -99,29 +107,30 @@ def mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     xz = project(layer, "ssm_in", ggml.reshape(cur, cur.ne[0], tokens, seqs))
     x, z = part(xz, ssm.d_inner), part(xz, ssm.d_inner)
-    x = _convolved(layer, window(layer, ggml.transpose(x), ssm.d_conv - 1, flat=True))
+    x = _convolve(layer, window(layer, ggml.transpose(x), ssm.d_conv - 1, flat=True))
     both = ggml.mul_mat(layer["ssm_x"], x)
     dt = part(both, ssm.dt_rank)
     b, c = (part_in_heads(both, ssm.d_state, 1, tokens, seqs) for _ in range(2))
     names = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
     if build.hparams.flag("ssm.dt_b_c_rms") or all(name in layer for name in names):
         dt, b, c = (
-            normalize(one, layer.weight(name)) for one, name in zip((dt, b, c), names, strict=True)
+            normalize(tensor, layer.weight(name))
+            for tensor, name in zip((dt, b, c), names, strict=True)
         )
     else:
         dt = ggml.cont(dt)
     dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
     heads = ggml.reshape(x, 1, ssm.d_inner, tokens, seqs)
     cache = state(layer, "s", ssm.n_embd_s)
-    found = scan(layer, cache, ssm.d_state, heads, dt, layer.required("ssm_a"), b, c)
-    write_states(build, cache, found)
-    y = ggml.view(found, ssm.d_inner, tokens, seqs, strides=heads.nb[2:4])
+    result = scan(layer, cache, ssm.d_state, heads, dt, layer.required("ssm_a"), b, c)
+    write_states(build, cache, result)
+    y = ggml.view(result, ssm.d_inner, tokens, seqs, strides=heads.nb[2:4])
     y = ggml.add(y, ggml.mul(x, layer.required("ssm_d")))
     cur = project(layer, "ssm_out", ggml.glu(ggml.cont(z), y))
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
-def _convolved(layer: GraphLayer, conv_input: GraphTensor) -> GraphTensor:
+def _convolve(layer: GraphLayer, conv_input: GraphTensor) -> GraphTensor:
     cur = ggml.ssm_conv(conv_input, layer["ssm_conv1d"])
     return ggml.unary(ggml.add(cur, layer.required("ssm_conv1d.bias")))
 
@@ -140,19 +149,19 @@ def mamba2(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     z = part_in_heads(cur, width, heads, tokens, seqs)
     xbc, dt = part(cur, ssm.channels), part(cur, heads)
-    xbc = _convolved(layer, window(layer, ggml.transpose(xbc), ssm.d_conv - 1))
+    xbc = _convolve(layer, window(layer, ggml.transpose(xbc), ssm.d_conv - 1))
     x = part_in_heads(xbc, width, heads, tokens, seqs)
     b, c = (part_in_heads(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
     dt = ggml.add(ggml.cont(dt), layer.required("ssm_dt.bias"))
     cache = state(layer, "s", ssm.n_embd_s)
-    found = scan(layer, cache, ssm.d_state, x, dt, layer.required("ssm_a"), b, c)
-    row = found.type.block_bytes * ssm.n_embd_s
-    after = ggml.view(found, ssm.n_embd_s, seqs, 1, strides=(row, row * seqs))
+    result = scan(layer, cache, ssm.d_state, x, dt, layer.required("ssm_a"), b, c)
+    row = result.type.block_bytes * ssm.n_embd_s
+    after = ggml.view(result, ssm.n_embd_s, seqs, 1, strides=(row, row * seqs))
     into = (cache.nb[1], cache.ne[1] * row)
     build.expand(ggml.cpy(after, ggml.view(cache, ssm.n_embd_s, seqs, 1, strides=into)))
     head = x.nb[1]
     strides = (head, heads * head, tokens * heads * head)
-    y = ggml.view(found, width, heads, tokens, seqs, strides=strides)
+    y = ggml.view(result, width, heads, tokens, seqs, strides=strides)
     y = ggml.glu(ggml.cont(z), ggml.add(y, ggml.mul(x, layer.required("ssm_d"))))
     if "ssm_norm" in layer:
         y = ggml.reshape(y, ssm.d_inner // ssm.n_group, ssm.n_group, tokens, seqs)
@@ -189,11 +198,11 @@ def plamo2_mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     head = cur.type.block_bytes * width
     strides = (head, head * heads, head * heads * tokens)
     x = ggml.view(cur, width, heads, tokens, seqs, strides=strides)
-    b, c = (part_in_heads(one, ssm.d_state, 1, tokens, seqs) for one in (b, c))
+    b, c = (part_in_heads(tensor, ssm.d_state, 1, tokens, seqs) for tensor in (b, c))
     cache = state(layer, "s", ssm.n_embd_s)
-    found = scan(layer, cache, ssm.d_state, x, dt, decay, b, c)
-    write_states(build, cache, found)
-    y = ggml.view(found, width, heads, tokens, seqs, strides=strides)
+    result = scan(layer, cache, ssm.d_state, x, dt, decay, b, c)
+    write_states(build, cache, result)
+    y = ggml.view(result, width, heads, tokens, seqs, strides=strides)
     y = ggml.add(y, ggml.mul(x, ggml.reshape(layer.required("ssm_d"), 1, heads)))
     y = ggml.glu(ggml.cont(z), y)
     y = ggml.view(y, ssm.d_inner, tokens, seqs, strides=y.nb[2:4])
@@ -205,20 +214,20 @@ def short_convolution(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """build_shortconv_block of LFM 2."""
     build = layer.build
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    kept, width = build.hparams.integer("shortconv.l_cache") - 1, build.hparams.n_embd
+    kept_tokens, width = build.hparams.integer("shortconv.l_cache") - 1, build.hparams.n_embd
     cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     bcx = ggml.mul_mat(layer["shortconv.in_proj"], cur)
     b, c, x = (part(bcx, bcx.ne[0] // 3) for _ in range(3))
     bx = ggml.transpose(ggml.mul(b, x))
-    cache = state(layer, "r", kept * width)
-    before = ggml.reshape(read_states(build, cache), kept, width, seqs)
+    cache = state(layer, "r", kept_tokens * width)
+    before = ggml.reshape(read_states(build, cache), kept_tokens, width, seqs)
     if build.hparams.geometry.causal:
         conv_input = ggml.concat(before, bx, 0)
-    else:  # it sees as many tokens to the right as to the left
-        side = kept // 2
+    else:  # the convolution is centred
+        side = kept_tokens // 2
         left = ggml.cont(ggml.view(before, side, width, seqs, strides=before.nb[1:3]))
         conv_input = ggml.pad(ggml.concat(left, bx, 0), side)
-    keep_tail(build, cache, conv_input, kept)
+    keep_tail(build, cache, conv_input, kept_tokens)
     y = ggml.mul(c, ggml.ssm_conv(conv_input, layer["shortconv.conv"]))
     y = ggml.mul_mat(layer["shortconv.out_proj"], y)
     return ggml.reshape(y, y.ne[0], build.n_tokens)

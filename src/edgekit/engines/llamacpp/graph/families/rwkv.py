@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.graph.layers import Norm, feed_forward, normalize,
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 TOKEN_SHIFTS = 2  # llama-hparams.h @ 0c1e570: token_shift_count
-# The normed state, the shifted state and the first layer's values -> the output and those values.
+# The normed state, the previous token's state and the first layer's values -> the output and the first layer's values.
 TimeMix = Callable[
     [GraphLayer, GraphTensor, GraphTensor, GraphTensor | None],
     tuple[GraphTensor, GraphTensor | None],
@@ -23,7 +23,7 @@ MIXES = 5  # w, k, v, r, g
 
 
 class LayerPlace(NamedTuple):
-    """How layers differ: whether it is the first, and whether its output is halved."""
+    """How a layer differs from others: it may be the first, and its output may be halved."""
 
     first: bool
     halved: bool
@@ -52,22 +52,22 @@ class Rwkv:
         bias = build.tensor("output_norm.bias")
         results(build, normalize(cur, build["output_norm"], bias, kind=self.norm))
 
-    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+    def apply_norm(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         return normalize(cur, layer[name], layer.bias(name), kind=self.norm)
 
     def block(
         self, layer: GraphLayer, out_ids: GraphTensor, cur: GraphTensor, first: GraphTensor | None
     ) -> tuple[GraphTensor, GraphTensor | None]:
         """The state after the layer, and the values of the first layer."""
-        cur, shift = _in_sequences(layer.build, cur), _load_shift(layer)
-        normed = self.normalized(layer, cur, "attn_norm")
-        before = _before(shift, normed)
-        mixed, first = self.time_mix(layer, normed, before, first)
+        cur, shift = _split_sequences(layer.build, cur), _load_shift(layer)
+        normed = self.apply_norm(layer, cur, "attn_norm")
+        previous = _previous_states(shift, normed)
+        mixed, first = self.time_mix(layer, normed, previous, first)
         write_states(layer.build, _shift_cache(layer)[0], _one_token(normed))
-        stream = _flat(layer.build, ggml.add(mixed, cur))
+        stream = _flatten(layer.build, ggml.add(mixed, cur))
         if layer.facts.is_last:
             stream = ggml.get_rows(stream, out_ids)
-        cur = feed_forward(layer, self.normalized(layer, stream, "ffn_norm"))
+        cur = feed_forward(layer, self.apply_norm(layer, stream, "ffn_norm"))
         return ggml.add(cur, stream), first
 
 
@@ -81,26 +81,27 @@ class ChannelMixed(Rwkv):
     def block(
         self, layer: GraphLayer, out_ids: GraphTensor, cur: GraphTensor, first: GraphTensor | None
     ) -> tuple[GraphTensor, GraphTensor | None]:
-        cur, shift = _in_sequences(layer.build, cur), _load_shift(layer)
+        cur, shift = _split_sequences(layer.build, cur), _load_shift(layer)
         shifts = [_one_token(shift) for _ in range(2)]
-        normed = self.normalized(layer, cur, "attn_norm")
-        before = _before(shifts[0], normed)
-        mixed, first = self.time_mix(layer, normed, before, first)
+        normed = self.apply_norm(layer, cur, "attn_norm")
+        previous = _previous_states(shifts[0], normed)
+        mixed, first = self.time_mix(layer, normed, previous, first)
         stream = ggml.add(mixed, cur)
-        again = self.normalized(layer, stream, "attn_norm_2")
-        before = _before(shifts[1], again)
-        shift = ggml.concat(_one_token(normed), _one_token(again), 1)
+        channel_normed = self.apply_norm(layer, stream, "attn_norm_2")
+        previous = _previous_states(shifts[1], channel_normed)
+        shift = ggml.concat(_one_token(normed), _one_token(channel_normed), 1)
         write_states(layer.build, _shift_cache(layer)[0], shift)
-        rows = [_flat(layer.build, one) for one in (stream, again, before)]
+        rows = [_flatten(layer.build, tensor) for tensor in (stream, channel_normed, previous)]
         if layer.facts.is_last:
-            rows = [ggml.get_rows(one, out_ids) for one in rows]
-        cur = ggml.add(self.channel_mix(layer, rows[1], rows[2]), rows[0])
+            rows = [ggml.get_rows(tensor, out_ids) for tensor in rows]
+        stream, channel_normed, previous = rows
+        cur = ggml.add(self.channel_mix(layer, channel_normed, previous), stream)
         if self.rescales and self.variant(layer.build.hparams, layer.index).halved:
             cur = ggml.scale(cur)
         return cur, first
 
 
-def _in_sequences(build: Build, cur: GraphTensor) -> GraphTensor:
+def _split_sequences(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.sizes.n_seq_tokens, build.sizes.n_seqs)
 
 
@@ -109,10 +110,10 @@ def _one_token(cur: GraphTensor) -> GraphTensor:
     return ggml.view(cur, cur.ne[0], 1, cur.ne[2], strides=cur.nb[1:3])
 
 
-def _before(shift: GraphTensor, cur: GraphTensor) -> GraphTensor:
+def _previous_states(shift: GraphTensor, cur: GraphTensor) -> GraphTensor:
     """The previous token's state for every token; for the first token it comes from the cache."""
-    others = ggml.view(cur, cur.ne[0], cur.ne[1] - 1, cur.ne[2], strides=cur.nb[1:3])
-    return ggml.concat(shift, others, 1)
+    earlier = ggml.view(cur, cur.ne[0], cur.ne[1] - 1, cur.ne[2], strides=cur.nb[1:3])
+    return ggml.concat(shift, earlier, 1)
 
 
 def _shift_cache(layer: GraphLayer) -> tuple[GraphTensor, int]:
@@ -124,12 +125,12 @@ def _load_shift(layer: GraphLayer) -> GraphTensor:
     """build_rwkv_token_shift_load."""
     build = layer.build
     cache, count = _shift_cache(layer)
-    found = read_states(build, cache)
-    return ggml.reshape(found, build.hparams.n_embd, count, build.sizes.n_seqs)
+    states = read_states(build, cache)
+    return ggml.reshape(states, build.hparams.n_embd, count, build.sizes.n_seqs)
 
 
-def channel_mix_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> GraphTensor:
-    change = ggml.sub(before, cur)
+def channel_mix_6(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) -> GraphTensor:
+    change = ggml.sub(previous, cur)
     keys, gates = (
         ggml.add(ggml.mul(change, layer[f"channel_mix_lerp_{side}"]), cur) for side in ("k", "r")
     )
@@ -138,42 +139,42 @@ def channel_mix_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> G
     return ggml.mul(gate, ggml.mul_mat(layer["channel_mix_value"], key))
 
 
-def channel_mix_7(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> GraphTensor:
-    change = ggml.sub(before, cur)
+def channel_mix_7(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) -> GraphTensor:
+    change = ggml.sub(previous, cur)
     key = ggml.add(ggml.mul(change, layer["channel_mix_lerp_k"]), cur)
     key = ggml.sqr(ggml.unary(ggml.mul_mat(layer["channel_mix_key"], key)))
     return ggml.mul_mat(layer["channel_mix_value"], key)
 
 
 def time_mix_6(
-    layer: GraphLayer, cur: GraphTensor, before: GraphTensor, _first: GraphTensor | None
+    layer: GraphLayer, cur: GraphTensor, previous: GraphTensor, _first: GraphTensor | None
 ) -> tuple[GraphTensor, None]:
     """build_rwkv6_time_mix. Without time_mix_first it is QRWKV's gated linear attention."""
     build = layer.build
-    w, k, v, r, g = _mixed_6(layer, cur, before)
+    w, k, v, r, g = _mixtures_6(layer, cur, previous)
     r, k, v = (
-        _biased(layer, f"time_mix_{name}", one)
-        for name, one in (("receptance", r), ("key", k), ("value", v))
+        _project_biased(layer, f"time_mix_{name}", mixture)
+        for name, mixture in (("receptance", r), ("key", k), ("value", v))
     )
     g = ggml.unary(ggml.mul_mat(layer["time_mix_gate"], g))
     w = ggml.unary(ggml.mul_mat(layer["time_mix_decay_w1"], w))
     w = ggml.add(ggml.mul_mat(layer["time_mix_decay_w2"], w), layer["time_mix_decay"])
     w = ggml.unary(ggml.unary(ggml.unary(w)))
     k, v = _heads(layer, k), _heads(layer, v)
-    r, w = _cut(build, r), _cut(build, w)
-    if (own := layer.weight("time_mix_first")) is None:
+    r, w = _split_heads(build, r), _split_heads(build, w)
+    if (first_weights := layer.weight("time_mix_first")) is None:
         k = ggml.sub(k, ggml.mul(k, w))
-        cur = _flat(build, _attended(layer, "GATED_LINEAR_ATTN", k, k, v, r, w))
+        cur = _flatten(build, _attend_states(layer, "GATED_LINEAR_ATTN", k, k, v, r, w))
     else:
-        cur = _normed(layer, _attended(layer, "RWKV_WKV6", k, k, v, r, own, w))
-    return _projected(layer, ggml.mul(cur, g)), None
+        cur = _norm_heads(layer, _attend_states(layer, "RWKV_WKV6", k, k, v, r, first_weights, w))
+    return _project_output(layer, ggml.mul(cur, g)), None
 
 
-def _mixed_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> list[GraphTensor]:
+def _mixtures_6(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) -> list[GraphTensor]:
     """Five mixtures of each token with the previous one."""
     build = layer.build
     width, tokens = build.hparams.n_embd, build.n_tokens
-    change, cur = _flat(build, ggml.sub(before, cur)), _flat(build, cur)
+    change, cur = _flatten(build, ggml.sub(previous, cur)), _flatten(build, cur)
     mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_x"]), cur)
     w1, w2 = layer["time_mix_w1"], layer["time_mix_w2"]
     mix = ggml.unary(ggml.mul_mat(w1, mix))
@@ -181,17 +182,17 @@ def _mixed_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> list[G
     mix = ggml.cont(ggml.permute(mix, 0, 1, 3, 2))
     mix = ggml.mul_mat(ggml.reshape(w2, w2.ne[0], w2.ne[1], 1, MIXES), mix)
     if (fused := layer.weight("time_mix_lerp_fused")) is not None:
-        change, cur = (ggml.reshape(one, width, 1, tokens) for one in (change, cur))
+        change, cur = (ggml.reshape(tensor, width, 1, tokens) for tensor in (change, cur))
         mix = ggml.add(ggml.mul(ggml.add(mix, fused), change), cur)
         return [ggml.view(mix, width, tokens, strides=(mix.nb[1],)) for _ in range(MIXES)]
     views = [ggml.view(mix, width, tokens, strides=(mix.nb[1],)) for _ in range(MIXES)]
     return [
-        ggml.add(ggml.mul(ggml.add(one, layer[f"time_mix_lerp_{side}"]), change), cur)
-        for side, one in zip("wkvrg", views, strict=True)
+        ggml.add(ggml.mul(ggml.add(view, layer[f"time_mix_lerp_{side}"]), change), cur)
+        for side, view in zip("wkvrg", views, strict=True)
     ]
 
 
-def _biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
+def _project_biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
     cur = ggml.mul_mat(layer[name], cur)
     return cur if (bias := layer.bias(name)) is None else ggml.add(cur, bias)
 
@@ -204,54 +205,54 @@ def _heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     if kv_heads not in {0, heads}:
         cur = ggml.reshape(cur, size, 1, kv_heads, build.n_tokens)
         cur = ggml.repeat(cur, size, heads // kv_heads, kv_heads, build.n_tokens)
-    return _cut(build, cur)
+    return _split_heads(build, cur)
 
 
 def time_mix_7(
-    layer: GraphLayer, cur: GraphTensor, before: GraphTensor, first: GraphTensor | None
+    layer: GraphLayer, cur: GraphTensor, previous: GraphTensor, first: GraphTensor | None
 ) -> tuple[GraphTensor, GraphTensor]:
     """build_rwkv7_time_mix."""
     build = layer.build
     # Five mixtures of each token with the previous one, and a sixth if there is a gate.
     gated = "time_mix_g1" in layer and "time_mix_g2" in layer
     count = MIXES + gated
-    change = ggml.repeat(ggml.sub(before, cur), *cur.ne[:3], count)
+    change = ggml.repeat(ggml.sub(previous, cur), *cur.ne[:3], count)
     mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_fused"]), cur)
     r, w, k, v, a, *g = (
         ggml.view(mix, cur.ne[0], build.n_tokens, strides=(mix.nb[1],)) for _ in range(count)
     )
     r = ggml.mul_mat(layer["time_mix_receptance"], r)
-    w = ggml.unary(ggml.scale(ggml.unary(_low_rank(layer, "w", w, curved=True))))
+    w = ggml.unary(ggml.scale(ggml.unary(_low_rank(layer, "w", w, activated=True))))
     k = ggml.mul_mat(layer["time_mix_key"], k)
     values = ggml.mul_mat(layer["time_mix_value"], v)
     if first is None:
         first = values
-    else:  # interpolated with those of the first layer
-        pull = ggml.unary(_low_rank(layer, "v", v))
-        values = ggml.add(values, ggml.mul(ggml.sub(first, values), pull))
+    else:  # interpolated with the values of the first layer
+        share = ggml.unary(_low_rank(layer, "v", v))
+        values = ggml.add(values, ggml.mul(ggml.sub(first, values), share))
     a = ggml.unary(_low_rank(layer, "a", a))
-    turned = ggml.l2_norm(_cut(build, ggml.mul(k, layer["time_mix_k_k"])))
+    kk = ggml.l2_norm(_split_heads(build, ggml.mul(k, layer["time_mix_k_k"])))
     scaled = ggml.mul(k, layer["time_mix_k_a"])
     k = ggml.add(k, ggml.sub(ggml.mul(a, scaled), scaled))
-    r, w, k, v, a = (_cut(build, one) for one in (r, w, k, values, a))
-    changes = (ggml.unary(turned), ggml.mul(turned, a))
-    cur = _attended(layer, "RWKV_WKV7", k, r, w, k, v, *changes)
+    r, w, k, v, a = (_split_heads(build, tensor) for tensor in (r, w, k, values, a))
+    changes = (ggml.unary(kk), ggml.mul(kk, a))
+    cur = _attend_states(layer, "RWKV_WKV7", k, r, w, k, v, *changes)
     has_norm = "time_mix_ln" in layer and layer.bias("time_mix_ln") is not None
-    cur = _normed(layer, cur) if has_norm else _flat(build, cur)
-    own = ggml.reshape(layer["time_mix_r_k"], _head_size(build), k.ne[1])
-    bonus = ggml.sum_rows(ggml.mul(ggml.mul(k, r), own))
-    cur = ggml.add(cur, _flat(build, ggml.mul(v, bonus)))
+    cur = _norm_heads(layer, cur) if has_norm else _flatten(build, cur)
+    r_k = ggml.reshape(layer["time_mix_r_k"], _head_size(build), k.ne[1])
+    bonus = ggml.sum_rows(ggml.mul(ggml.mul(k, r), r_k))
+    cur = ggml.add(cur, _flatten(build, ggml.mul(v, bonus)))
     if gated:
         gate = ggml.unary(ggml.mul_mat(layer["time_mix_g1"], *g))
         cur = ggml.mul(cur, ggml.mul_mat(layer["time_mix_g2"], gate))
-    return _projected(layer, cur), first
+    return _project_output(layer, cur), first
 
 
 def _low_rank(
-    layer: GraphLayer, side: str, cur: GraphTensor, *, curved: bool = False
+    layer: GraphLayer, side: str, cur: GraphTensor, *, activated: bool = False
 ) -> GraphTensor:
     cur = ggml.mul_mat(layer[f"time_mix_{side}1"], cur)
-    cur = ggml.mul_mat(layer[f"time_mix_{side}2"], ggml.unary(cur) if curved else cur)
+    cur = ggml.mul_mat(layer[f"time_mix_{side}2"], ggml.unary(cur) if activated else cur)
     return ggml.add(cur, layer[f"time_mix_{side}0"])
 
 
@@ -259,16 +260,16 @@ def _head_size(build: Build) -> int:
     return build.hparams.integer("wkv.head_size")
 
 
-def _cut(build: Build, cur: GraphTensor) -> GraphTensor:
+def _split_heads(build: Build, cur: GraphTensor) -> GraphTensor:
     size = _head_size(build)
     return ggml.reshape(cur, size, build.hparams.n_embd // size, build.n_tokens)
 
 
-def _flat(build: Build, cur: GraphTensor) -> GraphTensor:
+def _flatten(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
-def _attended(layer: GraphLayer, op: str, k: GraphTensor, *src: GraphTensor) -> GraphTensor:
+def _attend_states(layer: GraphLayer, op: str, k: GraphTensor, *src: GraphTensor) -> GraphTensor:
     """Linear attention to the cached states, which it updates. `src`: in ggml's order, without the states."""
     build, width = layer.build, layer.build.hparams.n_embd
     cache = state(layer, "s", width * _head_size(build))
@@ -279,13 +280,13 @@ def _attended(layer: GraphLayer, op: str, k: GraphTensor, *src: GraphTensor) -> 
     return tokens
 
 
-def _normed(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    cur = _flat(layer.build, ggml.norm(_cut(layer.build, cur)))
+def _norm_heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    cur = _flatten(layer.build, ggml.norm(_split_heads(layer.build, cur)))
     return ggml.add(ggml.mul(cur, layer["time_mix_ln"]), layer.required("time_mix_ln.bias"))
 
 
-def _projected(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    return _in_sequences(layer.build, ggml.mul_mat(layer["time_mix_output"], cur))
+def _project_output(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    return _split_sequences(layer.build, ggml.mul_mat(layer["time_mix_output"], cur))
 
 
 RWKV: Mapping[str, Rwkv] = {

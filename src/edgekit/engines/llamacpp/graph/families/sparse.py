@@ -14,12 +14,12 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     Shared,
     Transformer,
     always,
+    change_routing,
     file_routing,
     nonzero,
     not_each,
     plain_routing,
     rope_factors,
-    routed,
     sigmoid_routing,
     sliding_layers,
 )
@@ -57,10 +57,10 @@ class Afmoe(Transformer):
         gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
         cur = ggml.mul(attend(layer, shared.attn, *heads, project=False), gate)
         cur = project(layer, "attn_output", cur)
-        return self.normalized(layer, cur, "post_attention_norm")
+        return self.apply_norm(layer, cur, "post_attention_norm")
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        return self.normalized(layer, cur, name) if name == "post_ffw_norm" else cur
+        return self.apply_norm(layer, cur, name) if name == "post_ffw_norm" else cur
 
 
 class Arctic(Transformer):
@@ -70,8 +70,8 @@ class Arctic(Transformer):
         self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         after = ggml.add(cur, stream)
-        dense = feed_forward(layer, self.normalized(layer, after, "ffn_norm"))
-        cur = self.normalized(layer, stream, "ffn_norm_exps")
+        dense = feed_forward(layer, self.apply_norm(layer, after, "ffn_norm"))
+        cur = self.apply_norm(layer, stream, "ffn_norm_exps")
         cur = experts(layer, cur, shared.routing)
         return ggml.add(cur, ggml.add(dense, after))
 
@@ -80,8 +80,8 @@ class Grok(Transformer):
     """Grok: post norms, and a dense feed-forward parallel to the experts."""
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        other = "layer_output_norm" if name == "post_ffw_norm" else "attn_output_norm"
-        return self.normalized(layer, cur, other if other in layer else name)
+        grok_name = "layer_output_norm" if name == "post_ffw_norm" else "attn_output_norm"
+        return self.apply_norm(layer, cur, grok_name if grok_name in layer else name)
 
     def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         result = experts(layer, cur, shared.routing)
@@ -96,22 +96,22 @@ class GroveMoe(Transformer):
     def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
         logits = ggml.mul_mat(layer["ffn_gate_inp"], cur)
         cur = experts(
-            layer, cur, shared.routing, probs_in=logits, selected=_selected(layer, logits)
+            layer, cur, shared.routing, probs_in=logits, selected=_select_experts(layer, logits)
         )
-        numbers = ggml.scale(ggml.cast(_selected(layer, logits), F32))
-        added = experts(
+        group_ids = ggml.scale(ggml.cast(_select_experts(layer, logits), F32))
+        group_output = experts(
             layer,
             cur,
             shared.routing,
             probs_in=logits,
-            selected=ggml.cast(numbers, I32),
+            selected=ggml.cast(group_ids, I32),
             suffix="_chexps",
         )
-        return ggml.add(cur, ggml.scale(added))
+        return ggml.add(cur, ggml.scale(group_output))
 
 
-def _selected(layer: GraphLayer, logits: GraphTensor) -> GraphTensor:
-    """Weighted by soft-max, but selected by sigmoid."""
+def _select_experts(layer: GraphLayer, logits: GraphTensor) -> GraphTensor:
+    """The experts with the highest sigmoid; their weights are a soft-max."""
     return ggml.argsort_top_k(ggml.unary(logits), layer.facts.n_expert_used)
 
 
@@ -152,11 +152,11 @@ class SmallThinker(Transformer):
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
         logits = ggml.mul_mat(layer["ffn_gate_inp"], stream)
-        cur = self.normalized(layer, stream, "attn_norm")
+        cur = self.apply_norm(layer, stream, "attn_norm")
         cur = self.attention(layer, shared, cur)
         cur, stream, logits = self.output_rows(layer, shared, cur, stream, logits)
         stream = ggml.add(cur, stream)
-        cur = self.normalized(layer, stream, "ffn_norm")
+        cur = self.apply_norm(layer, stream, "ffn_norm")
         cur = experts(layer, cur, shared.routing, probs_in=logits)
         return ggml.add(cur, stream)
 
@@ -215,14 +215,14 @@ class Clamps(NamedTuple):
 
 def clamped_feed_forward(layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
     """A dense feed-forward, or routed and shared experts, with the layer's clamps."""
-    of_experts, of_others = (
+    experts_act, dense_act = (
         Act.CLAMPED if clamped else Act.UNARY
         for clamped in Clamps.of(layer.build.hparams, layer.index)
     )
     if "ffn_gate_inp" not in layer:
-        return feed_forward(layer, cur, act=of_others)
-    result = experts(layer, cur, replace(shared.routing, act=of_experts))
-    return ggml.add(result, shared_expert(layer, cur, act=of_others))
+        return feed_forward(layer, cur, act=dense_act)
+    result = experts(layer, cur, replace(shared.routing, act=experts_act))
+    return ggml.add(result, shared_expert(layer, cur, act=dense_act))
 
 
 class Step35(Laguna):
@@ -269,7 +269,7 @@ SPARSE: Mapping[str, Transformer] = {
     ),
     "arctic": Arctic(attn_input=input_kv),
     "bailingmoe": Transformer(
-        attn_input=input_kv, routing=routed(file_routing, gating=Gating.SOFTMAX)
+        attn_input=input_kv, routing=change_routing(file_routing, gating=Gating.SOFTMAX)
     ),
     "cohere2moe": Cohere2Moe(
         attn_input=input_kv_iswa,
@@ -281,7 +281,8 @@ SPARSE: Mapping[str, Transformer] = {
     ),
     "dbrx": Transformer(attn_input=input_kv, norm=Norm.LAYER, ffn_norm="attn_output_norm"),
     "deepseek": Transformer(
-        attn_input=input_kv, routing=routed(file_routing, gating=Gating.SOFTMAX, norm_w=False)
+        attn_input=input_kv,
+        routing=change_routing(file_routing, gating=Gating.SOFTMAX, norm_w=False),
     ),
     "dots1": Transformer(attn_input=input_kv, routing=file_routing),
     "exaone-moe": Transformer(attn_input=input_kv_iswa, rope=sliding_layers, routing=file_routing),
@@ -295,15 +296,19 @@ SPARSE: Mapping[str, Transformer] = {
     "grovemoe": GroveMoe(attn_input=input_kv),
     "hy_v3": Transformer(attn_input=input_kv, norm_first=True, routing=sigmoid_routing),
     "laguna": Laguna(routing=sigmoid_routing),
-    "llada-moe": Diffusion(attn_input=input_no_cache, routing=routed(plain_routing, norm_w=False)),
+    "llada-moe": Diffusion(
+        attn_input=input_no_cache, routing=change_routing(plain_routing, norm_w=False)
+    ),
     "mellum": Transformer(),
-    "mimo2": Mimo2(attn_input=input_kv_iswa, routing=routed(plain_routing, gating=Gating.SIGMOID)),
+    "mimo2": Mimo2(
+        attn_input=input_kv_iswa, routing=change_routing(plain_routing, gating=Gating.SIGMOID)
+    ),
     "minimax-m2": Transformer(attn_input=input_kv, flat_qk_norm=True, routing=required_gating),
     "olmoe": Transformer(
-        attn_input=input_kv, flat_qk_norm=True, routing=routed(plain_routing, norm_w=False)
+        attn_input=input_kv, flat_qk_norm=True, routing=change_routing(plain_routing, norm_w=False)
     ),
     "phimoe": Transformer(attn_input=input_kv, scaled_q=True, residual_first=True),
-    "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=routed(plain_routing, norm_w=False)),
+    "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=change_routing(plain_routing, norm_w=False)),
     "smallthinker": SmallThinker(rope=smallthinker_rope, routing=required_gating),
     "step35": Step35(attn_input=input_kv_iswa, predicts=True, routing=sigmoid_routing),
     "llama4": Llama4(rope=llama4_rope, routing=llama4_routing, temperature=always),

@@ -33,12 +33,12 @@ from edgekit.engines.llamacpp.graph.families.mamba import (
 )
 from edgekit.engines.llamacpp.graph.families.transformer import (
     Transformer,
+    change_routing,
     file_routing,
     no_layer,
     nonzero,
     plain_routing,
     rope_sections,
-    routed,
 )
 from edgekit.engines.llamacpp.graph.layers import Act, Gating, normalize
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor
@@ -66,6 +66,7 @@ class Decays:
 
 
 def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTensor:
+    """Linear attention with a fixed decay per head."""
     build = layer.build
     heads, width = layer.facts.n_head, layer.facts.n_embd_head_k
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -76,21 +77,21 @@ def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTenso
     q, k, v = (ggml.view(fused, width, heads, tokens, seqs, strides=fused.nb[1:]) for _ in range(3))
     memory = width * width * heads
     cache = state(layer, "s", memory)
-    before = ggml.reshape(read_states(build, cache), width, width, heads, seqs)
-    turned = ggml.cont(ggml.permute(v, 1, 2, 0, 3))
+    old_state = ggml.reshape(read_states(build, cache), width, width, heads, seqs)
+    v_by_channel = ggml.cont(ggml.permute(v, 1, 2, 0, 3))
     # Attention to the state, plus attention within the batch.
-    faded = ggml.mul(q, ggml.unary(ggml.scale(decays.q)))
-    remembered = ggml.mul_mat(before, ggml.permute(faded, 0, 2, 1, 3))
+    decayed = ggml.mul(q, ggml.unary(ggml.scale(decays.q)))
+    from_state = ggml.mul_mat(old_state, ggml.permute(decayed, 0, 2, 1, 3))
     scores = ggml.mul_mat(ggml.permute(k, 0, 2, 1, 3), ggml.permute(q, 0, 2, 1, 3))
     scores = ggml.mul(scores, ggml.unary(ggml.scale(decays.diagonal)))
-    out = ggml.add(remembered, ggml.mul_mat(turned, scores))
+    out = ggml.add(from_state, ggml.mul_mat(v_by_channel, scores))
     build.expand(out)
     slopes = ggml.unary(ggml.scale(ggml.scale(decays.slopes)))
-    faded = ggml.mul(before, ggml.reshape(slopes, 1, 1, slopes.ne[0]))
+    decayed = ggml.mul(old_state, ggml.reshape(slopes, 1, 1, slopes.ne[0]))
     keys = ggml.mul(k, ggml.unary(ggml.scale(decays.k)))
     keys = ggml.cont(ggml.permute(keys, 1, 2, 0, 3))
-    after = ggml.add(faded, ggml.mul_mat(keys, turned))
-    build.expand(ggml.cpy(after, ggml.view(cache, memory * seqs)))
+    new_state = ggml.add(decayed, ggml.mul_mat(keys, v_by_channel))
+    build.expand(ggml.cpy(new_state, ggml.view(cache, memory * seqs)))
     out = ggml.cont(ggml.permute(out, 0, 2, 1, 3))
     out = ggml.reshape(out, out.ne[0] * out.ne[1], out.ne[2], 1, out.ne[3])
     out = normalize(out, layer["attn_norm_2"])
@@ -109,12 +110,12 @@ class MiniMax01(Transformer):
         cur = build.input_embd()
         shared, decays = self.shared(build), Decays.of(build)
         for layer in build.layers():
-            stream = self.normalized(layer, cur, "attn_norm")
+            stream = self.apply_norm(layer, cur, "attn_norm")
             full = self.attention(layer, shared, stream) if not layer.facts.is_recr else None
             cur = full or lightning(layer, decays, stream)
             cur, stream = self.output_rows(layer, shared, cur, stream)
             cur = ggml.add(cur, ggml.scale(stream))
-            stream = self.normalized(layer, cur, "ffn_norm")
+            stream = self.apply_norm(layer, cur, "ffn_norm")
             cur = self.feed_forward(layer, shared, stream)
             cur = ggml.add(cur, ggml.scale(stream))
         self.head(build, cur)
@@ -146,7 +147,7 @@ STATEFUL: Mapping[str, Transformer] = {
         rope=no_layer,
         stream_first=True,
         residual_first=True,
-        routing=routed(plain_routing, norm_w=False),
+        routing=change_routing(plain_routing, norm_w=False),
     ),
     "falcon-h1": SideBySide(attn_input=input_kv, mixer=mamba2),
     "lfm2": ShortConvolution(
@@ -165,13 +166,13 @@ STATEFUL: Mapping[str, Transformer] = {
         attn_input=input_kv,
         mixer=mamba2,
         act=Act.SQUARED,
-        routing=routed(file_routing, gating=Gating.SIGMOID, act=Act.SQUARED),
+        routing=change_routing(file_routing, gating=Gating.SIGMOID, act=Act.SQUARED),
     ),
     "plamo2": Plamo2(attn_input=input_kv, mixer=plamo2_mamba, act=Act.FUSED, gated=False),
     "kimi-linear": Kimi(
         attn_input=input_k,
         mixer=kimi_delta,
-        routing=routed(file_routing, norm_w=True),
+        routing=change_routing(file_routing, norm_w=True),
     ),
     "bailingmoe3": Ling3(
         attn_input=input_k, mixer=ling_delta, n_pos=rope_sections, routing=file_routing

@@ -37,17 +37,17 @@ class Half:
         return self.build[self.prefix + name]
 
 
-def positions(layer: GraphLayer, side: str, buckets: GraphTensor) -> GraphTensor:
+def position_bias(layer: GraphLayer, side: str, buckets: GraphTensor) -> GraphTensor:
     """build_pos_bias: one value per head, token and cell. Layers without a table use the first layer's."""
-    own, first = (Half(layer.build, side, index) for index in (layer.index, 0))
-    table = own.get("attn_rel_b") or first["attn_rel_b"]
+    half, first = (Half(layer.build, side, index) for index in (layer.index, 0))
+    table = half.get("attn_rel_b") or first["attn_rel_b"]
     cells, tokens = buckets.ne[:2]
     bias = ggml.get_rows(table, ggml.reshape(buckets, cells * tokens))
     bias = ggml.reshape(bias, bias.ne[0], cells, tokens)
     return ggml.cont(ggml.permute(bias, 2, 0, 1, 3))
 
 
-def projected(
+def project_qkv(
     layer: GraphLayer, half: Half, name: str, cur: GraphTensor, other: GraphTensor
 ) -> QKV:
     """Q from one input, K and V from another."""
@@ -63,7 +63,7 @@ def projected(
     return q, k, v
 
 
-def fed_forward(half: Half, stream: GraphTensor) -> GraphTensor:
+def feed_forward(half: Half, stream: GraphTensor) -> GraphTensor:
     cur = normalize(stream, half["ffn_norm"])
     up, gate = ggml.mul_mat(half["ffn_up"], cur), half.get("ffn_gate")
     cur = ggml.unary(up) if gate is None else ggml.glu(ggml.mul_mat(gate, cur), up)
@@ -78,8 +78,8 @@ class T5Encoder:
         """The layer's weights, whose names do not begin with blk."""
         prefix = f"{self.side}.blk.{il}."
         return tuple(
-            (name.removeprefix(prefix), one.shape)
-            for name, one in hparams.globals.items()
+            (name.removeprefix(prefix), tensor.shape)
+            for name, tensor in hparams.globals.items()
             if name.startswith(prefix)
         )
 
@@ -91,13 +91,13 @@ class T5Encoder:
         for layer in build.layers():
             half = Half(build, "enc", layer.index)
             cur = normalize(stream, half["attn_norm"])
-            q, k, v = projected(layer, half, "attn", cur, cur)
-            extras = Extras(kq_b=positions(layer, "enc", buckets))
+            q, k, v = project_qkv(layer, half, "attn", cur, cur)
+            extras = Extras(kq_b=position_bias(layer, "enc", buckets))
             cur = attend_now(layer, attn, q, k, v, extras=extras, project=False)
             cur = ggml.mul_mat(half["attn_o"], cur)
             if layer.facts.is_last:
-                cur, stream = (ggml.get_rows(one, out_ids) for one in (cur, stream))
-            stream = fed_forward(half, ggml.add(cur, stream))
+                cur, stream = (ggml.get_rows(tensor, out_ids) for tensor in (cur, stream))
+            stream = feed_forward(half, ggml.add(cur, stream))
         stream = normalize(stream, build["enc.output_norm"])
         build.output_embd(stream)
         build.expand(stream)
@@ -128,17 +128,17 @@ class T5(T5Encoder):
         for layer in build.layers():
             half = Half(build, "dec", layer.index)
             cur = normalize(stream, half["attn_norm"])
-            q, k, v = projected(layer, half, "attn", cur, cur)
-            extras = Extras(kq_b=positions(layer, "dec", buckets))
+            q, k, v = project_qkv(layer, half, "attn", cur, cur)
+            extras = Extras(kq_b=position_bias(layer, "dec", buckets))
             cur = attend(layer, attn, q, k, v, extras=extras, project=False)
             stream = ggml.add(ggml.mul_mat(half["attn_o"], cur), stream)
             cur = normalize(stream, half["cross_attn_norm"])
-            q, k, v = projected(layer, half, "cross_attn", cur, encoded)
+            q, k, v = project_qkv(layer, half, "cross_attn", cur, encoded)
             cur = attend_now(layer, cross, q, k, v, project=False)
             cur = ggml.mul_mat(half["cross_attn_o"], cur)
             if layer.facts.is_last:
-                cur, stream = (ggml.get_rows(one, out_ids) for one in (cur, stream))
-            stream = fed_forward(half, ggml.add(cur, stream))
+                cur, stream = (ggml.get_rows(tensor, out_ids) for tensor in (cur, stream))
+            stream = feed_forward(half, ggml.add(cur, stream))
         results(build, normalize(stream, build["dec.output_norm"]))
 
 

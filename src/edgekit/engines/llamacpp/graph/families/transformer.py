@@ -59,12 +59,14 @@ def one_position(_hparams: Hparams) -> int:
 def rope_sections(hparams: Hparams) -> int:
     """Several positions per token if the file has rope sections (use_mrope)."""
     sections = hparams.key("rope.dimension_sections")
-    used = isinstance(sections, tuple) and len(sections) > 1 and all(map(bool, sections[:2]))
-    return MROPE_SECTIONS if used else 1
+    has_sections = isinstance(sections, tuple) and len(sections) > 1 and all(sections[:2])
+    return MROPE_SECTIONS if has_sections else 1
 
 
-def routed(routing: Callable[[Hparams], Routing], **changes: Any) -> Callable[[Hparams], Routing]:
-    """That routing with some fields changed."""
+def change_routing(
+    routing: Callable[[Hparams], Routing], **changes: Any
+) -> Callable[[Hparams], Routing]:
+    """The same routing with these fields changed."""
     return lambda hparams: replace(routing(hparams), **changes)
 
 
@@ -125,7 +127,7 @@ class Transformer:
     attn_input: Callable[[Build], AttnInput] = input_auto
     norm: Norm = Norm.RMS
     scaled_embd: bool = False  # the embeddings are multiplied by a constant
-    embedding_scale: Callable[[Hparams], bool] = never  # the same, by the file (f_embedding_scale)
+    embedding_scale: Callable[[Hparams], bool] = never  # the file has such a constant
     embd_norm: bool = False  # the embeddings are normalised
     positions_added: bool = False  # learned position embeddings, if the file has them
     n_pos: Callable[[Hparams], int] = one_position
@@ -148,14 +150,14 @@ class Transformer:
     stream_first: bool = False  # stream + attention, not attention + stream
     residual_first: bool = False  # stream + feed-forward, not feed-forward + stream
     scaled_residual: bool = False  # what a layer adds to the stream is multiplied by a constant
-    residual_scale: Callable[[Hparams], bool] = never  # the same, but not before the logits
+    residual_scale: Callable[[Hparams], bool] = never  # like scaled_residual, except the logits
     routing: Callable[[Hparams], Routing] = plain_routing
     temperature: Callable[[Hparams], bool] = never  # Q is scaled by position
     logit_scale: Callable[[Hparams], bool] = never
     logit_softcap: Callable[[Hparams], bool] = never
 
     def variant(self, hparams: Hparams, il: int) -> Hashable:
-        """What makes layers differ that are otherwise alike: whether they use rope."""
+        """What distinguishes layers that are otherwise alike: whether they use rope."""
         return self.rope(hparams, il)
 
     def build(self, build: Build) -> None:
@@ -185,7 +187,7 @@ class Transformer:
     def embed(self, build: Build, shared: Shared) -> GraphTensor:
         cur = build.input_embd(scaled=self.embedding_scale(build.hparams))
         if self.scaled_embd:
-            cur = build.scaled_embd(cur)
+            cur = build.scale_embd(cur)
         if self.positions_added and (table := build.weight("position_embd")) is not None:
             cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
         return self.norm_embd(build, cur) if self.embd_norm else cur
@@ -207,7 +209,7 @@ class Transformer:
         )
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
-        normed = self.normalized(layer, stream, "attn_norm")
+        normed = self.apply_norm(layer, stream, "attn_norm")
         cur = self.attention(layer, shared, normed)
         cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
         if self.parallel:
@@ -220,7 +222,7 @@ class Transformer:
         """After attention in the last layer, only the output rows of each tensor."""
         if not (layer.facts.is_last and self.selects_rows(layer.build)):
             return tensors
-        return tuple(ggml.get_rows(one, shared.out_ids) for one in tensors)
+        return tuple(ggml.get_rows(tensor, shared.out_ids) for tensor in tensors)
 
     def selects_rows(self, build: Build) -> bool:
         """True if the last layer selects the output rows after attention."""
@@ -232,19 +234,20 @@ class Transformer:
         cur = self.post(layer, cur, "post_attention_norm")
         stream = ggml.add(stream, cur) if self.stream_first else ggml.add(cur, stream)
         name = self.ffn_norm
-        cur = stream if name is None else self.normalized(layer, stream, name)
+        cur = stream if name is None else self.apply_norm(layer, stream, name)
         cur = self.feed_forward(layer, shared, cur)
         cur = self.post(layer, cur, "post_ffw_norm")
         return ggml.add(stream, cur) if self.residual_first else ggml.add(cur, stream)
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        """The post norm of this name and the residual scale, as far as the architecture has them."""
         if self.post_norms:
-            cur = self.normalized(layer, cur, name)
+            cur = self.apply_norm(layer, cur, name)
         scaled = self.scaled_residual or self.residual_scale(layer.build.hparams)
         return ggml.scale(cur) if scaled else cur
 
-    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        """Normalised, or unchanged if the file has no such norm."""
+    def apply_norm(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        """Applies the norm of this name; returns the input if the file has no such norm."""
         if name not in layer:
             return cur
         return normalize(cur, layer.weight(name), layer.bias(name), kind=self.norm)
@@ -281,9 +284,9 @@ class Transformer:
 
     def norm_heads(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         if not self.norm_across_heads or name not in layer:
-            return self.normalized(layer, cur, name)
+            return self.apply_norm(layer, cur, name)
         width, heads, tokens, _ = cur.ne
-        cur = self.normalized(layer, ggml.reshape(cur, width * heads, tokens), name)
+        cur = self.apply_norm(layer, ggml.reshape(cur, width * heads, tokens), name)
         return ggml.reshape(cur, width, heads, tokens)
 
     def rope_qk(
