@@ -135,6 +135,7 @@ class HeaderLimitError(HeaderError):
 def check_limit(
     what: str, value: int, limit: int, *, file: str = "", offset: int | None = None
 ) -> None:
+    """Raises HeaderLimitError if a count in a file is over its limit."""
     if value > limit:
         raise HeaderLimitError(what, value=value, limit=limit, file=file, offset=offset)
 
@@ -227,7 +228,9 @@ def printable(text: str) -> str:
     """The text with control characters replaced: file names and servers could smuggle in escape sequences."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
 
 
 def one_line(text: str, max_chars: int = 40) -> str:

@@ -378,6 +378,7 @@ def _latency(word: str) -> Purpose:
 
 
 def _job(text: str) -> Job:
+    """Parse --job: '6000+800' tokens of prompt and answer."""
     prompt, plus, new = text.partition("+")
     if not plus:
         raise UsageError(
@@ -387,6 +388,7 @@ def _job(text: str) -> Job:
 
 
 def _python_job(job: tuple[int, int] | None) -> Job | None:
+    """The job of Python's keyword: (prompt tokens, new tokens). Raises UsageError."""
     if job is None:
         return None
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.app.estimate import EstimateAnswer, bill_of, task_of, values_of
 from edgekit.app.open import (
     ResolvedModel,
-    automatic,
+    answer_with_fallback,
     choose_file,
     open_named,
 )
@@ -123,7 +123,7 @@ def check_named(
 
     def check_on(engine: str) -> Check:
         if resolved.assumed is not None:
-            return _assumed(resolved, resolved.assumed, engine, request, session)
+            return _check_assumed(resolved, resolved.assumed, engine, request, session)
         # raises what the engine refuses before the model is opened
         values_of(engine, request, embeds=resolved.embeds, quant=resolved.quant)
         opened = resolved.opened(engine)
@@ -136,7 +136,9 @@ def check_named(
     for chosen in request.engines or (None,):
         try:
             if chosen is None:
-                answer, note = automatic(resolved, machine, check_on, lambda check: check.result)
+                answer, note = answer_with_fallback(
+                    resolved, machine, check_on, lambda check: check.result
+                )
                 answers.append(with_notes(answer, note) if note else answer)
             else:
                 answers.append(check_on(chosen))
@@ -156,7 +158,7 @@ def check_named(
     return relevant or answers
 
 
-def _assumed(
+def _check_assumed(
     resolved: ResolvedModel, choice: AssumedChoice, engine: str, request: Request, session: Session
 ) -> Check:
     """The check of a model that is known only by its name. It has no command, because there is no file to start."""

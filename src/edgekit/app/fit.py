@@ -56,9 +56,9 @@ def fit(resolved: ResolvedModel, request: Request, session: Session) -> Fit:
         task, values = task_of(
             opened, engine, request, session, embeds=resolved.embeds, quant=resolved.quant
         )
-        return _fit(resolved, *_settled(resolved, opened, task), values, users=request.users)
+        return _fit(resolved, *_choose_weights(resolved, opened, task), values, users=request.users)
     except (RefusedError, HardwareError) as error:
-        return _refused(error, resolved, engine, request)
+        return _refusal(error, resolved, engine, request)
 
 
 def curve(
@@ -74,7 +74,7 @@ def curve(
     if engine_named(engine).chooses_repositories:
         least = Fitting(task, first_placement(task)).windows[-1]
         shortest = replace(task, load=replace(task.load, context_tokens=least))
-        _, chosen, _ = _settled(resolved, opened, shortest)
+        _, chosen, _ = _choose_weights(resolved, opened, shortest)
         task = replace(task, model=chosen.model)
     return tuple(curves(task, first_placement(task), points=points or POINTS))
 
@@ -99,7 +99,7 @@ def _reference(resolved: ResolvedModel) -> str:
     return resolved.name
 
 
-def _settled(
+def _choose_weights(
     resolved: ResolvedModel, opened: OpenModel, task: Task
 ) -> tuple[OpenModel, Variant, Fitting]:
     """The file as it is. If it does not fit, another repository of the model that does, as in a check."""
@@ -111,7 +111,7 @@ def _settled(
 
     stored = AS_NAMED if opened.files is None else stored_quant(opened.files)
     first = with_weights(opened, as_named(opened.model, opened.mix or stored)[0])
-    priced = _priced(first[-1])
+    priced = _price(first[-1])
     if priced.fits or not engine_named(task.engine).chooses_repositories:
         return first
     other_variants = resolved.variants(opened, task.engine, task.start)[1:]
@@ -122,7 +122,7 @@ def _settled(
     return first
 
 
-def _priced(fitting: Fitting) -> PricedLoad:
+def _price(fitting: Fitting) -> PricedLoad:
     """The load at the requested context, or at the native one."""
     return fitting.price(fitting.requested or fitting.native)
 
@@ -137,7 +137,7 @@ def _fit(
     users: int | None,
 ) -> Fit:
     """The answer for one load, priced once, so that bars, estimate and verdict have the same figures."""
-    task, priced = fitting.task, _priced(fitting)
+    task, priced = fitting.task, _price(fitting)
     tokens, least = priced.context_tokens, task.min_context
     # a check that failed at its minimum context sends that context here: the user did not request it
     is_too_short = least is not None and least * fitting.streams == tokens > fitting.most
@@ -184,7 +184,7 @@ def _fit(
     )
 
 
-def _refused(error: EdgekitError, resolved: ResolvedModel, engine: str, request: Request) -> Fit:
+def _refusal(error: EdgekitError, resolved: ResolvedModel, engine: str, request: Request) -> Fit:
     """What the engine refuses, with the flags as requested."""
     values = request.values(engine, resolved.quant)
     with suppress(RefusedError):

@@ -146,7 +146,9 @@ def open_named(
         resolved = resolve(reference, read, absolute=reach.within is not None)
     except NotFoundError as error:
         name = os.fspath(reference)
-        assumed = _assumed(name if quant is None else f"{name} {quant}") if assume else None
+        assumed = (
+            _assume_from_name(name if quant is None else f"{name} {quant}") if assume else None
+        )
         if assumed is None:
             raise
         note = f"estimated from its name alone: {error}"
@@ -218,7 +220,7 @@ def _stated_quant(files: ModelFiles | None) -> str | None:
     return quant_tag(files.weights[0].name) if stored == AS_NAMED and files.weights else stored
 
 
-def _assumed(name: str) -> AssumedChoice | None:
+def _assume_from_name(name: str) -> AssumedChoice | None:
     """None for a path, a URL or a name with a tag, or if the name does not state both size and quantisation."""
     if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
@@ -235,7 +237,7 @@ def _assumed(name: str) -> AssumedChoice | None:
 Answer = TypeVar("Answer")
 
 
-def automatic(
+def answer_with_fallback(
     resolved: ResolvedModel,
     machine: Machine,
     ask: Callable[[str], Answer],
@@ -254,18 +256,20 @@ def automatic(
     try:
         first = ask(engine)
     except (RefusedError, HardwareError) as error:
-        fallback = _fitting(ask, result_of)
+        fallback = _ask_fallback(ask, result_of)
         if fallback is None:
             raise
         return fallback, f"{note}{error}"
     result = result_of(first)
-    fallback = None if result.can_load else _fitting(ask, result_of)
+    fallback = None if result.can_load else _ask_fallback(ask, result_of)
     if fallback is None:
         return first, ""
     return fallback, f"{note}{'; '.join(result.reasons)}"
 
 
-def _fitting(ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict]) -> Answer | None:
+def _ask_fallback(
+    ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict]
+) -> Answer | None:
     """llama.cpp's answer; None if the model does not fit there either, or llama.cpp refuses the request."""
     try:
         answer = ask(default_engine().name)

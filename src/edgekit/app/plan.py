@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.app.estimate import model_notes, task_of
-from edgekit.app.open import ResolvedModel, automatic, choose_file, open_named
+from edgekit.app.open import ResolvedModel, answer_with_fallback, choose_file, open_named
 from edgekit.bill.types import Drafter, Task
 from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError
@@ -62,7 +62,9 @@ def plan_named(resolved: ResolvedModel, request: Request, session: Session) -> P
         return plan_model(resolved, replace(request, engines=(engine,)), session)
 
     if request.engine is None:
-        chosen_plan, note = automatic(resolved, machine, plan_on, lambda plan: plan.result)
+        chosen_plan, note = answer_with_fallback(
+            resolved, machine, plan_on, lambda plan: plan.result
+        )
     else:
         chosen_plan, note = plan_on(request.engine), ""
     values = request.values(chosen_plan.task.engine)

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgekit.app.check import judge_model
 from edgekit.app.estimate import task_of
-from edgekit.app.open import automatic, open_named
+from edgekit.app.open import answer_with_fallback, open_named
 from edgekit.bill.types import Verdict
 from edgekit.engines import engine_named, engine_names
 from edgekit.errors import (
@@ -212,12 +212,13 @@ def _verdict(
         # as on the command line: the first engine that has these options
         able_engines = (name for name in engine_names() if _takes_options(name, options))
         return judge_on(next(able_engines, files_engine))
-    result, note = automatic(resolved, machine, judge_on, lambda result: result)
+    result, note = answer_with_fallback(resolved, machine, judge_on, lambda result: result)
     bill = result.estimate
     return replace(result, estimate=replace(bill, notes=(note, *bill.notes))) if note else result
 
 
 def _takes_options(engine: str, options: Values) -> bool:
+    """Whether the engine has all of these options."""
     read = RowOptions(options)
     try:
         engine_named(engine).read_keywords(read)

@@ -175,13 +175,13 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
     """
     catalog_match = catalog_name(reference)
     if catalog_match is None:
-        return (), _runnable(open_named(reference, session))
+        return (), _require_runnable(open_named(reference, session))
     entry, quant = catalog_match
     stored: OpenModel | None = None
     with suppress(SourceError):  # in Ollama, LM Studio or the hub's cache on this machine
         stored = open_model(reference, reach=replace(session.reach, network=False))
     if stored is not None:
-        return (), _runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
+        return (), _require_runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
     if ModelPurpose.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(reference))
     published, opened = open_published(entry, quant, _on_this_machine(request, None))
@@ -189,7 +189,7 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
     return published, opened
 
 
-def _runnable(resolved: ResolvedModel) -> OpenModel:
+def _require_runnable(resolved: ResolvedModel) -> OpenModel:
     """The opened model. Raises UsageError for anything but the GGUF file of a language model."""
     opened = resolved.found
     if opened is None or opened.files is None:

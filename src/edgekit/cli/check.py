@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edgekit.app.check import Answer, Check, Unanswered, check, check_all, worst_code
 from edgekit.app.compare import compare
 from edgekit.cli import ReaderGoneError, show
-from edgekit.cli.console import counted, open_session, screen
+from edgekit.cli.console import count_progress, open_session, screen
 from edgekit.engines import engine_names, every_engine
 from edgekit.engines.flags import read
 from edgekit.errors import UsageError, printable
@@ -43,7 +43,9 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.program is not None and (not is_one or len(request.engines) > 1):
         raise UsageError("--for prints the command of one model and one engine")
     depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
-    confirm = confirmed(arguments) if is_one else None  # the limit is for one model, not for a sum
+    confirm = (
+        download_confirmation(arguments) if is_one else None
+    )  # the limit is for one model, not for a sum
     quiet = arguments.quiet or (arguments.json and is_one)
     with open_session(arguments, quiet=quiet, confirm=confirm) as session:
         if is_one:
@@ -53,7 +55,7 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
             ]
         else:
             batches = check_all(names, request, session, depth=depth)
-            batches = counted(batches, len(names), session.reach.progress)
+            batches = count_progress(batches, len(names), session.reach.progress)
             if not arguments.json:
                 return "", worst_code(_show_table(batches), strict=arguments.strict)
             answers_by_model = list(batches)
@@ -65,7 +67,7 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.program is not None and isinstance(first, Check) and first.ready:
         ready = for_program(first.ready, arguments.program)
         if not arguments.json:
-            return pasted(ready), code
+            return paste_text(ready), code
         answers = [replace(first, bill=replace(first.bill, command=ready[-1].text))]
     if arguments.json:
         return json_text(answers_json(answers)), code
@@ -124,7 +126,7 @@ def _stdin_lines() -> Iterator[str]:
             yield name
 
 
-def confirmed(arguments: argparse.Namespace) -> Callable[[Download], bool] | None:
+def download_confirmation(arguments: argparse.Namespace) -> Callable[[Download], bool] | None:
     """Allows downloads up to the limit. Larger ones need a yes at the terminal, and are refused without one."""
     if arguments.no_download:
         return None
@@ -177,7 +179,7 @@ def _plain(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 
 
-def pasted(ready: tuple[Command, ...]) -> str:
+def paste_text(ready: tuple[Command, ...]) -> str:
     """The commands as text to paste.
 
     The notes of a single command go to standard error. Several commands are printed below their names, with notes as
@@ -207,7 +209,9 @@ def run_compare(arguments: argparse.Namespace) -> str:
             return compare_text(comparison, screen(colour=False))
         if len(names) == 1 and arguments.engine is None:
             request = replace(request, engines=engine_names())
-        batches = counted(check_all(names, request, session), len(names), session.reach.progress)
+        batches = count_progress(
+            check_all(names, request, session), len(names), session.reach.progress
+        )
         rows = [row for answers in batches for row in answers]
     if not any(isinstance(row, Check) for row in rows):
         raise next(row.error for row in rows if isinstance(row, Unanswered))

@@ -195,12 +195,15 @@ def add_flags_of(
 def add_flags(
     parser: argparse.ArgumentParser, engine: str, title: str, flags: Iterable[Flag]
 ) -> None:
+    """Add a group with the flags of one engine to --help. Aliases are parsed but not shown."""
     group = parser.add_argument_group(title)
     for flag in flags:
+        value_count: str | int | None = 0  # a switch
+        if flag.metavar:
+            value_count = "?" if flag.alone else None
         group.add_argument(
             *flag.names, dest=GIVEN, action=_StoreFlag, engine=engine, flag=flag, help=flag.help,
-            metavar=flag.metavar or None, nargs=0 if not flag.metavar else "?" if flag.alone else None,
-            const=flag.value, default=argparse.SUPPRESS,
+            metavar=flag.metavar or None, nargs=value_count, const=flag.value, default=argparse.SUPPRESS,
         )  # fmt: skip
         if flag.aliases:
             group.add_argument(

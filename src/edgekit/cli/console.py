@@ -50,7 +50,9 @@ def show_progress(line: str) -> None:
     sys.stderr.flush()
 
 
-def counted(items: Iterable[T], total: int, progress: Callable[[str], None] | None) -> Iterator[T]:
+def count_progress(
+    items: Iterable[T], total: int, progress: Callable[[str], None] | None
+) -> Iterator[T]:
     """Yield the checked models and count them on the progress line, which is cleared while the caller prints one."""
     show_line = progress or (lambda _: None)
     show_line(f"checked 0 of {total:,} models")

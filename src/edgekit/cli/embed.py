@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from edgekit import __version__
-from edgekit.cli.check import confirmed
+from edgekit.cli.check import download_confirmation
 from edgekit.cli.console import is_terminal, open_session, screen, screen_width, show_progress
 from edgekit.embed import Limits, open_embedder, plan_embedder
 from edgekit.embed.bulk.job import Finished, Stage, Terms, run_job
@@ -207,6 +207,7 @@ def _run_job(
     limit: RowLimit,
     kind: str,
 ) -> Finished | None:
+    """Embed the rows of the source into the output. None if the output is a pipe that was closed."""
     name = arguments.output
     with open_embedder(options.model, **options.choices) as embedder:
         terms = Terms(
@@ -339,7 +340,7 @@ def run_embed(arguments: argparse.Namespace) -> tuple[str, int]:
     options = read_arguments(arguments)
     _check_together(options, arguments)
     quiet = arguments.json or arguments.quiet
-    with open_session(arguments, quiet=quiet, confirm=confirmed(arguments)) as session:
+    with open_session(arguments, quiet=quiet, confirm=download_confirmation(arguments)) as session:
         weights = find_weights(options.model, reach=session.reach, confirm=session.confirm)
     options = replace(options, model=str(weights.path))
     reads = arguments.stdio or arguments.input is not None
@@ -406,6 +407,7 @@ def _check_together(options: EmbedArguments, arguments: argparse.Namespace) -> N
 
 
 def _embed_texts(options: EmbedArguments, arguments: argparse.Namespace) -> str:
+    """The vectors of the texts on the command line, as text or JSON."""
     with open_embedder(options.model, **options.choices) as embedder:
         prefix = options.prefix_of(embedder)
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgekit.app.plan import plan as make_plan
 from edgekit.app.recommend import recommend
 from edgekit.app.tiers import inapplicable, plan_tier, recommend_tier
-from edgekit.cli.check import confirmed, for_program, pasted
+from edgekit.cli.check import download_confirmation, for_program, paste_text
 from edgekit.cli.console import is_terminal, open_session, screen, show_progress
 from edgekit.engines import default_engine
 from edgekit.engines.flags import COMMON, given_flags
@@ -41,7 +41,9 @@ def run_plan(arguments: argparse.Namespace) -> tuple[str, int]:
                 raise inapplicable(flag)
         return tier_answer(plan_tier(arguments.model, request), arguments)
     check_latency(request)
-    with open_session(arguments, quiet=arguments.json, confirm=confirmed(arguments)) as session:
+    with open_session(
+        arguments, quiet=arguments.json, confirm=download_confirmation(arguments)
+    ) as session:
         answer = make_plan(arguments.model, request, session)
     plan, notes = answer.plan, answer.notes
     if arguments.plot is not None:
@@ -53,7 +55,7 @@ def run_plan(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.json:
         return json_text(plan_json(plan, ready=ready, notes=notes)), code
     if arguments.program is not None and ready:
-        return pasted(ready), code
+        return paste_text(ready), code
     return plan_text(plan, ready=ready, notes=notes, screen=screen(), why=arguments.why), code
 
 

@@ -30,7 +30,7 @@ from edgekit.report.text import (
     Section,
     column_of,
     command_lines,
-    folded,
+    fold,
     render,
     table,
 )
@@ -53,6 +53,7 @@ _POOL_PARTS = ("model", "context", "compute")  # shown for every pool, even if t
 
 
 def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
+    """The screen of `estimate`: the total, a table of pools and parts, and how each part is known."""
     estimate = bill.estimate
     total = format_bytes(estimate.total_bytes)
     names, sums = pool_names(estimate), pool_sums(estimate)
@@ -90,6 +91,7 @@ def _cell(size_bytes: int) -> str:
 
 
 def _line_words(line: MemoryLine, names: dict[Pool, str]) -> str:
+    """'up to 1.20 GiB compute on the GPU: ...'; `names` has the names of the pools."""
     prefix = "" if line.reserved else "up to "
     name = f"{line.part} {line.component.value}" if line.part else line.component.value
     size, pool = format_bytes(line.size_bytes), _in_pool(names[line.pool])
@@ -119,12 +121,14 @@ def later_lines(estimate: MemoryEstimate) -> tuple[MemoryLine, ...]:
 
 def how_known(lines: Iterable[MemoryLine]) -> tuple[Basis, float | None]:
     """The weakest basis, and the bound on the error of the sum as a share of it."""
-    counted = [line for line in lines if line.size_bytes]
-    basis = weakest(line.basis for line in counted)
-    total = sum(line.size_bytes for line in counted)
-    if not total or any(line.within is None and line.basis is not Basis.EXACT for line in counted):
+    sized_lines = [line for line in lines if line.size_bytes]
+    basis = weakest(line.basis for line in sized_lines)
+    total = sum(line.size_bytes for line in sized_lines)
+    if not total or any(
+        line.within is None and line.basis is not Basis.EXACT for line in sized_lines
+    ):
         return basis, None
-    off = sum(line.size_bytes * line.within for line in counted if line.within is not None)
+    off = sum(line.size_bytes * line.within for line in sized_lines if line.within is not None)
     return basis, off / total if basis is not Basis.EXACT else None
 
 
@@ -163,7 +167,7 @@ def explain_text(bill: EstimateAnswer) -> str:
         total = format_bytes(sum(line.size_bytes for line in part_lines))
         lines.append(f"{component.value}: {total}, {known_words(part_lines)}")
         known_alike = len({(line.basis, line.within) for line in part_lines}) == 1
-        for group in grouped(part_lines):
+        for group in group_lines(part_lines):
             first_line, part = group[0], f", {group[0].part}" if group[0].part else ""
             basis = "" if known_alike else f", {known_words([first_line])}"
             size, count = first_line.size_bytes, len(group)
@@ -172,22 +176,22 @@ def explain_text(bill: EstimateAnswer) -> str:
                 words = (
                     f"{count} x {size:,} bytes = {size * count:,} ({format_bytes(size * count)})"
                 )
-            lines += _indented(f"{names[first_line.pool]}{part}: {words}{basis}", 2)
-            lines += _indented(f"= {first_line.because}" if first_line.because else "", 4)
+            lines += _indent_lines(f"{names[first_line.pool]}{part}: {words}{basis}", 2)
+            lines += _indent_lines(f"= {first_line.because}" if first_line.because else "", 4)
             layers = [line.layer for line in group if line.layer is not None]
             plural = "layer" if len(layers) == 1 else "layers"
-            lines += _indented(f"{plural} {ranges(layers)}" if layers else "", 4)
+            lines += _indent_lines(f"{plural} {ranges(layers)}" if layers else "", 4)
         lines.append("")
     if estimate.facts:
         lines.append(f"what {estimate.engine} resolved:")
         width = max(len(name) for name, _ in estimate.facts)
         for name, value in estimate.facts:
-            first, *rest = folded(_fact(value), MAX_WIDTH - width - 4)
+            first, *rest = fold(_fact(value), MAX_WIDTH - width - 4)
             lines += [f"  {name:<{width}}  {first}", *(" " * (width + 4) + line for line in rest)]
     return "\n".join(lines) + "\n"
 
 
-def grouped(lines: Iterable[MemoryLine]) -> list[list[MemoryLine]]:
+def group_lines(lines: Iterable[MemoryLine]) -> list[list[MemoryLine]]:
     """Lines that differ only in their layer, in the order in which they first appear."""
     groups: dict[tuple[object, ...], list[MemoryLine]] = {}
     for line in lines:
@@ -196,8 +200,8 @@ def grouped(lines: Iterable[MemoryLine]) -> list[list[MemoryLine]]:
     return list(groups.values())
 
 
-def _indented(text: str, indent: int) -> list[str]:
-    return [" " * indent + line for line in folded(text, MAX_WIDTH - indent)] if text else []
+def _indent_lines(text: str, indent: int) -> list[str]:
+    return [" " * indent + line for line in fold(text, MAX_WIDTH - indent)] if text else []
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -209,6 +213,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _fact(value: object) -> str:
+    """A fact that the engine resolved, as text: 'yes', '4,096', '0.90', '1, 2'."""
     match value:
         case bool():
             return "yes" if value else "no"
@@ -283,17 +288,17 @@ def compare_text(comparison: EngineComparison, screen: Screen = PLAIN) -> str:
     def lines(screen: Screen) -> Iterator[str]:
         width = screen.width
         if billed:
-            yield from table(("", *PARTS, "total", "basis"), map(_compared_row, billed))
+            yield from table(("", *PARTS, "total", "basis"), map(_comparison_row, billed))
         for bill in billed:
             yield ""
-            yield from folded(f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}", width)
+            yield from fold(f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}", width)
             for note in bill.estimate.notes:
-                yield from (f"  {line}" for line in folded(note, width - 2))
+                yield from (f"  {line}" for line in fold(note, width - 2))
         for engine, answer in comparison.answers.items():
             if isinstance(answer, EdgekitError):
-                yield from ("", *folded(f"{engine}: no estimate: {answer}", width))
+                yield from ("", *fold(f"{engine}: no estimate: {answer}", width))
         if comparison.hint:
-            yield from ("", *folded(comparison.hint, width))
+            yield from ("", *fold(comparison.hint, width))
 
     billed = [bill for bill in comparison.answers.values() if not isinstance(bill, EdgekitError)]
     sequences = "one sequence" if comparison.users == 1 else f"{comparison.users} sequences"
@@ -301,7 +306,7 @@ def compare_text(comparison: EngineComparison, screen: Screen = PLAIN) -> str:
     return render(headline, [("", lines)], screen)
 
 
-def _compared_row(bill: EstimateAnswer) -> tuple[str, ...]:
+def _comparison_row(bill: EstimateAnswer) -> tuple[str, ...]:
     sums = pool_sums(bill.estimate).values()
     sizes = [sum(row[part] for row in sums) for part in PARTS]
     total = format_bytes(bill.estimate.total_bytes)

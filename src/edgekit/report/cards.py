@@ -25,16 +25,16 @@ from edgekit.report.check import assumed_of, bars_json, changes_section, headlin
 from edgekit.report.hardware import machine_json
 from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.plan import plan_fields, plan_speed
-from edgekit.report.tables import MIN_NAME, shortened, used_words, window_words
+from edgekit.report.tables import MIN_NAME, shorten, used_words, window_words
 from edgekit.report.text import (
     PLAIN,
     Screen,
     Sections,
     bar_lines,
     command_lines,
-    folded,
+    fold,
     memories,
-    painted,
+    paint,
     render,
     table,
 )
@@ -60,10 +60,12 @@ def cards_text(
 
 
 def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Sections:
+    """The best model's headline, the table, skipped models, notes and the next command."""
+
     def painted_headline(screen: Screen) -> list[str]:
-        lines = folded(headline(shown[0].plan.result), screen.width)
+        lines = fold(headline(shown[0].plan.result), screen.width)
         status = shown[0].plan.result.status
-        return [painted(line, status) for line in lines] if screen.colour else lines
+        return [paint(line, status) for line in lines] if screen.colour else lines
 
     shown = recommendation.suggestions or tuple(filter(None, (recommendation.nearest,)))
     if shown:
@@ -153,13 +155,13 @@ def _table_lines(suggestions: Sequence[Suggestion], width: int) -> list[str]:
             return lines
     name_width = max(len(row[_MODEL]) for row in full) - over
     if name_width >= MIN_NAME:
-        cut = [_with(row, _MODEL, shortened(row[_MODEL], name_width)) for row in smallest[1]]
+        cut = [_with(row, _MODEL, shorten(row[_MODEL], name_width)) for row in smallest[1]]
         return table(smallest[0], cut, left=range(3))
     lines = []
     for number, name, weights, download, context, used, speed, where in full:
         second = f"{weights}, {download} download, {context}, {used} GiB, {speed} tokens/s, {where}"
-        lines += folded(f"{number} {name}", width)
-        lines += [f"  {line}" for line in folded(second, width - 2)]
+        lines += fold(f"{number} {name}", width)
+        lines += [f"  {line}" for line in fold(second, width - 2)]
     return lines
 
 
@@ -202,8 +204,8 @@ def _detail_lines(suggestion: Suggestion, screen: Screen) -> Iterator[str]:
     if entry.licence:
         facts.append(f"licence {entry.licence}")
     title = f"{entry.id} ({', '.join(facts)})" if facts else entry.id
-    yield from folded(title, screen.width)
-    yield from folded(headline(suggestion.plan.result), screen.width)
+    yield from fold(title, screen.width)
+    yield from fold(headline(suggestion.plan.result), screen.width)
     yield from bar_lines(memories(suggestion.plan.result), screen)
 
 

@@ -14,7 +14,7 @@ from edgekit.report.text import (
     Sections,
     clamp_width,
     fitted_table,
-    folded,
+    fold,
     render,
     table,
 )
@@ -70,6 +70,7 @@ def _active(entry: Entry) -> str:
 
 
 def _headline(entry: Entry) -> str:
+    """'qwen3-8b: 8.19 B parameters, 40,960 tokens, for chat'."""
     parts = []
     if entry.parameters is not None:
         active = f", {_active(entry)} active" if _active(entry) else ""
@@ -145,6 +146,7 @@ def added_text(entry: Entry, *, new: bool, shadows: bool) -> str:
 
 
 def changes_text(name: str, changes: Mapping[str, tuple[object, object]]) -> str:
+    """The facts of an entry that changed, with their old and new values."""
     if not changes:
         return f"{name}: unchanged"
     lines = [f"{name}: changed"]
@@ -167,7 +169,7 @@ def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:
     width, rows = clamp_width(screen.width), []
     for line in "\n".join(lines).split("\n"):
         indent = "  " if line.startswith("  ") else ""
-        rows += [indent + row for row in folded(line.strip(), width - len(indent))]
+        rows += [indent + row for row in fold(line.strip(), width - len(indent))]
     return "\n".join(rows) + "\n"
 
 

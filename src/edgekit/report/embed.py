@@ -12,11 +12,11 @@ from edgekit.report.text import (
     Screen,
     Section,
     clamp_width,
-    counted,
-    folded,
-    folded_rows,
+    fold,
+    fold_rows,
     render,
     table,
+    with_count,
 )
 from edgekit.units import format_bytes
 
@@ -40,7 +40,7 @@ def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
     notes = [
         f"Budget: {plan.budget_because}.",
         (
-            f"A pass processes up to {counted(plan.pass_tokens, 'token')}; a text may have "
+            f"A pass processes up to {with_count(plan.pass_tokens, 'token')}; a text may have "
             f"{plan.text_tokens:,} ({plan.text_tokens_because}). In every pass, {read}."
         ),
         *(f"{line.what}: {line.because}" for line in plan.lines),
@@ -55,10 +55,11 @@ def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
 
 
 def _title(plan: EmbedPlan) -> str:
+    """The model, its dimensions and pooling, and the threads and kernels that compute it."""
     pooling = (
         "mean of token embeddings" if plan.pooling is None else f"{plan.pooling.label} pooling"
     )
-    size, threads = counted(plan.dimensions, "dimension"), counted(plan.threads, "thread")
+    size, threads = with_count(plan.dimensions, "dimension"), with_count(plan.threads, "thread")
     return f"{plan.label}  ·  {size}, {pooling}  ·  {threads}, {plan.kernels} kernels"
 
 
@@ -71,10 +72,10 @@ def vectors_text(
 ) -> str:
     """The start of each vector; with several texts also how similar each is to the first."""
     width, first = clamp_width(screen.width), vectors[0]
-    lines = [*folded(_title(plan), width), ""]
+    lines = [*fold(_title(plan), width), ""]
     for place, (text, count, vector) in enumerate(zip(texts, tokens, vectors, strict=True)):
         plain = printable(" ".join(text.split()))
-        facts = [counted(count, "token"), f"norm {_norm(vector):.4f}"]
+        facts = [with_count(count, "token"), f"norm {_norm(vector):.4f}"]
         if place:
             product = float((first.astype("f8") * vector).sum())
             cosine = product / ((_norm(first) * _norm(vector)) or 1.0)
@@ -100,21 +101,24 @@ def done_text(job: Finished, screen: Screen = PLAIN) -> str:
     tokens = done.mark.tokens - done.begun.tokens
     rate = f", {rows / done.seconds:,.1f} rows/s" if rows and done.seconds > 0 else ""
     sentences = [
-        f"{counted(done.mark.kept, 'vector')} of {counted(job.dimensions, 'dimension')} in {job.output}",
-        f"{counted(rows, 'row')}, {counted(tokens, 'token')} in {_time(done.seconds)}{rate}",
+        f"{with_count(done.mark.kept, 'vector')} of {with_count(job.dimensions, 'dimension')} in {job.output}",
+        f"{with_count(rows, 'row')}, {with_count(tokens, 'token')} in {_time(done.seconds)}{rate}",
     ]
     if done.begun.number:
         sentences.append(f"continued an unfinished job after row {done.begun.number:,}")
     if done.mark.skipped:
         where = "" if job.skipped is None else f", listed in {job.skipped}"
-        sentences.append(f"{counted(done.mark.skipped, 'row')} could not be embedded{where}")
-    return "\n".join(folded_rows(sentences, clamp_width(screen.width))) + "\n"
+        sentences.append(f"{with_count(done.mark.skipped, 'row')} could not be embedded{where}")
+    return "\n".join(fold_rows(sentences, clamp_width(screen.width))) + "\n"
 
 
 def progress_line(status: BulkStatus, *, width: int) -> str:
     """'[#####.....] 24 %  2,400 rows  310 rows/s  8,900 tokens/s  3 bad  2 min left'."""
     mark, begun, seconds = status.mark, status.begun, max(status.seconds, 1e-9)
-    parts = [counted(mark.number, "row"), f"{(mark.number - begun.number) / seconds:,.1f} rows/s"]
+    parts = [
+        with_count(mark.number, "row"),
+        f"{(mark.number - begun.number) / seconds:,.1f} rows/s",
+    ]
     parts.append(f"{(mark.tokens - begun.tokens) / seconds:,.0f} tokens/s")
     if mark.skipped:
         parts.append(f"{mark.skipped:,} skipped")
@@ -129,6 +133,7 @@ def progress_line(status: BulkStatus, *, width: int) -> str:
 
 
 def _time(seconds: float) -> str:
+    """'4.2 s', '35 s', '12 min', '2 h 5 min'."""
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)

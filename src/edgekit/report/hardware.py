@@ -28,12 +28,12 @@ from edgekit.report.text import (
     PLAIN,
     Screen,
     Section,
-    counted,
     fitted_table,
-    folded_rows,
+    fold_rows,
     limit_on,
     render,
     reserve_words,
+    with_count,
 )
 from edgekit.units import format_bytes
 
@@ -61,6 +61,7 @@ _DEVICE_COLUMNS = (
 
 
 def hardware_text(machine: Machine, screen: Screen = PLAIN) -> str:
+    """The screen of `hardware`: memory, GPUs, measurements, and the memory that each engine may use."""
     host, raised = machine.host, raised_limit(machine)
     parts = [
         "RAM unknown" if host is None else f"{_of(host.usable_bytes, host.whole_bytes)} of RAM free"
@@ -94,6 +95,7 @@ def _of(part_bytes: int, total_bytes: int) -> str:
 
 
 def _host_rows(host: HostMemory | None) -> Iterator[str]:
+    """Total and free RAM, the limits on it, swap, and its bandwidth."""
     if host is None:
         yield "unknown (add --ram 32G)"
         return
@@ -111,6 +113,7 @@ def _host_rows(host: HostMemory | None) -> Iterator[str]:
 
 
 def _device_rows(device: Device, raised: RaisedLimit | None) -> Iterator[str]:
+    """Memory, limit, speed and processes of a GPU. `raised`: a higher limit that the user could set."""
     memory = f"{format_bytes(device.total_bytes)}, {format_bytes(device.free_bytes)} free"
     memory = "shares the RAM" if device.unified else memory
     yield ", ".join(filter(None, (device.name, device.partition, memory)))
@@ -172,7 +175,7 @@ def _usable_lines(machine: Machine, width: int) -> Iterator[str]:
                 f"{row}, on each of {count} GPUs" if count > 1 else row
                 for row, count in counts.items()
             ]
-        lines = folded_rows(rows, width - (column or 2))
+        lines = fold_rows(rows, width - (column or 2))
         if column:
             heads = (engine.name, *[""] * (len(lines) - 1))
             yield from (f"{head:<{column}}{line}" for head, line in zip(heads, lines, strict=True))
@@ -201,7 +204,7 @@ def engine_rows(engine: EngineMeasured) -> Iterator[str]:
     yield f"{engine.engine} ({engine.through} {engine.version}) on {engine.device}"
     if engine.overhead_bytes is not None:
         highest = f", highest with {engine.overhead_label}" if engine.overhead_label else ""
-        runs = f"{counted(engine.samples, 'run')}, {engine.date}{highest}"
+        runs = f"{with_count(engine.samples, 'run')}, {engine.date}{highest}"
         yield f"{format_bytes(engine.overhead_bytes)} of RAM in addition to the estimate ({runs})"
     if engine.pace is not None:
         speed, expected = engine.pace, ""
@@ -210,7 +213,7 @@ def engine_rows(engine: EngineMeasured) -> Iterator[str]:
         yield (
             f"{measured_rate(speed.decode_tokens_per_s)} tokens/s, "
             f"{measured_rate(speed.prefill_tokens_per_s)} tokens/s for a prompt of "
-            f"{counted(speed.prompt_tokens, 'token')}: {speed.label}, "
+            f"{with_count(speed.prompt_tokens, 'token')}: {speed.label}, "
             f"{format_bytes(speed.bytes_per_token)} per token, {speed.date}{expected}"
         )
 
@@ -226,6 +229,7 @@ def gigabytes(bytes_per_s: float) -> str:
 
 
 def difference_row(difference: Difference) -> str:
+    """A prediction that was outside its bounds, next to the measured size."""
     return (
         f"{difference.label}: {difference.part} {format_bytes(difference.predicted_bytes)} predicted, "
         f"{format_bytes(difference.measured_bytes)} in {difference.engine} {difference.version}, {difference.date}"

@@ -23,7 +23,7 @@ from edgekit.model.types import (
 )
 from edgekit.report.bill import count_kinds, kind_name, window_of
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.text import counted, painted, table
+from edgekit.report.text import paint, table, with_count
 from edgekit.sources.types import Container
 from edgekit.units import Basis, format_bytes, format_count
 
@@ -65,7 +65,7 @@ def inspection_text(
         "" if inspection.geometry is None else inspection.geometry.architecture,
     ]
     title = printable("  ·  ".join(filter(None, parts)))
-    lines = [painted(title, bold=True) if bold else title, printable(_headline(inspection))]
+    lines = [paint(title, bold=True) if bold else title, printable(_headline(inspection))]
     for label, body in _sections(inspection):
         rows = [row for row in body if row]
         lines += [""] if rows else []
@@ -144,7 +144,7 @@ def _sections(inspection: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
         read = f"{format_bytes(header.header_bytes)} of header"
     network = "no network used"
     if traffic.requests:
-        requests = counted(traffic.requests, "request")
+        requests = with_count(traffic.requests, "request")
         network = f"{format_bytes(traffic.received_bytes)} over the network in {requests}"
         if traffic.cached_bytes:
             network += f", {format_bytes(traffic.cached_bytes)} from the cache"
@@ -214,6 +214,7 @@ def _heads(kind: LayerKind) -> str:
 
 
 def _cache_rows(inspection: Inspection, geometry: ModelGeometry) -> Iterator[str]:
+    """Bytes of cache per token, of recurrent state per sequence, and for one full context."""
     if not inspection.cache and not inspection.state_elements:
         yield "none: the model processes the whole input at once"
     for part in inspection.cache:
@@ -261,6 +262,7 @@ def _column(shares: tuple[WeightsShare, ...], total: int) -> list[str]:
 
 
 def _layer_cells(layer: Layer) -> tuple[str, ...]:
+    """A row of --layers: index, kind, heads, feed-forward, cache."""
     experts, mixer = layer.experts, layer.mixer
     widths = [f"{layer.dense.width:,}"] if layer.dense is not None else []
     widths += [f"{experts.used}/{experts.count} x {experts.width:,}"] if experts else []

@@ -53,6 +53,7 @@ def json_line(value: object) -> str:
 
 
 def _finite(value: object) -> object:
+    """The value with infinite numbers and NaN, which JSON lacks, as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # "inf", "nan": real configs hold them
     if isinstance(value, Mapping):

@@ -36,8 +36,8 @@ from edgekit.report.text import (
     Section,
     bar_lines,
     command_lines,
-    folded,
-    hanging,
+    fold,
+    fold_hanging,
     memories,
     memory_lines,
     render,
@@ -128,7 +128,7 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
         size = max((len(tried.value) for tried in decision.tried), default=0)
         for tried in decision.tried:
             value = f"{tried.value:<{size}}" if size < (inner + 2) // 3 else tried.value
-            first, *continuation = hanging(f"{value}  {tried.told}", inner)
+            first, *continuation = fold_hanging(f"{value}  {tried.told}", inner)
             yield f"{indent}{'*' if tried.taken else ' '} {first}"
             yield from (f"{indent}  {line}" for line in continuation)
     if plan.fits:
@@ -137,26 +137,27 @@ def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
 
 
 def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]:
+    """The name and next to it the folded text, which starts at `column`; 0: in one paragraph."""
     if not column:
-        yield from hanging(f"{name} {text}", width)
+        yield from fold_hanging(f"{name} {text}", width)
         return
-    first, *continuation = hanging(text, width - column)
+    first, *continuation = fold_hanging(text, width - column)
     yield f"{name:<{column}}{first}"
     yield from (" " * column + line for line in continuation)
 
 
 def _command_lines(commands: Sequence[Command], system: System, width: int) -> Iterator[str]:
-    """Each command, headed by its machine if it has one; of several, else by its name unless it starts with it."""
+    """Each command below the machine it runs on. If there are several, the others are below their names."""
     for command in commands:
         if command.where:
-            yield from folded(f"# {command.where}", width)
+            yield from fold(f"# {command.where}", width)
         elif len(commands) > 1 and not command.text.startswith(command.name):
-            yield from folded(f"{command.name}:", width)
+            yield from fold(f"{command.name}:", width)
         for line in map(printable, command.text.rstrip("\n").split("\n")):
             if command.kind == COMMAND:
                 yield from command_lines(line, width, "`" if system is System.WINDOWS else "\\")
             elif command.kind == SETTINGS:
-                yield from hanging(line, width)
+                yield from fold_hanging(line, width)
             else:
                 yield line  # the content of a file is not folded
 
@@ -177,7 +178,7 @@ def bill_of(plan: Plan, command: str = "") -> EstimateAnswer:
 
 
 def plan_json(plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str] = ()) -> Json:
-    """The whole plan, with every line of its estimate."""
+    """The plan with every line of its estimate."""
     result = plan.result
     commands = ready if plan.fits else ()
     main = main_command(commands)

@@ -103,6 +103,7 @@ def _styles(count: int) -> list[tuple[str, Dashes]]:
 
 
 def _frame(axes: Axes, curves: Sequence[Curve], top: float) -> None:
+    """Ticks, grid and labels of both axes; `top` is the highest GiB shown."""
     native = max(curve.native for curve in curves)
     step = 1
     while step * TICKS < native:
@@ -142,6 +143,7 @@ def _areas(axes: Axes, curves: Sequence[Curve], top: float) -> None:
 
 
 def _line(axes: Axes, curve: Curve, style: tuple[str, Dashes]) -> None:
+    """The curve, with a dot at the longest context that fits."""
     colour, dashes = style
     sizes = {point.tokens: point.required_bytes / GIB for point in curve.points}
     axes.plot(
@@ -179,16 +181,22 @@ def _names(axes: Axes, curves: Sequence[Curve], top: float) -> None:
 
 
 def _name(
-    axes: Axes, curve: Curve, at: tuple[float, float], colour: str, side: Literal["left", "right"]
+    axes: Axes,
+    curve: Curve,
+    point: tuple[float, float],
+    colour: str,
+    side: Literal["left", "right"],
 ) -> None:
+    """Write the type of the cache next to the point; `side` is the end of the text at the point."""
     axes.annotate(
-        _plain(curve.cache), at, color=colour, fontweight="bold", fontsize=9.5, ha=side,
+        _plain(curve.cache), point, color=colour, fontweight="bold", fontsize=9.5, ha=side,
         va="center" if side == "left" else "bottom",
         xytext=(8, 0) if side == "left" else (-8, 3), textcoords="offset points", annotation_clip=False,
     )  # fmt: skip
 
 
 def _legend(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Above the picture: each type of cache with the longest context that fits."""
     from matplotlib.lines import Line2D
 
     handles = [

@@ -20,7 +20,7 @@ from edgekit.report.hardware import (
     measured_rate,
 )
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.text import PLAIN, Screen, Section, counted, render, table
+from edgekit.report.text import PLAIN, Screen, Section, render, table, with_count
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
@@ -61,7 +61,7 @@ def written_text(written: Written, *, max_tokens: int | None) -> str:
         (written.new_tokens, "written", written.decode_tokens_per_s),
     ):
         speed = f" at {per_s:,.1f} tokens/s" if per_s else ""
-        parts.append(f"{counted(tokens, 'token')} {verb}{speed}")
+        parts.append(f"{with_count(tokens, 'token')} {verb}{speed}")
     if written.finish == "length":
         is_full = max_tokens is None or written.new_tokens < max_tokens
         parts.append(
@@ -203,6 +203,7 @@ def row_json(row: ComparedRow) -> Json:
 
 
 def calibrated_text(calibrated: Calibrated, path: str, screen: Screen = PLAIN) -> str:
+    """The measured figures of memory, disk and engine, and the file that they were saved to."""
     host, engine, verified = calibrated.host, calibrated.engine, calibrated.verification
     results = []
     if host.bandwidth_bytes_per_s:
@@ -279,9 +280,9 @@ def _contents(stored: Stored, path: str) -> str:
     """What the file of measurements contains, and its path; '' if it is empty."""
     calibration = stored.calibration
     parts = (
-        counted(len(calibration.hosts), "machine"),
-        counted(len(calibration.engines), "engine"),
-        counted(len(calibration.differences), "difference"),
+        with_count(len(calibration.hosts), "machine"),
+        with_count(len(calibration.engines), "engine"),
+        with_count(len(calibration.differences), "difference"),
     )
     return "" if calibration == Calibration() else f"{', '.join(parts)} in {path}"
 

@@ -28,9 +28,9 @@ from edgekit.report.text import (
     PLAIN,
     Screen,
     clamp_width,
-    folded,
-    hanging,
-    joined,
+    fold,
+    fold_hanging,
+    join_parts,
     memories,
     sizes_words,
 )
@@ -91,7 +91,7 @@ def table_pieces(
             shared += [answer.bill.engine_title] if has_one_engine else []
             shared.append(answer.result.machine.name)
             break
-    lines = joined(shared, width, f"  {screen.glyphs.between}  ")
+    lines = join_parts(shared, width, f"  {screen.glyphs.between}  ")
     lines += [""] if lines and table_rows else []
     lines += [_line({name: name for name in columns}, columns)] if columns else []
     lines += [line for row in table_rows for line in _row_lines(row.cells, columns, width)]
@@ -108,9 +108,9 @@ def table_pieces(
         table_rows.append(row)
         yield "\n".join(_row_lines(row.cells, columns, width)) + "\n"
     reasons = [
-        line for reason in _reasons(table_rows) for line in hanging(reason, clamp_width(width))
+        line for reason in _reasons(table_rows) for line in fold_hanging(reason, clamp_width(width))
     ]
-    below = [*([""] if reasons else []), *reasons, "", *folded(summary(answers), width)]
+    below = [*([""] if reasons else []), *reasons, "", *fold(summary(answers), width)]
     yield "\n".join(below if lines else below[1:]) + "\n"
 
 
@@ -141,6 +141,7 @@ def _has_one_engine(rows: Sequence[Answer]) -> bool:
 
 
 def _row(answer: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
+    """The cells of one answer. `labels` has the names of the models by reference."""
     cells = dict.fromkeys(_COLUMNS, "") | dict.fromkeys((_CONTEXT, _MAX, _USED, _SPEED), "-")
     cells[_OUTCOME] = outcome_of(answer)
     if isinstance(answer, Unanswered):
@@ -236,15 +237,16 @@ def _columns(rows: Sequence[_Row], width: int) -> dict[str, int]:
 
 
 def _row_lines(cells: Mapping[str, str], columns: Mapping[str, int], width: int) -> list[str]:
+    """The row in one line, with its name shortened if needed; in several lines if that is not enough."""
     if not columns:
-        return _stacked(cells, width)
+        return _stacked_lines(cells, width)
     texts = {name: printable(cell) for name, cell in cells.items()}
     over = len(_line(texts, columns)) - width
     if over > 0:
         name_width = len(texts[_NAME]) - over
         if name_width < MIN_NAME:
-            return _stacked(cells, width)
-        texts[_NAME] = shortened(texts[_NAME], name_width)
+            return _stacked_lines(cells, width)
+        texts[_NAME] = shorten(texts[_NAME], name_width)
     return [_line(texts, columns)]
 
 
@@ -255,7 +257,7 @@ def _line(cells: Mapping[str, str], columns: Mapping[str, int]) -> str:
     ).rstrip()
 
 
-def shortened(name: str, width: int) -> str:
+def shorten(name: str, width: int) -> str:
     """The name without its middle: the start identifies the model, the end the quantisation."""
     if len(name) <= width:
         return name
@@ -263,10 +265,10 @@ def shortened(name: str, width: int) -> str:
     return f"{name[:head]}...{name[head + 3 - width :]}"
 
 
-def _stacked(cells: Mapping[str, str], width: int) -> list[str]:
+def _stacked_lines(cells: Mapping[str, str], width: int) -> list[str]:
     """A row in several lines."""
     names = (cells[_OUTCOME], cells[_NAME], cells[_ENGINE])
-    lines = folded("  ".join(filter(None, names)), width)
+    lines = fold("  ".join(filter(None, names)), width)
     if cells[_USED] == "-":
         return lines
     used, _, ram = cells[_USED].partition(" +")
@@ -280,7 +282,7 @@ def _stacked(cells: Mapping[str, str], width: int) -> list[str]:
         " + ".join(filter(None, (used, ram))),
         speed,
     )
-    return lines + [f"  {line}" for line in folded(", ".join(filter(None, parts)), width - 2)]
+    return lines + [f"  {line}" for line in fold(", ".join(filter(None, parts)), width - 2)]
 
 
 def unanswered_json(unanswered: Unanswered) -> Json:

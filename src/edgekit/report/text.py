@@ -86,28 +86,28 @@ def render(
     """
     width = clamp_width(screen.width)
     indent = " " * (_LABEL if width >= _LABEL_COLUMN_FROM else 2)
-    lines = folded(headline, width)
+    lines = fold(headline, width)
     if screen.colour:
-        lines = [painted(line, status, bold=True) for line in lines]
-    lines += joined(title, width, f"  {screen.glyphs.between}  ")
+        lines = [paint(line, status, bold=True) for line in lines]
+    lines += join_parts(title, width, f"  {screen.glyphs.between}  ")
     for label, body in sections:
         inner = replace(screen, width=width - len(indent) if label else width)
         rows = list(body(inner) if callable(body) else body)
         if not callable(body):  # a hanging indent shows where each of several rows begins
-            fold = hanging if label and len(rows) > 1 else folded
-            rows = [line for row in rows for line in fold(row, inner.width)]
+            fold_row = fold_hanging if label and len(rows) > 1 else fold
+            rows = [line for row in rows for line in fold_row(row, inner.width)]
         if not rows:
             continue
         lines += [""] if label is not None else []
         if label and len(label) < len(indent):
             lines.append(f"{label:<{len(indent)}}{rows.pop(0)}".rstrip())
         elif label:
-            lines += folded(label, width)
+            lines += fold(label, width)
         lines += [f"{indent}{row}".rstrip() for row in rows] if label else rows
     return "\n".join(lines) + "\n"
 
 
-def painted(text: str, status: Status | None = None, *, bold: bool = False) -> str:
+def paint(text: str, status: Status | None = None, *, bold: bool = False) -> str:
     """The text in the terminal colour of the status."""
     codes = (["1"] if bold else []) + ([str(_COLOURS[status])] if status is not None else [])
     return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
@@ -117,35 +117,35 @@ def clamp_width(width: int) -> int:
     return min(max(width, MIN_WIDTH), MAX_WIDTH)
 
 
-def folded(text: str, width: int) -> list[str]:
+def fold(text: str, width: int) -> list[str]:
     """Lines of at most `width`, without control characters. URLs are not split, so that they can be clicked."""
     words = printable(text)
     breaks = "https://" not in words
     return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=breaks) or [""]
 
 
-def folded_rows(rows: Iterable[str], width: int) -> list[str]:
-    return [line for row in rows for line in folded(row, width)]
+def fold_rows(rows: Iterable[str], width: int) -> list[str]:
+    return [line for row in rows for line in fold(row, width)]
 
 
-def hanging(row: str, width: int) -> list[str]:
+def fold_hanging(row: str, width: int) -> list[str]:
     """A folded row with its second and later lines indented."""
-    first, *continuation = folded(row, width - 2)
+    first, *continuation = fold(row, width - 2)
     return [first, *(f"  {line}" for line in continuation)]
 
 
-def joined(parts: Iterable[str], width: int, separator: str) -> list[str]:
+def join_parts(parts: Iterable[str], width: int, separator: str) -> list[str]:
     """Parts joined to lines, each as full as the width allows."""
     lines: list[str] = []
     for part in map(printable, filter(None, parts)):
         if lines and len(lines[-1]) + len(separator) + len(part) <= width:
             lines[-1] += f"{separator}{part}"
         else:
-            lines += folded(part, width)
+            lines += fold(part, width)
     return lines
 
 
-def counted(count: int, noun: str) -> str:
+def with_count(count: int, noun: str) -> str:
     """'1 row', '2,400 rows'."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
@@ -308,11 +308,11 @@ def bar_lines(
         drawn = bar(
             memory, bar_width if is_wide else screen.width, screen.glyphs, in_parts=in_parts
         )
-        coloured = painted(drawn, memory.use.status) if screen.colour else drawn
+        coloured = paint(drawn, memory.use.status) if screen.colour else drawn
         if is_wide:
             lines.append(f"{name:<{name_width}}  {coloured}  {size:>{size_width}}")
         else:
-            lines += [*folded(f"{name}: {size}", screen.width), coloured]
+            lines += [*fold(f"{name}: {size}", screen.width), coloured]
     return lines
 
 
@@ -326,7 +326,7 @@ def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
         for glyph, part in zip(glyphs.parts, PARTS, strict=True)
         if sums[part]
     ]
-    yield from joined((*legend, f"{glyphs.mark} usable"), width, "  ")
+    yield from join_parts((*legend, f"{glyphs.mark} usable"), width, "  ")
     reserves: dict[tuple[str, str], list[str]] = {}  # cards with the same figures share a row
     for name, use in zip(budget_names(result.uses), result.uses, strict=True):
         words = reserve_words(use.budget, limit_on(use.budget, result.machine))
@@ -337,11 +337,11 @@ def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
     kinds = [kind for kind, _ in reserves]
     for (kind, words), names in reserves.items():
         memory = kind if kinds.count(kind) == 1 else ", ".join(names)
-        yield from folded(f"{memory}: {words}" if len(result.uses) > 1 else words, width)
+        yield from fold(f"{memory}: {words}" if len(result.uses) > 1 else words, width)
     in_ram = estimate.in_pool(PoolKind.HOST)
     if in_ram and result.machine.host is None:
         unknown = "goes to system RAM, whose size is unknown and was not checked (add --ram 32G)"
-        yield from folded(f"{format_bytes(in_ram)} {unknown}", width)
+        yield from fold(f"{format_bytes(in_ram)} {unknown}", width)
 
 
 def budget_names(uses: Sequence[Usage]) -> list[str]:

@@ -32,6 +32,7 @@ _NAMES = {Component.COMPUTE: "working set", Component.KV_CACHE: "cache", Compone
 
 
 def tier_text(plan: TierPlan, screen: Screen = PLAIN) -> str:
+    """The screen of `plan tier:NAME`."""
     is_what_if = plan.setup.engine == WHAT_IF
     engine = "what-if engine" if is_what_if else plan.setup.engine
     steps = [f"{_LABELS[step.lever]}: {step.value}: {step.because}" for step in plan.steps]
@@ -53,7 +54,7 @@ def tier_text(plan: TierPlan, screen: Screen = PLAIN) -> str:
 
 
 def tier_answer(plan: TierPlan) -> str:
-    """The whole plan in one line."""
+    """The plan in one line."""
     verdict, drafter = plan.verdict, plan.setup.drafter
     sizes = f"{format_bytes(plan.required_bytes)} of {format_bytes(plan.budget.available_bytes)}"
     drafting = f", {drafter.name} as draft model" if drafter is not None else ""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.cli.test_estimate import write_model
 
-from edgekit.app.open import automatic, open_named
+from edgekit.app.open import answer_with_fallback, open_named
 from edgekit.bill.types import Verdict
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.resolve import resolve
@@ -229,8 +229,8 @@ def test_a_mistake_in_the_question_is_not_asked_of_another_engine(
 
     if isinstance(failure, UsageError):
         with pytest.raises(UsageError):
-            automatic(named, fits.machine, ask, lambda result: result)
+            answer_with_fallback(named, fits.machine, ask, lambda result: result)
     else:
-        found, note = automatic(named, fits.machine, ask, lambda result: result)
+        found, note = answer_with_fallback(named, fits.machine, ask, lambda result: result)
         assert found is fits
         assert note.endswith("vllm cannot run it here: no")
