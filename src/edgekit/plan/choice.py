@@ -356,6 +356,7 @@ def with_setup(task: Task, **changes: object) -> Task:
 
 
 def with_cache(task: Task, choice: CacheChoice) -> Task:
+    """The task with this cache type. Fields of the setup that it sets count as settled."""
     keys = choice.load.get("cache_k", task.load.cache_k)
     values = choice.load.get("cache_v", task.load.cache_v)
     changed = replace(task, load=replace(task.load, cache_k=keys, cache_v=values))
@@ -367,6 +368,7 @@ def with_cache(task: Task, choice: CacheChoice) -> Task:
 
 
 def with_weights(task: Task, variant: Variant) -> Task:
+    """The task with the weights of this variant."""
     changed = replace(task, model=variant.model)
     return with_setup(changed, **variant.changes) if variant.changes else changed
 

@@ -61,15 +61,15 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
         priced = limited.price(min(limited.longest + limited.step, limited.most))
     else:
         priced = fittings[0][1].price(fittings[0][1].most)
-    place = priced.uses.index(priced.tightest)
+    index = priced.uses.index(priced.tightest)
     names = [budget.name for budget in placement.budgets]
-    is_unique = names.count(names[place]) == 1
+    is_unique = names.count(names[index]) == 1
     return tuple(
         Curve(
             cache=choice.name,
-            points=tuple(_points(fitting, place, points)),
-            memory=names[place] if is_unique else f"{names[place]} #{place}",
-            budget_bytes=placement.budgets[place].available_bytes,
+            points=tuple(_points(fitting, index, points)),
+            memory=names[index] if is_unique else f"{names[index]} #{index}",
+            budget_bytes=placement.budgets[index].available_bytes,
             longest=fitting.longest,
             native=fitting.most,
         )
@@ -81,9 +81,9 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
     """Cache types, each with a fresh setup: settings that the plan made for its own cache are not carried over."""
     engine = engine_named(task.engine)
     default = engine.default_setup()
-    own = {name: getattr(default, name) for name in engine.cache_fields}
-    bare = replace(task.load, cache_k=None, cache_v=None)
-    plain = replace(task, start=Start(), load=bare)
+    default_cache = {name: getattr(default, name) for name in engine.cache_fields}
+    bare_load = replace(task.load, cache_k=None, cache_v=None)
+    plain = replace(task, start=Start(), load=bare_load)
     choices = [(plain, choice) for choice in engine.cache_choices(plain, placement)]
     usual = {choice.name for _, choice in choices}
     # the requested cache type, if it is not one of the engine's choices
@@ -93,7 +93,10 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
         if choice.is_given and choice.name not in usual
     ]
     for base, choice in choices:
-        setup = placement.setup.changed(**{**({} if choice.is_given else own), **choice.setup})
+        fields = dict(choice.setup)
+        if not choice.is_given:
+            fields = default_cache | fields
+        setup = placement.setup.changed(**fields)
         cached = replace(with_cache(base, choice), start=Start(setup=setup))
         fitting = Fitting(cached, replace(placement, setup=setup, may_resplit=False))
         try:
@@ -103,7 +106,7 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
         yield choice, fitting
 
 
-def _points(fitting: Fitting, place: int, count: int) -> Iterator[Point]:
+def _points(fitting: Fitting, index: int, count: int) -> Iterator[Point]:
     """Points at even steps up to the native context, and at the longest that fits. Refused contexts are left out."""
     step, most = fitting.step, fitting.most
     parts = (most * part // (count - 1) // step * step for part in range(1, count - 1))
@@ -113,4 +116,4 @@ def _points(fitting: Fitting, place: int, count: int) -> Iterator[Point]:
             uses = fitting.price(tokens).uses
         except RefusedError:
             continue
-        yield Point(tokens=tokens, required_bytes=uses[place].required_bytes)
+        yield Point(tokens=tokens, required_bytes=uses[index].required_bytes)

@@ -121,6 +121,7 @@ class Fitting:
         self._last_split: Placement | None = None
 
     def price(self, tokens: int) -> PricedLoad:
+        """The bill of a context in this placement, split among the cards if there are several."""
         if tokens not in self._prices:
             priced = self._price_in(tokens, self.placement)
             self._prices[tokens] = self._split_among_cards(priced)
@@ -166,6 +167,7 @@ class Fitting:
         return best
 
     def _price_in(self, tokens: int, placement: Placement) -> PricedLoad:
+        """The bill of a context in a placement, compared with its budgets. Raises CancelledError."""
         cancelled = self.task.cancelled
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
@@ -180,6 +182,7 @@ class Fitting:
         )
 
     def _use(self, budget: Budget, estimate: MemoryEstimate) -> Usage:
+        """How much of a budget the bill takes."""
         bound, assumed = estimate.bounds_in(budget.pools)
         mapped = self.placement.setup.use_mmap
         covered = covered_bytes(budget, estimate)
@@ -264,6 +267,7 @@ class Fitting:
 
     @cached_property
     def native(self) -> int:
+        """The longest context that the model supports."""
         geometry = self.task.model.geometry
         stated = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
         return min(stated, MAX_TOKENS)
@@ -412,8 +416,8 @@ def whole_placements(task: Task) -> tuple[Placement, ...]:
 
     A placement that the user requested counts even if it leaves a part of the model elsewhere.
     """
-    whole = tuple(takewhile(lambda placement: placement.whole, _placements(task)))
-    return whole or placements_of(task)
+    placements = tuple(takewhile(lambda placement: placement.whole, _placements(task)))
+    return placements or placements_of(task)
 
 
 def first_placement(task: Task) -> Placement:
@@ -463,6 +467,7 @@ class Ladder:
         self._rung_by_tokens: dict[int, int] = {}
 
     def rung(self, index: int) -> Fitting:
+        """The task in one placement, by its place in the ladder."""
         if index not in self._rungs:
             self._rungs[index] = Fitting(self.task, self._placements[index])
         return self._rungs[index]

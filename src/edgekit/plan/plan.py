@@ -154,6 +154,7 @@ def check_planned(engine: str) -> None:
 
 
 def check_task(task: Task) -> None:
+    """Raises UsageError for a task that cannot be planned."""
     check_planned(task.engine)
     if not task.variants:
         raise UsageError(f"{task.label}: no quantisation to choose from")
@@ -193,6 +194,7 @@ def _decisions(choice: Choice, candidate: Candidate, result: Verdict) -> Iterato
 
 
 def _weights_because(choice: Choice, candidate: Candidate) -> str:
+    """The reason for the weights."""
     if len(candidate.task.variants) < 2:
         if {"mix", "quantize", "quantization"} & candidate.task.start.settled:
             return "as requested"
@@ -211,11 +213,12 @@ def _tried(attempts: tuple[Attempt, ...], candidate: Candidate) -> Iterator[Trie
     for attempt in attempts:
         each = attempt.tokens // candidate.fitting.streams
         value = f"{attempt.variant.name}, {each:,} tokens, {attempt.cache.name} cache"
-        taken = attempt.fits and (attempt.variant.name, attempt.cache.name) == chosen
-        yield Tried(value=value, outcome=attempt.outcome, taken=taken)
+        is_taken = attempt.fits and (attempt.variant.name, attempt.cache.name) == chosen
+        yield Tried(value=value, outcome=attempt.outcome, taken=is_taken)
 
 
 def _cache_because(candidate: Candidate) -> str:
+    """The reason for the cache type."""
     if candidate.choice.is_given:
         keys, values = candidate.task.load.cache_k, candidate.task.load.cache_v
         types_differ = keys is not None and values is not None and keys.name != values.name
@@ -346,10 +349,10 @@ def decide_sequences(candidate: Candidate) -> Decision:
 def users_that_fit(task: Task, tokens: int, placements: tuple[Placement, ...]) -> int:
     """How many users fit with a context of `tokens` each in one of these placements."""
     engine = engine_named(task.engine)
-    bare = replace(task.load, context_tokens=tokens)
+    load_of_one = replace(task.load, context_tokens=tokens)
 
     def fits(users: int) -> bool:
-        load = engine.load_for_users(bare, users, tokens)
+        load = engine.load_for_users(load_of_one, users, tokens)
         several = replace(task, load=replace(load, context_tokens=None))
         return Ladder(several, placements).first_fit(load.context_tokens or tokens) is not None
 

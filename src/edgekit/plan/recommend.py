@@ -52,6 +52,7 @@ def is_minor(entry: Entry) -> bool:
 
 
 def _release_date(entry: Entry) -> date:
+    """The release date of a model; a fixed date if it is unknown."""
     try:
         return date.fromisoformat(entry.released or entry.not_before or "")
     except ValueError:

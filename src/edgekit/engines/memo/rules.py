@@ -89,6 +89,7 @@ class TierModel(Model):
 
 
 def tier_model(tier: Tier) -> TierModel:
+    """The tier as a model whose layers all have the same attention."""
     attention = Attention(
         heads=0,  # not stated
         kv_heads=tier.kv_heads,
@@ -450,12 +451,12 @@ def read_manifest(path: Path) -> RamNeed:
         read = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not JSON: {str(error)[:80]}") from error
-    stated = read.get("ramBudgetMb") if isinstance(read, dict) else None
-    if not isinstance(stated, dict):
+    ram_budget = read.get("ramBudgetMb") if isinstance(read, dict) else None
+    if not isinstance(ram_budget, dict):
         raise UsageError(f"{path}: ramBudgetMb with min and recommended is missing")
     numbers = []
     for name in ("min", "recommended"):
-        value = stated.get(name)
+        value = ram_budget.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_MB:
             raise UsageError(
                 f"{path}: ramBudgetMb.{name} is {str(value)[:40]}, not a number of megabytes"

@@ -214,6 +214,7 @@ class TokenCache:
     quantizable: bool = True
 
     def rows(self, session: MlxSession) -> int:
+        """Rows at the end of the session."""
         if self.growth is Growth.ROTATING:
             return rotating_length(session, self.tokens, self.keep)
         return full_length(session, self.tokens if self.growth is Growth.CHUNKED else None)

@@ -18,6 +18,7 @@ SMALLER_BITS = (3,)  # unquantised repositories are estimated at 4 bits already
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
+    """The requested cache type, else 16, 8 and 4 bits."""
     if "kv_bits" in task.start.settled:
         requested = MlxSetup.of(task.start.setup).kv_bits
         yield CacheChoice(

@@ -157,20 +157,21 @@ def _line(component: Component, size_bytes: int, because: str, within: float) ->
 def held_numbers(layer: Operations, layers: int, tokens: int, words_per_weight: float) -> int:
     """The most numbers that the waiting buffers and the one being filled have allocated."""
     waiting: deque[int] = deque()
-    held = peak = filled = touched = count = 0
+    waiting_numbers = peak = buffer_numbers = touched_numbers = operation_count = 0
     for operation in layer * min(layers, MOST_LAYERS):
         # later operations of a buffer read again what it has already written or read, except older numbers
-        reads = operation.older if count else operation.reads
-        filled += operation.writes * tokens
-        touched += (operation.writes + reads) * tokens + int(operation.weights * words_per_weight)
-        count += 1
-        peak = max(peak, held + filled)
-        if touched >= BUFFER_NUMBERS or count >= BUFFER_OPERATIONS:
-            waiting.append(filled)
-            held += filled
-            filled = touched = count = 0
+        reads = operation.older if operation_count else operation.reads
+        buffer_numbers += operation.writes * tokens
+        touched_numbers += (operation.writes + reads) * tokens
+        touched_numbers += int(operation.weights * words_per_weight)
+        operation_count += 1
+        peak = max(peak, waiting_numbers + buffer_numbers)
+        if touched_numbers >= BUFFER_NUMBERS or operation_count >= BUFFER_OPERATIONS:
+            waiting.append(buffer_numbers)
+            waiting_numbers += buffer_numbers
+            buffer_numbers = touched_numbers = operation_count = 0
             if len(waiting) > WAITING_BUFFERS:
-                held -= waiting.popleft()
+                waiting_numbers -= waiting.popleft()
     return peak
 
 
@@ -269,6 +270,7 @@ def _score_bytes(work: ChunkWork, settings: CacheSettings) -> int:
 
 
 def _heads_of(kind: LayerKind) -> AttentionKind:
+    """The heads of a layer as its attention kernel sees them; no heads for a recurrence."""
     match kind:
         case Attention():
             return AttentionKind(

@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 TITLE = "MLX"
 
 
-def _quantize_field(given: str | Quantize | AsStored) -> Quantize | AsStored | None:
+def _quantize_field(value: str | Quantize | AsStored) -> Quantize | AsStored | None:
     from edgekit.engines.mlx.quantization import read_quantize
 
-    if not isinstance(given, str):
-        return given
-    return read_quantize(given) if given else None
+    if not isinstance(value, str):
+        return value
+    return read_quantize(value) if value else None
 
 
 def _quantize_value(quantize: Quantize | AsStored) -> str:

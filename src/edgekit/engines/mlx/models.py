@@ -30,6 +30,8 @@ class Head(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxModel:
+    """How a model file of mlx-lm differs from the plain rules for caches and weights."""
+
     name: str = ""
     # caches
     own_cache: bool = False  # has make_cache: --max-kv-size is ignored
@@ -85,8 +87,8 @@ def mlx_model(config: Mapping[str, Any]) -> MlxModel:
     classes = config.get("architectures")
     listed = classes if isinstance(classes, (list, tuple)) else (classes,)
     by_class = section.get("file_by_class", {})
-    named = (by_class[name] for name in listed if isinstance(name, str) and name in by_class)
-    name = next(named, None) or section.get("file", model_type)
+    class_files = (by_class[name] for name in listed if isinstance(name, str) and name in by_class)
+    name = next(class_files, None) or section.get("file", model_type)
     if name not in sections:
         raise RefusedError(f"mlx-lm: Model type {unquoted(name)} not supported.")
     return model_file(name)

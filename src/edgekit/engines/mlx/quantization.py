@@ -251,8 +251,8 @@ def read_quantize(
         return Quantize(packing=packing, recipe=_RECIPES[name])
     if name in _MODES:
         return Quantize(packing=_requested_packing(_MODES[name], bits, group_size))
-    names = ", ".join(["bf16", "q4_g64", *_MODES, *_RECIPES])
-    raise UsageError(f"unknown quantisation {named[:40]!r}; choose one of {names}")
+    choices = ", ".join(["bf16", "q4_g64", *_MODES, *_RECIPES])
+    raise UsageError(f"unknown quantisation {named[:40]!r}; choose one of {choices}")
 
 
 def _affine_packing(bits: str | int, group_size: str | int | None) -> Packing:

@@ -21,6 +21,7 @@ from edgekit.machine.types import Machine
 def speed(
     task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None = None
 ) -> Speed | None:
+    """The expected speed on the Mac's GPU."""
     run = SequenceRun(
         model=task.model,
         load=task.load,

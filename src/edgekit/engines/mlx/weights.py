@@ -139,6 +139,7 @@ def _stated_lines(model: Model, stored: Quantization | None) -> tuple[MemoryLine
 
 
 def _describe(quantize: Quantize) -> str:
+    """The quantisation in words, for the explanation of a line."""
     if quantize == PLAIN:
         return "plain numbers"
     if quantize.recipe is not None:
@@ -174,6 +175,7 @@ def _expected_lines(
 def _lines(
     sizes: Mapping[int | None, int], because: str, basis: Basis, within: float | None = None
 ) -> tuple[MemoryLine, ...]:
+    """Sizes by layer as memory lines; None is the line for everything outside the layers."""
     ordered = sorted(sizes.items(), key=lambda item: -1 if item[0] is None else item[0])
     return tuple(
         MemoryLine(
@@ -292,6 +294,7 @@ class Quantizer:
     stated: bool = False  # config.json lists every exception, those of the model file included
 
     def size_bytes(self, tensor: ExpectedTensor) -> int:
+        """Bytes of a tensor, packed or not."""
         if tensor.kind not in _MATRICES:
             is_f32 = len(tensor.shape) == 1 and tensor.role in self.file.f32
             return tensor.elements * (4 if is_f32 else self.item_bytes)

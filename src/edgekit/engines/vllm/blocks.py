@@ -64,6 +64,7 @@ def settle_blocks(
         shared_page = block * packed
 
     def with_block_size(spec: CacheSpec) -> CacheSpec:
+        """The cache with its block size, padded where layers have to share a page size."""
         if spec.keeps is Keeps.STATE:
             padded = state_page if state_page != spec.state_bytes else 0
             return replace(spec, block_size=block, page_padded=padded)
@@ -324,6 +325,7 @@ def choose(needs: AttentionNeeds, *, latent: bool) -> AttentionBackend:
 
 
 def _backend_order(needs: AttentionNeeds) -> tuple[str, ...]:
+    """Backends of plain attention in the order in which vLLM tries them."""
     fallbacks = ("TRITON_ATTN", "FLEX_ATTENTION", "TURBOQUANT")
     if needs.bidirectional and needs.major == 9:
         return ("TRITON_FLASH_ATTN", "FLASHINFER", *fallbacks)
@@ -333,6 +335,7 @@ def _backend_order(needs: AttentionNeeds) -> tuple[str, ...]:
 
 
 def _latent_order(needs: AttentionNeeds) -> tuple[str, ...]:
+    """Backends of latent attention in the order in which vLLM tries them."""
     if needs.sparse and needs.major == 10:
         order = ("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE")
         return order[::-1] if needs.quantized else order

@@ -91,6 +91,7 @@ NAMES = ("auto", *(row.name for row in TABLE if row.name != "float32"))
 
 
 def check_name(name: str) -> None:
+    """Raises UsageError for a cache dtype that vLLM does not have."""
     if name not in NAMES:
         raise UsageError(f"unknown cache dtype {name[:40]!r}; choose one of {', '.join(NAMES)}")
 

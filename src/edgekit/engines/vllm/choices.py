@@ -34,6 +34,7 @@ _QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
+    """The requested cache type, else the model's dtype and, on GPUs that compute in it, fp8."""
     if "kv_cache_dtype" in task.start.settled:
         requested = VllmSetup.of(task.start.setup).kv_cache_dtype
         yield CacheChoice(

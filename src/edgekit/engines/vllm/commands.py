@@ -118,7 +118,7 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
 
 def _ray(startup: Startup, nodes: int) -> Iterator[Command]:
     """The commands that join several machines into a Ray cluster."""
-    others = f"the other {nodes - 1} machines" if nodes > 2 else "the other machine"
+    other_machines = f"the other {nodes - 1} machines" if nodes > 2 else "the other machine"
     head_words = ["ray", "start", "--head", f"--port={RAY_PORT}"]
     notes = [
         "every machine needs the same Python packages, the model at the same path, and `pip install 'ray[cgraph]'`",
@@ -128,8 +128,8 @@ def _ray(startup: Startup, nodes: int) -> Iterator[Command]:
     yield replace(head, where=_FIRST_MACHINE)
     join_words = ["ray", "start", f"--address={HEAD}:{RAY_PORT}"]
     address_note = f"{HEAD} is the address of the first machine"
-    worker = startup.command(PROGRAM, f"ray, on {others}", join_words, notes=[address_note])
-    yield replace(worker, where=f"on {others}")
+    worker = startup.command(PROGRAM, f"ray, on {other_machines}", join_words, notes=[address_note])
+    yield replace(worker, where=f"on {other_machines}")
 
 
 def estimate_command(

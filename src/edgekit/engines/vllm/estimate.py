@@ -126,6 +126,7 @@ def _pool_line(pool: BlockPool, resolved: ResolvedVllm, load: Load, tokens: int)
 
 
 def _notes(setup: VllmSetup, pool: BlockPool) -> tuple[str, ...]:
+    """Notes on the GPU that the settings are for, and on a pool that is too small or too large."""
     card = setup.gpu
     notes = [f"settings for {card.name} (compute capability {card.major}.{card.capability[1]})"]
     if setup.world_size > 1:

@@ -28,6 +28,8 @@ from edgekit.sources.types import Container
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmModel:
+    """How vLLM's code for a model differs from the plain rules for caches and weights."""
+
     # caches
     keeps_latent: bool = False  # caches MLA's latent (is_deepseek_mla), not every head
     window_offset: int = 0  # tokens that a sliding layer sees beyond its window (commandr.py)
@@ -108,10 +110,11 @@ def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
 
 
 def recurrent_of(layer: Layer | None) -> Recurrent | None:
+    """The recurrence of a layer; None if it has none."""
     match layer and layer.mixer:
-        case Recurrent() as found:
-            return found
-        case HybridLayer() as both:
-            return both.recurrent
+        case Recurrent() as recurrent:
+            return recurrent
+        case HybridLayer() as hybrid:
+            return hybrid.recurrent
         case _:
             return None

@@ -94,6 +94,7 @@ class SchemePlan:
 
     @property
     def basis(self) -> Basis:
+        """How certain the schemes are; less if modules had to be matched by name."""
         kinds = [scheme.basis for _, scheme in self.schemes]
         if len(kinds) > 1:  # the scheme of a module is found by its name
             kinds.append(Basis.MODELLED)

@@ -31,6 +31,7 @@ def setup(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
 
 
 def _gpu(values: Mapping[str, Any]) -> Gpu:
+    """The GPU that the flags --gpu and --gpu-memory describe. Raises UsageError."""
     memory: int | None = values.get("gpu_memory")
     card: KnownDevice | Gpu | None = values.get("gpu")
     if isinstance(card, Gpu):

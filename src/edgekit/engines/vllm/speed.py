@@ -26,6 +26,7 @@ EAGER_READING = reading("vLLM without CUDA graphs")
 def speed(
     task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None = None
 ) -> Speed | None:
+    """The expected speed; all ranks are as fast as the slowest GPU."""
     setup = VllmSetup.of(placement.setup)
     cards = largest_cards(placement.cards, setup.world_size)
     # All ranks wait for the slowest.

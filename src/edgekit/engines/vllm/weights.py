@@ -64,6 +64,7 @@ def weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights
 
 
 def _compute_weights(model: Model, setup: VllmSetup, dtype: str) -> VllmWeights:
+    """The weights on one rank. Raises RefusedError if the GPU is too old for the quantisation."""
     plan = read_plan(model.header.config, model.geometry.architecture, setup.quantization)
     method = "" if plan is None else plan.main.method
     capability = setup.gpu.capability
