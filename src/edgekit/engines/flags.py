@@ -2,7 +2,7 @@
 
 The table is the only place that spells an engine's parameters: the command line, REST and Python fields, rows of a
 batch, printed commands, the parameters of the engine's own library and the controls of the page are all made from it.
-A flag that was not given is absent, so that the engine's own default applies.
+A flag that was not given has no value, so that the engine's own default applies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     import argparse
 
 COMMON = ""  # the name of the flags that every engine has
-GIVEN = "engine_flags"  # the attribute of an argparse.Namespace with the flags that were given
+GIVEN = "engine_flags"  # the attribute of an argparse.Namespace with the flags that the user gave
 LARGEST = 2**63 - 1
 
 Read = Callable[[str], Any]
@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
 
     name: str
     enum: str = ""  # the C enum that its values are members of
-    opposite: bool = False  # true where the field is false
+    opposite: bool = False  # the parameter is true if the field is false
 
 
 class Control(NamedTuple):
@@ -46,19 +46,19 @@ class Control(NamedTuple):
     default: str | float | None = None  # the engine's default
     fact: str = ""  # the fact of an estimate with the engine's chosen value
     need: str = ""  # what the model or the machine must have
-    kind: str = ""  # where the flag does not tell: "layers", "share"
-    extra: int = 0  # of layers: those beyond the model's blocks
+    kind: str = ""  # if the flag alone does not determine it: "layers", "share"
+    extra: int = 0  # for layers: how many more than the model's blocks may be chosen
     is_wide: bool = False
-    place: int = 1  # among the controls: lower ones come first
+    place: int = 1  # the order on the page: low numbers come first
 
 
 class CacheFlags(NamedTuple):
     """The flags that set the type of the KV cache. Curves name a type as these flags do."""
 
-    keys: tuple[str, ...]  # one, or one for K and one for V; none where there is only one type
+    keys: tuple[str, ...]  # one, or one for K and one for V; empty if there is only one type
     default: str
-    unit: str = ""  # what the name of a type adds to the value of the flag
-    also: tuple[tuple[str, str], ...] = ()  # flags that have to be set with it
+    unit: str = ""  # follows the flag's value in the name of a type: " bit"
+    also: tuple[tuple[str, str], ...] = ()  # other flags that must be set together with it
 
 
 class Page(NamedTuple):
@@ -69,8 +69,8 @@ class Page(NamedTuple):
     cache: CacheFlags
     is_compared: bool = True  # the catalog is checked for it
     runs: bool = False  # `edgekit run` starts it
-    serves: bool = False  # `edgekit serve` does
-    verdicts: tuple[tuple[str, str], ...] = ()  # status -> word, where it is not the usual one
+    serves: bool = False  # `edgekit serve` starts it
+    verdicts: tuple[tuple[str, str], ...] = ()  # status -> word, if not the usual word
 
 
 class Flag(NamedTuple):
@@ -81,38 +81,40 @@ class Flag(NamedTuple):
     help: str
     metavar: str = ""
     read: Read = str
-    value: Any = True  # what the switch means; for a flag that needs no value, its text
-    alone: bool = False  # needs no value
+    value: Any = True  # of the switch; if `alone`, the text that stands for a missing value
+    alone: bool = False  # may be given without a value
     ours: bool = False  # EdgeKit's own: not part of the engine's command
-    aliases: tuple[str, ...] = ()  # what other programs call it; read, and left out of the help
-    # What the engine's command line has for a value, where that is not the first name and the value.
+    aliases: tuple[str, ...] = ()  # names in other programs; accepted, but left out of the help
+    # A value as words of the engine's command line; None: the first name and the value.
     words: Callable[[Any], Iterable[str]] | None = None
-    repeats: bool = False  # given again it adds to what was given before, divided by a comma
-    shared: bool = False  # another engine has it, too: one flag, for whichever is chosen
+    repeats: bool = False  # may be given several times; the values are joined by commas
+    shared: bool = False  # belongs to another engine too: one flag for both
     field: str = ""  # of Load or of the engine's setup; by default the key, if there is one
-    meaning: Meaning | None = None  # where the field has another type than the value
-    row: Callable[[str, Any], Any] | None = None  # reads it in a row of a batch; None: rows lack it
-    option: str = ""  # its name there; by default the key
+    meaning: Meaning | None = None  # converts the value if the field has another type
+    row: Callable[[str, Any], Any] | None = (
+        None  # reads it from a row of a batch; None: not in rows
+    )
+    option: str = ""  # its name in a row of a batch; by default the key
     parameter: Parameter | None = None
-    group: str = ""  # what it is about: "weights", "cache", "placement" ...
+    group: str = ""  # the subject: "weights", "cache", "placement" ...
     control: Control | None = None
-    instead_of: str = ""  # the key of a flag that says the same in another way
+    instead_of: str = ""  # the key of a flag with the same meaning
     of_machine: bool = False  # a check takes it from the machine, not from the caller
-    companion: str = ""  # the field of Companions with the files that it names
-    not_planned: str = ""  # what to use instead where a plan chooses it, or leaves it to check
+    companion: str = ""  # the field of Companions for the files that it names
+    not_planned: str = ""  # why a plan rejects it: the flag or command to use instead
 
 
 def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags' values. Raises UsageError that names the flag."""
+    """Converts the given texts to the flags' values. Raises UsageError that names the flag."""
     values: dict[str, Any] = {}
     for flag in flags:
         text = given.get(flag.key)
         if text is None:
             continue
         try:
-            # a bool is the value of a switch that has the same key as a flag with a value
-            is_typed = flag.metavar and not isinstance(text, bool)
-            values[flag.key] = flag.read(text) if is_typed else text
+            # a bool is the value of a switch that shares its key with a flag that takes a value
+            has_text = flag.metavar and not isinstance(text, bool)
+            values[flag.key] = flag.read(text) if has_text else text
         except UsageError as error:
             raise UsageError(f"{'/'.join(flag.names)}: {error}") from error
     return values
@@ -121,7 +123,7 @@ def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any
 def flag_words(
     flags: Iterable[Flag], values: Mapping[str, Any], *, ours: bool = False
 ) -> list[str]:
-    """The values that are not None, as the engine's command line has them; with `ours`, as EdgeKit's own has."""
+    """The values that are not None as words of the engine's command line; with `ours`, of EdgeKit's command line."""
     words: list[str] = []
     done: set[str] = set()
     for flag in flags:
@@ -151,35 +153,40 @@ def field_values(flags: Iterable[Flag], values: Mapping[str, Any], kind: type) -
     from dataclasses import fields  # not above: --help must be instant
 
     known = {field.name for field in fields(kind)}
-    found: dict[str, Any] = {}
+    set_fields: dict[str, Any] = {}
     for flag in flags:
         name = flag.field or flag.key
-        if flag.key in values and name in known and name not in found:
+        if flag.key in values and name in known and name not in set_fields:
             value = values[flag.key]
-            found[name] = flag.meaning.field_of(value) if flag.meaning else value
-    return found
+            set_fields[name] = flag.meaning.field_of(value) if flag.meaning else value
+    return set_fields
 
 
-def given_values(flags: Iterable[Flag], *described: Any) -> dict[str, Any]:
+def given_values(flags: Iterable[Flag], *instances: Any) -> dict[str, Any]:
     """The inverse of `field_values`: fields that differ from their defaults, as flag values."""
-    found: dict[str, Any] = {}
-    for flag, value, default in fields_of(flags, *described):
+    values: dict[str, Any] = {}
+    for flag, value, default in fields_of(flags, *instances):
         if value != default:
-            found[flag.key] = flag.meaning.value_of(value) if flag.meaning else value
-    return found
+            values[flag.key] = flag.meaning.value_of(value) if flag.meaning else value
+    return values
 
 
-def fields_of(flags: Iterable[Flag], *described: Any) -> Iterator[tuple[Flag, Any, Any]]:
+def fields_of(flags: Iterable[Flag], *instances: Any) -> Iterator[tuple[Flag, Any, Any]]:
     """Each flag that sets a field of these dataclasses, the field's value and its default."""
     from dataclasses import fields
 
-    known = {field.name: (one, field.default) for one in described for field in fields(one)}
-    seen: set[str] = set()
+    known = {
+        field.name: (instance, field.default)
+        for instance in instances
+        for field in fields(instance)
+    }
+    done: set[str] = set()
     for flag in flags:
         name = flag.field or flag.key
-        if name in known and name not in seen:  # two switches of one key are its true and false
-            seen.add(name)
-            yield flag, getattr(known[name][0], name), known[name][1]
+        if name in known and name not in done:  # two switches may share a key: true and false
+            done.add(name)
+            instance, default = known[name]
+            yield flag, getattr(instance, name), default
 
 
 def read_options(flags: Iterable[Flag], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,34 +203,35 @@ def read_options(flags: Iterable[Flag], options: Mapping[str, Any]) -> dict[str,
 
 
 def number(name: str, value: Any) -> int:
-    """A whole number in a row."""
+    """Checks that the value in a row of a batch is a whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
         raise UsageError(f"{name} {value!r:.60} is not a whole number")
     return value
 
 
 def text(name: str, value: Any) -> str:
-    """A string in a row."""
+    """Checks that the value in a row of a batch is a string."""
     if not isinstance(value, str):
         raise UsageError(f"{name} {value!r:.60} is not a string")
     return value
 
 
 def yes_no(name: str, value: Any) -> bool:
-    """True or false in a row."""
+    """Checks that the value in a row of a batch is true or false."""
     if not isinstance(value, bool):
         raise UsageError(f"{name} {value!r:.60} is neither true nor false")
     return value
 
 
 def typed(values: Mapping[str, Any]) -> dict[str, str | bool]:
-    """Values as one would type them; reading them gives the same values."""
+    """The values as a user types them; reading them gives the same values."""
     return {
         key: value if isinstance(value, bool) else _word(value) for key, value in values.items()
     }
 
 
 def _word(value: object) -> str:
+    """The value as one word of a command line."""
     if isinstance(value, tuple):
         return ",".join(map(_word, value))
     if isinstance(value, float):
@@ -233,6 +241,8 @@ def _word(value: object) -> str:
 
 
 def one_of(*choices: str) -> Read:
+    """A reader that accepts one of these words, in any case."""
+
     def read(text: str) -> str:
         if text.lower() not in choices:
             raise UsageError(f"{text[:40]!r} is not one of {', '.join(choices)}")
@@ -259,12 +269,13 @@ class Whole:
 
 
 def read_number(flag: str, text: str | None, least: int = 0, most: int = 2**31 - 1) -> int | None:
-    """None where it was not given. Raises UsageError that names the flag."""
+    """The whole number of a flag; None if it was not given. Raises UsageError that names the flag."""
     example = "8 or 32k" if "context" in flag else "8"
     return None if text is None else read(flag, Whole(least, most, example=example), text)
 
 
 def read(flag: str, reader: Read, text: str) -> int:
+    """The number that `reader` makes of the text. Raises UsageError that names the flag."""
     try:
         number: int = reader(text)
     except UsageError as error:
@@ -284,30 +295,31 @@ def share(text: str) -> float:
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """'3,1' -> how a whole is divided."""
+    """Reads the proportions of a split: '3,1' -> (3.0, 1.0)."""
     try:
-        found = tuple(float(word) for word in text.replace("/", ",").split(","))
+        numbers = tuple(float(word) for word in text.replace("/", ",").split(","))
     except ValueError:
-        found = ()
-    if not found or not all(one == 0 or 1e-18 < one < 1e18 for one in found) or not sum(found):
+        numbers = ()
+    is_valid = all(number == 0 or 1e-18 < number < 1e18 for number in numbers)
+    if not numbers or not is_valid or not sum(numbers):
         raise UsageError(f"{text[:40]!r} is not a list of shares (write for example 3,1)")
-    return found
+    return numbers
 
 
 def names(text: str) -> tuple[str, ...]:
-    """'a.gguf,b.gguf' -> both."""
-    found = tuple(word for word in text.split(",") if word)
-    if not found:
+    """Reads a list of names: 'a.gguf,b.gguf' -> ('a.gguf', 'b.gguf')."""
+    listed = tuple(word for word in text.split(",") if word)
+    if not listed:
         raise UsageError("no file given")
-    return found
+    return listed
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """'24G,24G' -> bytes of each."""
+    """Reads a list of sizes in bytes: '24G,24G'."""
     return tuple(parse_size(word) for word in text.split(","))
 
 
-# What the engines and the programs around them call it: one flag, whichever of them is known.
+# The names of the context flag in the engines and in related programs; all of them are accepted.
 CONTEXT_NAMES = (
     "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",
 )  # fmt: skip
@@ -330,5 +342,5 @@ QUANT = Flag(
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Engine -> its flags that were given, as they were typed."""
+    """Engine -> the flags that the user gave for it, as typed."""
     return {engine: dict(given) for engine, given in getattr(arguments, GIVEN, {}).items()}

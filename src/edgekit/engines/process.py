@@ -1,4 +1,4 @@
-"""A child process that may crash, and checks whether a server can listen on a port.
+"""A child process for an engine, which may crash; and checks whether a server can listen on a port.
 
 The child reads and writes messages as lines of JSON on standard input and output, and writes its log to standard error.
 """
@@ -32,10 +32,10 @@ _NAME_CHARS = 60
 
 
 class ChildProcess:
-    """In a separate session: Ctrl-C reaches only us.
+    """A child process in its own session, so that Ctrl-C does not reach it.
 
-    `on_line` gets each line of its log, in a thread; `on_message` each message, in another. Without `on_message` they
-    wait for `message`.
+    `on_line` is called in a thread with each line of the child's log, `on_message` in another thread with each message.
+    Without `on_message`, messages are queued until `message` is called.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class ChildProcess:
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._on_line, self._on_message = on_line, on_message or self._messages.put
         self._threads = [
-            threading.Thread(target=read, daemon=True) for read in (self._hear, self._read_log)
+            threading.Thread(target=read, daemon=True)
+            for read in (self._read_messages, self._read_log)
         ]
         for thread in self._threads:
             thread.start()
@@ -72,25 +73,26 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative where a signal ended it."""
+        """None while it runs; negative if a signal ended it."""
         return self._process.poll()
 
     def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message; ignored if the child has died."""
         stream = _pipe(self._process.stdin)
-        with suppress(OSError):  # it has died: its last words say why
+        with suppress(OSError):  # the child has died: its log says why
             stream.write(json.dumps(dict(message)).encode() + b"\n")
             stream.flush()
 
     def message(self, timeout_s: float) -> Message | None:
         """The next message; None on timeout. EOFError after the last."""
         try:
-            found = self._messages.get(timeout=timeout_s)
+            message = self._messages.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if found is None:
+        if message is None:  # the end of the stream: leave the mark for the next call
             self._messages.put(None)
             raise EOFError
-        return found
+        return message
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Its exit code; None on timeout."""
@@ -99,12 +101,13 @@ class ChildProcess:
         return None
 
     def ask_to_end(self) -> None:
-        self._close_input()  # understood on every system
+        """Asks the child to end; it may still take some time."""
+        self._close_input()  # asks the child to end on every system; SIGTERM does not
         with suppress(ProcessLookupError, PermissionError):
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kills it and everything that it started."""
+        """Kills the child and all processes that it started."""
         if self._process.poll() is None:  # otherwise its pid may have been reused
             with suppress(ProcessLookupError, PermissionError):
                 if hasattr(os, "killpg"):
@@ -113,9 +116,9 @@ class ChildProcess:
                     self._process.kill()
 
     def close(self, timeout_s: float | None = None) -> int:
-        """Its exit code, when everything it wrote has been read; it is killed if it still runs.
+        """Kills it if it still runs, reads the rest of its output, and returns its exit code.
 
-        With a timeout, a pipe that something else holds open is not waited for any longer.
+        `timeout_s` limits the wait for the output: another process may hold the pipe open.
         """
         self.kill()
         code = self._process.wait()
@@ -129,13 +132,14 @@ class ChildProcess:
         with suppress(OSError):
             _pipe(self._process.stdin).close()
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
+        """Passes each message on until the child closes its output."""
         try:
             with _pipe(self._process.stdout) as stream:
                 for line in stream:
                     try:
                         message = json.loads(line)
-                    except ValueError:  # it was killed while it wrote this line
+                    except ValueError:  # the child was killed while it wrote this line
                         break
                     self._on_message(message)
         finally:
@@ -148,6 +152,7 @@ class ChildProcess:
 
 
 def signal_name(number: int) -> str:
+    """SIGKILL for 9; for an unknown number, the number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -156,7 +161,7 @@ def signal_name(number: int) -> str:
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end Python at once; as exceptions they let it clean up, as Ctrl-C does."""
+    """Turns SIGTERM and SIGHUP into SystemExit, so that the program cleans up as it does after Ctrl-C."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
@@ -180,14 +185,14 @@ def check_port(host: str, port: int) -> None:
     """UsageError if the port cannot be used; 0: any free port."""
     if not 0 <= port <= LARGEST_PORT:
         raise UsageError(f"port {port:,} is not between 0 and {LARGEST_PORT:,}")
-    refused = [_refusal(family, address) for family, address in _addresses(host, port)]
-    for error in refused:
-        if error is not None and error.errno == errno.EADDRINUSE:
-            raise in_use(host, port)
-    if None in refused:
+    results = [_bind_error(family, address) for family, address in _addresses(host, port)]
+    errors = [error for error in results if error is not None]
+    codes = {error.errno for error in errors}
+    if errno.EADDRINUSE in codes:
+        raise in_use(host, port)
+    if None in results:
         return
-    why = next((error.strerror for error in refused if error is not None), "no such address")
-    codes = {error.errno for error in refused if error is not None}
+    why = errors[0].strerror if errors else "no such address"
     advice = "choose another host or port"
     if codes & {errno.EACCES, errno.EPERM}:
         advice = "ports below 1024 are reserved for the administrator: choose a higher one"
@@ -197,7 +202,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a server that listens there. UsageError if there is no such address."""
+    """True if only this machine can reach a server that listens on `host`. UsageError if it is not an address."""
     return all(
         ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
         for _, address in _addresses(host, 0)
@@ -205,26 +210,28 @@ def is_loopback(host: str) -> bool:
 
 
 def in_use(host: str, port: int) -> UsageError:
+    """The error for a port that another process listens on."""
     return UsageError(
-        f"port {port} of {host} is already in use{_by_whom(port)}; stop it, or choose "
+        f"port {port} of {host} is already in use{_owner_of(port)}; stop it, or choose "
         "another port (0 picks a free one)"
     )
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
+    """The socket family and address of each address of the host. UsageError if it has none."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UsageError(
             f"{host!r} is not an address of this machine ({getattr(error, 'strerror', error)}); use 127.0.0.1 for this "
             "machine only, 0.0.0.0 for all its addresses"
         ) from error
-    return [(family, address) for family, _, _, _, address in found]
+    return [(family, address) for family, _, _, _, address in results]
 
 
-def _refusal(family: int, address: Any) -> OSError | None:
-    """Why a bind like llama.cpp's fails; None if it works. With SO_REUSEADDR sockets in TIME_WAIT do not block it."""
-    # Windows: REUSEADDR takes it from others
+def _bind_error(family: int, address: Any) -> OSError | None:
+    """The error of a bind like llama.cpp's; None if it works. SO_REUSEADDR ignores sockets in TIME_WAIT."""
+    # On Windows SO_REUSEADDR would take the port from another program.
     exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", None)
     try:
         with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
@@ -240,14 +247,15 @@ def _refusal(family: int, address: Any) -> OSError | None:
     return None
 
 
-def _by_whom(port: int) -> str:
-    """The process that holds the port, if the system tells: not for other users' processes."""
+def _owner_of(port: int) -> str:
+    """A phrase for the process that holds the port; empty if unknown, as for processes of other users."""
     try:
-        listeners = {
-            one.pid
-            for one in psutil.net_connections(kind="tcp")
-            if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
-        }
+        listeners = set()
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+                continue
+            if connection.pid and connection.laddr.port == port:
+                listeners.add(connection.pid)
         if not listeners:
             return ""
         process = psutil.Process(min(listeners))
@@ -263,7 +271,7 @@ def _by_whom(port: int) -> str:
 
 
 def connectable(host: str) -> str:
-    """Where to reach a server that listens on `host`: every address of this machine is reached by one."""
+    """The host that clients connect to: a loopback address if the server listens on all addresses."""
     wild = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - not bound, asked
     return wild.get(host, host)
 

@@ -1,4 +1,4 @@
-"""What EdgeKit starts an engine with for `run`, `serve`, `verify` and `calibrate`, and what it measures then."""
+"""How EdgeKit starts an engine for `run`, `serve`, `verify` and `calibrate`, and the measurements of the engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
-    """What an engine is started with once the verdict is yes."""
+    """Everything that an engine is started with, after the check has passed."""
 
     weights: LocalWeights
     label: str
@@ -55,19 +55,19 @@ class EngineStart:
     purpose: Purpose
     environment: Mapping[str, str] = field(default_factory=dict)
     at: Address
-    recheck: Callable[[], None]  # raises where it no longer fits; called just before loading
+    recheck: Callable[[], None]  # raises if the model no longer fits; called just before loading
     say: Callable[[str], None]
     warn: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a process came to its end. Either an exit code or a signal."""
+    """How a process ended: with an exit code or by a signal."""
 
     exit_code: int | None
     signal: str | None  # "SIGKILL"
     why: str
-    last_words: str
+    last_words: str  # the end of its log
 
 
 class Server(Protocol):
@@ -79,7 +79,7 @@ class Server(Protocol):
     def pid(self) -> int: ...
     @property
     def idle(self) -> Resident | None:
-        """The process with its libraries, before anything was loaded."""
+        """The memory of the process with its libraries, before anything was loaded."""
         ...
 
     def wait(self) -> Ended | None: ...
@@ -87,11 +87,11 @@ class Server(Protocol):
 
 
 class MemoryGuard(Protocol):
-    """Watches an engine at work, and stops it before memory runs out."""
+    """Watches a running engine, and stops it before memory runs out."""
 
     @property
     def reason(self) -> str:
-        """Why it stopped the engine; empty: it did not."""
+        """Why it stopped the engine; empty if it did not."""
         ...
 
     @property
@@ -106,55 +106,55 @@ class Up:
 
     talker: Talker
     version: str = ""
-    rules_version: str = ""  # whose rules the bill follows
-    rows: tuple[ComparedRow, ...] = ()  # the bill next to what the engine reports, if it does
-    server: Server | None = None  # of one that serves
+    rules_version: str = ""  # the engine's version that the bill's rules follow
+    rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
+    server: Server | None = None  # None: it does not serve HTTP
     guard: MemoryGuard | None = None
 
 
 class Starter(Protocol):
-    """A model file, about to be loaded."""
+    """A model file that is ready to be loaded."""
 
     def tokens_in(self, prompt: Prompt, /) -> int | None:
-        """Exactly; None where only the started engine can count them."""
+        """The exact number of tokens in a prompt; None if only the running engine can count them."""
 
     def start(self, given: EngineStart, /) -> AbstractContextManager[Up]:
-        """Loaded and ready until the end of the block. An engine that dies meanwhile raises with the reason."""
+        """Loads the model for the duration of the block. If the engine dies in the block, raises with the reason."""
 
 
 class Verifier(Protocol):
-    """The engine on this machine, ready to be compared with the prediction for one set of flags."""
+    """Compares the engine on this machine with the prediction, for one set of flags."""
 
     def generated(self, model: Model, label: str, mix: str | None, /) -> ModelFiles:
-        """Files with a header for a model that is known without a file, quantised to `mix`."""
+        """Generates files with the header of a model that has no files here, quantised to `mix`."""
 
     def verify(self, files: ModelFiles, /) -> Any:
-        """The prediction next to the engine's own figures."""
+        """The prediction compared with the engine's own figures."""
 
     def asked(self, found: Any, /) -> str:
-        """The flags in words, for the heading of the answer."""
+        """The flags in words, for the heading of the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options of `run` and `serve` that engines have flags of their own for, as they were typed."""
+    """Options of `run` and `serve` that each engine has its own flags for, as the user typed them."""
 
     rolling: bool = False
     sinks: str | None = None
     threads: str | None = None
-    alone: bool = False  # for one conversation
+    alone: bool = False  # the engine serves a single conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions:
-    """How long and how much is measured."""
+    """How long and how much `calibrate` measures."""
 
     read_bytes: int | None = None  # of memory; None: 1 GiB, or an eighth of what is free
     read_seconds: float = 1.0
-    shape: Any = None  # of the test model that the engine generates; None: its usual one
+    shape: Any = None  # of the test model that the engine generates; None: its default shape
     pace_seconds: float = 20.0
-    folder: Path | None = None  # None: that of temporary files
-    busy_share: float = 0.25  # of the CPU used by other programs: above, no speed is saved
+    folder: Path | None = None  # for the test model; None: the folder of temporary files
+    busy_share: float = 0.25  # no speed is saved if other programs use more of the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class CalibrateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """An engine that was started once to be measured."""
+    """The measurements of one start of an engine."""
 
     machine: Machine  # with the devices that it ran on
     verification: Verification
@@ -179,32 +179,32 @@ class EngineProgram(Protocol):
     """Starts one engine."""
 
     loads_shards: bool  # models in several files
-    has_budget: bool  # keeps its whole process inside a number of bytes
+    has_budget: bool  # can limit its process to a number of bytes
 
     def settled(self, options: RunOptions, /) -> dict[str, Any]:
         """The engine's flags that follow from these options."""
 
     def limited(self, verdict: Verdict, /) -> Setup:
-        """The setup that was judged, with limits that keep what grows after the start within the RAM that is left."""
+        """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM."""
 
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:
-        """What it opens is closed with `held`. Raises MissingExtraError where the engine is not installed."""
+        """Opens a model file, which `held` closes. Raises MissingExtraError if the engine is not installed."""
 
     def verifier(
         self, values: Mapping[str, Any], /, *, really: bool, timeout_s: float | None
     ) -> Verifier:
-        """For these values of the engine's flags; `really` loads the model too.
+        """The verifier for these values of the engine's flags. `really`: it also loads the model.
 
-        Raises EngineError where the engine is not on this machine, UsageError for one that cannot be verified.
+        Raises EngineError if the engine is not on this machine, UsageError if a flag cannot be verified.
         """
 
     def calibrator(self) -> Callable[[CalibrateRequest], EngineRun]:
-        """Starts and measures it. Raises EngineError if the engine is not on this machine."""
+        """A function that starts and measures the engine. Raises EngineError if it is not on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBytes:
-    """Bytes as far as a rounded number tells them: somewhere from low to high, both included."""
+    """The range of bytes that a rounded figure stands for, both ends included."""
 
     low_bytes: int
     high_bytes: int
@@ -215,14 +215,15 @@ class MeasuredBytes:
 
     @property
     def resolution_bytes(self) -> int:
-        """How far the truth may be from the middle."""
+        """How far the true value may be from the middle."""
         return (self.high_bytes - self.low_bytes + 1) // 2
 
     def off_by(self, size_bytes: int) -> int:
-        """How far `size_bytes` is above what was measured; negative: below."""
+        """How far `size_bytes` is above the measured range; negative if below, 0 if inside."""
         return max(size_bytes - self.high_bytes, 0) + min(size_bytes - self.low_bytes, 0)
 
     def meets(self, other: MeasuredBytes) -> bool:
+        """Whether the two ranges overlap."""
         return self.low_bytes <= other.high_bytes and other.low_bytes <= self.high_bytes
 
     def __add__(self, other: MeasuredBytes) -> MeasuredBytes:
@@ -242,7 +243,7 @@ class ComparedRow:
     part: str
     predicted_bytes: int
     measured: MeasuredBytes
-    allowed_bytes: int  # beyond the resolution of the engine's figures
+    allowed_bytes: int  # tolerance in addition to the resolution of the engine's figures
 
     @property
     def difference_bytes(self) -> int:
@@ -259,14 +260,14 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """Memory that a process really held at one moment, as the system counts it."""
+    """The memory of a process at one moment, as the operating system counts it."""
 
     when: str
     resident_bytes: int
-    anonymous_bytes: int | None = None  # its own: caches, results, copied weights
+    anonymous_bytes: int | None = None  # private memory: caches, results, copied weights
     file_bytes: int | None = None  # mapped from files: weights that can be dropped and read again
-    model_bytes: int | None = None  # ... of these the model's own
-    swapped_bytes: int = 0  # its own too, on the disk just then
+    model_bytes: int | None = None  # the part of file_bytes that belongs to the model
+    swapped_bytes: int = 0  # private memory that was swapped to disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,32 +282,32 @@ class Paced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """What the real engine says it allocates."""
+    """The memory that the real engine reports."""
 
-    through: str  # "xllamacpp", "llama-fit-params"
+    through: str  # the program that reported it: "xllamacpp", "llama-fit-params"
     version: str
     parts: Mapping[Component, MeasuredBytes] = field(repr=False)
-    resolved: Mapping[str, str] = field(default_factory=dict)  # n_ctx, n_seq_max ... as it has them
-    devices: tuple[str, ...] = ()  # GPUs it would use
+    resolved: Mapping[str, str] = field(default_factory=dict)  # its n_ctx, n_seq_max ...
+    devices: tuple[str, ...] = ()  # the GPUs that it would use
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The prediction next to the engine's report: every part and the total."""
+    """The prediction compared with the engine's report: every part and the total."""
 
     label: str
     estimate: MemoryEstimate = field(repr=False)
-    rules_version: str  # of the engine that the prediction's rules were checked against
+    rules_version: str  # the engine's version that the prediction's rules were checked against
     mode: str  # how the engine was started
     backend: str
     on_devices: bool  # whether it uses more than the CPU
     answer: EngineReport
     rows: tuple[ComparedRow, ...]
     total: ComparedRow
-    vocabulary: int = 0  # tokens in the file: the engine has tables of them
+    vocabulary: int = 0  # tokens in the file, for which the engine has tables
     resident: tuple[Resident, ...] = ()
-    beside_bytes: int | None = None  # RAM that the process took in addition to its bill, if known
+    beside_bytes: int | None = None  # RAM of the process in addition to its bill; None: unknown
     paced: Paced | None = None
     notes: tuple[str, ...] = ()
 

@@ -48,7 +48,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Rule:
-    """Finds the engine's own function each time it is asked for, or binds the default."""
+    """A descriptor: reading it from an engine gives the function in the engine's folder, or the default."""
 
     def __init__(self, module: str, default: Callable[..., Any], *, is_needed: bool) -> None:
         self.module, self.default, self.is_needed = module, default, is_needed
@@ -57,22 +57,22 @@ class Rule:
         if engine is None:
             return self
         name = self.default.__name__
-        own = getattr(engine.module(self.module), name, None)
-        if own is None and self.is_needed:
+        function = getattr(engine.module(self.module), name, None)
+        if function is None and self.is_needed:
             raise NotImplementedError(f"{engine.package}.{self.module} has no function {name}")
-        return partial(self.default, engine) if own is None else own
+        return partial(self.default, engine) if function is None else function
 
 
 def rule(module: str, *, is_needed: bool = False) -> Callable[[Function], Function]:
-    """Calls the function of the same name in this module of the engine's folder; the body is the default.
+    """Decorates a method that calls the function of the same name in this module of the engine's folder.
 
-    `is_needed`: every engine has to have it.
+    The method's body is the default. `is_needed`: there is no default, and every engine must have the function.
     """
 
-    def made(default: Function) -> Function:
+    def decorate(default: Function) -> Function:
         return cast("Function", Rule(module, default, is_needed=is_needed))
 
-    return made
+    return decorate
 
 
 class Floor(Protocol):
@@ -84,7 +84,7 @@ class Floor(Protocol):
     def cache_bytes(self, model: Model, load: Load, setup: Setup, /) -> int: ...
 
     def load_facts(self, model: Model, load: Load, setup: Setup, /) -> Iterable[tuple[str, object]]:
-        """What the engine makes of the load. Raises RefusedError like the bill."""
+        """How the engine resolves the load, as the bill's facts. Raises RefusedError if the bill would."""
 
 
 class Offload(NamedTuple):
@@ -187,7 +187,7 @@ class Engine:
     def placement_flags(
         self, _model: Model, _placement: Placement, _cards: tuple[Device, ...], /
     ) -> dict[str, Any]:
-        """Like `placement`, on a machine with these cards, if `pins_placement`: an unused card gets no share."""
+        """Like `placement`, on a machine with these cards, if `pins_placement` is set. Unused cards get no share."""
         return {}
 
     @rule("setups")
@@ -195,9 +195,9 @@ class Engine:
         """Reads a row of a batch, which has the engine's own parameters. Raises UsageError."""
         from dataclasses import replace
 
-        given = read_options(self.table, options)
-        load, setup = self.setup(given)
-        return replace(load, context_tokens=given.get("context")), setup
+        values = read_options(self.table, options)
+        load, setup = self.setup(values)
+        return replace(load, context_tokens=values.get("context")), setup
 
     @rule("setups")
     def read_keywords(self, options: Mapping[str, Any], /) -> tuple[Load, Setup]:
@@ -212,6 +212,7 @@ class Engine:
     # --- the bill
 
     def is_made_for(self, model: Model) -> bool:
+        """Whether the engine loads the model's format without conversion."""
         header = model.header
         return ("mlx" if header.mlx else header.container.value) in self.made_for
 
@@ -257,8 +258,8 @@ class Engine:
             raise UsageError(
                 f"--engine {self.name} cannot {verb}; use edgekit {self.starts_for[0]} --engine {self.name}"
             )
-        found: EngineProgram = import_module(self.program_module).PROGRAM
-        return found
+        program: EngineProgram = import_module(self.program_module).PROGRAM
+        return program
 
     # --- speed
 
@@ -271,9 +272,9 @@ class Engine:
         _filled: tuple[int, int] | None = None,
         /,
     ) -> Speed | None:
-        """For one sequence, from the fewest to the most tokens in the context (None: from an empty to a full one).
+        """The speed of one sequence; None if unknown.
 
-        None if unknown.
+        `filled`: the fewest and the most tokens in the context; by default it goes from empty to full.
         """
         return None
 
@@ -281,18 +282,18 @@ class Engine:
     def fastest_tokens_per_s(
         self, _read_bytes: float, _held_bytes: int, _machine: Machine, /
     ) -> float | None:
-        """A bound for models of `held_bytes` that read `read_bytes` per token. None if unknown."""
+        """An upper bound for models of `held_bytes` that read `read_bytes` per token. None if unknown."""
         return None
 
     @property
     def floor(self) -> Floor | None:
-        """None: the engine's bill is cheap itself."""
+        """The engine's lower bound of a bill; None if the bill itself is cheap to compute."""
         module = self.module("estimate")
         return cast("Floor", module) if hasattr(module, "held_bytes") else None
 
     @rule("estimate")
     def config_probes(self) -> Iterator[tuple[Load, Setup]]:
-        """Loads and setups whose bills read different parts of a config.json. None: the engine reads no config."""
+        """Loads and setups whose bills read different parts of a config.json; empty if the engine reads no config."""
         yield from ()
 
     # --- the machine
@@ -332,12 +333,12 @@ class Engine:
     @property
     def placed(self) -> frozenset[str]:
         """Fields of the setup that place the model."""
-        found: frozenset[str] = getattr(self.module("placements"), "PLACED", frozenset())
-        return found
+        fields: frozenset[str] = getattr(self.module("placements"), "PLACED", frozenset())
+        return fields
 
     @rule("placements", is_needed=True)
     def placements(self, task: Task, /) -> Iterator[Placement]:
-        """Complete placements on devices first; each of the others uses no more of the devices than the one before."""
+        """The placements to try: all on devices first, then each with no more on the devices than the previous one."""
         raise NotImplementedError
 
     @rule("placements")
@@ -349,7 +350,7 @@ class Engine:
     def rebalance(
         self, _model: Model, _placement: Placement, _estimate: MemoryEstimate, /
     ) -> Placement | None:
-        """The split of layers among the cards that leaves the fullest card as empty as possible; None: no better one.
+        """The split of layers that leaves the most memory free on the fullest card; None: no better split.
 
         `estimate` is the bill of this placement. Only called if `may_resplit`.
         """
@@ -364,7 +365,7 @@ class Engine:
 
     @rule("placements")
     def pinned(self, _model: Model, placement: Placement, /) -> Placement:
-        """The placement with the billed split as a flag: otherwise it could differ when the engine starts."""
+        """The placement with the billed split as a flag, because the engine might choose another split at startup."""
         return placement
 
     # --- the cache
@@ -409,12 +410,12 @@ class Engine:
 
     @rule("choices")
     def quant_shown(self, setup: Setup, /) -> str:
-        """The quantisation that a setup asks for, as reports name it: Q4_K_M, 4 bit, fp8. "": it has no name."""
+        """The quantisation that a setup requests, as reports name it: Q4_K_M, 4 bit, fp8. "": none."""
         return getattr(setup, self.quant_key, None) or ""
 
     @rule("choices")
     def weights_name(self, setup: Setup, name: str, /) -> str:
-        """The quantisation that a verdict names: the one that the setup asks for, else `name`, that of the file."""
+        """The quantisation that a verdict names: as the setup requests, else `name`, the quantisation of the file."""
         return self.quant_shown(setup) or name
 
     @rule("choices")
@@ -450,7 +451,7 @@ class Engine:
 
     @rule("placements")
     def load_for_users(self, load: Load, users: int, _native_tokens: int, /) -> Load:
-        """The load with a context of the load's length for each user. A length of 0 is the native one."""
+        """The load with a context of its length for each user. A length of 0 means the native context."""
         from dataclasses import replace
 
         return replace(load, sequences=users)
@@ -459,7 +460,7 @@ class Engine:
 
     @rule("placements")
     def embedding_start(self, start: Start, /) -> Start:
-        """The start of an engine that returns embeddings. Raises RefusedError if it cannot."""
+        """The start, changed so that the engine returns embeddings. Raises RefusedError if it cannot."""
         if self.no_embeddings:
             raise RefusedError(self.no_embeddings)
         return start
@@ -475,7 +476,7 @@ class Engine:
 
     @rule("commands")
     def settle(self, verdict: Verdict, given: Mapping[str, Any], /) -> dict[str, Any]:
-        """The flags that start the engine as it was checked: the given ones, and those that the verdict adds."""
+        """The flags that start the engine as it was checked: those of the user, and those that the verdict adds."""
         return {**given, "context": verdict.context_tokens}
 
     @rule("commands")
@@ -497,7 +498,7 @@ class Engine:
 
     @rule("commands")
     def values_on_cards(self, _cards: Sequence[Device], _named: Sequence[str], /) -> dict[str, Any]:
-        """The flags for these cards; `named`: as the table of devices has them, if it does."""
+        """The flags for these cards. `named`: their names in the table of devices, if they are in it."""
         return {}
 
     @rule("commands")
@@ -519,7 +520,7 @@ class Engine:
         _opened: OpenModel,
         /,
     ) -> tuple[list[str], list[str]]:
-        """The words of an estimate's command, and notes on it. No words: no program runs the engine."""
+        """The words of the command for an estimate, and notes on it. Without words, no program runs the engine."""
         return [], []
 
     # --- reports
@@ -531,10 +532,10 @@ class Engine:
 
     @rule("estimate")
     def later_rows(self, _verdict: Verdict, /) -> Iterable[str]:
-        """What may take more memory after the start."""
+        """Sentences about memory that the engine may take after the start."""
         return []
 
     @rule("estimate")
     def answer_facts(self, _estimate: MemoryEstimate, /) -> Mapping[str, Any]:
-        """Further keys of the answer in JSON."""
+        """Additional keys of the JSON answer."""
         return {}

@@ -273,7 +273,9 @@ class _Sums:
         self.plain: dict[int, float] = defaultdict(float)
         self.experts: dict[int, float] = defaultdict(float)
         self.outside = 0.0
-        self.looked_up = 0.0
+        self.looked_up = (
+            0.0  # bytes outside the layers that a token does not read: tables and towers
+        )
         self.parameters = 0.0
 
     def add(self, layer: int | None, size: float, elements: int, *, experts: bool) -> None:
@@ -282,10 +284,10 @@ class _Sums:
             self.outside += size
         elif layer < len(self.layers):
             (self.experts if experts else self.plain)[layer] += size
-            used = self._used(layer) if experts else 1.0
-            self.parameters += elements * used * self.geometry.loops
+            used_share = self._used_share(layer) if experts else 1.0
+            self.parameters += elements * used_share * self.geometry.loops
 
-    def _used(self, layer: int) -> float:
+    def _used_share(self, layer: int) -> float:
         """The share of a layer's experts that one token uses."""
         experts = self.layers[layer].experts
         if experts is None or not experts.count:
@@ -297,12 +299,12 @@ class _Sums:
         layers = []
         for layer in range(len(self.layers)):
             plain, experts = self.plain[layer], self.experts[layer]
-            active = experts * self._used(layer)
+            experts_active = experts * self._used_share(layer)
             share = LayerShare(
-                active=plain + active,
+                active=plain + experts_active,
                 whole=plain + experts,
                 experts=experts,
-                experts_active=active,
+                experts_active=experts_active,
             )
             layers.append(share)
         return ActiveWeights(
