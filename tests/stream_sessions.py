@@ -74,9 +74,11 @@ def allocated_by(engine: StreamEngine) -> dict[str, int]:
     sink_query, local_rotary = buffers.sink_query, buffers.local_rotary
     kept: dict[str, int] = {}
     for name, rows in weights.rows.items():
-        if rows.kept is not None:
+        if rows.in_memory is not None:
             layer = f", layer {name.split('.')[1]}" if name.startswith("blk.") else ""
-            kept[f"weights kept{layer}"] = kept.get(f"weights kept{layer}", 0) + rows.kept.nbytes
+            kept[f"weights kept{layer}"] = (
+                kept.get(f"weights kept{layer}", 0) + rows.in_memory.nbytes
+            )
     found = {
         "norms and biases": sum(vector.nbytes for vector in weights.held.values()),
         **kept,

@@ -1,4 +1,4 @@
-"""The buffers of a pass: the sizes that the encoder and the generator share, from the header alone."""
+"""The sizes of a pass's buffers, computed from the header, for the encoder and the generator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from edgekit.errors import UnknownDtypeError, UsageError, unquoted
 from edgekit.formats.types import Tensor
 
 FLOAT_BYTES = 4
-SIDE_ROWS = 128  # rows of `up` that a thread holds next to the gate's, for a whole chunk of tokens
-USUAL_THREADS = 8  # more only share the memory's bandwidth
+SIDE_ROWS = 128  # rows of `up` that a thread computes at a time, for all tokens of a chunk
+USUAL_THREADS = 8  # more threads would only share the memory bandwidth
 MAX_THREADS = 1_024  # each has its own buffers
 
-# The tensor types that the kernels unpack, in C or numpy. test_stream_plan.py compares it with both.
+# The tensor types that the kernels can unpack. test_stream_plan.py compares the set with the C and numpy kernels.
 UNPACKED = frozenset({
     "F32", "F16", "BF16",
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
@@ -28,25 +28,26 @@ UNPACKED = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlan:
-    """The numbers that every pass allocates by."""
+    """The sizes that the encoder and the generator allocate for a pass."""
 
     model: NativeModel = field(repr=False)
     threads: int
-    chunk_tokens: int  # computed together, through matrices and feed-forward
+    chunk_tokens: int  # tokens that are multiplied by a matrix together
     tile_bytes: int  # packed rows that a thread reads at a time
-    side_floats: int  # a thread's rows of `up`, next to those of the gate
-    scratch_floats: int  # a thread's unpacked rows, and scores of attention
-    kept: frozenset[str] = field(repr=False, default=frozenset())  # tensors that stay in memory
-    unpacked: frozenset[str] = field(repr=False, default=frozenset())  # of these, as float32
+    side_floats: int  # per thread: results of `up`, until they are multiplied by the gate's
+    scratch_floats: int  # per thread: unpacked rows, or scores of attention
+    # Names of the tensors that stay in memory, and of those among them that are float32.
+    kept: frozenset[str] = field(repr=False, default=frozenset())
+    unpacked: frozenset[str] = field(repr=False, default=frozenset())
 
     @property
     def streams(self) -> bool:
-        """Whether any weight is read from the file in a pass."""
+        """Whether a pass reads any weight from the file."""
         return any(tensor.name not in self.kept for tensor in matrices(self.model))
 
     @property
     def tiles_bytes(self) -> int:
-        """Of all threads."""
+        """Memory for the tiles of all threads."""
         floats = self.side_floats + self.scratch_floats
         return self.threads * (self.tile_bytes + floats * FLOAT_BYTES)
 
@@ -59,7 +60,7 @@ class PassPlan:
 
 
 def matrices(model: NativeModel) -> Iterator[Tensor]:
-    """Every tensor that is read by rows. A pass profits most from keeping the first ones: embeddings come last."""
+    """Every tensor that is read by rows, the most useful ones to keep in memory first: embeddings are last."""
     for layer in model.layers:
         yield from (tensor for tensor in layer.values() if len(tensor.shape) == 2)
     head = ("output.weight",) if model.use is ModelUse.GENERATE else ()
@@ -69,7 +70,7 @@ def matrices(model: NativeModel) -> Iterator[Tensor]:
 
 
 def vectors(model: NativeModel) -> Iterator[Tensor]:
-    """Every tensor that is held as float32: norms, biases, factors, and the first row of the token types."""
+    """Every tensor that stays in memory as float32: norms, biases, factors, and the first row of the token types."""
     unused = ("cls.",) if model.use is ModelUse.GENERATE else ("cls.", "output.")
     for tensors in (model.outside, *model.layers):
         yield from (
@@ -81,28 +82,29 @@ def vectors(model: NativeModel) -> Iterator[Tensor]:
 
 
 def tile_bytes(model: NativeModel, usual_bytes: int) -> int:
-    """At least one row of every matrix."""
+    """The size of a tile: the usual size, or one row of the widest matrix if that is more."""
     return max(usual_bytes, *(tensor.type.row_bytes(tensor.shape[1]) for tensor in matrices(model)))
 
 
 def side_floats(model: NativeModel, chunk_tokens: int) -> int:
+    """A thread's buffer for results of `up`; 0 if the feed-forward has no gate."""
     return chunk_tokens * min(SIDE_ROWS, model.dimensions.inner) if model.gated else 0
 
 
 def arena_floats(model: NativeModel, pass_tokens: int, chunk_tokens: int) -> int:
-    """Keys and values are no longer needed when the feed-forward begins, so both share one array."""
+    """The size of the array that first holds keys and values, and then the hidden layer of the feed-forward."""
     size = model.dimensions
     return max(pass_tokens * 2 * size.key, chunk_tokens * size.inner)
 
 
 def fitting_matrices(model: NativeModel, capacity_bytes: int) -> tuple[str, ...]:
-    """The names of those that fit. A larger capacity never keeps fewer."""
-    kept = []
+    """The names of the matrices that fit into a capacity. A larger capacity never holds fewer matrices."""
+    names = []
     for tensor in matrices(model):
         if tensor.size_bytes <= capacity_bytes:
-            kept.append(tensor.name)
+            names.append(tensor.name)
             capacity_bytes -= tensor.size_bytes
-    return tuple(kept)
+    return tuple(names)
 
 
 def check_types(model: NativeModel, file: str = "") -> None:
@@ -125,7 +127,7 @@ def usable_cores() -> int:
 
 
 def usual_threads(cores: int | None = None) -> int:
-    """One for each core, up to USUAL_THREADS. Without `cores`: the cores that this process may use."""
+    """One thread per core, up to USUAL_THREADS. The default of `cores` is what this process may use."""
     return min(USUAL_THREADS, cores or usable_cores())
 
 

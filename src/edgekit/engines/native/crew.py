@@ -1,4 +1,4 @@
-"""Threads that share the steps of a round, each with its own buffers; progress; and numpy's own threads held back."""
+"""A crew of threads that share the tasks of a round, progress reports, and a switch for numpy's own threads."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from numpy.typing import NDArray
 from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import MemoryPressureError
 
-WAIT_S = 0.02  # how long the caller waits for the others before it looks up
+WAIT_S = 0.02  # the caller calls `pause` this often while it waits for the other threads
 
 
 @dataclass(frozen=True, slots=True)
 class CrewMember:
     """The buffers of one thread."""
 
-    packed: NDArray[np.uint8]  # a tile as it is in the file
-    scratch: Floats  # unpacked rows, scores
-    side: Floats  # rows of `up`
+    packed: NDArray[np.uint8]  # a tile of weights, as in the file
+    scratch: Floats  # unpacked rows, or scores of attention
+    side: Floats  # results of `up`
 
 
 Checkpoint = Callable[[float], None]
-"""Called between tiles with the share of the pass that is done; what it raises ends the pass."""
+"""Called between tiles with the completed share of the pass. An exception from it ends the pass."""
 
 Step = Callable[[CrewMember, int, int], None]
-Task = tuple[Step, int, int]  # a step, and which rows or tokens of it: first, last (excluded)
+Task = tuple[Step, int, int]  # a step and its range of rows or tokens: first, last (excluded)
 Pause = Callable[[int], None]
 
 
 class Crew:
-    """The calling thread is one of the workers; the others sleep between rounds."""
+    """Threads that run the tasks of a round. The calling thread is one of them; the others sleep between rounds."""
 
     def __init__(self, workers: Sequence[CrewMember]) -> None:
         self.workers = tuple(workers)
-        others = self.workers[1:]
+        helpers = self.workers[1:]
         self._tasks: deque[Task] = deque()
         self._stopping = False
         self._closing = False
         self._error: BaseException | None = None
-        self._busy = 0  # of the others
+        self._busy = 0  # threads besides the caller's that are still working
         self._counting = threading.Lock()
-        self._all_idle = _taken()
-        self._wakeups = [_taken() for _ in others]
+        self._all_idle = _locked_lock()
+        self._wakeups = [_locked_lock() for _ in helpers]
         self._threads: list[threading.Thread] = []
-        for worker, wakeup in zip(others, self._wakeups, strict=True):
+        for worker, wakeup in zip(helpers, self._wakeups, strict=True):
             thread = threading.Thread(
                 target=self._serve, args=(worker, wakeup), name="edgekit-tiles", daemon=True
             )
@@ -66,19 +66,19 @@ class Crew:
             self._threads.append(thread)
 
     def run(self, tasks: Sequence[Task], pause: Pause) -> None:
-        """All tasks, in any order, on all threads. Returns or raises when every thread is idle again.
+        """Runs all tasks, in any order, on all threads. Returns or raises when every thread is idle again.
 
-        `pause` is called here between tasks and while waiting, with the number of tasks not begun;
-        what it raises stops the round, as does an error in any thread.
+        Between tasks and while waiting, this thread calls `pause` with the number of tasks that have not begun. An
+        exception from `pause`, or in any thread, stops the round.
         """
         self._tasks.extend(tasks)
         self._stopping = False
         self._busy = max(0, min(len(self._wakeups), len(tasks) - 1))
-        helped = self._busy > 0
+        has_help = self._busy > 0
         for wakeup in self._wakeups[: self._busy]:
             wakeup.release()
-        self._take_all(self.workers[0], pause)
-        while helped:  # no buffer may be in use when a round ends, whatever ended it
+        self._run_tasks(self.workers[0], pause)
+        while has_help:  # no buffer may be in use when a round ends, whatever ended it
             try:
                 self._all_idle.acquire(timeout=WAIT_S)
                 with self._counting:
@@ -103,8 +103,8 @@ class Crew:
         for thread in threads:
             thread.join()
 
-    def _take_all(self, worker: CrewMember, pause: Pause | None) -> None:
-        """Takes steps until none are left. An error is raised by run(), and stops all threads."""
+    def _run_tasks(self, worker: CrewMember, pause: Pause | None) -> None:
+        """Runs tasks until none are left. An error stops all threads, and run() raises it."""
         tasks = self._tasks
         try:
             while tasks and not self._stopping:
@@ -128,7 +128,7 @@ class Crew:
             wakeup.acquire()
             if self._closing:
                 return
-            self._take_all(worker, None)
+            self._run_tasks(worker, None)
             with self._counting:
                 self._busy -= 1
                 if not self._busy:
@@ -143,7 +143,7 @@ def no_thread(error: RuntimeError) -> MemoryPressureError:
     )
 
 
-def _taken() -> threading.Lock:
+def _locked_lock() -> threading.Lock:
     """A locked lock: releasing it wakes the thread that waits for it."""
     lock = threading.Lock()
     lock.acquire()  # noqa: SIM115,RUF100 - released by the thread that wakes another
@@ -154,7 +154,7 @@ REPORT_EVERY_S = 0.005  # looking at the clock is cheap, looking at the memory i
 
 
 class PassProgress:
-    """How much of a call is done, reported to a checkpoint every few milliseconds. Work is counted in any unit."""
+    """Reports to a checkpoint every few milliseconds how much of a call is done. Work is counted in any unit."""
 
     def __init__(self, checkpoint: Checkpoint, total: int) -> None:
         self._checkpoint = checkpoint
@@ -165,33 +165,35 @@ class PassProgress:
         self._tasks = 1
 
     def begin_round(self, work: int, tasks: int) -> None:
-        """Of `tasks` tasks that do `work` together."""
+        """Begins a round of `tasks` tasks, which do `work` together."""
         self._done += self._round
         self._round, self._tasks = work, max(1, tasks)
 
     def pause(self, tasks_left: int) -> None:
-        """Between tasks: calls the checkpoint when it is time. What that raises ends the call."""
+        """Calls the checkpoint if enough time has passed. An exception from the checkpoint ends the call."""
         now = time.monotonic()
         if now - self._reported_at >= REPORT_EVERY_S:
-            here = self._round * (self._tasks - tasks_left) / self._tasks
-            self._checkpoint(min(1.0, (self._done + here) / self._total))
+            round_work = self._round * (self._tasks - tasks_left) / self._tasks
+            self._checkpoint(min(1.0, (self._done + round_work) / self._total))
             self._reported_at = time.monotonic()
 
     def finish(self) -> None:
         self._checkpoint(1.0)
 
 
-# Where numpy's wheels have OpenBLAS: Linux and Windows, macOS on Intel.
+# Where numpy's wheels keep OpenBLAS: on Linux and Windows, and on macOS for Intel.
 _LIBRARIES = ("../numpy.libs/*openblas*", ".dylibs/*openblas*")
 
 
 class _Blas(NamedTuple):
+    """OpenBLAS's functions that get and set its number of threads."""
+
     get: Any
     set: Any
 
 
-class _Holds:
-    """How many passes want one thread, and how many threads there were before."""
+class _BlasThreads:
+    """How many blocks of one_thread() are active, and how many threads OpenBLAS had before the first."""
 
     lock = threading.Lock()
     count = 0
@@ -200,30 +202,30 @@ class _Holds:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Make numpy multiply in the calling thread only. No effect with a BLAS other than OpenBLAS."""
-    blas = _find()
+    """Inside the block, numpy multiplies in the calling thread only. No effect with a BLAS other than OpenBLAS."""
+    blas = _find_blas()
     if blas is None:
         yield
         return
-    with _Holds.lock:
-        if not _Holds.count:
-            _Holds.threads = blas.get()
+    with _BlasThreads.lock:
+        if not _BlasThreads.count:
+            _BlasThreads.threads = blas.get()
             blas.set(1)
-        _Holds.count += 1
+        _BlasThreads.count += 1
     try:
         yield
     finally:
-        with _Holds.lock:
-            _Holds.count -= 1
-            if not _Holds.count:
-                blas.set(_Holds.threads)
+        with _BlasThreads.lock:
+            _BlasThreads.count -= 1
+            if not _BlasThreads.count:
+                blas.set(_BlasThreads.threads)
 
 
 @functools.cache
-def _find() -> _Blas | None:
+def _find_blas() -> _Blas | None:
     folder = Path(np.__file__).parent
-    for place in _LIBRARIES:
-        for path in sorted(folder.glob(place)):
+    for pattern in _LIBRARIES:
+        for path in sorted(folder.glob(pattern)):
             try:
                 library = ctypes.CDLL(str(path))  # numpy has loaded it already
                 return _Blas(

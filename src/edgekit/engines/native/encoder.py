@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from edgekit.machine.monitor import Monitor
 
 
-WAIT_S = 0.02  # between two looks at whether another call's pass has ended
+WAIT_S = 0.02  # how often a waiting call runs its checkpoint
 Texts = Sequence[Sequence[int]]
 
 
 class StreamedEncoder:
-    """Runs one pass at a time; other calls wait."""
+    """An encoder that reads weights while it runs. It runs one pass at a time; other calls wait."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class StreamedEncoder:
         monitor: Monitor,
         plan: EncoderPlan,
     ) -> None:
-        """Reserves and allocates what the plan of this file says, and reads the weights that stay.
+        """Allocates what the plan says, and reads the weights that stay in memory.
 
         Raises MemoryPressureError if the monitor refuses the memory, WeightsError for weights that are not numbers.
         The caller closes the file.
@@ -63,13 +63,13 @@ class StreamedEncoder:
             )
         self._file, self._kernels, self._plan = file, kernels, plan
         self.width = plan.model.dimensions.width
-        self._passing = threading.Lock()
+        self._pass_lock = threading.Lock()
         self._closed = False
-        with ExitStack() as held:
+        with ExitStack() as resources:
             for line in plan.lines:
-                held.enter_context(monitor.try_allocate(line.size_bytes, line.what))
+                resources.enter_context(monitor.try_allocate(line.size_bytes, line.what))
             self._crew = Crew([make_worker(plan) for _ in range(plan.threads)])
-            held.callback(self._crew.close)
+            resources.callback(self._crew.close)
             weights = Weights(file, plan, kernels, self._crew.workers[0], monitor.check)
             self._network = Network(plan.model, weights, kernels)
             pairs = plan.model.dimensions.rotary // 2
@@ -77,13 +77,13 @@ class StreamedEncoder:
             if plan.model.rope is not None:
                 fill_tables(plan.model.rope, self._network.rope_factors, self._rotary)
             self._buffers = Buffers(plan, plan.pass_tokens)
-            self._held = held.pop_all()
+            self._resources = resources.pop_all()
 
     def encode(self, texts: Texts, into: Floats, checkpoint: Checkpoint) -> None:
-        """One pooled vector for each text into the rows of `into`, not scaled yet.
+        """Writes one pooled vector for each text into the rows of `into`, not yet scaled to length 1.
 
-        Raises TextError for a text that is empty, too long, or has tokens that the model does not have. What
-        `checkpoint` raises ends the call within one tile, and the encoder stays usable.
+        Raises TextError for a text that is empty, too long, or has tokens that the model does not have. An exception
+        from `checkpoint` ends the call within one tile, and the encoder stays usable.
         """
         if into.shape != (len(texts), self.width):
             raise ValueError(f"{len(texts)} vectors of {self.width} do not fit into {into.shape}")
@@ -97,31 +97,31 @@ class StreamedEncoder:
                     f"({self._plan.text_tokens_because})",
                     index=index,
                 )
-        while not self._passing.acquire(timeout=WAIT_S):
+        while not self._pass_lock.acquire(timeout=WAIT_S):
             checkpoint(0.0)
         try:
             if self._closed:
                 raise UsageError("the encoder is closed")
             with one_thread() if self._kernels.name == "numpy" else nullcontext():
-                passes = list(self._passes(texts))
-                sizes = (sum(map(len, texts[place])) for place in passes)
-                chunks = sum(-(-tokens // self._plan.chunk_tokens) for tokens in sizes)
+                passes = list(self._divide_into_passes(texts))
+                pass_sizes = (sum(map(len, texts[pass_texts])) for pass_texts in passes)
+                chunks = sum(-(-tokens // self._plan.chunk_tokens) for tokens in pass_sizes)
                 progress = PassProgress(checkpoint, chunks * self._network.matrix_bytes)
-                for place in passes:
-                    self._run(texts[place], into[place], place.start, progress)
+                for pass_texts in passes:
+                    self._run_pass(texts[pass_texts], into[pass_texts], pass_texts.start, progress)
                 progress.finish()
         finally:
-            self._passing.release()
+            self._pass_lock.release()
 
     def close(self) -> None:
         """Waits for the running pass, ends the threads and frees the memory."""
-        with self._passing:
+        with self._pass_lock:
             if not self._closed:
                 self._closed = True
-                self._held.close()
+                self._resources.close()
                 del self._network, self._rotary, self._buffers, self._crew
 
-    def _run(self, texts: Texts, into: Floats, first: int, progress: PassProgress) -> None:
+    def _run_pass(self, texts: Texts, into: Floats, first: int, progress: PassProgress) -> None:
         texts_pass = TextsPass(
             [len(text) for text in texts],
             plan=self._plan,
@@ -143,11 +143,11 @@ class StreamedEncoder:
         if self._plan.streams:
             self._file.check_unchanged()
         texts_pass.run(ids, into)
-        if self._plan.streams:  # what was read in between was still of the same file
+        if self._plan.streams:  # so all weights of this pass came from the same file
             self._file.check_unchanged()
 
-    def _passes(self, texts: Texts) -> Iterator[slice]:
-        """Consecutive texts that fit into one pass."""
+    def _divide_into_passes(self, texts: Texts) -> Iterator[slice]:
+        """Divides the texts into runs of consecutive texts that fit into one pass."""
         first, capacity = 0, self._plan.pass_tokens
         for index, text in enumerate(texts):
             if len(text) > capacity:
@@ -159,7 +159,7 @@ class StreamedEncoder:
 
 
 class TextsPass(Pass):
-    """One pass over some texts, whose tokens attend to each other."""
+    """One pass over several texts. The tokens of each text attend to each other."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class TextsPass(Pass):
         rotary: Floats,
         progress: PassProgress,
     ) -> None:
-        """`rotary`: cosines and sines of each position."""
+        """`rotary` has the cosines and sines of each position in a text."""
         self._starts: Starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=self._starts[1:])
         tokens = int(self._starts[-1])
@@ -207,13 +207,13 @@ class TextsPass(Pass):
         norm, token_type = network.norm_first, network.token_type
         if norm is not None:
 
-            def finish(_worker: CrewMember, first: int, last: int) -> None:
+            def normalize_input(_worker: CrewMember, first: int, last: int) -> None:
                 x = self.x[first:last]
                 if token_type is not None:
                     x += token_type
                 norm(x, x)
 
-            self.run_by_token(finish, self.x)
+            self.run_by_token(normalize_input, self.x)
         if self.size.rotary:  # each token's row of the tables: positions restart with every text
             positions = np.arange(self.tokens)
             positions -= np.repeat(self._starts[:-1], np.diff(self._starts))
@@ -227,11 +227,11 @@ class TextsPass(Pass):
                 self.after_attention(layer, chunk)
                 self.feed_forward(layer, chunk)
         self.normalize(self.network.norm_last, self.x, self.x)
-        for place, (start, end) in enumerate(pairwise(self._starts.tolist())):
-            pool(self.x[start:end], self._pooling, into[place])
+        for index, (start, end) in enumerate(pairwise(self._starts.tolist())):
+            pool(self.x[start:end], self._pooling, into[index])
 
     def _add_positions(self, table: Matrix) -> None:
-        """Adds the table's rows to the tokens at these positions of their texts."""
+        """Adds the learned vector of each position to the token at that position of its text."""
         spans, width = list(pairwise(self._starts.tolist())), table.columns
 
         def step(worker: CrewMember, first: int, last: int) -> None:
@@ -244,29 +244,32 @@ class TextsPass(Pass):
                     self.x[start + first : start + first + count] += rows[:count]
 
         longest = max(end - start for start, end in spans)
-        fits = min(self.plan.tile_bytes // table.row_bytes, self.plan.scratch_floats // width)
-        self.run_round(ranges(step, longest, fits))
+        rows_per_step = min(
+            self.plan.tile_bytes // table.row_bytes, self.plan.scratch_floats // width
+        )
+        self.run_round(ranges(step, longest, rows_per_step))
 
 
 def attention_tasks(kernels: Kernels, texts: TextAttention, threads: int) -> list[Task]:
-    """Pairs of a text and a head, joined so that each step takes about as long."""
+    """Divides all pairs of a text and a head into tasks that take about the same time."""
 
     def step(worker: CrewMember, first: int, last: int) -> None:
         kernels.attention(texts, worker.scratch, first, last)
 
     lengths = np.diff(texts.starts).astype(np.int64)
-    costs = 4 * lengths * lengths * texts.head_dim + 2_000  # flops of one head; and a call's own
-    fair = int(costs.sum()) * texts.heads // (threads * STEPS_PER_THREAD)
-    most = max(1, min(STEP_FLOPS, fair))
+    # The work of one head, in flops, and the overhead of a call.
+    costs = 4 * lengths * lengths * texts.head_dim + 2_000
+    fair_share = int(costs.sum()) * texts.heads // (threads * STEPS_PER_THREAD)
+    max_cost = max(1, min(STEP_FLOPS, fair_share))
     tasks: list[Task] = []
-    first = gathered = 0
+    first = task_cost = 0
     for text, cost in enumerate(costs.tolist()):
         begin = text * texts.heads
-        for head in range(begin, begin + texts.heads):
-            if gathered and gathered + cost > most:
-                tasks.append((step, first, head))
-                first, gathered = head, 0
-            gathered += cost
+        for task in range(begin, begin + texts.heads):
+            if task_cost and task_cost + cost > max_cost:
+                tasks.append((step, first, task))
+                first, task_cost = task, 0
+            task_cost += cost
     tasks.append((step, first, len(lengths) * texts.heads))
     return tasks
 
@@ -275,7 +278,7 @@ SMALLEST_LENGTH = 1e-9  # a shorter vector has no direction worth scaling up
 
 
 def pool(rows: Floats, pooling: Pooling, into: Floats) -> None:
-    """One text's rows [tokens, width] into one vector."""
+    """Writes the pooled vector of one text's rows [tokens, width] into `into`."""
     if pooling is Pooling.MEAN:
         # Rows are added up one after another; 2,048 of them lose less than 2,048 * 2**-24.
         np.add.reduce(rows, axis=0, out=into)
@@ -285,11 +288,11 @@ def pool(rows: Floats, pooling: Pooling, into: Floats) -> None:
 
 
 def scale_row(row: Floats, *, normalize: bool = True) -> None:
-    """In place to length 1, unless it is 0. Raises WeightsError for a vector that is not finite."""
+    """Scales a vector to length 1 in place, unless it is 0. Raises WeightsError for a vector that is not finite."""
     length = float(np.sqrt(np.vdot(row, row)))
-    if not np.isfinite(length):  # float64 has room for the squares of large numbers
-        wide = row.astype(np.float64)
-        length = float(np.sqrt(np.vdot(wide, wide)))
+    if not np.isfinite(length):  # the squares of large numbers overflow float32, but not float64
+        doubles = row.astype(np.float64)
+        length = float(np.sqrt(np.vdot(doubles, doubles)))
     if not np.isfinite(length):
         raise WeightsError(
             "the model's output is not a finite number: its weights are damaged, or were "

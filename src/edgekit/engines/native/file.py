@@ -1,9 +1,9 @@
-"""A GGUF file's weights and header, read in little memory.
+"""Reads the weights and the header of a GGUF file with little memory.
 
-`WeightFile` reads bytes at an offset into the caller's buffers. The file is not mapped: of a map larger than the
-memory, the kernel decides which pages stay. `scan_header` reads the header through a window of 32 KiB with the parser
-of formats/. It stores a few keys, the offsets of the vocabulary's arrays, and the tensors that the caller selects:
-less than 100 KiB for one tensor.
+`WeightFile` reads bytes at an offset into the caller's buffers. The file is not memory-mapped, because the system would
+decide which pages of a large map stay in memory. `scan_header` reads the header through a window of 32 KiB with the
+parser of formats/. It stores a few keys, the offsets of the vocabulary's arrays, and the tensors that the caller
+selects: less than 100 KiB for one tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it
 
 
 def read_ahead(descriptor: int, offset: int, length: int) -> None:
-    """Tells the system what will be read soon. Only a hint: it cannot fail."""
+    """Hints to the system what will be read soon. Never fails."""
     if ADVISE is not None:
         with contextlib.suppress(OSError):
             ADVISE(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
@@ -47,16 +47,16 @@ class Limits:
     """Larger files, tensors and texts are refused. A caller can raise each limit."""
 
     file_bytes: int = 5_000 * MB  # a 7B model at four bits has 4.2 GB
-    held_tensor_bytes: int = 100 * MB  # a tensor that is held whole; streamed ones may be larger
-    tokens: int = 2048  # of one text, with its special tokens
-    text_bytes: int = 4 * MB  # of one text before it is tokenized: 2,048 tokens are about 10 KB
+    held_tensor_bytes: int = 100 * MB  # a tensor that stays in memory; others may be larger
+    tokens: int = 2048  # in one text, with its special tokens
+    text_bytes: int = 4 * MB  # in one text; 2,048 tokens are about 10 KB
 
 
-ANY_SIZE = Limits(file_bytes=LARGEST)  # where weights are streamed, their size is not a danger
+ANY_SIZE = Limits(file_bytes=LARGEST)  # streamed weights may have any size
 
 
 class Closeable(ABC):
-    """Closed at the end of a `with` statement."""
+    """An object that is closed at the end of its `with` statement."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -69,13 +69,13 @@ class Closeable(ABC):
 
 
 class WeightFile(Closeable):
-    """A ByteSource that stays open, and notices if the file changes. Several threads may read at once."""
+    """A ByteSource that stays open and notices if the file changes. Several threads may read at once."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
-        """Raises SourceError if it is not a readable regular file, HeaderLimitError if it is too large."""
+        """Raises SourceError if `path` is not a readable regular file, HeaderLimitError if the file is too large."""
         self._path = path
         self.name = str(path)
-        self._lock = threading.Lock()  # for systems where reading moves a shared position
+        self._lock = threading.Lock()  # for systems where a read moves the file position
         self._closed = False
         self._descriptor, self._status = open_regular(path)
         self.size_bytes = self._status.st_size  # when it was opened
@@ -89,7 +89,7 @@ class WeightFile(Closeable):
             )
 
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:  # noqa: ARG002 - local
-        """Exactly `length` bytes, fewer only at the end of the file. Used for headers, which are read once."""
+        """Reads exactly `length` bytes; fewer only at the end of the file. Used for headers, which are read once."""
         if offset < 0 or length < 0:
             raise ValueError(f"read of {length} bytes at {offset}")
         length = min(length, max(self.size_bytes - offset, 0))
@@ -97,7 +97,7 @@ class WeightFile(Closeable):
             return read_exactly(self._open(), self._path, offset, length)
 
     def read_into(self, offset: int, buffer: Buffer, *, what: str) -> None:
-        """Fills the buffer, an array of bytes, from `offset`. The SourceError names `what`."""
+        """Fills the buffer from `offset`. Raises a SourceError that names `what` if the file ends or cannot be read."""
         view = buffer if isinstance(buffer, memoryview) else buffer.data
         count = 0
         while count < len(view):  # a signal may interrupt a read
@@ -116,12 +116,12 @@ class WeightFile(Closeable):
             count += length
 
     def read_ahead(self, offset: int, length: int) -> None:
-        """A hint: see the function of this name."""
+        """Hints to the system that this part of the file will be read soon."""
         if not self._closed:
             read_ahead(self._descriptor, offset, length)
 
     def check_unchanged(self) -> None:
-        """Raises SourceError if the file has changed: what was read before may belong to another model."""
+        """Raises SourceError if the file has changed since it was opened."""
         now = os.fstat(self._open())
         if now.st_size < self.size_bytes:
             raise self._changed(f"truncated from {self.size_bytes:,} to {now.st_size:,} bytes")
@@ -152,7 +152,7 @@ def _read_by_offset(file: WeightFile, offset: int, buffer: memoryview) -> int:
 
 
 def _read_by_seeking(file: WeightFile, offset: int, buffer: memoryview) -> int:
-    """For Windows, which has no preadv."""
+    """The same for Windows, which has no preadv."""
     with file._lock, open(file._open(), "rb", buffering=0, closefd=False) as raw:  # noqa: SLF001 - of this module
         raw.seek(offset)
         return raw.readinto(buffer) or 0
@@ -162,13 +162,13 @@ _READ = _read_by_offset if hasattr(os, "preadv") else _read_by_seeking
 
 
 WINDOW_BYTES = 32 * KIB
-# All stored keys with their names. Real files have 20 to 60 keys of 30 characters, about 12 KiB; four arrays of one
-# number for each of 126 layers are another 20 KiB.
+# Limit for all stored keys and their names. Real files have 20 to 60 keys of 30 characters, about 12 KiB; four arrays
+# with one number for each of 126 layers take another 20 KiB.
 STORED_BYTES = 48 * KIB
-STORED_STRING_BYTES = 2 * KIB  # a name has 40; longer ones (templates, licences) are not needed
-STORED_NUMBERS = 512  # one for each layer: 126 in the deepest model
-STORED_TENSORS = 4_096  # 126 layers of 16 are 2,016
-FIRST_NAMES = 8  # of tensors, for a message that lists what the file has instead
+STORED_STRING_BYTES = 2 * KIB  # names have 40; longer texts (templates, licences) are not needed
+STORED_NUMBERS = 512  # in an array; the deepest model has 126 layers
+STORED_TENSORS = 4_096  # 126 layers with 16 tensors are 2,016
+FIRST_NAMES = 8  # tensors that an error message lists if the expected one is missing
 _SLOT_BYTES = 136  # a slot of a dict, and a number
 _GENERAL = frozenset({
     "general.architecture", "general.alignment", "general.basename", "general.file_type",
@@ -182,10 +182,10 @@ class FileHeader:
 
     name: str
     keys: Mapping[str, Value]
-    arrays: Mapping[str, ArrayFact]  # of the vocabulary, and others that are too long to store
-    tensors: Mapping[str, Tensor]  # the selected ones
-    tensor_count: int  # of the whole file
-    first_names: tuple[str, ...]  # of the first tensors, selected or not
+    arrays: Mapping[str, ArrayFact]  # the vocabulary's, and others that are too long to store
+    tensors: Mapping[str, Tensor]  # only the selected tensors
+    tensor_count: int  # all tensors of the file
+    first_names: tuple[str, ...]  # names of the first tensors, selected or not
     file_bytes: int
 
     @classmethod
@@ -203,7 +203,7 @@ class FileHeader:
 
 
 def scan_header(file: WeightFile, *, selects: Callable[[str], bool] = lambda _: True) -> FileHeader:
-    """Reads the whole header once. `selects` is called with the name of each tensor.
+    """Reads the header once. `selects` decides by its name whether a tensor is stored.
 
     Raises HeaderError for a file that is damaged, truncated, big-endian or one of several shards.
     """
@@ -219,19 +219,19 @@ def scan_header(file: WeightFile, *, selects: Callable[[str], bool] = lambda _: 
     )
 
     def store_key(key: str) -> bool:
-        """Whether a key is of the model, its vocabulary or its shards. Above the limit nothing is stored.
+        """Whether to store a key: it belongs to the model, its vocabulary or its shards, and the limit is not exceeded.
 
-        Until the architecture is known, any key may be one of the model's; converters write the architecture first.
+        Until the architecture is known, any key may belong to the model; converters write the architecture first.
         """
         architecture = store.keys.get("general.architecture")
         if key.startswith("general."):
-            needed = key in _GENERAL
+            is_needed = key in _GENERAL
         else:
-            others = (f"{architecture}.", "tokenizer.", "split.")
-            needed = architecture is None or key.startswith(others)
-        if needed:
+            prefixes = (f"{architecture}.", "tokenizer.", "split.")
+            is_needed = architecture is None or key.startswith(prefixes)
+        if is_needed:
             store.stored_bytes += getsizeof(key) + _SLOT_BYTES
-        return needed and store.stored_bytes <= STORED_BYTES
+        return is_needed and store.stored_bytes <= STORED_BYTES
 
     store.wanted = store_key
     read_keys(cursor, start, store)
@@ -250,16 +250,16 @@ def scan_header(file: WeightFile, *, selects: Callable[[str], bool] = lambda _: 
             file=cursor.name,
         )
     first_names: list[str] = []
-    selected = 0
+    selected_count = 0
 
     def select(name: str) -> bool:
-        nonlocal selected
+        nonlocal selected_count
         if len(first_names) < FIRST_NAMES:
             first_names.append(name)
         if not selects(name):
             return False
-        selected += 1
-        cursor.check_limit("number of tensors to store", selected, STORED_TENSORS)
+        selected_count += 1
+        cursor.check_limit("number of tensors to store", selected_count, STORED_TENSORS)
         return True
 
     tensors, _ = read_directory(

@@ -125,7 +125,7 @@ class Pass:
         by_share = -(-count // (threads * STEPS_PER_THREAD)) if threads > 1 else count
         least = min(FAST_ROWS, -(-count // threads))
         step = min(max(by_time, FAST_ROWS // 2), max(by_share, least))
-        if matrix.kept is None:
+        if matrix.in_memory is None:
             step = min(step, self.plan.tile_bytes // matrix.row_bytes)
         return step if step < ROWS_TOGETHER else step - step % ROWS_TOGETHER
 
@@ -147,8 +147,8 @@ class Pass:
 
         def step(worker: CrewMember, first: int, last: int) -> None:
             packed, tokens = worker.packed[: (last - first) * row_bytes], ids[first:last]
-            if table.kept is not None:
-                rows = table.kept.reshape(table.count, row_bytes)
+            if table.in_memory is not None:
+                rows = table.in_memory.reshape(table.count, row_bytes)
                 np.take(rows, tokens, axis=0, out=packed.reshape(-1, row_bytes), mode="clip")
             else:
                 for place, token in enumerate(tokens.tolist()):
@@ -158,7 +158,7 @@ class Pass:
             try:
                 self.kernels.dequantize(table.kind, packed, self.x[first:last].reshape(-1))
             except BlockError as error:
-                raise table.bad(int(tokens[table.row_of(error)])) from error
+                raise table.bad_weight(int(tokens[table.row_of(error)])) from error
 
         rows_per_step = min(self.plan.tile_bytes // row_bytes, STEP_FLOATS // table.columns)
         self.run_round(ranges(step, len(ids), rows_per_step))

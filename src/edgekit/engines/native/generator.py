@@ -1,4 +1,4 @@
-"""A file, a load and a setup -> a StreamEngine: planned, paid for, and ready to read tokens."""
+"""A file, a load and a setup -> a StreamEngine with its memory allocated, ready to read tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_stream(
     purpose: Purpose = Purpose.TEXT,
     spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> StreamEngine:
-    """Reserves and allocates what the plan says, and reads the weights that stay.
+    """Plans a session, allocates its memory, and reads the weights that stay in memory.
 
     Raises MemoryPressureError if the monitor refuses the memory, KvSpillUnsupportedError if the disk is too slow or
     too full for cold pages, and the errors of `read_model` and `plan_stream`.
@@ -73,7 +73,7 @@ def open_stream(
 
 
 class StreamEngine(Closeable):
-    """Made by `open_stream`: one session, its cache, and the logits of the next token. Close it, or use a `with`."""
+    """One session of a model with its KV cache, made by `open_stream`. Close it, or use it in a `with` statement."""
 
     def __init__(
         self,
@@ -85,14 +85,14 @@ class StreamEngine(Closeable):
         pages: PageFile | None,
         held: ExitStack,
     ) -> None:
-        """`held` is closed with the engine, or if this fails."""
+        """`held` is closed together with the engine, or if the constructor fails."""
         self.plan = plan
         self._file, self._kernels, self._monitor = file, kernels, monitor
-        self._feeding = threading.Lock()
-        self._reader: int | None = None  # the thread inside `feed`
-        # Tokens read since the beginning, including those that have left the window.
+        self._feed_lock = threading.Lock()
+        self._feeding_thread: int | None = None  # the thread that is inside `feed`
+        # The number of tokens read since the start, including those that have left the window.
         self.position = 0
-        # Whether a prompt was interrupted in a full window: some layers have dropped more tokens than others.
+        # True after a prompt was interrupted in a full window, where some layers have dropped more tokens than others.
         self.needs_reset = False
         with held:
             for line in plan.lines:
@@ -116,7 +116,7 @@ class StreamEngine(Closeable):
 
     @property
     def cache_bytes(self) -> int:
-        """In memory, including the page that cold pages are read back into."""
+        """The cache's memory, including the page that cold pages are read back into."""
         cold = (cache.page_bytes for cache in self._caches if isinstance(cache, PagedCache))
         return sum(cache.size_bytes for cache in self._caches) + max(cold, default=0)
 
@@ -133,27 +133,27 @@ class StreamEngine(Closeable):
         """Appends the tokens and returns the logits of the next one, in a vector that every call overwrites.
 
         Raises ContextTooLargeError if they do not fit a window that does not roll, TextError for a number that is not
-        a token; nothing has been read then. What `checkpoint` raises ends the call within a tile: the chunks before
-        it stay read (`position`), and the session can continue, unless `needs_reset`.
+        a token; neither changes the session. An exception from `checkpoint` ends the call within a tile: `position`
+        counts the chunks that were completed, and the session can continue, unless `needs_reset`.
         """
         with deferred_interrupts() as interrupts:
-            if not self._feeding.acquire(blocking=False):
+            if not self._feed_lock.acquire(blocking=False):
                 raise UsageError(
                     "the engine is busy: it has one session and processes one text at a time"
                 )
-            self._reader = threading.get_ident()
+            self._feeding_thread = threading.get_ident()
             try:
-                self._check(tokens)
+                self._check_tokens(tokens)
                 with one_thread() if self._kernels.name == "numpy" else nullcontext():
                     self._feed(tokens, checkpoint or (lambda _share: None), interrupts)
             finally:
-                self._reader = None
-                self._feeding.release()
+                self._feeding_thread = None
+                self._feed_lock.release()
         return self._buffers.logits
 
-    def _refuse_inside(self, what: str) -> None:
-        """A checkpoint that waited for the call it is part of would never return."""
-        if self._reader == threading.get_ident():
+    def _refuse_from_callback(self, what: str) -> None:
+        """Raises UsageError inside a checkpoint of `feed`, which would wait for itself forever."""
+        if self._feeding_thread == threading.get_ident():
             raise UsageError(
                 f"the engine cannot be {what} from inside its own callback: raise an "
                 "exception instead"
@@ -161,8 +161,8 @@ class StreamEngine(Closeable):
 
     def reset(self) -> None:
         """Forgets all tokens. The memory stays allocated."""
-        self._refuse_inside("reset")
-        with self._feeding:
+        self._refuse_from_callback("reset")
+        with self._feed_lock:
             self._check_open()
             for cache in self._caches:
                 cache.clear()
@@ -170,30 +170,31 @@ class StreamEngine(Closeable):
 
     def close(self) -> None:
         """Waits for `feed`, ends the threads and frees the memory. Idempotent."""
-        self._refuse_inside("closed")
-        with deferred_interrupts(), self._feeding:
+        self._refuse_from_callback("closed")
+        with deferred_interrupts(), self._feed_lock:
             if not self._closed:
                 self._closed = True
                 self._held.close()
                 del self._weights, self._network, self._buffers, self._caches, self._crew
 
     def _feed(self, tokens: Sequence[int], checkpoint: Checkpoint, interrupts: Interrupts) -> None:
-        def look(share: float) -> None:
+        def check_all(share: float) -> None:
             interrupts.check()
             self._monitor.check()
             checkpoint(share)
 
-        step = self.plan.chunk_tokens
-        chunks = -(-len(tokens) // step)
+        chunk_tokens = self.plan.chunk_tokens
+        chunks = -(-len(tokens) // chunk_tokens)
         progress = PassProgress(
-            look, chunks * self._network.matrix_bytes + self._network.output.size_bytes
+            check_all, chunks * self._network.matrix_bytes + self._network.output.size_bytes
         )
         self._check_unchanged()
-        for first in range(0, len(tokens), step):
-            part, is_last = tokens[first : first + step], first + step >= len(tokens)
+        for first in range(0, len(tokens), chunk_tokens):
+            chunk = tokens[first : first + chunk_tokens]
+            is_last = first + chunk_tokens >= len(tokens)
             try:
                 stream_pass = StreamPass(
-                    len(part),
+                    len(chunk),
                     self.position,
                     plan=self.plan,
                     network=self._network,
@@ -203,37 +204,37 @@ class StreamEngine(Closeable):
                     progress=progress,
                 )
                 logits = self._buffers.logits if is_last else None
-                stream_pass.run(np.array(part, np.int64), logits)
+                stream_pass.run(np.array(chunk, np.int64), logits)
                 if is_last:
-                    self._check_unchanged()  # what was read in between was still of the same file
+                    self._check_unchanged()  # so all weights of this call came from the same file
                     progress.finish()
             except BaseException:
                 rings = (cache.ring for cache in self._caches)
-                if any(ring.is_written_over(self.position, len(part)) for ring in rings):
+                if any(ring.is_written_over(self.position, len(chunk)) for ring in rings):
                     self.needs_reset = True
                 raise
-            self.position += len(part)
+            self.position += len(chunk)
 
     def _check_unchanged(self) -> None:
         if self.plan.streams:
             self._file.check_unchanged()
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
         self._check_open()
         if self.needs_reset:
             raise UsageError(
                 "a prompt was interrupted after it had replaced older tokens: reset the "
                 "engine and start from the beginning"
             )
-        if not len(tokens):  # the truth of a numpy array is ambiguous
+        if not len(tokens):  # `not tokens` fails for a numpy array
             raise TextError("no tokens given")
         for token in tokens:
-            if not _is_whole(token) or not 0 <= token < self.vocabulary:
+            if not _is_integer(token) or not 0 <= token < self.vocabulary:
                 raise TextError(
                     f"token {str(token)[:40]} is not one of the model's {self.vocabulary:,} tokens"
                 )
-        room = self.room_tokens
-        if room is not None and len(tokens) > room:
+        free_tokens = self.room_tokens
+        if free_tokens is not None and len(tokens) > free_tokens:
             before = f" ({self.position:,} are in use)" if self.position else ""
             raise ContextTooLargeError(
                 f"{len(tokens):,} tokens do not fit in the context of "
@@ -246,27 +247,27 @@ class StreamEngine(Closeable):
             raise UsageError("the engine is closed")
 
 
-def _is_whole(token: object) -> bool:
+def _is_integer(token: object) -> bool:
     return isinstance(token, int | np.integer)
 
 
 def line_key(line: MemoryLine) -> str:
-    """The name of the array that a line of the bill pays for: the words before its arithmetic, and its layer."""
+    """The name of a line's array: the words before the arithmetic, and the layer."""
     name = line.because.partition(":")[0]
     return name if line.layer is None else f"{name}, layer {line.layer}"
 
 
 # --- Ctrl-C
 #
-# Python raises KeyboardInterrupt between any two instructions. Between waking a thread and counting it, that would
-# leave threads working on freed buffers. So the signal waits a few milliseconds, for the next look at the clock.
+# Python can raise KeyboardInterrupt between any two instructions. Between waking a thread and counting it, that would
+# leave threads working on freed buffers. So a signal is deferred for a few milliseconds, until the next checkpoint.
 
 _DEFERRED = ("SIGINT", "SIGTERM")
 Handler = Callable[[int, FrameType | None], object]
 
 
 class Interrupts:
-    """Signals that have arrived, and the handlers that they are deferred from."""
+    """The signals that have arrived, and the original handlers, which `check` calls."""
 
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
@@ -287,9 +288,9 @@ class Interrupts:
 
 @contextmanager
 def deferred_interrupts() -> Iterator[Interrupts]:
-    """Signals with a Python handler wait for `check`, at the latest for the end of the block.
+    """Inside the block, Python's signal handlers are only called by `check`, and at the end of the block.
 
-    Only the main thread receives signals: in others this does nothing.
+    Only the main thread receives signals: in other threads this does nothing.
     """
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():

@@ -1,6 +1,6 @@
-"""The rules of the built-in engine: its bill, what it may use of a machine, and its commands.
+"""The rules of the built-in engine: its bill, its memory budget on a machine, and its commands.
 
-It allocates little more than its cache, because it reads weights tile by tile.
+The engine allocates little more than its KV cache, because it reads weights tile by tile.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ VERSION = __version__
 
 
 class NativePrepared:
-    """Worked out once for each model."""
+    """What is computed once for each model."""
 
     def __init__(self) -> None:
         self.native_model: Cached[NativeModel] = Cached()
@@ -95,7 +95,7 @@ def estimate(model: Model, load: Load, setup: StreamSetup) -> MemoryEstimate:
 
 def stream_model(model: Model) -> NativeModel:
     """The model as the engine runs it. Raises the errors of `estimate`."""
-    return prepare(model).native_model.get(lambda: _read(model.header))
+    return prepare(model).native_model.get(lambda: _read_native_model(model.header))
 
 
 def matrix_bytes(model: Model) -> int:
@@ -103,7 +103,7 @@ def matrix_bytes(model: Model) -> int:
     return sum(tensor.size_bytes for tensor in matrices(stream_model(model)))
 
 
-def _read(header: ModelHeader) -> NativeModel:
+def _read_native_model(header: ModelHeader) -> NativeModel:
     if header.container is not Container.GGUF:
         raise RefusedError(
             f"{header.name}: the built-in engine only reads GGUF files, and this is "
@@ -184,7 +184,7 @@ THREAD_BYTES = 256 * KIB
 
 
 def budgets(machine: Machine, *, vocabulary_bytes: int = 0, threads: int = 1) -> tuple[Budget, ...]:
-    """RAM only. The bill is exact, so the reserve only covers the process itself."""
+    """The engine's only budget, RAM. The bill is exact, so the reserve only covers the process itself."""
     reserve = PROCESS_BYTES + threads * THREAD_BYTES + vocabulary_bytes
     because = "for Python, its libraries and the vocabulary"
     if not vocabulary_bytes:
@@ -193,7 +193,7 @@ def budgets(machine: Machine, *, vocabulary_bytes: int = 0, threads: int = 1) ->
 
 
 def check_limits(reserve_bytes: int | None, _max_use: float | None) -> None:
-    """Raises UsageError for a reserve."""
+    """Raises UsageError for a reserve, which this engine does not support."""
     if reserve_bytes is not None:
         raise UsageError(
             "--reserve does not apply to the built-in engine, whose estimate covers the whole process"
@@ -231,7 +231,7 @@ def placements(task: Task) -> Iterator[Placement]:
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
-    """The most accurate first."""
+    """The cache types to try, the most accurate first."""
     return pair_choices(task.load, (F16_PAIR, Q8_PAIR))
 
 
@@ -241,7 +241,7 @@ def cache_name(load: Load, _setup: StreamSetup) -> str:
 
 
 def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
-    """An upper bound, if no weight is read from a disk."""
+    """An upper bound for the speed, which assumes that no weight is read from a disk."""
     return speed_bound(read_bytes, held_bytes, machine, NAME)
 
 
@@ -251,7 +251,7 @@ DEFAULT_CACHE = "f16"  # needs no flag
 
 
 def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start the engine as it was judged: the given ones, and those that the verdict adds."""
+    """The flags that start the engine as the verdict assumes: the user's, and those that the verdict adds."""
     types = {"type_k": verdict.load.cache_k, "type_v": verdict.load.cache_v}
     return {
         **given,
@@ -264,7 +264,7 @@ def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
 def estimate_command(
     values: Mapping[str, Any], _setup: StreamSetup, estimate: MemoryEstimate, opened: OpenModel
 ) -> tuple[list[str], list[str]]:
-    """The command of an estimate."""
+    """The command that runs the model as it was estimated."""
     context = values.get("context") or dict(estimate.facts)["window"]
     keep = values.get("keep")
     if isinstance(keep, int):

@@ -1,4 +1,4 @@
-"""Text in and out of the built-in engine: prompts, new tokens, pieces of text, and a conversation."""
+"""Text for the built-in engine: prompts to tokens, new tokens to text, and conversations."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileText:
+    """How a model's file turns text into tokens, tokens into text, and messages into prompts."""
+
     tokenizer: TextTokenizer
     pieces: TextPieces
     chat: ChatFormat | None  # None: unknown
@@ -42,7 +44,7 @@ class FileText:
 
 @contextmanager
 def open_text(path: Path | str) -> Iterator[FileText]:
-    """Raises UnknownTokenizerError for an unknown kind of vocabulary."""
+    """Reads the vocabulary and the chat format of a file. Raises UnknownTokenizerError for an unknown vocabulary."""
     with WeightFile(Path(path), ANY_SIZE) as file:
         header = scan_header(file, selects=lambda _: False)
         vocabulary = read_vocabulary(file, header)
@@ -64,23 +66,23 @@ def generate(
     stop: frozenset[int],
     checkpoint: Checkpoint | None = None,
 ) -> Iterator[int]:
-    """New tokens after the prompt, up to `max_tokens` or one of `stop`, which is not yielded.
+    """Yields new tokens after the prompt, until there are `max_tokens`, or before a token of `stop`.
 
     Without `max_tokens`, a window that does not roll ends the answer when it is full. Raises ContextTooLargeError
-    before anything is computed if the prompt and `max_tokens` do not fit. Closing the iterator ends the work. The
-    engine has not read the last token then, nor after `max_tokens`.
+    before anything is computed if the prompt and `max_tokens` do not fit. Closing the iterator ends the work. After
+    that, or after `max_tokens`, the engine has not read the last token yet.
     """
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"the number of new tokens must be at least 1 (got {max_tokens})")
     # The last new token is not read, so it needs no cell.
     capacity, needed = engine.room_tokens, len(tokens) + (max_tokens or 1) - 1
     if capacity is not None and needed > capacity:
-        window, before = engine.plan.context_tokens, engine.position
-        taken = f" ({before:,} are in use)" if before else ""
+        window, position = engine.plan.context_tokens, engine.position
+        in_use = f" ({position:,} are in use)" if position else ""
         new = f" plus {max_tokens:,} new ones" if max_tokens is not None else ""
         raise ContextTooLargeError(
             f"a prompt of {len(tokens):,} tokens{new} does not fit in the context of "
-            f"{window:,}{taken}: use a context of {before + needed:,} or more, or a rolling "
+            f"{window:,}{in_use}: use a context of {position + needed:,} or more, or a rolling "
             "window"
         )
 
@@ -88,15 +90,15 @@ def generate(
         logits = engine.feed(tokens, checkpoint)
         for token in tokens:
             sampler.accept(token)
-        made = 0
+        count = 0
         while True:
             token = sampler.sample(logits)
             sampler.accept(token)
             if token in stop:
                 return
             yield token
-            made += 1
-            if made == max_tokens or engine.room_tokens == 0:
+            count += 1
+            if count == max_tokens or engine.room_tokens == 0:
                 return
             logits = engine.feed((token,), checkpoint)
 
@@ -107,7 +109,7 @@ _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 
 
 class TextPieces:
-    """Tokens -> text. The texts of the tokens stay in the file, which must stay open. One answer at a time."""
+    """Turns the tokens of one answer at a time into text. Reads their texts from the file, which must stay open."""
 
     def __init__(self, file: WeightFile, header: FileHeader, vocabulary: Vocabulary) -> None:
         self._file = file
@@ -120,17 +122,17 @@ class TextPieces:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        """The characters that are complete now; none for a token that is not shown. Raises TextError."""
+        """The characters that this token completes; none for a token that is not shown. Raises TextError."""
         return self._decoder.decode(self.piece(token))
 
     def flush(self) -> str:
-        """The rest of an incomplete character, as a replacement character; ready for the next answer."""
+        """Ends an answer. Returns a replacement character if its last character is incomplete."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token: empty for control tokens and unused ones."""
+        """The bytes of one token; none for control tokens and unused ones."""
         if not 0 <= token < len(self._kinds):
             raise TextError(f"token {token:,} does not exist: there are {len(self._kinds):,}")
         kind = self._kinds[token]
@@ -151,14 +153,14 @@ class TextPieces:
             return bytes((int(byte[1], 16),))
         if self._letters is None:
             return raw.replace(SPACE.encode(), b" ")
-        # A letter that does not encode a byte is itself.
+        # A letter that does not encode a byte stands for itself.
         return b"".join(
             self._letters.get(letter) or letter.encode() for letter in raw.decode(errors="replace")
         )
 
 
 def _byte_letters() -> dict[str, bytes]:
-    """GPT-2's letters for the 256 bytes: printable ones are themselves, the others are U+0100 and up."""
+    """GPT-2's letters for the 256 bytes: printable bytes are themselves, the others are U+0100 and up."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(0x100)) - set(shown))
     letters = dict(zip(map(chr, shown), shown, strict=True))
@@ -171,7 +173,7 @@ def _byte_letters() -> dict[str, bytes]:
 
 @dataclass(slots=True, kw_only=True)
 class StreamTalker:
-    """A conversation. A prompt that continues the last one is not read again from the start."""
+    """A conversation. If a prompt continues the last one, only its new part is read."""
 
     engine: StreamEngine
     text: FileText
@@ -196,48 +198,50 @@ class StreamTalker:
         self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
     ) -> Iterator[str]:
         sampler = Sampler(sampling, self.engine.vocabulary)
-        rest = self._not_read(tokens)
-        for token in tokens[: len(tokens) - len(rest)]:  # they count for the repeat penalty, too
+        unread = self._prepare_unread(tokens)
+        for token in tokens[: len(tokens) - len(unread)]:  # the repeat penalty includes them
             sampler.accept(token)
-        self.text.pieces.flush()  # of an answer that was interrupted
+        self.text.pieces.flush()  # an earlier answer may have been interrupted
         into.prompt_tokens = len(tokens)
         begun_s = first_s = time.monotonic()
         try:
             for token in generate(
-                self.engine, rest, sampler, max_tokens=max_tokens, stop=self.text.pieces.ends
+                self.engine, unread, sampler, max_tokens=max_tokens, stop=self.text.pieces.ends
             ):
                 if not into.new_tokens:
                     first_s = time.monotonic()
                 into.new_tokens += 1
                 self._read.append(token)
                 yield self.text.pieces.push(token)
-            reached = max_tokens is not None and into.new_tokens >= max_tokens
+            is_at_limit = max_tokens is not None and into.new_tokens >= max_tokens
             is_full = not self.engine.plan.rolling and self.engine.position >= self.window_tokens
-            into.finish = "length" if reached or is_full else "stop"
+            into.finish = "length" if is_at_limit or is_full else "stop"
             yield self.text.pieces.flush()
         finally:
             into.timings = {}
             if first_s > begun_s:
-                into.timings["prompt_per_second"] = len(rest) / (first_s - begun_s)
+                into.timings["prompt_per_second"] = len(unread) / (first_s - begun_s)
             rest_s = time.monotonic() - first_s
             if into.new_tokens > 1 and rest_s > 0:
                 into.timings["predicted_per_second"] = (into.new_tokens - 1) / rest_s
 
-    def _not_read(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The part that must still be read: all of it after a reset, unless it continues the last prompt."""
-        known, fed = len(self._read), self.engine.position
-        continues = 0 < fed <= known < len(tokens) and list(tokens[:known]) == self._read
-        if continues and not self.engine.needs_reset:
-            rest = tokens[fed:]
+    def _prepare_unread(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens that the engine must still read. Resets the engine if they do not continue the last prompt."""
+        read_count, fed_count = len(self._read), self.engine.position
+        is_continued = (
+            0 < fed_count <= read_count < len(tokens) and list(tokens[:read_count]) == self._read
+        )
+        if is_continued and not self.engine.needs_reset:
+            unread = tokens[fed_count:]
         else:
             self.engine.reset()
-            rest = tokens
+            unread = tokens
         self._read = list(tokens)
-        return rest
+        return unread
 
 
 def prompt_tokens(text: FileText, prompt: Prompt) -> list[int]:
-    """In the model's chat format, or plain. Raises UsageError if the format is not known."""
+    """The tokens of a prompt, in the model's chat format or plain. Raises UsageError for an unknown format."""
     if prompt.is_plain:
         return [*text.tokenizer.before, *text.tokenizer.encode_plain(prompt.text)]
     if text.chat is None:

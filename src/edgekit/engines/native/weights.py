@@ -1,4 +1,4 @@
-"""The weights of a file as a plan has them: vectors held as float32, matrices kept or read tile by tile."""
+"""The weights of a file: vectors in memory as float32, matrices in memory or read tile by tile, as planned."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Matrix:
     kind: TensorType
     columns: int
     count: int
-    offset: int  # of the first row, in the file
+    offset: int  # where the first row starts in the file
     file: WeightFile
-    kept: Packed | None = None  # all rows, if they stay in memory
+    in_memory: Packed | None = None  # all rows, if they stay in memory
     bias: Floats | None = None
-    ahead_bytes: int = 0  # how far ahead the system should read
+    ahead_bytes: int = 0  # how much the system should read ahead
 
     @property
     def row_bytes(self) -> int:
@@ -48,16 +48,23 @@ class Matrix:
         return self.count * self.row_bytes
 
     def part(self, first: int, count: int) -> Matrix:
-        skipped = first * self.row_bytes
-        kept = None if self.kept is None else self.kept[skipped : skipped + count * self.row_bytes]
+        """The matrix of `count` rows from row `first` on."""
+        offset = first * self.row_bytes
+        in_memory = (
+            None
+            if self.in_memory is None
+            else self.in_memory[offset : offset + count * self.row_bytes]
+        )
         bias = None if self.bias is None else self.bias[first : first + count]
-        return replace(self, offset=self.offset + skipped, count=count, kept=kept, bias=bias)
+        return replace(
+            self, offset=self.offset + offset, count=count, in_memory=in_memory, bias=bias
+        )
 
     def packed(self, worker: CrewMember, first: int, last: int) -> Packed:
-        """The bytes of rows first..last: in place if they are kept, else read into the tile."""
+        """The packed rows first..last: a view if they are in memory, else read into the worker's tile."""
         begin, end = first * self.row_bytes, last * self.row_bytes
-        if self.kept is not None:
-            return self.kept[begin:end]
+        if self.in_memory is not None:
+            return self.in_memory[begin:end]
         into = worker.packed[: end - begin]
         assert into.size == end - begin  # noqa: S101 - a tile is planned for what is read into it
         self.file.read_into(self.offset + begin, into, what=f"tensor {self.name}")
@@ -66,24 +73,26 @@ class Matrix:
         return into
 
     def multiply(self, worker: CrewMember, x: Floats, out: Floats, first: int, last: int) -> None:
-        """Multiply x by the rows first..last into `out` [tokens, rows]. The bias is not added."""
+        """Writes x @ rows.T into `out` [tokens, rows], for the rows first..last. Does not add the bias."""
         packed = self.packed(worker, first, last)
         try:
             self.kernels.multiply(self.kind, packed, x, out, worker.scratch)
         except BlockError as error:
-            raise self.bad(first + self.row_of(error)) from error
+            raise self.bad_weight(first + self.row_of(error)) from error
 
     def unpack(self, worker: CrewMember, into: Floats, first: int, last: int) -> None:
+        """Writes the rows first..last into `into` as float32."""
         packed = self.packed(worker, first, last)
         try:
             self.kernels.dequantize(self.kind, packed, into)
         except BlockError as error:
-            raise self.bad(first + self.row_of(error)) from error
+            raise self.bad_weight(first + self.row_of(error)) from error
 
     def row_of(self, error: BlockError) -> int:
+        """The row of the block that an error is about."""
         return error.block * self.kind.block_elements // self.columns
 
-    def bad(self, row: int) -> WeightsError:
+    def bad_weight(self, row: int) -> WeightsError:
         return WeightsError(
             f"tensor {self.name}, row {row:,}: a weight is not a finite number; the file "
             "is damaged, or was converted to a type that cannot represent it",
@@ -93,7 +102,7 @@ class Matrix:
 
 
 class Weights:
-    """By name in the file: `rows` to multiply by or to look up, and `held` vectors as float32."""
+    """All weights by name: matrices in `rows`, and vectors in `held` as float32."""
 
     def __init__(
         self,
@@ -103,12 +112,11 @@ class Weights:
         worker: CrewMember,
         check: Callable[[], None],
     ) -> None:
-        """Reads everything that is held or kept; `check` is called every few tiles."""
+        """Reads all weights that stay in memory, and calls `check` after every tile."""
         self._worker, self._check = worker, check
         self.held: dict[str, Floats] = {}
-        for tensor in vectors(
-            plan.model
-        ):  # as rows of one block each: it may be longer than a tile
+        # A vector is read in rows of one block, because it may be longer than a tile.
+        for tensor in vectors(plan.model):
             kind = tensor.type
             blocks = Matrix(
                 kernels=kernels,
@@ -133,20 +141,20 @@ class Weights:
                 offset=tensor.offset,
                 file=file,
                 bias=self.held.get(f"{tensor.name.removesuffix('.weight')}.bias"),
-                # Rows of the embedding are read here and there: reading ahead would be useless.
+                # Rows of the embedding are read in random order, so reading ahead would be useless.
                 ahead_bytes=0 if is_embedding else plan.threads * plan.tile_bytes,
             )
             if tensor.name in plan.unpacked:
-                rows = replace(rows, kind=F32, kept=self._unpack(rows).view(np.uint8))
+                rows = replace(rows, kind=F32, in_memory=self._unpack(rows).view(np.uint8))
             elif tensor.name in plan.kept:
-                kept = np.empty(rows.size_bytes, np.uint8)
-                for first in range(0, kept.size, plan.tile_bytes):
-                    part = kept[first : first + plan.tile_bytes]
+                packed = np.empty(rows.size_bytes, np.uint8)
+                for first in range(0, packed.size, plan.tile_bytes):
+                    part = packed[first : first + plan.tile_bytes]
                     file.read_into(rows.offset + first, part, what=f"tensor {rows.name}")
                     check()
-                rows = replace(rows, kept=kept)
+                rows = replace(rows, in_memory=packed)
             self.rows[tensor.name] = rows
-        # The matrix that makes logits. An embedding used for this is read row after row.
+        # The matrix that computes logits. If it is the embedding, it is read in order here, so reading ahead helps.
         self.head = self.rows.get("output.weight") or replace(
             self.rows["token_embd.weight"],
             bias=self.held.get("output.bias"),
@@ -154,6 +162,7 @@ class Weights:
         )
 
     def _unpack(self, rows: Matrix) -> Floats:
+        """The complete matrix as float32."""
         into = np.empty(rows.count * rows.columns, np.float32)
         step = max(1, self._worker.packed.size // rows.row_bytes)
         for first in range(0, rows.count, step):

@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S, wait_until
 from tests.threads import running, started_since
 
-from edgekit.engines.native.crew import Crew, CrewMember, _find, one_thread
+from edgekit.engines.native.crew import Crew, CrewMember, _find_blas, one_thread
 
 
 def worker() -> CrewMember:
@@ -126,7 +126,7 @@ def test_crew_close_ends_its_threads() -> None:
 
 
 def test_numpys_own_threads_are_held_back_and_come_back() -> None:
-    blas = _find()
+    blas = _find_blas()
     if blas is None:
         pytest.skip("numpy has another BLAS than OpenBLAS here")
     before = blas.get()

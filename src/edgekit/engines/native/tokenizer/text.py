@@ -1,4 +1,4 @@
-"""Texts -> the numbers of their tokens, the same as from llama.cpp's embedding server."""
+"""Texts -> token numbers, identical to those of llama.cpp's embedding server."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 Cut = Callable[[str, bool], list[int]]
-"""A piece of the text between two special tokens, and whether it is the first piece -> its tokens."""
+"""Tokenizes a piece of the text between two special tokens. The flag says whether it is the first piece."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NEWLINES = re.compile("\n+")
 
 
 class TextTokenizer:
-    """Texts -> tokens. Thread-safe."""
+    """Turns texts into token numbers. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, cut: Cut) -> None:
         self._cut = cut
@@ -53,11 +53,11 @@ class TextTokenizer:
         truncate: bool = False,
         parse_special: bool = True,
     ) -> list[int]:
-        """The tokens, with those that the file adds before and after every text.
+        """The tokens of a text, with those that the vocabulary adds before and after every text.
 
         Raises TextError for a text of more than `limit_tokens`, without tokenizing all of it. With `truncate` the text
-        is cut instead; the added tokens stay. With `parse_special`, "[SEP]" in a text is that token, as in llama.cpp's
-        server and in sentence-transformers; without it, five letters.
+        is cut instead; the added tokens stay. With `parse_special`, "[SEP]" in a text becomes that token, as in
+        llama.cpp's server and in sentence-transformers; without it, "[SEP]" is tokenized as five letters.
         """
         added = len(self.before) + len(self._after)  # two for [CLS] and [SEP]
         limit = None if limit_tokens is None else limit_tokens - added
@@ -87,7 +87,7 @@ class TextTokenizer:
         truncate: bool = False,
         parse_special: bool = True,
     ) -> list[int]:
-        """The tokens of the text alone. Stops when there are more than `limit`."""
+        """The tokens of the text, without added ones. Stops as soon as there are more than `limit`."""
         if half := _SURROGATE.search(text):
             raise TextError(
                 f"character {half.start():,} is {half[0]!a}, half of a surrogate pair: "
@@ -95,14 +95,14 @@ class TextTokenizer:
             )
         tokens: list[int] = []
         for part in self._specials.split(text, parse_special=parse_special):
-            pieces = [[part]] if isinstance(part, int) else self._stretch(part, truncate=truncate)
+            pieces = [[part]] if isinstance(part, int) else self._tokenize(part, truncate=truncate)
             for piece in pieces:
                 tokens.extend(piece)
                 if limit is not None and len(tokens) > limit:
                     return tokens
         return tokens
 
-    def _stretch(self, text: str, *, truncate: bool) -> Iterator[list[int]]:
+    def _tokenize(self, text: str, *, truncate: bool) -> Iterator[list[int]]:
         """The tokens of the text between two special tokens, piece by piece."""
         is_first = True
         for part in self._split_newline_runs(text):
@@ -114,47 +114,48 @@ class TextTokenizer:
                 is_first = False
 
     def _split_newline_runs(self, text: str) -> Iterator[int | str]:
-        """Where the vocabulary has tokens for runs of line ends: these tokens, and the text between them."""
+        """The tokens for runs of line ends, if the vocabulary has such tokens, and the text between them."""
         if not self._newline_runs:
             yield text
             return
-        at = 0
+        position = 0
         for run in _NEWLINES.finditer(text):
-            if at < run.start():
-                yield text[at : run.start()]
+            if position < run.start():
+                yield text[position : run.start()]
             yield self._newline_runs.get(run[0], run[0])
-            at = run.end()
-        if at < len(text):
-            yield text[at:]
+            position = run.end()
+        if position < len(text):
+            yield text[position:]
 
 
 def cut_by(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
-    """With a `tokenizers` object; spaces are spelled as in the vocabulary."""
+    """A Cut that uses a `tokenizers` object, and spells spaces as the vocabulary does."""
     method, pre = vocabulary.family.method, vocabulary.pre
     prefix = " " if method is Method.SPM and vocabulary.space_prefix else ""
-    raw = pre is not None and pre.raw and vocabulary.family.model != "whitespace"
-    space = SPACE if method is Method.SPM or raw else " "
+    is_raw = pre is not None and pre.raw and vocabulary.family.model != "whitespace"
+    space = SPACE if method is Method.SPM or is_raw else " "
     tokenless = len(vocabulary.tokens)  # the number for letters without a token
-    lower = vocabulary.lowercase and method is Method.BPE
+    lowercases = vocabulary.lowercase and method is Method.BPE
 
     def cut(text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
-        written = prefix + text if first else text
+        spelled = prefix + text if first else text
         if space != " ":
-            written = written.replace(" ", space)
-        if lower:
-            # One character for one, as in llama.cpp: a longer lowercase form is not used.
-            written = "".join(
-                small if len(small := letter.lower()) == 1 else letter for letter in written
-            )
-        numbers = tokenizer.encode(written, add_special_tokens=False).ids
-        return [n for n in numbers if n != tokenless] if tokenless in numbers else numbers
+            spelled = spelled.replace(" ", space)
+        if lowercases:
+            # As in llama.cpp, a letter whose lowercase form is longer than one letter is left as it is.
+            letters = [(letter, letter.lower()) for letter in spelled]
+            spelled = "".join(small if len(small) == 1 else letter for letter, small in letters)
+        numbers = tokenizer.encode(spelled, add_special_tokens=False).ids
+        if tokenless in numbers:
+            return [number for number in numbers if number != tokenless]
+        return numbers
 
     return cut
 
 
 # --- special tokens
 
-_START = 3  # letters by which a special token is found
+_START = 3  # number of letters that the search pattern matches
 _SPACES = " \t\n\v\f\r"  # C's isspace
 
 
@@ -169,37 +170,43 @@ class Specials:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         kinds, tokens = vocabulary.kinds, vocabulary.tokens
-        special = {n: tokens[n] for n, kind in enumerate(kinds) if kind in SPECIAL_KINDS}
-        user = {n: text for n, text in special.items() if kinds[n] == TokenKind.USER_DEFINED}
-        self._all = _Finder({text: n for n, text in special.items() if text})
-        self._user = _Finder({text: n for n, text in user.items() if text})
+        special = {
+            number: tokens[number] for number, kind in enumerate(kinds) if kind in SPECIAL_KINDS
+        }
+        user = {
+            number: text
+            for number, text in special.items()
+            if kinds[number] == TokenKind.USER_DEFINED
+        }
+        self._all = _Finder({text: number for number, text in special.items() if text})
+        self._user = _Finder({text: number for number, text in user.items() if text})
         self._strip_left = vocabulary.strip_left
         self._strip_right = vocabulary.strip_right
 
     def split(self, text: str, *, parse_special: bool) -> Iterator[str | int]:
-        """The special tokens, and the text between them where there is any.
+        """The special tokens, and the non-empty texts between them.
 
-        Without `parse_special` only user-defined tokens are special; control tokens are letters.
+        Without `parse_special` only user-defined tokens are special; control tokens are plain text.
         """
         finder = self._all if parse_special else self._user
-        at = 0
+        position = 0
         for begin, end, number in finder.find(text):
-            before = text[at:begin]
+            before = text[position:begin]
             if number in self._strip_left:
                 before = before.rstrip(_SPACES)
             if before:
                 yield before
             yield number
-            at = end
+            position = end
             if number in self._strip_right:
-                while at < len(text) and text[at] in _SPACES:
-                    at += 1
-        if at < len(text):
-            yield text[at:] if at else text
+                while position < len(text) and text[position] in _SPACES:
+                    position += 1
+        if position < len(text):
+            yield text[position:] if position else text
 
 
 class _Finder:
-    """Finds special tokens from the left, the longest first.
+    """Finds special tokens in a text from left to right, the longest token at each position.
 
     A pattern of 6,000 words is large and slow to compile, but the words have few different beginnings and lengths. So
     the pattern only matches the first three letters, and a dict has the token for each text.
@@ -210,44 +217,48 @@ class _Finder:
         lengths: dict[str, set[int]] = {}
         for text in numbers:
             lengths.setdefault(text[:_START], set()).add(len(text))
-        for start, sizes in lengths.items():  # also of shorter tokens that it begins with
+        for start, sizes in lengths.items():  # shorter tokens may begin with the same letters
             sizes.update(size for size in range(1, len(start)) if start[:size] in numbers)
         self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
         self._pattern = re.compile(_pattern_of(self._lengths)) if numbers else None
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Begin, end and number of each token."""
+        """Yields the begin, the end and the number of each token."""
         if self._pattern is None:
             return
-        at = 0
-        while match := self._pattern.search(text, at):
+        position = 0
+        while match := self._pattern.search(text, position):
             begin = match.start()
-            at = begin + 1
+            position = begin + 1
             for length in self._lengths[match[0]]:
                 number = self._numbers.get(text[begin : begin + length])
                 if number is not None:
-                    at = begin + length
-                    yield begin, at, number
+                    position = begin + length
+                    yield begin, position, number
                     break
 
 
 def _pattern_of(starts: Mapping[str, object]) -> str:
-    """Matches any of the starts: two letters and a class of third letters; shorter starts come last."""
-    thirds: dict[str, str] = {}
+    """A pattern that matches any of the starts: two letters and a class of third letters; shorter starts come last."""
+    third_letters: dict[str, str] = {}
     for start in starts:
-        thirds[start[:2]] = thirds.get(start[:2], "") + start[2:]
-    longest = [f"{re.escape(two)}[{re.escape(third)}]" for two, third in thirds.items() if third]
-    shorter = sorted((start for start in starts if len(start) < _START), key=len, reverse=True)
-    return "|".join(longest + [re.escape(start) for start in shorter])
+        third_letters[start[:2]] = third_letters.get(start[:2], "") + start[2:]
+    long_patterns = [
+        f"{re.escape(first_two)}[{re.escape(letters)}]"
+        for first_two, letters in third_letters.items()
+        if letters
+    ]
+    short_starts = sorted((start for start in starts if len(start) < _START), key=len, reverse=True)
+    return "|".join(long_patterns + [re.escape(start) for start in short_starts])
 
 
-# --- windows: a long text is tokenized in pieces, with the same result as in one, because it is only split where no
-# --- token can be on both sides. So a text of 4 MB needs the memory of a few thousand letters, and the work stops at
-# --- the limit of tokens, not at the end of the text.
+# --- windows: a long text is tokenized in pieces. The result is the same as for the complete text, because a text is
+# --- only split where no token can extend over both sides. So a text of 4 MB needs no more memory than a few thousand
+# --- letters, and the work stops at the limit of tokens, not at the end of the text.
 
-# Han and kana, and the marks that end a part of a sentence with them.
+# Han and kana, and the marks that end a phrase written in them.
 _EAST, _EAST_MARKS = "\u3041-\u30fa\u4e00-\u9fa5", "\u3001\u3002\uff0c"
-_SURE = f"0-9A-Za-z{_EAST}"  # letters and digits in every table of characters
+_SURE = f"0-9A-Za-z{_EAST}"  # letters and digits in every version of Unicode's tables
 _MARKS = rf"\n,.!?{_EAST_MARKS}"
 # Safe split points: before a space after a letter or digit, and before a line end or a mark after one of _SURE. No
 # pattern of pretokenizers.json matches across such a point (except, across spaces, those with ends_words=False),
@@ -257,16 +268,16 @@ _AFTER_PHRASE = re.compile(_BEFORE_MARK)
 _AFTER_WORD = re.compile(rf"(?<=[^\W_])(?=[ \t])|{_BEFORE_MARK}")
 # For patterns that list their letters: they ignore a space between two letters that are not listed.
 _AFTER_LISTED = re.compile(rf"(?<=[{_SURE}\u00c0-\u00d6\u00d8-\u00f6\u0410-\u044f])(?=[ \t\n])")
-# Where BERT's words always end: marks and Han letters are separate words.
+# Where a word always ends for BERT: marks and Han letters are separate words.
 _BERT = re.compile(rf"(?=[ \t\n!-/:-@\[-`{{-~\u4e00-\u9fff{_EAST_MARKS}])")
-# For vocabularies without patterns: before these characters, if no token has them after a letter or digit. The space is
-# spelled as in tokens; the comma is missing because sentencepiece replaces it.
+# For vocabularies without patterns: a text may be split before these characters if no token has one of them after a
+# letter or digit. The space is spelled as in tokens; the comma is missing because sentencepiece replaces it.
 _MAYBE = f"{SPACE}\n\u3001\u3002"
 _ACROSS = re.compile(rf"(?<=[^\W_])[{_MAYBE}]")
 
 
 def split_points(vocabulary: Vocabulary) -> re.Pattern[str] | None:
-    """Matches where texts of this vocabulary may be split; None: nowhere."""
+    """A pattern that matches where texts may be split for this vocabulary; None: nowhere."""
     method, pre = vocabulary.family.method, vocabulary.pre
     if method is Method.WORDPIECE:
         return _BERT
@@ -274,9 +285,9 @@ def split_points(vocabulary: Vocabulary) -> re.Pattern[str] | None:
         if not pre.ends_words:
             return _AFTER_PHRASE
         return _AFTER_LISTED if pre.lists_letters else _AFTER_WORD
-    crossed = {mark for token in vocabulary.tokens for mark in _ACROSS.findall(token)}
-    free = "".join(mark for mark in _MAYBE if mark not in crossed).replace(SPACE, " ")
-    return re.compile(rf"(?<=[^\W_])(?=[{free}])") if free else None
+    crossed_marks = {mark for token in vocabulary.tokens for mark in _ACROSS.findall(token)}
+    marks = "".join(mark for mark in _MAYBE if mark not in crossed_marks).replace(SPACE, " ")
+    return re.compile(rf"(?<=[^\W_])(?=[{marks}])") if marks else None
 
 
 def windows(
@@ -288,12 +299,12 @@ def windows(
 ) -> Iterator[str]:
     """Splits the text into pieces. Raises TextError for a long piece that has no split point.
 
-    With `truncate` such a piece is cut and ends the text.
+    With `truncate` that piece is cut, and the rest of the text is dropped.
     """
-    at = 0
-    while len(text) - at > window_characters:
-        limit = at + STRETCH_CHARACTERS
-        point = points and points.search(text, at + window_characters, min(limit + 1, len(text)))
+    start = 0
+    while len(text) - start > window_characters:
+        limit = start + STRETCH_CHARACTERS
+        point = points and points.search(text, start + window_characters, min(limit + 1, len(text)))
         if point:
             end = point.start()
         elif len(text) <= limit:
@@ -305,9 +316,9 @@ def windows(
                     "tokenizer could split them (no spaces between words?): use truncate "
                     "to cut it"
                 )
-            yield text[at:limit]
+            yield text[start:limit]
             return
-        yield text[at:end]
-        at = end
-    if at < len(text):
-        yield text[at:] if at else text
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:] if start else text
