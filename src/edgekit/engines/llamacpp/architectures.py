@@ -64,6 +64,7 @@ def architecture_names() -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def known_architecture(name: str) -> LlamaCppArchitecture:
+    """llama.cpp's facts about an architecture; defaults if the name is not in the table."""
     section = section_by_name("llamacpp").get(name, {})
     return read_section(LlamaCppArchitecture, section, {}, where=name)
 
@@ -75,6 +76,7 @@ def default_mix(model: Model) -> str:
 
 @lru_cache(maxsize=256)
 def conversion_of(model_type: str) -> Conversion:
+    """What llama.cpp's converter makes of a model_type; by default a GGUF of the architecture with that name."""
     section = section_by_name("conversion", ("config",)).get(model_type, {})
     gguf_name = next(iter(section_by_name("gguf", ("config",)).get(model_type, ())), model_type)
     return read_section(Conversion, {"to": gguf_name, **section}, {}, where=model_type)

@@ -178,7 +178,7 @@ def _verify(request: dict[str, Any], tell: Tell) -> None:
     tell(**_memory("context created"))
     tell(**_memory(_work(server, embeddings=request["embeddings"]), request["model"]))
     if request.get("pacing"):
-        _pace(server, request["pacing"], request["model"], tell)
+        _measure_speed(server, request["pacing"], request["model"], tell)
     os._exit(0)  # no need to tear it all down in order
 
 
@@ -212,27 +212,27 @@ def _require_answer(reply: Any) -> None:
         _fail(json.dumps(reply)[:400])
 
 
-def _pace(server: Any, pacing: dict[str, Any], model: str, tell: Tell) -> None:
+def _measure_speed(server: Any, pacing: dict[str, Any], model: str, tell: Tell) -> None:
     """Measures speed with prompts of random tokens, all different so that no cached prefix is reused. The first is
     short: its speed determines the length of the others.
     """
     ids = random.Random(0)  # noqa: S311 - not for secrets
     deadline = time.monotonic() + pacing["seconds"]
-    speed = _timed(server, ids, pacing, _FIRST_PROMPT, _NEW_TOKENS)
+    speed = _time_completion(server, ids, pacing, _FIRST_PROMPT, _NEW_TOKENS)
     share_s = pacing["seconds"] / 4
     prompt = min(pacing["prompt_tokens"], int(speed["prompt_per_second"] * share_s))
     prompt = max(_FIRST_PROMPT, prompt)
     new = min(pacing["new_tokens"], int(speed["predicted_per_second"] * share_s))
     new = max(_NEW_TOKENS, new)
     for turn in range(pacing["times"]):
-        tell(paced=_timed(server, ids, pacing, prompt, new))
+        tell(paced=_time_completion(server, ids, pacing, prompt, new))
         if turn == 0:
             tell(**_memory(f"{prompt} tokens read", model))
         if time.monotonic() > deadline:
             break
 
 
-def _timed(
+def _time_completion(
     server: Any, ids: random.Random, pacing: dict[str, Any], prompt: int, new: int
 ) -> dict[str, float]:
     """Completes a prompt of random tokens and returns the engine's token counts and speeds."""

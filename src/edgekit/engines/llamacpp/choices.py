@@ -63,16 +63,15 @@ def cache_name(load: Load, _setup: LlamaCppSetup) -> str:
 
 
 def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
-    """The usual mixes with at most as many bits as the original: more bits only make the file larger.
-
-    gpt-oss was released in MXFP4.
+    """The usual mixes that do not have more bits than the original: more bits only make the file larger. A model that
+    was released in a mix, such as gpt-oss in MXFP4, has only that one.
     """
     if known_architecture(model.geometry.architecture).default_mix:
         return at_mixes(model, (default_mix(model),))
     packed = model.header.quantization
-    most_accuracy = (
-        ORIGINAL_ACCURACY if packed is None or packed.bits is None else packed.bits * 100 + 100
-    )
+    most_accuracy: float = ORIGINAL_ACCURACY
+    if packed is not None and packed.bits is not None:
+        most_accuracy = packed.bits * 100 + 100
     usual = at_mixes(model)
     return tuple(variant for variant in usual if variant.accuracy <= most_accuracy) or usual
 
@@ -102,7 +101,9 @@ def at_mixes(
 
 
 def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
-    """The GGUF files of a repository. For gpt-oss only MXFP4, in which it was released."""
+    """The opened GGUF file and the alternatives in its repository, most accurate first. gpt-oss has only the opened
+    file, because it was released in MXFP4.
+    """
     model, files = opened.model, opened.files
     if files is None:
         return variants(model)
@@ -118,6 +119,7 @@ def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
 
 
 def at_quant(model: Model, quant: str) -> Model:
+    """The GGUF that the model would become at this mix."""
     return as_loaded(model, quant)
 
 

@@ -37,7 +37,7 @@ from edgekit.model.types import (
 from edgekit.units import Basis
 
 
-class _Known(NamedTuple):
+class _Certainty(NamedTuple):
     basis: Basis
     within: float | None
     because: str
@@ -58,53 +58,56 @@ PREDICTION_WITHIN = 1.0
 def compute_lines(
     model: Model, context: Context, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> list[MemoryLine]:
-    where = pools(len(setup.devices)) if setup.has_device else (HOST,)
+    """The compute buffer of each pool: simulated from the graph, or an upper bound if the graph is not known."""
+    graph_pools = pools(len(setup.devices)) if setup.has_device else (HOST,)
     try:
         target = spread(context, placement, setup.devices) if setup.has_device else CPU_ONLY
         sizes = compute_bytes(model, context, target)
         sizes = (*sizes[:1] * (placement.ranks - 1), *sizes)
-        known = _known(placement, setup)
+        certainty = _certainty(placement, setup)
     except NoGraphError as error:
         on_host = (bound_bytes(model, context),)
         sizes = pool_bounds(model, context, placement, setup) if setup.has_device else on_host
         because = f"upper bound: everything alive at once in the largest step of a layer ({error})"
-        known = _Known(Basis.MODELLED, BOUND_WITHIN, because)
+        certainty = _Certainty(Basis.MODELLED, BOUND_WITHIN, because)
     return [
-        MemoryLine(component=Component.COMPUTE, size_bytes=size, pool=pool, **known._asdict())
-        for pool, size in zip(where, sizes, strict=True)
+        MemoryLine(component=Component.COMPUTE, size_bytes=size, pool=pool, **certainty._asdict())
+        for pool, size in zip(graph_pools, sizes, strict=True)
     ]
 
 
-def _known(placement: TensorPlacement, setup: LlamaCppSetup) -> _Known:
+def _certainty(placement: TensorPlacement, setup: LlamaCppSetup) -> _Certainty:
+    """How well a simulated compute buffer is known: exact where the engine's own figures were recorded."""
     graph = "llama.cpp's largest compute graph"
     if setup.has_device:
         if setup.backend is not Backend.CUDA:
             because = f"{graph}, placed as the CUDA backend would place it"
-            return _Known(Basis.MODELLED, 0.2, because)
+            return _Certainty(Basis.MODELLED, 0.2, because)
         if placement.ranks > 1:
             # llama.cpp plans the graph for full tensors and allocates that much on every device
             # (ggml-backend-meta.cpp).
             because = "the engine's largest graph with whole tensors, which every device reserves"
-            return _Known(Basis.MODELLED, 0.1, because)
+            return _Certainty(Basis.MODELLED, 0.1, because)
         if len(setup.devices) > 1 or setup.devices[0].rpc:
             because = f"{graph} over several GPUs, with four copies of its inputs"
-            return _Known(Basis.MODELLED, 0.1, because)
+            return _Certainty(Basis.MODELLED, 0.1, because)
         if not placement.together:
             # Exact on every recorded row, but recorded on one GPU generation only.
             because = f"{graph}, split between GPU and CPU as llama.cpp splits it"
-            return _Known(Basis.MODELLED, 0.05, because)
+            return _Certainty(Basis.MODELLED, 0.05, because)
     if setup.load_mtp:
         # Up to 3 % on the models compared: the last layer then computes all tokens, not only the output rows.
         because = f"{graph}, without the states saved for token prediction (MTP)"
-        return _Known(Basis.MODELLED, 0.05, because)
+        return _Certainty(Basis.MODELLED, 0.05, because)
     if setup.rules not in (Rules.V0_5, NEWEST) or is_newer(setup.version):
         # Between two recorded builds: the rounded log agreed on the CPU for every header tried.
         because = f"{graph}, checked against the log of this build only"
-        return _Known(Basis.MODELLED, 0.05, because)
-    return _Known(Basis.EXACT, None, f"{graph}, simulated node by node with its own allocator")
+        return _Certainty(Basis.MODELLED, 0.05, because)
+    return _Certainty(Basis.EXACT, None, f"{graph}, simulated node by node with its own allocator")
 
 
 def output_line(model: Model, context: Context) -> MemoryLine:
+    """The output buffer: logits, and embeddings if requested, for each sequence."""
     stated = model.geometry.vocabulary
     vocabulary = ASSUMED_VOCABULARY if stated is None else stated
     embeds = context.embeddings or known_architecture(model.geometry.architecture).always_embeds
@@ -228,20 +231,21 @@ def pool_bounds(
     looked_up = 2 * geometry.hidden + 2 * geometry.per_layer_embedding * len(layers)
     inputs = _always_bytes(model, context) + FLOAT_BYTES * context.n_tokens * looked_up
     inputs = inputs * 5 // 4 + SMALL_INPUTS
-    caches = {il.index: layer_cache_bytes(model, il.mixer, context, HOST) for il in layers}
-    copied_bytes = _host_weights_bytes(model, placement, setup) + 2 * max(
-        (size for il, size in caches.items() if placement.cache_pool(il) is HOST), default=0
-    )
+    caches = {layer.index: layer_cache_bytes(model, layer.mixer, context, HOST) for layer in layers}
+    host_caches = (size for i, size in caches.items() if placement.cache_pool(i) is HOST)
+    copied_bytes = _host_weights_bytes(model, placement, setup)
+    copied_bytes += 2 * max(host_caches, default=0)
     extra_inputs = (INPUT_COPIES - 1) * inputs if devices > 1 else 0
     on_device = graph + copied_bytes + extra_inputs
     if context.type_k.is_quantized or context.type_v.is_quantized:
         # K and V of one layer at f16, to which a quantised cache is converted
-        widths = (sum(stream.elements for stream in il.mixer.streams) for il in layers)
+        widths = (sum(stream.elements for stream in layer.mixer.streams) for layer in layers)
         on_device += 2 * max(widths, default=0) * context.kv_cells * context.kv_streams
     together = placement.together
     if not together and not context.flash_attn:
-        # attention scores, once for itself and once for a copy: one per head and cell
-        heads = (found.heads for il in layers if (found := attention_of(il.mixer)))
+        # attention scores, one per head and cell, and a copy of them
+        attentions = (attention_of(layer.mixer) for layer in layers)
+        heads = (attention.heads for attention in attentions if attention)
         cells = max(context.kv_cells, context.kv_swa_cells)
         on_device += FLOAT_BYTES * context.n_tokens * max(heads, default=0) * cells
     on_host = (inputs if together else max(graph, inputs)) + extra_inputs
@@ -251,7 +255,7 @@ def pool_bounds(
 
 
 def _host_weights_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
-    """The three largest matrices of a block that are on the host."""
+    """The most bytes that one block copies from the host: its three largest matrices there."""
     blocks: dict[int | None, list[int]] = {}
     for placed in placed_tensors(model, placement, setup):
         outside = placed.block is None and placed.tensor.name != HEAD
@@ -261,7 +265,7 @@ def _host_weights_bytes(model: Model, placement: TensorPlacement, setup: LlamaCp
 
 
 def _always_bytes(model: Model, context: Context) -> int:
-    """Alive during the whole graph: the mask, and cache write indices."""
+    """Bytes that are alive during the whole graph: the mask, and the indices of cache writes."""
     layers, size = model.geometry.layers, 0
     if any(attention_of(layer.mixer) for layer in layers):
         cached = any(layer.mixer.streams for layer in layers)
@@ -272,7 +276,7 @@ def _always_bytes(model: Model, context: Context) -> int:
         size = context.n_tokens * cells * cell_bytes
     if context.flash_attn:
         return size + 64 * context.n_tokens  # an index for each row
-    # one for each element of V, and a contiguous copy of the latent as V
+    # an index for each element of V, and a contiguous copy of the latent as V
     copies = 2 if context.kv_swa_cells else 1
     size += 8 * context.n_tokens * head_sizes(model).widest_value * copies
     latents = (

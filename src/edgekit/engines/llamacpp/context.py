@@ -319,7 +319,7 @@ def shares_of(
     if placement.slicer is None or pool.kind is PoolKind.HOST:
         yield mixer, pool
         return
-    for index, part in enumerate(placement.slicer.remembered(mixer, layer)):
+    for index, part in enumerate(placement.slicer.cache_slices(mixer, layer)):
         yield part, Pool(PoolKind.DEVICE, index)
 
 

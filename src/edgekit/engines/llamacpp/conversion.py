@@ -192,7 +192,9 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
             basis=Basis.EXACT,
             because=f"{len(tensors):,} tensors, with the types that llama-quantize assigns",
         )
-    tensors = _counted(geometry, config_keys(header), header.tensor_count if header.keys else None)
+    tensors = _tensors_by_count(
+        geometry, config_keys(header), header.tensor_count if header.keys else None
+    )
     facts = facts_of_geometry(geometry, conversion_of(geometry.architecture).to)
     escaped_name = geometry.architecture.replace("{", "{{").replace("}", "}}")
     because = f"{len(tensors):,} tensors of a {escaped_name} model, with the types that llama-quantize assigns"
@@ -201,7 +203,7 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
     )
 
 
-def _counted(
+def _tensors_by_count(
     geometry: ModelGeometry, words: Mapping[str, Any], count: int | None
 ) -> tuple[GgufTensor, ...]:
     """The tensors of a model whose tensor directory was not read. Keys do not state every switch and rope table, so up
@@ -297,7 +299,7 @@ def _model_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator
     yield "block_count", len(geometry.layers) // geometry.loops + geometry.mtp_layers
     yield "embedding_length", geometry.hidden
     halves = (layer.dense or layer.experts for layer in geometry.layers)
-    yield "feed_forward_length", _for_all(0 if half is None else half.width for half in halves)
+    yield "feed_forward_length", _one_or_list(0 if half is None else half.width for half in halves)
     yield "embedding_length_per_layer_input", geometry.per_layer_embedding
     yield "rope.dimension_count", rotary_dim(geometry, section)
     if geometry.trained_context is not None:
@@ -325,7 +327,7 @@ def _attention_keys(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
     heads = {attention.heads for attention in attentions}
     per_layer = tuple(0 if attention is None else attention.heads for attention in layers)
     yield "attention.head_count", heads.pop() if len(heads) == 1 else per_layer
-    yield "attention.head_count_kv", _for_all(map(_kv_heads, layers))
+    yield "attention.head_count_kv", _one_or_list(map(_kv_heads, layers))
     full = next(
         (attention for attention in attentions if attention.span is Span.ALL), attentions[0]
     )
@@ -385,7 +387,7 @@ def _layer_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator
     yield "ssm.group_count", recurrent.groups
 
 
-def _for_all(numbers: Iterable[int]) -> Value:
+def _one_or_list(numbers: Iterable[int]) -> Value:
     """The value of a key that has a number for each layer: one number if all are equal, else the list."""
     listed = tuple(numbers)
     return listed[0] if len(set(listed)) == 1 else listed
@@ -481,7 +483,7 @@ def _blocks(
     """Each block with its tensors, and None with those outside the blocks. Equal layers are computed once."""
     name, section = geometry.architecture, text_section(config or {})
     recipe = tensor_recipe(name)
-    yield None, _laid(outer_tensors(geometry, config), None, name, recipe)
+    yield None, _convert_tensors(outer_tensors(geometry, config), None, name, recipe)
     # Rope frequency factors: one table for Llama 3, two for LongRoPE.
     count = section.get(ROPE_TABLES)
     if not isinstance(count, int):
@@ -497,7 +499,9 @@ def _blocks(
         hashed = recipe.streams is Streams.HYPER and chooses_by_token(section, layer.index)
         key = (layer.mixer, layer.dense, layer.experts, layer.index == 0, hashed)
         if key not in laid_out:
-            laid_out[key] = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
+            laid_out[key] = _convert_tensors(
+                layer_tensors(layer, geometry, config), layer.mixer, name, recipe
+            )
             if hashed:  # DeepSeek-V4: the experts of every token in the first layers
                 used = layer.experts.used if layer.experts is not None else 0
                 shape = (geometry.vocabulary or 0, used)
@@ -507,7 +511,7 @@ def _blocks(
     left_out = conversion_of(name).drops_prediction or known_architecture(name).dense_prediction
     if geometry.mtp_layers and not left_out:
         expected = prediction_tensors(replace(geometry, mtp_layers=1), config)
-        tensors = _laid(expected, geometry.layers[-1].mixer, name, recipe)
+        tensors = _convert_tensors(expected, geometry.layers[-1].mixer, name, recipe)
         for block in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
             yield block, tensors
 
@@ -528,14 +532,14 @@ def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
     return int(width * share) if isinstance(share, (int, float)) and 0 < share <= 1 else width
 
 
-def _laid(
+def _convert_tensors(
     tensors: Sequence[ExpectedTensor],
     kind: LayerKind | None,
     architecture: str,
     recipe: TensorRecipe,
 ) -> Sequence[GgufTensor]:
     """The tensors of a layer as the GGUF has them. `kind`: None for tensors outside the layers."""
-    naming = _Naming(_outside(recipe) if kind is None else _inside(recipe, tensors, kind))
+    naming = _Naming(_outer_names(recipe) if kind is None else _layer_names(recipe, tensors, kind))
     converted: list[GgufTensor] = []
     for tensor in tensors:
         name = naming.name(tensor)
@@ -543,18 +547,18 @@ def _laid(
         name = recipe.gguf_names.get(name, recipe.gguf_names.get(stem, stem) + dot + ending)
         if not name:
             continue
-        for part, shape in _shaped(tensor, name, kind, architecture):
+        for part, shape in _file_shapes(tensor, name, kind, architecture):
             at_f32 = tensor.role in _AT_F32 or part in _NAMES_AT_F32
             is_matrix = tensor.kind in _AS_MATRIX and len(shape) > 1
             type_ = _F16 if is_matrix and not at_f32 else _F32
             converted.append(GgufTensor(name=part, shape=shape, type=type_))
     for parts, fused_name in _FUSED:
         if fused_name in recipe.gguf_fused:
-            converted = _fused(converted, parts, fused_name)
+            converted = _fuse(converted, parts, fused_name)
     return converted
 
 
-def _outside(recipe: TensorRecipe) -> Mapping[str, Names]:
+def _outer_names(recipe: TensorRecipe) -> Mapping[str, Names]:
     """The names of tensors outside the layers, by kind of tensor and role."""
     names = _tensor_names()["outside"]
     if not recipe.embedding_norm:
@@ -563,7 +567,7 @@ def _outside(recipe: TensorRecipe) -> Mapping[str, Names]:
     return {**names, "norms": norms}
 
 
-def _inside(
+def _layer_names(
     recipe: TensorRecipe, tensors: Sequence[ExpectedTensor], kind: LayerKind
 ) -> Mapping[str, Names]:
     """The names of a layer's tensors, by kind of tensor and role."""
@@ -630,7 +634,7 @@ class _Naming:
         return names[place] if place < len(names) else f"{role.name.lower()}_{place}"
 
 
-def _shaped(
+def _file_shapes(
     tensor: ExpectedTensor, name: str, kind: LayerKind | None, architecture: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The name and shape of a tensor in the file; several of them if llama.cpp splits the tensor."""
@@ -682,9 +686,7 @@ def _state_shape(
     return shape
 
 
-def _fused(
-    tensors: Sequence[GgufTensor], parts: Sequence[str], fused_name: str
-) -> list[GgufTensor]:
+def _fuse(tensors: Sequence[GgufTensor], parts: Sequence[str], fused_name: str) -> list[GgufTensor]:
     """The tensors with the matrices named in `parts` joined row by row into one, and their biases too."""
     fused: list[GgufTensor] = []
     for ending in (".weight", ".bias"):

@@ -119,15 +119,15 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
         *runtime_lines(loaded, context, placement, setup),
         *server_lines(context, setup, caches),
     )
-    as_known = _as_known(loaded, setup, conversion)
+    limit_certainty = _certainty_limit(loaded, setup, conversion)
     weight_lines = prepare(loaded).weights_as_known.get(  # the same for all loads
-        setup, lambda: tuple(map(as_known, weights.weight_lines(loaded, placement, setup)))
+        setup, lambda: tuple(map(limit_certainty, weights.weight_lines(loaded, placement, setup)))
     )
     unexplained = () if conversion is None else conversion.unexplained(setup.backend)
     return MemoryEstimate(
         engine=NAME,
         backend=setup.backend.value,
-        lines=(*weight_lines, *map(as_known, lines), *unexplained),
+        lines=(*weight_lines, *map(limit_certainty, lines), *unexplained),
         facts=context.facts,
         notes=tuple(_notes(setup, conversion)),
     )
@@ -235,7 +235,7 @@ def _check_file(model: Model, setup: LlamaCppSetup) -> None:
             raise RefusedError(f"llama.cpp would not load it: {reason}")
 
 
-def _as_known(
+def _certainty_limit(
     model: Model, setup: LlamaCppSetup, conversion: Converted | None
 ) -> Callable[[MemoryLine], MemoryLine]:
     """Returns a function that limits a line's certainty to that of the layers, the backend, the split and the

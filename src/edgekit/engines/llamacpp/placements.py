@@ -60,6 +60,7 @@ WORST_SHARE = 64.0  # of a card; a split that needs more is hopeless
 
 
 def devices(machine: Machine) -> tuple[Device, ...]:
+    """The machine's GPUs that llama.cpp would use."""
     return devices_of(machine, VENDORS)
 
 
@@ -100,9 +101,9 @@ def budgets_with(machine: Machine, cards: tuple[Device, ...]) -> tuple[Budget, .
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """Placements with the whole model on the devices come first (on the CPU if there are none); each later one uses no
-    more device memory than the one before. Raises HardwareError for a backend without a device, and for a machine with
-    nothing to run on.
+    """The possible placements: first the full model on the devices (or on the CPU if there are none), then with less
+    and less device memory. Raises HardwareError for a backend without a device, and for a machine with nothing to run
+    on.
     """
     machine, start = task.machine, task.start
     setup = LlamaCppSetup.of(start.setup or default_setup())
@@ -121,10 +122,10 @@ def placements(task: Task) -> Iterator[Placement]:
                 f"{machine.name} has no device for the backend {setup.backend.value}"
             )
     if start.settled & _BY_NUMBER and (devices(machine) or setup.servers):
-        yield _by_number(machine, setup, has_backend=has_backend)
+        yield _requested_placement(machine, setup, has_backend=has_backend)
         return
     if not cards or (has_backend and setup.backend is Backend.CPU):
-        yield replace(_on_the_cpu(machine, setup), whole=True)
+        yield replace(_cpu_placement(machine, setup), whole=True)
         return
     if not has_backend:
         setup = replace(setup, backend=Backend(backend_name(cards[0])))
@@ -132,22 +133,24 @@ def placements(task: Task) -> Iterator[Placement]:
         part = "as requested,"
         if setup.n_gpu_layers == ALL_LAYERS and not (setup.cpu_moe or setup.n_cpu_moe):
             part = "fully" if setup.offload_kqv else "all but the cache"
-        because = f"{part} on {names_of(used_cards)}{_left_out(machine, used_cards)}"
-        with_devices = replace(setup, devices=_as_devices(used_cards, setup.tensor_split))
-        yield replace(_on_devices(machine, used_cards, with_devices, because), whole=True)
+        because = f"{part} on {names_of(used_cards)}{_visible_cards_hint(machine, used_cards)}"
+        with_devices = replace(setup, devices=_device_slots(used_cards, setup.tensor_split))
+        yield replace(_device_placement(machine, used_cards, with_devices, because), whole=True)
     if start.settled & _LEAVES_NOTHING_OPEN or machine.host is None:
         return
-    setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
-    where = f"on {names_of(cards)}{_left_out(machine, cards)}"
-    placement = _on_devices(machine, cards, setup, where)
-    for smaller_setup, part in _less_and_less(task.model, cards, LlamaCppSetup.of(placement.setup)):
+    setup = replace(setup, devices=_device_slots(cards, setup.tensor_split))
+    where = f"on {names_of(cards)}{_visible_cards_hint(machine, cards)}"
+    placement = _device_placement(machine, cards, setup, where)
+    for smaller_setup, part in _smaller_setups(
+        task.model, cards, LlamaCppSetup.of(placement.setup)
+    ):
         because = part if part == ON_THE_CPU else f"{part} {where}"
         has_all = smaller_setup.n_gpu_layers == ALL_LAYERS
         yield replace(placement, setup=smaller_setup, because=because, all_layers=has_all)
-    yield _on_the_cpu(machine, setup)
+    yield _cpu_placement(machine, setup)
 
 
-def _by_number(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> Placement:
+def _requested_placement(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> Placement:
     """The placement on the requested devices: RPC servers come first, and every card is used."""
     cards = devices(machine)
     if has_backend and setup.backend is Backend.CPU:
@@ -178,13 +181,13 @@ def _by_number(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> 
     slots = used_devices(tuple(card_of_slot), setup.split_mode, setup.main_gpu)
     used = tuple(card_of_slot[slot] for slot in slots)
     because = f"as requested, on {names_of(used)}"
-    placement = _on_devices(machine, used, replace(setup, devices=slots), because)
+    placement = _device_placement(machine, used, replace(setup, devices=slots), because)
     return replace(placement, whole=True, may_resplit=False)
 
 
 def _card_sets(cards: Cards) -> list[Cards]:
-    """All cards that can hold a layer and their buffers; then without the cards that are much smaller than the largest,
-    because a small card may cost more in buffers than it adds.
+    """The sets of cards to try: all cards that can hold a layer and their buffers, then only those with at least a
+    quarter of the largest card's memory. A small card may cost more in buffers than it adds.
     """
     by_size = sorted(cards, key=lambda card: -card.free_bytes)
     largest = by_size[0].free_bytes if by_size else 0
@@ -197,15 +200,15 @@ def _card_sets(cards: Cards) -> list[Cards]:
     return card_sets
 
 
-def _left_out(machine: Machine, used: Cards) -> str:
-    """The environment variable that hides the other cards from llama.cpp."""
+def _visible_cards_hint(machine: Machine, used: Cards) -> str:
+    """A hint to the environment variable that hides unused NVIDIA cards from llama.cpp; empty if all are used."""
     all_cards = devices(machine)
     if len(all_cards) == len(used) or all_cards[0].vendor is not Vendor.NVIDIA:
         return ""
     return f" alone (CUDA_VISIBLE_DEVICES={','.join(str(card.index) for card in used)})"
 
 
-def _as_devices(cards: Cards, split: tuple[float, ...]) -> tuple[DeviceSlot, ...]:
+def _device_slots(cards: Cards, split: tuple[float, ...]) -> tuple[DeviceSlot, ...]:
     if len(split) > len(cards):
         raise UsageError(
             f"--tensor-split has {len(split)} shares, but the machine has {len(cards)} GPUs"
@@ -220,7 +223,7 @@ def _as_devices(cards: Cards, split: tuple[float, ...]) -> tuple[DeviceSlot, ...
     )
 
 
-def _less_and_less(
+def _smaller_setups(
     model: Model, cards: Cards, setup: LlamaCppSetup
 ) -> Iterator[tuple[LlamaCppSetup, str]]:
     """Setups with less and less on the devices, each with a description.
@@ -245,8 +248,9 @@ def _less_and_less(
 
 
 def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
-    """Placements between this one and the one before it, which split one layer's experts: -ot leaves
-    experts of the first layers in RAM, or of the last as llama.cpp's own --fit does (fit.cpp @ b11549).
+    """Placements with slightly more on the devices than this one: a part of one layer's experts moves there.
+
+    -ot keeps the experts of the first layers in RAM, or of the last as llama.cpp's --fit does (fit.cpp @ b11549).
     """
     setup = LlamaCppSetup.of(placement.setup)
     layers = len(model.geometry.layers)
@@ -273,7 +277,7 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
     last: tuple[Override, ...] = ()
     layered = f"{count} of {layers} layers"
     if count:
-        last = moved(f"({_numbers(layers - count, layers)})", "(gate|up|gate_up|down)")
+        last = moved(f"({_number_pattern(layers - count, layers)})", "(gate|up|gate_up|down)")
         yield finer(f"all but the experts of the last {layered}", last)
     for share, tensors in (("a third", ("down",)), ("two thirds", ("gate", "down"))):
         part = f"all but {share} of the experts of one layer"
@@ -283,7 +287,7 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
         yield finer(part.format(""), moved(str(count), *tensors), count)
 
 
-def _numbers(first: int, end: int) -> str:
+def _number_pattern(first: int, end: int) -> str:
     """A regex for the numbers from `first` up to `end`: '2[8-9]|3[0-9]|4[0-7]'."""
     tens = ((max(ten, first), min(ten + 9, end - 1)) for ten in range(first // 10 * 10, end, 10))
     return "|".join(
@@ -292,9 +296,11 @@ def _numbers(first: int, end: int) -> str:
     )
 
 
-def _on_devices(machine: Machine, cards: Cards, setup: LlamaCppSetup, because: str) -> Placement:
+def _device_placement(
+    machine: Machine, cards: Cards, setup: LlamaCppSetup, because: str
+) -> Placement:
     return Placement(
-        setup=_on_machine(setup, machine, cards),
+        setup=_with_machine_facts(setup, machine, cards),
         budgets=budgets_with(machine, cards),
         because=because,
         cards=cards,
@@ -304,21 +310,21 @@ def _on_devices(machine: Machine, cards: Cards, setup: LlamaCppSetup, because: s
     )
 
 
-def _on_the_cpu(machine: Machine, setup: LlamaCppSetup) -> Placement:
+def _cpu_placement(machine: Machine, setup: LlamaCppSetup) -> Placement:
     known_ram(machine)
-    alone = _on_machine(replace(setup, backend=Backend.CPU), machine, ())
+    alone = _with_machine_facts(replace(setup, backend=Backend.CPU), machine, ())
     return Placement(setup=alone, budgets=budgets_with(machine, ()), because=ON_THE_CPU)
 
 
-def _on_machine(setup: LlamaCppSetup, machine: Machine, cards: Cards) -> LlamaCppSetup:
+def _with_machine_facts(setup: LlamaCppSetup, machine: Machine, cards: Cards) -> LlamaCppSetup:
+    """The setup with the machine's CPU family and its measured overhead."""
     cpu = Cpu.ARM if machine.arm else Cpu.X86
     return replace(setup, cpu=cpu, overhead=measured_overhead(machine, cards))
 
 
 def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
-    """Measured memory of llama.cpp on this machine beyond its bill; None if not measured.
-
-    Unmeasured cards count at least like the CPU alone.
+    """Measured RAM of llama.cpp on this machine beyond its bill; None if not measured. If the cards were not measured,
+    the measurement on the CPU counts.
     """
     if machine.measured is None or machine.what_if:
         return None
@@ -361,7 +367,7 @@ def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> P
     layers = [*(blocks[layer] for layer in sorted(blocks)), *[0] * idle_blocks, head]
     if len(layers) < len(cards):
         return None
-    counts = _balanced(layers, fixed, cards)
+    counts = _balance(layers, fixed, cards)
     if counts is None or counts == setup.tensor_split:
         return None
     return with_layers_on_cards(placement, counts)
@@ -376,8 +382,8 @@ def with_layers_on_cards(placement: Placement, counts: tuple[float, ...]) -> Pla
 
 
 def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
-    """One layer moved from the fullest card to each of the emptiest ones. Empty if the host is fullest, or if cards
-    share its memory.
+    """Placements with one layer moved from the fullest card to one of the emptiest. None if the RAM is fuller than the
+    cards, or if cards share it.
     """
     placement = pinned(model, placement)
     counts = LlamaCppSetup.of(placement.setup).tensor_split
@@ -414,13 +420,15 @@ def pinned(model: Model, placement: Placement) -> Placement:
     return replace(placement, setup=setup, may_resplit=False)
 
 
-def _balanced(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple[float, ...] | None:
-    """The split that fills every card to the same share: the smallest share that holds all layers."""
+def _balance(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple[float, ...] | None:
+    """The number of layers on each card if all cards are filled to the same share of their memory, found by bisection;
+    None if the cards are far too small.
+    """
     low, high = 0.0, WORST_SHARE
-    ends = _filled(layers, fixed, cards, high)
+    ends = _fill(layers, fixed, cards, high)
     for _ in range(STEPS if ends is not None else 0):
         middle = (low + high) / 2
-        filled = _filled(layers, fixed, cards, middle)
+        filled = _fill(layers, fixed, cards, middle)
         if filled is None:
             low = middle
         else:
@@ -430,10 +438,12 @@ def _balanced(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple
     )
 
 
-def _filled(
+def _fill(
     layers: list[int], fixed: list[int], cards: list[Budget], share: float
 ) -> list[int] | None:
-    """Where each card's layers end if each is filled to that share; None if layers are left over."""
+    """Fills each card to that share of its memory, and returns the index after each card's last layer; None if layers
+    remain.
+    """
     place, ends = 0, []
     for fixed_bytes, card in zip(fixed, cards, strict=True):
         free_bytes = card.available_bytes * share - fixed_bytes
@@ -445,7 +455,7 @@ def _filled(
 
 
 def load_for_users(load: Load, users: int, native_tokens: int) -> Load:
-    """The load with a separate context of the load's length for each user. 0: the native length."""
+    """The load with a separate context for each user, as long as the load's. A context of 0 means the native length."""
     tokens = native_tokens if load.context_tokens == 0 else load.context_tokens
     total_tokens = None if tokens is None else tokens * users
     return replace(load, sequences=users, unified=False, context_tokens=total_tokens)

@@ -51,4 +51,5 @@ class LlamaCppPrepared:
 
 
 def prepare(model: Model) -> LlamaCppPrepared:
+    """The results cached with this model."""
     return model.prepared(LlamaCppPrepared)

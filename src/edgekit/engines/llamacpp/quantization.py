@@ -255,7 +255,7 @@ def quantize(
         if source.is_quantised:
             type_ = base
             if base.block_elements > 1:
-                type_ = _fitting(chooser.type_name(source, base), tensor)
+                type_ = _fitting_type(chooser.type_name(source, base), tensor)
             tensor = GgufTensor(name=tensor.name, shape=tensor.shape, type=type_)
         mixed.append(tensor)
     return tuple(mixed)
@@ -330,7 +330,7 @@ def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
     return shape
 
 
-def _fitting(name: str, tensor: GgufTensor) -> TensorType:
+def _fitting_type(name: str, tensor: GgufTensor) -> TensorType:
     """The type, or its fallback if its blocks do not divide a row."""
     kind, row = by_name(name), tensor.shape[-1]
     if row % kind.block_elements == 0:

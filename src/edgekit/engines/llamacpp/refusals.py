@@ -334,7 +334,7 @@ class _Part:
             for need in self.needs:
                 condition = holds[need.condition]  # None: unknown, which requires nothing
                 if condition is None or condition:
-                    for name, lengths, is_required in _named(need, present):
+                    for name, lengths, is_required in _tensors_of_row(need, present):
                         shape = tuple(evaluate(length, words) for length in lengths)
                         shapes.setdefault(name, []).append(shape)
                         if is_required and condition:
@@ -361,7 +361,7 @@ class _Part:
         return errors, used
 
 
-def _named(
+def _tensors_of_row(
     need: NeededTensor, present: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """The tensors that a row of the table stands for: name, shape, and whether the loader requires it. Rows for Q, K
@@ -455,7 +455,7 @@ def loader_of(architecture: str) -> Loader | None:
             case "check":
                 loader.checks.append((cells[0], cells[1]))
             case "tensors":
-                loader.tensors.extend(_needed(cell, cells[0]) for cell in cells[1:])
+                loader.tensors.extend(_read_tensor(cell, cells[0]) for cell in cells[1:])
     return loader
 
 
@@ -464,7 +464,7 @@ def _word(name: str) -> str:
     return name.removesuffix("_arr").removesuffix("_impl").removesuffix("_full")
 
 
-def _needed(cell: str, condition: str) -> NeededTensor:
+def _read_tensor(cell: str, condition: str) -> NeededTensor:
     """Reads a cell of the table: name, ? if the tensor is optional, and its shape in brackets."""
     name, _, shape = cell.removesuffix("]").partition("[")
     required = not name.endswith("?")
@@ -497,11 +497,11 @@ def evaluate(expression: str, words: Words) -> Number | None:
     """The value of an expression; None if a variable has no value."""
     if not expression:
         return True
-    return None if expression == ANYTHING else _evaluate(_parsed(expression), words)
+    return None if expression == ANYTHING else _evaluate(_parse(expression), words)
 
 
 @cache
-def _parsed(expression: str) -> ast.expr:
+def _parse(expression: str) -> ast.expr:
     return ast.parse(expression, mode="eval").body
 
 

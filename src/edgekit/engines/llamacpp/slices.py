@@ -59,7 +59,7 @@ class _Part:
 
 
 class Slicer:
-    """A model divided among devices; `split`: their shares; empty: equal shares."""
+    """Divides a model's tensors and caches among devices. `split`: the devices' shares; empty if they are equal."""
 
     def __init__(self, model: Model, devices: int, split: tuple[float, ...]) -> None:
         self.devices = devices
@@ -80,17 +80,17 @@ class Slicer:
         axis, parts = self._parts(tensor, block)
         if axis is None:
             return [tensor] * self.devices
-        sizes = self._cut(parts, self._turn(block))
-        return [_sliced(tensor, axis, size) for size in sizes]
+        sizes = self._divide(parts, self._turn(block))
+        return [_slice_of(tensor, axis, size) for size in sizes]
 
     def rows(self, tensor: Tensor) -> list[Tensor]:
         """-sm row: the rows of a matrix on each device; empty for tensors that are not divided."""
         if len(tensor.shape) != 2 or tensor.name.endswith((".ssm_a", ".ssm_conv1d.weight")):
             return []
-        sizes = self._cut([_Part(tensor.shape[0], 1, LANES)], 0)
-        return [_sliced(tensor, 1, size) for size in sizes]
+        sizes = self._divide([_Part(tensor.shape[0], 1, LANES)], 0)
+        return [_slice_of(tensor, 1, size) for size in sizes]
 
-    def remembered(self, mixer: LayerKind, block: int) -> list[LayerKind]:
+    def cache_slices(self, mixer: LayerKind, block: int) -> list[LayerKind]:
         """The caches and states of a layer on each device."""
         facts = known_architecture(self.architecture)
         if facts.mirrored_caches:
@@ -102,57 +102,63 @@ class Slicer:
             if stream.name in {"k", "v"} and isinstance(attention, Attention):
                 _, keys, values = self._grains(attention, block)
                 grain = keys if stream.name == "k" else values
-                sizes = self._cut([_Part(stream.elements, 1, grain)], turn)
+                sizes = self._divide([_Part(stream.elements, 1, grain)], turn)
             streams.append([replace(stream, elements=size) for size in sizes])
         for state in mixer.states:
             sizes = [state.elements] * self.devices
             if isinstance(mixer, Recurrent) and not facts.mirrored_states:
                 is_conv = state.name == "conv"
                 taps = max(1, mixer.conv_kernel - 1) if is_conv else mixer.state_size
-                parts = [replace(one, elements=one.elements * taps, grain=one.grain * taps)
-                         for one in self._delta(mixer, block, whole=is_conv)]  # fmt: skip
-                sizes = self._cut(parts, turn)
+                parts = [replace(part, elements=part.elements * taps, grain=part.grain * taps)
+                         for part in self._delta_parts(mixer, block, whole=is_conv)]  # fmt: skip
+                sizes = self._divide(parts, turn)
             states.append([replace(state, elements=size) for size in sizes])
         return [
-            CachedLayer(tuple(one[i] for one in streams), tuple(one[i] for one in states))
-            for i in range(self.devices)
+            CachedLayer(
+                tuple(slices[device] for slices in streams),
+                tuple(slices[device] for slices in states),
+            )
+            for device in range(self.devices)
         ]
 
     def _parts(self, tensor: Tensor, block: int | None) -> tuple[int | None, list[_Part]]:
+        """The axis that a tensor is divided along, and its parts on that axis; no axis if it is not divided."""
         if tensor.name in {"output.weight", "output.bias"} and self.architecture != "deepseek4":
             axis = 1 if tensor.name.endswith("weight") else 0
-            return axis, [_Part(_along(tensor, axis), 1, 1)]
+            return axis, [_Part(_axis_length(tensor, axis), 1, 1)]
         matches = ((axis, kind) for rule, axis, kind in _RULES if rule.fullmatch(tensor.name))
         axis, kind = next(matches, (0, ""))
         if block is None or not kind or self.architecture == "hrm_text":
             return None, []
         if kind == "norm" and len(tensor.shape) < 2:
             return None, []
-        length = _along(tensor, axis)
+        length = _axis_length(tensor, axis)
         mixer = self.mixers[min(block, len(self.mixers) - 1)]
         name = tensor.name.split(".", 2)[2]
         if kind == "ffn":
-            down = self._named(block, "ffn_down.weight", "ffn_down_exps.weight")
+            down = self._find_tensor(block, "ffn_down.weight", "ffn_down_exps.weight")
             grain = lcm(down.type.block_elements if down else 1, LANES)
             fused = name.startswith("ffn_gate_up") or (
                 name.startswith("ffn_up") and down is not None and length == 2 * down.shape[-1]
             )
             return axis, [_Part(length // 2, 2, grain) if fused else _Part(length, 1, grain)]
         if isinstance(mixer, Recurrent):
-            parts = self._delta(mixer, block, whole=name.startswith(("attn_qkv", "ssm_conv")))
+            parts = self._delta_parts(mixer, block, whole=name.startswith(("attn_qkv", "ssm_conv")))
             per_head = name.startswith(("ssm_dt", "ssm_a", "ssm_beta", "ssm_ba"))
             if per_head:
                 heads = 2 if name.startswith("ssm_ba") else 1
-                parts = [replace(one, elements=heads * one.elements // mixer.state_size,
-                                 grain=heads * one.grain // mixer.state_size)
-                         for one in parts]  # fmt: skip
+                parts = [replace(part, elements=heads * part.elements // mixer.state_size,
+                                 grain=heads * part.grain // mixer.state_size)
+                         for part in parts]  # fmt: skip
             return axis, parts
         attention = attention_of(mixer)
         if not isinstance(attention, Attention):
             return None, []
-        return axis, self._attention(attention, block, length, name)
+        return axis, self._attention_parts(attention, block, length, name)
 
-    def _attention(self, attention: Attention, block: int, length: int, name: str) -> list[_Part]:
+    def _attention_parts(
+        self, attention: Attention, block: int, length: int, name: str
+    ) -> list[_Part]:
         queries, keys, values = self._grains(attention, block)
         heads = queries // attention.key_dim
         query = attention.heads * attention.key_dim
@@ -180,7 +186,7 @@ class Slicer:
 
     def _grains(self, attention: Attention, block: int) -> tuple[int, int, int]:
         """Slice sizes of Q, K and V: whole heads, and whole blocks of the output matrix."""
-        out = self._named(block, "attn_output.weight", "ssm_out.weight")
+        out = self._find_tensor(block, "attn_output.weight", "ssm_out.weight")
         ratio = attention.heads // max(1, attention.kv_heads)
         wide = ratio * attention.key_dim
         grain = out.type.block_elements if out else 1
@@ -190,53 +196,60 @@ class Slicer:
         keys = queries // max(1, ratio)
         return queries, keys, keys // attention.key_dim * attention.value_dim
 
-    def _delta(self, mixer: Recurrent, block: int, *, whole: bool) -> list[_Part]:
-        """The parts of a gated delta net: Q, K and V, or only V."""
-        out = self._named(block, "ssm_out.weight")
+    def _delta_parts(self, mixer: Recurrent, block: int, *, whole: bool) -> list[_Part]:
+        """The parts of a gated delta net's tensor: Q, K and V if it is `whole`, else only V."""
+        out = self._find_tensor(block, "ssm_out.weight")
         width = max(1, mixer.state_size)
         grain = lcm(out.type.block_elements if out else 1, LANES, width)
         keys, values = width * mixer.groups, width * mixer.heads
         if self.architecture == "qwen3next":
-            both = [_Part(keys, 2, grain), _Part(values, 1, grain)]
-            return both if whole else both[1:]
+            parts = [_Part(keys, 2, grain), _Part(values, 1, grain)]
+            return parts if whole else parts[1:]
         ratio = mixer.heads // max(1, mixer.groups)
         return [_Part(keys, ratio + 2 * whole, grain)]
 
-    def _named(self, block: int, *names: str) -> Tensor | None:
+    def _find_tensor(self, block: int, *names: str) -> Tensor | None:
+        """The first of these tensors that the block has."""
         tensors = (self.tensors.get(f"blk.{block}.{name}") for name in names)
         return next((tensor for tensor in tensors if tensor is not None), None)
 
     def _turn(self, block: int | None) -> int:
+        """The device that a block's division starts with."""
         if block is None:
             return len(self.mixers) % self.devices
         return self.turns[min(block, len(self.turns) - 1)] % self.devices
 
-    def _cut(self, parts: Iterable[_Part], turn: int) -> list[int]:
-        """Divides a part among the devices. The first device rotates layer by layer, which also spreads remainders."""
+    def _divide(self, parts: Iterable[_Part], turn: int) -> list[int]:
+        """The number of elements on each device. The first device rotates layer by layer, which also spreads
+        remainders.
+        """
         sizes = [0] * self.devices
-        shares = [self.split[(j + turn) % self.devices] for j in range(self.devices) if self.split]
+        shares = [
+            self.split[(index + turn) % self.devices] for index in range(self.devices) if self.split
+        ]
         for part in parts:
-            low = 0
-            for j in range(self.devices):
-                if j == self.devices - 1:
-                    high = part.elements
+            start = 0
+            for index in range(self.devices):
+                if index == self.devices - 1:
+                    end = part.elements
                 elif shares:
-                    high = int(part.elements * sum(shares[: j + 1]) / sum(shares))
+                    end = int(part.elements * sum(shares[: index + 1]) / sum(shares))
                 else:
-                    high = part.elements * (j + 1) // self.devices
-                if j < self.devices - 1:
-                    high -= high % part.grain
-                sizes[(j + turn) % self.devices] += (high - low) * part.times
-                low = high
+                    end = part.elements * (index + 1) // self.devices
+                if index < self.devices - 1:
+                    end -= end % part.grain
+                sizes[(index + turn) % self.devices] += (end - start) * part.times
+                start = end
         return sizes
 
 
-def _along(tensor: Tensor, axis: int) -> int:
+def _axis_length(tensor: Tensor, axis: int) -> int:
     """The length of a ggml axis; axes count from the innermost dimension."""
     return tensor.shape[-1 - axis] if axis < len(tensor.shape) else 1
 
 
-def _sliced(tensor: Tensor, axis: int, length: int) -> Tensor:
+def _slice_of(tensor: Tensor, axis: int, length: int) -> Tensor:
+    """The tensor with this length along a ggml axis."""
     shape = list(tensor.shape)
     shape[-1 - axis] = length
     size = prod(shape) // tensor.type.block_elements * tensor.type.block_bytes

@@ -77,7 +77,9 @@ def reads_per_token(
 
 
 def _outside(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
-    """Bytes read outside the layers: embedding tables stay on the host; the head is with the last layer."""
+    """Bytes that a token reads outside the layers, per pool. Of the host's share at most the output head is read; if a
+    device holds the head, nothing is read from the host.
+    """
     head = outside.active
     devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
     host = {pool: min(size, head) for pool, size in sizes.items() if pool not in devices}
@@ -97,8 +99,9 @@ def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -
 
 
 def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | None:
-    """The ratio from a measurement of the same placement: all on the cards, or all on the CPU. None if it does not
-    apply: the model fits CPU caches, or the modelled speed has changed since.
+    """Measured speed divided by modelled speed, from a calibration of this machine with everything on the same cards
+    or on the CPU. None if no calibration applies: the calibrated model fits CPU caches, or EdgeKit or the memory
+    bandwidth has changed since.
     """
     if machine.measured is None or machine.what_if:
         return None

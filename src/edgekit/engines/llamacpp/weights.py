@@ -112,7 +112,7 @@ def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
             offload_kqv=setup.offload_kqv,
             host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),
             host_scans=not _can_scan(model),
-            moved=_moved(model, setup),
+            moved=_override_pools(model, setup),
             overridden=bool(setup.overrides),
             slicer=_slicer(model, setup, SplitMode.TENSOR),
             rows=_slicer(model, setup, SplitMode.ROW),
@@ -134,7 +134,7 @@ def _slicer(model: Model, setup: LlamaCppSetup, mode: SplitMode) -> Slicer | Non
     return Slicer(model, len(setup.devices), shares)
 
 
-def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
+def _override_pools(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
     """The tensors that -ot places; the first matching entry applies."""
     overrides = setup.overrides
     if not overrides:
@@ -442,7 +442,7 @@ def weight_lines(
         if not setup.repack and not maps_spans(setup):  # sums are enough
             return tuple(_block_lines(placed_sums(model, placement, setup)))
         placed = placed_tensors(model, placement, setup)
-        repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
+        repacked = tuple(_repacked_lines(model, placement, placed, setup)) if setup.repack else ()
         gaps: tuple[MemoryLine, ...] = ()
         if maps_spans(setup):
             placed, gaps = mapped(placed, model.header.tensors or (), setup)
@@ -459,7 +459,7 @@ def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
     def compute() -> int:
         placement, unmapped = place(model, setup), replace(setup, use_mmap=False)
         placed = placed_tensors(model, placement, unmapped)
-        return sum(line.size_bytes for line in _repacked(model, placement, placed, unmapped))
+        return sum(line.size_bytes for line in _repacked_lines(model, placement, placed, unmapped))
 
     return prepare(model).repacked_bytes.get(setup, compute)
 
@@ -482,7 +482,7 @@ def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Ite
         )
 
 
-def _repacked(
+def _repacked_lines(
     model: Model, placement: TensorPlacement, placed: Sequence[PlacedTensor], setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
     """Lines for weights that are repacked for the CPU. The originals of a mapped file stay in memory until memory runs
