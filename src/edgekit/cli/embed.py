@@ -27,7 +27,7 @@ from edgekit.embed.bulk.output import (
     output_format,
     read_job,
 )
-from edgekit.embed.bulk.readers import FORMATS, GivenTexts, format_of, open_source
+from edgekit.embed.bulk.readers import FORMATS, ArgumentTexts, format_of, open_source
 from edgekit.embed.bulk.rows import (
     STDIN,
     BadRow,
@@ -161,7 +161,7 @@ def run_bulk(options: EmbedArguments, arguments: argparse.Namespace) -> Finished
         before = unfinished.get("input", {}).get("row_budget_bytes")
         budget = before if _is_size(before) else None
     limit = RowLimit.of(budget)
-    source: RowSource = GivenTexts(options.texts)
+    source: RowSource = ArgumentTexts(options.texts)
     if arguments.input is not None:
         source = open_source(arguments.input, form=options.form, fields=options.fields, limit=limit)
     try:

@@ -31,7 +31,7 @@ __all__ = [
     "plan_embedder",
 ]
 
-_PLACES = {
+_MODULES = {
     "Choices": "edgekit.embed.open",
     "EmbedPlan": "edgekit.embed.types",
     "Embedder": "edgekit.embed.embedder",
@@ -45,10 +45,10 @@ _EXTRA = frozenset({"numpy", "tokenizers"})
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = getattr(import_module(_PLACES[name]), name)
+        value = getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
@@ -57,8 +57,8 @@ def __getattr__(name: str) -> Any:
         raise MissingExtraError(
             f"the embedder needs {error.name}: pip install 'edgekit-models[embed]'"
         ) from error
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class EmbedCall:
-    """One call: its texts, its vectors, and how it may end early."""
+    """One call of `embed`: its texts, its vectors, and how it may end early."""
 
     count: int
-    tokens_of: Callable[[int], Sequence[int]]  # of a text, when its turn comes; raises TextError
+    tokens_of: Callable[[int], Sequence[int]]  # of the text with this index; raises TextError
     cancel: threading.Event
     ends_at: float | None = None  # time.monotonic()
     progress: Callable[[float], None] | None = None
     done: Future[Floats] = field(default_factory=Future)
     vectors: Floats | None = None  # None: not allocated yet
-    reserved: Reservation | None = None  # for the vectors, until it ends
+    reserved: Reservation | None = None  # memory for the vectors, until the call ends
     begun: int = 0  # texts that are in a pass or finished
     finished: int = 0
-    waiting: Sequence[int] | None = None  # tokens of the next text, if the last pass was full
+    next_tokens: Sequence[int] | None = None  # of a text that was too long for the last pass
 
     def result(self) -> Floats:
         """Waits for the vectors."""
@@ -76,7 +76,7 @@ class EmbedCall:
             self.reserved.release()
 
     def end_early(self, now: float) -> bool:
-        """Whether it has ended; ends it if it was cancelled or its time is up."""
+        """Ends the call if it was cancelled or its deadline has passed. True if it has ended, for any reason."""
         if self.done.done():
             return True
         if self.cancel.is_set():
@@ -86,7 +86,7 @@ class EmbedCall:
         return self.done.done()
 
     def report(self, share: float) -> None:
-        """Calls `progress`; what that raises ends the job."""
+        """Calls `progress`. An exception from it ends this call."""
         if self.progress is not None and not self.done.done():
             try:
                 self.progress(share)
@@ -95,8 +95,10 @@ class EmbedCall:
 
 
 class _PassText(NamedTuple):
-    job: EmbedCall
-    place: int  # of the text in its job
+    """A text of the pass that runs now."""
+
+    call: EmbedCall
+    number: int  # its index in the call
     tokens: Sequence[int]
 
 
@@ -110,13 +112,13 @@ class Passes:
     def __init__(self, parts: EmbedderParts) -> None:
         self._parts = parts
         self._process = os.getpid()
-        self._jobs: deque[EmbedCall] = deque()
+        self._calls: deque[EmbedCall] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, job: EmbedCall) -> None:
-        """Queues it. Raises UsageError if it would wait forever."""
+    def submit(self, call: EmbedCall) -> None:
+        """Queues a call. Raises UsageError for a call that would wait forever."""
         if os.getpid() != self._process:
             raise UsageError(
                 "this embedder was opened before the process was forked, so its threads "
@@ -137,18 +139,19 @@ class Passes:
                 except RuntimeError as error:
                     raise no_thread(error) from error
                 self._thread = thread
-            self._jobs.append(job)
+            self._calls.append(call)
             self._changed.notify()
 
     def close(self) -> None:
-        """Ends all calls; returns when the thread has ended, unless it is this one."""
+        """Ends all calls, then waits for the thread to end (unless it runs in that thread itself)."""
         if os.getpid() != self._process:
             return  # the threads belong to the parent process
         with self._changed:
-            first, self._closing = not self._closing, True
+            is_first_close = not self._closing
+            self._closing = True
             self._changed.notify()
         if self._thread is None:
-            if first:
+            if is_first_close:
                 self._end()
         elif self._thread is not threading.current_thread():
             self._thread.join()
@@ -156,144 +159,151 @@ class Passes:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._jobs)
+                self._changed.wait_for(lambda: self._closing or self._calls)
                 if self._closing:
                     break
-            self._one_pass()  # a function of its own: its vectors are freed before the next wait
+            self._run_pass()  # a separate function: its vectors are freed before the next wait
         self._end()
 
     def _end(self) -> None:
+        """Fails the remaining calls and closes the encoder and the file."""
         self._fail_all(CancelledError("the embedder was closed"))
         self._parts.encoder.close()
-        self._parts.held.close()
+        self._parts.resources.close()
 
-    def _one_pass(self) -> None:
+    def _run_pass(self) -> None:
+        """Embeds the next texts of the queue."""
         try:
-            pieces = self._gather()
+            texts = self._gather()
             self._drop_ended()
-            while pieces and not self._encode(pieces):
-                pieces = [piece for piece in pieces if not piece.job.done.done()]
+            while texts and not self._encode(texts):
+                texts = [text for text in texts if not text.call.done.done()]
         except _AbandonedError:
             pass
         except BaseException as error:  # noqa: BLE001 - no caller may wait forever
             self._fail_all(error)
         self._drop_ended()
 
-    def _encode(self, pieces: list[_PassText]) -> bool:
-        """False: one text was bad. Its job has failed, and the others must be run again."""
-        rows = self._parts.rows[: len(pieces)]
+    def _encode(self, texts: list[_PassText]) -> bool:
+        """Fills in the vectors of these texts.
+
+        Returns False after a bad text: its call has failed, and the other texts must be run again.
+        """
+        rows = self._parts.rows[: len(texts)]
         try:
             self._parts.encoder.encode(
-                [piece.tokens for piece in pieces], rows, lambda share: self._pause(pieces, share)
+                [text.tokens for text in texts], rows, lambda share: self._checkpoint(texts, share)
             )
         except TextError as error:
-            bad = pieces[error.index or 0]
-            bad.job.fail(TextError(error.what, index=bad.place))
+            bad = texts[error.index or 0]
+            bad.call.fail(TextError(error.what, index=bad.number))
             return False
         except EdgekitError as error:
-            for job in _jobs_of(pieces):
-                job.fail(error)
+            for call in _calls_of(texts):
+                call.fail(error)
         else:
-            for row, piece in zip(rows, pieces, strict=True):
-                if piece.job.vectors is not None:
-                    vector = piece.job.vectors[piece.place]
+            for row, text in zip(rows, texts, strict=True):
+                if text.call.vectors is not None:
+                    vector = text.call.vectors[text.number]
                     vector[:] = row[: len(vector)]
                     try:
                         scale_row(vector, normalize=self._parts.normalize)
                     except EdgekitError as error:
-                        piece.job.fail(error)
-                piece.job.finished += 1
-            for job in _jobs_of(pieces):
-                job.report(job.finished / job.count)
-                if job.finished == job.count and job.vectors is not None and not job.done.done():
-                    job.succeed(job.vectors)
+                        text.call.fail(error)
+                text.call.finished += 1
+            for call in _calls_of(texts):
+                call.report(call.finished / call.count)
+                is_finished = call.finished == call.count and not call.done.done()
+                if is_finished and call.vectors is not None:
+                    call.succeed(call.vectors)
         return True
 
     def _gather(self) -> list[_PassText]:
-        """One text of each job in turn, as many as a pass holds. The next pass begins with the next job."""
+        """Collects the texts of a pass: one from each call in turn. The next pass starts with the next call."""
         with self._changed:
-            turns = deque(self._jobs)
-            self._jobs.rotate(-1)
-        pieces: list[_PassText] = []
+            turns = deque(self._calls)
+            self._calls.rotate(-1)
+        texts: list[_PassText] = []
         left_tokens = self._parts.plan.pass_tokens
-        while turns and len(pieces) < len(self._parts.rows):
-            job = turns.popleft()
-            tokens = self._next_tokens(job)
+        while turns and len(texts) < len(self._parts.rows):
+            call = turns.popleft()
+            tokens = self._next_tokens(call)
             if tokens is None:
                 continue
             if len(tokens) > left_tokens:
-                job.waiting = tokens  # in a later pass
+                call.next_tokens = tokens  # for a later pass
                 continue
-            pieces.append(_PassText(job, job.begun, tokens))
-            job.waiting = None
-            job.begun += 1
+            texts.append(_PassText(call, call.begun, tokens))
+            call.next_tokens = None
+            call.begun += 1
             left_tokens -= len(tokens)
-            turns.append(job)
-        return pieces
+            turns.append(call)
+        return texts
 
-    def _next_tokens(self, job: EmbedCall) -> Sequence[int] | None:
-        """The tokens of its next text, after its vectors are allocated.
+    def _next_tokens(self, call: EmbedCall) -> Sequence[int] | None:
+        """The tokens of the call's next text. The first time, this allocates the vectors of the call.
 
-        None: there is none, its memory must wait for another job, or it has failed.
+        None if the call has no text left, has ended, or must wait until another call frees memory.
         """
-        if job.begun == job.count or job.end_early(time.monotonic()):
+        if call.begun == call.count or call.end_early(time.monotonic()):
             return None
         try:
-            if not self._has_vectors(job):
+            if not self._allocate_vectors(call):
                 return None
-            return job.tokens_of(job.begun) if job.waiting is None else job.waiting
-        except Exception as error:  # noqa: BLE001 - it concerns this job alone
-            job.fail(error)
+            return call.tokens_of(call.begun) if call.next_tokens is None else call.next_tokens
+        except Exception as error:  # noqa: BLE001 - other calls go on
+            call.fail(error)
             return None
 
-    def _has_vectors(self, job: EmbedCall) -> bool:
-        """Allocates its vectors. False: another job will free the memory for them."""
-        if job.vectors is not None:
+    def _allocate_vectors(self, call: EmbedCall) -> bool:
+        """Allocates the call's vectors. False if another call must free memory first."""
+        if call.vectors is not None:
             return True
-        shape = (job.count, self._parts.plan.dimensions)
+        shape = (call.count, self._parts.plan.dimensions)
         size_bytes = math.prod(shape) * 4
-        what = f"{job.count:,} vectors ({format_bytes(size_bytes)})"
+        what = f"{call.count:,} vectors ({format_bytes(size_bytes)})"
         try:
-            job.reserved = self._parts.monitor.try_allocate(size_bytes, what)
+            call.reserved = self._parts.monitor.try_allocate(size_bytes, what)
         except MemoryPressureError:
             with self._changed:
-                if any(one.vectors is not None for one in self._jobs if not one.done.done()):
+                if any(other.vectors is not None for other in self._calls if not other.done.done()):
                     return False
             raise
-        job.vectors = np.zeros(shape, dtype=np.float32)
+        call.vectors = np.zeros(shape, dtype=np.float32)
         return True
 
-    def _pause(self, pieces: list[_PassText], share: float) -> None:
-        """Between tiles: ends cancelled calls, checks the memory, reports progress."""
+    def _checkpoint(self, texts: list[_PassText], share: float) -> None:
+        """Runs between tiles: ends cancelled calls, checks the memory and reports progress."""
         now = time.monotonic()
         with self._changed:
-            closing, everybody = self._closing, tuple(self._jobs)
-        for job in everybody:
-            job.end_early(now)
-        waiting = [job for job in _jobs_of(pieces) if not job.done.done()]
-        if closing or not waiting:
+            is_closing, calls = self._closing, tuple(self._calls)
+        for call in calls:
+            call.end_early(now)
+        running = [call for call in _calls_of(texts) if not call.done.done()]
+        if is_closing or not running:
             raise _AbandonedError
         self._parts.monitor.check()
-        for job in waiting:
-            in_pass = job.begun - job.finished
-            job.report((job.finished + share * in_pass) / job.count)
+        for call in running:
+            in_pass = call.begun - call.finished
+            call.report((call.finished + share * in_pass) / call.count)
 
     def _drop_ended(self) -> None:
+        """Removes calls that have ended from the queue and frees their memory."""
         with self._changed:
-            ended = [job for job in self._jobs if job.done.done()]
-            self._jobs = deque(job for job in self._jobs if not job.done.done())
-        for job in ended:
-            job.release()
+            ended = [call for call in self._calls if call.done.done()]
+            self._calls = deque(call for call in self._calls if not call.done.done())
+        for call in ended:
+            call.release()
 
     def _fail_all(self, error: BaseException) -> None:
         with self._changed:
-            jobs, self._jobs = tuple(self._jobs), deque()
-        for job in jobs:
-            job.fail(error)
+            calls, self._calls = tuple(self._calls), deque()
+        for call in calls:
+            call.fail(error)
 
 
-def _jobs_of(pieces: list[_PassText]) -> tuple[EmbedCall, ...]:
-    return tuple(dict.fromkeys(piece.job for piece in pieces))
+def _calls_of(texts: list[_PassText]) -> tuple[EmbedCall, ...]:
+    return tuple(dict.fromkeys(text.call for text in texts))
 
 
 Progress = Callable[[float], None]
@@ -301,39 +311,39 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderParts:
-    """What an embedder is made of: opened, with its memory reserved."""
+    """What an embedder consists of, with the file open and its memory reserved."""
 
     plan: EmbedPlan
     encoder: Encoder
     monitor: Monitor
     tokenizer: TextTokenizer | None  # None: only `embed_tokens` works
     vocabulary: int  # rows of the token table
-    keys: Mapping[str, object]  # of the file
+    keys: Mapping[str, object]  # metadata of the file
     normalize: bool
     truncate: bool
     limits: Limits
-    rows: Floats  # a vector for each text of the largest pass
-    held: ExitStack = field(repr=False)  # closes the file and releases the buffers
+    rows: Floats  # the encoder's output: a row for each text of a full pass
+    resources: ExitStack = field(repr=False)  # closes the file and releases the buffers
 
 
 class Embedder(Closeable):
     """Returned by `open_embedder`. Close it, or use it in a `with` statement."""
 
-    def __init__(self, ready: EmbedderParts) -> None:
-        self._ready = ready
-        self.plan = ready.plan  # the memory it uses, decided before the first weight was read
-        self.monitor = ready.monitor  # the memory that is reserved, and its limits
-        self.label = ready.plan.label
-        self.dimensions = ready.plan.dimensions  # floats in a vector
-        self._passes = Passes(ready)
+    def __init__(self, parts: EmbedderParts) -> None:
+        self._parts = parts
+        self.plan = parts.plan  # the memory it uses, decided before the first weight was read
+        self.monitor = parts.monitor  # the memory that is reserved, and its limits
+        self.label = parts.plan.label
+        self.dimensions = parts.plan.dimensions  # floats in a vector
+        self._passes = Passes(parts)
 
     def prefix(self, task: str) -> str:
         """The model's prefix for a 'query' or a 'document'. Raises UsageError if it is unknown."""
-        prefixes = prefixes_of(self._ready.keys)
-        found = {"query": prefixes.query, "document": prefixes.document}.get(task)
-        if found is None:
+        prefixes = prefixes_of(self._parts.keys)
+        prefix = {"query": prefixes.query, "document": prefixes.document}.get(task)
+        if prefix is None:
             raise UsageError(f"a prefix is for a query or a document, not {task[:40]!r}")
-        return found
+        return prefix
 
     def embed(
         self,
@@ -362,16 +372,17 @@ class Embedder(Closeable):
     ) -> Floats:
         """Like `embed`, for texts that are tokenized already: no special tokens are added."""
         texts = tuple(texts)
-        most, vocabulary = self.plan.text_tokens, self._ready.vocabulary
+        limit_tokens, vocabulary = self.plan.text_tokens, self._parts.vocabulary
 
         def tokens_of(index: int) -> Sequence[int]:
             tokens = texts[index]
             if len(tokens) == 0:
                 raise TextError("it has no tokens", index=index)
-            if len(tokens) > most:
+            if len(tokens) > limit_tokens:
                 because = self.plan.text_tokens_because
                 raise TextError(
-                    f"{len(tokens):,} tokens; the limit is {most:,} ({because})", index=index
+                    f"{len(tokens):,} tokens; the limit is {limit_tokens:,} ({because})",
+                    index=index,
                 )
             for token in cast("Sequence[object]", tokens):
                 if not (isinstance(token, int | np.integer) and 0 <= token < vocabulary):
@@ -406,11 +417,11 @@ class Embedder(Closeable):
             if progress is not None:
                 loop.call_soon_threadsafe(progress, share)
 
-        job = self._submit(count, tokens_of, deadline_s, None if progress is None else report)
+        call = self._submit(count, tokens_of, deadline_s, None if progress is None else report)
         try:
-            return await asyncio.wrap_future(job.done)
+            return await asyncio.wrap_future(call.done)
         finally:
-            job.cancel.set()  # no effect on a job that has ended
+            call.cancel.set()  # no effect on a call that has ended
 
     def tokens(self, text: str, *, prefix: str = "") -> Sequence[int]:
         """The tokens that `embed` runs for this text, with special tokens. Raises TextError as `embed` does."""
@@ -447,12 +458,13 @@ class Embedder(Closeable):
         progress: Progress | None,
         cancel: threading.Event | None = None,
     ) -> EmbedCall:
+        """Queues a call. A call without texts succeeds at once."""
         is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
         if deadline_s is not None and not (is_number and math.isfinite(deadline_s)):
             raise UsageError(
                 f"the deadline must be a number of seconds (got {str(deadline_s)[:40]!r})"
             )
-        job = EmbedCall(
+        call = EmbedCall(
             count=count,
             tokens_of=tokens_of,
             cancel=cancel or threading.Event(),
@@ -460,15 +472,15 @@ class Embedder(Closeable):
             progress=progress,
         )
         if count:
-            self._passes.submit(job)
+            self._passes.submit(call)
         else:
-            job.succeed(np.zeros((0, self.dimensions), dtype=np.float32))
-        return job
+            call.succeed(np.zeros((0, self.dimensions), dtype=np.float32))
+        return call
 
     def _texts(
         self, texts: str | Iterable[str], prefix: str
     ) -> tuple[int, Callable[[int], Sequence[int]]]:
-        """The number of texts, and a function that returns the tokens of one."""
+        """The number of texts, and a function from the index of a text to its tokens."""
         # A copy, because the caller may change its list during the call.
         copy = (texts,) if isinstance(texts, str) else tuple(texts)
         if not isinstance(prefix, str):
@@ -476,24 +488,27 @@ class Embedder(Closeable):
         return len(copy), lambda index: self._tokens(copy[index], index, prefix)
 
     def _tokens(self, text: object, index: int, prefix: str) -> Sequence[int]:
-        ready = self._ready
+        """The tokens of one text with its prefix. Raises TextError, with `index`, if it cannot be embedded."""
+        parts = self._parts
         if not isinstance(text, str):
             raise TextError(f"it is of type {type(text).__name__}, not a string", index=index)
         if not text.strip():
             raise TextError("it is empty", index=index)
-        most = ready.limits.text_bytes
-        if len(text) > most and not ready.truncate:  # a character has at least one byte
+        limit_bytes = parts.limits.text_bytes
+        if len(text) > limit_bytes and not parts.truncate:  # a character has at least one byte
             raise TextError(
-                f"{len(text):,} characters; the limit is {most:,} (Limits.text_bytes)",
+                f"{len(text):,} characters; the limit is {limit_bytes:,} (Limits.text_bytes)",
                 index=index,
             )
-        if ready.tokenizer is None:
+        if parts.tokenizer is None:
             raise UsageError(
                 "this embedder was opened without a tokenizer: only embed_tokens works"
             )
         try:
-            return ready.tokenizer.encode(
-                prefix + text[:most], limit_tokens=ready.plan.text_tokens, truncate=ready.truncate
+            return parts.tokenizer.encode(
+                prefix + text[:limit_bytes],
+                limit_tokens=parts.plan.text_tokens,
+                truncate=parts.truncate,
             )
         except TextError as error:
             raise TextError(error.what, index=index) from error

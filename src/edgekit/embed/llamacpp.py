@@ -39,12 +39,12 @@ from edgekit.machine.monitor import Monitor
 from edgekit.units import MB
 
 _SEQUENCES = 32  # texts that one batch may hold
-_SPARE_TOKENS = 256  # a text must be shorter than the cache, whose length llama.cpp rounds to this
+_SPARE_TOKENS = 256  # llama.cpp rounds the KV cache to this; a text must be shorter than the cache
 _POLL_S = 0.02  # between two checkpoints: how long a cancelled pass takes to end
-_LAST_WORDS_CHARS = 4_000
+_LAST_OUTPUT_CHARS = 4_000
 _START_TIMEOUT_S = 900.0  # 5 GB from a disk with 10 MB/s take 500 s
 _PROCESS_BYTES = 192 * MB  # interpreter, library and threads: 60 to 170 MB measured
-_TOKEN_BYTES = 640  # of a token in the vocabulary: 152,064 took 68 MB, 450 each
+_TOKEN_BYTES = 640  # per token of the vocabulary: 152,064 tokens took 68 MB, 450 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ChildSettings:
 
 
 def needed_bytes(header: FileHeader, settings: ChildSettings) -> int:
-    """An upper bound on the memory of the engine's process. MODELLED: the whole file is mapped and counted."""
+    """An upper bound on the memory of the engine's process. MODELLED: all of the mapped file counts."""
 
     def number(key: str) -> int:
         return _number(header, key)
@@ -65,7 +65,7 @@ def needed_bytes(header: FileHeader, settings: ChildSettings) -> int:
     vocabulary = header.arrays.get("tokenizer.ggml.tokens")
     tokens = vocabulary.count if vocabulary is not None else number("vocab_size")
     width, inner = number("embedding_length"), number("feed_forward_length")
-    # The KV cache in f16. Encoders have none, but are so narrow that counting one does not matter.
+    # The KV cache in f16. Encoders do not have one, but theirs would be too small to matter.
     heads = number("attention.head_count") or 1
     length = number("attention.key_length") or width // heads
     row = length * (number("attention.head_count_kv") or heads)
@@ -80,10 +80,10 @@ def needed_bytes(header: FileHeader, settings: ChildSettings) -> int:
 
 def width_of(header: FileHeader) -> int:
     """The dimensions of a vector. Raises HeaderError if the file does not state them."""
-    found = _number(header, "embedding_length_out") or _number(header, "embedding_length")
-    if not found:
+    width = _number(header, "embedding_length_out") or _number(header, "embedding_length")
+    if not width:
         raise HeaderError("embedding_length is missing or not a number", file=header.name)
-    return found
+    return width
 
 
 class LlamaCppEncoder:
@@ -168,23 +168,24 @@ class LlamaCppEncoder:
                 checkpoint(share)
                 waited_s += _POLL_S
                 if waited_s > timeout_s:
-                    raise self._failed(f"did not start within {timeout_s:,.0f} s")
+                    raise self._failure(f"did not start within {timeout_s:,.0f} s")
         except EOFError:
-            raise self._failed(f"exited (code {process.wait()})") from None
+            raise self._failure(f"exited (code {process.wait()})") from None
         if "error" in message:
-            raise self._failed(f"failed: {message['error']}")
+            raise self._failure(f"failed: {message['error']}")
         return message
 
-    def _failed(self, how: str) -> EngineError:
+    def _failure(self, event: str) -> EngineError:
+        """Ends the process. Returns an error with what happened and the last output of the engine."""
         self._end()  # everything it wrote has been read
-        words = "".join(self._log)[-_LAST_WORDS_CHARS:].strip()
+        output = "".join(self._log)[-_LAST_OUTPUT_CHARS:].strip()
         return EngineError(
-            f"{ENGINE.name} {how}" + (f"; its last output:\n{words}" if words else "")
+            f"{ENGINE.name} {event}" + (f"; its last output:\n{output}" if output else "")
         )
 
 
 def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
-    """What the child is started with: it runs on the CPU, without a cache of earlier prompts."""
+    """The first message to the child: it runs on the CPU, without a cache of earlier prompts."""
     load = Load(
         context_tokens=_context_tokens(settings),
         batch_tokens=settings.pass_tokens,
@@ -205,7 +206,7 @@ def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
 
 
 def _batches(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Sequence[Sequence[int]]]:
-    """The texts in order, cut into batches."""
+    """Cuts the texts, in order, into batches of at most `most_tokens` tokens and _SEQUENCES texts."""
     start = tokens = 0
     for end, text in enumerate(texts):
         if end > start and (tokens + len(text) > most_tokens or end - start == _SEQUENCES):
@@ -217,6 +218,7 @@ def _batches(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Seque
 
 
 def _copy_vectors(vectors: Sequence[str], into: Floats) -> None:
+    """Decodes vectors in base64. Raises EngineError if their number or length is wrong."""
     if len(vectors) != len(into):
         raise EngineError(f"{ENGINE.name} returned {len(vectors)} vectors for {len(into)} texts")
     for row, vector in zip(into, vectors, strict=True):
@@ -229,11 +231,12 @@ def _copy_vectors(vectors: Sequence[str], into: Floats) -> None:
 
 
 def _context_tokens(settings: ChildSettings) -> int:
+    """A context longer than any text of a pass, in steps of _SPARE_TOKENS."""
     return -(-(settings.pass_tokens + _SPARE_TOKENS) // _SPARE_TOKENS) * _SPARE_TOKENS
 
 
 def _number(header: FileHeader, key: str) -> int:
-    """A number from the file: 0 if it is missing, the largest of a per-layer list."""
+    """A number from the file's metadata: the largest of a per-layer list, and 0 if the key is missing."""
     value = header.keys.get(f"{header.keys.get('general.architecture')}.{key}", 0)
     values = value if isinstance(value, tuple) else (value,)
-    return max((one for one in values if isinstance(one, int) and one > 0), default=0)
+    return max((entry for entry in values if isinstance(entry, int) and entry > 0), default=0)

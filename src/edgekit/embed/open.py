@@ -48,7 +48,7 @@ _TOKEN_ROWS_BYTES = 16 * KIB
 _MOST_ROWS = 256
 _PROCESS_STEP_BYTES = 4 * MIB
 _PROCESS_SPARE_BYTES = 2 * MIB
-_SPARE_BYTES = 16 * MIB  # without a budget: for vectors that callers have not collected
+_SPARE_BYTES = 16 * MIB  # added to a default budget, for results that callers have not collected
 _TABLES = frozenset({TABLE, "position_embd.weight"})  # a pass reads only a few of their rows
 _Choice = TypeVar("_Choice")
 
@@ -71,7 +71,7 @@ class Choices(TypedDict, total=False):
     tokenizer: bool  # False: only `embed_tokens` will be called
     tokenizer_cache: str | os.PathLike[str] | None  # a folder: opens faster the next time
     reach: Reach | None
-    confirm: Callable[[Download], bool] | None  # asked before a download from the hub; None: no
+    confirm: Callable[[Download], bool] | None  # called before a download; None: do not download
 
 
 def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> Embedder:
@@ -80,46 +80,45 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
     `model`: a GGUF file, a name in one of this machine's stores, or a hub id. `Choices` lists the options.
     """
     options = _options(choices)
-    with ExitStack() as held:
-        needs, plan, start = _prepare(model, options, held)
+    with ExitStack() as resources:
+        inputs, plan, start = _prepare(model, options, resources)
         monitor = Monitor(budget_bytes=plan.budget_bytes, own_process=options.own_process)
-        held.enter_context(monitor.try_allocate(options.input_bytes, "the input"))
+        resources.enter_context(monitor.try_allocate(options.input_bytes, "the input"))
         tokenizer = None
-        if (
-            options.tokenizer
-        ):  # before the buffers, because building it takes more memory for a while
-            cost = tokenizer_cost_bytes(needs.header)
+        # Before the buffers, because the tokenizer takes more memory while it is built.
+        if options.tokenizer:
+            cost = tokenizer_cost_bytes(inputs.header)
             what = "building the tokenizer"
-            reserved = held.enter_context(monitor.try_allocate(cost.peak_bytes, what))
-            vocabulary = read_vocabulary(needs.file, needs.header)
+            reserved = resources.enter_context(monitor.try_allocate(cost.peak_bytes, what))
+            vocabulary = read_vocabulary(inputs.file, inputs.header)
             tokenizer = build_tokenizer(vocabulary, cache=options.tokenizer_cache)
             del vocabulary
             reserved.shrink(cost.resident_bytes)
         encoder = start(monitor)
-        held.callback(encoder.close)
+        resources.callback(encoder.close)
         shape = (_rows(encoder.width, options.mode), encoder.width)
-        held.enter_context(monitor.try_allocate(math.prod(shape) * 4, "the vectors of a pass"))
-        table = needs.header.tensors.get(TABLE)
+        resources.enter_context(monitor.try_allocate(math.prod(shape) * 4, "the vectors of a pass"))
+        table = inputs.header.tensors.get(TABLE)
         parts = EmbedderParts(
             plan=plan,
             encoder=encoder,
             monitor=monitor,
             tokenizer=tokenizer,
             vocabulary=table.shape[0] if table is not None and table.shape else 0,
-            keys=dict(needs.header.keys),
+            keys=dict(inputs.header.keys),
             normalize=options.normalize,
             truncate=options.truncate,
             limits=options.limits,
             rows=np.zeros(shape, dtype=np.float32),
-            held=held.pop_all(),
+            resources=resources.pop_all(),
         )
     return Embedder(parts)
 
 
 def plan_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> EmbedPlan:
     """What `open_embedder` would hold, without reading a weight; raises the same errors."""
-    with ExitStack() as held:
-        return _prepare(model, _options(choices), held)[1]
+    with ExitStack() as resources:
+        return _prepare(model, _options(choices), resources)[1]
 
 
 # --- options
@@ -127,7 +126,7 @@ def plan_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """Choices, parsed, with every default filled in."""
+    """The choices after parsing, with every default filled in."""
 
     memory_budget: int | None = None
     own_process: bool = False
@@ -163,7 +162,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {  # a bool is not accepted as a number
 
 
 def _options(choices: Choices) -> _Options:
-    """Raises UsageError for an unknown option, a wrong type or a value that is unknown or too small."""
+    """Parses the choices. Raises UsageError for an unknown option, a wrong type or an invalid value."""
     values: dict[str, Any] = {**choices}
     known = Choices.__annotations__
     for name, value in choices.items():
@@ -183,19 +182,20 @@ def _options(choices: Choices) -> _Options:
     if isinstance(budget := values.get("memory_budget"), str):
         values["memory_budget"] = parse_size(budget)
     if "mode" in values:
-        values["mode"] = _chosen("mode", {one.value: one for one in Mode}, values["mode"])
+        values["mode"] = _choose("mode", {mode.value: mode for mode in Mode}, values["mode"])
     if values.get("pooling") is not None:
-        poolings = {one.label: one for one in Pooling}
-        values["pooling"] = _chosen("pooling", poolings, values["pooling"])
+        poolings = {pooling.label: pooling for pooling in Pooling}
+        values["pooling"] = _choose("pooling", poolings, values["pooling"])
     if "engine" in values:
-        values["engine"] = _chosen("engine", {name: name for name in ENGINES}, values["engine"])
+        values["engine"] = _choose("engine", {name: name for name in ENGINES}, values["engine"])
     if values.get("tokenizer_cache") is not None:
         values["tokenizer_cache"] = Path(values["tokenizer_cache"])
     values["limits"] = values.get("limits") or Limits()
     return _Options(**values)
 
 
-def _chosen(what: str, choices: Mapping[str, _Choice], requested: _Choice | str) -> _Choice:
+def _choose(what: str, choices: Mapping[str, _Choice], requested: _Choice | str) -> _Choice:
+    """The choice with the requested name, or the requested choice itself. Raises UsageError if there is none."""
     for name, choice in choices.items():
         if requested == choice or (isinstance(requested, str) and requested.lower() == name):
             return choice
@@ -210,32 +210,33 @@ Start = Callable[[Monitor], Encoder]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanInputs:
-    """What every backend is planned with."""
+    """What the plan of every backend starts from."""
 
     options: _Options
     file: WeightFile
     header: FileHeader
-    budget_bytes: int | None  # the user's, or less if a limit on this process allows less
+    budget_bytes: int | None  # requested, or what a limit on this process allows if that is less
     available_bytes: int
-    peak_bytes: int  # while the tokenizer is built, before the buffers exist
-    # For a backend that reads no weights and takes no memory; its lines: the process, the input, the tokenizer.
+    peak_bytes: int  # needed while the tokenizer is built, before the buffers exist
+    # Without the figures of a backend. It has lines for the process, the input and the tokenizer.
     plan: EmbedPlan
 
 
 def _prepare(
-    model: str | os.PathLike[str], options: _Options, held: ExitStack
+    model: str | os.PathLike[str], options: _Options, resources: ExitStack
 ) -> tuple[_PlanInputs, EmbedPlan, Start]:
-    found = find_weights(model, reach=options.reach, confirm=options.confirm)
-    file = held.enter_context(WeightFile(found.path, options.limits))
-    is_tokens = options.mode is Mode.TOKENS
-    header = scan_header(file, selects=lambda name: name == TABLE or not is_tokens)
-    needs = _needs(found, options, file, header)
-    if is_tokens:
-        plan, start = _plan_token_mean(needs)
+    """Opens the file and plans the memory. The third value starts the planned backend."""
+    weights = find_weights(model, reach=options.reach, confirm=options.confirm)
+    file = resources.enter_context(WeightFile(weights.path, options.limits))
+    is_token_mode = options.mode is Mode.TOKENS
+    header = scan_header(file, selects=lambda name: name == TABLE or not is_token_mode)
+    inputs = _plan_inputs(weights, options, file, header)
+    if is_token_mode:
+        plan, start = _plan_token_mean(inputs)
     elif options.engine == BUILT_IN:
-        plan, start = _plan_encoder(needs)
+        plan, start = _plan_encoder(inputs)
     else:
-        plan, start = _plan_llamacpp(needs)
+        plan, start = _plan_llamacpp(inputs)
     if options.dimensions is not None:
         if not 0 < options.dimensions <= plan.dimensions:
             raise UsageError(
@@ -243,7 +244,7 @@ def _prepare(
                 f"(got {options.dimensions:,})"
             )
         plan = replace(plan, dimensions=options.dimensions)
-    return needs, plan, start
+    return inputs, plan, start
 
 
 def _line(what: str, size_bytes: int, because: str, basis: Basis = Basis.EXACT) -> PlanLine:
@@ -254,14 +255,15 @@ def _total(lines: Iterable[PlanLine]) -> int:
     return sum(line.size_bytes for line in lines)
 
 
-def _needs(
-    found: LocalWeights, options: _Options, file: WeightFile, header: FileHeader
+def _plan_inputs(
+    weights: LocalWeights, options: _Options, file: WeightFile, header: FileHeader
 ) -> _PlanInputs:
+    """The memory that does not depend on the backend, and the limits for the rest."""
     lines = []
     if options.own_process:
-        import tokenizers  # noqa: F401 - measured with everything that will be loaded
+        import tokenizers  # noqa: F401 - loaded now, to be part of the measurement
 
-        # In steps of a few MiB, so that the same command has the same plan twice.
+        # Rounded to steps of a few MiB, so that a command has the same plan every time.
         resident = int(psutil.Process().memory_info().rss) + _PROCESS_SPARE_BYTES
         size_bytes = -(-resident // _PROCESS_STEP_BYTES) * _PROCESS_STEP_BYTES
         because = "Python and its libraries, as measured now, rounded up"
@@ -283,9 +285,9 @@ def _needs(
     requested = budget_bytes = options.memory_budget
     limited_bytes = Monitor().usable_bytes
     if limited_bytes is not None:
-        most = limited_bytes * 100 // BREAKER_PERCENT + base_bytes
-        available = min(available, most)
-        budget_bytes = None if budget_bytes is None else min(budget_bytes, most)
+        most_bytes = limited_bytes * 100 // BREAKER_PERCENT + base_bytes
+        available = min(available, most_bytes)
+        budget_bytes = None if budget_bytes is None else min(budget_bytes, most_bytes)
     if requested is None:
         because = "as much as is useful, up to a quarter of the free memory"
     elif budget_bytes == requested:
@@ -295,7 +297,7 @@ def _needs(
             f"{format_bytes(requested)} was requested, but a limit on this process allows less"
         )
     plan = EmbedPlan(
-        label=found.label,
+        label=weights.label,
         mode=options.mode,
         engine=options.engine,
         kernels=options.kernels.name if options.engine == BUILT_IN else options.engine,
@@ -309,7 +311,7 @@ def _needs(
         text_tokens=options.limits.tokens,
         text_tokens_because="Limits.tokens",
         read_bytes=0,
-        notes=found.notes,
+        notes=weights.notes,
     )
     return _PlanInputs(
         options=options,
@@ -323,52 +325,55 @@ def _needs(
 
 
 def _rows(width: int, mode: Mode) -> int:
-    """Vectors of one pass. Without a forward pass there is little that texts could share."""
+    """The number of vectors of one pass. It is small in mode `tokens`, where texts do not share work."""
     size_bytes = _TOKEN_ROWS_BYTES if mode is Mode.TOKENS else _ROWS_BYTES
     return max(1, min(_MOST_ROWS, size_bytes // (width * 4)))
 
 
 def _row_lines(width: int, mode: Mode) -> tuple[PlanLine, PlanLine]:
+    """The memory of the vectors of a pass, and of results that wait for their callers."""
     rows = _rows(width, mode)
     arithmetic = f"{rows} x {width:,} x 4"
-    later = f"{arithmetic}: results that callers have not collected yet; more if there is memory"
+    answers_because = (
+        f"{arithmetic}: results that callers have not collected yet; more if there is memory"
+    )
     return (
         _line("vectors of a pass", rows * width * 4, arithmetic),
-        _line("answers", rows * width * 4, later),
+        _line("answers", rows * width * 4, answers_because),
     )
 
 
-def _plan_token_mean(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
-    options, header = needs.options, needs.header
+def _plan_token_mean(inputs: _PlanInputs) -> tuple[EmbedPlan, Start]:
+    options, header = inputs.options, inputs.header
     if options.engine != BUILT_IN or options.pooling is not None:
         raise UsageError("mode tokens does not take an engine or a pooling")
     size_bytes = token_mean_bytes(header)
     width = _table_width(header)
     buffers = _line("buffers", size_bytes, "packed bytes and floats for part of one row")
-    plan = _with_lines(needs, width, buffers, *_row_lines(width, options.mode))
+    plan = _with_lines(inputs, width, buffers, *_row_lines(width, options.mode))
     return plan, lambda monitor: TokenMean(
-        needs.file, header, kernels=options.kernels, monitor=monitor
+        inputs.file, header, kernels=options.kernels, monitor=monitor
     )
 
 
-def _plan_encoder(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
-    options, header = needs.options, needs.header
+def _plan_encoder(inputs: _PlanInputs) -> tuple[EmbedPlan, Start]:
+    options, header = inputs.options, inputs.header
     width = _table_width(header)
     plan = plan_encoder(
         header,
         kernels=options.kernels,
-        budget_bytes=needs.budget_bytes,
-        available_bytes=needs.available_bytes,
+        budget_bytes=inputs.budget_bytes,
+        available_bytes=inputs.available_bytes,
         threads=options.threads,
         limits=options.limits,
         pooling=options.pooling,
-        other_lines=(*needs.plan.lines, *_row_lines(width, options.mode)),
-        least_bytes=needs.peak_bytes,
+        other_lines=(*inputs.plan.lines, *_row_lines(width, options.mode)),
+        least_bytes=inputs.peak_bytes,
         varying_bytes=_PROCESS_STEP_BYTES if options.own_process else 0,
         **({} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}),
     )
     embed_plan = replace(
-        needs.plan,
+        inputs.plan,
         dimensions=width,
         lines=(*plan.other_lines, *plan.lines),
         budget_bytes=plan.budget_bytes,
@@ -384,12 +389,12 @@ def _plan_encoder(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
         ),
     )
     return embed_plan, lambda monitor: StreamedEncoder(
-        needs.file, header, kernels=options.kernels, monitor=monitor, plan=plan
+        inputs.file, header, kernels=options.kernels, monitor=monitor, plan=plan
     )
 
 
-def _plan_llamacpp(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
-    options, header = needs.options, needs.header
+def _plan_llamacpp(inputs: _PlanInputs) -> tuple[EmbedPlan, Start]:
+    options, header = inputs.options, inputs.header
     architecture = str(header.keys.get("general.architecture"))
     context = header.keys.get(f"{architecture}.context_length")
     text_tokens, because = options.limits.tokens, "Limits.tokens"
@@ -408,7 +413,7 @@ def _plan_llamacpp(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
         Basis.MODELLED,
     )
     plan = replace(
-        _with_lines(needs, width, *_row_lines(width, options.mode), engine),
+        _with_lines(inputs, width, *_row_lines(width, options.mode), engine),
         pooling=settings.pooling,
         threads=settings.threads,
         pass_tokens=settings.pass_tokens,
@@ -416,26 +421,27 @@ def _plan_llamacpp(needs: _PlanInputs) -> tuple[EmbedPlan, Start]:
         text_tokens_because=because,
     )
     return plan, lambda monitor: llamacpp.LlamaCppEncoder(
-        Path(needs.file.name), header, settings, monitor=monitor
+        Path(inputs.file.name), header, settings, monitor=monitor
     )
 
 
 def _table_width(header: FileHeader) -> int:
+    """The width of the token table; 1 if the header has none."""
     table = header.tensors.get(TABLE)
     return table.shape[-1] if table is not None and table.shape else 1
 
 
-def _with_lines(needs: _PlanInputs, width: int, *lines: PlanLine) -> EmbedPlan:
-    """The plan with what a backend needs. Raises MemoryPressureError if the user's budget is too small for it."""
-    lines = (*needs.plan.lines, *lines)
-    total, budget_bytes = max(_total(lines), needs.peak_bytes), needs.budget_bytes
+def _with_lines(inputs: _PlanInputs, width: int, *lines: PlanLine) -> EmbedPlan:
+    """The plan with a backend's lines added. Raises MemoryPressureError if the requested budget is too small."""
+    lines = (*inputs.plan.lines, *lines)
+    total, budget_bytes = max(_total(lines), inputs.peak_bytes), inputs.budget_bytes
     if budget_bytes is None:
         budget_bytes = budget_for(total) + _SPARE_BYTES
     elif usable_bytes(budget_bytes) < total:
-        varying = _PROCESS_STEP_BYTES if needs.options.own_process else 0
+        varying = _PROCESS_STEP_BYTES if inputs.options.own_process else 0
         raise MemoryPressureError(
             f"a budget of {format_bytes(budget_bytes)} is too small: "
             f"{format_bytes(total)} is needed, and at most {BREAKER_PERCENT} % of a "
             f"budget is used; use at least {rounded_up(budget_for(total + varying))}"
         )
-    return replace(needs.plan, lines=lines, budget_bytes=budget_bytes, dimensions=width)
+    return replace(inputs.plan, lines=lines, budget_bytes=budget_bytes, dimensions=width)

@@ -46,14 +46,14 @@ ID_CHARACTERS = 200
 FLOAT, BASE64 = "float", "base64"
 TERMINATED = 128 + 15  # exit code for SIGTERM, as in a shell
 INTERRUPTED = 128 + 2
-# Limits of one line of JSON: 8 MB of "[]," would be 2.7 million lists. Characters inside a string count too.
+# Limits on one line of JSON, where 8 MB of "[]," would be 2.7 million lists. Brackets inside strings count too.
 CONTAINERS = 200_000
 VALUES = 1_000_000
 
 _FIELDS = frozenset({"id", "texts", "prefix", "deadline_ms", "encoding"})
 _LAST_ANSWERS_S = 0.5  # after a signal, to answer the requests that still run
 _DAY_MS = 86_400_000
-_FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
+_FLOAT_WIDTH = "U16"  # numpy's text type for a float32: -1.1754944e-38 has 14 characters
 _KINDS = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
 
 Id = str | int
@@ -86,7 +86,7 @@ class LineLimits:
 
 
 def limits_within(budget_bytes: int, dimensions: int) -> LineLimits:
-    """A request is at most as long as a row of a bulk job, and its vectors take at most half as much."""
+    """A request may be as long as a row of a bulk job, and its vectors may take half of that."""
     line_bytes = row_bytes_for(budget_bytes)
     texts = max(line_bytes // 2 // (4 * dimensions), 1)
     return LineLimits(
@@ -98,7 +98,7 @@ def limits_within(budget_bytes: int, dimensions: int) -> LineLimits:
 
 
 class RequestError(UsageError):
-    """A line that is not a valid request; `id` if it has one."""
+    """A line is not a valid request. `id` is the request's id if it has a valid one."""
 
     def __init__(self, message: str, *, id: Id | None = None) -> None:  # noqa: A002 - the protocol's word
         self.id = id
@@ -142,11 +142,11 @@ class _Server:
         ended: asyncio.Future[int] = loop.create_future()
         self._writer = _AnswerWriter(target, loop, lambda: _settle(ended, 0))
         for number, code in ((signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)):
-            end = partial(_settle, ended, code)
+            stop = partial(_settle, ended, code)
             if sys.platform == "win32":
-                signal.signal(number, lambda *_, end=end: loop.call_soon_threadsafe(end))
+                signal.signal(number, lambda *_, stop=stop: loop.call_soon_threadsafe(stop))
             else:
-                loop.add_signal_handler(number, end)
+                loop.add_signal_handler(number, stop)
         reading = asyncio.create_task(self._read(source, loop))
         reading.add_done_callback(lambda _: _settle(ended, 0))
         code = await ended
@@ -200,10 +200,11 @@ class _Server:
             await asyncio.wait(self._answering)
 
     async def _take(self, request: StdioRequest | Cancel) -> None:
+        """Cancels a request, or waits until there is capacity for a new one and starts it."""
         if isinstance(request, Cancel):
             if (running := self._running.get(request.id)) is not None:
                 running.cancel()
-            return  # one that is already answered stays so
+            return  # no effect on a request that is already answered
         if request.id in self._running:
             raise RequestError("a request with this id is still running", id=request.id)
 
@@ -211,8 +212,8 @@ class _Server:
             requests = [*self._in_flight, request]
             return len(requests) == 1 or (
                 len(requests) <= IN_FLIGHT
-                and sum(one.size_bytes for one in requests) <= self._limits.held_bytes
-                and sum(len(one.texts) for one in requests) <= self._limits.held_texts
+                and sum(pending.size_bytes for pending in requests) <= self._limits.held_bytes
+                and sum(len(pending.texts) for pending in requests) <= self._limits.held_texts
             )
 
         async with self._capacity:
@@ -226,6 +227,7 @@ class _Server:
         await asyncio.sleep(0)
 
     async def _answer(self, request: StdioRequest) -> None:
+        """Writes the vectors of a request, or the error that prevented them."""
         try:
             left_s = None if request.ends_at is None else request.ends_at - time.monotonic()
             prefix = self._prefix if request.prefix is None else request.prefix
@@ -247,7 +249,7 @@ class _Server:
 def _read_lines(
     source: int, line_bytes: int, put: Callable[[bytes | RequestError | None], None]
 ) -> None:
-    """Puts every line, an error in place of one over the limit, which is not stored, and None at the end."""
+    """Calls `put` with every line, with an error instead of a line over the limit, and with None at the end."""
     with suppress(RuntimeError):  # the loop is closed
         with suppress(OSError), open(source, "rb", closefd=False) as file:
             # Not from position 0: a byte order mark is not part of the protocol.
@@ -256,21 +258,21 @@ def _read_lines(
                     put(RequestError(f"a line longer than {line_bytes:,} bytes"))
                 else:
                     put(line.data.removesuffix(b"\n"))
-        put(None)  # the end, or the parent process has closed it
+        put(None)  # the input has ended, or the parent process has closed it
 
 
 class _AnswerWriter:
     """A thread that writes, so that a slow reader delays only the requests whose answers it has not read.
 
-    When the reader closes its end, or writing fails (then `fault` is set), `lost` is called, and every pending and
-    later `write` is cancelled.
+    When the reader closes its end, or writing fails (then `fault` is set), the writer calls `on_lost` and cancels every
+    pending and later `write`.
     """
 
     def __init__(
-        self, target: int, loop: asyncio.AbstractEventLoop, lost: Callable[[], None]
+        self, target: int, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None]
     ) -> None:
         self.fault: OSError | None = None
-        self._target, self._loop, self._lost = target, loop, lost
+        self._target, self._loop, self._on_lost = target, loop, on_lost
         self._is_lost = False
         self._unwritten: set[asyncio.Future[None]] = set()
         self._waiting: queue.SimpleQueue[tuple[Answer, asyncio.Future[None]]] = queue.SimpleQueue()
@@ -297,7 +299,7 @@ class _AnswerWriter:
                     for piece in answer:
                         write_all(self._target, piece)
                 except OSError as error:
-                    self._loop.call_soon_threadsafe(self._lose, error)
+                    self._loop.call_soon_threadsafe(self._stop, error)
                     return
                 self._loop.call_soon_threadsafe(_settle, written, None)
 
@@ -308,14 +310,15 @@ class _AnswerWriter:
         events = poll.poll()[0][1]
         if events & (select.POLLERR | select.POLLHUP):
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._lose, None)
+                self._loop.call_soon_threadsafe(self._stop, None)
 
-    def _lose(self, error: OSError | None) -> None:
+    def _stop(self, error: OSError | None) -> None:
+        """Cancels every pending write, because no more answers can be written."""
         if self._is_lost:
             return
         self._is_lost = True
         self.fault = None if isinstance(error, BrokenPipeError) else error
-        self._lost()
+        self._on_lost()
         for written in tuple(self._unwritten):
             written.cancel()
 
@@ -331,7 +334,7 @@ def read_line(line: bytes, *, most_texts: int) -> StdioRequest | Cancel | None:
     identity: Any = fields.get("id")
     if isinstance(identity, str):
         is_valid = 0 < len(identity) <= ID_CHARACTERS and broken_character(identity) is None
-    else:  # exact in the JSON of every language
+    else:  # every JSON parser reads integers below 2**53 exactly
         is_valid = type(identity) is int and abs(identity) < 2**53
     if not is_valid:
         raise RequestError(
@@ -384,28 +387,30 @@ def _request(fields: Mapping[str, Any], most_texts: int, line_bytes: int) -> Std
         prefix=prefix,
         ends_at=ends_at,
         encoding=encoding,
-        size_bytes=max(line_bytes, sum(map(sys.getsizeof, texts))),  # one emoji: 4 bytes a letter
+        # A text with an emoji takes 4 bytes per character.
+        size_bytes=max(line_bytes, sum(map(sys.getsizeof, texts))),
     )
 
 
 def _vector_line(request: StdioRequest, vectors: Floats) -> Iterator[bytes]:
-    """The answer, one vector at a time: the line of a large answer is never held as a whole."""
+    """The pieces of the answer's line, one for each vector, so that a long line is never in memory at once."""
     yield f'{{"id":{json.dumps(request.id)},"vectors":['.encode()
-    for place, vector in enumerate(vectors):
+    for index, vector in enumerate(vectors):
         if request.encoding == FLOAT:
             encoded = f"[{','.join(vector.astype(_FLOAT_WIDTH).tolist())}]"
         else:
             packed = vector.astype("<f4", copy=False).tobytes()
             encoded = f'"{base64.b64encode(packed).decode()}"'
-        yield f"{',' if place else ''}{encoded}".encode()
+        yield f"{',' if index else ''}{encoded}".encode()
     yield b"]}\n"
 
 
 def _error_line(identity: Id | None, error: Exception) -> bytes:
-    known = isinstance(error, EdgekitError)
+    """The answer for a request that failed. An error that is not EdgeKit's own is an InternalError."""
+    is_ours = isinstance(error, EdgekitError)
     fields: dict[str, Any] = {
-        "type": type(error).__name__ if known else "InternalError",
-        "message": str(error) if known else f"{type(error).__name__}: {error}"[:1000],
+        "type": type(error).__name__ if is_ours else "InternalError",
+        "message": str(error) if is_ours else f"{type(error).__name__}: {error}"[:1000],
     }
     if isinstance(error, TextError) and error.index is not None:
         fields["index"] = error.index
@@ -417,6 +422,7 @@ def _line(fields: Mapping[str, Any]) -> bytes:
 
 
 def _settle(future: asyncio.Future[Any], value: object) -> None:
+    """Sets the result, unless the future is already done."""
     if not future.done():
         future.set_result(value)
 
@@ -429,28 +435,29 @@ class NotJsonError(ValueError):
 
 
 def read_object(line: bytes) -> dict[str, Any]:
-    """Raises NotJsonError, before parsing if the line would make too many values."""
+    """The JSON object in a line. Raises NotJsonError; a line with too many values is not even parsed."""
     for what, count, limit in (
         ("lists and objects", line.count(b"[") + line.count(b"{"), CONTAINERS),
         ("values", line.count(b","), VALUES),
     ):
         if count > limit:
             raise NotJsonError(f"up to {count:,} {what}; the limit is {limit:,}")
-    text = decoded(line)
+    text = decode_line(line)
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except RecursionError as error:
         raise NotJsonError("not valid JSON: nested too deeply") from error
     except json.JSONDecodeError as error:
         raise NotJsonError(f"not valid JSON: {error}") from error
     except ValueError as error:  # for example a number of 5,000 digits
         raise NotJsonError(f"not valid JSON: {error}"[:300]) from error
-    if not isinstance(found, dict):
-        raise NotJsonError(f"expected an object with fields, found {kind_of(found)}")
-    return found
+    if not isinstance(value, dict):
+        raise NotJsonError(f"expected an object with fields, found {kind_of(value)}")
+    return value
 
 
-def decoded(data: bytes) -> str:
+def decode_line(data: bytes) -> str:
+    """The text of a line. Raises NotJsonError if it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -458,6 +465,7 @@ def decoded(data: bytes) -> str:
 
 
 def kind_of(value: object) -> str:
+    """The JSON type of a value, for messages: 'a list', 'a number'."""
     return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else "a string")
 
 

@@ -55,7 +55,7 @@ class EmbedPlan:
 
 
 class Encoder(Protocol):
-    """Turns the tokens of some texts into vectors, within the planned memory."""
+    """Turns the tokens of several texts into vectors, within the planned memory."""
 
     @property
     def width(self) -> int:
@@ -78,10 +78,10 @@ _INSTRUCT = (
     "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
 )
 _REPRESENT = "Represent this sentence for searching relevant passages: "
-# A pattern for the model's name in lower case, and the prefixes from its model card. The first row that
-# matches one of its names is used, so special rows come before general ones: general.basename has
-# neither the version nor "instruct", but general.name does.
-_TABLE: tuple[tuple[str, Prefixes], ...] = (
+# Each row has a pattern for the model's name in lower case, and the prefixes from its model card. The first
+# row that matches one of the two names in the file is used, so special rows come before general ones:
+# general.basename has neither the version nor "instruct", but general.name does.
+_PREFIXES: tuple[tuple[str, Prefixes], ...] = (
     (
         r"nomic[-_ ]embed[-_ ]code",
         Prefixes("Represent this query for searching relevant code: ", ""),
@@ -105,7 +105,7 @@ _NAMES = ("general.name", "general.basename")
 def prefixes_of(keys: Mapping[str, object]) -> Prefixes:
     """The prefixes of a model. Raises UsageError if they are unknown: a wrong prefix would spoil every vector."""
     names = [name for key in _NAMES if isinstance(name := keys.get(key), str)]
-    for pattern, prefixes in _TABLE:
+    for pattern, prefixes in _PREFIXES:
         if any(re.search(pattern, name[:200].lower()) for name in names):
             return prefixes
     model = f"'{names[0][:60]}'" if names else "a model without a name"

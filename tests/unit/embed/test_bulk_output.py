@@ -17,7 +17,7 @@ import pytest
 
 from edgekit.embed.bulk import job as job_module
 from edgekit.embed.bulk import output
-from edgekit.embed.bulk.job import Terms, batches
+from edgekit.embed.bulk.job import Terms, cut_batches
 from edgekit.embed.bulk.output import FileOutput, Journal, form_of, output_format
 from edgekit.embed.bulk.rows import (
     BadRow,
@@ -503,7 +503,7 @@ def count(text: str) -> int:
 
 
 def cut(rows: list[InputRow], rule: Terms) -> list[list[int]]:
-    return [[row.number for row in batch.rows] for batch in batches(rows, count, rule)]
+    return [[row.number for row in batch.rows] for batch in cut_batches(rows, count, rule)]
 
 
 def test_batches_hold_the_tokens_of_one_pass() -> None:
@@ -533,16 +533,16 @@ def test_batches_begin_where_the_last_one_ended() -> None:
     """The law that makes a job that goes on equal to one that was never interrupted."""
     words = ["3", "bad", "4", "2", "bad", "bad", "9", "1", "1", "1", "bad"] * 5
     rows, rule = texts(*words), Terms(skip_bad=True, texts=3, tokens=10)
-    every = list(batches(rows, count, rule))
+    every = list(cut_batches(rows, count, rule))
     assert sum(len(batch.skipped) for batch in every) == 20
     for done, batch in enumerate(every, 1):
         rest = [row for row in rows if row.number > batch.number]
-        assert list(batches(rest, count, rule)) == every[done:]
+        assert list(cut_batches(rest, count, rule)) == every[done:]
 
 
 def test_batches_limit_skipped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "MOST_SKIPPED", 3)
-    found = list(batches(texts(*["bad"] * 7, "1"), count, Terms(skip_bad=True, texts=9)))
+    found = list(cut_batches(texts(*["bad"] * 7, "1"), count, Terms(skip_bad=True, texts=9)))
     assert [(len(batch.rows), len(batch.skipped)) for batch in found] == [(0, 3), (0, 3), (1, 1)]
 
 

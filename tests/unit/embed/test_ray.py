@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 from tests.thoroughness import wide
 
 from edgekit.cli import main
-from edgekit.embed.bulk.ray_stage import Cluster, Opening, _Failed, taken
+from edgekit.embed.bulk.ray_stage import Cluster, Opening, _WorkerFailure, get_answer
 from edgekit.errors import (
     EngineError,
     HeaderLimitError,
@@ -112,12 +112,12 @@ def test_ray_worker_without_the_model(model: Path) -> None:
     ],
 )
 def test_ray_errors_have_their_own_types(error: Any) -> None:
-    again = _Failed.of(error).again()
+    again = _WorkerFailure.of(error).to_error()
     assert (type(again), str(again), again.exit_code) == (type(error), str(error), error.exit_code)
 
 
 def test_ray_error_of_an_unknown_type() -> None:
-    assert type(_Failed(kind="StrangeError", message="x").again()) is EngineError
+    assert type(_WorkerFailure(kind="StrangeError", message="x").to_error()) is EngineError
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_ray_messages_are_one_line(
             raise made(ray.exceptions)
 
     with pytest.raises(kind) as caught:
-        taken(Failing(), object())
+        get_answer(Failing(), object())
     assert str(caught.value) == told
 
 

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from edgekit.engines.native.kernels.types import Floats
 
 
-MOST_SKIPPED = 4096  # skipped rows in a batch: then it ends, so that they need not be held
+MOST_SKIPPED = 4096  # skipped rows that end a batch, to bound its memory
 
-Embedded = Generator[tuple[Batch, "Floats"], None, None]
-Stage = Callable[[Iterator[Batch]], Embedded]
+EmbeddedBatches = Generator[tuple[Batch, "Floats"], None, None]
+Stage = Callable[[Iterator[Batch]], EmbeddedBatches]
 """Embeds batches: yields each with its vectors, in order."""
 
 
@@ -46,9 +46,9 @@ Stage = Callable[[Iterator[Batch]], Embedded]
 class Terms:
     """How rows become batches and vectors, in this process or in a worker."""
 
-    texts: int  # of a batch
-    tokens: int | None = None  # of a batch: those of one pass; None: no limit
-    name: str = ""  # of the input, for messages
+    texts: int  # most texts in a batch
+    tokens: int | None = None  # most tokens in a batch, as many as fit in a pass; None: no limit
+    name: str = ""  # the input's name, for messages
     prefix: str = ""
     skip_bad: bool = False
     limit: RowLimit = field(default_factory=RowLimit)
@@ -68,7 +68,7 @@ class Finished:
     model: str
     source: str
     output: str
-    skipped: str | None  # the file that lists the skipped rows
+    skipped: str | None  # path of the list of skipped rows
     dimensions: int
     done: BulkStatus
 
@@ -87,24 +87,25 @@ def run_job(
     Raises TextError at the first bad row, CancelledError at Ctrl-C and OutputError when the disk is full. In each case
     the same job can be run again, and resumes.
     """
-    begun, started_s = output.mark, time.monotonic()
+    start, started_s = output.mark, time.monotonic()
 
     def status() -> BulkStatus:
         return BulkStatus(
             mark=output.mark,
-            begun=begun,
+            begun=start,
             seconds=time.monotonic() - started_s,
             share=source.share(output.mark.position),
-            share_begun=source.share(begun.position),
+            share_begun=source.share(start.position),
         )
 
     try:
-        if not begun.done:
-            rest = batches_of(source, begun, embedder, terms)
-            here = (embedded(embedder, batch, terms) for batch in rest)
-            # The stage ends before an error is reported.
-            with closing(here if stage is None else stage(rest)) as answers:
-                for batch, vectors in answers:
+        if not start.done:
+            batches = remaining_batches(source, start, embedder, terms)
+            embedded = (embed_batch(embedder, batch, terms) for batch in batches)
+            if stage is not None:
+                embedded = stage(batches)
+            with closing(embedded):  # a stage shuts down before an error is reported
+                for batch, vectors in embedded:
                     output.add(batch, vectors)
                     output.save(source.digest)
                     if report is not None:
@@ -120,36 +121,37 @@ def run_job(
     return status()
 
 
-def batches_of(
-    source: RowSource, begun: ResumeMark, embedder: Embedder, terms: Terms
+def remaining_batches(
+    source: RowSource, start: ResumeMark, embedder: Embedder, terms: Terms
 ) -> Iterator[Batch]:
-    """The batches from a mark on. Raises SourceError if the input is a pipe that began differently before."""
-    rows: Iterator[InputRow | BadRow] = source.rows(begun)
-    first = next(rows, None)  # reads what lies before it, for the digest
-    if begun.digest is not None and source.digest(begun.position) != begun.digest:
+    """The batches after a mark. Raises SourceError if the input is a pipe whose start differs from the first run."""
+    rows: Iterator[InputRow | BadRow] = source.rows(start)
+    first = next(rows, None)  # also reads everything before it, for the digest
+    if start.digest is not None and source.digest(start.position) != start.digest:
         raise SourceError(
             f"the start of {source.name} differs from the input of the unfinished job: "
             "give it the same input again, or --overwrite"
         )
-    return batches(
+    return cut_batches(
         rows if first is None else chain([first], rows),
         lambda text: embedder.count_tokens(text, prefix=terms.prefix),
         terms,
     )
 
 
-def batches(
+def cut_batches(
     rows: Iterable[InputRow | BadRow],
     count: Callable[[str], int],
     terms: Terms,
 ) -> Iterator[Batch]:
-    """Cuts rows into batches. `count` gives the tokens of a text; its TextError makes the row a bad one."""
+    """Cuts rows into batches. `count` returns the tokens of a text; if it raises TextError, the row is bad."""
     good: list[InputRow] = []
     skipped: list[BadRow] = []
     tokens = characters = 0
     last: InputRow | BadRow | None = None
 
-    def take() -> Iterator[Batch]:
+    def flush() -> Iterator[Batch]:
+        """The batch of the rows collected so far; nothing if there are none."""
         nonlocal tokens, characters, last
         if last is not None:
             yield Batch(
@@ -163,8 +165,8 @@ def batches(
             skipped.clear()
             tokens, characters, last = 0, 0, None
 
-    for found in rows:
-        row, row_tokens = found, 0
+    for source_row in rows:
+        row, row_tokens = source_row, 0
         if isinstance(row, InputRow):
             try:
                 row_tokens = count(row.text)
@@ -175,23 +177,24 @@ def batches(
             skipped.append(row)
             last = row
             if len(skipped) >= MOST_SKIPPED:
-                yield from take()
+                yield from flush()
             continue
-        if good and (
+        is_full = (
             len(good) >= terms.texts
             or (terms.tokens is not None and tokens + row_tokens > terms.tokens)
             or characters + len(row.text) > terms.limit.held_characters
-        ):
-            yield from take()
+        )
+        if good and is_full:
+            yield from flush()
         good.append(row)
         tokens += row_tokens
         characters += len(row.text)
         last = row
-    yield from take()
+    yield from flush()
 
 
-def embedded(embedder: Embedder, batch: Batch, terms: Terms) -> tuple[Batch, Floats]:
-    """The batch with its vectors. A text that fails only in the pass is skipped like any other bad row."""
+def embed_batch(embedder: Embedder, batch: Batch, terms: Terms) -> tuple[Batch, Floats]:
+    """The batch with its vectors. A text that the encoder refuses is skipped like any other bad row."""
     while True:
         try:
             texts = [row.text for row in batch.rows]
@@ -204,6 +207,6 @@ def embedded(embedder: Embedder, batch: Batch, terms: Terms) -> tuple[Batch, Flo
             terms.check_skippable(bad)
             batch = replace(
                 batch,
-                rows=tuple(one for one in batch.rows if one is not row),
-                skipped=tuple(sorted((*batch.skipped, bad), key=lambda one: one.number)),
+                rows=tuple(other for other in batch.rows if other is not row),
+                skipped=tuple(sorted((*batch.skipped, bad), key=lambda skipped: skipped.number)),
             )

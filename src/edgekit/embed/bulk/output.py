@@ -37,30 +37,30 @@ SUFFIXES = {
     ".pq": "parquet",
 }
 MARK_EVERY_S = 1.0  # the most work that a kill can cost; a mark takes a few milliseconds
-VERSION = 2  # of the journal
-LINE_BYTES = 64 * 1024  # of the journal: the first line has about 1 KB, a mark 200 bytes
-NPY_HEAD_BYTES = 128  # numpy aligns its own to 64; enough for a row count of 20 digits
+VERSION = 2  # of the journal's format
+LINE_BYTES = 64 * 1024  # limit on a line of the journal: the first has about 1 KB, a mark 200 bytes
+NPY_HEAD_BYTES = 128  # a multiple of 64, as numpy aligns it; fits a row count of 20 digits
 
 _ENDINGS = (".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal")
 _CHECK = b'{"check":"'  # how every line of the journal begins
-_CHECK_DIGITS = 16  # hexadecimal digits that follow it
+_CHECK_DIGITS = 16  # length of the checksum
 # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
-_FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
+_FLOAT_WIDTH = "U16"  # numpy's text type for a float32: -1.1754944e-38 has 14 characters
 
 
 class StreamOutput:
-    """Lines to a pipe or a terminal. Such a job cannot be resumed."""
+    """Writes lines to a pipe or a terminal. A job with this output cannot be resumed."""
 
     def __init__(
         self, stream: IO[bytes], form: VectorForm, report_skipped: Callable[[BadRow], None]
     ) -> None:
         self._stream, self._form, self._report_skipped = stream, form, report_skipped
         self.mark = ResumeMark()
-        self.saved_note = ""  # nothing is saved
+        self.saved_note = ""  # ends an error message: there is nothing to resume
 
     def add(self, batch: Batch, vectors: Floats) -> None:
-        """Raises BrokenPipeError when the reader has closed the pipe."""
+        """Writes the vectors of a batch. Raises BrokenPipeError when the reader has closed the pipe."""
         data = self._form.encode(batch.rows, vectors)
         with _write_errors("standard output", advice=""):
             self._stream.write(data)
@@ -70,14 +70,14 @@ class StreamOutput:
         self.mark = _advance(self.mark, batch, len(data), 0)
 
     def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:  # noqa: ARG002 - no marks
-        """Writes nothing; asking for the digest lets the input forget what it kept for a mark."""
+        """Writes no mark. Calling `digest` lets the input forget the hashes of lines before the mark."""
         digest(self.mark.position)
 
     def finish(self) -> None:
-        """Every line is final already."""
+        """Does nothing: every line has been written."""
 
     def close(self) -> None:
-        """The caller owns the stream."""
+        """Does nothing: the caller closes the stream."""
 
 
 class FileOutput:
@@ -92,20 +92,20 @@ class FileOutput:
         overwrite: bool = False,
         resume: bool = False,
     ) -> None:
-        """Locks the output. `job` is what must be the same for an unfinished job to be resumed.
+        """Locks the output. An unfinished job is resumed if its settings were the same as those in `job`.
 
-        Raises UsageError if the output exists, or an unfinished job with other settings does, unless `overwrite`; with
-        `resume`, also if there is nothing to resume.
+        Without `overwrite`, raises UsageError if the output exists or its unfinished job had other settings. With
+        `resume`, also raises UsageError if there is no unfinished job.
         """
         self._path, self._form = _output_path(path), form
         self._partial = _companion(self._path, ".partial")
         self._skipped_partial = _companion(self._path, ".skipped.partial")
         self._skipped = _companion(self._path, ".skipped.jsonl")
         self.mark = self._saved = ResumeMark()  # before the first `add`, where the job resumes
-        self._files: tuple[int, ...] = ()
+        self._files: tuple[int, ...] = ()  # descriptors of the output and of the skipped rows
         self._marked_s = time.monotonic()
         journal = _companion(self._path, ".journal")
-        self._had_journal = journal.exists()  # even one that a kill has left empty
+        self._had_journal = journal.exists()  # also true if a kill has left it empty
         self._journal = Journal(journal)
         try:
             self._open(job, overwrite=overwrite, resume=resume)
@@ -120,6 +120,7 @@ class FileOutput:
         return f". {_vectors_are(self._saved.kept)} saved; run the same command again to continue"
 
     def add(self, batch: Batch, vectors: Floats) -> None:
+        """Appends the vectors of a batch to the output, and its skipped rows to their list."""
         data = self._form.encode(batch.rows, vectors) if batch.rows else b""
         skipped = "".join(
             json.dumps({"row": row.number, "reason": row.reason}, ensure_ascii=False) + "\n"
@@ -132,14 +133,14 @@ class FileOutput:
 
     def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:
         """Writes a mark if the last one is old enough. `digest` is `RowSource.digest`."""
-        due = now or time.monotonic() - self._marked_s >= MARK_EVERY_S
-        if due and self.mark != self._saved:
+        is_due = now or time.monotonic() - self._marked_s >= MARK_EVERY_S
+        if is_due and self.mark != self._saved:
             self._save(replace(self.mark, digest=digest(self.mark.position)))
 
     def finish(self) -> None:
         """Renames the files to their final names and removes the journal. A job killed in here can be resumed too."""
         with self._write_errors():
-            if not self.mark.done and self._path.exists() and not self._replaces:
+            if not self.mark.done and self._path.exists() and not self._may_replace:
                 raise UsageError(
                     f"{self._path} was created by something else in the meantime: move it "
                     "away and run the same command again"
@@ -147,15 +148,15 @@ class FileOutput:
             self._save(replace(self.mark, done=True))
             self._close_files()
             if self._partial.exists():
-                ready = self._form.finish(self._partial, self.mark.kept)
-                with ready.open("rb") as file:
+                finished = self._form.finish(self._partial, self.mark.kept)
+                with finished.open("rb") as file:
                     os.fsync(file.fileno())
                 if not self.mark.skipped:
                     self._skipped_partial.unlink(missing_ok=True)
-                    self._skipped.unlink(missing_ok=True)  # of the output that is replaced
+                    self._skipped.unlink(missing_ok=True)  # from the output that is replaced
                 elif self._skipped_partial.exists():
                     self._skipped_partial.replace(self._skipped)
-                ready.replace(self._path)
+                finished.replace(self._path)
                 self._partial.unlink(missing_ok=True)
             self._journal.remove()
             sync_folder(self._path.parent)
@@ -165,33 +166,34 @@ class FileOutput:
         self._journal.close()
 
     def _open(self, job: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
+        """Starts the job, or continues the unfinished one in the journal."""
         unfinished = None if overwrite else self._journal.read()
         if unfinished is None:
             finished = [path for path in (self._path, self._skipped) if path.exists()]
             partial = [path for path in (self._partial, self._skipped_partial) if path.exists()]
-            why = ""
+            problem = ""
             if finished and not overwrite:
-                why = (
+                problem = (
                     f"{finished[0]} already exists: --overwrite replaces it once the new file is "
                     "complete"
                 )
             elif partial and not (overwrite or self._had_journal):
-                why = (
+                problem = (
                     f"{partial[0]} exists without a journal, so it may not be ours: move it "
                     "away, or use --overwrite to replace it"
                 )
             elif resume:
-                why = f"no unfinished job found for {self._path}: leave out --resume"
-            if why:
+                problem = f"no unfinished job found for {self._path}: leave out --resume"
+            if problem:
                 self._journal.remove()  # it is empty
-                raise UsageError(why)
-            self._replaces = overwrite
+                raise UsageError(problem)
+            self._may_replace = overwrite
             self._begin(job)
             return
-        before, self.mark = unfinished
-        self._replaces = before.get("replaces") is True
-        now = json.loads(json.dumps({**before, **job}))
-        if changed := sorted(_differences(before, now)):
+        saved_job, self.mark = unfinished
+        self._may_replace = saved_job.get("replaces") is True
+        this_job = json.loads(json.dumps({**saved_job, **job}))
+        if changed := sorted(_differences(saved_job, this_job)):
             raise UsageError(
                 f"the unfinished job for {self._path} had different settings "
                 f"({', '.join(changed[:6])} changed): run it as before to continue, or start "
@@ -206,14 +208,16 @@ class FileOutput:
             )
 
     def _begin(self, job: Mapping[str, Any]) -> None:
+        """Writes the journal's first line, the head of the output and the first mark."""
         head = self._form.head()
         with self._write_errors():
-            self._journal.begin({"replaces": self._replaces, **job})
+            self._journal.begin({"replaces": self._may_replace, **job})
             self._files = (_open_cut(self._partial, 0), _open_cut(self._skipped_partial, 0))
             write_all(self._files[0], head)
         self._save(ResumeMark(output_bytes=len(head)))
 
     def _save(self, mark: ResumeMark) -> None:
+        """Adds a mark to the journal after everything before it is on the disk."""
         with self._write_errors():
             for descriptor in self._files:
                 os.fsync(descriptor)
@@ -236,20 +240,20 @@ class FileOutput:
 Output = StreamOutput | FileOutput
 
 
-def check_apart(output: Path, others: Mapping[str, Path | int]) -> None:
+def check_apart(output: Path, inputs: Mapping[str, Path | int]) -> None:
     """Raises UsageError if a file that the job writes or removes is one of its inputs, even under another name.
 
-    `others` maps what each input is to its path or open descriptor.
+    `inputs` maps a description of each input to its path or open descriptor.
     """
-    for what, other in others.items():
+    for description, source in inputs.items():
         with suppress(OSError, ValueError, RuntimeError):
             path = output.resolve()
-            known = os.fstat(other) if isinstance(other, int) else other.stat()
+            status = os.fstat(source) if isinstance(source, int) else source.stat()
             for ending in ("", *_ENDINGS):
                 written = _companion(path, ending)
-                if written.exists() and os.path.samestat(written.stat(), known):
+                if written.exists() and os.path.samestat(written.stat(), status):
                     raise UsageError(
-                        f"{_companion(output, ending)} is {what} itself and would be "
+                        f"{_companion(output, ending)} is {description} itself and would be "
                         "overwritten: choose another --output"
                     )
 
@@ -298,11 +302,11 @@ def _open_cut(path: Path, size_bytes: int) -> int:
         descriptor = os.open(path, flags, 0o644)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error
-    found = os.fstat(descriptor).st_size
-    if found < size_bytes:
+    actual_bytes = os.fstat(descriptor).st_size
+    if actual_bytes < size_bytes:
         os.close(descriptor)
         raise UsageError(
-            f"{path} has {found:,} bytes, but its journal recorded {size_bytes:,}, so it "
+            f"{path} has {actual_bytes:,} bytes, but its journal recorded {size_bytes:,}, so it "
             "was truncated. --overwrite starts over"
         )
     os.ftruncate(descriptor, size_bytes)
@@ -319,7 +323,7 @@ def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def _advance(mark: ResumeMark, batch: Batch, output_bytes: int, skipped_bytes: int) -> ResumeMark:
-    """The mark after a batch that took this many bytes in the two files."""
+    """The mark after a batch that added this many bytes to the output and to the list of skipped rows."""
     return replace(
         mark,
         number=batch.number,
@@ -333,6 +337,7 @@ def _advance(mark: ResumeMark, batch: Batch, output_bytes: int, skipped_bytes: i
 
 
 def _vectors_are(count: int) -> str:
+    """The beginning of a sentence: '1 vector is' or '5 vectors are'."""
     return "1 vector is" if count == 1 else f"{count:,} vectors are"
 
 
@@ -351,12 +356,12 @@ def _write_errors(name: str, *, advice: str) -> Iterator[None]:
 
 
 class Journal:
-    """Open and locked until `close` or `remove`."""
+    """The journal of a job, open and locked until `close` or `remove`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = _open_locked(path)
-        self._bytes = 0
+        self._bytes = 0  # length up to the end of the last intact line
 
     def read(self) -> tuple[dict[str, Any], ResumeMark] | None:
         """The job and its last intact mark; None if the journal is empty. Raises UsageError if it is damaged.
@@ -367,13 +372,13 @@ class Journal:
             size_bytes = file.seek(0, os.SEEK_END)
             file.seek(0)
             first = file.readline(LINE_BYTES)
-            begin = file.seek(max(size_bytes - LINE_BYTES, len(first)))
+            marks_start = file.seek(max(size_bytes - LINE_BYTES, len(first)))
             lines = file.read().splitlines(keepends=True)
         if not first:
             return None
         try:
             job = _job(first)
-            self._bytes, mark = _last_intact(lines, begin)
+            self._bytes, mark = _last_intact(lines, marks_start)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(
                 f"{self._path} is damaged, or from another version of EdgeKit: --overwrite starts over"
@@ -404,7 +409,7 @@ class Journal:
             self._descriptor = -1
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        data = _checked(json.dumps(record, separators=(",", ":")).encode())
+        data = _with_checksum(json.dumps(record, separators=(",", ":")).encode())
         os.lseek(self._descriptor, self._bytes, os.SEEK_SET)
         os.ftruncate(self._descriptor, self._bytes)
         write_all(self._descriptor, data)
@@ -422,6 +427,7 @@ def read_job(path: Path) -> dict[str, Any] | None:
 
 
 def _open_locked(path: Path) -> int:
+    """A descriptor of the journal, which is created if necessary. Raises UsageError if another job has locked it."""
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
@@ -441,7 +447,7 @@ def _open_locked(path: Path) -> int:
         os.close(descriptor)  # another job has just finished and removed it
 
 
-def _checked(record: bytes) -> bytes:
+def _with_checksum(record: bytes) -> bytes:
     """A line of the journal: a JSON object with its checksum as the first key."""
     check = hashlib.blake2b(record, digest_size=_CHECK_DIGITS // 2).hexdigest().encode()
     return _CHECK + check + (b'",' if record != b"{}" else b'"') + record[1:] + b"\n"
@@ -450,29 +456,33 @@ def _checked(record: bytes) -> bytes:
 def _record(line: bytes) -> dict[str, Any] | None:
     """The object of a line without its checksum; None if the line is cut off or damaged."""
     record = b"{" + line[len(_CHECK) + _CHECK_DIGITS + 1 :].removeprefix(b",").rstrip(b"\n")
-    if _checked(record) != line:
+    if _with_checksum(record) != line:
         return None
     fields: dict[str, Any] = json.loads(record)
     return fields
 
 
 def _job(line: bytes) -> dict[str, Any]:
+    """The job in the first line of a journal. Raises ValueError if the line is damaged or of another version."""
     job = _record(line)
     if job is None or job["journal"] != VERSION:
         raise ValueError("not a journal of this version")
     return job
 
 
-def _last_intact(lines: Sequence[bytes], begin: int) -> tuple[int, ResumeMark]:
-    """The last mark with a valid checksum, after the offset of its end. Raises ValueError if no mark has one."""
-    end = begin + sum(map(len, lines))
+def _last_intact(lines: Sequence[bytes], start: int) -> tuple[int, ResumeMark]:
+    """Where the last mark with a valid checksum ends, and that mark. `start` is where the lines start in the file.
+
+    A job that was killed during its first mark has an empty mark. Raises ValueError if every mark is damaged.
+    """
+    end = start + sum(map(len, lines))
     for line in reversed(lines):
         if (fields := _record(line)) is not None:
             return end, ResumeMark(**fields)
         end -= len(line)
     if any(line.endswith(b"\n") for line in lines):
         raise ValueError("no mark is intact")
-    return begin, ResumeMark()
+    return start, ResumeMark()
 
 
 # --- file formats
@@ -482,10 +492,10 @@ def output_format(reference: str) -> str:
     """The format by the file's suffix; standard output gets JSON lines."""
     if reference == "-":
         return "jsonl"
-    found = SUFFIXES.get(PurePath(reference).suffix.lower())
-    if found is None:
+    name = SUFFIXES.get(PurePath(reference).suffix.lower())
+    if name is None:
         raise UsageError(f"{reference}: choose one of the output formats {', '.join(SUFFIXES)}")
-    return found
+    return name
 
 
 def form_of(name: str, *, dimensions: int, ids: bool, integer_ids: bool) -> VectorForm:

@@ -1,8 +1,8 @@
 """Parquet in and out, a few rows at a time. pyarrow is imported here and nowhere else.
 
 `ParquetSource` reads a file. How many rows may be read at a time depends on the size of the pages, which pyarrow does
-not tell, and it aborts on some damaged footers: so the footer and the page headers are read here, by `read_directory`
-and `largest_page_bytes`.
+not report, and pyarrow aborts on some damaged footers. So `read_directory` and `largest_page_bytes` read the footer
+and the page headers here.
 
 `ParquetForm` writes one. A Parquet file ends with its footer and cannot be appended to after a kill. So the vectors
 of a job first go to an Arrow stream, whose batches are independent, and are copied to the Parquet file at the end:
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
     from edgekit.engines.native.kernels.types import Floats
 
-# Held at a time, or fewer if their pages are large: a value is never larger than its page.
+# Rows in memory at a time. Fewer if their pages are large, because a value can be as large as its page.
 READ_ROWS = 64
 PAGES_IN_ROW = 3  # a page may have this many times the limit of a row; 1 MB is typical
 GROUP_ROWS = 4096  # with 1,024 floats each, a row group has 16 MiB
-HEAD_BYTES = 64 * 1024  # of a page: usually a few dozen bytes, or a few KB with statistics
-DIRECTORY_BYTES = 64 * MIB  # of the footer: 100,000 column chunks with statistics have about 20
-# Of the lists in a footer: row groups, their columns, parts of column names.
+HEAD_BYTES = 64 * 1024  # limit on a page header: a few dozen bytes, or a few KB with statistics
+DIRECTORY_BYTES = 64 * MIB  # limit on the footer: 100,000 column chunks take about 20 MiB
+# Limit on the lists in a footer: row groups, their columns, parts of column names.
 MOST_ENTRIES = 2_000_000
 MOST_DEEP = 16
 
@@ -60,13 +60,13 @@ _PATH, _SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 3, 7, 9, 11  # ColumnMetaData
 _BOOLEANS, _INTEGERS = (1, 2), (4, 5, 6)
 _BYTE, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = 3, 7, 8, (9, 10), 11, 12
 
-Wanted = Mapping[int, "Wanted"]
-"""The fields of a struct, or of the structs in a list, to be read besides its whole numbers."""
-_DIRECTORY: Wanted = {_ROW_GROUPS: {_COLUMNS: {_META_DATA: {_PATH: {}}}}}
+FieldTree = Mapping[int, "FieldTree"]
+"""The fields to read from a struct in addition to its integers, each with the fields to read inside it."""
+_DIRECTORY: FieldTree = {_ROW_GROUPS: {_COLUMNS: {_META_DATA: {_PATH: {}}}}}
 
 
 def arrow() -> Any:
-    """Imports pyarrow with its Parquet part. It takes about 40 MiB, which a plan made later includes."""
+    """The pyarrow module with its Parquet part. It takes about 40 MiB: import it before memory is planned."""
     try:
         import pyarrow as pa
         import pyarrow.parquet
@@ -80,7 +80,8 @@ class ParquetSource(RowSource):
 
     def __init__(self, reference: str, fields: Fields, limit: RowLimit) -> None:
         pa = arrow()
-        pa.set_memory_pool(pa.system_memory_pool())  # pyarrow's own does not return freed memory
+        # pyarrow's default pool does not return freed memory.
+        pa.set_memory_pool(pa.system_memory_pool())
         self.name = reference
         self._fields, self._limit = fields, limit
         self._columns = [name for name in (fields.text, fields.id) if name is not None]
@@ -100,7 +101,7 @@ class ParquetSource(RowSource):
             reason = one_line(str(error), 300)
             raise SourceError(f"{reference} is not a Parquet file: {reason}") from error
         try:
-            self._check(schema, pa.types)
+            self._check_columns(schema, pa.types)
             self._groups = read_directory(self._raw, frozenset(self._columns))
             self._page_bytes: dict[int, int] = {}  # the largest page of a row group
             self._check_pages()
@@ -113,29 +114,33 @@ class ParquetSource(RowSource):
 
     def rows(self, start: ResumeMark) -> Iterator[InputRow | BadRow]:
         pa = arrow()
-        first, number = 0, 0  # the row group of the next row, and the rows before that group
-        while first < len(self._groups) and number + self._groups[first].rows <= start.position:
-            number += self._groups[first].rows
-            first += 1
-        batches = self._batches(first)
+        first_group, number = 0, 0  # `number` counts the rows before the next one
+        while (
+            first_group < len(self._groups)
+            and number + self._groups[first_group].rows <= start.position
+        ):
+            number += self._groups[first_group].rows
+            first_group += 1
+        batches = self._batches(first_group)
         try:
             while (batch := next(batches, None)) is not None:
                 texts, *ids = (
                     batch.column(batch.schema.get_field_index(name)) for name in self._columns
                 )
                 del batch
-                for place in range(len(texts)):
+                for index in range(len(texts)):
                     number += 1
                     if number > start.position:
-                        yield self._row(number, texts[place], ids[0][place] if ids else None)
-                few = len(texts) < READ_ROWS
+                        yield self._row(number, texts[index], ids[0][index] if ids else None)
+                is_small_batch = len(texts) < READ_ROWS  # because its pages are large
                 del texts, ids  # before the next batch is read
-                if few:  # because they are large
+                if is_small_batch:
                     pa.system_memory_pool().release_unused()
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._damaged("reading it failed", error) from error
 
     def _damaged(self, what: str, error: Exception) -> HeaderError:
+        """An error about this file, with pyarrow's message on one line."""
         return HeaderError(f"{what}: {one_line(str(error), 300)}", file=self.name)
 
     def share(self, position: int) -> float:
@@ -147,29 +152,37 @@ class ParquetSource(RowSource):
     def close(self) -> None:
         self._raw.close()
 
-    def _check(self, schema: Any, types: Any) -> None:
+    def _check_columns(self, schema: Any, types: Any) -> None:
+        """Raises UsageError unless each column exists once and has a type that can be used."""
         for name in self._columns:
             if len(schema.get_all_field_indices(name)) != 1:
-                names = ", ".join(repr(one[:40]) for one in schema.names[:20])
+                names = ", ".join(repr(column[:40]) for column in schema.names[:20])
                 raise UsageError(
                     f"{self.name}: expected exactly one column named {name!r}; it has {names}"
                 )
         for name in self._columns:
-            kind = schema.field(name).type
-            kind = kind.value_type if types.is_dictionary(kind) else kind
+            column_type = schema.field(name).type
+            if types.is_dictionary(column_type):
+                column_type = column_type.value_type
             if name == self._fields.id:
-                self.integer_ids = types.is_integer(kind) and not types.is_uint64(kind)
+                is_uint64 = types.is_uint64(column_type)
+                self.integer_ids = types.is_integer(column_type) and not is_uint64
             is_text = (
-                types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+                types.is_string(column_type)
+                or types.is_large_string(column_type)
+                or types.is_string_view(column_type)
             )
-            if not is_text and (name == self._fields.text or not self.integer_ids):
-                expected = "text" if name == self._fields.text else "text or whole numbers"
-                raise UsageError(f"{self.name}: the column {name!r} holds {kind}, not {expected}")
+            is_text_column = name == self._fields.text
+            if not is_text and (is_text_column or not self.integer_ids):
+                expected = "text" if is_text_column else "text or whole numbers"
+                raise UsageError(
+                    f"{self.name}: the column {name!r} holds {column_type}, not {expected}"
+                )
 
-    def _batches(self, first: int) -> Iterator[Any]:
-        """Batches from a row group on, each small enough for its pages to stay within the limit."""
+    def _batches(self, first_group: int) -> Iterator[Any]:
+        """Batches from a row group on. The larger the pages of a group, the fewer rows are in a batch."""
         most_bytes = PAGES_IN_ROW * self._limit.row_bytes
-        for group in range(first, len(self._groups)):
+        for group in range(first_group, len(self._groups)):
             yield from self._file.iter_batches(
                 batch_size=min(most_bytes // self._largest_page(group) or 1, READ_ROWS),
                 columns=self._columns,
@@ -180,18 +193,20 @@ class ParquetSource(RowSource):
     def _check_pages(self) -> None:
         """Raises UsageError, before any work, if a page does not fit the budget."""
         most_bytes = PAGES_IN_ROW * self._limit.row_bytes
-        groups = 0 if self._limit.budget_bytes is None else len(self._groups)
-        for group in range(groups):
-            if (found := self._largest_page(group)) > most_bytes:
+        if self._limit.budget_bytes is None:
+            return
+        for group in range(len(self._groups)):
+            page_bytes = self._largest_page(group)
+            if page_bytes > most_bytes:
                 raise UsageError(
-                    f"{self.name}: a page of row group {group + 1:,} unpacks to {found:,} "
+                    f"{self.name}: a page of row group {group + 1:,} unpacks to {page_bytes:,} "
                     f"bytes, but only {most_bytes:,} are allowed ({PAGES_IN_ROW} x "
                     f"{self._limit}): use a larger --budget, or write the file with "
                     "smaller pages (1 MB is typical)"
                 )
 
     def _largest_page(self, group: int) -> int:
-        """The sum of the largest pages of the columns, in bytes."""
+        """The bytes of the largest page of each column in a row group, added up. Cached."""
         if group not in self._page_bytes:
             extents = self._groups[group].extents.values()
             try:
@@ -203,28 +218,30 @@ class ParquetSource(RowSource):
                 raise self._damaged(where, error) from error
         return self._page_bytes[group]
 
-    def _row(self, number: int, text: Any, identity: Any) -> InputRow | BadRow:
-        """A row that is too long is never converted to a Python string."""
-        if _size_bytes(text) + _size_bytes(identity) > self._limit.row_bytes:
+    def _row(self, number: int, text_cell: Any, id_cell: Any) -> InputRow | BadRow:
+        """The row from its cells in pyarrow. A row that is too long is never converted to a Python string."""
+        if _size_bytes(text_cell) + _size_bytes(id_cell) > self._limit.row_bytes:
             return BadRow(number=number, reason=f"a row longer than {self._limit}", end=number)
         try:
-            found, named = text.as_py(), None if identity is None else identity.as_py()
+            text = text_cell.as_py()
+            row_id = None if id_cell is None else id_cell.as_py()
         except UnicodeDecodeError as error:
             reason = f"not UTF-8 at byte {error.start:,}"
             return BadRow(number=number, reason=reason, end=number)
         reason = ""
-        if found is None:
+        if text is None:
             reason = "the text is null"
-        elif identity is not None and named is None:
+        elif id_cell is not None and row_id is None:
             reason = "the id is null"
-        elif not found or found.isspace():
+        elif not text or text.isspace():
             reason = "the text is empty"
         if reason:
             return BadRow(number=number, reason=reason, end=number)
-        return InputRow(number=number, text=found, id=named, end=number)
+        return InputRow(number=number, text=text, id=row_id, end=number)
 
 
 def _size_bytes(cell: Any) -> int:
+    """The bytes of a text, which may be in a dictionary; 0 for a number or a null."""
     value = getattr(cell, "value", cell) if hasattr(cell, "dictionary") else cell
     buffer = value.as_buffer() if hasattr(value, "as_buffer") else None
     return 0 if buffer is None else int(buffer.size)
@@ -246,18 +263,18 @@ class ParquetForm(VectorForm):
 
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
         pa = arrow()
-        floats = _plain(pa.float32(), vectors.astype("<f4", copy=False))
+        floats = _fixed_width_array(pa.float32(), vectors.astype("<f4", copy=False))
         columns = [
-            _numbers([row.number for row in rows]),
+            _integer_array([row.number for row in rows]),
             pa.FixedSizeListArray.from_arrays(floats, self._dimensions),
         ]
         if self._ids:
             ids = [row.id for row in rows]
-            columns.insert(1, _numbers(ids) if self._integer_ids else _texts(ids))
+            columns.insert(1, _integer_array(ids) if self._integer_ids else _text_array(ids))
         return bytes(pa.record_batch(columns, schema=self._schema).serialize())
 
     def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - the stream has the count
-        """Row groups have one size, whatever the sizes of the batches were."""
+        """Copies the Arrow stream to a Parquet file, with GROUP_ROWS rows in each row group except the last."""
         pa = arrow()
         finished = partial.with_name(f"{partial.name}.finished")
         with (
@@ -270,44 +287,45 @@ class ParquetForm(VectorForm):
         return finished
 
     def _groups(self, stream: Any) -> Iterator[Any]:
+        """The batches of the stream, joined and cut into tables of GROUP_ROWS rows."""
         pa = arrow()
         batches: list[Any] = []
-        held = 0
+        row_count = 0
         for batch in pa.ipc.open_stream(stream):
             batches.append(batch)
-            held += batch.num_rows
-            while held >= GROUP_ROWS:
+            row_count += batch.num_rows
+            while row_count >= GROUP_ROWS:
                 table = pa.Table.from_batches(batches)
                 yield table.slice(0, GROUP_ROWS)
                 batches = table.slice(GROUP_ROWS).to_batches()
-                held -= GROUP_ROWS
-        if held:
+                row_count -= GROUP_ROWS
+        if row_count:
             yield pa.Table.from_batches(batches)
 
 
-# These build arrays from buffers, because pa.array() imports pandas, if installed, to look for a Series: 54 MiB.
+# Arrays are built from buffers here. pa.array() would import pandas, if installed, to look for a Series: 54 MiB.
 
 
-def _plain(kind: Any, values: NDArray[Any]) -> Any:
+def _fixed_width_array(kind: Any, values: NDArray[Any]) -> Any:
     return arrow().Array.from_buffers(
         kind, values.size, [None, arrow().py_buffer(values.tobytes())]
     )
 
 
-def _numbers(values: Sequence[Any]) -> Any:
+def _integer_array(values: Sequence[Any]) -> Any:
     import numpy as np
 
-    return _plain(arrow().int64(), np.array(values, dtype="<i8"))
+    return _fixed_width_array(arrow().int64(), np.array(values, dtype="<i8"))
 
 
-def _texts(values: Sequence[object]) -> Any:
+def _text_array(values: Sequence[object]) -> Any:
     import numpy as np
 
     pa = arrow()
     parts = [str(value).encode() for value in values]
-    ends = np.cumsum([0, *map(len, parts)]).astype("<i4")
-    places, data = pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(parts))
-    return pa.Array.from_buffers(pa.string(), len(parts), [None, places, data])
+    offsets = np.cumsum([0, *map(len, parts)]).astype("<i4")
+    buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(pa.string(), len(parts), buffers)
 
 
 # --- the footer and the page headers
@@ -324,143 +342,150 @@ class RowGroup:
 
 
 def read_directory(file: IO[bytes], columns: frozenset[str]) -> tuple[RowGroup, ...]:
-    """The row groups of a file, each with these columns. Raises PageError and OSError."""
+    """The row groups of a file, and where the pages of these columns are. Raises PageError and OSError."""
     size_bytes = file.seek(0, os.SEEK_END)
     file.seek(max(size_bytes - 8, 0))
-    end = file.read(8)
-    length = int.from_bytes(end[:4], "little")
-    if end[4:] != _MAGIC or length > size_bytes - 8:
+    tail = file.read(8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _MAGIC or length > size_bytes - 8:
         raise PageError("it has no footer")
     if length > DIRECTORY_BYTES:
         raise PageError(f"a footer of {length:,} bytes is over the limit of {DIRECTORY_BYTES:,}")
     file.seek(size_bytes - 8 - length)
-    found = Compact(file.read(length)).read(_DIRECTORY)
-    return tuple(_row_group(one, columns) for one in _list(found, _ROW_GROUPS))
+    metadata = Compact(file.read(length)).read(_DIRECTORY)
+    return tuple(_row_group(group, columns) for group in _list(metadata, _ROW_GROUPS))
 
 
-def _row_group(stated: object, columns: frozenset[str]) -> RowGroup:
+def _row_group(group: object, columns: frozenset[str]) -> RowGroup:
+    """A row group from its struct in the footer. Raises PageError if a column or the row count is missing."""
     extents = {}
-    for chunk in _list(stated, _COLUMNS):
-        known = chunk.get(_META_DATA) if isinstance(chunk, dict) else None
+    for chunk in _list(group, _COLUMNS):
+        metadata = chunk.get(_META_DATA) if isinstance(chunk, dict) else None
         path = ".".join(
-            part.decode(errors="replace") for part in _list(known, _PATH) if isinstance(part, bytes)
+            part.decode(errors="replace")
+            for part in _list(metadata, _PATH)
+            if isinstance(part, bytes)
         )
-        if isinstance(known, dict) and path in columns:
-            begin = known.get(_DATA_OFFSET, -1)
-            if (dictionary := known.get(_DICTIONARY_OFFSET, 0)) > 0:  # its page comes first
+        if isinstance(metadata, dict) and path in columns:
+            begin = metadata.get(_DATA_OFFSET, -1)
+            dictionary = metadata.get(_DICTIONARY_OFFSET, 0)
+            if dictionary > 0:  # the page of the dictionary comes first
                 begin = min(begin, dictionary)
-            extents[path] = (begin, begin + known.get(_SIZE, -1))
+            extents[path] = (begin, begin + metadata.get(_SIZE, -1))
     for name in columns:
         if name not in extents:
             raise PageError(f"a row group has no column {name!r}")
         begin, end = extents[name]
         if not 0 <= begin <= end:
             raise PageError(f"the column {name!r} ends before it starts")
-    rows = stated.get(_ROWS, -1) if isinstance(stated, dict) else -1
+    rows = group.get(_ROWS, -1) if isinstance(group, dict) else -1
     if rows < 0:
         raise PageError("a row group without a row count")
     return RowGroup(rows=rows, extents=extents)
 
 
 def _list(struct: object, field: int) -> list[Any]:
-    found = struct.get(field) if isinstance(struct, dict) else None
-    return found if isinstance(found, list) else []
+    """The list in a field of a struct; empty if a damaged file has something else there."""
+    value = struct.get(field) if isinstance(struct, dict) else None
+    return value if isinstance(value, list) else []
 
 
 def largest_page_bytes(file: IO[bytes], begin: int, end: int) -> int:
-    """The largest page between two offsets, packed or unpacked. Raises PageError and OSError."""
+    """The size of the largest page between two offsets, packed or unpacked. Raises PageError and OSError."""
     largest = 0
     while begin < end:
         file.seek(begin)
-        head = Compact(file.read(min(HEAD_BYTES, end - begin)))
-        found = head.read({})
-        unpacked, packed = found.get(_UNPACKED, -1), found.get(_PACKED, -1)
+        reader = Compact(file.read(min(HEAD_BYTES, end - begin)))
+        header = reader.read({})
+        unpacked, packed = header.get(_UNPACKED, -1), header.get(_PACKED, -1)
         if min(unpacked, packed) < 0:
             raise PageError("a page without a size")
         largest = max(largest, unpacked, packed)
-        begin += head.at + packed
+        begin += reader.position + packed
     return largest
 
 
 class Compact:
-    """A struct in Thrift's compact protocol, read once from its start."""
+    """Reads one struct in Thrift's compact protocol."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._entries = 0
-        self.at = 0
+        self.position = 0
 
-    def read(self, wanted: Wanted) -> dict[int, Any]:
-        """The whole numbers and the wanted fields, by field number."""
+    def read(self, fields: FieldTree) -> dict[int, Any]:
+        """The integers of the struct and the values of `fields`, by field number."""
         try:
-            return self._struct(0, wanted)
+            return self._struct(0, fields)
         except IndexError as error:
             raise PageError("it is cut off") from error
 
-    def _struct(self, deep: int, wanted: Wanted) -> dict[int, Any]:
-        found: dict[int, Any] = {}
+    def _struct(self, depth: int, fields: FieldTree) -> dict[int, Any]:
+        values: dict[int, Any] = {}
         field = 0
         while head := self._byte():
-            field = field + (head >> 4) if head >> 4 else self._integer()
+            field = field + (head >> 4) if head >> 4 else self._zigzag()
             kind = head & 15
             if kind in _INTEGERS:
-                found[field] = self._integer()
-            elif kind not in _BOOLEANS:  # whose value is their type
-                value = self._value(kind, deep + 1, wanted.get(field))
-                if field in wanted:
-                    found[field] = value
-        return found
+                values[field] = self._zigzag()
+            elif kind not in _BOOLEANS:  # the type of a boolean is its value
+                value = self._value(kind, depth + 1, fields.get(field))
+                if field in fields:
+                    values[field] = value
+        return values
 
-    def _value(self, kind: int, deep: int, wanted: Wanted | None) -> Any:
-        """A struct, some bytes or a list of them; None for other types, and without `wanted`."""
-        if deep > MOST_DEEP:
+    def _value(self, kind: int, depth: int, fields: FieldTree | None) -> Any:
+        """Reads a value. Returns a struct, or the bytes or list that `fields` selects; None for any other value."""
+        if depth > MOST_DEEP:
             raise PageError("it is nested too deeply")
         if kind == _STRUCT:
-            return self._struct(deep, wanted or {})
+            return self._struct(depth, fields or {})
         if kind == _BINARY:
-            length = self._natural()
+            length = self._varint()
             self._advance(length)
-            return None if wanted is None else self._data[self.at - length : self.at]
+            return None if fields is None else self._data[self.position - length : self.position]
         if kind in _LISTS:
             head = self._byte()
-            count = self._natural() if head >> 4 == 15 else head >> 4
-            return self._values(count, (head & 15,), deep, wanted)
+            count = self._varint() if head >> 4 == 15 else head >> 4
+            return self._values(count, (head & 15,), depth, fields)
         if kind == _MAP:
-            if count := self._natural():
+            if count := self._varint():
                 kinds = self._byte()
-                self._values(count, (kinds >> 4, kinds & 15), deep, None)
+                self._values(count, (kinds >> 4, kinds & 15), depth, None)
         elif kind in _INTEGERS:
-            self._integer()
+            self._zigzag()
         elif kind in (*_BOOLEANS, _BYTE, _DOUBLE):
             self._advance(8 if kind == _DOUBLE else 1)
         else:
             raise PageError(f"it has a field of unknown type {kind}")
         return None
 
-    def _values(self, count: int, kinds: tuple[int, ...], deep: int, wanted: Wanted | None) -> Any:
-        """The entries of a list, or of a map (then `kinds` are those of a key and its value)."""
-        if count > len(self._data):  # each has at least one byte
+    def _values(
+        self, count: int, kinds: tuple[int, ...], depth: int, fields: FieldTree | None
+    ) -> Any:
+        """Reads the entries of a list, or of a map: then `kinds` has the types of its keys and of its values."""
+        if count > len(self._data):  # an entry has at least one byte
             raise PageError("it has more entries than bytes")
-        if wanted is not None:
+        if fields is not None:
             self._entries += count
             if self._entries > MOST_ENTRIES:
                 raise PageError(f"it has more than {MOST_ENTRIES:,} entries")
-            return [self._value(kinds[0], deep + 1, wanted) for _ in range(count)]
+            return [self._value(kinds[0], depth + 1, fields) for _ in range(count)]
         for _ in range(count):
             for kind in kinds:
-                self._value(kind, deep + 1, None)
+                self._value(kind, depth + 1, None)
         return None
 
     def _advance(self, count: int) -> None:
-        self.at += count
-        if self.at > len(self._data):
+        self.position += count
+        if self.position > len(self._data):
             raise PageError("it is cut off, or too long")
 
     def _byte(self) -> int:
-        self.at += 1
-        return self._data[self.at - 1]
+        self.position += 1
+        return self._data[self.position - 1]
 
-    def _natural(self) -> int:
+    def _varint(self) -> int:
         value = shift = 0
         while True:
             byte = self._byte()
@@ -471,6 +496,6 @@ class Compact:
             if shift > 63:
                 raise PageError("an unterminated number")
 
-    def _integer(self) -> int:
-        value = self._natural()
+    def _zigzag(self) -> int:
+        value = self._varint()
         return (value >> 1) ^ -(value & 1)

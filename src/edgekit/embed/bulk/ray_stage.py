@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit import errors
-from edgekit.embed.bulk.job import Embedded, Terms, embedded
+from edgekit.embed.bulk.job import EmbeddedBatches, Terms, embed_batch
 from edgekit.embed.bulk.rows import Batch
 from edgekit.engines.native.buffers import usable_cores
 from edgekit.errors import (
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
 
 LOCAL = "local"
-FIRST_WORKER_S = 60  # a cluster that has to start a machine takes longer: run the job again then
+# For the first worker to start. A cluster that must add a machine takes longer: run the job again later.
+FIRST_WORKER_S = 60
 
-_CPUS_OF_READER = 1
+_CPUS_OF_READER = 1  # for the process that reads the input
 _BATCHES_AHEAD = 2  # per worker: one is embedded, the next one waits
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_TRIES = 3  # to restart a worker that died, for example because its machine ran out of memory
+_RESTARTS = 3  # of a worker that died, for example because its machine ran out of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +107,9 @@ class EmbedStage:
 
 def embed_on_ray(
     opening: Opening, terms: Terms, cluster: Cluster, batches: Iterator[Batch]
-) -> Embedded:
+) -> EmbeddedBatches:
     """Embeds batches in the workers."""
-    with _running(cluster) as ray:
+    with _connected_ray(cluster) as ray:
         workers = _Workers(ray, opening, terms, cluster)
         sent: deque[Any] = deque()
         failure: EdgekitError | None = None
@@ -129,17 +130,18 @@ def embed_on_ray(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Failed:
-    """An error of a worker: not every exception survives pickling."""
+class _WorkerFailure:
+    """An error of a worker, as strings, because some exceptions cannot be pickled."""
 
     kind: str
     message: str
 
     @classmethod
-    def of(cls, error: EdgekitError) -> _Failed:
+    def of(cls, error: EdgekitError) -> _WorkerFailure:
         return cls(kind=type(error).__name__, message=str(error))
 
-    def again(self) -> EdgekitError:
+    def to_error(self) -> EdgekitError:
+        """The exception again, without calling its constructor, whose arguments are not known."""
         kind = getattr(errors, self.kind, EngineError)
         error: EdgekitError = kind.__new__(kind)
         Exception.__init__(error, self.message)
@@ -147,7 +149,7 @@ class _Failed:
 
 
 class _Worker:
-    """The actor. It opens the model with its first batch, so that an error comes back as the answer."""
+    """The actor. It opens the model with its first batch, so that an error in opening is returned as an answer."""
 
     def __init__(self, opening: Opening, terms: Terms) -> None:
         self._opening, self._terms = opening, terms
@@ -157,11 +159,12 @@ class _Worker:
         return True
 
     def answer(self, batch: Batch) -> object:
+        """The batch with its vectors, or a _WorkerFailure."""
         try:
             self._embedder = self._embedder or self._opening.open()
-            return embedded(self._embedder, batch, self._terms)
+            return embed_batch(self._embedder, batch, self._terms)
         except EdgekitError as error:
-            return _Failed.of(error)
+            return _WorkerFailure.of(error)
 
 
 class _Workers:
@@ -173,8 +176,8 @@ class _Workers:
         actor = ray.remote(_Worker).options(
             num_cpus=cluster.threads,
             memory=cluster.memory_bytes,
-            max_restarts=_TRIES,
-            max_task_retries=_TRIES,
+            max_restarts=_RESTARTS,
+            max_task_retries=_RESTARTS,
         )
         resources = ray.cluster_resources()
         cpus, memory_bytes = resources.get("CPU", 0), resources.get("memory", 0)
@@ -193,7 +196,7 @@ class _Workers:
             )
 
     def send(self, batch: Batch) -> tuple[Any, Any]:
-        """The worker with the fewest batches, and Ray's reference to its answer."""
+        """Sends a batch to the worker with the fewest. Returns the worker and Ray's reference to its answer."""
         self._collect_started(len(self._starting), 0)
         worker = min(self._started, key=self._started.__getitem__)
         self._started[worker] += 1
@@ -203,7 +206,7 @@ class _Workers:
         """Waits for the answer to a batch that was sent."""
         worker, answer = sent
         self._started[worker] -= 1
-        return taken(self._ray, answer)
+        return get_answer(self._ray, answer)
 
     @property
     def most_pending(self) -> int:
@@ -211,45 +214,48 @@ class _Workers:
         return len(self._started) * _BATCHES_AHEAD
 
     def _collect_started(self, count: int, timeout_s: float) -> None:
+        """Waits until `count` of the starting workers are up, or until the timeout."""
         if not self._starting:
             return
         refs = list(self._starting)
         ready, _ = self._ray.wait(refs, num_returns=max(count, 1), timeout=timeout_s)
         for ref in ready:
-            taken(self._ray, ref)
+            get_answer(self._ray, ref)
             self._started[self._starting.pop(ref)] = 0
 
 
-def taken(ray: Any, answer: Any) -> Any:
+def get_answer(ray: Any, answer: Any) -> Any:
     """A worker's answer. An error of the worker is raised here with its own type."""
     try:
-        row = ray.get(answer)
+        result = ray.get(answer)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         kind = MemoryPressureError if isinstance(cause, MemoryError) else EngineError
-        raise kind(f"a worker failed with {type(cause).__name__}: {_plain(cause)}") from error
+        raise kind(
+            f"a worker failed with {type(cause).__name__}: {_one_line_message(cause)}"
+        ) from error
     except ray.exceptions.RayError as error:
-        raise EngineError(f"a Ray worker was lost: {_plain(error)}") from error
-    if isinstance(row, _Failed):
-        raise row.again()
-    return row
+        raise EngineError(f"a Ray worker was lost: {_one_line_message(error)}") from error
+    if isinstance(result, _WorkerFailure):
+        raise result.to_error()
+    return result
 
 
-def _plain(error: object) -> str:
+def _one_line_message(error: object) -> str:
     """The message in one line, without terminal colours."""
     return " ".join(_COLOUR.sub("", str(error)).split())[:400]
 
 
 @contextmanager
-def _running(cluster: Cluster) -> Iterator[Any]:
-    """Ray, started on this machine or joined; disconnected at the end."""
+def _connected_ray(cluster: Cluster) -> Iterator[Any]:
+    """The ray module, connected to the cluster, or to a Ray started on this machine. Disconnects at the end."""
     ray = import_ray()
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    # Without this its C++ code writes to our standard error.
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    # Without this, the C++ code of Ray writes to our standard error.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     if cluster.address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        quiet |= {
+        options |= {
             "num_cpus": cluster.workers_on(usable_cores() + _CPUS_OF_READER) * cluster.threads
             + _CPUS_OF_READER,
             "include_dashboard": False,
@@ -257,10 +263,10 @@ def _running(cluster: Cluster) -> Iterator[Any]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123 - no file
         try:  # Ray reports workers that it restarts on standard output, between our lines
             try:
-                with _silenced():  # even quiet, Ray announces itself
-                    ray.init(address=cluster.address, **quiet)
+                with _silenced():  # Ray announces itself at every log level
+                    ray.init(address=cluster.address, **options)
             except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-                where = f"{cluster.address!r}: {_plain(error)}"
+                where = f"{cluster.address!r}: {_one_line_message(error)}"
                 raise EngineError(f"cannot reach Ray at {where}") from error
             yield ray
         finally:

@@ -30,7 +30,7 @@ from edgekit.embed.bulk.rows import (
 from edgekit.embed.stdio import (
     NotJsonError,
     broken_character,
-    decoded,
+    decode_line,
     kind_of,
     read_object,
 )
@@ -55,14 +55,14 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _INT64 = 2**63
 
 
-class _BadError(Exception):
-    """Why this row cannot be used."""
+class _BadRowError(Exception):
+    """A row cannot be used; the message says why."""
 
 
 def open_source(
     reference: str, *, form: str | None, fields: Fields, limit: RowLimit | None = None
 ) -> RowSource:
-    """The input. Raises UsageError for a format or fields that do not work, before anything is read."""
+    """The input. Raises UsageError, before a row is read, if the format and the fields do not go together."""
     form, limit = form or format_of(reference), limit or RowLimit()
     packed = PurePath(reference).suffix.lower() == PACKED
     if form == "parquet":
@@ -78,7 +78,7 @@ def open_source(
     if form in _DELIMITERS:
         reader: Reader = partial(_csv_rows, fields, _DELIMITERS[form])
     else:
-        reader = partial(_line_rows, fields, _text_line if form == "txt" else _json_fields)
+        reader = partial(_line_rows, fields, _parse_text if form == "txt" else _parse_json)
     return open_lines(reference, limit, reader, packed=packed)
 
 
@@ -89,20 +89,20 @@ def format_of(reference: str) -> str:
     path = PurePath(reference)
     if path.suffix.lower() == PACKED:
         path = path.with_suffix("")
-    found = SUFFIXES.get(path.suffix.lower())
-    if found is None:
+    form = SUFFIXES.get(path.suffix.lower())
+    if form is None:
         raise UsageError(
             f"cannot tell the format of {reference} from its name: add --format {'|'.join(FORMATS)}"
         )
-    return found
+    return form
 
 
-Pick = Callable[[bytes, Fields], tuple[str, Id | None] | None]
-"""Takes a line; returns its text and id, or None for a blank line that is not a row."""
+ParseLine = Callable[[bytes, Fields], tuple[str, Id | None] | None]
+"""From a line to its text and id; None for a blank line, which is not a row."""
 
 
 def _line_rows(
-    fields: Fields, pick: Pick, lines: LineSource, start: ResumeMark
+    fields: Fields, parse: ParseLine, lines: LineSource, start: ResumeMark
 ) -> Iterator[InputRow | BadRow]:
     """One row per line."""
     for number, line in enumerate(lines.from_position(start.position), start.number + 1):
@@ -111,9 +111,11 @@ def _line_rows(
             yield BadRow(number=number, reason=reason, end=line.end)
             continue
         try:
-            if (found := pick(line.data, fields)) is not None:
-                yield InputRow(number=number, text=found[0], id=found[1], end=line.end)
-        except (_BadError, NotJsonError) as error:
+            parsed = parse(line.data, fields)
+            if parsed is not None:
+                text, row_id = parsed
+                yield InputRow(number=number, text=text, id=row_id, end=line.end)
+        except (_BadRowError, NotJsonError) as error:
             yield BadRow(number=number, reason=str(error), end=line.end)
 
 
@@ -122,7 +124,7 @@ def _csv_rows(
 ) -> Iterator[InputRow | BadRow]:
     """One row per record, which may span lines inside quotes. The first record names the columns.
 
-    Raises UsageError if it lacks one, and TextError for a record whose end cannot be found.
+    Raises UsageError if a column is missing, and TextError for a record whose end cannot be found.
     """
     records = _Records(lines, delimiter)
     head = records.next(0)
@@ -131,9 +133,9 @@ def _csv_rows(
             f"{lines.name} is empty: the first line of a CSV file must name its columns"
         )
     columns = head.cells
-    if head.wrong or len(columns) > MOST_COLUMNS:
+    if head.problem or len(columns) > MOST_COLUMNS:
         raise UsageError(
-            f"{lines.name}: the first line is not a header: {head.wrong or 'too many columns'}"
+            f"{lines.name}: the first line is not a header: {head.problem or 'too many columns'}"
         )
     for name in filter(None, (fields.text, fields.id)):
         if columns.count(name) != 1:
@@ -147,20 +149,20 @@ def _csv_rows(
     number = start.number
     while (record := records.next(number + 1)) is not None:
         number += 1
-        count, wrong = len(record.cells), record.wrong
+        count, problem = len(record.cells), record.problem
         if not count:  # a blank line
             continue
-        if not wrong and count != len(columns):
-            wrong = f"{count} field{'s' if count > 1 else ''}, but the header has {len(columns)}"
-        if wrong:
-            yield BadRow(number=number, reason=wrong, end=record.end)
+        if not problem and count != len(columns):
+            problem = f"{count} field{'s' if count > 1 else ''}, but the header has {len(columns)}"
+        if problem:
+            yield BadRow(number=number, reason=problem, end=record.end)
             continue
         cells = dict(zip(columns, record.cells, strict=True))
         try:
-            identity = None if fields.id is None else _whole_text(cells[fields.id], "the id")
-            text = _whole_text(cells[fields.text], "the text")
-            yield InputRow(number=number, text=text, id=identity, end=record.end)
-        except _BadError as error:
+            row_id = None if fields.id is None else _valid_text(cells[fields.id], "the id")
+            text = _valid_text(cells[fields.text], "the text")
+            yield InputRow(number=number, text=text, id=row_id, end=record.end)
+        except _BadRowError as error:
             yield BadRow(number=number, reason=str(error), end=record.end)
 
 
@@ -168,44 +170,46 @@ def _csv_rows(
 class _Record:
     cells: list[str]
     end: int
-    wrong: str = ""
+    problem: str = ""  # why it is not valid
 
 
 class _Records:
-    """The records of a CSV file, each with the position after it: the csv module takes lines only as it needs them."""
+    """The records of a CSV file, each with the position after it. The csv module reads no line before it needs it."""
 
     def __init__(self, lines: LineSource, delimiter: str) -> None:
         self._lines, self._delimiter = lines, delimiter
         self.end = 0
         self._source = lines.from_position(0)
-        self._begin()
+        self._start_reader()
 
     def go_to(self, position: int) -> None:
         self.end = position
-        self._source = self._lines.later(self._source, position)
-        self._begin()
+        self._source = self._lines.skip_to(self._source, position)
+        self._start_reader()
 
     def next(self, number: int) -> _Record | None:
+        """The record with this row number; None at the end of the file."""
         # Of the current record: its number, the position before it, and the bytes read so far.
         self._number, self._start, self._bytes = number, self.end, 0
         try:
             return _Record(cells=next(self._reader), end=self.end)
         except StopIteration:
             return None
-        except (csv.Error, _BadError) as error:
-            self._begin()  # the next record begins on the next line
-            return _Record(cells=[""], end=self.end, wrong=f"not valid CSV: {error}")
+        except (csv.Error, _BadRowError) as error:
+            self._start_reader()  # the next record begins on the next line
+            return _Record(cells=[""], end=self.end, problem=f"not valid CSV: {error}")
 
-    def _begin(self) -> None:
+    def _start_reader(self) -> None:
         csv.field_size_limit(self._lines.limit.row_bytes)
         self._reader = csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
 
     def _texts(self) -> Iterator[str]:
+        """The lines for the csv module. Raises TextError if a record with an open quote exceeds the limit."""
         limit = self._lines.limit
         for line in self._source:
-            if line.data is None and not self._bytes and not line.quoted:
+            if line.data is None and not self._bytes and not line.has_quote:
                 self.end = line.end
-                raise _BadError(f"a line longer than {limit}")
+                raise _BadRowError(f"a line longer than {limit}")
             if line.data is None or self._bytes + len(line.data) > limit.row_bytes:
                 raise TextError(
                     f"{self._lines.name}, row {self._number:,} (from byte {self._start:,} on): a "
@@ -214,12 +218,13 @@ class _Records:
                 )
             self.end = line.end
             self._bytes += len(line.data)
-            text = line.data.decode("utf-8", "surrogateescape")  # a bad cell must not end it
+            # Invalid UTF-8 is an error only in a cell that is used.
+            text = line.data.decode("utf-8", "surrogateescape")
             del line
             yield text
 
 
-class GivenTexts(RowSource):
+class ArgumentTexts(RowSource):
     """Texts from the command line."""
 
     name = "the command line"
@@ -232,63 +237,63 @@ class GivenTexts(RowSource):
     def rows(self, start: ResumeMark) -> Iterator[InputRow | BadRow]:
         for number, text in enumerate(self._texts[start.position :], start.position + 1):
             try:
-                yield InputRow(number=number, text=_whole_text(text, "the text"), end=number)
-            except _BadError as error:
+                yield InputRow(number=number, text=_valid_text(text, "the text"), end=number)
+            except _BadRowError as error:
                 yield BadRow(number=number, reason=str(error), end=number)
 
     def share(self, position: int) -> float:
         return position / len(self._texts)
 
 
-def _text_line(line: bytes, _: Fields) -> tuple[str, None]:
-    return _full(decoded(line.removesuffix(b"\n").removesuffix(b"\r"))), None
+def _parse_text(line: bytes, _: Fields) -> tuple[str, None]:
+    return _check_not_empty(decode_line(line.removesuffix(b"\n").removesuffix(b"\r"))), None
 
 
-def _json_fields(line: bytes, fields: Fields) -> tuple[str, Id | None] | None:
+def _parse_json(line: bytes, fields: Fields) -> tuple[str, Id | None] | None:
     line = line.strip()
     if not line:
         return None
     row = read_object(line)
-    text = _at(row, fields.text)
+    text = _field(row, fields.text)
     if not isinstance(text, str):
-        raise _BadError(f"{fields.text!r} is {kind_of(text)}, not a string")
-    identity = None
+        raise _BadRowError(f"{fields.text!r} is {kind_of(text)}, not a string")
+    row_id = None
     if fields.id is not None:
-        identity = _at(row, fields.id)
-        if isinstance(identity, str):
-            _whole_text(identity, "the id")
-        elif type(identity) is not int or not -_INT64 <= identity < _INT64:
-            raise _BadError(
-                f"{fields.id!r} is {kind_of(identity)}, not a string or a 64-bit integer"
+        row_id = _field(row, fields.id)
+        if isinstance(row_id, str):
+            _valid_text(row_id, "the id")
+        elif type(row_id) is not int or not -_INT64 <= row_id < _INT64:
+            raise _BadRowError(
+                f"{fields.id!r} is {kind_of(row_id)}, not a string or a 64-bit integer"
             )
-    return _full(_unpaired(text, fields.text)), identity
+    return _check_not_empty(_check_utf8(text, fields.text)), row_id
 
 
-def _at(row: Mapping[str, Any], name: str) -> Any:
-    """The field of exactly this name, or one nested in others: data.title."""
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    """The field of exactly this name, or a nested field: data.title. Raises _BadRowError if there is none."""
     if name in row:
         return row[name]
     value: Any = row
     for step in name.split("."):
         if not isinstance(value, dict) or step not in value:
             names = ", ".join(repr(key[:40]) for key in list(row)[:10]) or "nothing"
-            raise _BadError(f"no field {name!r}; it has {names}")
+            raise _BadRowError(f"no field {name!r}; it has {names}")
         value = value[step]
     return value
 
 
-def _whole_text(text: str, what: str) -> str:
-    """Raises _BadError for a text that is empty or has bytes that were not UTF-8."""
-    return _full(_unpaired(text, what), what)
+def _valid_text(text: str, what: str) -> str:
+    """Raises _BadRowError for a text that is empty or has bytes that were not UTF-8."""
+    return _check_not_empty(_check_utf8(text, what), what)
 
 
-def _unpaired(text: str, what: str) -> str:
-    if (place := broken_character(text)) is not None:
-        raise _BadError(f"{what} is not UTF-8 at character {place:,}")
+def _check_utf8(text: str, what: str) -> str:
+    if (index := broken_character(text)) is not None:
+        raise _BadRowError(f"{what} is not UTF-8 at character {index:,}")
     return text
 
 
-def _full(text: str, what: str = "the text") -> str:
+def _check_not_empty(text: str, what: str = "the text") -> str:
     if not text or text.isspace():  # `strip` would copy it
-        raise _BadError(f"{what} is empty")
+        raise _BadRowError(f"{what} is empty")
     return text

@@ -32,23 +32,24 @@ STDIN = "-"
 MOST_ROW_BYTES = 8 * MB  # a text at its limit of 4 MB, and as much again for the other fields
 LEAST_ROW_BYTES = 256 * KIB
 
-# The longest row is this part of the budget, because it is held several times.
+# The longest row may take 1/128 of the budget, because several copies of it are in memory.
 _ROWS_IN_BUDGET = 128
-# Of the longest row: its bytes, its text at 4 bytes a character, tokens, parsed fields.
+# Memory for reading, in multiples of the longest row: its bytes, its text at 4 bytes per character, its tokens, its
+# parsed fields.
 _COPIES = 16
 _BOM = b"\xef\xbb\xbf"
 _PIECE_BYTES = 64 * 1024
 
 
 def row_bytes_for(budget_bytes: int | None) -> int:
-    """How long a row of the input may be, so that everything made from it is a small part of the budget."""
+    """The limit on the length of a row, so that all copies of it are a small part of the budget."""
     if budget_bytes is None:
         return MOST_ROW_BYTES
     return min(max(budget_bytes // _ROWS_IN_BUDGET, LEAST_ROW_BYTES), MOST_ROW_BYTES)
 
 
 def input_bytes_for(budget_bytes: int | None) -> int:
-    """An upper bound on the memory for reading, for a plan; 0 without a budget."""
+    """An upper bound on the memory for reading the input; 0 without a budget."""
     return 0 if budget_bytes is None else _COPIES * row_bytes_for(budget_bytes)
 
 
@@ -65,7 +66,7 @@ class RowLimit:
 
     @property
     def held_characters(self) -> int:
-        """Characters of all texts in a batch; a longer text is a batch by itself."""
+        """Limit on the characters of all texts in a batch. A longer text is a batch by itself."""
         return self.row_bytes // 2
 
     def __str__(self) -> str:
@@ -138,7 +139,7 @@ class RowSource(ABC):
     """An input that is read row by row. It holds one row in memory, or a few of Parquet."""
 
     name: str
-    identity: Mapping[str, Any]  # what must be the same for a job to resume
+    identity: Mapping[str, Any]  # a job resumes only if this has not changed
     integer_ids = False  # whether every id is known to be a 64-bit integer
 
     @abstractmethod
@@ -153,10 +154,10 @@ class RowSource(ABC):
     def share(self, position: int) -> float | None:
         """The share of the input before `position`; None if its length is unknown."""
 
-    def check_unchanged(self) -> None:  # noqa: B027 - most cannot change
+    def check_unchanged(self) -> None:  # noqa: B027 - for files
         """Raises SourceError if the input was written to while it was read."""
 
-    def close(self) -> None:  # noqa: B027 - most are not open
+    def close(self) -> None:  # noqa: B027 - for files
         """Idempotent."""
 
 
@@ -185,7 +186,7 @@ class Fields:
 class Line(NamedTuple):
     data: bytes | None  # without a byte order mark; None: longer than the limit
     end: int
-    quoted: bool = False  # a line over the limit has a double quote in it
+    has_quote: bool = False  # whether a line over the limit contains a double quote
 
 
 class LineSource(RowSource):
@@ -202,8 +203,8 @@ class LineSource(RowSource):
         """The lines from `position` on. Raises SourceError if the input cannot be read or unpacked."""
 
     @abstractmethod
-    def later(self, lines: Iterator[Line], position: int) -> Iterator[Line]:
-        """The lines from `position` on, after some of `lines` were taken."""
+    def skip_to(self, lines: Iterator[Line], position: int) -> Iterator[Line]:
+        """The lines from `position` on. `lines` are those that have not been read yet."""
 
 
 Reader = Callable[[LineSource, ResumeMark], Iterator[InputRow | BadRow]]
@@ -230,7 +231,7 @@ class Lines(LineSource):
             reason = getattr(error, "strerror", None) or str(error)
             raise SourceError(f"reading {self.name} failed: {reason}") from error
 
-    def later(self, lines: Iterator[Line], position: int) -> Iterator[Line]:  # noqa: ARG002 - a file seeks
+    def skip_to(self, lines: Iterator[Line], position: int) -> Iterator[Line]:  # noqa: ARG002 - a file seeks
         return self.from_position(position)
 
     def share(self, position: int) -> float | None:
@@ -259,9 +260,9 @@ class PipeLines(LineSource):
         self._unmarked: deque[tuple[int, bytes]] = deque()  # end and hash of later lines
 
     def from_position(self, position: int) -> Iterator[Line]:
-        return self.later(self._lines(), position)
+        return self.skip_to(self._lines(), position)
 
-    def later(self, lines: Iterator[Line], position: int) -> Iterator[Line]:
+    def skip_to(self, lines: Iterator[Line], position: int) -> Iterator[Line]:
         reached = 0
         for line in lines if position else ():
             reached = line.end
@@ -276,11 +277,11 @@ class PipeLines(LineSource):
         return lines
 
     def _lines(self) -> Iterator[Line]:
-        """Keeps the hash of each line until the next mark, and nothing else of it."""
+        """All lines. The hash of each is stored until the next mark."""
         line_hash = hashlib.sha256()
 
         def update(piece: bytes) -> None:
-            line_hash.update(piece)
+            line_hash.update(piece)  # `line_hash` is a new one for every line
 
         for line in bounded_lines(self._stream, 0, self.limit.row_bytes, update):
             self._unmarked.append((line.end, line_hash.digest()))
@@ -299,6 +300,7 @@ class PipeLines(LineSource):
 def open_lines(
     reference: str, limit: RowLimit, reader: Reader, *, packed: bool
 ) -> Lines | PipeLines:
+    """The lines of a file, or of standard input if the reference is "-"."""
     if reference != STDIN:
         return Lines(Path(reference), limit, reader, packed=packed)
     if sys.stdin is None:
@@ -307,6 +309,7 @@ def open_lines(
 
 
 def file_identity(status: os.stat_result) -> dict[str, Any]:
+    """Figures that change if the file is modified or replaced."""
     return {
         "size_bytes": status.st_size,
         "modified_ns": status.st_mtime_ns,
@@ -315,6 +318,7 @@ def file_identity(status: os.stat_result) -> dict[str, Any]:
 
 
 def check_same(name: str, before: os.stat_result, descriptor: int) -> None:
+    """Raises SourceError if an open file has changed since `before`."""
     now = os.fstat(descriptor)
     if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise SourceError(
@@ -324,6 +328,7 @@ def check_same(name: str, before: os.stat_result, descriptor: int) -> None:
 
 
 def open_input(path: Path) -> IO[bytes]:
+    """Opens a regular file. Raises UsageError for anything else, and NotFoundError if it cannot be read."""
     try:
         if path.is_fifo():  # opening one without a writer would block forever
             raise UsageError(f"{path} is a pipe: pipe it in with --input -")
@@ -345,19 +350,23 @@ def bounded_lines(
     row_bytes: int,
     on_read: Callable[[bytes], object] = lambda _: None,
 ) -> Iterator[Line]:
-    """The lines from `position` on. Calls `on_read` with every piece of a line before the line is yielded."""
+    """The lines of a stream that is at `position`. Of a line over the limit, only the end and `has_quote` are yielded.
+
+    Calls `on_read` with every piece of a line before the line is yielded.
+    """
     while raw := stream.readline(row_bytes + 1):
         on_read(raw)
-        first, position = position == 0, position + len(raw)
+        is_first = position == 0
+        position += len(raw)
         if len(raw) <= row_bytes or raw.endswith(b"\n"):
-            yield Line(raw.removeprefix(_BOM) if first else raw, position)
+            yield Line(raw.removeprefix(_BOM) if is_first else raw, position)
             continue
-        quoted = b'"' in raw
+        has_quote = b'"' in raw
         del raw  # frees it before more is read
         while more := stream.readline(_PIECE_BYTES):
             on_read(more)
             position += len(more)
-            quoted = quoted or b'"' in more
+            has_quote = has_quote or b'"' in more
             if more.endswith(b"\n"):
                 break
-        yield Line(None, position, quoted)
+        yield Line(None, position, has_quote)
