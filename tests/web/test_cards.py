@@ -36,7 +36,7 @@ from edgekit.web.cards import (
     Cards,
     Deck,
     Maker,
-    in_order,
+    sort_entries,
     work,
 )
 from edgekit.web.failures import TooManyError
@@ -170,7 +170,7 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_plausibly_fits_comes_first_each_by_rank() -> None:
     machine = ModelRequest(devices=("RTX 4090",), ram="64G").find_machine()
-    found = in_order(read_catalog().entries, machine, "llama.cpp")
+    found = sort_entries(read_catalog().entries, machine, "llama.cpp")
     card, every = machine.devices[0].free_bytes, engine_named("llama.cpp").capacity_bytes(machine)
     places = [sum(smallest_bytes(entry) > room for room in (card, every)) for entry in found]
     assert places == sorted(places)

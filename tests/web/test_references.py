@@ -31,7 +31,13 @@ from edgekit.sources import path_of
 from edgekit.sources.download import download_model
 from edgekit.sources.types import Reach
 from edgekit.web.models import OpenedModels
-from edgekit.web.references import allowed, allowed_request, files_inside, is_near, without_folders
+from edgekit.web.references import (
+    allowed_reference,
+    allowed_request,
+    files_inside,
+    is_near,
+    without_folders,
+)
 from edgekit.web.types import CallWatch, WebSettings
 
 NOWHERE = WebSettings()
@@ -70,7 +76,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_and_addresses_are_let_through(name: str) -> None:
-    assert allowed(f"  {name} ", NOWHERE) == name
+    assert allowed_reference(f"  {name} ", NOWHERE) == name
     assert path_of(name) is None
 
 
@@ -96,7 +102,7 @@ def with_file(flag: str, name: str) -> Request:
 def test_no_way_out(name: str, folder: Path, *, given: bool) -> None:
     settings = WebSettings(models_dirs=(folder,) if given else ())
     with pytest.raises(NotAllowedError):
-        allowed(name, settings)
+        allowed_reference(name, settings)
     for flag in ("mmproj", "lora", "draft_model"):
         with pytest.raises(NotAllowedError):
             allowed_request(with_file(flag, name), settings)
@@ -105,7 +111,7 @@ def test_no_way_out(name: str, folder: Path, *, given: bool) -> None:
 @pytest.mark.parametrize("name", ["", " ", "\0", "model\0.gguf", "a\nb", "x" * 9000, "\ud800"])
 def test_what_is_no_name(name: str, folder: Path) -> None:
     with pytest.raises(UsageError):
-        allowed(name, WebSettings(models_dirs=(folder,)))
+        allowed_reference(name, WebSettings(models_dirs=(folder,)))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +125,7 @@ def test_a_path_where_no_folder_was_given(
     told = []
     for _ in range(2):
         with pytest.raises(NotAllowedError, match="--models-dir") as refused:
-            allowed(name, NOWHERE)
+            allowed_reference(name, NOWHERE)
         told.append(str(refused.value))
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -138,8 +144,8 @@ def test_inside(folder: Path) -> None:
         "org//name",
         str(path),
     ):
-        assert allowed(name, settings) in {str(path), str(path.parent)}, name
-    assert allowed(".", settings) == str(folder)
+        assert allowed_reference(name, settings) in {str(path), str(path.parent)}, name
+    assert allowed_reference(".", settings) == str(folder)
     assert OpenedModels(settings).named("org/name", CallWatch()).found is not None
 
 
@@ -147,7 +153,7 @@ def test_inside(folder: Path) -> None:
 def test_not_there(name: str, folder: Path) -> None:
     for text in (name, str(folder / name)):
         with pytest.raises(NotFoundError):
-            allowed(text, WebSettings(models_dirs=(folder,)))
+            allowed_reference(text, WebSettings(models_dirs=(folder,)))
 
 
 def test_beside(folder: Path) -> None:
@@ -156,16 +162,16 @@ def test_beside(folder: Path) -> None:
     other = folder.parent / "other"
     for path in (other, *other.iterdir(), other / "nothing.gguf", Path(f"{folder}-more/x.gguf")):
         with pytest.raises(NotAllowedError, match="outside the --models-dir folders"):
-            allowed(str(path), settings)
+            allowed_reference(str(path), settings)
 
 
 def test_a_folder_that_is_named_by_a_link(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
     settings = WebSettings(models_dirs=(link,))
-    assert allowed("org/name", settings) == str(folder / "org" / "name")
-    assert allowed(str(link / "org" / "name"), settings) == str(folder / "org" / "name")
-    assert allowed(str(folder / "org" / "name"), settings) == str(folder / "org" / "name")
+    assert allowed_reference("org/name", settings) == str(folder / "org" / "name")
+    assert allowed_reference(str(link / "org" / "name"), settings) == str(folder / "org" / "name")
+    assert allowed_reference(str(folder / "org" / "name"), settings) == str(folder / "org" / "name")
 
 
 def _to_a_file(folder: Path, other: Path) -> str:
@@ -203,7 +209,7 @@ def _a_pipe(folder: Path, _: Path) -> str:
 def test_links_and_devices_inside(way: Callable[[Path, Path], str], folder: Path) -> None:
     name = way(folder, folder.parent / "other")
     with pytest.raises(NotAllowedError):
-        allowed(name, WebSettings(models_dirs=(folder,)))
+        allowed_reference(name, WebSettings(models_dirs=(folder,)))
 
 
 def test_links_that_lead_nowhere_or_to_themselves(folder: Path) -> None:
@@ -211,7 +217,7 @@ def test_links_that_lead_nowhere_or_to_themselves(folder: Path) -> None:
     (folder / "round.gguf").symlink_to("round.gguf")
     for name in ("gone.gguf", "round.gguf"):
         with pytest.raises(NotFoundError):
-            allowed(name, WebSettings(models_dirs=(folder,)))
+            allowed_reference(name, WebSettings(models_dirs=(folder,)))
 
 
 def test_a_folder_with_a_link_in_it_that_leads_out(folder: Path) -> None:
@@ -220,7 +226,7 @@ def test_a_folder_with_a_link_in_it_that_leads_out(folder: Path) -> None:
     inner.mkdir()
     (inner / "model.gguf").symlink_to(next((folder.parent / "other").iterdir()))
     settings = WebSettings(models_dirs=(folder,))
-    found = allowed("inner", settings)
+    found = allowed_reference("inner", settings)
     with pytest.raises(NotAllowedError, match="outside the --models-dir"):
         files_inside(found, settings)
     with pytest.raises(NotAllowedError):
@@ -243,9 +249,9 @@ def test_what_a_link_leads_out_to_is_not_told(folder: Path) -> None:
 def test_a_refusal_names_what_was_typed(folder: Path) -> None:
     (folder / "out.gguf").symlink_to(next((folder.parent / "other").iterdir()))
     with pytest.raises(NotAllowedError, match=r"'out\.gguf' is a link to a place outside"):
-        allowed("out.gguf", WebSettings(models_dirs=(folder,)))
+        allowed_reference("out.gguf", WebSettings(models_dirs=(folder,)))
     with pytest.raises(NotAllowedError, match=r"'\.' is a path"):
-        allowed(".", NOWHERE)
+        allowed_reference(".", NOWHERE)
 
 
 def test_links_inside_of_a_folder_are_followed(folder: Path) -> None:
@@ -255,7 +261,7 @@ def test_links_inside_of_a_folder_are_followed(folder: Path) -> None:
     inner.mkdir()
     (inner / "model.gguf").symlink_to(path)
     settings = WebSettings(models_dirs=(folder,))
-    assert allowed("inner/model.gguf", settings) == str(path)
+    assert allowed_reference("inner/model.gguf", settings) == str(path)
     assert OpenedModels(settings).named("inner", CallWatch()).found is not None
 
 
@@ -275,7 +281,7 @@ def test_nothing_depends_on_where_the_server_was_started(
     write_model(tmp_path / "org" / "name")
     for here in HERE:
         write_model(tmp_path / here)
-    assert allowed(name, NOWHERE) == name
+    assert allowed_reference(name, NOWHERE) == name
     assert outcome(name) == before
     assert str(tmp_path) not in str(before)
 
@@ -302,7 +308,9 @@ def test_commands_name_what_was_found_elsewhere(
 
 def test_a_given_folder_comes_before_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    assert allowed("org/name", WebSettings(models_dirs=(folder,))) == str(folder / "org" / "name")
+    assert allowed_reference("org/name", WebSettings(models_dirs=(folder,))) == str(
+        folder / "org" / "name"
+    )
 
 
 # --- what the user added to the catalog
@@ -323,9 +331,9 @@ def test_own_entries_are_opened_only_from_inside(folder: Path) -> None:
         assert found.found is not None, name
     for name in ("hidden", "catalog:hidden", "HIDDEN", "hidden:Q8_0", "hidden Q8_0", "hid den"):
         with pytest.raises(NotAllowedError, match="hidden was added to the catalog"):
-            allowed(name, settings)
+            allowed_reference(name, settings)
         with pytest.raises(NotAllowedError):
-            allowed(name, NOWHERE)
+            allowed_reference(name, NOWHERE)
 
 
 def test_an_own_entry_whose_file_is_gone_is_known_from_the_catalog(folder: Path) -> None:
@@ -338,7 +346,7 @@ def test_an_own_entry_whose_file_is_gone_is_known_from_the_catalog(folder: Path)
     assert found.found is None
     assert "is gone" in found.notes[0]
     with pytest.raises(NotAllowedError):
-        allowed("mine", NOWHERE)
+        allowed_reference("mine", NOWHERE)
 
 
 def test_where_an_own_entry_came_from_is_told_only_of_what_may_be_opened(folder: Path) -> None:
@@ -493,10 +501,14 @@ def test_a_file_that_was_given_alone(folder: Path) -> None:
         (path.parent / "beside.gguf").write_bytes(file.read(4096))
     settings = WebSettings(host="0.0.0.0", models_dirs=(path,))
     assert without_folders({"reference": str(path)}, settings) == {"reference": path.name}
-    assert allowed(path.name, settings) == allowed(str(path), settings) == str(path)
+    assert (
+        allowed_reference(path.name, settings)
+        == allowed_reference(str(path), settings)
+        == str(path)
+    )
     for name in ("beside.gguf", str(path.parent / "beside.gguf"), f"./{path.name}/x.gguf"):
         with pytest.raises((NotAllowedError, NotFoundError)):
-            allowed(name, settings)
+            allowed_reference(name, settings)
 
 
 def test_places_of_this_machine_are_not_told_elsewhere(

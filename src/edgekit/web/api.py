@@ -43,7 +43,7 @@ _FAILURES = {
 
 
 def _responses(where: str, name: str, kind: Json) -> Responses:
-    """OpenAPI of an answer: the one field that every such answer has, and where the others are documented."""
+    """The OpenAPI description of an answer: one field that it always has, and where the others are documented."""
     shape = {"type": "object", "properties": {name: kind}, "required": [name]}
     description = f"The same JSON as the command line ({where})"
     return {200: {"description": description, "content": {JSON: {"schema": shape}}}}
@@ -66,8 +66,8 @@ def _client_of(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-async def answered(call: Call, request: Request, fields: CallFields) -> Response:
-    """Computed in a thread; cancelled when the client disconnects, and not started if it left while waiting."""
+async def answer_call(call: Call, request: Request, fields: CallFields) -> Response:
+    """The answer of a call, computed in a thread. It is cancelled when the client disconnects."""
     state, watch = state_of(request), CallWatch(client=_client_of(request))
 
     def work() -> Response:
@@ -94,8 +94,10 @@ def _json_response(answer: Json) -> Response:
 
 
 def _add(name: str, call: Call, method: str, tag: str) -> None:
+    """Adds the route of a call: its fields are the query of a GET, or the body of a POST."""
+
     async def endpoint(request: Request, fields: CallFields) -> Response:
-        return await answered(call, request, fields)
+        return await answer_call(call, request, fields)
 
     is_query = method == "GET"
     endpoint.__annotations__["fields"] = (
@@ -157,13 +159,13 @@ class JobTold(Started):
 
 
 def _stream(description: str) -> Responses:
-    """OpenAPI of a stream of events."""
+    """The OpenAPI description of a stream of events."""
     content = {"text/event-stream": {"schema": {"type": "string"}}}
     return {200: {"content": content, "description": description}}
 
 
 def _events_answer(events: AsyncIterator[JobEvent]) -> StreamingResponse:
-    """https://html.spec.whatwg.org/multipage/server-sent-events.html"""
+    """Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 
     async def encoded() -> AsyncIterator[bytes]:
         async for event in events:
@@ -176,6 +178,8 @@ def _events_answer(events: AsyncIterator[JobEvent]) -> StreamingResponse:
 
 
 def _starter(name: str, call: Call) -> Callable[..., JSONResponse]:
+    """The endpoint that starts a call as a job."""
+
     def start(request: Request, fields: CallFields) -> JSONResponse:
         state = state_of(request)
 
@@ -203,21 +207,21 @@ for _name in _CALLS:
 
 
 @jobs_router.post("/{call}", include_in_schema=False)
-def refuse(call: str) -> Response:
+def unknown_call(call: str) -> Response:
     raise NotFoundError(f"unknown call {call[:60]!r}; available: {', '.join(_CALLS)}")
 
 
 @jobs_router.get(
     "/{job_id}", response_model=JobTold, summary="State and result of a job", operation_id="job"
 )
-def look(request: Request, job_id: str) -> JSONResponse:
+def job_state(request: Request, job_id: str) -> JSONResponse:
     return JSONResponse(state_of(request).jobs.named(job_id).as_json())
 
 
 @jobs_router.delete(
     "/{job_id}", response_model=JobTold, summary="Cancel a job", operation_id="job_cancel"
 )
-def cancel(request: Request, job_id: str) -> JSONResponse:
+def cancel_job(request: Request, job_id: str) -> JSONResponse:
     jobs = state_of(request).jobs
     job = jobs.named(job_id)
     jobs.cancel(job)

@@ -1,4 +1,4 @@
-"""Settings -> the FastAPI application: the page and its assets, the routers, the error handlers."""
+"""The FastAPI application: the page and its assets, the routers, the error handlers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _TYPES = {
 }
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
 
-plain = APIRouter()
+page_router = APIRouter()
 
 
 def create_app(settings: WebSettings) -> FastAPI:
@@ -98,7 +98,7 @@ def create_app(settings: WebSettings) -> FastAPI:
         telemetry=_NO_TELEMETRY,
     )
     app.state.edgekit = state = WebState(settings)
-    for router in (plain, api.router, api.jobs_router, api.cards_router):
+    for router in (page_router, api.router, api.jobs_router, api.cards_router):
         app.include_router(router)
     app.exception_handler(EdgekitError)(_edgekit_error)
     app.exception_handler(RequestValidationError)(_invalid_request)
@@ -124,17 +124,17 @@ class Health(BaseModel):
     version: str
 
 
-@plain.get(HEALTH, summary="Health check")
+@page_router.get(HEALTH, summary="Health check")
 async def health() -> Health:
     return Health(status="ok", version=__version__)
 
 
-@plain.get(OPENAPI, include_in_schema=False)
+@page_router.get(OPENAPI, include_in_schema=False)
 def openapi(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
-@plain.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+@page_router.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def static(request: Request, name: str) -> Response:
     answer = asset_answer(request, name)
     if answer is None:
@@ -147,7 +147,7 @@ async def page(request: Request) -> Response:
 
 
 for _path in PAGES:
-    plain.add_api_route(_path, page, methods=["GET", "HEAD"], include_in_schema=False)
+    page_router.add_api_route(_path, page, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 async def _edgekit_error(request: Request, error: EdgekitError) -> Response:
@@ -175,7 +175,7 @@ _assets: dict[str, tuple[tuple[int, int], bytes, str]] = {}
 
 
 def asset_answer(request: Request, name: str) -> Response | None:
-    """A file of the page; None if there is no such file."""
+    """The response with a file of the page; None if the file does not exist."""
     kind = _TYPES.get(Path(name).suffix)
     if kind is None or _NAME.fullmatch(name) is None:
         return None

@@ -44,7 +44,7 @@ from edgekit.web.jobs import Jobs
 from edgekit.web.limits import ClientTurns
 from edgekit.web.models import CachedModel, OpenedModels
 from edgekit.web.references import (
-    allowed,
+    allowed_reference,
     allowed_request,
     files_inside,
     is_file,
@@ -58,11 +58,12 @@ from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
 # How long this machine's free memory is reused: dragging a slider does not wait for it.
 MACHINE_S = 2.0
-# Of flags that the page treats alike.
+# Groups of flags that the page treats alike.
 _GROUPS = ("weights", "cache", "placement", "backend", "cards")
 
 _lock = threading.Lock()
-_machine: list[tuple[float, Machine]] = []  # monotonic time and the machine found then; at most one
+# This machine, and the monotonic time at which it was detected; at most one entry.
+_machine: list[tuple[float, Machine]] = []
 
 
 class WebState:
@@ -97,7 +98,7 @@ def machine_now(request: Request) -> Machine:
     """The machine described, or this one. Raises UsageError for an unknown device or an invalid size."""
     if request.devices or request.ram is not None or request.vram is not None:
         with about("machine"):
-            return _described(request.devices, request.ram, request.vram)
+            return _described_machine(request.devices, request.ram, request.vram)
     with _lock:
         if not _machine or time.monotonic() - _machine[0][0] > MACHINE_S:
             _machine[:] = [(time.monotonic(), Request().find_machine())]
@@ -105,75 +106,76 @@ def machine_now(request: Request) -> Machine:
 
 
 @lru_cache(maxsize=64)
-def _described(devices: tuple[str, ...], ram: str | None, vram: str | None) -> Machine:
+def _described_machine(devices: tuple[str, ...], ram: str | None, vram: str | None) -> Machine:
     return Request(devices=devices, ram=ram, vram=vram).find_machine()
 
 
 def _request(state: WebState, fields: Any) -> Request:
-    """The request with its machine, and with companions that may be opened."""
+    """The request of a call, with its machine. Raises NotAllowedError for companion files that may not be opened."""
     request = allowed_request(fields.request(), state.settings)
     return replace(request, machine=machine_now(request))
 
 
-def _named(state: WebState, fields: Any, request: Request, watch: CallWatch) -> CachedModel:
-    """The model, at the quantisation of the request."""
+def _find_model(state: WebState, fields: Any, request: Request, watch: CallWatch) -> CachedModel:
+    """The model, at the quantisation in the request if there is one."""
     with about("model"):
-        named = state.models.named(fields.model, watch)
+        model = state.models.named(fields.model, watch)
     if request.quant is None:
-        return named
-    other = file_at(named.name, named.files, request.quant)
-    return quantised(named, request.quant) if other is None else state.models.named(other, watch)
+        return model
+    file = file_at(model.name, model.files, request.quant)
+    return quantised(model, request.quant) if file is None else state.models.named(file, watch)
 
 
 @contextmanager
-def _opened(
+def _open_model(
     state: WebState, fields: Any, request: Request, watch: CallWatch
 ) -> Iterator[CachedModel]:
-    """The model; inside, its companions may be fetched."""
-    named = _named(state, fields, request, watch)
+    """The model. In the block its companion files may be fetched from other servers."""
+    model = _find_model(state, fields, request, watch)
     with state.models.remote_slot(watch, is_needed=needs_remote_companions(request)):
-        yield named
+        yield model
 
 
-def _session(state: WebState, watch: CallWatch, named: CachedModel | None = None) -> Session:
-    pricing = None if named is None else named.pricing
+def _session(state: WebState, watch: CallWatch, model: CachedModel | None = None) -> Session:
+    """What a call may fetch, and the model's cache of prices."""
+    pricing = None if model is None else model.pricing
     return Session(reach=reach_of(state.settings, watch), pricing=pricing)
 
 
 def _inspect(state: WebState, fields: Any, watch: CallWatch) -> Json:
-    reference = allowed(fields.model, state.settings)
+    reference = allowed_reference(fields.model, state.settings)
     if is_file(reference):
         files_inside(reference, state.settings)
     depth = Depth.ARCHITECTURE if fields.light and not fields.tensors else Depth.TENSORS
     with state.models.remote_slot(watch, is_needed=not is_near(reference)):
-        found = inspect(reference, _session(state, watch), depth=depth, quant=fields.quant)
+        inspection = inspect(reference, _session(state, watch), depth=depth, quant=fields.quant)
     return inspection_json(
-        found, tensors=bool(fields.tensors), layers=bool(fields.layers), keys=bool(fields.keys)
+        inspection, tensors=bool(fields.tensors), layers=bool(fields.layers), keys=bool(fields.keys)
     )
 
 
 def _estimate(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = allowed_request(fields.request(), state.settings)
-    with _opened(state, fields, request, watch) as named:
-        bill = estimate_named(named, request, _session(state, watch, named))
+    with _open_model(state, fields, request, watch) as model:
+        bill = estimate_named(model, request, _session(state, watch, model))
     return bill_json(bill, layers=bool(fields.per_layer))
 
 
 def _check(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
-    with _opened(state, fields, request, watch) as named:
-        return answers_json(check_named(named, request, _session(state, watch)))
+    with _open_model(state, fields, request, watch) as model:
+        return answers_json(check_named(model, request, _session(state, watch)))
 
 
 def _plan(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
     check_engine(request)
-    named = _named(state, fields, request, watch)
+    model = _find_model(state, fields, request, watch)
     # The plan may choose another file of the repository.
-    is_remote = named.files is not None and named.files.origin.is_remote
+    is_remote = model.files is not None and model.files.origin.is_remote
     with state.models.remote_slot(watch, is_needed=is_remote):
-        found = plan_named(named, request, _session(state, watch))
-    return plan_json(found.plan, ready=found.ready, notes=found.notes)
+        planned = plan_named(model, request, _session(state, watch))
+    return plan_json(planned.plan, ready=planned.ready, notes=planned.notes)
 
 
 def _recommend(state: WebState, fields: Any, watch: CallWatch) -> Json:
@@ -182,24 +184,24 @@ def _recommend(state: WebState, fields: Any, watch: CallWatch) -> Json:
 
 def _fit(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
-    with _opened(state, fields, request, watch) as named:
-        return fit_json(fit(named, request, _session(state, watch, named)))
+    with _open_model(state, fields, request, watch) as model:
+        return fit_json(fit(model, request, _session(state, watch, model)))
 
 
 def _curves(state: WebState, fields: Any, watch: CallWatch) -> Json:
     request = _request(state, fields)
-    with _opened(state, fields, request, watch) as named:
-        found = curve(named, request, _session(state, watch), points=fields.points)
-    return curves_json(found)
+    with _open_model(state, fields, request, watch) as model:
+        curves = curve(model, request, _session(state, watch), points=fields.points)
+    return curves_json(curves)
 
 
 def _catalog(state: WebState, fields: Any, _: CallWatch) -> Json:
-    known = read_catalog()
+    catalog = read_catalog()
     kinds = [kind.value for kind in ModelPurpose]
     if fields.kind is not None and fields.kind not in kinds:
         raise UsageError(f"kind: {fields.kind[:40]!r} must be one of {', '.join(kinds)}")
-    found = listed(known, kind=fields.kind, family=fields.family)
-    return catalog_json([shown_entry(one, state.settings) for one in found], known)
+    entries = listed(catalog, kind=fields.kind, family=fields.family)
+    return catalog_json([shown_entry(entry, state.settings) for entry in entries], catalog)
 
 
 def engines_json() -> Json:
@@ -210,8 +212,10 @@ def engines_json() -> Json:
 def _engine_json(engine: Engine) -> Json:
     page, cache = engine.page, engine.page.cache
     controls = [(flag, flag.control) for flag in engine.flags if flag.control is not None]
-    # The default first, then what the control offers; without a control the engine has one type.
-    cache_types = next((one.choices for flag, one in controls if flag.key in cache.keys), ())
+    # The types are the default and what the control offers. An engine without a control has only the default.
+    cache_types = next(
+        (control.choices for flag, control in controls if flag.key in cache.keys), ()
+    )
     return {
         "name": engine.name,
         **json_fields(page, "label program is_compared runs serves"),
@@ -242,7 +246,7 @@ def _engine_json(engine: Engine) -> Json:
 def _control_json(flag: Flag, control: Control) -> Json:
     numbers = flag.read if isinstance(flag.read, Whole) else None
     kind = "menu" if control.choices else "number"
-    found = {
+    values = {
         "key": flag.key,
         "kind": control.kind or (kind if flag.metavar else "switch"),
         "label": control.label,
@@ -255,7 +259,7 @@ def _control_json(flag: Flag, control: Control) -> Json:
         "least": None if numbers is None else numbers.least,
         "most": None if numbers is None else numbers.most,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 CALLS: dict[str, Call] = {

@@ -1,7 +1,8 @@
 """The catalog on a machine, card by card. Requests for the same machine share the work.
 
-Cards are made in a process of its own, so that the page's sliders do not wait for them. It ends after a while without
-orders, and when the server is gone: then its pipe is closed. If no process can be started, a thread does the same.
+A separate process makes the cards, so that the page's sliders do not wait for them. The process ends when it has been
+idle for a while, and when the server is gone, which closes its pipe. If no process can be started, a thread makes the
+cards.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from edgekit.report.json import json_line
 from edgekit.request import Request, Session
 from edgekit.web.failures import UNEXPECTED, TooManyError, failure_json
 from edgekit.web.jobs import PING_S, JobEvent, Wakeup
-from edgekit.web.references import allowed, without_folders
+from edgekit.web.references import allowed_reference, without_folders
 from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
 KEPT_MACHINES = 8  # pairs of a machine and an engine; 300 cards take about 400 KB
-MOST_FOLLOWED = 16
-KEPT_S = 3600.0  # then models that the user added may have changed
+MOST_FOLLOWED = 16  # machines whose cards are being streamed
+KEPT_S = 3600.0  # after this, models that the user added may have changed
 MOST_STARTS = 3  # of a worker for one machine: what crashes it will crash it again
 IDLE_S = 60.0  # then the worker ends
 END_S = 2.0  # for a process to end when asked
@@ -58,7 +59,7 @@ Card = Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardOrder:
-    """What to make cards for, except the entries in `made`."""
+    """The machine and the engine to make cards for. Entries whose ids are in `made` already have a card."""
 
     machine: Machine
     engine: str
@@ -69,16 +70,16 @@ class CardOrder:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Deck:
-    """The cards of one machine. Only Cards writes to it, under its lock."""
+    """The cards of one machine. Only Cards changes it, holding its lock."""
 
     order: CardOrder = field(repr=False)
-    count: int  # of cards when complete
-    number: int = 0  # of the order that the worker has
+    count: int  # of cards when the deck is complete
+    number: int = 0  # of the order that was sent to the worker
     cards: list[Card] = field(default_factory=list, repr=False)
     is_done: bool = False
-    is_begun: bool = False  # a worker is making it
+    is_begun: bool = False  # a worker is making the cards
     fault: str = ""
-    starts: int = 0
+    starts: int = 0  # of workers after a crash
     begun_s: float = field(default_factory=time.monotonic)
     followers: set[Wakeup] = field(default_factory=set, repr=False)
 
@@ -114,7 +115,9 @@ class Cards:
         Raises TooManyError if too many others are being followed.
         """
         entries = read_catalog().entries
-        users_models = repr([(one, one.keys, one.config) for one in entries if one.is_users])
+        users_models = repr(
+            [(entry, entry.keys, entry.config) for entry in entries if entry.is_users]
+        )
         key = (replace(order, machine=with_rounded_memory(order.machine)), users_models)
         with self._lock:
             deck = self._decks.get(key)
@@ -129,7 +132,7 @@ class Cards:
         return deck
 
     async def follow(self, deck: Deck) -> AsyncGenerator[JobEvent, None]:
-        """The machine, the cards made so far, the others as they are made, and the end."""
+        """Events: the machine, the cards made so far, each further card when it is made, and the end."""
         wakeup, sent = Wakeup(), 0
         with self._lock:
             deck.followers.add(wakeup)
@@ -167,7 +170,7 @@ class Cards:
                             self._worker.send((deck.number, None))
 
     def close(self) -> None:
-        """End every stream and the worker's process. Idempotent."""
+        """Ends every stream and the worker's process. Idempotent."""
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None
@@ -179,7 +182,7 @@ class Cards:
             worker.end()
 
     def _begin(self, deck: Deck) -> None:
-        """Order the missing cards from the worker."""
+        """Orders the missing cards from the worker, which is started if necessary."""
         if deck.is_begun or deck.has_ended:
             return
         if self._closed:
@@ -201,9 +204,9 @@ class Cards:
         self._worker.send((deck.number, replace(deck.order, made=made)))
 
     def on_card(self, number: int, card: Card | None) -> None:
-        """The next card of an order; None at its end."""
+        """Called with each card of an order, and with None at its end."""
         with self._lock:
-            deck = next((one for one in self._followed if one.number == number), None)
+            deck = next((deck for deck in self._followed if deck.number == number), None)
             if deck is None or not deck.is_begun or deck.has_ended:
                 return
             if card is None:
@@ -213,7 +216,7 @@ class Cards:
             deck.notify()
 
     def on_exit(self, worker: CardWorker) -> None:
-        """The worker was idle, or it crashed: then start another."""
+        """Called when the worker has ended. If it crashed, starts another."""
         with self._lock:
             if self._worker is worker:
                 self._worker = None
@@ -233,7 +236,7 @@ Message = tuple[int, CardOrder | None] | None
 
 
 class CardWorker:
-    """The process, or the thread. Tells `cards` in a thread what it has made, and that it has ended."""
+    """The process, or the thread, that makes cards. Calls `on_card` and `on_exit` of `cards` in another thread."""
 
     def __init__(self, cards: Cards) -> None:
         """Raises OSError if not even a pipe can be opened."""
@@ -245,7 +248,7 @@ class CardWorker:
         if self.process is None:
             _start_thread(lambda: work(theirs, settings=settings))
         else:
-            theirs.close()  # so that its end is noticed
+            theirs.close()  # so that the end of the process is noticed
         _start_thread(self._receive)
         _start_thread(self._send)
 
@@ -267,6 +270,7 @@ class CardWorker:
             self._ours.send(None)
 
     def _receive(self) -> None:
+        """Passes on the cards that the worker sends, until it ends."""
         with suppress(EOFError, OSError):
             while True:
                 self._cards.on_card(*self._ours.recv())
@@ -286,7 +290,7 @@ def _start_thread(target: Callable[[], None]) -> None:
 
 
 def _start_process(connection: Connection, settings: WebSettings) -> BaseProcess | None:
-    """None if the system, or the kind of process we are, does not allow it."""
+    """The worker's process; None if this process or the system cannot start one."""
     process = multiprocessing.get_context("spawn").Process(
         target=_process_main, args=(connection, settings), name="edgekit cards", daemon=True
     )
@@ -303,9 +307,9 @@ _deferred: list[Callable[[], None]] | None = None  # actions to run once the pro
 
 
 def when_started(action: Callable[[], None]) -> None:
-    """Now, or as soon as the process that is being started has started. For signal handlers.
+    """Runs the action now, or after the start of the worker's process if that is under way. For signal handlers.
 
-    A server that exits halfway through would leave a process that prints a traceback with an EOFError.
+    If the server exited during the start, the new process would print a traceback with an EOFError.
     """
     if _deferred is None:
         action()
@@ -315,19 +319,19 @@ def when_started(action: Callable[[], None]) -> None:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """A terminal sends Ctrl-C to all processes; those started here ignore it, and the server ends them."""
+    """Blocks Ctrl-C in processes started in the block. The terminal sends it to all, but the server ends its worker."""
     global _deferred  # noqa: PLW0603 - signal handlers have no other state
     actions: list[Callable[[], None]] = []
     _deferred = actions
     has_masks = hasattr(signal, "pthread_sigmask")
     if has_masks:
         resource_tracker.ensure_running()  # else the first process starts it, which unblocks signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         if has_masks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         _deferred = None
         for action in actions:
             action()
@@ -371,8 +375,8 @@ class Maker:
         self._opened: OrderedDict[tuple[str, str], ResolvedModel] = OrderedDict()
 
     def cards(self, order: CardOrder, catalog: Catalog) -> Iterator[Card]:
-        """One for each entry, even if its plan fails."""
-        for entry in in_order(catalog.entries, order.machine, order.engine):
+        """A card for each entry that has none yet. If its plan fails, the card says why."""
+        for entry in sort_entries(catalog.entries, order.machine, order.engine):
             if entry.id in order.made:
                 continue
             try:
@@ -388,7 +392,7 @@ class Maker:
             yield refused_card_json(entry, order.engine, redacted["message"])
 
     def _plan(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Plan:
-        named = self._named(entry, catalog, order.engine)
+        model = self._open(entry, catalog, order.engine)
         request = Request(
             machine=order.machine,
             engines=(order.engine,),
@@ -396,44 +400,47 @@ class Maker:
             max_use=order.max_use,
             reserve_bytes=order.reserve_bytes,
         )
-        if named.found is not None and named.files is not None:
-            return plan_model(named, request, self._session, thorough=False)
-        return make_plan(task_to_plan(named, request, self._session), thorough=False, helpful=False)
+        if model.found is not None and model.files is not None:
+            return plan_model(model, request, self._session, thorough=False)
+        return make_plan(task_to_plan(model, request, self._session), thorough=False, helpful=False)
 
-    def _named(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
-        """A model that the user added is opened from its file every time, because it may have changed.
+    def _open(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
+        """The model of an entry. If the user added it, it is opened from its file every time, as it may have changed.
 
         Raises NotAllowedError if that file is outside the folders that may be read.
         """
         if entry.is_users:
-            named = open_named(allowed(f"{CATALOG}{entry.id}", self._settings), self._session)
-            return named if named.found is not None else _as_known(entry, catalog, engine)
+            reference = allowed_reference(f"{CATALOG}{entry.id}", self._settings)
+            model = open_named(reference, self._session)
+            return model if model.found is not None else _catalog_model(entry, catalog, engine)
         key = (entry.id, engine)
         if key not in self._opened:
             while len(self._opened) >= MOST_OPENED:
                 self._opened.popitem(last=False)
-            self._opened[key] = _as_known(entry, catalog, engine)
+            self._opened[key] = _catalog_model(entry, catalog, engine)
         self._opened.move_to_end(key)
         return self._opened[key]
 
 
-def _as_known(entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
-    found = open_entry(entry, engine)
-    return ResolvedModel(name=entry.id, catalog=catalog, entry=entry, found=found)
+def _catalog_model(entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
+    """The model as the catalog describes it, without its files."""
+    opened = open_entry(entry, engine)
+    return ResolvedModel(name=entry.id, catalog=catalog, entry=entry, found=opened)
 
 
-def in_order(entries: Iterable[Entry], machine: Machine, engine: str) -> list[Entry]:
-    """Models that fit the devices by size, then those that fit all memory, then the rest; each group by rank."""
+def sort_entries(entries: Iterable[Entry], machine: Machine, engine: str) -> list[Entry]:
+    """Entries that fit the devices by size, then those that fit all memory, then the rest; each group by rank."""
     try:
         all_bytes = engine_named(engine).capacity_bytes(machine)
     except EdgekitError:  # the memory is not known
         all_bytes = 0
     devices = engine_named(engine).devices(machine)
-    device_bytes = sum(one.free_bytes for one in devices)
+    device_bytes = sum(device.free_bytes for device in devices)
     limits = (min(device_bytes, all_bytes) if devices else all_bytes, all_bytes)
 
     def key(entry: Entry) -> tuple[int, float, str]:
-        size = smallest_bytes(entry)
-        return sum(size > limit for limit in limits), -rank_of(entry), entry.id
+        size_bytes = smallest_bytes(entry)
+        group = sum(size_bytes > limit_bytes for limit_bytes in limits)
+        return group, -rank_of(entry), entry.id
 
     return sorted(entries, key=key)

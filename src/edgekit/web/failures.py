@@ -1,4 +1,4 @@
-"""Errors -> a status and `{"error": {"type", "message", "about"}}`, for every call and every job."""
+"""Turns errors into a status and `{"error": {"type", "message", "about"}}`, for every call and every job."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ UNEXPECTED = "internal error in EdgeKit; see the terminal that runs edgekit web"
 
 
 class TooManyError(EdgekitError):
-    """More at once than this server takes on."""
+    """The server is busy: it has reached a limit on what it does at once."""
 
 
-# The most specific first. All others: 422, the request was understood and cannot be fulfilled.
+# The most specific first. The last row is for all others: the request was understood but cannot be fulfilled.
 STATUSES: tuple[tuple[type[EdgekitError], int], ...] = (
     (NotAllowedError, 403),
     (TooManyError, 429),
@@ -118,13 +118,13 @@ def about(part: str) -> Iterator[None]:
 
 
 def status_of(error: EdgekitError, *, network: bool = True) -> int:
-    """Without a network no remote server can have failed: the model is not on this machine (404)."""
+    """The HTTP status of an error. Without a network it is 404 instead of 502: no remote server was asked."""
     status = next(status for kind, status in STATUSES if isinstance(error, kind))
     return 404 if status == 502 and not network else status
 
 
 def unreadable_answer(faults: Sequence[Fault]) -> JSONResponse:
-    """From pydantic's errors: each field by name, and what is wrong with it."""
+    """The response to an invalid request: the name of each field, and what is wrong with it."""
     message = "; ".join(_message(fault) for fault in faults[:5])
     parts = {_PARTS.get(_name(fault).partition(".")[0], "settings") for fault in faults}
     part = parts.pop() if len(parts) == 1 else ""
@@ -138,6 +138,7 @@ def _name(fault: Fault) -> str:
 
 
 def _message(fault: Fault) -> str:
+    """One of pydantic's errors in our words."""
     name, kind = _name(fault), str(fault.get("type"))
     match kind:
         case "json_invalid":
@@ -158,6 +159,7 @@ def _message(fault: Fault) -> str:
 def small_page(
     title: str, text: str, *, link: str = "/", link_text: str = "Back to EdgeKit"
 ) -> str:
+    """An HTML page with a title, a paragraph and a link."""
     return _PAGE.format(
         title=escape(title), text=escape(text), link=escape(link), link_text=escape(link_text)
     )

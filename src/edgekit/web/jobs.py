@@ -1,7 +1,7 @@
 """Long calls as jobs: progress, result, cancellation.
 
 Each job has a thread; a few run at a time and some wait. A follower gets the newest progress line and the end, and
-gets them again after a reconnect.
+gets both again after a reconnect.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ class Wakeup:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BackgroundJob:
-    """Only Jobs writes to it, under its lock."""
+    """A call that runs in a thread. Only Jobs changes it, holding its lock."""
 
     call: str
     work: Work = field(repr=False)
     deadline_s: float
-    client: str = ""  # its network
+    client: str = ""  # the network of the client that started it
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
     state: JobState = JobState.RUNNING
     has_begun: bool = False
-    line: str | None = None
+    line: str | None = None  # the newest progress message
     number: int = 0  # of the newest event
     answer: str = field(default="{}", repr=False)  # JSON: the result, or the error
     ended_s: float | None = None
@@ -119,6 +119,8 @@ class BackgroundJob:
 
 
 class Jobs:
+    """The jobs that wait, run, or ended a short time ago. Thread-safe."""
+
     def __init__(self, *, timeout_s: float, redact: Callable[[Json], Json] = dict) -> None:
         """`redact` removes local paths from an answer."""
         self._timeout_s = timeout_s + SLACK_S
@@ -130,7 +132,7 @@ class Jobs:
         self._lock = threading.RLock()
 
     def start(self, call: str, work: Work, client: str = "") -> BackgroundJob:
-        """Raises TooManyError if too many are waiting, of this client or in all."""
+        """Queues a job, and starts it if possible. Raises TooManyError at the limits per client and in all."""
         client = network_of(client)
         with self._lock:
             self._tidy()
@@ -169,7 +171,7 @@ class Jobs:
             self.cancel(job)
 
     async def follow(self, job: BackgroundJob, after: int) -> AsyncIterator[JobEvent]:
-        """Progress since event number `after`, then the end, whatever the number."""
+        """Progress newer than event number `after`, then the final event, which is always sent."""
         wakeup = Wakeup()
         with self._lock:
             job.followers.add(wakeup)
@@ -193,21 +195,21 @@ class Jobs:
         return self._threads.total() < MAX_THREADS and self._threads[client] < THREADS_EACH
 
     def _begin_next(self) -> None:
-        """Start what may run: of the clients with the fewest running jobs, the job that has waited longest."""
+        """Starts waiting jobs while the limits allow: first the oldest one of the client with the fewest running jobs."""
         running = Counter(
             job.client
             for job in self._jobs.values()
             if job.has_begun and job.state is JobState.RUNNING
         )
         while not self._closed and running.total() < RUNNING_JOBS:
-            able = [
+            candidates = [
                 job
                 for job in self._waiting
                 if running[job.client] < RUNNING_EACH and self._has_thread(job.client)
             ]
-            if not able:
+            if not candidates:
                 return
-            job = min(able, key=lambda job: running[job.client])
+            job = min(candidates, key=lambda job: running[job.client])
             self._waiting.remove(job)
             job.has_begun = True
             running[job.client] += 1
@@ -216,6 +218,8 @@ class Jobs:
             threading.Thread(target=self._run, args=(job,), name="edgekit job", daemon=True).start()
 
     def _run(self, job: BackgroundJob) -> None:
+        """The thread of a job."""
+
         def report(line: str) -> None:
             line = self._redact({"line": line})["line"].strip()[:LINE_CHARS]
             with self._lock:
@@ -233,6 +237,7 @@ class Jobs:
                 self._begin_next()
 
     def _end(self, job: BackgroundJob, state: JobState, answer: Json) -> None:
+        """Stores the answer and the final state. Has no effect on a job that has already ended."""
         text = json_line(answer)
         with self._lock:
             if job.state is not JobState.RUNNING:
@@ -250,14 +255,15 @@ class Jobs:
         for job in list(self._jobs.values()):
             if job.state is JobState.RUNNING and time.monotonic() > job.deadline_s:
                 job.cancelled.set()
-                late = DeadlineError(f"timed out after {self._timeout_s:g} s")
-                self._end(job, JobState.FAILED, error_json(late))
+                error = DeadlineError(f"timed out after {self._timeout_s:g} s")
+                self._end(job, JobState.FAILED, error_json(error))
         ended = [job for job in self._jobs.values() if job.ended_s is not None]
         for job in _surplus(ended, most=KEPT_JOBS - 1 - (len(self._jobs) - len(ended))):
             del self._jobs[job.id]
 
 
 def _outcome(work: Work, watch: CallWatch) -> tuple[JobState, Json]:
+    """Runs the work. Returns the final state, and the result or the error."""
     try:
         return JobState.DONE, work(watch)
     except CancelledError:
@@ -282,8 +288,8 @@ def _surplus(ended: list[BackgroundJob], *, most: int) -> Iterator[BackgroundJob
         client = job.client
         is_many = counts[client] > KEPT_EACH or counts[_ALL] > most
         is_large = any(
-            sizes[who] > most_bytes and counts[who] > 1
-            for who, most_bytes in ((client, KEPT_BYTES_EACH), (_ALL, KEPT_BYTES))
+            sizes[owner] > most_bytes and counts[owner] > 1
+            for owner, most_bytes in ((client, KEPT_BYTES_EACH), (_ALL, KEPT_BYTES))
         )
         is_old = now_s - (job.ended_s or now_s) > KEPT_S
         if is_old or is_many or is_large:

@@ -16,7 +16,7 @@ LONG_EACH = 8
 
 
 def network_of(client: str) -> str:
-    """An IPv6 client usually has a whole /64: all its addresses count as one client."""
+    """The key of a client. An IPv6 client usually has all addresses of a /64, so these count as one client."""
     if ":" not in client:
         return client
     address = ipaddress.IPv6Address(client.partition("%")[0])
@@ -29,7 +29,8 @@ class Rates:
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s, self._full = per_s, max(1.0, per_s)
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # level, at what time
+        # By client: the tokens left, and when that was computed.
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -42,14 +43,15 @@ class Rates:
         """Count a request; False if the client has sent too many."""
         key = network_of(client)
         level = self._level(key)
-        taken = level >= 1
-        self._buckets[key] = (level - taken, self._clock())
+        is_allowed = level >= 1
+        self._buckets[key] = (level - is_allowed, self._clock())
         self._buckets.move_to_end(key)
         if len(self._buckets) > MAX_CLIENTS:
             self._buckets.popitem(last=False)
-        return taken
+        return is_allowed
 
     def _level(self, key: str) -> float:
+        """The tokens in the bucket now."""
         if key not in self._buckets:
             return self._full
         level, since_s = self._buckets[key]
@@ -82,7 +84,7 @@ class Places:
 
     def leave(self, client: str) -> None:
         with self._freed:
-            self._taken -= Counter([network_of(client)])  # drops clients that have none left
+            self._taken -= Counter([network_of(client)])  # removes a client that has none left
             self._freed.notify_all()
 
 

@@ -1,4 +1,4 @@
-"""References -> opened models: each is opened once, for every request at the same time and after."""
+"""Opens the models of requests. Each model is opened once and shared by all requests that name it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgekit.web.failures import TooManyError
 from edgekit.web.limits import Places
 from edgekit.web.references import (
     Stamp,
-    allowed,
+    allowed_reference,
     catalog_stamp,
     files_inside,
     is_file,
@@ -36,8 +36,8 @@ from edgekit.web.references import (
 from edgekit.web.types import CallWatch, WebSettings, reach_of
 
 CACHED_MODELS = 64
-WITH_RESULTS = 8  # of those, how many keep what the engines computed: up to 200 MB each
-# For models that may need the network, in all and per client. The page opens three at once to compare.
+WITH_RESULTS = 8  # models that also keep what the engines computed for them: up to 200 MB each
+# Limits for models that may need the network: in all, and per client. The page opens three at once to compare.
 OPENED_AT_ONCE, OPENED_EACH = 6, 3
 WAITING_AT_ONCE, WAITING_EACH = 16, 6  # each holds one of the server's 40 threads
 REMOTE_S = 3600.0
@@ -70,13 +70,13 @@ class CachedModel(ResolvedModel):
         )
 
     def as_file(self, engine: str) -> OpenModel:
-        found = self.by_engine.get(engine)
-        if found is None:
-            found = self.by_engine[engine] = ResolvedModel.as_file(self, engine)
-        return found
+        model = self.by_engine.get(engine)
+        if model is None:
+            model = self.by_engine[engine] = ResolvedModel.as_file(self, engine)
+        return model
 
     def pricing(self, opened: OpenModel, engine: str, values: Values, reach: Reach) -> Price:
-        """As `price_loads`, but companion files are not read again for every step of a slider."""
+        """Like `price_loads`, but caches the price, so that a slider does not read companion files at every step."""
         flags = engine_named(engine).flags
         keys = {flag.key for flag in flags if flag.group in _COMPANION_GROUPS} & values.keys()
         if not keys:
@@ -89,13 +89,13 @@ class CachedModel(ResolvedModel):
                 self.prices.clear()
             # The projector next to a remote model is looked up as rarely as the model itself.
             is_remote = self.files is not None and self.files.origin.is_remote
-            is_auto = companions_in(flags, values).get("projector") == NEXT_TO_MODEL
-            lasts_s = REMOTE_S if is_remote and is_auto else COMPANIONS_S
+            finds_projector = companions_in(flags, values).get("projector") == NEXT_TO_MODEL
+            lasts_s = REMOTE_S if is_remote and finds_projector else COMPANIONS_S
             self.prices[cache_key] = (time.monotonic() + lasts_s, price)
         return price
 
     def forget(self) -> None:
-        """Drop what was computed; the model itself stays open."""
+        """Drops what was computed; the model itself stays open."""
         self.by_engine.clear()
         self.prices.clear()
         if self.found is not None:
@@ -129,7 +129,7 @@ class OpenedModels:
 
     def named(self, reference: str, watch: CallWatch) -> CachedModel:
         """Raises EdgekitError if the model is not allowed or unreadable, on cancellation and on time-out."""
-        target = allowed(reference, self._settings)
+        target = allowed_reference(reference, self._settings)
         with self._lock:
             cached = self._cached.get(target)
         if cached is not None and cached.is_fresh:
@@ -138,7 +138,7 @@ class OpenedModels:
                     self._touch(target)
             return cached
         with self.remote_slot(watch, is_needed=not is_near(target)):
-            return self._opened(target, watch)
+            return self._wait_for(target, watch)
 
     @contextmanager
     def remote_slot(self, watch: CallWatch, *, is_needed: bool) -> Iterator[None]:
@@ -152,13 +152,13 @@ class OpenedModels:
                 self._waiting.leave(watch.client)
 
     def _touch(self, target: str) -> None:
-        """Mark as used last; the model that drops out of the last few forgets its results."""
+        """Marks a model as the last used. The model that is then in place WITH_RESULTS + 1 forgets its results."""
         self._cached.move_to_end(target)
-        for one in islice(reversed(self._cached.values()), WITH_RESULTS, WITH_RESULTS + 1):
-            one.forget()
+        for model in islice(reversed(self._cached.values()), WITH_RESULTS, WITH_RESULTS + 1):
+            model.forget()
 
-    def _opened(self, target: str, watch: CallWatch) -> CachedModel:
-        """Wait for the opening that is under way, or start one."""
+    def _wait_for(self, target: str, watch: CallWatch) -> CachedModel:
+        """Waits until a model is open. The first request for it starts the opening."""
         with self._lock:
             is_first = target not in self._flights
             flight = self._flights.setdefault(target, _Flight(watch.client))
@@ -177,13 +177,14 @@ class OpenedModels:
                     raise DeadlineError(f"{name} could not be opened within {timeout_s:g} s")
         finally:
             with self._lock:
-                flight.waiting = [one for one in flight.waiting if one is not watch]
+                flight.waiting = [other for other in flight.waiting if other is not watch]
                 if not flight.waiting and not flight.outcome.done():
                     flight.watch.cancelled.set()
                     self._remove(target, flight)  # the next request starts afresh
         return flight.outcome.result()
 
     def _open(self, target: str, flight: _Flight) -> None:
+        """The thread of an opening: hands the model, or the error, to the requests that wait."""
         try:
             opened = self._read(target, flight.watch)
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting threads
@@ -205,6 +206,7 @@ class OpenedModels:
             del self._flights[target]
 
     def _read(self, target: str, watch: CallWatch) -> CachedModel:
+        """Opens a model, after waiting for one of the openings that may use the network at a time."""
         if is_file(target):
             paths = paths_of(files_inside(target, self._settings))
             folder = target if Path(target).is_dir() else str(Path(target).parent)
@@ -219,10 +221,10 @@ class OpenedModels:
         finally:
             if is_remote:
                 self._openings.leave(watch.client)
-        # Another program's store changes without notice. All else has stamps, or a server to spare.
+        # Another program's store changes without notice. Files have stamps; a remote server is rarely asked again.
         is_stored = named.files is not None and named.files.origin in _STORES
         return CachedModel(
-            **{one.name: getattr(named, one.name) for one in fields(named)},
+            **{attribute.name: getattr(named, attribute.name) for attribute in fields(named)},
             stamps=stamps,
             until_s=time.monotonic() + (STORE_S if is_stored else REMOTE_S),
         )

@@ -32,7 +32,7 @@ from edgekit.sources.local import data_folder, is_folder, is_regular, names_in
 from edgekit.sources.reference import clean_text
 from edgekit.sources.stores import hub_cache_folder
 from edgekit.sources.types import ModelFiles, Reach
-from edgekit.web.types import Json, WebSettings, resolved
+from edgekit.web.types import Json, WebSettings, resolved_folders
 
 ADDRESSES = ("http", "https", "hf", "ollama")
 _SEPARATORS = re.compile(r"[/\\]")
@@ -41,8 +41,8 @@ _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 Stamp = tuple[int, int]  # size and modification time of a file; zeros if it does not exist
 
 
-def allowed(reference: str, settings: WebSettings) -> str:
-    """What to open: a real path inside a --models-dir, or a name or address that cannot be a path.
+def allowed_reference(reference: str, settings: WebSettings) -> str:
+    """The reference to open: a real path inside a --models-dir, or a name or address that cannot be a path.
 
     Raises NotAllowedError for any other path, NotFoundError for a missing file inside a --models-dir, and UsageError
     for an invalid name.
@@ -54,7 +54,7 @@ def allowed(reference: str, settings: WebSettings) -> str:
             raise NotAllowedError(f"{short}: only http:// and https:// URLs can be opened")
         return text
     if text.lower().startswith(CATALOG):
-        _check_own_entry(text[len(CATALOG) :], settings)
+        _check_users_entry(text[len(CATALOG) :], settings)
         return text
     # Before anything is looked up: on Windows a stat of //host/share already contacts the host.
     is_special = text.startswith(("~", "//")) or "\\" in text or _DRIVE.match(text)
@@ -62,25 +62,26 @@ def allowed(reference: str, settings: WebSettings) -> str:
         raise NotAllowedError(
             f"{short} is not allowed: give a file inside a --models-dir folder, without ~, .. or \\"
         )
-    found = _inside(text, settings)
-    if found is not None:
-        return found
+    path = _inside(text, settings)
+    if path is not None:
+        return path
     is_file_name = text.lower().endswith(MODEL_SUFFIXES) and ":" not in text and text.count("/") < 2
     if not is_file_name and not text.startswith(("/", ".")):
-        _check_own_entry(text, settings)
+        _check_users_entry(text, settings)
         return text
     folders = settings.models_dirs
     if not folders:
         raise NotAllowedError(
             f"{short} is a path: to open local files, start edgekit web with --models-dir FOLDER"
         )
-    if Path(text).is_absolute() and not any(_below(text, one, one.resolve()) for one in folders):
+    is_below = any(_below(text, folder, folder.resolve()) for folder in folders)
+    if Path(text).is_absolute() and not is_below:
         raise NotAllowedError(f"{short} is outside the --models-dir folders")
     raise NotFoundError(f"{short} not found in the --models-dir folders")
 
 
 def _inside(text: str, settings: WebSettings) -> str | None:
-    """The existing file or folder of a --models-dir with links followed, if there is one."""
+    """The path, with links followed, of an existing file or folder in a --models-dir; None if there is none."""
     for folder in settings.models_dirs:
         path = _below(text, folder, folder.resolve())
         try:
@@ -94,17 +95,21 @@ def _inside(text: str, settings: WebSettings) -> str | None:
 
 
 def _below(text: str, folder: Path, root: Path) -> Path | None:
-    """The path in this folder that is meant. If `folder` is a single file, its name is enough."""
+    """The path that `text` names in a --models-dir; None if it names another place.
+
+    `root` is the folder with links followed. If it is a single file, its name is enough.
+    """
     path = Path(text)
     if path.is_absolute():
-        return path if any(path.is_relative_to(one) for one in (root, folder.absolute())) else None
+        is_below = any(path.is_relative_to(base) for base in (root, folder.absolute()))
+        return path if is_below else None
     if is_regular(root):
         return root if text == root.name else None
     return None if os.name == "nt" and ":" in text else root / path
 
 
 def _check_inside(real: Path, name: str, settings: WebSettings) -> None:
-    """Raises NotAllowedError for a link that leads out, and for anything but a file or a folder."""
+    """Raises NotAllowedError for a link to a place outside, and for anything but a file or a folder."""
     if not any(real.is_relative_to(folder.resolve()) for folder in settings.models_dirs):
         raise NotAllowedError(
             f"{name[:80]!r} is a link to a place outside the --models-dir folders"
@@ -114,27 +119,30 @@ def _check_inside(real: Path, name: str, settings: WebSettings) -> None:
         raise NotAllowedError(f"{name[:80]!r} is not a file or a folder")
 
 
-def _check_own_entry(name: str, settings: WebSettings) -> None:
-    """Models that the user added are opened from their files: these too must be inside a --models-dir."""
-    own = _own_catalog(catalog_stamp())
+def _check_users_entry(name: str, settings: WebSettings) -> None:
+    """Raises NotAllowedError for a model that the user added from a file outside the --models-dir folders."""
+    users_catalog = _users_catalog(catalog_stamp())
+    if not users_catalog.entries:
+        return
     try:
-        entry = find_quantised(ollama_latest(name) or name, own)[0] if own.entries else None
+        entry = find_quantised(ollama_latest(name) or name, users_catalog)[0]
     except NotFoundError:
         return
-    if entry is not None and not may_open(entry, settings):
+    if not may_open(entry, settings):
         raise NotAllowedError(
             f"{entry.id} was added to the catalog from a file outside the --models-dir folders"
         )
 
 
 @lru_cache(maxsize=1)
-def _own_catalog(_stamp: tuple[str, Stamp]) -> Catalog:
-    entries = (one for one in stored_entries() if isinstance(one, Entry))
+def _users_catalog(_stamp: tuple[str, Stamp]) -> Catalog:
+    """The models that the user added; read again when the stamp of the catalog changes."""
+    entries = (entry for entry in stored_entries() if isinstance(entry, Entry))
     return Catalog(entries=tuple(entries))
 
 
 def may_open(entry: Entry, settings: WebSettings) -> bool:
-    """True for a missing file as well: opening it reports that."""
+    """Whether the entry's file is in a --models-dir. Also true for a missing file: opening it reports the error."""
     path = path_of(entry.reference.strip(), absolute_only=True) if entry.is_users else None
     if path is None:
         return True
@@ -162,43 +170,45 @@ def catalog_stamp() -> tuple[str, Stamp]:
 
 
 def stamp_of(path: str) -> Stamp:
+    """Changes when the file at this path changes."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - for every shard in every request: Path is slower
+        status = os.stat(path)  # noqa: PTH116 - for every shard in every request: Path is slower
     except (OSError, ValueError):
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
-def is_near(found: str) -> bool:
-    """Whether what `allowed` returned needs no other server: a file, a sample, an entry of our catalog."""
-    if is_local(found):
+def is_near(reference: str) -> bool:
+    """Whether an allowed reference needs no other server: it is a file, a sample or an entry of the catalog."""
+    if is_local(reference):
         return True
-    has_prefix = found.lower().startswith(CATALOG)
-    if not has_prefix and may_be_elsewhere(found):
+    has_prefix = reference.lower().startswith(CATALOG)
+    if not has_prefix and may_be_elsewhere(reference):
         return False
     try:
-        entry, _ = find_quantised(found[len(CATALOG) :] if has_prefix else found, read_catalog())
+        name = reference[len(CATALOG) :] if has_prefix else reference
+        entry, _ = find_quantised(name, read_catalog())
     except NotFoundError:
         return False
     return not entry.is_users or is_local(entry.reference)
 
 
-def is_local(found: str) -> bool:
-    """Whether it is a file or a sample."""
-    return is_file(found) or found.lower().startswith("sample:")
+def is_local(reference: str) -> bool:
+    """Whether an allowed reference is a file or a sample."""
+    return is_file(reference) or reference.lower().startswith("sample:")
 
 
-def is_file(found: str) -> bool:
-    """Whether what `allowed` returned is a path."""
-    return Path(found).is_absolute()
+def is_file(reference: str) -> bool:
+    """Whether an allowed reference is a path."""
+    return Path(reference).is_absolute()
 
 
 def files_inside(path: str, settings: WebSettings) -> ModelFiles:
-    """The files of the model at an allowed path, none of them read yet. NotAllowedError if a link leads out."""
+    """The files of the model at an allowed path, before any is read. Raises NotAllowedError if one links to outside."""
     try:
-        files = locate(path, reach=Reach(within=resolved(settings.models_dirs)))
+        files = locate(path, reach=Reach(within=resolved_folders(settings.models_dirs)))
     except NotFoundError as error:
-        if not error.candidates:  # perhaps the model is behind a link that leads out
+        if not error.candidates:  # perhaps the model is behind a link to outside
             for link in (Path(path) / name for name in names_in(Path(path))):
                 if link.is_symlink() and link.exists():
                     _check_inside(link.resolve(), link.name, settings)
@@ -210,34 +220,36 @@ def files_inside(path: str, settings: WebSettings) -> ModelFiles:
 
 def paths_of(files: ModelFiles) -> tuple[str, ...]:
     """Paths of a local model's files."""
-    others = (files.config, files.index, files.quantization)
-    every = (*files.weights, *files.projectors, *(one for one in others if one is not None))
-    return tuple(one.open().name for one in every)
+    optional = (files.config, files.index, files.quantization)
+    present = [file for file in optional if file is not None]
+    every_file = (*files.weights, *files.projectors, *present)
+    return tuple(file.open().name for file in every_file)
 
 
 def allowed_request(request: Request, settings: WebSettings) -> Request:
-    """The request with its companion files as they may be opened. Raises as `allowed`."""
+    """The request with allowed references to its companion files. Raises the errors of `allowed_reference`."""
 
     def allowed_file(text: str) -> str:
-        found = allowed(text, settings)
-        if is_file(found):
-            files_inside(found, settings)
-        return found
+        reference = allowed_reference(text, settings)
+        if is_file(reference):
+            files_inside(reference, settings)
+        return reference
 
     flags = {}
     for engine, values in request.flags.items():
-        found = dict(values)
+        allowed_values = dict(values)
         for flag in _companion_flags(engine):
-            if flag.key not in found:
+            if flag.key not in allowed_values:
                 continue
-            value = found[flag.key]
+            value = allowed_values[flag.key]
             if isinstance(value, tuple):
-                found[flag.key] = tuple(map(allowed_file, value))
-                if any("," in one for one in found[flag.key]):  # commands separate them by commas
+                paths = tuple(map(allowed_file, value))
+                allowed_values[flag.key] = paths
+                if any("," in path for path in paths):  # commands separate paths by commas
                     raise UsageError(f"{flag.key}: the path of an adapter must not contain a comma")
             elif (flag.companion, value) != ("projector", NEXT_TO_MODEL):
-                found[flag.key] = allowed_file(value)
-        flags[engine] = found
+                allowed_values[flag.key] = allowed_file(value)
+        flags[engine] = allowed_values
     return replace(request, flags=flags)
 
 
@@ -249,9 +261,9 @@ def _companion_flags(engine: str) -> list[Flag]:
 def needs_remote_companions(request: Request) -> bool:
     """Whether a projector, adapter or draft model may have to be fetched."""
     for engine, values in request.flags.items():
-        given = companions_in(_companion_flags(engine), values)
-        projector, drafter = given.get("projector"), given.get("drafter")
-        if not all(map(is_local, given.get("adapters", ()))):
+        companions = companions_in(_companion_flags(engine), values)
+        projector, drafter = companions.get("projector"), companions.get("drafter")
+        if not all(map(is_local, companions.get("adapters", ()))):
             return True
         if projector not in {None, NEXT_TO_MODEL} and not is_local(projector):
             return True
@@ -268,14 +280,14 @@ def without_folders(answer: Json, settings: WebSettings) -> Json:
     pattern = _folders_pattern(tuple(_folders(settings)))
     if pattern.search(text) is None:
         return answer
-    redacted: Json = json.loads(pattern.sub(lambda found: "" if found[1] else ".", text))
+    redacted: Json = json.loads(pattern.sub(lambda match: "" if match[1] else ".", text))
     return redacted
 
 
 def _folders(settings: WebSettings) -> Iterator[Path]:
-    """The --models-dir folders (of a single file its parent), and those that error messages may name."""
-    for one in resolved(settings.models_dirs):
-        yield one if is_folder(one) else one.parent
+    """The --models-dir folders (for a single file, its parent), and other folders that error messages may name."""
+    for folder in resolved_folders(settings.models_dirs):
+        yield folder if is_folder(folder) else folder.parent
     yield from (hub_cache_folder(), Path(os.path.expanduser("~")))  # noqa: PTH111 - Path's raises
     yield from filter(None, (data_folder(),))
     for name in ("OLLAMA_MODELS", "EDGEKIT_CACHE"):
@@ -289,9 +301,9 @@ def _folders_pattern(folders: tuple[Path, ...]) -> re.Pattern[str]:
     spellings: set[str] = set()
     for folder in folders:
         if folder.is_absolute() and folder.parent != folder:  # not the root of a disk
-            # As it is, and as a shell command quotes one with an apostrophe.
+            # As it is, and as a shell command quotes a path with an apostrophe.
             for text in (str(folder), str(folder).replace("'", "'\"'\"'")):
                 spellings.add(json.dumps(text, ensure_ascii=False)[1:-1])
     longest_first = sorted(spellings, key=len, reverse=True)
-    either = "|".join(map(re.escape, longest_first)) or r"(?!)"
-    return re.compile(rf"(?<![\w./:~-])(?:{either})(?:(/|\\\\)|(?![\w.-]))")
+    alternatives = "|".join(map(re.escape, longest_first)) or r"(?!)"
+    return re.compile(rf"(?<![\w./:~-])(?:{alternatives})(?:(/|\\\\)|(?![\w.-]))")

@@ -41,21 +41,23 @@ LARGEST_NUMBER = 2**63 - 1
 _CONTROL_CHARS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _FLAGS = (CONTEXT, QUANT, *(flag for engine in every_engine() for flag in engine.flags))
-_FIRST = {flag.key: flag for flag in reversed(_FLAGS)}  # decides the type of the key's field
+# The first flag with a key decides the type of its field.
+_FIRST = {flag.key: flag for flag in reversed(_FLAGS)}
 
 
-def _spelled(name: str) -> str:
+def _field_name(name: str) -> str:
+    """The name of a flag as a field: --ctx-size is ctx_size."""
     return name.lstrip("-").replace("-", "_")
 
 
 _BY_NAME: dict[str, list[Flag]] = {}  # a body may have ten thousand names: one lookup each
 for _flag in _FLAGS:
-    for _one in (*_flag.names, *_flag.aliases):
-        _BY_NAME.setdefault(_spelled(_one), []).append(_flag)
+    for _alias in (*_flag.names, *_flag.aliases):
+        _BY_NAME.setdefault(_field_name(_alias), []).append(_flag)
 
 
 def _word(value: object) -> str:
-    """Text or a number, as it would be typed."""
+    """Text or a number as it would be typed on the command line. Raises PydanticCustomError for anything else."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise PydanticCustomError("word", "must be text or a number")
     if not isinstance(value, str):
@@ -114,11 +116,11 @@ class CallFields(BaseModel):
 
 
 def _instead_of(name: str, fields: Container[str]) -> str | None:
-    """The field, and for a switch its value, that a flag of this name sets."""
-    plain = _spelled(name)
-    if plain in fields:
-        return plain
-    for flag in _BY_NAME.get(plain, ()):
+    """The field to use instead of a flag's name, with the value if the flag is a switch; None for an unknown name."""
+    field = _field_name(name)
+    if field in fields:
+        return field
+    for flag in _BY_NAME.get(field, ()):
         if flag.key in fields:
             switch = _FIRST[flag.key] if flag.metavar else flag
             return flag.key if switch.metavar else f"{flag.key}: {str(switch.value).lower()}"
@@ -126,11 +128,12 @@ def _instead_of(name: str, fields: Container[str]) -> str | None:
 
 
 def _optional(kind: Any, description: str, **limits: Any) -> Any:
+    """A field that may be left out, as `create_model` takes it."""
     return kind | None, Field(default=None, description=description, **limits)
 
 
 def _engine_fields(engines: Iterable[str], *, without: frozenset[str] = frozenset()) -> Fields:
-    """One field for each key; two switches with one key are its true and its false."""
+    """One field for each key of the engines' flags. Two switches with the same key are one field: true and false."""
     names = tuple(engines)
     by_key: dict[str, list[Flag]] = {CONTEXT.key: [CONTEXT]}
     if names:
@@ -205,7 +208,7 @@ _TABLE: Fields = {
 
 
 def _call_fields(name: str, *parts: str | Fields, one_engine: bool = False) -> type[CallFields]:
-    """The fields in order: names of the table, or others."""
+    """A pydantic model with these fields, in order. A string lists names of _TABLE."""
     fields: Fields = {}
     for part in parts:
         fields |= {key: _TABLE[key] for key in part.split()} if isinstance(part, str) else part

@@ -24,9 +24,9 @@ from edgekit.web.limits import Places, Rates
 from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 
 MAX_QUERY_BYTES = 16 * 1024  # a link that restores a page with every flag set has 2 KB
-MAX_HEAD_BYTES = 32 * 1024  # such a query and the headers of a browser
+MAX_HEAD_BYTES = 32 * 1024  # the longest query and the headers of a browser
 BODY_TIMEOUT_S = 10.0
-# A client that is still sending does not read the response: discard up to this much of what it sends.
+# A client that is still sending does not read the response: read and discard this much of its request first.
 DRAINED_BYTES = 16 * 1024 * 1024
 DRAINED_S = 2.0
 WRONG_TOKENS_PER_S = 5.0
@@ -113,6 +113,8 @@ INTERNAL = Refusal(500, "InternalError", UNEXPECTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
+    """A request without its body."""
+
     method: str
     path: str
     query: bytes
@@ -151,7 +153,7 @@ class RequestHead:
 
 
 class Security:
-    """The middleware."""
+    """The middleware that checks every request and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, *, settings: WebSettings) -> None:
         self._app = app
@@ -217,7 +219,10 @@ class Security:
         return None if self._token is None else self._token.refusal(head)
 
     async def _forward(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        """HEAD becomes GET, and the server drops the body. Not for a stream, which would not end."""
+        """Calls the application.
+
+        HEAD becomes GET, and the server drops the body. A stream is an exception, because it would not end.
+        """
         if answer.head.method == "HEAD" and not answer.head.is_stream:
             scope = {**scope, "method": "GET"}
         try:
@@ -249,8 +254,8 @@ def _content(refusal: Refusal, head: RequestHead | None) -> tuple[tuple[Header, 
         kind = b"text/html; charset=utf-8"
         text = small_page(title, refusal.message, link=head.address, link_text="Try again")
     body = text.encode()
-    stated = ((b"content-type", kind), (b"content-length", str(len(body)).encode()))
-    return (*stated, *refusal.headers), body
+    content_headers = ((b"content-type", kind), (b"content-length", str(len(body)).encode()))
+    return (*content_headers, *refusal.headers), body
 
 
 class _Answer:
@@ -272,7 +277,7 @@ class _Answer:
         await self._send(message)
 
     async def refuse(self, refusal: Refusal, *, drained: Receive | None = None) -> None:
-        """With `drained`, also read and discard what the client is still sending."""
+        """Sends a refusal. With `drained`, also reads and discards the rest of the request."""
         headers, body = _content(refusal, self.head)
         start = {"type": "http.response.start", "status": refusal.status, "headers": headers}
         await self.send(start)
@@ -298,26 +303,29 @@ class Token:
         self._is_long = len(token) >= LONG_TOKEN_CHARS
 
     def refusal(self, head: RequestHead) -> Refusal | None:
-        """For a page with the token in its address: a redirect that sets the cookie and drops the token."""
+        """None lets the request in.
+
+        A page with the token in its address is redirected to the address without it, and gets the cookie.
+        """
         if head.path == HEALTH:
             return None
         authorization = head.headers.get(b"authorization", b"")
         is_bearer = authorization.lower().startswith(b"bearer ")
-        given: bytes | None = None
+        sent_token: bytes | None = None
         if is_bearer:
-            given = authorization[len(b"bearer ") :].strip()
+            sent_token = authorization[len(b"bearer ") :].strip()
         elif not head.is_call:
             text = dict(parse_qsl(head.query.decode("latin-1"))).get("token")
-            given = None if text is None else text.encode()
+            sent_token = None if text is None else text.encode()
         cookie = cookie_parser(head.headers.get(b"cookie", b"").decode("latin-1"))
         has_cookie = hmac.compare_digest(
             cookie.get(self._cookie, "").encode(), self._value.encode()
         )
-        if given is None:
+        if sent_token is None:
             return None if has_cookie else _token_refusal(head, "a token is required")
         if not has_cookie:
             may_guess = self._guesses.has(head.client)
-            is_right = hmac.compare_digest(given, self._token)
+            is_right = hmac.compare_digest(sent_token, self._token)
             if not is_right or not (may_guess or self._is_long):
                 self._guesses.take(head.client)
                 return _token_refusal(head, "the token is wrong") if may_guess else TOO_MANY
@@ -337,11 +345,11 @@ def _token_refusal(head: RequestHead, problem: str) -> Refusal:
 
 
 async def _with_body(receive: Receive, headers: Mapping[bytes, bytes]) -> Receive | Refusal:
-    """`receive` with the body already read. Raises ClientDisconnect if the client left before its end."""
-    stated = headers.get(b"content-length", b"0").lstrip(b"0")
-    if len(stated) > 9 or int(stated or b"0") > MAX_BODY_BYTES:
+    """Reads the body; returns a `receive` that yields it. Raises ClientDisconnect if the client left before its end."""
+    content_length = headers.get(b"content-length", b"0").lstrip(b"0")
+    if len(content_length) > 9 or int(content_length or b"0") > MAX_BODY_BYTES:
         return TOO_LARGE
-    if not stated and b"transfer-encoding" not in headers:
+    if not content_length and b"transfer-encoding" not in headers:
         return receive
     body, is_complete = bytearray(), False
     try:
@@ -356,16 +364,16 @@ async def _with_body(receive: Receive, headers: Mapping[bytes, bytes]) -> Receiv
                 is_complete = not message.get("more_body", False)
     except TimeoutError:
         return TOO_SLOW
-    first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+    buffered: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
     async def replay() -> Message:
-        return first.pop() if first else await receive()
+        return buffered.pop() if buffered else await receive()
 
     return replay
 
 
 async def _drain(receive: Receive) -> None:
-    """Until the client has sent everything, has left, or has sent too much."""
+    """Discards the body until the client has sent everything, has left, or has sent too much."""
     drained = 0
     try:
         async with asyncio.timeout(DRAINED_S):
@@ -384,7 +392,7 @@ BYE = b"event: bye\ndata: {}\n\n"
 
 
 class Shutdown:
-    """Tasks to cancel at the end. `begin` is called from the server's loop."""
+    """The tasks to cancel when the server shuts down. `begin` is called from the server's loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
@@ -397,7 +405,7 @@ class Shutdown:
 
     @contextmanager
     def cancels(self) -> Iterator[None]:
-        """`begin` breaks off the block, and execution continues after it; any other cancellation propagates."""
+        """`begin` cancels the block, and execution continues after it. Any other cancellation propagates."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a server's code runs in tasks
         self._tasks.add(task)
@@ -412,11 +420,13 @@ class Shutdown:
 
 
 class ShutdownMiddleware:
+    """At shutdown, a call sees a disconnect, and an event stream gets a last event."""
+
     def __init__(self, app: ASGIApp, *, shutdown: Shutdown) -> None:
         self._app, self._shutdown = app, shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = False
+        is_response_open = False
 
         async def receive_until_shutdown() -> Message:
             """A call sees the shutdown as a disconnect, and is cancelled."""
@@ -425,8 +435,9 @@ class ShutdownMiddleware:
             return {"type": "http.disconnect"}
 
         async def watched_send(message: Message) -> None:
-            nonlocal is_open
-            is_open = message["type"] == "http.response.start" or message.get("more_body", False)
+            nonlocal is_response_open
+            is_start = message["type"] == "http.response.start"
+            is_response_open = is_start or message.get("more_body", False)
             await send(message)
 
         if scope["type"] != "http":
@@ -437,5 +448,5 @@ class ShutdownMiddleware:
             with self._shutdown.cancels():
                 await self._app(scope, receive, watched_send)
                 return
-            if is_open:
+            if is_response_open:
                 await send({"type": "http.response.body", "body": BYE})

@@ -61,11 +61,12 @@ _log = logging.getLogger("edgekit.web")
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A listening socket; without a port, on the first free one of ours. Raises UsageError if the port is taken."""
+    """A listening socket. Without a port, on the first that is free from DEFAULT_PORT on. Raises UsageError."""
     if port is not None:
         check_port(host, port)
     last = DEFAULT_PORT + TRIED_PORTS - 1
-    for candidate in range(DEFAULT_PORT, last + 1) if port is None else (port,):
+    candidates = range(DEFAULT_PORT, last + 1) if port is None else (port,)
+    for candidate in candidates:
         try:
             family, _, _, _, address = socket.getaddrinfo(
                 host, candidate, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -86,15 +87,15 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 def address_of(settings: WebSettings, path: str = "/", **fields: str) -> str:
     """The URL of a page, with the token if there is one."""
-    place = f"http://{in_address(connectable(settings.host))}:{settings.port}{path}"
+    base = f"http://{in_address(connectable(settings.host))}:{settings.port}{path}"
     query = urlencode(fields | ({"token": settings.token} if settings.token else {}))
-    return f"{place}?{query}" if query else place
+    return f"{base}?{query}" if query else base
 
 
 def serve(
     settings: WebSettings, listening: socket.socket, *, on_ready: Callable[[WebSettings], None]
 ) -> None:
-    """Until a signal ends this process. What `on_ready` raises is raised again after the shutdown."""
+    """Serves until a signal ends this process. An error from `on_ready` shuts the server down and is raised again."""
 
     def ready(settled: WebSettings) -> None:
         on_ready(settled)
@@ -111,7 +112,7 @@ def serve(
 def make_server(
     settings: WebSettings, listening: socket.socket, *, on_ready: Callable[[WebSettings], None]
 ) -> PageServer:
-    """`on_ready` gets the settings with the actual port as soon as the server answers."""
+    """The server. It calls `on_ready` with the settings and the actual port as soon as it accepts requests."""
     settings = replace(settings, port=listening.getsockname()[1])
     app = create_app(settings)
     config = uvicorn.Config(
@@ -160,7 +161,7 @@ class PageServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the signal is not raised again at the end."""
+        """Like uvicorn's, but does not raise the signal again at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -185,7 +186,7 @@ class PageServer(uvicorn.Server):
 
 
 def _exit() -> None:
-    """Safe at any time: files are written atomically."""
+    """Ends the process at once. Safe at any time, because files are written atomically."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -193,7 +194,7 @@ def _exit() -> None:
 
 
 def show_browser(address: str) -> bool:
-    """Whether one may open. Its errors are ignored."""
+    """Opens a browser in a thread, and ignores its errors. Returns False where no browser can open."""
     if sys.platform.startswith("linux") and not any(map(os.environ.get, _DISPLAYS)):
         return False  # a text browser would take over the terminal
 
@@ -249,11 +250,11 @@ class PatientProtocol(H11Protocol):
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """abort, not close: `close` would wait until the last response is read."""
+        """Aborts the connection, because `close` would wait until the client has read the last response."""
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's message
-        """Our JSON. If a response has already begun, only close: the bytes were the rest of a body."""
+        """Sends our JSON. If a response has already begun, only closes: the bytes were the rest of a body."""
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
@@ -274,7 +275,7 @@ class PatientProtocol(H11Protocol):
 
 
 def warm() -> threading.Thread:
-    """Run the steps in a thread; an error is reported by the request that needs the result."""
+    """Runs the steps in a thread. An error is reported later, by the request that needs the result."""
 
     def run_steps() -> None:
         for step in _STEPS:

@@ -32,12 +32,12 @@ class WebSettings:
     allow_private: bool = False  # allow URLs on this machine and on private networks
     network: bool = True
     cache: bool = True
-    timeout_s: float = 60.0  # to open one model, all requests to its server together
+    timeout_s: float = 60.0  # to open one model, including all requests to its server
     requests_per_s: float = 400.0  # per client; dragging a slider sends 60 a second
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         if self.host == "localhost":
             return True
         try:
@@ -61,8 +61,8 @@ class CallWatch:
 
 
 @lru_cache(maxsize=8)
-def resolved(folders: tuple[Path, ...]) -> tuple[Path, ...]:
-    """With links followed; cached because every call needs it."""
+def resolved_folders(folders: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The folders with links followed. Cached, because every call needs them."""
     return tuple(folder.resolve() for folder in folders)
 
 
@@ -73,7 +73,7 @@ def reach_of(settings: WebSettings, watch: CallWatch) -> Reach:
         cache=settings.cache,
         total_timeout_s=settings.timeout_s,
         public_only=not settings.allow_private,
-        within=resolved(settings.models_dirs),
+        within=resolved_folders(settings.models_dirs),
         progress=watch.progress,
         cancelled=watch.cancelled,
     )
