@@ -136,6 +136,7 @@ class LlamaCppEncoder:
         self._memory.release()
 
     def _start(self, checkpoint: Checkpoint) -> ChildProcess:
+        """Starts the engine's process and waits until it has loaded the model."""
         self._log.clear()
         request = _request(self._path, self._settings)
         self._process = process = start_child(

@@ -164,10 +164,10 @@ _KINDS: Mapping[str, tuple[type, ...]] = {  # a bool is not accepted as a number
 def _options(choices: Choices) -> _Options:
     """Parses the choices. Raises UsageError for an unknown option, a wrong type or an invalid value."""
     values: dict[str, Any] = {**choices}
-    known = Choices.__annotations__
+    option_names = Choices.__annotations__
     for name, value in choices.items():
-        if name not in known:
-            near = get_close_matches(name, known)
+        if name not in option_names:
+            near = get_close_matches(name, option_names)
             raise UsageError(
                 f"unknown option {name[:40]!r}" + (f": did you mean {near[0]}?" if near else "")
             )
@@ -344,6 +344,7 @@ def _row_lines(width: int, mode: Mode) -> tuple[PlanLine, PlanLine]:
 
 
 def _plan_token_mean(inputs: _PlanInputs) -> tuple[EmbedPlan, Start]:
+    """The plan for mode `tokens`, which runs no layer."""
     options, header = inputs.options, inputs.header
     if options.engine != BUILT_IN or options.pooling is not None:
         raise UsageError("mode tokens does not take an engine or a pooling")
@@ -357,6 +358,7 @@ def _plan_token_mean(inputs: _PlanInputs) -> tuple[EmbedPlan, Start]:
 
 
 def _plan_encoder(inputs: _PlanInputs) -> tuple[EmbedPlan, Start]:
+    """The plan for the built-in encoder, which streams the weights that do not fit in the budget."""
     options, header = inputs.options, inputs.header
     width = _table_width(header)
     plan = plan_encoder(
@@ -394,6 +396,7 @@ def _plan_encoder(inputs: _PlanInputs) -> tuple[EmbedPlan, Start]:
 
 
 def _plan_llamacpp(inputs: _PlanInputs) -> tuple[EmbedPlan, Start]:
+    """The plan for llama.cpp in a child process, with the whole model in memory."""
     options, header = inputs.options, inputs.header
     architecture = str(header.keys.get("general.architecture"))
     context = header.keys.get(f"{architecture}.context_length")

@@ -138,6 +138,7 @@ class _Server:
         self._limits = limits_within(embedder.plan.budget_bytes, embedder.dimensions)
 
     async def run(self, source: int, target: int) -> int:
+        """Serves until the input ends, the reader leaves or a signal comes. Returns the exit code."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
         self._writer = _AnswerWriter(target, loop, lambda: _settle(ended, 0))

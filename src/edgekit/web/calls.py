@@ -210,6 +210,7 @@ def engines_json() -> Json:
 
 
 def _engine_json(engine: Engine) -> Json:
+    """What the page needs to know about an engine: names, KV cache types, controls, and groups of flags."""
     page, cache = engine.page, engine.page.cache
     controls = [(flag, flag.control) for flag in engine.flags if flag.control is not None]
     # The types are the default and what the control offers. An engine without a control has only the default.
@@ -244,6 +245,7 @@ def _engine_json(engine: Engine) -> Json:
 
 
 def _control_json(flag: Flag, control: Control) -> Json:
+    """The page's control for a flag: a menu, a number or a switch, with its limits."""
     numbers = flag.read if isinstance(flag.read, Whole) else None
     kind = "menu" if control.choices else "number"
     values = {

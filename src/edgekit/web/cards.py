@@ -200,8 +200,8 @@ class Cards:
         deck.is_begun = True
         # A new number: late messages about the previous order are ignored.
         deck.number = next(self._numbers)
-        made = frozenset(str(card["id"]) for card in deck.cards)
-        self._worker.send((deck.number, replace(deck.order, made=made)))
+        made_ids = frozenset(str(card["id"]) for card in deck.cards)
+        self._worker.send((deck.number, replace(deck.order, made=made_ids)))
 
     def on_card(self, number: int, card: Card | None) -> None:
         """Called with each card of an order, and with None at its end."""
@@ -392,6 +392,7 @@ class Maker:
             yield refused_card_json(entry, order.engine, redacted["message"])
 
     def _plan(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Plan:
+        """The plan of a model; from its files if they are known, otherwise from the catalog."""
         model = self._open(entry, catalog, order.engine)
         request = Request(
             machine=order.machine,

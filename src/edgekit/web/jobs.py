@@ -102,6 +102,7 @@ class BackgroundJob:
     followers: set[Wakeup] = field(default_factory=set, repr=False)
 
     def as_json(self) -> Json:
+        """The job as the API shows it."""
         state, answer = self.state, json.loads(self.answer)
         return {
             "id": self.id,
@@ -195,7 +196,7 @@ class Jobs:
         return self._threads.total() < MAX_THREADS and self._threads[client] < THREADS_EACH
 
     def _begin_next(self) -> None:
-        """Starts waiting jobs while the limits allow: first the oldest one of the client with the fewest running jobs."""
+        """Starts waiting jobs while the limits allow: first the oldest job of the client with the fewest running."""
         running = Counter(
             job.client
             for job in self._jobs.values()

@@ -61,8 +61,8 @@ class Rates:
 class Places:
     """A semaphore with a limit in all and one per client. Thread-safe."""
 
-    def __init__(self, *, most: int, each: int) -> None:
-        self._most, self._each = most, each
+    def __init__(self, *, in_all: int, per_client: int) -> None:
+        self._in_all, self._per_client = in_all, per_client
         self._taken: Counter[str] = Counter()
         self._freed = threading.Condition()
 
@@ -74,7 +74,7 @@ class Places:
         key = network_of(client)
 
         def is_free() -> bool:
-            return len(self) < self._most and self._taken[key] < self._each
+            return len(self) < self._in_all and self._taken[key] < self._per_client
 
         with self._freed:
             if not self._freed.wait_for(is_free, timeout_s):

@@ -124,8 +124,8 @@ class OpenedModels:
         self._lock = threading.Lock()
         self._cached: OrderedDict[str, CachedModel] = OrderedDict()
         self._flights: dict[str, _Flight] = {}
-        self._waiting = Places(most=WAITING_AT_ONCE, each=WAITING_EACH)
-        self._openings = Places(most=OPENED_AT_ONCE, each=OPENED_EACH)
+        self._waiting = Places(in_all=WAITING_AT_ONCE, per_client=WAITING_EACH)
+        self._openings = Places(in_all=OPENED_AT_ONCE, per_client=OPENED_EACH)
 
     def named(self, reference: str, watch: CallWatch) -> CachedModel:
         """Raises EdgekitError if the model is not allowed or unreadable, on cancellation and on time-out."""
@@ -217,14 +217,17 @@ class OpenedModels:
         while is_remote and not self._openings.enter(watch.client, timeout_s=POLL_S):
             watch.check()
         try:
-            named = open_named(target, Session(reach=reach_of(self._settings, watch)))
+            resolved_model = open_named(target, Session(reach=reach_of(self._settings, watch)))
         finally:
             if is_remote:
                 self._openings.leave(watch.client)
         # Another program's store changes without notice. Files have stamps; a remote server is rarely asked again.
-        is_stored = named.files is not None and named.files.origin in _STORES
+        is_stored = resolved_model.files is not None and resolved_model.files.origin in _STORES
         return CachedModel(
-            **{attribute.name: getattr(named, attribute.name) for attribute in fields(named)},
+            **{
+                attribute.name: getattr(resolved_model, attribute.name)
+                for attribute in fields(resolved_model)
+            },
             stamps=stamps,
             until_s=time.monotonic() + (STORE_S if is_stored else REMOTE_S),
         )

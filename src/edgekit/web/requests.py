@@ -128,7 +128,7 @@ def _instead_of(name: str, fields: Container[str]) -> str | None:
 
 
 def _optional(kind: Any, description: str, **limits: Any) -> Any:
-    """A field that may be left out, as `create_model` takes it."""
+    """A field that may be left out: the type and the Field that `create_model` expects."""
     return kind | None, Field(default=None, description=description, **limits)
 
 

@@ -124,6 +124,7 @@ class RequestHead:
 
     @classmethod
     def from_scope(cls, scope: Scope) -> RequestHead:
+        """From the description of a request in ASGI."""
         client, query = scope.get("client"), scope.get("query_string", b"")
         lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
         return cls(
@@ -158,8 +159,8 @@ class Security:
     def __init__(self, app: ASGIApp, *, settings: WebSettings) -> None:
         self._app = app
         self._rates = Rates(settings.requests_per_s)
-        self._calls = Places(most=MOST_CALLS, each=CALLS_EACH)
-        self._streams = Places(most=MOST_STREAMS, each=STREAMS_EACH)
+        self._calls = Places(in_all=MOST_CALLS, per_client=CALLS_EACH)
+        self._streams = Places(in_all=MOST_STREAMS, per_client=STREAMS_EACH)
         self._names = _LOOPBACK_NAMES | {settings.host} if settings.is_loopback else None
         self._token = Token(settings.token, settings.port) if settings.token else None
 
@@ -266,6 +267,7 @@ class _Answer:
         self.has_begun = False
 
     async def send(self, message: Message) -> None:
+        """Passes on a message of the application, and adds headers to the first."""
         if message["type"] == "http.response.start":
             self.has_begun = True
             headers: list[Header] = [*message.get("headers", ()), *HEADERS]

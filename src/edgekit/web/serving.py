@@ -64,8 +64,8 @@ def listen(host: str, port: int | None) -> socket.socket:
     """A listening socket. Without a port, on the first that is free from DEFAULT_PORT on. Raises UsageError."""
     if port is not None:
         check_port(host, port)
-    last = DEFAULT_PORT + TRIED_PORTS - 1
-    candidates = range(DEFAULT_PORT, last + 1) if port is None else (port,)
+    last_port = DEFAULT_PORT + TRIED_PORTS - 1
+    candidates = range(DEFAULT_PORT, last_port + 1) if port is None else (port,)
     for candidate in candidates:
         try:
             family, _, _, _, address = socket.getaddrinfo(
@@ -81,7 +81,7 @@ def listen(host: str, port: int | None) -> socket.socket:
             if port is not None:
                 raise in_use(host, port) from error
     raise UsageError(
-        f"ports {DEFAULT_PORT} to {last} on {host} are all in use; use --port 0 to pick any free port"
+        f"ports {DEFAULT_PORT} to {last_port} on {host} are all in use; use --port 0 to pick any free port"
     )
 
 

@@ -124,16 +124,16 @@ def run_job(
 def remaining_batches(
     source: RowSource, start: ResumeMark, embedder: Embedder, terms: Terms
 ) -> Iterator[Batch]:
-    """The batches after a mark. Raises SourceError if the input is a pipe whose start differs from the first run."""
+    """The batches after a mark. Raises SourceError if a pipe does not begin with the same lines as before."""
     rows: Iterator[InputRow | BadRow] = source.rows(start)
-    first = next(rows, None)  # also reads everything before it, for the digest
+    first_row = next(rows, None)  # also reads everything before it, for the digest
     if start.digest is not None and source.digest(start.position) != start.digest:
         raise SourceError(
             f"the start of {source.name} differs from the input of the unfinished job: "
             "give it the same input again, or --overwrite"
         )
     return cut_batches(
-        rows if first is None else chain([first], rows),
+        rows if first_row is None else chain([first_row], rows),
         lambda text: embedder.count_tokens(text, prefix=terms.prefix),
         terms,
     )
@@ -148,22 +148,22 @@ def cut_batches(
     good: list[InputRow] = []
     skipped: list[BadRow] = []
     tokens = characters = 0
-    last: InputRow | BadRow | None = None
+    last_row: InputRow | BadRow | None = None
 
     def flush() -> Iterator[Batch]:
         """The batch of the rows collected so far; nothing if there are none."""
-        nonlocal tokens, characters, last
-        if last is not None:
+        nonlocal tokens, characters, last_row
+        if last_row is not None:
             yield Batch(
                 rows=tuple(good),
                 skipped=tuple(skipped),
                 tokens=tokens,
-                number=last.number,
-                position=last.end,
+                number=last_row.number,
+                position=last_row.end,
             )
             good.clear()
             skipped.clear()
-            tokens, characters, last = 0, 0, None
+            tokens, characters, last_row = 0, 0, None
 
     for source_row in rows:
         row, row_tokens = source_row, 0
@@ -175,7 +175,7 @@ def cut_batches(
         if isinstance(row, BadRow):
             terms.check_skippable(row)
             skipped.append(row)
-            last = row
+            last_row = row
             if len(skipped) >= MOST_SKIPPED:
                 yield from flush()
             continue
@@ -189,7 +189,7 @@ def cut_batches(
         good.append(row)
         tokens += row_tokens
         characters += len(row.text)
-        last = row
+        last_row = row
     yield from flush()
 
 

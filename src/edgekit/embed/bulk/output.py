@@ -364,20 +364,20 @@ class Journal:
         self._bytes = 0  # length up to the end of the last intact line
 
     def read(self) -> tuple[dict[str, Any], ResumeMark] | None:
-        """The job and its last intact mark; None if the journal is empty. Raises UsageError if it is damaged.
+        """The job and its last intact mark; None if the journal is empty. Raises UsageError if the journal is damaged.
 
         A mark that is cut off or damaged is skipped: the one before it covers less work, but all of that is saved.
         """
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             size_bytes = file.seek(0, os.SEEK_END)
             file.seek(0)
-            first = file.readline(LINE_BYTES)
-            marks_start = file.seek(max(size_bytes - LINE_BYTES, len(first)))
+            first_line = file.readline(LINE_BYTES)
+            marks_start = file.seek(max(size_bytes - LINE_BYTES, len(first_line)))
             lines = file.read().splitlines(keepends=True)
-        if not first:
+        if not first_line:
             return None
         try:
-            job = _job(first)
+            job = _job(first_line)
             self._bytes, mark = _last_intact(lines, marks_start)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(
@@ -522,9 +522,9 @@ class NpyForm(VectorForm):
             raise ValueError(f"{vectors.shape} vectors for {len(rows)} rows")
         return vectors.astype("<f4", copy=False).tobytes()
 
-    def finish(self, partial: Path, kept: int) -> Path:
+    def finish(self, partial: Path, vector_count: int) -> Path:
         with partial.open("r+b") as file:
-            file.write(self.head(kept))
+            file.write(self.head(vector_count))
         return partial
 
     def head(self, rows: int = 0) -> bytes:

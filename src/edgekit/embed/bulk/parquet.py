@@ -113,6 +113,7 @@ class ParquetSource(RowSource):
             raise self._damaged("a damaged Parquet file", error) from error
 
     def rows(self, start: ResumeMark) -> Iterator[InputRow | BadRow]:
+        """Reads from the row group that contains the next row, and frees each batch before it reads another."""
         pa = arrow()
         first_group, number = 0, 0  # `number` counts the rows before the next one
         while (
@@ -262,6 +263,7 @@ class ParquetForm(VectorForm):
         return bytes(self._schema.serialize())
 
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
+        """One record batch of the Arrow stream."""
         pa = arrow()
         floats = _fixed_width_array(pa.float32(), vectors.astype("<f4", copy=False))
         columns = [
@@ -273,7 +275,7 @@ class ParquetForm(VectorForm):
             columns.insert(1, _integer_array(ids) if self._integer_ids else _text_array(ids))
         return bytes(pa.record_batch(columns, schema=self._schema).serialize())
 
-    def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - the stream has the count
+    def finish(self, partial: Path, vector_count: int) -> Path:  # noqa: ARG002 - the stream has the count
         """Copies the Arrow stream to a Parquet file, with GROUP_ROWS rows in each row group except the last."""
         pa = arrow()
         finished = partial.with_name(f"{partial.name}.finished")
@@ -421,11 +423,12 @@ class Compact:
             raise PageError("it is cut off") from error
 
     def _struct(self, depth: int, fields: FieldTree) -> dict[int, Any]:
+        """Reads a struct, up to the zero byte at its end."""
         values: dict[int, Any] = {}
         field = 0
         while head := self._byte():
-            field = field + (head >> 4) if head >> 4 else self._zigzag()
-            kind = head & 15
+            step, kind = head >> 4, head & 15
+            field = field + step if step else self._zigzag()
             if kind in _INTEGERS:
                 values[field] = self._zigzag()
             elif kind not in _BOOLEANS:  # the type of a boolean is its value
@@ -486,6 +489,7 @@ class Compact:
         return self._data[self.position - 1]
 
     def _varint(self) -> int:
+        """An unsigned integer: 7 bits in each byte, the lowest bits first."""
         value = shift = 0
         while True:
             byte = self._byte()
@@ -497,5 +501,6 @@ class Compact:
                 raise PageError("an unterminated number")
 
     def _zigzag(self) -> int:
+        """A signed integer: 0, -1, 1, -2 are stored as 0, 1, 2, 3."""
         value = self._varint()
         return (value >> 1) ^ -(value & 1)

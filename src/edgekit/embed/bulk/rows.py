@@ -170,7 +170,7 @@ class VectorForm(ABC):
     @abstractmethod
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes: ...
 
-    def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - for formats that state the count
+    def finish(self, partial: Path, vector_count: int) -> Path:  # noqa: ARG002 - for formats with a count
         """Completes the file and returns the path to be renamed. May run again after a kill."""
         return partial
 
@@ -263,6 +263,7 @@ class PipeLines(LineSource):
         return self.skip_to(self._lines(), position)
 
     def skip_to(self, lines: Iterator[Line], position: int) -> Iterator[Line]:
+        """Reads the lines before `position` for the digest."""
         reached = 0
         for line in lines if position else ():
             reached = line.end
