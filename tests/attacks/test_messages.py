@@ -20,7 +20,7 @@ from tests.thoroughness import sampled
 from edgekit.catalog import read_catalog
 from edgekit.cli import main
 from edgekit.errors import RemoteInspectError
-from edgekit.sources.address import host_of, redirect_target, shown
+from edgekit.sources.address import host_of, redact, redirect_target
 
 ESCAPE = "\x1b[31m\nX\x07\u202e"  # colour, a new line, a bell, and from right to left
 COMMANDS = (
@@ -193,7 +193,7 @@ def test_messages_about_a_manifest_of_ollama(
 @pytest.mark.parametrize("host", ["evil\x1bc.example", "evil\x07.example", "evil\u202e.example"])
 def test_messages_about_a_redirect(host: str) -> None:
     assert host_of(f"http://{host}/a").isprintable()
-    assert shown(f"http://{host}/a?b").isprintable()
+    assert redact(f"http://{host}/a?b").isprintable()
     with pytest.raises(RemoteInspectError) as caught:
         redirect_target("https://good.example/a", f"http://{host}/a", name="the file")
     assert str(caught.value).isprintable()

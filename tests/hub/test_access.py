@@ -18,7 +18,7 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.sources.address import redirect_target, shown, token_for
+from edgekit.sources.address import redact, redirect_target, token_for
 from edgekit.sources.http import Transport
 from edgekit.sources.hub import locate_hub
 from edgekit.sources.reference import HubModel
@@ -238,7 +238,7 @@ def test_where_a_redirect_may_lead(source: str, location: str, target: str | Non
     ],
 )
 def test_what_is_shown_of_an_address(url: str, text: str) -> None:
-    assert shown(url) == text
+    assert redact(url) == text
 
 
 def test_a_password_in_the_address_is_used_and_not_passed_on(
@@ -259,7 +259,7 @@ def test_secrets_of_an_address_are_in_no_message(raw_server: Server, reach: Reac
 
     address = raw_server(script).address.replace("//", "//me:s3cr3t@") + "/a.gguf?sig=s3cr3t"
     with pytest.raises(RemoteNotFoundError) as caught:
-        HttpFile(Transport(reach), address, name=shown(address))
+        HttpFile(Transport(reach), address, name=redact(address))
     assert "s3cr3t" not in str(caught.value)
 
 

@@ -141,6 +141,7 @@ _BY_SAFETENSORS = {row.safetensors: row for row in TENSOR_TYPES if row.safetenso
 
 
 def by_ggml_id(ggml_id: int) -> TensorType:
+    """The type with this id in GGML. Raises UnknownDtypeError, with advice for an id that GGML has removed."""
     row = _BY_GGML_ID.get(ggml_id)
     if row is not None:
         return row

@@ -33,6 +33,7 @@ def mix_records() -> tuple[Record, ...]:
 
 @cache
 def all_mixes() -> tuple[Mix, ...]:
+    """Every mix in mixes.json. The average of a mix without a stated one is that of its tensor type."""
     try:
         return tuple(
             Mix(

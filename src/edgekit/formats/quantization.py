@@ -61,7 +61,8 @@ def effective_bits(bits: int, group_size: int, mode: str = "affine") -> float:
         )
     if bits < 1 or group_size < 1:
         raise HeaderError(f"invalid quantisation: {bits} bits in groups of {group_size}")
-    return (group_size * bits + row[2]) / group_size
+    _, _, scale_bits = row
+    return (group_size * bits + scale_bits) / group_size
 
 
 def read_quantization(

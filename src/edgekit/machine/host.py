@@ -114,10 +114,8 @@ def commit_limits(surroundings: Surroundings) -> tuple[MemoryLimit, ...]:
     https://docs.kernel.org/mm/overcommit-accounting.html. Weights mapped from their file do not count.
     """
     limit_bytes = None
-    if (
-        surroundings.system is System.WINDOWS
-        and (page_file := surroundings.page_file()) is not None
-    ):
+    page_file = surroundings.page_file() if surroundings.system is System.WINDOWS else None
+    if page_file is not None:
         limit_bytes, free_bytes = page_file  # it may grow, but too slowly to count on
         name = "commit limit of Windows (memory and page file; mapped files do not count)"
         used_bytes = max(0, limit_bytes - free_bytes)

@@ -33,7 +33,7 @@ Site = tuple[str, str, int]  # scheme, host, port: they identify who receives a 
 _PORTS = {"http": 80, "https": 443}
 
 
-def shown(url: str) -> str:
+def redact(url: str) -> str:
     """The address without user, password, query and fragment, which may be secrets."""
     try:
         parts, host = urlsplit(url), host_of(url)
@@ -50,7 +50,7 @@ def host_of(url: str) -> str:
 
 
 def has_secrets(url: str) -> bool:
-    """Whether the address has parts that `shown` removes, without which it cannot be requested again."""
+    """Whether the address has parts that `redact` removes, without which it cannot be requested again."""
     parts = urlsplit(url)
     return bool(parts.query) or "@" in parts.netloc
 
@@ -158,7 +158,7 @@ def _require_web_address(variable: str, address: str) -> str:
         site_of(address)
     except ValueError as error:
         raise UsageError(
-            f"{variable}={shown(address)!r} is not a web address: write https:// and the host"
+            f"{variable}={redact(address)!r} is not a web address: write https:// and the host"
         ) from error
     return address.rstrip("/")
 

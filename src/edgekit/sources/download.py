@@ -399,7 +399,8 @@ def _bounded_bar(file: HubFile) -> type:
 
         def update(self, n: float | None = 1) -> Any:
             self._left_bytes -= int(n or 0)
-            self._restarts += (n or 0) < 0  # negative: the server restarts from byte 0
+            if n is not None and n < 0:  # the server restarts from byte 0
+                self._restarts += 1
             if self._left_bytes < 0:
                 raise RemoteChangedError(
                     f"{file.name}: the server sends more than the {file.size_bytes:,} "

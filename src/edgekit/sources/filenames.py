@@ -300,15 +300,15 @@ def _projectors(
     """
     is_shared = len({group.model for group in models}) > 1
     path = f"{folder_of(chosen.stem)}/"
-    projectors = [
-        file
-        for file in listing
-        if file.name.lower().endswith(".gguf")
-        and "mmproj" in base_of(file.name).lower()
-        and path.startswith(f"{folder_of(file.name)}/".removeprefix("/"))
-        and not (is_shared and f"-{chosen.model}-" not in f"-{plain_words(base_of(file.name))}-")
-        and file not in chosen.files
-    ]
+
+    def belongs_to_model(file: ModelFile) -> bool:
+        name = base_of(file.name).lower()
+        if "mmproj" not in name or not name.endswith(".gguf"):
+            return False
+        is_near = path.startswith(f"{folder_of(file.name)}/".removeprefix("/"))
+        return is_near and (not is_shared or f"-{chosen.model}-" in f"-{plain_words(name)}-")
+
+    projectors = [file for file in listing if belongs_to_model(file) and file not in chosen.files]
     # common/download.cpp:543 @ b21e4de: the deepest folder, then the nearest number of bits.
     bits = _bits(chosen.stem)
     projectors.sort(key=lambda file: (-file.name.count("/"), abs(_bits(file.name) - bits)))

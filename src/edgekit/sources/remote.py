@@ -24,7 +24,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.sources import cache
-from edgekit.sources.address import host_of, shown, site_of
+from edgekit.sources.address import host_of, redact, site_of
 from edgekit.sources.cache import Version, usable_validator
 from edgekit.sources.filenames import (
     CONFIG_NAME,
@@ -397,7 +397,7 @@ def locate_url(url: str, reach: Reach) -> ModelFiles:
     try:
         site_of(url)
     except ValueError as error:
-        raise UsageError(f"{shown(url)!r} is not the address of a file on the web") from error
+        raise UsageError(f"{redact(url)!r} is not the address of a file on the web") from error
     transport = Transport(reach)
     parts = urlsplit(url)
     filename = base_of(unquote(parts.path))
@@ -427,7 +427,7 @@ def locate_url(url: str, reach: Reach) -> ModelFiles:
 
 def _open(name: str, url: str, transport: Transport) -> HttpFile:
     """The file at `url`; the suffix of `name` decides how it is read."""
-    return HttpFile(transport, url, name=shown(url), stride=stride_of(name))
+    return HttpFile(transport, url, name=redact(url), stride=stride_of(name))
 
 
 def _locate_by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
@@ -438,7 +438,7 @@ def _locate_by_magic(url: str, filename: str, transport: Transport) -> ModelFile
         raise HeaderError(
             "the address does not end in .gguf, .safetensors or .json, and the file is not a GGUF; "
             "give the address of a model file",
-            file=shown(url),
+            file=redact(url),
         )
     name = filename or "model"
     return ModelFiles(
