@@ -121,6 +121,7 @@ class PlacedGraph:
 
     @classmethod
     def in_one(cls, graph: Graph, buffer: Buffer) -> PlacedGraph:
+        """The graph with all tensors in one buffer."""
         return cls(
             nodes=graph.nodes,
             leafs=graph.leafs,

@@ -26,6 +26,7 @@ from edgekit.formats.dtype import TensorType
 
 
 def _keys(layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
+    """The K cache of layer `owner`."""
     build, width = layer.build, layer.facts.n_embd_head_k * layer.facts.n_head_kv
     return build.cache(
         f"cache_k_l{owner}", build.options.type_k, width, cells, build.sizes.n_stream
@@ -66,6 +67,7 @@ def store_and_read(
 
 
 def get_k(layer: GraphLayer, cache: CacheInput, owner: int) -> GraphTensor:
+    """All keys of the K cache of layer `owner`, in heads."""
     k = _keys(layer, cache.n_kv, owner)
     return _view_heads(layer, k, layer.facts.n_embd_head_k)
 
@@ -78,11 +80,13 @@ def _view_heads(layer: GraphLayer, cache: GraphTensor, head: int) -> GraphTensor
 
 
 def store_k(layer: GraphLayer, cache: CacheInput, k: GraphTensor, owner: int) -> None:
+    """Writes the new keys `k` to the K cache of layer `owner`."""
     into = _join_streams(layer.build, _keys(layer, cache.n_kv, owner), k)
     layer.build.expand(ggml.set_rows(into, _token_rows(k), cache.k_idxs))
 
 
 def _store_v(layer: GraphLayer, v_idxs: GraphTensor, v_cur: GraphTensor, v: GraphTensor) -> None:
+    """Writes the new values `v_cur` to the V cache `v`."""
     build = layer.build
     if not build.options.v_trans:
         build.expand(ggml.set_rows(_join_streams(build, v, v_cur), _token_rows(v_cur), v_idxs))

@@ -58,6 +58,7 @@ def supports(node: GraphTensor) -> bool:
 
 
 def _supports_flash(node: GraphTensor) -> bool:
+    """True if there is a flash-attention kernel for these cache types and head widths."""
     q, k, v = node.src[:3]
     if not {k.type.name, v.type.name} <= FLASH_TYPES:
         return False
@@ -67,6 +68,7 @@ def _supports_flash(node: GraphTensor) -> bool:
 
 
 def _supports_scan(node: GraphTensor) -> bool:
+    """True if the scan kernel supports the state: of Mamba 2 (one decay per head) or of Mamba."""
     state, a, b = node.src[0], node.src[3], node.src[4]
     if a.ne[0] == 1:
         return state.ne[0] in SCAN_STATES and _divides(16, state.ne[1])
@@ -125,7 +127,7 @@ class Uses:
 def optimize_order(
     nodes: list[GraphTensor], uses: Uses, rules: int
 ) -> tuple[list[GraphTensor], KeepAlive]:
-    """The nodes of a split in execution order, and the tensors that must stay alive until after some of them."""
+    """The nodes of a split in execution order, and the tensors to keep alive until certain nodes have run."""
     alive: KeepAlive = {}
     if rules >= Rules.V0_6:
         nodes = _move_shared_experts(nodes, uses, alive)

@@ -39,6 +39,7 @@ def normalize(
     *,
     kind: Norm = Norm.RMS,
 ) -> GraphTensor:
+    """build_norm: an RMS or layer norm, times the weight, plus the bias."""
     cur = ggml.norm(cur) if kind is Norm.LAYER else ggml.rms_norm(cur)
     if weight is not None:
         cur = ggml.mul(cur, weight)
@@ -151,6 +152,7 @@ def feed_forward(
 
 
 def _product(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
+    """A product with a weight, plus its bias, times its scale."""
     cur = ggml.mul_mat(layer[name], cur)
     if (bias := layer.bias(name)) is not None:
         cur = ggml.add(cur, bias)
@@ -410,6 +412,7 @@ def _rank(build: Build, cur: GraphTensor) -> GraphTensor:
 
 
 def _linear(build: Build, name: str, cur: GraphTensor) -> GraphTensor:
+    """A product with a weight outside the layers, plus its bias."""
     cur = ggml.mul_mat(build[name], cur)
     bias = build.tensor(f"{name}.bias")
     return cur if bias is None else ggml.add(cur, bias)

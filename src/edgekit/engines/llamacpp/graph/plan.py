@@ -214,6 +214,7 @@ def _make_structure(
     sample: LayerSample,
     values: Mapping[str, Size],
 ) -> Structure | None:
+    """Builds the sample's layers and folds them. None if they do not show the repeating pattern."""
     # Without the garbage collector it takes a sixth less time: a graph has thousands of tensors and no cycles.
     enabled = gc.isenabled()
     gc.disable()

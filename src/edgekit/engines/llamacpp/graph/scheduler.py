@@ -185,7 +185,7 @@ MAX_SOURCES = 10  # ggml.h: GGML_MAX_SRC
 COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, for a pipeline of several devices
 
 
-# The nodes of a split -> these nodes in execution order, and the tensors that must stay alive until after some of them.
+# The nodes of a split -> the nodes in execution order, and the tensors to keep alive until certain nodes have run.
 Optimize = Callable[[list[GraphTensor]], tuple[list[GraphTensor], KeepAlive]]
 
 
@@ -428,7 +428,7 @@ def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> Pl
 
 
 def _reader(*tensors: GraphTensor) -> GraphTensor:
-    """A no-op node that reads the tensors, so that they stay alive until then."""
+    """A no-op node that reads the tensors: they stay alive until it has run."""
     first = tensors[0]
     return GraphTensor(
         op="NONE",

@@ -157,7 +157,9 @@ class GraphTensor:
     is_input: bool = False
     is_output: bool = False
     name: str = ""
-    copied: GraphTensor | None = None  # the weight, or view of one, that this is a copy of
+    copied: GraphTensor | None = (
+        None  # of a copy: the weight, or the view of a weight, that was copied
+    )
 
     @property
     def nb(self) -> Shape:

@@ -89,7 +89,7 @@ def _run_on(
     )
     where = " + ".join(card.name for card in cards) or "the CPU"
     request.tell(f"starting {method.name} {method.version()} with {opened.label} on {where}")
-    with watched() as others:
+    with watched() as other_load:
         verification = verify_model(
             replace(opened.files, label=opened.label),
             load,
@@ -98,7 +98,7 @@ def _run_on(
             really=True,
             pacing=_pacing(opened, load, request.options.pace_seconds),
         )
-    is_busy = others.share > request.options.busy_share
+    is_busy = other_load.share > request.options.busy_share
     pace = None
     if verification.paced is not None and not is_busy:
         pace = _pace(machine, opened, load, setup, verification.paced)
@@ -106,7 +106,7 @@ def _run_on(
     if is_busy and verification.paced is not None:
         notes.append(
             f"llama.cpp reached {verification.paced.decode_tokens_per_s:.1f} tokens/s (prompt: "
-            f"{verification.paced.prefill_tokens_per_s:.1f} tokens/s), which was not saved: {others.note}"
+            f"{verification.paced.prefill_tokens_per_s:.1f} tokens/s), which was not saved: {other_load.note}"
         )
     if verification.beside_bytes is None:
         notes.append(

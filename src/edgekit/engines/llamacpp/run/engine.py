@@ -200,6 +200,7 @@ class EngineProcess:
         self.stop()
 
     def _read_line(self, line: str) -> None:
+        """Keeps the last lines of the log; while loading, also its figures and warnings."""
         line = line[:_LINE_CHARS].rstrip()
         if line == LOADED:
             self._log_read.set()
@@ -299,6 +300,7 @@ class Progress:
     _next_bytes: int = 0
 
     def show(self, resident: Resident | None) -> None:
+        """Reports progress if memory has grown by a step."""
         if resident is None or resident.resident_bytes < self._next_bytes:
             return
         loaded_bytes = resident.resident_bytes

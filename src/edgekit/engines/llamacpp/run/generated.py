@@ -100,6 +100,7 @@ def on_disk(hollow: Sequence[HollowFile]) -> Iterator[Path]:
 
 
 def _write_all(folder: Path, hollow: Sequence[HollowFile]) -> Path:
+    """Writes headers with holes; returns the path of the first. EngineError without sparse files."""
     total = sum(file.size_bytes for file in hollow)
     if total > _SMALL_BYTES and not _keeps_holes(folder):
         raise EngineError(
@@ -177,6 +178,7 @@ def _gguf_header(keys: Sequence[bytes], tensors: Sequence[Tensor]) -> tuple[byte
 
 
 def _pad(size_bytes: int) -> int:
+    """The size rounded up to the alignment of tensors."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -206,6 +208,7 @@ def _value_type(value: object) -> int:
 
 
 def _pack(value: object, kind: int) -> bytes:
+    """A value as GGUF writes a value of this type."""
     if kind == _STRING:
         return _pack_text(str(value))
     codes = {_UINT32: "I", _INT32: "i", _FLOAT32: "f", _BOOL: "?", _UINT64: "Q"}
@@ -253,6 +256,7 @@ def write_test_model(path: Path, shape: Shape) -> None:
 
 
 def _test_header(shape: Shape) -> tuple[bytes, int]:
+    """The header of the test model, and the size of its file."""
     words = list(islice(_words(), shape.vocabulary - 1))
     kinds = (_CONTROL, *[_NORMAL] * len(words))
     keys: dict[str, Value] = {
@@ -280,6 +284,7 @@ def _test_header(shape: Shape) -> tuple[bytes, int]:
 
 
 def _test_tensors(shape: Shape) -> Iterator[Tensor]:
+    """The tensors of the test model, in the order of the file."""
     width, inner = shape.width, shape.inner
     kv_width = width // shape.heads * shape.kv_heads
     block = {

@@ -53,7 +53,7 @@ from edgekit.sources.types import ModelFiles
 _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
 _EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
 _LINE_BYTES = 4 * 2**20  # one event: a token and its figures
-_REPLY_BYTES = 64 * 2**20  # one whole reply: the tokens of a prompt
+_REPLY_BYTES = 64 * 2**20  # one reply: the tokens of a prompt
 _OVER = "exceed_context_size_error"  # tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
 _MAPPED = "_Mapped"
 _UNLOGGED_PARTS = frozenset({"adapter", "projector"})
@@ -138,6 +138,7 @@ class LlamaCppStarter:
 
 
 def _launch(request: EngineStart) -> Launch:
+    """The launch that a request describes."""
     # The default type of the drafter's cache is f16, even if the model's cache has another type.
     cache_k, cache_v = (
         cache_type(request.values.get(f"draft_type_{side}", "f16")) for side in "kv"
@@ -214,6 +215,7 @@ class LlamaTalker:
     def write(
         self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
     ) -> Iterator[str]:
+        """Generates text piece by piece; counts and timings go to `into`."""
         body: dict[str, Any] = {
             "prompt": list(tokens),
             "n_keep": self._sinks,
@@ -267,6 +269,7 @@ class LlamaTalker:
 
     @contextmanager
     def _reply(self, path: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        """Posts a request; yields the reply, or raises what the server refused."""
         connection = http.client.HTTPConnection(self._host)
         headers = {"Content-Type": "application/json"}
         if self._key:
@@ -295,6 +298,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 def _refusal(
     reply: Mapping[str, Any], status: int | None = None
 ) -> EngineError | ContextTooLargeError:
+    """The error that a reply of the server describes."""
     error = reply.get("error")
     error = error if isinstance(error, dict) else {"message": error or reply}
     message = str(error.get("message"))[:400]

@@ -102,6 +102,7 @@ class Watch:
         self._thread.join()
 
     def _watch(self) -> None:
+        """The thread: checks until the engine ends, must be stopped, or the `with` block ends."""
         while self._engine.poll() is None:
             if why := self._reason_to_stop():
                 if self._engine.stop(why).why == why:  # else another thread has stopped it
@@ -129,6 +130,7 @@ class Watch:
     # Each check returns a reason to stop, or an empty string. A check that fails is reported by its name.
 
     def _files(self) -> str:
+        """Stops if a mapped file was truncated; warns of other changes."""
         for change in self._engine.files.changes():
             what = f"{change.path} {change.what} while in use"
             if change.fatal and self._engine.launch.maps(change.path):
@@ -140,6 +142,7 @@ class Watch:
         return ""
 
     def _system(self) -> str:
+        """Stops if the machine is nearly out of memory."""
         available = self._probes.available_bytes()
         if available >= CRITICAL_BYTES:
             return ""
@@ -150,6 +153,7 @@ class Watch:
         )
 
     def _limits(self) -> str:
+        """Stops if use is close to a memory limit and still rises."""
         for limit in self._probes.limits(self._engine.pid):
             before = self._used.get(limit.name, limit.used_bytes)
             self._used[limit.name] = limit.used_bytes
@@ -164,6 +168,7 @@ class Watch:
         return ""
 
     def _devices(self) -> str:
+        """Stops if a GPU is gone; warns if its memory is nearly full."""
         for device in self._probes.devices():
             self._failed_probes[device.name] = (
                 self._failed_probes.get(device.name, 0) + 1 if device.gone else 0
@@ -307,6 +312,7 @@ class NvidiaProbe:
     _answers: queue.SimpleQueue[tuple[ProbedDevice, ...]] = field(default_factory=queue.SimpleQueue)
 
     def look(self) -> tuple[ProbedDevice, ...]:
+        """The GPUs now. A driver that does not answer in time is reported as silent."""
         if self._query is None or not self._query.is_alive():
             self._query = threading.Thread(
                 target=lambda: self._answers.put(self._query_devices()),
@@ -321,6 +327,7 @@ class NvidiaProbe:
             return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
 
     def _query_devices(self) -> tuple[ProbedDevice, ...]:
+        """The free memory of each visible GPU; finds the GPUs at the first call."""
         try:
             if self._nvml is None:
                 detected = find_nvidia(self.here)

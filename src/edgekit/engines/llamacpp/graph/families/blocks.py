@@ -148,8 +148,8 @@ class MiniMaxM3(Transformer):
             q, k = hadamard(build, q, inputs.k_rot), hadamard(build, k, inputs.k_rot)
         if inputs.v_rot is not None:
             v = hadamard(build, v, inputs.v_rot)
-        for one in (q, k, v):
-            build.expand(one)
+        for tensor in (q, k, v):
+            build.expand(tensor)
         keys, values = store_and_read(layer, inputs, k, v, layer.index)
         cur = _attend_by_stream(build, blocks, (q, keys, values), (index_q, index_keys))
         if inputs.v_rot is not None:

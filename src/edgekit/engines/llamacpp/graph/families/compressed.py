@@ -359,6 +359,7 @@ class StreamMix(NamedTuple):
 
 
 def stream_count(build: Build) -> int:
+    """The number of residual streams. NoGraphError if the file states an impossible one."""
     count = build.hparams.integer("hyper_connection.count")
     if not 0 < count <= MAX_STREAMS:
         raise NoGraphError(f"{count:,} streams are not between 1 and {MAX_STREAMS}")
@@ -370,6 +371,7 @@ def _affine(cur: GraphTensor, scale: GraphTensor, base: GraphTensor) -> GraphTen
 
 
 def _flat_mixes(streams: GraphTensor, matrix: GraphTensor) -> GraphTensor:
+    """The mixing weights of each token: a product of `matrix` and all its normalised streams."""
     width, count, tokens, _ = streams.ne
     flat = ggml.rms_norm(ggml.reshape(streams, width * count, tokens))
     return ggml.mul_mat(matrix, flat)

@@ -150,6 +150,7 @@ class DeltaNet(Hybrid):
         return Hybrid.attention(self, layer, shared, cur)
 
     def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        """Gated attention: Q and its gate are the halves of one projection."""
         facts, tokens = layer.facts, layer.build.n_tokens
         width, heads, kv_heads = facts.n_embd_head_v, facts.n_head, facts.n_head_kv
         shapes = Heads((2 * width, heads), (width, kv_heads), (width, kv_heads))

@@ -164,16 +164,16 @@ class Gemma3n(Transformer):
         shared = self.shared(build)
         per_layer = per_layer_inputs(build, cur, PER_LAYER)
         # One stream is expanded to all of them, rescaled to equal magnitude.
-        others = ggml.repeat(cur, *cur.ne[:2], STREAMS - 1, 1)
-        others = ggml.mul_mat(build["altup_proj"], others)
-        streams = ggml.concat(cur, _rescale(others, _magnitude(cur)), 2)
+        other_streams = ggml.repeat(cur, *cur.ne[:2], STREAMS - 1, 1)
+        other_streams = ggml.mul_mat(build["altup_proj"], other_streams)
+        streams = ggml.concat(cur, _rescale(other_streams, _magnitude(cur)), 2)
         for layer in build.layers():
             streams = self.update_streams(layer, shared, streams, per_layer)
-        others = ggml.mul_mat(build["altup_unembd_proj"], _rest(streams))
-        others = _rescale(others, _magnitude(slice_2d(streams)))
+        other_streams = ggml.mul_mat(build["altup_unembd_proj"], _rest(streams))
+        other_streams = _rescale(other_streams, _magnitude(slice_2d(streams)))
         cur = slice_2d(streams)
         for _ in range(STREAMS - 1):
-            cur = ggml.add(cur, slice_2d(others))
+            cur = ggml.add(cur, slice_2d(other_streams))
         cur = ggml.get_rows(ggml.scale(cur), shared.out_ids)
         results(build, normalize(cur, build["output_norm"]), softcap=True)
 

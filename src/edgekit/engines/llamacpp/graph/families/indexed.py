@@ -59,6 +59,7 @@ class Indexer:
 
     @classmethod
     def of(cls, build: Build) -> Indexer:
+        """Reads the sizes from the file and creates the inputs."""
         hparams, sizes = build.hparams, build.sizes
         width = hparams.integer("attention.indexer.key_length")
         side, rows = widest_rotation(width), build.n_tokens // sizes.n_stream
@@ -123,6 +124,7 @@ FIRST_BUILD = 10566  # the first build checked: earlier ones have no such indexe
 
 
 def glm_indexer(hparams: Hparams, il: int) -> bool:
+    """True if the layer has an indexer: as the file states, or by GLM 5.2's pattern."""
     stated = hparams.key("attention.indexer.types")
     if stated is not None:
         return bool(hparams.per_layer("attention.indexer.types", 1)[il])

@@ -28,7 +28,7 @@ class Kda(NamedTuple):
 
     width: int
     heads: int
-    kept: int  # inputs that a convolution keeps
+    kept_inputs: int  # inputs that a convolution keeps for the next batch
 
     @classmethod
     def of(cls, hparams: Hparams) -> Kda:
@@ -42,7 +42,7 @@ class Kda(NamedTuple):
     @property
     def tail(self) -> int:
         """Elements that one convolution keeps."""
-        return self.kept * self.inner
+        return self.kept_inputs * self.inner
 
     @property
     def memory(self) -> int:
@@ -63,16 +63,16 @@ def convolve_qkv(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]
     else:
         sides = [ggml.mul_mat(layer[f"attn_{side}"], cur) for side in "qkv"]
     element = before.type.block_bytes
-    strides = (kda.kept * element, 3 * kda.tail * element)
+    strides = (kda.kept_inputs * element, 3 * kda.tail * element)
     outputs: list[GraphTensor] = []
     for name, side in zip("qkv", sides, strict=True):
         kernel = layer[f"ssm_conv1d_{name}"]
-        previous_inputs = ggml.view(before, kda.kept, kda.inner, seqs, strides=strides)
+        previous_inputs = ggml.view(before, kda.kept_inputs, kda.inner, seqs, strides=strides)
         conv_input = ggml.concat(
             previous_inputs, ggml.transpose(ggml.reshape(side, kda.inner, tokens, seqs)), 0
         )
-        tail = ggml.view(conv_input, kda.kept, kda.inner, seqs, strides=conv_input.nb[1:3])
-        into = ggml.view(cache, kda.kept, kda.inner, seqs, strides=strides)
+        tail = ggml.view(conv_input, kda.kept_inputs, kda.inner, seqs, strides=conv_input.nb[1:3])
+        into = ggml.view(cache, kda.kept_inputs, kda.inner, seqs, strides=strides)
         build.expand(ggml.cpy(tail, into))
         out = ggml.ssm_conv(conv_input, ggml.reshape(kernel, kernel.ne[0], kda.inner))
         out = ggml.unary(ggml.reshape(out, kda.inner, build.n_tokens))

@@ -102,6 +102,7 @@ class ChannelMixed(Rwkv):
 
 
 def _split_sequences(build: Build, cur: GraphTensor) -> GraphTensor:
+    """Reshapes [width, tokens] to [width, tokens of a sequence, sequences]."""
     return ggml.reshape(cur, build.hparams.n_embd, build.sizes.n_seq_tokens, build.sizes.n_seqs)
 
 
@@ -130,6 +131,7 @@ def _load_shift(layer: GraphLayer) -> GraphTensor:
 
 
 def channel_mix_6(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) -> GraphTensor:
+    """build_rwkv6_channel_mix."""
     change = ggml.sub(previous, cur)
     keys, gates = (
         ggml.add(ggml.mul(change, layer[f"channel_mix_lerp_{side}"]), cur) for side in ("k", "r")
@@ -140,6 +142,7 @@ def channel_mix_6(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) ->
 
 
 def channel_mix_7(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) -> GraphTensor:
+    """build_rwkv7_channel_mix."""
     change = ggml.sub(previous, cur)
     key = ggml.add(ggml.mul(change, layer["channel_mix_lerp_k"]), cur)
     key = ggml.sqr(ggml.unary(ggml.mul_mat(layer["channel_mix_key"], key)))
@@ -251,6 +254,7 @@ def time_mix_7(
 def _low_rank(
     layer: GraphLayer, side: str, cur: GraphTensor, *, activated: bool = False
 ) -> GraphTensor:
+    """A projection through two low-rank matrices, plus a bias. `activated`: with an activation in between."""
     cur = ggml.mul_mat(layer[f"time_mix_{side}1"], cur)
     cur = ggml.mul_mat(layer[f"time_mix_{side}2"], ggml.unary(cur) if activated else cur)
     return ggml.add(cur, layer[f"time_mix_{side}0"])
@@ -261,11 +265,13 @@ def _head_size(build: Build) -> int:
 
 
 def _split_heads(build: Build, cur: GraphTensor) -> GraphTensor:
+    """Reshapes [width, tokens] to [head size, heads, tokens]."""
     size = _head_size(build)
     return ggml.reshape(cur, size, build.hparams.n_embd // size, build.n_tokens)
 
 
 def _flatten(build: Build, cur: GraphTensor) -> GraphTensor:
+    """Reshapes to [width, tokens]."""
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
@@ -281,11 +287,13 @@ def _attend_states(layer: GraphLayer, op: str, k: GraphTensor, *src: GraphTensor
 
 
 def _norm_heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """Normalises each head, then scales by the weights of time_mix_ln."""
     cur = _flatten(layer.build, ggml.norm(_split_heads(layer.build, cur)))
     return ggml.add(ggml.mul(cur, layer["time_mix_ln"]), layer.required("time_mix_ln.bias"))
 
 
 def _project_output(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """The output projection, split into sequences."""
     return _split_sequences(layer.build, ggml.mul_mat(layer["time_mix_output"], cur))
 
 

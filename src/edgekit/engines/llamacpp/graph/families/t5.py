@@ -64,6 +64,7 @@ def project_qkv(
 
 
 def feed_forward(half: Half, stream: GraphTensor) -> GraphTensor:
+    """The stream after adding the feed-forward, which may have a gate."""
     cur = normalize(stream, half["ffn_norm"])
     up, gate = ggml.mul_mat(half["ffn_up"], cur), half.get("ffn_gate")
     cur = ggml.unary(up) if gate is None else ggml.glu(ggml.mul_mat(gate, cur), up)

@@ -117,6 +117,7 @@ def stream_then_attention(
 def attention_then_stream(
     result: GraphTensor, stream: GraphTensor, attended: GraphTensor
 ) -> GraphTensor:
+    """Parallel layers: adds attention, then the stream, to the feed-forward's output."""
     return ggml.add(ggml.add(result, attended), stream)
 
 
@@ -161,6 +162,7 @@ class Transformer:
         return self.rope(hparams, il)
 
     def build(self, build: Build) -> None:
+        """Builds the graph: embeddings, the layers, the outputs."""
         shared = self.shared(build)
         cur = self.embed(build, shared)
         for layer in build.layers():
@@ -185,6 +187,7 @@ class Transformer:
         self.head(build, cur)
 
     def embed(self, build: Build, shared: Shared) -> GraphTensor:
+        """The input of the first layer: token embeddings, as scaled or normalised by the architecture."""
         cur = build.input_embd(scaled=self.embedding_scale(build.hparams))
         if self.scaled_embd:
             cur = build.scale_embd(cur)
@@ -197,6 +200,7 @@ class Transformer:
         return normalize(cur, build["token_embd_norm"], bias, kind=self.norm)
 
     def shared(self, build: Build) -> Shared:
+        """The inputs and settings that all layers share."""
         tokens = build.n_tokens
         return Shared(
             pos=ggml.graph_input(I32, tokens * self.n_pos(build.hparams), name="inp_pos"),
@@ -209,6 +213,7 @@ class Transformer:
         )
 
     def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+        """The residual stream after one layer."""
         normed = self.apply_norm(layer, stream, "attn_norm")
         cur = self.attention(layer, shared, normed)
         cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
@@ -231,6 +236,7 @@ class Transformer:
     def after_attention(
         self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
+        """The stream after adding attention's output `cur`, and then the feed-forward."""
         cur = self.post(layer, cur, "post_attention_norm")
         stream = ggml.add(stream, cur) if self.stream_first else ggml.add(cur, stream)
         name = self.ffn_norm
@@ -253,6 +259,7 @@ class Transformer:
         return normalize(cur, layer.weight(name), layer.bias(name), kind=self.norm)
 
     def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        """Attention from the normed stream to its output projection."""
         q, k, v = self.qkv(layer, cur)
         if self.late_qk_norm:
             q, k = self.rope_qk(layer, shared, q, k)
@@ -283,6 +290,7 @@ class Transformer:
         return self.norm_heads(layer, q, "attn_q_norm"), self.norm_heads(layer, k, "attn_k_norm")
 
     def norm_heads(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        """Normalises Q or K per head, or with all heads of a token as one row."""
         if not self.norm_across_heads or name not in layer:
             return self.apply_norm(layer, cur, name)
         width, heads, tokens, _ = cur.ne
@@ -292,6 +300,7 @@ class Transformer:
     def rope_qk(
         self, layer: GraphLayer, shared: Shared, q: GraphTensor, k: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
+        """Q and K with rotary positions, in layers that use rope."""
         if not self.rope(layer.build.hparams, layer.index):
             return q, k
         factors = self.rope_factors(layer)
@@ -301,6 +310,7 @@ class Transformer:
         return rope_factors(layer.build)
 
     def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+        """A dense feed-forward, or routed experts plus the shared expert if there is one."""
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur, act=self.act, gated=self.gated)
         result = experts(layer, cur, shared.routing)
@@ -312,6 +322,7 @@ class Transformer:
         return shared_expert(layer, cur)
 
     def head(self, build: Build, cur: GraphTensor) -> None:
+        """The final norm and the logits."""
         cur = normalize(
             cur, build.weight("output_norm"), build.tensor("output_norm.bias"), kind=self.norm
         )
