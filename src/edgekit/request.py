@@ -54,7 +54,7 @@ _CONTEXT_WORDS = frozenset(
 )
 
 T = TypeVar("T")
-Values = Mapping[str, Any]  # of the flags of one engine, parsed, by their keys
+Values = Mapping[str, Any]  # key of an engine's flag -> its parsed value
 Pricing = Callable[["OpenModel", str, Values, "Reach"], "Price"]
 
 
@@ -87,14 +87,14 @@ class Request:
     options: Values | None = None  # instead of flags: the engine's options by their names in Python
     backend: str | None = None  # only in rows of a batch
     context: int | None = None  # 0: the whole native context
-    quant: str | None = None  # of the weights, for any engine
+    quant: str | None = None  # quantisation of the weights, for any engine
     machine: Machine | None = field(default=None, repr=False)  # instead of devices, ram and vram
     devices: tuple[str, ...] = ()
     ram: str | None = None
     vram: str | None = None
-    users: int | None = None  # at the same time, each with a separate context
-    sequences: int | None = None  # at the same time, sharing one context
-    job: Job | None = None  # sizes the context
+    users: int | None = None  # users at the same time, each with a separate context
+    sequences: int | None = None  # sequences at the same time, which share one context
+    job: Job | None = None  # prompt and answer that the context is sized for
     min_context: int | None = None
     window_budget_bytes: int | None = None
     max_use: float | None = None  # share of the usable memory

@@ -133,7 +133,7 @@ def calibrate(
 
 TOTAL_BYTES = GIB  # larger than the caches of most processors
 LEAST_BYTES = 64 * MIB  # anything smaller may be read from a cache
-FREE_SHARE = 8  # at most an eighth of the free memory
+FREE_SHARE = 8  # read at most an eighth of the free memory
 SECONDS = 1.0
 LEAST_ROUNDS = 3
 _NUMBER_BYTES = 8
@@ -259,7 +259,7 @@ def memory_bandwidth(
             gate.wait()
             while True:
                 gate.wait()
-                part.max()  # read-only, and the quickest that numpy has
+                part.max()  # numpy's fastest operation that only reads
                 gate.wait()
 
     def round_seconds() -> float:
@@ -272,7 +272,7 @@ def memory_bandwidth(
     for reader in readers:
         reader.start()
     try:
-        gate.wait()  # all parts are written
+        gate.wait()  # until every thread has written its part
         deadline, times = time.monotonic() + seconds, [round_seconds() for _ in range(LEAST_ROUNDS)]
         while time.monotonic() < deadline:
             times.append(round_seconds())
@@ -295,7 +295,7 @@ class Remembered:
     engine: EngineMeasured | None = None  # None: the overhead could not be measured
     differences: tuple[Difference, ...] = ()
     left_out: str = ""  # why the overhead is not saved
-    problem: str = ""  # a damaged file that was moved away
+    problem: str = ""  # a note that the stored file was damaged and moved away
 
     def added(self, calibration: Calibration) -> Calibration:
         """The calibration with these results added."""

@@ -52,10 +52,12 @@ class Check:
     bill: EstimateAnswer = field(repr=False)
     result: Verdict
     changes: tuple[Change, ...] = ()
-    flags: Mapping[str, str | bool] = field(default_factory=dict)  # of the engine, as typed
+    flags: Mapping[str, str | bool] = field(
+        default_factory=dict
+    )  # the engine's flags, as typed on a command line
     ready: tuple[Command, ...] = field(default=(), repr=False)  # commands for every program
     is_remote: bool = False  # the weights are not on this machine
-    is_assumed: bool = False  # from the size and quantisation in a name: no file was found
+    is_assumed: bool = False  # estimated from the name: no file was found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,11 +251,11 @@ def judge_model(
         task, values = task_of(opened, engine, request, session, embeds=embeds, quant=quant)
         is_billed = task.bill is not None and "mix" not in task.start.settled
         if resolved is None or (is_billed and opened.files is not None):
-            return task, values  # the files loaded with it were opened for this file
+            return task, values  # projector, adapters and draft model were opened for this file
         return replace(task, variants=resolved.variants(opened, engine, task.start)), values
 
     if opened.whole is not None:
-        # an error here may only mean that the keys alone are not enough
+        # an error may only mean that the start of the header is not enough: the whole header decides below
         with suppress(RefusedError, HeaderError, UnknownArchitectureError):
             task, values = task_for(opened)
             result = judge(task)

@@ -31,11 +31,11 @@ CELLS = 256  # llama.cpp rounds a context up to a multiple of this
 class EstimateAnswer:
     """The answer of `estimate`, which `check` and `plan` contain: a bill and what is shown with it."""
 
-    label: str  # of the model
-    reference: str  # as it was typed
-    version: str  # of the engine whose rules were used
+    label: str  # the model's name
+    reference: str  # the model as the user typed it
+    version: str  # the engine's version whose rules were used
     asked: str  # the resolved load as text
-    command: str  # starts the engine with this load
+    command: str  # the command that starts the engine with this load
     notes: tuple[str, ...] = ()  # on the model and the load; the estimate has notes too
     estimate: MemoryEstimate = field(repr=False)
     geometry: ModelGeometry | None = field(default=None, repr=False)  # None: only a name is known
@@ -176,7 +176,7 @@ def task_of(
     Raises EdgekitError.
     """
     values: dict[str, Any] = {}
-    if request.options is not None:  # of Python
+    if request.options is not None:  # from Python keywords
         options = options_with_quant(engine, request.options, quant)
         load, chosen = Load(), None
         if options:

@@ -31,9 +31,9 @@ class Fit:
     """One load on one machine, without a search."""
 
     label: str
-    reference: str  # of the same model on the command line
+    reference: str  # the model's name on the command line
     engine: str
-    flags: Mapping[str, Any]  # that determine the load, by their keys
+    flags: Mapping[str, Any]  # the engine's flags by their keys, which determine the load
     context_tokens: int
     native_context: int | None
     notes: tuple[str, ...]
@@ -44,7 +44,7 @@ class Fit:
     command: str = ""  # starts the engine; "" if the model does not load
     estimate_command: str
     refused: str = ""
-    refused_about: str = ""  # the flag to blame
+    refused_about: str = ""  # the flag that is refused
 
 
 def fit(resolved: ResolvedModel, request: Request, session: Session) -> Fit:
@@ -70,7 +70,7 @@ def curve(
     opened = resolved.as_file(engine)
     plain = replace(session, pricing=None)
     task, _ = task_of(opened, engine, request, plain, embeds=resolved.embeds, quant=resolved.quant)
-    # the weights with which the shortest context fits
+    # draw the weights with which at least the shortest context fits
     if engine_named(engine).chooses_repositories:
         least = Fitting(task, first_placement(task)).windows[-1]
         shortest = replace(task, load=replace(task.load, context_tokens=least))

@@ -65,14 +65,14 @@ READ_SHARE = 0.75
 STEP_BYTES = 256 * MIB  # smaller changes of the free memory do not need a new search
 MAX_STORED_BYTES = 64 * 1024  # a stored answer has about 5 KB
 LEFTOVER_S = 3600  # age at which an unfinished file is certainly abandoned
-MOST_FILES = 64  # older ones are removed
+MOST_FILES = 64  # stored answers; the oldest are removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The best models first. If nothing fits, `nearest` is the smallest model, with what would help."""
 
-    request: Request = field(repr=False)  # with its machine and engine
+    request: Request = field(repr=False)  # with the machine and the engine filled in
     suggestions: tuple[Suggestion, ...]
     passed_over: tuple[tuple[str, int], ...] = ()  # (reason, number of models)
     nearest: Suggestion | None = None
@@ -178,10 +178,9 @@ class _Search:
         self._limit = min(request.limit or SHOWN, MOST_SHOWN)
         self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
         self._embeds = request.purpose is ModelPurpose.EMBEDDING
-        default = request.reserve_bytes is None  # with a given reserve only the bill decides
-        self._capacity_bytes = (
-            self._engine.capacity_bytes(self._machine) if default else sys.maxsize
-        )
+        self._capacity_bytes = sys.maxsize  # with --reserve, only the plan decides what fits
+        if request.reserve_bytes is None:
+            self._capacity_bytes = self._engine.capacity_bytes(self._machine)
         self.passed_over: Counter[str] = Counter()
 
     def find(self, ranked: Sequence[Entry]) -> list[Suggestion]:
@@ -190,7 +189,8 @@ class _Search:
         shown: list[Suggestion] = []
         slow: list[Entry] = []
         for entry in ranked:
-            limit = not self._embeds, rank_of(entry) * quickness(math.inf)  # for all that follow
+            # entries are sorted by rank: no later one can have a better order than this
+            limit = not self._embeds, rank_of(entry) * quickness(math.inf)
             if len(shown) >= self._limit and shown[-1].order >= limit:
                 break
             reason = self._reason_to_skip(entry)
@@ -221,7 +221,7 @@ class _Search:
             )
             candidates = filter(None, map(self._suggestion, may_be_quick))
             quick = next((candidate for candidate in candidates if candidate.is_quick), None)
-            self.passed_over = counted  # the second search counts nothing twice
+            self.passed_over = counted  # without what this second search counted again
             shown = shown if quick is None else [*shown[: self._limit - 1], quick]
         too_slow = sum(self._would_show(entry, shown, _best_order(entry)) for entry in slow)
         self.passed_over += Counter({SLOW: too_slow})

@@ -95,7 +95,7 @@ class DoesNotFitError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict on a model, and what it was judged by."""
+    """The verdict on a model, with the request, model and session that it was computed from."""
 
     request: Request
     opened: OpenModel = field(repr=False)
@@ -178,7 +178,7 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
         return (), _require_runnable(open_named(reference, session))
     entry, quant = catalog_match
     stored: OpenModel | None = None
-    with suppress(SourceError):  # in Ollama, LM Studio or the hub's cache on this machine
+    with suppress(SourceError):  # look in Ollama, LM Studio and the hub's cache on this machine
         stored = open_model(reference, reach=replace(session.reach, network=False))
     if stored is not None:
         return (), _require_runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
@@ -337,7 +337,7 @@ def _start_engine(
     with starter.start(start) as up:
         if up.rows:
             problem = ""
-            try:  # `edgekit hardware` shows bills that were wrong
+            try:  # `edgekit hardware` shows the predictions that were outside their bounds
                 remember_rows(judged.check.bill.label, up.rows, engine=engine, version=up.version)
             except SourceError as error:
                 problem = str(error)
@@ -373,7 +373,7 @@ def open_published(
         result = answer.result
         mix = result.quantization if result.can_load else resolved.as_file(result.engine).mix
         if all(repository.tag(mix) is None for repository in repositories):
-            # no repository has it: the most accurate quantisation below it
+            # no repository has this quantisation: take the most accurate smaller one
             best = accuracy_of(mix) or 0
             plain = {tag.upper().removeprefix("UD-") for tag in tags}
             below = [tag for tag in plain if (accuracy_of(tag) or best) < best]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 class Verified(NamedTuple):
     found: Verification
-    asked: str  # the flags in words
-    saved: Remembered | EdgekitError | None = None  # of a real load; or why it could not be saved
+    asked: str  # the requested flags as text
+    # What a real load saved, or why it could not be saved; None if nothing was loaded.
+    saved: Remembered | EdgekitError | None = None
 
 
 def verify(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 MAX_MODELS = 10_000  # in one call: a folder with more is a mistake
-UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no confirmation
+UNASKED_DOWNLOAD_BYTES = 512 * MIB  # smaller downloads need no confirmation
 
 
 def run_check(arguments: argparse.Namespace) -> tuple[str, int]:

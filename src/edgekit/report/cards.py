@@ -92,7 +92,8 @@ def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Secti
     projector = []
     needs_vision = recommendation.purpose is ModelPurpose.VISION
     if shown and needs_vision and engine_named(request.engines[0]).loads_gguf:
-        projector.append("text only: image projectors are not counted here")  # separate files
+        # the projector of a GGUF model is a separate file
+        projector.append("text only: image projectors are not counted here")
     yield "Note", [*recommendation.notes, *projector, *assumed]
     if shown:
         yield "Next", partial(_next_lines, shown[0], recommendation, words)

@@ -220,8 +220,8 @@ class Memory:
     """
 
     name: str  # "RTX 4090", "RTX 3090 #1", "RAM", "unified memory"
-    use: Usage  # the one that decides the verdict
-    whole_bytes: int  # free memory, reserve included
+    use: Usage  # of this memory, or of the limit within it that is fuller
+    whole_bytes: int  # free memory, including the reserve
     parts: Mapping[str, int] = field(default_factory=dict)  # PARTS -> bytes
 
     @property
@@ -244,7 +244,7 @@ def memories(result: Verdict) -> tuple[Memory, ...]:
     for name, use in zip(names, result.uses, strict=True):
         pools = use.budget.pools
         if any(pools < other.budget.pools for other in result.uses):
-            continue  # a limit within another memory
+            continue  # not a separate memory, but a limit within another one
         limits = [other for other in result.uses if other.budget.pools < pools]
         decides = max((use, *limits), key=lambda usage: usage.fullness)
         label = name
