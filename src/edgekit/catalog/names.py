@@ -103,10 +103,10 @@ def may_be_elsewhere(name: str) -> bool:
 
 
 def is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
-    """Whether the entry is used without querying the network.
+    """Whether the catalog answers for this name without querying the network.
 
-    True for its id, with or without a quantisation, and for other spellings that are not found on this machine. A hub
-    id, an Ollama name (gemma3:27b) and a user's entry refer to an existing file, which is read if possible.
+    True for the entry's id, with or without a quantisation, and for other spellings of models that are not on this
+    machine. A hub id, an Ollama name (gemma3:27b) and a user's entry refer to files, which are read if possible.
     """
     if entry.is_users:
         return False

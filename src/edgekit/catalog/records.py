@@ -126,6 +126,7 @@ def _whole(value: Any) -> int:
 
 
 def _member(kind: type[E], value: Any) -> E:
+    """The member of the enum with this value."""
     for member in kind:
         if member.value == value:
             return member
@@ -138,6 +139,7 @@ def _kinds(value: Any) -> tuple[ModelPurpose, ...]:
 
 
 def _sizes(value: Any) -> tuple[Size, ...]:
+    """Sizes from an object: mix -> [bytes, basis]."""
     sizes = []
     for mix, pair in _object(value).items():
         size, basis = _list(pair, 2)
@@ -146,6 +148,7 @@ def _sizes(value: Any) -> tuple[Size, ...]:
 
 
 def _speeds(value: Any) -> tuple[MeasuredSpeed, ...]:
+    """Speeds from rows of [device, tokens per second, setting, source]."""
     speeds = []
     for row in _list(value):
         device, rate, setting, source = _list(row, 4)
@@ -184,6 +187,7 @@ def _keys(value: Any) -> Mapping[str, Any]:
 
 
 def _scalar(value: Any) -> Any:
+    """A string, cut to the limit, or a number or flag."""
     if isinstance(value, str):
         return value[:MAX_TEXT_CHARS]
     if isinstance(value, (bool, float)) or (type(value) is int and abs(value) <= MAX_NUMBER):

@@ -29,12 +29,12 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved(Generic[Read]):
-    """A catalog model, the model read under that name, or both."""
+    """What a name refers to: a catalog entry, a model that was read, or both."""
 
     name: str
     catalog: Catalog | None = field(default=None, repr=False)  # None: a path
     entry: Entry | None = None
-    found: Read | None = field(default=None, repr=False)
+    found: Read | None = field(default=None, repr=False)  # what `read` returned
     quant: str | None = None  # requested in the name or with --quant, not yet matched to a file
     notes: tuple[str, ...] = ()
 

@@ -196,9 +196,9 @@ def read_options(flags: Iterable[Flag], options: Mapping[str, Any]) -> dict[str,
         if flag.row is None:
             continue
         name = flag.option or flag.key
-        given = options.get(name)
-        if given is not None:
-            values[flag.key] = flag.row(name, given)
+        value = options.get(name)
+        if value is not None:
+            values[flag.key] = flag.row(name, value)
     return values
 
 

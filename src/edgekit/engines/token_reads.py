@@ -153,9 +153,9 @@ def _weight_reads(
 ) -> _WeightReads:
     """The weights that one token reads from each pool, and the layers that are computed there."""
     lines = [line for line in bill.lines if line.component is Component.WEIGHTS and not line.part]
-    sums: dict[Pool, float] = defaultdict(float)
+    bytes_read: dict[Pool, float] = defaultdict(float)
     layers: dict[Pool, set[int]] = defaultdict(set)
-    held: dict[Pool, int] = defaultdict(int)
+    held_bytes: dict[Pool, int] = defaultdict(int)
     outside_sizes: dict[Pool, float] = defaultdict(float)  # outside the layers
     kinds: dict[int, set[PoolKind]] = defaultdict(set)  # where each layer is
     for line in lines:
@@ -166,7 +166,7 @@ def _weight_reads(
         if line.layer is None:
             outside_sizes[line.pool] += line.size_bytes
             continue
-        held[line.pool] += line.size_bytes
+        held_bytes[line.pool] += line.size_bytes
         if line.layer < len(active.layers):
             share = active.layers[line.layer]
             ratio = share.ratio
@@ -178,15 +178,15 @@ def _weight_reads(
                     experts = line.size_bytes - rest
                     read = rest * share.rest_ratio + experts * share.experts_ratio
                     ratio = read / line.size_bytes
-            sums[line.pool] += line.size_bytes * ratio * rounds
+            bytes_read[line.pool] += line.size_bytes * ratio * rounds
             layers[line.pool].add(line.layer)
     outer_read = outside(outside_sizes, active.outside)
     for pool, size in outer_read.items():
-        sums[pool] += size
-        held[pool] += int(size)
+        bytes_read[pool] += size
+        held_bytes[pool] += int(size)
     if outer_read:  # the head comes after the last layer
         layers[max(outer_read, key=outer_read.__getitem__)].add(len(active.layers))
-    return _WeightReads(bytes_of=sums, layers_of=layers, held_of=held)
+    return _WeightReads(bytes_of=bytes_read, layers_of=layers, held_of=held_bytes)
 
 
 def _cache_reads(
