@@ -10,7 +10,7 @@ from typing import Any
 from edgekit.app.check import judge_model
 from edgekit.app.estimate import task_of
 from edgekit.app.open import answer_with_fallback, open_named
-from edgekit.bill.types import Verdict
+from edgekit.bill.types import PreflightResult, Verdict
 from edgekit.engines import engine_named, engine_names
 from edgekit.errors import (
     CancelledError,
@@ -52,7 +52,7 @@ def model_preflight(
     allow_download: bool = True,
     exact: bool = False,
     reach: Reach | None = None,
-) -> Verdict:
+) -> PreflightResult:
     """Whether a model fits, with how long a context, and why.
 
     `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name, for example of the catalog (`qwen3-8b`).

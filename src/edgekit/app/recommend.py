@@ -255,15 +255,19 @@ class _Search:
         return len(better) < self._limit and self._is_varied(entry, better)
 
     def _is_varied(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
-        """Whether the list stays varied with this model: another family, and not too many of its line."""
+        """Whether the list stays varied with this model.
+
+        It must have no other version of the model, none of its family, and fewer than MAX_PER_LINE of its product line
+        (such as Qwen).
+        """
         if self._request.all_sizes:
             return True
         families = [suggestion.entry.family for suggestion in others]
-        line = [root_of(family) for family in families].count(root_of(entry.family))
+        same_line = [root_of(family) for family in families].count(root_of(entry.family))
         models = [version_of(suggestion.entry.id)[0] for suggestion in others]
         return (
             entry.family not in families
-            and line < MAX_PER_LINE
+            and same_line < MAX_PER_LINE
             and version_of(entry.id)[0] not in models
         )
 

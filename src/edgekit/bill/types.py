@@ -411,7 +411,7 @@ class Task:
         load = replace(self.load, context_tokens=tokens)
         if not self.in_one_batch:
             return load
-        # An embedding is a mean over a sequence: one batch holds the context, rounded up to all sequences.
+        # An embedding pools a whole sequence, so one batch must hold the whole context; rounded up to whole sequences.
         sequences = load.sequences or 1
         needed = -(-tokens // sequences) * sequences
         batch, microbatch = load.batch_tokens, load.microbatch_tokens  # values from the caller win

@@ -144,7 +144,7 @@ EXPERTS_SHARE: Range = (0.25, 1.0)
 
 
 class HostSpeed(NamedTuple):
-    """The CPU and its memory."""
+    """The speeds of the CPU and its memory."""
 
     bandwidth: Range  # bytes per second
     cores: Range
@@ -196,7 +196,7 @@ class MeasuredRatio(NamedTuple):
 
 
 def middle(tokens_per_s: Range) -> float:
-    """The speed whose time per token is halfway between those of the two speeds."""
+    """The harmonic mean of the two speeds."""
     slow, fast = tokens_per_s
     return 2 / (1 / slow + 1 / fast)
 

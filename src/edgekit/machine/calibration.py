@@ -370,7 +370,7 @@ _NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice"})  # guests are i
 class OtherPrograms:
     """The CPU load by other programs during a measurement."""
 
-    share: float = 0.0  # of all cores, from 0 to 1; set at the end of the block
+    share: float = 0.0  # of the CPU time of all cores, 0 to 1; set when the `with` block ends
 
     @property
     def note(self) -> str:

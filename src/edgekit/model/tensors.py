@@ -551,8 +551,8 @@ def _kimi_delta(kind: Recurrent, family: TensorFamily) -> Rows:
     yield from linear(TensorRole.STATE_IN, 3 * inner, family.hidden)
     yield from _convolution(3 * inner, kind, family)
     yield from linear(TensorRole.STATE_BETA, kind.heads, family.hidden)
-    for is_full in (family.recipe.whole_forget, family.recipe.whole_output):
-        if family.has(is_full):
+    for full_gate in (family.recipe.whole_forget, family.recipe.whole_output):
+        if family.has(full_gate):
             yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
         else:
             yield from linear(TensorRole.STATE_LOW, width, family.hidden)

@@ -434,7 +434,7 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         except RefusedError:
             max_context = 0
     geometry = task.model.geometry
-    # No speed for a bare name: its layers are those of another model.
+    # A bare name without a file borrows the layers of a similar model: no speed is shown.
     is_rough = task.bill is not None and priced.estimate.basis is Basis.ASSUMED
     return Verdict(
         engine=task.engine,

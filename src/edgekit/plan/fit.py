@@ -454,7 +454,8 @@ FEW_RUNGS = 8  # up to this many placements are tried one by one
 # A load that fits several cards together may not fit each of them: only whole layers move between cards.
 MORE_RUNGS = 12
 WORTH_A_PATTERN = 0.003  # share of device memory; for less, the simpler command is better
-# Margin on the floor: buffers may turn out smaller, and a reserve covers the first request.
+# A placement is still tried if its lower bound exceeds the memory by this share: buffers may turn out smaller, and
+# part of the reserve is for the first request.
 FLOOR_MARGIN = 0.05
 
 

@@ -393,7 +393,7 @@ class Journal:
         sync_folder(self._path.parent)
 
     def add(self, mark: ResumeMark) -> None:
-        """The caller has already synced everything up to the mark to the disk."""
+        """Appends a mark to resume from. The caller must have synced everything before it to the disk."""
         fields = asdict(mark).items()
         self._append({name: value for name, value in fields if value not in (None, False)})
 

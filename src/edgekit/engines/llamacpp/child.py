@@ -212,20 +212,20 @@ def _require_answer(reply: Any) -> None:
         _fail(json.dumps(reply)[:400])
 
 
-def _measure_speed(server: Any, pacing: dict[str, Any], model: str, tell: Tell) -> None:
+def _measure_speed(server: Any, limits: dict[str, Any], model: str, tell: Tell) -> None:
     """Measures speed with prompts of random tokens, all different so that no cached prefix is reused. The first is
     short: its speed determines the length of the others.
     """
-    ids = random.Random(0)  # noqa: S311 - not for secrets
-    deadline = time.monotonic() + pacing["seconds"]
-    speed = _time_completion(server, ids, pacing, _FIRST_PROMPT, _NEW_TOKENS)
-    share_s = pacing["seconds"] / 4
-    prompt = min(pacing["prompt_tokens"], int(speed["prompt_per_second"] * share_s))
+    generator = random.Random(0)  # noqa: S311 - not for secrets
+    deadline = time.monotonic() + limits["seconds"]
+    speed = _time_completion(server, generator, limits, _FIRST_PROMPT, _NEW_TOKENS)
+    share_s = limits["seconds"] / 4
+    prompt = min(limits["prompt_tokens"], int(speed["prompt_per_second"] * share_s))
     prompt = max(_FIRST_PROMPT, prompt)
-    new = min(pacing["new_tokens"], int(speed["predicted_per_second"] * share_s))
+    new = min(limits["new_tokens"], int(speed["predicted_per_second"] * share_s))
     new = max(_NEW_TOKENS, new)
-    for turn in range(pacing["times"]):
-        tell(paced=_time_completion(server, ids, pacing, prompt, new))
+    for turn in range(limits["times"]):
+        tell(paced=_time_completion(server, generator, limits, prompt, new))
         if turn == 0:
             tell(**_memory(f"{prompt} tokens read", model))
         if time.monotonic() > deadline:
@@ -233,11 +233,11 @@ def _measure_speed(server: Any, pacing: dict[str, Any], model: str, tell: Tell) 
 
 
 def _time_completion(
-    server: Any, ids: random.Random, pacing: dict[str, Any], prompt: int, new: int
+    server: Any, generator: random.Random, limits: dict[str, Any], prompt: int, new: int
 ) -> dict[str, float]:
     """Completes a prompt of random tokens and returns the engine's token counts and speeds."""
     body = {
-        "prompt": [ids.randrange(pacing["vocabulary"]) for _ in range(prompt)],
+        "prompt": [generator.randrange(limits["vocabulary"]) for _ in range(prompt)],
         "n_predict": new,
         "ignore_eos": True,
         "temperature": 0,

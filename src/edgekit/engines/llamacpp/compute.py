@@ -207,9 +207,9 @@ def bound_bytes(model: Model, context: Context) -> int:
     always = _always_bytes(model, context)
     widest = max((_widest_step(layer, hidden, context) for layer in geometry.layers), default=0)
     # Gemma 3n: four residual streams and a slice per layer
-    aside = geometry.per_layer_embedding * len(geometry.layers)
-    aside += 8 * hidden if geometry.per_layer_embedding else 0
-    body = always + FLOAT_BYTES * tokens * (widest + 5 * hidden + aside)
+    gemma3n_floats = geometry.per_layer_embedding * len(geometry.layers)
+    gemma3n_floats += 8 * hidden if geometry.per_layer_embedding else 0
+    body = always + FLOAT_BYTES * tokens * (widest + 5 * hidden + gemma3n_floats)
     has_head = geometry.causal or not geometry.pooling
     vocabulary = (geometry.vocabulary or ASSUMED_VOCABULARY) if has_head else 0
     logits = FLOAT_BYTES * (context.n_outputs * (vocabulary + 2 * hidden) + 2 * tokens * hidden)

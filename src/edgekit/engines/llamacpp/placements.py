@@ -254,14 +254,14 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
     """
     setup = LlamaCppSetup.of(placement.setup)
     layers = len(model.geometry.layers)
-    # The number of layers whose experts are all in RAM.
-    count = (layers if setup.cpu_moe else setup.n_cpu_moe) - 1
-    if setup.n_gpu_layers != ALL_LAYERS or count < 0:
+    # Layers whose experts stay in RAM as a whole: one fewer than in `placement`, because that one is divided.
+    layers_in_ram = (layers if setup.cpu_moe else setup.n_cpu_moe) - 1
+    if setup.n_gpu_layers != ALL_LAYERS or layers_in_ram < 0:
         return
     all_on_gpu = replace(setup, cpu_moe=False, n_cpu_moe=0)
     where = placement.because.partition(" on ")[2]
 
-    def moved(layer: str, *tensors: str) -> tuple[Override, ...]:
+    def keep_on_cpu(layer: str, *tensors: str) -> tuple[Override, ...]:
         names = (f"blk.{layer}.ffn_{part}_exps" for part in tensors)
         return tuple(Override(pattern=name, buffer="CPU") for name in names)
 
@@ -274,17 +274,22 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
             is_short_command=n_cpu_moe > 0,
         )
 
-    last: tuple[Override, ...] = ()
-    layered = f"{count} of {layers} layers"
-    if count:
-        last = moved(f"({_number_pattern(layers - count, layers)})", "(gate|up|gate_up|down)")
-        yield finer(f"all but the experts of the last {layered}", last)
+    last_layers: tuple[Override, ...] = ()
+    layered = f"{layers_in_ram} of {layers} layers"
+    if layers_in_ram:
+        last_layers = keep_on_cpu(
+            f"({_number_pattern(layers - layers_in_ram, layers)})", "(gate|up|gate_up|down)"
+        )
+        yield finer(f"all but the experts of the last {layered}", last_layers)
     for share, tensors in (("a third", ("down",)), ("two thirds", ("gate", "down"))):
         part = f"all but {share} of the experts of one layer"
-        if count:
+        if layers_in_ram:
             part = f"all but the experts of {{}}{layered} and {share} of the experts of one more"
-        yield finer(part.format("the last "), (*moved(str(layers - count - 1), *tensors), *last))
-        yield finer(part.format(""), moved(str(count), *tensors), count)
+        yield finer(
+            part.format("the last "),
+            (*keep_on_cpu(str(layers - layers_in_ram - 1), *tensors), *last_layers),
+        )
+        yield finer(part.format(""), keep_on_cpu(str(layers_in_ram), *tensors), layers_in_ram)
 
 
 def _number_pattern(first: int, end: int) -> str:

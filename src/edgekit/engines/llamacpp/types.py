@@ -190,8 +190,9 @@ def default_version() -> LlamaVersion:
 
 @cache
 def installed_version() -> LlamaVersion | None:
-    """The installed wheel's version, from the name of its metadata folder: importlib.metadata is slower than a whole
-    bill.
+    """The installed wheel's version, or None.
+
+    Read from the name of its metadata folder, because importlib.metadata takes longer than a complete estimate.
     """
     pattern = re.compile(rf"{WHEEL}-(.+)\.dist-info")
     for folder in sys.path:

@@ -348,7 +348,7 @@ class ContextChoice:
     layout_because: str
     tried: tuple[Tried, ...] = ()
     spill: Spill | None = None
-    lacking_bytes: int = 0  # missing memory
+    lacking_bytes: int = 0  # how much more memory is needed
     is_given: bool = False  # the caller requested the context
 
     @property

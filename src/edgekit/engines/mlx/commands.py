@@ -155,7 +155,7 @@ def settle(verdict: Verdict, flags: Mapping[str, Any]) -> dict[str, Any]:
 def estimate_command(
     values: Mapping[str, Any], _setup: MlxSetup, estimate: MemoryEstimate, opened: OpenModel
 ) -> tuple[list[str], list[str]]:
-    """The command of an estimate, and the conversion to run first if it is not for the weights as stored."""
+    """The command of an estimate, and the conversion to run first if the estimate is not for the stored weights."""
     new_tokens = dict(estimate.facts)["new_tokens"]
     flags = {**values, "max_tokens": new_tokens} if new_tokens else values
     stored = repository_word(opened.files, opened.repository)

@@ -90,7 +90,7 @@ def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> ChunkWo
     return ChunkWork(
         layer=max(layers, key=lambda layer: sum(operation.writes for operation in layer)),
         layers=len(geometry.layers),
-        heads=tuple(dict.fromkeys(_heads_of(mixer) for mixer, _, _ in kinds)),
+        heads=tuple(dict.fromkeys(_attention_kind(mixer) for mixer, _, _ in kinds)),
         vocabulary=geometry.vocabulary or 0,
         words_per_weight=words_per_weight,
     )
@@ -269,7 +269,7 @@ def _score_bytes(work: ChunkWork, settings: CacheSettings) -> int:
     return most_bytes
 
 
-def _heads_of(kind: LayerKind) -> AttentionKind:
+def _attention_kind(kind: LayerKind) -> AttentionKind:
     """The heads of a layer as its attention kernel sees them; no heads for a recurrence."""
     match kind:
         case Attention():
@@ -281,6 +281,6 @@ def _heads_of(kind: LayerKind) -> AttentionKind:
         case LatentAttention():
             return AttentionKind(count=kind.heads)
         case HybridLayer() | SharedCache():
-            return _heads_of(kind.attention)
+            return _attention_kind(kind.attention)
         case _:
             return AttentionKind(count=0)

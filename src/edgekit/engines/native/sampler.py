@@ -283,7 +283,7 @@ class Chooser:
     def shares(
         self, logits: Floats, top_tokens: TopTokens, top: float, temperature: float
     ) -> dict[int, float]:
-        """The probability of each token of a prefix, likeliest first. Allocates memory."""
+        """The probability of each of the top tokens, likeliest first. Unlike the other methods it allocates arrays."""
         total = self.weight(logits, top_tokens, top, temperature)
         shares = np.zeros(len(logits), np.float64)
         for begin, part in self._chunks(logits):

@@ -252,13 +252,14 @@ MIN_ROTATION = 64  # llama-kv-cache.cpp:1447
 def _rotation(build: Build, side: str, *, swa: bool | None) -> GraphTensor | None:
     """The rotation matrix of K or V, if there is one. `swa` restricts it to layers with or without a window."""
     kind = build.options.type_k if side == "k" else build.options.type_v
-    dims = build.hparams.cached_heads(side, swa=swa)
-    first = build.hparams.head_dim(side, 0)
-    if kind.block_elements == 1 or len(dims) != 1 or first % MIN_ROTATION:
+    head_dims = build.hparams.cached_heads(side, swa=swa)
+    first_dim = build.hparams.head_dim(side, 0)
+    # only for quantised caches whose heads all have one size
+    if kind.block_elements == 1 or len(head_dims) != 1 or first_dim % MIN_ROTATION:
         return None
     if build.options.rules < Rules.ROTATION_PER_CACHE and build.hparams.varies(side):
         return None
-    width = MIN_ROTATION if side == "v" else widest_rotation(*dims)
+    width = MIN_ROTATION if side == "v" else widest_rotation(*head_dims)
     return ggml.graph_input(F32, width, width, name=f"attn_inp_{side}_rot")
 
 

@@ -168,7 +168,7 @@ class Watch:
         return ""
 
     def _devices(self) -> str:
-        """Stops if a GPU is gone; warns if its memory is nearly full."""
+        """Why to stop: a GPU is gone; "" if none is. Warns once of a GPU that is nearly full or cannot be watched."""
         for device in self._probes.devices():
             self._failed_probes[device.name] = (
                 self._failed_probes.get(device.name, 0) + 1 if device.gone else 0

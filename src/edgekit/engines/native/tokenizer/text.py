@@ -87,7 +87,7 @@ class TextTokenizer:
         truncate: bool = False,
         parse_special: bool = True,
     ) -> list[int]:
-        """The tokens of the text, without added ones. Stops as soon as there are more than `limit`."""
+        """The tokens of the text, without added ones. Stops soon after `limit` tokens, so it may return a few more."""
         if half := _SURROGATE.search(text):
             raise TextError(
                 f"character {half.start():,} is {half[0]!a}, half of a surrogate pair: "

@@ -404,6 +404,7 @@ def hc_head(build: Build, streams: GraphTensor) -> GraphTensor:
     mixes = _flat_mixes(streams, build["output_hc_fn"])
     pre = _affine(mixes, build["output_hc_scale"], build["output_hc_base"])
     pre = ggml.scale(ggml.unary(pre))
+    # One product per stream. Offsets of views and constants are left out: memory depends on shapes alone.
     parts = [
         ggml.mul(
             ggml.view(streams, width, tokens, strides=(streams.nb[2],)),
