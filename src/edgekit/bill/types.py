@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from edgekit.errors import HeaderError, UsageError
-from edgekit.machine.types import HOST, Budget, Device, Machine, Pool, PoolKind
+from edgekit.machine.types import DEVICE, HOST, Budget, Device, Machine, Pool, PoolKind
 from edgekit.model.types import Model, embeds_in_one_batch
 from edgekit.units import GIB, Basis
 
@@ -51,6 +51,18 @@ class MemoryLine:
     reserved: bool = True  # False: not allocated at start, may grow to this size (a prompt cache)
     part: str = ""  # the companion it belongs to: "drafter", "projector", "adapter"; "": the model
     first_request: bool = False  # allocated by the first request, not at start
+
+
+def modelled_line(component: Component, size_bytes: int, within: float, because: str) -> MemoryLine:
+    """A line in the device's memory that is right up to the share `within`."""
+    return MemoryLine(
+        component=component,
+        size_bytes=size_bytes,
+        pool=DEVICE,
+        basis=Basis.MODELLED,
+        because=because,
+        within=within,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from edgekit.bill.types import Component, MemoryLine
+from edgekit.bill.types import Component, MemoryLine, modelled_line
 from edgekit.engines.mlx.caches import CacheSettings, Growth, LayerCache, TokenCache
-from edgekit.machine.types import DEVICE
 from edgekit.model.types import (
     Attention,
     Cell,
@@ -31,7 +30,7 @@ from edgekit.model.types import (
     SharedCache,
     Span,
 )
-from edgekit.units import MIB, Basis
+from edgekit.units import MIB
 
 # Head widths of the fused kernel for prompts of more than 8 tokens, with keys as wide as values. It has 192 and 256
 # too, but they run unfused (mlx/backend/metal/scaled_dot_product_attention.cpp:655 and :763 @ 846d176).
@@ -126,7 +125,7 @@ def compute_lines(
         (work.vocabulary * (item_bytes + 8), "logits of the last token and their logarithms"),
     )
     return tuple(
-        _line(Component.COMPUTE, size * settings.sequences, because, BOUND)
+        modelled_line(Component.COMPUTE, size * settings.sequences, BOUND, because)
         for size, because in lines
         if size
     )
@@ -139,17 +138,8 @@ def runtime_lines(compute: Iterable[MemoryLine]) -> tuple[MemoryLine, ...]:
         (PROCESS_BYTES, "Python, mlx-lm, the tokenizer and Metal"),
         (int(overhead * WIRING), "wiring spike: 15 % of the overhead"),
     )
-    return tuple(_line(Component.RUNTIME, size, because, RUNTIME_BOUND) for size, because in sizes)
-
-
-def _line(component: Component, size_bytes: int, because: str, within: float) -> MemoryLine:
-    return MemoryLine(
-        component=component,
-        size_bytes=size_bytes,
-        pool=DEVICE,
-        basis=Basis.MODELLED,
-        because=because,
-        within=within,
+    return tuple(
+        modelled_line(Component.RUNTIME, size, RUNTIME_BOUND, because) for size, because in sizes
     )
 
 

@@ -12,7 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, no_better_than
+from edgekit.bill.types import (
+    Component,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    modelled_line,
+    no_better_than,
+)
 from edgekit.engines.vllm.blocks import make_pool
 from edgekit.engines.vllm.models import attention_of, check_has, section_of
 from edgekit.engines.vllm.options import resolve, settle_length, with_load
@@ -183,40 +190,31 @@ def overhead_lines(
     graph_bytes = CAPTURE_SIZES * (GRAPH_BYTES + len(stage) * GRAPH_PIECE_BYTES)
     graph_bytes += LARGEST_CAPTURE * token_bytes
     lines = (
-        _line(
+        modelled_line(
             Component.RUNTIME,
             positions * rotated * dtype_bytes,
             1.0,
             f"cos and sin of {positions:,} positions x {rotated} numbers",
         ),
-        _line(
+        modelled_line(
             Component.COMPUTE,
             max(step_bytes, sampling_bytes),
             0.5,
             f"the larger of a step of {tokens:,} tokens ({step_bytes:,} B) and sampling {rows:,} rows of "
             f"{vocabulary:,} logits x {SAMPLER_BYTES} B ({sampling_bytes:,} B)",
         ),
-        _line(
+        modelled_line(
             Component.RUNTIME,
             0 if setup.enforce_eager else graph_bytes,
             1.0,
             f"CUDA graphs: {CAPTURE_SIZES} sizes x (1 MiB + {len(stage)} layers x 0.25 MiB) "
             f"+ a step of {LARGEST_CAPTURE} tokens",
         ),
-        _line(Component.RUNTIME, CUDA_CONTEXT_BYTES, 0.5, "CUDA context and libraries: 0.5 GiB"),
+        modelled_line(
+            Component.RUNTIME, CUDA_CONTEXT_BYTES, 0.5, "CUDA context and libraries: 0.5 GiB"
+        ),
     )
     return tuple(line for line in lines if line.size_bytes)
-
-
-def _line(component: Component, size_bytes: int, within: float, because: str) -> MemoryLine:
-    return MemoryLine(
-        component=component,
-        size_bytes=size_bytes,
-        pool=DEVICE,
-        basis=Basis.MODELLED,
-        because=because,
-        within=within,
-    )
 
 
 def _width(layer: Layer, hidden: int) -> int:

@@ -60,7 +60,7 @@ def test_far_from_the_beginning(models: dict[str, Path]) -> None:
     with session(models["llama"], window=16, setup={"rolling": True}) as engine:
         near = steps(engine, tokens)
         engine.reset()
-        engine.position = 2**24  # nobody waits for so many
+        engine.position = 2**24  # reading that many tokens would take too long
         far = steps(engine, tokens)
     np.testing.assert_allclose(far[48:], near[48:], atol=1e-4)
 

@@ -29,8 +29,8 @@ def header_of(tmp_path: Path, architecture: str, **wishes: Any) -> FileHeader:
         return scan_header(file)
 
 
-def told(header: FileHeader, **keys: Any) -> FileHeader:
-    """The same with other keys; None takes one away. head_count=3 -> {architecture}.head_count."""
+def with_keys(header: FileHeader, **keys: Any) -> FileHeader:
+    """The header with other keys; None removes one. head_count=3 -> {architecture}.head_count."""
     name = header.keys["general.architecture"]
     changed = {f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()}
     kept = {**header.keys, **changed}
@@ -127,7 +127,7 @@ def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_
 )
 def test_keys_that_lie_or_ask_for_more(key: str, value: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(HeaderError, match=said):
-        read_model(told(header_of(tmp_path, "qwen2"), **{key: value}))
+        read_model(with_keys(header_of(tmp_path, "qwen2"), **{key: value}))
 
 
 @pytest.mark.parametrize(
@@ -143,17 +143,17 @@ def test_keys_that_lie_or_ask_for_more(key: str, value: Any, said: str, tmp_path
     ],
 )
 def test_keys_that_change_nothing(key: str, value: Any, tmp_path: Path) -> None:
-    read_model(told(header_of(tmp_path, "qwen2"), **{key: value}))
+    read_model(with_keys(header_of(tmp_path, "qwen2"), **{key: value}))
 
 
 @pytest.mark.parametrize("name", ["ext_factor", "attn_factor", "beta_fast", "beta_slow"])
 def test_yarn_numbers_that_engines_disagree_about(name: str, tmp_path: Path) -> None:
     yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
     usual = {"ext_factor": 1.0, "attn_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    header = told(header_of(tmp_path, "qwen2"), **yarn)
-    read_model(told(header, **{f"rope__scaling__yarn_{name}": usual[name]}))
+    header = with_keys(header_of(tmp_path, "qwen2"), **yarn)
+    read_model(with_keys(header, **{f"rope__scaling__yarn_{name}": usual[name]}))
     with pytest.raises(HeaderError, match=f"yarn_{name} is 2.5"):
-        read_model(told(header, **{f"rope__scaling__yarn_{name}": 2.5}))
+        read_model(with_keys(header, **{f"rope__scaling__yarn_{name}": 2.5}))
 
 
 # --- tensors
@@ -254,7 +254,7 @@ def test_a_bias_is_as_long_as_its_weight(tmp_path: Path) -> None:
 
 def test_limits_name_themselves(tmp_path: Path) -> None:
     with pytest.raises(HeaderLimitError) as caught:
-        read_model(told(header_of(tmp_path, "qwen2"), block_count=10**18))
+        read_model(with_keys(header_of(tmp_path, "qwen2"), block_count=10**18))
     assert caught.value.limit == 512
 
 

@@ -37,8 +37,8 @@ def recorded(name: str) -> Model:
 def with_keys(model: Model, **keys: Any) -> Model:
     """The same with other keys of its architecture; None takes one away. rope__freq_base -> {architecture}.rope.freq_base."""
     name = model.header.keys["general.architecture"]
-    told = {f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()}
-    kept = {**model.header.keys, **told}
+    changed = {f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()}
+    kept = {**model.header.keys, **changed}
     header = replace(
         model.header, keys={key: value for key, value in kept.items() if value is not None}
     )
@@ -57,8 +57,8 @@ def with_tensor(model: Model, name: str, kind: str, *shape: int) -> Model:
 
 def test_the_engine_has_a_name_and_our_own_version() -> None:
     engine = engine_named("built-in")
-    told = f"{engine.name} {engine.version(engine.default_setup())}"
-    assert told == f"stream {edgekit.__version__}"
+    shown = f"{engine.name} {engine.version(engine.default_setup())}"
+    assert shown == f"stream {edgekit.__version__}"
 
 
 @pytest.mark.parametrize("name", ["stream", "edgekit", "built-in", "builtin", "Streaming"])
@@ -102,8 +102,8 @@ def test_scores_of_the_27b_are_scaled_by_another_number() -> None:
 )
 def test_the_period_of_windows(period: int | None, full: set[int]) -> None:
     """set_swa_pattern: 1 leaves every layer its whole sight, 0 none."""
-    told = with_keys(recorded("gemma-3-1b"), attention__sliding_window_pattern=period)
-    windows = stream_model(told).windows
+    header = with_keys(recorded("gemma-3-1b"), attention__sliding_window_pattern=period)
+    windows = stream_model(header).windows
     assert {place for place, window in enumerate(windows) if window is None} == full
 
 

@@ -104,11 +104,11 @@ def test_token_mode_works_in_very_little(kernels: str, model: Path) -> None:
         timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-2_000:]
-    told = json.loads(done.stdout)
+    peaks = json.loads(done.stdout)
     print(
-        f"{kernels}: {', '.join(f'{name} {told[name] / KIB:.1f} KiB' for name in told if name != 'sum')}"
+        f"{kernels}: {', '.join(f'{name} {peaks[name] / KIB:.1f} KiB' for name in peaks if name != 'sum')}"
     )
-    assert told["sum"] != 0
-    assert told["scan_header"] < 100 * KIB
-    assert told["mean"] < MOST_BYTES[kernels]
-    assert told["rss"] < 1024 * KIB  # pages, and whatever tracemalloc keeps for itself
+    assert peaks["sum"] != 0
+    assert peaks["scan_header"] < 100 * KIB
+    assert peaks["mean"] < MOST_BYTES[kernels]
+    assert peaks["rss"] < 1024 * KIB  # pages, and whatever tracemalloc keeps for itself

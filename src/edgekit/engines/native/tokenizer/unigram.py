@@ -29,7 +29,7 @@ class Unigram:
     def __init__(self, vocabulary: Vocabulary) -> None:
         scores = vocabulary.scores
         assert scores is not None  # noqa: S101 - a vocabulary of this family has them
-        assert vocabulary.unknown is not None  # noqa: S101 - as above
+        assert vocabulary.unknown is not None  # noqa: S101 - a vocabulary of this family has one
         kinds = vocabulary.kinds
         self._numbers = {
             token: number
