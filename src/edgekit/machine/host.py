@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -55,16 +54,9 @@ def core_count(surroundings: Surroundings) -> int | None:
 
 def find_host(surroundings: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
     """Total and available RAM with its limits, and notes on limits that could not be read."""
-    psutil = surroundings.psutil()
-    memory = psutil.virtual_memory()
+    memory = surroundings.psutil().virtual_memory()
     total_bytes = int(memory.total)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a container without /proc/vmstat
-            swap = psutil.swap_memory()
-            swap_total_bytes, swap_free_bytes = int(swap.total), int(swap.free)
-    except (OSError, RuntimeError, ValueError):  # swap is for display only
-        swap_total_bytes = swap_free_bytes = 0
+    swap_total_bytes, swap_free_bytes = _swap(surroundings)
     limits, notes = (
         cgroup_limits(surroundings.root) if surroundings.system is System.LINUX else ((), ())
     )
@@ -129,6 +121,21 @@ def commit_limits(surroundings: Surroundings) -> tuple[MemoryLimit, ...]:
     if limit_bytes is None:
         return ()
     return (MemoryLimit(name=name, limit_bytes=limit_bytes, used_bytes=used_bytes),)
+
+
+def _swap(surroundings: Surroundings) -> tuple[int, int]:
+    """Total and free swap, for display only: zero where the system does not say.
+
+    On Linux psutil warns when there is no /proc/vmstat, and warnings cannot be silenced in one thread only.
+    """
+    if surroundings.system is System.LINUX:
+        meminfo = pairs_of(surroundings.root / "proc/meminfo", ":")
+        return _kib_line(meminfo, "SwapTotal") or 0, _kib_line(meminfo, "SwapFree") or 0
+    try:
+        swap = surroundings.psutil().swap_memory()
+        return int(swap.total), int(swap.free)
+    except (OSError, RuntimeError, ValueError):
+        return 0, 0
 
 
 def _kib_line(pairs: Mapping[str, str], name: str) -> int | None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -114,6 +115,9 @@ def make_server(
 ) -> PageServer:
     """The server. It calls `on_ready` with the settings and the actual port as soon as it accepts requests."""
     settings = replace(settings, port=listening.getsockname()[1])
+    # FastAPI builds its routes on the first request and silences this warning of pydantic meanwhile,
+    # which another thread that changes the warning filters can undo.
+    warnings.filterwarnings("ignore", message="The 'alias' attribute")
     app = create_app(settings)
     config = uvicorn.Config(
         app,

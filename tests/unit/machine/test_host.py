@@ -70,8 +70,13 @@ def psutil_answers(total: int, available: int, swap: int = 0) -> dict[str, Any]:
 
 
 def test_find_host_does_not_count_swap(tmp_path: Path) -> None:
-    host, _ = find_host(machine(tmp_path, psutil_answers(8 * GIB, 5 * GIB, swap=32 * GIB)))
-    assert (host.swap_total_bytes, host.usable_bytes) == (32 * GIB, 5 * GIB)
+    swap = {"/proc/meminfo": "SwapTotal: 33554432 kB\nSwapFree: 1024 kB\n"}
+    linux = machine(tmp_path / "linux", psutil_answers(8 * GIB, 5 * GIB) | {"files": swap})
+    mac = machine(tmp_path / "mac", psutil_answers(8 * GIB, 5 * GIB, swap=32 * GIB))
+    for surroundings, free_bytes in ((linux, MIB), (replace(mac, system=System.MACOS), 32 * GIB)):
+        host, _ = find_host(surroundings)
+        assert (host.swap_total_bytes, host.swap_free_bytes) == (32 * GIB, free_bytes)
+        assert host.usable_bytes == 5 * GIB
 
 
 @pytest.mark.parametrize(("available", "free"), [(9 * GIB, 8 * GIB), (-1, 0)])
@@ -86,12 +91,12 @@ def test_find_host_with_unreadable_swap(tmp_path: Path) -> None:
             return machine(tmp_path, psutil_answers(8 * GIB, 5 * GIB)).psutil().virtual_memory()
 
         def swap_memory(self) -> Any:
-            raise OSError("no /proc/vmstat")
+            raise OSError("no swap")
 
         def cpu_count(self, logical: bool = True) -> int | None:  # noqa: FBT001, FBT002 - psutil's own
             return None
 
-    host, _ = find_host(replace(machine(tmp_path), psutil=NoSwap))
+    host, _ = find_host(replace(machine(tmp_path), psutil=NoSwap, system=System.MACOS))
     assert (host.swap_total_bytes, host.free_bytes) == (0, 5 * GIB)
 
 
