@@ -27,7 +27,7 @@ from edgekit.engines.flags import (
 )
 from edgekit.errors import CancelledError, UsageError
 from edgekit.sources.filenames import close_names
-from edgekit.units import MIB, parse_size
+from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:
     import argparse
@@ -242,12 +242,18 @@ class Request:
         return replace(self, engines=(engine,), flags={**self.flags, engine: dict(flags)})
 
     def find_machine(self) -> Machine:
-        """The described machine, or this one. Raises UsageError for an unknown name or size."""
+        """The described machine, or this one. UsageError for an unknown name or size, or a reserve of all of it."""
         if self.machine is not None:
             return self.machine
         from edgekit.machine.what_if import requested_machine
 
-        return requested_machine(devices=self.devices, ram=self.ram, vram=self.vram)
+        machine = requested_machine(devices=self.devices, ram=self.ram, vram=self.vram)
+        sizes = [memory.total_bytes for memory in (machine.host, *machine.devices) if memory]
+        if sizes and self.reserve_bytes and self.reserve_bytes >= max(sizes):
+            raise UsageError(
+                f"--reserve leaves nothing: the largest memory has {format_bytes(max(sizes))}"
+            )
+        return machine
 
 
 def in_order(engine: str, values: Values) -> dict[str, Any]:

@@ -127,8 +127,9 @@ def models_in(path: str) -> tuple[str, ...]:
     Every GGUF or set of shards is a model, and every folder with a config.json. SourceError if it cannot be listed.
     """
     folder = _expand_home(path)
-    is_model = (folder / CONFIG_NAME).exists() or is_folder(folder / "snapshots")
-    if not is_folder(folder) or is_model:
+    if not is_folder(folder):
+        return (path,)
+    if (folder / CONFIG_NAME).exists() or is_folder(folder / "snapshots"):
         return (path,)
     files = list_folder(folder)
     ggufs = [group for group in group_shards(files, ".gguf") if not group.is_companion]
