@@ -242,16 +242,16 @@ class Request:
         return replace(self, engines=(engine,), flags={**self.flags, engine: dict(flags)})
 
     def find_machine(self) -> Machine:
-        """The described machine, or this one. UsageError for an unknown name or size, or a reserve of all of it."""
+        """The described machine, or this one. UsageError for an unknown name or size, or too large a reserve."""
         if self.machine is not None:
             return self.machine
         from edgekit.machine.what_if import requested_machine
 
         machine = requested_machine(devices=self.devices, ram=self.ram, vram=self.vram)
         sizes = [memory.total_bytes for memory in (machine.host, *machine.devices) if memory]
-        if sizes and self.reserve_bytes and self.reserve_bytes >= max(sizes):
+        if sizes and self.reserve_bytes and self.reserve_bytes > max(sizes):
             raise UsageError(
-                f"--reserve leaves nothing: the largest memory has {format_bytes(max(sizes))}"
+                f"--reserve is more than the largest memory here, {format_bytes(max(sizes))}"
             )
         return machine
 

@@ -107,7 +107,9 @@ PLANTED = {
     "a sentence in a bill that is recorded as a hash": Planted(
         target="edgekit.engines.llamacpp.estimate._line",
         change=lambda before: (
-            lambda pool, size, because, within: before(pool, size, f"{because}.", within)
+            lambda what, pool, size, because, within, **more: before(
+                what, pool, size, f"{because}.", within, **more
+            )
         ),
         question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --json',
     ),
@@ -145,7 +147,7 @@ PLANTED = {
         question='edgekit plan llama-3.1-8b --device "RTX 4060" --ram 32G',
     ),
     "a line less in the help of plan": Planted(
-        target="edgekit.cli.commands.add_reach_options",
+        target="edgekit.cli.commands.add_network_options",
         change=lambda _: lambda _: None,
         question="edgekit plan --help",
     ),
@@ -155,7 +157,7 @@ PLANTED = {
         question="edgekit check qwen3-8b --ram 16G",
     ),
     "other columns in a long list": Planted(
-        target="edgekit.report.hardware.figures",
+        target="edgekit.report.hardware.fitted_table",
         change=lambda before: (
             lambda *given: [line.replace("  gpu", " gpu ") for line in before(*given)]
         ),

@@ -534,7 +534,7 @@ ERRORS = [
     (["{llama}", "--device", "m3 max"], 2, "comes in several sizes: M3 Max 36GB"),
     (["{llama}", "--device", ""], 2, "--device is empty"),
     (["{llama}", "--ram", "16G", "--reserve", "5"], 2, "--reserve takes a size like 512M or 2G, or 0"),
-    (["{llama}", "--ram", "16G", "--reserve", "16G"], 2, "--reserve leaves nothing: the largest memory has 16.00 GiB"),
+    (["{llama}", "--ram", "16G", "--reserve", "17G"], 2, "--reserve is more than the largest memory here, 16.00 GiB"),
     (["{llama}", "--ram", "16G", "--reserve", "-1G"], 2, "--reserve takes a size like 512M or 2G, or 0 (got '-1G')"),
     (["{llama}", "--vram", "-1G"], 2, "--vram: must not be negative (got -1G)"),
     (["{llama}", "--ram", "16G", "--max-use", "180%"], 2, "takes a share above 0 and up to 100%"),

@@ -197,7 +197,7 @@ def test_the_command_of_a_check_on_the_cpu_says_nothing_of_layers_on_a_gpu(
         ([SAMPLE, "--engine", "vllm", "-ngl", "3"], 2, "--gpu-layers is a flag of llama.cpp; the engine here is vllm"),
         ([SAMPLE, "--engine", "mlx", "-tp", "2", "-fa"], 2, "of vllm; -fa/--flash-attn is a flag of llama.cpp"),
         ([SAMPLE, "-tp", "2", "-ngl", "3"], 2, "choose one with --engine"),
-        ([SAMPLE, "-ctk", "q7_0"], 2, "llama.cpp has f32, f16, bf16, q8_0"),
+        ([SAMPLE, "-ctk", "q7_0"], 2, "llama.cpp has f16, q8_0, q5_1"),
         ([SAMPLE, "-ctk", "fp8"], 2, "llama.cpp has no cache type fp8"),
         ([SAMPLE, "-ctv", "q8_0", "-fa", "off"], 2, "requires flash attention"),
         ([SAMPLE, "-c", "lots"], 2, "-c/--ctx-size: 'lots' is not a whole number"),

@@ -105,7 +105,7 @@ def test_a_server_that_embeds_holds_the_batch_in_one_micro_batch() -> None:
             "requires flash attention",
         ),
         (deepseek, Load(cache_k=cache_type("q8_0")), "different K .q8_0. and V .f16."),
-        (llama, Load(cache_k=cache_type("fp8")), "has no cache type fp8 for K; it has f32, f16"),
+        (llama, Load(cache_k=cache_type("fp8")), "has no cache type fp8 for K; it has f16, q8_0"),
         (llama, Load(cache_v=cache_type("q4_polar")), "has no cache type q4_polar for V"),
         (llama, Load(sequences=257), "n_seq_max must be <= 256"),
         (

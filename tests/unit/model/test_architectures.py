@@ -131,7 +131,8 @@ def test_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes) 
     ("section", "what"),
     [
         ({"attend": "telepathy"}, "telepathy"),
-        ({"arrange": {"rule": "windows", "perod": 4}}, "perod"),
+        ({"arrange": {"rule": "windows", "perod": 4}}, "missing a required argument: 'period'"),
+        ({"arrange": {"rule": "windows", "period": 4, "perod": 4}}, "perod"),
         ({"arrange": {"rule": "wndows"}}, "wndows"),
         ({"gatd": False}, "gatd"),
         ({"sublayers": "two"}, "'two' is not of type int"),

@@ -140,10 +140,10 @@ def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
         )
 
 
-def settle(verdict: Verdict, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of a verdict: `flags` as the user gave them, and those that the verdict adds."""
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of a verdict: `given` by the user, and those that the verdict adds."""
     setup = MlxSetup.of(verdict.way.setup)
-    settled = {**flags, "context": verdict.context_tokens}
+    settled = {**given, "context": verdict.context_tokens}
     if setup.kv_bits is not None:
         settled |= {"kv_bits": setup.kv_bits, "quantized_kv_start": setup.quantized_kv_start}
     packed = verdict.variant.changes.get("quantize") if verdict.variant is not None else None

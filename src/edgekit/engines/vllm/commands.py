@@ -87,14 +87,14 @@ def most_sequences(verdict: Verdict) -> int | None:
     return blocks if isinstance(blocks, int) and blocks < facts["max_num_seqs"] else None
 
 
-def settle(verdict: Verdict, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of a verdict: `flags` as the user gave them, and those that the verdict adds."""
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of a verdict: `given` by the user, and those that the verdict adds."""
     setup = VllmSetup.of(verdict.way.setup)
-    settled = {**flags, "context": verdict.context_tokens}
+    settled = {**given, "context": verdict.context_tokens}
     if setup.kv_cache_dtype != "auto":
         settled["kv_cache_dtype"] = setup.kv_cache_dtype
     settled |= placement(setup)
-    if "max_num_seqs" not in flags:
+    if "max_num_seqs" not in given:
         max_sequences = most_sequences(verdict)
         if max_sequences is not None:
             settled["max_num_seqs"] = max_sequences

@@ -138,7 +138,7 @@ LLAMA = model_of("llama-3.2-1b")
         (with_keys(LLAMA, embedding_length=2048, **{"attention.head_count": 7}), "cannot become"),
         (
             with_keys(LLAMA, **{"attention.head_count": (32,)}),
-            "lists 1 layers, but the model has 32",
+            "lists 1 layers, but the model has 16",
         ),
         (with_keys(LLAMA, expert_count=2**20, expert_used_count=2**20), "at most 1024 experts"),
         (
