@@ -30,7 +30,7 @@ LANES = 128  # kernels need slices that are multiples of this
 _RULES = tuple(
     (re.compile(rf"blk\.\d*\.{pattern}"), axis, kind)
     for pattern, axis, kind in (
-        (r"attn_(q|k|v)\.weight|attn_v_exps\.weight", 1, "attention"),
+        (r"attn_(q|k|v|v_exps)\.weight", 1, "attention"),
         (r"attn_(q|k|v)\.bias", 0, "attention"),
         (r"attn_qkv\.weight", 1, "attention"),
         (r"attn_qkv\.bias", 0, "attention"),
@@ -38,7 +38,7 @@ _RULES = tuple(
         (r"attn_sinks\.weight", 0, "attention"),
         (r"attn_output\.weight", 0, "attention"),
         (r"attn_gate\.weight", 1, "attention"),
-        (r"ssm_dt\.bias|ssm_a", 0, "recurrence"),
+        (r"(ssm_dt\.bias|ssm_a)", 0, "recurrence"),
         (r"ssm_(alpha|beta|ba)\.weight", 1, "recurrence"),
         (r"ssm_conv1d\.weight", 1, "recurrence"),
         (r"ssm_out\.weight", 0, "recurrence"),
