@@ -49,19 +49,19 @@ def cuts(header: bytes) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("header", [SMALL, HYBRID], ids=["bert", "lfm2"])
-def test_a_gguf_cut_at_every_byte(header: bytes) -> None:
+def test_gguf_truncated_at_every_byte(header: bytes) -> None:
     for end in cuts(header):
         with pytest.raises(HeaderError):
             read_gguf(BytesSource(header[:end]))
 
 
-def test_a_large_gguf_cut_at_many_bytes() -> None:
+def test_large_gguf_truncated_at_many_bytes() -> None:
     for end in random.Random(1).sample(range(len(LARGE)), 60 if LONG else 20):
         with pytest.raises(HeaderError):
             read_gguf(BytesSource(LARGE[:end]))
 
 
-def test_a_gguf_cut_in_its_vocabulary() -> None:
+def test_gguf_truncated_in_its_vocabulary() -> None:
     tokens = key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token {n}" for n in range(20_000)]))
     types = key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * 20_000))
     whole = gguf([*ARCHITECTURE, tokens, types], [entry("t", [32], 0, 0)], data_bytes=128)
@@ -71,14 +71,14 @@ def test_a_gguf_cut_in_its_vocabulary() -> None:
                 read_gguf(source)
 
 
-def test_a_remote_gguf_cut_at_every_64th_byte() -> None:
+def test_remote_gguf_truncated_at_every_64th_byte() -> None:
     for end in range(0, len(SMALL), 64):
         for depth in Depth:
             with pytest.raises(HeaderError):
                 read_gguf(GrowingSource(SMALL[:end]), depth)
 
 
-def test_a_whole_header_without_its_weights() -> None:
+def test_complete_header_without_weights() -> None:
     """The header is right, and every tensor is missing: which, and how much, is said."""
     with pytest.raises(
         HeaderError, match=r"truncated: tensor .* ends at byte .* interrupted download"
@@ -105,14 +105,14 @@ def walk(source: ByteSource) -> object:
 @pytest.mark.parametrize(
     ("whole", "read"), [(FILE, read_safetensors), (INDEX, walk), (CONFIG, read_config)]
 )
-def test_json_cut_at_every_byte(whole: bytes, read: Callable[[ByteSource], object]) -> None:
+def test_json_truncated_at_every_byte(whole: bytes, read: Callable[[ByteSource], object]) -> None:
     read(BytesSource(whole))
     for end in range(len(whole)):
         with pytest.raises(HeaderError):
             read(BytesSource(whole[:end]))
 
 
-def test_a_safetensors_header_that_lies_about_its_length() -> None:
+def test_safetensors_header_with_a_wrong_length() -> None:
     (right,) = struct.unpack("<Q", FILE[:8])
     for length in (*range(right), right + 1, right + 7, right + 8, 2**32, 2**63 - 1, 2**64 - 1):
         with pytest.raises(HeaderError):
@@ -122,7 +122,7 @@ def test_a_safetensors_header_that_lies_about_its_length() -> None:
 NUMBERS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**60, 2**63 - 1, 2**63, 2**64 - 1)
 
 
-def test_a_lie_in_place_of_any_number() -> None:
+def test_gguf_with_any_number_replaced() -> None:
     """Eight bytes of a real header replaced, wherever they begin: most are lengths, counts and offsets.
 
     With LONG by every number, else in turn by one of them.
@@ -143,7 +143,7 @@ class Shrinking(BytesSource):
 
 
 @pytest.mark.parametrize("end", [0, 3, 10, 30, 200, 2_000])
-def test_a_file_that_shrinks_while_it_is_read(end: int) -> None:
+def test_file_that_shrinks_while_it_is_read(end: int) -> None:
     with pytest.raises(HeaderError):
         read_gguf(Shrinking(SMALL[:end], size_bytes=10**9))
     with pytest.raises(HeaderError):
@@ -165,7 +165,7 @@ EVIL = "\x1b[2J\n" + "long" * 100
         gguf([], [entry(EVIL[:200], [1], 0, 0)] * 2),
     ],
 )
-def test_an_error_is_one_line_without_escapes(data: bytes) -> None:
+def test_errors_are_one_line_without_escapes(data: bytes) -> None:
     """What a stranger wrote into a file is quoted, and cut."""
     with pytest.raises(HeaderError) as caught:
         read_header(model_files(BytesSource(data)))

@@ -183,7 +183,7 @@ TRACED: dict[str, Build] = {
 
 
 @pytest.mark.parametrize("name", sampled(tuple(BOMBS), each=2))
-def test_a_bomb_costs_little(name: str, tmp_path: Path) -> None:
+def test_bomb_is_refused_within_the_limits(name: str, tmp_path: Path) -> None:
     build, words = BOMBS[name]
     path = tmp_path / "bomb.gguf"
     if name in TRACED and not LONG:
@@ -234,7 +234,7 @@ def paced_outcome(path: Path) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"])
-def test_a_header_cut_at_every_place(name: str, tmp_path: Path) -> None:
+def test_header_truncated_at_every_position(name: str, tmp_path: Path) -> None:
     header = header_bytes(f"{name}.novocab.gguf.head.gz")
     path = tmp_path / "model.gguf"
     for end in {*range(0, len(header), 97), *range(64), len(header)}:
@@ -243,7 +243,7 @@ def test_a_header_cut_at_every_place(name: str, tmp_path: Path) -> None:
             walk_at(path)
 
 
-def test_a_header_with_any_byte_changed(tmp_path: Path) -> None:
+def test_header_with_any_byte_changed(tmp_path: Path) -> None:
     """It is read, or refused with an error of ours; nothing else happens, and nothing large is held."""
     header = header_bytes("lfm2-1.2b.Q4_K_M.novocab.gguf.head.gz")
     path = tmp_path / "model.gguf"
@@ -327,18 +327,18 @@ EVENTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_what_happens_to_the_file_meanwhile_is_found_out(name: str, model: Path) -> None:
+def test_file_changes_while_open_are_detected(name: str, model: Path) -> None:
     event, words = EVENTS[name]
     with pytest.raises(SourceError, match=words) as caught:
         at_work(model, lambda: event(model))
     assert str(model) in str(caught.value)
 
 
-def test_nothing_happens_and_nothing_is_said(model: Path) -> None:
+def test_unchanged_file_is_read_without_errors(model: Path) -> None:
     at_work(model, lambda: None)
 
 
-def test_a_disk_that_fails_in_the_middle(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_fails_during_a_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         def broken(*_: object) -> int:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -349,7 +349,7 @@ def test_a_disk_that_fails_in_the_middle(model: Path, monkeypatch: pytest.Monkey
         at_work(model, fail)
 
 
-def test_a_file_truncated_inside_a_tensor_before_is_refused_by_its_header(model: Path) -> None:
+def test_file_truncated_inside_a_tensor_is_refused_by_its_header(model: Path) -> None:
     os.truncate(model, model.stat().st_size - 1)
     with pytest.raises(
         HeaderError, match=r"truncated: tensor 'blk\.2\.ffn_up\.weight' ends at byte"
@@ -357,7 +357,7 @@ def test_a_file_truncated_inside_a_tensor_before_is_refused_by_its_header(model:
         walk_at(model)
 
 
-def test_a_header_that_changes_between_two_windows(tmp_path: Path) -> None:
+def test_header_that_changes_between_two_reads(tmp_path: Path) -> None:
     """The vocabulary is header window by window; what was skipped may be anything by then."""
     path = tmp_path / "model.gguf"
     tokens = key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(20_000)]))
@@ -379,7 +379,7 @@ def test_a_header_that_changes_between_two_windows(tmp_path: Path) -> None:
         scan_header(file)
 
 
-def test_a_file_of_five_terabytes_is_refused_at_once(tmp_path: Path) -> None:
+def test_file_of_five_terabytes_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with path.open("wb") as file:
         file.write(gguf([*ARCHITECTURE, key("llama.embedding_length", UINT32, 8)]))

@@ -85,7 +85,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "path", "command"), sampled(CASES, each=3))
-def test_messages_about_a_config(
+def test_messages_about_a_config_have_no_escapes(
     name: str,
     path: tuple[Any, ...],
     command: tuple[str, ...],
@@ -98,7 +98,7 @@ def test_messages_about_a_config(
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("key", ["model_type", "architectures"])
-def test_messages_about_an_architecture_that_nobody_has(
+def test_messages_about_an_unknown_architecture_have_no_escapes(
     key: str, command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = dict(next(iter(CONFIGS.values())))
@@ -118,7 +118,7 @@ QUANTIZED: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("quantization", QUANTIZED)
-def test_messages_about_a_folder_of_safetensors(
+def test_messages_about_a_safetensors_folder_have_no_escapes(
     quantization: dict[str, Any],
     command: tuple[str, ...],
     tmp_path: Path,
@@ -166,7 +166,7 @@ def write_gguf(path: Path, architecture: str, texts: dict[str, str]) -> Path:
         ("clip", "clip.projector_type"), ("some" + ESCAPE, f"some{ESCAPE}.block_count"),
     ],
 )  # fmt: skip
-def test_messages_about_a_gguf(
+def test_messages_about_a_gguf_have_no_escapes(
     architecture: str,
     key: str,
     command: tuple[str, ...],
@@ -177,7 +177,7 @@ def test_messages_about_a_gguf(
     check_messages(capsys, path, *command)
 
 
-def test_messages_about_a_manifest_of_ollama(
+def test_messages_about_an_ollama_manifest_have_no_escapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
@@ -191,7 +191,7 @@ def test_messages_about_a_manifest_of_ollama(
 
 
 @pytest.mark.parametrize("host", ["evil\x1bc.example", "evil\x07.example", "evil\u202e.example"])
-def test_messages_about_a_redirect(host: str) -> None:
+def test_messages_about_a_redirect_have_no_escapes(host: str) -> None:
     assert host_of(f"http://{host}/a").isprintable()
     assert redact(f"http://{host}/a?b").isprintable()
     with pytest.raises(RemoteInspectError) as caught:

@@ -43,7 +43,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return use
 
 
-def test_a_gated_model_without_a_token(hub: Hub, reach: Reach) -> None:
+def test_gated_model_without_a_token_says_how_to_log_in(hub: Hub, reach: Reach) -> None:
     files = locate_hub(GATED, reach)
     with pytest.raises(RemoteAccessError) as caught:
         files.weights[0].open()
@@ -53,7 +53,7 @@ def test_a_gated_model_without_a_token(hub: Hub, reach: Reach) -> None:
     )
 
 
-def test_a_gated_model_with_the_wrong_token(
+def test_gated_model_with_the_wrong_token_is_refused(
     hub: Hub, reach: Reach, token: Callable[[str], None]
 ) -> None:
     token("hf_other")
@@ -62,7 +62,7 @@ def test_a_gated_model_with_the_wrong_token(
         files.weights[0].open()
 
 
-def test_a_gated_model_with_the_right_token(
+def test_gated_model_with_the_right_token_opens(
     hub: Hub, reach: Reach, token: Callable[[str], None]
 ) -> None:
     token(TOKEN)
@@ -71,7 +71,7 @@ def test_a_gated_model_with_the_right_token(
     file.close()
 
 
-def test_the_token_goes_to_the_hub_and_not_to_the_host_it_redirects_to(
+def test_token_is_sent_to_the_hub_but_not_to_a_redirect_target(
     hub: Hub, reach: Reach, token: Callable[[str], None]
 ) -> None:
     token(TOKEN)
@@ -85,7 +85,7 @@ def test_the_token_goes_to_the_hub_and_not_to_the_host_it_redirects_to(
     assert all(line.endswith("auth=[-]") for line in asked_cdn)
 
 
-def test_the_token_does_not_go_to_other_addresses(
+def test_token_is_not_sent_to_other_addresses(
     hub: Hub, reach: Reach, token: Callable[[str], None]
 ) -> None:
     token(TOKEN)
@@ -110,7 +110,7 @@ def test_the_token_does_not_go_to_other_addresses(
         ("http://127.0.0.1:8080", "http://127.0.0.1:8081/a", False),
     ],
 )
-def test_who_gets_the_token(
+def test_token_for_each_address(
     token: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
     endpoint: str,
@@ -123,21 +123,23 @@ def test_who_gets_the_token(
     assert token_for(url) == (TOKEN if sent else None)
 
 
-def test_implicit_tokens_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_for_respects_disabled_implicit_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "yes")
     assert token_for("https://huggingface.co/a") is None
 
 
 @pytest.mark.parametrize("value", ["hf_go\x07od", "hf_gööd"])
-def test_a_token_that_can_be_none(token: Callable[[str], None], value: str) -> None:
+def test_token_with_impossible_characters_is_an_error(
+    token: Callable[[str], None], value: str
+) -> None:
     token(value)
     with pytest.raises(RemoteAccessError, match="characters that no token contains") as caught:
         token_for("https://huggingface.co/a")
     assert value not in str(caught.value)
 
 
-def test_the_token_that_hf_auth_login_wrote_is_found(tmp_path: Path) -> None:
+def test_hub_token_reads_the_file_of_hf_auth_login(tmp_path: Path) -> None:
     """In a process of its own: huggingface_hub looks at HF_HOME when it is imported."""
     (tmp_path / "token").write_text("hf_written\n")
     script = "from edgekit.sources.address import hub_token; print(hub_token())"
@@ -148,7 +150,7 @@ def test_the_token_that_hf_auth_login_wrote_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_a_pipe_in_place_of_the_token_is_not_waited_for(tmp_path: Path) -> None:
+def test_hub_token_refuses_a_pipe_as_token_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "token")
     script = "from edgekit.sources.address import hub_token; hub_token()"
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
@@ -158,13 +160,15 @@ def test_a_pipe_in_place_of_the_token_is_not_waited_for(tmp_path: Path) -> None:
     assert "is a pipe" in printed.stderr
 
 
-def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> None:
+def test_invalid_hf_endpoint_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, reach: Reach
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "hf-mirror.example")
     with pytest.raises(UsageError, match=r"HF_ENDPOINT='hf-mirror\.example' is not a web address"):
         locate_hub(GATED, reach)
 
 
-def test_a_refusal_elsewhere_says_that_tokens_stay_at_the_hub(
+def test_refusal_by_another_server_says_that_tokens_only_go_to_the_hub(
     raw_server: Server, reach: Reach, hub: Hub, token: Callable[[str], None]
 ) -> None:
     token(TOKEN)
@@ -186,7 +190,7 @@ def test_a_refusal_elsewhere_says_that_tokens_stay_at_the_hub(
         ("/disk.gguf", RemoteInspectError, "redirects to something that is not a web address"),
     ],
 )
-def test_what_a_server_may_answer(
+def test_error_statuses_and_bad_redirects_are_one_sentence(
     hub: Hub, reach: Reach, path: str, error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
@@ -195,7 +199,7 @@ def test_what_a_server_may_answer(
     assert reach.traffic.received_bytes < 6 * 512  # nginx writes a short page with each
 
 
-def test_a_relative_redirect_is_followed(hub: Hub, reach: Reach) -> None:
+def test_relative_redirect_is_followed(hub: Hub, reach: Reach) -> None:
     file = open_file(f"{hub.cdn}/named.gguf", reach)
     assert file.read(0, 4) == b"GGUF"
     file.close()
@@ -221,7 +225,9 @@ def test_a_relative_redirect_is_followed(hub: Hub, reach: Reach) -> None:
         ("https://a.example/x", "https://b.example:99999/x", None),
     ],
 )
-def test_where_a_redirect_may_lead(source: str, location: str, target: str | None) -> None:
+def test_redirect_target_allows_only_safe_addresses(
+    source: str, location: str, target: str | None
+) -> None:
     if target is None:
         with pytest.raises(RemoteInspectError, match=r"^the file: a.example redirects"):
             redirect_target(source, location, name="the file")
@@ -237,11 +243,11 @@ def test_where_a_redirect_may_lead(source: str, location: str, target: str | Non
         ("https://u@v@a.example/b", "https://a.example/b"),
     ],
 )
-def test_what_is_shown_of_an_address(url: str, text: str) -> None:
+def test_redact_hides_logins_queries_and_escapes(url: str, text: str) -> None:
     assert redact(url) == text
 
 
-def test_a_password_in_the_address_is_used_and_not_passed_on(
+def test_password_in_an_address_is_not_sent_to_a_redirect_target(
     raw_server: Server, reach: Reach
 ) -> None:
     other = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
@@ -253,7 +259,7 @@ def test_a_password_in_the_address_is_used_and_not_passed_on(
     assert "authorization" not in other.asked[0].headers
 
 
-def test_secrets_of_an_address_are_in_no_message(raw_server: Server, reach: Reach) -> None:
+def test_error_messages_hide_the_secrets_of_an_address(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         say(answer("404 Not Found"))
 
@@ -263,7 +269,7 @@ def test_secrets_of_an_address_are_in_no_message(raw_server: Server, reach: Reac
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_an_address_that_no_client_can_parse(reach: Reach) -> None:
+def test_unparsable_address_is_an_error_without_its_text(reach: Reach) -> None:
     with pytest.raises(RemoteInspectError, match="invalid address") as caught:
         open_file("http://me:pa\x00ss@example.com/a.gguf", reach)
     assert "pa" not in str(caught.value).replace("spelling", "")

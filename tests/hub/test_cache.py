@@ -55,14 +55,14 @@ def kept(hub: Hub, reach: Reach) -> str:
     return url
 
 
-def test_the_second_time_costs_one_request_and_no_body(hub: Hub, kept: str, reach: Reach) -> None:
+def test_second_read_takes_one_request_without_a_body(hub: Hub, kept: str, reach: Reach) -> None:
     again = fresh(reach)
     assert read_and_keep(kept, again) == HEADER[:1_000_000]
     assert again.traffic == Traffic(requests=1, received_bytes=0, ranges=1, cached_bytes=1_000_000)
     assert hub.log("cdn") == ["GET /kept.gguf 304 bytes=0-524287 auth=[-]"]
 
 
-def test_through_the_hub_the_redirect_is_enough(hub: Hub, reach: Reach) -> None:
+def test_second_read_from_the_hub_stops_at_the_redirect(hub: Hub, reach: Reach) -> None:
     """It carries the content's hash: the CDN is not asked at all."""
     for expected_cdn in (1, 0):
         hub.clear_logs()
@@ -74,7 +74,7 @@ def test_through_the_hub_the_redirect_is_enough(hub: Hub, reach: Reach) -> None:
         assert (len(hub.log("hub")), len(hub.log("cdn"))) == (1, expected_cdn)
 
 
-def test_a_kept_prefix_grows_from_where_it_ends(hub: Hub, reach: Reach) -> None:
+def test_longer_read_continues_where_the_cached_prefix_ends(hub: Hub, reach: Reach) -> None:
     for _ in range(2):
         hub.clear_logs()
         file = locate_hub(LARGE, fresh(reach)).weights[0].open()
@@ -91,7 +91,7 @@ def test_a_kept_prefix_grows_from_where_it_ends(hub: Hub, reach: Reach) -> None:
     reopened.close()
 
 
-def test_a_changed_file_is_read_anew(hub: Hub, kept: str, reach: Reach) -> None:
+def test_changed_file_is_read_again(hub: Hub, kept: str, reach: Reach) -> None:
     other = gguf_header(architecture="qwen3", vocabulary=50_000)
     write_gguf(hub.root / "cdn/kept.gguf", other, weights_bytes=1 << 20)
     os.utime(hub.root / "cdn/kept.gguf", (1, 1))
@@ -102,7 +102,7 @@ def test_a_changed_file_is_read_anew(hub: Hub, kept: str, reach: Reach) -> None:
     assert last.traffic.received_bytes == 0
 
 
-def test_a_server_that_ignores_the_condition_still_confirms(
+def test_server_without_conditional_requests_still_confirms_the_entry(
     raw_server: Server, reach: Reach
 ) -> None:
     server = raw_server(lambda asked, say: say(ranged(HEADER, asked, {"ETag": '"a"'})))
@@ -114,7 +114,7 @@ def test_a_server_that_ignores_the_condition_still_confirms(
 
 
 @pytest.mark.parametrize("stated", [{}, {"ETag": 'W/"a"'}])
-def test_without_a_strong_validator_nothing_is_kept(
+def test_nothing_is_cached_without_a_strong_validator(
     raw_server: Server, reach: Reach, folder: Path, stated: dict[str, str]
 ) -> None:
     server = raw_server(lambda asked, say: say(ranged(HEADER, asked, stated)))
@@ -122,7 +122,7 @@ def test_without_a_strong_validator_nothing_is_kept(
     assert not folder.exists()
 
 
-def test_without_keep_nothing_is_written(hub: Hub, reach: Reach, folder: Path) -> None:
+def test_nothing_is_cached_unless_keep_is_called(hub: Hub, reach: Reach, folder: Path) -> None:
     write_gguf(hub.root / "cdn/kept.gguf", HEADER, weights_bytes=0)
     file = HttpFile(Transport(fresh(reach)), f"{hub.cdn}/kept.gguf", name="the file")
     file.read(0, 600_000)
@@ -130,7 +130,7 @@ def test_without_keep_nothing_is_written(hub: Hub, reach: Reach, folder: Path) -
     assert not folder.exists()
 
 
-def test_switched_off_it_is_neither_read_nor_written(
+def test_disabled_cache_is_neither_read_nor_written(
     hub: Hub, kept: str, reach: Reach, folder: Path
 ) -> None:
     (entry,) = folder.iterdir()
@@ -141,7 +141,7 @@ def test_switched_off_it_is_neither_read_nor_written(
     assert entry.stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_no_secret_reaches_the_disk(
+def test_no_secret_is_written_to_the_cache(
     hub: Hub, reach: Reach, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
@@ -158,7 +158,7 @@ def test_no_secret_reaches_the_disk(
 
 
 @pytest.mark.parametrize("extra", ["?sig=1", "me:pw@"])
-def test_an_address_with_a_secret_is_not_kept(
+def test_address_with_a_secret_is_not_cached(
     hub: Hub, reach: Reach, folder: Path, extra: str
 ) -> None:
     write_gguf(hub.root / "cdn/kept.gguf", HEADER, weights_bytes=0)
@@ -168,7 +168,7 @@ def test_an_address_with_a_secret_is_not_kept(
     assert not folder.exists()
 
 
-def test_a_gated_header_is_not_shown_without_the_token(
+def test_cached_header_of_a_gated_model_needs_the_token(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = HubModel(repo="acme/gated-GGUF", filename="gated-Q4_K_M.gguf")
@@ -199,7 +199,7 @@ def test_a_gated_header_is_not_shown_without_the_token(
         lambda raw: b"\0" * 100_000,
     ],
 )
-def test_a_damaged_entry_is_ignored_and_removed(
+def test_damaged_entry_is_ignored_and_removed(
     kept: str, reach: Reach, folder: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     (entry,) = folder.iterdir()
@@ -211,7 +211,7 @@ def test_a_damaged_entry_is_ignored_and_removed(
     assert again.traffic.cached_bytes == 0
 
 
-def test_the_oldest_entries_go_when_there_are_too_many(
+def test_oldest_entries_are_removed_beyond_the_limit(
     hub: Hub, reach: Reach, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "MAX_CACHE_BYTES", 2 * 530_000)
@@ -232,7 +232,9 @@ def test_the_oldest_entries_go_when_there_are_too_many(
             entry.prefix.close()
 
 
-def test_what_a_dead_writer_left_is_removed(kept: str, reach: Reach, folder: Path) -> None:
+def test_temporary_files_of_a_dead_writer_are_removed(
+    kept: str, reach: Reach, folder: Path
+) -> None:
     old, new = folder / "old.part", folder / "new.part"
     for path in (old, new):
         path.write_bytes(b"half")
@@ -245,13 +247,13 @@ def test_what_a_dead_writer_left_is_removed(kept: str, reach: Reach, folder: Pat
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions are not modes there")
-def test_entries_are_for_their_owner_only(kept: str, folder: Path) -> None:
+def test_entries_are_readable_by_their_owner_only(kept: str, folder: Path) -> None:
     (entry,) = folder.iterdir()
     assert entry.stat().st_mode & 0o077 == 0
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_error(
+def test_unwritable_cache_folder_is_not_an_error(
     hub: Hub, reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocked = tmp_path / "a file"
@@ -261,7 +263,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(
     assert read_and_keep(f"{hub.cdn}/kept.gguf", fresh(reach)) == HEADER[:1_000_000]
 
 
-def test_writers_and_readers_at_once_see_whole_entries_only(kept: str, folder: Path) -> None:
+def test_concurrent_writers_and_readers_see_complete_entries_only(kept: str, folder: Path) -> None:
     script = f"""
 import os, sys
 from edgekit.sources import cache
@@ -284,7 +286,9 @@ for number in range(40):
     assert [path.suffix for path in folder.iterdir()] == [".header"]
 
 
-def test_offline_a_kept_header_is_served_without_asking(hub: Hub, kept: str, reach: Reach) -> None:
+def test_cached_header_is_served_offline_without_a_request(
+    hub: Hub, kept: str, reach: Reach
+) -> None:
     offline = replace(fresh(reach), network=False)
     file = HttpFile(Transport(offline), kept, name="the file")
     assert file.read(0, 1_000_000) == HEADER[:1_000_000]
@@ -295,7 +299,7 @@ def test_offline_a_kept_header_is_served_without_asking(hub: Hub, kept: str, rea
     assert hub.log("cdn") == []
 
 
-def test_the_entry_is_one_line_of_json_and_the_bytes(kept: str, folder: Path) -> None:
+def test_entry_is_one_line_of_json_followed_by_the_bytes(kept: str, folder: Path) -> None:
     (entry,) = folder.iterdir()
     line, _, rest = entry.read_bytes().partition(b"\n")
     title = json.loads(line)
@@ -318,7 +322,7 @@ def test_the_entry_is_one_line_of_json_and_the_bytes(kept: str, folder: Path) ->
         ("win32", {}, "/home/me/AppData/Local/edgekit/headers"),
     ],
 )
-def test_where_the_cache_is(
+def test_cache_folder_of_each_platform(
     monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], expected: str
 ) -> None:
     for name in ("EDGEKIT_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
@@ -331,7 +335,7 @@ def test_where_the_cache_is(
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_a_fifo_in_place_of_an_entry_is_no_entry(nginx: Hub, reach: Reach, folder: Path) -> None:
+def test_fifo_in_place_of_an_entry_is_ignored(nginx: Hub, reach: Reach, folder: Path) -> None:
     url = f"{nginx.cdn}/acme/large-GGUF/large-Q4_K_M.gguf"
     read_and_keep(url, fresh(reach))
     (entry,) = folder.glob("*.header")

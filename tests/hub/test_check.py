@@ -122,7 +122,7 @@ def left_in(folder: Path) -> list[str]:
 # --- the light check
 
 
-def test_only_the_header_is_fetched(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fetches_only_the_header(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "acme/large-GGUF", "--quiet", "--exact")
     assert (code, err) == (0, "")
     assert out.startswith("Runs on the CPU: ")
@@ -139,24 +139,26 @@ def test_only_the_header_is_fetched(hub: Hub, capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_the_second_time_nothing_is_fetched(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_check_fetches_nothing(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     first = ask(capsys, "acme/large-GGUF", "--quiet")
     hub.clear_logs()
     assert ask(capsys, "acme/large-GGUF", "--quiet") == first
     assert hub.log("cdn") == []
 
 
-def test_a_yes_or_no_costs_one_range(hub: Hub) -> None:
+def test_can_load_takes_one_range(hub: Hub) -> None:
     assert can_load("acme/large-GGUF", ram="8G")
     assert ranges(hub) == [FIRST_RANGE]
 
 
-def test_the_engine_starts_from_the_hub_too(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_starts_the_engine_with_the_hub_id(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = ask_json(capsys, "acme/tiny-GGUF:Q8_0")
     assert told["command"].startswith("llama-server -hf acme/tiny-GGUF:Q8_0 --no-mmproj -c 2048")
 
 
-def test_several_at_once_in_order(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_models_are_answered_in_order(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["acme/llama", "acme/gated-GGUF", "acme/tiny-GGUF:Q8_0", "acme/none", "acme/tiny-GGUF"]
     code, out, err = ask(capsys, *names, "--json")
     told = json.loads(out)
@@ -172,7 +174,7 @@ def test_several_at_once_in_order(hub: Hub, capsys: pytest.CaptureFixture[str]) 
 # --- who may not
 
 
-def test_a_gated_model_says_how_to_log_in(
+def test_gated_model_says_how_to_log_in(
     hub: Hub, hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = ask(capsys, "acme/gated-GGUF", "--download-up-to", "1G")
@@ -189,7 +191,7 @@ def test_a_gated_model_says_how_to_log_in(
         inspect_model_remote("acme/gated-GGUF")
 
 
-def test_a_gated_model_with_a_token(
+def test_gated_model_with_a_token_is_checked(
     hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
@@ -198,7 +200,7 @@ def test_a_gated_model_with_a_token(
     assert all(line.endswith("auth=[-]") for line in hub.log("cdn"))  # the hub's, not the CDN's
 
 
-def test_a_gated_model_in_the_hubs_cache_is_read_there(
+def test_gated_model_in_the_hub_cache_is_read_from_there(
     hub: Hub, hub_cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as with_token:
@@ -225,7 +227,7 @@ def test_a_gated_model_in_the_hubs_cache_is_read_there(
         ("acme/tiny-GGUF/tiny-Q6_K.gguf", "tiny-Q6_K.gguf"),
     ],
 )  # fmt: skip
-def test_what_is_not_there(
+def test_missing_repositories_and_files_are_one_sentence(
     reference: str, sentence: str, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = ask(capsys, reference)
@@ -234,7 +236,7 @@ def test_what_is_not_there(
     assert sentence in err
 
 
-def test_what_is_not_there_is_not_downloaded(hub: Hub) -> None:
+def test_missing_repository_is_not_downloaded(hub: Hub) -> None:
     with pytest.raises(RemoteNotFoundError):
         model_preflight("acme/none", ram="8G")
 
@@ -243,7 +245,7 @@ def test_what_is_not_there_is_not_downloaded(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("words", [["--no-download"], ["--download-up-to", "100K"]])
-def test_a_download_that_is_not_allowed(
+def test_download_without_permission_is_refused(
     words: list[str], hub: Hub, hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = ask(capsys, "acme/whole-GGUF", *words)
@@ -255,7 +257,7 @@ def test_a_download_that_is_not_allowed(
     assert ask_json(capsys, "acme/whole-GGUF", *words)["error"]["type"] == "RangeNotSupportedError"
 
 
-def test_a_download_that_is(
+def test_allowed_download_is_made_and_reported(
     hub: Hub,
     hub_cache: Path,
     capsys: pytest.CaptureFixture[str],
@@ -272,7 +274,7 @@ def test_a_download_that_is(
     assert not [name for name in left_in(hub_cache) if name.endswith(".incomplete")]
 
 
-def test_what_was_downloaded_answers_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_downloaded_model_is_checked_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     ask(capsys, "acme/whole-GGUF", "--download-up-to", "1G")
     hub.clear_logs()
     code, out, err = ask(capsys, "acme/whole-GGUF", "--offline", "--no-download")
@@ -281,7 +283,7 @@ def test_what_was_downloaded_answers_offline(hub: Hub, capsys: pytest.CaptureFix
     assert (hub.log("hub"), hub.log("cdn")) == ([], [])
 
 
-def test_what_was_downloaded_needs_no_second_leave(
+def test_downloaded_model_needs_no_second_permission(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(capsys, "acme/whole-GGUF", "--download-up-to", "1G")[0] == 0
@@ -290,7 +292,7 @@ def test_what_was_downloaded_needs_no_second_leave(
     assert inspect_model_remote("acme/whole-GGUF").num_layers == LAYERS
 
 
-def test_the_face_downloads_only_where_it_may(hub: Hub, hub_cache: Path) -> None:
+def test_python_api_downloads_only_with_allow_download(hub: Hub, hub_cache: Path) -> None:
     for ask_for in (can_load, inspect_model_remote):
         with pytest.raises(RangeNotSupportedError):
             ask_for("acme/whole-GGUF")
@@ -303,7 +305,9 @@ def test_the_face_downloads_only_where_it_may(hub: Hub, hub_cache: Path) -> None
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
 @pytest.mark.parametrize(("reply", "code"), [(b"y\n", 0), (b"no\n", 4), (b"\n", 4)])
-def test_a_person_is_asked(reply: bytes, code: int, hub: Hub, hub_cache: Path) -> None:
+def test_check_asks_at_a_terminal_before_it_downloads(
+    reply: bytes, code: int, hub: Hub, hub_cache: Path
+) -> None:
     found, shown = on_a_terminal(reply, "acme/whole-GGUF", "--download-up-to", "100K")
     assert found == code
     size = f"{(len(whole_model()) + 2**20) / 2**20:.2f} MiB"
@@ -340,7 +344,7 @@ def on_a_terminal(reply: bytes, *words: str) -> tuple[int, str]:
 # --- the hub is off or down
 
 
-def test_the_kept_answer_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cached_listing_answers_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(capsys, "acme/tiny-GGUF", "--quiet")[0] == 0
     hub.clear_logs()
     code, out, err = ask(capsys, "acme/tiny-GGUF", "--offline")
@@ -349,14 +353,14 @@ def test_the_kept_answer_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -
     assert (hub.log("hub"), hub.log("cdn")) == ([], [])
 
 
-def test_nothing_kept_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_without_a_cache_is_an_error(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "acme/tiny-GGUF", "--offline")
     assert (code, out) == (4, "")
     assert "acme/tiny-GGUF is not in the Hugging Face cache" in err
     assert "--offline" in err
 
 
-def test_a_hub_that_is_down(
+def test_unreachable_hub_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path / "nginx") as (hub, process):
@@ -403,7 +407,7 @@ def stalled_download(asked: Asked, say: Say) -> None:
         ["acme/raw", "acme/other"],
     ],
 )
-def test_ctrl_c_while_the_hub_is_silent(
+def test_ctrl_c_while_the_hub_does_not_answer(
     names: list[str], raw_server: Callable[[Script], RawServer], hub_cache: Path
 ) -> None:
     server = raw_server(stalled)
@@ -416,7 +420,7 @@ def test_ctrl_c_while_the_hub_is_silent(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-def test_ctrl_c_in_a_download_leaves_nothing_half(
+def test_ctrl_c_in_a_download_leaves_no_partial_file(
     raw_server: Callable[[Script], RawServer], hub_cache: Path
 ) -> None:
     content = whole_model() + bytes(2**20)

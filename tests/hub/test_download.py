@@ -133,7 +133,7 @@ def sent(asked: Asked, content: bytes, until: int | None = None) -> bytes:
         ),
     ],
 )
-def test_where_ranges_fail_the_chosen_files_are_downloaded(
+def test_files_are_downloaded_where_ranges_fail(
     hub: Hub, reach: Reach, hub_cache: Path, *, reference: str, names: list[str], weights_bytes: int
 ) -> None:
     why = light(reference, reach)
@@ -160,7 +160,7 @@ def test_where_ranges_fail_the_chosen_files_are_downloaded(
     assert read_header(locate(reference, reach=replace(reach, network=False))).tensors
 
 
-def test_after_a_time_out_the_download_follows(hub: Hub, reach: Reach, hub_cache: Path) -> None:
+def test_download_follows_a_timeout(hub: Hub, reach: Reach, hub_cache: Path) -> None:
     slow = replace(reach, total_timeout_s=1e-6)
     assert isinstance(light("acme/whole-GGUF", slow), RemoteTimeoutError)
     found = open_model("acme/whole-GGUF", confirm=yes, reach=slow)
@@ -170,7 +170,7 @@ def test_after_a_time_out_the_download_follows(hub: Hub, reach: Reach, hub_cache
         open_model("acme/whole-GGUF:Q8_0", confirm=None, reach=slow)
 
 
-def test_it_is_announced_and_shows_the_files_name(
+def test_download_is_announced_with_the_file_name(
     hub: Hub,
     reach: Reach,
     hub_cache: Path,
@@ -195,7 +195,7 @@ def test_it_is_announced_and_shows_the_files_name(
     assert lines == ["acme/whole-GGUF:Q4_K_M: looking up file sizes", ""]
 
 
-def test_a_refused_download_is_the_first_error_with_a_word_about_it(
+def test_refused_download_raises_the_first_error_with_a_hint(
     hub: Hub, reach: Reach, hub_cache: Path
 ) -> None:
     with pytest.raises(RangeNotSupportedError) as caught:
@@ -207,7 +207,7 @@ def test_a_refused_download_is_the_first_error_with_a_word_about_it(
     assert not hub_cache.exists()
 
 
-def test_refused_unasked_nothing_is_asked_of_the_hub(hub: Hub, reach: Reach) -> None:
+def test_no_request_without_a_way_to_confirm(hub: Hub, reach: Reach) -> None:
     with pytest.raises(RangeNotSupportedError, match=r"no ranges here\. A full download may"):
         download_model("acme/whole-GGUF", WHY, confirm=None, reach=reach)
     assert hub.log("hub") == []
@@ -222,7 +222,9 @@ def test_refused_unasked_nothing_is_asked_of_the_hub(hub: Hub, reach: Reach) -> 
         "./m.gguf",
     ],
 )
-def test_what_is_not_on_the_hub_is_not_downloaded(hub: Hub, reach: Reach, reference: str) -> None:
+def test_references_outside_the_hub_are_not_downloaded(
+    hub: Hub, reach: Reach, reference: str
+) -> None:
     with pytest.raises(RangeNotSupportedError) as caught:
         download_model(reference.format(cdn=hub.cdn), WHY, confirm=never, reach=reach)
     assert caught.value is WHY
@@ -230,7 +232,7 @@ def test_what_is_not_on_the_hub_is_not_downloaded(hub: Hub, reach: Reach, refere
 
 
 @pytest.mark.parametrize("by", ["reach", "HF_HUB_OFFLINE"])
-def test_offline_nothing_is_downloaded(
+def test_nothing_is_downloaded_offline(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     if by != "reach":
@@ -243,7 +245,7 @@ def test_offline_nothing_is_downloaded(
     assert hub.log("hub") == []
 
 
-def test_what_the_hub_does_not_have_is_not_asked_for_again(hub: Hub, reach: Reach) -> None:
+def test_missing_files_are_not_requested_again(hub: Hub, reach: Reach) -> None:
     missing = RemoteNotFoundError("no such repository")
     with pytest.raises(RemoteNotFoundError) as caught:
         download_model("acme/nothing", missing, confirm=never, reach=reach)
@@ -251,16 +253,14 @@ def test_what_the_hub_does_not_have_is_not_asked_for_again(hub: Hub, reach: Reac
     assert hub.log("hub") == []
 
 
-def test_a_header_that_cannot_be_read_stays_the_error_when_refused(hub: Hub, reach: Reach) -> None:
+def test_refused_download_keeps_the_header_error(hub: Hub, reach: Reach) -> None:
     broken = HeaderError("no sense", file="a.gguf", offset=3)
     with pytest.raises(HeaderError) as caught:
         download_model("acme/whole-GGUF", broken, confirm=lambda _: False, reach=reach)
     assert caught.value is broken
 
 
-def test_a_gated_model_says_how_to_log_in_before_anybody_is_asked(
-    hub: Hub, reach: Reach, hub_cache: Path
-) -> None:
+def test_gated_model_fails_before_the_question(hub: Hub, reach: Reach, hub_cache: Path) -> None:
     why = light("acme/gated-GGUF", reach)
     assert isinstance(why, RemoteAccessError)
     with pytest.raises(RemoteAccessError) as caught:
@@ -272,7 +272,7 @@ def test_a_gated_model_says_how_to_log_in_before_anybody_is_asked(
     assert not hub_cache.exists()
 
 
-def test_the_token_opens_a_gated_model_and_stays_at_the_hub(
+def test_token_opens_a_gated_model_and_is_only_sent_to_the_hub(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch, hub_cache: Path
 ) -> None:
     monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
@@ -283,7 +283,7 @@ def test_the_token_opens_a_gated_model_and_stays_at_the_hub(
     assert all(line.endswith("auth=[-]") for line in hub.log("cdn"))
 
 
-def test_what_is_in_the_cache_is_neither_asked_about_nor_fetched(
+def test_cached_files_are_neither_confirmed_nor_fetched(
     hub: Hub, reach: Reach, hub_cache: Path
 ) -> None:
     download_model("acme/whole-split-GGUF", WHY, confirm=yes, reach=reach)
@@ -295,7 +295,7 @@ def test_what_is_in_the_cache_is_neither_asked_about_nor_fetched(
     assert hub.log("cdn") == []
 
 
-def test_only_the_missing_shard_is_asked_about(hub: Hub, reach: Reach, hub_cache: Path) -> None:
+def test_only_the_missing_shard_is_downloaded(hub: Hub, reach: Reach, hub_cache: Path) -> None:
     download_model("acme/whole-split-GGUF", WHY, confirm=yes, reach=reach)
     (second,) = hub_cache.glob("models--*/snapshots/*/*-00002-*")
     second.resolve().unlink()
@@ -312,7 +312,7 @@ def test_only_the_missing_shard_is_asked_about(hub: Hub, reach: Reach, hub_cache
 
 
 @pytest.mark.parametrize(("short_bytes", "fits"), [(0, True), (1, False)])
-def test_the_disk_is_looked_at_first(
+def test_free_disk_space_is_checked_first(
     hub: Hub,
     reach: Reach,
     hub_cache: Path,
@@ -346,7 +346,7 @@ def test_the_disk_is_looked_at_first(
     assert not hub_cache.exists()
 
 
-def test_a_cut_is_resumed_where_it_happened(
+def test_dropped_connection_is_resumed_where_it_broke(
     raw_hub: Server, reach: Reach, hub_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cut = 5 * PIECE + 1000
@@ -366,7 +366,7 @@ def test_a_cut_is_resumed_where_it_happened(
     assert any("Trying to resume" in record.message for record in caplog.records)
 
 
-def test_a_reset_connection_starts_the_file_again(
+def test_reset_connection_restarts_the_file(
     raw_hub: Server, reach: Reach, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library does not resume after those; it is asked again."""
@@ -384,7 +384,7 @@ def test_a_reset_connection_starts_the_file_again(
 
 
 @pytest.mark.parametrize("until", [0, 1000])
-def test_endless_cuts_end_and_leave_nothing(
+def test_endless_drops_end_with_an_error_and_no_file(
     raw_hub: Server, reach: Reach, hub_cache: Path, until: int
 ) -> None:
     def script(asked: Asked, say: Say) -> None:
@@ -399,7 +399,7 @@ def test_endless_cuts_end_and_leave_nothing(
     assert (blobs(hub_cache), links(hub_cache)) == ([], [])
 
 
-def test_a_server_that_always_starts_again_is_left(
+def test_server_that_always_restarts_is_given_up(
     raw_hub: Server, reach: Reach, hub_cache: Path
 ) -> None:
     """The library would go on for as long as bytes come: each time the first few, for ever."""
@@ -418,7 +418,7 @@ def test_a_server_that_always_starts_again_is_left(
 SHARDS = {f"m-Q8_0-{number:05d}-of-00002.gguf": CONTENT for number in (1, 2)}
 
 
-def test_a_finished_shard_stays_for_the_next_run(
+def test_finished_shard_is_kept_for_the_next_run(
     raw_hub: Server, reach: Reach, hub_cache: Path
 ) -> None:
     is_up = [False]
@@ -442,7 +442,7 @@ def test_a_finished_shard_stays_for_the_next_run(
     assert links(hub_cache) == [first, second]
 
 
-def test_a_failed_update_leaves_the_old_version_usable(
+def test_failed_update_leaves_the_old_version_usable(
     raw_hub: Server, reach: Reach, hub_cache: Path
 ) -> None:
     """The library alone would let main mean the new commit before its files are there."""
@@ -462,7 +462,7 @@ def test_a_failed_update_leaves_the_old_version_usable(
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_no_more_is_written_than_was_agreed_to(
+def test_download_never_exceeds_the_confirmed_size(
     raw_hub: Server, reach: Reach, hub_cache: Path, *, chunked: bool
 ) -> None:
     written: list[int] = []
@@ -482,7 +482,7 @@ def test_no_more_is_written_than_was_agreed_to(
     assert blobs(hub_cache) == []
 
 
-def test_a_listing_that_understates_is_found_out_before_anybody_is_asked(
+def test_understated_listing_is_detected_before_the_question(
     raw_hub: Server, reach: Reach, hub_cache: Path
 ) -> None:
     raw_hub(hub_of({"a.gguf": CONTENT}, lambda *_: None, listed={"a.gguf": 10}))
@@ -503,7 +503,7 @@ def test_a_listing_that_understates_is_found_out_before_anybody_is_asked(
         {"ETag": '".."'},
     ],
 )
-def test_a_hub_whose_names_are_no_names(
+def test_invalid_names_from_a_hub_are_refused(
     raw_hub: Server, reach: Reach, hub_cache: Path, stated: dict[str, str]
 ) -> None:
     honest = hub_of({"a.gguf": CONTENT}, lambda *_: None)
@@ -527,7 +527,7 @@ def test_a_hub_whose_names_are_no_names(
 
 
 @pytest.mark.parametrize(("tries", "arrives"), [(1, True), (2, True), (3, False)])
-def test_a_hub_that_is_busy_for_a_moment(
+def test_busy_hub_is_retried(
     raw_hub: Server, reach: Reach, hub_cache: Path, tries: int, *, arrives: bool
 ) -> None:
     busy = [answer("503 Service Unavailable", {"Retry-After": "3600"})] * tries
@@ -548,7 +548,7 @@ def test_a_hub_that_is_busy_for_a_moment(
         download_model("acme/raw", WHY, confirm=never, reach=reach)
 
 
-def test_a_folder_that_cannot_be_written_to(hub: Hub, reach: Reach, hub_cache: Path) -> None:
+def test_unwritable_folder_is_an_error(hub: Hub, reach: Reach, hub_cache: Path) -> None:
     hub_cache.write_bytes(b"a file")
     with pytest.raises(SourceError, match=r"cannot write to .* set HF_HUB_CACHE"):
         download_model("acme/whole-GGUF", WHY, confirm=yes, reach=reach)
@@ -581,7 +581,7 @@ def child(how: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
-def test_a_disk_that_fills_up_on_the_way(raw_hub: Server, hub_cache: Path) -> None:
+def test_disk_that_fills_up_during_a_download(raw_hub: Server, hub_cache: Path) -> None:
     """The system refuses to let the file grow, as a full disk does."""
     small = {"config.json": b"{}", "model.safetensors": CONTENT}
     raw_hub(
@@ -597,7 +597,7 @@ def test_a_disk_that_fills_up_on_the_way(raw_hub: Server, hub_cache: Path) -> No
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are not sent like that there")
-def test_ctrl_c_leaves_what_is_finished_and_nothing_else(raw_hub: Server, hub_cache: Path) -> None:
+def test_ctrl_c_keeps_only_finished_files(raw_hub: Server, hub_cache: Path) -> None:
     def script(asked: Asked, say: Say) -> None:
         is_stuck = "-00002-" in asked.line
         say(sent(asked, CONTENT, until=len(CONTENT) - 1000 if is_stuck else None))
@@ -624,7 +624,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(raw_hub: Server, hub_ca
     assert links(hub_cache) == [first]
 
 
-def test_a_signature_is_in_no_log(
+def test_logs_hide_signatures(
     hub: Hub, reach: Reach, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
@@ -662,7 +662,7 @@ def test_a_signature_is_in_no_log(
         ),
     ],
 )
-def test_what_the_library_raises_becomes_a_sentence(
+def test_library_errors_become_one_sentence(
     error: Exception,
     kind: type[Exception],
     sentence: str,

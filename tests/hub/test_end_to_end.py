@@ -17,14 +17,16 @@ from edgekit.sources.types import Reach, Traffic
 HEADER_BYTES = len(gguf_header(vocabulary=100_000))
 
 
-def test_the_architecture_is_read_with_one_range(hub: Hub, reach: Reach) -> None:
+def test_architecture_takes_one_range(hub: Hub, reach: Reach) -> None:
     header = read_header(locate("acme/large-GGUF", reach=reach), depth=Depth.ARCHITECTURE)
     assert header.keys["llama.block_count"] == 2
     assert reach.traffic.ranges == 1
     assert [line.split()[3] for line in hub.log("cdn")] == ["bytes=0-524287"]
 
 
-def test_the_tensor_directory_costs_the_header_and_a_mebibyte(hub: Hub, reach: Reach) -> None:
+def test_tensor_directory_takes_the_header_and_at_most_one_mebibyte_more(
+    hub: Hub, reach: Reach
+) -> None:
     header = read_header(locate("acme/large-GGUF", reach=reach), depth=Depth.TENSORS)
     assert header.tensors is not None
     assert [tensor.shape for tensor in header.tensors] == [(4, 64)]
@@ -32,9 +34,7 @@ def test_the_tensor_directory_costs_the_header_and_a_mebibyte(hub: Hub, reach: R
     assert reach.traffic.requests <= 8
 
 
-def test_the_second_time_only_the_listing_and_one_redirect_are_asked_for(
-    hub: Hub, reach: Reach
-) -> None:
+def test_second_read_takes_the_listing_and_one_redirect(hub: Hub, reach: Reach) -> None:
     for _ in range(2):
         hub.clear_logs()
         again = replace(reach, cache=True, traffic=Traffic())
@@ -45,7 +45,7 @@ def test_the_second_time_only_the_listing_and_one_redirect_are_asked_for(
     assert again.traffic.cached_bytes >= HEADER_BYTES
 
 
-def test_a_header_that_makes_no_sense_is_not_kept(hub: Hub, reach: Reach) -> None:
+def test_invalid_header_is_not_cached(hub: Hub, reach: Reach) -> None:
     write_gguf(
         hub.root / "cdn/broken-header.gguf", b"GGUF\x03\0\0\0" + b"\xff" * 64, weights_bytes=0
     )
@@ -68,7 +68,7 @@ def test_a_header_that_makes_no_sense_is_not_kept(hub: Hub, reach: Reach) -> Non
         "{cdn}/acme/tensors/model-00001-of-00002.safetensors",
     ],
 )
-def test_every_spelling_leads_to_the_same_tensors(hub: Hub, reach: Reach, text: str) -> None:
+def test_every_spelling_of_a_model_has_the_same_tensors(hub: Hub, reach: Reach, text: str) -> None:
     files = locate(text.format(endpoint=hub.endpoint, cdn=hub.cdn), reach=reach)
     assert [file.name for file in files.weights] == [
         "model-00001-of-00002.safetensors",
@@ -77,6 +77,6 @@ def test_every_spelling_leads_to_the_same_tensors(hub: Hub, reach: Reach, text: 
     assert files.config is not None
 
 
-def test_an_ollama_name_leads_to_a_header(hub: Hub, reach: Reach) -> None:
+def test_ollama_name_is_read_to_its_header(hub: Hub, reach: Reach) -> None:
     header = read_header(locate("ollama:tiny:latest", reach=reach))
     assert header.keys["general.architecture"] == "model"

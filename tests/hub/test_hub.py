@@ -21,7 +21,7 @@ from edgekit.sources.types import Container, Origin, Reach
 Server = Callable[[Script], RawServer]
 
 
-def test_a_repository_without_a_tag_is_its_q4_k_m(hub: Hub, reach: Reach) -> None:
+def test_repository_without_a_tag_means_q4_k_m(hub: Hub, reach: Reach) -> None:
     found = locate_hub(HubModel(repo="acme/tiny-GGUF"), reach)
     assert (found.label, found.origin, found.container) == (
         "acme/tiny-GGUF:Q4_K_M",
@@ -35,24 +35,24 @@ def test_a_repository_without_a_tag_is_its_q4_k_m(hub: Hub, reach: Reach) -> Non
     assert reach.traffic.ranges == 0
 
 
-def test_a_tag_names_a_quantisation_whatever_its_case(hub: Hub, reach: Reach) -> None:
+def test_tag_is_case_insensitive(hub: Hub, reach: Reach) -> None:
     found = locate_hub(HubModel(repo="acme/tiny-GGUF", quant="q8_0"), reach)
     assert [file.name for file in found.weights] == ["tiny-Q8_0.gguf"]
 
 
-def test_a_tag_that_is_not_there_names_those_that_are(hub: Hub, reach: Reach) -> None:
+def test_unknown_tag_lists_the_tags_that_exist(hub: Hub, reach: Reach) -> None:
     with pytest.raises(NotFoundError, match=r"acme/tiny-GGUF has no Q5_K_M.*Q4_K_M"):
         locate_hub(HubModel(repo="acme/tiny-GGUF", quant="Q5_K_M"), reach)
 
 
-def test_the_size_in_the_listing_is_the_size_of_the_file(hub: Hub, reach: Reach) -> None:
+def test_listed_size_is_the_size_of_the_file(hub: Hub, reach: Reach) -> None:
     (listed,) = locate_hub(HubModel(repo="acme/large-GGUF"), reach).weights
     file = listed.open()
     assert listed.size_bytes == file.size_bytes
     file.close()
 
 
-def test_the_architecture_costs_one_range_and_half_a_mebibyte(hub: Hub, reach: Reach) -> None:
+def test_architecture_takes_one_range_of_half_a_mebibyte(hub: Hub, reach: Reach) -> None:
     locate_hub(HubModel(repo="acme/large-GGUF"), reach).weights[0].open().close()
     assert reach.traffic.ranges == 1
     assert reach.traffic.requests == 3  # listing, hub, cdn
@@ -61,7 +61,7 @@ def test_the_architecture_costs_one_range_and_half_a_mebibyte(hub: Hub, reach: R
     )  # nginx's page with the redirect, a listing
 
 
-def test_later_ranges_do_not_go_through_the_hub_again(hub: Hub, reach: Reach) -> None:
+def test_later_ranges_skip_the_hub(hub: Hub, reach: Reach) -> None:
     file = locate_hub(HubModel(repo="acme/large-GGUF"), reach).weights[0].open()
     file.read(700_000, 10)
     file.close()
@@ -69,7 +69,7 @@ def test_later_ranges_do_not_go_through_the_hub_again(hub: Hub, reach: Reach) ->
     assert len(hub.log("cdn")) == 2
 
 
-def test_a_shard_set_is_one_model(hub: Hub, reach: Reach) -> None:
+def test_shard_set_is_one_model(hub: Hub, reach: Reach) -> None:
     found = locate_hub(HubModel(repo="acme/split-GGUF"), reach)
     names = [f"Q8_0/split-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
     assert [file.name for file in found.weights] == names
@@ -79,7 +79,7 @@ def test_a_shard_set_is_one_model(hub: Hub, reach: Reach) -> None:
         opened.close()
 
 
-def test_a_named_shard_means_its_set_and_needs_no_listing(hub: Hub, reach: Reach) -> None:
+def test_named_shard_means_its_set_without_a_listing(hub: Hub, reach: Reach) -> None:
     name = "Q8_0/split-Q8_0-00002-of-00003.gguf"
     found = locate_hub(HubModel(repo="acme/split-GGUF", filename=name), reach)
     assert [file.name[-19:-5] for file in found.weights] == [
@@ -93,7 +93,7 @@ def test_a_named_shard_means_its_set_and_needs_no_listing(hub: Hub, reach: Reach
     opened.close()
 
 
-def test_a_named_file_needs_no_listing(hub: Hub, reach: Reach) -> None:
+def test_named_file_needs_no_listing(hub: Hub, reach: Reach) -> None:
     model = HubModel(repo="acme/tiny-GGUF", filename="tiny-Q8_0.gguf")
     file = locate_hub(model, reach).weights[0].open()
     assert file.name == "acme/tiny-GGUF/tiny-Q8_0.gguf"
@@ -101,9 +101,7 @@ def test_a_named_file_needs_no_listing(hub: Hub, reach: Reach) -> None:
     file.close()
 
 
-def test_a_named_file_that_is_not_there_is_looked_for_in_the_listing(
-    hub: Hub, reach: Reach
-) -> None:
+def test_missing_named_file_is_searched_in_the_listing(hub: Hub, reach: Reach) -> None:
     model = HubModel(repo="acme/tiny-GGUF", filename="tiny-Q4_K_S.gguf")
     found = locate_hub(model, reach)
     with pytest.raises(RemoteNotFoundError) as caught:
@@ -114,7 +112,7 @@ def test_a_named_file_that_is_not_there_is_looked_for_in_the_listing(
     )
 
 
-def test_safetensors_come_with_config_and_index(hub: Hub, reach: Reach) -> None:
+def test_safetensors_include_config_and_index(hub: Hub, reach: Reach) -> None:
     found = locate_hub(HubModel(repo="acme/tensors"), reach)
     assert found.container is Container.SAFETENSORS
     assert len(found.weights) == 2
@@ -128,19 +126,19 @@ def test_safetensors_come_with_config_and_index(hub: Hub, reach: Reach) -> None:
     shard.close()
 
 
-def test_a_named_safetensors_file_brings_its_config(hub: Hub, reach: Reach) -> None:
+def test_named_safetensors_file_includes_its_config(hub: Hub, reach: Reach) -> None:
     name = "model-00001-of-00002.safetensors"
     found = locate_hub(HubModel(repo="acme/tensors", filename=name), reach)
     assert (len(found.weights), found.config is not None) == (2, True)
 
 
-def test_the_listing_is_read_to_its_last_page(hub: Hub, reach: Reach) -> None:
+def test_listing_is_read_to_its_last_page(hub: Hub, reach: Reach) -> None:
     found = locate_hub(HubModel(repo="acme/paged-GGUF"), reach)
     assert [file.name for file in found.weights] == ["paged-Q4_K_M.gguf"]
     assert reach.traffic.requests == 2
 
 
-def test_a_listing_without_end_is_given_up(hub: Hub, reach: Reach) -> None:
+def test_endless_listing_is_given_up(hub: Hub, reach: Reach) -> None:
     with pytest.raises(
         RemoteInspectError, match="more than 20 pages or 20,000 files; give one file"
     ):
@@ -148,13 +146,13 @@ def test_a_listing_without_end_is_given_up(hub: Hub, reach: Reach) -> None:
     assert reach.traffic.requests == 20
 
 
-def test_a_listing_that_goes_on_elsewhere_is_not_followed(hub: Hub, reach: Reach) -> None:
+def test_next_page_on_another_host_is_not_followed(hub: Hub, reach: Reach) -> None:
     with pytest.raises(RemoteInspectError, match=r"continues on another host .localhost"):
         locate_hub(HubModel(repo="acme/strange-GGUF"), reach)
     assert hub.log("cdn") == []
 
 
-def test_a_listing_that_is_none(hub: Hub, reach: Reach) -> None:
+def test_answer_that_is_not_a_listing(hub: Hub, reach: Reach) -> None:
     with pytest.raises(
         RemoteInspectError, match="did not answer with a file list; check HF_ENDPOINT"
     ):
@@ -165,7 +163,7 @@ def test_a_listing_that_is_none(hub: Hub, reach: Reach) -> None:
     "body",
     [b"[" * 100_000, b'{"error": 1}', b"\xff\xfe", b"", b"[1e999999]" + b" " * 10 + b"}"],
 )
-def test_a_listing_that_is_broken(
+def test_damaged_listing_is_an_error(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     server = raw_server(lambda _, say: say(answer("200 OK", {}, body)))
@@ -174,7 +172,7 @@ def test_a_listing_that_is_broken(
         locate_hub(HubModel(repo="acme/any"), reach)
 
 
-def test_a_listing_that_is_too_large(
+def test_listing_beyond_the_size_limit(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = raw_server(lambda _, say: say(answer("200 OK", {}, b" " * (3 << 20))))
@@ -186,7 +184,7 @@ def test_a_listing_that_is_too_large(
     assert reach.traffic.received_bytes < (2 << 20) + 2 * 65_536
 
 
-def test_paths_that_no_repository_has_are_left_out(
+def test_unsafe_paths_in_a_listing_are_skipped(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = [
@@ -208,7 +206,7 @@ def test_paths_that_no_repository_has_are_left_out(
 
 
 @pytest.mark.parametrize("size", [2**63, 10**400])
-def test_a_size_that_no_file_has_is_unknown(
+def test_invalid_sizes_in_a_listing_are_unknown(
     size: int, raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = f'[{{"type": "file", "path": "a.gguf", "size": {"9" * len(str(size))}}}]'
@@ -218,7 +216,7 @@ def test_a_size_that_no_file_has_is_unknown(
     assert file.size_bytes is None
 
 
-def test_a_listing_of_too_many_files_is_given_up(
+def test_listing_of_too_many_files_is_given_up(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [{"type": "file", "path": f"{n}.txt", "size": 1} for n in range(20_001)]
@@ -229,7 +227,7 @@ def test_a_listing_of_too_many_files_is_given_up(
     assert reach.traffic.requests == 1
 
 
-def test_a_repository_that_does_not_exist(hub: Hub, reach: Reach) -> None:
+def test_missing_repository_is_an_error(hub: Hub, reach: Reach) -> None:
     """The hub answers 401, to tell nobody which private ones exist."""
     with pytest.raises(RemoteNotFoundError) as caught:
         locate_hub(HubModel(repo="acme/nothing"), reach)
@@ -239,12 +237,12 @@ def test_a_repository_that_does_not_exist(hub: Hub, reach: Reach) -> None:
     )
 
 
-def test_a_repository_that_does_not_exist_suggests_those_that_do(hub: Hub, reach: Reach) -> None:
+def test_missing_repository_suggests_similar_ones(hub: Hub, reach: Reach) -> None:
     with pytest.raises(RemoteNotFoundError, match=r"Did you mean: acme/tiny-GGUF\?$"):
         locate_hub(HubModel(repo="acme/tiny-GGFU"), reach)
 
 
-def test_a_revision_that_does_not_exist(
+def test_missing_revision_is_an_error(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = answer("404 Not Found", {"X-Error-Code": "RevisionNotFound"})
@@ -254,7 +252,7 @@ def test_a_revision_that_does_not_exist(
         locate_hub(HubModel(repo="acme/a", revision="v9"), reach)
 
 
-def test_revisions_and_names_are_quoted(
+def test_revisions_and_names_are_quoted_in_urls(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = raw_server(lambda _, say: say(answer("404 Not Found")))

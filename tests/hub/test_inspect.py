@@ -30,7 +30,7 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
         "https://huggingface.co/acme/tiny-GGUF/resolve/main/tiny-Q8_0.gguf?download=true",
     ],
 )
-def test_every_way_to_name_a_file(
+def test_inspect_reads_every_form_of_reference(
     reference: str, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = ask(capsys, reference)
@@ -38,25 +38,29 @@ def test_every_way_to_name_a_file(
     assert answer["network"]["ranges"] == 1
 
 
-def test_what_lies_beside_a_file(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_lists_companion_files(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask(capsys, "acme/tiny-GGUF")
     assert answer["projectors"] == ["mmproj-tiny-F16.gguf"]
     assert answer["alternatives"] == ["Q8_0"]
 
 
-def test_a_split_file_is_one_model(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reads_a_split_file_as_one_model(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     answer = ask(capsys, "acme/pair-GGUF", "--tensors")
     assert (answer["tensors"], answer["tensor_bytes"]) == (2, 2 * 64 * 4 * 4)
     assert [tensor["shard"] for tensor in answer["tensor_list"]] == [0, 1]
 
 
-def test_safetensors_shards_are_added_up(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_adds_up_safetensors_shards(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask(capsys, "acme/llama")
     assert (answer["format"], answer["tensors"]) == ("safetensors", 2)
     assert (answer["tensor_bytes"], answer["parameters"]) == (1024 + 2048, 16 * 32 + 32 * 32)
 
 
-def test_light_reads_config_and_index_only(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_light_reads_only_config_and_index(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     hub.clear_logs()
     answer = ask(capsys, "acme/llama", "--light")
     assert (answer["tensor_bytes"], answer["tensors"]) == (3072, None)
@@ -65,7 +69,9 @@ def test_light_reads_config_and_index_only(hub: Hub, capsys: pytest.CaptureFixtu
     assert answer["network"]["requests"] == 3  # the listing, config.json, the index
 
 
-def test_light_reads_one_range_of_a_gguf(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_light_reads_one_range_of_a_gguf(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     answer = ask(capsys, "acme/large-GGUF", "--light")
     assert (answer["complete"], answer["vocabulary"], answer["tensor_bytes"]) == (
         False,
@@ -78,7 +84,7 @@ def test_light_reads_one_range_of_a_gguf(hub: Hub, capsys: pytest.CaptureFixture
     assert 0 <= listed < 1024
 
 
-def test_packed_weights_are_counted_as_weights(
+def test_inspect_counts_packed_weights_as_weights(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = ask(capsys, "acme/llama-mlx")
@@ -92,7 +98,9 @@ def test_packed_weights_are_counted_as_weights(
     }
 
 
-def test_a_second_look_costs_no_header_bytes(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_inspect_transfers_no_header_bytes(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = ask(capsys, "acme/large-GGUF")
     hub.clear_logs()
     again = ask(capsys, "acme/large-GGUF")
@@ -102,7 +110,7 @@ def test_a_second_look_costs_no_header_bytes(hub: Hub, capsys: pytest.CaptureFix
     assert ask(capsys, "acme/large-GGUF", "--no-cache")["network"]["cached_bytes"] == 0
 
 
-def test_a_gated_model_opens_with_the_token(
+def test_inspect_opens_a_gated_model_with_the_token(
     hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = ask(capsys, "acme/gated-GGUF")
@@ -129,7 +137,7 @@ def test_a_gated_model_opens_with_the_token(
         ("{cdn}/whole/acme/tiny-GGUF/tiny-Q4_K_M.gguf", 4),
     ],
 )
-def test_failures_end_with_a_sentence(
+def test_inspect_errors_are_one_sentence(
     reference: str, code: int, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = ask(capsys, reference.replace("{cdn}", hub.cdn))

@@ -45,7 +45,9 @@ def open_file(url: str, reach: Reach) -> HttpFile:
         "\u0660-\u0661/\u0662",
     ],
 )
-def test_a_content_range_that_lies(raw_server: Server, reach: Reach, place: str | None) -> None:
+def test_wrong_content_range_is_an_error(
+    raw_server: Server, reach: Reach, place: str | None
+) -> None:
     headers = {} if place is None else {"Content-Range": place.encode().decode("latin-1")}
     server = raw_server(lambda _, say: say(answer("206 Partial Content", headers, FIRST)))
     with pytest.raises(RemoteInspectError, match=r"the file: 127\.0\.0\.1:[0-9]+ .*check the addr"):
@@ -54,7 +56,9 @@ def test_a_content_range_that_lies(raw_server: Server, reach: Reach, place: str 
 
 
 @pytest.mark.parametrize("place", ["bytes 0-262143/1048576", "bytes 524289-786432/1048576"])
-def test_a_later_content_range_that_lies(raw_server: Server, reach: Reach, place: str) -> None:
+def test_wrong_later_content_range_is_an_error(
+    raw_server: Server, reach: Reach, place: str
+) -> None:
     def script(asked: Asked, say: Say) -> None:
         lie = answer("206 Partial Content", {"Content-Range": place}, CONTENT[: 256 * 1024])
         say(ranged(CONTENT, asked) if asked.number == 1 else lie)
@@ -66,7 +70,7 @@ def test_a_later_content_range_that_lies(raw_server: Server, reach: Reach, place
     file.close()
 
 
-def test_a_body_longer_than_promised(raw_server: Server, reach: Reach) -> None:
+def test_body_longer_than_announced_is_an_error(raw_server: Server, reach: Reach) -> None:
     """Without Content-Length the body ends where the server says so, and it does not."""
     place = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
     said = answer("206 Partial Content", place, CONTENT * 8)
@@ -76,9 +80,7 @@ def test_a_body_longer_than_promised(raw_server: Server, reach: Reach) -> None:
     assert reach.traffic.received_bytes < 524_288 + 2 * 65_536  # at most a socket buffer more
 
 
-def test_a_body_shorter_than_promised_is_tried_again_from_there(
-    raw_server: Server, reach: Reach
-) -> None:
+def test_body_shorter_than_announced_is_continued(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         if asked.number > 1:
             say(ranged(CONTENT, asked))
@@ -93,7 +95,7 @@ def test_a_body_shorter_than_promised_is_tried_again_from_there(
     file.close()
 
 
-def test_gzip_is_refused_unread(raw_server: Server, reach: Reach) -> None:
+def test_compressed_answer_is_refused_unread(raw_server: Server, reach: Reach) -> None:
     body = gzip.compress(FIRST)
     place = f"bytes 0-{len(body) - 1}/1048576"
     headers = {"Content-Range": place, "Content-Encoding": "gzip"}
@@ -104,7 +106,7 @@ def test_gzip_is_refused_unread(raw_server: Server, reach: Reach) -> None:
     assert reach.traffic.received_bytes == 0
 
 
-def test_a_web_page_instead_of_a_model(hub: Hub, reach: Reach) -> None:
+def test_web_page_instead_of_a_model_is_an_error(hub: Hub, reach: Reach) -> None:
     with pytest.raises(RemoteInspectError, match="answered with a web page instead of a file"):
         open_file(f"{hub.cdn}/page.gguf", reach)
     assert reach.traffic.received_bytes == 0
@@ -122,7 +124,7 @@ def test_a_web_page_instead_of_a_model(hub: Hub, reach: Reach) -> None:
         answer("200 OK", {"Content-Length": "99999999999999999999999"}),
     ],
 )
-def test_an_answer_that_makes_no_sense(raw_server: Server, reach: Reach, said: bytes) -> None:
+def test_nonsensical_answers_are_errors(raw_server: Server, reach: Reach, said: bytes) -> None:
     server = raw_server(lambda _, say: say(said))
     with pytest.raises(RemoteInspectError, match="the file: "):
         open_file(server.address + "/a.gguf", reach)
@@ -140,14 +142,14 @@ def test_an_answer_that_makes_no_sense(raw_server: Server, reach: Reach, said: b
         b"\0" * 1000,
     ],
 )
-def test_what_is_not_http(raw_server: Server, reach: Reach, said: bytes) -> None:
+def test_answer_that_is_not_http(raw_server: Server, reach: Reach, said: bytes) -> None:
     server = raw_server(lambda _, say: say(said))
     with pytest.raises(RemoteInspectError, match=r"closed the connection .* .4 attempts"):
         open_file(server.address + "/a.gguf", reach)
     assert len(server.asked) == 4
 
 
-def test_a_validator_that_cannot_be_sent_back_is_not(raw_server: Server, reach: Reach) -> None:
+def test_unusable_validator_is_not_sent_back(raw_server: Server, reach: Reach) -> None:
     etag = {"ETag": '"\u00e9"', "Last-Modified": "x" * 5000}
     server = raw_server(lambda asked, say: say(ranged(CONTENT, asked, etag)))
     file = open_file(server.address + "/a.gguf", reach)
@@ -173,9 +175,7 @@ PLACES = st.builds("bytes {}-{}/{}".format, NUMBERS, NUMBERS, NUMBERS | st.just(
     ),
 )
 @settings(max_examples=100 if LONG else 40)
-def test_whatever_the_head_says_no_more_than_was_asked_for_is_taken(
-    status: int, headers: dict[str, str]
-) -> None:
+def test_announced_piece_never_exceeds_the_request(status: int, headers: dict[str, str]) -> None:
     answer = ResponseHead(status=status, headers=headers, url="https://a.example/a.gguf")
     with contextlib.suppress(EdgekitError):
         piece = announced_piece(

@@ -97,7 +97,7 @@ REFERENCES = [
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_yesterdays_answer_offline(hub: Hub, online: Reach, reference: str) -> None:
+def test_cached_listing_is_used_offline(hub: Hub, online: Reach, reference: str) -> None:
     before = look(reference, fresh(online))
     hub.clear_logs()
     offline = fresh(online, network=False)
@@ -109,7 +109,7 @@ def test_yesterdays_answer_offline(hub: Hub, online: Reach, reference: str) -> N
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_yesterdays_answer_when_the_hub_is_down(
+def test_cached_listing_is_used_when_the_hub_is_down(
     mortal: MortalHub, online: Reach, reference: str
 ) -> None:
     before = look(reference, fresh(online))
@@ -123,7 +123,7 @@ def test_yesterdays_answer_when_the_hub_is_down(
     assert read_header(files).tensors == before.tensors
 
 
-def test_the_choice_is_made_anew_from_the_kept_listing(
+def test_file_is_chosen_again_from_the_cached_listing(
     hub: Hub, online: Reach, folder: Path
 ) -> None:
     look("acme/tiny-GGUF", fresh(online))
@@ -134,7 +134,7 @@ def test_the_choice_is_made_anew_from_the_kept_listing(
     assert locate("acme/tiny-GGUF", reach=fresh(online, network=False)).alternatives == ("Q8_0",)
 
 
-def test_what_was_not_read_then_is_the_usual_error_now(mortal: MortalHub, online: Reach) -> None:
+def test_header_that_was_never_read_is_an_error_offline(mortal: MortalHub, online: Reach) -> None:
     """Only the architecture was read: the tensor directory is not on this disk."""
     look("acme/large-GGUF", fresh(online), Depth.ARCHITECTURE)
     offline = fresh(online, network=False)
@@ -155,7 +155,7 @@ def test_what_was_not_read_then_is_the_usual_error_now(mortal: MortalHub, online
         look("acme/large-GGUF", fresh(online))
 
 
-def test_another_quantisation_of_a_kept_listing_has_no_bytes(hub: Hub, online: Reach) -> None:
+def test_quantisation_that_was_never_read_is_an_error_offline(hub: Hub, online: Reach) -> None:
     look("acme/tiny-GGUF:Q8_0", fresh(online))
     with pytest.raises(
         RemoteInspectError, match=r"^acme/tiny-GGUF is not in the Hugging Face cache"
@@ -163,7 +163,7 @@ def test_another_quantisation_of_a_kept_listing_has_no_bytes(hub: Hub, online: R
         look("acme/tiny-GGUF:Q4_K_M", fresh(online, network=False))
 
 
-def test_without_the_cache_nothing_is_kept_or_used(hub: Hub, online: Reach, folder: Path) -> None:
+def test_disabled_cache_keeps_and_uses_no_listing(hub: Hub, online: Reach, folder: Path) -> None:
     look("acme/llama", replace(fresh(online), cache=False))
     assert not folder.exists()
     look("acme/llama", fresh(online))
@@ -171,7 +171,7 @@ def test_without_the_cache_nothing_is_kept_or_used(hub: Hub, online: Reach, fold
         locate("acme/llama", reach=replace(fresh(online, network=False), cache=False))
 
 
-def test_the_hubs_own_cache_goes_first(
+def test_hub_cache_is_preferred_to_the_cached_listing(
     hub: Hub, online: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look("acme/tiny-GGUF:Q8_0", fresh(online))
@@ -187,7 +187,7 @@ def test_the_hubs_own_cache_goes_first(
 
 
 @pytest.mark.parametrize("reference", ["acme/gated-GGUF", "acme/gated-GGUF/gated-Q4_K_M.gguf"])
-def test_a_hub_that_says_no_is_believed(
+def test_refusal_by_the_hub_is_not_overridden_by_the_cache(
     hub: Hub, online: Reach, monkeypatch: pytest.MonkeyPatch, reference: str
 ) -> None:
     """The header is kept, but whoever lost access does not get it while the hub can be asked."""
@@ -199,7 +199,7 @@ def test_a_hub_that_says_no_is_believed(
         look(reference, fresh(online))
 
 
-def test_a_repository_that_is_gone_is_not_answered_for(hub: Hub, online: Reach) -> None:
+def test_deleted_repository_is_not_answered_from_the_cache(hub: Hub, online: Reach) -> None:
     page = hub.root / "hub/api/models/acme/llama-mlx/tree/main/page.json"
     raw = page.read_bytes()
     look("acme/llama-mlx", fresh(online))
@@ -223,7 +223,7 @@ def test_a_repository_that_is_gone_is_not_answered_for(hub: Hub, online: Reach) 
         lambda raw: re.sub(rb'"kept_at": \d+, ', b"", raw, count=1),
     ],
 )
-def test_a_damaged_listing_is_none_and_goes(
+def test_damaged_cached_listing_is_removed(
     hub: Hub, online: Reach, folder: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     look("acme/tiny-GGUF", fresh(online))
@@ -250,7 +250,7 @@ URL = "https://hub.example/api/models/a/b/tree/main"
         [{"type": "file", "path": "a\x1b[31m.gguf", "size": 1}],
     ],
 )
-def test_a_listing_that_somebody_else_wrote_is_checked_like_the_hubs(items: object) -> None:
+def test_cached_listing_is_validated_like_the_hubs(items: object) -> None:
     body = json.dumps(items).encode()
     entry = cache.CachedRange(
         version=Version(total_bytes=len(body)),
@@ -262,18 +262,18 @@ def test_a_listing_that_somebody_else_wrote_is_checked_like_the_hubs(items: obje
     assert cached_listing(URL) is None
 
 
-def test_what_is_kept_is_what_is_read() -> None:
+def test_cached_listing_is_read_back_unchanged() -> None:
     entries = (("a.gguf", 5), ("b/c.safetensors", None), ("ü.json", 0))
     store_listing(URL, entries)
     assert cached_listing(URL) == (entries, KEPT_ON)
 
 
-def test_an_endpoint_with_a_password_keeps_no_listing(folder: Path) -> None:
+def test_listing_of_an_endpoint_with_a_password_is_not_cached(folder: Path) -> None:
     store_listing(URL.replace("//", "//me:pw@"), [("a.gguf", 5)])
     assert not folder.exists()
 
 
-def test_a_listing_beyond_its_limit_is_not_kept(folder: Path) -> None:
+def test_listing_beyond_the_size_limit_is_not_cached(folder: Path) -> None:
     store_listing(URL, [("x" * 900 + str(number), 1) for number in range(5000)])
     assert not folder.exists()
 
@@ -291,7 +291,9 @@ def test_listings_are_pruned_with_the_headers(
     assert cached_listing(f"{URL}0") is None
 
 
-def test_as_a_person_types_it(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_command_uses_the_cached_listing(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", "acme/llama", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
     assert main(["inspect", "acme/llama", "--json", "--offline"]) == 0

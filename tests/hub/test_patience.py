@@ -49,7 +49,7 @@ def failing(times: int, said: bytes) -> Script:
         b"",  # the connection is closed without an answer
     ],
 )
-def test_what_may_pass_is_tried_again(raw_server: Server, reach: Reach, said: bytes) -> None:
+def test_temporary_errors_are_retried(raw_server: Server, reach: Reach, said: bytes) -> None:
     server = raw_server(failing(2, said))
     file = open_file(server.address + "/a.gguf", reach)
     assert file.read(0, 100) == CONTENT[:100]
@@ -65,7 +65,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_each_wait_is_twice_the_one_before(
+def test_each_wait_is_twice_the_previous_one(
     raw_server: Server, reach: Reach, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.2)
@@ -74,7 +74,7 @@ def test_each_wait_is_twice_the_one_before(
     assert pauses == [0.2, 0.4]
 
 
-def test_it_waits_before_it_tries_again(
+def test_retry_waits_first(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.2)
@@ -84,13 +84,13 @@ def test_it_waits_before_it_tries_again(
     assert time.monotonic() - started >= 0.2
 
 
-def test_it_is_tried_four_times_and_no_more(hub: Hub, reach: Reach) -> None:
+def test_request_is_tried_at_most_four_times(hub: Hub, reach: Reach) -> None:
     with pytest.raises(RemoteInspectError, match=r"answered 500 .4 attempts.; try again later"):
         open_file(f"{hub.cdn}/broken.gguf", reach)
     assert reach.traffic.requests == len(hub.log("cdn")) == 4
 
 
-def test_the_server_says_how_long_to_wait(
+def test_retry_after_in_seconds_is_respected(
     raw_server: Server, reach: Reach, pauses: list[float]
 ) -> None:
     said = answer("429 Too Many Requests", {"Retry-After": "1"})
@@ -98,7 +98,7 @@ def test_the_server_says_how_long_to_wait(
     assert pauses == [1.0]
 
 
-def test_the_server_says_until_when_to_wait(
+def test_retry_after_as_a_date_is_respected(
     raw_server: Server, reach: Reach, pauses: list[float]
 ) -> None:
     began_s = time.time()
@@ -117,7 +117,7 @@ def test_the_server_says_until_when_to_wait(
         {"RateLimit": '"api";r=0;t=300'},  # the hub's own form
     ],
 )
-def test_a_long_wait_is_told_instead_of_waited(
+def test_long_retry_after_is_reported_instead_of_waited_for(
     raw_server: Server, reach: Reach, headers: dict[str, str]
 ) -> None:
     server = raw_server(lambda _, say: say(answer("429 Too Many Requests", headers)))
@@ -126,7 +126,7 @@ def test_a_long_wait_is_told_instead_of_waited(
     assert len(server.asked) == 1
 
 
-def test_after_a_cut_the_range_goes_on_where_it_broke_off(raw_server: Server, reach: Reach) -> None:
+def test_dropped_range_continues_where_it_broke(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         whole = ranged(CONTENT, asked, {"ETag": '"a"'})
         say(whole if asked.number == 3 else whole[: len(whole) - 400_000 // asked.number])
@@ -140,7 +140,7 @@ def test_after_a_cut_the_range_goes_on_where_it_broke_off(raw_server: Server, re
     file.close()
 
 
-def test_drops_that_made_progress_are_not_counted(raw_server: Server, reach: Reach) -> None:
+def test_drops_after_progress_are_not_counted(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         head, blank, body = ranged(CONTENT, asked, {"ETag": '"a"'}).partition(b"\r\n\r\n")
         say(head + blank + body[:100_000])
@@ -152,7 +152,7 @@ def test_drops_that_made_progress_are_not_counted(raw_server: Server, reach: Rea
     file.close()
 
 
-def test_a_connection_that_always_breaks_is_given_up(raw_server: Server, reach: Reach) -> None:
+def test_connection_that_always_drops_is_given_up(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         head, blank, _ = ranged(CONTENT, asked).partition(b"\r\n\r\n")
         say(head + blank)
@@ -164,7 +164,7 @@ def test_a_connection_that_always_breaks_is_given_up(raw_server: Server, reach: 
     assert reach.traffic.received_bytes < 4 * 2000
 
 
-def test_a_whole_file_that_breaks_off_is_asked_for_again_from_its_start(
+def test_dropped_whole_file_is_requested_again_from_its_start(
     raw_server: Server, reach: Reach
 ) -> None:
     said = answer("200 OK", {"Content-Type": "application/json"}, b'{"a": 1}' * 100)
@@ -195,7 +195,7 @@ WHOLE = answer("206 Partial Content", {"Content-Range": "bytes 0-524287/1048576"
     ],
     ids=["body", "head"],
 )
-def test_a_server_that_drips_ends_with_the_total_time(
+def test_slow_body_ends_with_the_total_timeout(
     raw_server: Server, reach: Reach, script: Script
 ) -> None:
     reach = replace(reach, total_timeout_s=1.0)
@@ -206,7 +206,7 @@ def test_a_server_that_drips_ends_with_the_total_time(
     assert reach.traffic.received_bytes < 1000
 
 
-def test_the_thread_of_a_dripping_head_ends_too(raw_server: Server, reach: Reach) -> None:
+def test_thread_of_a_slow_head_ends(raw_server: Server, reach: Reach) -> None:
     server = raw_server(drip(b"", WHOLE))
     before = running()
     with pytest.raises(RemoteInspectError):
@@ -214,14 +214,14 @@ def test_the_thread_of_a_dripping_head_ends_too(raw_server: Server, reach: Reach
     wait_until(lambda: started_since(before) == 0)
 
 
-def test_a_silent_server_is_tried_twice(raw_server: Server, reach: Reach) -> None:
+def test_silent_server_is_tried_twice(raw_server: Server, reach: Reach) -> None:
     server = raw_server(lambda asked, _: asked.hang())
     with pytest.raises(RemoteInspectError, match=r"stopped sending after 0 bytes .2 attempts"):
         open_file(server.address + "/a.gguf", replace(reach, read_timeout_s=0.3))
     wait_until(lambda: len(server.asked) == 2)
 
 
-def test_a_server_that_falls_silent_keeps_what_it_sent(raw_server: Server, reach: Reach) -> None:
+def test_bytes_received_before_silence_are_kept(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         whole = ranged(CONTENT, asked)
         if asked.number == 1:
@@ -237,7 +237,7 @@ def test_a_server_that_falls_silent_keeps_what_it_sent(raw_server: Server, reach
     file.close()
 
 
-def test_the_total_time_is_for_all_files_of_a_reference(raw_server: Server, reach: Reach) -> None:
+def test_total_timeout_covers_all_files_of_a_reference(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         time.sleep(0.3)
         say(ranged(CONTENT, asked))
@@ -254,7 +254,7 @@ def test_the_total_time_is_for_all_files_of_a_reference(raw_server: Server, reac
     assert len(server.asked) <= 4  # each takes 0.3 s
 
 
-def test_time_on_the_network_is_counted_once_for_threads_side_by_side(
+def test_network_time_of_parallel_threads_is_counted_once(
     now_s: list[float],
 ) -> None:
     """Two threads for 3 s each, of which they share one: 5 s. What comes between is not counted."""
@@ -278,7 +278,7 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return more
 
 
-def test_shards_are_read_side_by_side(raw_server: Server, reach: Reach) -> None:
+def test_shards_are_read_in_parallel(raw_server: Server, reach: Reach) -> None:
     """None of eight requests is answered before all have come."""
     all_here = threading.Barrier(8)
 
@@ -299,7 +299,7 @@ def test_shards_are_read_side_by_side(raw_server: Server, reach: Reach) -> None:
     assert reach.traffic == Traffic(requests=16, received_bytes=16 * 524_288, ranges=16)
 
 
-def test_what_the_reader_does_meanwhile_is_not_counted(
+def test_time_between_reads_is_not_counted(
     raw_server: Server, reach: Reach, now_s: list[float]
 ) -> None:
     server = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
@@ -309,7 +309,7 @@ def test_what_the_reader_does_meanwhile_is_not_counted(
     file.close()
 
 
-def test_a_wait_that_would_not_fit_is_not_begun(raw_server: Server, reach: Reach) -> None:
+def test_wait_beyond_the_total_timeout_is_not_started(raw_server: Server, reach: Reach) -> None:
     said = answer("503 Service Unavailable", {"Retry-After": "8"})
     server = raw_server(lambda _, say: say(said))
     with pytest.raises(RemoteInspectError, match="timed out after 7 s"):
@@ -317,14 +317,14 @@ def test_a_wait_that_would_not_fit_is_not_begun(raw_server: Server, reach: Reach
     assert len(server.asked) == 1
 
 
-def test_nobody_listens(reach: Reach) -> None:
+def test_refused_connection_is_an_error(reach: Reach) -> None:
     with pytest.raises(
         RemoteInspectError, match=r"cannot reach 127\.0\.0\.1:9 .*.4 attempts.; check the netw"
     ):
         open_file("http://127.0.0.1:9/a.gguf", reach)
 
 
-def test_a_host_that_does_not_exist(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_host_is_an_error(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name server is the one thing here that is not real: there may be none."""
 
     def unknown(*_: object, **__: object) -> None:
@@ -335,7 +335,7 @@ def test_a_host_that_does_not_exist(reach: Reach, monkeypatch: pytest.MonkeyPatc
         open_file("https://models.invalid/a.gguf", reach)
 
 
-def test_a_name_server_that_never_answers(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_name_server_is_an_error(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     """No time-out of a client reaches into the system's resolver."""
     with (
         never_answers(monkeypatch),

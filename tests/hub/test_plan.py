@@ -79,7 +79,7 @@ def files_read(hub: Hub) -> list[str]:
 # --- which file of a repository
 
 
-def test_the_files_there_are_are_the_choices(hub: Hub, reach: Reach) -> None:
+def test_plan_chooses_among_the_files_of_the_repository(hub: Hub, reach: Reach) -> None:
     session = Session(reach=reach)
     named = open_named(REPOSITORY, session)
     variants = task_to_plan(named, Request(machine=cpu(16)), session).variants
@@ -115,7 +115,7 @@ CHOSEN_FILES = [
 
 
 @pytest.mark.parametrize(("machine", "quant", "step"), CHOSEN_FILES)
-def test_the_chosen_file_is_read_itself(
+def test_plan_reads_the_header_of_the_chosen_file(
     hub: Hub, reach: Reach, machine: Machine, quant: str, step: int
 ) -> None:
     found = plan(Request(machine=machine), reach)
@@ -139,9 +139,7 @@ def test_check_and_python_choose_the_file_that_plan_chooses(
     assert can_load(REPOSITORY, machine=machine, reach=reach)
 
 
-def test_a_file_that_is_larger_than_its_name_says_is_judged_as_it_is(
-    hub: Hub, reach: Reach
-) -> None:
+def test_file_larger_than_its_name_says_is_judged_by_its_size(hub: Hub, reach: Reach) -> None:
     """The Q6_K of the repository is a Q8_0: comfortable by its name, tight by its size."""
     machine = rated(cards(14))
     assert plan(Request(machine=machine), reach).variant.name == "Q6_K"
@@ -152,7 +150,7 @@ def test_a_file_that_is_larger_than_its_name_says_is_judged_as_it_is(
     assert (result.quantization, result.status) == ("Q4_K_M", Status.PASSED)
 
 
-def test_the_plan_is_exact_for_that_file(hub: Hub, reach: Reach) -> None:
+def test_plan_is_exact_for_the_chosen_file(hub: Hub, reach: Reach) -> None:
     found = plan(Request(machine=FAST, context=16_384), reach)
     own = estimate(model_at("Q6_K"), found.load, LlamaCppSetup.of(found.result.way.setup))
     assert own.total_bytes == found.result.estimate.total_bytes
@@ -164,13 +162,13 @@ def test_the_plan_is_exact_for_that_file(hub: Hub, reach: Reach) -> None:
 
 
 @pytest.mark.parametrize("name", [f"{REPOSITORY}:Q4_K_M", f"{REPOSITORY}/llama-8b-Q4_K_M.gguf"])
-def test_a_file_that_was_named_stays(hub: Hub, reach: Reach, name: str) -> None:
+def test_named_file_is_not_replaced(hub: Hub, reach: Reach, name: str) -> None:
     found = plan(Request(machine=FAST), reach, name)
     assert LlamaCppSetup.of(found.result.way.setup).mix is None
     assert files_read(hub) == ["Q4_K_M"]
 
 
-def test_nothing_of_it_fits(hub: Hub, reach: Reach) -> None:
+def test_plan_of_a_repository_that_does_not_fit(hub: Hub, reach: Reach) -> None:
     found = plan(Request(machine=cpu(3)), reach)
     assert not found.fits
     assert found.to_fit
@@ -178,7 +176,7 @@ def test_nothing_of_it_fits(hub: Hub, reach: Reach) -> None:
     assert not can_load(REPOSITORY, machine=cpu(3), reach=reach)
 
 
-def test_the_commands_name_the_chosen_file(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_name_the_chosen_file(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     words = [REPOSITORY, "--device", "RTX 6000 Ada", "--ram", "64G", "-c", "16k"]
     assert main(["plan", *words, "--for", "llama-server"]) == 0
     planned, err = capsys.readouterr()
@@ -190,7 +188,7 @@ def test_the_commands_name_the_chosen_file(hub: Hub, capsys: pytest.CaptureFixtu
 # --- a hub that is not there
 
 
-def test_a_known_repository_is_taken_from_the_catalog(
+def test_repository_of_the_catalog_is_planned_without_the_hub(
     reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -201,7 +199,7 @@ def test_a_known_repository_is_taken_from_the_catalog(
     assert plan_model(named, Request(machine=cpu(16)), Session(reach=reach)).fits
 
 
-def test_a_hub_that_goes_away_in_between(
+def test_hub_that_goes_away_during_the_plan(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listing was read, and the header of the chosen file cannot be: no plan for a file that was not read."""
@@ -212,7 +210,7 @@ def test_a_hub_that_goes_away_in_between(
         plan_model(named, wanted, Session(reach=replace(reach, total_timeout_s=2.0)))
 
 
-def test_a_repository_that_is_not_there_is_not_the_catalogs(
+def test_missing_repository_is_not_answered_from_the_catalog(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The hub was reached, and it said no: whoever typed the name hears of it."""

@@ -95,9 +95,7 @@ HERE = [
 
 
 @pytest.mark.parametrize("host", HERE)
-def test_a_server_on_this_machine_hears_nothing(
-    host: str, raw_server: Server, public: Reach
-) -> None:
+def test_loopback_server_is_not_contacted(host: str, raw_server: Server, public: Reach) -> None:
     server = raw_server(honest)
     url = f"http://{host}:{server.port}/a.gguf"
     with pytest.raises(PrivateAddressError, match=f"^the file: .* {REFUSED}, .*--allow-private"):
@@ -138,7 +136,7 @@ def test_a_server_on_this_machine_hears_nothing(
         "user@10.0.0.1",
     ],
 )
-def test_other_private_addresses(host: str, public: Reach) -> None:
+def test_private_addresses_are_refused(host: str, public: Reach) -> None:
     with pytest.raises(PrivateAddressError, match=REFUSED):
         open_file(f"http://{host}/a.gguf", public)
     with pytest.raises(PrivateAddressError, match=REFUSED):
@@ -146,7 +144,7 @@ def test_other_private_addresses(host: str, public: Reach) -> None:
 
 
 @pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example", "\u2460\u2461.example"])
-def test_a_host_that_can_be_none(host: str, reach: Reach, public: Reach) -> None:
+def test_invalid_host_is_an_error(host: str, reach: Reach, public: Reach) -> None:
     for one in (reach, public):
         with pytest.raises(RemoteInspectError, match="invalid address"):
             open_file(f"http://{host}/a.gguf", one)
@@ -156,7 +154,7 @@ def test_a_host_that_can_be_none(host: str, reach: Reach, public: Reach) -> None
     "means",
     ["127.0.0.1", "10.0.0.1", f"{PUBLIC} 127.0.0.1", f"127.0.0.1 {PUBLIC}", f"{PUBLIC} ::1"],
 )
-def test_a_name_is_what_all_its_addresses_are(
+def test_name_with_any_private_address_is_refused(
     means: str,
     raw_server: Server,
     public: Reach,
@@ -169,7 +167,7 @@ def test_a_name_is_what_all_its_addresses_are(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_name_that_means_something_else_the_second_time(
+def test_name_that_resolves_differently_the_second_time_is_refused(
     scheme: str,
     raw_server: Server,
     public: Reach,
@@ -182,7 +180,7 @@ def test_a_name_that_means_something_else_the_second_time(
     assert (server.asked, len(asked)) == ([], 2)  # not a byte, not even of TLS
 
 
-def test_a_name_that_means_nothing_is_said_as_before(public: Reach) -> None:
+def test_unknown_name_has_the_usual_message(public: Reach) -> None:
     with pytest.raises(RemoteInspectError, match=r"cannot reach models\.invalid") as caught:
         open_file("http://models.invalid/a.gguf", public)
     assert not isinstance(caught.value, PrivateAddressError)
@@ -199,7 +197,7 @@ def test_a_name_server_that_never_answers(public: Reach, monkeypatch: pytest.Mon
 # --- sites that whoever runs this chose
 
 
-def test_the_chosen_sites_may_be_private(hub: Hub, public: Reach) -> None:
+def test_configured_sites_may_be_private(hub: Hub, public: Reach) -> None:
     transport = Transport(public)
     tree = f"{hub.endpoint}/api/models/acme/tiny-GGUF/tree/main"
     assert b"tiny-Q4_K_M.gguf" in transport.get(tree, name="tree", limit_bytes=10_000).body
@@ -209,7 +207,7 @@ def test_the_chosen_sites_may_be_private(hub: Hub, public: Reach) -> None:
 
 
 @pytest.mark.parametrize("variable", ["HF_ENDPOINT", "EDGEKIT_OLLAMA_REGISTRY"])
-def test_a_site_is_scheme_host_and_port(
+def test_site_is_scheme_host_and_port(
     variable: str, raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen, other = raw_server(honest), raw_server(honest)
@@ -226,7 +224,7 @@ def test_a_site_is_scheme_host_and_port(
     assert (chosen.connections, other.connections) == (1, 0)
 
 
-def test_an_open_connection_serves_nobody_else(
+def test_open_connection_is_not_reused_for_a_private_address(
     hub: Hub, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nginx keeps the connection of the first request open."""
@@ -239,7 +237,7 @@ def test_an_open_connection_serves_nobody_else(
     assert len(hub.log("hub")) == 1
 
 
-def test_a_setting_that_is_no_address_is_no_site(
+def test_invalid_setting_is_not_a_site(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = raw_server(honest)
@@ -254,7 +252,7 @@ def test_a_setting_that_is_no_address_is_no_site(
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See", "307 Moved", "308 Moved"])
-def test_a_redirect_to_another_private_server(
+def test_redirect_to_another_private_server_is_refused(
     status: str, raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = raw_server(honest)
@@ -269,7 +267,7 @@ def test_a_redirect_to_another_private_server(
     assert other.connections == 1
 
 
-def test_the_last_of_several_redirects(
+def test_last_of_several_redirects_is_checked(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = raw_server(honest)
@@ -285,7 +283,7 @@ def test_the_last_of_several_redirects(
     assert (len(chosen.asked), other.connections) == (4, 0)
 
 
-def test_a_listing_and_a_manifest_do_not_lead_there_either(
+def test_redirected_listings_and_manifests_are_refused(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = raw_server(honest)
@@ -310,7 +308,7 @@ def test_a_listing_and_a_manifest_do_not_lead_there_either(
 # --- nothing else is taken in its place
 
 
-def test_not_the_hubs_cache(
+def test_hub_cache_does_not_answer_for_a_refused_address(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     header = gguf_header()
@@ -331,7 +329,7 @@ def test_not_the_hubs_cache(
             look("acme/raw", reach=public)
 
 
-def test_not_the_catalog_and_no_download(
+def test_refused_redirect_uses_neither_catalog_nor_download(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is listed, and the redirect of its content leads to a private server."""
@@ -345,7 +343,7 @@ def test_not_the_catalog_and_no_download(
         open_model("acme/raw", reach=public, confirm=lambda _: True)
 
 
-def test_the_librarys_own_requests_are_not_made(
+def test_huggingface_hub_makes_no_requests_of_its_own(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It follows redirects wherever they lead: no full download where only public servers may be asked."""
@@ -361,7 +359,7 @@ def test_the_librarys_own_requests_are_not_made(
 
 
 @pytest.mark.parametrize("means", [PUBLIC, "models.invalid"])  # known here, or to the proxy alone
-def test_a_proxy_may_be_private(
+def test_proxy_may_be_private(
     means: str,
     raw_server: Server,
     public: Reach,
@@ -379,7 +377,7 @@ def test_a_proxy_may_be_private(
 @pytest.mark.parametrize(
     "host", ["169.254.169.254", "127.1", "localhost", "metadata.google.internal"]
 )
-def test_a_proxy_is_not_asked_for_a_private_address(
+def test_proxy_is_not_used_for_private_addresses(
     host: str, raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = raw_server(honest)
@@ -434,7 +432,9 @@ SLOW: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("script", SLOW.values(), ids=SLOW)
-def test_a_slow_server_is_called_off(script: Script, raw_server: Server, reach: Reach) -> None:
+def test_request_to_a_slow_server_is_cancelled(
+    script: Script, raw_server: Server, reach: Reach
+) -> None:
     server = raw_server(script)
     with called_off(lambda: bool(server.asked)) as event:
         open_file(f"{server.address}/a.gguf", replace(reach, cancelled=event))
@@ -442,14 +442,14 @@ def test_a_slow_server_is_called_off(script: Script, raw_server: Server, reach: 
     wait_until(lambda: exchanges() == 0)  # the connection is cut
 
 
-def test_a_name_server_is_called_off(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_lookup_is_cancelled(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     for public_only in (True, False):
         with never_answers(monkeypatch) as asked, called_off(asked.is_set) as event:
             one = replace(reach, cancelled=event, public_only=public_only)
             open_file("http://models.example/a.gguf", one)
 
 
-def test_what_was_called_off_while_its_name_was_looked_up_is_not_sent(
+def test_request_cancelled_during_the_name_lookup_is_not_sent(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, real = raw_server(honest), socket.getaddrinfo
@@ -468,7 +468,7 @@ def test_what_was_called_off_while_its_name_was_looked_up_is_not_sent(
     assert server.asked == []
 
 
-def test_nothing_is_asked_after_it_was_called_off(raw_server: Server, reach: Reach) -> None:
+def test_no_request_after_cancelling(raw_server: Server, reach: Reach) -> None:
     server, event = raw_server(honest), threading.Event()
     file = open_file(f"{server.address}/a.gguf", replace(reach, cancelled=event))
     event.set()
@@ -481,7 +481,7 @@ def test_nothing_is_asked_after_it_was_called_off(raw_server: Server, reach: Rea
     assert server.connections == 1
 
 
-def test_half_a_header_is_not_kept(raw_server: Server, reach: Reach) -> None:
+def test_partial_header_is_not_cached(raw_server: Server, reach: Reach) -> None:
     """The keys of this file need three ranges; the second does not come the first time."""
     content = gguf_header(vocabulary=60_000) + bytes(1 << 20)
 
@@ -501,9 +501,7 @@ def test_half_a_header_is_not_kept(raw_server: Server, reach: Reach) -> None:
     assert cache.holds(url)
 
 
-def test_shards_that_are_read_side_by_side_are_called_off_together(
-    raw_server: Server, reach: Reach
-) -> None:
+def test_parallel_shard_reads_are_cancelled_together(raw_server: Server, reach: Reach) -> None:
     server = raw_server(SLOW["silent"])
     with called_off(lambda: bool(server.asked)) as event:
         patient = replace(reach, cancelled=event)
@@ -511,7 +509,7 @@ def test_shards_that_are_read_side_by_side_are_called_off_together(
     wait_until(lambda: exchanges() == 0)
 
 
-def test_an_event_that_is_never_set_changes_nothing(raw_server: Server, reach: Reach) -> None:
+def test_unset_cancel_event_changes_nothing(raw_server: Server, reach: Reach) -> None:
     reach = replace(reach, cancelled=threading.Event())
     open_file(f"{raw_server(honest).address}/a.gguf", reach).close()
     with pytest.raises(RemoteInspectError, match=r"timed out after 0\.5 s"):

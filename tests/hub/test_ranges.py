@@ -33,7 +33,7 @@ def open_file(url: str, reach: Reach, stride: remote.Stride = GGUF) -> HttpFile:
     return HttpFile(Transport(reach), url, name="the file", stride=stride)
 
 
-def test_the_first_request_is_half_a_mebibyte_and_tells_the_size(hub: Hub, reach: Reach) -> None:
+def test_first_request_is_half_a_mebibyte_and_returns_the_size(hub: Hub, reach: Reach) -> None:
     file = open_file(hub.cdn + LARGE, reach)
     assert (file.size_bytes, file.available_bytes) == (SIZE, 512 * 1024)
     assert file.read(0, 524_288) == HEADER[:524_288]
@@ -43,7 +43,7 @@ def test_the_first_request_is_half_a_mebibyte_and_tells_the_size(hub: Hub, reach
     file.close()
 
 
-def test_later_ranges_append_and_no_byte_comes_twice(hub: Hub, reach: Reach) -> None:
+def test_later_ranges_append_without_repeating_bytes(hub: Hub, reach: Reach) -> None:
     file = open_file(hub.cdn + LARGE, reach)
     assert file.read(524_280, 16) == HEADER[524_280:524_296]  # one step of 256 KiB
     assert file.read(800_000, 100_000, ahead=300_000) == HEADER[800_000:900_000]
@@ -54,7 +54,7 @@ def test_later_ranges_append_and_no_byte_comes_twice(hub: Hub, reach: Reach) -> 
     file.close()
 
 
-def test_what_is_asked_ahead_comes_in_the_same_request(hub: Hub, reach: Reach) -> None:
+def test_requested_lookahead_comes_in_the_same_request(hub: Hub, reach: Reach) -> None:
     file = open_file(hub.cdn + LARGE, reach)
     file.read(524_288, 8, ahead=len(HEADER) - 524_296)
     assert file.read(0, len(HEADER)) == HEADER
@@ -62,7 +62,7 @@ def test_what_is_asked_ahead_comes_in_the_same_request(hub: Hub, reach: Reach) -
     file.close()
 
 
-def test_a_range_in_memory_is_at_most_8_mib(hub: Hub, reach: Reach) -> None:
+def test_range_in_memory_is_at_most_8_mib(hub: Hub, reach: Reach) -> None:
     file = open_file(hub.cdn + LARGE, reach)
     file.read(524_288, 8, ahead=20 * MIB)
     starts = [524_288 + 8 * MIB * number for number in range(3)]
@@ -70,7 +70,7 @@ def test_a_range_in_memory_is_at_most_8_mib(hub: Hub, reach: Reach) -> None:
     file.close()
 
 
-def test_a_read_past_the_end_is_short_and_asks_nothing(hub: Hub, reach: Reach) -> None:
+def test_read_past_the_end_is_short_without_a_request(hub: Hub, reach: Reach) -> None:
     file = open_file(hub.cdn + "/acme/tensors/config.json", reach, JSON)
     size = file.size_bytes
     assert size < 100
@@ -80,13 +80,13 @@ def test_a_read_past_the_end_is_short_and_asks_nothing(hub: Hub, reach: Reach) -
     file.close()
 
 
-def test_an_empty_file_has_no_bytes_and_is_no_error(hub: Hub, reach: Reach) -> None:
+def test_empty_file_has_no_bytes(hub: Hub, reach: Reach) -> None:
     file = open_file(hub.cdn + "/empty.gguf", reach)
     assert (file.size_bytes, file.read(0, 10)) == (0, b"")
     file.close()
 
 
-def test_416_with_a_total_of_zero_is_an_empty_file(raw_server: Server, reach: Reach) -> None:
+def test_status_416_with_a_total_of_zero_is_an_empty_file(raw_server: Server, reach: Reach) -> None:
     said = answer("416 Range Not Satisfiable", {"Content-Range": "bytes */0"})
     file = open_file(raw_server(lambda _, say: say(said)).address + "/a.gguf", reach)
     assert file.size_bytes == 0
@@ -102,11 +102,11 @@ def test_416_with_a_total_of_zero_is_an_empty_file(raw_server: Server, reach: Re
         ("download", GGUF),
     ],
 )
-def test_the_stride_is_by_suffix(name: str, stride: remote.Stride) -> None:
+def test_range_length_depends_on_the_suffix(name: str, stride: remote.Stride) -> None:
     assert stride_of(name) is stride
 
 
-def test_a_header_over_100_megabytes_is_refused_unread(hub: Hub, reach: Reach) -> None:
+def test_header_over_100_megabytes_is_refused_unread(hub: Hub, reach: Reach) -> None:
     big = write_gguf(hub.root / "cdn/huge.gguf", gguf_header(), weights_bytes=200 * 10**6)
     file = open_file(hub.cdn + "/huge.gguf", reach)
     with pytest.raises(HeaderLimitError, match="100,000,001 is over the limit of 100,000,000"):
@@ -116,7 +116,7 @@ def test_a_header_over_100_megabytes_is_refused_unread(hub: Hub, reach: Reach) -
     file.close()
 
 
-def test_asking_ahead_of_the_limit_stops_at_it(
+def test_lookahead_stops_at_the_limit(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "MAX_HEADER_BYTES", 600_000)
@@ -126,20 +126,20 @@ def test_asking_ahead_of_the_limit_stops_at_it(
     file.close()
 
 
-def test_a_server_without_ranges_is_noticed_and_its_body_not_read(hub: Hub, reach: Reach) -> None:
+def test_body_of_a_server_without_ranges_is_not_read(hub: Hub, reach: Reach) -> None:
     with pytest.raises(RangeNotSupportedError, match=r"ignores Range.*download the file"):
         open_file(f"{hub.cdn}/whole{LARGE}", reach)
     assert reach.traffic.requests == 1
     assert reach.traffic.received_bytes == 0
 
 
-def test_a_small_file_of_a_server_without_ranges_is_read_whole(hub: Hub, reach: Reach) -> None:
+def test_small_file_of_a_server_without_ranges_is_read_completely(hub: Hub, reach: Reach) -> None:
     file = open_file(f"{hub.cdn}/whole/acme/tensors/config.json", reach, JSON)
     assert file.read(0, 1000).startswith(b'{"model_type"')
     file.close()
 
 
-def test_a_file_that_changes_between_two_ranges_is_an_error(hub: Hub, reach: Reach) -> None:
+def test_file_that_changes_between_ranges_is_an_error(hub: Hub, reach: Reach) -> None:
     path = hub.root / "cdn/moving.gguf"
     write_gguf(path, HEADER, weights_bytes=0)
     file = open_file(hub.cdn + "/moving.gguf", reach)
@@ -150,7 +150,7 @@ def test_a_file_that_changes_between_two_ranges_is_an_error(hub: Hub, reach: Rea
     file.close()
 
 
-def test_a_file_that_becomes_shorter_between_two_ranges_is_an_error(hub: Hub, reach: Reach) -> None:
+def test_file_that_shrinks_between_ranges_is_an_error(hub: Hub, reach: Reach) -> None:
     path = hub.root / "cdn/shrinking.gguf"
     write_gguf(path, HEADER, weights_bytes=0)
     file = open_file(hub.cdn + "/shrinking.gguf", reach)
@@ -171,7 +171,7 @@ def test_a_file_that_becomes_shorter_between_two_ranges_is_an_error(hub: Hub, re
         ),
     ],
 )
-def test_a_206_of_another_version_is_an_error(
+def test_status_206_of_another_version_is_an_error(
     raw_server: Server, reach: Reach, before: dict[str, str], after: dict[str, str]
 ) -> None:
     """For servers that know no If-Range."""
@@ -185,7 +185,7 @@ def test_a_206_of_another_version_is_an_error(
     file.close()
 
 
-def test_a_206_of_another_total_is_an_error(raw_server: Server, reach: Reach) -> None:
+def test_status_206_of_another_total_is_an_error(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         say(ranged(HEADER + b"x" * asked.number, asked))
 
@@ -207,7 +207,7 @@ def test_a_206_of_another_total_is_an_error(raw_server: Server, reach: Reach) ->
         ({}, None),
     ],
 )
-def test_later_ranges_carry_the_validator_of_the_first(
+def test_later_ranges_send_the_first_validator(
     raw_server: Server, reach: Reach, stated: dict[str, str], sent: str | None
 ) -> None:
     server = raw_server(lambda asked, say: say(ranged(HEADER, asked, stated)))
@@ -217,14 +217,12 @@ def test_later_ranges_carry_the_validator_of_the_first(
     file.close()
 
 
-def test_a_listing_that_disagrees_about_the_size_is_an_error(hub: Hub, reach: Reach) -> None:
+def test_listing_with_another_size_is_an_error(hub: Hub, reach: Reach) -> None:
     with pytest.raises(RemoteChangedError, match=r"listed with 5 bytes, but the server sends 69,"):
         HttpFile(Transport(reach), hub.cdn + LARGE, name="large", expected_bytes=5)
 
 
-def test_a_server_that_sends_a_little_at_a_time_is_followed(
-    raw_server: Server, reach: Reach
-) -> None:
+def test_server_that_sends_small_pieces_is_read(raw_server: Server, reach: Reach) -> None:
     def script(asked: Asked, say: Say) -> None:
         last = min(asked.first_byte + 100_000, 524_288) - 1
         asked.headers["range"] = f"bytes={asked.first_byte}-{last}"
@@ -237,7 +235,7 @@ def test_a_server_that_sends_a_little_at_a_time_is_followed(
     file.close()
 
 
-def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
+def test_server_that_sends_single_bytes_is_given_up(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "MAX_RANGES", 8)
@@ -252,7 +250,7 @@ def test_a_server_that_sends_a_byte_at_a_time_is_given_up(
     assert len(server.asked) == 8
 
 
-def test_progress_says_what_is_about_to_be_read(hub: Hub) -> None:
+def test_progress_reports_what_is_about_to_be_read(hub: Hub) -> None:
     lines: list[str] = []
     reach = Reach(cache=False, progress=lines.append)
     file = open_file(hub.cdn + LARGE, reach)
@@ -261,7 +259,7 @@ def test_progress_says_what_is_about_to_be_read(hub: Hub) -> None:
     file.close()
 
 
-def test_many_small_reads_cost_one_request_per_step(hub: Hub, reach: Reach) -> None:
+def test_small_reads_share_one_request_per_step(hub: Hub, reach: Reach) -> None:
     file = open_file(hub.cdn + LARGE, reach)
     for offset in range(0, 1_000_000, 1000):
         assert file.read(offset, 8) == HEADER[offset : offset + 8]
@@ -270,7 +268,7 @@ def test_many_small_reads_cost_one_request_per_step(hub: Hub, reach: Reach) -> N
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device without room")
-def test_no_room_for_a_temporary_file(
+def test_full_disk_for_the_temporary_file(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = partial(Path("/dev/full").open, "r+b", buffering=0)

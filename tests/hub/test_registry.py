@@ -17,7 +17,7 @@ from edgekit.sources.reference import OllamaModel
 from edgekit.sources.types import Container, Origin, Reach
 
 
-def test_a_name_is_its_model_layer_and_projectors(hub: Hub, reach: Reach) -> None:
+def test_ollama_name_is_its_model_layer_and_projectors(hub: Hub, reach: Reach) -> None:
     found = locate_ollama(OllamaModel(name="tiny"), reach)
     assert (found.label, found.origin, found.container) == (
         "tiny:latest",
@@ -32,9 +32,7 @@ def test_a_name_is_its_model_layer_and_projectors(hub: Hub, reach: Reach) -> Non
     file.close()
 
 
-def test_the_registry_is_asked_for_a_manifest_and_redirects_to_its_blobs(
-    hub: Hub, reach: Reach
-) -> None:
+def test_registry_serves_the_manifest_and_redirects_to_blobs(hub: Hub, reach: Reach) -> None:
     locate_ollama(OllamaModel(name="tiny"), reach).weights[0].open().close()
     assert [line.split()[1].rpartition("/")[0] for line in hub.log("hub")] == [
         "/v2/library/tiny/manifests",
@@ -44,32 +42,34 @@ def test_the_registry_is_asked_for_a_manifest_and_redirects_to_its_blobs(
 
 
 @pytest.mark.parametrize("model", [OllamaModel(name="tinny"), OllamaModel(name="tiny", tag="7b")])
-def test_a_model_that_is_not_there(hub: Hub, reach: Reach, model: OllamaModel) -> None:
+def test_missing_model_is_an_error(hub: Hub, reach: Reach, model: OllamaModel) -> None:
     with pytest.raises(
         RemoteNotFoundError, match=f"^{model.name}:{model.tag}: .* has no such model or tag"
     ):
         locate_ollama(model, reach)
 
 
-def test_a_model_that_runs_in_the_cloud_only(hub: Hub, reach: Reach) -> None:
+def test_cloud_only_model_is_an_error(hub: Hub, reach: Reach) -> None:
     with pytest.raises(NotFoundError, match="tiny:cloud has no weights"):
         locate_ollama(OllamaModel(name="tiny", tag="cloud"), reach)
 
 
 @pytest.mark.parametrize("tag", ["bad", "list"])
-def test_a_manifest_that_is_none(hub: Hub, reach: Reach, tag: str) -> None:
+def test_answer_that_is_not_a_manifest(hub: Hub, reach: Reach, tag: str) -> None:
     with pytest.raises(HeaderError, match=f"tiny:{tag}: not an Ollama manifest"):
         locate_ollama(OllamaModel(name="tiny", tag=tag), reach)
 
 
-def test_another_host_is_asked_over_https(hub: Hub, reach: Reach) -> None:
+def test_other_registries_are_contacted_over_https(hub: Hub, reach: Reach) -> None:
     model = OllamaModel(name="tiny", namespace="me", host="127.0.0.1:9")
     said = r"^127\.0\.0\.1:9/me/tiny:latest: cannot reach 127\.0\.0\.1:9 "
     with pytest.raises(RemoteInspectError, match=said):
         locate_ollama(model, reach)
 
 
-def test_a_registry_that_is_no_address(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> None:
+def test_invalid_registry_setting_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, reach: Reach
+) -> None:
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "localhost")
     with pytest.raises(
         UsageError, match="EDGEKIT_OLLAMA_REGISTRY='localhost' is not a web address"

@@ -64,7 +64,7 @@ def downloads(server: RawServer) -> list[Asked]:
     return [one for one in gets if one.headers.get("range", "bytes=0-").endswith("-")]
 
 
-def test_downloaded_after_the_verdict_and_run(
+def test_run_downloads_after_the_verdict(
     server: RawServer, hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("run", "acme/raw:Q8_0", "--engine", "stream", "-p", "Hello", "-n", "2", "--raw")
@@ -87,7 +87,7 @@ def test_downloaded_after_the_verdict_and_run(
         (("--download-up-to", "10K"), 4, "was not allowed"),
     ],
 )
-def test_nothing_is_downloaded_for_a_no(
+def test_run_downloads_nothing_that_does_not_fit(
     server: RawServer, hub_cache: Path, words: tuple[str, ...], code: int, told: str
 ) -> None:
     said = io.StringIO()

@@ -40,7 +40,7 @@ def fresh_session(surroundings: None) -> None:
     close_session()
 
 
-def test_a_proxy_is_used(raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_used(raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
     monkeypatch.setenv("HTTP_PROXY", proxy.address)
     file = open_file("http://models.invalid/a.gguf", reach)
@@ -60,7 +60,7 @@ def test_no_proxy_is_respected(
     assert (len(proxy.asked), len(server.asked)) == (0, 1)
 
 
-def test_a_client_that_a_program_has_set_is_used_but_its_login_stays_at_the_hub(
+def test_configured_client_is_used_and_its_login_only_goes_to_the_hub(
     raw_server: Server, reach: Reach
 ) -> None:
     server = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
@@ -75,7 +75,7 @@ def test_a_client_that_a_program_has_set_is_used_but_its_login_stays_at_the_hub(
 
 
 @pytest.mark.parametrize("by", ["reach", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_offline_nothing_is_asked(
+def test_offline_mode_makes_no_request(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     if by != "reach":
@@ -99,7 +99,7 @@ class _Quiet(BaseHTTPRequestHandler):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_a_certificate_is_checked_and_ssl_cert_file_is_trusted(
+def test_certificates_are_checked_and_ssl_cert_file_is_trusted(
     tmp_path: Path, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -148,7 +148,7 @@ def test_a_certificate_is_checked_and_ssl_cert_file_is_trusted(
             thread.join()
 
 
-def test_neither_client_is_imported_before_it_is_needed() -> None:
+def test_http_clients_are_imported_on_first_use() -> None:
     script = (
         "import sys, edgekit.sources.hub, edgekit.sources.ollama, edgekit.sources.remote;"
         "assert not {'httpx2', 'huggingface_hub', 'ssl'} & set(sys.modules)"

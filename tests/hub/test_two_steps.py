@@ -123,7 +123,7 @@ def test_check_reads_the_directory_where_it_decides(
     assert ("tensors were not checked" in out) is not whole
 
 
-def test_check_says_the_same_with_and_without_the_directory(
+def test_check_answers_the_same_with_and_without_the_directory(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """But for the size, which the first range gives within 2 %."""
@@ -165,7 +165,7 @@ def test_one_range_of_the_chosen_file_decides(hub: Hub, counted: Reach) -> None:
     assert quick.required_bytes == pytest.approx(exact.required_bytes, rel=0.02)
 
 
-def test_the_rest_is_read_of_the_chosen_file_only(hub: Hub, counted: Reach) -> None:
+def test_only_the_chosen_file_is_read_completely(hub: Hub, counted: Reach) -> None:
     """At 32 GB the window is as long as stays comfortable: the directory decides how long."""
     found = model_preflight(SEVERAL, device="RTX 5090", ram="64G", reach=counted)
     assert (found.quantization, found.status.name) == ("Q6_K", "PASSED")

@@ -16,7 +16,7 @@ from edgekit.sources.types import Container, Origin, Reach
 Server = Callable[[Script], RawServer]
 
 
-def test_a_gguf(hub: Hub, reach: Reach) -> None:
+def test_url_of_a_gguf(hub: Hub, reach: Reach) -> None:
     url = f"{hub.cdn}/acme/tiny-GGUF/tiny-Q4_K_M.gguf"
     found = locate_url(url, reach)
     assert found.label == "tiny-Q4_K_M.gguf"
@@ -27,7 +27,7 @@ def test_a_gguf(hub: Hub, reach: Reach) -> None:
     file.close()
 
 
-def test_a_shard_means_the_whole_set(hub: Hub, reach: Reach) -> None:
+def test_url_of_a_shard_means_the_whole_set(hub: Hub, reach: Reach) -> None:
     url = f"{hub.cdn}/acme/split-GGUF/Q8_0/split-Q8_0-00002-of-00003.gguf?download=true"
     found = locate_url(url, reach)
     assert [file.name[-19:-5] for file in found.weights] == [
@@ -41,7 +41,7 @@ def test_a_shard_means_the_whole_set(hub: Hub, reach: Reach) -> None:
         opened.close()
 
 
-def test_a_safetensors_file_brings_the_config_beside_it(hub: Hub, reach: Reach) -> None:
+def test_url_of_safetensors_includes_the_config_next_to_it(hub: Hub, reach: Reach) -> None:
     url = f"{hub.cdn}/acme/tensors/model-00001-of-00002.safetensors"
     found = locate_url(url, reach)
     assert found.container is Container.SAFETENSORS
@@ -61,7 +61,7 @@ def test_a_safetensors_file_brings_the_config_beside_it(hub: Hub, reach: Reach) 
     again.close()
 
 
-def test_a_safetensors_file_without_a_config_beside_it(hub: Hub, reach: Reach) -> None:
+def test_url_of_safetensors_without_a_config(hub: Hub, reach: Reach) -> None:
     lonely = hub.root / "cdn/lonely/model.safetensors"
     lonely.parent.mkdir(exist_ok=True)
     lonely.write_bytes(b"\x02\0\0\0\0\0\0\0{}")
@@ -70,13 +70,13 @@ def test_a_safetensors_file_without_a_config_beside_it(hub: Hub, reach: Reach) -
     assert len(found.weights) == 1
 
 
-def test_a_config(hub: Hub, reach: Reach) -> None:
+def test_url_of_a_config(hub: Hub, reach: Reach) -> None:
     found = locate_url(f"{hub.cdn}/acme/tensors/config.json", reach)
     assert found.container is Container.CONFIG
     assert found.config is not None
 
 
-def test_an_address_without_a_suffix_is_known_by_its_first_bytes(
+def test_url_without_a_suffix_is_recognised_by_its_first_bytes(
     raw_server: Server, reach: Reach
 ) -> None:
     server = raw_server(lambda asked, say: say(ranged(gguf_header(), asked)))
@@ -86,13 +86,13 @@ def test_an_address_without_a_suffix_is_known_by_its_first_bytes(
     assert len(server.asked) == 1
 
 
-def test_an_address_of_something_else(raw_server: Server, reach: Reach) -> None:
+def test_url_of_another_file_type_is_an_error(raw_server: Server, reach: Reach) -> None:
     server = raw_server(lambda asked, say: say(ranged(b"PK\x03\x04" * 100, asked)))
     with pytest.raises(HeaderError, match="and the file is not a GGUF"):
         locate_url(f"{server.address}/model.zip", reach)
 
 
-def test_a_server_that_fails_at_the_config_is_not_taken_for_one_without(
+def test_server_error_for_the_config_is_not_a_missing_config(
     raw_server: Server, reach: Reach
 ) -> None:
     def script(asked: Asked, say: Say) -> None:
@@ -104,6 +104,6 @@ def test_a_server_that_fails_at_the_config_is_not_taken_for_one_without(
 
 
 @pytest.mark.parametrize("url", ["ftp://a.example/a.gguf", "https:///a.gguf", "http://[::/a.gguf"])
-def test_what_is_no_address(url: str, reach: Reach) -> None:
+def test_invalid_url_is_an_error(url: str, reach: Reach) -> None:
     with pytest.raises(UsageError, match="not the address of a file"):
         locate_url(url, reach)

@@ -58,7 +58,7 @@ def _estimate(name: tuple[str, str], load: Load, setup: LlamaCppSetup) -> Memory
 
 @settings(max_examples=100 if LONG else 10, deadline=None)
 @given(name=models, load=loads, setup=setups)
-def test_every_total_is_a_sum_over_the_lines(
+def test_totals_are_sums_over_the_lines(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup
 ) -> None:
     bill = _estimate(name, load, setup)
@@ -74,7 +74,7 @@ def test_every_total_is_a_sum_over_the_lines(
 
 @settings(max_examples=60 if LONG else 6, deadline=None)
 @given(name=models, load=loads, setup=setups, more=st.integers(0, 2**17))
-def test_a_longer_context_never_shrinks_the_cache(
+def test_longer_context_never_shrinks_the_cache(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup, more: int
 ) -> None:
     longer = replace(load, context_tokens=(load.context_tokens or 0) + more)
@@ -83,7 +83,7 @@ def test_a_longer_context_never_shrinks_the_cache(
 
 @settings(max_examples=60 if LONG else 6, deadline=None)
 @given(name=models, load=loads, setup=setups, more=st.integers(1, 8))
-def test_more_sequences_in_one_cache_never_shrink_it(
+def test_more_sequences_never_shrink_the_cache(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup, more: int
 ) -> None:
     """With caches of their own they may: 768 cells are 2 x 512 for two sequences and 3 x 256 for three."""
@@ -94,7 +94,7 @@ def test_more_sequences_in_one_cache_never_shrink_it(
 
 @settings(max_examples=60 if LONG else 6, deadline=None)
 @given(name=models, load=loads, setup=setups)
-def test_an_answer_does_not_depend_on_what_was_asked_before(
+def test_answer_does_not_depend_on_earlier_requests(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup
 ) -> None:
     """Structures that are kept are good for every load they are used for."""

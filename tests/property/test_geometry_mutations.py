@@ -71,13 +71,15 @@ def check_laws(geometry: ModelGeometry) -> None:
 
 @settings(max_examples=600 if LONG else 60, deadline=None)
 @given(st.sampled_from(CONFIGS), st.dictionaries(st.sampled_from(CONFIG_KEYS), values, max_size=5))
-def test_mutated_configs(config: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_mutated_config_has_a_geometry_or_an_error(
+    config: dict[str, Any], changes: dict[str, Any]
+) -> None:
     check(config_header(config | changes))
 
 
 @settings(max_examples=600 if LONG else 60, deadline=None)
 @given(st.data())
-def test_mutated_gguf_keys(data: st.DataObject) -> None:
+def test_mutated_gguf_keys_have_a_geometry_or_an_error(data: st.DataObject) -> None:
     keys = dict(data.draw(st.sampled_from(KEYS)))
     for name in data.draw(st.lists(st.sampled_from(sorted(keys)), max_size=4)):
         value = data.draw(numbers | st.text(max_size=6) | st.lists(numbers, max_size=70).map(tuple))

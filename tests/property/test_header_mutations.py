@@ -112,7 +112,9 @@ def outcome(source: BytesSource, depth: Depth) -> str:
 
 @MANY
 @given(st.sampled_from(GGUFS), EDITS, st.sampled_from((0, 10**9)))
-def test_a_mutated_gguf_says_the_same_near_and_far(data: bytes, edits: Edits, more: int) -> None:
+def test_mutated_gguf_reads_the_same_locally_and_remotely(
+    data: bytes, edits: Edits, more: int
+) -> None:
     data = mutated(data, edits)
     size = len(data) + more
     near = outcome(BytesSource(data, size_bytes=size), Depth.TENSORS)
@@ -123,7 +125,9 @@ def test_a_mutated_gguf_says_the_same_near_and_far(data: bytes, edits: Edits, mo
 
 @MANY
 @given(st.sampled_from(GGUFS), st.floats(0, 1), st.sampled_from(GGUFS), st.floats(0, 1))
-def test_two_ggufs_spliced(first: bytes, cut: float, second: bytes, seam: float) -> None:
+def test_spliced_ggufs_are_read_or_refused(
+    first: bytes, cut: float, second: bytes, seam: float
+) -> None:
     data = first[: int(cut * len(first))] + second[int(seam * len(second)) :]
     with suppress(EdgekitError):
         read_header(model_files(BytesSource(data, size_bytes=10**9)))
@@ -131,7 +135,9 @@ def test_two_ggufs_spliced(first: bytes, cut: float, second: bytes, seam: float)
 
 @MANY
 @given(st.sampled_from(SAFETENSORS), EDITS)
-def test_a_mutated_safetensors_is_read_only_if_safetensors_would(data: bytes, edits: Edits) -> None:
+def test_mutated_safetensors_is_read_only_if_the_library_reads_it(
+    data: bytes, edits: Edits
+) -> None:
     data = mutated(data, edits)
     try:
         file = read_safetensors(BytesSource(data))
@@ -143,7 +149,7 @@ def test_a_mutated_safetensors_is_read_only_if_safetensors_would(data: bytes, ed
 
 @MANY
 @given(st.sampled_from(SAFETENSORS), EDITS)
-def test_a_mutated_header_of_the_right_length(data: bytes, edits: Edits) -> None:
+def test_mutated_safetensors_header_of_the_right_length(data: bytes, edits: Edits) -> None:
     """The length is put right again, so that the JSON itself is what is attacked."""
     (length,) = struct.unpack("<Q", data[:8])
     raw = mutated(data[8 : 8 + length], edits)
@@ -178,7 +184,7 @@ def headers(draw: st.DrawFn) -> bytes:
 
 @MANY
 @given(headers())
-def test_we_agree_with_safetensors_on_what_is_right(data: bytes) -> None:
+def test_valid_headers_are_those_of_the_safetensors_library(data: bytes) -> None:
     try:
         theirs: Any = {name for name, _ in _DESERIALIZE(data)}
     except official.SafetensorError:
@@ -192,7 +198,7 @@ def test_we_agree_with_safetensors_on_what_is_right(data: bytes) -> None:
 
 @MANY
 @given(st.sampled_from(CONFIGS + INDEXES), EDITS)
-def test_mutated_json(data: bytes, edits: Edits) -> None:
+def test_mutated_json_is_read_or_refused(data: bytes, edits: Edits) -> None:
     data = mutated(data, edits)
     for read in (read_config, walk_index, lambda source: walk_index(source, lambda a, b: None)):
         with suppress(EdgekitError):
@@ -219,7 +225,7 @@ SETTINGS = st.recursive(
 
 @MANY
 @given(SETTINGS, SETTINGS, st.sampled_from(("quantization", "quantization_config", "text_config")))
-def test_any_quantisation_is_read_and_counted_with(settings: Any, extra: Any, place: str) -> None:
+def test_any_quantization_config_is_read_and_counted(settings: Any, extra: Any, place: str) -> None:
     found = read_quantization({place: settings}, extra if isinstance(extra, dict) else None)
     tensors = read_safetensors(BytesSource(SAFETENSORS[0])).tensors or ()
     assert (count_weights(tensors, found) or 0) >= 0

@@ -40,7 +40,7 @@ def judged(model: tuple[str, str], vram: int, ram: int, context: int | None = No
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(model=models, vram=gib, ram=gib, extra=more)
-def test_a_larger_card_is_never_worse(
+def test_larger_card_is_never_worse(
     model: tuple[str, str], vram: int, ram: int, extra: int
 ) -> None:
     small, large = judged(model, vram, ram), judged(model, vram + extra, ram)
@@ -50,9 +50,7 @@ def test_a_larger_card_is_never_worse(
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(model=models, vram=st.integers(0, 24), ram=gib, extra=more)
-def test_more_host_memory_is_never_worse(
-    model: tuple[str, str], vram: int, ram: int, extra: int
-) -> None:
+def test_more_ram_is_never_worse(model: tuple[str, str], vram: int, ram: int, extra: int) -> None:
     small, large = judged(model, vram, ram), judged(model, vram, ram + extra)
     assert large.can_load or small.failed
     assert small.failed or large.step <= small.step
@@ -60,7 +58,7 @@ def test_more_host_memory_is_never_worse(
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(model=models, vram=gib, ram=gib, context=st.integers(256, 140_000), less=st.integers(1, 99))
-def test_a_shorter_context_never_fails_where_a_longer_one_fits(
+def test_shorter_context_never_fails_where_a_longer_one_fits(
     model: tuple[str, str], vram: int, ram: int, context: int, less: int
 ) -> None:
     long = judged(model, vram, ram, context)
@@ -70,7 +68,7 @@ def test_a_shorter_context_never_fails_where_a_longer_one_fits(
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(model=models, vram=st.integers(0, 24), ram=gib)
-def test_the_longest_fits_when_it_is_asked_for_and_no_longer_one_does(
+def test_longest_context_fits_and_the_next_one_does_not(
     model: tuple[str, str], vram: int, ram: int
 ) -> None:
     result = judged(model, vram, ram)

@@ -22,7 +22,7 @@ MOST = 4.5  # of the engine's own figure: small encoders; decoders 1.3 in the mi
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
 
 
-def test_never_below_on_the_cpu_and_not_far_above() -> None:
+def test_bound_on_the_cpu_is_above_every_row_but_not_far() -> None:
     for row in recorded("llama_cpp_cpu.jsonl.gz", lambda row: "error" not in row["actual"]):
         model = engine_models()[row["model"], row["quant"]]
         bound = bound_bytes(model, resolve(model, *read_row(row["options"], "cpu")))
@@ -46,7 +46,7 @@ def cuda_rows() -> Iterator[dict[str, Any]]:
     )
 
 
-def test_never_below_on_a_device_nor_on_its_host() -> None:
+def test_bound_on_a_device_and_its_host_is_above_every_row() -> None:
     """Where every block is on the device the host has the inputs alone, and its bound is not far above them.
 
     Unless attention has no kernel on the device, and runs on the host.
@@ -66,7 +66,7 @@ def test_never_below_on_a_device_nor_on_its_host() -> None:
             assert on_host <= 4 * held + 4 * MIB, (row["model"], row["options"])
 
 
-def test_the_bound_holds_an_f32_mask_and_its_copy_before_f16_masks() -> None:
+def test_bound_covers_an_f32_mask_and_its_copy() -> None:
     model, load = engine_models()["llama-3.2-1b", "Q4_K_M"], Load(context_tokens=131_072)
     setup = LlamaCppSetup(rules=9294)
     bill = llamacpp.estimate(model, load, setup)

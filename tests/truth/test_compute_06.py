@@ -42,13 +42,13 @@ def _by(key: Callable[[Row], str], file: str, *, each: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("recorded", _by(lambda row: str(row["model"]), RECORDED, each=4))
-def test_every_buffer(recorded: list[Row]) -> None:
+def test_recorded_buffers_are_exact(recorded: list[Row]) -> None:
     for row in recorded:
         _check(engine_models()[row["model"], row["quant"]], row)
 
 
 @pytest.mark.parametrize("recorded", _by(lambda row: str(row["file"]), FURTHER, each=18))
-def test_every_buffer_of_further_models(recorded: list[Row]) -> None:
+def test_recorded_buffers_of_further_models_are_exact(recorded: list[Row]) -> None:
     """With more options: windows kept whole, caches on the host, 3 layers offloaded, micro-batches of 1 to 2,048."""
     model = further_model(recorded[0]["file"], recorded[0]["data_bytes"])
     for row in recorded:

@@ -26,7 +26,9 @@ def _by_model() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "recorded"), _by_model())
-def test_compute_buffer(name: tuple[str, str], recorded: list[dict[str, Any]]) -> None:
+def test_recorded_compute_buffers_are_exact(
+    name: tuple[str, str], recorded: list[dict[str, Any]]
+) -> None:
     model = engine_models()[name]
     for row in recorded:
         load, setup = read_row(row["options"], "cpu")

@@ -36,7 +36,7 @@ def _rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("recorded", _rows())
-def test_rows(recorded: list[dict[str, Any]]) -> None:
+def test_recorded_compute_buffers_are_exact(recorded: list[dict[str, Any]]) -> None:
     for row in recorded:
         model = engine_models()[row["model"], row["quant"]]
         bill = llamacpp.estimate(model, *read_row(row["options"], "cuda"))
@@ -65,7 +65,7 @@ def _real_rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("row", _real_rows())
-def test_what_the_driver_reports_gone(row: dict[str, Any]) -> None:
+def test_driver_memory_is_within_its_bound(row: dict[str, Any]) -> None:
     """Within 2 % or 150 MB: weights, cache, compute, CUDA context and what the first decode loads."""
     model = engine_models()[row["model"], row["quant"]]
     bill = llamacpp.estimate(model, *read_row(row["options"], "cuda"))
@@ -75,7 +75,7 @@ def test_what_the_driver_reports_gone(row: dict[str, Any]) -> None:
     assert predicted >= gone - 0.005 * gone - 8e6  # never much below
 
 
-def test_only_what_is_split_is_modelled() -> None:
+def test_only_split_graphs_are_modelled() -> None:
     model = engine_models()["llama-3.1-8b", "Q4_K_M"]
     for options, basis in (
         ({"n_ctx": 4096}, Basis.EXACT),

@@ -31,7 +31,7 @@ def _by_file() -> list[Any]:
 
 
 @pytest.mark.parametrize(("file", "recorded"), _by_file())
-def test_every_buffer(file: str, recorded: list[dict[str, Any]]) -> None:
+def test_recorded_buffers_are_exact(file: str, recorded: list[dict[str, Any]]) -> None:
     model = further_model(file, recorded[0]["data_bytes"])
     for row in recorded:
         load, setup = read_row(row["options"], "cpu")

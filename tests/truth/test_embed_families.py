@@ -31,7 +31,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("architecture", "kind"), KINDS)
-def test_every_family(tmp_path: Path, architecture: str, kind: str) -> None:
+def test_every_family_equals_llama_cpp(tmp_path: Path, architecture: str, kind: str) -> None:
     path = write_model(tmp_path / "model.gguf", architecture, kind=kind)
     pooling = FAMILIES[architecture].pooling or "last"
     assert _cosines(path, pooling).min() >= LEAST[kind]
@@ -40,7 +40,7 @@ def test_every_family(tmp_path: Path, architecture: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", sampled(("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K"), each=3)
 )
-def test_every_usual_packing(tmp_path: Path, kind: str) -> None:
+def test_every_usual_quantisation_equals_llama_cpp(tmp_path: Path, kind: str) -> None:
     path = write_model(tmp_path / "model.gguf", "qwen2", kind=kind)
     assert _cosines(path, "mean").min() >= 0.98
 
@@ -57,7 +57,7 @@ POOLED = [
 
 
 @pytest.mark.parametrize(("architecture", "pooling"), sampled(POOLED, each=2))
-def test_every_pooling(tmp_path: Path, architecture: str, pooling: str) -> None:
+def test_every_pooling_equals_llama_cpp(tmp_path: Path, architecture: str, pooling: str) -> None:
     path = write_model(tmp_path / "model.gguf", architecture, pooling=pooling)
     told = llamacpp_vectors(path, TEXTS)  # the file's own
     assert cosines(_embed(path), told).min() >= 0.9999
@@ -108,7 +108,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", sampled(tuple(VARIATIONS), each=3))
-def test_variations(tmp_path: Path, name: str) -> None:
+def test_architecture_variations_equal_llama_cpp(tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / "model.gguf", **VARIATIONS[name])
     assert cosines(_embed(path), llamacpp_vectors(path, TEXTS)).min() >= 0.9999
 
@@ -125,14 +125,14 @@ FAST = [
 
 
 @pytest.mark.parametrize(("architecture", "kind"), sampled(FAST, each=2))
-def test_the_fast_path(tmp_path: Path, architecture: str, kind: str) -> None:
+def test_fast_kernels_equal_llama_cpp(tmp_path: Path, architecture: str, kind: str) -> None:
     path = write_model(tmp_path / "model.gguf", architecture, kind=kind, pooling="mean")
     ours, theirs = _embed(path), _embed(path, engine="llama.cpp")
     assert cosines(ours, theirs).min() >= min(LEAST[kind], 0.999)
     assert not np.array_equal(ours, theirs)  # it is another engine
 
 
-def test_the_largest_text(tmp_path: Path) -> None:
+def test_longest_text_equals_llama_cpp(tmp_path: Path) -> None:
     """Positions far from the start, where an error of the rotation would have grown; one layer shows it."""
     path = write_model(
         tmp_path / "model.gguf", "qwen2", context_tokens=2048, pooling="last", layers=1

@@ -35,14 +35,14 @@ def ours(kind: str) -> Floats:
 
 
 @pytest.mark.parametrize("kind", LEAST if LONG else ["Q8_0"])
-def test_vectors_are_those_of_sentence_transformers(kind: str) -> None:
+def test_vectors_equal_sentence_transformers(kind: str) -> None:
     found = cosines(ours(kind), recorded())
     names = [row.name for row in rows()]
     assert {name: one for name, one in zip(names, found, strict=True) if one < LEAST[kind]} == {}
 
 
 @pytest.mark.parametrize("kind", LEAST if LONG else ["Q8_0"])
-def test_vectors_are_those_of_llama_cpp(kind: str) -> None:
+def test_vectors_equal_llama_cpp(kind: str) -> None:
     """On the same tokens: llama.cpp cuts Korean and Hindi otherwise than the model's own tokenizer does."""
     pytest.importorskip("xllamacpp")
     tokens = [row.tokens for row in rows()]
@@ -51,7 +51,7 @@ def test_vectors_are_those_of_llama_cpp(kind: str) -> None:
 
 @wide
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-def test_the_fast_path_gives_the_same(kind: str) -> None:
+def test_fast_kernels_give_the_same_vectors(kind: str) -> None:
     pytest.importorskip("xllamacpp")
     _check_near(ours(kind), _embed(kind, engine="llama.cpp"))
 
@@ -71,18 +71,18 @@ def _check_near(mine: Floats, theirs: Floats) -> None:
     assert (near >= 0.999).sum() >= len(names) - 2
 
 
-def test_a_small_budget_gives_the_same() -> None:
+def test_small_budget_gives_the_same_vectors() -> None:
     kind = "F16" if LONG else "Q8_0"
     assert cosines(ours(kind), _embed(kind, memory_budget="40M")).min() >= 0.999999
 
 
-def test_texts_are_cut_as_the_models_own_tokenizer_cuts_them() -> None:
+def test_tokens_equal_those_of_the_models_own_tokenizer() -> None:
     with open_embedder(minilm("F16")) as embedder:
         found = {row.name: list(embedder.tokens(row.text)) for row in minilm_reference()}
     assert found == {row.name: list(row.tokens) for row in minilm_reference()}
 
 
-def test_vectors_say_what_texts_mean() -> None:
+def test_similar_texts_have_similar_vectors() -> None:
     """Two pairs: each finds its other half."""
     texts = [
         "A cat sits on the mat.",

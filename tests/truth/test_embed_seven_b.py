@@ -115,12 +115,12 @@ def group() -> Iterator[str]:
         pass
 
 
-def test_sixteen_tokens_inside_100_mib(model: Path, group: str) -> None:
+def test_sixteen_tokens_within_100_mib(model: Path, group: str) -> None:
     told = _child(model, budget="64M", tokenizer=False, group=group)
     assert told["peak_mib"] <= 100
 
 
-def test_with_its_tokenizer_inside_200_mib_and_600_mb_of_addresses(model: Path) -> None:
+def test_text_within_200_mib_and_600_mb_of_addresses(model: Path) -> None:
     told = _child(model, budget="110M", tokenizer=True, addresses=ADDRESSES)
     assert told["peak_mib"] <= 200
 

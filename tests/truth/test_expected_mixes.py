@@ -35,7 +35,7 @@ def plain_tensors(model: str) -> tuple[tuple[GgufTensor, ...], MixFacts]:
     return directory_tensors(header), facts_of_header(header)
 
 
-def test_every_tensor_gets_the_type_that_llama_cpp_gives_it() -> None:
+def test_mix_gives_every_tensor_the_type_of_llama_cpp() -> None:
     """47 models, 35 mixes, by llama_quant_compute_types (which knows no importance matrix).
 
     In the normal run each model has every eighth mix, the next one others, and all that are refused.
@@ -66,7 +66,7 @@ def quantised_files() -> list[Any]:
 
 
 @pytest.mark.parametrize("index", sampled(tuple(quantised_files()), each=4))
-def test_a_file_at_f16_tells_the_size_of_its_quantised_twin(index: int) -> None:
+def test_size_of_a_quantised_file_follows_from_the_f16_file(index: int) -> None:
     model, made = models()[index], model_header(index)
     plain = header_at(model["model"])
     mixed = source_model(plain, read_geometry(plain)).at_mix(model["quant"])
@@ -87,7 +87,7 @@ def config_twins() -> list[Any]:
 
 
 @pytest.mark.parametrize(("index", "config"), sampled(tuple(config_twins()), each=4))
-def test_a_config_alone_tells_the_size_of_a_gguf(index: int, config: dict[str, Any]) -> None:
+def test_size_of_a_gguf_follows_from_the_config(index: int, config: dict[str, Any]) -> None:
     """To the byte, tables of rope factors included."""
     header = config_header(config)
     mixed = source_model(header, read_geometry(header)).at_mix(models()[index]["quant"])

@@ -38,7 +38,7 @@ WIDE = {"qwen3.5-9b-text": 24 * 32, "qwen3.5-27b-text": 48 * 48, "deepseek-v3": 
 
 
 @pytest.mark.parametrize("row", mlx_rows())
-def test_mlx_holds_exactly_these(row: dict[str, Any]) -> None:
+def test_expected_tensors_are_those_of_mlx(row: dict[str, Any]) -> None:
     wide = BF16_BYTES * WIDE.get(row["model"], 0)
     assert BF16_BYTES * count(of_config(row["config"])) + wide == row["actual"]["bytes"]
 
@@ -70,7 +70,7 @@ def vllm_rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("row", vllm_rows())
-def test_vllm_holds_these_and_what_it_pads(row: dict[str, Any]) -> None:
+def test_expected_tensors_are_those_of_vllm_without_padding(row: dict[str, Any]) -> None:
     expected, actual = BF16_BYTES * count(of_config(row["config"])), row["actual"]
     difference = actual["weights_param_bytes"] - expected
     if row["model"] in VOCABULARY_PADDING | WIDE_STATES:
@@ -79,7 +79,7 @@ def test_vllm_holds_these_and_what_it_pads(row: dict[str, Any]) -> None:
         assert difference == 0
 
 
-def test_gguf_directories_hold_exactly_these() -> None:
+def test_expected_tensors_are_those_of_gguf_directories() -> None:
     """From the keys of a GGUF alone. Tables of rope factors are no weights.
 
     Files of one model differ in their types alone: of each the first, with LONG all.
@@ -95,7 +95,7 @@ def test_gguf_directories_hold_exactly_these() -> None:
         assert count(expected_tensors(read_geometry(header))) + missing == held, model["model"]
 
 
-def test_the_libraries_own_classes_hold_exactly_these() -> None:
+def test_expected_tensors_are_those_of_the_library_classes() -> None:
     """149 model types of transformers and mlx-lm, by default and with every switch on and off (a third of the rows, and
     one of each type; with LONG all).
 
@@ -116,7 +116,7 @@ def test_the_libraries_own_classes_hold_exactly_these() -> None:
 @pytest.mark.skipif(
     not (TRUTH / "configs").is_dir(), reason="the collection of configs is not here"
 )
-def test_every_collected_config_has_tensors() -> None:
+def test_every_collected_config_has_expected_tensors() -> None:
     for path in sampled(sorted((TRUTH / "configs").glob("*.json")), each=4):
         config = json.loads(path.read_text(encoding="utf-8"))
         try:

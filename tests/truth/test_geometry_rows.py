@@ -46,7 +46,7 @@ def state_elements(model: str) -> int:
     return sum(s.elements for x in geometry_of(model).layers for s in x.mixer.states)
 
 
-def test_cache_and_state_elements_are_those_llama_cpp_allocated() -> None:
+def test_cache_and_state_elements_are_those_of_llama_cpp() -> None:
     checked = 0
     for row in plain_rows():
         model, actual = row["model"], row["actual"]
@@ -70,7 +70,7 @@ def weight_rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("row", weight_rows())
-def test_parameters_from_config_alone_are_within_a_twentieth_of_a_percent(
+def test_parameters_from_the_config_are_within_a_twentieth_of_a_percent(
     row: dict[str, Any],
 ) -> None:
     counted = count_parameters(read_geometry(config_header(row["config"])))

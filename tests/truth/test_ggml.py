@@ -27,7 +27,7 @@ def ggml() -> ctypes.CDLL:
     return library
 
 
-def test_every_block_has_ggmls_size(ggml: ctypes.CDLL) -> None:
+def test_block_sizes_are_those_of_ggml(ggml: ctypes.CDLL) -> None:
     ours = {kind.ggml_id: kind for kind in TENSOR_TYPES if kind.ggml_id is not None}
     assert len(ours) >= 34
     for number, kind in ours.items():

@@ -34,7 +34,7 @@ def test_header_without_vocabulary(index: int) -> None:
         ), key
 
 
-def test_there_are_140() -> None:
+def test_all_140_headers_are_recorded() -> None:
     assert len(models()) == 140
 
 

@@ -100,7 +100,7 @@ def described(tensors: tuple[Tensor, ...]) -> dict[str, tuple[tuple[int, ...], s
     return {tensor.name: (tensor.shape, tensor.type.name) for tensor in tensors}
 
 
-def test_names_shapes_and_types_are_those_of_every_recorded_file() -> None:
+def test_layout_is_that_of_every_recorded_file() -> None:
     for model in sampled(models(), each=5):
         files = recorded_files(model)
         directory = read_header(files).tensors or ()
@@ -118,12 +118,12 @@ def made_up() -> list[str]:
 
 
 @pytest.mark.parametrize("name", sampled(made_up(), each=2))
-def test_names_shapes_and_types_are_those_of_further_families(name: str) -> None:
+def test_layout_is_that_of_further_families(name: str) -> None:
     files = made_up_files(name)
     assert described(laid_out(keys_alone(files))) == described(read_header(files).tensors or ())
 
 
 @pytest.mark.parametrize("name", sorted(UNEQUAL))
-def test_what_is_listed_as_unequal_is(name: str) -> None:
+def test_listed_differences_still_differ(name: str) -> None:
     files = made_up_files(name)
     assert described(laid_out(keys_alone(files))) != described(read_header(files).tensors or ())

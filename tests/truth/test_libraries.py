@@ -53,7 +53,7 @@ def test_layers_and_weights_are_those_of_the_libraries() -> None:
     assert len(checked) == 199
 
 
-def test_what_mlx_makes_of_them() -> None:
+def test_mlx_bytes_equal_those_of_the_library() -> None:
     """Plain weights, weights at 4 bits in groups of 64, the cache after a prompt of 1000 tokens."""
     checked = 0
     for row in rows("libraries.jsonl.gz"):

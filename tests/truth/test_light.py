@@ -61,7 +61,7 @@ def one_of_each() -> list[tuple[int, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("how", HOW_KNOWN)
-def test_it_errs_on_the_large_side(how: str) -> None:
+def test_bill_from_keys_and_size_is_above_the_exact_one_but_not_far(how: str) -> None:
     names_mix, name, each = HOW_KNOWN[how]
     load = Load(context_tokens=8192)
     chosen = list(enumerate(models()))[::each] if each else one_of_each()
@@ -78,14 +78,14 @@ def test_it_errs_on_the_large_side(how: str) -> None:
         assert light.basis is not Basis.EXACT
 
 
-def test_without_a_mix_and_a_size_more_is_needed() -> None:
+def test_bill_without_a_mix_and_a_size_needs_the_directory() -> None:
     header = replace(light_header(0, names_mix=False, name="model.gguf"), file_bytes=None)
     model = Model(header=header, geometry=read_geometry(header))
     with pytest.raises(HeaderError, match="read its whole header"):
         llamacpp.estimate(model, Load(context_tokens=512), LlamaCppSetup())
 
 
-def test_a_stated_mix_that_the_file_is_too_small_for_is_not_believed() -> None:
+def test_stated_mix_that_is_too_large_for_the_file_is_ignored() -> None:
     """A file that calls itself F16 and is a Q4_K_M by its size: billed by its size."""
     place = next(
         i

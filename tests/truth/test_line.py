@@ -45,7 +45,7 @@ def _device_bytes(row: dict[str, Any]) -> int:
     return _bill(row).total(lambda line: line.pool == DEVICE)
 
 
-def test_the_bill_separates_loads_that_work_from_those_that_fail() -> None:
+def test_bill_separates_loads_that_worked_from_those_that_failed() -> None:
     assert len(ROWS) == 60
     above = below = 0
     for row in ROWS:
@@ -61,7 +61,7 @@ def test_the_bill_separates_loads_that_work_from_those_that_fail() -> None:
     assert below >= 12
 
 
-def test_the_bill_is_what_was_taken_and_at_most_20_mib_more() -> None:
+def test_bill_is_at_most_20_mib_above_the_memory_used() -> None:
     worked = [row for row in ROWS if row["loaded_and_decoded_600_tokens"]]
     for row in worked:
         taken = row["free_bytes_at_start"] - row["free_bytes_after"]
@@ -109,7 +109,7 @@ def test_verdict_without_a_reserve_accepts_loads_at_one_percent_above_the_bill()
         assert _verdict(row, reserve_bytes=0).can_load is row["loaded_and_decoded_600_tokens"], row
 
 
-def test_what_the_first_decode_takes_is_in_its_bound() -> None:
+def test_first_decode_is_within_its_bound() -> None:
     """Free memory after 600 tokens, less what the buffers and the CUDA context take. The first context of a process."""
     seen = set()
     for row in rows("llama_cpp_cuda.jsonl.gz"):
@@ -143,7 +143,7 @@ def test_what_the_first_decode_takes_is_in_its_bound() -> None:
         ("llama-3.1-8b", "Q4_K_M", 97),
     ],
 )
-def test_the_first_decode_depends_on_the_family(model: str, quant: str, mib: int) -> None:
+def test_first_decode_depends_on_the_family(model: str, quant: str, mib: int) -> None:
     bill = llamacpp.estimate(engine_models()[model, quant], Load(context_tokens=8192), SETUP)
     (line,) = [one for one in bill.lines if "first decode" in one.because]
     assert line.size_bytes == mib * MIB

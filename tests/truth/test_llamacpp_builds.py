@@ -65,14 +65,14 @@ def test_all_wheels_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
-def test_every_part_is_what_the_wheel_answered(wheel: str) -> None:
+def test_every_buffer_is_that_of_the_wheel(wheel: str) -> None:
     asked = [row for row in ROWS if row["wheel"] == wheel and "parts" in row]
     if not LONG:
         asked = [row for row in asked if row["file"].startswith(SOME)][:: len(LOADS) // 2]
     assert [line for row in asked for line in differences(row)] == []
 
 
-def test_what_a_wheel_died_of_is_refused() -> None:
+def test_loads_that_crash_a_wheel_are_refused() -> None:
     died = [row for row in ROWS if "died" in row]
     assert {(row["wheel"], row["file"].partition(".")[0]) for row in died} == {
         ("2026.4.8672", "phi-3-medium-4k"),

@@ -45,7 +45,7 @@ def _by_model(file: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "recorded"), _by_model("llama_cpp_cpu.jsonl.gz"))
-def test_cpu_rows(name: tuple[str, str], recorded: list[dict[str, Any]]) -> None:
+def test_cpu_rows_are_exact(name: tuple[str, str], recorded: list[dict[str, Any]]) -> None:
     model = engine_models()[name]
     for row in recorded:
         actual = row["actual"]
@@ -60,7 +60,7 @@ def test_cpu_rows(name: tuple[str, str], recorded: list[dict[str, Any]]) -> None
 
 
 @pytest.mark.parametrize(("name", "recorded"), _by_model("llama_cpp_cuda.jsonl.gz"))
-def test_cuda_rows(name: tuple[str, str], recorded: list[dict[str, Any]]) -> None:
+def test_cuda_rows_are_exact(name: tuple[str, str], recorded: list[dict[str, Any]]) -> None:
     model = engine_models()[name]
     for row in recorded:
         breakdown = row.get("breakdown")
@@ -81,7 +81,7 @@ def _pool(lines: list[MemoryLine], kind: PoolKind) -> list[int]:
     ]
 
 
-def test_refusals_of_the_engine_are_refused() -> None:
+def test_loads_that_the_engine_refuses_are_refused() -> None:
     refused = [
         row
         for row in rows("llama_cpp_cpu.jsonl.gz")

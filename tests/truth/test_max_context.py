@@ -119,7 +119,7 @@ def _judged(engine: str, name: str) -> Iterator[tuple[Task, Verdict]]:
 
 
 @pytest.mark.parametrize(("engine", "name"), list(questions()))
-def test_one_step_more_does_not_fit(engine: str, name: str) -> None:
+def test_longest_context_fits_and_one_step_more_does_not(engine: str, name: str) -> None:
     for question, result in judged(engine, name):
         fitting = chosen(question, result)
         longest, step, most = result.max_context, fitting.step, fitting.most
@@ -140,7 +140,7 @@ def _holds(question: Task, result: Verdict, fitting: Fitting) -> bool:
 
 
 @pytest.mark.parametrize(("engine", "name"), list(questions()))
-def test_a_plain_scan_finds_no_longer_one(engine: str, name: str) -> None:
+def test_linear_scan_finds_no_longer_context(engine: str, name: str) -> None:
     chance = random.Random(name)  # the same sample every time
     for question, result in judged(engine, name):
         fitting = chosen(question, result)
@@ -165,7 +165,7 @@ def fits(fitting: Fitting, tokens: int) -> bool:
         return False
 
 
-def test_every_step_of_a_window_on_one_machine() -> None:
+def test_every_step_of_a_window_fits_on_one_machine() -> None:
     """A sliding model and one with layers on the host. Those around the longest, and every fourth; with LONG all."""
     for name, machine in (("gemma-3-27b", machines()[9]), ("mistral-small-24b", machines()[2])):
         question = Task(model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine)
@@ -177,7 +177,7 @@ def test_every_step_of_a_window_on_one_machine() -> None:
         assert longest == fitting.longest
 
 
-def test_every_step_and_every_rung_on_one_machine() -> None:
+def test_longest_context_of_a_ladder_is_that_of_its_best_placement() -> None:
     """The ladder is climbed by guesses: here it is walked."""
     question = Task(
         model=engine_models()["llama-3.1-8b", "Q8_0"],
@@ -190,7 +190,7 @@ def test_every_step_and_every_rung_on_one_machine() -> None:
     assert Ladder(question, ways).longest == longest > rungs[0].longest
 
 
-def test_all_three_engines_are_asked() -> None:
+def test_all_three_engines_are_covered() -> None:
     counts = {
         (engine, name): len(judged(engine, name))
         for engine, name in questions()

@@ -55,7 +55,7 @@ def cache_bytes(row: dict[str, Any]) -> int | str:
     return int(str(facts["cache_bytes"]))
 
 
-def test_every_cache_and_every_refusal_is_exact() -> None:
+def test_caches_and_refusals_are_exact() -> None:
     wrong = [
         (row["model"], row["options"], cache_bytes(row))
         for row in recorded("cache")

@@ -73,7 +73,7 @@ def buffers(estimate: MemoryEstimate, pool: Pool) -> list[int]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']} {row['options']}")
-def test_every_buffer_is_as_large_as_the_engine_s(row: dict[str, Any]) -> None:
+def test_buffers_equal_the_engines(row: dict[str, Any]) -> None:
     model = engine_models()[row["model"], row["quant"]]
     found = llamacpp.estimate(model, load_of(row["options"]), setup_of(row["options"]))
     mapped = row["options"].get("sm") == "tensor"  # then the whole span of the file is counted

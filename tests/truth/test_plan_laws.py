@@ -103,7 +103,7 @@ OTHERS = {
 )
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-8b", "gemma-3-27b"])
 @pytest.mark.parametrize("users", [None, 3])
-def test_other_engines_and_several_users(
+def test_plans_of_other_engines_and_several_users_stay_within_budget(
     engine: str, ladder: str, name: str, users: int | None
 ) -> None:
     """More memory is never worse for them either."""

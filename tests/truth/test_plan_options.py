@@ -103,7 +103,7 @@ def flags_of(words: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sampled(tuple(PLANS), each=2))
-def test_the_printed_options_are_the_plan(name: str) -> None:
+def test_printed_options_give_the_plans_bill(name: str) -> None:
     plan = plan_of(name)
     assert plan.fits
     again = billed_again(plan)
@@ -113,7 +113,7 @@ def test_the_printed_options_are_the_plan(name: str) -> None:
         assert use.required_bytes <= use.budget.available_bytes
 
 
-def test_the_plans_are_of_every_kind() -> None:
+def test_plans_of_every_kind_are_covered() -> None:
     assert setup_of("cards").tensor_split
     assert not setup_of("card, cache on the host").offload_kqv
     assert setup_of("experts").overrides
@@ -146,7 +146,7 @@ def recorded(name: str) -> ModelFiles:
         ("granite-4-h-tiny", 8, 16_384, None),  # recurrent layers
     ],
 )
-def test_llama_cpp_makes_room_for_what_was_planned(
+def test_llama_cpp_allocates_what_was_planned(
     name: str, gib: int, context: int | None, users: int | None
 ) -> None:
     pytest.importorskip("xllamacpp")
@@ -170,7 +170,7 @@ def read_back(plan: Plan) -> tuple[Load, LlamaCppSetup]:
     return llamacpp_setup(flags_of(shlex.split(text)[1:]))
 
 
-def test_a_quantisation_that_was_planned_is_billed_as_the_file_will_be() -> None:
+def test_planned_quantisation_is_billed_like_the_file() -> None:
     """llama-3.1-8b as if at Q4_K_M, and the file that llama-quantize made."""
     (usual,) = at_mixes(gguf(LLAMA, "F16"), ("Q4_K_M",))
     planned = make_plan(replace(one_file(LLAMA, cards(12), 16_384), variants=(usual,)))

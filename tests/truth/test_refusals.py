@@ -143,7 +143,7 @@ ONE_LIE: list[tuple[Callable[[Lie], object], str]] = [
 
 
 @pytest.mark.parametrize(("change", "reason"), ONE_LIE, ids=range(len(ONE_LIE)))
-def test_one_lie_in_a_header_is_answered_as_the_engine_does(
+def test_header_with_one_lie_is_refused_like_the_engine(
     change: Callable[[Lie], object], reason: str
 ) -> None:
     lie = deepcopy(qwen3())
@@ -205,7 +205,7 @@ def engine_answer(lie: Lie) -> str:
 
 @pytest.mark.skipif(not binding.has_xllamacpp(), reason="asks the llama.cpp of xllamacpp")
 @pytest.mark.parametrize("file", FAMILIES)
-def test_lies_are_refused_where_the_engine_refuses_and_nowhere_else(file: str) -> None:
+def test_lies_are_refused_exactly_where_the_engine_refuses(file: str) -> None:
     turn = FAMILIES.index(file)
     found = list(lies(recorded_header(file)))
     differ = {}
@@ -218,7 +218,7 @@ def test_lies_are_refused_where_the_engine_refuses_and_nowhere_else(file: str) -
     assert differ == {}
 
 
-def test_a_big_endian_file_is_inspected_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_big_endian_file_is_inspected_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data, data_bytes = qwen3().build(">")
     monkeypatch.setattr("sys.byteorder", "little")
     assert read(data, data_bytes).header.tensor_count == 310
@@ -228,7 +228,7 @@ def test_a_big_endian_file_is_inspected_and_refused(monkeypatch: pytest.MonkeyPa
     assert llamacpp.estimate(read(data, data_bytes), LOAD, SETUP).lines
 
 
-def test_a_missing_key_is_refused_without_the_directory() -> None:
+def test_missing_key_is_refused_without_the_directory() -> None:
     model = read(*qwen3().build())
     light = Model(header=replace(model.header, tensors=None), geometry=model.geometry)
     assert llamacpp.estimate(light, LOAD, SETUP).lines

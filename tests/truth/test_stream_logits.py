@@ -77,7 +77,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @costly
 @pytest.mark.parametrize("name", sampled(tuple(MODELS), each=2))
-def test_the_same_logits_and_the_same_token(tmp_path: Path, name: str) -> None:
+def test_logits_and_tokens_equal_llama_cpp(tmp_path: Path, name: str) -> None:
     path = _written(tmp_path, **MODELS[name])
     ours, theirs = _both(path, STEPS if name in FAMILIES else FEWER_STEPS)
     assert cosines(ours, theirs).min() >= 0.99999
@@ -87,7 +87,7 @@ def test_the_same_logits_and_the_same_token(tmp_path: Path, name: str) -> None:
     assert (ours.argmax(1) == theirs.argmax(1))[clear].all()
 
 
-def test_with_the_kernels_in_numpy(tmp_path: Path) -> None:
+def test_logits_of_the_numpy_kernels_equal_llama_cpp(tmp_path: Path) -> None:
     path = _written(tmp_path, architecture="gemma3")
     ours, theirs = _both(path, FEWER_STEPS, kernels=choose_kernels("numpy"))
     assert cosines(ours, theirs).min() >= 0.99999

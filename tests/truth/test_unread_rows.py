@@ -59,7 +59,7 @@ FILES = [("llama_cpp_cpu.jsonl.gz", "cpu", 30), ("llama_cpp_cuda.jsonl.gz", "cud
 
 
 @pytest.mark.parametrize(("file", "backend", "each"), FILES)
-def test_compute_from_keys_alone(file: str, backend: str, each: int) -> None:
+def test_compute_from_the_keys_is_exact(file: str, backend: str, each: int) -> None:
     for row in recorded(file, each=each, table=0 if backend == "cpu" else 1):
         if backend == "cuda" and row.get("breakdown") is None:
             continue
@@ -68,7 +68,7 @@ def test_compute_from_keys_alone(file: str, backend: str, each: int) -> None:
 
 
 @pytest.mark.parametrize(("file", "backend", "each"), FILES)
-def test_compute_from_config_alone(file: str, backend: str, each: int) -> None:
+def test_compute_from_the_config_is_exact(file: str, backend: str, each: int) -> None:
     for row in recorded(file, each=each, table=2 if backend == "cpu" else 3):
         if row["model"] in WITHOUT_CONFIG or (backend == "cuda" and row.get("breakdown") is None):
             continue
@@ -84,7 +84,7 @@ def test_every_recorded_model_has_a_config_but_those_listed() -> None:
     assert {one["model"] for one in models()} - configs().keys() == WITHOUT_CONFIG
 
 
-def test_what_the_engine_refuses_is_refused_from_keys_alone() -> None:
+def test_engine_refusals_are_known_from_the_keys() -> None:
     refused = [row for row in rows("llama_cpp_cpu.jsonl.gz") if "error" in row["actual"]]
     for row in refused if LONG else refused[::8]:
         model = from_keys(row["model"], row["quant"])
