@@ -13,15 +13,13 @@ import numpy as np
 
 from edgekit.bill.types import cache_type
 from edgekit.engines.native.kernels.numpy_blocks import (
-    HALF_BITS,
-    HALF_TO_FLOAT,
     NOT_A_HALF,
     U8,
-    Workspace,
     first_of,
     parts,
     refuse,
     row_parts,
+    widen_halves,
 )
 from edgekit.engines.native.kernels.types import (
     BlockError,
@@ -42,7 +40,7 @@ LARGEST_CODE = 127.0
 NO_RECIPROCAL = 3e-39  # 1 / d overflows float32; as a half, d is 0 anyway
 
 Pack = Callable[[Floats, U8], None]
-Unpack = Callable[[U8, Floats, Workspace], None]
+Unpack = Callable[[U8, Floats], None]
 
 
 def row_bytes(kind: CacheKind, elements: int) -> int:
@@ -107,31 +105,24 @@ PACK: Mapping[CacheKind, Pack] = {"f32": _pack_f32, "f16": _pack_f16, "q8_0": _p
 # ---- out of cells: [cells, bytes of a head] -> [cells, head_dim]
 
 
-def _unpack_f32(packed: U8, out: Floats, _work: Workspace) -> None:
+def _unpack_f32(packed: U8, out: Floats) -> None:
     np.copyto(out.view(np.uint8), packed)
 
 
-def _unpack_f16(packed: U8, out: Floats, work: Workspace) -> None:
+def _unpack_f16(packed: U8, out: Floats) -> None:
     """As numpy_blocks.f16, but a value that is not finite becomes NaN instead of an error."""
     words = out.view(np.int32)
     np.copyto(words, packed.view(np.int16))  # keeps the sign on top
-    np.left_shift(words, 13, out=words)
-    np.bitwise_and(words, HALF_BITS, out=words)
-    np.multiply(out, HALF_TO_FLOAT, out=out)
+    widen_halves(words, out)
     if max(out.max(initial=0), -out.min(initial=0)) >= NOT_A_HALF:
-        wrong = first_of(work.high, *out.shape).view(np.bool_)
-        np.logical_or(out >= NOT_A_HALF, out <= -NOT_A_HALF, out=wrong)
-        np.copyto(out, np.nan, where=wrong)
+        out[np.abs(out) >= NOT_A_HALF] = np.nan
 
 
-def _unpack_q8_0(packed: U8, out: Floats, work: Workspace) -> None:
-    cells, blocks = len(packed), packed.shape[1] // 34
-    table = packed.reshape(cells, blocks, 34)
-    d = first_of(work.values, cells, blocks, 1)
-    np.copyto(d, table[..., :2].view(np.float16))
-    numbers = out.reshape(cells, blocks, 32)
-    np.copyto(numbers, table[..., 2:].view(np.int8))
-    np.multiply(numbers, d, out=numbers)
+def _unpack_q8_0(packed: U8, out: Floats) -> None:
+    blocks = packed.reshape(len(packed), -1, 34)
+    numbers = out.reshape(len(packed), -1, 32)
+    np.copyto(numbers, blocks[..., 2:].view(np.int8))
+    numbers *= blocks[..., :2].view(np.float16).astype(np.float32)
 
 
 UNPACK: Mapping[CacheKind, Unpack] = {
@@ -154,9 +145,7 @@ def attend_floats(head_dim: int) -> int:
     return 2 * cells * head_dim + QUERY_ROWS * (cells + head_dim + ROW_FLOATS)
 
 
-def attend(
-    span: CacheAttention, scratch: Floats, first_head: int, last_head: int, work: Workspace
-) -> None:
+def attend(span: CacheAttention, scratch: Floats, first_head: int, last_head: int) -> None:
     """Some cells at a time; queries that see the same part of these are computed together."""
     q, heads, kv_heads, width = span.q, span.heads, span.kv_heads, span.head_dim
     places = (span.cells, span.first_position, span.query_position, span.reach or 0)
@@ -179,8 +168,8 @@ def attend(
                 continue
             size, block = len(cells) * width, slice(cells.start, cells.stop)
             k, v = scratch[: 2 * size].reshape(2, len(cells), width)
-            UNPACK[span.k_kind](all_k[block, head], k, work)
-            UNPACK[span.v_kind](all_v[block, head], v, work)
+            UNPACK[span.k_kind](all_k[block, head], k)
+            UNPACK[span.v_kind](all_v[block, head], v)
             for seen, queries in views:
                 these = slice(seen.start - first, seen.stop - first)
                 for some, own_heads in _rows(heads // kv_heads, head, queries):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from edgekit.engines.native.kernels import numpy_blocks, numpy_cache, numpy_codebooks
 from edgekit.engines.native.kernels.numpy_blocks import (
-    CODEBOOK_SLICE_ELEMENTS,
     PART_FLOATS,
     SLICE_ELEMENTS,
     U8,
-    Workspace,
     first_of,
     parts,
     refuse,
@@ -23,7 +20,6 @@ from edgekit.engines.native.kernels.types import (
     ActivationKind,
     BlockError,
     Bytes,
-    CacheAttention,
     Floats,
     TextAttention,
 )
@@ -31,7 +27,7 @@ from edgekit.engines.native.stream_plan import multiply_floats
 from edgekit.errors import UnknownDtypeError
 from edgekit.formats.dtype import TensorType
 
-Unpack = Callable[[U8, Floats, Workspace], None]
+Unpack = Callable[[U8, Floats], None]
 
 UNPACK: Mapping[str, Unpack] = {
     "F32": numpy_blocks.f32,
@@ -66,11 +62,9 @@ class NumpyKernels:
     name = "numpy"
     scratch_floats = staticmethod(multiply_floats)
     store = staticmethod(numpy_cache.store)
+    attend = staticmethod(numpy_cache.attend)
     attend_floats = staticmethod(numpy_cache.attend_floats)
     settle = staticmethod(numpy_cache.settle)
-
-    def __init__(self) -> None:
-        self._local = threading.local()
 
     def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> None:
         unpack = UNPACK.get(kind.name)
@@ -87,16 +81,13 @@ class NumpyKernels:
         )
         table = packed.reshape(blocks, kind.block_bytes)
         flat = into.reshape(-1)[: blocks * kind.block_elements]
-        is_codebook = kind.name.startswith("IQ")
-        slice_elements = CODEBOOK_SLICE_ELEMENTS if is_codebook else SLICE_ELEMENTS
-        step = slice_elements // kind.block_elements
-        work = self._workspace()
+        step = SLICE_ELEMENTS // kind.block_elements
         for first in range(0, blocks, step):
             part = table[first : first + step]
             at = first * kind.block_elements
             out = flat[at : at + len(part) * kind.block_elements]
             try:
-                unpack(part, out.reshape(len(part), kind.block_elements), work)
+                unpack(part, out.reshape(len(part), kind.block_elements))
             except BlockError as error:
                 raise BlockError(first + error.block) from None
 
@@ -135,9 +126,6 @@ class NumpyKernels:
             refuse(scratch.size < needed, "scratch is too small for a text")
             kv_head = head // (heads // kv_heads)
             _attend_text(texts, slice(start, end), head, kv_head, scratch)
-
-    def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
-        numpy_cache.attend(span, scratch, first, last, self._workspace())
 
     def layer_norm(
         self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float
@@ -190,12 +178,6 @@ class NumpyKernels:
                 np.subtract(a, b_sin, out=a)
                 np.multiply(b, cos[rows], out=b)
                 np.add(b, a_sin, out=b)
-
-    def _workspace(self) -> Workspace:
-        work: Workspace | None = getattr(self._local, "work", None)
-        if work is None:
-            work = self._local.work = Workspace()
-        return work
 
 
 SCORE_ROWS = 32  # queries whose scores are held at a time
