@@ -130,54 +130,44 @@ class NumpyKernels:
     def layer_norm(
         self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float
     ) -> None:
-        sums = np.empty(min(len(x), PART_FLOATS), np.float32)
         for rows in row_parts(len(x), PART_FLOATS):
             part, into = x[rows], out[rows]
-            means = sums[: len(part)]
-            np.sum(part, axis=1, out=means)
-            np.divide(means, x.shape[1], out=means)
-            np.subtract(part, means[:, None], out=into)
-            _to_unit(into, means, eps)
-            np.multiply(into, weight, out=into)
+            means = part.sum(axis=1, keepdims=True) / x.shape[1]
+            np.subtract(part, means, out=into)
+            _divide_by_root_mean_square(into, eps)
+            into *= weight
             if bias is not None:
-                np.add(into, bias, out=into)
+                into += bias
 
     def rms_norm(self, x: Floats, out: Floats, weight: Floats, eps: float) -> None:
-        sums = np.empty(min(len(x), PART_FLOATS), np.float32)
         for rows in row_parts(len(x), PART_FLOATS):
             into = out[rows]
             np.copyto(into, x[rows])
-            _to_unit(into, sums[: len(into)], eps)
-            np.multiply(into, weight, out=into)
+            _divide_by_root_mean_square(into, eps)
+            into *= weight
 
     def activate(self, x: Floats, up: Floats | None, kind: ActivationKind) -> None:
         refuse(up is not None and x.shape != up.shape, "gate and up have different shapes")
-        buffers = np.empty((3, PART_FLOATS), np.float32)
         for place in parts(*x.shape):
-            part = x[place]
-            a, b, c = (first_of(buffer, *part.shape) for buffer in buffers)
-            ACTIVATIONS[kind](part, a, b, c)
+            np.copyto(x[place], ACTIVATIONS[kind](x[place]))
             if up is not None:
-                np.multiply(part, up[place], out=part)
+                x[place] *= up[place]
 
     def rope(
         self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool
     ) -> None:
         half = cos.shape[1]
         refuse(2 * half > head_dim, "more rotated values than a head has")
-        buffers = np.empty((2, max(PART_FLOATS, half)), np.float32)
         for rows in row_parts(len(x), max(1, PART_FLOATS // max(1, half))):
             for head in range(heads):
                 values = x[rows, head * head_dim : (head + 1) * head_dim]
                 a = values[:, :half] if neox else values[:, 0 : 2 * half : 2]
                 b = values[:, half : 2 * half] if neox else values[:, 1 : 2 * half : 2]
-                a_sin, b_sin = (first_of(buffer, *a.shape) for buffer in buffers)
-                np.multiply(a, sin[rows], out=a_sin)
-                np.multiply(b, sin[rows], out=b_sin)
-                np.multiply(a, cos[rows], out=a)
-                np.subtract(a, b_sin, out=a)
-                np.multiply(b, cos[rows], out=b)
-                np.add(b, a_sin, out=b)
+                a_sin, b_sin = a * sin[rows], b * sin[rows]
+                a *= cos[rows]
+                a -= b_sin
+                b *= cos[rows]
+                b += a_sin
 
 
 SCORE_ROWS = 32  # queries whose scores are held at a time
@@ -226,80 +216,65 @@ def _attend_text(
 LARGEST_POWER = 88.0  # exp of more overflows float32
 TANH_IS_ONE = 10.0  # to float32, and x^3 stays small
 
-# erf(x) ~ x P(x^2) / Q(x^2) on [-4, 4], the highest power first; within 4e-7 of erf.
-ERF_ABOVE = (
-    -2.72614225801306e-10,
-    2.77068142495902e-08,
-    -2.10102402082508e-06,
-    -5.69250639462346e-05,
-    -7.34990630326855e-04,
-    -2.95459980854025e-03,
-    -1.60960333262415e-02,
+# erf(x) ~ x P(x^2) / Q(x^2) on [-4, 4], within 4e-7. The highest powers first.
+ERF_P = np.array(
+    (
+        -2.72614225801306e-10,
+        2.77068142495902e-08,
+        -2.10102402082508e-06,
+        -5.69250639462346e-05,
+        -7.34990630326855e-04,
+        -2.95459980854025e-03,
+        -1.60960333262415e-02,
+    ),
+    np.float32,
 )
-ERF_BELOW = (
-    -1.45660718464996e-05,
-    -2.13374055278905e-04,
-    -1.68282697438203e-03,
-    -7.37332916720468e-03,
-    -1.42647390514189e-02,
+ERF_Q = np.array(
+    (
+        -1.45660718464996e-05,
+        -2.13374055278905e-04,
+        -1.68282697438203e-03,
+        -7.37332916720468e-03,
+        -1.42647390514189e-02,
+    ),
+    np.float32,
 )
 
-Activation = Callable[[Floats, Floats, Floats, Floats], None]
+
+def _divide_by_root_mean_square(rows: Floats, eps: float) -> None:
+    squares = np.vecdot(rows, rows)
+    rows /= np.sqrt(squares / rows.shape[1] + eps)[:, None]
 
 
-def _to_unit(rows: Floats, sums: Floats, eps: float) -> None:
-    np.vecdot(rows, rows, out=sums)
-    np.divide(sums, rows.shape[1], out=sums)
-    np.add(sums, eps, out=sums)
-    np.sqrt(sums, out=sums)
-    np.divide(rows, sums[:, None], out=rows)
-
-
-def _polynomial(coefficients: tuple[float, ...], x: Floats, out: Floats) -> None:
-    out.fill(coefficients[0])
-    for coefficient in coefficients[1:]:
-        np.multiply(out, x, out=out)
-        np.add(out, coefficient, out=out)
-
-
-def _gelu(x: Floats, a: Floats, b: Floats, c: Floats) -> None:
+def _gelu(x: Floats) -> Floats:
     """Half of x, plus half of x times erf(x / sqrt 2)."""
-    np.multiply(x, 0.7071067811865476, out=a)
-    np.clip(a, -4, 4, out=a)
-    np.multiply(x, 0.5, out=x)
-    np.multiply(x, a, out=b)
-    np.multiply(a, a, out=a)
-    _polynomial(ERF_ABOVE, a, c)
-    np.multiply(b, c, out=b)
-    _polynomial(ERF_BELOW, a, c)
-    np.divide(b, c, out=b)
-    np.add(x, b, out=x)
+    z: Floats = np.clip(x * 0.7071067811865476, -4, 4)
+    half: Floats = x * 0.5
+    half_erf: Floats = half * z
+    z *= z
+    half_erf *= np.polyval(ERF_P, z)
+    half_erf /= np.polyval(ERF_Q, z)
+    half += half_erf
+    return half
 
 
-def _divide_by_one_plus_exp(x: Floats, power: Floats) -> None:
-    np.minimum(power, LARGEST_POWER, out=power)
-    np.exp(power, out=power)
-    np.add(power, 1, out=power)
-    np.divide(x, power, out=x)
-
-
-def _gelu_tanh(x: Floats, a: Floats, b: Floats, _c: Floats) -> None:
+def _gelu_tanh(x: Floats) -> Floats:
     """(1 + tanh z) / 2 is 1 / (1 + exp -2z), z = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    np.clip(x, -TANH_IS_ONE, TANH_IS_ONE, out=a)
-    np.multiply(a, a, out=b)
-    np.multiply(b, 0.044715, out=b)
-    np.add(b, 1, out=b)
-    np.multiply(a, b, out=b)
-    np.multiply(b, -1.5957691216057308, out=b)
-    _divide_by_one_plus_exp(x, b)
+    bounded = np.clip(x, -TANH_IS_ONE, TANH_IS_ONE)
+    cubic: Floats = bounded * (bounded * bounded * 0.044715 + 1)
+    return _divided_by_one_plus_exp(x, cubic * -1.5957691216057308)
 
 
-def _silu(x: Floats, a: Floats, _b: Floats, _c: Floats) -> None:
-    np.negative(x, out=a)
-    _divide_by_one_plus_exp(x, a)
+def _silu(x: Floats) -> Floats:
+    return _divided_by_one_plus_exp(x, -x)
 
 
-ACTIVATIONS: Mapping[ActivationKind, Activation] = {
+def _divided_by_one_plus_exp(x: Floats, power: Floats) -> Floats:
+    divided: Floats = x / (np.exp(np.minimum(power, LARGEST_POWER)) + 1)
+    return divided
+
+
+ACTIVATIONS: Mapping[ActivationKind, Callable[[Floats], Floats]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
