@@ -23,7 +23,7 @@ Number = TypeVar("Number", bound=np.generic)
 Unsigned = TypeVar("Unsigned", np.uint8, np.uint16, np.uint32)
 
 SLICE_ELEMENTS = 16384  # floats that are unpacked together: 64 blocks of 256, 512 blocks of 32
-PART_FLOATS = 4096  # processed at a time, so that temporary arrays do not grow with the text
+PART_FLOATS = 8192  # processed at a time, so that temporary arrays do not grow with the text
 Part = tuple[slice, slice]  # rows and columns
 
 

@@ -130,7 +130,7 @@ class NumpyKernels:
     def layer_norm(
         self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float
     ) -> None:
-        for rows in row_parts(len(x), PART_FLOATS):
+        for rows in row_parts(len(x), NORM_ROWS):
             part, into = x[rows], out[rows]
             means = part.sum(axis=1, keepdims=True) / x.shape[1]
             np.subtract(part, means, out=into)
@@ -140,7 +140,7 @@ class NumpyKernels:
                 into += bias
 
     def rms_norm(self, x: Floats, out: Floats, weight: Floats, eps: float) -> None:
-        for rows in row_parts(len(x), PART_FLOATS):
+        for rows in row_parts(len(x), NORM_ROWS):
             into = out[rows]
             np.copyto(into, x[rows])
             _divide_by_root_mean_square(into, eps)
@@ -149,7 +149,7 @@ class NumpyKernels:
     def activate(self, x: Floats, up: Floats | None, kind: ActivationKind) -> None:
         refuse(up is not None and x.shape != up.shape, "gate and up have different shapes")
         for place in parts(*x.shape):
-            np.copyto(x[place], ACTIVATIONS[kind](x[place]))
+            ACTIVATIONS[kind](x[place])
             if up is not None:
                 x[place] *= up[place]
 
@@ -158,7 +158,7 @@ class NumpyKernels:
     ) -> None:
         half = cos.shape[1]
         refuse(2 * half > head_dim, "more rotated values than a head has")
-        for rows in row_parts(len(x), max(1, PART_FLOATS // max(1, half))):
+        for rows in row_parts(len(x), max(1, PART_FLOATS // (2 * head_dim))):
             for head in range(heads):
                 values = x[rows, head * head_dim : (head + 1) * head_dim]
                 a = values[:, :half] if neox else values[:, 0 : 2 * half : 2]
@@ -213,31 +213,26 @@ def _attend_text(
 
 # --- norms, activations and rotary positions
 
+NORM_ROWS = 2048  # rows that are normalised together
 LARGEST_POWER = 88.0  # exp of more overflows float32
 TANH_IS_ONE = 10.0  # to float32, and x^3 stays small
 
 # erf(x) ~ x P(x^2) / Q(x^2) on [-4, 4], within 4e-7. The highest powers first.
-ERF_P = np.array(
-    (
-        -2.72614225801306e-10,
-        2.77068142495902e-08,
-        -2.10102402082508e-06,
-        -5.69250639462346e-05,
-        -7.34990630326855e-04,
-        -2.95459980854025e-03,
-        -1.60960333262415e-02,
-    ),
-    np.float32,
+ERF_P = (
+    -2.72614225801306e-10,
+    2.77068142495902e-08,
+    -2.10102402082508e-06,
+    -5.69250639462346e-05,
+    -7.34990630326855e-04,
+    -2.95459980854025e-03,
+    -1.60960333262415e-02,
 )
-ERF_Q = np.array(
-    (
-        -1.45660718464996e-05,
-        -2.13374055278905e-04,
-        -1.68282697438203e-03,
-        -7.37332916720468e-03,
-        -1.42647390514189e-02,
-    ),
-    np.float32,
+ERF_Q = (
+    -1.45660718464996e-05,
+    -2.13374055278905e-04,
+    -1.68282697438203e-03,
+    -7.37332916720468e-03,
+    -1.42647390514189e-02,
 )
 
 
@@ -246,35 +241,50 @@ def _divide_by_root_mean_square(rows: Floats, eps: float) -> None:
     rows /= np.sqrt(squares / rows.shape[1] + eps)[:, None]
 
 
-def _gelu(x: Floats) -> Floats:
+def _polynomial(coefficients: tuple[float, ...], x: Floats) -> Floats:
+    value = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value *= x
+        value += coefficient
+    return value
+
+
+def _gelu(x: Floats) -> None:
     """Half of x, plus half of x times erf(x / sqrt 2)."""
-    z: Floats = np.clip(x * 0.7071067811865476, -4, 4)
-    half: Floats = x * 0.5
-    half_erf: Floats = half * z
+    z = x * np.float32(0.7071067811865476)
+    np.clip(z, -4, 4, out=z)
+    x *= 0.5
+    half_erf = x * z
     z *= z
-    half_erf *= np.polyval(ERF_P, z)
-    half_erf /= np.polyval(ERF_Q, z)
-    half += half_erf
-    return half
+    half_erf *= _polynomial(ERF_P, z)
+    half_erf /= _polynomial(ERF_Q, z)
+    x += half_erf
 
 
-def _gelu_tanh(x: Floats) -> Floats:
+def _gelu_tanh(x: Floats) -> None:
     """(1 + tanh z) / 2 is 1 / (1 + exp -2z), z = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    bounded = np.clip(x, -TANH_IS_ONE, TANH_IS_ONE)
-    cubic: Floats = bounded * (bounded * bounded * 0.044715 + 1)
-    return _divided_by_one_plus_exp(x, cubic * -1.5957691216057308)
+    power = np.clip(x, -TANH_IS_ONE, TANH_IS_ONE)
+    squares = power * power
+    squares *= 0.044715
+    squares += 1
+    power *= squares
+    power *= -1.5957691216057308
+    _divide_by_one_plus_exp(x, power)
 
 
-def _silu(x: Floats) -> Floats:
-    return _divided_by_one_plus_exp(x, -x)
+def _silu(x: Floats) -> None:
+    _divide_by_one_plus_exp(x, -x)
 
 
-def _divided_by_one_plus_exp(x: Floats, power: Floats) -> Floats:
-    divided: Floats = x / (np.exp(np.minimum(power, LARGEST_POWER)) + 1)
-    return divided
+def _divide_by_one_plus_exp(x: Floats, power: Floats) -> None:
+    """Overwrites `power`."""
+    np.minimum(power, LARGEST_POWER, out=power)
+    np.exp(power, out=power)
+    power += 1
+    x /= power
 
 
-ACTIVATIONS: Mapping[ActivationKind, Callable[[Floats], Floats]] = {
+ACTIVATIONS: Mapping[ActivationKind, Callable[[Floats], None]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
