@@ -52,9 +52,7 @@ class Check:
     bill: EstimateAnswer = field(repr=False)
     result: Verdict
     changes: tuple[Change, ...] = ()
-    flags: Mapping[str, str | bool] = field(
-        default_factory=dict
-    )  # the engine's flags, as typed on a command line
+    flags: Mapping[str, str | bool] = field(default_factory=dict)  # as typed on a command line
     ready: tuple[Command, ...] = field(default=(), repr=False)  # commands for every program
     is_remote: bool = False  # the weights are not on this machine
     is_assumed: bool = False  # estimated from the name: no file was found
@@ -126,8 +124,7 @@ def check_named(
     def check_on(engine: str) -> Check:
         if resolved.assumed is not None:
             return _check_assumed(resolved, resolved.assumed, engine, request, session)
-        # raises what the engine refuses before the model is opened
-        values_of(engine, request, embeds=resolved.embeds, quant=resolved.quant)
+        values_of(resolved, engine, request)  # raises what the engine refuses before it is opened
         opened = resolved.opened(engine)
         answer = check_opened(
             opened, engine, request, session, resolved=resolved, with_changes=with_changes
@@ -149,7 +146,8 @@ def check_named(
         except EdgekitError as error:
             engine = chosen or resolved.engine(machine)
             answers.append(Unanswered(reference=resolved.name, engine=engine, error=error))
-    # the built-in engine runs only a few families of GGUF files: if it cannot run this model, it is not mentioned
+    # The built-in engine runs only a few families of GGUF files. Where it cannot run the model, it is not mentioned,
+    # unless nothing else was requested.
     relevant = [
         answer
         for answer in answers
@@ -166,7 +164,7 @@ def _check_assumed(
     """The check of a model that is known only by its name. It has no command, because there is no file to start."""
     bill = choice.bill(engine)
     stand_in = OpenModel(label=choice.assumed.name, model=choice.stand_in)
-    task, values = task_of(stand_in, engine, request, session)
+    task, values = task_of(resolved, stand_in, engine, request, session)
     rules = engine_named(engine)
     unused = [flag for flag in rules.flags if flag.key in rules.companions & values.keys()]
     if unused:
@@ -196,14 +194,14 @@ def check_opened(
     resolved: ResolvedModel | None = None,
     with_changes: bool = True,
 ) -> Check:
-    """Raises EdgekitError if the machine has no hardware for the engine, or the engine refuses the model.
+    """The check of a model on an engine, with the flags and commands that follow from the verdict.
 
-    If only the first range of a file was read and the answer depends on the rest, the whole header is read.
-    `resolved` lists the weights to choose from; None: only this file.
+    `resolved` lists the weights to choose from; None: only this file. Raises EdgekitError if the machine has no
+    hardware for the engine, or the engine refuses the model.
     """
     opened, task, values, result = judge_model(opened, engine, request, session, resolved=resolved)
     variant = result.variant
-    if variant is not None and "mix" in variant.changes:
+    if variant is not None and "mix" in variant.changes:  # weights that are still to be quantised
         opened = replace(opened, mix=variant.name)
     elif variant is not None and variant.reference and opened.files is None:
         opened = replace(opened, repository=variant.reference)
@@ -241,34 +239,36 @@ def judge_model(
 ) -> tuple[OpenModel, Task, dict[str, Any], Verdict]:
     """The chosen file, its task, the values of the flags, and the verdict.
 
-    If the first range of a remote file does not decide the answer, its whole header is read. If another file of the
-    repository is chosen, the same applies to that one. `loads_only`: the caller only uses `can_load`, so a better file
-    is not looked for.
+    If only the start of a remote file's header was read, the rest is read only if the verdict depends on it; the same
+    applies to another file of the repository, if that is chosen. `loads_only`: the caller only uses `can_load`, so no
+    better file is looked for.
     """
-    embeds, quant = (False, None) if resolved is None else (resolved.embeds, resolved.quant)
 
     def task_for(opened: OpenModel) -> tuple[Task, dict[str, Any]]:
-        task, values = task_of(opened, engine, request, session, embeds=embeds, quant=quant)
-        is_billed = task.bill is not None and "mix" not in task.start.settled
-        if resolved is None or (is_billed and opened.files is not None):
-            return task, values  # projector, adapters and draft model were opened for this file
+        """The task with all weights that may be chosen; only this file if its bill includes companion files."""
+        task, values = task_of(resolved, opened, engine, request, session)
+        has_companions = task.bill is not None and "mix" not in task.start.settled
+        if resolved is None or (has_companions and opened.files is not None):
+            return task, values
         return replace(task, variants=resolved.variants(opened, engine, task.start)), values
 
     if opened.whole is not None:
-        # an error may only mean that the start of the header is not enough: the whole header decides below
+        # After an error here the whole header decides: its start may not be enough to describe the model.
         with suppress(RefusedError, HeaderError, UnknownArchitectureError):
             task, values = task_for(opened)
             result = judge(task)
-            better = result.variant if result.can_load and not loads_only else None
-            if better is not None and better.changes and better.reference:
-                opened = open_model(better.reference, depth=Depth.ARCHITECTURE, reach=session.reach)
+            chosen = result.variant
+            is_other_file = chosen is not None and chosen.changes and chosen.reference
+            if chosen is not None and is_other_file and result.can_load and not loads_only:
+                opened = open_model(chosen.reference, depth=Depth.ARCHITECTURE, reach=session.reach)
                 task, values = task_for(opened)
                 result = judge(task)
             if is_decided(task, result, loads_only=loads_only):
-                bill = result.estimate
-                bill = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
-                return opened, task, values, replace(result, estimate=bill)
-        opened = opened if opened.whole is None else opened.whole()
+                notes = (*result.estimate.notes, TENSORS_NOT_CHECKED)
+                result = replace(result, estimate=replace(result.estimate, notes=notes))
+                return opened, task, values, result
+        if opened.whole is not None:
+            opened = opened.whole()
     task, values = task_for(opened)
     opened, task, choice = choose_file(opened, task, session.reach)
     return opened, task, values, result_of(choice)
@@ -291,7 +291,7 @@ def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:
 
 
 def worst_code(answers_by_model: Sequence[Sequence[Answer]], *, strict: bool) -> int:
-    """The exit code of several models: the worst. A request that makes no sense is worse than one that does not fit."""
+    """The exit code of several models: the worst of theirs. A usage error is worse than a model that does not fit."""
     return max(
         (exit_code(answers, strict=strict) for answers in answers_by_model), key=_CODES.index
     )

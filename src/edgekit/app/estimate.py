@@ -59,22 +59,21 @@ def estimate(
 def estimate_named(resolved: ResolvedModel, request: Request, session: Session) -> EstimateAnswer:
     """`estimate` for a model that is open already."""
     check_one_engine(request)
-    engine = request.engine or resolved.engine()
-    opened, users = resolved.as_file(engine), request.users
-    values = request.values(engine, resolved.quant)
+    rules, users = engine_named(request.engine or resolved.engine()), request.users
+    opened = resolved.as_file(rules.name)
+    values = request.values(rules.name, resolved.quant)
     if request.devices or request.vram is not None:
         cards = what_if_machine(devices=request.devices, vram=request.vram).devices
         if cards:
-            values = {**engine_named(engine).values_on_cards(cards, request.devices), **values}
+            values = {**rules.values_on_cards(cards, request.devices), **values}
     if users is not None:
         values.setdefault("context", 0)  # the native context for each user
-    values = values_for_users(values, engine, users, opened.model)
-    load, setup = engine_named(engine).setup(values)
+    values = values_for_users(values, rules.name, users, opened.model)
+    load, setup = rules.setup(values)
     if users is not None:
         load = replace(load, sequences=users)
-    price = (session.pricing or price_loads)(opened, engine, values, session.reach)
-    allocated, rules = price(load, setup), engine_named(engine)
-    bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=allocated)
+    price = (session.pricing or price_loads)(opened, rules.name, values, session.reach)
+    bill = bill_of(opened, rules, values, load=load, setup=setup, estimate=price(load, setup))
     return replace(bill, notes=(*resolved.notes, *bill.notes))
 
 
@@ -124,18 +123,18 @@ def bill_of(
 ) -> EstimateAnswer:
     """The estimate with a description of the load, notes, and the command that starts the engine."""
     files, facts = opened.files, dict[str, Any](estimate.facts)
-    length = facts.get("n_ctx_seq") or load.context_tokens
+    tokens_per_sequence = facts.get("n_ctx_seq") or load.context_tokens
     has_projector = "projector" in companions_in(engine.flags, values)
+    model_and_load_notes = model_notes(
+        files, opened.model.geometry, tokens_per_sequence, has_projector=has_projector
+    )
     words, command_notes = engine.estimate_command(values, setup, estimate, opened)
     return EstimateAnswer(
         label=opened.label,
         reference=files.reference if files is not None else opened.label,
         version=engine.version(setup),
         asked=engine.describe(load, estimate),
-        notes=(
-            *model_notes(files, opened.model.geometry, length, has_projector=has_projector),
-            *command_notes,
-        ),
+        notes=(*model_and_load_notes, *command_notes),
         command=shlex.join(words),
         estimate=estimate,
         geometry=opened.model.geometry,
@@ -154,53 +153,52 @@ def model_notes(
         yield from files.notes
     if geometry.because:
         yield f"approximate: {geometry.because}"
-    native, length = geometry.native_context, context_tokens
-    if native is not None and length is not None and length - native >= CELLS:
+    native = geometry.native_context
+    if native is not None and context_tokens is not None and context_tokens - native >= CELLS:
         yield f"the native context is {native:,} tokens: beyond it answers get worse or become nonsense"
     if files is not None and files.projectors and not has_projector:
         yield f"{files.projectors[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
 
 
 def task_of(
+    resolved: ResolvedModel | None,
     opened: OpenModel,
     engine: str,
     request: Request,
     session: Session,
-    *,
-    embeds: bool = False,
-    quant: str | None = None,
 ) -> tuple[Task, dict[str, Any]]:
-    """The task of this model on this engine, and the values of the engine's flags.
+    """The task of an opened model on this engine, and the values of the engine's flags. Raises EdgekitError.
 
-    `embeds`: it is an embedding model, and the engine is started to embed. `quant`: the quantisation of its weights.
-    Raises EdgekitError.
+    `resolved` says what was requested by the model's name: a quantisation, or to embed. None: only the file counts.
     """
-    values: dict[str, Any] = {}
+    rules, values = engine_named(engine), dict[str, Any]()
     if request.options is not None:  # from Python keywords
+        quant = None if resolved is None else resolved.quant
         options = options_with_quant(engine, request.options, quant)
-        load, chosen = Load(), None
+        load, setup = Load(), None
         if options:
             read = RowOptions(options)
-            load, chosen = engine_named(engine).read_keywords(read)
+            load, setup = rules.read_keywords(read)
             read.require_known(engine)
         if request.context is not None:
             load = replace(load, context_tokens=request.context)
         if request.sequences is not None:
             load = replace(load, sequences=request.sequences)
-        start = Start(setup=chosen, settled=frozenset(options))
-        start = engine_named(engine).embedding_start(start) if embeds else start
+        start = Start(setup=setup, settled=frozenset(options))
+        if resolved is not None and resolved.embeds:
+            start = rules.embedding_start(start)
         load = for_users(load, request.users, engine, opened.model)
     else:
-        values = values_of(engine, request, embeds=embeds, quant=quant)
+        values = values_of(resolved, engine, request)
         values = values_for_users(values, engine, request.users, opened.model)
-        load, setup = engine_named(engine).setup(values)
+        load, setup = rules.setup(values)
         if values.get("context") == 0:  # 0 is the native context for every engine
             load = replace(load, context_tokens=0)
         if request.users is not None:
             load = replace(load, sequences=request.users)
         start = Start(setup=setup, settled=frozenset(values))
     bill: Price | None = None
-    if companions_in(engine_named(engine).flags, values):
+    if companions_in(rules.flags, values):
         bill = (session.pricing or price_loads)(opened, engine, values, session.reach)
     return Task(
         model=opened.model,
@@ -225,15 +223,15 @@ def task_of(
     ), values
 
 
-def values_of(
-    engine: str, request: Request, *, embeds: bool = False, quant: str | None = None
-) -> dict[str, Any]:
-    """The values of the engine's flags, with those that start it to embed if the model is an embedding model.
+def values_of(resolved: ResolvedModel | None, engine: str, request: Request) -> dict[str, Any]:
+    """The values of the engine's flags, with the flag for embeddings if the model and the engine need it.
 
     Raises UsageError for a quantisation that the engine lacks, RefusedError if it returns no embeddings.
     """
-    values = request.values(engine, quant)
-    if embeds and engine_named(engine).embedding_start(Start()).settled:
+    if resolved is None:
+        return request.values(engine)
+    values = request.values(engine, resolved.quant)
+    if resolved.embeds and engine_named(engine).embedding_start(Start()).settled:
         values = in_order(engine, {"embeddings": True, **values})
     return values
 
@@ -259,13 +257,15 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
     rules, model = engine_named(engine), opened.model
     if not rules.companions & values.keys():
         return lambda load, setup: rules.estimate(model, load, setup)
-    names, drafter = companions_in(rules.flags, values), None
-    projector, adapters = names.get("projector"), names.get("adapters", ())
-    if (name := names.get("drafter")) is not None:
-        drafter = open_named(name, Session(reach=reach)).as_file(engine)
+    references, drafter = companions_in(rules.flags, values), None
+    if (reference := references.get("drafter")) is not None:
+        drafter = open_named(reference, Session(reach=reach)).as_file(engine)
+    projector = references.get("projector")
     companions = Companions(
         projector=None if projector is None else _projector(projector, opened, reach),
-        adapters=tuple(read_header(locate(name, reach=reach)) for name in adapters),
+        adapters=tuple(
+            read_header(locate(adapter, reach=reach)) for adapter in references.get("adapters", ())
+        ),
         drafter=None if drafter is None else drafter.model,
         drafter_mix=None if drafter is None else drafter.mix,
     )

@@ -37,9 +37,8 @@ class Fit:
     context_tokens: int
     native_context: int | None
     notes: tuple[str, ...]
-    result: Verdict | None = (
-        None  # None: the engine refuses the model, or cannot run on the machine
-    )
+    # None: the engine refuses the model, or cannot run on the machine.
+    result: Verdict | None = None
     bill: EstimateAnswer | None = field(default=None, repr=False)
     command: str = ""  # starts the engine; "" if the model does not load
     estimate_command: str
@@ -48,14 +47,12 @@ class Fit:
 
 
 def fit(resolved: ResolvedModel, request: Request, session: Session) -> Fit:
-    """What the engine refuses is an answer too. Raises EdgekitError for an invalid request."""
+    """One load compared with the machine; a refusal of the engine is an answer too. Raises EdgekitError."""
     request = replace(request, machine=request.find_machine())
     engine = _engine(resolved, request)
     try:
         opened = resolved.as_file(engine)
-        task, values = task_of(
-            opened, engine, request, session, embeds=resolved.embeds, quant=resolved.quant
-        )
+        task, values = task_of(resolved, opened, engine, request, session)
         return _fit(resolved, *_choose_weights(resolved, opened, task), values, users=request.users)
     except (RefusedError, HardwareError) as error:
         return _refusal(error, resolved, engine, request)
@@ -68,24 +65,25 @@ def curve(
     request = replace(request, machine=request.find_machine())
     engine = _engine(resolved, request)
     opened = resolved.as_file(engine)
-    plain = replace(session, pricing=None)
-    task, _ = task_of(opened, engine, request, plain, embeds=resolved.embeds, quant=resolved.quant)
-    # draw the weights with which at least the shortest context fits
+    task, _ = task_of(resolved, opened, engine, request, replace(session, pricing=None))
     if engine_named(engine).chooses_repositories:
-        least = Fitting(task, first_placement(task)).windows[-1]
-        shortest = replace(task, load=replace(task.load, context_tokens=least))
+        # The curves are of the first weights with which at least the shortest context fits.
+        shortest_tokens = Fitting(task, first_placement(task)).windows[-1]
+        shortest = replace(task, load=replace(task.load, context_tokens=shortest_tokens))
         _, chosen, _ = _choose_weights(resolved, opened, shortest)
         task = replace(task, model=chosen.model)
     return tuple(curves(task, first_placement(task), points=points or POINTS))
 
 
 def _engine(resolved: ResolvedModel, request: Request) -> str:
+    """The requested engine, or the one for the model's files. Raises UsageError if several were requested."""
     if len(request.engines) > 1:
         raise UsageError("engine: choose one engine; /check compares all of them")
     return request.engine or resolved.engine(request.find_machine())
 
 
 def _label(resolved: ResolvedModel) -> str:
+    """The name to show: of the file, else the entry's id, else what was typed."""
     if resolved.found is not None:
         return resolved.found.label
     return resolved.entry.id if resolved.entry is not None else resolved.name
@@ -104,22 +102,21 @@ def _choose_weights(
 ) -> tuple[OpenModel, Variant, Fitting]:
     """The file as it is. If it does not fit, another repository of the model that does, as in a check."""
 
-    def with_weights(opened: OpenModel, variant: Variant) -> tuple[OpenModel, Variant, Fitting]:
-        of_weights = replace(task, model=variant.model)
-        fitting = Fitting(of_weights, first_placement(of_weights))
-        return replace(opened, model=variant.model), variant, fitting
+    def fitting_of(variant: Variant) -> Fitting:
+        with_weights = replace(task, model=variant.model)
+        return Fitting(with_weights, first_placement(with_weights))
 
     stored = AS_NAMED if opened.files is None else stored_quant(opened.files)
-    first = with_weights(opened, as_named(opened.model, opened.mix or stored)[0])
-    priced = _price(first[-1])
-    if priced.fits or not engine_named(task.engine).chooses_repositories:
-        return first
-    other_variants = resolved.variants(opened, task.engine, task.start)[1:]
-    for variant in other_variants:
-        candidate = with_weights(replace(opened, repository=variant.reference), variant)
-        if candidate[-1].fits(priced.context_tokens):
-            return candidate
-    return first
+    (as_it_is,) = as_named(opened.model, opened.mix or stored)
+    fitting = fitting_of(as_it_is)
+    priced = _price(fitting)
+    if not priced.fits and engine_named(task.engine).chooses_repositories:
+        for variant in resolved.variants(opened, task.engine, task.start)[1:]:
+            other = fitting_of(variant)
+            if other.fits(priced.context_tokens):
+                model = replace(opened, repository=variant.reference, model=variant.model)
+                return model, variant, other
+    return opened, as_it_is, fitting
 
 
 def _price(fitting: Fitting) -> PricedLoad:
@@ -138,29 +135,30 @@ def _fit(
 ) -> Fit:
     """The answer for one load, priced once, so that bars, estimate and verdict have the same figures."""
     task, priced = fitting.task, _price(fitting)
-    tokens, least = priced.context_tokens, task.min_context
-    # a check that failed at its minimum context sends that context here: the user did not request it
-    is_too_short = least is not None and least * fitting.streams == tokens > fitting.most
-    if is_too_short:
+    engine, placement, tokens = engine_named(task.engine), priced.placement, priced.context_tokens
+    # The page repeats a check that failed at its minimum context with that context, which the user did not request:
+    # the verdict must not say that it was.
+    minimum = task.min_context
+    is_failed_minimum = minimum is not None and minimum * fitting.streams == tokens > fitting.most
+    if is_failed_minimum:
         unrequested = replace(task.load, context_tokens=None)
-        fitting = Fitting(replace(task, load=unrequested), priced.placement)
-    cache = engine_named(task.engine).cache_name(task.load, priced.placement.setup)
-    settled = Candidate(
-        step=NOTHING_FITS if is_too_short else 1,
+        fitting = Fitting(replace(task, load=unrequested), placement)
+    cache = engine.cache_name(task.load, placement.setup)
+    candidate = Candidate(
+        step=NOTHING_FITS if is_failed_minimum else 1,
         variant=variant,
         choice=CacheChoice(name=cache, place=0, flags=""),
         fitting=fitting,
         tokens=tokens,
         because="",
     )
-    result = result_for(settled, max_context=tokens)
-    engine, placement = engine_named(task.engine), priced.placement
-    load = task.load_of(priced.context_tokens)
+    result = result_for(candidate, max_context=tokens)
+    load = task.load_of(tokens)
     batch = given_values((flag for flag in engine.flags if flag.group == "batch"), load)
     flags = {  # what was requested, and what the machine adds to it
         **(batch if task.in_one_batch else {}),
         **values,
-        "context": priced.context_tokens,
+        "context": tokens,
         **engine.placement(placement.setup),
         **engine.machine_flags(placement),
     }
@@ -173,7 +171,7 @@ def _fit(
         reference=_reference(resolved),
         engine=task.engine,
         flags=flags,
-        context_tokens=priced.context_tokens,
+        context_tokens=tokens,
         native_context=result.native_context,
         notes=resolved.notes,
         result=result,
@@ -188,7 +186,7 @@ def _refusal(error: EdgekitError, resolved: ResolvedModel, engine: str, request:
     """What the engine refuses, with the flags as requested."""
     values = request.values(engine, resolved.quant)
     with suppress(RefusedError):
-        values = values_of(engine, request, embeds=resolved.embeds, quant=resolved.quant)
+        values = values_of(resolved, engine, request)
     if resolved.found is not None:
         geometry = resolved.found.model.geometry
         native = geometry.native_context or geometry.trained_context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from edgekit.bill.types import Start, Task, Variant, Verdict
 from edgekit.catalog.resolve import Resolved, resolve
@@ -49,14 +49,20 @@ class ResolvedModel(Resolved[OpenModel]):
     assumed: AssumedChoice | None = None
     missing: EdgekitError | None = field(default=None, repr=False, compare=False)
 
+    @classmethod
+    def of(cls, resolved: Resolved[Any], **more: Any) -> Self:
+        """A model with the attributes of `resolved`, and with `more` that only this class has."""
+        names = [attribute.name for attribute in fields(resolved)]
+        return cls(**{name: getattr(resolved, name) for name in names}, **more)
+
     @property
     def files(self) -> ModelFiles | None:
         return self.found.files if self.found is not None else None
 
     def engine(self, machine: Machine | None = None) -> str:
-        """The engine for its files, on this machine if one is given; llama.cpp for a model of the catalog.
+        """The engine for the model's files, on the machine if one is given; llama.cpp for a model of the catalog.
 
-        If that engine does not have the quantisation, the first that does.
+        If that engine does not have the requested quantisation, it is the first engine that has it.
         """
         engine, quant = default_engine().name, self.quant
         if self.found is not None:
@@ -67,7 +73,7 @@ class ResolvedModel(Resolved[OpenModel]):
         return next((name for name in engine_names() if takes(name, quant)), engine)
 
     def opened(self, engine: str) -> OpenModel:
-        """The model for this engine. Raises RefusedError if the catalog entry has nothing that the engine loads."""
+        """The model as this engine loads it. Raises RefusedError if the catalog entry has no such files."""
         if self.found is None and self.entry is not None:
             from edgekit.engines.entries import open_entry
 
@@ -77,9 +83,10 @@ class ResolvedModel(Resolved[OpenModel]):
         return self.found
 
     def as_file(self, engine: str) -> OpenModel:
-        """The model as the file that people run: one of the catalog at the requested or the usual quantisation.
+        """The model as the file that people run.
 
-        A model that is known only by its config is converted in the bill, which says so.
+        If there is no file, an engine that loads GGUF files gets the requested quantisation, or the usual one. Of a
+        model whose config alone is known, only the name of the quantisation is set: the estimate converts it.
         """
         model = self.opened(engine)
         if self.found is not None or not engine_named(engine).loads_gguf:
@@ -91,27 +98,31 @@ class ResolvedModel(Resolved[OpenModel]):
         return replace(model, model=maker.at_quant(model.model, quant), mix=quant)
 
     def variants(self, model: OpenModel, engine: str, start: Start) -> tuple[Variant, ...]:
-        """The weights to choose from: the files of a repository if none was named, else its possible quantisations."""
-        files, chosen = model.files, engine_named(engine)
-        setup = start.setup
-        if setup is not None and getattr(setup, chosen.quant_key, None) is not None:
-            quant = chosen.quant_shown(setup) or self.quant or "as requested"
-            return as_named(model.model, quant)
-        if chosen.streams_weights:
+        """The weights that a plan may choose from.
+
+        There is only one choice if a flag names the quantisation, if the engine streams the weights of one file, or if
+        the model's name names a file. Otherwise they are the files of the repository, or, for a model that has none of
+        this engine's files yet, the quantisations that can be made of it.
+        """
+        files, setup, rules = model.files, start.setup, engine_named(engine)
+        if setup is not None and getattr(setup, rules.quant_key, None) is not None:
+            requested = rules.quant_shown(setup) or self.quant or "as requested"
+            return as_named(model.model, requested)
+        if rules.streams_weights:
             file = model if files is not None else self.as_file(engine)
             return as_named(file.model, file.mix or AS_NAMED)
-        if files is None or files.container is not Container.GGUF or not chosen.loads_gguf:
+        if files is None or files.container is not Container.GGUF or not rules.loads_gguf:
             catalog_id = self.entry.id if self.entry is not None and files is None else ""
-            return chosen.variants(model.model, catalog_id)
-        last = self.name.rpartition("/")[2]
-        is_file = ":" in last or last.lower().endswith(MODEL_SUFFIXES)
-        if is_file or files.origin is not Origin.HUB:
+            return rules.variants(model.model, catalog_id)
+        last_part = self.name.rpartition("/")[2]
+        names_a_file = ":" in last_part or last_part.lower().endswith(MODEL_SUFFIXES)
+        if names_a_file or files.origin is not Origin.HUB:
             return as_named(model.model, stored_quant(files), files.reference)
-        return chosen.file_variants(model)
+        return rules.file_variants(model)
 
     @property
     def embeds(self) -> bool:
-        """Whether it is an embedding model: the engine needs other flags for it."""
+        """Whether it is an embedding model, which engines start with other flags."""
         if self.entry is not None:
             from edgekit.catalog.types import ModelPurpose
 
@@ -131,10 +142,11 @@ def open_named(
     assume: bool = False,
     quant: str | None = None,
 ) -> ResolvedModel:
-    """The model with its header read.
+    """The model that a name, path or address means, with its header read. Raises EdgekitError.
 
-    `quant`: the repository's file at that quantisation; if it has none, the model as if it were quantised like that.
-    `assume`: estimate a name that is not found by the size and quantisation in it ("13B at Q5_K_M").
+    `quant` selects the file of a repository at that quantisation; if there is none, the model is treated as if it were
+    quantised like that. With `assume`, a name that is not found but states a size and a quantisation ("13B at Q5_K_M")
+    is estimated from these.
     """
     session = session or Session(reach=Reach())
     reach, confirm = session.reach, session.confirm
@@ -146,26 +158,19 @@ def open_named(
         resolved = resolve(reference, read, absolute=reach.within is not None)
     except NotFoundError as error:
         name = os.fspath(reference)
-        assumed = (
-            _assume_from_name(name if quant is None else f"{name} {quant}") if assume else None
-        )
+        with_quant = name if quant is None else f"{name} {quant}"
+        assumed = _assume_from_name(with_quant) if assume else None
         if assumed is None:
             raise
         note = f"estimated from its name alone: {error}"
         return ResolvedModel(name=name, notes=(note,), assumed=assumed, missing=error)
-    model = _resolved_model(resolved)
+    model = ResolvedModel.of(resolved)
     if quant is None:
         return model
     other_file = file_at(model.name, model.files, quant)
     if other_file is not None:
         return open_named(other_file, session, depth=depth)
     return quantised(model, quant)
-
-
-def _resolved_model(resolved: Resolved[Any]) -> ResolvedModel:
-    """The same attributes, with the methods of a ResolvedModel."""
-    names = [attribute.name for attribute in fields(resolved)]
-    return ResolvedModel(**{name: getattr(resolved, name) for name in names})
 
 
 def quantised(model: Model, quant: str) -> Model:
@@ -195,13 +200,14 @@ def open_as_stored(
     quant: str | None,
     verb: str,
 ) -> Files | ResolvedModel:
-    """The result of `read`, for commands that take files as they are; or a model of the catalog.
+    """What `read` returns for the model's files, or the entry of the catalog if there are none.
 
-    Raises UsageError if the model has no file at this quantisation.
+    For commands that never quantise a file themselves: raises UsageError if no file has this quantisation. `verb`
+    ("inspect shows") begins that message.
     """
     resolved = resolve(reference, read, absolute=reach.within is not None)
     if resolved.found is None:
-        model = _resolved_model(resolved)
+        model = ResolvedModel.of(resolved)
         return model if quant is None else quantised(model, quant)
     files = resolved.found if isinstance(resolved.found, ModelFiles) else resolved.found.files
     if quant is None or _stated_quant(files) == quant.upper():
@@ -221,7 +227,10 @@ def _stated_quant(files: ModelFiles | None) -> str | None:
 
 
 def _assume_from_name(name: str) -> AssumedChoice | None:
-    """None for a path, a URL or a name with a tag, or if the name does not state both size and quantisation."""
+    """A stand-in for a model of which only this name is known; None if it does not state size and quantisation.
+
+    Also None for a path, a URL or a name with a tag: these name files, which are missing.
+    """
     if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
     from edgekit.catalog import read_catalog
@@ -243,60 +252,51 @@ def answer_with_fallback(
     ask: Callable[[str], Answer],
     result_of: Callable[[Answer], Verdict],
 ) -> tuple[Answer, str]:
-    """The answer of the engine for these files, and a note.
+    """The answer of the engine for the model's files, and "".
 
-    If the model does not fit there, or the engine cannot run it, llama.cpp is tried, which can quantise a model and
-    split it between GPU and CPU; the note says why. `ask` takes the name of an engine; its errors are passed on.
+    If that engine cannot run the model here but llama.cpp can, which quantises models and splits them between GPU and
+    CPU, it is llama.cpp's answer, and a note with the reason. `ask` takes the name of an engine.
     """
     engine = resolved.engine(machine)
     fallback_engine = default_engine().name
     if engine == fallback_engine:
         return ask(engine), ""
-    note = f"checked for {fallback_engine}, because {engine} cannot run it here: "
+    refusal: EdgekitError | None = None
     try:
-        first = ask(engine)
+        answer = ask(engine)
+        if result_of(answer).can_load:
+            return answer, ""
+        reason = "; ".join(result_of(answer).reasons)
     except (RefusedError, HardwareError) as error:
-        fallback = _ask_fallback(ask, result_of)
-        if fallback is None:
-            raise
-        return fallback, f"{note}{error}"
-    result = result_of(first)
-    fallback = None if result.can_load else _ask_fallback(ask, result_of)
-    if fallback is None:
-        return first, ""
-    return fallback, f"{note}{'; '.join(result.reasons)}"
-
-
-def _ask_fallback(
-    ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict]
-) -> Answer | None:
-    """llama.cpp's answer; None if the model does not fit there either, or llama.cpp refuses the request."""
+        refusal, reason = error, str(error)
     try:
-        answer = ask(default_engine().name)
+        fallback = ask(fallback_engine)
+        if result_of(fallback).can_load:
+            note = f"checked for {fallback_engine}, because {engine} cannot run it here: {reason}"
+            return fallback, note
     except CancelledError:
         raise
     except EdgekitError:
-        return None
-    return answer if result_of(answer).can_load else None
+        pass  # llama.cpp refuses it too: the first engine's answer is the one to give
+    if refusal is not None:
+        raise refusal
+    return answer, ""
 
 
 def choose_file(
     opened: OpenModel, task: Task, reach: Reach | None
 ) -> tuple[OpenModel, Task, Choice]:
-    """The best weights (SPEC A4). If they are another file of the repository, its header is read too.
+    """The file with the best weights (SPEC A4), the task with the model of that file, and the choice itself.
 
-    Such a file may be larger or smaller than its name suggests, so the choice is repeated with what was read, until
-    the chosen file is one whose header was read.
+    The other files of a repository are first estimated from their names. When one of them is chosen, its header is
+    read and the choice is repeated, until it falls on a file whose header was read.
     """
-    files = {}
-    while True:
-        choice = choose(task)
-        chosen = choice.candidate.variant
-        if not chosen.reference or not chosen.changes:
-            break
+    files: dict[str, OpenModel] = {}
+    choice = choose(task)
+    while (chosen := choice.candidate.variant).reference and chosen.changes:
         files[chosen.name] = open_model(chosen.reference, reach=reach)
-        read = replace(chosen, model=files[chosen.name].model, changes={})
-        variants = (read if variant is chosen else variant for variant in task.variants)
+        as_read = replace(chosen, model=files[chosen.name].model, changes={})
+        variants = (as_read if variant is chosen else variant for variant in task.variants)
         task = replace(task, variants=tuple(variants))
-    chosen_file = files.get(chosen.name, opened)
-    return chosen_file, replace(task, model=chosen.model), choice
+        choice = choose(task)
+    return files.get(chosen.name, opened), replace(task, model=chosen.model), choice

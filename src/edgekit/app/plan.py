@@ -72,13 +72,10 @@ def plan_named(resolved: ResolvedModel, request: Request, session: Session) -> P
         ready_commands(chosen_plan, files=resolved.files, given=values) if chosen_plan.fits else ()
     )
     facts: dict[str, Any] = dict(chosen_plan.result.estimate.facts)
-    length = facts.get("n_ctx_seq") or chosen_plan.context_tokens
-    notes = (
-        *([note] if note else []),
-        *resolved.notes,
-        *model_notes(resolved.files, chosen_plan.variant.model.geometry, length),
-    )
-    return PlanAnswer(plan=chosen_plan, ready=ready, notes=notes)
+    tokens_per_sequence = facts.get("n_ctx_seq") or chosen_plan.context_tokens
+    geometry = chosen_plan.variant.model.geometry
+    notes = (*resolved.notes, *model_notes(resolved.files, geometry, tokens_per_sequence))
+    return PlanAnswer(plan=chosen_plan, ready=ready, notes=(note, *notes) if note else notes)
 
 
 def plan_model(
@@ -88,7 +85,7 @@ def plan_model(
     *,
     thorough: bool = True,
 ) -> Plan:
-    """The plan alone, for the engine that was given or that the files are for.
+    """The plan alone, for the requested engine or the one for the model's files.
 
     If the plan chooses a file of the repository that is not open yet, its header is read as well.
     """
@@ -101,17 +98,17 @@ def plan_model(
 
 def task_to_plan(resolved: ResolvedModel, request: Request, session: Session) -> Task:
     """The task with the given settings; the plan chooses the others. Raises HardwareError, RefusedError, UsageError."""
-    name = request.engine or resolved.engine(request.find_machine())
-    engine, entry = engine_named(name), resolved.entry
-    values = request.values(name, resolved.quant)
-    for flag in engine.flags:
+    engine = request.engine or resolved.engine(request.find_machine())
+    rules, entry = engine_named(engine), resolved.entry
+    values = request.values(engine, resolved.quant)
+    for flag in rules.flags:
         if flag.not_planned and flag.key in values:
             raise UsageError(f"plan does not take {flag.not_planned}")
-    opened = resolved.opened(name)
-    task, _ = task_of(opened, name, request, session, embeds=resolved.embeds, quant=resolved.quant)
-    variants = resolved.variants(opened, name, task.start)
+    opened = resolved.opened(engine)
+    task, _ = task_of(resolved, opened, engine, request, session)
+    variants = resolved.variants(opened, engine, task.start)
     drafters: tuple[Drafter, ...] = ()
-    if request.drafter and engine.drafts and not resolved.embeds:
+    if request.drafter and rules.drafts and not resolved.embeds:
         drafters = own_drafter(opened.model)
         if entry is not None and resolved.catalog is not None:
             drafters += catalog_drafters(entry, resolved.catalog.entries)

@@ -183,7 +183,7 @@ def _verdict(
     exact: bool = False,
     loads_only: bool = False,
 ) -> Verdict:
-    """The verdict on the chosen engine, or on the one that has the options. Raises EdgekitError.
+    """The verdict for the requested engine, or else for the first that has the requested options. Raises EdgekitError.
 
     `loads_only`: the caller only uses `can_load`.
     """
@@ -197,7 +197,7 @@ def _verdict(
     def judge_on(engine: str) -> Verdict:
         if resolved.assumed is not None:
             stand_in = OpenModel(label=resolved.name, model=resolved.assumed.stand_in)
-            task, _ = task_of(stand_in, engine, request, session, quant=resolved.quant)
+            task, _ = task_of(resolved, stand_in, engine, request, session)
             return judge(replace(task, bill=resolved.assumed.bill(engine)))
         opened = resolved.opened(engine)
         return judge_model(

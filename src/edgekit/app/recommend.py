@@ -13,20 +13,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 from edgekit import __version__
-from edgekit.app.estimate import check_one_engine, task_of
+from edgekit.app.estimate import check_one_engine
+from edgekit.app.open import ResolvedModel
+from edgekit.app.plan import task_to_plan
 from edgekit.bill.types import Task
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import base_note
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
-from edgekit.engines.entries import open_entry
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -96,10 +96,10 @@ def complete(request: Request) -> Request:
 def recommend(
     request: Request, session: Session = OFFLINE, catalog: Catalog | None = None
 ) -> Recommendation:
-    """The result of `find_best`. A repeated request reuses the stored models, each planned again.
+    """The result of `find_best`, whose models are stored: a repeated request only plans them again.
 
-    Requests are the same if the free memory, rounded to steps, is the same. Plans use the memory that is free now.
-    Raises UsageError, and HardwareError if the machine has no hardware for the engine.
+    Two requests count as the same if the free memory differs by less than STEP_BYTES; the plans always use the memory
+    that is free now. Raises UsageError, and HardwareError if the machine has no hardware for the engine.
     """
     catalog = read_catalog() if catalog is None else catalog
     request = complete(request)
@@ -121,29 +121,25 @@ def _plan_stored(
     key: str, request: Request, session: Session, ranked: Sequence[Entry]
 ) -> Recommendation | None:
     """The stored models with new plans; None if nothing is stored, it is damaged, or a model no longer fits."""
-    folder, answer = _folder(), None
-    if folder is not None:
-        with suppress(HeaderLimitError, ValueError, RecursionError):
-            answer = json.loads(
-                read_small(folder / f"{key}.json", limit=MAX_STORED_BYTES) or b"null"
-            )
-    if not isinstance(answer, dict):
-        return None
-    picks, reasons = answer.get("picks"), answer.get("passed_over")
-    if not isinstance(picks, list) or not picks or not isinstance(reasons, list):
-        return None
-    pairs = [pair for pair in reasons if isinstance(pair, list) and len(pair) == 2]
-    passed_over = tuple((str(why), count) for why, count in pairs if isinstance(count, int))
-    if len(passed_over) < len(reasons):
+    folder = _folder()
+    if folder is None:
         return None
     by_id = {entry.id: entry for entry in ranked}
+    try:
+        content = read_small(folder / f"{key}.json", limit=MAX_STORED_BYTES) or b"null"
+        answer = json.loads(content)
+        picks = [by_id[name] for name in answer["picks"]]
+        passed_over = tuple((str(reason), int(count)) for reason, count in answer["passed_over"])
+    except (HeaderLimitError, ValueError, TypeError, KeyError, RecursionError):
+        return None
     suggestions: list[Suggestion] = []
-    for pick in picks:
-        entry = by_id.get(str(pick))
-        plan = None if entry is None else find_plan(task_for(entry, request, session))
-        if entry is None or plan is None:
+    for entry in picks:
+        plan = find_plan(task_for(entry, request, session))
+        if plan is None:
             return None
         suggestions.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
+    if not suggestions:
+        return None
     suggestions.sort(key=lambda suggestion: suggestion.order, reverse=True)
     return Recommendation(request=request, suggestions=tuple(suggestions), passed_over=passed_over)
 
@@ -171,7 +167,11 @@ def find_best(
 
 
 class _Search:
-    """One pass over the ranked models."""
+    """One pass over the ranked models.
+
+    An "order" is what suggestions are sorted by: whether the model is preferred, and its worth. It is known only after
+    planning, which takes time, so models whose best possible order is too low are not planned.
+    """
 
     def __init__(self, request: Request, session: Session) -> None:
         self._request, self._session = request, session
@@ -187,11 +187,11 @@ class _Search:
         """The best models. Stops when no later model can rank higher than the selected ones."""
         planned: list[Suggestion] = []
         shown: list[Suggestion] = []
-        slow: list[Entry] = []
+        slow: list[Entry] = []  # would perhaps be shown if they were faster
         for entry in ranked:
-            # entries are sorted by rank: no later one can have a better order than this
-            limit = not self._embeds, rank_of(entry) * quickness(math.inf)
-            if len(shown) >= self._limit and shown[-1].order >= limit:
+            # Entries are sorted by rank, so neither this one nor a later one can have a better order.
+            best_order = not self._embeds, rank_of(entry) * quickness(math.inf)
+            if len(shown) >= self._limit and shown[-1].order >= best_order:
                 break
             reason = self._reason_to_skip(entry)
             if reason:
@@ -211,21 +211,28 @@ class _Search:
             if suggestion not in shown and not suggestion.is_quick
         ]
         if self._limit > 1 and shown and not any(suggestion.is_quick for suggestion in shown):
-            # the last place goes to the best model at reading speed, even if slower models rank higher
-            counted = self.passed_over.copy()
-            may_be_quick = (
-                entry
-                for entry in ranked
-                if not self._reason_to_skip(entry)
-                and self._best_order_at_speed(entry)[1] >= rank_of(entry)
-            )
-            candidates = filter(None, map(self._suggestion, may_be_quick))
-            quick = next((candidate for candidate in candidates if candidate.is_quick), None)
-            self.passed_over = counted  # without what this second search counted again
+            # Even if slower models rank higher, the last place goes to one at reading speed.
+            quick = self._best_quick(ranked)
             shown = shown if quick is None else [*shown[: self._limit - 1], quick]
         too_slow = sum(self._would_show(entry, shown, _best_order(entry)) for entry in slow)
         self.passed_over += Counter({SLOW: too_slow})
         return shown
+
+    def _best_quick(self, ranked: Sequence[Entry]) -> Suggestion | None:
+        """The best model at reading speed; None if there is none."""
+        counted = self.passed_over.copy()
+        for entry in ranked:
+            is_skipped = bool(self._reason_to_skip(entry))
+            # Only a speed below that of reading makes a model worth less than its rank.
+            if is_skipped or self._best_order_at_speed(entry)[1] < rank_of(entry):
+                continue
+            suggestion = self._suggestion(entry)
+            if suggestion is not None and suggestion.is_quick:
+                break
+        else:
+            suggestion = None
+        self.passed_over = counted  # the first search has already counted these models
+        return suggestion
 
     def _select(self, suggestions: list[Suggestion]) -> list[Suggestion]:
         """The best of each family, at most MAX_PER_LINE of a product line, and only the newest version of a model."""
@@ -255,10 +262,9 @@ class _Search:
         return len(better) < self._limit and self._is_varied(entry, better)
 
     def _is_varied(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
-        """Whether the list stays varied with this model.
+        """Whether the list stays varied with this model: one per family and version, MAX_PER_LINE per product line.
 
-        It must have no other version of the model, none of its family, and fewer than MAX_PER_LINE of its product line
-        (such as Qwen).
+        A product line is Qwen, a family Qwen3. With --all-sizes any list is varied enough.
         """
         if self._request.all_sizes:
             return True
@@ -302,7 +308,7 @@ class _Search:
         return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
 
     def _reason_to_skip(self, entry: Entry) -> str:
-        """Why the model is skipped without a bill: a context that is too short, or weights larger than all memory."""
+        """Why the model needs no bill to be skipped: its context is too short, or its weights exceed the memory."""
         tokens, minimum = self._request.wanted_tokens, self._request.min_context
         min_tokens = max(tokens or 0, minimum or 0)
         if not tokens and minimum is None:
@@ -316,7 +322,7 @@ class _Search:
         return ""
 
     def _best_order_at_speed(self, entry: Entry) -> tuple[bool, float]:
-        """The best order that the model can have at the speed with which its weights are read."""
+        """An upper bound of the model's order, from the fastest that the machine can read its smallest weights."""
         size, parameters = smallest_bytes(entry), entry.parameters or 0
         if not size or not parameters or self._embeds:
             return _best_order(entry)
@@ -331,7 +337,7 @@ class _Search:
 
 
 def _best_order(entry: Entry) -> tuple[bool, float]:
-    """The best order that the model can have at any speed."""
+    """An upper bound of the model's order at any speed."""
     if is_minor(entry) or ModelPurpose.EMBEDDING in entry.kinds:
         return False, rank_of(entry)
     return True, rank_of(entry) * quickness(math.inf)
@@ -339,11 +345,8 @@ def _best_order(entry: Entry) -> tuple[bool, float]:
 
 def task_for(entry: Entry, request: Request, session: Session = OFFLINE) -> Task:
     """The task of a complete request for this model. Raises EdgekitError if the engine loads none of its files."""
-    (engine,) = request.engines
-    embeds = ModelPurpose.EMBEDDING in entry.kinds
-    task, _ = task_of(open_entry(entry, engine), engine, request, session, embeds=embeds)
-    variants = engine_named(engine).variants(task.model, entry.id)
-    return replace(task, model=variants[0].model if variants else task.model, variants=variants)
+    resolved = ResolvedModel(name=entry.id, entry=entry)
+    return task_to_plan(resolved, replace(request, drafter=False), session)
 
 
 # --- stored answers
@@ -372,7 +375,7 @@ def with_rounded_memory(machine: Machine) -> Machine:
 
 
 def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
-    """A hash of the request, the machine, the catalog and the versions.
+    """A hash of everything that a recommendation depends on: request, machine, catalog and versions.
 
     Raises UsageError if EDGEKIT_LLAMA_VERSION is not a version.
     """
@@ -392,6 +395,7 @@ def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
 
 
 def _folder() -> Path | None:
+    """Where answers are stored: next to the cache of headers; None if nothing may be cached."""
     headers = cache_folder()
     return None if headers is None else headers.parent / "recommended"
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -223,11 +223,5 @@ class OpenedModels:
                 self._openings.leave(watch.client)
         # Another program's store changes without notice. Files have stamps; a remote server is rarely asked again.
         is_stored = resolved_model.files is not None and resolved_model.files.origin in _STORES
-        return CachedModel(
-            **{
-                attribute.name: getattr(resolved_model, attribute.name)
-                for attribute in fields(resolved_model)
-            },
-            stamps=stamps,
-            until_s=time.monotonic() + (STORE_S if is_stored else REMOTE_S),
-        )
+        until_s = time.monotonic() + (STORE_S if is_stored else REMOTE_S)
+        return CachedModel.of(resolved_model, stamps=stamps, until_s=until_s)
