@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgekit.engines import engine_named, startable
+from edgekit.engines.native.buffers import usable_cores
 from edgekit.engines.program import (
     CalibrateOptions,
     CalibrateRequest,
@@ -76,9 +77,9 @@ def calibrate(
     tell: Callable[[str], None] = lambda _: None,
     options: CalibrateOptions | None = None,
 ) -> Calibrated:
-    """Measure and save. If a model is given and the engine cannot run, raises and saves nothing.
+    """Measures the machine and saves the results; writes nothing if nothing could be measured.
 
-    If nothing could be measured, nothing is written. Raises SourceError if the result cannot be written.
+    With a model, raises EdgekitError if the engine cannot run it. Raises SourceError if the results cannot be written.
     """
     engine, *_ = startable("calibrate")
     measure_engine: Callable[[CalibrateRequest], EngineRun] | None = None
@@ -113,32 +114,30 @@ def calibrate(
         if reference is not None:
             raise
         missing = f"{engine.name} was not measured: {error}; give a model to measure it with"
-    remembered = Remembered()
+    results = Remembered()
     if run is not None:
-        remembered = worth_keeping(run.verification, run.machine, run.pace)
-        notes = (*notes, *run.notes, remembered.left_out)
+        results = worth_keeping(run.verification, run.machine, run.pace)
+        notes = (*notes, *run.notes, results.left_out)
     calibrated = Calibrated(
         host=host,
-        engine=remembered.engine,
+        engine=results.engine,
         verification=None if run is None else run.verification,
         notes=tuple(filter(None, (*notes, missing))),
     )
     if not calibrated.has_results:
         return calibrated
-    problem = change_calibration(
-        lambda old: remembered.added(with_host(old, calibrated.host))
-    ).problem
+    problem = change_calibration(lambda old: results.added(with_host(old, host))).problem
     return replace(calibrated, notes=(*calibrated.notes, problem)) if problem else calibrated
 
+
+# --- memory and disk
 
 TOTAL_BYTES = GIB  # larger than the caches of most processors
 LEAST_BYTES = 64 * MIB  # anything smaller may be read from a cache
 FREE_SHARE = 8  # read at most an eighth of the free memory
-SECONDS = 1.0
 LEAST_ROUNDS = 3
 _NUMBER_BYTES = 8
-
-IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})  # file systems without a disk
 
 
 def measure_host(request: CalibrateRequest) -> tuple[HostMeasured, tuple[str, ...]]:
@@ -153,29 +152,30 @@ def measure_host(request: CalibrateRequest) -> tuple[HostMeasured, tuple[str, ..
 
 
 def _bandwidth(request: CalibrateRequest) -> tuple[int | None, str]:
-    """Bytes per second, or None and the reason why there is no figure to save."""
+    """The memory's bytes per second, or None and the reason why there is no figure to save."""
     options, host = request.options, request.machine.host
-    size = options.read_bytes or read_bytes(None if host is None else host.usable_bytes)
-    if not size:
+    size_bytes = options.read_bytes or read_bytes(None if host is None else host.usable_bytes)
+    if not size_bytes:
         return None, "memory bandwidth was not measured: too little free memory"
-    threads = thread_count()
+    threads = usable_cores()
     try:
         require_numpy()
-        request.tell(f"reading {format_bytes(size)} of memory with {threads} threads")
+        request.tell(f"reading {format_bytes(size_bytes)} of memory with {threads} threads")
         with watched() as other_load:
-            bytes_per_s = memory_bandwidth(size, threads=threads, seconds=options.read_seconds)
+            bytes_per_s = memory_bandwidth(size_bytes, threads, seconds=options.read_seconds)
     except (MissingExtraError, MemoryError) as error:
         return None, f"memory bandwidth was not measured: {error}"
     if other_load.share > options.busy_share:
-        return (
-            None,
-            f"memory bandwidth was {bytes_per_s / 1e9:.1f} GB/s, which was not saved: {other_load.note}",
-        )
+        bandwidth = f"memory bandwidth was {bytes_per_s / 1e9:.1f} GB/s"
+        return None, f"{bandwidth}, which was not saved: {other_load.note}"
     return bytes_per_s, ""
 
 
 def _disk(folder: Path, tell: Callable[[str], None]) -> tuple[Disk | None, str]:
-    """Read and write speed, measured as the built-in engine does before it spills the cache to disk."""
+    """Read and write speed, measured as the built-in engine does before it spills the cache to disk.
+
+    Or None, and the reason why there is no figure to save.
+    """
     kind = _filesystem(folder)
     if kind in IN_MEMORY:
         return None, f"{folder} is in RAM ({kind}), so its speed is not that of a disk"
@@ -210,16 +210,6 @@ def _filesystem(folder: Path) -> str:
     return next((mounts[path] for path in (real, *real.parents) if path in mounts), "")
 
 
-# --- memory
-
-
-def thread_count() -> int:
-    """CPUs this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def read_bytes(free_bytes: int | None) -> int:
     """How much memory to read; 0 if too little is free to exceed the caches."""
     size_bytes = TOTAL_BYTES if free_bytes is None else min(TOTAL_BYTES, free_bytes // FREE_SHARE)
@@ -233,10 +223,10 @@ def require_numpy() -> None:
         raise MissingExtraError("numpy is needed: pip install 'edgekit-models[embed]'") from error
 
 
-def memory_bandwidth(
-    total_bytes: int = TOTAL_BYTES, *, threads: int | None = None, seconds: float = SECONDS
-) -> int:
-    """Bytes per second of the fastest round: other programs can only slow a round down.
+def memory_bandwidth(total_bytes: int, threads: int, *, seconds: float) -> int:
+    """Bytes per second at which the threads together read this much memory, in the fastest round.
+
+    Other programs can only slow a round down, so rounds are repeated for `seconds` and the fastest counts.
 
     Each thread allocates its own part first, so that the part is close to the core that reads it. In each round all
     threads read their parts at the same time; numpy releases the GIL while it reads. Raises MissingExtraError without
@@ -245,7 +235,6 @@ def memory_bandwidth(
     require_numpy()
     import numpy as np
 
-    threads = threads or thread_count()
     length = max(1, total_bytes // threads // _NUMBER_BYTES)
     gate = threading.Barrier(threads + 1)  # all threads start and finish a round together
 
@@ -285,6 +274,8 @@ def memory_bandwidth(
     return int(threads * length * _NUMBER_BYTES / max(min(times), 1e-9))
 
 
+# --- what a real load of a model measured
+
 LEAST_VOCABULARY = 100_000  # most current models have more, and need more memory for it
 
 
@@ -315,7 +306,7 @@ def remember_load(verification: Verification, machine: Machine) -> Remembered:
 def remember_rows(
     label: str, rows: Iterable[ComparedRow], *, engine: str, version: str
 ) -> tuple[Difference, ...]:
-    """Save the rows of a comparison that are out of bounds. Raises SourceError if they cannot be written.
+    """Save the predictions that were wrong by more than their bounds. Raises SourceError if they cannot be written.
 
     `version` is what the engine itself reports.
     """
@@ -367,6 +358,7 @@ def worth_keeping(
 def differences_of(
     label: str, rows: Iterable[ComparedRow], engine: str, version: str
 ) -> tuple[Difference, ...]:
+    """The rows whose measured bytes are outside the bounds of the prediction."""
     return tuple(
         Difference(
             label=stored_text(label),

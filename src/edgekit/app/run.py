@@ -48,7 +48,7 @@ _EMBEDS = "{0} is an embedding model and cannot chat: use edgekit embed {0} TEXT
 
 
 class WeightsChosen(NamedTuple):
-    """A catalog name was given: these weights are used."""
+    """These weights are used, because only a name of the catalog was given."""
 
     name: str
     mix: str
@@ -115,7 +115,7 @@ class Judged:
         self.session.notify(Forced(self.check))
 
     def still_fits(self) -> None:
-        """Judge again with the memory that is free now. Raises DoesNotFitError."""
+        """Raises DoesNotFitError if the context that was chosen does not fit in the memory that is free now."""
         request = self.request
         if request.force:
             return
@@ -168,10 +168,10 @@ def fetch(
 
 
 def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str, ...], OpenModel]:
-    """The model with its header read, and the repositories to download it from.
+    """The repositories to download the model from, and the model with its header read. Downloads nothing.
 
     There are repositories only for a catalog name whose weights are not on this machine; the header is then generated
-    from the catalog. Downloads nothing.
+    from the catalog.
     """
     catalog_match = catalog_name(reference)
     if catalog_match is None:
@@ -209,7 +209,6 @@ def _require_runnable(resolved: ResolvedModel) -> OpenModel:
 def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> LocalWeights:
     """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
     request, session, files = judged.request, judged.session, judged.opened.files
-
     several = _program(request).loads_shards
 
     def path_of(reference: str) -> Path:
@@ -249,7 +248,8 @@ def run(
 ) -> Iterator[tuple[Up, Judged]]:
     """An engine with a context for the prompt and the answer, until the end of the block. `prompt` None: a chat.
 
-    A server counts the prompt only after it has started. If its context turns out too short, it is started again.
+    Some engines count the tokens of a prompt only while they run. Until then their number is estimated, and if the
+    context turns out too short, the engine is started again with a longer one.
     """
 
     def job(prompt_tokens: int) -> Job | None:
@@ -261,24 +261,26 @@ def run(
         # No text has more tokens than bytes, which is a good enough bound for a short prompt.
         bound = 0 if prompt is None else prompt.size_bytes
         judged = judged.judge_again(job(bound if tokens is None else tokens))
-        if tokens is None and prompt is not None and judged.request.context is None:
-            counted = _count_tokens(judged, weights.model, prompt)
+        sizes_context = tokens is None and judged.request.context is None
+        uncounted = prompt if sizes_context else None
+        if uncounted is not None:
+            counted = _count_tokens(judged, weights.model, uncounted)
             judged = judged if counted is None else judged.judge_again(job(counted))
         judged.refuse_or_warn()
         address = Address(chats=prompt is None or not prompt.is_plain)
         while True:
             with ExitStack() as attempt:
                 up = attempt.enter_context(_start_engine(judged, starter, weights, address))
-                short_of = None
-                if tokens is None and prompt is not None and judged.request.context is None:
+                is_too_short, prompt_tokens = False, 0
+                if uncounted is not None:
+                    prompt_tokens = len(up.talker.tokens(uncounted))
                     window, native = up.talker.window_tokens, judged.check.result.native_context
-                    length = len(up.talker.tokens(prompt))
-                    if length + new_tokens > window and (native is None or window < native):
-                        short_of = length
-                if short_of is None:
-                    stack.push(attempt.pop_all())
+                    may_grow = native is None or window < native
+                    is_too_short = may_grow and prompt_tokens + new_tokens > window
+                if not is_too_short:
+                    stack.push(attempt.pop_all())  # the engine runs until the caller's block ends
                     break
-            judged = judged.judge_again(job(short_of))
+            judged = judged.judge_again(job(prompt_tokens))
             judged.refuse_or_warn()
         yield up, judged
 
@@ -292,12 +294,15 @@ def serve(judged: Judged, weights: LocalWeights, address: Address) -> Iterator[U
 
 
 def job_of(prompt: Prompt | None, prompt_tokens: int, new_tokens: int) -> Job | None:
-    """None for a chat, whose length is unknown."""
+    """The job that the context is sized for; None for a chat, whose length is unknown."""
     return None if prompt is None else Job(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
 
 def _count_tokens(judged: Judged, path: Path, prompt: Prompt) -> int | None:
-    """The tokens of a long prompt, so that it is not refused for its bytes alone; None if the tokenizer is missing."""
+    """The tokens of a prompt, so that it is not refused for its bytes alone.
+
+    None for a short prompt that fits even so, and if the tokenizer cannot be used here.
+    """
     if prompt.size_bytes <= COUNTED_BYTES and judged.check.result.can_load:
         return None
     with suppress(ImportError, EdgekitError):
@@ -373,17 +378,17 @@ def open_published(
         result = answer.result
         mix = result.quantization if result.can_load else resolved.as_file(result.engine).mix
         if all(repository.tag(mix) is None for repository in repositories):
-            # no repository has this quantisation: take the most accurate smaller one
-            best = accuracy_of(mix) or 0
-            plain = {tag.upper().removeprefix("UD-") for tag in tags}
-            below = [tag for tag in plain if (accuracy_of(tag) or best) < best]
-            mix = max(below, key=lambda tag: accuracy_of(tag) or 0, default=None)
-    with_mix = [
-        repository
+            # No repository has this quantisation: take the most accurate one below it.
+            accuracy = accuracy_of(mix) or 0
+            published = {tag.upper().removeprefix("UD-") for tag in tags}
+            below = [name for name in published if (accuracy_of(name) or accuracy) < accuracy]
+            mix = max(below, key=lambda name: accuracy_of(name) or 0, default=None)
+    references = tuple(
+        f"{repository.name}:{tag}"
         for repository in repositories
-        if mix is not None and repository.tag(mix) is not None
-    ]
-    if mix is None or not with_mix:
+        if mix is not None and (tag := repository.tag(mix)) is not None
+    )
+    if mix is None or not references:
         at_quant = "" if quant is None else f" at {quant}"
         known_quants = f" (known: {', '.join(tags)})" if tags else ""
         raise UsageError(
@@ -392,8 +397,7 @@ def open_published(
         )
     (engine,) = request.engines
     model = resolved.opened(engine)
-    opened = replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
-    return tuple(f"{repository.name}:{repository.tag(mix)}" for repository in with_mix), opened
+    return references, replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
 
 
 def find_published(
@@ -404,17 +408,17 @@ def find_published(
     for reference in references:
         with suppress(SourceError):
             return find_weights(reference, reach=offline, several=several).path
-    missing: SourceError | None = None
+    last_error: SourceError | None = None
     for reference in references:
         try:
             return find_weights(
                 reference, reach=reach, confirm=session.confirm, several=several
             ).path
         except (NotFoundError, RemoteNotFoundError) as error:
-            missing = error
+            last_error = error
             if not reach.network:
                 break
     tried = ", ".join(references)
     raise NotFoundError(
-        f"{name}: none of {tried} could be read ({missing}). Search {gguf_search(name)}"
-    ) from missing
+        f"{name}: none of {tried} could be read ({last_error}). Search {gguf_search(name)}"
+    ) from last_error
