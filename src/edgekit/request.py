@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 ALL, AUTO = "all", "auto"
+# Other words for a task, and for the option that sets the context.
 _PURPOSES = {
     "embed": "embedding",
     "embeddings": "embedding",
@@ -135,7 +136,7 @@ class Request:
         for owner, table in owners.items():
             for flag in table:
                 value = fields.get(flag.key) if flag.key in flags and not flag.shared else None
-                # a value that no switch can set counts as not given: there is no --no-cpu-moe
+                # A switch sets one value. The other counts as not given: there is no --no-cpu-moe.
                 is_set = not isinstance(value, bool) if flag.metavar else value == flag.value
                 if value is not None and is_set:
                     given.setdefault(owner, {})[flag.key] = value
@@ -285,10 +286,10 @@ def _parsed(
     def number(name: str, least: int) -> int | None:
         return read_number(f"--{name.replace('_', '-')}", fields.get(name), least=least)
 
-    engine: str | None = fields.get("engine")
-    word = AUTO if engine is None else engine.lower()
-    several = () if one_engine and engine is not None else (AUTO, ALL)
-    named = None if word in several else engine_name(engine or word)
+    engine: str = AUTO if fields.get("engine") is None else fields["engine"]
+    word = engine.lower()
+    must_be_a_name = one_engine and fields.get("engine") is not None
+    named = None if word in {AUTO, ALL} and not must_be_a_name else engine_name(engine)
     by_engine = with_one_quant(given, named)
     common = by_engine.pop(COMMON, {})
     engines = engine_names() if word == ALL else chosen_engines(by_engine, named)
@@ -299,7 +300,8 @@ def _parsed(
         try:
             flags[owner] = read_flags(engine_named(owner).flags, given_to(owner, by_engine))
         except UsageError as error:
-            if engines == (owner,) or (len(engines) != 1 and owner in by_engine):
+            may_be_chosen = engines == (owner,) or (len(engines) != 1 and owner in by_engine)
+            if may_be_chosen:
                 raise
             unreadable[owner] = str(error)
     quant = common.get(QUANT.key)
@@ -412,11 +414,15 @@ def _check_whole(name: str, value: object) -> None:
 
 
 def chosen_engines(given: Mapping[str, Values], named: str | None) -> tuple[str, ...]:
-    """The named engine, else the one whose flags were given. Raises UsageError for another engine's flags."""
-    able = [engine for engine in ((named,) if named else given) if not _foreign(engine, given)]
+    """The named engine, else the first that has all flags that were given; empty if there are none.
+
+    Raises UsageError if the named engine, or every engine, lacks one of the flags.
+    """
+    candidates = (named,) if named else tuple(given)
+    able = [engine for engine in candidates if not _foreign(engine, given)]
     if given and not able:
         wrong: list[str] = []
-        for engine, keys in _foreign(named or "", given).items():
+        for engine, keys in (_foreign(named, given) if named else given).items():
             names = {
                 flag.key: "/".join(flag.names) for flag in reversed(engine_named(engine).flags)
             }
@@ -430,25 +436,26 @@ def chosen_engines(given: Mapping[str, Values], named: str | None) -> tuple[str,
 def with_one_quant(
     flags: Mapping[str, Mapping[str, Any]], engine: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Moves the value of an engine's quantisation flag to `--quant` if that engine does not have this quantisation.
+    """The flags of each engine, with every quantisation that is not for its own engine moved to `--quant`.
 
     `-q` is a flag of vLLM, but `-q Q8_0` names a GGUF. Raises UsageError for two different quantisations.
     """
-    given = {owner: dict(keys) for owner, keys in flags.items()}
+    given = {owner: dict(values) for owner, values in flags.items()}
     quant = given.get(COMMON, {}).get("quant")
     quants = set() if quant is None else {quant}
-    for owner, key in ((rules.name, rules.quant_key) for rules in every_engine()):
+    for rules in every_engine():
+        owner, key = rules.name, rules.quant_key
         name = given.get(owner, {}).get(key)
         if name is None:
             continue
-        if (engine or owner) != owner or not takes(owner, name):
+        if engine in {None, owner} and takes(owner, name):
+            given[owner][key] = read_quant(owner, name)
+            if quants and engine is None:  # has to be the same as in --quant
+                quants.add(name)
+        else:
             del given[owner][key]
             if not given[owner]:
                 del given[owner]
-            quants.add(name)
-            continue
-        given[owner][key] = read_quant(owner, name)
-        if quants and engine is None:
             quants.add(name)
     if len({str(name).upper() for name in quants}) > 1:
         raise UsageError(
@@ -461,28 +468,28 @@ def with_one_quant(
 
 def given_to(engine: str, given: Mapping[str, Values]) -> dict[str, Any]:
     """The given flags of this engine, including those that it shares with another."""
-    lent = {
-        flag.key: given[lender_of(flag)][flag.key]
-        for flag in _lent(engine)
-        if flag.key in given.get(lender_of(flag), {})
-    }
-    return {**lent, **given.get(engine, {})}
+    values: dict[str, Any] = {}
+    for flag in _borrowed(engine):
+        lender_values = given.get(lender_of(flag), {})
+        if flag.key in lender_values:
+            values[flag.key] = lender_values[flag.key]
+    return {**values, **given.get(engine, {})}
 
 
-def _lent(engine: str) -> Iterator[Flag]:
-    """The flags that this engine shares with another engine, which owns them; none for ''."""
-    return (flag for flag in (engine_named(engine).flags if engine else ()) if flag.shared)
+def _borrowed(engine: str) -> Iterator[Flag]:
+    """The flags that this engine shares with another engine, which owns them (`lender_of`)."""
+    return (flag for flag in engine_named(engine).flags if flag.shared)
 
 
-def _foreign(engine: str, given: Mapping[str, Values]) -> dict[str, dict[str, Any]]:
+def _foreign(engine: str, given: Mapping[str, Values]) -> dict[str, Values]:
     """Other engine -> its flags that were given and that `engine` does not share."""
-    lent = {(lender_of(flag), flag.key) for flag in _lent(engine)}
-    flags_by_engine = {
-        other: {key: text for key, text in keys.items() if (other, key) not in lent}
-        for other, keys in given.items()
-        if other != engine
-    }
-    return {other: keys for other, keys in flags_by_engine.items() if keys}
+    borrowed = {(lender_of(flag), flag.key) for flag in _borrowed(engine)}
+    foreign: dict[str, Values] = {}
+    for other, values in given.items():
+        rest = {key: text for key, text in values.items() if (other, key) not in borrowed}
+        if rest and other != engine:
+            foreign[other] = rest
+    return foreign
 
 
 def read_quant(engine: str, name: str) -> str:
@@ -528,10 +535,10 @@ class RowOptions(Mapping[str, Any]):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
-        self._asked: set[str] = set()
+        self._read: set[str] = set()  # names that were looked up, even if they were not given
 
     def __getitem__(self, name: str) -> Any:
-        self._asked.add(name)
+        self._read.add(name)
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -542,7 +549,8 @@ class RowOptions(Mapping[str, Any]):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        return tuple(name for name in self._values if name not in self._asked)
+        """The options that nothing has read."""
+        return tuple(name for name in self._values if name not in self._read)
 
     def require_known(self, engine: str) -> None:
         """Call after reading: UsageError for an option that the engine lacks, with the nearest one."""
@@ -551,7 +559,7 @@ class RowOptions(Mapping[str, Any]):
         if unknown:
             name = str(unknown[0])[:60]
             raise UsageError(
-                f"{engine} has no option {name!r}{did_you_mean(name, self._asked, engine)}"
+                f"{engine} has no option {name!r}{did_you_mean(name, self._read, engine)}"
             )
 
 
@@ -561,13 +569,14 @@ def option_of(engine: Engine, key: str) -> str:
 
 
 def context_option(engine: str) -> str:
+    """What a row of a batch calls the engine's context."""
     return option_of(engine_named(engine), "context")
 
 
 def did_you_mean(name: str, options: Iterable[str], engine: str) -> str:
     """': did you mean n_ctx?'; empty if nothing is similar."""
     similar = close_names(name, sorted(options), limit=1)
-    people_write = _CONTEXT_WORDS | {context_option(known.name) for known in every_engine()}
-    if name.lower() in people_write:
+    words_for_context = _CONTEXT_WORDS | {context_option(known.name) for known in every_engine()}
+    if name.lower() in words_for_context:
         similar = (context_option(engine),)
     return f": did you mean {similar[0]}?" if similar else ""
