@@ -15,7 +15,7 @@ from edgekit.cli.engine_commands import read_host, read_integer
 from edgekit.engines.process import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.sources import locate, path_of
-from edgekit.sources.local import trouble
+from edgekit.sources.local import path_error
 from edgekit.web.references import paths_of
 from edgekit.web.types import WebSettings
 
@@ -103,5 +103,5 @@ def _folder(text: str) -> Path:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         pass  # reported below
     except OSError as error:
-        raise SourceError(f"--models-dir: {trouble(error, folder)}") from error
+        raise SourceError(f"--models-dir: {path_error(error, folder)}") from error
     raise NotFoundError(f"--models-dir: no such folder: {text[:200]!r}")

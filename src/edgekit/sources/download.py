@@ -42,14 +42,15 @@ from edgekit.sources.address import (
 )
 from edgekit.sources.http import (
     ResponseHead,
-    Trouble,
+    TransientFailure,
     causes,
     certificate_error,
+    connection_failure,
+    is_certificate_error,
     offline_error,
     side_by_side,
     status_error,
-    status_trouble,
-    unreachable_host,
+    transient_status,
 )
 from edgekit.sources.hub import file_url, locate_hub
 from edgekit.sources.reference import HubModel
@@ -463,8 +464,6 @@ def library_error(
     error: Exception, *, name: str, url: str, token_sent: bool, folder: Path | None = None
 ) -> SourceError:
     """The EdgekitError for an error of huggingface_hub during a request or a download to `folder`."""
-    import ssl
-
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -473,10 +472,9 @@ def library_error(
         "unfinished files were removed: free some space, or set HF_HUB_CACHE to a folder "
         "on another disk"
     )
-    chain = list(causes(error))
-    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in chain):
+    if is_certificate_error(error):
         return certificate_error(url, name=name)
-    for cause in chain:
+    for cause in causes(error):
         match cause:
             case OfflineModeIsEnabled():
                 return offline_error(name=name)
@@ -485,11 +483,7 @@ def library_error(
             case httpx2.TransportError():
                 with suppress(RuntimeError):  # the error has no request
                     url = str(cause.request.url)  # the hub may have redirected
-                if isinstance(cause, httpx2.ConnectError | httpx2.ProxyError):
-                    return _transient_error(unreachable_host(url, str(cause)), name=name)
-                is_timeout = isinstance(cause, httpx2.TimeoutException)
-                how = "stopped sending" if is_timeout else "closed the connection"
-                return _transient_error(Trouble(what=f"{host_of(url)} {how}"), name=name)
+                return _transient_error(connection_failure(cause, url), name=name)
             case OSError() if cause.errno in _DISK_FULL:
                 return disk_full
             case OSError() if folder is not None and cause.errno is not None:
@@ -504,7 +498,7 @@ def library_error(
     first_line = text.partition("\n")[0][:200]
     reason = "" if "://" in text else f": {first_line}"  # an address may be signed: do not show it
     what = f"the download failed ({type(error).__name__}{reason})"
-    return _transient_error(Trouble(what=what), name=name)
+    return _transient_error(TransientFailure(what=what), name=name)
 
 
 def _response_error(
@@ -513,17 +507,17 @@ def _response_error(
     """The error for a response of the hub, or of the server that it redirected to."""
     headers = {key.lower(): value for key, value in response.headers.items()}
     url = str(response.request.url)
-    answer = ResponseHead(
+    head = ResponseHead(
         status=response.status_code, headers=headers, url=url, token_sent=token_sent and is_hub(url)
     )
-    trouble = status_trouble(answer)
-    if trouble is None and not is_hub(url) and answer.status in {401, 403}:
-        what = f"{host_of(url)} answered {answer.status}: the download link has expired"
-        trouble = Trouble(what=what)
-    if trouble is None:
-        return status_error(answer, name=name)
-    return _transient_error(trouble, name=name)
+    failure = transient_status(head)
+    if failure is None and not is_hub(url) and head.status in {401, 403}:
+        what = f"{host_of(url)} answered {head.status}: the download link has expired"
+        failure = TransientFailure(what=what)
+    if failure is None:
+        return status_error(head, name=name)
+    return _transient_error(failure, name=name)
 
 
-def _transient_error(trouble: Trouble, *, name: str) -> RemoteInspectError:
-    return RemoteInspectError(f"{name}: {trouble.what}; {trouble.advice}")
+def _transient_error(failure: TransientFailure, *, name: str) -> RemoteInspectError:
+    return RemoteInspectError(f"{name}: {failure.what}; {failure.advice}")

@@ -44,7 +44,7 @@ FIRST_PAUSE_S = 0.2  # doubled each time
 MAX_RETRY_AFTER_S = 8.0  # a person is waiting; for a longer wait the error says when to retry
 MAX_DRAINED_BYTES = 16 * 1024  # of an unwanted body, read so that the connection can be reused
 
-WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
+READ_STATUSES = frozenset({*range(200, 300), 304, 416})
 TRANSIENT_STATUSES = frozenset({429, 500, 502, 503, 504})  # worth another try
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _POLL_S = 0.05  # how often a waiting thread checks for cancellation
@@ -62,7 +62,7 @@ class ResponseHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class TransientFailure:
     """A transient failure, after which a request may be retried."""
 
     what: str
@@ -71,19 +71,19 @@ class Trouble:
     retry_after_s: float | None = None  # the server's Retry-After
 
 
-# Returns how many bytes of the body to read; raises to reject it unread. Called for WANTED_STATUSES only.
-Want = Callable[[ResponseHead], int]
+# Returns how many bytes of a response's body to read, or raises to reject it unread. Only called for READ_STATUSES.
+BodyLimit = Callable[[ResponseHead], int]
 
 
 @dataclass(slots=True)
 class Reply:
     """A response with the wanted part of its body, or the failure."""
 
-    answer: ResponseHead | None = None
+    head: ResponseHead | None = None
     body: bytearray = field(default_factory=bytearray)
     received_bytes: int = 0  # including bytes that were not wanted
     overrun: bool = False  # the server had more to send than was wanted
-    trouble: Trouble | None = None
+    failure: TransientFailure | None = None
     linked_etag: str | None = None  # X-Linked-ETag of the hub's redirect: the hash of the content
 
 
@@ -101,7 +101,7 @@ class Exchange:
     url: str
     headers: Mapping[str, str]
     name: str
-    want: Want
+    body_limit: BodyLimit
     reach: Reach
     limit_s: float
     reply: Reply = field(default_factory=Reply)
@@ -147,13 +147,10 @@ class Exchange:
             self._done.set()
 
     def _request(self, client: httpx2.Client, token: str | None) -> None:
-        """Fill in `reply`. A transient failure becomes its `trouble`; a permanent one is raised."""
-        import ssl
-
+        """Fill in `reply`, also if the request fails for a transient reason. Other failures are raised."""
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 
-        reply = self.reply
         try:
             if self.reach.public_only:
                 self._guard = Guard(self.url, name=self.name)
@@ -163,17 +160,11 @@ class Exchange:
             with contextlib.closing(self._send(client, token)) as response:
                 self._connection = response.extensions.get("network_stream")
                 self._receive(response, token_sent=token is not None)
-        except httpx2.TimeoutException:
-            reply.trouble = connection_lost(self.url, reply.received_bytes, timed_out=True)
         except httpx2.TransportError as error:
-            if reply.answer is not None:
-                reply.trouble = connection_lost(self.url, reply.received_bytes)
-            elif any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error)):
+            if is_certificate_error(error):
                 raise certificate_error(self.url, name=self.name) from error
-            elif isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-                reply.trouble = unreachable_host(self.url, str(error))
-            else:
-                reply.trouble = connection_lost(self.url, 0)
+            received_bytes = self.reply.received_bytes
+            self.reply.failure = connection_failure(error, self.url, received_bytes=received_bytes)
         except OfflineModeIsEnabled as error:
             raise offline_error(name=self.name) from error
         except (httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: not a host name
@@ -218,10 +209,10 @@ class Exchange:
 
         reply = self.reply
         headers = {key.lower(): text for key, text in response.headers.items()}
-        reply.answer = answer = ResponseHead(
+        reply.head = head = ResponseHead(
             status=response.status_code, headers=headers, url=self.url, token_sent=token_sent
         )
-        if answer.status not in WANTED_STATUSES:
+        if head.status not in READ_STATUSES:
             with contextlib.suppress(httpx2.TransportError):  # only the head matters
                 for chunk in response.iter_raw():
                     reply.received_bytes += len(chunk)
@@ -230,11 +221,11 @@ class Exchange:
             return
         if headers.get("content-encoding", "identity") != "identity":
             raise RemoteInspectError(
-                f"{self.name}: {host_of(answer.url)} sends the file compressed although we asked for "
+                f"{self.name}: {host_of(head.url)} sends the file compressed although we asked for "
                 "it uncompressed, so byte offsets in it cannot be used; download the file and "
                 "give its path"
             )
-        wanted_bytes = self.want(answer)
+        wanted_bytes = self.body_limit(head)
         for chunk in response.iter_raw():
             reply.received_bytes += len(chunk)
             reply.body += chunk[: wanted_bytes - len(reply.body)]
@@ -306,13 +297,12 @@ class Transport:
         headers: Mapping[str, str],
         *,
         name: str,
-        want: Want,
-        settled: Callable[[ResponseHead], bool] | None = None,
+        body_limit: BodyLimit,
+        is_final_redirect: Callable[[ResponseHead], bool] | None = None,
     ) -> Reply:
-        """One GET with its redirects. `want` sees the head and says how much of the body to read.
+        """One GET with its redirects. Redirects are followed up to one for which `is_final_redirect` is true.
 
-        `settled` may stop at a redirect that already has the answer. Raises for a permanent error status; transient
-        failures are returned as trouble.
+        A transient failure is returned in the reply. Raises for a permanent error status, and when the time is used up.
         """
         check_cancelled(self.reach)
         if self._cut_off is not None:
@@ -323,15 +313,15 @@ class Transport:
         linked_etag = None
         visited = {url}
         for _ in range(MAX_REDIRECTS + 1):
-            reply = self._exchange(url, headers, name=name, want=want)
-            answer = reply.answer
+            reply = self._exchange(url, headers, name=name, body_limit=body_limit)
+            head = reply.head
             reply.linked_etag = linked_etag
-            if answer is None or answer.status not in _REDIRECTS:
+            if head is None or head.status not in _REDIRECTS:
                 return reply
-            if settled is not None and settled(answer):
+            if is_final_redirect is not None and is_final_redirect(head):
                 return reply
-            linked_etag = linked_etag or answer.headers.get("x-linked-etag")
-            url = redirect_target(url, answer.headers.get("location", ""), name=name)
+            linked_etag = linked_etag or head.headers.get("x-linked-etag")
+            url = redirect_target(url, head.headers.get("location", ""), name=name)
             if url in visited:
                 raise RemoteInspectError(
                     f"{name}: {host_of(url)} redirects in a loop; check the address"
@@ -346,9 +336,11 @@ class Transport:
         """A whole small document, with retries; one that is too large is an error."""
         retries = RetrySchedule(self, name=name)
         while True:
-            reply = self.request(url, {"accept": accept}, name=name, want=lambda _: limit_bytes)
-            if reply.trouble is not None:
-                retries.wait(reply.trouble)
+            reply = self.request(
+                url, {"accept": accept}, name=name, body_limit=lambda _: limit_bytes
+            )
+            if reply.failure is not None:
+                retries.wait(reply.failure)
                 continue
             if reply.overrun:
                 raise RemoteInspectError(
@@ -377,13 +369,20 @@ class Transport:
             traffic.ranges += ranges
             traffic.cached_bytes += cached_bytes
 
-    def _exchange(self, url: str, headers: Mapping[str, str], *, name: str, want: Want) -> Reply:
+    def _exchange(
+        self, url: str, headers: Mapping[str, str], *, name: str, body_limit: BodyLimit
+    ) -> Reply:
         """One GET without its redirects. Raises for a permanent error status and when the time is used up."""
         left_s = self.left_s
         if left_s <= 0:
             raise self._timeout_error(name)
         exchange = Exchange(
-            url=url, headers=headers, name=name, want=want, reach=self.reach, limit_s=left_s
+            url=url,
+            headers=headers,
+            name=name,
+            body_limit=body_limit,
+            reach=self.reach,
+            limit_s=left_s,
         )
         reply = exchange.reply
         try:
@@ -393,11 +392,11 @@ class Transport:
             self.count(requests=1, received_bytes=reply.received_bytes)
         if not is_finished:
             raise self._timeout_error(name)
-        if reply.trouble is None and reply.answer is not None:
-            reply.trouble = status_trouble(reply.answer)
-            is_permanent = reply.answer.status not in WANTED_STATUSES | _REDIRECTS
-            if reply.trouble is None and is_permanent:
-                raise status_error(reply.answer, name=name)
+        if reply.failure is None and reply.head is not None:
+            reply.failure = transient_status(reply.head)
+            is_permanent = reply.head.status not in READ_STATUSES | _REDIRECTS
+            if reply.failure is None and is_permanent:
+                raise status_error(reply.head, name=name)
         return reply
 
     def _timeout_error(self, name: str) -> RemoteTimeoutError:
@@ -422,17 +421,17 @@ class RetrySchedule:
         """Reset the count after progress: only consecutive failures count."""
         self._retries = self._timeouts = 0
 
-    def wait(self, trouble: Trouble) -> None:
+    def wait(self, failure: TransientFailure) -> None:
         """Returns when it is time to retry; raises if the retries are used up or the wait is too long."""
-        retry_after_s = trouble.retry_after_s or 0.0
-        self._timeouts += trouble.timed_out
+        retry_after_s = failure.retry_after_s or 0.0
+        self._timeouts += failure.timed_out
         if retry_after_s > MAX_RETRY_AFTER_S:
             raise RemoteInspectError(
-                f"{self._name}: {trouble.what} and asked us to wait; try again in {retry_after_s:.0f} s"
+                f"{self._name}: {failure.what} and asked us to wait; try again in {retry_after_s:.0f} s"
             )
         if self._retries >= MAX_RETRIES or self._timeouts > MAX_TIMEOUT_RETRIES:
             raise RemoteInspectError(
-                f"{self._name}: {trouble.what} ({self._retries + 1} attempts); {trouble.advice}"
+                f"{self._name}: {failure.what} ({self._retries + 1} attempts); {failure.advice}"
             )
         pause_s = max(FIRST_PAUSE_S * 2**self._retries, retry_after_s)
         self._retries += 1
@@ -451,38 +450,38 @@ _MISSING = {
 }
 
 
-def status_error(answer: ResponseHead, *, name: str) -> RemoteInspectError:
+def status_error(head: ResponseHead, *, name: str) -> RemoteInspectError:
     """The error for a permanent failure status."""
-    code, host = answer.headers.get("x-error-code", ""), host_of(answer.url)
-    if code not in _MISSING and (code == "GatedRepo" or answer.status in {401, 403}):
+    code, host = head.headers.get("x-error-code", ""), host_of(head.url)
+    if code not in _MISSING and (code == "GatedRepo" or head.status in {401, 403}):
         what = "the model is gated" if code == "GatedRepo" else "the model is private or gated"
-        if answer.token_sent:
+        if head.token_sent:
             advice = "the token has no access to it: request access on the model's page, or use another token"
-        elif is_hub(answer.url):
+        elif is_hub(head.url):
             advice = f"accept its terms on the model's page, then {_LOG_IN}"
         else:
             advice = "no token was sent, because tokens only go to Hugging Face"
-        return RemoteAccessError(f"{name}: {what} ({host} answered {answer.status}); {advice}")
-    if code in _MISSING or answer.status in {404, 410}:
+        return RemoteAccessError(f"{name}: {what} ({host} answered {head.status}); {advice}")
+    if code in _MISSING or head.status in {404, 410}:
         advice = "check the spelling"
         if code == "RepoNotFound":
-            log_in = "your token has no access to it" if answer.token_sent else _LOG_IN
+            log_in = "your token has no access to it" if head.token_sent else _LOG_IN
             advice += f"; if it is private, {log_in}"
         return RemoteNotFoundError(f"{name}: {_MISSING.get(code, 'not found')} on {host}; {advice}")
     return RemoteInspectError(
-        f"{name}: {host} answered {answer.status} instead of sending a "
+        f"{name}: {host} answered {head.status} instead of sending a "
         "model file; check the address, or download the file and give its path"
     )
 
 
-def status_trouble(answer: ResponseHead) -> Trouble | None:
-    """The trouble for a transient status, with the server's requested wait; None for other statuses."""
-    if answer.status not in TRANSIENT_STATUSES:
+def transient_status(head: ResponseHead) -> TransientFailure | None:
+    """The failure for a transient status, with the server's requested wait; None for other statuses."""
+    if head.status not in TRANSIENT_STATUSES:
         return None
-    too_many = " (too many requests)" if answer.status == 429 else ""
-    return Trouble(
-        what=f"{host_of(answer.url)} answered {answer.status}{too_many}",
-        retry_after_s=_retry_after_s(answer.headers),
+    too_many = " (too many requests)" if head.status == 429 else ""
+    return TransientFailure(
+        what=f"{host_of(head.url)} answered {head.status}{too_many}",
+        retry_after_s=_retry_after_s(head.headers),
     )
 
 
@@ -500,20 +499,30 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     return float(window[1]) if window else None
 
 
-def connection_lost(url: str, received_bytes: int, *, timed_out: bool = False) -> Trouble:
-    """The trouble for a response that broke off."""
+def connection_failure(
+    error: httpx2.TransportError, url: str, *, received_bytes: int | None = None
+) -> TransientFailure:
+    """Why no connection could be made to the host of `url`, or why it broke off after `received_bytes`."""
+    import httpx2
+
+    if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
+        reason = "".join(letter for letter in str(error) if letter.isprintable())[:120]
+        return TransientFailure(
+            what=f"cannot reach {host_of(url)} ({reason or 'no reason given'})",
+            advice="check the network, the host name and whether a proxy is needed (HTTPS_PROXY); "
+            "models already on this machine still work",
+        )
+    timed_out = isinstance(error, httpx2.TimeoutException)
     how = "stopped sending" if timed_out else "closed the connection"
-    return Trouble(what=f"{host_of(url)} {how} after {received_bytes:,} bytes", timed_out=timed_out)
+    after = "" if received_bytes is None else f" after {received_bytes:,} bytes"
+    return TransientFailure(what=f"{host_of(url)} {how}{after}", timed_out=timed_out)
 
 
-def unreachable_host(url: str, reason: str) -> Trouble:
-    """The trouble for a host that no connection could be made to."""
-    printable = "".join(letter for letter in reason if letter.isprintable())[:120]
-    return Trouble(
-        what=f"cannot reach {host_of(url)} ({printable or 'no reason given'})",
-        advice="check the network, the host name and whether a proxy is needed (HTTPS_PROXY); "
-        "models already on this machine still work",
-    )
+def is_certificate_error(error: BaseException) -> bool:
+    """Whether a server's certificate is not trusted."""
+    import ssl
+
+    return any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error))
 
 
 def certificate_error(url: str, *, name: str) -> RemoteInspectError:

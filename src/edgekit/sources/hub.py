@@ -175,7 +175,7 @@ class _Repository:
             entries += filter(None, map(_file_entry, items))
             if len(entries) > MAX_ENTRIES:
                 break
-            links = reply.answer.headers.get("link", "") if reply.answer else ""
+            links = reply.head.headers.get("link", "") if reply.head else ""
             next_link = _NEXT.search(links)
             if next_link is None:
                 return entries
@@ -225,7 +225,7 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
     for query in ({"search": name, "limit": 5}, {"author": author, "limit": 200}):
         url = f"{hub_endpoint()}/api/models?{urlencode(query)}"
         try:
-            reply = transport.request(url, {}, name=repo, want=lambda _: MAX_PAGE_BYTES)
+            reply = transport.request(url, {}, name=repo, body_limit=lambda _: MAX_PAGE_BYTES)
         except RemoteInspectError:
             return ()
         items = _json_list(reply.body)

@@ -210,7 +210,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
     except OSError as error:
-        raise trouble(error, path) from error
+        raise path_error(error, path) from error
     try:
         status = os.fstat(descriptor)
         _require_regular(path, status)
@@ -236,7 +236,7 @@ def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes
                 os.lseek(descriptor, offset, os.SEEK_SET)
                 piece = os.read(descriptor, length)
         except OSError as error:
-            raise trouble(error, path) from error
+            raise path_error(error, path) from error
         if not piece:
             raise SourceError(f"{path} was truncated while it was being read: try again")
         pieces.append(piece)
@@ -267,7 +267,7 @@ def look_up(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        raise trouble(error, path) from error
+        raise path_error(error, path) from error
 
 
 # These never raise, unlike the methods of Path: a path that may not be inspected is neither a folder nor a file.
@@ -281,7 +281,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
         raise SourceError(f"{path} is {kind}, not a file: give the path of a model")
 
 
-def trouble(error: OSError, path: Path) -> SourceError:
+def path_error(error: OSError, path: Path) -> SourceError:
     """The SourceError for an OSError at `path`."""
     if error.errno == errno.ENOENT:
         if path.is_symlink():
@@ -326,7 +326,7 @@ def list_folder(
     try:
         todo = [("", entry, depth) for entry in _entries(root)]
     except OSError as error:
-        raise trouble(error, root) from error
+        raise path_error(error, root) from error
     files: list[ModelFile] = []
     entered: set[tuple[int, int]] = set()
     count = 0

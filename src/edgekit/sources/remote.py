@@ -34,7 +34,13 @@ from edgekit.sources.filenames import (
     choose_files,
     shard_names,
 )
-from edgekit.sources.http import Reply, ResponseHead, RetrySchedule, Transport, connection_lost
+from edgekit.sources.http import (
+    Reply,
+    ResponseHead,
+    RetrySchedule,
+    TransientFailure,
+    Transport,
+)
 from edgekit.sources.types import (
     MAX_HEADER_BYTES,
     ByteSource,
@@ -184,26 +190,29 @@ class HttpFile:
             if entry is not None and _confirms(reply, piece, entry):
                 self._adopt(entry)
                 return
-            trouble, answer = reply.trouble, reply.answer
-            if piece is not None and answer is not None:
-                entry = None
+            failure, head = reply.failure, reply.head
+            if piece is not None and head is not None:
+                entry = None  # out of date
                 if reply.overrun:
                     what = f"sent more than the {piece.length:,} bytes it announced"
-                    raise _unexpected_answer(answer, what, name=self.name)
+                    raise _unexpected_answer(head, what, name=self.name)
                 is_complete = len(reply.body) == piece.length
                 # A body that broke off is appended too, and the next range continues after it. A server without
                 # ranges (200) cannot continue in the middle, so its incomplete body is dropped.
-                if is_complete or answer.status != 200:
+                if is_complete or head.status != 200:
                     self._version = self._version or piece.version
                     self._linked_etag = self._linked_etag or usable_validator(reply.linked_etag)
-                    self._final_url = answer.url
+                    self._final_url = head.url
                     self._append(reply.body)
                     if reply.body:
                         retries.reset()
-                if not is_complete and trouble is None:
-                    trouble = connection_lost(self._final_url, len(reply.body))
-            if trouble is not None:
-                retries.wait(trouble)
+                if not is_complete and failure is None:
+                    host, received_bytes = host_of(self._final_url), len(reply.body)
+                    failure = TransientFailure(
+                        what=f"{host} closed the connection after {received_bytes:,} bytes"
+                    )
+            if failure is not None:
+                retries.wait(failure)
 
     def _append(self, body: bytearray) -> None:
         """Extend the prefix."""
@@ -237,29 +246,33 @@ class HttpFile:
             headers |= entry.version.condition
         if self._transport.reach.progress is not None:
             self._transport.reach.progress(f"{self.name}: reading {format_bytes(requested_bytes)}")
-        pieces: list[Piece] = []
+        piece: Piece | None = None
 
-        def want(answer: ResponseHead) -> int:
-            if entry is not None and answer.status == 304:
+        def body_limit(head: ResponseHead) -> int:
+            nonlocal piece
+            if entry is not None and head.status == 304:
                 return 0
             piece = announced_piece(
-                answer,
+                head,
                 start=start,
                 requested_bytes=requested_bytes,
                 whole_bytes=self._stride.whole_bytes,
                 known=known,
                 name=self.name,
             )
-            pieces.append(piece)
             return piece.length
 
-        def settled(answer: ResponseHead) -> bool:
-            return entry is not None and _is_linked(answer, entry)
+        def is_unchanged(redirect: ResponseHead) -> bool:
+            return entry is not None and _is_linked(redirect, entry)
 
         reply = self._transport.request(
-            self._final_url, headers, name=self.name, want=want, settled=settled
+            self._final_url,
+            headers,
+            name=self.name,
+            body_limit=body_limit,
+            is_final_redirect=is_unchanged,
         )
-        return reply, pieces[0] if pieces else None
+        return reply, piece
 
 
 def opened_file(name: str, source: ByteSource, reopen: Callable[[], ByteSource]) -> ModelFile:
@@ -272,18 +285,18 @@ def opened_file(name: str, source: ByteSource, reopen: Callable[[], ByteSource])
     return ModelFile(name=name, open=open_source, size_bytes=source.size_bytes)
 
 
-def _is_linked(answer: ResponseHead, entry: cache.CachedRange) -> bool:
+def _is_linked(head: ResponseHead, entry: cache.CachedRange) -> bool:
     """Whether the hub's redirect states the hash of the cached content: then it need not be followed."""
-    etag = answer.headers.get("x-linked-etag")
+    etag = head.headers.get("x-linked-etag")
     return etag is not None and etag == entry.linked_etag
 
 
 def _confirms(reply: Reply, piece: Piece | None, entry: cache.CachedRange) -> bool:
     """Whether the file is still the one in the disk cache."""
-    if reply.answer is None:
+    if reply.head is None:
         return False
     if piece is None:
-        return reply.answer.status == 304 or _is_linked(reply.answer, entry)
+        return reply.head.status == 304 or _is_linked(reply.head, entry)
     is_same = piece.version.validator == entry.version.validator
     return is_same and piece.version.total_bytes == entry.version.total_bytes
 
@@ -304,7 +317,7 @@ class Piece:
 
 
 def announced_piece(
-    answer: ResponseHead,
+    head: ResponseHead,
     *,
     start: int,
     requested_bytes: int,
@@ -317,71 +330,73 @@ def announced_piece(
     For the first range no version is known; the server may send the whole file instead if that is at most
     `whole_bytes`. A later range must be of the known version.
     """
-    status, content_type = answer.status, answer.headers.get("content-type", "").lower()
-    is_page = content_type.startswith(("text/html", "application/xhtml"))
-    if is_page and (known is None or status == 206):
-        raise _unexpected_answer(answer, "answered with a web page instead of a file", name=name)
+    content_type = head.headers.get("content-type", "").lower()
+    is_web_page = content_type.startswith(("text/html", "application/xhtml"))
+    if is_web_page and (known is None or head.status == 206):
+        raise _unexpected_answer(head, "answered with a web page instead of a file", name=name)
     changed = RemoteChangedError(
         f"{name}: the file on the server changed while it was being read; try again"
     )
-    if status == 206:
-        piece = _ranged_piece(answer, start=start, requested_bytes=requested_bytes, name=name)
+    if head.status == 206:
+        piece = _ranged_piece(head, start=start, requested_bytes=requested_bytes, name=name)
         if known is not None and not piece.version.is_same(known):
             raise changed
         return piece
-    text = answer.headers.get("content-length", "")
+    if head.status == 416:  # the file has no bytes from `start` on
+        if known is not None:
+            raise changed
+        if head.headers.get("content-range", "").strip() != "bytes */0":
+            raise _unexpected_answer(head, "reports an empty file (416)", name=name)
+        return Piece(version=_version(head, 0), length=0)
+    if head.status != 200:
+        raise _unexpected_answer(head, f"answered {head.status} to a range request", name=name)
+    # The whole file: the server ignores Range, or If-Range did not match.
+    text = head.headers.get("content-length", "")
     length = int(text) if _LENGTH.fullmatch(text) else None
     if known is not None:
         total_bytes = known.total_bytes if length is None else length
-        is_same = status == 200 and _version(answer, total_bytes).is_same(known)
-        if status in {200, 416} and not is_same:  # If-Range did not match, or it is shorter now
+        if not _version(head, total_bytes).is_same(known):
             raise changed
-    elif status == 416:
-        if answer.headers.get("content-range", "").strip() != "bytes */0":
-            raise _unexpected_answer(answer, "reports an empty file (416)", name=name)
-        return Piece(version=_version(answer, 0), length=0)
-    elif status == 200 and length is not None and length <= whole_bytes:
-        return Piece(version=_version(answer, length), length=length)
-    if status == 200:
-        raise RangeNotSupportedError(
-            f"{name}: {host_of(answer.url)} only sends whole files (it ignores Range), so the "
-            "header could not be read; download the file and give its path"
-        )
-    raise _unexpected_answer(answer, f"answered {status} to a range request", name=name)
+    elif length is not None and length <= whole_bytes:
+        return Piece(version=_version(head, length), length=length)
+    raise RangeNotSupportedError(
+        f"{name}: {host_of(head.url)} only sends whole files (it ignores Range), so the "
+        "header could not be read; download the file and give its path"
+    )
 
 
-def _ranged_piece(answer: ResponseHead, *, start: int, requested_bytes: int, name: str) -> Piece:
+def _ranged_piece(head: ResponseHead, *, start: int, requested_bytes: int, name: str) -> Piece:
     """The bytes that a 206 response announces. It may be shorter than requested, but must start at `start`."""
-    text = answer.headers.get("content-range", "")
+    text = head.headers.get("content-range", "")
     match = _CONTENT_RANGE.fullmatch(text.strip())
     if match is None:
         stated = f"Content-Range {text[:60]!r}" if text else "no Content-Range"
-        raise _unexpected_answer(answer, f"answered a range request with {stated}", name=name)
+        raise _unexpected_answer(head, f"answered a range request with {stated}", name=name)
     first, last, total_bytes = (int(number) for number in match.groups())
     if not (first == start <= last < min(start + requested_bytes, total_bytes)):
         what = (
             f"was asked for bytes {start}-{start + requested_bytes - 1} and announced {text[:60]!r}"
         )
-        raise _unexpected_answer(answer, what, name=name)
+        raise _unexpected_answer(head, what, name=name)
     length = last - first + 1
-    stated_length = answer.headers.get("content-length", str(length))
+    stated_length = head.headers.get("content-length", str(length))
     if stated_length != str(length):
         what = f"contradicts itself: {text[:60]!r} in {stated_length[:20]!r} bytes"
-        raise _unexpected_answer(answer, what, name=name)
-    return Piece(version=_version(answer, total_bytes), length=length)
+        raise _unexpected_answer(head, what, name=name)
+    return Piece(version=_version(head, total_bytes), length=length)
 
 
-def _version(answer: ResponseHead, total_bytes: int) -> Version:
+def _version(head: ResponseHead, total_bytes: int) -> Version:
     return Version(
         total_bytes=total_bytes,
-        etag=usable_validator(answer.headers.get("etag")),
-        last_modified=usable_validator(answer.headers.get("last-modified")),
+        etag=usable_validator(head.headers.get("etag")),
+        last_modified=usable_validator(head.headers.get("last-modified")),
     )
 
 
-def _unexpected_answer(answer: ResponseHead, what: str, *, name: str) -> RemoteInspectError:
+def _unexpected_answer(head: ResponseHead, what: str, *, name: str) -> RemoteInspectError:
     return RemoteInspectError(
-        f"{name}: {host_of(answer.url)} {what}; check the address, or download the file and give "
+        f"{name}: {host_of(head.url)} {what}; check the address, or download the file and give "
         "its path"
     )
 

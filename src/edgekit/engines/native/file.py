@@ -22,7 +22,7 @@ from edgekit.errors import HeaderError, HeaderLimitError, SourceError, quoted
 from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, alignment_of, read_directory, read_keys, read_start
 from edgekit.formats.types import ArrayFact, ModelHeader, Tensor, Value
-from edgekit.sources.local import look_up, open_regular, read_exactly, trouble
+from edgekit.sources.local import look_up, open_regular, path_error, read_exactly
 from edgekit.units import KIB, LARGEST, MB
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class WeightFile(Closeable):
                 length = _READ(self, offset + count, view[count:])
             except OSError as error:
                 raise SourceError(
-                    f"{trouble(error, self._path)} ({what}, at byte {offset + count:,})"
+                    f"{path_error(error, self._path)} ({what}, at byte {offset + count:,})"
                 ) from error
             if not length:
                 raise SourceError(
