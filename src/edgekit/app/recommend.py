@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from edgekit import __version__
@@ -51,7 +50,7 @@ from edgekit.plan.recommend import (
 )
 from edgekit.request import Request, Session
 from edgekit.sources.cache import cache_folder
-from edgekit.sources.local import read_small
+from edgekit.sources.local import read_small, replacing
 from edgekit.sources.types import Reach
 from edgekit.units import MIB
 
@@ -407,9 +406,8 @@ def store(key: str, answer: Mapping[str, Any]) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as part:
-            json.dump(answer, part)
-        Path(part.name).replace(folder / f"{key}.json")
+        with replacing(folder / f"{key}.json") as file:
+            file.write(json.dumps(answer).encode())
         stored = folder.glob("*.json")
         newest = sorted(stored, key=lambda path: path.stat().st_mtime, reverse=True)
         oldest = time.time() - LEFTOVER_S

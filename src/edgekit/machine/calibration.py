@@ -11,11 +11,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date, datetime
 from pathlib import Path
-from tempfile import mkstemp
 from typing import TYPE_CHECKING, TypeVar
 
 from edgekit.errors import HeaderError, SourceError, one_line
@@ -28,7 +27,7 @@ from edgekit.machine.types import (
     Measured,
     Pace,
 )
-from edgekit.sources.local import create_data_folder, data_folder, open_file, try_lock
+from edgekit.sources.local import create_data_folder, data_folder, open_file, replacing, try_lock
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ MOST_DIFFERENCES = 64
 MOST_TEXT = 160  # characters of a label or a name
 WAIT_S = 20.0  # for another writer
 _RETRY_S = 0.02
-_REPLACE_S = 2.0  # Windows cannot replace a file while it is being read
 _SLOWEST, _FASTEST = 1e-6, 1e12  # tokens per second: one in eleven days; more than any machine
 
 T = TypeVar("T")
@@ -244,35 +242,14 @@ def _write(path: Path, calibration: Calibration) -> None:
     """Replace the file as a whole, or not at all."""
     text = json.dumps({"schema": SCHEMA, **asdict(calibration)}, indent=1, ensure_ascii=False)
     try:
-        handle, part = mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(f"{text}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
-            _replace(Path(part), path)
-        except BaseException:
-            with suppress(OSError):
-                Path(part).unlink(missing_ok=True)
-            raise
+        with replacing(path) as file:
+            file.write(f"{text}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise SourceError(
             f"{path} cannot be written ({error.strerror}): set EDGEKIT_DATA to another folder"
         ) from error
-
-
-def _replace(part: Path, path: Path) -> None:
-    """Renames `part` to `path`; on Windows it retries while another process reads the file."""
-    deadline = time.monotonic() + _REPLACE_S
-    while True:
-        try:
-            part.replace(path)
-        except PermissionError:
-            if os.name != "nt" or time.monotonic() > deadline:
-                raise
-            time.sleep(_RETRY_S)
-        else:
-            return
 
 
 # -- rows ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgekit.errors import RemoteInspectError
 from edgekit.sources.filenames import MODEL_SUFFIXES
+from edgekit.sources.local import expand_home, locate_path, names_near
 from edgekit.sources.reference import HUB_HOSTS, HubModel, SampleName, clean_text, parse_reference
 from edgekit.sources.types import ModelFiles, Reach
 
@@ -27,8 +28,6 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
     """
     text, reach = clean_text(reference), reach or Reach()
     if (path := path_of(text, absolute_only=reach.within is not None)) is not None:
-        from edgekit.sources.local import locate_path
-
         return replace(locate_path(path, within=reach.within), reference=text)
     parsed = parse_reference(text, hub_hosts=_hub_hosts())
     if isinstance(parsed, SampleName):
@@ -43,8 +42,6 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
         path = Path(text)  # a name that the network does not have may be a misspelt path
         if reach.within is not None or "/" not in text or not path.parent.is_dir():
             raise
-        from edgekit.sources.local import names_near
-
         near = names_near(path)
         if not near:
             raise
@@ -68,10 +65,7 @@ def path_of(text: str, *, absolute_only: bool = False) -> Path | None:
         return None
     if absolute_only:
         return Path(text) if Path(text).is_absolute() else None
-    try:
-        path = Path(text).expanduser()
-    except RuntimeError:  # "~nobody/model.gguf": no such user
-        path = Path(text)
+    path = expand_home(text)
     if _PATH_START.match(text) or os.path.lexists(path):
         return path
     # "org/name/file.gguf" and "org/name:file.gguf" are names; "folder/file.gguf" is a path, and so is anything that

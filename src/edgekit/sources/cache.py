@@ -19,7 +19,7 @@ from typing import IO
 
 from edgekit.errors import SourceError
 from edgekit.sources.address import has_secrets
-from edgekit.sources.local import open_file, user_folder
+from edgekit.sources.local import PART_SUFFIX, open_file, replacing, user_folder
 from edgekit.sources.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, LARGEST, MIB
 
@@ -30,7 +30,6 @@ MAX_VALIDATOR_CHARS = 256  # a SHA-256 in quotes has 66
 FORMAT = 1
 
 _SUFFIX = ".header"
-_PART_SUFFIX = ".part"
 _PART_AGE_S = 3600.0  # writing a header never takes an hour: its writer has died
 _CHUNK_BYTES = 256 * KIB
 _LAST_SECOND = 253_402_300_799  # of the year 9999: every platform can format it
@@ -184,7 +183,6 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
 
 
 def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
-    """Write a temporary file, then rename it: atomic even with several processes."""
     digest = hashlib.sha256()
     entry.prefix.seek(0)
     while chunk := entry.prefix.read(_CHUNK_BYTES):
@@ -203,16 +201,10 @@ def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
     line = json.dumps(title).encode() + b"\n"
     if len(line) > MAX_TITLE_BYTES:
         return
-    handle, part = tempfile.mkstemp(dir=path.parent, suffix=_PART_SUFFIX)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(line)
-            entry.prefix.seek(0)
-            shutil.copyfileobj(entry.prefix, file)
-        Path(part).replace(path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(line)
+        entry.prefix.seek(0)
+        shutil.copyfileobj(entry.prefix, file)
 
 
 def _prune(folder: Path) -> None:
@@ -223,7 +215,7 @@ def _prune(folder: Path) -> None:
             status = path.stat()
             if path.suffix == _SUFFIX:
                 entries.append((status.st_mtime, status.st_size, path))
-            elif path.suffix == _PART_SUFFIX and time.time() - status.st_mtime > _PART_AGE_S:
+            elif path.suffix == PART_SUFFIX and time.time() - status.st_mtime > _PART_AGE_S:
                 path.unlink()
     total_bytes = sum(size_bytes for _, size_bytes, _ in entries)
     for _, size_bytes, path in sorted(entries):

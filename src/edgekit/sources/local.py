@@ -10,11 +10,14 @@ import os
 import re
 import stat
 import sys
-from contextlib import closing, suppress
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import mkstemp
 from typing import IO
 
 from edgekit.errors import HeaderError, HeaderLimitError, NotFoundError, SourceError
@@ -38,6 +41,9 @@ from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 MAX_FOLDER_ENTRIES = 20_000
 MAX_FOLDER_DEPTH = 3  # org/name/quantisation/file is the deepest layout that people use
 Within = tuple[Path, ...] | None  # resolved folders, as in Reach
+PART_SUFFIX = ".part"  # of a file that is being written
+_REPLACE_S = 2.0  # Windows cannot replace a file while another process reads it
+_REPLACE_RETRY_S = 0.02
 
 _COMPANIONS = (CONFIG_NAME, INDEX_NAME, *QUANT_CONFIG_NAMES)
 _COMMIT = re.compile(r"[A-Za-z0-9_.-]{1,64}(?<!\.)")
@@ -126,7 +132,7 @@ def models_in(path: str) -> tuple[str, ...]:
 
     Every GGUF or set of shards is a model, and every folder with a config.json. SourceError if it cannot be listed.
     """
-    folder = _expand_home(path)
+    folder = expand_home(path)
     if not is_folder(folder):
         return (path,)
     if (folder / CONFIG_NAME).exists() or is_folder(folder / "snapshots"):
@@ -141,10 +147,11 @@ def models_in(path: str) -> tuple[str, ...]:
 
 def is_here(name: str, *, absolute_only: bool = False) -> bool:
     """Whether `name` is an existing path on this machine; with `absolute_only`, an absolute one."""
-    return (not absolute_only or Path(name).is_absolute()) and os.path.lexists(_expand_home(name))
+    return (not absolute_only or Path(name).is_absolute()) and os.path.lexists(expand_home(name))
 
 
-def _expand_home(path: str) -> Path:
+def expand_home(path: str) -> Path:
+    """The path with "~" and "~user" replaced; unchanged if there is no such user."""
     try:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):  # "~nobody/models": no such user; a name with a NUL
@@ -435,6 +442,31 @@ def create_data_folder(what: str) -> Path:
             f"cannot create {folder} ({error.strerror}): set EDGEKIT_DATA to another folder"
         ) from error
     return folder
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A temporary file that replaces `path` at the end of the block: readers see the old content or the new one, never
+    a part of it. After an error `path` is unchanged.
+    """
+    handle, name = mkstemp(dir=path.parent, suffix=PART_SUFFIX)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        deadline = time.monotonic() + _REPLACE_S
+        while True:
+            try:
+                temporary.replace(path)
+                break
+            except PermissionError:
+                if os.name != "nt" or time.monotonic() > deadline:
+                    raise
+                time.sleep(_REPLACE_RETRY_S)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def try_lock(descriptor: int) -> bool:
