@@ -88,24 +88,24 @@ def _measured(name: str, quant: str, threads: int) -> tuple[float, float]:
         path = Path(folder) / "model.gguf"
         _write(path, name, quant)
         command = [sys.executable, __file__, "--run", str(path), str(threads)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    decode, prompt = json.loads(told.splitlines()[-1])
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    decode, prompt = json.loads(output.splitlines()[-1])
     return decode, prompt
 
 
 def _run(path: str, threads: int) -> None:
     import xllamacpp
 
-    asked = xllamacpp.CommonParams()
-    asked.model.path, asked.n_ctx, asked.n_parallel = path, CONTEXT, 1
-    asked.n_gpu_layers, asked.port, asked.cache_ram_mib = 0, 0, 0
-    asked.cpuparams.n_threads = threads
-    asked.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
-    server = xllamacpp.Server(asked)
+    request = xllamacpp.CommonParams()
+    request.model.path, request.n_ctx, request.n_parallel = path, CONTEXT, 1
+    request.n_gpu_layers, request.port, request.cache_ram_mib = 0, 0, 0
+    request.cpuparams.n_threads = threads
+    request.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
+    server = xllamacpp.Server(request)
     prompt = [300 + place for place in range(PROMPT)]
     question = {"prompt": prompt, "n_predict": NEW, "ignore_eos": True, "cache_prompt": False}
-    found = [server.handle_completions(question)["timings"] for _ in range(TRIES)]
-    best = [max(one[f"{what}_per_second"] for one in found) for what in ("predicted", "prompt")]
+    results = [server.handle_completions(question)["timings"] for _ in range(TRIES)]
+    best = [max(item[f"{what}_per_second"] for item in results) for what in ("predicted", "prompt")]
     print("\n" + json.dumps(best), flush=True)
     sys.exit(0)
 
@@ -113,7 +113,7 @@ def _run(path: str, threads: int) -> None:
 def _write(path: Path, name: str, quant: str) -> None:
     import numpy as np
 
-    fact = next(one for one in models() if (one["model"], one["quant"]) == (name, quant))
+    fact = next(model for model in models() if (model["model"], model["quant"]) == (name, quant))
     raw = header_bytes(fact["header_without_vocabulary"])
     header = _with_words(raw, engine_models()[name, quant].geometry.vocabulary or 0)
     # No byte is large: as halves and floats they are small numbers, never infinite.

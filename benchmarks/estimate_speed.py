@@ -52,8 +52,8 @@ def main() -> None:
     for name, quant in MODELS:
         for backend, options in PLACEMENTS:
             first, further = _estimates(engine_models()[name, quant], backend, options)
-            told = backend if not options else f"{backend} -ngl {options['n_gpu_layers']}"
-            print(f"| {name} | {told} | {first * 1e3:.1f} | {further * 1e3:.2f} |")
+            answer = backend if not options else f"{backend} -ngl {options['n_gpu_layers']}"
+            print(f"| {name} | {answer} | {first * 1e3:.1f} | {further * 1e3:.2f} |")
     print("\n| batch file | rows | rows per second |\n|---|---|---|")
     for name, lines in batches():
         seconds = batch(lines)
@@ -95,12 +95,12 @@ def batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         ("vllm", None, "vllm.jsonl.gz"),
         ("mlx", None, "mlx.jsonl.gz"),
     ):
-        found = [
+        results = [
             {"engine": engine, "backend": backend, "options": asked_of(row), **_model(row)}
             for row in rows(file)
             if "options" in row
         ]
-        yield f"{engine} {backend or ''}".strip(), found
+        yield f"{engine} {backend or ''}".strip(), results
 
 
 def _model(row: dict[str, Any]) -> dict[str, Any]:

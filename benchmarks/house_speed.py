@@ -134,18 +134,18 @@ def main() -> None:
     parser.add_argument("--after", type=Path, required=True)
     parser.add_argument("--tries", type=int, default=7)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    asked = parser.parse_args()
+    request = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder, "models")
         models.mkdir()
         rows = _write_batch(models)
         before, after = (
             Checkout(_python(root), Path(folder, name), models)
-            for name, root in (("before", asked.before), ("after", asked.after))
+            for name, root in (("before", request.before), ("after", request.after))
         )
         print("| | before | after | after / before |\n|---|---|---|---|", flush=True)
-        for name, case in _cases(rows, asked.tries).items():
-            if asked.only in name:
+        for name, case in _cases(rows, request.tries).items():
+            if request.only in name:
                 print(_line(name, case, before, after), flush=True)
 
 

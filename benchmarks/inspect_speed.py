@@ -114,10 +114,10 @@ def write_gguf(folder: Path, model: str, *, tokens: int, merges: int) -> Path:
     """In a child: a child's peak memory counts what its parent held when it was started."""
     folder.mkdir()
     command = [PYTHON, str(Path(__file__).with_name("vocabulary.py")), str(folder), model, "Q4_K_M"]
-    told = subprocess.run(
+    output = subprocess.run(
         [*command, str(tokens), str(merges)], check=True, capture_output=True, text=True
     )
-    return Path(told.stdout.strip())
+    return Path(output.stdout.strip())
 
 
 def write_safetensors_70b(folder: Path) -> None:

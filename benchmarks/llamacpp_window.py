@@ -38,7 +38,7 @@ def written(running: EngineProcess, count: int) -> Iterator[tuple[int, float]]:
     A random model ends when it likes to, so its end is ignored.
     """
     connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=3600)
-    asked = {
+    request = {
         "prompt": "the quick brown fox",
         "n_predict": count,
         "ignore_eos": True,
@@ -47,7 +47,7 @@ def written(running: EngineProcess, count: int) -> Iterator[tuple[int, float]]:
         "timings_per_token": True,
     }
     headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/completion", json.dumps(asked), headers)
+    connection.request("POST", "/completion", json.dumps(request), headers)
     for line in connection.getresponse():
         if line.startswith(b"data: "):
             event = json.loads(line.removeprefix(b"data: "))
@@ -87,22 +87,22 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    kind = cache_type(asked.cache)
+    request = parser.parse_args()
+    kind = cache_type(request.cache)
     launch = Launch(
-        weights=LocalWeights(model=asked.model),
-        load=Load(context_tokens=asked.window, sequences=1, cache_k=kind, cache_v=kind),
+        weights=LocalWeights(model=request.model),
+        load=Load(context_tokens=request.window, sequences=1, cache_k=kind, cache_v=kind),
         setup=LlamaCppSetup(mode=LlamaMode.SERVER, cache_ram_mib=0),
-        sinks=asked.sinks,
+        sinks=request.sinks,
         rolling=True,
         threads=1,
     )
     with start(launch) as running:
         print(
-            f"{asked.windows} windows of {asked.window} tokens, {asked.sinks} sinks, {kind.name} cache"
+            f"{request.windows} windows of {request.window} tokens, {request.sinks} sinks, {kind.name} cache"
         )
-        found = [windows(running, asked.window, asked.windows) for _ in range(asked.rounds)]
-        print("\n".join(table(found, asked.window)))
+        results = [windows(running, request.window, request.windows) for _ in range(request.rounds)]
+        print("\n".join(table(results, request.window)))
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
             repo = "/".join(self.path.split("/")[3:5])
             self._send(200, _listing(self.hub.repositories[repo]), send_body=send_body)
             return
-        found = _PATH.fullmatch(self.path.split("?")[0])
-        path = self.hub.repositories[found["repo"]] / found["file"] if found else None
+        result = _PATH.fullmatch(self.path.split("?")[0])
+        path = self.hub.repositories[result["repo"]] / result["file"] if result else None
         if path is None or not path.is_file():
             self._send(404, b"{}", send_body=send_body)
             return
@@ -66,14 +66,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, path: Path, *, send_body: bool) -> None:
         size = path.stat().st_size
-        asked = _RANGE.fullmatch(self.headers.get("Range", ""))
-        first, last = (int(asked[1]), min(int(asked[2]), size - 1)) if asked else (0, size - 1)
-        self.hub.ranges += asked is not None
+        request = _RANGE.fullmatch(self.headers.get("Range", ""))
+        first, last = (
+            (int(request[1]), min(int(request[2]), size - 1)) if request else (0, size - 1)
+        )
+        self.hub.ranges += request is not None
         with path.open("rb") as file:
             file.seek(first)
             body = file.read(last - first + 1) if send_body else b""
-        extra = {"Content-Range": f"bytes {first}-{last}/{size}"} if asked else {}
-        self._send(206 if asked else 200, body, send_body=send_body, **extra)
+        extra = {"Content-Range": f"bytes {first}-{last}/{size}"} if request else {}
+        self._send(206 if request else 200, body, send_body=send_body, **extra)
 
     def _send(self, status: int, body: bytes, *, send_body: bool, **extra: str) -> None:
         self.send_response(status)

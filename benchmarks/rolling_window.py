@@ -57,19 +57,21 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    kind = cache_type(asked.cache)
-    load = Load(context_tokens=asked.window, cache_k=kind, cache_v=kind)
-    setup = StreamSetup(threads=1, keep_bytes=None, sinks=asked.sinks, rolling=True)
+    request = parser.parse_args()
+    kind = cache_type(request.cache)
+    load = Load(context_tokens=request.window, cache_k=kind, cache_v=kind)
+    setup = StreamSetup(threads=1, keep_bytes=None, sinks=request.sinks, rolling=True)
     with tempfile.TemporaryDirectory() as folder:
-        path = asked.model or random_model(Path(folder))
+        path = request.model or random_model(Path(folder))
         with open_stream(path, load=load, setup=setup) as engine:
             print(
-                f"{asked.windows} windows of {asked.window} tokens, {asked.sinks} sinks, {kind.name} cache,"
+                f"{request.windows} windows of {request.window} tokens, {request.sinks} sinks, {kind.name} cache,"
                 f" {engine.plan.total_bytes:,} bytes planned"
             )
-            found = [windows(engine, asked.window, asked.windows) for _ in range(asked.rounds)]
-            print("\n".join(table(found, asked.window)))
+            results = [
+                windows(engine, request.window, request.windows) for _ in range(request.rounds)
+            ]
+            print("\n".join(table(results, request.window)))
 
 
 if __name__ == "__main__":

@@ -37,14 +37,14 @@ Work = Callable[[], int]
 def main() -> None:
     print("| settings | logits | us | plain numpy, times | careful numpy, times | bytes | plain |")
     print("|---|---|---|---|---|---|---|")
-    for told, sampling in WAYS.items():
+    for answer, sampling in WAYS.items():
         for spread in SPREADS:
             logits = _logits(spread)
             works = _ours(logits, sampling), _plain(logits, sampling), _careful(logits, sampling)
             ours, plain, careful = _cpu_s(works)
             peaks = [f"{_peak_bytes(work):,}" for work in works[:2]]
             print(
-                f"| {told} | {spread} | {ours * 1e6:,.0f} | {plain / ours:.1f} | {careful / ours:.1f} |"
+                f"| {answer} | {spread} | {ours * 1e6:,.0f} | {plain / ours:.1f} | {careful / ours:.1f} |"
                 f" {' | '.join(peaks)} |"
             )
 

@@ -71,13 +71,13 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=60)
-    asked, more = parser.parse_known_args()
+    request, more = parser.parse_known_args()
     command = [
         sys.executable,
         "-m",
         "edgekit",
         "serve",
-        asked.model,
+        request.model,
         "--port",
         "0",
         "--json",
@@ -90,14 +90,14 @@ def main() -> None:
             load(
                 ready["openai_base_url"],
                 ready["pid"],
-                clients=asked.clients,
-                seconds=asked.seconds,
+                clients=request.clients,
+                seconds=request.seconds,
             )
         )
         server.terminate()
     half = seen.resident_bytes[len(seen.resident_bytes) // 4 :]
     print(
-        f"{asked.clients} clients, {asked.seconds:g} s: {seen.answered} answers, {seen.tokens} tokens"
+        f"{request.clients} clients, {request.seconds:g} s: {seen.answered} answers, {seen.tokens} tokens"
     )
     print(f"lost: {len(seen.lost)} {seen.lost[:3]}")
     print(f"wait: median {statistics.median(seen.waits_s):.2f} s, worst {max(seen.waits_s):.2f} s")

@@ -37,17 +37,17 @@ def main() -> None:
         print("\n" + json.dumps(SIDES[side](path, int(threads), int(tokens))))
         sys.stdout.flush()
         os._exit(0)
-    asked = _parser().parse_args()
-    if not asked.model.exists():
+    request = _parser().parse_args()
+    if not request.model.exists():
         from tests.embed_models import seven_b
 
-        seven_b(asked.model, sparse=False, vocabulary=False)
-    sides = [side for side in SIDES if side != KEPT or _fits(asked.model)]
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    for _ in range(asked.rounds):
+        seven_b(request.model, sparse=False, vocabulary=False)
+    sides = [side for side in SIDES if side != KEPT or _fits(request.model)]
+    result: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    for _ in range(request.rounds):
         for side in sides:
-            found[side].append(_measured(side, asked))
-    _print(found)
+            result[side].append(_measured(side, request))
+    _print(result)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,8 +73,8 @@ def _measured(side: str, asked: argparse.Namespace) -> dict[str, float]:
         errors="replace",
         check=True,
     )
-    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    output: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return output
 
 
 def _print(found: dict[str, list[dict[str, float]]]) -> None:
@@ -125,19 +125,19 @@ def _llama(path: str, threads: int, tokens: int) -> dict[str, float]:
 
     wanted = wishes({"model": path, "threads": threads}, longest=CONTEXT_TOKENS)
     server = xllamacpp.Server(wanted)
-    asked: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
+    request: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
     address = f"{server.listening_address}/completion"
-    post(address, {**asked, "prompt": PROMPT, "n_predict": 2})
+    post(address, {**request, "prompt": PROMPT, "n_predict": 2})
     reply: dict[str, Any] = {}
 
     def step() -> None:
         nonlocal reply
-        reply = post(address, {**asked, "prompt": PROMPT, "n_predict": tokens + 1})
+        reply = post(address, {**request, "prompt": PROMPT, "n_predict": tokens + 1})
 
-    found = _timed(step, 1)
-    found["token_s"] = reply["timings"]["predicted_per_token_ms"] / 1000
-    found["cpu_s"] /= tokens + 1
-    return found
+    result = _timed(step, 1)
+    result["token_s"] = reply["timings"]["predicted_per_token_ms"] / 1000
+    result["cpu_s"] /= tokens + 1
+    return result
 
 
 def _timed(step: Callable[[], None], tokens: int) -> dict[str, float]:

@@ -36,8 +36,8 @@ def main() -> None:
     with start_process("--offline") as server, chromium(WHOLE) as browser:
         print("| home | cards | interactive ms | every verdict ms |\n|---|---|---|---|")
         for number in range(RUNS):
-            told = "the server has just started" if not number else f"visit {number + 1}"
-            print(f"| {told} | {_home(browser, server.address)} |")
+            answer = "the server has just started" if not number else f"visit {number + 1}"
+            print(f"| {answer} | {_home(browser, server.address)} |")
         print("\n| slider | model | steps | median ms | 95th percentile ms | slowest ms |")
         print("|---|---|---|---|---|---|")
         for model in MODELS:

@@ -38,16 +38,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--connections", type=int, default=4)
-    asked = parser.parse_args()
+    request = parser.parse_args()
     with _server() as (port, pid):
         print("| model | estimate, requests/s | of a core to itself | fit, p50 ms | fit, p95 ms |")
         print("|---|---|---|---|---|")
         for model in MODELS:
-            rate, alone = _rate(port, pid, model, asked.seconds, asked.connections)
+            rate, alone = _rate(port, pid, model, request.seconds, request.connections)
             steps = _steps(port, model)
-            told = f"{rate:,.0f}" if rate >= GOAL_PER_S else f"{rate:,.0f} (goal {GOAL_PER_S})"
+            answer = f"{rate:,.0f}" if rate >= GOAL_PER_S else f"{rate:,.0f} (goal {GOAL_PER_S})"
             p95 = statistics.quantiles(steps, n=20)[-1]
-            print(f"| {model} | {told} | {alone} | {statistics.median(steps):.1f} | {p95:.1f} |")
+            print(f"| {model} | {answer} | {alone} | {statistics.median(steps):.1f} | {p95:.1f} |")
 
 
 @contextmanager
@@ -79,8 +79,8 @@ _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 def _port(process: subprocess.Popen[str]) -> int:
     assert process.stdout is not None
     for line in process.stdout:
-        if found := _PORT.search(line):
-            return int(found[1])
+        if result := _PORT.search(line):
+            return int(result[1])
     sys.exit("the server did not come up")
 
 
@@ -154,12 +154,12 @@ def _steps(port: int, model: str) -> list[float]:
     """Milliseconds of each step of a slider over contexts, one after the other."""
     client = _Client(port)
     client.ask("fit", {"model": model, "context": 4096, **MACHINE})
-    found: list[float] = []
+    result: list[float] = []
     for step in range(STEPS):
         start = time.perf_counter()
         client.ask("fit", {"model": model, "context": 4096 + step * 128, **MACHINE})
-        found.append((time.perf_counter() - start) * 1000)
-    return found
+        result.append((time.perf_counter() - start) * 1000)
+    return result
 
 
 if __name__ == "__main__":

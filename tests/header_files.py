@@ -29,8 +29,8 @@ class BytesSource:
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
         end = min(offset + length, self.size_bytes)
         self.furthest = max(self.furthest, end)
-        found = self.data[offset:end]
-        return found + bytes(max(0, end - offset) - len(found))
+        result = self.data[offset:end]
+        return result + bytes(max(0, end - offset) - len(result))
 
     def close(self) -> None:
         self.closed = True
@@ -97,7 +97,7 @@ def key(name: str | bytes, kind: int, value: Any, order: str = "<") -> bytes:
     element, values = value
     head += struct.pack(order + "IQ", element, len(values))
     if element == STRING:
-        return head + b"".join(text(one, order) for one in values)
+        return head + b"".join(text(item, order) for item in values)
     return head + struct.pack(f"{order}{len(values)}{_CODES[element]}", *values)
 
 

@@ -58,9 +58,9 @@ def take_apart(data: bytes) -> Lie:
 
     def read(code: str) -> Any:
         nonlocal at
-        found = struct.unpack_from(f"<{code}", data, at)
+        result = struct.unpack_from(f"<{code}", data, at)
         at += struct.calcsize(f"<{code}")
-        return found if len(found) > 1 or code[0].isdecimal() else found[0]
+        return result if len(result) > 1 or code[0].isdecimal() else result[0]
 
     def text() -> str:
         nonlocal at

@@ -29,13 +29,13 @@ def small_model(path: Path, architecture: str = "llama", **changes: Any) -> Path
     """With a chat template; a megabyte unless it is changed."""
     from tests.embed_models import write_model  # a second of imports that a child does not need
 
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "layers": 1,
         "kind": "F16",
         "context_tokens": 2048,
         "keys": {"tokenizer.chat_template": TEMPLATE},
     }
-    return write_model(path, architecture, **(told | changes))
+    return write_model(path, architecture, **(answer | changes))
 
 
 def launch_of(path: Path, **changes: Any) -> Launch:

@@ -21,8 +21,8 @@ def llamacpp_prompts(
 ) -> dict[str, list[str]]:
     """Each chat as each chat format of llama.cpp's own writes it; "" is the one that the file brings along."""
     requests = [("/apply-template", {"messages": list(chat)}) for chat in chats]
-    told = ask(path, {"formats": list(names), "requests": requests}, __file__)["formats"]
-    return {name: [reply["prompt"] for reply in replies] for name, replies in told.items()}
+    output = ask(path, {"formats": list(names), "requests": requests}, __file__)["formats"]
+    return {name: [reply["prompt"] for reply in replies] for name, replies in output.items()}
 
 
 # --- the child

@@ -89,7 +89,7 @@ class Straight:
         if f"{at}attn_qkv.weight" in self.tensors:
             q, k, v = np.split(self.linear(f"{at}attn_qkv", x), [query, query + key], axis=1)
         else:
-            q, k, v = (self.linear(f"{at}attn_{one}", x) for one in "qkv")
+            q, k, v = (self.linear(f"{at}attn_{item}", x) for item in "qkv")
         return self.head_norm(f"{at}attn_q_norm", q), self.head_norm(f"{at}attn_k_norm", k), v
 
     def own(self, head: int) -> slice:

@@ -18,8 +18,8 @@ def llamacpp_logits(path: Path, tokens: Sequence[int], steps: int, vocabulary: i
     """
     import numpy as np  # not in the child, which has no use for it
 
-    asked = {"tokens": list(map(int, tokens)), "steps": steps, "vocabulary": vocabulary}
-    return centred(np.asarray(ask(path, asked, __file__)["logits"], np.float32))
+    request = {"tokens": list(map(int, tokens)), "steps": steps, "vocabulary": vocabulary}
+    return centred(np.asarray(ask(path, request, __file__)["logits"], np.float32))
 
 
 def centred(logits: Floats) -> Floats:
@@ -58,10 +58,11 @@ def _step(prompt: list[int], vocabulary: int, letter: int) -> dict[str, Any]:
 
 
 def _row(reply: dict[str, Any], vocabulary: int) -> list[float]:
-    told = {
-        one["id"]: one["logprob"] for one in reply["completion_probabilities"][0]["top_logprobs"]
+    shown = {
+        top_logprob["id"]: top_logprob["logprob"]
+        for top_logprob in reply["completion_probabilities"][0]["top_logprobs"]
     }
-    return [told[token] for token in range(vocabulary)]
+    return [shown[token] for token in range(vocabulary)]
 
 
 def _server(asked: dict[str, Any]) -> Any:

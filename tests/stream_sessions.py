@@ -29,8 +29,8 @@ TINY: dict[str, Any] = {
 def tiny(folder: Path, architecture: str, **shape: Any) -> Path:
     """Of a few hundred tokens; of gemma3's three layers two look back 8 tokens."""
     own = {"window": 8} if architecture == "gemma3" else {}
-    asked = {"kind": "F32", **TINY, **own, **shape}
-    return write_model(folder / f"{architecture}.gguf", architecture, **asked)
+    request = {"kind": "F32", **TINY, **own, **shape}
+    return write_model(folder / f"{architecture}.gguf", architecture, **request)
 
 
 def session(
@@ -79,7 +79,7 @@ def allocated_by(engine: StreamEngine) -> dict[str, int]:
             kept[f"weights kept{layer}"] = (
                 kept.get(f"weights kept{layer}", 0) + rows.in_memory.nbytes
             )
-    found = {
+    result = {
         "norms and biases": sum(vector.nbytes for vector in weights.held.values()),
         **kept,
         **{f"cache, layer {layer}": cache.size_bytes for layer, cache in enumerate(caches)},
@@ -100,4 +100,4 @@ def allocated_by(engine: StreamEngine) -> dict[str, int]:
             for worker in engine._crew.workers
         ),
     }
-    return {key: size_bytes for key, size_bytes in found.items() if size_bytes}
+    return {key: size_bytes for key, size_bytes in result.items() if size_bytes}

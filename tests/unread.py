@@ -33,19 +33,19 @@ WITHOUT_CONFIG = {
 
 @cache
 def configs() -> dict[str, dict[str, Any]]:
-    found = {
+    result = {
         row["model"]: row["config"] for file in ("mlx", "vllm") for row in rows(f"{file}.jsonl.gz")
     }
-    found |= {model: found[other] for model, other in SAME_CONFIG.items()}
-    found |= json.loads((DATA / "configs.json").read_text(encoding="utf-8"))
+    result |= {model: result[other] for model, other in SAME_CONFIG.items()}
+    result |= json.loads((DATA / "configs.json").read_text(encoding="utf-8"))
     for model, words in NOT_IN_HEADER.items():
-        found[model] = {**found[model], **words}
-    return found
+        result[model] = {**result[model], **words}
+    return result
 
 
 @lru_cache(maxsize=1)
 def from_keys(model: str, quant: str) -> Model:
-    facts = next(one for one in models() if (one["model"], one["quant"]) == (model, quant))
+    facts = next(item for item in models() if (item["model"], item["quant"]) == (model, quant))
     file = facts["header_without_vocabulary"]
     files = gguf_files(file, header_bytes(file), facts["data_section_bytes"])
     header = read_header(files, depth=Depth.ARCHITECTURE)

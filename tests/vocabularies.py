@@ -73,11 +73,11 @@ def find_vocabulary(name: str) -> Path:
 def vectors(name: str) -> list[tuple[str, list[int]]]:
     """llama.cpp's own pairs of a text and its tokens, without special tokens added or found."""
     path = find_vocabulary(name)
-    asked = path.with_suffix(".gguf.inp").read_bytes().decode().split(f"\n{_MARK}\n")
+    request = path.with_suffix(".gguf.inp").read_bytes().decode().split(f"\n{_MARK}\n")
     answers = path.with_suffix(".gguf.out").read_text().split("\n")
     return [
         (text, [int(token) for token in answer.split()])
-        for text, answer in zip(asked, answers, strict=False)
+        for text, answer in zip(request, answers, strict=False)
     ]
 
 
@@ -90,16 +90,16 @@ def tokenizer_answers() -> dict[str, Any]:
 
 
 def _folder() -> Path:
-    found = _find_folder()
-    if isinstance(found, UnavailableError):
-        raise found
-    return found
+    result = _find_folder()
+    if isinstance(result, UnavailableError):
+        raise result
+    return result
 
 
 @cache
 def _find_folder() -> Path | UnavailableError:
-    if told := os.environ.get("EDGEKIT_VOCABULARIES"):
-        return Path(told)
+    if answer := os.environ.get("EDGEKIT_VOCABULARIES"):
+        return Path(answer)
     folder = _KEPT.parent / f"vocabularies-{VERSION}"
     try:
         if not folder.is_dir():
@@ -129,9 +129,9 @@ def _get(folder: Path) -> None:
 def _find_link() -> tuple[str, str | None]:
     """Asks pip, which knows its indexes; `pip download` would build the package to name it."""
     pip = ("pip", "index", "versions", PACKAGE, "--no-binary", ":all:", "-vv")
-    if not (found := _LINK.search(_said_by(*pip))):
+    if not (result := _LINK.search(_said_by(*pip))):
         raise UnavailableError(f"pip finds no source package of {PACKAGE} {VERSION}")
-    return urllib.parse.urldefrag(found[1]).url, found[2]
+    return urllib.parse.urldefrag(result[1]).url, result[2]
 
 
 def _trust(link: str) -> ssl.SSLContext | None:

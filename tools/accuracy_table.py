@@ -78,12 +78,12 @@ def releases_table() -> str:
     ]
     wheels: dict[str, list[str]] = {}
     for wheel in builds.WHEELS:
-        asked = [row for row in builds.ROWS if row["wheel"] == wheel]
-        answered = [row for row in asked if "parts" in row]
+        requests = [row for row in builds.ROWS if row["wheel"] == wheel]
+        answered = [row for row in requests if "parts" in row]
         wrong = [row for row in answered if any(builds.differences(row))]
         models = len({row["file"] for row in answered})
         equal = models - len({row["file"] for row in wrong})
-        crashed = len(asked) - len(answered)
+        crashed = len(requests) - len(answered)
         figures = (
             f"{equal} of {models} | {len(answered) - len(wrong)} of {len(answered)} "
             f"| {f'{crashed}, as predicted' if crashed else 0}"
@@ -137,13 +137,13 @@ def _figures(values: list[float]) -> str:
 def model_class(model: Model) -> str:
     """How people group models by what they must remember."""
     mixers = [layer.mixer for layer in model.geometry.layers]
-    if any(isinstance(one, (Recurrent, HybridLayer)) for one in mixers):
+    if any(isinstance(mixer, (Recurrent, HybridLayer)) for mixer in mixers):
         return "hybrid, recurrent"
-    if any(isinstance(one, LatentAttention) for one in mixers):
+    if any(isinstance(mixer, LatentAttention) for mixer in mixers):
         return "MLA"
-    if all(isinstance(one, NoCache) for one in mixers):
+    if all(isinstance(mixer, NoCache) for mixer in mixers):
         return "encoder"
-    if any(stream.span is not Span.ALL for one in mixers for stream in one.streams):
+    if any(stream.span is not Span.ALL for mixer in mixers for stream in mixer.streams):
         return "sliding window"
     experts = any(layer.experts for layer in model.geometry.layers)
     return "experts" if experts else "dense"

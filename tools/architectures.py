@@ -108,20 +108,20 @@ def _defaults(made: Any) -> dict[str, int]:
         for word, key in SPELLINGS.items()
         if word not in _LEFT_OUT
     }
-    found = {word: value for word, value in values.items() if value}
-    if found.get("moe_step") == 1:
-        del found["moe_step"]
-    found = _dense_lead(made) | found
-    return {word: found[word] for word in dict.fromkeys((*_FIRST, *found)) if word in found}
+    result = {word: value for word, value in values.items() if value}
+    if result.get("moe_step") == 1:
+        del result["moe_step"]
+    result = _dense_lead(made) | result
+    return {word: result[word] for word in dict.fromkeys((*_FIRST, *result)) if word in result}
 
 
 def _fields(made: Any) -> dict[str, Any]:
     """A class's own defaults, under every name it goes by; those of its language model where it has several."""
-    found = {f.name: f.default for f in dataclasses.fields(made)}
+    result = {f.name: f.default for f in dataclasses.fields(made)}
     text = getattr(made, "sub_configs", {}).get("text_config")
-    if text is not None and dataclasses.is_dataclass(text) and "num_hidden_layers" not in found:
+    if text is not None and dataclasses.is_dataclass(text) and "num_hidden_layers" not in result:
         return _fields(text)
-    return found | {a: found[b] for a, b in made.attribute_map.items() if b in found}
+    return result | {a: result[b] for a, b in made.attribute_map.items() if b in result}
 
 
 def _dense_lead(made: Any) -> dict[str, int]:

@@ -354,15 +354,15 @@ class Left(NamedTuple):
 
 def main(collection: Path, docs: list[Path], versions: Path | None) -> None:
     made = list(entries_of(collection))
-    left = [one for one in made if isinstance(one, Left)]
-    entries = documented([one for one in made if isinstance(one, Entry)], docs)
+    left = [item for item in made if isinstance(item, Left)]
+    entries = documented([item for item in made if isinstance(item, Entry)], docs)
     if versions is not None:
         entries = succeeded(written(entries, collection, versions))
     entries += alike_entries(entries)
     lines = [record_of(entry) for entry in sorted(entries, key=lambda entry: entry.id)]
     PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for one in left:
-        print(f"left out: {one.name}: {one.because}")
+    for item in left:
+        print(f"left out: {item.name}: {item.because}")
     print(f"{len(entries)} entries, {PATH.stat().st_size:,} bytes")
 
 
@@ -394,11 +394,11 @@ def entries_of(collection: Path, wanted: Container[str] | None = None) -> Iterat
 
 def _configs(collection: Path) -> dict[str, dict[str, Any]]:
     lines = (collection / "configs" / "index.jsonl").read_text(encoding="utf-8").splitlines()
-    found = {}
+    result = {}
     for row in map(json.loads, lines):
         text = (collection / row["file"]).read_text(encoding="utf-8")
-        found[Path(row["file"]).stem] = {**row, "config": json.loads(text)}
-    return found
+        result[Path(row["file"]).stem] = {**row, "config": json.loads(text)}
+    return result
 
 
 def _checked(
@@ -407,8 +407,8 @@ def _checked(
     """The entry, where it opens and some engine gives a bill."""
     try:
         headed = header_entry(name, rows, headers) if rows else None
-        if row is not None and headed is not None and (told := _unlike(headed, row["config"])):
-            yield Left(f"config {row['file']}", f"differs from the header of {name}: {told}")
+        if row is not None and headed is not None and (answer := _unlike(headed, row["config"])):
+            yield Left(f"config {row['file']}", f"differs from the header of {name}: {answer}")
             row = None
         entry = joined(name, headed, config_entry(name, row) if row is not None else None)
         refused = refusals(entry)
@@ -420,14 +420,14 @@ def _checked(
 
 def refusals(entry: Entry) -> dict[str, str]:
     """Engines that do not give a bill, each with its reason."""
-    told = {}
+    answer = {}
     for engine, setup in SETUPS.items():
         try:
             load = Load(context_tokens=min(entry.native_context or 2048, 2048))
             engine_named(engine).estimate(open_entry(entry, engine).model, load, setup)
         except EdgekitError as error:
-            told[engine] = f"{engine}: {error}"
-    return told
+            answer[engine] = f"{engine}: {error}"
+    return answer
 
 
 # --- headers
@@ -437,8 +437,8 @@ def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
     """From the directory at F16, or what another directory tells about it; sizes of all are compared."""
     best = min(rows, key=lambda row: (row["quant"] != "F16", row["quant"] != "Q8_0"))
     model = read_recorded(best, headers)
-    found = f"a GGUF header that llama.cpp's loader accepted ({_confirmed(best)})"
-    facts = facts_of(model, name, found=found, also=tuple(row["quant"] for row in rows))
+    result = f"a GGUF header that llama.cpp's loader accepted ({_confirmed(best)})"
+    facts = facts_of(model, name, found=result, also=tuple(row["quant"] for row in rows))
     if not best["confirmed_by_public_config"]:
         facts["sources"] = {field: _weaker(source) for field, source in facts["sources"].items()}
     facts["tensors"] = runs_of(source_model(model.header, model.geometry).at_mix("F16").tensors)
@@ -541,7 +541,7 @@ def alike_entries(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _alike(name: str, row: Alike, other: Entry) -> Entry:
-    found = row.source.format(row.of)
+    result = row.source.format(row.of)
     config = _merged(other.config, row.config) if "config" in row.forms and other.config else {}
     headed = "keys" in row.forms and bool(other.keys)
     own = {f"{other.keys.get('general.architecture')}.{key}": one for key, one in row.keys.items()}
@@ -555,14 +555,14 @@ def _alike(name: str, row: Alike, other: Entry) -> Entry:
         sizes=(),
         not_before=None,
     )
-    facts = facts_of(open_entry(whole, "llama.cpp").model, name, found=found)
+    facts = facts_of(open_entry(whole, "llama.cpp").model, name, found=result)
     facts["sizes"] = tuple(size for size in facts["sizes"] if size.mix != AS_STORED)  # it is F16
     sources = {field: _weaker(source) for field, source in facts.pop("sources").items()}
     day = Source(
         text="the day of its repository or release, by llmfit, models.dev or the press: days off at most",
         basis=Basis.MODELLED,
     )
-    sources |= {"released": day, "repository": Source(text=found, basis=Basis.EXACT)}
+    sources |= {"released": day, "repository": Source(text=result, basis=Basis.EXACT)}
     if headed:  # a header tells nothing of the config, which stays
         facts["config"] = config
     return replace(
@@ -588,11 +588,11 @@ def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def documented(entries: list[Entry], docs: list[Path]) -> list[Entry]:
     """With dates and repositories that documentation tells; without any, with those of the present file."""
     if docs:
-        paths = [path for one in docs for path in one.iterdir() if path.suffix in {".md", ".py"}]
+        paths = [path for doc in docs for path in doc.iterdir() if path.suffix in {".md", ".py"}]
         pages = {path.name: path.read_text("utf-8") for path in paths}
         names = _repositories(pages)
         return [_named(_dated(entry, pages), names) for entry in entries]
-    known = {one.id: one for one in packaged_entries() if isinstance(one, Entry)}
+    known = {item.id: item for item in packaged_entries() if isinstance(item, Entry)}
     return [_as_before(entry, known.get(entry.id)) for entry in entries]
 
 
@@ -613,12 +613,14 @@ def _with(entry: Entry, field: str, value: str, source: Source) -> Entry:
 def _dated(entry: Entry, pages: Mapping[str, str]) -> Entry:
     rows = ((page, word) for start, page, word in DATES if entry.id.startswith(start))
     page, word = next(rows, ("", ""))
-    found = re.search(rf"{word} (\d{{4}}-\d\d-\d\d)", pages.get(f"{page}.md", "")) if page else None
-    if found is None:
+    result = (
+        re.search(rf"{word} (\d{{4}}-\d\d-\d\d)", pages.get(f"{page}.md", "")) if page else None
+    )
+    if result is None:
         return entry
     what = "the family's paper" if word == PAPER else "transformers had it from that day"
     text = f"{what}, says {page}.md of transformers' documentation: weeks off at most"
-    return _with(entry, "released", found[1], Source(text=text, basis=Basis.MODELLED))
+    return _with(entry, "released", result[1], Source(text=text, basis=Basis.MODELLED))
 
 
 def written(entries: list[Entry], collection: Path, versions: Path) -> list[Entry]:
@@ -634,8 +636,8 @@ def _written(entry: Entry, config: Mapping[str, Any], days: Mapping[str, str]) -
     day = days.get(f"v{_published(version)}")
     if entry.released is not None or day is None:
         return entry
-    told = f"its config.json was written by transformers {version}, which is no older"
-    return _with(entry, "not_before", day, Source(text=told, basis=Basis.EXACT))
+    answer = f"its config.json was written by transformers {version}, which is no older"
+    return _with(entry, "not_before", day, Source(text=answer, basis=Basis.EXACT))
 
 
 def _published(version: str) -> str:
@@ -660,8 +662,8 @@ def succeeded(entries: list[Entry]) -> list[Entry]:
 
 
 def _version(entry: Entry) -> tuple[str, float] | None:
-    found = _VERSION.match(entry.family)
-    return None if found is None else (found["line"], float(found["number"]))
+    result = _VERSION.match(entry.family)
+    return None if result is None else (result["line"], float(result["number"]))
 
 
 def _after(entry: Entry, known: Mapping[tuple[str, float], str]) -> Entry:
@@ -674,18 +676,18 @@ def _after(entry: Entry, known: Mapping[tuple[str, float], str]) -> Entry:
     day, one = max(before, default=("", version))
     if day <= (entry.not_before or ""):
         return entry
-    told = f"{one[0]} {one[1]:g}, the version before it, is of that day or later"
-    return _with(entry, "not_before", day, Source(text=told, basis=Basis.MODELLED))
+    answer = f"{one[0]} {one[1]:g}, the version before it, is of that day or later"
+    return _with(entry, "not_before", day, Source(text=answer, basis=Basis.MODELLED))
 
 
 def _repositories(pages: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Ids -> the repository that bears the name, and the page that names it first."""
-    found: dict[str, tuple[str, str]] = {}
+    result: dict[str, tuple[str, str]] = {}
     for page in sorted(pages):
         for repository in _REPOSITORY.findall(pages[page]):
             name = _ADDED.sub("", repository.rpartition("/")[2].lower())
-            found.setdefault(name, (repository, page))
-    return found
+            result.setdefault(name, (repository, page))
+    return result
 
 
 def _named(entry: Entry, names: Mapping[str, tuple[str, str]]) -> Entry:

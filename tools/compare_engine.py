@@ -155,7 +155,7 @@ def _files(path: Path) -> ModelFiles:
         return locate(str(path))
     header = gzip.decompress(path.read_bytes())
     whole = read_gguf(HollowFile(name=path.name, header=header, size_bytes=LARGEST))
-    end = max((one.offset + one.size_bytes for one in whole.tensors or ()), default=len(header))
+    end = max((item.offset + item.size_bytes for item in whole.tensors or ()), default=len(header))
     hollow = HollowFile(name=path.name, header=header, size_bytes=end)
     return ModelFiles(
         reference=str(path),
@@ -197,19 +197,19 @@ def _ask(files: ModelFiles, options: dict[str, Any]) -> Answer:
     load = replace(load, unified=options.get("kv_unified"))  # else as llama-server decides
     model = files.label
     try:
-        found = verify_model(files, load, setup, method=choose_method(LlamaMode.SERVER))
+        result = verify_model(files, load, setup, method=choose_method(LlamaMode.SERVER))
     except EngineError as error:
         return Answer(model=model, options=options, failed=str(error))
     except EdgekitError as error:
         return Answer(model=model, options=options, refused=str(error))
-    return Answer(model=model, options=options, found=found)
+    return Answer(model=model, options=options, found=result)
 
 
 def _text(answers: Sequence[Answer]) -> Iterator[str]:
-    found = [answer.found for answer in answers if answer.found is not None]
-    asked = (
-        f"xllamacpp {found[0].answer.version}, rules of {found[0].rules_version}"
-        if found
+    results = [answer.found for answer in answers if answer.found is not None]
+    request = (
+        f"xllamacpp {results[0].answer.version}, rules of {results[0].rules_version}"
+        if results
         else "xllamacpp"
     )
     for answer in answers:
@@ -218,7 +218,7 @@ def _text(answers: Sequence[Answer]) -> Iterator[str]:
     equal = sum(answer.equal for answer in answers)
     models = {answer.model for answer in answers}
     good = models - {answer.model for answer in answers if not answer.equal}
-    yield f"{asked}: {len(good)} of {len(models)} models equal in every part ({equal} of {len(answers)} loads)"
+    yield f"{request}: {len(good)} of {len(models)} models equal in every part ({equal} of {len(answers)} loads)"
 
 
 def _json(answers: Sequence[Answer]) -> Iterator[str]:

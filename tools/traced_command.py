@@ -88,14 +88,14 @@ def main() -> None:
         sys.setprofile(None)
         threading.setprofile(None)
     modules = sorted(name for name in sys.modules if name.split(".")[0] == "edgekit")
-    found = {
+    result = {
         "output": output.getvalue(),
         "entered": sorted(trace.entered),
         "called": sorted(trace.called),
         "modules": modules,
         "parses": dict(trace.parses),
     }
-    Path(report).write_text(json.dumps(found), encoding="utf-8")
+    Path(report).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

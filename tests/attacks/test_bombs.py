@@ -306,11 +306,11 @@ class Victim:
         self._process, self._told = process, told
 
     def attack(self, kind: str, path: Path) -> dict[str, Any]:
-        asked, answers = self._process.stdin, self._process.stdout
-        assert asked is not None
+        request, answers = self._process.stdin, self._process.stdout
+        assert request is not None
         assert answers is not None
-        asked.write(json.dumps([kind, str(path), MEMORY_BYTES, CPU_S]) + "\n")
-        asked.flush()
+        request.write(json.dumps([kind, str(path), MEMORY_BYTES, CPU_S]) + "\n")
+        request.flush()
         assert select.select([answers], [], [], 60)[0], "no answer within a minute"
         line = answers.readline()
         assert line, self._told.read_text()[-2_000:]
@@ -321,15 +321,15 @@ class Victim:
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    told = tmp_path_factory.mktemp("victim") / "stderr"
+    answer = tmp_path_factory.mktemp("victim") / "stderr"
     command = [sys.executable, str(Path(__file__).with_name("victim.py"))]
     with (
-        told.open("w") as errors,
+        answer.open("w") as errors,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
     ):
-        yield Victim(process, told)
+        yield Victim(process, answer)
         process.kill()  # one that is still at work would be waited for
 
 

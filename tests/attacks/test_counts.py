@@ -95,8 +95,8 @@ def test_counts_are_answered_or_refused_within_a_memory_limit() -> None:
     configs = [json.dumps(config) for config in CONFIGS]
     each = 1 if LONG else 3  # of the values: the next number or list has others
     if LONG and (TRUTH / "configs").is_dir():
-        found = sorted((TRUTH / "configs").glob("*.json"))[::20]
-        configs += [json.dumps(json.loads(path.read_text())) for path in found]
+        result = sorted((TRUTH / "configs").glob("*.json"))[::20]
+        configs += [json.dumps(json.loads(path.read_text())) for path in result]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(LIMIT_BYTES), str(each)],
         input="\n".join(configs), capture_output=True, text=True, check=False, timeout=3 * PATIENCE_S,
@@ -118,10 +118,11 @@ def test_prediction_layers_beyond_the_limit_end_in_a_message(tmp_path: Path) -> 
         capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.stdout == f"{HeaderLimitError.exit_code}\n" * 2
-    told = done.stderr.splitlines()
-    assert len(told) == 2
+    answer = done.stderr.splitlines()
+    assert len(answer) == 2
     assert all(
-        "num_nextn_predict_layers: 2,147,483,647 is over the limit of 512" in one for one in told
+        "num_nextn_predict_layers: 2,147,483,647 is over the limit of 512" in item
+        for item in answer
     )
 
 

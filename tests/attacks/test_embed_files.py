@@ -295,9 +295,9 @@ def at_work(path: Path, meanwhile: Callable[[], object]) -> None:
 
 
 def _mean(file: WeightFile) -> TokenMean:
-    found = scan_header(file, selects=lambda name: name == TABLE)
+    result = scan_header(file, selects=lambda name: name == TABLE)
     return TokenMean(
-        file, found, kernels=choose_kernels("numpy"), monitor=Monitor(critical_bytes=0)
+        file, result, kernels=choose_kernels("numpy"), monitor=Monitor(critical_bytes=0)
     )
 
 

@@ -50,10 +50,10 @@ def messages(found: Any, key: str = "") -> Iterator[str]:
 def check_messages(capsys: pytest.CaptureFixture[str], model: Path, *words: str) -> list[str]:
     command, *rest = words
     main([command, str(model), *rest, "--json"])
-    found = list(messages(json.loads(capsys.readouterr().out)))
-    for message in found:
+    result = list(messages(json.loads(capsys.readouterr().out)))
+    for message in result:
         assert message.replace(str(model), "").isprintable(), message
-    return found
+    return result
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -13,16 +13,16 @@ import pytest
 @contextmanager
 def never_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Inside, who looks up a name waits until we leave. The event is set when somebody does."""
-    asked, over = threading.Event(), threading.Event()
+    request, over = threading.Event(), threading.Event()
 
     def wait(*_: object, **__: object) -> None:
-        asked.set()
+        request.set()
         over.wait()
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     with monkeypatch.context() as patched:
         patched.setattr(socket, "getaddrinfo", wait)
         try:
-            yield asked
+            yield request
         finally:
             over.set()

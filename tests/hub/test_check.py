@@ -106,8 +106,8 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(ask(capsys, *words, "--json")[1])
-    return told
+    shown: dict[str, Any] = json.loads(ask(capsys, *words, "--json")[1])
+    return shown
 
 
 def ranges(hub: Hub) -> list[str]:
@@ -127,12 +127,12 @@ def test_check_fetches_only_the_header(hub: Hub, capsys: pytest.CaptureFixture[s
     assert (code, err) == (0, "")
     assert out.startswith("Runs on the CPU: ")
     assert FITS in out
-    asked = [tuple(map(int, one.removeprefix("bytes=").split("-"))) for one in ranges(hub)]
+    requests = [tuple(map(int, item.removeprefix("bytes=").split("-"))) for item in ranges(hub)]
     assert ranges(hub)[0] == FIRST_RANGE
-    for (_, last), (first, _) in pairwise(asked):
+    for (_, last), (first, _) in pairwise(requests):
         assert first == last + 1  # appended, never from the beginning again
     header = len(whole_model(vocabulary=100_000))
-    assert header <= asked[-1][1] + 1 <= header + 2**20  # of a file of 64 MiB more
+    assert header <= requests[-1][1] + 1 <= header + 2**20  # of a file of 64 MiB more
     assert [line.split()[:3] for line in hub.log("hub")] == [
         ["GET", "/api/models/acme/large-GGUF/tree/main/page.json", "200"],
         ["GET", "/acme/large-GGUF/resolve/main/large-Q4_K_M.gguf", "302"],
@@ -154,18 +154,18 @@ def test_can_load_takes_one_range(hub: Hub) -> None:
 def test_command_starts_the_engine_with_the_hub_id(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(capsys, "acme/tiny-GGUF:Q8_0")
-    assert told["command"].startswith("llama-server -hf acme/tiny-GGUF:Q8_0 --no-mmproj -c 2048")
+    shown = ask_json(capsys, "acme/tiny-GGUF:Q8_0")
+    assert shown["command"].startswith("llama-server -hf acme/tiny-GGUF:Q8_0 --no-mmproj -c 2048")
 
 
 def test_several_models_are_answered_in_order(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["acme/llama", "acme/gated-GGUF", "acme/tiny-GGUF:Q8_0", "acme/none", "acme/tiny-GGUF"]
     code, out, err = ask(capsys, *names, "--json")
-    told = json.loads(out)
+    shown = json.loads(out)
     assert (code, err) == (4, "")
-    assert [one["reference"] for one in told["models"]] == names
-    assert told["summary"]["fits"] == 3
-    assert [one["error"]["type"] for one in told["models"] if "error" in one] == [
+    assert [model["reference"] for model in shown["models"]] == names
+    assert shown["summary"]["fits"] == 3
+    assert [model["error"]["type"] for model in shown["models"] if "error" in model] == [
         "RemoteAccessError",
         "RemoteNotFoundError",
     ]
@@ -209,9 +209,9 @@ def test_gated_model_in_the_hub_cache_is_read_from_there(
         download_model("acme/gated-GGUF", RemoteInspectError("asked to"), confirm=lambda _: True)
     code, out, err = ask(capsys, "acme/gated-GGUF", "--no-download")
     assert (code, err) == (0, "")
-    told = " ".join(out.split())
-    assert "could not read it from Hugging Face, so the files in the local cache were used" in told
-    assert "the model is gated" in told
+    shown = " ".join(out.split())
+    assert "could not read it from Hugging Face, so the files in the local cache were used" in shown
+    assert "the model is gated" in shown
     assert model_preflight("acme/gated-GGUF", ram="8G").can_load
     assert can_load("acme/gated-GGUF", ram="8G")
     assert inspect_model_remote("acme/gated-GGUF").num_layers > 0
@@ -308,8 +308,8 @@ def test_python_api_downloads_only_with_allow_download(hub: Hub, hub_cache: Path
 def test_check_asks_at_a_terminal_before_it_downloads(
     reply: bytes, code: int, hub: Hub, hub_cache: Path
 ) -> None:
-    found, shown = on_a_terminal(reply, "acme/whole-GGUF", "--download-up-to", "100K")
-    assert found == code
+    result, shown = on_a_terminal(reply, "acme/whole-GGUF", "--download-up-to", "100K")
+    assert result == code
     size = f"{(len(whole_model()) + 2**20) / 2**20:.2f} MiB"
     assert f"Download {size} to {hub_cache} and inspect it? [y/N]" in shown
     assert (FITS in shown) == (code == 0)

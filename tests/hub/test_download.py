@@ -89,12 +89,14 @@ def blobs(folder: Path) -> list[str]:
 def links(folder: Path) -> list[str]:
     root = folder.glob("models--*/snapshots/*")
     return sorted(
-        str(path.relative_to(one)) for one in root for path in one.rglob("*") if path.is_file()
+        str(path.relative_to(item)) for item in root for path in item.rglob("*") if path.is_file()
     )
 
 
 def gets(server: RawServer) -> list[Asked]:
-    return [asked for asked in server.asked if asked.line.startswith("GET /acme/raw/resolve/")]
+    return [
+        request for request in server.asked if request.line.startswith("GET /acme/raw/resolve/")
+    ]
 
 
 def sent(asked: Asked, content: bytes, until: int | None = None) -> bytes:
@@ -138,23 +140,23 @@ def test_files_are_downloaded_where_ranges_fail(
 ) -> None:
     why = light(reference, reach)
     assert isinstance(why, RangeNotSupportedError)
-    asked: list[Download] = []
+    requests: list[Download] = []
 
     def confirm(download: Download) -> bool:
-        asked.append(download)
+        requests.append(download)
         assert not hub_cache.exists()  # nothing is written before somebody agrees
         return True
 
-    found = download_model(reference, why, confirm=confirm, reach=reach)
-    (download,) = asked
+    result = download_model(reference, why, confirm=confirm, reach=reach)
+    (download,) = requests
     assert (download.folder, download.because) == (hub_cache, str(why))
     assert sorted(file.name for file in download.files) == names
     assert weights_bytes < download.size_bytes < weights_bytes + 4096  # and their headers
     assert links(hub_cache) == names
-    assert (found.origin, found.reference) == (Origin.HUB_CACHE, reference)
-    assert found.notes[-1].startswith("downloaded in full (")
-    assert found.notes[-1].endswith(f": the header alone was not enough ({why})")
-    assert read_header(found).tensors
+    assert (result.origin, result.reference) == (Origin.HUB_CACHE, reference)
+    assert result.notes[-1].startswith("downloaded in full (")
+    assert result.notes[-1].endswith(f": the header alone was not enough ({why})")
+    assert read_header(result).tensors
     (ref,) = hub_cache.glob("models--*/refs/main")
     assert ref.read_text() == COMMIT  # so other programs find it offline, too
     assert read_header(locate(reference, reach=replace(reach, network=False))).tensors
@@ -163,8 +165,8 @@ def test_files_are_downloaded_where_ranges_fail(
 def test_download_follows_a_timeout(hub: Hub, reach: Reach, hub_cache: Path) -> None:
     slow = replace(reach, total_timeout_s=1e-6)
     assert isinstance(light("acme/whole-GGUF", slow), RemoteTimeoutError)
-    found = open_model("acme/whole-GGUF", confirm=yes, reach=slow)
-    assert found.model.header.tensors
+    result = open_model("acme/whole-GGUF", confirm=yes, reach=slow)
+    assert result.model.header.tensors
     assert links(hub_cache) == ["whole-Q4_K_M.gguf"]
     with pytest.raises(RemoteTimeoutError, match="was not allowed"):
         open_model("acme/whole-GGUF:Q8_0", confirm=None, reach=slow)
@@ -288,8 +290,8 @@ def test_cached_files_are_neither_confirmed_nor_fetched(
 ) -> None:
     download_model("acme/whole-split-GGUF", WHY, confirm=yes, reach=reach)
     hub.clear_logs()
-    found = download_model("acme/whole-split-GGUF", WHY, confirm=never, reach=reach)
-    assert found.notes == (
+    result = download_model("acme/whole-split-GGUF", WHY, confirm=never, reach=reach)
+    assert result.notes == (
         "read from the hub cache: the header alone was not enough (no ranges here)",
     )
     assert hub.log("cdn") == []
@@ -300,15 +302,15 @@ def test_only_the_missing_shard_is_downloaded(hub: Hub, reach: Reach, hub_cache:
     (second,) = hub_cache.glob("models--*/snapshots/*/*-00002-*")
     second.resolve().unlink()
     second.unlink()
-    asked: list[Download] = []
+    requests: list[Download] = []
 
     def confirm(download: Download) -> bool:
-        asked.append(download)
+        requests.append(download)
         return True
 
     download_model("acme/whole-split-GGUF", WHY, confirm=confirm, reach=reach)
-    assert [file.name for file in asked[0].files] == [second.name]
-    assert asked[0].size_bytes == second.stat().st_size
+    assert [file.name for file in requests[0].files] == [second.name]
+    assert requests[0].size_bytes == second.stat().st_size
 
 
 @pytest.mark.parametrize(("short_bytes", "fits"), [(0, True), (1, False)])
@@ -355,11 +357,11 @@ def test_dropped_connection_is_resumed_where_it_broke(
         say(sent(asked, CONTENT, until=None if "range" in asked.headers else cut))
 
     server = raw_hub(hub_of({"a.gguf": CONTENT}, once))
-    found = download_model("acme/raw", WHY, confirm=yes, reach=reach)
+    result = download_model("acme/raw", WHY, confirm=yes, reach=reach)
     first, second = gets(server)
     assert "range" not in first.headers
     assert second.headers["range"] == f"bytes={5 * PIECE}-"  # what was not a whole piece is lost
-    file = found.weights[0].open()
+    file = result.weights[0].open()
     assert file.read(0, len(CONTENT) + 1) == CONTENT
     file.close()
     assert blobs(hub_cache) == ["a.gguf-1"]
@@ -512,13 +514,13 @@ def test_invalid_names_from_a_hub_are_refused(
         if not asked.line.startswith("HEAD"):
             honest(asked, say)
             return
-        said = {
+        fields = {
             "X-Repo-Commit": COMMIT,
             "ETag": '"a"',
             "Content-Length": str(len(CONTENT)),
             **stated,
         }
-        say(answer("200 OK", said))
+        say(answer("200 OK", fields))
 
     raw_hub(script)
     with pytest.raises(RemoteInspectError, match="does not report the commit and hash"):
@@ -670,10 +672,10 @@ def test_library_errors_become_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    told = library_error(
+    shown = library_error(
         error, name="acme/a", url="http://127.0.0.1:9/a", token_sent=False, folder=tmp_path
     )
-    assert type(told) is kind
-    assert os.linesep not in str(told)
+    assert type(shown) is kind
+    assert os.linesep not in str(shown)
     with pytest.raises(kind, match=f"^acme/a: .*{sentence}"):
-        raise told
+        raise shown

@@ -22,22 +22,22 @@ Server = Callable[[Script], RawServer]
 
 
 def test_repository_without_a_tag_means_q4_k_m(hub: Hub, reach: Reach) -> None:
-    found = locate_hub(HubModel(repo="acme/tiny-GGUF"), reach)
-    assert (found.label, found.origin, found.container) == (
+    result = locate_hub(HubModel(repo="acme/tiny-GGUF"), reach)
+    assert (result.label, result.origin, result.container) == (
         "acme/tiny-GGUF:Q4_K_M",
         Origin.HUB,
         Container.GGUF,
     )
-    assert [file.name for file in found.weights] == ["tiny-Q4_K_M.gguf"]
-    assert [file.name for file in found.projectors] == ["mmproj-tiny-F16.gguf"]
-    assert found.alternatives == ("Q8_0",)
+    assert [file.name for file in result.weights] == ["tiny-Q4_K_M.gguf"]
+    assert [file.name for file in result.projectors] == ["mmproj-tiny-F16.gguf"]
+    assert result.alternatives == ("Q8_0",)
     assert reach.traffic.requests == 1
     assert reach.traffic.ranges == 0
 
 
 def test_tag_is_case_insensitive(hub: Hub, reach: Reach) -> None:
-    found = locate_hub(HubModel(repo="acme/tiny-GGUF", quant="q8_0"), reach)
-    assert [file.name for file in found.weights] == ["tiny-Q8_0.gguf"]
+    result = locate_hub(HubModel(repo="acme/tiny-GGUF", quant="q8_0"), reach)
+    assert [file.name for file in result.weights] == ["tiny-Q8_0.gguf"]
 
 
 def test_unknown_tag_lists_the_tags_that_exist(hub: Hub, reach: Reach) -> None:
@@ -70,10 +70,10 @@ def test_later_ranges_skip_the_hub(hub: Hub, reach: Reach) -> None:
 
 
 def test_shard_set_is_one_model(hub: Hub, reach: Reach) -> None:
-    found = locate_hub(HubModel(repo="acme/split-GGUF"), reach)
+    result = locate_hub(HubModel(repo="acme/split-GGUF"), reach)
     names = [f"Q8_0/split-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
-    assert [file.name for file in found.weights] == names
-    for file in found.weights:
+    assert [file.name for file in result.weights] == names
+    for file in result.weights:
         opened = file.open()
         assert opened.read(0, 4) == b"GGUF"
         opened.close()
@@ -81,14 +81,14 @@ def test_shard_set_is_one_model(hub: Hub, reach: Reach) -> None:
 
 def test_named_shard_means_its_set_without_a_listing(hub: Hub, reach: Reach) -> None:
     name = "Q8_0/split-Q8_0-00002-of-00003.gguf"
-    found = locate_hub(HubModel(repo="acme/split-GGUF", filename=name), reach)
-    assert [file.name[-19:-5] for file in found.weights] == [
+    result = locate_hub(HubModel(repo="acme/split-GGUF", filename=name), reach)
+    assert [file.name[-19:-5] for file in result.weights] == [
         "00001-of-00003",
         "00002-of-00003",
         "00003-of-00003",
     ]
     assert reach.traffic.requests == 0
-    opened = found.weights[2].open()
+    opened = result.weights[2].open()
     assert opened.read(0, 4) == b"GGUF"
     opened.close()
 
@@ -103,9 +103,9 @@ def test_named_file_needs_no_listing(hub: Hub, reach: Reach) -> None:
 
 def test_missing_named_file_is_searched_in_the_listing(hub: Hub, reach: Reach) -> None:
     model = HubModel(repo="acme/tiny-GGUF", filename="tiny-Q4_K_S.gguf")
-    found = locate_hub(model, reach)
+    result = locate_hub(model, reach)
     with pytest.raises(RemoteNotFoundError) as caught:
-        found.weights[0].open()
+        result.weights[0].open()
     assert str(caught.value).startswith(
         f"acme/tiny-GGUF/tiny-Q4_K_S.gguf: no such file in the repository on {hub.endpoint[7:]}; "
         "check the spelling. Did you mean: tiny-Q4_K_M.gguf"
@@ -113,28 +113,28 @@ def test_missing_named_file_is_searched_in_the_listing(hub: Hub, reach: Reach) -
 
 
 def test_safetensors_include_config_and_index(hub: Hub, reach: Reach) -> None:
-    found = locate_hub(HubModel(repo="acme/tensors"), reach)
-    assert found.container is Container.SAFETENSORS
-    assert len(found.weights) == 2
-    assert found.config is not None
-    assert found.index is not None
-    config = found.config.open()
+    result = locate_hub(HubModel(repo="acme/tensors"), reach)
+    assert result.container is Container.SAFETENSORS
+    assert len(result.weights) == 2
+    assert result.config is not None
+    assert result.index is not None
+    config = result.config.open()
     assert json.loads(config.read(0, config.size_bytes))["model_type"] == "llama"
     config.close()
-    shard = found.weights[1].open()
+    shard = result.weights[1].open()
     assert shard.read(8, 1) == b"{"
     shard.close()
 
 
 def test_named_safetensors_file_includes_its_config(hub: Hub, reach: Reach) -> None:
     name = "model-00001-of-00002.safetensors"
-    found = locate_hub(HubModel(repo="acme/tensors", filename=name), reach)
-    assert (len(found.weights), found.config is not None) == (2, True)
+    result = locate_hub(HubModel(repo="acme/tensors", filename=name), reach)
+    assert (len(result.weights), result.config is not None) == (2, True)
 
 
 def test_listing_is_read_to_its_last_page(hub: Hub, reach: Reach) -> None:
-    found = locate_hub(HubModel(repo="acme/paged-GGUF"), reach)
-    assert [file.name for file in found.weights] == ["paged-Q4_K_M.gguf"]
+    result = locate_hub(HubModel(repo="acme/paged-GGUF"), reach)
+    assert [file.name for file in result.weights] == ["paged-Q4_K_M.gguf"]
     assert reach.traffic.requests == 2
 
 
@@ -199,8 +199,8 @@ def test_unsafe_paths_in_a_listing_are_skipped(
     entries: list[object] = [{"type": "file", "path": path, "size": 1} for path in odd]
     entries += [3, None, {"type": "file"}, {"type": "file", "path": 3}, []]
     entries.append({"type": "file", "path": "good.gguf", "size": -1, "lfs": {"size": "many"}})
-    said = answer("200 OK", {}, json.dumps(entries).encode())
-    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(said)).address)
+    text = answer("200 OK", {}, json.dumps(entries).encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(text)).address)
     (file,) = locate_hub(HubModel(repo="acme/any"), reach).weights
     assert (file.name, file.size_bytes) == ("good.gguf", None)
 
@@ -210,8 +210,8 @@ def test_invalid_sizes_in_a_listing_are_unknown(
     size: int, raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = f'[{{"type": "file", "path": "a.gguf", "size": {"9" * len(str(size))}}}]'
-    said = answer("200 OK", {}, entry.encode())
-    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(said)).address)
+    text = answer("200 OK", {}, entry.encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(text)).address)
     (file,) = locate_hub(HubModel(repo="acme/any"), reach).weights
     assert file.size_bytes is None
 
@@ -220,8 +220,8 @@ def test_listing_of_too_many_files_is_given_up(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [{"type": "file", "path": f"{n}.txt", "size": 1} for n in range(20_001)]
-    said = answer("200 OK", {"Link": '<?cursor=1>; rel="next"'}, json.dumps(entries).encode())
-    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(said)).address)
+    text = answer("200 OK", {"Link": '<?cursor=1>; rel="next"'}, json.dumps(entries).encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(text)).address)
     with pytest.raises(RemoteInspectError, match="20,000 files"):
         locate_hub(HubModel(repo="acme/any"), reach)
     assert reach.traffic.requests == 1
@@ -245,8 +245,8 @@ def test_missing_repository_suggests_similar_ones(hub: Hub, reach: Reach) -> Non
 def test_missing_revision_is_an_error(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = answer("404 Not Found", {"X-Error-Code": "RevisionNotFound"})
-    server = raw_server(lambda _, say: say(said))
+    text = answer("404 Not Found", {"X-Error-Code": "RevisionNotFound"})
+    server = raw_server(lambda _, say: say(text))
     monkeypatch.setenv("HF_ENDPOINT", server.address)
     with pytest.raises(RemoteNotFoundError, match="acme/a@v9: no such revision in the repository"):
         locate_hub(HubModel(repo="acme/a", revision="v9"), reach)
@@ -260,7 +260,7 @@ def test_revisions_and_names_are_quoted_in_urls(
     model = HubModel(repo="acme/a", revision="refs/pr/1", filename="é #1?.gguf")
     with pytest.raises(RemoteNotFoundError):
         locate_hub(model, reach).weights[0].open()
-    lines = [asked.line for asked in server.asked[:2]]
+    lines = [request.line for request in server.asked[:2]]
     assert lines == [
         "GET /acme/a/resolve/refs%2Fpr%2F1/%C3%A9%20%231%3F.gguf HTTP/1.1",
         "GET /api/models/acme/a/tree/refs%2Fpr%2F1?recursive=true HTTP/1.1",

@@ -73,8 +73,8 @@ def test_wrong_later_content_range_is_an_error(
 def test_body_longer_than_announced_is_an_error(raw_server: Server, reach: Reach) -> None:
     """Without Content-Length the body ends where the server says so, and it does not."""
     place = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
-    said = answer("206 Partial Content", place, CONTENT * 8)
-    server = raw_server(lambda _, say: say(said))
+    text = answer("206 Partial Content", place, CONTENT * 8)
+    server = raw_server(lambda _, say: say(text))
     with pytest.raises(RemoteInspectError, match="sent more than the 524,288 bytes it announced"):
         open_file(server.address + "/a.gguf", reach)
     assert reach.traffic.received_bytes < 524_288 + 2 * 65_536  # at most a socket buffer more
@@ -113,7 +113,7 @@ def test_web_page_instead_of_a_model_is_an_error(hub: Hub, reach: Reach) -> None
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         answer("204 No Content"),
         answer("304 Not Modified"),
@@ -124,15 +124,15 @@ def test_web_page_instead_of_a_model_is_an_error(hub: Hub, reach: Reach) -> None
         answer("200 OK", {"Content-Length": "99999999999999999999999"}),
     ],
 )
-def test_nonsensical_answers_are_errors(raw_server: Server, reach: Reach, said: bytes) -> None:
-    server = raw_server(lambda _, say: say(said))
+def test_nonsensical_answers_are_errors(raw_server: Server, reach: Reach, message: bytes) -> None:
+    server = raw_server(lambda _, say: say(message))
     with pytest.raises(RemoteInspectError, match="the file: "):
         open_file(server.address + "/a.gguf", reach)
     assert reach.traffic.received_bytes == 0
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         b"SSH-2.0-OpenSSH_9.6\r\n",
         b"HTTP/1.1 abc OK\r\n\r\n",
@@ -142,8 +142,8 @@ def test_nonsensical_answers_are_errors(raw_server: Server, reach: Reach, said: 
         b"\0" * 1000,
     ],
 )
-def test_answer_that_is_not_http(raw_server: Server, reach: Reach, said: bytes) -> None:
-    server = raw_server(lambda _, say: say(said))
+def test_answer_that_is_not_http(raw_server: Server, reach: Reach, message: bytes) -> None:
+    server = raw_server(lambda _, say: say(message))
     with pytest.raises(RemoteInspectError, match=r"closed the connection .* .4 attempts"):
         open_file(server.address + "/a.gguf", reach)
     assert len(server.asked) == 4

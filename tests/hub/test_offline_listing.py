@@ -227,7 +227,7 @@ def test_damaged_cached_listing_is_removed(
     hub: Hub, online: Reach, folder: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     look("acme/tiny-GGUF", fresh(online))
-    (entry,) = (one for one in folder.iterdir() if b"/api/models/" in one.read_bytes()[:200])
+    (entry,) = (path for path in folder.iterdir() if b"/api/models/" in path.read_bytes()[:200])
     damaged = damage(entry.read_bytes())
     assert damaged != entry.read_bytes()
     entry.write_bytes(damaged)

@@ -33,13 +33,13 @@ def open_file(url: str, reach: Reach, stride: Stride = GGUF) -> HttpFile:
     return HttpFile(Transport(reach), url, name="the file", stride=stride)
 
 
-def failing(times: int, said: bytes) -> Script:
+def failing(times: int, message: bytes) -> Script:
     """Says `said` so many times, and then what it should."""
-    return lambda asked, say: say(said if asked.number <= times else ranged(CONTENT, asked))
+    return lambda asked, say: say(message if asked.number <= times else ranged(CONTENT, asked))
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         answer("429 Too Many Requests"),
         answer("500 Internal Server Error", {}, b"x" * 100_000),
@@ -49,8 +49,8 @@ def failing(times: int, said: bytes) -> Script:
         b"",  # the connection is closed without an answer
     ],
 )
-def test_temporary_errors_are_retried(raw_server: Server, reach: Reach, said: bytes) -> None:
-    server = raw_server(failing(2, said))
+def test_temporary_errors_are_retried(raw_server: Server, reach: Reach, message: bytes) -> None:
+    server = raw_server(failing(2, message))
     file = open_file(server.address + "/a.gguf", reach)
     assert file.read(0, 100) == CONTENT[:100]
     assert len(server.asked) == reach.traffic.requests == 3
@@ -60,9 +60,9 @@ def test_temporary_errors_are_retried(raw_server: Server, reach: Reach, said: by
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it would have waited each time."""
-    found: list[float] = []
-    monkeypatch.setattr(Transport, "pause", lambda _, seconds, *, name: found.append(seconds))
-    return found
+    result: list[float] = []
+    monkeypatch.setattr(Transport, "pause", lambda _, seconds, *, name: result.append(seconds))
+    return result
 
 
 def test_each_wait_is_twice_the_previous_one(
@@ -93,8 +93,8 @@ def test_request_is_tried_at_most_four_times(hub: Hub, reach: Reach) -> None:
 def test_retry_after_in_seconds_is_respected(
     raw_server: Server, reach: Reach, pauses: list[float]
 ) -> None:
-    said = answer("429 Too Many Requests", {"Retry-After": "1"})
-    open_file(raw_server(failing(1, said)).address + "/a.gguf", reach).close()
+    text = answer("429 Too Many Requests", {"Retry-After": "1"})
+    open_file(raw_server(failing(1, text)).address + "/a.gguf", reach).close()
     assert pauses == [1.0]
 
 
@@ -103,8 +103,8 @@ def test_retry_after_as_a_date_is_respected(
 ) -> None:
     began_s = time.time()
     until = email.utils.formatdate(began_s + 7, usegmt=True)  # whole seconds: 6 to 7 from then
-    said = answer("503 Service Unavailable", {"Retry-After": until})
-    open_file(raw_server(failing(1, said)).address + "/a.gguf", reach).close()
+    text = answer("503 Service Unavailable", {"Retry-After": until})
+    open_file(raw_server(failing(1, text)).address + "/a.gguf", reach).close()
     assert 6 - (time.time() - began_s) <= pauses[0] <= 7
 
 
@@ -167,8 +167,8 @@ def test_connection_that_always_drops_is_given_up(raw_server: Server, reach: Rea
 def test_dropped_whole_file_is_requested_again_from_its_start(
     raw_server: Server, reach: Reach
 ) -> None:
-    said = answer("200 OK", {"Content-Type": "application/json"}, b'{"a": 1}' * 100)
-    server = raw_server(lambda asked, say: say(said[:-300] if asked.number == 1 else said))
+    text = answer("200 OK", {"Content-Type": "application/json"}, b'{"a": 1}' * 100)
+    server = raw_server(lambda asked, say: say(text[:-300] if asked.number == 1 else text))
     file = open_file(server.address + "/config.json", reach, JSON)
     assert file.read(0, 5000) == b'{"a": 1}' * 100
     file.close()
@@ -310,8 +310,8 @@ def test_time_between_reads_is_not_counted(
 
 
 def test_wait_beyond_the_total_timeout_is_not_started(raw_server: Server, reach: Reach) -> None:
-    said = answer("503 Service Unavailable", {"Retry-After": "8"})
-    server = raw_server(lambda _, say: say(said))
+    text = answer("503 Service Unavailable", {"Retry-After": "8"})
+    server = raw_server(lambda _, say: say(text))
     with pytest.raises(RemoteInspectError, match="timed out after 7 s"):
         open_file(server.address + "/a.gguf", replace(reach, total_timeout_s=7.0))
     assert len(server.asked) == 1

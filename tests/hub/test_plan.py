@@ -72,8 +72,8 @@ def plan(wanted: Request, reach: Reach, name: str = REPOSITORY) -> Plan:
 
 def files_read(hub: Hub) -> list[str]:
     """Quantisations, in the order in which their files were read."""
-    found = (re.findall(r"llama-8b-(\w+)\.gguf", line) for line in hub.log("cdn"))
-    return list(dict.fromkeys(quant for quants in found for quant in quants))
+    result = (re.findall(r"llama-8b-(\w+)\.gguf", line) for line in hub.log("cdn"))
+    return list(dict.fromkeys(quant for quants in result for quant in quants))
 
 
 # --- which file of a repository
@@ -83,8 +83,8 @@ def test_plan_chooses_among_the_files_of_the_repository(hub: Hub, reach: Reach) 
     session = Session(reach=reach)
     named = open_named(REPOSITORY, session)
     variants = task_to_plan(named, Request(machine=cpu(16)), session).variants
-    assert [one.name for one in variants] == [*QUANTS]  # nothing that would have to be made
-    assert {one.reference for one in variants} == {
+    assert [variant.name for variant in variants] == [*QUANTS]  # nothing that would have to be made
+    assert {variant.reference for variant in variants} == {
         REPOSITORY,
         *(f"{REPOSITORY}:{quant}" for quant in QUANTS if quant != "Q4_K_M"),
     }
@@ -94,10 +94,10 @@ def test_plan_chooses_among_the_files_of_the_repository(hub: Hub, reach: Reach) 
 @pytest.mark.usefixtures("hub")
 def test_quant_chooses_the_file_of_a_repository(reach: Reach) -> None:
     for quant in QUANTS:
-        found = open_named(REPOSITORY, Session(reach=reach), quant=quant.lower())
-        assert found.files is not None
-        assert found.files.weights[0].name == f"llama-8b-{quant}.gguf"
-        assert found.quant is None
+        result = open_named(REPOSITORY, Session(reach=reach), quant=quant.lower())
+        assert result.files is not None
+        assert result.files.weights[0].name == f"llama-8b-{quant}.gguf"
+        assert result.quant is None
     other = open_named(REPOSITORY, Session(reach=reach), quant="Q5_K_M")
     assert other.quant == "Q5_K_M"  # no such file: as if it were quantised so
 
@@ -118,14 +118,14 @@ CHOSEN_FILES = [
 def test_plan_reads_the_header_of_the_chosen_file(
     hub: Hub, reach: Reach, machine: Machine, quant: str, step: int
 ) -> None:
-    found = plan(Request(machine=machine), reach)
-    assert is_within(found)
-    assert (found.variant.name, found.result.step) == (quant, step)
-    assert found.variant.reference in {REPOSITORY, f"{REPOSITORY}:{quant}"}
-    assert found.variant.model.header.tensor_bytes == model_at(quant).header.tensor_bytes
-    assert dict(found.variant.changes) == {}  # the file, not as if
+    result = plan(Request(machine=machine), reach)
+    assert is_within(result)
+    assert (result.variant.name, result.result.step) == (quant, step)
+    assert result.variant.reference in {REPOSITORY, f"{REPOSITORY}:{quant}"}
+    assert result.variant.model.header.tensor_bytes == model_at(quant).header.tensor_bytes
+    assert dict(result.variant.changes) == {}  # the file, not as if
     assert files_read(hub) == list(dict.fromkeys(("Q4_K_M", quant)))
-    assert LlamaCppSetup.of(found.result.way.setup).mix is None
+    assert LlamaCppSetup.of(result.result.way.setup).mix is None
 
 
 @pytest.mark.parametrize(("machine", "quant", "step"), CHOSEN_FILES)
@@ -143,35 +143,35 @@ def test_file_larger_than_its_name_says_is_judged_by_its_size(hub: Hub, reach: R
     """The Q6_K of the repository is a Q8_0: comfortable by its name, tight by its size."""
     machine = rated(cards(14))
     assert plan(Request(machine=machine), reach).variant.name == "Q6_K"
-    found = plan(Request(machine=machine), reach, MISNAMED)
+    answer = plan(Request(machine=machine), reach, MISNAMED)
     assert files_read(hub) == ["Q4_K_M", "Q6_K"]
-    assert found.variant.name == "Q4_K_M"
+    assert answer.variant.name == "Q4_K_M"
     result = model_preflight(MISNAMED, machine=machine, reach=reach)
     assert (result.quantization, result.status) == ("Q4_K_M", Status.PASSED)
 
 
 def test_plan_is_exact_for_the_chosen_file(hub: Hub, reach: Reach) -> None:
-    found = plan(Request(machine=FAST, context=16_384), reach)
-    own = estimate(model_at("Q6_K"), found.load, LlamaCppSetup.of(found.result.way.setup))
-    assert own.total_bytes == found.result.estimate.total_bytes
-    caches = [line.basis for line in found.result.estimate.lines if line.layer is not None]
+    result = plan(Request(machine=FAST, context=16_384), reach)
+    own = estimate(model_at("Q6_K"), result.load, LlamaCppSetup.of(result.result.way.setup))
+    assert own.total_bytes == result.result.estimate.total_bytes
+    caches = [line.basis for line in result.result.estimate.lines if line.layer is not None]
     assert set(caches) == {Basis.EXACT}
-    decision = found.decision(Lever.WEIGHTS)
+    decision = result.decision(Lever.WEIGHTS)
     assert decision is not None
     assert decision.value == "Q6_K"
 
 
 @pytest.mark.parametrize("name", [f"{REPOSITORY}:Q4_K_M", f"{REPOSITORY}/llama-8b-Q4_K_M.gguf"])
 def test_named_file_is_not_replaced(hub: Hub, reach: Reach, name: str) -> None:
-    found = plan(Request(machine=FAST), reach, name)
-    assert LlamaCppSetup.of(found.result.way.setup).mix is None
+    result = plan(Request(machine=FAST), reach, name)
+    assert LlamaCppSetup.of(result.result.way.setup).mix is None
     assert files_read(hub) == ["Q4_K_M"]
 
 
 def test_plan_of_a_repository_that_does_not_fit(hub: Hub, reach: Reach) -> None:
-    found = plan(Request(machine=cpu(3)), reach)
-    assert not found.fits
-    assert found.to_fit
+    result = plan(Request(machine=cpu(3)), reach)
+    assert not result.fits
+    assert result.to_fit
     assert model_preflight(REPOSITORY, machine=cpu(3), reach=reach).failed
     assert not can_load(REPOSITORY, machine=cpu(3), reach=reach)
 

@@ -56,17 +56,17 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], list[
     real = socket.getaddrinfo
 
     def set_answers(answers: Sequence[str]) -> list[str]:
-        asked: list[str] = []
+        requests: list[str] = []
 
         def getaddrinfo(host: Any, port: Any, *args: Any, **kinds: Any) -> list[Any]:
             if host != "models.example":
                 return real(host, port, *args, **kinds)
-            asked.append(host)
-            means = answers[min(len(asked), len(answers)) - 1].split()
-            return [found for one in means for found in real(one, port, *args, **kinds)]
+            requests.append(host)
+            means = answers[min(len(requests), len(answers)) - 1].split()
+            return [result for mean in means for result in real(mean, port, *args, **kinds)]
 
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        return asked
+        return requests
 
     return set_answers
 
@@ -145,9 +145,9 @@ def test_private_addresses_are_refused(host: str, public: Reach) -> None:
 
 @pytest.mark.parametrize("host", ["a..example", "a" * 64 + ".example", "\u2460\u2461.example"])
 def test_invalid_host_is_an_error(host: str, reach: Reach, public: Reach) -> None:
-    for one in (reach, public):
+    for item in (reach, public):
         with pytest.raises(RemoteInspectError, match="invalid address"):
-            open_file(f"http://{host}/a.gguf", one)
+            open_file(f"http://{host}/a.gguf", item)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_name_with_any_private_address_is_refused(
     public: Reach,
     resolver: Callable[[Sequence[str]], list[str]],
 ) -> None:
-    server, asked = raw_server(honest), resolver([means])
+    server, request = raw_server(honest), resolver([means])
     with pytest.raises(PrivateAddressError, match=f"models.example {REFUSED}"):
         open_file(f"http://models.example:{server.port}/a.gguf", public)
-    assert (server.connections, len(asked)) == (0, 1)  # and it is not tried again
+    assert (server.connections, len(request)) == (0, 1)  # and it is not tried again
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -173,11 +173,11 @@ def test_name_that_resolves_differently_the_second_time_is_refused(
     public: Reach,
     resolver: Callable[[Sequence[str]], list[str]],
 ) -> None:
-    server, asked = raw_server(honest), resolver([PUBLIC, "127.0.0.1"])
+    server, request = raw_server(honest), resolver([PUBLIC, "127.0.0.1"])
     with pytest.raises(PrivateAddressError, match=f"models.example {REFUSED}"):
         open_file(f"{scheme}://models.example:{server.port}/a.gguf", public)
     wait_until(lambda: server.connections == 1)
-    assert (server.asked, len(asked)) == ([], 2)  # not a byte, not even of TLS
+    assert (server.asked, len(request)) == ([], 2)  # not a byte, not even of TLS
 
 
 def test_unknown_name_has_the_usual_message(public: Reach) -> None:
@@ -347,12 +347,12 @@ def test_huggingface_hub_makes_no_requests_of_its_own(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It follows redirects wherever they lead: no full download where only public servers may be asked."""
-    said = answer("200 OK", {"Content-Type": "application/octet-stream"}, b"x" * 1_000_000)
-    chosen = raw_server(hub_of({"raw.gguf": b"x" * 1_000_000}, lambda _, say: say(said)))
+    text = answer("200 OK", {"Content-Type": "application/octet-stream"}, b"x" * 1_000_000)
+    chosen = raw_server(hub_of({"raw.gguf": b"x" * 1_000_000}, lambda _, say: say(text)))
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     with pytest.raises(RemoteInspectError, match="A full download may be enough, but was not all"):
         open_model("acme/raw", reach=public, confirm=lambda _: True)
-    assert not [asked.line for asked in chosen.asked if asked.line.startswith("HEAD")]
+    assert not [request.line for request in chosen.asked if request.line.startswith("HEAD")]
 
 
 # --- proxies
@@ -444,7 +444,7 @@ def test_request_to_a_slow_server_is_cancelled(
 
 def test_name_lookup_is_cancelled(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     for public_only in (True, False):
-        with never_answers(monkeypatch) as asked, called_off(asked.is_set) as event:
+        with never_answers(monkeypatch) as request, called_off(request.is_set) as event:
             one = replace(reach, cancelled=event, public_only=public_only)
             open_file("http://models.example/a.gguf", one)
 
@@ -453,15 +453,15 @@ def test_request_cancelled_during_the_name_lookup_is_not_sent(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, real = raw_server(honest), socket.getaddrinfo
-    asked, answered = threading.Event(), threading.Event()
+    request, answered = threading.Event(), threading.Event()
 
     def slow(*args: Any, **kinds: Any) -> Any:
-        asked.set()
+        request.set()
         answered.wait()
         return real("127.0.0.1", *args[1:], **kinds)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    with called_off(asked.is_set) as event:
+    with called_off(request.is_set) as event:
         open_file(f"http://models.example:{server.port}/a.gguf", replace(reach, cancelled=event))
     answered.set()
     wait_until(lambda: exchanges() == 0)

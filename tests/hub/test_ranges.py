@@ -48,8 +48,8 @@ def test_later_ranges_append_without_repeating_bytes(hub: Hub, reach: Reach) -> 
     assert file.read(524_280, 16) == HEADER[524_280:524_296]  # one step of 256 KiB
     assert file.read(800_000, 100_000, ahead=300_000) == HEADER[800_000:900_000]
     assert file.read(0, 1_200_000) == HEADER[:1_200_000]  # all here already
-    asked = [line.split()[3] for line in hub.log("cdn")]
-    assert asked == ["bytes=0-524287", "bytes=524288-786431", "bytes=786432-1199999"]
+    requests = [line.split()[3] for line in hub.log("cdn")]
+    assert requests == ["bytes=0-524287", "bytes=524288-786431", "bytes=786432-1199999"]
     assert reach.traffic.received_bytes == file.available_bytes == 1_200_000
     file.close()
 
@@ -87,8 +87,8 @@ def test_empty_file_has_no_bytes(hub: Hub, reach: Reach) -> None:
 
 
 def test_status_416_with_a_total_of_zero_is_an_empty_file(raw_server: Server, reach: Reach) -> None:
-    said = answer("416 Range Not Satisfiable", {"Content-Range": "bytes */0"})
-    file = open_file(raw_server(lambda _, say: say(said)).address + "/a.gguf", reach)
+    text = answer("416 Range Not Satisfiable", {"Content-Range": "bytes */0"})
+    file = open_file(raw_server(lambda _, say: say(text)).address + "/a.gguf", reach)
     assert file.size_bytes == 0
     file.close()
 

@@ -18,16 +18,16 @@ from edgekit.sources.types import Container, Origin, Reach
 
 
 def test_ollama_name_is_its_model_layer_and_projectors(hub: Hub, reach: Reach) -> None:
-    found = locate_ollama(OllamaModel(name="tiny"), reach)
-    assert (found.label, found.origin, found.container) == (
+    result = locate_ollama(OllamaModel(name="tiny"), reach)
+    assert (result.label, result.origin, result.container) == (
         "tiny:latest",
         Origin.OLLAMA,
         Container.GGUF,
     )
-    assert (len(found.weights), len(found.projectors)) == (1, 1)
-    file = found.weights[0].open()
+    assert (len(result.weights), len(result.projectors)) == (1, 1)
+    file = result.weights[0].open()
     assert file.read(0, 4) == b"GGUF"
-    assert file.size_bytes == found.weights[0].size_bytes
+    assert file.size_bytes == result.weights[0].size_bytes
     assert file.name.startswith("tiny:latest (sha256:")
     file.close()
 
@@ -62,8 +62,8 @@ def test_answer_that_is_not_a_manifest(hub: Hub, reach: Reach, tag: str) -> None
 
 def test_other_registries_are_contacted_over_https(hub: Hub, reach: Reach) -> None:
     model = OllamaModel(name="tiny", namespace="me", host="127.0.0.1:9")
-    said = r"^127\.0\.0\.1:9/me/tiny:latest: cannot reach 127\.0\.0\.1:9 "
-    with pytest.raises(RemoteInspectError, match=said):
+    text = r"^127\.0\.0\.1:9/me/tiny:latest: cannot reach 127\.0\.0\.1:9 "
+    with pytest.raises(RemoteInspectError, match=text):
         locate_ollama(model, reach)
 
 

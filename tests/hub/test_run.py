@@ -53,15 +53,15 @@ def server(
         body = content[first : last + 1]
         say(answer(status, {**headers, "Content-Length": str(len(body))}) + body)
 
-    found = raw_server(hub_of({f"small-{mix}.gguf": content for mix in MIXES}, send))
-    monkeypatch.setenv("HF_ENDPOINT", found.address)
-    return found
+    result = raw_server(hub_of({f"small-{mix}.gguf": content for mix in MIXES}, send))
+    monkeypatch.setenv("HF_ENDPOINT", result.address)
+    return result
 
 
 def downloads(server: RawServer) -> list[Asked]:
     """Requests for all of a file: a look at its header asks for a range from the start to somewhere."""
-    gets = [one for one in server.asked if re.match(r"GET /[^/]+/[^/]+/resolve/", one.line)]
-    return [one for one in gets if one.headers.get("range", "bytes=0-").endswith("-")]
+    gets = [item for item in server.asked if re.match(r"GET /[^/]+/[^/]+/resolve/", item.line)]
+    return [get for get in gets if get.headers.get("range", "bytes=0-").endswith("-")]
 
 
 def test_run_downloads_after_the_verdict(
@@ -90,10 +90,10 @@ def test_run_downloads_after_the_verdict(
 def test_run_downloads_nothing_that_does_not_fit(
     server: RawServer, hub_cache: Path, words: tuple[str, ...], code: int, told: str
 ) -> None:
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        found = main(("run", "acme/raw:Q8_0", "--engine", "stream", "-p", "Hello", *words))
-    assert (found, told in said.getvalue()) == (code, True)
+    text = io.StringIO()
+    with contextlib.redirect_stderr(text):
+        result = main(("run", "acme/raw:Q8_0", "--engine", "stream", "-p", "Hello", *words))
+    assert (result, told in text.getvalue()) == (code, True)
     assert downloads(server) == []
     assert not list(hub_cache.glob("models--*/blobs/*"))
 
@@ -109,7 +109,7 @@ def test_run_downloads_a_catalog_name_and_finds_it_the_next_time(
     out, err = capsys.readouterr()
     assert out
     assert "qwen3-0.6b at Q8_0, from Qwen/Qwen3-0.6B-GGUF" in err
-    assert [one.line.split()[1].rpartition("/")[2] for one in downloads(server)] == [FILE]
+    assert [download.line.split()[1].rpartition("/")[2] for download in downloads(server)] == [FILE]
     assert len(list(hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))) == 1
     before = len(server.asked)
     assert main((*NAMED, "--offline", "--engine", engine)) == 0  # here now: no consent is needed
@@ -129,13 +129,13 @@ def test_run_chooses_the_quantisation_of_a_catalog_name(
 def test_a_catalog_name_is_not_downloaded_without_consent(
     server: RawServer, hub_cache: Path, words: tuple[str, ...], content: bytes
 ) -> None:
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    text = io.StringIO()
+    with contextlib.redirect_stderr(text):
         assert main(words) == 2
     size = f"{len(content) / 1e6:.1f} MB"
     assert (
         f"To download Qwen/Qwen3-0.6B-GGUF:Q8_0, {size}, to {hub_cache}, add --yes"
-        in said.getvalue()
+        in text.getvalue()
     )
     assert downloads(server) == []
 
@@ -146,12 +146,12 @@ def test_run_asks_at_a_terminal_before_it_downloads_a_catalog_name(
 ) -> None:
     own, theirs = os.openpty()
     os.write(own, typed)
-    said = io.StringIO()
-    with os.fdopen(theirs) as terminal, contextlib.redirect_stderr(said):
+    text = io.StringIO()
+    with os.fdopen(theirs) as terminal, contextlib.redirect_stderr(text):
         monkeypatch.setattr(sys, "stdin", terminal)
         assert main(NAMED) == code
     os.close(own)
-    assert "Download Qwen/Qwen3-0.6B-GGUF:Q8_0, " in said.getvalue()
+    assert "Download Qwen/Qwen3-0.6B-GGUF:Q8_0, " in text.getvalue()
     assert len(downloads(server)) == (1 if code == 0 else 0)
 
 
@@ -180,9 +180,9 @@ def test_serve_downloads_a_catalog_name_and_starts_it(server: RawServer, hub_cac
     command = [sys.executable, "-m", "edgekit", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+        output = json.loads(process.stdout.readline())
         process.terminate()
         process.communicate(timeout=PATIENCE_S)
-    assert told["event"] == "ready"
+    assert output["event"] == "ready"
     assert len(downloads(server)) == 1
     assert list(hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))

@@ -31,7 +31,7 @@ FITS, NEAR, ON_THE_LINE, FAILS = "256G", "26G", "17920M", "8G"
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """With gemma-3-27b: 6.9 MB of keys, vocabulary and directory, then a hole."""
     model = open_named("gemma-3-27b").opened("llama.cpp").model
-    tokens = tuple(f"token number {one:06d}" for one in range(262_144))
+    tokens = tuple(f"token number {item:06d}" for item in range(262_144))
 
     def file_at(quant: str, file_type: int) -> HollowFile:
         header = convert(model, quant).model.header
@@ -72,10 +72,10 @@ def ranges(hub: Hub) -> list[str]:
 
 def is_whole(hub: Hub) -> bool:
     """Whether the directory was read: by ranges that follow each other, the first only once."""
-    asked = [tuple(map(int, one.removeprefix("bytes=").split("-"))) for one in ranges(hub)]
+    requests = [tuple(map(int, item.removeprefix("bytes=").split("-"))) for item in ranges(hub)]
     assert ranges(hub)[0] == FIRST_RANGE
-    assert all(first == last + 1 for (_, last), (first, _) in pairwise(asked))
-    return len(asked) > 1
+    assert all(first == last + 1 for (_, last), (first, _) in pairwise(requests))
+    return len(requests) > 1
 
 
 @pytest.mark.parametrize(("ram", "whole"), [(FITS, False), (NEAR, True), (FAILS, False)])
@@ -148,8 +148,8 @@ ROOMY = "RTX 6000 Ada"  # 48 GB: the whole window is comfortable at Q6_K
 
 def files_asked(hub: Hub) -> list[tuple[str, str]]:
     """Quantisations and ranges, in order."""
-    found = (re.search(r"gemma-(\w+)\.gguf", line) for line in hub.log("cdn"))
-    names = [one[1] for one in found if one is not None]
+    result = (re.search(r"gemma-(\w+)\.gguf", line) for line in hub.log("cdn"))
+    names = [item[1] for item in result if item is not None]
     return list(zip(names, ranges(hub), strict=True))
 
 
@@ -167,12 +167,12 @@ def test_one_range_of_the_chosen_file_decides(hub: Hub, counted: Reach) -> None:
 
 def test_only_the_chosen_file_is_read_completely(hub: Hub, counted: Reach) -> None:
     """At 32 GB the window is as long as stays comfortable: the directory decides how long."""
-    found = model_preflight(SEVERAL, device="RTX 5090", ram="64G", reach=counted)
-    assert (found.quantization, found.status.name) == ("Q6_K", "PASSED")
-    assert TENSORS_NOT_CHECKED not in found.estimate.notes
-    asked = files_asked(hub)
-    assert [one for one in asked if one[0] == "Q4_K_M"] == [("Q4_K_M", FIRST_RANGE)]
-    assert len([one for one in asked if one[0] == "Q6_K"]) > 1
+    result = model_preflight(SEVERAL, device="RTX 5090", ram="64G", reach=counted)
+    assert (result.quantization, result.status.name) == ("Q6_K", "PASSED")
+    assert TENSORS_NOT_CHECKED not in result.estimate.notes
+    request = files_asked(hub)
+    assert [item for item in request if item[0] == "Q4_K_M"] == [("Q4_K_M", FIRST_RANGE)]
+    assert len([item for item in request if item[0] == "Q6_K"]) > 1
 
 
 def test_can_load_reads_one_range_where_the_usual_file_fits(hub: Hub, counted: Reach) -> None:

@@ -18,24 +18,24 @@ Server = Callable[[Script], RawServer]
 
 def test_url_of_a_gguf(hub: Hub, reach: Reach) -> None:
     url = f"{hub.cdn}/acme/tiny-GGUF/tiny-Q4_K_M.gguf"
-    found = locate_url(url, reach)
-    assert found.label == "tiny-Q4_K_M.gguf"
-    assert (found.origin, found.container) == (Origin.URL, Container.GGUF)
+    result = locate_url(url, reach)
+    assert result.label == "tiny-Q4_K_M.gguf"
+    assert (result.origin, result.container) == (Origin.URL, Container.GGUF)
     assert reach.traffic.requests == 0
-    file = found.weights[0].open()
+    file = result.weights[0].open()
     assert (file.name, file.read(0, 4)) == (url, b"GGUF")
     file.close()
 
 
 def test_url_of_a_shard_means_the_whole_set(hub: Hub, reach: Reach) -> None:
     url = f"{hub.cdn}/acme/split-GGUF/Q8_0/split-Q8_0-00002-of-00003.gguf?download=true"
-    found = locate_url(url, reach)
-    assert [file.name[-19:-5] for file in found.weights] == [
+    result = locate_url(url, reach)
+    assert [file.name[-19:-5] for file in result.weights] == [
         "00001-of-00003",
         "00002-of-00003",
         "00003-of-00003",
     ]
-    for file in found.weights:
+    for file in result.weights:
         opened = file.open()
         assert opened.read(0, 4) == b"GGUF"
         opened.close()
@@ -43,20 +43,20 @@ def test_url_of_a_shard_means_the_whole_set(hub: Hub, reach: Reach) -> None:
 
 def test_url_of_safetensors_includes_the_config_next_to_it(hub: Hub, reach: Reach) -> None:
     url = f"{hub.cdn}/acme/tensors/model-00001-of-00002.safetensors"
-    found = locate_url(url, reach)
-    assert found.container is Container.SAFETENSORS
-    assert [file.name for file in found.weights] == [
+    result = locate_url(url, reach)
+    assert result.container is Container.SAFETENSORS
+    assert [file.name for file in result.weights] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     ]
-    assert found.config is not None
-    assert found.index is not None
+    assert result.config is not None
+    assert result.index is not None
     requests = reach.traffic.requests
-    config = found.config.open()
+    config = result.config.open()
     assert config.read(0, 13) == b'{"model_type"'
     assert reach.traffic.requests == requests  # it was opened to see whether it is there
     config.close()
-    again = found.config.open()
+    again = result.config.open()
     assert again.read(0, 13) == b'{"model_type"'
     again.close()
 
@@ -65,24 +65,24 @@ def test_url_of_safetensors_without_a_config(hub: Hub, reach: Reach) -> None:
     lonely = hub.root / "cdn/lonely/model.safetensors"
     lonely.parent.mkdir(exist_ok=True)
     lonely.write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    found = locate_url(f"{hub.cdn}/lonely/model.safetensors", reach)
-    assert found.config is None
-    assert len(found.weights) == 1
+    result = locate_url(f"{hub.cdn}/lonely/model.safetensors", reach)
+    assert result.config is None
+    assert len(result.weights) == 1
 
 
 def test_url_of_a_config(hub: Hub, reach: Reach) -> None:
-    found = locate_url(f"{hub.cdn}/acme/tensors/config.json", reach)
-    assert found.container is Container.CONFIG
-    assert found.config is not None
+    result = locate_url(f"{hub.cdn}/acme/tensors/config.json", reach)
+    assert result.container is Container.CONFIG
+    assert result.config is not None
 
 
 def test_url_without_a_suffix_is_recognised_by_its_first_bytes(
     raw_server: Server, reach: Reach
 ) -> None:
     server = raw_server(lambda asked, say: say(ranged(gguf_header(), asked)))
-    found = locate_url(f"{server.address}/download?id=s3cr3t", reach)
-    assert found.container is Container.GGUF
-    found.weights[0].open().close()
+    result = locate_url(f"{server.address}/download?id=s3cr3t", reach)
+    assert result.container is Container.GGUF
+    result.weights[0].open().close()
     assert len(server.asked) == 1
 
 

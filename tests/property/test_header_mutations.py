@@ -105,8 +105,8 @@ def outcome(source: BytesSource, depth: Depth) -> str:
         file = read_gguf(source, depth)
     except EdgekitError as error:
         return str(error)
-    for one in file.tensors or ():
-        assert 0 <= one.offset <= one.offset + one.size_bytes <= source.size_bytes
+    for item in file.tensors or ():
+        assert 0 <= item.offset <= item.offset + item.size_bytes <= source.size_bytes
     return repr(file.tensors)
 
 
@@ -144,7 +144,7 @@ def test_mutated_safetensors_is_read_only_if_the_library_reads_it(
     except EdgekitError:
         return
     theirs = {name: (info["dtype"], tuple(info["shape"])) for name, info in _DESERIALIZE(data)}
-    assert {one.name: (one.type.safetensors, one.shape) for one in file.tensors or ()} == theirs
+    assert {item.name: (item.type.safetensors, item.shape) for item in file.tensors or ()} == theirs
 
 
 @MANY
@@ -190,7 +190,7 @@ def test_valid_headers_are_those_of_the_safetensors_library(data: bytes) -> None
     except official.SafetensorError:
         theirs = None
     try:
-        ours: Any = {one.name for one in read_safetensors(BytesSource(data)).tensors or ()}
+        ours: Any = {item.name for item in read_safetensors(BytesSource(data)).tensors or ()}
     except EdgekitError:
         ours = None
     assert ours == theirs
@@ -226,9 +226,9 @@ SETTINGS = st.recursive(
 @MANY
 @given(SETTINGS, SETTINGS, st.sampled_from(("quantization", "quantization_config", "text_config")))
 def test_any_quantization_config_is_read_and_counted(settings: Any, extra: Any, place: str) -> None:
-    found = read_quantization({place: settings}, extra if isinstance(extra, dict) else None)
+    result = read_quantization({place: settings}, extra if isinstance(extra, dict) else None)
     tensors = read_safetensors(BytesSource(SAFETENSORS[0])).tensors or ()
-    assert (count_weights(tensors, found) or 0) >= 0
+    assert (count_weights(tensors, result) or 0) >= 0
     header = read_header(
         model_files(
             container=Container.CONFIG, config=BytesSource(json.dumps({place: settings}).encode())

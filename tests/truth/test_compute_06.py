@@ -34,11 +34,11 @@ Row = dict[str, Any]
 
 
 def _by(key: Callable[[Row], str], file: str, *, each: int) -> list[Any]:
-    found: dict[str, list[Row]] = {}
+    result: dict[str, list[Row]] = {}
     for row in rows(file):
-        found.setdefault(key(row), []).append(row)
-    chosen = sampled_rows(found.values(), each=each)
-    return [pytest.param(own, id=name) for name, own in zip(found, chosen, strict=True)]
+        result.setdefault(key(row), []).append(row)
+    chosen = sampled_rows(result.values(), each=each)
+    return [pytest.param(own, id=name) for name, own in zip(result, chosen, strict=True)]
 
 
 @pytest.mark.parametrize("recorded", _by(lambda row: str(row["model"]), RECORDED, each=4))
@@ -87,8 +87,8 @@ def _predicted(bill: MemoryEstimate, kind: PoolKind) -> list[int]:
 
 def test_every_architecture_with_a_graph_is_recorded() -> None:
     """So its compute may be called exact."""
-    found = {row["arch"] for file in (RECORDED, FURTHER) for row in rows(file)}
-    assert found == {one for one in architecture_names() if family_of(one) is not None}
+    result = {row["arch"] for file in (RECORDED, FURTHER) for row in rows(file)}
+    assert result == {name for name in architecture_names() if family_of(name) is not None}
 
 
 @pytest.mark.parametrize(

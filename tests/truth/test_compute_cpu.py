@@ -15,13 +15,13 @@ from edgekit.errors import RefusedError
 
 
 def _by_model() -> list[Any]:
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    result: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows("llama_cpp_cpu.jsonl.gz"):
         if family_of(row["arch"]) is not None:
-            found.setdefault((row["model"], row["quant"]), []).append(row)
-    chosen = sampled_rows(found.values(), each=3, always=lambda row: "error" in row["actual"])
+            result.setdefault((row["model"], row["quant"]), []).append(row)
+    chosen = sampled_rows(result.values(), each=3, always=lambda row: "error" in row["actual"])
     return [
-        pytest.param(name, own, id="-".join(name)) for name, own in zip(found, chosen, strict=True)
+        pytest.param(name, own, id="-".join(name)) for name, own in zip(result, chosen, strict=True)
     ]
 
 
@@ -42,4 +42,4 @@ def test_recorded_compute_buffers_are_exact(
 
 def test_every_recorded_architecture_has_a_graph() -> None:
     recorded = {row["arch"] for row in rows("llama_cpp_cpu.jsonl.gz")}
-    assert [one for one in recorded if family_of(one) is None] == []
+    assert [item for item in recorded if family_of(item) is None] == []

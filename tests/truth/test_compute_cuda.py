@@ -53,15 +53,16 @@ def _compute(bill: MemoryEstimate, kind: PoolKind) -> int:
 
 
 def _real_rows() -> list[Any]:
-    found: list[Any] = []
+    result: list[Any] = []
     for row in rows("llama_cpp_cuda.jsonl.gz"):
         if row["tag"] == "real" and "breakdown" in row:
-            found.append(
+            result.append(
                 pytest.param(
-                    row, id=f"{row['model']}-{row['n_ctx']}-{row['options']['type_k']}-{len(found)}"
+                    row,
+                    id=f"{row['model']}-{row['n_ctx']}-{row['options']['type_k']}-{len(result)}",
                 )
             )
-    return found
+    return result
 
 
 @pytest.mark.parametrize("row", _real_rows())
@@ -89,4 +90,4 @@ def test_only_split_graphs_are_modelled() -> None:
 
 def test_every_recorded_architecture_has_a_graph() -> None:
     recorded = {row["arch"] for row in rows("llama_cpp_cuda.jsonl.gz")}
-    assert [one for one in recorded if family_of(one) is None] == []
+    assert [item for item in recorded if family_of(item) is None] == []

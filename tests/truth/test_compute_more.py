@@ -19,11 +19,11 @@ from edgekit.engines.llamacpp.setups import read_row
 
 
 def _by_file() -> list[Any]:
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    result: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows("llama_cpp_more.jsonl.gz"):
-        found.setdefault((row["arch"], row["file"]), []).append(row)
-    names = sorted(found)
-    chosen = sampled_rows((found[name] for name in names), each=6)
+        result.setdefault((row["arch"], row["file"]), []).append(row)
+    names = sorted(result)
+    chosen = sampled_rows((result[name] for name in names), each=6)
     return [
         pytest.param(file, own, id=f"{arch}-{file}")
         for (arch, file), own in zip(names, chosen, strict=True)

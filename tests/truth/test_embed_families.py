@@ -59,9 +59,9 @@ POOLED = [
 @pytest.mark.parametrize(("architecture", "pooling"), sampled(POOLED, each=2))
 def test_every_pooling_equals_llama_cpp(tmp_path: Path, architecture: str, pooling: str) -> None:
     path = write_model(tmp_path / "model.gguf", architecture, pooling=pooling)
-    told = llamacpp_vectors(path, TEXTS)  # the file's own
-    assert cosines(_embed(path), told).min() >= 0.9999
-    assert cosines(_embed(path, pooling=pooling), told).min() >= 0.9999
+    answer = llamacpp_vectors(path, TEXTS)  # the file's own
+    assert cosines(_embed(path), answer).min() >= 0.9999
+    assert cosines(_embed(path, pooling=pooling), answer).min() >= 0.9999
 
 
 VARIATIONS: dict[str, dict[str, Any]] = {

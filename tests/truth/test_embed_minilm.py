@@ -36,9 +36,9 @@ def ours(kind: str) -> Floats:
 
 @pytest.mark.parametrize("kind", LEAST if LONG else ["Q8_0"])
 def test_vectors_equal_sentence_transformers(kind: str) -> None:
-    found = cosines(ours(kind), recorded())
+    result = cosines(ours(kind), recorded())
     names = [row.name for row in rows()]
-    assert {name: one for name, one in zip(names, found, strict=True) if one < LEAST[kind]} == {}
+    assert {name: one for name, one in zip(names, result, strict=True) if one < LEAST[kind]} == {}
 
 
 @pytest.mark.parametrize("kind", LEAST if LONG else ["Q8_0"])
@@ -78,8 +78,8 @@ def test_small_budget_gives_the_same_vectors() -> None:
 
 def test_tokens_equal_those_of_the_models_own_tokenizer() -> None:
     with open_embedder(minilm("F16")) as embedder:
-        found = {row.name: list(embedder.tokens(row.text)) for row in minilm_reference()}
-    assert found == {row.name: list(row.tokens) for row in minilm_reference()}
+        result = {row.name: list(embedder.tokens(row.text)) for row in minilm_reference()}
+    assert result == {row.name: list(row.tokens) for row in minilm_reference()}
 
 
 def test_similar_texts_have_similar_vectors() -> None:

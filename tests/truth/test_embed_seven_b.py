@@ -78,7 +78,7 @@ print(json.dumps(told))
 def _child(
     model: Path, *, budget: str, tokenizer: bool, addresses: int | None = None, group: str = ""
 ) -> dict[str, float]:
-    asked = json.dumps({"budget": budget, "tokenizer": tokenizer})
+    request = json.dumps({"budget": budget, "tokenizer": tokenizer})
 
     def limit() -> None:
         if addresses is not None:
@@ -87,7 +87,7 @@ def _child(
             Path(group, "cgroup.procs").write_text(str(os.getpid()))
 
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(model), asked],
+        [sys.executable, "-c", CHILD, str(model), request],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -95,9 +95,9 @@ def _child(
         preexec_fn=limit,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, float] = json.loads(done.stdout)
-    assert told["norm"] == pytest.approx(1, abs=1e-5)
-    return told
+    output: dict[str, float] = json.loads(done.stdout)
+    assert output["norm"] == pytest.approx(1, abs=1e-5)
+    return output
 
 
 @pytest.fixture
@@ -116,13 +116,13 @@ def group() -> Iterator[str]:
 
 
 def test_sixteen_tokens_within_100_mib(model: Path, group: str) -> None:
-    told = _child(model, budget="64M", tokenizer=False, group=group)
-    assert told["peak_mib"] <= 100
+    answer = _child(model, budget="64M", tokenizer=False, group=group)
+    assert answer["peak_mib"] <= 100
 
 
 def test_text_within_200_mib_and_600_mb_of_addresses(model: Path) -> None:
-    told = _child(model, budget="110M", tokenizer=True, addresses=ADDRESSES)
-    assert told["peak_mib"] <= 200
+    answer = _child(model, budget="110M", tokenizer=True, addresses=ADDRESSES)
+    assert answer["peak_mib"] <= 200
 
 
 @wide

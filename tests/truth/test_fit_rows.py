@@ -78,10 +78,10 @@ def test_choice_has_no_less_on_the_card_than_fit() -> None:
     All 56 with LONG, every fourth otherwise.
     """
     for row in ROWS if LONG else ROWS[::4]:
-        found, model = chosen(row), engine_models()[row["model"], row["quant"]]
-        setup = LlamaCppSetup.of(found.fitting.placement.setup)
+        result, model = chosen(row), engine_models()[row["model"], row["quant"]]
+        setup = LlamaCppSetup.of(result.fitting.placement.setup)
         layers = len(model.geometry.layers)
         theirs = fitted(row, setup, layers)
-        bill = llamacpp.estimate(model, found.fitting.task.load_of(row["n_ctx"]), theirs)
-        has_more = on_the_card(found.priced.estimate) >= on_the_card(bill)
+        bill = llamacpp.estimate(model, result.fitting.task.load_of(row["n_ctx"]), theirs)
+        has_more = on_the_card(result.priced.estimate) >= on_the_card(bill)
         assert has_more or setup.n_gpu_layers > theirs.n_gpu_layers, row

@@ -15,10 +15,10 @@ from edgekit.formats.dtype import REMOVED_GGML_IDS, TENSOR_TYPES
 def ggml() -> ctypes.CDLL:
     spec = importlib.util.find_spec("xllamacpp")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    found = [path for folder in folders for path in Path(folder).glob("xllamacpp*.so")]
-    if not found:
+    results = [path for folder in folders for path in Path(folder).glob("xllamacpp*.so")]
+    if not results:
         pytest.skip("xllamacpp is not installed, or has no shared library here")
-    library = ctypes.CDLL(str(found[0]))
+    library = ctypes.CDLL(str(results[0]))
     if not hasattr(library, "ggml_blck_size"):
         pytest.skip("this build of xllamacpp keeps ggml's functions to itself")
     library.ggml_blck_size.restype = ctypes.c_int64

@@ -91,9 +91,9 @@ def keys_alone(files: ModelFiles) -> ModelHeader:
 
 
 def laid_out(header: ModelHeader) -> tuple[Tensor, ...]:
-    found = converted(Model(header=header, geometry=read_geometry(header)), None)
-    assert found is not None
-    return found.model.header.tensors or ()
+    result = converted(Model(header=header, geometry=read_geometry(header)), None)
+    assert result is not None
+    return result.model.header.tensors or ()
 
 
 def described(tensors: tuple[Tensor, ...]) -> dict[str, tuple[tuple[int, ...], str]]:

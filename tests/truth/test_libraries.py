@@ -23,12 +23,12 @@ from edgekit.model.types import Model, ModelGeometry
 
 def remembered(geometry: ModelGeometry) -> Counter[tuple[int, int]]:
     """(elements for each token, window) -> in how many layers."""
-    found: Counter[tuple[int, int]] = Counter()
+    result: Counter[tuple[int, int]] = Counter()
     for layer in geometry.layers:
         streams = [stream for stream in layer.mixer.streams if stream.name != "index"]
         if streams:
-            found[sum(stream.elements for stream in streams), streams[0].span_tokens] += 1
-    return found
+            result[sum(stream.elements for stream in streams), streams[0].span_tokens] += 1
+    return result
 
 
 def compare(row: dict[str, Any]) -> None:

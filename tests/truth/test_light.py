@@ -66,8 +66,8 @@ def test_bill_from_keys_and_size_is_above_the_exact_one_but_not_far(how: str) ->
     load = Load(context_tokens=8192)
     chosen = list(enumerate(models()))[::each] if each else one_of_each()
     backends = (Backend.CPU, Backend.CUDA)
-    asked = product(chosen, backends) if LONG else zip(chosen, cycle(backends), strict=False)
-    for (place, one), backend in asked:
+    request = product(chosen, backends) if LONG else zip(chosen, cycle(backends), strict=False)
+    for (place, one), backend in request:
         setup = LlamaCppSetup(mode=LlamaMode.SERVER, backend=backend, rules=Rules.V0_5)
         light = llamacpp.estimate(light_model(place, names_mix=names_mix, name=name), load, setup)
         exact = llamacpp.estimate(engine_models()[one["model"], one["quant"]], load, setup)

@@ -126,7 +126,7 @@ def test_first_decode_is_within_its_bound() -> None:
             cache_v=kind,
         )
         bill = llamacpp.estimate(engine_models()[row["model"], row["quant"]], load, SETUP)
-        (line,) = [one for one in bill.lines if "first decode" in one.because]
+        (line,) = [item for item in bill.lines if "first decode" in item.because]
         taken = row["free_ctx"]["CUDA0"][0] - row["free_decoded"]["CUDA0"][0]
         assert line.component is Component.RUNTIME
         assert line.within is not None
@@ -145,7 +145,7 @@ def test_first_decode_is_within_its_bound() -> None:
 )
 def test_first_decode_depends_on_the_family(model: str, quant: str, mib: int) -> None:
     bill = llamacpp.estimate(engine_models()[model, quant], Load(context_tokens=8192), SETUP)
-    (line,) = [one for one in bill.lines if "first decode" in one.because]
+    (line,) = [item for item in bill.lines if "first decode" in item.because]
     assert line.size_bytes == mib * MIB
 
 
@@ -173,7 +173,7 @@ def test_first_decode_of_fifty_architectures_is_within_its_bound() -> None:
             cpu_moe=options["cpu_moe"],
         )
         bill = llamacpp.estimate(model_of(row["file"], row["data_bytes"]), load, setup)
-        (line,) = [one for one in bill.lines if "first decode" in one.because]
+        (line,) = [item for item in bill.lines if "first decode" in item.because]
         taken = free["after_context"] - free["after_decode"]
         assert line.within is not None
         assert abs(taken - line.size_bytes) <= line.size_bytes * line.within, row

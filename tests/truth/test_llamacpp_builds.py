@@ -51,10 +51,10 @@ def bill(row: dict[str, Any]) -> MemoryEstimate:
 
 
 def differences(row: dict[str, Any]) -> Iterator[str]:
-    found = bill(row)
+    result = bill(row)
     for component in COMPARED:
         low, high = row["parts"][component.value]
-        ours = found.of(component)
+        ours = result.of(component)
         if not low <= ours <= high:
             yield f"{row['file']} {row['options']}: {component.value} {ours} not in {low}..{high}"
 
@@ -66,10 +66,10 @@ def test_all_wheels_are_recorded() -> None:
 
 @pytest.mark.parametrize("wheel", WHEELS)
 def test_every_buffer_is_that_of_the_wheel(wheel: str) -> None:
-    asked = [row for row in ROWS if row["wheel"] == wheel and "parts" in row]
+    requests = [row for row in ROWS if row["wheel"] == wheel and "parts" in row]
     if not LONG:
-        asked = [row for row in asked if row["file"].startswith(SOME)][:: len(LOADS) // 2]
-    assert [line for row in asked for line in differences(row)] == []
+        requests = [row for row in requests if row["file"].startswith(SOME)][:: len(LOADS) // 2]
+    assert [line for row in requests for line in differences(row)] == []
 
 
 def test_loads_that_crash_a_wheel_are_refused() -> None:

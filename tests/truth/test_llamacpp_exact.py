@@ -38,10 +38,10 @@ def _lines(model: Model, options: dict[str, Any], backend: str) -> list[MemoryLi
 
 
 def _by_model(file: str) -> list[Any]:
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    result: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows(file):
-        found.setdefault((row["model"], row["quant"]), []).append(row)
-    return [pytest.param(name, own, id="-".join(name)) for name, own in found.items()]
+        result.setdefault((row["model"], row["quant"]), []).append(row)
+    return [pytest.param(name, own, id="-".join(name)) for name, own in result.items()]
 
 
 @pytest.mark.parametrize(("name", "recorded"), _by_model("llama_cpp_cpu.jsonl.gz"))

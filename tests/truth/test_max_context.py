@@ -66,22 +66,22 @@ def machines() -> tuple[Machine, ...]:
 
 @cache
 def configs() -> dict[str, Model]:
-    found: dict[str, Model] = {}
+    result: dict[str, Model] = {}
     for file in ("vllm.jsonl.gz", "mlx.jsonl.gz"):
         for row in rows(file):
-            if row.get("config") and row["model"] not in found:
+            if row.get("config") and row["model"] not in result:
                 header = config_header(row["config"])
-                found[row["model"]] = Model(header=header, geometry=read_geometry(header))
-    return found
+                result[row["model"]] = Model(header=header, geometry=read_geometry(header))
+    return result
 
 
 def questions() -> Iterator[tuple[str, str]]:
     if LONG:
-        yield from (("llama.cpp", f"{one['model']} {one['quant']}") for one in models())
+        yield from (("llama.cpp", f"{model['model']} {model['quant']}") for model in models())
         yield from ((engine, name) for engine in ("vllm", "mlx") for name in configs())
         return
     for name in CHOSEN:
-        quant = next(one["quant"] for one in models() if one["model"] == name and one["quant"] != "F16")  # fmt: skip
+        quant = next(model["quant"] for model in models() if model["model"] == name and model["quant"] != "F16")  # fmt: skip
         yield "llama.cpp", f"{name} {quant}"
         for engine in ("vllm", "mlx"):
             if IN_CONFIGS.get(name, name) in configs():
@@ -172,8 +172,8 @@ def test_every_step_of_a_window_fits_on_one_machine() -> None:
         fitting = Fitting(question, judge(question).way)
         steps = range(fitting.step, fitting.most + 1, fitting.step)
         near = range(fitting.longest - 8 * fitting.step, fitting.longest + 9 * fitting.step)
-        asked = {*sampled(steps, each=4), *(tokens for tokens in steps if tokens in near)}
-        longest = max((tokens for tokens in asked if fits(fitting, tokens)), default=0)
+        request = {*sampled(steps, each=4), *(tokens for tokens in steps if tokens in near)}
+        longest = max((tokens for tokens in request if fits(fitting, tokens)), default=0)
         assert longest == fitting.longest
 
 
@@ -185,7 +185,7 @@ def test_longest_context_of_a_ladder_is_that_of_its_best_placement() -> None:
         machine=what_if_machine(vram="4G", ram="12G"),
     )
     ways = placements_of(question)
-    rungs = [Fitting(question, way) for way in ways]
+    rungs = [Fitting(question, placement) for placement in ways]
     longest = max(rung.longest for rung in rungs)
     assert Ladder(question, ways).longest == longest > rungs[0].longest
 

@@ -37,11 +37,11 @@ def model_of(config: dict[str, Any]) -> Model:
 
 @cache
 def named_models() -> dict[str, Model]:
-    found: dict[str, Model] = {}
+    result: dict[str, Model] = {}
     for row in rows("mlx.jsonl.gz"):
-        if row["model"] not in found:
-            found[row["model"]] = model_of(row["config"])
-    return found
+        if row["model"] not in result:
+            result[row["model"]] = model_of(row["config"])
+    return result
 
 
 def cache_bytes(row: dict[str, Any]) -> int | str:

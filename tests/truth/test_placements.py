@@ -44,7 +44,7 @@ def setup_of(options: dict[str, Any]) -> LlamaCppSetup:
         backend=Backend.CUDA,
         devices=servers[chosen : chosen + 1] if mode is SplitMode.NONE else servers,
         n_gpu_layers=options.get("ngl", ALL_LAYERS),
-        tensor_split=tuple(float(one) for one in options.get("ts", "").split(",") if one),
+        tensor_split=tuple(float(word) for word in options.get("ts", "").split(",") if word),
         split_mode=mode,
         main_gpu=chosen,
         overrides=tuple(Override(pattern=pattern, buffer=buffer) for pattern, buffer in words),
@@ -75,11 +75,11 @@ def buffers(estimate: MemoryEstimate, pool: Pool) -> list[int]:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']} {row['options']}")
 def test_buffers_equal_the_engines(row: dict[str, Any]) -> None:
     model = engine_models()[row["model"], row["quant"]]
-    found = llamacpp.estimate(model, load_of(row["options"]), setup_of(row["options"]))
+    bill = llamacpp.estimate(model, load_of(row["options"]), setup_of(row["options"]))
     mapped = row["options"].get("sm") == "tensor"  # then the whole span of the file is counted
-    assert buffers(found, HOST)[mapped:] == row["host"][mapped:]
+    assert buffers(bill, HOST)[mapped:] == row["host"][mapped:]
     for i, real in enumerate(row["devices"]):
-        ours = buffers(found, Pool(PoolKind.DEVICE, i))
+        ours = buffers(bill, Pool(PoolKind.DEVICE, i))
         assert all(a <= b <= PADDING * a for a, b in zip(real, ours, strict=True)), (real, ours)
 
 

@@ -51,7 +51,9 @@ LADDERS: dict[str, tuple[Machine, ...]] = {
 def with_rates(machine: Machine) -> Machine:
     """Known bandwidths: without them nobody knows whether more bits would be too slow."""
     host = machine.host and replace(machine.host, bandwidth_bytes_per_s=60 * 10**9)
-    devices = tuple(replace(one, bandwidth_bytes_per_s=500 * 10**9) for one in machine.devices)
+    devices = tuple(
+        replace(device, bandwidth_bytes_per_s=500 * 10**9) for device in machine.devices
+    )
     return replace(machine, host=host, devices=devices)
 
 
@@ -99,7 +101,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(
-    ("engine", "ladder"), [(e, one) for e, some in OTHERS.items() for one in some]
+    ("engine", "ladder"), [(e, item) for e, some in OTHERS.items() for item in some]
 )
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-8b", "gemma-3-27b"])
 @pytest.mark.parametrize("users", [None, 3])
@@ -111,7 +113,7 @@ def test_plans_of_other_engines_and_several_users_stay_within_budget(
     before: tuple[float, ...] = (0,)
     for machine in LADDERS[ladder]:
         choices = engine_named(engine).variants(model)
-        asked = Task(
+        request = Task(
             label=name,
             model=choices[0].model,
             variants=choices,
@@ -120,7 +122,7 @@ def test_plans_of_other_engines_and_several_users_stay_within_budget(
             load=for_users(Load(), users, engine, choices[0].model),
             users=users,
         )
-        plan = find_plan(asked)
+        plan = find_plan(request)
         now = worth(plan)
         assert now >= before, f"{machine.name}: {before} -> {now}"
         before = now

@@ -77,15 +77,15 @@ def plan_of(name: str) -> Plan:
 
 def billed_again(plan: Plan) -> MemoryEstimate:
     """From the words of the command alone, and the devices that were planned for."""
-    (text,) = (one.text for one in ready_commands(plan) if one.name == "llama-server")
+    (text,) = (command.text for command in ready_commands(plan) if command.name == "llama-server")
     words = shlex.split(text)
     values = flags_of(words[words.index("llama-server") + 1 :])
     load, setup = llamacpp_setup(values)
     planned = LlamaCppSetup.of(plan.result.way.setup)
-    asked = replace(setup, devices=planned.devices, mix=planned.mix)
+    request = replace(setup, devices=planned.devices, mix=planned.mix)
     if planned.has_device:
-        asked = replace(asked, backend=planned.backend)
-    return estimate(plan.variant.model, load, asked)
+        request = replace(request, backend=planned.backend)
+    return estimate(plan.variant.model, load, request)
 
 
 def flags_of(words: list[str]) -> dict[str, Any]:
@@ -156,17 +156,17 @@ def test_llama_cpp_allocates_what_was_planned(
     plan = make_plan(one_file(name, cpu(gib), context, users=users))
     assert plan.fits
     load, setup = read_back(plan)
-    found = verify_model(recorded(name), load, setup, method=binding.METHODS[0])
-    assert found.notes == ()
-    assert found.within, found.rows
-    for row in found.rows:
+    result = verify_model(recorded(name), load, setup, method=binding.METHODS[0])
+    assert result.notes == ()
+    assert result.within, result.rows
+    for row in result.rows:
         if row.part != "compute":
             assert row.difference_bytes == 0, row
-    assert found.estimate.kv_cache_bytes == plan.result.estimate.kv_cache_bytes
+    assert result.estimate.kv_cache_bytes == plan.result.estimate.kv_cache_bytes
 
 
 def read_back(plan: Plan) -> tuple[Load, LlamaCppSetup]:
-    (text,) = (one.text for one in ready_commands(plan) if one.name == "llama-server")
+    (text,) = (command.text for command in ready_commands(plan) if command.name == "llama-server")
     return llamacpp_setup(flags_of(shlex.split(text)[1:]))
 
 

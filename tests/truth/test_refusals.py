@@ -148,9 +148,9 @@ def test_header_with_one_lie_is_refused_like_the_engine(
 ) -> None:
     lie = deepcopy(qwen3())
     change(lie)
-    found = answer(lie)
-    assert reason in found
-    assert bool(reason) is bool(found)
+    result = answer(lie)
+    assert reason in result
+    assert bool(reason) is bool(result)
 
 
 def header_paths() -> list[Path]:
@@ -207,9 +207,9 @@ def engine_answer(lie: Lie) -> str:
 @pytest.mark.parametrize("file", FAMILIES)
 def test_lies_are_refused_exactly_where_the_engine_refuses(file: str) -> None:
     turn = FAMILIES.index(file)
-    found = list(lies(recorded_header(file)))
+    result = list(lies(recorded_header(file)))
     differ = {}
-    for name, lie in sampled(found, each=len(found), turn=7 * turn):
+    for name, lie in sampled(result, each=len(result), turn=7 * turn):
         ours, engine = answer(lie), engine_answer(lie)
         refused_too_much = bool(ours) and not engine
         refused_too_little = not ours and any(word in engine for word in LOADER_REFUSES)

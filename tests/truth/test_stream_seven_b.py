@@ -53,11 +53,11 @@ def test_tokens_of_a_7b_within_700_mb_of_addresses(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES)),
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert len(told["made"]) == 2
-    assert all(0 <= token < 152_064 for token in told["made"])
+    output = json.loads(done.stdout)
+    assert len(output["made"]) == 2
+    assert all(0 <= token < 152_064 for token in output["made"])
     # For each layer 4,096 cells x 2 x 512 numbers of 2 bytes each; and some 30 MB beside them.
-    assert told["cache"] == LAYERS * 4096 * 2 * 512 * 2
-    assert told["planned"] < told["cache"] + 40 * 10**6
+    assert output["cache"] == LAYERS * 4096 * 2 * 512 * 2
+    assert output["planned"] < output["cache"] + 40 * 10**6
     # The interpreter, numpy and the file's header are no line of the bill.
-    assert told["peak"] < told["planned"] + 60 * 10**6
+    assert output["peak"] < output["planned"] + 60 * 10**6

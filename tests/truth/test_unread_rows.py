@@ -30,7 +30,7 @@ def recorded(file: str, *, each: int, table: int) -> Iterator[Row]:
     for row in rows(file):
         if "error" not in row.get("actual", {}) and row.get("tag") != "real":
             by_model.setdefault(row["model"], []).append(row)
-    for turn, model in enumerate(sorted({one["model"] for one in models()})):
+    for turn, model in enumerate(sorted({item["model"] for item in models()})):
         own = by_model.get(model, [])
         if LONG:
             yield from own
@@ -39,19 +39,19 @@ def recorded(file: str, *, each: int, table: int) -> Iterator[Row]:
 
 
 def compute(bill: MemoryEstimate, kind: PoolKind) -> int:
-    parts = (one for one in bill.lines if one.component is Component.COMPUTE)
-    return sum(one.size_bytes for one in parts if one.pool.kind is kind)
+    parts = (line for line in bill.lines if line.component is Component.COMPUTE)
+    return sum(part.size_bytes for part in parts if part.pool.kind is kind)
 
 
 def check(row: Row, bill: MemoryEstimate) -> None:
-    told = (row["model"], row["quant"], row["options"])
+    answer = (row["model"], row["quant"], row["options"])
     if "breakdown" not in row:
-        assert compute(bill, PoolKind.HOST) == row["actual"]["compute_bytes"], told
+        assert compute(bill, PoolKind.HOST) == row["actual"]["compute_bytes"], answer
         return
     device = row["breakdown"]["CUDA0"][2]
     host = sum(row["breakdown"].get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
-    assert compute(bill, PoolKind.DEVICE) == device, told
-    assert compute(bill, PoolKind.HOST) == host, told
+    assert compute(bill, PoolKind.DEVICE) == device, answer
+    assert compute(bill, PoolKind.HOST) == host, answer
 
 
 TABLES = 4  # from keys on the CPU and with CUDA, from config.json the same
@@ -81,7 +81,7 @@ def test_compute_from_the_config_is_exact(file: str, backend: str, each: int) ->
 
 
 def test_every_recorded_model_has_a_config_but_those_listed() -> None:
-    assert {one["model"] for one in models()} - configs().keys() == WITHOUT_CONFIG
+    assert {model["model"] for model in models()} - configs().keys() == WITHOUT_CONFIG
 
 
 def test_engine_refusals_are_known_from_the_keys() -> None:

@@ -57,9 +57,9 @@ def lost_option(row: Row) -> dict[str, Any]:
 
 def test_recorded_rows_are_exact() -> None:
     wrong = [
-        (row["model"], row["options"], found)
+        (row["model"], row["options"], result)
         for row in spec_rows()
-        if (found := differences(row, **lost_option(row)))
+        if (result := differences(row, **lost_option(row)))
     ]
     assert wrong == []
 
@@ -102,13 +102,13 @@ def test_pool_is_what_the_engine_allocated() -> None:
 def sim_model(row: Row) -> Model:
     config = row.get("config")
     if config is None:
-        config = next(one["config"] for one in spec_rows() if one["model"] == row["model"])
+        config = next(item["config"] for item in spec_rows() if item["model"] == row["model"])
     return model(json.dumps(config))
 
 
 def sim_options(row: Row) -> dict[str, Any]:
-    told = ("dtype", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching")
-    options = {name: row["options"][name] for name in (*told, "mamba_ssm_cache_dtype")}
+    answer = ("dtype", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching")
+    options = {name: row["options"][name] for name in (*answer, "mamba_ssm_cache_dtype")}
     card = row["options"]["platform"]
     gpu = {"name": card["name"], "memory_bytes": card["mem"], "capability": card["capability"]}
     return {**options, "gpu": gpu}

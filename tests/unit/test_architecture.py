@@ -37,12 +37,12 @@ def test_import_order_is_the_contract() -> None:
 
 
 def test_every_package_has_its_place_in_the_order() -> None:
-    found = {
+    result = {
         path.stem
         for path in SOURCE.iterdir()
         if path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").exists())
     }
-    assert found - OUTSIDE == set(_documented())
+    assert result - OUTSIDE == set(_documented())
 
 
 PATHS = sorted(set(re.findall(r"`([\w/]+(?:/|\.\w+))`", _section("Where things are added"))))

@@ -32,11 +32,11 @@ def test_distribution_name_is_edgekit_models_with_both_commands() -> None:
 
 
 def test_no_text_installs_the_other_project() -> None:
-    found = {
+    result = {
         str(path.relative_to(ROOT)): FOREIGN.findall(path.read_text(encoding="utf-8"))
         for path in TEXTS
     }
-    assert {path: hits for path, hits in found.items() if hits} == {}
+    assert {path: hits for path, hits in result.items() if hits} == {}
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def test_it_prints_what_it_says(
 ) -> None:
     monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")
     exec(compile(example, "python.md", "exec"), {})
-    told = [line.removeprefix("# ") for line in example.splitlines() if line.startswith("# ")]
-    assert told
-    assert capsys.readouterr().out.splitlines() == told
+    answer = [line.removeprefix("# ") for line in example.splitlines() if line.startswith("# ")]
+    assert answer
+    assert capsys.readouterr().out.splitlines() == answer
 
 
 @pytest.mark.parametrize("name", edgekit.models.__all__)
@@ -61,7 +61,7 @@ def test_examples_with_a_model_run(
     monkeypatch.chdir(tmp_path)
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     names: dict[str, object] = {}
-    found = types.FunctionType(compile(example, "example", "exec", flags=flags), names)()
-    if inspect.iscoroutine(found):
-        asyncio.run(found)
+    result = types.FunctionType(compile(example, "example", "exec", flags=flags), names)()
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
     assert {"tokens", "vectors", "token"} & names.keys()

@@ -9,5 +9,5 @@ from tools.doors import QUESTIONS, Question, answers, differences, table
 
 @pytest.mark.parametrize("question", sampled(QUESTIONS, each=16, turn=5), ids=str)
 def test_every_door_gives_the_same_answer(question: Question) -> None:
-    found = answers(question)
-    assert not differences(found), table(question, found)
+    result = answers(question)
+    assert not differences(result), table(question, result)

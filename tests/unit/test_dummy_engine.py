@@ -60,28 +60,28 @@ def test_check_and_plan_print_its_bill_and_command(
 
 
 def test_check_json_has_its_bill_and_command(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(printed(capsys, "check", MODEL, *SETTINGS, "--ram", "64G", "--json"))
-    assert found["engine"] == {"name": "dummy", "version": "dummy 1.0"}
-    assert (found["required_bytes"], found["basis"]) == (BILL_BYTES, "exact")
-    assert found["flags"] == {"context": "8192", "dummy_spare": "1073741824"}
-    assert found["way"] == "in dummy memory"
-    assert found["command"] == COMMAND
-    assert found["estimate"]["asked"] == "8,192 dummy tokens"
+    result = json.loads(printed(capsys, "check", MODEL, *SETTINGS, "--ram", "64G", "--json"))
+    assert result["engine"] == {"name": "dummy", "version": "dummy 1.0"}
+    assert (result["required_bytes"], result["basis"]) == (BILL_BYTES, "exact")
+    assert result["flags"] == {"context": "8192", "dummy_spare": "1073741824"}
+    assert result["way"] == "in dummy memory"
+    assert result["command"] == COMMAND
+    assert result["estimate"]["asked"] == "8,192 dummy tokens"
 
 
 def test_plan_chooses_a_context_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = (MODEL, "--engine", "dummy", "--ram", "32G", "--json")
-    found = json.loads(printed(capsys, "plan", *words))
-    cache_bytes = found["required_bytes"] - WEIGHTS_BYTES
-    assert cache_bytes == CACHE_BYTES // 8192 * found["context_tokens"]
-    assert found["required_bytes"] <= found["available_bytes"] == 30 * 2**30
+    result = json.loads(printed(capsys, "plan", *words))
+    cache_bytes = result["required_bytes"] - WEIGHTS_BYTES
+    assert cache_bytes == CACHE_BYTES // 8192 * result["context_tokens"]
+    assert result["required_bytes"] <= result["available_bytes"] == 30 * 2**30
 
 
 def test_estimate_has_its_bill_and_command(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(printed(capsys, "estimate", MODEL, *SETTINGS, "--json"))
-    sizes = (found["model_bytes"], found["kv_bytes"], found["runtime_bytes"])
+    result = json.loads(printed(capsys, "estimate", MODEL, *SETTINGS, "--json"))
+    sizes = (result["model_bytes"], result["kv_bytes"], result["runtime_bytes"])
     assert sizes == (WEIGHTS_BYTES, CACHE_BYTES, SPARE_BYTES)
-    assert (found["engine_version"], found["command"]) == ("dummy 1.0", COMMAND)
+    assert (result["engine_version"], result["command"]) == ("dummy 1.0", COMMAND)
 
 
 def test_check_of_all_engines_has_a_row_for_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,8 +109,8 @@ def test_its_flag_is_refused_for_another_engine(capsys: pytest.CaptureFixture[st
 
 def test_model_preflight_takes_its_option_as_a_number() -> None:
     options = {"dummy_spare": SPARE_BYTES}
-    found = model_preflight(MODEL, "dummy", ram="64G", context=8192, options=options)
-    assert (found.engine, found.estimate.total_bytes) == ("dummy", BILL_BYTES)
+    result = model_preflight(MODEL, "dummy", ram="64G", context=8192, options=options)
+    assert (result.engine, result.estimate.total_bytes) == ("dummy", BILL_BYTES)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_page_api_has_it() -> None:
     assert (estimate["engine"], estimate["total_bytes"]) == ("dummy", BILL_BYTES)
 
     curves = answer_of("POST", "curves", {**FIELDS, "ram": "64G", "points": 2})
-    assert [one["cache"] for one in curves["curves"]] == ["f16"]
+    assert [curve["cache"] for curve in curves["curves"]] == ["f16"]
 
     *_, last = answer_of("GET", "engines")["engines"]
     assert (last["name"], last["label"], last["program"]) == ("dummy", "Dummy", "dummy-server")

@@ -29,7 +29,7 @@ class Planted:
 def respelled(flags: tuple[Any, ...]) -> tuple[Any, ...]:
     """The flags of llama.cpp, with --n-gpu-layers before -ngl: the first name is the one that is printed."""
     return tuple(
-        one._replace(names=one.names[::-1]) if "-ngl" in one.names else one for one in flags
+        flag._replace(names=flag.names[::-1]) if "-ngl" in flag.names else flag for flag in flags
     )
 
 
@@ -170,7 +170,10 @@ def noticed(name: str) -> str:
     """How the answer to the question differs from the recorded one, once the change is made."""
     planted = PLANTED[name]
     group, question = next(
-        (group, one) for group in GROUPS for one in group.questions if one.title == planted.question
+        (group, item)
+        for group in GROUPS
+        for item in group.questions
+        if item.title == planted.question
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planted.target, planted.change(pkgutil.resolve_name(planted.target)))
@@ -181,6 +184,6 @@ def noticed(name: str) -> str:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_change_is_noticed(name: str) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
-        found = alone.submit(noticed, name).result()
-    assert found
-    assert PLANTED[name].shows in found
+        result = alone.submit(noticed, name).result()
+    assert result
+    assert PLANTED[name].shows in result

@@ -140,7 +140,7 @@ def test_a_hashed_sentence_shows_how_it_begins() -> None:
 
 def test_hashed_texts_shows_what_each_new_hash_stands_for() -> None:
     sentence, part = "one two three", {"name": "RAM", "bytes": 2}
-    hashes = [hashed(one).rpartition(" ")[2] for one in (sentence, part)]
+    hashes = [hashed(item).rpartition(" ")[2] for item in (sentence, part)]
     text = f"a: {hashes[1]}; b: {hashes[0]}\nagain {hashes[0]}\nnot from here: #00000000\n"
     assert list(hashed_texts("", text)) == [
         f'{hashes[1]}: {{"name": "RAM", "bytes": 2}}',

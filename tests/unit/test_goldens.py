@@ -20,14 +20,16 @@ def test_a_sample_of_the_questions_is_answered_as_recorded() -> None:
     differ = ""
     for group in GROUPS:
         if group.is_comparable:
-            answers = group.answers(one for one in group.questions if one.title in SAMPLE)
+            answers = group.answers(
+                question for question in group.questions if question.title in SAMPLE
+            )
             recorded = group.recorded()
             differ += difference({title: recorded.get(title, "") for title in answers}, answers)
     assert not differ, differ + AGAIN
 
 
 def test_the_questions_of_the_sample_are_among_those_that_are_asked() -> None:
-    assert set(SAMPLE) <= {one.title for group in GROUPS for one in group.questions}
+    assert set(SAMPLE) <= {question.title for group in GROUPS for question in group.questions}
 
 
 @wide
@@ -41,7 +43,9 @@ def test_all_questions_are_answered_as_recorded(group: Group) -> None:
 
 def test_the_recorded_questions_are_those_that_are_asked() -> None:
     for group in GROUPS:
-        assert list(group.recorded()) == [one.title for one in group.questions], group.name + AGAIN
+        assert list(group.recorded()) == [question.title for question in group.questions], (
+            group.name + AGAIN
+        )
 
 
 def test_difference_shows_the_question_and_the_lines_that_changed() -> None:

@@ -61,7 +61,7 @@ def imports(checkout: Checkout) -> dict[str, set[str]]:
 
 def folder_of(module: str) -> str:
     """The engine's folder that it is in; "" if it is in none."""
-    return next((one for one in FOLDERS if f"{module}.".startswith(f"{one}.")), "")
+    return next((item for item in FOLDERS if f"{module}.".startswith(f"{item}.")), "")
 
 
 def test_only_an_engines_own_folder_depends_on_its_name(checkout: Checkout) -> None:
@@ -70,8 +70,8 @@ def test_only_an_engines_own_folder_depends_on_its_name(checkout: Checkout) -> N
 
 
 def test_list_has_every_folder_of_an_engine() -> None:
-    found = Path(edgekit.__file__).with_name("engines").glob("*/__init__.py")
-    assert {f"{ENGINES}.{path.parent.name}" for path in found} == set(FOLDERS)
+    result = Path(edgekit.__file__).with_name("engines").glob("*/__init__.py")
+    assert {f"{ENGINES}.{path.parent.name}" for path in result} == set(FOLDERS)
 
 
 def test_engines_do_not_import_each_other(imports: dict[str, set[str]]) -> None:
@@ -123,13 +123,13 @@ def test_importing_every_engine_imports_no_rules() -> None:
         "import sys; from edgekit.engines import every_engine; every_engine(); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = set(done.stdout.split())
-    own = {name for name in found if name.split(".")[0] == "edgekit"}
+    result = set(done.stdout.split())
+    own = {name for name in result if name.split(".")[0] == "edgekit"}
     light = {"edgekit", ENGINES, f"{ENGINES}.flags", f"{ENGINES}.protocol"}
-    light |= {module for one in LIST for module in (one, f"{one}.flags")}
+    light |= {module for item in LIST for module in (item, f"{item}.flags")}
     light |= {"edgekit.errors", "edgekit.units"}
     assert own == light
-    others = {name.split(".")[0] for name in found - own} - sys.stdlib_module_names
+    others = {name.split(".")[0] for name in result - own} - sys.stdlib_module_names
     assert others & {"numpy", "pydantic", "fastapi", "psutil", "gguf", "huggingface_hub"} == set()
 
 
@@ -160,10 +160,10 @@ def test_rest_calls_parse_a_context_once(call: str) -> None:
     if call != "estimate":
         fields["ram"] = "64G"
     statuses: list[int] = []
-    found = parses(lambda: statuses.append(response_of("POST", call, fields)[0]))
-    assert (statuses, found) == ([200], {"units.py:parse_tokens": 1})
+    result = parses(lambda: statuses.append(response_of("POST", call, fields)[0]))
+    assert (statuses, result) == ([200], {"units.py:parse_tokens": 1})
 
 
 def test_python_keywords_are_not_parsed() -> None:
-    found = parses(lambda: model_preflight(MODEL, context=int(CONTEXT), ram="64G"))
-    assert found == {}
+    result = parses(lambda: model_preflight(MODEL, context=int(CONTEXT), ram="64G"))
+    assert result == {}

@@ -72,9 +72,9 @@ def test_exactly_seven_names() -> None:
 
 
 def test_a_star_brings_the_seven() -> None:
-    found: dict[str, Any] = {}
-    exec("from edgekit.models import *", found)
-    assert found.keys() - {"__builtins__"} == FACE
+    result: dict[str, Any] = {}
+    exec("from edgekit.models import *", result)
+    assert result.keys() - {"__builtins__"} == FACE
 
 
 def test_no_other_name_is_there() -> None:
@@ -86,8 +86,8 @@ def test_no_other_name_is_there() -> None:
 def test_two_arguments_and_the_rest_by_name(name: str) -> None:
     first, second, *rest = inspect.signature(getattr(edgekit.models, name)).parameters.values()
     assert (first.name, second.name) == ("model_id", "engine")
-    assert {one.kind for one in rest} == {inspect.Parameter.KEYWORD_ONLY}
-    assert all(one.default is not inspect.Parameter.empty for one in rest)
+    assert {item.kind for item in rest} == {inspect.Parameter.KEYWORD_ONLY}
+    assert all(item.default is not inspect.Parameter.empty for item in rest)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="another reserve")
@@ -95,10 +95,10 @@ def test_two_arguments_and_the_rest_by_name(name: str) -> None:
 def test_examples_run_and_are_right(name: str) -> None:
     tests = doctest.DocTestFinder().find(getattr(edgekit.models, name), name)
     assert [test.name for test in tests if test.examples] == [name]
-    told: list[str] = []
+    messages: list[str] = []
     for test in tests:
-        doctest.DocTestRunner(verbose=False).run(test, out=told.append)
-    assert "".join(told) == ""
+        doctest.DocTestRunner(verbose=False).run(test, out=messages.append)
+    assert "".join(messages) == ""
 
 
 # --- what an import costs
@@ -107,10 +107,10 @@ def test_examples_run_and_are_right(name: str) -> None:
 def test_an_import_brings_nothing_but_the_standard_library_that_typing_needs() -> None:
     """31 modules, most of them loaded by Python itself: any further import of ours, or a heavy one, is more."""
     code = "import sys; before = set(sys.modules); import edgekit.models; print(*set(sys.modules) - before)"
-    told = subprocess.run(
+    run_ = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
     )
-    loaded = set(told.stdout.split())
+    loaded = set(run_.stdout.split())
     assert {name for name in loaded if name.startswith("edgekit")} <= {"edgekit", "edgekit.models"}
     assert len(loaded) < 50
 
@@ -121,8 +121,8 @@ def test_a_local_file_needs_no_network_library(llama: Path) -> None:
         f"assert model_preflight({str(llama)!r}, ram='24G').passed\n"
         "print(*sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(told.stdout.split())
+    run_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run_.stdout.split())
     assert loaded.isdisjoint({"huggingface_hub", "httpx2", "psutil", "pynvml", "numpy"})
 
 
@@ -130,7 +130,7 @@ def test_a_local_file_needs_no_network_library(llama: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "tokens", "longest", "cache"),
+    ("requested", "status", "tokens", "longest", "cache"),
     [
         # 4.6 GiB of weights and 0.15 of the rest; 1 GiB is reserved. 32K take 4 GiB at f16, 2.1 at q8_0.
         ({"ram": "24G"}, "PASSED", 32_768, 131_072, "f16"),
@@ -157,20 +157,20 @@ def test_a_local_file_needs_no_network_library(llama: Path) -> None:
     ],
 )
 def test_the_window_the_longest_and_the_cache(
-    *, asked: dict[str, Any], status: str, tokens: int, longest: int, cache: str, llama: Path
+    *, requested: dict[str, Any], status: str, tokens: int, longest: int, cache: str, llama: Path
 ) -> None:
-    result = model_preflight(llama, "llama.cpp", **asked)
+    result = model_preflight(llama, "llama.cpp", **requested)
     assert (result.status.name, result.cache) == (status, cache)
     assert (result.context_tokens, result.max_context) == (tokens, longest)
     assert result.recommended_context == longest * 80 // 100
     assert result.native_context == 131_072
-    assert result.asked == ("context" in asked or "job" in asked)
+    assert result.asked == ("context" in requested or "job" in requested)
     if not result.asked:
         assert result.window
 
 
 @pytest.mark.parametrize(
-    ("asked", "window"),
+    ("requested", "window"),
     [
         ({"ram": "10G"}, "the default"),
         ({"ram": "7G"}, "the default minimum"),
@@ -180,17 +180,17 @@ def test_the_window_the_longest_and_the_cache(
         ({"ram": "24G", "context": 8_192}, "as requested"),
     ],
 )  # fmt: skip
-def test_why_the_context_is_this_long(asked: dict[str, Any], window: str, llama: Path) -> None:
-    assert model_preflight(llama, "llama.cpp", **asked).window == window
+def test_why_the_context_is_this_long(requested: dict[str, Any], window: str, llama: Path) -> None:
+    assert model_preflight(llama, "llama.cpp", **requested).window == window
 
 
 def test_one_step_more_does_not_fit(llama: Path) -> None:
     """With the cache type given: without, a smaller one is tried."""
-    asked: dict[str, Any] = {"ram": "16G", "options": {"type_k": "f16", "type_v": "f16"}}
-    edge = model_preflight(llama, **asked).max_context
+    request: dict[str, Any] = {"ram": "16G", "options": {"type_k": "f16", "type_v": "f16"}}
+    edge = model_preflight(llama, **request).max_context
     assert edge % 256 == 0
-    assert model_preflight(llama, context=edge, **asked).can_load
-    assert model_preflight(llama, context=edge + 1, **asked).failed
+    assert model_preflight(llama, context=edge, **request).can_load
+    assert model_preflight(llama, context=edge + 1, **request).failed
 
 
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -212,12 +212,12 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("model", "engine", "asked"), CASES)
+@pytest.mark.parametrize(("model", "engine", "requested"), CASES)
 def test_properties_agree_with_each_other(
-    model: str, engine: str, asked: dict[str, Any], llama: Path, folder: Path
+    model: str, engine: str, requested: dict[str, Any], llama: Path, folder: Path
 ) -> None:
-    found = {"llama": llama, "folder": folder}.get(model, model)
-    result = model_preflight(found, engine, **asked)
+    answer = {"llama": llama, "folder": folder}.get(model, model)
+    result = model_preflight(answer, engine, **requested)
     assert isinstance(result, PreflightResult)
     assert isinstance(result.estimate, MemoryEstimate)
     assert [result.passed, result.warning, result.failed].count(True) == 1
@@ -334,13 +334,13 @@ def test_options_of_llama_cpp(options: dict[str, Any], cache_bytes: int, llama: 
 
 
 def test_layers_on_the_card_as_asked(llama: Path) -> None:
-    asked: dict[str, Any] = {"device": "RTX 4090", "ram": "64G", "context": 8_192}
-    half = model_preflight(llama, "llama.cpp", options={"n_gpu_layers": 16}, **asked)
+    request: dict[str, Any] = {"device": "RTX 4090", "ram": "64G", "context": 8_192}
+    half = model_preflight(llama, "llama.cpp", options={"n_gpu_layers": 16}, **request)
     assert half.way.because == "as requested, on RTX 4090"
     card, host = half.uses
     assert card.required_bytes > 16 * 8_192 * LLAMA_TOKEN // 32
     assert host.required_bytes > 16 * 8_192 * LLAMA_TOKEN // 32
-    none = model_preflight(llama, "llama.cpp", options={"backend": "cpu"}, **asked)
+    none = model_preflight(llama, "llama.cpp", options={"backend": "cpu"}, **request)
     assert none.way.because == "fully on the CPU"
 
 
@@ -370,16 +370,18 @@ def test_a_share_of_the_card(folder: Path) -> None:
 
 
 def test_options_of_mlx(folder: Path) -> None:
-    asked: dict[str, Any] = {"device": "m3-max-36", "context": 8_192}
-    plain = model_preflight(folder, "mlx", **asked)
-    eight = model_preflight(folder, "mlx", options={"kv_bits": 8, "quantized_kv_start": 0}, **asked)
+    request: dict[str, Any] = {"device": "m3-max-36", "context": 8_192}
+    plain = model_preflight(folder, "mlx", **request)
+    eight = model_preflight(
+        folder, "mlx", options={"kv_bits": 8, "quantized_kv_start": 0}, **request
+    )
     assert plain.estimate.kv_cache_bytes == 8_192 * TOKEN
     # 64 numbers of 8 bits share a scale and a bias of 16: 8.5 bits of 16
     assert eight.estimate.kv_cache_bytes == 8_192 * TOKEN * 17 // 32
 
 
 @pytest.mark.parametrize(
-    ("model", "engine", "asked", "error", "sentence"),
+    ("model", "engine", "requested", "error", "sentence"),
     [
         ("llama", "tgi", {"ram": "8G"}, UsageError, "choose one of llama.cpp, vllm, mlx"),
         ("llama", "", {"ram": "8G"}, UsageError, "unknown engine"),
@@ -415,15 +417,15 @@ def test_what_makes_no_sense_is_said(
     *,
     model: str,
     engine: str,
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     error: type[Exception],
     sentence: str,
     llama: Path,
     folder: Path,
 ) -> None:
-    found = {"llama": llama, "folder": folder}.get(model, model)
+    result = {"llama": llama, "folder": folder}.get(model, model)
     with pytest.raises(error) as caught:
-        model_preflight(found, engine, **asked)
+        model_preflight(result, engine, **requested)
     assert sentence in str(caught.value)
 
 
@@ -439,7 +441,7 @@ def test_a_share_that_is_no_number(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "asked"),
+    ("words", "requested"),
     [
         (["--ram", "24G"], {"ram": "24G"}),
         (["--device", "RTX 4090", "--ram", "64G", "-c", "64k"], {"device": "RTX 4090", "ram": "64G", "context": 65_536}),
@@ -453,12 +455,12 @@ def test_a_share_that_is_no_number(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_command_line_says_the_same(
-    words: list[str], asked: dict[str, Any], llama: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], requested: dict[str, Any], llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["check", str(llama), *words, "--json"])
-    told = json.loads(capsys.readouterr().out)
-    result = model_preflight(llama, "llama.cpp", **asked)
-    assert told["status"] == result.status.value
+    output = json.loads(capsys.readouterr().out)
+    result = model_preflight(llama, "llama.cpp", **requested)
+    assert output["status"] == result.status.value
     for name in (
         "context_tokens",
         "quantization",
@@ -469,14 +471,14 @@ def test_the_command_line_says_the_same(
         "required_bytes",
         "available_bytes",
     ):
-        assert told[name] == getattr(result, name), name
+        assert output[name] == getattr(result, name), name
 
 
 # --- can_load
 
 
 @pytest.mark.parametrize(
-    ("model", "engine", "asked", "yes"),
+    ("model", "engine", "requested", "yes"),
     [
         ("llama", "auto", {"ram": "24G"}, True),
         ("llama", "auto", {"ram": "6G"}, False),
@@ -499,12 +501,12 @@ def test_the_command_line_says_the_same(
     ],
 )  # fmt: skip
 def test_yes_or_no(
-    model: str, engine: str, asked: dict[str, Any], *, yes: bool, llama: Path, folder: Path
+    model: str, engine: str, requested: dict[str, Any], *, yes: bool, llama: Path, folder: Path
 ) -> None:
-    found = {"llama": llama, "folder": folder}.get(model, model)
-    assert can_load(found, engine, **asked) is yes
+    result = {"llama": llama, "folder": folder}.get(model, model)
+    assert can_load(result, engine, **requested) is yes
     with suppress(HardwareError, RefusedError):
-        assert model_preflight(found, engine, **asked).can_load is yes
+        assert model_preflight(result, engine, **requested).can_load is yes
 
 
 @pytest.mark.parametrize(
@@ -512,12 +514,12 @@ def test_yes_or_no(
 )
 def test_yes_or_no_agrees_with_the_verdict(model: str, least_gib: int, tmp_path: Path) -> None:
     path = write_model(tmp_path, model)
-    told = []
+    messages = []
     for gib in range(least_gib - 1, least_gib + 1):
         there = f"{gib}G"
-        told.append(can_load(path, ram=there))
-        assert told[-1] == model_preflight(path, ram=there).can_load, there
-    assert set(told) == {True, False}  # the edge is among them
+        messages.append(can_load(path, ram=there))
+        assert messages[-1] == model_preflight(path, ram=there).can_load, there
+    assert set(messages) == {True, False}  # the edge is among them
 
 
 @pytest.mark.parametrize(
@@ -566,30 +568,33 @@ FIELDS = ("architecture", "num_layers", "hidden_size", "num_attention_heads", "n
 def test_what_a_model_is(
     model: str, quant: str, plain: tuple[Any, ...], more: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = inspect_model_remote(write_model(tmp_path, model, quant))
-    assert isinstance(found, ModelMetadata)
-    assert tuple(getattr(found, name) for name in FIELDS) == plain
-    assert {name: getattr(found, name) for name in more} == more
-    assert found.format == "gguf"
+    result = inspect_model_remote(write_model(tmp_path, model, quant))
+    assert isinstance(result, ModelMetadata)
+    assert tuple(getattr(result, name) for name in FIELDS) == plain
+    assert {name: getattr(result, name) for name in more} == more
+    assert result.format == "gguf"
 
 
 def test_sizes_of_a_model(tmp_path: Path) -> None:
-    found = inspect_model_remote(write_model(tmp_path, "llama-3.1-70b"))
-    assert found.num_parameters == 70_553_706_560
-    assert found.exact_model_size_bytes == 42_512_531_712
-    assert found.exact_model_size_gb == 42_512_531_712 / 1024**3
-    assert found.bits_per_weight == 42_512_531_712 * 8 / 70_553_706_560
+    result = inspect_model_remote(write_model(tmp_path, "llama-3.1-70b"))
+    assert result.num_parameters == 70_553_706_560
+    assert result.exact_model_size_bytes == 42_512_531_712
+    assert result.exact_model_size_gb == 42_512_531_712 / 1024**3
+    assert result.bits_per_weight == 42_512_531_712 * 8 / 70_553_706_560
 
 
 def test_a_config_alone_has_no_exact_size(folder: Path) -> None:
-    found = inspect_model_remote(folder, "vllm")
-    assert (found.architecture, found.num_layers, found.num_kv_heads) == ("qwen3", 4, 2)
+    result = inspect_model_remote(folder, "vllm")
+    assert (result.architecture, result.num_layers, result.num_kv_heads) == ("qwen3", 4, 2)
     assert (
-        found.exact_model_size_bytes is found.exact_model_size_gb is found.bits_per_weight is None
+        result.exact_model_size_bytes
+        is result.exact_model_size_gb
+        is result.bits_per_weight
+        is None
     )
     # embedding and output, then in each layer Q, K, V, O and three of the feed-forward; norms are not worth counting
     layer = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 512
-    assert found.num_parameters == 2 * 1024 * 256 + 4 * layer
+    assert result.num_parameters == 2 * 1024 * 256 + 4 * layer
 
 
 @pytest.mark.parametrize(

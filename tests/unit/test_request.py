@@ -22,8 +22,8 @@ def by_argv(words: str, command: str = "check") -> Request:
 
 
 def by_query(call: Any, **fields: Any) -> Request:
-    found: Request = call(**fields).request()
-    return found
+    result: Request = call(**fields).request()
+    return result
 
 
 SAME: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -55,14 +55,14 @@ def test_values_are_parsed() -> None:
 
 
 def test_from_kwargs_has_the_fields_of_from_argv() -> None:
-    asked = Request.from_kwargs(
+    request = Request.from_kwargs(
         "vllm", context=8192, users=2, job=None, max_use=0.85, reserve=0, device="H100", ram="64G"
     )
     words = "M --engine vllm -c 8k --users 2 --max-use 85% --reserve 0 --device H100 --ram 64G"
     typed = by_argv(words)
     same = ("engines", "context", "users", "job", "max_use", "reserve_bytes", "devices", "ram")
     for name in same:
-        assert getattr(asked, name) == getattr(typed, name), name
+        assert getattr(request, name) == getattr(typed, name), name
 
 
 def test_from_row() -> None:

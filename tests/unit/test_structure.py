@@ -63,8 +63,8 @@ def test_upward_imports() -> None:
         "low/two.py": ast.parse("def f():\n    from edgekit.high.one import x"),
         "low/three.py": ast.parse("import edgekit.low.two"),
     }
-    found = upward_imports(import_graph(trees, with_typing=True), ("edgekit.high", "edgekit.low"))
-    assert found == [("edgekit.low.two", "edgekit.high.one")]
+    result = upward_imports(import_graph(trees, with_typing=True), ("edgekit.high", "edgekit.low"))
+    assert result == [("edgekit.low.two", "edgekit.high.one")]
 
 
 SHORT = """

@@ -35,10 +35,10 @@ def shown_texts(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_messages_avoid_translated_phrases(room: str) -> None:
-    found = [
+    results = [
         f"{path.relative_to(ROOT)}: {text!r}"
         for path in sorted((ROOT / room).rglob("*.py"))
         for text in shown_texts(path)
         if " " in text and AVOID.search(text)  # one word is a key
     ]
-    assert not found
+    assert not results

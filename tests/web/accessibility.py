@@ -19,10 +19,10 @@ def severe_faults(page: Page, *rules: str) -> list[str]:
     options: dict[str, Any] = {"resultTypes": ["violations"]}
     if rules:
         options["runOnly"] = {"type": "rule", "values": list(rules)}
-    found = Axe().run(page, options=options).response["violations"]
+    result = Axe().run(page, options=options).response["violations"]
     return [
         f"{fault['id']} ({fault['impact']}): {node['target']} {node['failureSummary']}"
-        for fault in found
+        for fault in result
         if fault["impact"] in SEVERE
         for node in fault["nodes"][:3]
     ]
@@ -42,11 +42,11 @@ def assert_no_serious_fault(page: Page) -> None:
 
 
 def _widest(page: Page) -> str:
-    found: list[str] = page.evaluate(
+    result: list[str] = page.evaluate(
         """[...document.querySelectorAll("main *, header *")].filter(one => one.getBoundingClientRect().right > innerWidth + 1)
         .map(one => `${one.tagName}.${one.getAttribute("class")} ${Math.round(one.getBoundingClientRect().right)}`)"""
     )
-    return "\n".join(found[:10])
+    return "\n".join(result[:10])
 
 
 def assert_tab_reaches(page: Page, wanted: set[str]) -> None:
@@ -61,10 +61,10 @@ def assert_tab_reaches(page: Page, wanted: set[str]) -> None:
 
 
 def _reached(page: Page, wanted: set[str], steps: int = 120) -> set[str]:
-    found: set[str] = set()
+    result: set[str] = set()
     for _ in range(steps):
         page.keyboard.press("Tab")
-        found.add(page.evaluate("document.activeElement.id"))
-        if wanted <= found:
+        result.add(page.evaluate("document.activeElement.id"))
+        if wanted <= result:
             break
-    return found & wanted
+    return result & wanted

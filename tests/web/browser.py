@@ -33,10 +33,10 @@ UNREACHABLE = r"Failed to load resource: net::ERR_|net::ERR_INCOMPLETE_CHUNKED_E
 
 def chromium_path(names: tuple[str, ...] = NAMES) -> str:
     """Skips the test where there is none."""
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
+    result = next(filter(None, map(shutil.which, names)), None)
+    if result is None:
         pytest.skip(f"no Chromium is installed (Debian: apt install {names[0]})")
-    return found
+    return result
 
 
 @contextmanager
@@ -81,7 +81,7 @@ class Visit:
         return [
             fault
             for fault in self.faults
-            if not any(re.search(one, fault) for one in self.forgiven)
+            if not any(re.search(item, fault) for item in self.forgiven)
         ]
 
 

@@ -39,8 +39,8 @@ class Site:
 def browser() -> Iterator[Browser]:
     """One a file: while it runs, nothing else in this process can have an event loop."""
     expect.set_options(timeout=WAIT_MS)
-    with chromium() as found:
-        yield found
+    with chromium() as result:
+        yield result
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def surroundings(home: Path, hub: Hub) -> dict[str, str]:
 
 def write_recorded(folder: Path, name: str, quant: str) -> None:
     """The header of a real model, and a hole where its weights are."""
-    model = next(one for one in models() if (one["model"], one["quant"]) == (name, quant))
+    model = next(item for item in models() if (item["model"], item["quant"]) == (name, quant))
     header = header_bytes(model["header_without_vocabulary"])
     with (folder / f"{name}.{quant}.gguf").open("wb") as file:
         file.write(header)

@@ -97,8 +97,8 @@ class Answered:
 
     @property
     def error(self) -> dict[str, str]:
-        told: dict[str, str] = self.json()["error"]
-        return told
+        answer: dict[str, str] = self.json()["error"]
+        return answer
 
 
 def ask(
@@ -112,11 +112,11 @@ def ask(
 ) -> Answered:
     """One request: GET, or POST of the fields as JSON."""
     body = None if fields is None else json.dumps(fields)
-    said = {"Content-Type": "application/json"} if body is not None else {}
+    answers = {"Content-Type": "application/json"} if body is not None else {}
     place = address.removeprefix("http://")
     with closing(http.client.HTTPConnection(place, timeout=timeout_s)) as client:
         verb = method or ("GET" if body is None else "POST")
-        client.request(verb, path, body, {**said, **(headers or {})})
+        client.request(verb, path, body, {**answers, **(headers or {})})
         reply = client.getresponse()
         named = {name.lower(): value for name, value in reply.getheaders()}
         return Answered(reply.status, named, reply.read())
@@ -136,13 +136,13 @@ def events(
         reply = client.getresponse()
         assert reply.status == 200, (reply.status, reply.read())
         assert reply.getheader("content-type", "").startswith("text/event-stream")
-        told: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         for raw in reply:
             line = raw.decode().rstrip("\r\n")
             name, colon, value = line.partition(": ")
-            if not line and "data" in told:
-                yield {"event": "message", "id": None, **told, "data": json.loads(told["data"])}
+            if not line and "data" in answer:
+                yield {"event": "message", "id": None, **answer, "data": json.loads(answer["data"])}
             if not line:
-                told = {}
+                answer = {}
             elif colon and name:
-                told[name] = value
+                answer[name] = value

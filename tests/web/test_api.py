@@ -185,19 +185,19 @@ def test_lists(
 
 def test_engines_have_a_control_for_every_cache_flag(server: str) -> None:
     """The page draws its settings from this answer alone."""
-    found = ask(server, "/api/v1/engines").json()["engines"]
-    assert [one["name"] for one in found] == list(engine_names())
-    for one in found:
-        keys = [row["key"] for row in one["controls"]]
-        assert set(one["cache"]["keys"]) <= set(keys) & set(one["groups"]["cache"])
-        assert one["cache"]["types"][0] == one["cache"]["default"] + one["cache"]["unit"]
-        assert all(row["label"] and row["kind"] for row in one["controls"])
-        assert all(row["values"] for row in one["controls"] if row["kind"] == "menu")
-    llamacpp = {row["key"]: row for row in found[0]["controls"]}
+    result = ask(server, "/api/v1/engines").json()["engines"]
+    assert [item["name"] for item in result] == list(engine_names())
+    for item in result:
+        keys = [row["key"] for row in item["controls"]]
+        assert set(item["cache"]["keys"]) <= set(keys) & set(item["groups"]["cache"])
+        assert item["cache"]["types"][0] == item["cache"]["default"] + item["cache"]["unit"]
+        assert all(row["label"] and row["kind"] for row in item["controls"])
+        assert all(row["values"] for row in item["controls"] if row["kind"] == "menu")
+    llamacpp = {row["key"]: row for row in result[0]["controls"]}
     assert list(llamacpp)[:3] == ["mix", "type_k", "type_v"]
     assert (llamacpp["parallel"]["least"], llamacpp["parallel"]["most"]) == (1, 2**31 - 1)
-    assert found[0]["groups"]["backend"] == ["backend"]
-    assert found[0]["instead_of"] == {"cpu_moe": "n_cpu_moe", "n_cpu_moe": "cpu_moe"}
+    assert result[0]["groups"]["backend"] == ["backend"]
+    assert result[0]["instead_of"] == {"cpu_moe": "n_cpu_moe", "n_cpu_moe": "cpu_moe"}
 
 
 def test_no_script_of_the_page_names_an_engine() -> None:
@@ -205,9 +205,9 @@ def test_no_script_of_the_page_names_an_engine() -> None:
     names = "|".join(re.escape(name) for name in engine_names())
     quoted = re.compile(rf"""(["'`])(?:{names})\1|\b(?:vllm|mlx|llamacpp)\s*:""")
     scripts = Path(edgekit.__file__).with_name("web").joinpath("pages").glob("*.js")
-    found = {script.name: quoted.search(script.read_text()) for script in scripts}
-    assert found
-    assert not {name: match[0] for name, match in found.items() if match}
+    result = {script.name: quoted.search(script.read_text()) for script in scripts}
+    assert result
+    assert not {name: match[0] for name, match in result.items() if match}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_file_of_a_models_dir(
 
 def write_model(folder: Path, name: str = "llama-3.1-8b") -> Path:
     """A real header; where its weights would be the file has a hole."""
-    model = next(one for one in models() if (one["model"], one["quant"]) == (name, "Q4_K_M"))
+    model = next(item for item in models() if (item["model"], item["quant"]) == (name, "Q4_K_M"))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.Q4_K_M.gguf"
     header = header_bytes(model["header_without_vocabulary"])
@@ -321,7 +321,7 @@ def test_the_flags_of_a_change_make_it_fit(server: str, fields: dict[str, Any]) 
     check = ask(server, "/api/v1/check", fields).json()
     assert check["status"] == "failed"
     assert any(change["flags"] for change in check["changes"])
-    for change in (one for one in check["changes"] if one["flags"]):
+    for change in (item for item in check["changes"] if item["flags"]):
         changed = {"engine": check["engine"]["name"], **fields, **change["flags"]}
         if "device" in change["flags"]:
             changed.pop("ram", None)
@@ -378,10 +378,10 @@ def test_limits_that_mean_nothing_are_refused(server: str, field: str, value: st
 def test_vllm_takes_neither_a_reserve_nor_a_largest_share(
     server: str, limit: dict[str, str]
 ) -> None:
-    asked = {"engine": "vllm", "device": ["RTX 4090"], **limit}
+    request = {"engine": "vllm", "device": ["RTX 4090"], **limit}
     for call in ("check", "fit", "curves", "plan", "recommend"):
         model = {} if call == "recommend" else {"model": "qwen3-8b"}
-        answer = ask(server, f"/api/v1/{call}", {**model, **asked})
+        answer = ask(server, f"/api/v1/{call}", {**model, **request})
         assert answer.status == 400
         assert "does not apply to vLLM" in answer.error["message"]
 
@@ -546,7 +546,7 @@ def test_what_cannot_be_read_is_told_before_anything_is_opened(
 
 def test_threads_that_ask_at_once_get_what_one_gets(server: str) -> None:
     """What an engine works out for a model is kept with it, and all threads share it."""
-    asked = [
+    requests = [
         {"model": model, "context": context, "n_gpu_layers": layers, "ubatch": ubatch}
         for model in (GEMMA, QWEN)
         for context in (4096, 20_000)
@@ -561,11 +561,11 @@ def test_threads_that_ask_at_once_get_what_one_gets(server: str) -> None:
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(8) as threads:
-            at_once = list(threads.map(answer, asked))
+            at_once = list(threads.map(answer, requests))
     finally:
         sys.setswitchinterval(before)
     with start() as fresh:
-        alone = [ask(fresh, "/api/v1/estimate", fields).json() for fields in asked]
+        alone = [ask(fresh, "/api/v1/estimate", fields).json() for fields in requests]
     assert at_once == alone
 
 
@@ -603,7 +603,9 @@ class Opening:
 
 
 def in_threads(work: Any, arguments: list[Any]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in arguments]
+    threads = [
+        threading.Thread(target=work, args=(argument,), daemon=True) for argument in arguments
+    ]
     for thread in threads:
         thread.start()
     return threads
@@ -614,13 +616,13 @@ def test_one_opening_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     lines: list[str] = []
     watches = [CallWatch(progress=lines.append) for _ in range(4)]
-    found: list[Any] = []
+    result: list[Any] = []
 
     def wait(watch: CallWatch) -> None:
         try:
-            found.append(opened.named("org/name", watch))
+            result.append(opened.named("org/name", watch))
         except CancelledError as error:
-            found.append(error)
+            result.append(error)
 
     first = in_threads(wait, watches[:1])
     opening.until(1)
@@ -628,13 +630,13 @@ def test_one_opening_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: len(opened._flights["org/name"].waiting) == 4)
     watches[0].cancelled.set()  # it was the one who began
     first[0].join(PATIENCE_S)
-    assert isinstance(found[0], CancelledError)
+    assert isinstance(result[0], CancelledError)
     opening.go_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)
     assert opening.calls == ["org/name"]
-    assert len(found) == 4
-    assert found[1] is found[2] is found[3] is opened.named("org/name", CallWatch())
+    assert len(result) == 4
+    assert result[1] is result[2] is result[3] is opened.named("org/name", CallWatch())
     assert lines == ["opening org/name"]
 
 
@@ -732,8 +734,8 @@ def test_slow_servers_do_not_stop_calls_on_models_that_are_open() -> None:
         held: list[socket.socket] = []
         for number in range(6 * len(SLOW)):
             call, fields = SLOW[number % len(SLOW)]
-            said = {key: text.format(hub=hub.address, n=number) for key, text in fields.items()}
-            held.append(post_only(address, f"/api/v1/{call}", said))
+            answers = {key: text.format(hub=hub.address, n=number) for key, text in fields.items()}
+            held.append(post_only(address, f"/api/v1/{call}", answers))
         refused = len(held) - web_models.WAITING_EACH
         wait_until(lambda: sum(map(has_answer, held)) == refused)
         for call in ("fit", "estimate", "curves", "check"):
@@ -742,11 +744,11 @@ def test_slow_servers_do_not_stop_calls_on_models_that_are_open() -> None:
             answer = ask(address, f"/api/v1/{call}", fields)
             assert answer.status == 200, (call, answer.body)
         assert ask(address, "/api/v1/fit", {"model": "deepseek-v3", **CARD}).status == 200
-        answered = [one for one in held if has_answer(one)]
+        answered = [item for item in held if has_answer(item)]
         assert len(answered) == refused
-        assert all(b" 429 " in one.recv(100) for one in answered)
-        for one in held:
-            one.close()
+        assert all(b" 429 " in item.recv(100) for item in answered)
+        for item in held:
+            item.close()
 
 
 def post_only(address: str, path: str, fields: dict[str, str]) -> socket.socket:
@@ -793,14 +795,14 @@ class Late(threading.Event):
 
 
 @pytest.mark.parametrize("looks", [0, 2])
-@pytest.mark.parametrize("way", ["check", "plan"])
-def test_what_nobody_waits_for_is_not_gone_on_with(way: str, looks: int) -> None:
+@pytest.mark.parametrize("placement", ["check", "plan"])
+def test_what_nobody_waits_for_is_not_gone_on_with(placement: str, looks: int) -> None:
     """Noticed before the next bill is made."""
     named = open_named(QWEN)
-    request = Request(vram="12G,8G", ram="60G", users=3 if way == "plan" else None)
+    request = Request(vram="12G,8G", ram="60G", users=3 if placement == "plan" else None)
     cancelled = Late(looks)
     session = Session(reach=Reach(network=False, cancelled=cancelled))
-    answer = check_named if way == "check" else plan_named
+    answer = check_named if placement == "check" else plan_named
     with pytest.raises(CancelledError):
         answer(named, request, session)
     assert cancelled.looks == looks + 1
@@ -856,20 +858,20 @@ def test_the_projector_of_a_remote_model_is_asked_for_as_seldom_as_the_model(
     origin: Origin, reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is asked for of it has one time-out: it would be used up by and by."""
-    found = open_model(str(write_model(tmp_path)))
-    assert found.files is not None
-    found = replace(found, files=replace(found.files, origin=origin))
-    named = web_models.CachedModel(name="org/name", catalog=read_catalog(), found=found)
+    result = open_model(str(write_model(tmp_path)))
+    assert result.files is not None
+    result = replace(result, files=replace(result.files, origin=origin))
+    named = web_models.CachedModel(name="org/name", catalog=read_catalog(), found=result)
     clock, read = time.monotonic(), []
 
     def counted(*arguments: Any) -> Any:
         read.append(arguments)
-        return price_loads(found, "llama.cpp", {}, Reach())
+        return price_loads(result, "llama.cpp", {}, Reach())
 
     monkeypatch.setattr(web_models, "time", SimpleNamespace(monotonic=lambda: clock))
     monkeypatch.setattr(web_models, "price_loads", counted)
     for _ in range(2):
-        named.pricing(found, "llama.cpp", {"mmproj": "auto"}, Reach())
+        named.pricing(result, "llama.cpp", {"mmproj": "auto"}, Reach())
         clock += web_models.COMPANIONS_S + 1
     assert len(read) == reads
 
@@ -893,12 +895,12 @@ def test_what_was_worked_out_is_kept_for_a_few_models_only(
 ) -> None:
     opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     opening.go_on.set()
-    found = [opened.named(f"org/name-{number}", CallWatch()) for number in range(3)]
-    for named in found:
+    results = [opened.named(f"org/name-{number}", CallWatch()) for number in range(3)]
+    for named in results:
         assert named.as_file("llama.cpp") is named.as_file("llama.cpp")
     for number in range(3, web_models.WITH_RESULTS + 1):
         opened.named(f"org/name-{number}", CallWatch())
-    assert [bool(named.by_engine) for named in found] == [False, True, True]
+    assert [bool(named.by_engine) for named in results] == [False, True, True]
 
 
 def test_who_hangs_up_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:

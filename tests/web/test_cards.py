@@ -72,10 +72,10 @@ ENGINES = {
 def test_a_card_says_what_plan_says(
     capsys: pytest.CaptureFixture[str], ids: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    said = dict(zip(words[::2], words[1::2], strict=True))
-    engine = said.get("--engine", "llama.cpp")
-    devices = tuple(filter(None, [said.get("--device")]))
-    machine = ModelRequest(devices=devices, ram=said.get("--ram")).find_machine()
+    fields = dict(zip(words[::2], words[1::2], strict=True))
+    engine = fields.get("--engine", "llama.cpp")
+    devices = tuple(filter(None, [fields.get("--device")]))
+    machine = ModelRequest(devices=devices, ram=fields.get("--ram")).find_machine()
     made = {card["id"]: card for card in cards_of(ids, CardOrder(machine=machine, engine=engine))}
     assert set(made) == set(ids)
     for name, card in made.items():
@@ -132,9 +132,9 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
     maker, order = Maker(LOCAL), CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
     monkeypatch.setattr("edgekit.web.cards.task_to_plan", break_down)
-    told = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
-    assert [status for status, _ in told] == ["refused", "refused"]
-    assert "internal error in EdgeKit" in told[0][1]
+    answer = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
+    assert [status for status, _ in answer] == ["refused", "refused"]
+    assert "internal error in EdgeKit" in answer[0][1]
 
 
 def test_cards_that_are_there_are_not_made_again() -> None:
@@ -150,19 +150,19 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
     """By what a card says of its merits the order is `edgekit recommend`'s; what does not fit comes last."""
     machine = ("--device", "RTX 4090", "--ram", "64G")
     assert main(["recommend", *machine, "--all-sizes", "--limit", "4", "--json"]) == 0
-    best = [one["id"] for one in json.loads(capsys.readouterr().out)["suggestions"]]
+    best = [suggestion["id"] for suggestion in json.loads(capsys.readouterr().out)["suggestions"]]
     order = CardOrder(
         machine=ModelRequest(devices=("RTX 4090",), ram="64G").find_machine(), engine="llama.cpp"
     )
     cards = list(cards_of(tuple({*best, "step-3.7-flash", "qwen3.5-122b-a10b"}), order))
     merits = {
-        one["id"]: (
-            one["status"] == "failed",
-            not one["is_good"],
-            not one["is_preferred"],
-            -one["worth"],
+        card["id"]: (
+            card["status"] == "failed",
+            not card["is_good"],
+            not card["is_preferred"],
+            -card["worth"],
         )
-        for one in cards
+        for card in cards
     }
     assert sorted(merits, key=lambda name: (merits[name], name))[:4] == best
     assert merits["step-3.7-flash"][0]  # it would need fewer than four bits
@@ -170,13 +170,13 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_plausibly_fits_comes_first_each_by_rank() -> None:
     machine = ModelRequest(devices=("RTX 4090",), ram="64G").find_machine()
-    found = sort_entries(read_catalog().entries, machine, "llama.cpp")
+    result = sort_entries(read_catalog().entries, machine, "llama.cpp")
     card, every = machine.devices[0].free_bytes, engine_named("llama.cpp").capacity_bytes(machine)
-    places = [sum(smallest_bytes(entry) > room for room in (card, every)) for entry in found]
+    places = [sum(smallest_bytes(entry) > room for room in (card, every)) for entry in result]
     assert places == sorted(places)
     assert set(places) == {0, 1, 2}
     for place in (0, 1, 2):
-        ranks = [rank_of(one) for one, where in zip(found, places, strict=True) if where == place]
+        ranks = [rank_of(one) for one, where in zip(result, places, strict=True) if where == place]
         assert ranks == sorted(ranks, reverse=True)
 
 
@@ -220,8 +220,8 @@ def test_where_a_file_lies_is_not_told_elsewhere(mine: Path, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with start(LOCAL) as found:
-        yield found
+    with start(LOCAL) as result:
+        yield result
 
 
 CHECKED = {  # in few bits; on one of two cards; not at all; with the cache on the host; as each engine says it
@@ -237,18 +237,18 @@ CHECKED = {  # in few bits; on one of two cards; not at all; with the cache on t
 }
 
 
-@pytest.mark.parametrize(("ids", "said"), CHECKED.items())
+@pytest.mark.parametrize(("ids", "answers"), CHECKED.items())
 def test_a_check_with_its_flags_says_what_a_card_says(
-    address: str, ids: tuple[str, ...], said: dict[str, Any]
+    address: str, ids: tuple[str, ...], answers: dict[str, Any]
 ) -> None:
-    engine = said.get("engine", "llama.cpp")
+    engine = answers.get("engine", "llama.cpp")
     machine = ModelRequest(
-        devices=tuple(said.get("device", ())), ram=said.get("ram")
+        devices=tuple(answers.get("device", ())), ram=answers.get("ram")
     ).find_machine()
     made = list(cards_of(ids, CardOrder(machine=machine, engine=engine)))
     assert {card["id"] for card in made} == set(ids)
     for card in made:
-        fields = {"model": f"catalog:{card['id']}", **said, "engine": engine, **card["flags"]}
+        fields = {"model": f"catalog:{card['id']}", **answers, "engine": engine, **card["flags"]}
         check = ask(address, "/api/v1/check", fields).json()
         assert (check["status"], check["context_tokens"]) == (
             card["status"],
@@ -258,21 +258,21 @@ def test_a_check_with_its_flags_says_what_a_card_says(
 
 
 def test_events_over_the_wire(address: str) -> None:
-    told = list(events(address, f"{PATH}?ram=8G&engine=vllm"))
-    assert [one["event"] for one in told] == ["machine", *["card"] * (len(told) - 2), "done"]
-    assert told[0]["data"]["name"] == "8 GiB RAM"
-    ids = {one["data"]["id"] for one in told[1:-1]}
+    answer = list(events(address, f"{PATH}?ram=8G&engine=vllm"))
+    assert [item["event"] for item in answer] == ["machine", *["card"] * (len(answer) - 2), "done"]
+    assert answer[0]["data"]["name"] == "8 GiB RAM"
+    ids = {item["data"]["id"] for item in answer[1:-1]}
     assert ids == {entry.id for entry in read_catalog().entries}
-    assert told[-1]["data"] == {"count": len(ids)} == {"count": told[0]["data"]["count"]}
-    assert {one["data"]["status"] for one in told[1:-1]} == {"refused"}
-    assert "NVIDIA" in told[1]["data"]["told"]
+    assert answer[-1]["data"] == {"count": len(ids)} == {"count": answer[0]["data"]["count"]}
+    assert {item["data"]["status"] for item in answer[1:-1]} == {"refused"}
+    assert "NVIDIA" in answer[1]["data"]["told"]
 
 
 def test_two_gpus(address: str) -> None:
     path = f"{PATH}?device=RTX+3090&device=RTX+4090&ram=64G"
     first, *more = islice(events(address, path), 3)
     assert first["data"]["name"] == "RTX 3090 + RTX 4090 + 64 GiB RAM"
-    assert [one["event"] for one in more] == ["card", "card"]
+    assert [item["event"] for item in more] == ["card", "card"]
     assert {bar["memory"] for bar in more[0]["data"]["bars"]} >= {"RAM"}
     assert more[0]["data"]["status"] in {"passed", "warning"}
 
@@ -360,7 +360,7 @@ def test_whoever_follows_gets_cards_though_the_machine_is_asked_about_anew(
 def test_it_is_documented(address: str) -> None:
     spec = ask(address, "/api/v1/openapi.json").json()["paths"][PATH]["get"]
     assert list(spec["responses"]["200"]["content"]) == ["text/event-stream"]
-    assert {one["name"] for one in spec["parameters"]} == {
+    assert {parameter["name"] for parameter in spec["parameters"]} == {
         "device",
         "ram",
         "vram",
@@ -412,14 +412,14 @@ def deck_of(cards: Cards, request: ModelRequest = SMALL) -> Deck:
 
 
 async def next_cards(following: AsyncIterator[JobEvent], count: int) -> list[str]:
-    found: list[str] = []
+    result: list[str] = []
     async for event in following:
         assert event.name != "failed", event.data
         if event.name == "card":
-            found.append(json.loads(event.data)["id"])
-            if len(found) == count:
+            result.append(json.loads(event.data)["id"])
+            if len(result) == count:
                 break
-    return found
+    return result
 
 
 def test_listeners_share_the_work_and_who_comes_later_gets_all(shared: Cards) -> None:

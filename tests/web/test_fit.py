@@ -184,26 +184,26 @@ def test_it_is_asked_alike_on_another_kind_of_machine(
 ) -> None:
     """What `check` says of repacked weights, the bill says too."""
     monkeypatch.setattr("platform.machine", lambda: here)
-    asked = {
+    request = {
         "model": "gemma-3-12b",
         "engine": "llama.cpp",
         "context": 4096,
         "device": "M4 Max 64GB",
     }
-    told = fit(server, **asked)
-    assert told["flags"].get("cpu") == (None if here == "aarch64" else "arm")
-    judged = ask(server, "/api/v1/check", {**asked, "backend": "cpu"}).json()["estimate"]["notes"]
-    own = fit(server, **asked, backend="cpu")["estimate"]["notes"]
-    assert [one.partition(":")[0] for one in own if "repacked copy" in one] == [
-        one.partition(":")[0] for one in judged if "repacked copy" in one
+    answer = fit(server, **request)
+    assert answer["flags"].get("cpu") == (None if here == "aarch64" else "arm")
+    judged = ask(server, "/api/v1/check", {**request, "backend": "cpu"}).json()["estimate"]["notes"]
+    own = fit(server, **request, backend="cpu")["estimate"]["notes"]
+    assert [item.partition(":")[0] for item in own if "repacked copy" in item] == [
+        item.partition(":")[0] for item in judged if "repacked copy" in item
     ]
-    assert any("repacked copy" in one for one in own)
+    assert any("repacked copy" in item for item in own)
 
 
 def test_sequences_with_caches_of_their_own_divide_the_context(server: str) -> None:
-    asked = {"model": "qwen3-8b", "engine": "llama.cpp", "parallel": 2, **CARD}
-    assert fit(server, **asked, unified=False)["streams"] == 2
-    assert fit(server, **asked, unified=True)["streams"] == 1
+    request = {"model": "qwen3-8b", "engine": "llama.cpp", "parallel": 2, **CARD}
+    assert fit(server, **request, unified=False)["streams"] == 2
+    assert fit(server, **request, unified=True)["streams"] == 1
 
 
 def test_the_context_is_the_native_one_unless_it_is_said(server: str) -> None:
@@ -347,8 +347,8 @@ def test_a_step_of_a_slider_is_quick() -> None:
         for model in ("qwen3-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v3"):
             counts = []
             for context in range(4096, 8192, 1024):
-                asked = call.request.model_validate({"model": model, "context": context, **CARD})
-                counts.append(calls_of(partial(call.answer, state, asked, CallWatch())))
+                request = call.request.model_validate({"model": model, "context": context, **CARD})
+                counts.append(calls_of(partial(call.answer, state, request, CallWatch())))
             assert max(counts[1:]) <= 30_000, (model, counts)
     finally:
         state.close()
@@ -381,8 +381,10 @@ def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_models, "open_named", lambda *_, **__: named)
     state = WebState(WebSettings(network=False))
     try:
-        asked = CALLS["fit"].request.model_validate({"model": "some/model", **CARD})
-        assert CALLS["fit"].answer(state, asked, CallWatch())["notes"] == ["known from the catalog"]
+        request = CALLS["fit"].request.model_validate({"model": "some/model", **CARD})
+        assert CALLS["fit"].answer(state, request, CallWatch())["notes"] == [
+            "known from the catalog"
+        ]
     finally:
         state.close()
     assert isinstance(state.models, OpenedModels)
@@ -399,30 +401,30 @@ def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_cache_that_is_named_is_the_one_that_was_given(
     server: str, types: dict[str, str], cache: str
 ) -> None:
-    found = fit(server, model="llama-3.1-8b", engine="llama.cpp", context="8192", **types, **CARD)
-    assert found["cache"] == cache
-    assert ("with an 8-bit cache" if cache == "q8_0" else f"{cache} cache") in found["told"]
+    result = fit(server, model="llama-3.1-8b", engine="llama.cpp", context="8192", **types, **CARD)
+    assert result["cache"] == cache
+    assert ("with an 8-bit cache" if cache == "q8_0" else f"{cache} cache") in result["told"]
 
 
 def test_vllm_takes_a_smaller_repository_where_the_own_does_not_fit(server: str) -> None:
-    asked = {"model": "llama-3.1-8b", "engine": "vllm", "device": "RTX 4060 Ti 16GB"}
-    check = ask(server, "/api/v1/check", asked).json()
-    found = fit(server, **asked, **check["flags"])
+    request = {"model": "llama-3.1-8b", "engine": "vllm", "device": "RTX 4060 Ti 16GB"}
+    check = ask(server, "/api/v1/check", request).json()
+    result = fit(server, **request, **check["flags"])
     for name in ("status", "quantization", "cache", "context_tokens", "command"):
-        assert found[name] == check[name], name
-    assert found["quantization"] == "FP8"
-    assert found["estimate_command"].startswith(
+        assert result[name] == check[name], name
+    assert result["quantization"] == "FP8"
+    assert result["estimate_command"].startswith(
         "edgekit estimate nvidia/Llama-3.1-8B-Instruct-FP8 "
     )
-    curves = ask(server, "/api/v1/curves", asked).json()["curves"]
+    curves = ask(server, "/api/v1/curves", request).json()["curves"]
     assert curves[0]["longest"] >= check["context_tokens"]
-    whole = fit(server, **asked | {"device": "RTX 4090"}, **check["flags"])
+    whole = fit(server, **request | {"device": "RTX 4090"}, **check["flags"])
     assert whole["quantization"] == "as stored"
 
 
 def test_a_context_that_the_model_lacks_fits_as_little_as_in_a_check(server: str) -> None:
-    asked = {"model": "phi-4", "engine": "llama.cpp", "min_context": "65536", **CARD}
-    check = ask(server, "/api/v1/check", asked).json()
-    found = fit(server, **asked, **check["flags"])
-    assert (found["status"], check["status"]) == ("failed", "failed")
-    assert check["reasons"][0] in found["told"]
+    request = {"model": "phi-4", "engine": "llama.cpp", "min_context": "65536", **CARD}
+    check = ask(server, "/api/v1/check", request).json()
+    result = fit(server, **request, **check["flags"])
+    assert (result["status"], check["status"]) == ("failed", "failed")
+    assert check["reasons"][0] in result["told"]

@@ -89,15 +89,19 @@ class TestOverHttp:
     def test_a_call_is_started_followed_and_asked_about(self, server: str) -> None:
         started = ask(server, "/api/v1/jobs/inspect", SAMPLE)
         assert started.status == 202
-        told = started.json()
-        assert (told["call"], told["state"]) == ("inspect", "running")
-        assert started.headers["location"] == f"/api/v1/jobs/{told['id']}"
-        *lines, end = events(server, f"/api/v1/jobs/{told['id']}/events")
-        assert {one["event"] for one in lines} <= {"progress"}
+        shown = started.json()
+        assert (shown["call"], shown["state"]) == ("inspect", "running")
+        assert started.headers["location"] == f"/api/v1/jobs/{shown['id']}"
+        *lines, end = events(server, f"/api/v1/jobs/{shown['id']}/events")
+        assert {line["event"] for line in lines} <= {"progress"}
         assert end["event"] == "done"
         assert end["data"] == ask(server, "/api/v1/inspect", SAMPLE).json()
-        asked = ask(server, f"/api/v1/jobs/{told['id']}").json()
-        assert (asked["state"], asked["result"], asked["error"]) == ("done", end["data"], None)
+        request = ask(server, f"/api/v1/jobs/{shown['id']}").json()
+        assert (request["state"], request["result"], request["error"]) == (
+            "done",
+            end["data"],
+            None,
+        )
 
     @pytest.mark.parametrize(
         ("call", "fields"),
@@ -125,8 +129,8 @@ class TestOverHttp:
             job = ask(server, "/api/v1/jobs/inspect", {"model": model}).json()
             (end,) = events(server, f"/api/v1/jobs/{job['id']}/events")
             assert (end["event"], end["data"]) == ("failed", plain.json())
-            asked = ask(server, f"/api/v1/jobs/{job['id']}").json()
-            assert (asked["state"], asked["error"]) == ("failed", plain.error)
+            request = ask(server, f"/api/v1/jobs/{job['id']}").json()
+            assert (request["state"], request["error"]) == ("failed", plain.error)
 
     def test_fields_are_read_before_a_job_is_made(self, server: str) -> None:
         answer = ask(server, "/api/v1/jobs/inspect", {"modle": "x"})
@@ -183,7 +187,7 @@ class TestOverHttp:
             assert "a.gguf" in first["data"]["line"]
             assert ask(address, path).json()["progress"] == first["data"]["line"]
             assert ask(address, path, method="DELETE").json()["state"] == "cancelled"
-            assert [one["event"] for one in following] == ["cancelled"]
+            assert [item["event"] for item in following] == ["cancelled"]
             assert ask(address, path).json()["state"] == "cancelled"
             assert ask(address, path, method="DELETE").json()["state"] == "cancelled"
 
@@ -198,28 +202,28 @@ class TestOverHttp:
             last = {"Last-Event-ID": first["id"]}
             *lines, end = events(address, path, headers=last)
             assert end["event"] == "done"
-            assert first["data"] not in [one["data"] for one in lines]
-            numbers = [int(one["id"]) for one in (first, *lines, end)]
+            assert first["data"] not in [line["data"] for line in lines]
+            numbers = [int(item["id"]) for item in (first, *lines, end)]
             assert numbers == sorted(set(numbers))
 
     def test_the_end_of_the_server_is_told(self) -> None:
-        told: list[str] = []
+        messages: list[str] = []
         with stuck_hub() as (hub, _):
             with start(OPEN) as address:
                 fields = {"model": f"{hub.address}/a.gguf"}
                 job = ask(address, "/api/v1/jobs/inspect", fields).json()
                 following = events(address, f"/api/v1/jobs/{job['id']}/events")
-                told.append(next(following)["event"])
-            told += [one["event"] for one in following]
-        assert told == ["progress", "cancelled"]
+                messages.append(next(following)["event"])
+            messages += [item["event"] for item in following]
+        assert messages == ["progress", "cancelled"]
 
     def test_more_than_it_can_do_are_refused(self) -> None:
         with stuck_hub() as (hub, _), start(OPEN) as address:
             fields = [
                 {"model": f"{hub.address}/{n}.gguf"} for n in range(RUNNING_EACH + WAITING_EACH + 1)
             ]
-            answers = [ask(address, "/api/v1/jobs/inspect", one) for one in fields]
-            assert [one.status for one in answers] == [202] * (len(fields) - 1) + [429]
+            answers = [ask(address, "/api/v1/jobs/inspect", item) for item in fields]
+            assert [item.status for item in answers] == [202] * (len(fields) - 1) + [429]
             assert answers[-1].error["type"] == "TooManyError"
             assert int(answers[-1].headers["retry-after"]) > 0
             assert ask(address, "/healthz").status == 200
@@ -252,11 +256,11 @@ class TestJobs:
         asyncio.run(collect())
         took_s = time.monotonic() - began_s
         *lines, end = heard
-        said = [int(json.loads(one.data)["line"].split()[1]) for one in lines]
-        assert said == sorted(set(said))
-        assert said[-1] == 300
-        assert len(said) <= 3 + took_s / jobs_module.PAUSE_S
-        assert [one.number for one in lines] == sorted({one.number for one in lines})
+        messages = [int(json.loads(line.data)["line"].split()[1]) for line in lines]
+        assert messages == sorted(set(messages))
+        assert messages[-1] == 300
+        assert len(messages) <= 3 + took_s / jobs_module.PAUSE_S
+        assert [line.number for line in lines] == sorted({line.number for line in lines})
         assert (end.name, end.data) == ("done", '{"count":300}')
         assert end.number > lines[-1].number
 
@@ -295,7 +299,7 @@ class TestJobs:
 
         *signs, end = asyncio.run(collect())
         assert len(signs) >= 2
-        assert all(one == JobEvent() for one in signs)
+        assert all(sign == JobEvent() for sign in signs)
         assert end.name == "cancelled"
 
     def test_one_that_waits_is_called_off_without_having_begun(self, jobs: Jobs) -> None:
@@ -444,11 +448,11 @@ class TestJobs:
         job = jobs.start("inspect", work)
 
         async def collect() -> list[Any]:
-            told = []
+            messages = []
             async for event in jobs.follow(job, 0):
-                told.append(json.loads(event.data))
+                messages.append(json.loads(event.data))
                 heard.set()
-            return told
+            return messages
 
         assert asyncio.run(collect()) == [{"line": "a.gguf: reading"}, {}]
         assert job.as_json()["progress"] == "a.gguf: reading"
@@ -459,10 +463,10 @@ class TestJobs:
         monkeypatch.setattr(jobs_module, "KEPT_BYTES", 4_500)
 
         def made(client: str, *sizes: int) -> list[BackgroundJob]:
-            found = [jobs.start("inspect", partial(long_answer, size), client) for size in sizes]
-            for job in found:
+            results = [jobs.start("inspect", partial(long_answer, size), client) for size in sizes]
+            for job in results:
                 until(job, JobState.DONE)
-            return found
+            return results
 
         def long_answer(size: int, _: CallWatch) -> dict[str, Any]:
             return {"a": "x" * size}
@@ -519,7 +523,7 @@ class TestJobs:
     def test_ids_cannot_be_guessed(self, jobs: Jobs) -> None:
         ids = {jobs.start("plan", lambda _: {}).id for _ in range(4)}
         assert len(ids) == 4
-        assert all(len(one) >= 20 for one in ids)
+        assert all(len(item) >= 20 for item in ids)
 
     def test_none_is_taken_on_when_all_is_over(self, jobs: Jobs) -> None:
         job = jobs.start("plan", lambda watch: {"never": watch.cancelled.wait(PATIENCE_S)})
@@ -559,11 +563,11 @@ class TestShutdownMiddleware:
         sent = asyncio.run(self.ended("/api/v1/cards/events", StreamingResponse(forever())))
         assert sent[0]["status"] == 200
         assert (sent[-1]["body"], sent[-1].get("more_body", False)) == (BYE, False)
-        assert [one.get("more_body", False) for one in sent[1:-1]] == [True] * (len(sent) - 2)
+        assert [item.get("more_body", False) for item in sent[1:-1]] == [True] * (len(sent) - 2)
 
     def test_ended_stream_gets_no_last_event(self) -> None:
         sent = asyncio.run(self.ended("/api/v1/cards/events", PlainTextResponse("all")))
-        assert [one.get("body") for one in sent] == [None, b"all"]
+        assert [item.get("body") for item in sent] == [None, b"all"]
 
     def test_call_sees_a_disconnect(self) -> None:
         seen: list[str] = []

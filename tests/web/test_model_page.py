@@ -327,12 +327,12 @@ def test_a_file_is_of_one_state(visitor: Visitor) -> None:
 def test_a_model_that_does_not_fit(visitor: Visitor, capsys: pytest.CaptureFixture[str]) -> None:
     """Why, how well the numbers are known, and only what can be done has a button."""
     visit, changes = visitor(), ".changes li"
-    asked = "/model?ref=catalog:qwen3-32b&type_k=f16&type_v=f16&device=m3-max-36"
-    page = ready(visit.open(f"{asked}&context=40960&n_gpu_layers=all"))
+    request = "/model?ref=catalog:qwen3-32b&type_k=f16&type_v=f16&device=m3-max-36"
+    page = ready(visit.open(f"{request}&context=40960&n_gpu_layers=all"))
     limit = page.locator(changes, has_text="iogpu.wired_limit_mb")
     expect(limit).to_be_visible()
     expect(limit.get_by_role("button")).to_have_count(0)
-    page.goto(f"{visit.origin}{asked}&context=81920")
+    page.goto(f"{visit.origin}{request}&context=81920")
     ready(page)
     expect(page.get_by_role("heading", level=1)).to_have_text("qwen3-32b")
     answer = page.get_by_role("region", name="Answer")
@@ -433,8 +433,8 @@ def test_only_what_an_engine_can_do_is_promised(visitor: Visitor) -> None:
     expect(placed).to_be_visible()
     expect(page.locator(".side")).to_have_class(re.compile("more"))
     heading, ink = (
-        page.locator(one).evaluate("one => getComputedStyle(one).color")
-        for one in (".side h2", "body")
+        page.locator(item).evaluate("one => getComputedStyle(one).color")
+        for item in (".side h2", "body")
     )
     assert heading == ink
     page.get_by_label("Engine", exact=True).select_option("vllm")
@@ -470,9 +470,9 @@ def test_no_verdict_stands_beside_an_error(visitor: Visitor) -> None:
 
 def busy(page: Page, call: str, status: int, *, times: int | None = None) -> None:
     """The server has other things to do."""
-    told = {"error": {"type": "TooManyError", "message": f"{call}: not now"}}
+    answer = {"error": {"type": "TooManyError", "message": f"{call}: not now"}}
     page.route(
-        f"**/api/v1/{call}", lambda route: route.fulfill(status=status, json=told), times=times
+        f"**/api/v1/{call}", lambda route: route.fulfill(status=status, json=answer), times=times
     )
 
 
@@ -495,7 +495,7 @@ def test_what_fails_in_passing_can_be_asked_again(visitor: Visitor) -> None:
     page.unroute("**/api/v1/check")
     busy(page, "check", 504, times=1)
     again.press("Enter")
-    page.wait_for_event("requestfinished", lambda one: one.url.endswith("/check"))
+    page.wait_for_event("requestfinished", lambda item: item.url.endswith("/check"))
     expect(again).to_be_focused()
     again.press("Enter")
     expect(alert).to_be_empty()

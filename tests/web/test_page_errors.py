@@ -36,11 +36,11 @@ REFUSED = (
 
 def test_names_that_cannot_be_opened(visitor: Visitor) -> None:
     page = visitor().open(f"/model?{MACHINE}")
-    for ref, told in REFUSED:
+    for ref, answer in REFUSED:
         box(page).fill(ref)
         box(page).press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text(ref)
-        expect(page.get_by_role("alert")).to_contain_text(told)
+        expect(page.get_by_role("alert")).to_contain_text(answer)
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
     assert page.locator("main img").count() == 0  # markup in a name stays text
 
@@ -62,9 +62,9 @@ def test_settings_that_mean_nothing_are_told(visitor: Visitor) -> None:
     """The model is not blamed for them; without them there is an answer."""
     visit = visitor(forgiven=(r"status of 400",))
     page = visit.open("/model")
-    for said, told in ODD_SETTINGS:
-        go(page, f"/model?ref=qwen3-8b&{said}")
-        expect(page.get_by_role("alert")).to_contain_text(told)
+    for text, answer in ODD_SETTINGS:
+        go(page, f"/model?ref=qwen3-8b&{text}")
+        expect(page.get_by_role("alert")).to_contain_text(answer)
         expect(page.get_by_role("main")).not_to_contain_text("Check the spelling")
         page.get_by_role("button", name="Continue without these settings").click()
         page.wait_for_url(f"{visit.origin}/model?ref=qwen3-8b")
@@ -213,13 +213,13 @@ def test_progress_stays_until_everything_is_known(visitor: Visitor) -> None:
 def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> None:
     """Nor do its verdicts; who asks again is not led to nowhere."""
     page = visitor(forgiven=(r"status of 503",)).open("/api/docs")
-    told = {"error": {"type": "E", "message": "too busy"}}
-    page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=told))
+    answer = {"error": {"type": "E", "message": "too busy"}}
+    page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=answer))
     page.get_by_role("link", name="Home").click()
     expect(page.get_by_role("alert")).to_contain_text("too busy")
     expect(page.get_by_role("main")).not_to_contain_text("Loading the catalog")
     page.unroute("**/api/v1/catalog")
-    page.route("**/api/v1/cards/events*", lambda route: route.fulfill(status=503, json=told))
+    page.route("**/api/v1/cards/events*", lambda route: route.fulfill(status=503, json=answer))
     again = page.get_by_role("button", name="Try again")
     again.press("Enter")
     expect(page.get_by_role("list", name="Models").locator("> li").first).to_be_visible()
@@ -235,20 +235,20 @@ def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> No
 
 def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
     page = visitor(forgiven=(r"status of 503",)).open("/hardware")
-    found = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
-    expect(found.first).to_be_visible()
+    result = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
+    expect(result.first).to_be_visible()
     waiting: list[Route] = []
     page.route("**/api/v1/hardware?device=H100*", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
     choose_machine(page, device=["H100"])
     until(page, waiting)
     choose_machine(page, device=["RTX 4090"], ram="64G")
-    told = page.locator(".machine-told")
-    expect(told).to_contain_text("22.5 GiB VRAM")
+    answer = page.locator(".machine-told")
+    expect(answer).to_contain_text("22.5 GiB VRAM")
     for route in waiting:
         with suppress(PlaywrightError):  # the page has called it off
             route.fulfill(status=503, json={"error": {"type": "E", "message": "of another"}})
     page.wait_for_timeout(200)
-    expect(told).to_contain_text("22.5 GiB VRAM")
+    expect(answer).to_contain_text("22.5 GiB VRAM")
     expect(page.get_by_role("main")).not_to_contain_text("of another")
     page.unroute("**/api/v1/hardware?device=H100*")
     busy = {"error": {"type": "E", "message": "too busy"}}

@@ -43,10 +43,10 @@ def judged(page: Page) -> None:
 
 def shown(page: Page) -> list[str]:
     """The ids of the cards that can be seen, in their order."""
-    found: list[str] = page.evaluate(
+    result: list[str] = page.evaluate(
         "[...document.querySelectorAll('li[data-id]')].filter(one => one.checkVisibility()).map(one => one.dataset.id)"
     )
-    return found
+    return result
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -117,10 +117,10 @@ def test_filters_and_order_stand_in_the_address(visitor: Visitor) -> None:
     everything = shown(page)
     page.get_by_label("Search").fill("qwen3 coder")
     expect(page.get_by_role("main").get_by_text(re.compile(r"of \d+ match"))).to_be_visible()
-    found = shown(page)
-    assert found
-    assert all("qwen3" in one for one in found)
-    assert len(found) < len(everything)
+    result = shown(page)
+    assert result
+    assert all("qwen3" in item for item in result)
+    assert len(result) < len(everything)
     assert query_of(page)["q"] == ["qwen3 coder"]
     page.get_by_label("Search").fill("")
     page.get_by_label("Task").select_option("embedding")
@@ -135,9 +135,11 @@ def test_filters_and_order_stand_in_the_address(visitor: Visitor) -> None:
     expect(page.get_by_label("Fits only")).to_be_checked()
     assert shown(page) == embedders
     entries = {entry.id: entry for entry in read_catalog().entries}
-    sizes = [entries[one].parameters or 0 for one in embedders]
+    sizes = [entries[embedder].parameters or 0 for embedder in embedders]
     assert sizes == sorted(sizes)
-    assert all("embedding" in {kind.value for kind in entries[one].kinds} for one in embedders)
+    assert all(
+        "embedding" in {kind.value for kind in entries[embedder].kinds} for embedder in embedders
+    )
     page.get_by_label("Search").fill("no such model")
     page.get_by_role("button", name="Show all models").click()
     expect(page.get_by_label("Search")).to_have_value("")
@@ -199,8 +201,8 @@ def test_from_cards_to_compare_and_to_the_model(visitor: Visitor) -> None:
 
 
 def top_of(card: Locator) -> float:
-    found: float = card.evaluate("one => one.getBoundingClientRect().top")
-    return found
+    result: float = card.evaluate("one => one.getBoundingClientRect().top")
+    return result
 
 
 def test_a_machine_is_read_from_the_address_and_from_the_box(visitor: Visitor) -> None:

@@ -45,8 +45,8 @@ def test_a_call_answers_as_the_command_does(
     words: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = {"model": QWEN, "context": 8192, **fields}
-    answer = ask(server, f"/api/v1/{call}", asked).json()
+    request = {"model": QWEN, "context": 8192, **fields}
+    answer = ask(server, f"/api/v1/{call}", request).json()
     main([call, QWEN, "-c", "8192", *words, "--json"])
     assert answer == json.loads(capsys.readouterr().out)
 
@@ -63,6 +63,6 @@ def test_a_call_answers_as_the_command_does(
 )
 def test_flags_of_an_answer_give_its_bill_again(server: str, fields: dict[str, Any]) -> None:
     """What the page hands on from its picture of the fit to the breakdown."""
-    found = ask(server, "/api/v1/fit", {"model": QWEN, "context": 8192, **fields}).json()
-    again = ask(server, "/api/v1/estimate", {"model": QWEN, **found["flags"]}).json()
-    assert again["lines"] == found["estimate"]["lines"]
+    result = ask(server, "/api/v1/fit", {"model": QWEN, "context": 8192, **fields}).json()
+    again = ask(server, "/api/v1/estimate", {"model": QWEN, **result["flags"]}).json()
+    assert again["lines"] == result["estimate"]["lines"]

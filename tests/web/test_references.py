@@ -122,16 +122,16 @@ def test_a_path_where_no_folder_was_given(
 ) -> None:
     """Whether it is there or not: nobody learns which."""
     monkeypatch.chdir(tmp_path)
-    told = []
+    messages = []
     for _ in range(2):
         with pytest.raises(NotAllowedError, match="--models-dir") as refused:
             allowed_reference(name, NOWHERE)
-        told.append(str(refused.value))
+        messages.append(str(refused.value))
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         if not path.exists():
             path.write_bytes(b"GGUF")
-    assert told[0] == told[1]
+    assert messages[0] == messages[1]
 
 
 def test_inside(folder: Path) -> None:
@@ -205,9 +205,11 @@ def _a_pipe(folder: Path, _: Path) -> str:
     return "pipe.gguf"
 
 
-@pytest.mark.parametrize("way", [_to_a_file, _to_a_folder, _up, _by_a_chain, _to_a_device, _a_pipe])
-def test_links_and_devices_inside(way: Callable[[Path, Path], str], folder: Path) -> None:
-    name = way(folder, folder.parent / "other")
+@pytest.mark.parametrize(
+    "placement", [_to_a_file, _to_a_folder, _up, _by_a_chain, _to_a_device, _a_pipe]
+)
+def test_links_and_devices_inside(placement: Callable[[Path, Path], str], folder: Path) -> None:
+    name = placement(folder, folder.parent / "other")
     with pytest.raises(NotAllowedError):
         allowed_reference(name, WebSettings(models_dirs=(folder,)))
 
@@ -226,9 +228,9 @@ def test_a_folder_with_a_link_in_it_that_leads_out(folder: Path) -> None:
     inner.mkdir()
     (inner / "model.gguf").symlink_to(next((folder.parent / "other").iterdir()))
     settings = WebSettings(models_dirs=(folder,))
-    found = allowed_reference("inner", settings)
+    result = allowed_reference("inner", settings)
     with pytest.raises(NotAllowedError, match="outside the --models-dir"):
-        files_inside(found, settings)
+        files_inside(result, settings)
     with pytest.raises(NotAllowedError):
         OpenedModels(settings).named("inner", CallWatch())
     with pytest.raises(NotAllowedError):
@@ -327,8 +329,8 @@ def test_own_entries_are_opened_only_from_inside(folder: Path) -> None:
     add("sample:gemma-3-27b", "sampled")
     settings = WebSettings(models_dirs=(folder,), network=False)
     for name in ("mine", "catalog:mine", "catalog:sampled", "sampled"):
-        found = OpenedModels(settings).named(name, CallWatch())
-        assert found.found is not None, name
+        result = OpenedModels(settings).named(name, CallWatch())
+        assert result.found is not None, name
     for name in ("hidden", "catalog:hidden", "HIDDEN", "hidden:Q8_0", "hidden Q8_0", "hid den"):
         with pytest.raises(NotAllowedError, match="hidden was added to the catalog"):
             allowed_reference(name, settings)
@@ -340,11 +342,11 @@ def test_an_own_entry_whose_file_is_gone_is_known_from_the_catalog(folder: Path)
     path = next(folder.rglob("*.gguf"))
     add(str(path), "mine")
     path.unlink()
-    found = OpenedModels(WebSettings(models_dirs=(folder,), network=False)).named(
+    result = OpenedModels(WebSettings(models_dirs=(folder,), network=False)).named(
         "mine", CallWatch()
     )
-    assert found.found is None
-    assert "is gone" in found.notes[0]
+    assert result.found is None
+    assert "is gone" in result.notes[0]
     with pytest.raises(NotAllowedError):
         allowed_reference("mine", NOWHERE)
 
@@ -359,7 +361,7 @@ def test_where_an_own_entry_came_from_is_told_only_of_what_may_be_opened(folder:
         shown = {
             name: ask(address, f"/api/v1/catalog/{name}").json() for name in ("mine", "hidden")
         }
-    references = {one["id"]: one["reference"] for one in listed.json()["models"]}
+    references = {model["id"]: model["reference"] for model in listed.json()["models"]}
     assert [references[name] for name in ("mine", "hidden", "sampled")] == [
         str(inside),
         None,
@@ -491,8 +493,8 @@ def test_a_folder_with_a_quotation_mark_in_commands(tmp_path: Path) -> None:
     folder = tmp_path / "it's mine"
     folder.mkdir()
     answer = {"command": shlex.join(["llama-server", "-m", str(folder / "a.gguf")])}
-    told = without_folders(answer, WebSettings(host="0.0.0.0", models_dirs=(folder,)))
-    assert told == {"command": "llama-server -m 'a.gguf'"}
+    shown = without_folders(answer, WebSettings(host="0.0.0.0", models_dirs=(folder,)))
+    assert shown == {"command": "llama-server -m 'a.gguf'"}
 
 
 def test_a_file_that_was_given_alone(folder: Path) -> None:

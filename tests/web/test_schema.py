@@ -55,8 +55,8 @@ def app() -> Iterator[FastAPI]:
 
 @pytest.fixture(scope="module")
 def client(app: FastAPI) -> Iterator[TestClient]:
-    with TestClient(app, base_url=ORIGIN, raise_server_exceptions=False) as found:
-        yield found
+    with TestClient(app, base_url=ORIGIN, raise_server_exceptions=False) as result:
+        yield result
 
 
 def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
@@ -68,10 +68,10 @@ def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
         path_regex="/events$"
     )
     count = 0
-    for found in schema.get_all_operations():
-        assert isinstance(found, Ok), found
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
         count += 1
-        _hold(found.ok())
+        _hold(result.ok())
     assert count >= OPERATIONS
 
 
@@ -110,7 +110,11 @@ def _complete(case: Any, **more: str) -> None:
 
 def _examples(operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """For a query or a body: fields with an example each, so often that every example was there once."""
-    fields = {one["name"]: one for one in operation.get("parameters", ()) if one["in"] == "query"}
+    fields = {
+        parameter["name"]: parameter
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] == "query"
+    }
     body = operation.get("requestBody")
     if body is not None:
         shape = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
@@ -120,7 +124,7 @@ def _examples(operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[di
         for name, one in fields.items()
     }
     for number in range(max(map(len, known.values()), default=0)):
-        yield {name: said[number % len(said)] for name, said in known.items() if said}
+        yield {name: text[number % len(text)] for name, text in known.items() if text}
 
 
 def test_every_example_is_answered() -> None:
@@ -149,8 +153,8 @@ def _send_every_example(client: TestClient) -> None:
 
 def _await_job(client: TestClient, location: str) -> None:
     wait_until(lambda: client.get(location).json()["state"] != "running")
-    told = client.get(location).json()
-    assert told["state"] == "done", told
+    answer = client.get(location).json()
+    assert answer["state"] == "done", answer
 
 
 @pytest.mark.parametrize(
@@ -209,7 +213,7 @@ def loads(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     known = CALLS[call].request.model_fields
     flags = [flag for flag in engine_named(engine).flags if flag.key in known]
     fields: dict[str, Any] = {"model": draw(st.sampled_from(MODELS)), "engine": engine}
-    for flag in draw(st.lists(st.sampled_from(flags), max_size=4, unique_by=lambda one: one.key)):
+    for flag in draw(st.lists(st.sampled_from(flags), max_size=4, unique_by=lambda item: item.key)):
         fields[flag.key] = draw(st.sampled_from(WORDS) if flag.metavar else st.booleans())
     if draw(st.booleans()):
         fields["context"] = draw(st.sampled_from(WORDS[:16]) | st.integers(0, 2**31))
@@ -224,8 +228,8 @@ def test_loads_that_a_person_could_mean(client: TestClient, asked: tuple[str, An
     call, fields = asked
     answer = client.post(f"/api/v1/{call}", json=fields)
     assert answer.status_code in {200, 400, 404, 422}, (call, fields, answer.text)
-    told = json.loads(answer.text, parse_constant=pytest.fail)
-    assert ("error" in told) == (answer.status_code != 200)
+    output = json.loads(answer.text, parse_constant=pytest.fail)
+    assert ("error" in output) == (answer.status_code != 200)
     if call == "fit" and answer.status_code == 200:
-        for bar in told["bars"]:
+        for bar in output["bars"]:
             assert sum(part["bytes"] for part in bar["parts"]) == bar["required_bytes"]

@@ -462,7 +462,7 @@ class TestHeads:
     def test_forwarded_headers_are_ignored(self, now_s: list[float]) -> None:
         with start(WebSettings(port=0, network=False, requests_per_s=2.0)) as address:
             forged = [{"X-Forwarded-For": f"10.0.0.{n}"} for n in range(3)]
-            statuses = [ask(address, "/healthz", headers=one).status for one in forged]
+            statuses = [ask(address, "/healthz", headers=item).status for item in forged]
             assert statuses == [200, 200, 429]
 
 
@@ -470,8 +470,8 @@ class TestRates:
     def test_one_client_is_limited(self, now_s: list[float]) -> None:
         with start(WebSettings(port=0, network=False, requests_per_s=5.0)) as address:
             answers = [ask(address, CALL if n % 2 else "/") for n in range(8)]
-            assert [one.status for one in answers] == [200] * 5 + [429] * 3
-            assert {one.headers["retry-after"] for one in answers[5:]} == {"1"}
+            assert [answer.status for answer in answers] == [200] * 5 + [429] * 3
+            assert {answer.headers["retry-after"] for answer in answers[5:]} == {"1"}
             now_s[0] += 0.2
             assert ask(address, "/healthz").status == 200
 
@@ -538,8 +538,8 @@ class TestConnections:
         held = [admitted(server) for _ in range(3)]
         with closing(connected(server)) as one_more, suppress(ConnectionError):
             assert one_more.recv(100) == b""
-        for one in held:
-            one.close()
+        for item in held:
+            item.close()
         admitted(server).close()
 
     def test_connections_beyond_the_limit_get_503(

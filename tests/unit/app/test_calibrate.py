@@ -77,7 +77,7 @@ MODEL = "sample:qwen3-30b-a3b"
 
 @pytest.fixture
 def without_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
+    none = tuple(replace(placement, is_here=lambda: False) for placement in binding.METHODS)
     monkeypatch.setattr(binding, "METHODS", none)
 
 
@@ -130,16 +130,16 @@ def test_the_made_up_model_is_what_it_says(tmp_path: Path) -> None:
     path = tmp_path / "made-up.gguf"
     write_test_model(path, SMALL)
     assert path.stat().st_size == file_bytes(SMALL)
-    found = GGUFReader(path)
-    names = [tensor.name for tensor in found.tensors]
+    result = GGUFReader(path)
+    names = [tensor.name for tensor in result.tensors]
     assert len(names) == 2 + 9 * 2
     assert names[:2] == ["token_embd.weight", "output_norm.weight"]
-    tokens = [str(bytes(found.fields["tokenizer.ggml.tokens"].parts[at]), "utf-8") for at in found.fields["tokenizer.ggml.tokens"].data]  # fmt: skip
+    tokens = [str(bytes(result.fields["tokenizer.ggml.tokens"].parts[at]), "utf-8") for at in result.fields["tokenizer.ggml.tokens"].data]  # fmt: skip
     assert len(set(tokens)) == 2048
     assert tokens[0] == "<|end|>"
     # the space is a byte that cannot be seen: GPT-2 writes the 33rd of those for it
     assert (tokens[1 + ord("A")], tokens[1 + ord(" ")]) == ("A", "\u0120")
-    merges = found.fields["tokenizer.ggml.merges"].data
+    merges = result.fields["tokenizer.ggml.merges"].data
     assert len(merges) == 2048 - 1 - 256
     geometry = open_model(path).model.geometry
     assert (geometry.vocabulary, geometry.native_context, len(geometry.layers)) == (2048, 256, 2)
@@ -159,36 +159,36 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[
     folder = tmp_path_factory.mktemp("calibrated")
     temporary = folder / "tmp"
     temporary.mkdir()
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEKIT_DATA", str(folder / "data"))
         options = replace(QUICK, folder=temporary, shape=replace(SMALL, vocabulary=WORDS))
-        found = calibrate(tell=told.append, options=options)
+        result = calibrate(tell=messages.append, options=options)
     assert list(temporary.iterdir()) == []
-    return found, folder / "data", told
+    return result, folder / "data", messages
 
 
 def test_a_machine_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
-    found, _, told = measured
-    assert found.host.host == host_key(detect())
-    assert found.host.bandwidth_bytes_per_s > 10**8
-    assert all(row.within for row in found.verification.rows if row.part != "compute")
-    assert told[0].startswith("reading 16.00 MiB of memory")
-    assert told[-2].startswith("writing a generated test model ")
-    assert "with a generated test model on the CPU" in told[-1]
+    result, _, answer = measured
+    assert result.host.host == host_key(detect())
+    assert result.host.bandwidth_bytes_per_s > 10**8
+    assert all(row.within for row in result.verification.rows if row.part != "compute")
+    assert answer[0].startswith("reading 16.00 MiB of memory")
+    assert answer[-2].startswith("writing a generated test model ")
+    assert "with a generated test model on the CPU" in answer[-1]
 
 
 def test_what_llama_cpp_holds_besides_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
     """Python, the libraries, a vocabulary of 100,000 words: some 80 MiB; never more than it held in all."""
-    found, _, _ = measured
-    row = found.engine
-    resident = found.verification.resident[-1]
+    result, _, _ = measured
+    row = result.engine
+    resident = result.verification.resident[-1]
     assert 40 * MIB < row.overhead_bytes < 400 * MIB
     assert row.overhead_bytes < resident.resident_bytes
     # its bill and what is beside it are all that it held when it had decoded a few tokens
-    after = next(one for one in found.verification.resident if one.model_bytes is not None)
+    after = next(item for item in result.verification.resident if item.model_bytes is not None)
     held = after.resident_bytes + after.swapped_bytes
-    bill = found.verification.estimate
+    bill = result.verification.estimate
     assert held <= row.overhead_bytes + bill.total_bytes
     assert (row.engine, row.through, row.samples) == ("llama.cpp", "xllamacpp", 1)
     assert row.version == installed_version("xllamacpp")
@@ -196,14 +196,14 @@ def test_what_llama_cpp_holds_besides_is_measured(measured: tuple[Any, Path, lis
 
 
 def test_how_fast_llama_cpp_is_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
-    found, _, _ = measured
-    pace = found.engine.pace
+    result, _, _ = measured
+    pace = result.engine.pace
     assert pace.decode_tokens_per_s > 0.1
     assert pace.prefill_tokens_per_s > 0.1
     # 2 layers of 2 x 256 x 256 + 2 x 256 x 128 + 3 x 256 x 512, and the head: words x 256, at 4.5 bits; norms
     weights = 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) + WORDS * 256
     assert pace.bytes_per_token == pytest.approx(weights * 4.5 / 8 + 5 * 256 * 4, rel=0.01)
-    assert pace.bandwidth_bytes_per_s == found.host.bandwidth_bytes_per_s
+    assert pace.bandwidth_bytes_per_s == result.host.bandwidth_bytes_per_s
     assert pace.expected_decode > 0
     assert pace.expected_prefill > 0
 
@@ -211,16 +211,16 @@ def test_how_fast_llama_cpp_is_is_measured(measured: tuple[Any, Path, list[str]]
 def test_it_is_remembered(
     measured: tuple[Any, Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, folder, _ = measured
+    result, folder, _ = measured
     monkeypatch.setenv("EDGEKIT_DATA", str(folder))
     assert read_calibration().calibration == Calibration(
-        hosts=(found.host,), engines=(found.engine,)
+        hosts=(result.host,), engines=(result.engine,)
     )
     here = detect()
     assert here.measured is not None
-    assert here.measured.engines == (found.engine,)
+    assert here.measured.engines == (result.engine,)
     assert here.host is not None
-    assert here.host.bandwidth_bytes_per_s == found.host.bandwidth_bytes_per_s
+    assert here.host.bandwidth_bytes_per_s == result.host.bandwidth_bytes_per_s
 
 
 def test_a_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,16 +229,17 @@ def test_a_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "large.gguf"
     write_test_model(path, replace(SMALL, vocabulary=WORDS))
     options = replace(QUICK, busy_share=-1.0)
-    found = calibrate(str(path), options=options)
-    assert found.engine is not None
-    assert found.engine.overhead_label == "large.gguf"
+    result = calibrate(str(path), options=options)
+    assert result.engine is not None
+    assert result.engine.overhead_label == "large.gguf"
     # the machine is never idle enough: speeds are told, memory is kept
-    assert (found.host.bandwidth_bytes_per_s, found.engine.pace) == (None, None)
+    assert (result.host.bandwidth_bytes_per_s, result.engine.pace) == (None, None)
     assert (
-        "memory bandwidth was 18.0 GB/s, which was not saved: other programs used" in found.notes[0]
+        "memory bandwidth was 18.0 GB/s, which was not saved: other programs used"
+        in result.notes[0]
     )
-    assert "llama.cpp reached " in found.notes[1]
-    assert read_calibration().calibration.engines == (found.engine,)
+    assert "llama.cpp reached " in result.notes[1]
+    assert read_calibration().calibration.engines == (result.engine,)
 
 
 def test_few_words_say_nothing_of_other_models(
@@ -248,27 +249,27 @@ def test_few_words_say_nothing_of_other_models(
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
     path = str(small_model.write_model(tmp_path))
-    found = calibrate(path, options=QUICK)
-    assert found.verification is not None
-    assert found.verification.vocabulary == len(small_model.TOKENS)
-    assert found.verification.beside_bytes is not None
-    assert "which was not saved: small.gguf has a vocabulary of only 260 tokens" in found.notes[-1]
-    assert "`edgekit calibrate` without a model" in found.notes[-1]
-    assert found.engine is not None
-    assert (found.engine.overhead_bytes, found.engine.samples) == (None, 0)
-    assert found.engine.pace is not None
+    result = calibrate(path, options=QUICK)
+    assert result.verification is not None
+    assert result.verification.vocabulary == len(small_model.TOKENS)
+    assert result.verification.beside_bytes is not None
+    assert "which was not saved: small.gguf has a vocabulary of only 260 tokens" in result.notes[-1]
+    assert "`edgekit calibrate` without a model" in result.notes[-1]
+    assert result.engine is not None
+    assert (result.engine.overhead_bytes, result.engine.samples) == (None, 0)
+    assert result.engine.pace is not None
     (row,) = read_calibration().calibration.engines
-    assert row == found.engine
+    assert row == result.engine
     assert measured_overhead(detect()) is None
 
 
 def test_as_few_words_as_may_be_kept(measured: tuple[Any, Path, list[str]]) -> None:
-    found, _, _ = measured
-    assert found.verification.vocabulary == WORDS
-    fewer = replace(found.verification, vocabulary=WORDS - 1)
-    kept, left = worth_keeping(found.verification, HERE), worth_keeping(fewer, HERE)
+    result, _, _ = measured
+    assert result.verification.vocabulary == WORDS
+    fewer = replace(result.verification, vocabulary=WORDS - 1)
+    kept, left = worth_keeping(result.verification, HERE), worth_keeping(fewer, HERE)
     assert kept.engine is not None
-    assert (kept.engine.overhead_bytes, kept.left_out) == (found.engine.overhead_bytes, "")
+    assert (kept.engine.overhead_bytes, kept.left_out) == (result.engine.overhead_bytes, "")
     assert left.engine is None
     assert "a vocabulary of only 99,999 tokens" in left.left_out
 
@@ -279,12 +280,12 @@ def test_nothing_measured_is_nothing_written(
     """Without numpy neither the memory nor the disk is, and nothing is announced that is not done."""
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.setattr(host_room, "_filesystem", lambda _: "ext4")
-    told: list[str] = []
-    found = calibrate(tell=told.append, options=replace(QUICK, folder=tmp_path))
-    assert told == []
-    assert not found.has_results
+    messages: list[str] = []
+    result = calibrate(tell=messages.append, options=replace(QUICK, folder=tmp_path))
+    assert messages == []
+    assert not result.has_results
     needed = "numpy is needed: pip install 'edgekit-models[embed]'"
-    assert found.notes[:2] == (
+    assert result.notes[:2] == (
         f"memory bandwidth was not measured: {needed}",
         f"disk speed was not measured: {needed}",
     )
@@ -300,18 +301,18 @@ def test_cards_that_the_engine_does_not_find(
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
     here = replace(detect(), devices=cards(24).devices)
-    found = calibrate(str(small_model.write_model(tmp_path)), machine=here, options=QUICK)
-    assert found.engine is not None
-    assert found.engine.device == device_key(here)
-    assert "measured on the CPU only: the llama.cpp in xllamacpp finds no GPU" in found.notes[0]
+    result = calibrate(str(small_model.write_model(tmp_path)), machine=here, options=QUICK)
+    assert result.engine is not None
+    assert result.engine.device == device_key(here)
+    assert "measured on the CPU only: the llama.cpp in xllamacpp finds no GPU" in result.notes[0]
 
 
 def test_without_an_engine_the_machine_is_measured(without_engine: None) -> None:
-    found = calibrate(options=QUICK)
-    assert found.host.bandwidth_bytes_per_s is not None
-    assert found.engine is None
-    assert "llama.cpp was not measured: no llama.cpp found on this machine" in found.notes[-1]
-    assert read_calibration().calibration == Calibration(hosts=(found.host,))
+    result = calibrate(options=QUICK)
+    assert result.host.bandwidth_bytes_per_s is not None
+    assert result.engine is None
+    assert "llama.cpp was not measured: no llama.cpp found on this machine" in result.notes[-1]
+    assert read_calibration().calibration == Calibration(hosts=(result.host,))
 
 
 def test_with_a_model_nothing_is_kept_without_an_engine(
@@ -341,10 +342,10 @@ def test_a_disk_without_room_is_a_note(tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
     shape = Shape(vocabulary=300, layers=1, width=2**20, inner=2**30)
-    found = calibrate(options=replace(QUICK, shape=shape, folder=tmp_path))
-    assert found.engine is None
-    assert "free, and the generated test model takes" in found.notes[-1]
-    assert found.notes[-1].endswith("give a model to measure it with")
+    result = calibrate(options=replace(QUICK, shape=shape, folder=tmp_path))
+    assert result.engine is None
+    assert "free, and the generated test model takes" in result.notes[-1]
+    assert result.notes[-1].endswith("give a model to measure it with")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -364,9 +365,9 @@ def test_a_folder_in_memory_is_no_disk(
 ) -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("no such folder here")
-    found = calibrate(options=replace(QUICK, folder=Path("/dev/shm")))
-    assert found.host.disk is None
-    assert "is in RAM (tmpfs)" in found.notes[0]
+    result = calibrate(options=replace(QUICK, folder=Path("/dev/shm")))
+    assert result.host.disk is None
+    assert "is in RAM (tmpfs)" in result.notes[0]
 
 
 # -- what is beside a bill -------------------------------------------------------------------
@@ -407,8 +408,8 @@ BILL = bill(weights=400, kv_cache=64, state=6, output=2, compute=70)
     ],
 )
 def test_what_is_beside_a_bill(resident: list[Resident], mapped: bool, beside: int | None) -> None:  # noqa: FBT001 - a table
-    found = beside_bytes(resident, BILL, LlamaCppSetup(use_mmap=mapped))
-    assert found == (None if beside is None else beside * MIB)
+    result = beside_bytes(resident, BILL, LlamaCppSetup(use_mmap=mapped))
+    assert result == (None if beside is None else beside * MIB)
 
 
 def test_rearranged_weights_hide_it() -> None:
@@ -416,10 +417,12 @@ def test_rearranged_weights_hide_it() -> None:
 
 
 def test_a_difference_is_remembered() -> None:
-    told = MeasuredBytes(low_bytes=20 * MIB, high_bytes=20 * MIB)
+    answer = MeasuredBytes(low_bytes=20 * MIB, high_bytes=20 * MIB)
     rows = [
-        ComparedRow(part="weights", predicted_bytes=20 * MIB, measured=told, allowed_bytes=0),
-        ComparedRow(part="compute", predicted_bytes=17 * MIB, measured=told, allowed_bytes=2 * MIB),
+        ComparedRow(part="weights", predicted_bytes=20 * MIB, measured=answer, allowed_bytes=0),
+        ComparedRow(
+            part="compute", predicted_bytes=17 * MIB, measured=answer, allowed_bytes=2 * MIB
+        ),
     ]
     (one,) = remember_rows("a\x1b model", rows, engine="llama.cpp", version="0.6.0")
     assert (one.label, one.part, one.predicted_bytes, one.measured_bytes) == ("a model", "compute", 17 * MIB, 20 * MIB)  # fmt: skip
@@ -456,12 +459,12 @@ def with_calibration(
     )
     host = HostMeasured(host=host_key(machine), date=DAY, bandwidth_bytes_per_s=60 * GB)
     change_calibration(lambda _: Calibration(hosts=(host,), engines=(row,)))
-    found = calibration.measured_on(machine, read_calibration().calibration)
+    result = calibration.measured_on(machine, read_calibration().calibration)
     assert machine.host is not None
     memory = replace(
         machine.host, bandwidth_bytes_per_s=60 * GB, bandwidth_because=f"measured here on {DAY}"
     )
-    return replace(machine, host=memory, measured=found)
+    return replace(machine, host=memory, measured=result)
 
 
 def _pace(**values: Any) -> Pace:
@@ -512,9 +515,9 @@ def test_what_was_measured_with_a_card_counts_for_it(monkeypatch: pytest.MonkeyP
     (row,) = machine.measured.engines
     card = replace(row, device="24 GiB card", overhead_bytes=400 * MIB)
     both = replace(machine, measured=replace(machine.measured, engines=(row, card)))
-    found = measured_overhead(both, both.devices)
-    assert found is not None
-    assert (found.size_bytes, "alone" in found.because) == (400 * MIB, False)
+    result = measured_overhead(both, both.devices)
+    assert result is not None
+    assert (result.size_bytes, "alone" in result.because) == (400 * MIB, False)
     alone = measured_overhead(both)
     assert alone is not None
     assert alone.size_bytes == 123 * MIB
@@ -522,10 +525,10 @@ def test_what_was_measured_with_a_card_counts_for_it(monkeypatch: pytest.MonkeyP
 
 def test_a_machine_that_is_wished_for_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with_calibration(monkeypatch)
-    asked: dict[str, Any] = {"context": 8192, "ram": "64G"}
-    before = model_preflight(MODEL, "llama.cpp", **asked)
+    request: dict[str, Any] = {"context": 8192, "ram": "64G"}
+    before = model_preflight(MODEL, "llama.cpp", **request)
     forget_calibration()
-    after = model_preflight(MODEL, "llama.cpp", **asked)
+    after = model_preflight(MODEL, "llama.cpp", **request)
     assert before.estimate == after.estimate
     assert runtime_lines(before.estimate) == []
     wished = replace(with_calibration(monkeypatch), what_if=True)
@@ -534,12 +537,12 @@ def test_a_machine_that_is_wished_for_has_no_such_line(monkeypatch: pytest.Monke
 
 
 def test_the_memory_is_as_fast_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, found = host_speed(HERE), host_speed(with_calibration(monkeypatch))
+    plain, result = host_speed(HERE), host_speed(with_calibration(monkeypatch))
     assert plain.assumed
-    assert not found.assumed
-    assert found.bandwidth == (60 * GB, 60 * GB)
-    assert found.text == f"60 GB/s (measured here on {DAY})"
-    slow, fast = found.rates()
+    assert not result.assumed
+    assert result.bandwidth == (60 * GB, 60 * GB)
+    assert result.text == f"60 GB/s (measured here on {DAY})"
+    slow, fast = result.rates()
     assert slow == pytest.approx(8 * 2.2 * GB)
     assert fast == pytest.approx(0.9 * 60 * GB)
     assert fast / slow < plain.rates()[1] / plain.rates()[0]
@@ -549,12 +552,12 @@ def test_a_fit_has_the_overhead_in_its_bars_and_in_its_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request = Request(machine=with_calibration(monkeypatch), engines=("llama.cpp",), context=4096)
-    found = fit(open_named(MODEL), request, Session(reach=Reach(network=False)))
-    assert found.result is not None
-    assert found.bill is not None
-    assert any("measured on this machine" in line.because for line in found.bill.estimate.lines)
-    total = found.bill.estimate.total_bytes
-    assert sum(use.required_bytes for use in found.result.uses) == total
+    result = fit(open_named(MODEL), request, Session(reach=Reach(network=False)))
+    assert result.result is not None
+    assert result.bill is not None
+    assert any("measured on this machine" in line.because for line in result.bill.estimate.lines)
+    total = result.bill.estimate.total_bytes
+    assert sum(use.required_bytes for use in result.result.uses) == total
 
 
 def speed_on(machine: Machine) -> Any:
@@ -578,7 +581,7 @@ def test_speeds_rest_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> No
     assert engine.decode[1] / engine.decode[0] < memory.decode[1] / memory.decode[0]
     # twice as fast as expected with the other model, so with this one: around twice the middle
     slower = speed_on(with_calibration(monkeypatch, decode_tokens_per_s=10.0))
-    assert engine.decode == pytest.approx([2 * one for one in slower.decode])
+    assert engine.decode == pytest.approx([2 * item for item in slower.decode])
 
 
 @pytest.mark.parametrize(
@@ -632,7 +635,7 @@ def test_nothing_heavy_is_imported_by_a_look_at_the_machine() -> None:
         "import sys; from edgekit.machine.probes import detect; detect();"
         "print([name for name in ('numpy', 'xllamacpp', 'edgekit.engines.llamacpp.run') if name in sys.modules])"
     )
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", words], capture_output=True, check=True, text=True
     )
-    assert json.loads(found.stdout) == []
+    assert json.loads(result.stdout) == []

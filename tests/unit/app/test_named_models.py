@@ -122,7 +122,7 @@ def test_plan_refuses_what_the_engine_cannot_load() -> None:
 
 
 def names(named: ResolvedModel, wanted: Request) -> list[str]:
-    return [one.name for one in task_to_plan(named, wanted, SESSION).variants]
+    return [variant.name for variant in task_to_plan(named, wanted, SESSION).variants]
 
 
 MIXES = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"]
@@ -159,7 +159,7 @@ def test_variants_of_a_file(tmp_path: Path) -> None:
 def test_drafters_of_the_catalog() -> None:
     wanted = Request(machine=cpu(64))
     drafters = task_to_plan(open_named("qwen3-8b"), wanted, SESSION).drafters
-    assert [one.name for one in drafters] == ["qwen3-0.6b at Q4_K_M"]
+    assert [drafter.name for drafter in drafters] == ["qwen3-0.6b at Q4_K_M"]
     assert (
         task_to_plan(open_named("qwen3-8b"), replace(wanted, drafter=False), SESSION).drafters == ()
     )
@@ -209,12 +209,12 @@ def few() -> Catalog:
 
 def priced(one: Suggestion) -> tuple[Any, ...]:
     plan = one.plan
-    told = [(why.lever, why.value, why.because) for why in plan.decisions]
-    return one.entry.id, told, plan.load, plan.result.way, plan.result.estimate, plan.speed, plan.drafter  # fmt: skip
+    shown = [(why.lever, why.value, why.because) for why in plan.decisions]
+    return one.entry.id, shown, plan.load, plan.result.way, plan.result.estimate, plan.speed, plan.drafter  # fmt: skip
 
 
 def answer(found: Recommendation) -> list[tuple[Any, ...]]:
-    return [priced(one) for one in found.suggestions]
+    return [priced(suggestion) for suggestion in found.suggestions]
 
 
 def stored_in(
@@ -222,9 +222,9 @@ def stored_in(
 ) -> tuple[Path, Recommendation]:
     """An answer, and the file that it is stored in."""
     monkeypatch.setenv("EDGEKIT_CACHE", str(folder / "cache"))
-    found = recommend(request, catalog=few())
+    result = recommend(request, catalog=few())
     (path,) = folder.rglob("*.json")
-    return path, found
+    return path, result
 
 
 @pytest.mark.parametrize("machine", [PROCESSOR, rated(cards(16, 8), card=1000)])
@@ -271,7 +271,7 @@ def test_recommend_with_slightly_different_free_memory(
     assert machine.host is not None
     for more in (0, 1, 2**20):
         host = replace(machine.host, free_bytes=(12 << 30) + more)
-        found = recommend(Request(machine=replace(machine, host=host)), catalog=few())
-        (used,) = found.suggestions[0].plan.result.uses
+        result = recommend(Request(machine=replace(machine, host=host)), catalog=few())
+        (used,) = result.suggestions[0].plan.result.uses
         assert used.budget.free_bytes == (12 << 30) + more  # what is judged is what is free
     assert len(list(tmp_path.rglob("*.json"))) == 1

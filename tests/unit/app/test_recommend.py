@@ -44,7 +44,7 @@ def entry(name: str, **more: Any) -> Entry:
 
 
 def ids(found: Recommendation) -> list[str]:
-    return [one.entry.id for one in found.suggestions]
+    return [suggestion.entry.id for suggestion in found.suggestions]
 
 
 def over(found: Recommendation) -> dict[str, int]:
@@ -55,17 +55,17 @@ def over(found: Recommendation) -> dict[str, int]:
 
 
 def test_the_best_rank_first_one_of_a_family() -> None:
-    found = asked(CARD)
-    orders = [one.order for one in found.suggestions]
+    result = asked(CARD)
+    orders = [suggestion.order for suggestion in result.suggestions]
     assert orders == sorted(orders, reverse=True)
-    families = [one.entry.family for one in found.suggestions]
+    families = [suggestion.entry.family for suggestion in result.suggestions]
     assert len(set(families)) == len(families)
     assert {"qwen3", "gemma-3"} <= set(families)
-    for one in found.suggestions:
-        assert one.rank == rank_of(one.entry)
-        assert one.is_quick
-        assert one.plan.fits
-        assert is_within(one.plan)
+    for suggestion in result.suggestions:
+        assert suggestion.rank == rank_of(suggestion.entry)
+        assert suggestion.is_quick
+        assert suggestion.plan.fits
+        assert is_within(suggestion.plan)
 
 
 def test_the_first_of_its_family_is_its_best_that_fits() -> None:
@@ -78,8 +78,8 @@ def test_the_first_of_its_family_is_its_best_that_fits() -> None:
 
 
 def test_all_sizes_shows_several_of_a_family() -> None:
-    found = asked(CARD, all_sizes=True, limit=10)
-    assert sum(one.entry.family == "qwen3" for one in found.suggestions) == 3
+    result = asked(CARD, all_sizes=True, limit=10)
+    assert sum(suggestion.entry.family == "qwen3" for suggestion in result.suggestions) == 3
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -97,14 +97,14 @@ def test_the_order_of_the_catalog_does_not_matter() -> None:
 def answer(found: Recommendation) -> list[tuple[Any, ...]]:
     return [
         (
-            one.entry.id,
-            one.plan.decisions,
-            [tried.told for step in one.plan.decisions for tried in step.tried],
-            one.plan.load,
-            one.plan.result.estimate,
-            one.plan.speed,
+            suggestion.entry.id,
+            suggestion.plan.decisions,
+            [tried.told for step in suggestion.plan.decisions for tried in step.tried],
+            suggestion.plan.load,
+            suggestion.plan.result.estimate,
+            suggestion.plan.speed,
         )
-        for one in found.suggestions
+        for suggestion in found.suggestions
     ]
 
 
@@ -118,35 +118,37 @@ def test_equal_ranks_are_ordered_by_name() -> None:
 
 def test_a_slow_model_is_worth_less() -> None:
     # 16.5 GB for a token at 60 GB/s of the processor: about three times a second
-    found = asked(rated(cpu(64)), limit=10)
-    orders = [one.order for one in found.suggestions]
+    result = asked(rated(cpu(64)), limit=10)
+    orders = [suggestion.order for suggestion in result.suggestions]
     assert orders == sorted(orders, reverse=True)
-    slow = next(one for one in found.suggestions if one.entry.id == "gemma-3-27b")
+    slow = next(
+        suggestion for suggestion in result.suggestions if suggestion.entry.id == "gemma-3-27b"
+    )
     assert not slow.is_quick
     assert slow.worth == slow.rank * ((slow.plan.steady_tokens_per_s or 0) / 8) ** 2
-    assert found.suggestions[0].entry.id != "gemma-3-27b"
-    for one in found.suggestions:
-        assert one.plan.speed is not None
-        assert one.is_quick is (one.plan.speed.typical >= READING_TOKENS_PER_S)
+    assert result.suggestions[0].entry.id != "gemma-3-27b"
+    for suggestion in result.suggestions:
+        assert suggestion.plan.speed is not None
+        assert suggestion.is_quick is (suggestion.plan.speed.typical >= READING_TOKENS_PER_S)
 
 
 def test_no_slow_model_ranks_before_one_at_reading_speed() -> None:
     """The dense 31B writes about four tokens a second there, its sibling with experts 24."""
     names = ("gemma-4-31b-it", "gemma-4-26b-a4b", "qwen3.6-27b", "gpt-oss-20b", "gemma-4-e2b-it")
     entries, ask = [find_entry(name) for name in names], Request(machine=what_if_machine(devices=["M3 Pro 36GB"]))  # fmt: skip
-    found = find_best(entries, ask)
-    assert ids(found) == ["gemma-4-26b-a4b", "gpt-oss-20b", "qwen3.6-27b"]
-    assert [one.is_quick for one in found.suggestions] == [True, True, False]
-    assert over(found) == {SLOW: 1}
+    result = find_best(entries, ask)
+    assert ids(result) == ["gemma-4-26b-a4b", "gpt-oss-20b", "qwen3.6-27b"]
+    assert [suggestion.is_quick for suggestion in result.suggestions] == [True, True, False]
+    assert over(result) == {SLOW: 1}
 
 
 def test_a_small_fast_model_does_not_displace_a_better_slow_one() -> None:
     names = ("gemma-4-26b-a4b", "gemma-4-e2b-it", "deepseek-v2-lite", "gpt-oss-20b")
     entries = [find_entry(name) for name in names]
     for gib in (21.5, 22, 23):
-        found = find_best(entries, Request(machine=what_if_machine(ram=f"{gib}G")))
-        assert ids(found) == ["gpt-oss-20b", "gemma-4-26b-a4b", "deepseek-v2-lite"]
-        assert [one.is_quick for one in found.suggestions] == [True, False, True]
+        result = find_best(entries, Request(machine=what_if_machine(ram=f"{gib}G")))
+        assert ids(result) == ["gpt-oss-20b", "gemma-4-26b-a4b", "deepseek-v2-lite"]
+        assert [suggestion.is_quick for suggestion in result.suggestions] == [True, False, True]
 
 
 def test_only_the_newest_version_of_a_model_is_shown() -> None:
@@ -158,8 +160,8 @@ def test_only_the_newest_version_of_a_model_is_shown() -> None:
 
 
 def test_a_large_model_that_is_much_too_slow_is_skipped() -> None:
-    found = asked(rated(cpu(64), host=5), limit=1)
-    assert over(found)[SLOW] >= 1
+    result = asked(rated(cpu(64), host=5), limit=1)
+    assert over(result)[SLOW] >= 1
 
 
 def test_small_speed_change_keeps_the_list() -> None:
@@ -168,17 +170,17 @@ def test_small_speed_change_keeps_the_list() -> None:
 
 
 def test_all_models_slow() -> None:
-    found = asked(rated(cpu(64), host=1), limit=10)
-    assert found.suggestions
-    assert not any(one.is_quick for one in found.suggestions)
-    families = [one.entry.family for one in found.suggestions]
+    result = asked(rated(cpu(64), host=1), limit=10)
+    assert result.suggestions
+    assert not any(suggestion.is_quick for suggestion in result.suggestions)
+    families = [suggestion.entry.family for suggestion in result.suggestions]
     assert len(set(families)) == len(families)
 
 
 def test_among_slow_ones_the_best_at_reading_speed_is_shown() -> None:
     """30 GB/s: 8B models write four tokens a second, a 0.6B model more than eight."""
-    found = asked(rated(cpu(64), host=30), limit=2)
-    assert [one.is_quick for one in found.suggestions] == [False, True]
+    result = asked(rated(cpu(64), host=30), limit=2)
+    assert [suggestion.is_quick for suggestion in result.suggestions] == [False, True]
 
 
 def test_a_slow_embedding_model_is_worth_less() -> None:
@@ -191,81 +193,83 @@ def test_a_slow_embedding_model_is_worth_less() -> None:
 
 
 def test_unknown_speed_is_not_slow() -> None:
-    found = asked(cards(24))
-    assert found.suggestions
-    assert all(one.is_quick and one.plan.speed is None for one in found.suggestions)
+    result = asked(cards(24))
+    assert result.suggestions
+    assert all(
+        suggestion.is_quick and suggestion.plan.speed is None for suggestion in result.suggestions
+    )
 
 
 # --- who is passed over
 
 
 def test_another_task() -> None:
-    found = asked(CARD, purpose=ModelPurpose.EMBEDDING)
-    assert found.suggestions == ()
-    assert found.nearest is None
+    result = asked(CARD, purpose=ModelPurpose.EMBEDDING)
+    assert result.suggestions == ()
+    assert result.nearest is None
 
 
 def test_context_too_short() -> None:
     short = entry("qwen3-8b", native_context=4096)
-    found = find_best([short], Request(machine=CARD))
-    assert ids(found) == []
-    assert over(found) == {"with too short a context": 1}
+    result = find_best([short], Request(machine=CARD))
+    assert ids(result) == []
+    assert over(result) == {"with too short a context": 1}
     wanted = asked(CARD, context=100_000)
     assert set(ids(wanted)) <= {"llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b"}
 
 
 def test_refused_models_are_counted() -> None:
     refused = entry("phi-3-small-8k-instruct", native_context=32_768, kinds=(ModelPurpose.CHAT,))
-    found = find_best([refused, find_entry("qwen3-0.6b")], Request(machine=CARD))
-    assert ids(found) == ["qwen3-0.6b"]
-    assert over(found) == {"not supported by the engine": 1}
+    result = find_best([refused, find_entry("qwen3-0.6b")], Request(machine=CARD))
+    assert ids(result) == ["qwen3-0.6b"]
+    assert over(result) == {"not supported by the engine": 1}
 
 
 def test_damaged_models_are_counted() -> None:
     damaged = entry("qwen3-8b", tensors=("nonsense",))
-    found = find_best([damaged, find_entry("qwen3-0.6b")], Request(machine=CARD, all_sizes=True))
-    assert ids(found) == ["qwen3-0.6b"]
-    assert sum(over(found).values()) == 1
+    result = find_best([damaged, find_entry("qwen3-0.6b")], Request(machine=CARD, all_sizes=True))
+    assert ids(result) == ["qwen3-0.6b"]
+    assert sum(over(result).values()) == 1
 
 
 def test_unknown_context_length() -> None:
-    found = find_best([entry("qwen3-8b", native_context=None)], Request(machine=CARD))
-    assert ids(found) == []
-    assert sum(over(found).values()) == 1
+    result = find_best([entry("qwen3-8b", native_context=None)], Request(machine=CARD))
+    assert ids(result) == []
+    assert sum(over(result).values()) == 1
 
 
 def test_models_without_files_for_the_engine_are_counted() -> None:
     bare = entry("qwen3-8b", config={})
-    found = find_best([bare, find_entry("qwen3-0.6b")], Request(machine=CARD, engines=("vllm",)))
-    assert ids(found) == ["qwen3-0.6b"]
-    assert sum(over(found).values()) == 1
+    result = find_best([bare, find_entry("qwen3-0.6b")], Request(machine=CARD, engines=("vllm",)))
+    assert ids(result) == ["qwen3-0.6b"]
+    assert sum(over(result).values()) == 1
 
 
 def test_three_bit_weights_are_not_recommended() -> None:
     # 5 GiB: 4 usable, less than 4.3 of an 8B at four bits, more than 3.1 at three
-    found = find_best([find_entry("llama-3.1-8b")], Request(machine=rated(cpu(5), host=400)))
-    assert found.suggestions == ()
-    assert found.nearest is not None
-    assert not found.nearest.plan.fits
-    assert "--quant IQ3_XXS" in found.nearest.plan.to_fit[0].told
+    result = find_best([find_entry("llama-3.1-8b")], Request(machine=rated(cpu(5), host=400)))
+    assert result.suggestions == ()
+    assert result.nearest is not None
+    assert not result.nearest.plan.fits
+    assert "--quant IQ3_XXS" in result.nearest.plan.to_fit[0].told
 
 
 # --- nothing fits
 
 
 def test_nearest_model_and_what_would_help() -> None:
-    found = asked(rated(cpu(1)))
-    assert found.suggestions == ()
-    assert over(found)[TOO_LARGE] == len(few())
-    assert found.nearest is not None
-    assert found.nearest.entry.id == "qwen3-0.6b"  # the fewest bytes
-    assert not found.nearest.plan.fits
-    assert {ChangeKind.MEMORY} <= {change.kind for change in found.nearest.plan.to_fit}
+    result = asked(rated(cpu(1)))
+    assert result.suggestions == ()
+    assert over(result)[TOO_LARGE] == len(few())
+    assert result.nearest is not None
+    assert result.nearest.entry.id == "qwen3-0.6b"  # the fewest bytes
+    assert not result.nearest.plan.fits
+    assert {ChangeKind.MEMORY} <= {change.kind for change in result.nearest.plan.to_fit}
 
 
 def test_empty_catalog() -> None:
-    found = find_best([], Request(machine=CARD))
-    assert (found.suggestions, found.passed_over, found.nearest) == ((), (), None)
+    result = find_best([], Request(machine=CARD))
+    assert (result.suggestions, result.passed_over, result.nearest) == ((), (), None)
 
 
 @pytest.mark.parametrize(("engine", "machine"), [("vllm", cpu(64)), ("mlx", cards(24))])
@@ -281,12 +285,12 @@ def test_no_hardware_for_the_engine(engine: str, machine: Machine) -> None:
     ("engine", "machine"), [("llama.cpp", CARD), ("vllm", rated(cards(48))), ("mlx", rated(mac(64, 48)))]
 )  # fmt: skip
 def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
-    found = asked(machine, engines=(engine,), context=16_384, users=2, limit=2)  # fmt: skip
-    assert len(found.suggestions) == 2
-    for one in found.suggestions:
-        assert one.plan.context_tokens == 16_384
-        assert one.plan.load.sequences == 2
-        assert one.plan.task.engine == engine
+    result = asked(machine, engines=(engine,), context=16_384, users=2, limit=2)  # fmt: skip
+    assert len(result.suggestions) == 2
+    for suggestion in result.suggestions:
+        assert suggestion.plan.context_tokens == 16_384
+        assert suggestion.plan.load.sequences == 2
+        assert suggestion.plan.task.engine == engine
 
 
 def test_prefer_accurate_kv() -> None:
@@ -298,20 +302,20 @@ def test_prefer_accurate_kv() -> None:
 
 
 def test_embedding_model_starts_with_embeddings() -> None:
-    found = find_best(
+    result = find_best(
         read_catalog().entries, Request(machine=rated(cpu(16)), purpose=ModelPurpose.EMBEDDING)
     )
-    assert found.suggestions
-    for one in found.suggestions:
-        assert ModelPurpose.EMBEDDING in one.entry.kinds
-        assert one.plan.result.way.setup.embeddings
+    assert result.suggestions
+    for suggestion in result.suggestions:
+        assert ModelPurpose.EMBEDDING in suggestion.entry.kinds
+        assert suggestion.plan.result.way.setup.embeddings
 
 
 def test_progress() -> None:
-    told: list[str] = []
-    find_best(few(), Request(machine=CARD, limit=1), Session(reach=Reach(progress=told.append)))
-    assert told
-    assert all(any(name in line for name in NAMES) for line in told)
+    messages: list[str] = []
+    find_best(few(), Request(machine=CARD, limit=1), Session(reach=Reach(progress=messages.append)))
+    assert messages
+    assert all(any(name in line for name in NAMES) for line in messages)
 
 
 def test_task_has_the_repository_of_its_weights() -> None:
@@ -324,10 +328,10 @@ def test_task_has_the_repository_of_its_weights() -> None:
 
 @pytest.mark.parametrize("machine", [rated(cpu(8)), rated(cards(8))], ids=["processor", "card"])
 def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
-    found = find_best(sampled(read_catalog().entries, each=5), Request(machine=machine))
-    assert len(found.suggestions) == 5
-    assert all(is_within(one.plan) for one in found.suggestions)
-    assert all(one.plan.variant.is_good for one in found.suggestions)
+    result = find_best(sampled(read_catalog().entries, each=5), Request(machine=machine))
+    assert len(result.suggestions) == 5
+    assert all(is_within(suggestion.plan) for suggestion in result.suggestions)
+    assert all(suggestion.plan.variant.is_good for suggestion in result.suggestions)
 
 
 def test_a_model_that_fills_the_ram_is_worth_a_quarter() -> None:

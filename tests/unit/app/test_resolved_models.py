@@ -35,31 +35,31 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main([*words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 # --- resolve
 
 
 def test_resolve_gives_the_entry_of_a_name_and_reads_nothing() -> None:
-    found = resolve(NAME, lambda source: pytest.fail(f"{source} was read"))
-    assert found.entry is not None
-    assert (found.entry.id, found.found) == (NAME, None)
+    result = resolve(NAME, lambda source: pytest.fail(f"{source} was read"))
+    assert result.entry is not None
+    assert (result.entry.id, result.found) == (NAME, None)
 
 
 def test_resolve_reads_what_the_catalog_does_not_have() -> None:
-    found = resolve("acme/model", lambda source: source.upper())
-    assert (found.entry, found.found) == (None, "ACME/MODEL")
+    result = resolve("acme/model", lambda source: source.upper())
+    assert (result.entry, result.found) == (None, "ACME/MODEL")
 
 
 def test_resolve_takes_the_entry_of_a_repository_that_cannot_be_reached() -> None:
     def unreachable(_: str) -> str:
         raise RemoteInspectError("no network")
 
-    found = resolve("Qwen/Qwen3-8B", unreachable)
-    assert found.entry is not None
-    assert found.notes == (
+    result = resolve("Qwen/Qwen3-8B", unreachable)
+    assert result.entry is not None
+    assert result.notes == (
         "taken from the catalog (qwen3-8b), because Qwen/Qwen3-8B could not be read: no network",
     )
 
@@ -71,10 +71,10 @@ def test_model_preflight_judges_a_catalog_name_as_check_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = model_preflight(NAME, ram="32G")
-    told = ask_json(capsys, "check", NAME, "--ram", "32G")
+    answer = ask_json(capsys, "check", NAME, "--ram", "32G")
     assert result.estimate.weights_bytes == Q4_K_M_BYTES
-    assert result.required_bytes == told["required_bytes"]
-    assert (result.context_tokens, result.max_context) == (told["context_tokens"], 40_960)
+    assert result.required_bytes == answer["required_bytes"]
+    assert (result.context_tokens, result.max_context) == (answer["context_tokens"], 40_960)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_a_quantisation_that_was_asked_for_is_named(
 ) -> None:
     result = model_preflight(NAME, engine, quant=quant, device=device, context=4096)
     words = ("--engine", engine, "--quant", quant, "--device", device, "-c", "4096")
-    told = ask_json(capsys, "check", NAME, *words)
-    assert (result.quantization, told["quantization"]) == (name, name)
+    answer = ask_json(capsys, "check", NAME, *words)
+    assert (result.quantization, answer["quantization"]) == (name, name)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_model_preflight_starts_an_embedding_file_to_embed(
 ) -> None:
     path = write_model(tmp_path, "all-minilm-l6-v2", "Q8_0")
     result = model_preflight(path, ram="16G")
-    told = ask_json(capsys, "check", str(path), "--ram", "16G")
+    output = ask_json(capsys, "check", str(path), "--ram", "16G")
     assert result.way.setup.embeddings
-    assert result.required_bytes == told["required_bytes"]
+    assert result.required_bytes == output["required_bytes"]
 
 
 def test_can_load_knows_catalog_names() -> None:
@@ -121,18 +121,18 @@ def test_can_load_knows_catalog_names() -> None:
 
 
 def test_inspect_model_remote_knows_catalog_names() -> None:
-    found = inspect_model_remote(NAME)
-    assert (found.num_layers, found.num_kv_heads, found.model_max_context) == (LAYERS, 8, 40_960)
+    result = inspect_model_remote(NAME)
+    assert (result.num_layers, result.num_kv_heads, result.model_max_context) == (LAYERS, 8, 40_960)
 
 
 # --- the commands
 
 
 def test_inspect_shows_the_model_of_an_entry(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, "inspect", NAME)
-    assert (told["model"], told["origin"], told["architecture"]) == (NAME, "catalog", "qwen3")
-    assert told["tensor_bytes"] == 16_382_087_168  # F16, as the catalog has it
-    assert "no file was read" in told["notes"][-1]
+    answer = ask_json(capsys, "inspect", NAME)
+    assert (answer["model"], answer["origin"], answer["architecture"]) == (NAME, "catalog", "qwen3")
+    assert answer["tensor_bytes"] == 16_382_087_168  # F16, as the catalog has it
+    assert "no file was read" in answer["notes"][-1]
 
 
 @pytest.mark.parametrize("command", [["run", "-p", "hi"], ["serve", "--port", "0"]])
@@ -150,9 +150,9 @@ def test_run_and_serve_name_the_repository_of_an_entry(
 def test_verify_asks_the_engine_about_a_catalog_name(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(capsys, "verify", name, "-c", "4k")
-    assert told["within"]
-    assert told["notes"] == ["header generated from the catalog, at Q4_K_M"]
+    answer = ask_json(capsys, "verify", name, "-c", "4k")
+    assert answer["within"]
+    assert answer["notes"] == ["header generated from the catalog, at Q4_K_M"]
 
 
 # --- generated headers
@@ -163,8 +163,8 @@ def test_generated_files_have_the_tensors_and_keys_of_the_model() -> None:
     files = generated_files(model.header, label="gemma-3-1b")
     read = read_header(files)
     assert files.origin is Origin.CATALOG
-    assert [(one.name, one.shape, one.type) for one in read.tensors or ()] == [
-        (one.name, one.shape, one.type) for one in model.header.tensors or ()
+    assert [(item.name, item.shape, item.type) for item in read.tensors or ()] == [
+        (item.name, item.shape, item.type) for item in model.header.tensors or ()
     ]
     assert read.tensor_bytes == model.header.tensor_bytes
     for name, value in model.header.keys.items():
@@ -203,10 +203,10 @@ def test_a_folder_that_vllm_has_no_room_for_is_llama_cpps_in_every_command(
     result = model_preflight(folder, options={}, **CARD)
     assert result.estimate.notes[0].startswith(why)
     for command in ("check", "plan"):
-        told = ask_json(capsys, command, folder, *machine)
-        assert told["engine"]["name"] == result.engine == "llama.cpp"
-        assert told["status"] == result.status.value
-        assert any(note.startswith(why) for note in told["notes"])
+        answer = ask_json(capsys, command, folder, *machine)
+        assert answer["engine"]["name"] == result.engine == "llama.cpp"
+        assert answer["status"] == result.status.value
+        assert any(note.startswith(why) for note in answer["notes"])
 
 
 def test_options_choose_the_engine_that_has_them(folder: str) -> None:
@@ -231,6 +231,6 @@ def test_a_mistake_in_the_question_is_not_asked_of_another_engine(
         with pytest.raises(UsageError):
             answer_with_fallback(named, fits.machine, ask, lambda result: result)
     else:
-        found, note = answer_with_fallback(named, fits.machine, ask, lambda result: result)
-        assert found is fits
+        answer, note = answer_with_fallback(named, fits.machine, ask, lambda result: result)
+        assert answer is fits
         assert note.endswith("vllm cannot run it here: no")

@@ -32,7 +32,7 @@ NAMES = ("qwen3-0.6b", "gemma-3-1b", "qwen3-30b-a3b")
 
 @pytest.fixture
 def catalog() -> Catalog:
-    return Catalog(entries=tuple(one for one in read_catalog().entries if one.id in NAMES))
+    return Catalog(entries=tuple(entry for entry in read_catalog().entries if entry.id in NAMES))
 
 
 @pytest.fixture
@@ -112,11 +112,11 @@ def test_garbage_is_searched_again(one: Catalog, body: bytes) -> None:
 def test_changed_catalog_is_searched_again(catalog: Catalog) -> None:
     answer(catalog, cpu(8))
     shorter = [
-        replace(one, native_context=2048) if one.id == "gemma-3-1b" else one
-        for one in catalog.entries
+        replace(entry, native_context=2048) if entry.id == "gemma-3-1b" else entry
+        for entry in catalog.entries
     ]
-    found = answer(Catalog(entries=tuple(shorter)), cpu(8))
-    assert "gemma-3-1b" not in [one.entry.id for one in found.suggestions]
+    result = answer(Catalog(entries=tuple(shorter)), cpu(8))
+    assert "gemma-3-1b" not in [suggestion.entry.id for suggestion in result.suggestions]
 
 
 def test_unwritable_folder_is_ignored(
@@ -146,17 +146,17 @@ def test_plan_uses_the_memory_that_is_free_now(*, is_asked_before: bool, one: Ca
         less = replace(machine, host=replace(host(16), free_bytes=8 * GIB))
         answer(one, less)
         assert len(list(folder().iterdir())) == 1
-    (found,) = answer(one, machine).suggestions
+    (result,) = answer(one, machine).suggestions
     assert len(list(folder().iterdir())) == 1  # one question
-    assert found.plan.result.tightest.budget.free_bytes == free
+    assert result.plan.result.tightest.budget.free_bytes == free
 
 
 def test_free_memory_is_rounded_for_the_key() -> None:
     limit = MemoryLimit(name="a cgroup", limit_bytes=5 * GIB + 7, used_bytes=GIB)
     free = 8 * GIB + STEP_BYTES - 1
     machine = replace(cpu(16), host=replace(host(16), free_bytes=free, limits=(limit,)))
-    found = with_rounded_memory(machine).host
-    assert found is not None
-    assert (found.free_bytes, found.limits[0].left_bytes) == (8 * GIB, 4 * GIB)
+    result = with_rounded_memory(machine).host
+    assert result is not None
+    assert (result.free_bytes, result.limits[0].left_bytes) == (8 * GIB, 4 * GIB)
     wished = replace(machine, what_if=True)
     assert with_rounded_memory(wished) is wished

@@ -24,7 +24,7 @@ from edgekit.errors import EdgekitError
 from edgekit.model.types import Model
 from edgekit.units import Basis
 
-FROM_HEADERS = {one.id for one in packaged_entries() if isinstance(one, Entry) and one.keys}
+FROM_HEADERS = {entry.id for entry in packaged_entries() if isinstance(entry, Entry) and entry.keys}
 RECORDED = [(row["model"], row["quant"]) for row in models() if row["model"] in FROM_HEADERS]
 ASKED: dict[str, tuple[Load, dict[str, Any]]] = {
     "CPU": (Load(context_tokens=4096), {}),
@@ -60,15 +60,15 @@ def questions() -> Iterator[tuple[str, str, str]]:
     """On the CPU every other one, and so every model, and the one of its mix. Where layers are placed, the same facts
     are read: every fourth then. With LONG all.
     """
-    lone = [one for one in RECORDED if one[1] == "MXFP4_MOE"]
-    for asked in ASKED:
-        chosen = sampled(RECORDED, each=6 if asked == "CPU" else 12)
-        yield from ((name, mix, asked) for name, mix in dict.fromkeys([*chosen, *lone]))
+    lone = [item for item in RECORDED if item[1] == "MXFP4_MOE"]
+    for request in ASKED:
+        chosen = sampled(RECORDED, each=6 if request == "CPU" else 12)
+        yield from ((name, mix, request) for name, mix in dict.fromkeys([*chosen, *lone]))
 
 
-@pytest.mark.parametrize(("name", "mix", "asked"), list(questions()))
-def test_every_line_is_that_of_the_recorded_header(name: str, mix: str, asked: str) -> None:
-    load, options = ASKED[asked]
+@pytest.mark.parametrize(("name", "mix", "requested"), list(questions()))
+def test_every_line_is_that_of_the_recorded_header(name: str, mix: str, requested: str) -> None:
+    load, options = ASKED[requested]
     recorded = bill(engine_models()[name, mix], load, LlamaCppSetup(**options))
     assert bill(opened(name), load, LlamaCppSetup(**options, mix=mix)) == recorded
 

@@ -58,7 +58,7 @@ def test_everything_is_there_and_every_fortieth_is_made_again() -> None:
     packaged = PATH.read_text(encoding="utf-8").splitlines()
     assert {read_record(line, where="").id for line in packaged} == named | set(tool().ALIKE)
     again = set(sorted(named)[:: 3 if LONG else 40])
-    made = [one for one in tool().entries_of(TRUTH, again) if isinstance(one, Entry)]
+    made = [item for item in tool().entries_of(TRUTH, again) if isinstance(item, Entry)]
     lines = [record_of(entry) for entry in tool().documented(made, [])]
     assert len(lines) == len(again)
     assert set(lines) <= set(packaged)
@@ -91,7 +91,7 @@ def test_the_kept_part_of_a_config_has_the_bills_of_the_whole() -> None:
 
 
 def test_models_of_the_same_shape_are_made_from_their_counterparts() -> None:
-    packaged = {one.id: one for one in packaged_entries() if isinstance(one, Entry)}
+    packaged = {item.id: item for item in packaged_entries() if isinstance(item, Entry)}
     made = tool().alike_entries(packaged.values())
     assert {entry.id for entry in made} == set(tool().ALIKE)
     for entry in made:
@@ -111,7 +111,7 @@ def test_models_of_the_same_shape_have_the_published_numbers() -> None:
         attention = next(
             one for layer in geometry.layers if isinstance(one := layer.mixer, Attention)
         )
-        found = {
+        result = {
             "context": entry.native_context,
             "layers": len(geometry.layers),
             "hidden": geometry.hidden,
@@ -120,7 +120,7 @@ def test_models_of_the_same_shape_have_the_published_numbers() -> None:
             "head_dim": attention.key_dim,
             "vocabulary": geometry.vocabulary,
         }
-        assert found == {key: row[key] for key in found}, entry.id
+        assert result == {key: row[key] for key in result}, entry.id
         if "vision" not in {kind.value for kind in entry.kinds}:  # towers are not counted here
             assert entry.parameters is not None
             more = entry.parameters - row["parameters"]

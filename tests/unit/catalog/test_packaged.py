@@ -23,7 +23,7 @@ from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.units import Basis
 
-ENTRIES = [one for one in packaged_entries() if isinstance(one, Entry)]
+ENTRIES = [item for item in packaged_entries() if isinstance(item, Entry)]
 SETUPS = {
     "llama.cpp": LlamaCppSetup(mix="Q4_K_M"),
     "vllm": VllmSetup(),
@@ -44,8 +44,8 @@ def test_all_of_it_is_readable_sorted_and_small() -> None:
 def test_every_fact_has_a_source(entry: Entry) -> None:
     facts = ("repository", "parameters", "active_parameters", "native_context", "vocabulary")
     more = ("kinds", "licence", "released", "sizes", "family")
-    told = {fact for fact in (*facts, *more) if getattr(entry, fact)}
-    assert told <= entry.sources.keys()
+    answer = {fact for fact in (*facts, *more) if getattr(entry, fact)}
+    assert answer <= entry.sources.keys()
     assert not entry.is_users
     assert not entry.speeds  # nobody measured any yet
 
@@ -175,8 +175,8 @@ def test_reading_imports_no_other_room_and_no_database() -> None:
         "import sys; from edgekit.catalog import read_catalog; read_catalog();"
         "print([m for m in sys.modules if m == 'sqlite3' or m.startswith(('edgekit.formats', 'edgekit.engines'))])"
     )
-    found = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
-    assert found.stdout.strip() == b"[]"
+    result = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
+    assert result.stdout.strip() == b"[]"
 
 
 def test_nothing_is_wrong_with_it() -> None:

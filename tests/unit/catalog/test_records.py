@@ -135,7 +135,7 @@ def test_a_line_that_breaks_off_is_refused(line: str, data: st.DataObject) -> No
 def test_a_line_is_tensors(line: str, names: list[str]) -> None:
     tensors = tensors_of((line,), name="small")
     assert [tensor.name for tensor in tensors] == names
-    assert {(one.shape, one.size_bytes) for one in tensors} == {((64, 64), 64 * 64 * 2)}
+    assert {(item.shape, item.size_bytes) for item in tensors} == {((64, 64), 64 * 64 * 2)}
     assert runs_of(tensors) == (line,)
 
 

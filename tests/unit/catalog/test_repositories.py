@@ -18,7 +18,7 @@ from edgekit.catalog.repositories import (
     repository_at,
 )
 
-ROWS = [one for every in known_repositories().values() for one in every]
+ROWS = [item for every in known_repositories().values() for item in every]
 HUB = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]*[A-Za-z0-9]")
 TAG = re.compile(r"[a-z0-9._-]+:[A-Za-z0-9._-]+")
 LICENSED = {
@@ -31,23 +31,23 @@ def test_the_table_is_small_and_every_row_is_about_a_packaged_model() -> None:
     assert PATH.stat().st_size < 120_000
     ids = {entry.id for entry in read_catalog().entries}
     assert known_repositories().keys() <= ids
-    assert len(ROWS) == len({(one.model, one.name) for one in ROWS})
+    assert len(ROWS) == len({(item.model, item.name) for item in ROWS})
 
 
 def test_every_row_has_a_name_of_its_form_and_a_source_with_a_licence() -> None:
-    for one in ROWS:
-        assert (TAG if one.form is Form.OLLAMA else HUB).fullmatch(one.name), one
-        assert set(one.sources) <= LICENSED, one
-        assert one.sources, one
-        assert bool(one.quants) == (one.form in {Form.GGUF, Form.MLX, Form.OLLAMA}), one
-        assert one.listed or one.form is Form.GGUF, one
+    for item in ROWS:
+        assert (TAG if item.form is Form.OLLAMA else HUB).fullmatch(item.name), item
+        assert set(item.sources) <= LICENSED, item
+        assert item.sources, item
+        assert bool(item.quants) == (item.form in {Form.GGUF, Form.MLX, Form.OLLAMA}), item
+        assert item.listed or item.form is Form.GGUF, item
 
 
 def test_every_model_with_repositories_has_one_original_and_no_two_share_a_repository() -> None:
-    by_model = groupby(sorted(ROWS, key=lambda one: one.model), key=lambda one: one.model)
+    by_model = groupby(sorted(ROWS, key=lambda item: item.model), key=lambda item: item.model)
     for model, rows in by_model:
-        assert [one.form for one in rows].count(Form.ORIGINAL) == 1, model
-    names = [one.name.lower() for one in ROWS]
+        assert [row.form for row in rows].count(Form.ORIGINAL) == 1, model
+    names = [item.name.lower() for item in ROWS]
     assert len(names) == len(set(names))
 
 
@@ -62,9 +62,9 @@ def test_every_model_with_repositories_has_one_original_and_no_two_share_a_repos
     ],
 )
 def test_repository_at_a_mix(model: str, form: Form, mix: str, name: str, tag: str) -> None:
-    found = repository_at(model, form, mix)
-    assert found is not None
-    assert (found.name, found.tag(mix)) == (name, tag)
+    result = repository_at(model, form, mix)
+    assert result is not None
+    assert (result.name, result.tag(mix)) == (name, tag)
 
 
 def test_repository_at_a_mix_that_nobody_has() -> None:
@@ -75,7 +75,7 @@ def test_repository_at_a_mix_that_nobody_has() -> None:
 
 def test_a_moved_ollama_tag_is_not_the_old_models() -> None:
     """qwen3:4b and qwen3:30b-a3b are the Thinking-2507 models today."""
-    names = {one.name for one in ROWS if one.form is Form.OLLAMA and one.model in {"qwen3-4b", "qwen3-30b-a3b"}}  # fmt: skip
+    names = {item.name for item in ROWS if item.form is Form.OLLAMA and item.model in {"qwen3-4b", "qwen3-30b-a3b"}}  # fmt: skip
     assert not names & {"qwen3:4b", "qwen3:30b", "qwen3:30b-a3b"}
 
 

@@ -20,7 +20,7 @@ from edgekit.catalog.types import Entry
 from edgekit.errors import EdgekitError, HeaderError, SourceError
 from edgekit.sources.local import data_folder
 
-PACKAGED = sum(isinstance(one, Entry) for one in packaged_entries())
+PACKAGED = sum(isinstance(entry, Entry) for entry in packaged_entries())
 OWN = Entry(
     id="own",
     family="own",

@@ -56,7 +56,7 @@ def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: 
     wanted = {("gemma-3-4b", "Q8_0"), ("lfm2-1.2b", "Q4_K_M"), ("deepseek-v2-lite", "Q4_K_M")}
     recorded = [r for r in rows("llama_cpp_cpu.jsonl.gz") if (r["model"], r["quant"]) in wanted]
     paths = {key: write_model(tmp_path, *key) for key in wanted}
-    asked = [
+    requests = [
         {
             "id": i,
             "model": str(paths[row["model"], row["quant"]]),
@@ -66,9 +66,9 @@ def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         }
         for i, row in enumerate(recorded)
     ]
-    found = answers(capsys, tmp_path, asked)
-    assert [answer["id"] for answer in found] == list(range(len(recorded)))
-    for row, answer in zip(recorded, found, strict=True):
+    result = answers(capsys, tmp_path, requests)
+    assert [answer["id"] for answer in result] == list(range(len(recorded)))
+    for row, answer in zip(recorded, result, strict=True):
         actual = row["actual"]
         if "error" in actual:
             assert answer["type"] == "RefusedError"
@@ -91,12 +91,12 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         for row in rows("llama_cpp_cuda.jsonl.gz")
         if (row["model"], row["quant"]) == ("qwen3-30b-a3b", "Q4_K_M") and "breakdown" in row
     ]
-    asked = [
+    requests = [
         {"model": str(path), "engine": "llama.cpp", "backend": "cuda", "options": asked_of(row)}
         for row in recorded
     ]
-    assert len(asked) > 20
-    for row, answer in zip(recorded, answers(capsys, tmp_path, asked), strict=True):
+    assert len(requests) > 20
+    for row, answer in zip(recorded, answers(capsys, tmp_path, requests), strict=True):
         model, context, _ = row["breakdown"]["CUDA0"]
         assert answer["pools"]["device"]["model"] == model
         assert answer["pools"]["device"]["context"] == context
@@ -164,15 +164,15 @@ def test_too_long_row_is_skipped(
 ) -> None:
     monkeypatch.setattr(batch, "ROW_BYTES", 1000)
     long = SAMPLE | {"comment": "x" * 5000}
-    found = answers(capsys, tmp_path, [SAMPLE, long, SAMPLE])
-    assert ["error" in answer for answer in found] == [False, True, False]
-    assert "longer than 1,000 bytes" in found[1]["error"]
+    result = answers(capsys, tmp_path, [SAMPLE, long, SAMPLE])
+    assert ["error" in answer for answer in result] == [False, True, False]
+    assert "longer than 1,000 bytes" in result[1]["error"]
 
 
 def test_row_ids_are_repeated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     named = [SAMPLE | {"id": name} for name in ("a", 7, 1.5, None, {"a": 1})]
-    found = answers(capsys, tmp_path, [*named, {"id": "b"}])
-    assert [answer.get("id") for answer in found] == ["a", 7, 1.5, None, None, "b"]
+    result = answers(capsys, tmp_path, [*named, {"id": "b"}])
+    assert [answer.get("id") for answer in result] == ["a", 7, 1.5, None, None, "b"]
 
 
 def test_the_engine_of_the_files_is_the_default(
@@ -235,8 +235,8 @@ def test_internal_error_fails_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(batch, "answer_json", broken)
-    told = json.loads(answer_line(json.dumps(SAMPLE).encode(), BatchModels(Reach(network=False))))
-    assert told == {"error": "ZeroDivisionError: oh", "type": "InternalError"}
+    answer = json.loads(answer_line(json.dumps(SAMPLE).encode(), BatchModels(Reach(network=False))))
+    assert answer == {"error": "ZeroDivisionError: oh", "type": "InternalError"}
 
 
 def test_standard_input(
@@ -264,11 +264,11 @@ def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text((json.dumps(SAMPLE) + "\n") * 2000, encoding="utf-8")
     command = f"{sys.executable} -m edgekit estimate --batch {path} | head -1"
-    told = subprocess.run(
+    run_ = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
     )
-    assert (told.returncode, told.stderr) == (0, "")
-    assert len(told.stdout.splitlines()) == 1
+    assert (run_.returncode, run_.stderr) == (0, "")
+    assert len(run_.stdout.splitlines()) == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -276,9 +276,9 @@ def test_output_error_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(SAMPLE) + "\n", encoding="utf-8")
     command = f"{sys.executable} -m edgekit estimate --batch {path} > /dev/full"
-    told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert "could not be written" in told.stderr
+    run_ = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert run_.returncode == 1
+    assert "could not be written" in run_.stderr
 
 
 def test_a_further_row_of_a_model_takes_few_calls(tmp_path: Path) -> None:

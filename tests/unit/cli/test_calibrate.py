@@ -85,13 +85,13 @@ def kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
     monkeypatch.setattr(calibration, "installed_version", lambda _: "2026.10")
     here = detect()
     key = host_key(here)
-    found = Calibration(
+    result = Calibration(
         hosts=(replace(HOST, host=key),),
         engines=(replace(ENGINE, host=key, device=device_key(here)),),
         differences=(DIFFERENCE,),
     )
-    change_calibration(lambda _: found)
-    return found
+    change_calibration(lambda _: result)
+    return result
 
 
 def test_calibrate_measures_and_saves(
@@ -115,19 +115,19 @@ def test_calibrate_measures_and_saves(
 def test_calibrate_json(data: Path, tmp_path: Path, ask: Ask) -> None:
     pytest.importorskip("xllamacpp")
     code, out, err = ask("calibrate", str(small_model.write_model(tmp_path)), "--json")
-    found = json.loads(out)
+    result = json.loads(out)
     assert (code, err) == (0, "")
-    assert set(found) == MEASURED
-    assert found["path"] == str(data / NAME)
-    assert found["engine"]["overhead_bytes"] is None  # too small a vocabulary
+    assert set(result) == MEASURED
+    assert result["path"] == str(data / NAME)
+    assert result["engine"]["overhead_bytes"] is None  # too small a vocabulary
     assert (
-        "which was not saved: small.gguf has a vocabulary of only 260 tokens" in found["notes"][-1]
+        "which was not saved: small.gguf has a vocabulary of only 260 tokens" in result["notes"][-1]
     )
-    assert found["engine"]["pace"]["label"] == "small.gguf"
-    assert found["within"] is all(row["within"] for row in found["parts"])
-    assert found["parts"][0]["difference_bytes"] == 0
-    assert found["timed"]["decode_tokens_per_s"] > 0
-    assert is_documented(found)
+    assert result["engine"]["pace"]["label"] == "small.gguf"
+    assert result["within"] is all(row["within"] for row in result["parts"])
+    assert result["parts"][0]["difference_bytes"] == 0
+    assert result["timed"]["decode_tokens_per_s"] > 0
+    assert is_documented(result)
 
 
 def is_documented(found: Any) -> bool:
@@ -137,14 +137,14 @@ def is_documented(found: Any) -> bool:
 
 def _names(value: Any) -> set[str]:
     if isinstance(value, dict):
-        return set(value) | {name for one in value.values() for name in _names(one)}
-    return {name for one in value for name in _names(one)} if isinstance(value, list) else set()
+        return set(value) | {name for item in value.values() for name in _names(item)}
+    return {name for item in value for name in _names(item)} if isinstance(value, list) else set()
 
 
 def test_nothing_measured_is_not_reported_as_saved(
     data: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
-    none = tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
+    none = tuple(replace(placement, is_here=lambda: False) for placement in binding.METHODS)
     monkeypatch.setattr(binding, "METHODS", none)
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.setattr(host_module, "_filesystem", lambda _: "ext4")
@@ -158,10 +158,10 @@ def test_nothing_measured_is_not_reported_as_saved(
 
 def test_disk_speed_alone_is_a_result(data: Path) -> None:
     """And what llama.cpp did is told in whole words, where what it holds besides is not kept."""
-    found = Calibrated(host=replace(HOST, bandwidth_bytes_per_s=None))
-    assert calibrated_text(found, "there").startswith("Measured: disk 2 GB/s\n")
-    assert "\nSaved    there\n" in calibrated_text(found, "there")
-    paced = replace(found, engine=replace(ENGINE, overhead_bytes=None))
+    result = Calibrated(host=replace(HOST, bandwidth_bytes_per_s=None))
+    assert calibrated_text(result, "there").startswith("Measured: disk 2 GB/s\n")
+    assert "\nSaved    there\n" in calibrated_text(result, "there")
+    paced = replace(result, engine=replace(ENGINE, overhead_bytes=None))
     first = calibrated_text(paced, "there").splitlines()[0]
     assert first == "Measured: disk 2 GB/s, llama.cpp speed 3.5 tokens/s"
 
@@ -179,12 +179,12 @@ def test_list(kept: Calibration, data: Path, ask: Ask) -> None:
 
 
 def test_list_json(kept: Calibration, ask: Ask) -> None:
-    found = json.loads(ask("calibrate", "--list", "--json")[1])
-    assert set(found) == LISTED
-    assert (found["removed"], found["problem"]) == (False, None)
-    assert found["engines"][0]["pace"]["expected_decode"] == PACE.expected_decode
-    assert found["hosts"][0]["disk"]["read_bytes_per_s"] == DISK.read_bytes_per_s
-    assert is_documented(found)
+    result = json.loads(ask("calibrate", "--list", "--json")[1])
+    assert set(result) == LISTED
+    assert (result["removed"], result["problem"]) == (False, None)
+    assert result["engines"][0]["pace"]["expected_decode"] == PACE.expected_decode
+    assert result["hosts"][0]["disk"]["read_bytes_per_s"] == DISK.read_bytes_per_s
+    assert is_documented(result)
 
 
 def test_list_empty(data: Path, ask: Ask) -> None:
@@ -205,9 +205,9 @@ def test_remove(kept: Calibration, data: Path, ask: Ask) -> None:
 
 
 def test_remove_json(kept: Calibration, ask: Ask) -> None:
-    found = json.loads(ask("calibrate", "--remove", "--json")[1])
-    assert found["removed"] is True
-    assert len(found["engines"]) == 1
+    result = json.loads(ask("calibrate", "--remove", "--json")[1])
+    assert result["removed"] is True
+    assert len(result["engines"]) == 1
 
 
 def test_damaged_file_is_reported_by_every_command(data: Path, ask: Ask) -> None:
@@ -234,8 +234,8 @@ def test_error_exit_codes(
     data: Path, ask: Ask, words: tuple[str, ...], code: int, told: str
 ) -> None:
     pytest.importorskip("xllamacpp")
-    found, out, err = ask("calibrate", *words)
-    assert (found, out) == (code, "")
+    result, out, err = ask("calibrate", *words)
+    assert (result, out) == (code, "")
     assert told in err
     assert not (data / NAME).exists()
 
@@ -315,15 +315,15 @@ def test_hardware_shows_the_results(kept: Calibration, ask: Ask) -> None:
     assert "Measured llama.cpp (xllamacpp 2026.10) on" in out
     assert "90.00 MiB of RAM in addition to the estimate" in out
     assert "outside its bounds: a model: compute 10.00 MiB predicted" in out
-    found = json.loads(ask("hardware", "--json")[1])["machine"]
-    assert found["host"]["bandwidth_because"] == "measured here on 2026-11-16"
-    assert found["calibration"]["engines"][0]["overhead_bytes"] == 90 * MIB
-    assert is_documented(found["calibration"])
+    result = json.loads(ask("hardware", "--json")[1])["machine"]
+    assert result["host"]["bandwidth_because"] == "measured here on 2026-11-16"
+    assert result["calibration"]["engines"][0]["overhead_bytes"] == 90 * MIB
+    assert is_documented(result["calibration"])
 
 
 def test_other_machine_has_no_results(kept: Calibration, ask: Ask) -> None:
-    found = json.loads(ask("hardware", "--json", "--ram", "16G")[1])["machine"]
-    assert (found["calibration"], found["host"]["bandwidth_because"]) == (None, None)
+    result = json.loads(ask("hardware", "--json", "--ram", "16G")[1])["machine"]
+    assert (result["calibration"], result["host"]["bandwidth_because"]) == (None, None)
     assert "Measured" not in ask("hardware", "--ram", "16G")[1]
 
 
@@ -355,13 +355,13 @@ def test_verify_load_saves_overhead(data: Path, tmp_path: Path, ask: Ask) -> Non
     assert "Saved for this machine: " in out
     (row,) = read_calibration().calibration.engines
     assert (row.overhead_label, row.samples) == ("large.gguf", 1)
-    found = json.loads(ask("verify", model, "--load", "--json")[1])
-    assert found["beside_bytes"] > 10 * MIB
-    assert any(note.startswith("Saved for this machine") for note in found["notes"])
+    result = json.loads(ask("verify", model, "--load", "--json")[1])
+    assert result["beside_bytes"] > 10 * MIB
+    assert any(note.startswith("Saved for this machine") for note in result["notes"])
     (row,) = read_calibration().calibration.engines
     assert row.samples == 2
     assert row.overhead_bytes is not None
-    assert row.overhead_bytes >= found["beside_bytes"]
+    assert row.overhead_bytes >= result["beside_bytes"]
 
 
 def test_verify_load_of_a_small_vocabulary_is_not_saved(

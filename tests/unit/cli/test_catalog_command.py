@@ -78,8 +78,8 @@ def test_parts_of_the_list(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ask(capsys, "add", str(small_model(tmp_path / "small.gguf")))
-    told = json.loads(ask(capsys, "list", "--json", *words)[1])
-    names = {model["id"] for model in told["models"]}
+    answer = json.loads(ask(capsys, "list", "--json", *words)[1])
+    names = {model["id"] for model in answer["models"]}
     assert there in names
     assert not_there not in names
 
@@ -104,19 +104,19 @@ def test_one_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_model_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    told = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
-    assert told["sizes"][0] == {
+    answer = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
+    assert answer["sizes"][0] == {
         "mix": "F16", "tensor_bytes": find_entry("qwen3-8b").sizes[0].tensor_bytes, "basis": "exact",
     }  # fmt: skip
-    assert told["sources"]["parameters"]["basis"] == "exact"
-    assert told["forms"] == ["gguf", "config"]
-    assert told["keys"]["qwen3.block_count"] == 36
-    assert told["licence"] is None
+    assert answer["sources"]["parameters"]["basis"] == "exact"
+    assert answer["forms"] == ["gguf", "config"]
+    assert answer["keys"]["qwen3.block_count"] == 36
+    assert answer["licence"] is None
 
 
 def test_every_name_of_the_json_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    told = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
-    assert told.keys() <= documented("catalog show")
+    answer = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
+    assert answer.keys() <= documented("catalog show")
 
 
 def test_added_shown_updated_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,9 +161,9 @@ def test_what_cannot_be_read_again_stays(
     assert first == "other: unchanged"
     assert second.startswith("small: not updated:")
     assert find_entry("small").parameters is not None
-    told = json.loads(ask(capsys, "update", "--json")[1])
-    assert [one["id"] for one in told["read"]] == ["other"]
-    assert told["failed"][0]["name"] == "small"
+    answer = json.loads(ask(capsys, "update", "--json")[1])
+    assert [item["id"] for item in answer["read"]] == ["other"]
+    assert answer["failed"][0]["name"] == "small"
 
 
 def test_one_bad_reference_keeps_no_other_out(
@@ -226,8 +226,8 @@ def test_a_value_that_is_no_number_is_not_kept(
 def test_errors(
     words: tuple[str, ...], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = ask(capsys, *words)
-    assert (found, out) == (code, "")
+    result, out, err = ask(capsys, *words)
+    assert (result, out) == (code, "")
     assert told in err
     assert len(err.splitlines()) == 1
 

@@ -78,11 +78,11 @@ ANSWERS = [
 def test_the_answer_comes_first(
     words: list[str], code: int, line: str, llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, quiet, err = ask(capsys, llama, *words, "--quiet")
-    assert (found, err) == (code, "")
+    result, quiet, err = ask(capsys, llama, *words, "--quiet")
+    assert (result, err) == (code, "")
     assert re.sub(r", about [\d.,]+ tokens/s", "", quiet) == f"{line}\n"
-    found, out, err = ask(capsys, llama, *words)
-    assert (found, err) == (code, "")
+    result, out, err = ask(capsys, llama, *words)
+    assert (result, err) == (code, "")
     assert " ".join(out.split()).startswith(quiet.rstrip())
 
 
@@ -167,9 +167,9 @@ def test_what_is_said_to_make_it_fit_does(
 
 @pytest.mark.parametrize("device", ["RTX 5090", "M4 Max 36GB"])
 def test_the_smallest_device_holds_it(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, SAMPLE, "--device", device, "--quiet")
-    assert told["can_load"]
-    assert told["max_context"] >= 16_384
+    answer = ask_json(capsys, SAMPLE, "--device", device, "--quiet")
+    assert answer["can_load"]
+    assert answer["max_context"] >= 16_384
 
 
 # --- for programs
@@ -221,8 +221,8 @@ def test_bytes_and_tokens_are_whole(llama: str, capsys: pytest.CaptureFixture[st
         elif isinstance(value, float):
             yield name, value
 
-    found = {name for name, _ in numbers(ask_json(capsys, llama, *words))}
-    assert found <= {"utilization", "within", "typical", "decode", "prefill"}  # shares and rates
+    result = {name for name, _ in numbers(ask_json(capsys, llama, *words))}
+    assert result <= {"utilization", "within", "typical", "decode", "prefill"}  # shares and rates
 
 
 # --- flags of the engines
@@ -240,12 +240,12 @@ def test_bytes_and_tokens_are_whole(llama: str, capsys: pytest.CaptureFixture[st
 def test_flags_of_llama_cpp(
     words: list[str], cache_bytes: int, llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(capsys, llama, "--ram", "64G", "-c", "8k", *words)
-    assert told["estimate"]["kv_bytes"] == cache_bytes
+    answer = ask_json(capsys, llama, "--ram", "64G", "-c", "8k", *words)
+    assert answer["estimate"]["kv_bytes"] == cache_bytes
 
 
 @pytest.mark.parametrize(
-    ("words", "way"),
+    ("words", "placement"),
     [
         (["-ngl", "10"], "as requested, on RTX 4090"),
         (["--cpu-moe"], "as requested, on RTX 4090"),
@@ -258,18 +258,18 @@ def test_flags_of_llama_cpp(
     ],
 )
 def test_where_the_layers_lie(
-    words: list[str], way: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], placement: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(
+    answer = ask_json(
         capsys, MOE, "--device", "RTX 4090", "--ram", "64G", "-c", "16k", "--quiet", *words
     )
-    assert told["way"] == way
-    card = next((one for one in told["budgets"] if one["name"] == "RTX 4090"), None)
+    assert answer["way"] == placement
+    card = next((budget for budget in answer["budgets"] if budget["name"] == "RTX 4090"), None)
     assert (card is None) == (words == ["--backend", "cpu"])
 
 
 @pytest.mark.parametrize(
-    ("words", "engine", "token_bytes", "said"),
+    ("words", "engine", "token_bytes", "messages"),
     [
         (["--device", "RTX 4090"], "vllm", TOKEN, []),
         (["--device", "RTX 4090", "--kv-cache-dtype", "fp8"], "vllm", TOKEN // 2, ["--kv-cache-dtype", "fp8"]),
@@ -284,34 +284,36 @@ def test_the_engine_for_the_files_and_the_machine(
     words: list[str],
     engine: str,
     token_bytes: int,
-    said: list[str],
+    messages: list[str],
     folder: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = ask_json(capsys, folder, "-c", "4k", *words)
-    assert told["engine"]["name"] == engine
-    assert told["estimate"]["kv_bytes" if engine != "mlx" else "cache_bytes"] == 4_096 * token_bytes
-    assert " ".join(said) in told["command"]
+    answer = ask_json(capsys, folder, "-c", "4k", *words)
+    assert answer["engine"]["name"] == engine
+    assert (
+        answer["estimate"]["kv_bytes" if engine != "mlx" else "cache_bytes"] == 4_096 * token_bytes
+    )
+    assert " ".join(messages) in answer["command"]
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
 @pytest.mark.parametrize(
-    ("said", "batch"),
+    ("messages", "batch"),
     [((), 8192), (("-b", "8k"), 8192), (("-ub", "8k"), 8192), (("-b", "1k"), 1024), (("-ub", "512"), 512)],
 )  # fmt: skip
 def test_a_text_is_embedded_at_once(
-    said: tuple[str, ...], batch: int, command: str, capsys: pytest.CaptureFixture[str]
+    messages: tuple[str, ...], batch: int, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of batch and micro-batch one is of no use without the other; a smaller one that was said is kept, and told."""
-    words = ("jina-embeddings-v2-base-en", "-c", "8k", "--ram", "16G", "--json", *said)
+    words = ("jina-embeddings-v2-base-en", "-c", "8k", "--ram", "16G", "--json", *messages)
     assert main([command, *words]) == 0
-    told = json.loads(capsys.readouterr().out)
-    started = told["command"] if command == "check" else told["commands"][0]["text"]
+    output = json.loads(capsys.readouterr().out)
+    started = output["command"] if command == "check" else output["commands"][0]["text"]
     assert f"-b {batch} -ub {batch}" in started
-    assert told["estimate"]["facts"]["n_ubatch"] == batch
+    assert output["estimate"]["facts"]["n_ubatch"] == batch
     if command == "check":
         note = f"texts over {batch:,} tokens are refused"
-        assert any(note in one for one in told["estimate"]["notes"]) == (batch < 8192)
+        assert any(note in item for item in output["estimate"]["notes"]) == (batch < 8192)
 
 
 def test_check_and_plan_start_an_embedding_file_alike(
@@ -321,19 +323,19 @@ def test_check_and_plan_start_an_embedding_file_alike(
     commands = []
     for command in ("check", "plan"):
         assert main([command, model, "--ram", "16G", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        commands.append(told["command"] if command == "check" else told["commands"][0]["text"])
-    assert all("--embeddings" in one for one in commands)
-    assert all("-b 512 -ub 512" in one for one in commands)  # a text of the whole window at once
+        output = json.loads(capsys.readouterr().out)
+        commands.append(output["command"] if command == "check" else output["commands"][0]["text"])
+    assert all("--embeddings" in item for item in commands)
+    assert all("-b 512 -ub 512" in item for item in commands)  # a text of the whole window at once
 
 
 def test_check_and_plan_bill_a_name_at_its_own_4_bits(capsys: pytest.CaptureFixture[str]) -> None:
     weights = []
     for command in ("check", "plan"):
         assert main([command, "gpt-oss-120b", "--ram", "256G", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        weights.append(told["estimate"]["model_bytes"])
-        assert "-hf ggml-org/gpt-oss-120b-GGUF " in json.dumps(told)
+        output = json.loads(capsys.readouterr().out)
+        weights.append(output["estimate"]["model_bytes"])
+        assert "-hf ggml-org/gpt-oss-120b-GGUF " in json.dumps(output)
     assert weights[0] == weights[1]
     assert f"{weights[0] / GIB:.2f}" == "59.02"
 
@@ -350,11 +352,11 @@ def test_another_machine_is_judged_alike_wherever_it_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Weights are rearranged for its processor, not for the one at hand."""
-    told = []
+    messages = []
     for here in ("x86_64", "aarch64"):
         monkeypatch.setattr("platform.machine", lambda here=here: here)
-        told.append(ask_json(capsys, llama, "-c", "4k", "--device", device, *more))
-    assert told[0] == told[1]
+        messages.append(ask_json(capsys, llama, "-c", "4k", "--device", device, *more))
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize(
@@ -389,27 +391,27 @@ def test_the_command_starts_what_was_judged(
 ) -> None:
     """Its flags, handed to `edgekit estimate`, give the same bill."""
     reference = {"llama": llama, "folder": folder}.get(model, model)
-    told = ask_json(capsys, reference, "--quiet", *words)
-    program, *rest = shlex.split(told["command"])
+    answer = ask_json(capsys, reference, "--quiet", *words)
+    program, *rest = shlex.split(answer["command"])
     flags = rest[2:]  # after -m FILE, serve MODEL, --model MODEL
     if program == "mlx_lm.generate":  # it has no such flags
-        assert any("mlx_lm.convert --hf-path" in note and "-q --q-bits 6 --q-group-size 64 --mlx-path" in note for note in told["notes"])  # fmt: skip
+        assert any("mlx_lm.convert --hf-path" in note and "-q --q-bits 6 --q-group-size 64 --mlx-path" in note for note in answer["notes"])  # fmt: skip
         assert flags[:2] == ["--prompt", "-"]
-        flags = [*flags[2:], "-c", str(told["context_tokens"]), "--quantize", "q6"]
-    if "mix" in told["flags"]:  # of a file that has to be made
-        assert rest[1].endswith(f"-{told['flags']['mix']}.gguf")
-        flags += ["--mix", told["flags"]["mix"]]
+        flags = [*flags[2:], "-c", str(answer["context_tokens"]), "--quantize", "q6"]
+    if "mix" in answer["flags"]:  # of a file that has to be made
+        assert rest[1].endswith(f"-{answer['flags']['mix']}.gguf")
+        flags += ["--mix", answer["flags"]["mix"]]
     if flags[-2:] == ["-dev", "none"]:
         flags = flags[:-2]
-    engine = told["engine"]["name"]
+    engine = answer["engine"]["name"]
     code = main(["estimate", reference, "--engine", engine, *flags, "--json"])
     bill = json.loads(capsys.readouterr().out)
     assert code == 0
     sums = {name: size for name, size in bill.items() if name.endswith("_bytes")}
     assert (
-        sums.pop("later_bytes") <= told["estimate"]["later_bytes"]
+        sums.pop("later_bytes") <= answer["estimate"]["later_bytes"]
     )  # the command may hold it back
-    assert {name: told["estimate"][name] for name in sums} == sums
+    assert {name: answer["estimate"][name] for name in sums} == sums
 
 
 @pytest.mark.parametrize(
@@ -457,8 +459,8 @@ def test_all_engines_for_a_program(llama: str, capsys: pytest.CaptureFixture[str
     }
     first, *others, last = answer["models"]
     assert (first["engine"]["name"], last["engine"]["name"]) == ("llama.cpp", "stream")
-    assert [one["engine"] for one in others] == ["vllm", "mlx"]
-    assert {one["error"]["type"] for one in others} == {"HardwareError"}
+    assert [other["engine"] for other in others] == ["vllm", "mlx"]
+    assert {other["error"]["type"] for other in others} == {"HardwareError"}
 
 
 @pytest.mark.parametrize("name", ["auto", "AUTO", "llama.cpp", "llamacpp", "LLAMA.CPP", "ollama"])
@@ -508,8 +510,8 @@ def test_a_bare_number_is_asked_back(llama: str, capsys: pytest.CaptureFixture[s
 def test_devices(
     words: list[str], names: list[str], llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(capsys, llama, "--quiet", *words)
-    assert [one["name"] for one in told["machine"]["devices"]] == names
+    answer = ask_json(capsys, llama, "--quiet", *words)
+    assert [device["name"] for device in answer["machine"]["devices"]] == names
 
 
 # --- what a person reads when it cannot be done
@@ -599,14 +601,14 @@ def test_errors_are_a_sentence_and_a_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     places = {"llama": llama, "folder": folder, "bad": bad, "near": str(Path(llama).parent)}
-    asked = [re.sub(r"\{(\w+)\}", lambda found: places[found[1]], word) for word in words]
-    found, out, err = ask(capsys, *asked)
+    requests = [re.sub(r"\{(\w+)\}", lambda found: places[found[1]], word) for word in words]
+    found, out, err = ask(capsys, *requests)
     assert (found, out) == (code, "")
     assert err.startswith("edgekit: ")
     assert len(err.strip().splitlines()) == 1
     assert sentence.replace("{llama}", llama) in err
     assert "\x1b" not in err
-    found, out, _ = ask(capsys, *asked, "--json")
+    found, out, _ = ask(capsys, *requests, "--json")
     assert found == code
     assert json.loads(out)["error"]["message"]
 
@@ -628,10 +630,10 @@ def test_flags_of_the_machine_are_not_flags_of_an_engine(
 def test_a_terminal_gets_colour_unless_it_says_no(llama: str) -> None:
     shown = on_a_terminal(llama, "--ram", "24G")
     assert len(shown) == len(ON_TERMINALS)
-    for said, coloured in zip(shown, (True, False, False), strict=True):
-        assert b"Runs on the CPU: 8.7 of 23.0 GiB at 32K" in said
-        assert (b"\x1b[1;32mRuns on the CPU: 8.7 of 23.0 GiB at 32K" in said) == coloured
-        assert (b"\x1b" in said) == coloured
+    for text, coloured in zip(shown, (True, False, False), strict=True):
+        assert b"Runs on the CPU: 8.7 of 23.0 GiB at 32K" in text
+        assert (b"\x1b[1;32mRuns on the CPU: 8.7 of 23.0 GiB at 32K" in text) == coloured
+        assert (b"\x1b" in text) == coloured
 
 
 ON_TERMINALS: tuple[dict[str, str], ...] = ({}, {"NO_COLOR": ""}, {"TERM": "dumb"})
@@ -744,13 +746,13 @@ def test_the_verdict_follows_the_limit(llama: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     wide, wide_code, narrow, narrow_code, text, text_code, _ = done.stdout.split("\0")
     assert (wide_code, narrow_code, text_code) == ("0", "3", "3")
-    for told in (json.loads(wide), json.loads(narrow)):
-        names = [one["name"] for one in told["machine"]["host"]["limits"]]
+    for answer in (json.loads(wide), json.loads(narrow)):
+        names = [limit["name"] for limit in answer["machine"]["host"]["limits"]]
         assert any(name.startswith("RLIMIT_AS") for name in names)
     assert json.loads(wide)["available_bytes"] > 6 * GIB
-    told = json.loads(narrow)
-    assert told["available_bytes"] < 3 * GIB < told["machine"]["host"]["free_bytes"]
-    assert told["max_context"] == 0
+    answer = json.loads(narrow)
+    assert answer["available_bytes"] < 3 * GIB < answer["machine"]["host"]["free_bytes"]
+    assert answer["max_context"] == 0
     assert re.match(
         r"Does not fit your RAM, even at 16K .*: needs 5\.8 GiB, [123]\.\d usable\n", text
     )
@@ -772,8 +774,8 @@ def test_a_window_is_never_longer_than_the_models_own(
 def test_zero_is_the_native_window_on_every_engine(
     device: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(capsys, folder, "--device", device, "-c", "0", "--window-budget", "1M")
-    assert (told["context_tokens"], told["context_asked"]) == (8_192, True)
+    answer = ask_json(capsys, folder, "--device", device, "-c", "0", "--window-budget", "1M")
+    assert (answer["context_tokens"], answer["context_asked"]) == (8_192, True)
 
 
 def test_a_job_that_is_cut_is_told(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -818,7 +820,7 @@ def test_every_layer_on_the_card_is_tried_where_the_next_way_needs_more_of_it(
 
 
 @pytest.mark.parametrize(
-    ("cards", "engine", "said"),
+    ("cards", "engine", "message"),
     [
         (
             "1G,24G",
@@ -830,12 +832,12 @@ def test_every_layer_on_the_card_is_tried_where_the_next_way_needs_more_of_it(
     ],
 )
 def test_the_command_keeps_to_the_cards_that_were_judged(
-    cards: str, engine: str, said: str, folder: str, capsys: pytest.CaptureFixture[str]
+    cards: str, engine: str, message: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = ask_json(
         capsys, folder, "--engine", engine, "--vram", cards, "--ram", "64G", "-c", "2k"
     )
-    assert answer["command"].startswith(said)
+    assert answer["command"].startswith(message)
 
 
 def test_a_name_with_a_nul_does_not_end_the_list(
@@ -853,8 +855,8 @@ def test_for_another_program(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "qwen3-8b", *machine, "--for", "Ollama")
     assert code == 0
     assert out.splitlines()[-1] == "ollama run hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"
-    told = ask_json(capsys, "qwen3-8b", *machine, "--for", "llama-cli")
-    assert told["command"].startswith("llama-cli -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 1 ")
+    answer = ask_json(capsys, "qwen3-8b", *machine, "--for", "llama-cli")
+    assert answer["command"].startswith("llama-cli -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 1 ")
 
 
 @pytest.mark.parametrize(
@@ -883,8 +885,8 @@ def test_flags_that_were_given_are_in_the_command(capsys: pytest.CaptureFixture[
     given = ("--context-shift", "-cram", "100", "-ctxcp", "2", "--repack")
     for command in ("check", "plan"):
         main([command, "qwen3-8b", "--ram", "32G", "-c", "8k", *given, "--json"])
-        told = json.loads(capsys.readouterr().out)["estimate"]["command"]
-        assert told.endswith(" -dev none --context-shift --repack -cram 100 -ctxcp 2")
+        output = json.loads(capsys.readouterr().out)["estimate"]["command"]
+        assert output.endswith(" -dev none --context-shift --repack -cram 100 -ctxcp 2")
 
 
 @pytest.mark.parametrize(
@@ -907,8 +909,8 @@ def test_a_draft_model_is_counted_at_the_quantisation_it_is_named_with(
     def weights(draft: str) -> int:
         main(["check", "qwen3-14b", "-c", "8k", "-md", draft, "--device", "RTX 4090", "--json"])
         lines = json.loads(capsys.readouterr().out)["estimate"]["lines"]
-        parts = (one for one in lines if one["part"] == "drafter")
-        return sum(one["bytes"] for one in parts if one["component"] == "weights")
+        parts = (line for line in lines if line["part"] == "drafter")
+        return sum(part["bytes"] for part in parts if part["component"] == "weights")
 
     usual, eight, full = map(weights, ("qwen3-4b", "qwen3-4b:Q8_0", "qwen3-4b:F16"))
     assert 1.5 * usual < eight < 2 * usual
@@ -938,9 +940,9 @@ def notes_of(command: str, capsys: pytest.CaptureFixture[str], *words: str) -> s
 def test_check_and_plan_have_the_same_notes(
     words: list[str], note: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = notes_of("check", capsys, *words)
-    assert note in found
-    assert notes_of("plan", capsys, *words) == found
+    result = notes_of("check", capsys, *words)
+    assert note in result
+    assert notes_of("plan", capsys, *words) == result
 
 
 @pytest.mark.parametrize(

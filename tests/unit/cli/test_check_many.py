@@ -57,7 +57,7 @@ def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict
 
 
 def references(told: dict[str, Any]) -> list[str]:
-    return [one["reference"] for one in told["models"]]
+    return [model["reference"] for model in told["models"]]
 
 
 def say(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -121,16 +121,16 @@ def test_one_broken_among_good_ones(
 ) -> None:
     (home / "page.gguf").write_bytes(b"<!DOCTYPE html>")
     words = [three[0], broken, three[2]]
-    found, out, err = ask(capsys, *words, *MACHINE)
-    assert (found, err) == (code, "")
+    result, out, err = ask(capsys, *words, *MACHINE)
+    assert (result, err) == (code, "")
     assert out.splitlines()[4].startswith(outcome)
     assert why in " ".join(out.split())
     assert out.splitlines()[-1] == "1 fits, 1 does not fit, 1 could not be read"
-    found, told = ask_json(capsys, *words, *MACHINE)
-    assert found == code
-    assert references(told) == words
-    assert why in told["models"][1]["error"]["message"]
-    assert told["models"][2]["status"] == "failed"
+    result, answer = ask_json(capsys, *words, *MACHINE)
+    assert result == code
+    assert references(answer) == words
+    assert why in answer["models"][1]["error"]["message"]
+    assert answer["models"][2]["status"] == "failed"
 
 
 def test_what_is_the_same_is_said_once(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,11 +153,13 @@ def test_nothing_of_a_table_is_left_for_one(
 def test_several_engines_for_several_models(
     three: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, told = ask_json(capsys, three[0], three[2], "--engine", "all", *MACHINE, "--ram", "768M")
+    code, answer = ask_json(
+        capsys, three[0], three[2], "--engine", "all", *MACHINE, "--ram", "768M"
+    )
     assert code == 3  # the best engine of each, the worst of the models
-    assert len(told["models"]) == 2 * 4
-    assert told["summary"]["cannot_run"] == 4
-    assert told["summary"]["fits"] == 1  # the smaller one, read from its file for every token
+    assert len(answer["models"]) == 2 * 4
+    assert answer["summary"]["cannot_run"] == 4
+    assert answer["summary"]["fits"] == 1  # the smaller one, read from its file for every token
 
 
 # --- folders
@@ -170,9 +172,9 @@ def test_a_folder_of_models(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     write_model(home / "models" / "org" / "deep", "qwen3-0.6b")
     (home / "models" / "README.md").write_text("not a model")
     (home / "models" / ".hidden.gguf").write_bytes(b"")
-    code, told = ask_json(capsys, "models", "--ram", "8G")
+    code, answer = ask_json(capsys, "models", "--ram", "8G")
     assert code == 0
-    assert references(told) == [
+    assert references(answer) == [
         "models/gemma-3-1b.Q4_K_M.gguf",
         "models/org/deep/qwen3-0.6b.Q4_K_M.gguf",
         "models/tinyllama-1.1b.Q4_K_M.gguf",
@@ -190,16 +192,16 @@ def test_folders_with_a_config_are_models(home: Path, capsys: pytest.CaptureFixt
     for name in ("a", "b/inner"):
         write_tensors(home / "models" / name)
     write_model(home / "models", "tinyllama-1.1b")
-    code, told = ask_json(capsys, "models", "--device", "RTX 4090")
-    assert references(told) == ["models/a", "models/b/inner", "models/tinyllama-1.1b.Q4_K_M.gguf"]
-    assert [one["engine"]["name"] for one in told["models"]] == ["vllm", "vllm", "llama.cpp"]
+    code, answer = ask_json(capsys, "models", "--device", "RTX 4090")
+    assert references(answer) == ["models/a", "models/b/inner", "models/tinyllama-1.1b.Q4_K_M.gguf"]
+    assert [model["engine"]["name"] for model in answer["models"]] == ["vllm", "vllm", "llama.cpp"]
     assert code == 0
 
 
 def test_a_folder_that_is_one_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tensors(home / "model")
-    code, told = ask_json(capsys, "model", "--ram", "8G")
-    assert (code, told["reference"]) == (0, "model")
+    code, answer = ask_json(capsys, "model", "--ram", "8G")
+    assert (code, answer["reference"]) == (0, "model")
 
 
 def test_shards_are_one_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,8 +209,8 @@ def test_shards_are_one_model(home: Path, capsys: pytest.CaptureFixture[str]) ->
     write_model(home, "tinyllama-1.1b")
     for number, model in ((1, "lfm2-1.2b"), (2, "qwen3-0.6b")):
         write_model(home, model).rename(home / f"big-{number:05d}-of-00002.gguf")
-    _, told = ask_json(capsys, ".", "--ram", "8G")
-    assert references(told) == ["big-00001-of-00002.gguf", "tinyllama-1.1b.Q4_K_M.gguf"]
+    _, answer = ask_json(capsys, ".", "--ram", "8G")
+    assert references(answer) == ["big-00001-of-00002.gguf", "tinyllama-1.1b.Q4_K_M.gguf"]
 
 
 def test_an_empty_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,8 +223,8 @@ def test_an_empty_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_folder_and_a_model_in_it(
     home: Path, three: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, told = ask_json(capsys, str(home), str(home / three[0]), *MACHINE)
-    assert len(told["models"]) == 3
+    _, answer = ask_json(capsys, str(home), str(home / three[0]), *MACHINE)
+    assert len(answer["models"]) == 3
 
 
 # --- standard input
@@ -232,16 +234,16 @@ def test_names_on_standard_input(
     three: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, f"# mine\n\n  {three[0]}  \r\n#{three[1]}\n{three[2]}\n{three[0]}\n")
-    code, told = ask_json(capsys, "-", *MACHINE)
-    assert (code, references(told)) == (3, [three[0], three[2]])
+    code, answer = ask_json(capsys, "-", *MACHINE)
+    assert (code, references(answer)) == (3, [three[0], three[2]])
 
 
 def test_standard_input_among_others(
     three: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, f"{three[1]}\n{three[0]}")
-    _, told = ask_json(capsys, three[2], "-", three[1], *MACHINE)
-    assert references(told) == [three[2], three[1], three[0]]
+    _, answer = ask_json(capsys, three[2], "-", three[1], *MACHINE)
+    assert references(answer) == [three[2], three[1], three[0]]
 
 
 def test_one_name_on_standard_input_is_one_answer(
@@ -303,7 +305,7 @@ def test_any_bytes_on_the_standard_input_of_a_process() -> None:
 
 def fifty(folder: Path) -> list[str]:
     folder.mkdir()
-    return [str(write_model(folder, one["model"], one["quant"])) for one in models()[:100:2]]
+    return [str(write_model(folder, model["model"], model["quant"])) for model in models()[:100:2]]
 
 
 def spent(*words: str) -> float:
@@ -323,11 +325,11 @@ def test_fifty_headers_are_fifty_rows_in_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backwards = sampled(fifty(tmp_path / "models"), each=3)[::-1]
-    _, told = ask_json(capsys, *backwards, "--ram", "24G")
-    assert references(told) == backwards
-    assert sum(told["summary"].values()) == len(backwards)
-    assert told["summary"]["not_read"] == told["summary"]["cannot_run"] == 0
-    assert {one["status"] for one in told["models"]} == {"passed", "warning", "failed"}
+    _, answer = ask_json(capsys, *backwards, "--ram", "24G")
+    assert references(answer) == backwards
+    assert sum(answer["summary"].values()) == len(backwards)
+    assert answer["summary"]["not_read"] == answer["summary"]["cannot_run"] == 0
+    assert {model["status"] for model in answer["models"]} == {"passed", "warning", "failed"}
 
 
 def test_rows_are_written_while_later_models_are_read(
@@ -366,14 +368,14 @@ def test_progress_counts_models_on_a_terminal_and_leaves_the_rows_alone(three: l
     command = [sys.executable, "-m", "edgekit", "check", *three, *MACHINE]
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment):
         os.close(theirs)
-        told = b""
+        answer = b""
         with suppress(OSError):  # EIO: the other end is closed
             while piece := os.read(ours, 65536):
-                told += piece
+                answer += piece
     os.close(ours)
-    assert b"checked 0 of 3 models" in told
-    assert b"checked 2 of 3 models" in told
-    shown = [line.rpartition(b"\x1b[K")[2].decode() for line in told.split(b"\r\n")]
+    assert b"checked 0 of 3 models" in answer
+    assert b"checked 2 of 3 models" in answer
+    shown = [line.rpartition(b"\x1b[K")[2].decode() for line in answer.split(b"\r\n")]
     assert shown[3].split()[:2] == ["fits", three[0]]
     assert shown[-2] == "1 fits, 1 is tight, 1 does not fit"
 

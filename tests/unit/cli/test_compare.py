@@ -43,7 +43,9 @@ def test_the_same_load_for_all(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     answer = json.loads(out)
     assert code == 0
     assert answer["context_tokens"] == 8192  # what the model was made for
-    assert [one["kv_bytes"] for one in answer["engines"].values()] == [8192 * 4 * 2 * 128 * 2] * 3
+    assert [engine["kv_bytes"] for engine in answer["engines"].values()] == [
+        8192 * 4 * 2 * 128 * 2
+    ] * 3
 
 
 def test_without_a_machine_the_context_is_32k_or_the_models_own(
@@ -68,8 +70,8 @@ def test_refusing_engine_has_its_reason(capsys: pytest.CaptureFixture[str]) -> N
 def test_error_message_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     for words, code in ((["sample:none"], 4), (["sample:gemma-3-27b", "-c", "x"], 2),
                         (["sample:gemma-3-27b", "-c", "99999M"], 2)):  # fmt: skip
-        found, out, err = ask(capsys, *words)
-        assert (found, out) == (code, "")
+        result, out, err = ask(capsys, *words)
+        assert (result, out) == (code, "")
         assert len(err.splitlines()) == 1
 
 
@@ -125,7 +127,9 @@ def test_the_answer_for_each_model_is_that_of_check(
 def test_the_answer_for_each_engine_is_that_of_check(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "qwen3-8b", *CARD, "--json")
     assert code == 0
-    compared = {one["engine"]["name"]: one for one in json.loads(out)["models"] if "status" in one}
+    compared = {
+        model["engine"]["name"]: model for model in json.loads(out)["models"] if "status" in model
+    }
     assert list(compared) == ["llama.cpp", "vllm", "stream"]
     for engine, one in compared.items():
         main(["check", "qwen3-8b", *CARD, "--engine", engine, "--json"])
@@ -156,7 +160,7 @@ def test_without_a_context_each_has_32k_or_its_own_window(
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # made for 8,192
     code, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--json")
     assert code == 0
-    contexts = [one["context_tokens"] for one in json.loads(out)["models"]]
+    contexts = [model["context_tokens"] for model in json.loads(out)["models"]]
     assert contexts == [32_768, 8192]
 
 
@@ -165,9 +169,9 @@ def test_each_is_judged_for_the_engine_its_files_are_for(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     _, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--json")
-    assert [one["engine"]["name"] for one in json.loads(out)["models"]] == ["llama.cpp", "vllm"]
+    assert [model["engine"]["name"] for model in json.loads(out)["models"]] == ["llama.cpp", "vllm"]
     _, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--engine", "llama.cpp", "--json")
-    assert [one["engine"]["name"] for one in json.loads(out)["models"]] == ["llama.cpp"] * 2
+    assert [model["engine"]["name"] for model in json.loads(out)["models"]] == ["llama.cpp"] * 2
 
 
 def test_engines_on_a_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -175,10 +179,10 @@ def test_engines_on_a_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path
     code, out, _ = ask(capsys, str(tmp_path), *CARD)
     assert code == 0
     assert out.splitlines()[0].startswith(tmp_path.name)
-    head, *told = rows(out)
+    head, *answer = rows(out)
     assert head[0] == "engine"
-    assert [one[1] for one in told[:2]] == ["llama.cpp", "vllm"]
-    assert told[2][:3] == ["cannot", "run", "mlx"]
+    assert [item[1] for item in answer[:2]] == ["llama.cpp", "vllm"]
+    assert answer[2][:3] == ["cannot", "run", "mlx"]
 
 
 def test_model_that_does_not_fit_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:

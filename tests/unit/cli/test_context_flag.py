@@ -70,9 +70,9 @@ def test_two_lengths_are_an_error(words: list[str], capsys: pytest.CaptureFixtur
 def test_help_tells_one_name_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["estimate", "--help"])
-    told = capsys.readouterr().out
-    assert "-c N, --ctx-size N" in told
-    assert "--n-ctx" not in told
+    output = capsys.readouterr().out
+    assert "-c N, --ctx-size N" in output
+    assert "--n-ctx" not in output
 
 
 def test_it_chooses_no_engine(capsys: pytest.CaptureFixture[str]) -> None:

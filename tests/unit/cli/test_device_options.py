@@ -43,29 +43,29 @@ def machine_for(*words: str) -> Machine:
 
 
 def test_device_with_count_and_ram() -> None:
-    found = machine_for("--device", "2x", "RTX 3090", "--ram", "64G")
-    assert [one.name for one in found.devices] == ["RTX 3090"] * 2
-    assert found.host is not None
-    assert found.host.total_bytes == 64 * GIB
-    assert found.what_if
+    result = machine_for("--device", "2x", "RTX 3090", "--ram", "64G")
+    assert [device.name for device in result.devices] == ["RTX 3090"] * 2
+    assert result.host is not None
+    assert result.host.total_bytes == 64 * GIB
+    assert result.what_if
 
 
 def test_repeated_device_option() -> None:
-    found = machine_for("--device", "RTX 3090", "--device", "RTX 4090")
-    assert [one.name for one in found.devices] == ["RTX 3090", "RTX 4090"]
-    assert found.host is None
+    result = machine_for("--device", "RTX 3090", "--device", "RTX 4090")
+    assert [device.name for device in result.devices] == ["RTX 3090", "RTX 4090"]
+    assert result.host is None
 
 
 def test_ram_and_vram_without_a_device() -> None:
-    found = machine_for("--ram", "32G", "--vram", "24G,16G")
-    assert [one.total_bytes for one in found.devices] == [24 * GIB, 16 * GIB]
+    result = machine_for("--ram", "32G", "--vram", "24G,16G")
+    assert [device.total_bytes for device in result.devices] == [24 * GIB, 16 * GIB]
 
 
 def test_no_options_detect_this_machine() -> None:
-    found = machine_for()
-    assert not found.what_if
-    assert found.host is not None
-    assert found.host.total_bytes >= found.host.free_bytes > 0
+    result = machine_for()
+    assert not result.what_if
+    assert result.host is not None
+    assert result.host.total_bytes >= result.host.free_bytes > 0
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,8 @@ def test_all_numbers_for_a_program(ask: Any, model: Path) -> None:
     assert code == 0
     assert (answer["dimensions"], answer["pooling"], answer["mode"]) == (7, "cls", "encoder")
     wanted = embedded(model, ["hello world"], dimensions=7, normalize=False, pooling="cls")
-    found = np.array([one["vector"] for one in answer["vectors"]], dtype=np.float32)
-    assert found.tobytes() == wanted.tobytes()
+    result = np.array([vector["vector"] for vector in answer["vectors"]], dtype=np.float32)
+    assert result.tobytes() == wanted.tobytes()
     assert answer["vectors"][0]["tokens"] > 2
 
 
@@ -99,8 +99,8 @@ def test_texts_may_stand_among_options(ask: Any, model: Path) -> None:
     assert code == 0
     answer = json.loads(out)
     wanted = embedded(model, ["query: one", "query: two"])
-    found = np.array([one["vector"] for one in answer["vectors"]], dtype=np.float32)
-    assert found.tobytes() == wanted.tobytes()
+    result = np.array([vector["vector"] for vector in answer["vectors"]], dtype=np.float32)
+    assert result.tobytes() == wanted.tobytes()
     assert answer["prefix"] == "query: "
 
 
@@ -121,9 +121,9 @@ def test_the_plan_embeds_nothing(ask: Any) -> None:
 
 def test_token_mode(ask: Any, model: Path) -> None:
     _, out, _ = ask("hello world", "--json", "--mode", "tokens")
-    found = json.loads(out)["vectors"][0]["vector"]
+    result = json.loads(out)["vectors"][0]["vector"]
     assert (
-        np.array(found, dtype=np.float32).tobytes()
+        np.array(result, dtype=np.float32).tobytes()
         == embedded(model, ["hello world"], mode="tokens").tobytes()
     )
 
@@ -181,7 +181,7 @@ def test_what_is_not_there_is_4(
 def test_every_input_gives_the_same_vectors(ask: Any, model: Path, tmp_path: Path) -> None:
     texts = [f"this is text {i}" for i in range(50)]
     (tmp_path / "in.txt").write_text("\n".join(texts), encoding="utf-8")
-    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": one}) for one in texts))
+    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     (tmp_path / "in.csv").write_text(
         "n,text\n" + "\n".join(f'{i},"{one}"' for i, one in enumerate(texts))
     )
@@ -191,9 +191,9 @@ def test_every_input_gives_the_same_vectors(ask: Any, model: Path, tmp_path: Pat
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
     for kind in ("txt", "jsonl", "csv", "tsv", "parquet"):
         out = tmp_path / f"{kind}.npy"
-        code, told, err = ask("--input", tmp_path / f"in.{kind}", "--output", out, "--json")
+        code, answer, err = ask("--input", tmp_path / f"in.{kind}", "--output", out, "--json")
         assert (code, err) == (0, "")
-        summary = json.loads(told)
+        summary = json.loads(answer)
         assert (summary["rows"], summary["vectors"], summary["skipped"]) == (50, 50, 0)
         assert np.load(out).shape == (50, 64)
         assert out.read_bytes() == (tmp_path / "txt.npy").read_bytes()
@@ -211,8 +211,8 @@ def test_every_output_holds_the_same_vectors(ask: Any, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     table = pq.read_table(tmp_path / "out.parquet")
     assert [line["id"] for line in lines] == table["id"].to_pylist() == [f"r{i}" for i in range(30)]
-    for found in ([line["vector"] for line in lines], table["vector"].to_pylist()):
-        assert np.array(found, dtype=np.float32).tobytes() == wanted.tobytes()
+    for result in ([line["vector"] for line in lines], table["vector"].to_pylist()):
+        assert np.array(result, dtype=np.float32).tobytes() == wanted.tobytes()
 
 
 def test_texts_to_a_file(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,14 +270,14 @@ def test_bad_rows_stop_it_or_are_listed(ask: Any, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(BAD)
     out = tmp_path / "out.npy"
-    code, told, err = ask("--input", source, "--output", out)
-    assert (code, told) == (2, "")
+    code, answer, err = ask("--input", source, "--output", out)
+    assert (code, answer) == (2, "")
     assert f"{source}, row 2: 'text' is null, not a string (--skip-bad skips such rows)" in err
     assert "0 vectors are saved; run the same command again to continue" in err
     assert not out.exists()
-    code, told, err = ask("--input", source, "--output", out, "--skip-bad", "--json")
+    code, answer, err = ask("--input", source, "--output", out, "--skip-bad", "--json")
     assert (code, err) == (0, "")
-    summary = json.loads(told)
+    summary = json.loads(answer)
     assert (summary["rows"], summary["vectors"], summary["skipped"]) == (5, 2, 3)
     assert summary["skipped_list"] == f"{out}.skipped.jsonl"
     listed = [json.loads(line) for line in Path(summary["skipped_list"]).read_text().splitlines()]
@@ -288,9 +288,9 @@ def test_bad_rows_stop_it_or_are_listed(ask: Any, tmp_path: Path) -> None:
 
 def test_truncation_makes_a_long_row_a_good_one(ask: Any, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(BAD)
-    _, told, _ = ask("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--skip-bad",
+    _, answer, _ = ask("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--skip-bad",
                      "--truncate", "--json")  # fmt: skip
-    assert json.loads(told)["vectors"] == 3
+    assert json.loads(answer)["vectors"] == 3
 
 
 @pytest.mark.parametrize("link", [None, "symlink", "hardlink"])
@@ -405,13 +405,13 @@ def test_long_rows_stay_inside_the_budget(
         "--skip-bad",
         "-q",
     )
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PEAK, *map(str, words), "--budget", f"{budget_mib}M"],
         capture_output=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    assert int(found.stdout) * 1024 < budget_mib * 1024**2
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) * 1024 < budget_mib * 1024**2
     listed = (tmp_path / "out.npy.skipped.jsonl").read_text().splitlines()
     assert len(listed) == (18 if kind == "parquet" else 6)
     over = f"the row limit for a budget of {budget_mib}.00 MiB"
@@ -533,9 +533,9 @@ def test_killed_twice_it_gives_what_one_run_gives(
         assert least < marked < ROWS
         assert not out.exists()
         assert (tmp_path / f"out.{kind}.partial").exists()
-    code, told, err = ask(*words, "--output", out, "--json")
+    code, answer, err = ask(*words, "--output", out, "--json")
     assert (code, err) == (0, "")
-    summary = json.loads(told)
+    summary = json.loads(answer)
     assert marked <= summary["resumed_rows"] < ROWS
     assert (summary["rows"], summary["vectors"]) == (ROWS, ROWS)
     assert out.read_bytes() == once.read_bytes()
@@ -558,8 +558,8 @@ def test_interrupted_and_changed_in_between(
     assert code == 2
     assert "another job is writing to" in err
     process.send_signal(signal.SIGINT)
-    code, told, err = finish(process)
-    assert (code, told) == (130, b"")
+    code, answer, err = finish(process)
+    assert (code, answer) == (130, b"")
     assert re.fullmatch(
         rb"edgekit: interrupted\. [\d,]+ vectors are saved; run the same command again to continue\n",
         err,
@@ -612,9 +612,9 @@ def test_standard_input_goes_on_when_it_begins_the_same(
     assert code == 4
     assert "standard input ends after 1,000 bytes" in err
     resumed = start(model, *words, "--output", out, "--json", stdin=subprocess.PIPE)
-    code, told, _ = finish(resumed, data)
+    code, shown, _ = finish(resumed, data)
     assert code == 0
-    assert marked <= json.loads(told)["resumed_rows"] < SOME_ROWS
+    assert marked <= json.loads(shown)["resumed_rows"] < SOME_ROWS
     assert out.read_bytes() == once.read_bytes()
 
 
@@ -736,7 +736,7 @@ def test_documentation_names_every_key(ask: Any, tmp_path: Path) -> None:
         ("a", "--json", "--output", tmp_path / "out.npy"),
     ):
         answer = json.loads(ask(*words)[1])
-        named |= answer.keys() | {key for one in answer.get("lines", []) for key in one}
-        named |= {key for one in answer["vectors"] for key in one} if "lines" not in answer and isinstance(
+        named |= answer.keys() | {key for line in answer.get("lines", []) for key in line}
+        named |= {key for vector in answer["vectors"] for key in vector} if "lines" not in answer and isinstance(
             answer["vectors"], list) else set()  # fmt: skip
     assert named == documented("embed", "embed --output", "embed --plan")

@@ -142,7 +142,7 @@ def test_a_drafter_is_on_the_bill(capsys: pytest.CaptureFixture[str]) -> None:
     assert both["model_bytes"] == alone["model_bytes"] + drafter["model_bytes"]
     assert both["kv_bytes"] == alone["kv_bytes"] + drafter["kv_bytes"]
     assert both["facts"]["n_outputs_max"] == 4 * (1 + 3)
-    assert {one["part"] for one in both["lines"]} == {None, "drafter"}
+    assert {line["part"] for line in both["lines"]} == {None, "drafter"}
 
 
 def test_the_arithmetic_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,11 +173,11 @@ def test_the_command_says_what_was_asked(
         "--no-mmap",
     ]
     for reference in (path, folder):
-        told = shlex.split(ask_json(capsys, str(reference), *words)["command"])
-        assert told == ["llama-server", "-m", str(path), "-c", "4096", "-np", "2", "-kvu", "-ngl", "8",
+        output = shlex.split(ask_json(capsys, str(reference), *words)["command"])
+        assert output == ["llama-server", "-m", str(path), "-c", "4096", "-np", "2", "-kvu", "-ngl", "8",
                         "-ctk", "q8_0", "-fa", "on", "-lm", "none"]  # fmt: skip
-    told = shlex.split(ask_json(capsys, str(path), "--mode", "library")["command"])
-    assert told == ["llama-cli", "-m", str(path), "-c", "128000", "-dev", "none"]
+    output = shlex.split(ask_json(capsys, str(path), "--mode", "library")["command"])
+    assert output == ["llama-cli", "-m", str(path), "-c", "128000", "-dev", "none"]
 
 
 def test_the_command_of_a_check_on_the_cpu_says_nothing_of_layers_on_a_gpu(
@@ -223,14 +223,14 @@ def test_errors_are_a_sentence_and_a_code(
     words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
-    asked = [word.replace("{folder}", str(tmp_path)) for word in words]
-    found, out, err = ask(capsys, *asked)
-    assert (found, out) == (code, "")
+    requests = [word.replace("{folder}", str(tmp_path)) for word in words]
+    result, out, err = ask(capsys, *requests)
+    assert (result, out) == (code, "")
     assert err.startswith("edgekit: ")
     assert len(err.strip().splitlines()) == 1
     assert sentence in err
-    found, out, _ = ask(capsys, *asked, "--json")
-    assert found == code
+    result, out, _ = ask(capsys, *requests, "--json")
+    assert result == code
     assert json.loads(out)["error"]["message"] in err
 
 
@@ -242,8 +242,8 @@ def test_flags_of_an_engine_choose_it(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys, edgekit.cli.parser as p; p.build_parser(); print(' '.join(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(told.stdout.split())
+    run_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run_.stdout.split())
     assert loaded.isdisjoint(
         {"json", "dataclasses", "pathlib", "shlex", "edgekit.bill", "edgekit.report", "edgekit.sources"}
     )  # fmt: skip
@@ -254,7 +254,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_help_names_the_flags_of_every_engine() -> None:
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "edgekit", "estimate", "--help"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
@@ -267,7 +267,7 @@ def test_help_names_the_flags_of_every_engine() -> None:
         "--kv-bits",
         "--batch",
     ):
-        assert word in told
+        assert word in output
 
 
 def test_a_checkpoint_never_counts_as_taken(capsys: pytest.CaptureFixture[str]) -> None:

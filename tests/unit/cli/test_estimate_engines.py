@@ -87,8 +87,8 @@ def test_vllm_fills_the_card(capsys: pytest.CaptureFixture[str], folder: Path) -
 def test_flags_of_vllm(
     words: list[str], facts: dict[str, Any], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    found = ask_json(capsys, str(folder), "--engine", "vllm", *words)["facts"]
-    assert {name: found[name] for name in facts} == facts
+    result = ask_json(capsys, str(folder), "--engine", "vllm", *words)["facts"]
+    assert {name: result[name] for name in facts} == facts
 
 
 def test_mlx(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -190,12 +190,12 @@ def test_a_known_model_has_its_name_in_the_command(
 
 
 def test_another_mix_of_a_gguf(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["sample:gemma-3-27b", "-c", "4k"]
-    same = ask_json(capsys, *asked, "--mix", "Q4_K_M")
-    as_is = ask_json(capsys, *asked)
+    requests = ["sample:gemma-3-27b", "-c", "4k"]
+    same = ask_json(capsys, *requests, "--mix", "Q4_K_M")
+    as_is = ask_json(capsys, *requests)
     assert same["model_bytes"] == as_is["model_bytes"]
     assert same["compute_bytes"] == as_is["compute_bytes"]
-    assert ask_json(capsys, *asked, "--mix", "Q8_0")["model_bytes"] > as_is["model_bytes"]
+    assert ask_json(capsys, *requests, "--mix", "Q8_0")["model_bytes"] > as_is["model_bytes"]
 
 
 @cache
@@ -213,10 +213,10 @@ def test_a_config_costs_what_its_gguf_costs(index: int) -> None:
     header, load, setup = model_header(index), Load(context_tokens=32768), LlamaCppSetup()
     real = estimate_llamacpp(Model(header=header, geometry=read_geometry(header)), load, setup)
     opened = open_config(_configs()[models()[index]["model"]])
-    told = estimate_llamacpp(opened.model, load, setup)
-    assert told.weights_bytes == pytest.approx(real.weights_bytes, rel=0.005)
-    assert told.of(*CACHES) == real.of(*CACHES)
-    assert told.of(Component.COMPUTE) >= 0.95 * real.of(Component.COMPUTE)
+    answer = estimate_llamacpp(opened.model, load, setup)
+    assert answer.weights_bytes == pytest.approx(real.weights_bytes, rel=0.005)
+    assert answer.of(*CACHES) == real.of(*CACHES)
+    assert answer.of(Component.COMPUTE) >= 0.95 * real.of(Component.COMPUTE)
 
 
 def test_a_name_alone(capsys: pytest.CaptureFixture[str]) -> None:

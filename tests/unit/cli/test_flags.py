@@ -38,8 +38,8 @@ EVERYWHERE: dict[str, set[str]] = {
 
 def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     main([*words, "--json"])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
@@ -62,18 +62,18 @@ def test_gpu_is_device(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_users_of_check_have_a_context_each(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask(capsys, "check", MODEL, *CARD, "--users", "4", "-c", "4k")
-    assert told["context_tokens"] == 4 * 4096
-    assert "-np 4" in told["command"]
+    answer = ask(capsys, "check", MODEL, *CARD, "--users", "4", "-c", "4k")
+    assert answer["context_tokens"] == 4 * 4096
+    assert "-np 4" in answer["command"]
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm"])
 def test_users_cost_the_same_in_estimate_check_and_compare(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = (MODEL, "--users", "4", "-c", "4k")
-    check = ask(capsys, "check", *asked, "--engine", engine, *CARD)
-    compared = ask(capsys, "compare", *asked)["engines"][engine]
+    request = (MODEL, "--users", "4", "-c", "4k")
+    check = ask(capsys, "check", *request, "--engine", engine, *CARD)
+    compared = ask(capsys, "compare", *request)["engines"][engine]
 
     def cache(told: dict[str, Any]) -> int:
         lines = told.get("estimate", told)["lines"]
@@ -99,21 +99,21 @@ def test_users_of_serve_are_slots_with_a_context_each() -> None:
 
 
 def test_estimate_takes_cards_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask(capsys, "estimate", MODEL, "--device", "2x RTX 3090", "-c", "4k")
-    assert {line["pool"] for line in told["lines"]} >= {"device", "device 1"}
-    told = ask(capsys, "estimate", MODEL, "--engine", "vllm", "--vram", "24G", "-c", "4k")
-    assert told["facts"]["max_concurrency"] is not None
+    answer = ask(capsys, "estimate", MODEL, "--device", "2x RTX 3090", "-c", "4k")
+    assert {line["pool"] for line in answer["lines"]} >= {"device", "device 1"}
+    answer = ask(capsys, "estimate", MODEL, "--engine", "vllm", "--vram", "24G", "-c", "4k")
+    assert answer["facts"]["max_concurrency"] is not None
 
 
 def test_job_of_plan_is_a_context(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask(capsys, "plan", MODEL, *CARD, "--job", "6000+800", "--no-drafter")
-    assert told["context_tokens"] == 6000 + 800 + 64
+    answer = ask(capsys, "plan", MODEL, *CARD, "--job", "6000+800", "--no-drafter")
+    assert answer["context_tokens"] == 6000 + 800 + 64
 
 
 def test_compare_takes_cache_types(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("compare", MODEL, "-c", "4k")
-    plain = ask(capsys, *asked)["engines"]["llama.cpp"]["kv_bytes"]
-    assert ask(capsys, *asked, "-ctk", "q8_0", "-ctv", "q8_0")["engines"]["llama.cpp"][
+    request = ("compare", MODEL, "-c", "4k")
+    plain = ask(capsys, *request)["engines"]["llama.cpp"]["kv_bytes"]
+    assert ask(capsys, *request, "-ctk", "q8_0", "-ctv", "q8_0")["engines"]["llama.cpp"][
         "kv_bytes"
     ] == (plain * 34 // 64)
 

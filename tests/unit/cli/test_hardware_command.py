@@ -27,17 +27,21 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_this_machine_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "--json")
-    told = json.loads(out)
+    answer = json.loads(out)
     assert (code, err) == (0, "")
-    assert list(told["engines"]) == ["llama.cpp", "vllm", "mlx", "stream"]
-    assert told["machine"]["host"]["total_bytes"] > 0
+    assert list(answer["engines"]) == ["llama.cpp", "vllm", "mlx", "stream"]
+    assert answer["machine"]["host"]["total_bytes"] > 0
 
 
 def test_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "--json", "--ram", "32G", "--vram", "24G,24G")
-    told = json.loads(out)["engines"]["llama.cpp"]
+    answer = json.loads(out)["engines"]["llama.cpp"]
     assert code == 0
-    assert [one["available_bytes"] for one in told["budgets"]] == [23 * GIB, 23 * GIB, 31 * GIB]
+    assert [budget["available_bytes"] for budget in answer["budgets"]] == [
+        23 * GIB,
+        23 * GIB,
+        31 * GIB,
+    ]
 
 
 def test_narrow_terminals(
@@ -84,12 +88,12 @@ def test_the_table_of_devices_on_a_narrow_screen(
 
 def test_the_table_of_devices_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "--devices", "--json")
-    told = json.loads(out)["devices"]
+    answer = json.loads(out)["devices"]
     assert code == 0
-    assert {one["name"] for one in told} == {device.name for device in all_devices()}
-    usual = [one["usual"] for one in told]
+    assert {item["name"] for item in answer} == {device.name for device in all_devices()}
+    usual = [item["usual"] for item in answer]
     assert usual == sorted(usual, reverse=True)
-    (card,) = [one for one in told if one["name"] == "RTX 4090"]
+    (card,) = [item for item in answer if item["name"] == "RTX 4090"]
     assert card["memory_bytes"] == 24_564 * MIB
     assert card["usable_bytes"] == 24_048 * MIB
     assert card["capability"] == [8, 9]
@@ -98,8 +102,8 @@ def test_the_table_of_devices_for_a_program(capsys: pytest.CaptureFixture[str]) 
 
 def test_every_device_of_the_table_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = ask(capsys, "--devices", "--json")
-    for one in sampled(json.loads(out)["devices"], each=10, turn=3):
-        assert find_device(one["name"]).name == one["name"]
+    for item in sampled(json.loads(out)["devices"], each=10, turn=3):
+        assert find_device(item["name"]).name == item["name"]
 
 
 def test_the_table_is_not_asked_about_a_machine(capsys: pytest.CaptureFixture[str]) -> None:

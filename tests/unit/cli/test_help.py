@@ -18,7 +18,9 @@ STATED = re.compile(r"\bdefault ([0-9][0-9.]*)(?![0-9kKMG.]| GiB)")
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     [actions] = [
-        one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction)
+        _action
+        for _action in build_parser()._actions
+        if isinstance(_action, argparse._SubParsersAction)
     ]
     return dict(actions.choices)
 
@@ -33,8 +35,8 @@ def test_defaults_of_the_parser_are_those_that_help_states(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["check", "plan"])
 def test_a_context_that_is_not_given_is_chosen_to_fit(name: str) -> None:
-    told = " ".join(commands()[name].format_help().split())
-    assert "default: chosen to fit" in told
+    output = " ".join(commands()[name].format_help().split())
+    assert "default: chosen to fit" in output
 
 
 def test_serve_does_not_offer_metrics() -> None:
@@ -46,10 +48,10 @@ def test_serve_does_not_offer_metrics() -> None:
 )
 def test_examples_are_command_lines_that_work(name: str) -> None:
     """They parse, name models that the catalog has, and machines that are known."""
-    told = commands()[name].epilog or ""
-    found = re.findall(rf"^  (?:git diff \| )?edgekit ({name}\b.*)$", told, re.MULTILINE)
-    assert 2 <= len(found) <= 3
-    for line in found:
+    answer = commands()[name].epilog or ""
+    result = re.findall(rf"^  (?:git diff \| )?edgekit ({name}\b.*)$", answer, re.MULTILINE)
+    assert 2 <= len(result) <= 3
+    for line in result:
         arguments = build_parser().parse_args(shlex.split(line.partition(" > ")[0]))
         Request.from_argv(arguments).find_machine()
         models = [getattr(arguments, "model", None), *getattr(arguments, "models", ())]

@@ -56,16 +56,16 @@ def interrupted(calls: int, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("calls", sampled(CALLS, each=2))
 def test_interrupt_at_any_call_ends_with_130_and_one_line(calls: int) -> None:
-    told = interrupted(calls, "check", "sample:gemma-3-27b", "--ram", "64G")
-    assert (told.returncode, told.stderr) == (130, "edgekit: interrupted\n")
+    answer = interrupted(calls, "check", "sample:gemma-3-27b", "--ram", "64G")
+    assert (answer.returncode, answer.stderr) == (130, "edgekit: interrupted\n")
 
 
 def test_interrupt_in_a_finaliser_is_not_lost() -> None:
     """Python prints what a finaliser raises, and goes on."""
-    told = subprocess.run(
+    run_ = subprocess.run(
         [sys.executable, "-c", FINALISER], capture_output=True, text=True, check=False
     )
-    assert (told.returncode, told.stderr) == (130, "edgekit: interrupted\n")
+    assert (run_.returncode, run_.stderr) == (130, "edgekit: interrupted\n")
 
 
 FINALISER = """
@@ -90,13 +90,13 @@ raise SystemExit(entry.main())
 def test_interrupt_that_is_ignored_from_the_start_stays_ignored() -> None:
     """As nohup and a job in the background of a shell have it."""
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED
-    told = subprocess.run(
+    run_ = subprocess.run(
         [sys.executable, "-c", code, "500", "--version"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (run_.returncode, run_.stderr) == (0, "")
 
 
 def test_interrupt_of_python_m_edgekit_before_anything_is_imported() -> None:
@@ -107,5 +107,5 @@ def test_interrupt_of_python_m_edgekit_before_anything_is_imported() -> None:
         "sys.argv = ['edgekit', 'hardware']\n"
         "runpy.run_module('edgekit', run_name='__main__')\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stderr) == (130, "edgekit: interrupted\n")
+    run_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run_.returncode, run_.stderr) == (130, "edgekit: interrupted\n")

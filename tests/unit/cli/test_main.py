@@ -69,16 +69,16 @@ def test_version_and_help() -> None:
         (["--help"], "examples:"),
         (["inspect", "--help"], "MODEL is any of"),
     ):
-        told = subprocess.run(
+        run_ = subprocess.run(
             [sys.executable, "-m", "edgekit", *words], capture_output=True, text=True, check=True
         )
-        assert expected in told.stdout
+        assert expected in run_.stdout
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys, edgekit.cli.parser as p; p.build_parser(); print(' '.join(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(told.stdout.split())
+    run_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run_.stdout.split())
     assert loaded.isdisjoint(
         {"httpx2", "huggingface_hub", "numpy", "json", "edgekit.model", "edgekit.formats", "ssl"}
     )
@@ -182,15 +182,15 @@ def test_error_message_and_exit_code(
     if words[0].startswith("{folder}/"):
         (tmp_path / "empty.gguf").write_bytes(b"")
         (tmp_path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
-    asked = [word.replace("{folder}", str(tmp_path)) for word in words]
-    found, out, err = ask(capsys, "inspect", *asked)
-    assert found == code
+    requests = [word.replace("{folder}", str(tmp_path)) for word in words]
+    result, out, err = ask(capsys, "inspect", *requests)
+    assert result == code
     assert out == ""
     assert err.startswith("edgekit: ")
     assert len(err.strip().splitlines()) == 1
     assert sentence.lower() in err.lower()
-    found, out, _ = ask(capsys, "inspect", *asked, "--json")
-    assert found == code
+    result, out, _ = ask(capsys, "inspect", *requests, "--json")
+    assert result == code
     assert json.loads(out)["error"]["message"] in err
 
 
@@ -200,20 +200,20 @@ def test_usage_error_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
             main(words)
         assert ended.value.code == 2
         assert "usage:" in capsys.readouterr().err
-    told = subprocess.run(
+    run_ = subprocess.run(
         [sys.executable, "-m", "edgekit", "nonsense"], capture_output=True, text=True, check=False
     )
-    assert (told.returncode, "usage:" in told.stderr) == (2, True)
+    assert (run_.returncode, "usage:" in run_.stderr) == (2, True)
 
 
 def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     path = write_model(tmp_path)
     command = f"{sys.executable} -m edgekit inspect {path} --tensors --keys | head -1"
-    told = subprocess.run(
+    run_ = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
     )
-    assert told.stderr == ""
-    assert told.returncode == 0
+    assert run_.stderr == ""
+    assert run_.returncode == 0
 
 
 def test_readme_python_examples_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,8 +222,8 @@ def test_readme_python_examples_print_what_they_say(capsys: pytest.CaptureFixtur
     assert examples
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
-        told = [line.removeprefix("# ") for line in example.splitlines() if line.startswith("# ")]
-        assert capsys.readouterr().out.splitlines() == told
+        answer = [line.removeprefix("# ") for line in example.splitlines() if line.startswith("# ")]
+        assert capsys.readouterr().out.splitlines() == answer
 
 
 def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,10 +260,10 @@ def test_control_characters_in_names_are_replaced(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_output_error_is_reported() -> None:
     command = f"{sys.executable} -m edgekit inspect sample:gemma-3-27b > /dev/full"
-    told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert told.stderr.startswith("edgekit: the answer could not be written: ")
-    assert len(told.stderr.splitlines()) == 1
+    run_ = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert run_.returncode == 1
+    assert run_.stderr.startswith("edgekit: the answer could not be written: ")
+    assert len(run_.stderr.splitlines()) == 1
 
 
 def test_json_of_a_config_with_odd_values_is_valid(
@@ -281,11 +281,11 @@ def test_json_of_a_config_with_odd_values_is_valid(
 
 
 def test_narrow_encoding_prints_question_marks() -> None:
-    told = subprocess.run(
+    run_ = subprocess.run(
         [sys.executable, "-m", "edgekit", "inspect", "sample:gemma-3-27b"],
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
-    assert "gemma3" in told.stdout
+    assert "gemma3" in run_.stdout
 
 
 ASK_WITH_EACH = """
@@ -313,11 +313,11 @@ for word in sys.argv[1:]:
     ],
 )
 def test_invalid_environment_variable_is_named(given: list[str]) -> None:
-    told = subprocess.run(
+    run_ = subprocess.run(
         [sys.executable, "-c", ASK_WITH_EACH, *given], capture_output=True, text=True, check=False
     )
-    assert told.stdout.split() == ["2"] * len(given), told.stderr
-    for word, line in zip(given, told.stderr.splitlines(), strict=True):
+    assert run_.stdout.split() == ["2"] * len(given), run_.stderr
+    for word, line in zip(given, run_.stderr.splitlines(), strict=True):
         variable = word.partition("=")[0]
         assert variable in line or (variable.startswith("HF_HUB") and "HF_HUB_..." in line)
 
@@ -325,9 +325,9 @@ def test_invalid_environment_variable_is_named(given: list[str]) -> None:
 def test_error_with_closed_stderr_is_silent() -> None:
     for redirection in ("> /dev/full", "2>&-", ">&- 2>&-"):
         command = f"{sys.executable} -m edgekit inspect ./nothing.gguf --json {redirection}"
-        told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-        assert "Traceback" not in told.stderr + told.stdout
-        assert told.stdout == "" or json.loads(told.stdout)["error"]
+        run_ = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert "Traceback" not in run_.stderr + run_.stdout
+        assert run_.stdout == "" or json.loads(run_.stdout)["error"]
 
 
 def test_vocabulary_tensor_without_dimensions(

@@ -22,7 +22,7 @@ ONE_CARD = ("--device", "RTX 3060", "--ram", "64G")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Qwen3 30B A3B: its header, and a hole for the weights."""
     facts = next(
-        one for one in models() if one["model"] == "qwen3-30b-a3b" and one["quant"] == "Q4_K_M"
+        item for item in models() if item["model"] == "qwen3-30b-a3b" and item["quant"] == "Q4_K_M"
     )
     header = header_bytes(facts["header_without_vocabulary"])
     file = tmp_path_factory.mktemp("placements") / "model.gguf"
@@ -34,22 +34,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     main([*words, "--llama-version", "0.6", "--json"])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     code = main([*words])
-    told = capsys.readouterr()
-    assert code == 2, told
-    return told.err
+    output = capsys.readouterr()
+    assert code == 2, output
+    return output.err
 
 
 def test_the_command_read_again_gives_the_same_bill(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("-c", "4096", "-ot", r"blk\.[0-9]\.ffn=CPU", "-ot", "exps=CPU", "-ncmoe", "2")
-    first = answer(capsys, "estimate", model, *asked)
+    request = ("-c", "4096", "-ot", r"blk\.[0-9]\.ffn=CPU", "-ot", "exps=CPU", "-ncmoe", "2")
+    first = answer(capsys, "estimate", model, *request)
     words = shlex.split(first["command"])
     assert words[words.index("-ot") + 1] == r"blk\.[0-9]\.ffn=CPU,exps=CPU"
     assert words.index("-ot") < words.index("-ncmoe")  # the first that matches decides
@@ -97,29 +97,31 @@ def test_rows_are_billed_for_builds_that_have_them(
 ) -> None:
     words = ("-c", "4096", "-sm", "row", "-ts", "1,1", "--llama-version", "b9294", "--json")
     main(["estimate", model, *words])
-    found = json.loads(capsys.readouterr().out)
-    assert {one["basis"] for one in found["lines"] if one["component"] == "weights"} >= {"modelled"}
+    result = json.loads(capsys.readouterr().out)
+    assert {line["basis"] for line in result["lines"] if line["component"] == "weights"} >= {
+        "modelled"
+    }
 
 
 def test_slices_need_as_much_of_two_unlike_cards(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = answer(capsys, "check", model, "-c", "8k", "-sm", "tensor", *TWO_CARDS)
-    first, second = (use["required_bytes"] for use in found["budgets"][:2])
+    result = answer(capsys, "check", model, "-c", "8k", "-sm", "tensor", *TWO_CARDS)
+    first, second = (use["required_bytes"] for use in result["budgets"][:2])
     assert abs(first - second) < first // 100
-    assert "-sm tensor" in found["command"]
-    assert "-ts" not in shlex.split(found["command"])
+    assert "-sm tensor" in result["command"]
+    assert "-ts" not in shlex.split(result["command"])
 
 
 def test_a_main_gpu_is_the_only_one_that_is_judged(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("-sm", "none", "-mg", "1", *TWO_CARDS)
-    found = answer(capsys, "check", model, "-c", "8k", "--min-context", "8k", *where)
-    assert found["budgets"][0]["name"] == "RTX 3090"
-    assert "RTX 4090" not in [use["name"] for use in found["budgets"]]
-    assert "-sm none -mg 1" in found["command"]
-    assert "CUDA_VISIBLE_DEVICES" not in found["command"]
+    result = answer(capsys, "check", model, "-c", "8k", "--min-context", "8k", *where)
+    assert result["budgets"][0]["name"] == "RTX 3090"
+    assert "RTX 4090" not in [use["name"] for use in result["budgets"]]
+    assert "-sm none -mg 1" in result["command"]
+    assert "CUDA_VISIBLE_DEVICES" not in result["command"]
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
@@ -127,10 +129,10 @@ def test_a_server_is_one_more_device_before_the_cards(
     command: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([command, model, "-c", "16k", "--rpc", f"{SERVER}=48G", *ONE_CARD])
-    told = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
-    assert f"RPC server {SERVER}" in told
-    assert f"--rpc {SERVER}" in told
-    assert f"{SERVER}=" not in told  # which llama.cpp would not read
+    output = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
+    assert f"RPC server {SERVER}" in output
+    assert f"--rpc {SERVER}" in output
+    assert f"{SERVER}=" not in output  # which llama.cpp would not read
 
 
 def test_a_row_of_a_batch_names_them_too(
@@ -172,7 +174,7 @@ def test_options_of_python_are_judged_as_flags_are(
         model, "llama.cpp", context=16384, options=same, vram="24G,16G", ram="64G"
     )
     assert [use.required_bytes for use in result.uses] == [
-        one["required_bytes"] for one in found["budgets"]
+        budget["required_bytes"] for budget in found["budgets"]
     ]
 
 
@@ -193,19 +195,19 @@ def test_examples_of_the_docs_fit(example: str, capsys: pytest.CaptureFixture[st
 
 def test_a_draft_model_is_not_moved(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """llama.cpp has -otd for that."""
-    found = answer(capsys, "estimate", model, "-c", "4096", "-md", model, "-ot", "weight=CPU")
-    draft = [one for one in found["lines"] if one["part"] == "drafter"]
-    assert sum(one["bytes"] for one in draft if one["pool"] != "host") > 2**34
+    result = answer(capsys, "estimate", model, "-c", "4096", "-md", model, "-ot", "weight=CPU")
+    draft = [line for line in result["lines"] if line["part"] == "drafter"]
+    assert sum(item["bytes"] for item in draft if item["pool"] != "host") > 2**34
 
 
 def test_an_architecture_without_slices_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = next(one for one in models() if one["model"] == "falcon-h1-1.5b")
+    facts = next(item for item in models() if item["model"] == "falcon-h1-1.5b")
     header = header_bytes(facts["header_without_vocabulary"])
     file = tmp_path / "model.gguf"
     with file.open("wb") as out:
         out.write(header)
         out.truncate(padded(len(header)) + facts["data_section_bytes"])
-    told = refused(capsys, "estimate", str(file), "-c", "4096", "-sm", "tensor", "-ts", "1,1")
-    assert "-sm tensor for the architecture 'falcon-h1'" in told
+    output = refused(capsys, "estimate", str(file), "-c", "4096", "-sm", "tensor", "-ts", "1,1")
+    assert "-sm tensor for the architecture 'falcon-h1'" in output

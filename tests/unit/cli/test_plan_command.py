@@ -39,8 +39,8 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     _, out, err = ask(capsys, *words, "--json")
     assert err == ""
-    told: dict[str, Any] = json.loads(out)
-    return told
+    answer: dict[str, Any] = json.loads(out)
+    return answer
 
 
 # --- the answer
@@ -68,8 +68,8 @@ def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_the_answer_comes_first(
     words: list[str], code: int, begins: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = ask(capsys, MODEL, *words)
-    assert (found, err) == (code, "")
+    result, out, err = ask(capsys, MODEL, *words)
+    assert (result, err) == (code, "")
     assert out.startswith(begins)
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 100 or "llama-server" in out
@@ -83,12 +83,12 @@ def test_a_plan_has_reasons_and_commands(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_does_not_fit_says_what_to_add(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, MODEL, "--ram", "2G")
-    told = " ".join(out.split())
+    answer = " ".join(out.split())
     assert code == 3
-    assert "To fit" in told
-    assert "GiB of free RAM (2.00 GiB now)" in told
-    assert "the smallest current GPU that holds the whole model" in told
-    assert "llama-server" not in told
+    assert "To fit" in answer
+    assert "GiB of free RAM (2.00 GiB now)" in answer
+    assert "the smallest current GPU that holds the whole model" in answer
+    assert "llama-server" not in answer
 
 
 def test_why_tells_all_that_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,12 +96,12 @@ def test_why_tells_all_that_was_tried(capsys: pytest.CaptureFixture[str]) -> Non
     _, brief, _ = ask(capsys, *words)
     _, out, _ = ask(capsys, *words, "--why")
     assert len(out) > len(brief)
-    told = " ".join(out.split())
+    answer = " ".join(out.split())
     for tried in (
         "Q4_K_M, 32,768 tokens, f16 cache needs ",
         "* Q4_K_M, 32,768 tokens, q8_0 cache fits",
     ):
-        assert tried in told
+        assert tried in answer
 
 
 # --- for programs
@@ -111,11 +111,11 @@ def test_why_tells_all_that_was_tried(capsys: pytest.CaptureFixture[str]) -> Non
     ("words", "fits"), [(["--ram", "16G"], True), (["--ram", "2G"], False), (["--device", "RTX 4090"], True)]
 )  # fmt: skip
 def test_json(words: list[str], capsys: pytest.CaptureFixture[str], *, fits: bool) -> None:
-    told = ask_json(capsys, MODEL, *words)
-    assert told["can_load"] is fits
-    assert told["model"] == MODEL
-    assert {one["lever"] for one in told["decisions"]} >= {"weights"}
-    assert told["required_bytes"] <= told["available_bytes"] or not fits
+    answer = ask_json(capsys, MODEL, *words)
+    assert answer["can_load"] is fits
+    assert answer["model"] == MODEL
+    assert {decision["lever"] for decision in answer["decisions"]} >= {"weights"}
+    assert answer["required_bytes"] <= answer["available_bytes"] or not fits
 
 
 def test_json_is_the_same_twice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,8 +134,8 @@ def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_users_have_a_window_each(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, MODEL, "--users", "4", "-c", "8k", "--ram", "32G")
-    assert (told["context_tokens"], told["total_context_tokens"], told["users"]) == (8192, 32_768, 4)  # fmt: skip
+    answer = ask_json(capsys, MODEL, "--users", "4", "-c", "8k", "--ram", "32G")
+    assert (answer["context_tokens"], answer["total_context_tokens"], answer["users"]) == (8192, 32_768, 4)  # fmt: skip
 
 
 def test_an_accurate_cache_before_a_long_context(
@@ -148,8 +148,8 @@ def test_an_accurate_cache_before_a_long_context(
 
 
 def test_a_cache_that_was_typed_stays(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, llama, "--ram", "64G", "-ctk", "q8_0", "-ctv", "q8_0")
-    assert (told["cache"]["type_k"], told["cache"]["type_v"]) == ("q8_0", "q8_0")
+    answer = ask_json(capsys, llama, "--ram", "64G", "-ctk", "q8_0", "-ctv", "q8_0")
+    assert (answer["cache"]["type_k"], answer["cache"]["type_v"]) == ("q8_0", "q8_0")
 
 
 def test_a_mix_that_was_typed_stays(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,8 +159,8 @@ def test_a_mix_that_was_typed_stays(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_drafter(capsys: pytest.CaptureFixture[str]) -> None:
     words = [MODEL, "--ram", "64G", "-c", "16k"]
-    assert "drafter" in {one["lever"] for one in ask_json(capsys, *words)["decisions"]}
-    assert "drafter" not in {one["lever"] for one in ask_json(capsys, *words, "--no-drafter")["decisions"]}  # fmt: skip
+    assert "drafter" in {decision["lever"] for decision in ask_json(capsys, *words)["decisions"]}
+    assert "drafter" not in {decision["lever"] for decision in ask_json(capsys, *words, "--no-drafter")["decisions"]}  # fmt: skip
 
 
 def test_layers_that_were_typed_stay(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,9 +174,9 @@ def test_two_machines_of_eight_cards(capsys: pytest.CaptureFixture[str]) -> None
     words = ["llama-3.1-405b", "--engine", "vllm", "--device", "8x H100", "--nodes", "2", "-c", "16k"]  # fmt: skip
     code, out, _ = ask(capsys, *words)
     assert code == 0
-    told = " ".join(out.replace("\\\n", " ").split())
-    assert "-tp 8 -pp 2" in told
-    assert "ray start --head" in told
+    answer = " ".join(out.replace("\\\n", " ").split())
+    assert "-tp 8 -pp 2" in answer
+    assert "ray start --head" in answer
 
 
 @pytest.fixture
@@ -190,9 +190,9 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_context_beyond_the_models_own_is_planned_and_named(
     users: tuple[str, ...], window: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ask_json(capsys, MODEL, "--ram", "32G", "-c", "50k", *users)
-    assert told["context_tokens"] == 51_200
-    assert f" at {window} (beyond the model's native 40K)" in told["headline"]
+    answer = ask_json(capsys, MODEL, "--ram", "32G", "-c", "50k", *users)
+    assert answer["context_tokens"] == 51_200
+    assert f" at {window} (beyond the model's native 40K)" in answer["headline"]
 
 
 # --- contradictions, and what cannot be read
@@ -222,8 +222,8 @@ def test_a_context_beyond_the_models_own_is_planned_and_named(
 def test_contradictions(
     words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = ask(capsys, MODEL, "--ram", "16G", *words)
-    assert (found, out) == (code, "")
+    result, out, err = ask(capsys, MODEL, "--ram", "16G", *words)
+    assert (result, out) == (code, "")
     assert told in err
     assert "Traceback" not in err
     assert list(Path().iterdir()) == []
@@ -242,8 +242,8 @@ def test_contradictions(
 def test_engines_and_machines_that_do_not_go_together(
     words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = ask(capsys, MODEL, *words)
-    assert (found, out) == (code, "")
+    result, out, err = ask(capsys, MODEL, *words)
+    assert (result, out) == (code, "")
     assert told in err
 
 
@@ -258,8 +258,8 @@ def test_engines_and_machines_that_do_not_go_together(
 def test_unknown_models(
     name: str, code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = ask(capsys, name, "--ram", "16G")
-    assert (found, out) == (code, "")
+    result, out, err = ask(capsys, name, "--ram", "16G")
+    assert (result, out) == (code, "")
     assert told in err
 
 
@@ -275,9 +275,9 @@ def test_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_known_repository_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, "Qwen/Qwen3-8B", "--ram", "16G", "--timeout", "2")
-    assert told["can_load"]
-    assert any("taken from the catalog" in note for note in told["notes"])
+    answer = ask_json(capsys, "Qwen/Qwen3-8B", "--ram", "16G", "--timeout", "2")
+    assert answer["can_load"]
+    assert any("taken from the catalog" in note for note in answer["notes"])
     other = ask_json(capsys, MODEL, "--ram", "16G")["notes"]
     assert not any("taken from the catalog" in note for note in other)
 
@@ -336,17 +336,17 @@ def test_a_tier(capsys: pytest.CaptureFixture[str]) -> None:
 def test_tiers_that_do_not_go(
     words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, _, err = ask(capsys, *words)
-    assert found == code
+    result, _, err = ask(capsys, *words)
+    assert result == code
     assert told in err
 
 
 def test_help_does_not_list_flags_that_a_plan_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
-    told = capsys.readouterr().out
-    assert "-ngl N" in told
+    output = capsys.readouterr().out
+    assert "-ngl N" in output
     for flag in ("-np", "--mmproj FILE", "--lora", "--max-num-seqs"):
-        assert flag not in told
+        assert flag not in output
     assert main(["plan", "qwen3-8b", "-np", "4"]) == 2
     assert "plan does not take -np: use --users N" in capsys.readouterr().err

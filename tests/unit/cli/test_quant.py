@@ -31,8 +31,8 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main([*words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 def weights(told: dict[str, Any]) -> int:
@@ -106,8 +106,8 @@ def test_every_spelling_of_a_quantisation_is_the_same(
 
 
 def test_plan_takes_a_quantisation(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask(capsys, "plan", NAME, *Q8_0, "--ram", "64G", "-c", "4k", "--no-drafter")
-    assert weights(told) == Q8_0_BYTES
+    answer = ask(capsys, "plan", NAME, *Q8_0, "--ram", "64G", "-c", "4k", "--no-drafter")
+    assert weights(answer) == Q8_0_BYTES
 
 
 def test_inspect_takes_the_quantisation_that_a_file_has(
@@ -122,10 +122,10 @@ def test_inspect_takes_the_quantisation_that_a_file_has(
 
 @pytest.mark.parametrize("name", ["qwen3-8b:q8_0", "Qwen3 8B Q8_0", "qwen3:8b-q8_0"])
 def test_run_reads_names_of_the_catalog_as_check_does(name: str) -> None:
-    found = catalog_name(name)
-    assert found is not None
+    result = catalog_name(name)
+    assert result is not None
     known = open_named(f"catalog:{name}")
-    assert (found[0], (found[1] or "").upper()) == (known.entry, "Q8_0")
+    assert (result[0], (result[1] or "").upper()) == (known.entry, "Q8_0")
 
 
 def test_inspect_shows_a_catalog_model_at_a_quantisation(
@@ -146,11 +146,11 @@ def test_a_quantisation_chooses_the_engine_that_has_it(capsys: pytest.CaptureFix
 def test_a_flag_of_one_engine_is_the_quantisation_of_another(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = ask(capsys, "check", NAME, "--engine", "mlx", "-q", "4", "--device", "m3-max-64")
+    answer = ask(capsys, "check", NAME, "--engine", "mlx", "-q", "4", "--device", "m3-max-64")
     same = ask(
         capsys, "check", NAME, "--engine", "mlx", "--quantize", "q4", "--device", "m3-max-64"
     )
-    assert told["required_bytes"] == same["required_bytes"]
+    assert answer["required_bytes"] == same["required_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ def test_run_of_a_quantisation_without_a_known_repository_lists_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["run", f"{NAME}:IQ1_S", "-p", "hi"]) == UsageError.exit_code
-    told = capsys.readouterr().err
-    assert "no known repository has a GGUF of qwen3-8b at IQ1_S (known: Q8_0, " in told
-    assert "edgekit run ORG/REPOSITORY:QUANT" in told
+    output = capsys.readouterr().err
+    assert "no known repository has a GGUF of qwen3-8b at IQ1_S (known: Q8_0, " in output
+    assert "edgekit run ORG/REPOSITORY:QUANT" in output
 
 
 def test_rows_of_a_batch_take_names_and_quantisations(
@@ -205,7 +205,7 @@ def test_rows_of_a_batch_take_names_and_quantisations(
     path.write_text("\n".join(map(json.dumps, rows)))
     assert main(["estimate", "--batch", str(path)]) == 0
     *same, refused = map(json.loads, capsys.readouterr().out.splitlines())
-    assert [one["model_bytes"] for one in same] == [Q8_0_BYTES] * 4
+    assert [item["model_bytes"] for item in same] == [Q8_0_BYTES] * 4
     assert "vLLM has no quantisation 'Q8_0'" in refused["error"]
 
 
@@ -213,22 +213,22 @@ def test_a_file_of_that_quantisation_is_taken_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write_model(tmp_path, "gemma-3-1b", "Q8_0"))
-    told = ask(capsys, "check", path, *Q8_0, "--ram", "16G")
-    assert told["required_bytes"] == ask(capsys, "check", path, "--ram", "16G")["required_bytes"]
-    assert "mix" not in told["flags"]
+    answer = ask(capsys, "check", path, *Q8_0, "--ram", "16G")
+    assert answer["required_bytes"] == ask(capsys, "check", path, "--ram", "16G")["required_bytes"]
+    assert "mix" not in answer["flags"]
 
 
 # --- Python
 
 
 def test_model_preflight_takes_a_quantisation() -> None:
-    for found in (
+    for result in (
         model_preflight(f"{NAME}:Q8_0", ram="64G"),
         model_preflight("Qwen3 8B", ram="64G", quant="Q8_0"),
         model_preflight(NAME, ram="64G", options={"quant": "Q8_0"}),
         model_preflight(NAME, ram="64G", options={"mix": "Q8_0"}),
     ):
-        assert found.estimate.weights_bytes == Q8_0_BYTES
+        assert result.estimate.weights_bytes == Q8_0_BYTES
     assert can_load(NAME, ram="12G", quant="Q4_K_M")
     assert not can_load(NAME, ram="8G", quant="Q8_0")
     with pytest.raises(UsageError, match="vLLM has no quantisation"):
@@ -242,10 +242,10 @@ def test_model_preflight_takes_a_quantisation() -> None:
     "name", ["gemma3:27b", "google/gemma-3-27b-it", "hf.co/google/gemma-3-27b-it"]
 )
 def test_names_that_cannot_be_read_come_from_the_catalog_with_a_note(name: str) -> None:
-    found = open_named(name)
-    assert found.entry is not None
-    assert found.entry.id == "gemma-3-27b"
-    assert found.notes[0].startswith("taken from the catalog (gemma-3-27b), because")
+    result = open_named(name)
+    assert result.entry is not None
+    assert result.entry.id == "gemma-3-27b"
+    assert result.notes[0].startswith("taken from the catalog (gemma-3-27b), because")
 
 
 def test_a_name_of_ollama_without_a_tag_has_the_size_that_ollama_gives_it(

@@ -28,12 +28,12 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     _, out, err = ask(capsys, *words, "--json")
     assert err == ""
-    told: dict[str, Any] = json.loads(out)
-    return told
+    answer: dict[str, Any] = json.loads(out)
+    return answer
 
 
 def ids(told: dict[str, Any]) -> list[str]:
-    return [one["id"] for one in told["suggestions"]]
+    return [suggestion["id"] for suggestion in told["suggestions"]]
 
 
 def test_a_few_for_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,24 +49,26 @@ def test_a_few_for_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_comes_next_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--ram", "8G", "-c", "8k", "--users", "2", "--prefer-accurate-kv", "--limit", "1"]
     _, out, _ = ask(capsys, *words)
-    (line,) = (one for one in out.splitlines() if "edgekit plan " in one)
+    (line,) = (item for item in out.splitlines() if "edgekit plan " in item)
     typed = shlex.split(line[line.index("edgekit plan") :])
     assert main(typed[1:]) == 0
-    told = capsys.readouterr().out
-    assert " at 8K for each of 2 users" in told
+    output = capsys.readouterr().out
+    assert " at 8K for each of 2 users" in output
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, "--ram", "8G", "--limit", "3")
-    assert len(told["suggestions"]) == 3
-    assert (told["task"], told["engine"]) == ("chat", "llama.cpp")
-    worths = [(one["is_preferred"], one["worth"]) for one in told["suggestions"]]
+    answer = ask_json(capsys, "--ram", "8G", "--limit", "3")
+    assert len(answer["suggestions"]) == 3
+    assert (answer["task"], answer["engine"]) == ("chat", "llama.cpp")
+    worths = [
+        (suggestion["is_preferred"], suggestion["worth"]) for suggestion in answer["suggestions"]
+    ]
     assert worths == sorted(worths, reverse=True)
-    for one in told["suggestions"]:
-        assert 0 < one["worth"] <= 2 * one["rank"]
-        assert one["plan"]["can_load"]
-        assert one["plan"]["variant"]["is_good"]
-        assert one["plan"]["required_bytes"] <= one["plan"]["available_bytes"]
+    for suggestion in answer["suggestions"]:
+        assert 0 < suggestion["worth"] <= 2 * suggestion["rank"]
+        assert suggestion["plan"]["can_load"]
+        assert suggestion["plan"]["variant"]["is_good"]
+        assert suggestion["plan"]["required_bytes"] <= suggestion["plan"]["available_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -74,28 +76,28 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     [("embed", "embedding"), ("Embeddings", "embedding"), ("code", "code"), ("vision", "vision"), ("reason", "reasoning")],
 )  # fmt: skip
 def test_a_task(word: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, "--ram", "8G", "--task", word, "--limit", "1")
-    assert told["task"] == kind
-    known = {one.id: one for one in read_catalog().entries}
-    assert ids(told)
-    for name in ids(told):
-        assert kind in {one.value for one in known[name].kinds}
+    answer = ask_json(capsys, "--ram", "8G", "--task", word, "--limit", "1")
+    assert answer["task"] == kind
+    known = {entry.id: entry for entry in read_catalog().entries}
+    assert ids(answer)
+    for name in ids(answer):
+        assert kind in {item.value for item in known[name].kinds}
 
 
 def test_several_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
     families = [
-        one["entry"]["family"]
-        for one in ask_json(capsys, "--ram", "8G", "--limit", "3")["suggestions"]
+        suggestion["entry"]["family"]
+        for suggestion in ask_json(capsys, "--ram", "8G", "--limit", "3")["suggestions"]
     ]
     assert len(set(families)) == len(families) == 3
-    every = [one["entry"]["family"] for one in ask_json(capsys, "--ram", "24G", "--all-sizes")["suggestions"]]  # fmt: skip
+    every = [suggestion["entry"]["family"] for suggestion in ask_json(capsys, "--ram", "24G", "--all-sizes")["suggestions"]]  # fmt: skip
     assert len(set(every)) < len(every) == 5
 
 
 def test_a_context_for_users(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, "--ram", "16G", "--ctx", "8k", "--users", "4", "--limit", "2")
-    for one in told["suggestions"]:
-        assert (one["plan"]["context_tokens"], one["plan"]["users"]) == (8192, 4)
+    answer = ask_json(capsys, "--ram", "16G", "--ctx", "8k", "--users", "4", "--limit", "2")
+    for suggestion in answer["suggestions"]:
+        assert (suggestion["plan"]["context_tokens"], suggestion["plan"]["users"]) == (8192, 4)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,8 @@ def test_a_context_for_users(capsys: pytest.CaptureFixture[str]) -> None:
     [(["--device", "RTX 4090", "--engine", "vllm"], "vllm"), (["--device", "m4-max-64", "--engine", "mlx"], "mlx")],
 )  # fmt: skip
 def test_another_engine(words: list[str], engine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ask_json(capsys, *words, "--limit", "1")
-    assert told["suggestions"][0]["plan"]["engine"]["name"] == engine
+    answer = ask_json(capsys, *words, "--limit", "1")
+    assert answer["suggestions"][0]["plan"]["engine"]["name"] == engine
 
 
 # --- nothing fits
@@ -116,12 +118,14 @@ def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     first = out.splitlines()[0]
     assert first.startswith("Nothing fits for chat on 1 GiB RAM; nearest: ")
     nearest = first.split()[-1]
-    chat = [one for one in read_catalog().entries if "chat" in {kind.value for kind in one.kinds}]
-    sizes = {one.id: min(size.tensor_bytes for size in one.sizes if size.mix.startswith(("Q4", "IQ4"))) for one in chat}  # fmt: skip
+    chat = [
+        entry for entry in read_catalog().entries if "chat" in {kind.value for kind in entry.kinds}
+    ]
+    sizes = {item.id: min(size.tensor_bytes for size in item.sizes if size.mix.startswith(("Q4", "IQ4"))) for item in chat}  # fmt: skip
     assert sizes[nearest] == min(sizes.values())
-    told = " ".join(out.split())
-    assert "To fit" in told
-    assert "GiB of free RAM (1.00 GiB now)" in told
+    answer = " ".join(out.split())
+    assert "To fit" in answer
+    assert "GiB of free RAM (1.00 GiB now)" in answer
     assert ask_json(capsys, "--ram", "1G")["suggestions"] == []
 
 
@@ -147,8 +151,8 @@ def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 def test_contradictions(
     words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = ask(capsys, "--ram", "8G", *words)
-    assert (found, out) == (code, "")
+    result, out, err = ask(capsys, "--ram", "8G", *words)
+    assert (result, out) == (code, "")
     assert told in err
 
 
@@ -167,8 +171,8 @@ def test_no_memory_at_all(ram: str, capsys: pytest.CaptureFixture[str]) -> None:
     [("32G", 0, "Fits: 27B"), ("16G", 0, "Fits: 9B"), ("1G", 3, "")],
 )
 def test_tiers(ram: str, code: int, begins: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found, out, _ = ask(capsys, "--tiers", "--ram", ram)
-    assert found == code
+    result, out, _ = ask(capsys, "--tiers", "--ram", ram)
+    assert result == code
     assert out.startswith(begins)
 
 
@@ -176,8 +180,8 @@ def test_tiers(ram: str, code: int, begins: str, capsys: pytest.CaptureFixture[s
 def test_tiers_of_a_real_engine_are_refused(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, _, err = ask(capsys, "--tiers", "--ram", "32G", "--engine", engine)
-    assert found == 2
+    result, _, err = ask(capsys, "--tiers", "--ram", "32G", "--engine", engine)
+    assert result == 2
     assert f"{engine} does not have the compressed caches" in err
 
 

@@ -47,18 +47,18 @@ def test_one_question_in_a_window_of_its_size(ask: Ask, engine: str) -> None:
     words = ("-p", "Hello there", "--max-tokens", 12, "--temp", 0, "--engine", engine, "--json")
     code, out, _ = ask(*words)
     assert code == 0
-    told = json.loads(out)
-    assert told["engine"] == engine
-    assert 1 <= told["new_tokens"] <= 12
-    assert told["finish"] in {"stop", "length"}
+    answer = json.loads(out)
+    assert answer["engine"] == engine
+    assert 1 <= answer["new_tokens"] <= 12
+    assert answer["finish"] in {"stop", "length"}
     # llama.cpp is sized by bytes, before it can count: never too small, never by much too large
-    most = 11 if engine == "llama.cpp" else told["prompt_tokens"]
-    assert told["context_tokens"] == most + 12 + 64
-    assert told["plan"]["can_load"]
+    most = 11 if engine == "llama.cpp" else answer["prompt_tokens"]
+    assert answer["context_tokens"] == most + 12 + 64
+    assert answer["plan"]["can_load"]
     if engine == "stream":
-        assert told["plan"]["basis"] == "exact"
+        assert answer["plan"]["basis"] == "exact"
     else:
-        off = {row["part"]: row["difference_bytes"] for row in told["reported"]}
+        off = {row["part"]: row["difference_bytes"] for row in answer["reported"]}
         assert off["weights"] == off["kv cache"] == 0
 
 
@@ -66,18 +66,18 @@ def test_both_engines_go_on_alike(ask: Ask) -> None:
     """The same file, the same prompt, the likeliest token each time."""
     words = ("-p", "Once upon a time", "--raw", "--temp", 0, "--max-tokens", 8, "-q")
     options = ("-ctk", "f32", "-ctv", "f32")
-    said = {engine: ask(*words, "--engine", engine, *options)[1] for engine in ENGINES}
+    fields = {engine: ask(*words, "--engine", engine, *options)[1] for engine in ENGINES}
     # of a letter that was never finished the built-in engine shows that it is missing
-    assert said["llama.cpp"].rstrip() == said["stream"].rstrip("\n\N{REPLACEMENT CHARACTER}")
-    assert said["stream"].strip()
+    assert fields["llama.cpp"].rstrip() == fields["stream"].rstrip("\n\N{REPLACEMENT CHARACTER}")
+    assert fields["stream"].strip()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_same_seed_gives_the_same_answer(ask: Ask, engine: str) -> None:
     words = ("-p", "a", "--raw", "--max-tokens", 16, "--temp", 60, "--top-k", 0, "-q")
     wild = ("--top-p", 1, "--min-p", 0)
-    said = [ask(*words, *wild, "--seed", seed, "--engine", engine)[1] for seed in (1, 1, 2)]
-    assert said[0] == said[1] != said[2]
+    messages = [ask(*words, *wild, "--seed", seed, "--engine", engine)[1] for seed in (1, 1, 2)]
+    assert messages[0] == messages[1] != messages[2]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -94,10 +94,10 @@ def test_a_prompt_longer_than_the_window(ask: Ask, engine: str) -> None:
 
 def test_a_long_prompt_is_counted_not_guessed(ask: Ask) -> None:
     code, out, _ = ask("-p", "hello " * 600, "--raw", "--max-tokens", 2, "--json")
-    told = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
-    assert told["prompt_tokens"] < 3000
-    assert told["context_tokens"] == told["prompt_tokens"] + 2 + 64
+    assert answer["prompt_tokens"] < 3000
+    assert answer["context_tokens"] == answer["prompt_tokens"] + 2 + 64
 
 
 def test_a_system_message_and_standard_input(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +156,8 @@ def test_a_model_that_only_the_engine_rejects(ask: Ask, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant(ask: Ask, words: tuple[str, ...], code: int, told: str) -> None:
-    found, out, err = ask(*words)
-    assert (found, out) == (code, "")
+    result, out, err = ask(*words)
+    assert (result, out) == (code, "")
     assert told in err
 
 
@@ -174,9 +174,9 @@ def test_a_prompt_is_counted_before_it_is_refused(ask: Ask, tmp_path: Path) -> N
     file = write_chatting(tmp_path / "short.gguf", tied=False, context_tokens=512)
     words = ("-p", "hello there, " * 81, "--raw", "-n", 1, "--engine", "stream", "--json")
     code, out, _ = ask(*words, file=file)
-    told = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
-    assert told["context_tokens"] == min(told["prompt_tokens"] + 1 + 64, 512)
+    assert answer["context_tokens"] == min(answer["prompt_tokens"] + 1 + 64, 512)
 
 
 def test_the_prompt_itself_is_in_the_budget(model: Path, tmp_path: Path) -> None:
@@ -239,11 +239,11 @@ def test_run_chooses_the_quantisation_that_check_chooses(
 @pytest.mark.parametrize("engine", sampled(ENGINES, each=2, turn=1))
 def test_a_conversation(model: Path, engine: str) -> None:
     """On a terminal: two turns, one forgotten, and its end."""
-    said = _typed(
+    text = _typed(
         model, engine, b"Hello\n/reset\n\nAgain\n/exit\n", "--max-tokens", "4", "-c", "512"
     )
-    assert said.count("> ") >= 4
-    assert "forgotten" in said
+    assert text.count("> ") >= 4
+    assert "forgotten" in text
 
 
 def _typed(model: Path, engine: str, typed: bytes, *words: str) -> str:
@@ -252,13 +252,13 @@ def _typed(model: Path, engine: str, typed: bytes, *words: str) -> str:
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         os.write(own, typed)
-        said = b""
+        text = b""
         with suppress(OSError):  # its end
             while more := os.read(own, 4096):
-                said += more
-        assert process.wait(timeout=PATIENCE_S) == 0, said.decode(errors="replace")
+                text += more
+        assert process.wait(timeout=PATIENCE_S) == 0, text.decode(errors="replace")
     os.close(own)
-    return said.decode(errors="replace")
+    return text.decode(errors="replace")
 
 
 @pytest.fixture(scope="module")

@@ -88,14 +88,14 @@ def test_an_openai_client_is_answered(client: openai.OpenAI) -> None:
     assert 1 <= reply.usage.completion_tokens <= 8
     plain = client.completions.create(model="any", prompt="Hello", max_tokens=4)
     assert plain.choices[0].finish_reason in {"length", "stop"}
-    assert [one.id for one in client.models.list()] == ["served.gguf"]
+    assert [item.id for item in client.models.list()] == ["served.gguf"]
 
 
 def test_an_answer_comes_piece_by_piece(client: openai.OpenAI) -> None:
     with client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=6, stream=True
     ) as pieces:
-        finishes = [one.choices[0].finish_reason for one in pieces if one.choices]
+        finishes = [piece.choices[0].finish_reason for piece in pieces if piece.choices]
     assert len(finishes) > 1
     assert finishes[-1] in {"length", "stop"}
 
@@ -141,12 +141,12 @@ def test_connections_that_are_kept_open_hold_up_nobody(server: dict[str, Any]) -
     """Each keeps a thread of the engine's, which would let the next one in only when it ends the connection."""
     assert settings._HTTP_THREADS > CLIENTS
     place = server["address"].removeprefix("http://")
-    asked = json.dumps({"prompt": "x", "n_predict": 1})
+    request = json.dumps({"prompt": "x", "n_predict": 1})
     with ExitStack() as kept:
         for _ in range(CLIENTS):
             connection = http.client.HTTPConnection(place, timeout=PATIENCE_S)
             client = kept.enter_context(closing(connection))
-            client.request("POST", "/completion", asked, {"Content-Type": "application/json"})
+            client.request("POST", "/completion", request, {"Content-Type": "application/json"})
             reply = client.getresponse()
             reply.read()
             assert reply.status == 200
@@ -189,13 +189,13 @@ def test_it_serves_other_machines_where_that_is_asked_for_and_ends_when_asked_to
     model: Path, number: signal.Signals, words: tuple[str, ...]
 ) -> None:
     """A key or --insecure is enough; without a key it is said that there is none."""
-    told = ("--host", "0.0.0.0", "-np", "1", "-c", "256", *words)
-    with served(model, *told) as (process, ready):
-        asked = urllib.request.Request(ready["openai_base_url"] + "/models")
+    answer = ("--host", "0.0.0.0", "-np", "1", "-c", "256", *words)
+    with served(model, *answer) as (process, ready):
+        request = urllib.request.Request(ready["openai_base_url"] + "/models")
         if "secret" in words:
             assert ask(ready["address"], "/v1/chat/completions", {})[0] == 401
-            asked.add_header("Authorization", "Bearer secret")
-        with urllib.request.urlopen(asked) as reply:
+            request.add_header("Authorization", "Bearer secret")
+        with urllib.request.urlopen(request) as reply:
             assert reply.status == 200
         assert ask(ready["address"], "/health")[0] == 200
         process.send_signal(number)

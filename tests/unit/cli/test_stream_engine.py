@@ -51,11 +51,11 @@ def test_one_screen_for_a_person(seven_b: str, capsys: pytest.CaptureFixture[str
     lines = out.splitlines()
     assert lines[0].endswith(" MiB in RAM")
     assert f"stream {edgekit.__version__}  ·  cpu" in lines[1]
-    told = " ".join(lines[2:4])
-    assert told.startswith(
+    answer = " ".join(lines[2:4])
+    assert answer.startswith(
         "4,096 tokens of context that roll, the first 4 stay, cache q8_0 and f16"
     )
-    assert "of weights read from the file for every token" in told
+    assert "of weights read from the file for every token" in answer
     assert "exact: weights, kv cache, output, compute" in out
     run = f"edgekit run {seven_b} --engine stream -c 4096 --rolling --sinks 4 --threads 2 -ctk q8_0"
     assert " ".join(out.partition("Run ")[2].replace("\\\n", " ").split()) == run
@@ -106,7 +106,7 @@ def test_as_much_is_kept_as_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--keep", "much"), "--keep: 'much'"),
         (("--keep", "-1"), "--keep"),
@@ -125,26 +125,26 @@ def test_as_much_is_kept_as_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_errors_are_a_sentence(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = ask(capsys, "estimate", SAMPLE, *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "said"),
+    ("name", "code", "message"),
     [("gemma-2-2b", 5, "engines/native/families.py"), ("mixtral-8x7b", 2, "llama.expert_count")],
 )
 def test_models_that_it_does_not_run(
-    name: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write_model(tmp_path, name))
     for command in ("estimate", "check"):
-        found, out, err = ask(capsys, command, path, "--engine", "stream")
-        assert (found, out) == (code, "")
-        assert said in err
+        result, out, err = ask(capsys, command, path, "--engine", "stream")
+        assert (result, out) == (code, "")
+        assert message in err
 
 
 def test_a_row_of_a_batch(seven_b: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +190,7 @@ def test_a_catalog_name_is_checked_as_a_q4_k_m_file(capsys: pytest.CaptureFixtur
     answer = ask_json(capsys, "check", "llama-3.1-8b", "--engine", "stream", "--ram", "16G")
     whole = ask_json(capsys, "check", "llama-3.1-8b:Q4_K_M", "--ram", "16G", "-c", "1024")
     assert answer["quantization"] == whole["quantization"] == "Q4_K_M"
-    ours, theirs = (one["estimate"]["model_bytes"] for one in (answer, whole))
+    ours, theirs = (item["estimate"]["model_bytes"] for item in (answer, whole))
     assert 0.98 * theirs < ours <= theirs
     assert "llama-3.1-8b:Q4_K_M --engine stream" in answer["command"]
 
@@ -214,10 +214,10 @@ def test_the_memory_that_it_advises_is_enough_and_little_less_is_not(
     words = ("check", seven_b, "--engine", "stream", "-c", context, "--min-context", "256", "--ram")
     code, out, _ = ask(capsys, *words, "256M")
     assert code == 3
-    found = re.search(r"([0-9]+) MiB of free RAM \(256.00 MiB now\)", out)
-    assert found is not None
-    assert ask(capsys, *words, f"{found[1]}M", "--quiet")[0] == 0
-    assert ask(capsys, *words, f"{int(found[1]) - 20}M", "--quiet")[0] == 3
+    result = re.search(r"([0-9]+) MiB of free RAM \(256.00 MiB now\)", out)
+    assert result is not None
+    assert ask(capsys, *words, f"{result[1]}M", "--quiet")[0] == 0
+    assert ask(capsys, *words, f"{int(result[1]) - 20}M", "--quiet")[0] == 3
 
 
 def test_what_does_not_fit_is_reported_without_weights_in_memory(
@@ -226,14 +226,14 @@ def test_what_does_not_fit_is_reported_without_weights_in_memory(
     """28 layers of 2 x 512 values at 8.5 bits for each of 32,768 tokens are 952 MiB."""
     code, out, _ = ask(capsys, "check", seven_b, "--engine", "stream", "--ram", "512M", "-c", "32k")
     assert code == 3
-    found = re.match(
+    result = re.match(
         r"Does not fit your 512 MiB RAM at 32K, even with an 8-bit cache: needs ([0-9.]+) MiB, "
         r"([0-9.]+) usable; fits\nup to [0-9,]+ tokens\n",
         out,
     )
-    assert found is not None
-    assert 28 * 2 * 512 * 34 / 32 * 32_768 / MIB < float(found[1]) < 1000
-    assert float(found[2]) < 512
+    assert result is not None
+    assert 28 * 2 * 512 * 34 / 32 * 32_768 / MIB < float(result[1]) < 1000
+    assert float(result[2]) < 512
     assert "of free RAM (512.00 MiB now)" in out
 
 

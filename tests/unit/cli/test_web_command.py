@@ -92,7 +92,7 @@ class TestItsStart:
 class TestItsPort:
     def test_is_the_next_one_where_ours_is_taken(self) -> None:
         with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
-            ports = [one.getsockname()[1] for one in (first, second)]
+            ports = [item.getsockname()[1] for item in (first, second)]
         assert DEFAULT_PORT <= ports[0] < ports[1] < DEFAULT_PORT + TRIED_PORTS
 
     def test_is_not_there_when_all_are_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +144,11 @@ class TestItsPort:
         self, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, told: str
     ) -> None:
         try:
-            found = main(("web", "--no-browser", *words))
+            result = main(("web", "--no-browser", *words))
         except SystemExit as end:
-            found = int(end.code or 0)
+            result = int(end.code or 0)
         error = capsys.readouterr().err
-        assert (found, told in error) == (code, True), error
+        assert (result, told in error) == (code, True), error
         assert "with a space in it" not in error
 
     @pytest.mark.parametrize("words", [("--models-dir", "/shut/x"), ("/shut/x.gguf",)])
@@ -190,8 +190,8 @@ class TestItsPort:
                 check=False,
             )
         assert done.returncode == 0
-        told = "edgekit: the answer could not be written: No space left on device\n"
-        assert done.stderr == told * 2
+        answer = "edgekit: the answer could not be written: No space left on device\n"
+        assert done.stderr == answer * 2
 
 
 class TestItsToken:
@@ -269,8 +269,8 @@ class TestItsEnd:
             cards = events(web.address, "/api/v1/cards/events?device=RTX+4090&ram=64G")
             assert next(cards)["event"] == "machine"
             assert ended(web, signal.SIGINT) == ("", "")
-            assert [one["event"] for one in following] == ["cancelled"]
-            assert [one["event"] for one in cards if one["event"] != "card"] == ["failed"]
+            assert [item["event"] for item in following] == ["cancelled"]
+            assert [card["event"] for card in cards if card["event"] != "card"] == ["failed"]
             with listen("127.0.0.1", int(web.address.rpartition(":")[2])):
                 pass  # the port is free again
 
@@ -318,8 +318,8 @@ class TestItsBrowser:
             line = process.stdout.readline().rstrip("\n")
             url = urlsplit(line)
             assert re.fullmatch(r"127\.0\.0\.1:\d+", url.netloc)
-            said = {"ref": ["org/name:Q4_K_M"], "token": ["from-the-environment"]}
-            assert (url.path, parse_qs(url.query)) == ("/model", said)
+            fields = {"ref": ["org/name:Q4_K_M"], "token": ["from-the-environment"]}
+            assert (url.path, parse_qs(url.query)) == ("/model", fields)
             assert ask(f"http://{url.netloc}", "/").status == 401
             wait_until(seen.exists)
             assert seen.read_text() == line

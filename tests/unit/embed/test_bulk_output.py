@@ -80,27 +80,27 @@ def add(found: FileOutput, batch: Batch, *, save: bool = True) -> None:
 
 
 def last_mark(path: Path) -> ResumeMark:
-    found = opened(path)
-    found.close()
-    return found.mark
+    result = opened(path)
+    result.close()
+    return result.mark
 
 
 def whole(path: Path, *batches_: Batch) -> Path:
-    found = opened(path)
+    result = opened(path)
     for batch in batches_:
-        add(found, batch)
-    found.finish()
+        add(result, batch)
+    result.finish()
     return path
 
 
 def read_back(path: Path) -> Floats:
     if path.suffix == ".npy":
-        found: Floats = np.load(path)
-        return found
+        result: Floats = np.load(path)
+        return result
     if path.suffix == ".jsonl":
-        told = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        assert [row["id"] for row in told] == [f"id {row['row']}" for row in told]
-        return np.array([row["vector"] for row in told], dtype=np.float32)
+        text = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        assert [row["id"] for row in text] == [f"id {row['row']}" for row in text]
+        return np.array([row["vector"] for row in text], dtype=np.float32)
     table = pq.read_table(path)
     assert table.schema.field("vector").type == pa.list_(pa.float32(), WIDTH)
     assert table["id"].to_pylist() == [f"id {row}" for row in table["row"].to_pylist()]
@@ -141,10 +141,10 @@ def test_parquet_output_with_integer_ids() -> None:
 
 def test_parquet_output_row_groups_have_one_size(tmp_path: Path) -> None:
     path = whole(tmp_path / "out.parquet", *(batch_of(1000, first=1 + 1000 * i) for i in range(9)))
-    found = pq.ParquetFile(path)
-    sizes = [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)]
+    result = pq.ParquetFile(path)
+    sizes = [result.metadata.row_group(i).num_rows for i in range(result.num_row_groups)]
     assert sizes == [4096, 4096, 9000 - 2 * 4096]
-    assert found.read()["row"].to_pylist() == list(range(1, 9001))
+    assert result.read()["row"].to_pylist() == list(range(1, 9001))
 
 
 def test_npy_output_refuses_ids() -> None:
@@ -178,27 +178,27 @@ def test_resumed_output_has_the_same_bytes(tmp_path: Path, name: str) -> None:
     once = whole(tmp_path / f"once.{name}", *parts)
     path = tmp_path / f"out.{name}"
     for done, part in enumerate(parts):
-        found = opened(path)
-        assert found.mark.kept == sum(len(batch.rows) for batch in parts[:done])
-        add(found, part)
-        add(found, batch_of(50, first=900), save=False)  # a kill costs it: no mark vouches for it
-        found.close()
+        result = opened(path)
+        assert result.mark.kept == sum(len(batch.rows) for batch in parts[:done])
+        add(result, part)
+        add(result, batch_of(50, first=900), save=False)  # a kill costs it: no mark vouches for it
+        result.close()
     assert not path.exists()
-    found = opened(path)
-    found.finish()
+    result = opened(path)
+    result.finish()
     assert path.read_bytes() == once.read_bytes()
     lists = [tmp_path / f"{stem}.{name}.skipped.jsonl" for stem in ("once", "out")]
     assert lists[0].read_bytes() == lists[1].read_bytes()
-    assert found.mark.tokens == 27
+    assert result.mark.tokens == 27
 
 
 def test_output_marks_are_a_second_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = opened(tmp_path / "out.npy")
-    found.add(batch_of(1), vectors_of(rows_of(1)))
-    found.save(lambda _: "early")
+    result = opened(tmp_path / "out.npy")
+    result.add(batch_of(1), vectors_of(rows_of(1)))
+    result.save(lambda _: "early")
     monkeypatch.setattr(output, "MARK_EVERY_S", 0.0)
-    found.save(lambda position: f"at {position}")
-    found.close()
+    result.save(lambda position: f"at {position}")
+    result.close()
     marks = [
         json.loads(line) for line in (tmp_path / "out.npy.journal").read_bytes().splitlines()[1:]
     ]
@@ -212,20 +212,20 @@ def cuts(data: bytes) -> Iterator[bytes]:
 
 def test_journal_ignores_a_truncated_mark(tmp_path: Path) -> None:
     path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
-    found = opened(path)
-    add(found, batch_of(2))
-    add(found, batch_of(2, first=3))
-    found.close()
+    result = opened(path)
+    add(result, batch_of(2))
+    add(result, batch_of(2, first=3))
+    result.close()
     data, partial = journal.read_bytes(), (tmp_path / "out.npy.partial").read_bytes()
     for cut, kept in zip(cuts(data), (2, 2, 4, 4), strict=True):
         journal.write_bytes(cut)
         (tmp_path / "out.npy.partial").write_bytes(partial)
-        found = opened(path)
-        assert found.mark.kept == kept
+        result = opened(path)
+        assert result.mark.kept == kept
         add(
-            found, batch_of(1, first=kept + 1)
+            result, batch_of(1, first=kept + 1)
         )  # and the journal goes on behind the last whole mark
-        found.close()
+        result.close()
         assert last_mark(path).kept == kept + 1
 
 
@@ -236,9 +236,9 @@ def test_output_resumes_after_a_kill_before_the_first_mark(tmp_path: Path) -> No
     for left in (b"", first + b"\n"):
         journal.write_bytes(left)
         (tmp_path / "out.npy.partial").unlink(missing_ok=True)
-        found = opened(path)
-        assert found.mark == ResumeMark(output_bytes=128)
-        found.close()
+        result = opened(path)
+        assert result.mark == ResumeMark(output_bytes=128)
+        result.close()
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -256,8 +256,8 @@ def test_output_resumes_after_a_kill_in_finish(
     real = Path.replace
     for step in ("skipped", "final", "journal"):
         path = tmp_path / f"{step}.{name}"
-        found = opened(path)
-        add(found, batch_of(3, skipped=(4,)))
+        result = opened(path)
+        add(result, batch_of(3, skipped=(4,)))
         with monkeypatch.context() as patch:
 
             def replaced(one: Path, to: Path, *, step: str = step) -> Path:
@@ -270,8 +270,8 @@ def test_output_resumes_after_a_kill_in_finish(
             else:
                 patch.setattr(Path, "replace", replaced)
             with pytest.raises(KilledError):
-                found.finish()
-        found.close()
+                result.finish()
+        result.close()
         again = opened(path)
         assert again.mark.done
         again.finish()
@@ -286,13 +286,13 @@ def test_output_replaces_a_file_only_with_overwrite(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"out\.npy already exists: --overwrite"):
         opened(path)
     assert names(tmp_path) == {"out.npy"}
-    found = opened(path, overwrite=True)
-    add(found, batch_of(1))
+    result = opened(path, overwrite=True)
+    add(result, batch_of(1))
     assert path.read_bytes() == b"precious"  # until the new one is whole
-    found.close()
-    found = opened(path)  # goes on, and may still replace it
-    assert found.mark.kept == 1
-    found.finish()
+    result.close()
+    result = opened(path)  # goes on, and may still replace it
+    assert result.mark.kept == 1
+    result.finish()
     assert len(read_back(path)) == 1
 
 
@@ -301,23 +301,23 @@ def test_output_refuses_an_existing_list_of_skipped_rows(tmp_path: Path) -> None
     listed.write_bytes(b"precious")
     with pytest.raises(UsageError, match=r"skipped\.jsonl already exists"):
         opened(tmp_path / "out.npy")
-    found = opened(tmp_path / "out.npy", overwrite=True)
-    found.finish()
+    result = opened(tmp_path / "out.npy", overwrite=True)
+    result.finish()
     assert not listed.exists()
 
 
 def test_output_refuses_a_file_created_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
-    found = opened(path)
-    add(found, batch_of(1))
+    result = opened(path)
+    add(result, batch_of(1))
     path.write_bytes(b"precious")
     with pytest.raises(UsageError, match="was created by something else in the meantime"):
-        found.finish()
-    found.close()
+        result.finish()
+    result.close()
     assert path.read_bytes() == b"precious"
     path.unlink()
-    found = opened(path)
-    found.finish()
+    result = opened(path)
+    result.finish()
     assert len(read_back(path)) == 1
 
 
@@ -344,14 +344,14 @@ def test_output_refuses_an_unfinished_job_with_other_settings(
     tmp_path: Path, job: dict[str, Any], named: str
 ) -> None:
     path = tmp_path / "out.npy"
-    found = opened(path)
-    add(found, batch_of(2))
-    found.close()
+    result = opened(path)
+    add(result, batch_of(2))
+    result.close()
     with pytest.raises(UsageError, match=named):
         opened(path, job)
-    found = opened(path, job, overwrite=True)
-    assert found.mark.kept == 0
-    found.close()
+    result = opened(path, job, overwrite=True)
+    assert result.mark.kept == 0
+    result.close()
 
 
 def test_journal_refuses_other_content(tmp_path: Path) -> None:
@@ -368,10 +368,10 @@ def test_journal_refuses_other_content(tmp_path: Path) -> None:
 
 def test_journal_with_a_flipped_bit_in_the_last_mark_uses_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
-    found = opened(path)
-    add(found, batch_of(2))
-    add(found, batch_of(2, first=3))
-    found.close()
+    result = opened(path)
+    add(result, batch_of(2))
+    add(result, batch_of(2, first=3))
+    result.close()
     data = (tmp_path / "out.npy.journal").read_bytes()
     first = data.rindex(b"\n", 0, -1) + 1
     for place in range(first, len(data)):
@@ -384,9 +384,9 @@ def test_journal_with_a_flipped_bit_in_the_last_mark_uses_the_one_before(tmp_pat
 
 def test_journal_refuses_a_flipped_bit_in_the_job(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
-    found = opened(path)
-    add(found, batch_of(2))
-    found.close()
+    result = opened(path)
+    add(result, batch_of(2))
+    result.close()
     data = (tmp_path / "out.npy.journal").read_bytes()
     for place in range(data.index(b"\n") + 1):
         damaged = bytearray(data)
@@ -400,15 +400,15 @@ def test_job_resumes_from_the_mark_before_a_damaged_one(tmp_path: Path) -> None:
     """Rows 3 and 4 are embedded again; what was written of them is cut off."""
     once = whole(tmp_path / "once.npy", batch_of(5))
     path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
-    found = opened(path)
-    add(found, batch_of(2))
-    add(found, batch_of(2, first=3))
-    found.close()
+    result = opened(path)
+    add(result, batch_of(2))
+    add(result, batch_of(2, first=3))
+    result.close()
     journal.write_bytes(journal.read_bytes().replace(b'"position":40', b'"position":90'))
-    found = opened(path)
-    assert found.mark.kept == 2
-    add(found, batch_of(3, first=3))
-    found.finish()
+    result = opened(path)
+    assert result.mark.kept == 2
+    add(result, batch_of(3, first=3))
+    result.finish()
     assert path.read_bytes() == once.read_bytes()
 
 
@@ -420,9 +420,9 @@ def test_journal_refuses_a_pipe(tmp_path: Path) -> None:
 
 
 def test_output_refuses_a_truncated_partial_file(tmp_path: Path) -> None:
-    found = opened(tmp_path / "out.npy")
-    add(found, batch_of(2))
-    found.close()
+    result = opened(tmp_path / "out.npy")
+    add(result, batch_of(2))
+    result.close()
     os.truncate(tmp_path / "out.npy.partial", 130)
     with pytest.raises(UsageError, match=r"has 130 bytes, but its journal recorded 168"):
         opened(tmp_path / "out.npy")
@@ -481,8 +481,8 @@ def test_output_refuses_a_read_only_folder(tmp_path: Path) -> None:
 def test_output_follows_a_link(tmp_path: Path) -> None:
     (tmp_path / "real.npy").write_bytes(b"old")
     (tmp_path / "link.npy").symlink_to("real.npy")
-    found = opened(tmp_path / "link.npy", overwrite=True)
-    found.finish()
+    result = opened(tmp_path / "link.npy", overwrite=True)
+    result.finish()
     assert (tmp_path / "link.npy").is_symlink()
     assert len(read_back(tmp_path / "real.npy")) == 0
 
@@ -542,13 +542,13 @@ def test_batches_begin_where_the_last_one_ended() -> None:
 
 def test_batches_limit_skipped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "MOST_SKIPPED", 3)
-    found = list(cut_batches(texts(*["bad"] * 7, "1"), count, Terms(skip_bad=True, texts=9)))
-    assert [(len(batch.rows), len(batch.skipped)) for batch in found] == [(0, 3), (0, 3), (1, 1)]
+    result = list(cut_batches(texts(*["bad"] * 7, "1"), count, Terms(skip_bad=True, texts=9)))
+    assert [(len(batch.rows), len(batch.skipped)) for batch in result] == [(0, 3), (0, 3), (1, 1)]
 
 
 def test_row_limit_follows_the_budget() -> None:
-    found = [row_bytes_for(budget) for budget in (None, 1, 128 * 2**20, 2**40)]
-    assert found == [8_000_000, 256 * 1024, 2**20, 8_000_000]
+    results = [row_bytes_for(budget) for budget in (None, 1, 128 * 2**20, 2**40)]
+    assert results == [8_000_000, 256 * 1024, 2**20, 8_000_000]
     assert RowLimit.of(128 * 2**20).held_characters == 2**19
     assert str(RowLimit.of(128 * 2**20)) == (
         "1,048,576 bytes, the row limit for a budget of 128.00 MiB"
@@ -563,8 +563,8 @@ def test_output_refuses_a_partial_file_without_a_journal(tmp_path: Path, ending:
     with pytest.raises(UsageError, match="exists without a journal"):
         opened(path)
     assert (names(tmp_path), strange.read_bytes()) == ({strange.name}, b"precious")
-    found = opened(path, overwrite=True)
-    add(found, batch_of(1))
-    assert found.saved_note.startswith(". 1 vector is saved")
-    found.finish()
+    result = opened(path, overwrite=True)
+    add(result, batch_of(1))
+    assert result.saved_note.startswith(". 1 vector is saved")
+    result.finish()
     assert names(tmp_path) == {"out.npy"}

@@ -91,9 +91,9 @@ def test_jsonl_is_strict_about_types(tmp_path: Path) -> None:
     ]
     path = write(tmp_path, "a.jsonl", b"\n".join(rows) + b"\n\n")
     wanted = "not a string or a 64-bit integer"
-    found = read(path, WITH_ID)
-    assert found[:2] == [(1, (7, "fine")), (3, ("a", "also"))]
-    assert found[2:13] == [
+    result = read(path, WITH_ID)
+    assert result[:2] == [(1, (7, "fine")), (3, ("a", "also"))]
+    assert result[2:13] == [
         (4, ["no field 'text'; it has 'id'"]),
         (5, ["'text' is null, not a string"]),
         (6, ["'text' is a number, not a string"]),
@@ -106,19 +106,19 @@ def test_jsonl_is_strict_about_types(tmp_path: Path) -> None:
         (13, ["the id is empty"]),
         (14, ["no field 'id'; it has 'text'"]),
     ]
-    assert found[13] == (15, ["expected an object with fields, found a list"])
-    assert found[14][1][0].startswith("not valid JSON: Unterminated string")
-    assert found[15] == (17, ["not UTF-8 at byte 10 of the line"])
-    assert found[16] == (18, ["not valid JSON: nested too deeply"])
-    assert found[17] == (19, (8, "ü"))
-    assert len(found) == 18
+    assert result[13] == (15, ["expected an object with fields, found a list"])
+    assert result[14][1][0].startswith("not valid JSON: Unterminated string")
+    assert result[15] == (17, ["not UTF-8 at byte 10 of the line"])
+    assert result[16] == (18, ["not valid JSON: nested too deeply"])
+    assert result[17] == (19, (8, "ü"))
+    assert len(result) == 18
 
 
 def test_jsonl_with_too_many_values(tmp_path: Path) -> None:
     lists = b'{"text": "a", "b": [' + b"[],"[:2] * 200_000 + b"]}"
     values = b'{"text": "a", "b": [' + b"1," * 1_000_001 + b"1]}"
-    found = read(write(tmp_path, "a.jsonl", lists + b"\n" + values))
-    assert found == [
+    result = read(write(tmp_path, "a.jsonl", lists + b"\n" + values))
+    assert result == [
         (1, ["up to 200,002 lists and objects; the limit is 200,000"]),
         (2, ["up to 1,000,002 values; the limit is 1,000,000"]),
     ]
@@ -325,18 +325,18 @@ def test_parquet_refuses_other_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "rows"), [("histogram.parquet", 200), ("column_name.parquet", 0)])
 def test_parquet_footer_with_damage_is_read_or_refused(name: str, rows: int) -> None:
     """In a process of its own: an abort cannot be caught."""
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", READ_PARQUET, str(DATA / "parquet" / name)],
         capture_output=True,
         text=True,
         check=False,
     )
     if rows:
-        assert (told.returncode, told.stdout, told.stderr) == (0, f"{rows}\n", "")
+        assert (output.returncode, output.stdout, output.stderr) == (0, f"{rows}\n", "")
     else:
-        assert told.returncode == HeaderError.exit_code == 5
-        assert "a row group has no column 'text'" in told.stderr
-        assert told.stderr.strip().isprintable()
+        assert output.returncode == HeaderError.exit_code == 5
+        assert "a row group has no column 'text'" in output.stderr
+        assert output.stderr.strip().isprintable()
 
 
 READ_PARQUET = """
@@ -372,10 +372,10 @@ def test_parquet_footer_matches_pyarrow(tmp_path: Path) -> None:
     table = pa.table({"id": list(range(20)), "text": ["a", "b"] * 10, "other": [{"text": 1}] * 20})
     pq.write_table(table, path, row_group_size=8, use_dictionary=["text"])
     with path.open("rb") as file:
-        found = read_directory(file, frozenset({"id", "text", "other.text"}))
+        result = read_directory(file, frozenset({"id", "text", "other.text"}))
     known = pq.ParquetFile(path).metadata
-    assert [group.rows for group in found] == [8, 8, 4]
-    for group, one in enumerate(found):
+    assert [group.rows for group in result] == [8, 8, 4]
+    for group, one in enumerate(result):
         for place in range(3):
             chunk = known.row_group(group).column(place)
             begin = chunk.dictionary_page_offset or chunk.data_page_offset
@@ -555,4 +555,4 @@ def test_input_that_changes_while_read_is_refused(tmp_path: Path) -> None:
 def test_jsonl_ids_are_unchanged(tmp_path: Path) -> None:
     rows = [{"id": value, "text": "a"} for value in (0, -5, "x", 2**63 - 1)]
     path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
-    assert [told[0] for _, told in read(path, WITH_ID)] == [0, -5, "x", 2**63 - 1]
+    assert [answer[0] for _, answer in read(path, WITH_ID)] == [0, -5, "x", 2**63 - 1]

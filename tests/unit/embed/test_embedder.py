@@ -225,7 +225,7 @@ def test_embed_calls_wait_for_memory(model: Path) -> None:
         async def run() -> list[np.ndarray]:
             return await asyncio.gather(*(opened.aembed(["a"] * count) for _ in range(4)))
 
-        assert [one.shape for one in asyncio.run(run())] == [(count, 256)] * 4
+        assert [item.shape for item in asyncio.run(run())] == [(count, 256)] * 4
 
 
 @pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), "1", True])
@@ -238,8 +238,8 @@ def test_embed_refuses_a_deadline_that_is_not_a_number(
 
 def test_embed_tokens_accepts_arrays(embedder: Embedder) -> None:
     tokens = np.array(embedder.tokens(TEXTS[0]))
-    found = embedder.embed_tokens([tokens])  # type: ignore[list-item] # works all the same
-    assert np.allclose(found, embedder.embed(TEXTS[:1]), atol=2e-6)
+    result = embedder.embed_tokens([tokens])  # type: ignore[list-item] # works all the same
+    assert np.allclose(result, embedder.embed(TEXTS[:1]), atol=2e-6)
 
 
 def test_prefixes_of_an_unknown_model(embedder: Embedder) -> None:
@@ -326,8 +326,8 @@ def test_callers_share_passes_and_get_their_own(embedder: Embedder) -> None:
     texts = [f"text number {number} of the lot" for number in range(40)]
     expected = embedder.embed(texts)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda text: embedder.embed([text])[0], texts))
-    assert np.allclose(np.stack(found), expected, atol=2e-6)
+        result = list(pool.map(lambda text: embedder.embed([text])[0], texts))
+    assert np.allclose(np.stack(result), expected, atol=2e-6)
 
 
 def test_embed_error_does_not_affect_other_calls(embedder: Embedder) -> None:
@@ -345,10 +345,10 @@ def test_embed_error_does_not_affect_other_calls(embedder: Embedder) -> None:
 
 
 def test_progress_goes_up_to_one(embedder: Embedder) -> None:
-    told: list[float] = []
-    embedder.embed(TEXTS * 50, progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+    messages: list[float] = []
+    embedder.embed(TEXTS * 50, progress=messages.append)
+    assert messages == sorted(messages)
+    assert messages[-1] == 1.0
 
 
 def test_progress_that_fails_ends_the_call(embedder: Embedder) -> None:
@@ -428,8 +428,8 @@ def test_aembed_equals_embed(embedder: Embedder) -> None:
     async def both() -> list[np.ndarray]:
         return await asyncio.gather(*(embedder.aembed([text]) for text in TEXTS))
 
-    found = asyncio.run(both())
-    assert np.allclose(np.concatenate(found), embedder.embed(TEXTS), atol=2e-6)
+    result = asyncio.run(both())
+    assert np.allclose(np.concatenate(result), embedder.embed(TEXTS), atol=2e-6)
 
 
 def test_aembed_cancelled_stops_the_work(slow: Embedder) -> None:
@@ -496,7 +496,7 @@ def test_aembed_bad_input_does_not_affect_other_callers(slow: Embedder) -> None:
         time.sleep(0.1)
         cancel.set()
         assert good.result().shape == (1, 1024)
-        assert all(one.result().startswith("text 1: ") for one in broken)
+        assert all(item.result().startswith("text 1: ") for item in broken)
 
 
 def test_a_small_call_does_not_wait_for_a_large_one(slow: Embedder) -> None:

@@ -87,16 +87,16 @@ def test_texts_of_one_batch_do_not_mix(tmp_path: Path, architecture: str) -> Non
 @pytest.mark.parametrize("pooling", Pooling)
 def test_llamacpp_uses_the_requested_pooling(qwen: Path, pooling: Pooling) -> None:
     with opened(qwen, pooling=pooling) as encoder:
-        found = encode(encoder, TEXTS)
-    assert cosines(found, llamacpp_vectors(qwen, TEXTS, pooling.label)).min() > 0.9999
+        result = encode(encoder, TEXTS)
+    assert cosines(result, llamacpp_vectors(qwen, TEXTS, pooling.label)).min() > 0.9999
 
 
 def test_llamacpp_reports_progress_over_several_batches(qwen: Path) -> None:
     shares: list[float] = []
     texts = [[number, 5, 6] for number in range(100)]
     with opened(qwen, pass_tokens=64) as encoder:
-        found = encode(encoder, texts, shares.append)
-        assert cosines(found, llamacpp_vectors(qwen, texts)).min() > 0.9999
+        result = encode(encoder, texts, shares.append)
+        assert cosines(result, llamacpp_vectors(qwen, texts)).min() > 0.9999
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
     assert len(set(shares)) >= 5  # 300 tokens, 64 at a time

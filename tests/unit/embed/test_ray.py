@@ -74,15 +74,15 @@ def test_ray_vectors_equal_local_vectors(model: Path, tmp_path: Path) -> None:
     source.write_text("\n".join(map(json.dumps, rows)))
     here = ("embed", str(model), "--budget", "4G", "-q", "--id-field", "id", "--skip-bad")
     assert main((*here, "--input", str(source), "--output", str(tmp_path / "here.jsonl"))) == 0
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model), str(source), str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=PATIENCE_S,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr[-4000:]
-    answer = json.loads(told.stdout.splitlines()[-1])
+    assert output.returncode == 0, output.stderr[-4000:]
+    answer = json.loads(output.stdout.splitlines()[-1])
     assert answer["codes"] == [0, 2]
-    assert f"{source.resolve()}, row 501: no field 'text'; it has 'id'" in told.stderr
+    assert f"{source.resolve()}, row 501: no field 'text'; it has 'id'" in output.stderr
     for end in ("jsonl", "jsonl.skipped.jsonl"):
         assert (tmp_path / f"ray.{end}").read_bytes() == (tmp_path / f"here.{end}").read_bytes()
     lines = [json.loads(line) for line in (tmp_path / "ray.jsonl").read_text().splitlines()]

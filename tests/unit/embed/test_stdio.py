@@ -170,14 +170,14 @@ def _kept() -> Iterator[Any]:
 
 @pytest.fixture
 def served(model: Path, _kept: Any) -> Served:
-    found: Served = _kept(model, "--prefix", "query: ", "--dimensions", "32")
-    return found
+    result: Served = _kept(model, "--prefix", "query: ", "--dimensions", "32")
+    return result
 
 
 @pytest.fixture
 def slow(slow_model: Path, _kept: Any) -> Served:
-    found: Served = _kept(slow_model)
-    return found
+    result: Served = _kept(slow_model)
+    return result
 
 
 def error_of(answer: dict[str, Any]) -> str:
@@ -227,7 +227,7 @@ WRONG: list[tuple[object, object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "identity", "why"), WRONG, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("line", "identity", "why"), WRONG, ids=lambda item: str(item)[:30])
 def test_stdio_refuses_invalid_lines(line: object, identity: object, why: str) -> None:
     data = line if isinstance(line, bytes) else json.dumps(line).encode()
     with pytest.raises(RequestError, match=why) as caught:
@@ -367,7 +367,7 @@ def serve_in_shell(
     words = (
         f'exec "{sys.executable}" -m edgekit embed "{model}" --stdio --budget {BUDGET} {streams}'
     )
-    told = subprocess.run(
+    output = subprocess.run(
         ["/bin/sh", "-c", words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -375,22 +375,22 @@ def serve_in_shell(
         timeout=timeout_s,
         check=False,
     )
-    return told.returncode, told.stderr
+    return output.returncode, output.stderr
 
 
 @pytest.mark.parametrize("streams", ["<&-", ">&-"])
 def test_closed_streams_are_refused_before_a_file_takes_their_place(streams: str) -> None:
-    code, told = serve_in_shell(Path("/no/such/model.gguf"), streams)
+    code, answer = serve_in_shell(Path("/no/such/model.gguf"), streams)
     assert code == 2
     name = {"<&-": "input", ">&-": "output"}[streams]
-    assert f"standard {name} is closed" in told.decode()
+    assert f"standard {name} is closed" in answer.decode()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_stdio_first_line_that_cannot_be_written(model: Path) -> None:
-    code, told = serve_in_shell(model, "</dev/zero >/dev/full")
+    code, answer = serve_in_shell(model, "</dev/zero >/dev/full")
     assert code == 1
-    assert b"cannot write to standard output: No space left on device" in told
+    assert b"cannot write to standard output: No space left on device" in answer
 
 
 def test_stdio_first_line_that_is_not_read(model: Path) -> None:
@@ -398,7 +398,7 @@ def test_stdio_first_line_that_is_not_read(model: Path) -> None:
     os.close(reader)
     words = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
     with Path("/dev/zero").open("rb") as endless, os.fdopen(writer, "wb") as unread:
-        told = subprocess.run(
+        output = subprocess.run(
             words,
             stdin=endless,
             stdout=unread,
@@ -406,7 +406,7 @@ def test_stdio_first_line_that_is_not_read(model: Path) -> None:
             timeout=PATIENCE_S,
             check=False,
         )
-    assert (told.returncode, told.stderr) == (0, b"")
+    assert (output.returncode, output.stderr) == (0, b"")
 
 
 def catches_sigterm(process: int) -> bool:
@@ -505,14 +505,14 @@ def test_stdio_output_has_only_the_protocol(model: Path) -> None:
         "    embedder.aembed = aembed\n"
         "    sys.exit(stdio.serve(embedder))\n"
     )
-    told = subprocess.run(
+    run_ = subprocess.run(
         [sys.executable, "-c", code],
         input=b'{"id": 1, "texts": ["a"]}\n',
         capture_output=True,
         check=True,
     )
-    assert [next(iter(json.loads(line))) for line in told.stdout.splitlines()] == ["ready", "id"]
-    assert told.stderr == b"chatter\nchatter"
+    assert [next(iter(json.loads(line))) for line in run_.stdout.splitlines()] == ["ready", "id"]
+    assert run_.stderr == b"chatter\nchatter"
 
 
 def test_stdio_with_a_missing_model(tmp_path: Path, serve: Any) -> None:
@@ -536,7 +536,7 @@ def node_environment() -> dict[str, str]:
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_from_node_with_a_small_heap(model: Path, node_environment: dict[str, str]) -> None:
     texts = [f"text number {i} " + "and more " * (i % 20) for i in range(100)]
-    told = subprocess.run(
+    output = subprocess.run(
         [str(NODE), "--max-old-space-size=64", str(EXAMPLE), str(model), "--budget", BUDGET],
         input="\n".join(texts),
         capture_output=True,
@@ -545,7 +545,7 @@ def test_from_node_with_a_small_heap(model: Path, node_environment: dict[str, st
         env=node_environment,
         timeout=PATIENCE_S,
     )
-    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    rows = [json.loads(line) for line in output.stdout.splitlines()]
     assert [row["text"] for row in rows] == texts
     with open_embedder(model, memory_budget=BUDGET) as embedder:
         wanted = np.vstack([embedder.embed(texts[i : i + 32]) for i in range(0, len(texts), 32)])
@@ -579,7 +579,7 @@ def test_the_client_of_the_example(
 ) -> None:
     script = tmp_path / "client.mjs"
     script.write_text(CLIENT.replace("EXAMPLE", json.dumps(EXAMPLE.as_uri())), encoding="utf-8")
-    told = subprocess.run(
+    output = subprocess.run(
         [str(NODE), "--max-old-space-size=64", str(script), str(slow_model)],
         capture_output=True,
         text=True,
@@ -587,7 +587,7 @@ def test_the_client_of_the_example(
         env=node_environment,
         timeout=PATIENCE_S,
     )
-    assert json.loads(told.stdout) == {
+    assert json.loads(output.stdout) == {
         "aborted": "CancelledError",
         "late": "DeadlineError",
         "empty": "TextError",

@@ -100,7 +100,7 @@ def asked(draw: st.DrawFn, engine: Engine) -> dict[str, Any]:
 @pytest.mark.parametrize("name", list(TYPED))
 @given(data=st.data())
 def test_values_are_read_again_as_the_same_load_and_setup(name: str, data: st.DataObject) -> None:
-    engine = next(one for one in ENGINES if one.name == name)
+    engine = next(item for item in ENGINES if item.name == name)
     values = data.draw(asked(engine))
     try:
         load, setup = engine.setup(values)
@@ -112,7 +112,7 @@ def test_values_are_read_again_as_the_same_load_and_setup(name: str, data: st.Da
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_every_field_in_a_table_is_one_of_load_or_setup(engine: Engine) -> None:
     load, setup = engine.setup({})
-    known = {field.name for one in (load, setup) for field in fields(one)}
+    known = {field.name for item in (load, setup) for field in fields(item)}
     assert {flag.field for flag in engine.table if flag.field} <= known
 
 
@@ -132,7 +132,7 @@ def test_a_flag_is_read_and_printed_by_its_row() -> None:
     typed = read_flags(engine.flags, {"n_cpu_moe": "3"})
     load, setup = engine.setup(typed)
     of_row = engine.read_row({"n_cpu_moe": 3}, None)[1]
-    assert [LlamaCppSetup.of(one).n_cpu_moe for one in (setup, of_row)] == [3, 3]
+    assert [LlamaCppSetup.of(item).n_cpu_moe for item in (setup, of_row)] == [3, 3]
     assert engine.values(load, setup) == {"n_cpu_moe": 3}
     assert flag_words(engine.flags, typed) == ["-ncmoe", "3"]
 
@@ -162,12 +162,12 @@ def typed(flag: Flag) -> tuple[Any, ...]:
 def test_every_flag_on_a_command_line_of_llama_cpp_is_read_again(build: int) -> None:
     """But for the free memory of an RPC server, which llama.cpp asks for itself."""
     engine = engine_named("llama.cpp")
-    for flag, text in ((one, text) for one in engine.flags for text in typed(one)):
+    for flag, text in ((item, text) for item in engine.flags for text in typed(item)):
         values = read_flags(engine.table, {flag.key: text})
         words = command_words(values, build)
         assert words or flag.ours or flag.key == "backend" or values == {"mmap": True}
         if flag.key == "rpc":
-            assert words == ["--rpc", ",".join(one.partition("=")[0] for one in values["rpc"])]
+            assert words == ["--rpc", ",".join(item.partition("=")[0] for item in values["rpc"])]
         elif words:
             assert read_flags(engine.table, parsed(words)) == values
 

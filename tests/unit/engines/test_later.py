@@ -12,8 +12,8 @@ from edgekit.units import GIB
 
 
 def _sizes(prompts: int, checkpoints: int) -> str:
-    told = f"{prompts}.00 GiB of prompt cache"
-    return f"{told} and {checkpoints}.00 GiB of checkpoints" if checkpoints else told
+    answer = f"{prompts}.00 GiB of prompt cache"
+    return f"{answer} and {checkpoints}.00 GiB of checkpoints" if checkpoints else answer
 
 
 @pytest.mark.parametrize(

@@ -202,9 +202,9 @@ def test_tensors_that_are_summed_in_groups_are_those_that_are_placed_one_by_one(
         setup = replace(CUDA, **changes)
         placement = place(model, setup)
         sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
-        for one in placed_tensors(model, placement, setup):
-            size, count = sums.get((one.block, one.pool), (0, 0))
-            sums[one.block, one.pool] = size + one.size_bytes, count + 1
+        for tensor in placed_tensors(model, placement, setup):
+            size, count = sums.get((tensor.block, tensor.pool), (0, 0))
+            sums[tensor.block, tensor.pool] = size + tensor.size_bytes, count + 1
         assert placed_sums(model, placement, setup) == sums
 
 
@@ -280,7 +280,7 @@ def test_a_prompt_larger_than_the_prompt_cache_is_in_its_bound() -> None:
     """Builds before July 2026 hold one prompt, however large: here all that the cache has room for."""
     setup = replace(SERVER, cache_ram_mib=1024)
     bill = llamacpp.estimate(llama(), Load(context_tokens=131_072), setup)
-    (line,) = [one for one in bill.lines if one.component is Component.PROMPT_CACHE]
+    (line,) = [item for item in bill.lines if item.component is Component.PROMPT_CACHE]
     assert line.within is not None
     assert line.size_bytes * (1 + line.within) == pytest.approx(bill.kv_cache_bytes)
 
@@ -463,7 +463,7 @@ def test_drafting_with_the_models_own_blocks_is_a_second_context() -> None:
 
 def test_a_file_without_the_tensors_of_a_block_is_refused() -> None:
     model = llama()
-    some = tuple(one for one in model.header.tensors or () if not one.name.startswith("blk.7."))
+    some = tuple(item for item in model.header.tensors or () if not item.name.startswith("blk.7."))
     holed = Model(header=replace(model.header, tensors=some), geometry=model.geometry)
     with pytest.raises(RefusedError, match=r"tensor 'blk.7.attn_norm.weight' not found"):
         llamacpp.estimate(holed, Load(context_tokens=4096), LIBRARY)

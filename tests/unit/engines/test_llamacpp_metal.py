@@ -101,7 +101,7 @@ def _shapes(log: Logged) -> Iterator[tuple[str, tuple[int, ...], str]]:
         queries, keys = 8 * dim, log.kv_heads * dim
         inner = log.feed_forward(layer)
         wide = more if _more_bits(layer, log.layers) else plain
-        found = {
+        result = {
             "attn_k": ((keys, log.hidden), plain),
             "attn_k_norm": ((dim,), "F32"),
             "attn_norm": ((log.hidden,), "F32"),
@@ -120,7 +120,7 @@ def _shapes(log: Logged) -> Iterator[tuple[str, tuple[int, ...], str]]:
             "post_norm": ((log.hidden,), "F32"),
             "proj": ((log.hidden, PER_LAYER), "F32"),
         }
-        for name, (shape, kind) in sorted(found.items()):
+        for name, (shape, kind) in sorted(result.items()):
             yield f"blk.{layer}.{name}.weight", shape, kind
 
 
@@ -219,8 +219,8 @@ def test_a_model_without_a_directory_is_laid_out_as_llama_quantize_writes_it() -
     header = replace(model.header, tensors=tuple(reversed(unplaced)))
     other = Model(header=header, geometry=model.geometry)
     mapped = [
-        _bytes(llamacpp.estimate(one, E4B.load, METAL), DEVICE, Component.WEIGHTS)
-        for one in (model, other)
+        _bytes(llamacpp.estimate(item, E4B.load, METAL), DEVICE, Component.WEIGHTS)
+        for item in (model, other)
     ]
     assert abs(mapped[0] - mapped[1]) <= PAGE_BYTES
 
@@ -236,8 +236,8 @@ def test_each_file_of_a_split_model_is_mapped_for_itself() -> None:
     )
     split = Model(header=replace(model.header, tensors=tensors), geometry=model.geometry)
     mapped = [
-        _bytes(llamacpp.estimate(one, E4B.load, METAL), DEVICE, Component.WEIGHTS)
-        for one in (model, split)
+        _bytes(llamacpp.estimate(item, E4B.load, METAL), DEVICE, Component.WEIGHTS)
+        for item in (model, split)
     ]
     assert abs(mapped[0] - mapped[1]) <= 2 * PAGE_BYTES
 
@@ -261,8 +261,8 @@ def test_the_longest_buffer_of_the_device_counts() -> None:
     model, largest = _model(E4B), 262_144 * 42 * 256 * 34 // 32
     setup = replace(METAL, devices=(DeviceSlot(max_buffer_bytes=6 * GIB),))
     whole, cut = (
-        _bytes(llamacpp.estimate(model, E4B.load, one), DEVICE, Component.WEIGHTS)
-        for one in (METAL, setup)
+        _bytes(llamacpp.estimate(model, E4B.load, item), DEVICE, Component.WEIGHTS)
+        for item in (METAL, setup)
     )
     # per_layer_token_embd is the host's, so the largest tensor of the GPU's context is the tied head.
     assert cut - whole == -(-(262_144 * 2560 * 34 // 32) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES

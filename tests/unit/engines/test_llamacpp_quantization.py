@@ -46,8 +46,8 @@ def types(
 def in_layers(part: str, mix: str, **more: Any) -> list[str]:
     """The type of that tensor, layer by layer."""
     tensors = [laid(f"blk.{i}.{part}.weight") for i in range(LAYERS)]
-    found = types(mix, *tensors, **more)
-    return [found[f"blk.{i}.{part}.weight"] for i in range(LAYERS)]
+    result = types(mix, *tensors, **more)
+    return [result[f"blk.{i}.{part}.weight"] for i in range(LAYERS)]
 
 
 def test_q4_k_m_gives_more_bits_to_the_first_the_last_and_every_third_layer() -> None:
@@ -132,8 +132,8 @@ def test_the_70b_gets_more_bits_for_its_small_values() -> None:
 
 
 def test_mxfp4_is_for_experts() -> None:
-    found = types("MXFP4_MOE", laid("blk.0.ffn_up_exps.weight", 4, 64, 64), laid("output.weight"))
-    assert found == {"blk.0.ffn_up_exps.weight": "MXFP4", "output.weight": "Q8_0"}
+    result = types("MXFP4_MOE", laid("blk.0.ffn_up_exps.weight", 4, 64, 64), laid("output.weight"))
+    assert result == {"blk.0.ffn_up_exps.weight": "MXFP4", "output.weight": "Q8_0"}
 
 
 def test_an_importance_matrix_changes_some_mixes() -> None:
@@ -190,13 +190,13 @@ def test_a_mix_of_a_config_is_modelled() -> None:
 def test_every_condition_and_every_field_is_used_by_a_record() -> None:
     sections = [record["llamacpp"] for record in mix_records() if "llamacpp" in record]
     used = {key for section in sections for key in section}
-    assert used == {one.name for one in fields(MixRow)} - {"name"}
+    assert used == {item.name for item in fields(MixRow)} - {"name"}
     cases = [
         case
         for section in sections
-        for one in section.values()
-        if isinstance(one, list)
-        for case in one
+        for item in section.values()
+        if isinstance(item, list)
+        for case in item
     ]
     assert {name for *names, _ in cases for name in names} == CONDITIONS.keys()
     assert {by_name(type_).name for *_, type_ in cases if type_}

@@ -22,7 +22,7 @@ from edgekit.engines.vllm.types import VllmSetup
 from edgekit.model import open_config
 from edgekit.units import Basis
 
-NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
+NAMES = sorted({model["model"] for model in models() if model["quant"] == "Q4_K_M"})
 SERVER = LlamaCppSetup(mode=LlamaMode.SERVER, rules=Rules.V0_5)
 LOAD = Load(context_tokens=4096)
 
@@ -40,8 +40,8 @@ def test_only_what_is_computed_with_differs(name: str, backend: Backend) -> None
     assert new.of(Component.COMPUTE) != old.of(Component.COMPUTE)
     assert old.total_bytes * 0.99 < new.total_bytes < old.total_bytes * 1.01 + 40_000_000
     others = [
-        [line for line in one.lines if line.component is not Component.COMPUTE]
-        for one in (old, new)
+        [line for line in item.lines if line.component is not Component.COMPUTE]
+        for item in (old, new)
     ]
     assert others[0] == others[1]
 
@@ -71,8 +71,8 @@ def test_the_version_that_is_told() -> None:
 
 
 def test_compute_of_a_build_newer_than_the_rules_is_not_exact() -> None:
-    found = bill("llama-3.2-1b", replace(SERVER, **read_version("b12000")._asdict()))
-    compute = [line for line in found.lines if line.component is Component.COMPUTE]
+    result = bill("llama-3.2-1b", replace(SERVER, **read_version("b12000")._asdict()))
+    compute = [line for line in result.lines if line.component is Component.COMPUTE]
     assert {line.basis for line in compute} == {Basis.MODELLED}
 
 

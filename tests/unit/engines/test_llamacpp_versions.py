@@ -75,9 +75,9 @@ from edgekit.request import Request
     ],
 )
 def test_read_version(text: str, rules: int, name: str) -> None:
-    found = read_version(text)
-    assert found.rules == rules
-    assert version_name(*found) == name
+    result = read_version(text)
+    assert result.rules == rules
+    assert version_name(*result) == name
 
 
 @pytest.mark.parametrize(
@@ -210,21 +210,21 @@ def test_every_command_bills_the_installed_version(
     installed(tmp_path, monkeypatch, "2026.12.12345")
     for command in (("check", "--why"), ("plan", "--why"), ("estimate",)):
         main((*command, "sample:gemma-3-27b", "-c", "4k"))
-        told = capsys.readouterr().out
-        assert "llama.cpp b12345" in told
-        assert "is newer than 0.6.0-dev (b11549)" in " ".join(told.split())
+        output = capsys.readouterr().out
+        assert "llama.cpp b12345" in output
+        assert "is newer than 0.6.0-dev (b11549)" in " ".join(output.split())
 
 
 def test_flag_llama_version(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("estimate", "sample:gemma-3-27b", "-c", "4k", "--json", "--llama-version")
-    found = {}
+    result = {}
     for version in ("b9294", "0.5", "0.6", "2026.10"):
         assert main((*words, version)) == 0
-        found[version] = json.loads(capsys.readouterr().out)
-    assert found["b9294"]["engine_version"] == "b9294"
-    assert found["2026.10"] == found["0.6"]
+        result[version] = json.loads(capsys.readouterr().out)
+    assert result["b9294"]["engine_version"] == "b9294"
+    assert result["2026.10"] == result["0.6"]
     # A row of 262,144 logits for each of 512 tokens, where later builds keep four.
-    more = found["b9294"]["total_bytes"] - found["0.5"]["total_bytes"]
+    more = result["b9294"]["total_bytes"] - result["0.5"]["total_bytes"]
     assert more > 300 * 2**20
     assert main((*words, "7")) == 2
     assert "'7' is not a llama.cpp version" in capsys.readouterr().err
@@ -275,9 +275,9 @@ def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> N
     for model_type in converted:
         assert conversion_of(model_type).to
     used = {key for section in known.values() for key in section}
-    assert used == {one.name for one in fields(LlamaCppArchitecture)}
+    assert used == {item.name for item in fields(LlamaCppArchitecture)}
     used = {key for section in converted.values() for key in section}
-    assert used == {one.name for one in fields(Conversion)}
+    assert used == {item.name for item in fields(Conversion)}
     # A model_type becomes an architecture that llama.cpp has, and that becomes itself.
     targets = {section["to"] for section in converted.values() if "to" in section}
     assert targets <= architecture_names()

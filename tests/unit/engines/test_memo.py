@@ -50,8 +50,8 @@ def test_memo_is_not_in_the_list_of_engines(capsys: pytest.CaptureFixture[str]) 
 def test_importing_memo_imports_no_rules() -> None:
     code = f"import sys, {FOLDER}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found = {name for name in done.stdout.split() if name.startswith(FOLDER)}
-    assert found == {FOLDER, f"{FOLDER}.flags"}
+    result = {name for name in done.stdout.split() if name.startswith(FOLDER)}
+    assert result == {FOLDER, f"{FOLDER}.flags"}
 
 
 @pytest.mark.usefixtures("_listed")
@@ -60,7 +60,7 @@ def test_placements_begin_with_the_whole_one(machine: Machine) -> None:
     task = task_for(machine, "9B")
     every, whole = placements_of(task), whole_placements(task)
     assert whole == every[:1]
-    assert not any(one.whole for one in every[1:])
+    assert not any(item.whole for item in every[1:])
     assert first_placement(task) == every[0]
     assert can_divide(task) is (len(every) > 1)
 
@@ -69,12 +69,12 @@ def test_placements_begin_with_the_whole_one(machine: Machine) -> None:
 @pytest.mark.parametrize("tier", [tier.name for tier in tiers()])
 def test_judge_of_a_tier_has_the_engines_bill(tier: str) -> None:
     task = task_for(cards(24, ram=64), tier, context=8192, layout=find_layout("q8_0"))
-    found = judge(task)
+    result = judge(task)
     setup = MemoSetup(pool=DEVICE)
-    assert (found.engine, found.can_load, found.cache) == ("memo", True, "q8_0")
-    assert found.estimate == ENGINE.estimate(task.model, found.load, setup)
-    assert {line.basis for line in found.estimate.lines} == {Basis.ASSUMED}
-    assert found.estimate.of(Component.KV_CACHE) == 8192 * find_tier(tier).bytes_per_token(
+    assert (result.engine, result.can_load, result.cache) == ("memo", True, "q8_0")
+    assert result.estimate == ENGINE.estimate(task.model, result.load, setup)
+    assert {line.basis for line in result.estimate.lines} == {Basis.ASSUMED}
+    assert result.estimate.of(Component.KV_CACHE) == 8192 * find_tier(tier).bytes_per_token(
         find_layout("q8_0")
     )
 
@@ -83,15 +83,15 @@ def test_judge_of_a_tier_has_the_engines_bill(tier: str) -> None:
 def test_judge_and_a_tiers_plan_have_the_same_bill_for_the_same_load() -> None:
     plan = planned(cards(24, ram=None), "27B")
     task = task_for(cards(24, ram=None), "27B")
-    found = judge(replace(task, load=plan.verdict.load))
-    assert found.estimate == plan.verdict.estimate
-    assert found.required_bytes == plan.required_bytes
+    result = judge(replace(task, load=plan.verdict.load))
+    assert result.estimate == plan.verdict.estimate
+    assert result.required_bytes == plan.required_bytes
 
 
 def test_cache_choices_have_the_most_accurate_first() -> None:
     for tokens, compressed in ((None, "qjl1_256+q4_polar"), (8192, "qjl1_256+turbo3_0")):
         choices = ENGINE.cache_choices(task_for(cpu(16), "2B", context=tokens))
-        assert [one.name for one in choices] == ["f16", "q8_0", compressed]
+        assert [item.name for item in choices] == ["f16", "q8_0", compressed]
         for choice in choices:
             keys, values = choice.load["cache_k"], choice.load["cache_v"]
             load = Load(context_tokens=tokens, cache_k=keys, cache_v=values)

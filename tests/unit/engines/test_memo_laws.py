@@ -50,11 +50,11 @@ def memories(draw: st.DrawFn) -> Placement:
     total = draw(SIZES)
     pool = draw(st.sampled_from([DEVICE, HOST]))
     free = total - draw(st.integers(0, total)) // 2
-    found = [budget(pool, total, free, draw(st.none() | SIZES))]
+    results = [budget(pool, total, free, draw(st.none() | SIZES))]
     if pool == DEVICE and draw(st.booleans()):
         room = draw(SIZES)
-        found.append(budget(HOST, room, room))
-    return placed(*found)
+        results.append(budget(HOST, room, room))
+    return placed(*results)
 
 
 @st.composite
@@ -146,13 +146,13 @@ def test_verdict_has_the_bill_of_its_load_and_setup(
     plan = planned(memory, wish, name)
     if plan is None:
         return
-    found = plan.verdict
+    result = plan.verdict
     model = tier_model(plan.tier)
-    assert ENGINE.estimate(model, found.load, found.way.setup) == found.estimate
-    assert {line.basis for line in found.estimate.lines} == {Basis.ASSUMED}
-    assert ENGINE.cache_name(found.load, found.way.setup) == found.cache == plan.layout.name
-    if found.can_load:
-        assert found.context_tokens <= found.max_context or plan.setup.spill is not None
+    assert ENGINE.estimate(model, result.load, result.way.setup) == result.estimate
+    assert {line.basis for line in result.estimate.lines} == {Basis.ASSUMED}
+    assert ENGINE.cache_name(result.load, result.way.setup) == result.cache == plan.layout.name
+    if result.can_load:
+        assert result.context_tokens <= result.max_context or plan.setup.spill is not None
 
 
 @given(memory=memories(), wish=wishes())

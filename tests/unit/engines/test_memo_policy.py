@@ -82,13 +82,13 @@ def test_decision_table(situation: str) -> None:
         plan.setup.spill is None
     )  # a chosen window stays whole; the step says that it could spill
     assert "it could spill: one page of 256 tokens" in step(plan, Lever.PLACEMENT)
-    assert [one.lever for one in plan.steps] == [
+    assert [item.lever for item in plan.steps] == [
         Lever.WEIGHTS, Lever.CONTEXT, Lever.CACHE, Lever.PLACEMENT, Lever.DRAFTER, Lever.SEQUENCES,
     ]  # fmt: skip
 
 
 def step(plan: TierPlan, lever: Lever) -> str:
-    return next(one for one in plan.steps if one.lever is lever).because
+    return next(item for item in plan.steps if item.lever is lever).because
 
 
 def test_context_of_a_4_gb_phone() -> None:
@@ -402,8 +402,8 @@ def test_recommend_tier_spills_if_no_tier_holds_the_context() -> None:
 def test_placements_reserve_ram_only() -> None:
     on_card, in_ram = placements(task_for(cards(16, ram=64), "27B"))
     left_bytes = 64 * GIB - 3 * GIB // 2
-    assert [one.available_bytes for one in on_card.budgets] == [16 * GIB, left_bytes]
-    assert [one.available_bytes for one in in_ram.budgets] == [left_bytes]
+    assert [budget.available_bytes for budget in on_card.budgets] == [16 * GIB, left_bytes]
+    assert [budget.available_bytes for budget in in_ram.budgets] == [left_bytes]
     assert store_of(on_card) == (Store.HOST_RAM, left_bytes)
     assert store_of(in_ram) == (Store.NVME, None)
 

@@ -51,8 +51,8 @@ CONTEXTS = {
 
 @pytest.mark.parametrize("name", BYTES_PER_TOKEN)
 def test_bytes_per_token_as_printed(name: str) -> None:
-    found = [find_tier(name).bytes_per_token(find_layout(layout)) for layout in LAYOUTS]
-    assert tuple(f"{size / 1000:.1f}" for size in found) == BYTES_PER_TOKEN[name]
+    results = [find_tier(name).bytes_per_token(find_layout(layout)) for layout in LAYOUTS]
+    assert tuple(f"{size / 1000:.1f}" for size in results) == BYTES_PER_TOKEN[name]
 
 
 def test_bytes_per_token_by_hand() -> None:
@@ -104,7 +104,7 @@ def test_layout_for_a_context(tokens: int, name: str) -> None:
 
 
 def test_key_and_value_bits() -> None:
-    bits = {one.name: (one.keys.bits, one.values.bits) for one in layouts()}
+    bits = {layout.name: (layout.keys.bits, layout.values.bits) for layout in layouts()}
     assert bits == {
         "f16": (16, 16),
         "q8_0": (8.5, 8.5),
@@ -156,11 +156,11 @@ def test_every_fact_has_a_source() -> None:
     file = Path(edgekit.catalog.__path__[0], "tier_data", "tiers.json")
     read = json.loads(file.read_text(encoding="utf-8"))
     facts = set(read["tiers"][0]) - {"name", "line", "base_model", "min_ram_source"}
-    told = set(read["sources"]) - {"geometry"} | {
+    answer = set(read["sources"]) - {"geometry"} | {
         "cache_layers",
         "kv_heads",
         "head_dim",
         "min_ram_gb",
     }
-    assert facts == told
+    assert facts == answer
     assert all(one.weights_bytes < other.weights_bytes for one, other in pairwise(tiers()))

@@ -390,7 +390,7 @@ def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> N
     for name in sections:
         mlx_model({"model_type": name})
     used = {key for section in sections.values() for key in section}
-    assert used - {"file", "file_by_class"} == {one.name for one in fields(MlxModel)} - {"name"}
+    assert used - {"file", "file_by_class"} == {item.name for item in fields(MlxModel)} - {"name"}
 
 
 def test_mlx_model_of_remapped_names() -> None:

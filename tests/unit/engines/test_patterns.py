@@ -12,7 +12,7 @@ NAME = "blk.12.ffn_up_exps.weight"
 
 # Every answer was compared with std::regex_search of libstdc++.
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "result"),
     [
         ("exps", True),
         (r"\.ffn_.*_exps\.", True),
@@ -31,8 +31,8 @@ NAME = "blk.12.ffn_up_exps.weight"
         ("|x", True),
     ],
 )
-def test_a_pattern_is_searched_as_llama_cpp_does(pattern: str, found: object) -> None:
-    assert searcher(pattern)(NAME) is found
+def test_a_pattern_is_searched_as_llama_cpp_does(pattern: str, result: object) -> None:
+    assert searcher(pattern)(NAME) is result
 
 
 @pytest.mark.parametrize(

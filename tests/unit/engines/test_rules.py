@@ -35,11 +35,11 @@ def mismatch(engine: Engine, name: str) -> str:
     if own is None:
         return "missing" if RULES[name].is_needed else ""
     declared = parameters(RULES[name].default)[1:]
-    found = parameters(own)
-    more = found[len(declared) :]
-    if len(found) < len(declared) or any(one.default is one.empty for one in more):
-        return f"has {len(found)} parameters, not {len(declared)}"
-    for wanted, given in zip(declared, found, strict=False):
+    result = parameters(own)
+    more = result[len(declared) :]
+    if len(result) < len(declared) or any(item.default is item.empty for item in more):
+        return f"has {len(result)} parameters, not {len(declared)}"
+    for wanted, given in zip(declared, result, strict=False):
         if wanted.name.strip("_") != given.name.strip("_"):
             return f"{given.name} should be {wanted.name}"
         if wanted.default is not wanted.empty and given.default != wanted.default:
@@ -71,7 +71,7 @@ MODULES = {
 
 def test_rules_are_in_the_modules_that_every_engine_shares() -> None:
     assert len(RULES) > 40
-    assert {found.module for found in RULES.values()} == MODULES
+    assert {result.module for result in RULES.values()} == MODULES
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
@@ -84,11 +84,11 @@ def test_no_function_has_the_name_of_a_rule_of_another_module(engine: Engine) ->
     """It would look like the rule, and the default would count."""
     folder = Path(importlib.import_module(engine.package).__file__ or "").parent
     misplaced = [
-        f"{path.stem}.{one.name}"
+        f"{path.stem}.{item.name}"
         for path in folder.glob("*.py")
-        for one in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(one, ast.FunctionDef) and one.name in RULES
-        if (engine.rules_module or RULES[one.name].module) != path.stem
+        for item in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(item, ast.FunctionDef) and item.name in RULES
+        if (engine.rules_module or RULES[item.name].module) != path.stem
     ]
     assert misplaced == []
 
@@ -99,7 +99,7 @@ def test_the_floor_of_an_engine_takes_what_the_bill_takes() -> None:
     for engine in with_floor:
         for name in ("held_bytes", "cache_bytes", "load_facts"):
             own = parameters(getattr(engine.floor, name))
-            assert [one.name for one in own] == ["model", "load", "setup"]
+            assert [item.name for item in own] == ["model", "load", "setup"]
 
 
 class Empty(Engine):

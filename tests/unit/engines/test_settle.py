@@ -35,17 +35,17 @@ def settled(verdict: Verdict, given: Mapping[str, Any] | None = None) -> dict[st
     ],
 )  # fmt: skip
 def test_settle_is_the_judged_bill_when_read_again(verdict: Any, keys: set[str]) -> None:
-    found = verdict()
-    values = settled(found)
+    result = verdict()
+    values = settled(result)
     assert values.keys() - {"cache_ram", "ctx_checkpoints"} <= keys
-    load, setup = engine_named(found.engine).setup(values)
+    load, setup = engine_named(result.engine).setup(values)
     same = {
-        name: getattr(found.way.setup, name)
+        name: getattr(result.way.setup, name)
         for name in ("devices", "gpu", "backend", "cpu", "overhead")
-        if hasattr(found.way.setup, name)
+        if hasattr(result.way.setup, name)
     }
-    again = engine_named(found.engine).estimate(found.variant.model, load, replace(setup, **same))
-    assert again.total_bytes == found.estimate.total_bytes
+    again = engine_named(result.engine).estimate(result.variant.model, load, replace(setup, **same))
+    assert again.total_bytes == result.estimate.total_bytes
 
 
 def test_settle_never_replaces_a_flag_that_was_given() -> None:

@@ -153,7 +153,7 @@ def work_of(model: Model, setup: LlamaCppSetup, context: int = 8192) -> Any:
 
 
 def tensor_bytes(model: Model, *without: str) -> int:
-    return sum(one.size_bytes for one in model.header.tensors or () if one.name not in without)
+    return sum(item.size_bytes for item in model.header.tensors or () if item.name not in without)
 
 
 def test_an_embedding_is_looked_up_and_a_head_is_read() -> None:
@@ -164,14 +164,14 @@ def test_an_embedding_is_looked_up_and_a_head_is_read() -> None:
 
 def test_a_tied_embedding_is_read_as_the_head() -> None:
     model = recorded("qwen3-0.6b", "Q8_0")
-    assert not any(one.name == "output.weight" for one in model.header.tensors or ())
+    assert not any(item.name == "output.weight" for item in model.header.tensors or ())
     (host,) = work_of(model, CPU).pools
     assert host.weights_bytes == pytest.approx(tensor_bytes(model), rel=1e-5)
 
 
 def test_of_the_experts_those_that_are_used_are_read() -> None:
     model = recorded("qwen3-30b-a3b")
-    experts = sum(one.size_bytes for one in model.header.tensors or () if "_exps" in one.name)
+    experts = sum(item.size_bytes for item in model.header.tensors or () if "_exps" in item.name)
     rest = tensor_bytes(model, "token_embd.weight") - experts
     (host,) = work_of(model, CPU).pools
     assert host.weights_bytes == pytest.approx(rest + experts * 8 / 128, rel=1e-5)
@@ -179,10 +179,10 @@ def test_of_the_experts_those_that_are_used_are_read() -> None:
 
 def test_experts_on_the_host_are_read_there() -> None:
     model = recorded("qwen3-30b-a3b")
-    experts = sum(one.size_bytes for one in model.header.tensors or () if "_exps" in one.name)
+    experts = sum(item.size_bytes for item in model.header.tensors or () if "_exps" in item.name)
     rest = tensor_bytes(model, "token_embd.weight") - experts
     work = work_of(model, replace(CUDA, cpu_moe=True))
-    read = {one.pool: one.weights_bytes for one in work.pools}
+    read = {pool.pool: pool.weights_bytes for pool in work.pools}
     assert read[HOST] == pytest.approx(experts * 8 / 128, rel=1e-4)
     assert read[DEVICE] == pytest.approx(rest, rel=1e-3)
     assert work.crossings == 2 * 48
@@ -190,7 +190,7 @@ def test_experts_on_the_host_are_read_there() -> None:
 
 def test_a_cache_is_read_as_far_as_it_is_filled() -> None:
     work = work_of(recorded("llama-3.1-8b"), CUDA)
-    device = next(one for one in work.pools if one.pool == DEVICE)
+    device = next(pool for pool in work.pools if pool.pool == DEVICE)
     token = 32 * 2 * 8 * 128 * 2  # layers, K and V, heads, width, f16
     assert device.cache_bytes(0) == 0
     assert device.cache_bytes(1000) == pytest.approx(1000 * token)
@@ -201,23 +201,23 @@ def test_sequences_with_a_cache_of_their_own_read_only_that() -> None:
     model = recorded("llama-3.1-8b")
     load = Load(context_tokens=8192, sequences=4, unified=False)
     work = reads_per_token(model, load, CUDA, estimate(model, load, CUDA))
-    device = next(one for one in work.pools if one.pool == DEVICE)
+    device = next(pool for pool in work.pools if pool.pool == DEVICE)
     assert work.context_tokens == 2048
     assert device.cache_bytes(2048) == 2048 * 32 * 2 * 8 * 128 * 2
 
 
 def test_a_window_is_read_whole_once_it_is_full() -> None:
     work = work_of(recorded("gemma-3-27b"), CUDA, 32_768)
-    device = next(one for one in work.pools if one.pool == DEVICE)
-    assert {one.whole_tokens for one in device.caches} == {1024, 32_768}
-    sliding = next(one for one in device.caches if one.whole_tokens == 1024)
+    device = next(pool for pool in work.pools if pool.pool == DEVICE)
+    assert {cache.whole_tokens for cache in device.caches} == {1024, 32_768}
+    sliding = next(cache for cache in device.caches if cache.whole_tokens == 1024)
     assert sliding.at(512) == sliding.whole_bytes / 2
     assert sliding.at(1024) == sliding.at(30_000) == sliding.whole_bytes
 
 
 def test_a_state_is_read_and_written_whatever_was_said() -> None:
     work = work_of(recorded("mamba-2.8b"), CUDA)
-    device = next(one for one in work.pools if one.pool == DEVICE)
+    device = next(pool for pool in work.pools if pool.pool == DEVICE)
     assert not device.caches
     # 64 layers of 5,120 channels: 3 inputs of the convolution and 16 numbers each, f32, read and written
     assert device.state_bytes == 2 * 64 * 5120 * (3 + 16) * 4
@@ -423,15 +423,17 @@ def test_a_measurement_moves_and_narrows_the_range() -> None:
     machine = what_if_machine(devices=("H200",))
     plain = llama_cpp(recorded("llama-3.1-8b"), machine, CUDA, filled=64)
     assert plain.prefill is not None
-    found = MeasuredRatio(decode=258.9 / middle(plain.decode), prefill=8618 / middle(plain.prefill))
-    again = llama_cpp(recorded("llama-3.1-8b"), machine, CUDA, filled=64, calibration=found)
+    result = MeasuredRatio(
+        decode=258.9 / middle(plain.decode), prefill=8618 / middle(plain.prefill)
+    )
+    again = llama_cpp(recorded("llama-3.1-8b"), machine, CUDA, filled=64, calibration=result)
     assert again.decode == pytest.approx((258.9 * 0.85, 258.9 * 1.15))
     assert again.prefill == pytest.approx((8618 * 0.85, 8618 * 1.15))
     # ... and helps with another model, another mix and a fuller cache
     others = (("llama-3.1-8b", "Q4_K_M", 16384, 210.4), ("llama-3.2-1b", "Q4_K_M", 64, 862.9), ("mamba-2.8b", "Q8_0", 64, 251.8))  # fmt: skip
     for name, quant, filled, measured in others:
         before = llama_cpp(recorded(name, quant), machine, CUDA, filled=filled)
-        after = llama_cpp(recorded(name, quant), machine, CUDA, filled=filled, calibration=found)
+        after = llama_cpp(recorded(name, quant), machine, CUDA, filled=filled, calibration=result)
         assert after.decode[1] / after.decode[0] < before.decode[1] / before.decode[0]
         assert after.decode[0] * 0.8 < measured < after.decode[1] * 1.25
 

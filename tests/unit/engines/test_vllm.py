@@ -87,14 +87,14 @@ def facts(config: dict[str, Any] | None = None, tokens: int = 1000, **flags: Any
 
 
 def test_a_plain_model_has_one_group_of_pages() -> None:
-    found = facts(kv_cache_memory_bytes=100 * BLOCK)
-    assert found["block_size"] == 16
-    assert found["groups"] == (4,)
-    assert found["bytes_per_block"] == BLOCK
-    assert found["blocks_per_group"] == (63,)  # 1000 tokens in blocks of 16
-    assert found["request_bytes"] == 63 * BLOCK
-    assert found["num_blocks"] == 100
-    assert found["max_concurrency"] == 100 / 63
+    result = facts(kv_cache_memory_bytes=100 * BLOCK)
+    assert result["block_size"] == 16
+    assert result["groups"] == (4,)
+    assert result["bytes_per_block"] == BLOCK
+    assert result["blocks_per_group"] == (63,)  # 1000 tokens in blocks of 16
+    assert result["request_bytes"] == 63 * BLOCK
+    assert result["num_blocks"] == 100
+    assert result["max_concurrency"] == 100 / 63
 
 
 def test_one_block_is_never_given_out() -> None:
@@ -119,27 +119,27 @@ def test_without_a_card_the_line_is_what_requests_need() -> None:
 
 
 def test_windows_and_full_layers_are_grouped_by_the_fewest() -> None:
-    found = facts(WINDOWS, tokens=8192, max_num_batched_tokens=512)
-    assert found["groups"] == (1, 1, 1, 1, 1, 1)
-    assert found["bytes_per_block"] == PAGE
+    result = facts(WINDOWS, tokens=8192, max_num_batched_tokens=512)
+    assert result["groups"] == (1, 1, 1, 1, 1, 1)
+    assert result["bytes_per_block"] == PAGE
     # 127 tokens of the window and two steps of 512 in flight, and a block for a window that starts inside one
-    assert found["blocks_per_group"] == (-(-(127 + 1024) // 16) + 1,) * 5 + (512,)
+    assert result["blocks_per_group"] == (-(-(127 + 1024) // 16) + 1,) * 5 + (512,)
 
 
 def test_without_the_hybrid_manager_windows_hold_all_tokens() -> None:
-    found = facts(WINDOWS, disable_hybrid_kv_cache_manager=True)
-    assert found["groups"] == (6,)
-    assert found["blocks_per_group"] == (63,)
+    result = facts(WINDOWS, disable_hybrid_kv_cache_manager=True)
+    assert result["groups"] == (6,)
+    assert result["blocks_per_group"] == (63,)
 
 
 def test_a_state_is_padded_to_the_page_of_attention() -> None:
-    found = facts(HYBRID, enable_prefix_caching=False)
+    result = facts(HYBRID, enable_prefix_caching=False)
     state = 3 * (4 * 64 + 2 * 2 * 64) * 2 + 4 * 64 * 64 * 2
     token = 4 * 128 * 2
-    assert found["block_size"] == 16 * -(-state // (16 * token))
-    assert found["groups"] == (1, 1, 1, 1)
-    assert found["bytes_per_block"] == found["block_size"] * token
-    assert found["blocks_per_group"][:3] == (1, 1, 1)
+    assert result["block_size"] == 16 * -(-state // (16 * token))
+    assert result["groups"] == (1, 1, 1, 1)
+    assert result["bytes_per_block"] == result["block_size"] * token
+    assert result["blocks_per_group"][:3] == (1, 1, 1)
 
 
 def test_prefix_caching_keeps_a_second_state() -> None:
@@ -209,9 +209,9 @@ def test_a_calibrated_checkpoint_decides_what_auto_means() -> None:
 
 def test_packed_dtypes_leave_the_first_and_last_layers_alone() -> None:
     deep = {**CONFIG, "num_hidden_layers": 8}
-    found = facts(deep, kv_cache_dtype="turboquant_k8v4")
-    assert found["block_size"] == 32
-    assert found["bytes_per_block"] == 32 * 4 * (4 * 256 + 4 * (64 + 32 + 4))
+    result = facts(deep, kv_cache_dtype="turboquant_k8v4")
+    assert result["block_size"] == 32
+    assert result["bytes_per_block"] == 32 * 4 * (4 * 256 + 4 * (64 + 32 + 4))
 
 
 # --- refusals
@@ -316,9 +316,9 @@ def test_a_row_of_the_wrong_type_is_a_usage_error(options: dict[str, Any]) -> No
     ],
 )
 def test_batch_defaults_depend_on_the_gpu(name: str, gib: int, expected: tuple[int, int]) -> None:
-    found = facts(gpu=Gpu(name=name, memory_bytes=gib * GIB), tokens=8192)
-    assert (found["max_num_batched_tokens"], found["max_num_seqs"]) == expected
-    assert found["max_in_flight_tokens"] == 2 * expected[0]
+    result = facts(gpu=Gpu(name=name, memory_bytes=gib * GIB), tokens=8192)
+    assert (result["max_num_batched_tokens"], result["max_num_seqs"]) == expected
+    assert result["max_in_flight_tokens"] == 2 * expected[0]
 
 
 def test_block_size_of_wide_heads_on_blackwell() -> None:
@@ -339,16 +339,16 @@ def test_pool_is_what_weights_and_overhead_leave_free() -> None:
     card = Gpu(name="card", memory_bytes=16 * GIB)
     bill = estimate(gpu=card, gpu_memory_utilization=0.5)
     held = bill.total_bytes - bill.kv_cache_bytes
-    found = dict(bill.facts)
-    assert found["available_kv_bytes"] == 8 * GIB - held
-    assert found["num_blocks"] == (8 * GIB - held) // BLOCK
+    result = dict(bill.facts)
+    assert result["available_kv_bytes"] == 8 * GIB - held
+    assert result["num_blocks"] == (8 * GIB - held) // BLOCK
     (pool,) = [x for x in bill.lines if x.component is Component.KV_CACHE]
     assert pool.basis is Basis.MODELLED
 
 
 def test_pool_without_memory_is_refused() -> None:
-    found = facts(gpu=Gpu(name="card", memory_bytes=512 * MIB))
-    assert found["refused"] == "no memory is left for the KV cache"
+    result = facts(gpu=Gpu(name="card", memory_bytes=512 * MIB))
+    assert result["refused"] == "no memory is left for the KV cache"
 
 
 # --- ranks
@@ -419,14 +419,14 @@ PLAIN = WEIGHTS - 2 * MATRICES
 
 def test_weights_in_fp8_have_a_scale_per_block() -> None:
     scales = 4 * 4 * (4 * 4 + 2 * 2 * 4 + 4 * 4 + 3 * 4 * 8)
-    found = quantised(quant_method="fp8", weight_block_size=[128, 128])
-    assert found == PLAIN + MATRICES + scales + 4 * 4 * 2  # four numbers beside each attention
+    result = quantised(quant_method="fp8", weight_block_size=[128, 128])
+    assert result == PLAIN + MATRICES + scales + 4 * 4 * 2  # four numbers beside each attention
 
 
 def test_weights_in_gptq_have_scales_and_zeros_per_group() -> None:
     groups = MATRICES // 128
-    found = quantised(quant_method="gptq", bits=4, group_size=128)
-    assert found == PLAIN + MATRICES // 2 + groups * 2 + groups // 2
+    result = quantised(quant_method="gptq", bits=4, group_size=128)
+    assert result == PLAIN + MATRICES // 2 + groups * 2 + groups // 2
 
 
 def test_weights_of_ignored_modules_are_not_quantised() -> None:
@@ -639,4 +639,4 @@ def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> N
     for name in sections:
         vllm_model(name)
     used = {key for section in sections.values() for key in section}
-    assert used - {"classes", "dropped"} == {one.name for one in fields(VllmModel)}
+    assert used - {"classes", "dropped"} == {item.name for item in fields(VllmModel)}

@@ -58,8 +58,8 @@ def task_for(
         load = load_for_users(load, users, 0)
     if layout is not None:
         load = with_layout(load, layout)
-    found = find_tier(tier) if isinstance(tier, str) else tier
-    return tier_task(found, machine, load, MemoSetup(**setup), min_context)
+    result = find_tier(tier) if isinstance(tier, str) else tier
+    return tier_task(result, machine, load, MemoSetup(**setup), min_context)
 
 
 def tier_task(
@@ -100,7 +100,7 @@ def planned_in(placement: Placement, tier: str | None, task: Task) -> TierPlan:
     pool = MemoSetup.of(placement.setup).pool
     placed = replace(placement, setup=replace(setup, pool=pool))
     every = [
-        tier_task(one, task.machine, task.load, setup, task.min_context)
-        for one in (tiers() if tier is None else (find_tier(tier),))
+        tier_task(item, task.machine, task.load, setup, task.min_context)
+        for item in (tiers() if tier is None else (find_tier(tier),))
     ]
     return recommend_tier(every, placed) if tier is None else plan_tier(every[0], placed)

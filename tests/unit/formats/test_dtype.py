@@ -107,9 +107,9 @@ SAFETENSORS_BITS = {
 
 
 def test_safetensors_dtypes_are_complete() -> None:
-    found = {r.safetensors: r.bits_per_weight for r in dtype.TENSOR_TYPES if r.safetensors}
-    assert found == SAFETENSORS_BITS
-    assert len(found) == 22
+    result = {r.safetensors: r.bits_per_weight for r in dtype.TENSOR_TYPES if r.safetensors}
+    assert result == SAFETENSORS_BITS
+    assert len(result) == 22
 
 
 @pytest.mark.parametrize("name", SAFETENSORS_BITS)

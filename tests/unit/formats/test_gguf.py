@@ -134,11 +134,11 @@ def test_read_gguf_never_reads_the_weights(file: dict[str, Any]) -> None:
     """Not a byte of the weights: the furthest byte asked for is the directory's last."""
     header = header_bytes(file["header_without_vocabulary"])
     source = BytesSource(header, size_bytes=padded(len(header)) + file["data_section_bytes"])
-    found = read_gguf(source)
-    assert found.tensors is not None
-    assert sum(tensor.size_bytes for tensor in found.tensors) == file["tensor_bytes"]
-    assert found.header_bytes is not None
-    assert found.header_bytes - 32 < source.furthest <= len(header)
+    result = read_gguf(source)
+    assert result.tensors is not None
+    assert sum(tensor.size_bytes for tensor in result.tensors) == file["tensor_bytes"]
+    assert result.header_bytes is not None
+    assert result.header_bytes - 32 < source.furthest <= len(header)
 
 
 # --- what is kept, and what is only counted

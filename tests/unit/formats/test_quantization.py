@@ -233,9 +233,9 @@ def test_read_quantization_of_the_quantisers_file(
 
 
 def test_read_quantization_prefers_the_config() -> None:
-    found = read_quantization({"quantization": {"bits": 4, "group_size": 64}}, {"bits": 8})
-    assert found is not None
-    assert found.bits == 4
+    result = read_quantization({"quantization": {"bits": 4, "group_size": 64}}, {"bits": 8})
+    assert result is not None
+    assert result.bits == 4
 
 
 def test_read_quantization_of_every_public_config() -> None:
@@ -400,17 +400,17 @@ def test_count_weights_with_invalid_bits() -> None:
 
 @pytest.mark.parametrize("bits", [4, 4.0, "4"])
 def test_bits_may_be_int_float_or_text(bits: object) -> None:
-    found = read_quantization({"quantization_config": {"quant_method": "gptq", "bits": bits}})
-    assert found is not None
-    assert count_weights([make("q.qweight", "I32", 10, 8)], found) == 640
+    result = read_quantization({"quantization_config": {"quant_method": "gptq", "bits": bits}})
+    assert result is not None
+    assert count_weights([make("q.qweight", "I32", 10, 8)], result) == 640
 
 
 def test_count_weights_by_scales_if_bits_differ_by_pattern() -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {".*q": {"bits": 8}}}
-    found = read_quantization({"quantization_config": config})
+    result = read_quantization({"quantization_config": config})
     packed, scales = make("q.qweight", "I32", 16, 8), make("q.scales", "F16", 2, 8)
-    assert count_weights([packed, scales], found) == 2 * 32 * 8
-    assert count_weights([packed], found) is None
+    assert count_weights([packed, scales], result) == 2 * 32 * 8
+    assert count_weights([packed], result) is None
 
 
 def test_count_weights_by_scales_if_groups_differ() -> None:
@@ -419,6 +419,6 @@ def test_count_weights_by_scales_if_groups_differ() -> None:
         for name, bits in (("a", 4), ("b", 8))
     }
     config = {"quant_method": "compressed-tensors", "config_groups": groups}
-    found = read_quantization({"quantization_config": config})
+    result = read_quantization({"quantization_config": config})
     tensors = [make("q.weight_packed", "I32", 8, 16), make("q.weight_scale", "F16", 8, 2)]
-    assert count_weights(tensors, found) == 8 * 2 * 32
+    assert count_weights(tensors, result) == 8 * 2 * 32

@@ -39,8 +39,8 @@ def test_llama_cpp_leaves_one_gib_and_two_on_windows(system: System, reserve_gib
 
 def test_every_card_and_the_host_have_a_budget() -> None:
     machine = cards(24, 12, ram=64)
-    found = llamacpp_budgets(machine, machine.devices)
-    assert [(one.available_bytes // GIB, set(one.pools)) for one in found] == [
+    result = llamacpp_budgets(machine, machine.devices)
+    assert [(item.available_bytes // GIB, set(item.pools)) for item in result] == [
         (23, {Pool(PoolKind.DEVICE, 0)}),
         (11, {Pool(PoolKind.DEVICE, 1)}),
         (63, {HOST}),
@@ -49,7 +49,7 @@ def test_every_card_and_the_host_have_a_budget() -> None:
 
 def test_a_host_that_is_not_known_is_not_judged() -> None:
     machine = cards(24, ram=None)
-    assert [one.pools for one in llamacpp_budgets(machine, machine.devices)] == [{DEVICE}]
+    assert [budget.pools for budget in llamacpp_budgets(machine, machine.devices)] == [{DEVICE}]
 
 
 def test_unified_memory_is_one_budget_up_to_the_limit_of_the_gpu() -> None:
@@ -64,8 +64,8 @@ def test_gpu_budgets_are_cards_and_limited_shares() -> None:
     machine = mac(36, limit_gib=27)
     (share,) = gpu_budgets(llamacpp_budgets(machine, machine.devices))
     assert (set(share.pools), share.available_bytes) == ({DEVICE}, 27 * GIB)
-    found = llamacpp_budgets(cards(24, 12), cards(24, 12).devices)
-    assert gpu_budgets(found) == found[:2]
+    result = llamacpp_budgets(cards(24, 12), cards(24, 12).devices)
+    assert gpu_budgets(result) == result[:2]
     board = what_if_machine(devices=["DGX Spark"])
     assert gpu_budgets(llamacpp_budgets(board, board.devices)) == ()
 

@@ -111,7 +111,7 @@ def test_nothing_is_made_by_reading(folder: Path) -> None:
 def test_what_is_kept_is_read_back(folder: Path) -> None:
     assert change_calibration(lambda _: ALL) == Stored(calibration=ALL)
     assert read_calibration() == Stored(calibration=ALL)
-    assert sorted(one.name for one in folder.iterdir()) == [NAME, LOCK]
+    assert sorted(path.name for path in folder.iterdir()) == [NAME, LOCK]
 
 
 def test_removed(folder: Path) -> None:
@@ -165,11 +165,11 @@ DAMAGED = {
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_file_is_told_left_out_and_kept_aside(folder: Path, content: bytes) -> None:
     path = plant(folder, content)
-    found = read_calibration()
-    assert found.calibration == Calibration()
-    assert found.problem.startswith(f"{path}: ")
-    assert found.problem.endswith("; ignoring earlier measurements")
-    assert found.problem.isprintable()
+    result = read_calibration()
+    assert result.calibration == Calibration()
+    assert result.problem.startswith(f"{path}: ")
+    assert result.problem.endswith("; ignoring earlier measurements")
+    assert result.problem.isprintable()
     assert path.read_bytes() == content
     after = change_calibration(lambda before: with_host(before, HOST))
     aside = folder / "calibration.damaged-1.json"
@@ -187,9 +187,9 @@ def test_a_damaged_file_is_told_left_out_and_kept_aside(folder: Path, content: b
 )
 def test_a_speed_that_no_machine_has_is_refused(folder: Path, name: str, value: object) -> None:
     change_calibration(lambda _: ALL)
-    told = json.loads((folder / NAME).read_bytes())
-    told["engines"][0]["pace"][name] = value
-    plant(folder, json.dumps(told).encode())
+    answer = json.loads((folder / NAME).read_bytes())
+    answer["engines"][0]["pace"][name] = value
+    plant(folder, json.dumps(answer).encode())
     assert name in read_calibration().problem
 
 
@@ -202,8 +202,8 @@ def test_every_damaged_file_is_kept(folder: Path) -> None:
 
 def test_a_damaged_file_is_moved_aside_where_all_is_removed(folder: Path) -> None:
     plant(folder, b"my notes")
-    found = forget_calibration()
-    assert "moved to" in found.problem
+    result = forget_calibration()
+    assert "moved to" in result.problem
     assert (folder / "calibration.damaged-1.json").read_bytes() == b"my notes"
     assert not (folder / NAME).exists()
 
@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_what_was_there(folder: Path, monkeypatch: pytest.Mon
         with pytest.raises(SourceError, match=r"cannot be written \(No space left on device\)"):
             change_calibration(lambda _: Calibration())
     assert read_calibration() == Stored(calibration=ALL)
-    assert sorted(one.name for one in folder.iterdir()) == [NAME, LOCK]
+    assert sorted(path.name for path in folder.iterdir()) == [NAME, LOCK]
 
 
 # -- several at once -------------------------------------------------------------------------
@@ -271,9 +271,9 @@ def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
         subprocess.Popen([sys.executable, "-c", WRITER, f"writer{i}", "15"]) for i in range(3)
     ]
     assert [writer.wait(timeout=PATIENCE_S) for writer in writers] == [0] * 3
-    found = read_calibration()
-    assert found.problem == ""
-    labels = {one.label for one in found.calibration.differences}
+    result = read_calibration()
+    assert result.problem == ""
+    labels = {difference.label for difference in result.calibration.differences}
     assert labels == {f"writer{i}-{j}" for i in range(3) for j in range(15)}
     assert not list(folder.glob("*.part"))
 
@@ -335,17 +335,17 @@ def test_the_same_difference_is_kept_once() -> None:
 def longest_rows() -> Calibration:
     """The longest texts, every character of which takes four bytes."""
     text = "\N{GRINNING FACE}" * (MOST_TEXT - 3)
-    found = Calibration()
+    result = Calibration()
     for i in range(max(MOST_HOSTS, MOST_ENGINES, MOST_DIFFERENCES) + 9):
         mark = f"{text}{i:03d}"
         texts: dict[str, Any] = dict.fromkeys(("engine", "through", "version", "device"), text)
         pace = replace(PACE, label=text, edgekit=text)
         row = replace(ENGINE, host=mark, overhead_label=text, pace=pace, **texts)
-        found = with_host(found, replace(HOST, host=mark, disk=replace(DISK, folder=text)))
-        found = with_engine(found, row)
+        result = with_host(result, replace(HOST, host=mark, disk=replace(DISK, folder=text)))
+        result = with_engine(result, row)
         other = replace(DIFFERENCE, label=mark, part=text, engine=text, version=text)
-        found = with_differences(found, [other])
-    return found
+        result = with_differences(result, [other])
+    return result
 
 
 def test_the_file_never_outgrows_what_is_read(folder: Path) -> None:
@@ -376,11 +376,11 @@ def test_this_machine_has_what_was_measured_on_it(
 ) -> None:
     monkeypatch.setattr(calibration, "installed_version", lambda _: "2026.10")
     stored = own(tmp_path)
-    found = here(tmp_path, stored)
-    assert found.host is not None
-    assert found.host.bandwidth_bytes_per_s == 18 * 10**9
-    assert found.host.bandwidth_because == f"measured here on {DAY}"
-    assert found.measured == Measured(
+    result = here(tmp_path, stored)
+    assert result.host is not None
+    assert result.host.bandwidth_bytes_per_s == 18 * 10**9
+    assert result.host.bandwidth_because == f"measured here on {DAY}"
+    assert result.measured == Measured(
         host=stored.calibration.hosts[0], engines=stored.calibration.engines
     )
 
@@ -397,31 +397,31 @@ def test_another_version_or_machine_does_not_count(
 ) -> None:
     monkeypatch.setattr(calibration, "installed_version", lambda _: installed)
     stored = own(tmp_path, **engine)
-    found = measured_on(here(tmp_path, Stored()), stored.calibration)
-    assert found is not None
-    assert found.engines == ()
+    result = measured_on(here(tmp_path, Stored()), stored.calibration)
+    assert result is not None
+    assert result.engines == ()
 
 
 def test_nothing_measured_is_no_calibration(tmp_path: Path) -> None:
-    found = here(tmp_path, Stored(calibration=Calibration(hosts=(HOST,), engines=(ENGINE,))))
-    assert found.measured is None
-    assert found.host is not None
-    assert (found.host.bandwidth_bytes_per_s, found.host.bandwidth_because) == (None, "")
+    result = here(tmp_path, Stored(calibration=Calibration(hosts=(HOST,), engines=(ENGINE,))))
+    assert result.measured is None
+    assert result.host is not None
+    assert (result.host.bandwidth_bytes_per_s, result.host.bandwidth_because) == (None, "")
 
 
 def test_a_file_that_cannot_be_read_is_a_note(folder: Path) -> None:
     plant(folder, b"my notes")
-    found = detect()
-    assert "ignoring earlier measurements" in found.notes[-1]
-    assert found.measured is None
+    result = detect()
+    assert "ignoring earlier measurements" in result.notes[-1]
+    assert result.measured is None
 
 
 def test_a_calibration_that_breaks_is_none(tmp_path: Path) -> None:
     def broken() -> Stored:
         raise RuntimeError
 
-    found = detect(replace(machine(tmp_path, recorded("hybrid_tree")), calibration=broken))
-    assert (found.measured, found.notes) == (None, ())
+    result = detect(replace(machine(tmp_path, recorded("hybrid_tree")), calibration=broken))
+    assert (result.measured, result.notes) == (None, ())
 
 
 def test_a_machine_that_is_wished_for_has_none(folder: Path) -> None:

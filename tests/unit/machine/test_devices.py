@@ -71,9 +71,9 @@ def test_names_are_told_apart() -> None:
 def test_every_other_name_leads_to_it(kind: DeviceKind) -> None:
     for device in rows_of(kind):
         for name in (device.model, *device.also):
-            found = device_like(f"{name} {device.size_gb}GB", memory_bytes=device.memory_bytes)
-            assert found is not None, (name, device.id)
-            assert found.memory_bytes == device.memory_bytes, (name, device.id)
+            result = device_like(f"{name} {device.size_gb}GB", memory_bytes=device.memory_bytes)
+            assert result is not None, (name, device.id)
+            assert result.memory_bytes == device.memory_bytes, (name, device.id)
 
 
 # The least that CUDA was seen to call the total, in GiB with two digits: half a last digit less is sure.
@@ -136,9 +136,13 @@ def test_what_drivers_logged(name: str, logged: tuple[int, int]) -> None:
 
 def test_no_model_promises_more_than_a_driver_gave() -> None:
     cards = [
-        one for one in all_devices() if one.kind is DeviceKind.GPU and one.vendor is Vendor.NVIDIA
+        device
+        for device in all_devices()
+        if device.kind is DeviceKind.GPU and device.vendor is Vendor.NVIDIA
     ]
-    seen = [(devices._usable_bytes(one.kind, one.vendor, one.memory_bytes), one) for one in cards]
+    seen = [
+        (devices._usable_bytes(card.kind, card.vendor, card.memory_bytes), card) for card in cards
+    ]
     assert all(modelled <= one.usable_bytes for modelled, one in seen)
     assert sum(modelled < one.usable_bytes for modelled, one in seen) >= 29
     for one in cards:
@@ -380,23 +384,23 @@ def test_bandwidth(name: str, gb_s: float) -> None:
 def test_usual_devices_are_a_few_dozen_the_smallest_first() -> None:
     usual = usual_devices()
     assert 40 <= len(usual) <= 90
-    assert [one.usable_bytes for one in usual] == sorted(one.usable_bytes for one in usual)
-    assert {one.kind for one in usual} == set(DeviceKind)
-    assert {one.vendor for one in usual} == set(Vendor)
+    assert [item.usable_bytes for item in usual] == sorted(item.usable_bytes for item in usual)
+    assert {item.kind for item in usual} == set(DeviceKind)
+    assert {item.vendor for item in usual} == set(Vendor)
 
 
 def test_no_usual_device_is_rebuilt_or_one_of_several_on_a_board() -> None:
     words = ("rebuilt", "one of its", "one of the board", "four of them")
-    unusual = [one for one in all_devices() if any(word in one.source for word in words)]
-    found = {one.name for one in unusual}
-    assert found >= {"RTX 4090 48GB", "RTX 2080 Ti 22GB", "Tesla K80", "Tesla M60", "A16", "MI250"}
-    assert not any(one.usual for one in unusual)
+    unusual = [device for device in all_devices() if any(word in device.source for word in words)]
+    result = {item.name for item in unusual}
+    assert result >= {"RTX 4090 48GB", "RTX 2080 Ti 22GB", "Tesla K80", "Tesla M60", "A16", "MI250"}
+    assert not any(item.usual for item in unusual)
 
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
     words = "import edgekit.machine.devices as d; print(d.all_devices.cache_info().currsize)"
-    found = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
-    assert found.stdout.strip() == b"0"
+    result = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
+    assert result.stdout.strip() == b"0"
 
 
 def test_what_was_collected_is_what_the_tool_makes() -> None:
@@ -429,6 +433,6 @@ def test_suggestions_are_of_the_kind_and_then_of_the_memory_that_is_named(
     with pytest.raises(UsageError) as caught:
         find_device(text)
     names = str(caught.value).partition("did you mean ")[2].rstrip("?").split(", ")
-    found = [find_device(name) for name in names]
-    assert {one.kind for one in found} == {kind}
-    assert size_gb is None or {one.size_gb for one in found} == {size_gb}
+    results = [find_device(name) for name in names]
+    assert {item.kind for item in results} == {kind}
+    assert size_gb is None or {item.size_gb for item in results} == {size_gb}

@@ -109,9 +109,11 @@ def test_amd_memory_partition_nps4(tmp_path: Path) -> None:
     assert (device.total_bytes, device.free_bytes) == (24_560 * MIB // 4, 24_000 * MIB // 4)
 
 
-@pytest.mark.parametrize(("said", "parts"), [("NPS1\n", 1), ("NPS9\n", 1), ("NPS\n", 1), ("x", 1)])
-def test_amd_memory_partition_invalid(tmp_path: Path, said: str, parts: int) -> None:
-    tree = only_card(radeon(current_memory_partition=said), "card0")
+@pytest.mark.parametrize(
+    ("message", "parts"), [("NPS1\n", 1), ("NPS9\n", 1), ("NPS\n", 1), ("x", 1)]
+)
+def test_amd_memory_partition_invalid(tmp_path: Path, message: str, parts: int) -> None:
+    tree = only_card(radeon(current_memory_partition=message), "card0")
     (device,) = find_amd(machine(tmp_path, tree)).devices
     assert device.total_bytes == 24_560 * MIB // parts
 
@@ -287,8 +289,8 @@ def test_working_set_grows_with_the_memory(total: int, more: int) -> None:
 )
 def test_working_set_of_unlogged_sizes(gib: int, least: int) -> None:
     """The smaller of 84 % and all but 48 GiB."""
-    found = default_working_set_bytes(gib * GIB, macos=26)
-    assert 0 <= found - least < 16384  # rounded up to a page
+    result = default_working_set_bytes(gib * GIB, macos=26)
+    assert 0 <= result - least < 16384  # rounded up to a page
 
 
 def mac(**changed: Any) -> dict[str, Any]:

@@ -49,15 +49,15 @@ def test_find_host_of_recorded_machines(
     tmp_path: Path, tree: str, total_bytes: int, free_bytes: int
 ) -> None:
     """MemAvailable of meminfo, in bytes; a container's limit above all there is changes nothing."""
-    told = recorded(tree)
-    host, notes = find_host(machine(tmp_path, told))
+    answer = recorded(tree)
+    host, notes = find_host(machine(tmp_path, answer))
     assert (host.total_bytes, host.free_bytes, host.usable_bytes) == (
         total_bytes,
         free_bytes,
         free_bytes,
     )
     assert notes == ()
-    assert f"MemTotal:       {total_bytes // KIB} kB" in told["files"]["/proc/meminfo"]
+    assert f"MemTotal:       {total_bytes // KIB} kB" in answer["files"]["/proc/meminfo"]
 
 
 def psutil_answers(total: int, available: int, swap: int = 0) -> dict[str, Any]:
@@ -163,18 +163,18 @@ def test_commit_limits_linux(
     tmp_path: Path, mode: str, limit: str, used: str, left: list[int]
 ) -> None:
     files = {"/proc/sys/vm/overcommit_memory": mode, "/proc/meminfo": meminfo(limit, used)}
-    found = commit_limits(machine(tmp_path, {"files": files}))
-    assert [limit.left_bytes for limit in found] == left
-    assert all("vm.overcommit_memory=2" in limit.name for limit in found)
+    result = commit_limits(machine(tmp_path, {"files": files}))
+    assert [limit.left_bytes for limit in result] == left
+    assert all("vm.overcommit_memory=2" in limit.name for limit in result)
 
 
 @pytest.mark.parametrize(
-    ("said", "left"), [((40 * GIB, 12 * GIB), [12 * GIB]), ((GIB, 2 * GIB), [GIB]), (None, [])]
+    ("messages", "left"), [((40 * GIB, 12 * GIB), [12 * GIB]), ((GIB, 2 * GIB), [GIB]), (None, [])]
 )
 def test_commit_limits_windows(
-    tmp_path: Path, said: tuple[int, int] | None, left: list[int]
+    tmp_path: Path, messages: tuple[int, int] | None, left: list[int]
 ) -> None:
-    here = replace(machine(tmp_path, system=System.WINDOWS), page_file=lambda: said)
+    here = replace(machine(tmp_path, system=System.WINDOWS), page_file=lambda: messages)
     assert [limit.left_bytes for limit in commit_limits(here)] == left
 
 
@@ -184,9 +184,9 @@ def test_commit_limits_macos(tmp_path: Path) -> None:
 
 def test_page_file_on_this_machine() -> None:
     """Two sizes on Windows, the free one no larger; nothing elsewhere."""
-    found = Surroundings().page_file()
-    assert (found is not None) == (sys.platform == "win32")
-    assert found is None or 0 < found[1] <= found[0]
+    result = Surroundings().page_file()
+    assert (result is not None) == (sys.platform == "win32")
+    assert result is None or 0 < result[1] <= result[0]
 
 
 # -- cgroup -----------------------------------------------------------------------------------------
@@ -317,17 +317,17 @@ GROUP_CASES = {
 @pytest.mark.parametrize("name", GROUP_CASES)
 def test_cgroup_limits(tmp_path: Path, name: str) -> None:
     groups, mounts, files, wanted = GROUP_CASES[name]
-    told = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
-    limits, notes = cgroup_limits(plant(tmp_path, {**told, **files}))
+    answer = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
+    limits, notes = cgroup_limits(plant(tmp_path, {**answer, **files}))
     assert notes == ()
-    found = [(limit.limit_bytes, limit.left_bytes) for limit in limits]
-    assert sorted(found, key=lambda pair: pair[1]) == wanted
+    results = [(limit.limit_bytes, limit.left_bytes) for limit in limits]
+    assert sorted(results, key=lambda pair: pair[1]) == wanted
 
 
 def test_cgroup_tightest_limit(tmp_path: Path) -> None:
     groups, mounts, files, _ = GROUP_CASES["the parent is tighter"]
-    told = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
-    limits, _ = cgroup_limits(plant(tmp_path, {**told, **files}))
+    answer = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
+    limits, _ = cgroup_limits(plant(tmp_path, {**answer, **files}))
     host = HostMemory(total_bytes=64 * GIB, free_bytes=60 * GIB, limits=limits)
     assert host.usable_bytes == GIB
     assert host.tightest is not None
@@ -338,8 +338,8 @@ def test_cgroup_memory_high_is_a_limit(tmp_path: Path) -> None:
     """Beyond it everything is throttled, so a model that needs more does not fit."""
     files = v2_group("/box", str(8 * GIB), used=GIB)
     files["/sys/fs/cgroup/box/memory.high"] = f"{6 * GIB}\n"
-    told = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
-    limits, _ = cgroup_limits(plant(tmp_path, {**told, **files}))
+    answer = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
+    limits, _ = cgroup_limits(plant(tmp_path, {**answer, **files}))
     assert [limit.left_bytes for limit in limits] == [7 * GIB, 5 * GIB]
 
 
@@ -348,15 +348,15 @@ def test_cgroup_v1_limit_above_the_container(tmp_path: Path) -> None:
     files = v1_group("", str(8 * GIB), used=GIB)
     files["/sys/fs/cgroup/memory/memory.stat"] += f"hierarchical_memory_limit {3 * GIB}\n"
     mounts = V1.replace("0:32 / ", "0:32 /pod/box ")
-    told = {"/proc/self/cgroup": "4:memory:/pod/box\n", "/proc/self/mountinfo": mounts}
-    limits, _ = cgroup_limits(plant(tmp_path, {**told, **files}))
+    answer = {"/proc/self/cgroup": "4:memory:/pod/box\n", "/proc/self/mountinfo": mounts}
+    limits, _ = cgroup_limits(plant(tmp_path, {**answer, **files}))
     assert [limit.left_bytes for limit in limits] == [7 * GIB, 2 * GIB]
 
 
 @pytest.mark.parametrize("garbage", ["", "lots", "-1", "1e9", "12 GiB", "\0\0", "maximum"])
 def test_cgroup_invalid_limit_is_a_note(tmp_path: Path, garbage: str) -> None:
-    told = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
-    limits, notes = cgroup_limits(plant(tmp_path, {**told, **v2_group("/box", garbage)}))
+    answer = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
+    limits, notes = cgroup_limits(plant(tmp_path, {**answer, **v2_group("/box", garbage)}))
     assert limits == ()
     assert len(notes) == 1
     assert notes[0].startswith("/sys/fs/cgroup/box/memory.max contains")
@@ -365,8 +365,8 @@ def test_cgroup_invalid_limit_is_a_note(tmp_path: Path, garbage: str) -> None:
 def test_cgroup_limit_with_unreadable_usage(tmp_path: Path) -> None:
     files = v2_group("/box", str(GIB))
     del files["/sys/fs/cgroup/box/memory.current"]
-    told = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
-    limits, notes = cgroup_limits(plant(tmp_path, {**told, **files}))
+    answer = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
+    limits, notes = cgroup_limits(plant(tmp_path, {**answer, **files}))
     assert [limit.left_bytes for limit in limits] == [GIB]
     assert "memory.current cannot be read" in notes[0]
 
@@ -393,8 +393,8 @@ def test_cgroup_not_mounted_is_a_note(tmp_path: Path) -> None:
 def test_cgroup_limit_above_the_mount_is_a_note(
     tmp_path: Path, groups: str, mounts: str, files: dict[str, str], told: int
 ) -> None:
-    said = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
-    _, notes = cgroup_limits(plant(tmp_path, {**said, **files}))
+    fields = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
+    _, notes = cgroup_limits(plant(tmp_path, {**fields, **files}))
     assert len(notes) == told
     assert all("would not be visible" in note for note in notes)
 
@@ -447,11 +447,11 @@ TWO_NODES = {**node(0, 64, 50, inactive=4, cpus="0-31"), **node(1, 64, 60, cpus=
 def test_bound_limits(
     tmp_path: Path, allowed: str, policy: str, wanted: list[tuple[str, int]]
 ) -> None:
-    told = {
+    answer = {
         "/proc/self/status": f"Name:\tpython\nMems_allowed_list:\t{allowed}\n",
         "/proc/self/numa_maps": f"55d0af000 {policy} file=/usr/bin/python3 mapped=2 N0=2\n",
     }
-    limits = bound_limits(plant(tmp_path, {**TWO_NODES, **told}))
+    limits = bound_limits(plant(tmp_path, {**TWO_NODES, **answer}))
     assert [(limit.name, limit.left_bytes // GIB) for limit in limits] == wanted
     assert all(limit.limit_bytes == 64 * GIB for limit in limits)
 

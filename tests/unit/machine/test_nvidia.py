@@ -29,8 +29,8 @@ def answers(name: str) -> Answers:
     return found
 
 
-def found(root: Path, said: Answers, **environment: str) -> Findings:
-    return find_nvidia(machine(root, DRIVER, answers=said, environment=environment))
+def found(root: Path, text: Answers, **environment: str) -> Findings:
+    return find_nvidia(machine(root, DRIVER, answers=text, environment=environment))
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_find_nvidia_recorded_h200(
     tmp_path: Path, name: str, free_bytes: int, users: tuple[Process, ...]
 ) -> None:
     """Its driver tells 150,754,820,096 bytes, of which it keeps 644,939,776: CUDA has the rest."""
-    told = recorded(name)
+    answer = recorded(name)
     total_bytes = 150_754_820_096 - 644_939_776
-    assert total_bytes == told["about"]["cuda"][0]["cuDeviceTotalMem"]
-    assert found(tmp_path, told["answers"]) == Findings(
+    assert total_bytes == answer["about"]["cuda"][0]["cuDeviceTotalMem"]
+    assert found(tmp_path, answer["answers"]) == Findings(
         devices=(
             Device(
                 name="NVIDIA H200",
@@ -78,9 +78,9 @@ def test_free_memory_is_cudas() -> None:
 
 def test_bandwidth_of_a_card_not_in_the_table(tmp_path: Path) -> None:
     """6,016 bit x 3,201 MHz x 2 = 4.81 TB/s: the H200's own numbers under another name."""
-    said = answers("h200_nvml")
-    said["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
-    (device,) = found(tmp_path, said).devices
+    text = answers("h200_nvml")
+    text["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
+    (device,) = found(tmp_path, text).devices
     assert device.bandwidth_bytes_per_s == 6016 // 8 * 3201 * 10**6 * 2 == 4_814_304_000_000
 
 
@@ -154,9 +154,9 @@ def test_mig_slice_by_uuid(tmp_path: Path, wanted: str) -> None:
 
 
 def test_mig_without_slices(tmp_path: Path) -> None:
-    said = answers("synthetic_mig_nvml")
-    said["nvmlDeviceGetMaxMigDeviceCount"]["gpu0"] = 0
-    seen = found(tmp_path, said)
+    text = answers("synthetic_mig_nvml")
+    text["nvmlDeviceGetMaxMigDeviceCount"]["gpu0"] = 0
+    seen = found(tmp_path, text)
     assert seen.devices == ()
     assert "is in MIG mode but has no slice" in seen.notes[0]
 
@@ -180,10 +180,10 @@ def test_integrated_gpu_with_unreadable_ram(tmp_path: Path) -> None:
 def test_silent_card_is_a_note(tmp_path: Path, code: int) -> None:
     """Also a card that is no shared memory and refuses to tell its own (3): never the host's."""
     for function in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"):
-        said = answers(TWO)
+        text = answers(TWO)
         key = "0" if function.endswith("Index") else "gpu0"
-        said[function][key] = {"error": code}
-        seen = found(tmp_path, said)
+        text[function][key] = {"error": code}
+        seen = found(tmp_path, text)
         assert [device.index for device in seen.devices] == [1]
         assert seen.notes[0].startswith("NVIDIA GPU 0 does not answer and is not counted:")
         assert "Fix:" in seen.notes[0]
@@ -210,8 +210,8 @@ def test_silent_driver_is_a_note(tmp_path: Path, code: int, words: str) -> None:
 def test_no_driver_and_no_library(tmp_path: Path, code: int, system: System) -> None:
     """On Linux: inside of Windows, which shows its cards whosever they are."""
     tree = {"files": {"/dev/dxg": ""}}
-    said: Answers = {"nvmlInit": {"": {"error": code}}}
-    assert find_nvidia(machine(tmp_path, tree, answers=said, system=system)) == Findings()
+    text: Answers = {"nvmlInit": {"": {"error": code}}}
+    assert find_nvidia(machine(tmp_path, tree, answers=text, system=system)) == Findings()
 
 
 @pytest.mark.parametrize("system", [System.LINUX, System.MACOS, System.OTHER])
@@ -241,9 +241,9 @@ def test_cards_without_permission_are_a_note(
     tree = recorded("h200_tree")
     for card in range(cards):
         tree["files"][f"/proc/driver/nvidia/gpus/0000:00:0{card}.0/information"] = "Model: H200\n"
-    said = answers("h200_nvml")
-    said["nvmlDeviceGetCount"][""] = count
-    seen = find_nvidia(machine(tmp_path, tree, answers=said))
+    text = answers("h200_nvml")
+    text["nvmlDeviceGetCount"][""] = count
+    seen = find_nvidia(machine(tmp_path, tree, answers=text))
     assert (len(seen.devices), len(seen.notes)) == (count, told)
     assert all("you may not open them" in note for note in seen.notes)
 
@@ -265,9 +265,9 @@ def test_hanging_driver_times_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("total", [0, -1, 2**64 - 1])
 def test_impossible_memory_size_is_a_note(tmp_path: Path, total: int) -> None:
-    said = answers(TWO)
-    said["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": 5, "used": 0}
-    assert [device.index for device in found(tmp_path, said).devices] == [1]
+    text = answers(TWO)
+    text["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": 5, "used": 0}
+    assert [device.index for device in found(tmp_path, text).devices] == [1]
 
 
 @pytest.mark.parametrize("system", [System.WINDOWS, System.LINUX])
@@ -283,9 +283,9 @@ def test_windows_uses_part_of_the_memory(
     tmp_path: Path, system: System, total: int, free: int, left: int
 ) -> None:
     """NVML's total is CUDA's there, free is less. On Linux: inside of Windows. The free of 32,000 MiB is made up."""
-    said = answers("h200_nvml")
-    said["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": free, "used": 0}
-    here = machine(tmp_path, {"files": {"/dev/dxg": ""}}, answers=said, system=system)
+    text = answers("h200_nvml")
+    text["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": free, "used": 0}
+    here = machine(tmp_path, {"files": {"/dev/dxg": ""}}, answers=text, system=system)
     seen = find_nvidia(here)
     (device,) = seen.devices
     assert (device.total_bytes, device.free_bytes, device.basis) == (total, left, Basis.ASSUMED)
@@ -293,15 +293,15 @@ def test_windows_uses_part_of_the_memory(
 
 
 def test_free_memory_at_most_total(tmp_path: Path) -> None:
-    said = answers(TWO)
-    said["nvmlDeviceGetMemoryInfo"]["gpu0"]["free"] = 99 * GIB
-    assert found(tmp_path, said).devices[0].free_bytes == 24 * GIB - 300 * MIB
+    text = answers(TWO)
+    text["nvmlDeviceGetMemoryInfo"]["gpu0"]["free"] = 99 * GIB
+    assert found(tmp_path, text).devices[0].free_bytes == 24 * GIB - 300 * MIB
 
 
 def test_old_driver_without_memory_v2(tmp_path: Path) -> None:
-    said = answers(TWO)
-    said["nvmlDeviceGetMemoryInfo_v2"]["gpu0"] = {"error": 13}
-    first = found(tmp_path, said).devices[0]
+    text = answers(TWO)
+    text["nvmlDeviceGetMemoryInfo_v2"]["gpu0"] = {"error": 13}
+    first = found(tmp_path, text).devices[0]
     assert (first.total_bytes, first.free_bytes) == (24 * GIB, 22 * GIB)
 
 
@@ -351,8 +351,8 @@ def test_jetson_in_a_container(tmp_path: Path) -> None:
 def test_jetson_without_nvml_library(tmp_path: Path) -> None:
     tree = recorded("synthetic_orin")
     tree["files"]["/dev/nvidiactl"] = ""
-    said: Answers = {"nvmlInit": {"": {"error": 12}}}
-    seen = find_nvidia(machine(tmp_path, tree, answers=said, host=JETSON_HOST))
+    text: Answers = {"nvmlInit": {"": {"error": 12}}}
+    seen = find_nvidia(machine(tmp_path, tree, answers=text, host=JETSON_HOST))
     assert (len(seen.devices), seen.notes) == (1, ())
 
 

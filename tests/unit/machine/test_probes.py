@@ -21,24 +21,24 @@ from edgekit.units import GIB
 
 
 def test_detect_recorded_gpu_machine(tmp_path: Path) -> None:
-    said = recorded("h200_nvml")["answers"]
-    found = detect(machine(tmp_path, recorded("h200_tree"), answers=said))
-    assert found.host is not None
-    assert (found.name, found.system, found.notes) == ("this machine", System.LINUX, ())
-    assert [device.name for device in found.devices] == ["NVIDIA H200"]
-    assert found.host.usable_bytes == 134_601_003_008
-    assert not found.what_if
+    text = recorded("h200_nvml")["answers"]
+    result = detect(machine(tmp_path, recorded("h200_tree"), answers=text))
+    assert result.host is not None
+    assert (result.name, result.system, result.notes) == ("this machine", System.LINUX, ())
+    assert [device.name for device in result.devices] == ["NVIDIA H200"]
+    assert result.host.usable_bytes == 134_601_003_008
+    assert not result.what_if
 
 
 def test_detect_recorded_machine_without_gpu(tmp_path: Path) -> None:
-    found = detect(machine(tmp_path, recorded("hybrid_tree")))
-    assert (found.devices, found.notes) == ((), ())
+    result = detect(machine(tmp_path, recorded("hybrid_tree")))
+    assert (result.devices, result.notes) == ((), ())
 
 
 def test_detect_mac(tmp_path: Path) -> None:
-    found = detect(machine(tmp_path, recorded("synthetic_mac"), system=System.MACOS))
-    (device,) = found.devices
-    assert (found.processor, found.cores) == ("Apple M3 Max", 14)
+    result = detect(machine(tmp_path, recorded("synthetic_mac"), system=System.MACOS))
+    (device,) = result.devices
+    assert (result.processor, result.cores) == ("Apple M3 Max", 14)
     assert (device.vendor, device.free_bytes, device.limit_bytes) == (
         Vendor.APPLE,
         24 * GIB,
@@ -49,10 +49,10 @@ def test_detect_mac(tmp_path: Path) -> None:
 def test_detect_windows_note(tmp_path: Path) -> None:
     """Synthetic: no driver of NVIDIA's. AMD's and Intel's cards would not be found."""
     tree = {"psutil": recorded("synthetic_mac")["psutil"]}
-    said: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
-    found = detect(machine(tmp_path, tree, answers=said, system=System.WINDOWS))
-    assert found.devices == ()
-    assert found.notes == (
+    fields: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
+    result = detect(machine(tmp_path, tree, answers=fields, system=System.WINDOWS))
+    assert result.devices == ()
+    assert result.notes == (
         "On windows only NVIDIA GPUs are detected: describe others with --vram.",
     )
 
@@ -60,9 +60,9 @@ def test_detect_windows_note(tmp_path: Path) -> None:
 def test_detect_wsl_note(tmp_path: Path) -> None:
     """Synthetic: WSL2 shows one device for the cards of every maker."""
     tree = {"psutil": recorded("synthetic_mac")["psutil"], "files": {"/dev/dxg": ""}}
-    said: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
-    found = detect(machine(tmp_path, tree, answers=said))
-    assert (found.devices, found.notes) == (
+    fields: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
+    result = detect(machine(tmp_path, tree, answers=fields))
+    assert (result.devices, result.notes) == (
         (),
         ("In WSL2 only NVIDIA GPUs are detected: describe others with --vram.",),
     )
@@ -75,20 +75,20 @@ def test_detect_coherent_gpu_memory_counts_once(tmp_path: Path) -> None:
     node = "/sys/devices/system/node/node1"
     tree["files"][f"{node}/cpulist"] = "\n"
     tree["files"][f"{node}/meminfo"] = f"Node 1 MemTotal: {kib} kB\nNode 1 MemFree: {kib} kB\n"
-    said = recorded("h200_nvml")["answers"]
-    said["nvmlDeviceGetName"]["gpu0"] = "NVIDIA GH200 144G HBM3e"
-    found = detect(machine(tmp_path, tree, answers=said))
-    assert found.host is not None
-    assert found.host.usable_bytes == 134_601_003_008 - 20 * GIB
-    assert "counts it once, as the GPU's" in found.notes[0]
+    text = recorded("h200_nvml")["answers"]
+    text["nvmlDeviceGetName"]["gpu0"] = "NVIDIA GH200 144G HBM3e"
+    result = detect(machine(tmp_path, tree, answers=text))
+    assert result.host is not None
+    assert result.host.usable_bytes == 134_601_003_008 - 20 * GIB
+    assert "counts it once, as the GPU's" in result.notes[0]
 
 
 def test_detect_integrated_gpu_next_to_a_card(tmp_path: Path) -> None:
     tree = recorded("synthetic_rx7900xtx")
     tree["psutil"] = recorded("hybrid_tree")["psutil"]
-    found = detect(machine(tmp_path, tree))
-    assert [device.name for device in found.devices] == ["AMD Radeon RX 7900 XTX"]
-    assert found.notes == (
+    result = detect(machine(tmp_path, tree))
+    assert [device.name for device in result.devices] == ["AMD Radeon RX 7900 XTX"]
+    assert result.notes == (
         "AMD GPU 164e is integrated and not used next to AMD Radeon RX 7900 XTX.",
     )
 
@@ -100,24 +100,24 @@ def test_detect_failing_probe_is_a_note(tmp_path: Path) -> None:
     tree = recorded("synthetic_rx7900xtx")
     tree["files"]["/proc/driver/nvidia/version"] = "NVRM\n"
     tree["psutil"] = recorded("hybrid_tree")["psutil"]
-    found = detect(replace(machine(tmp_path, tree), nvml=broken))
-    assert [device.vendor for device in found.devices] == [Vendor.AMD]
-    assert found.notes[0].startswith(
+    result = detect(replace(machine(tmp_path, tree), nvml=broken))
+    assert [device.vendor for device in result.devices] == [Vendor.AMD]
+    assert result.notes[0].startswith(
         "Detecting NVIDIA GPUs failed (ImportError: pynvml is broken), so none is counted."
     )
 
 
 def test_detect_unreadable_ram_is_a_note(tmp_path: Path) -> None:
-    found = detect(machine(tmp_path, {}))  # a psutil without an answer
-    assert found.host is None
-    assert "Detecting RAM failed" in found.notes[0]
+    result = detect(machine(tmp_path, {}))  # a psutil without an answer
+    assert result.host is None
+    assert "Detecting RAM failed" in result.notes[0]
 
 
 def test_detect_this_machine() -> None:
-    found = detect()
-    assert found.host is not None
-    assert 0 < found.host.usable_bytes <= found.host.total_bytes
-    assert found.cores is None or found.cores > 0
+    result = detect()
+    assert result.host is not None
+    assert 0 < result.host.usable_bytes <= result.host.total_bytes
+    assert result.cores is None or result.cores > 0
 
 
 def test_detect_imports() -> None:
@@ -163,10 +163,10 @@ UHD = replace(device("UHD", Vendor.INTEL), unified=True)
     ],
 )
 def test_choose_cards_before_integrated(devices: tuple[Device, ...], chosen: list[Device]) -> None:
-    found = choose(devices, {})
-    assert list(found.devices) == chosen
-    assert len(found.notes) == (len(chosen) < len(devices))
-    assert all(f"not used next to {chosen[0].name}" in note for note in found.notes)
+    result = choose(devices, {})
+    assert list(result.devices) == chosen
+    assert len(result.notes) == (len(chosen) < len(devices))
+    assert all(f"not used next to {chosen[0].name}" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -181,18 +181,18 @@ def test_choose_cards_before_integrated(devices: tuple[Device, ...], chosen: lis
 )
 def test_choose_by_vulkan_variable(wanted: str, chosen: list[Device], notes: int) -> None:
     """NVIDIA's card is CUDA's: it stays."""
-    found = choose((RTX, RADEON, ARC), {"GGML_VK_VISIBLE_DEVICES": wanted})
-    assert (list(found.devices), len(found.notes)) == (chosen, notes)
+    result = choose((RTX, RADEON, ARC), {"GGML_VK_VISIBLE_DEVICES": wanted})
+    assert (list(result.devices), len(result.notes)) == (chosen, notes)
 
 
 def test_choose_integrated_by_vulkan_variable() -> None:
-    found = choose((RADEON, RYZEN), {"GGML_VK_VISIBLE_DEVICES": "1"})
-    assert found.devices == (RYZEN,)
+    result = choose((RADEON, RYZEN), {"GGML_VK_VISIBLE_DEVICES": "1"})
+    assert result.devices == (RYZEN,)
 
 
 @pytest.mark.parametrize("name", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
 def test_choose_rocm_variables_are_notes(name: str) -> None:
-    found = choose((RADEON,), {name: ""})
-    assert found.devices == (RADEON,)
-    assert found.notes[0].startswith(f"{name}= applies to ROCm only")
+    result = choose((RADEON,), {name: ""})
+    assert result.devices == (RADEON,)
+    assert result.notes[0].startswith(f"{name}= applies to ROCm only")
     assert choose((ARC,), {name: ""}).notes == ()

@@ -30,17 +30,17 @@ print(json.dumps({"usable": host.usable_bytes, "free": host.free_bytes,
 def told_by(code: str) -> dict[str, Any]:
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_resource_limit(kind: str) -> None:
     limit = 2 * GIB
     set_it = f"import resource; resource.setrlimit(resource.{kind}, ({limit}, {limit}))"
-    told = told_by(f"{set_it}\n{ASK}")
-    assert 0 < told["usable"] < limit < told["free"]
-    assert told["tightest"].startswith(kind)
+    answer = told_by(f"{set_it}\n{ASK}")
+    assert 0 < answer["usable"] < limit < answer["free"]
+    assert answer["tightest"].startswith(kind)
 
 
 @pytest.fixture
@@ -52,6 +52,6 @@ def group() -> Iterator[tuple[CgroupVersion, Path]]:
 def test_control_group(group: tuple[CgroupVersion, Path]) -> None:
     version, folder = group
     (folder / version.limits[0]).write_text(str(256 * MIB))
-    told = told_by(enter(folder) + ASK)
-    assert 0 < told["usable"] < 256 * MIB < told["free"]
-    assert told["tightest"] == f"{version.name} {folder / version.limits[0]}"
+    answer = told_by(enter(folder) + ASK)
+    assert 0 < answer["usable"] < 256 * MIB < answer["free"]
+    assert answer["tightest"] == f"{version.name} {folder / version.limits[0]}"

@@ -79,7 +79,7 @@ def test_card_from_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "ram", "cards"),
+    ("requested", "name", "ram", "cards"),
     [
         ({"ram": "32G", "vram": "24G,24G"}, "2x 24 GiB GPU + 32 GiB RAM", 32, [24, 24]),
         ({"ram": "32 GB", "vram": "2x24g"}, "2x 24 GiB GPU + 32 GiB RAM", 32, [24, 24]),
@@ -89,9 +89,9 @@ def test_card_from_the_table() -> None:
     ],
 )
 def test_ram_and_vram_sizes(
-    asked: dict[str, Any], name: str, ram: float | None, cards: list[int] | None
+    requested: dict[str, Any], name: str, ram: float | None, cards: list[int] | None
 ) -> None:
-    machine = what_if_machine(**asked)
+    machine = what_if_machine(**requested)
     assert machine.name == name
     assert (machine.host and machine.host.total_bytes) == (ram and ram * GIB)
     assert (machine.host and machine.host.free_bytes) == (ram and ram * GIB)
@@ -208,7 +208,7 @@ def test_ram_equal_to_unified_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("requested", "sentence"),
     [
         ({}, "describe a machine with --device, --ram or --vram"),
         ({"ram": "0"}, "--ram: '0' is too small"),
@@ -242,9 +242,9 @@ def test_ram_equal_to_unified_memory() -> None:
         ({"devices": ["4090"], "vram": "24G"}, "give one of them"),
     ],
 )  # fmt: skip
-def test_refused_descriptions(asked: dict[str, Any], sentence: str) -> None:
+def test_refused_descriptions(requested: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
-        what_if_machine(**asked)
+        what_if_machine(**requested)
     assert sentence in str(caught.value)
     assert len(str(caught.value)) < 250
 

@@ -20,8 +20,8 @@ Answers = dict[str, dict[str, Any]]
 
 
 def recorded(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((DATA / "hardware" / f"{name}.json").read_text("utf-8"))
-    return found
+    result: dict[str, Any] = json.loads((DATA / "hardware" / f"{name}.json").read_text("utf-8"))
+    return result
 
 
 def plant(root: Path, files: Mapping[str, str]) -> Path:
@@ -86,8 +86,8 @@ def sysctl(values: Mapping[str, int | str]) -> Callable[[str], bytes | None]:
 
 
 class _Psutil:
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        self.said = said
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        self.said = message
 
     def virtual_memory(self) -> Any:
         return SimpleNamespace(**self.said["virtual_memory"])

@@ -85,25 +85,25 @@ def test_every_rule_is_named_by_a_record() -> None:
     }
     others |= {"stated_windows", "unless_listed"}
     sections = list(parts("layers", "gguf_layers"))
-    named = {one["arrange"]["rule"] for one in sections if "arrange" in one}
+    named = {section["arrange"]["rule"] for section in sections if "arrange" in section}
     for key in ("attend", "recur", "width", "adjust"):
-        named |= {one[key] for one in sections if key in one}
+        named |= {section[key] for section in sections if key in section}
     assert named == rules - others
 
 
 def test_every_field_is_set_by_a_record() -> None:
-    layers = {key for one in parts("layers", "gguf_layers") for key in one}
-    assert layers == {one.name for one in fields(Architecture)} - {
+    layers = {key for part in parts("layers", "gguf_layers") for key in part}
+    assert layers == {item.name for item in fields(Architecture)} - {
         "constants",
         "library",
         "tied_by_default",
     }
-    tensors = {key for one in parts("tensors", "gguf_tensors") for key in one}
-    assert tensors - {"attention_bias"} == {one.name for one in fields(TensorRecipe)}
+    tensors = {key for part in parts("tensors", "gguf_tensors") for key in part}
+    assert tensors - {"attention_bias"} == {item.name for item in fields(TensorRecipe)}
 
 
 def test_defaults_are_hyperparameters() -> None:
-    words = {word for one in parts("library", "constants", "gguf_constants") for word in one}
+    words = {word for part in parts("library", "constants", "gguf_constants") for word in part}
     assert words <= SPELLINGS.keys()
 
 

@@ -21,8 +21,8 @@ from edgekit.model.types import MOST_RESULTS, Cached, CachedBy, Model
 
 
 def model() -> Model:
-    found = engine_models()["qwen3-0.6b", "Q8_0"]
-    return Model(header=found.header, geometry=found.geometry)
+    result = engine_models()["qwen3-0.6b", "Q8_0"]
+    return Model(header=result.header, geometry=result.geometry)
 
 
 def fail() -> int:
@@ -75,10 +75,10 @@ def test_cached_by_is_shared_by_threads() -> None:
                 wrong.append(key)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not wrong
     assert len(cached) <= MOST_RESULTS + len(threads)
 
@@ -87,27 +87,27 @@ def test_a_model_has_one_prepared_object_of_each_class() -> None:
     one, other = model(), model()
     kinds = (LlamaCppPrepared, MlxPrepared, VllmPrepared)
     prepared = [one.prepared(kind) for kind in kinds]
-    assert [type(found) for found in prepared] == list(kinds)
+    assert [type(result) for result in prepared] == list(kinds)
     assert [one.prepared(kind) for kind in kinds] == prepared
     assert all(other.prepared(kind) not in prepared for kind in kinds)
 
 
 def test_forget_frees_what_was_prepared() -> None:
-    found = model()
-    bill = estimate(found, Load(context_tokens=4096), LlamaCppSetup())
-    freed = weakref.ref(prepare(found))
-    assert len(found.prepared(PreparedGraphs).plans) == 1
-    found.forget()
+    result = model()
+    bill = estimate(result, Load(context_tokens=4096), LlamaCppSetup())
+    freed = weakref.ref(prepare(result))
+    assert len(result.prepared(PreparedGraphs).plans) == 1
+    result.forget()
     gc.collect()
     assert freed() is None
-    assert len(found.prepared(PreparedGraphs).plans) == 0
-    assert estimate(found, Load(context_tokens=4096), LlamaCppSetup()) == bill
+    assert len(result.prepared(PreparedGraphs).plans) == 0
+    assert estimate(result, Load(context_tokens=4096), LlamaCppSetup()) == bill
 
 
 def test_prepared_objects_are_freed_with_the_model() -> None:
-    found = model()
-    estimate(found, Load(context_tokens=4096), LlamaCppSetup())
-    freed = weakref.ref(found.prepared(LlamaCppPrepared))
-    del found
+    result = model()
+    estimate(result, Load(context_tokens=4096), LlamaCppSetup())
+    freed = weakref.ref(result.prepared(LlamaCppPrepared))
+    del result
     gc.collect()
     assert freed() is None

@@ -453,8 +453,8 @@ KIMI: dict[str, Any] = {
 
 def test_kimi_k3_has_full_gates_and_block_residuals() -> None:
     linear = {**KIMI["linear_attn_config"], "use_full_rank_gate": True}
-    said = {"mla_use_output_gate": True, "attn_res_block_size": 2, "latent_moe_use_norm": True}
-    more = {**KIMI, **said, "linear_attn_config": linear}
+    fields = {"mla_use_output_gate": True, "attn_res_block_size": 2, "latent_moe_use_norm": True}
+    more = {**KIMI, **fields, "linear_attn_config": linear}
     assert parameters("kimi_linear", TensorRole.STATE_GATE, **KIMI) == 0
     assert parameters("kimi_linear", TensorRole.STATE_GATE, **more) == 3 * 64 * 64
     assert parameters("kimi_linear", TensorRole.STATE_LOW, **more) == 3 * 2 * 8 * 64

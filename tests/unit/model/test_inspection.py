@@ -117,18 +117,18 @@ def test_active_weights_exclude_idle_experts_mtp_and_towers(name: str, tmp_path:
             shapes |= {f"model.layers.{layer}.{name.format(e=e)}": [4, 8] for e in range(4)}
         else:
             shapes[f"model.layers.{layer}.{name}"] = [4, 4, 8]
-    found = inspect_model(write_model(tmp_path, MOE, shapes))
-    assert found.weights is not None
-    assert found.weights.total == 10 * 8 + 6 * 6 + 3 * 4 * 4 * 8
-    assert found.weights.active == 10 * 8 + 2 * 1 * 4 * 8
+    inspection = inspect_model(write_model(tmp_path, MOE, shapes))
+    assert inspection.weights is not None
+    assert inspection.weights.total == 10 * 8 + 6 * 6 + 3 * 4 * 4 * 8
+    assert inspection.weights.active == 10 * 8 + 2 * 1 * 4 * 8
 
 
 def test_active_weights_are_unknown_if_experts_are_not_recognised(tmp_path: Path) -> None:
-    found = inspect_model(
+    inspection = inspect_model(
         write_model(tmp_path, MOE, {"model.embed_tokens.weight": [10, 8], "blob": [999]})
     )
-    assert found.weights is not None
-    assert (found.weights.total, found.weights.active) == (10 * 8 + 999, None)
+    assert inspection.weights is not None
+    assert (inspection.weights.total, inspection.weights.active) == (10 * 8 + 999, None)
 
 
 @pytest.mark.parametrize(
@@ -143,15 +143,15 @@ def test_active_weights_are_unknown_if_experts_are_not_recognised(tmp_path: Path
 )
 def test_tied_embeddings(stated: object, names: list[str], tied: bool, tmp_path: Path) -> None:  # noqa: FBT001
     config = MOE if stated is None else {**MOE, "tie_word_embeddings": stated}
-    found = inspect_model(write_model(tmp_path, config, {name: [10, 8] for name in names}))
-    assert found.geometry is not None
-    assert found.geometry.tied_embeddings is tied
+    inspection = inspect_model(write_model(tmp_path, config, {name: [10, 8] for name in names}))
+    assert inspection.geometry is not None
+    assert inspection.geometry.tied_embeddings is tied
 
 
 def test_full_context_bytes_are_streams_and_states() -> None:
-    found = inspect_model("sample:gemma-3-27b")
+    inspection = inspect_model("sample:gemma-3-27b")
     full, sliding = 10 * 2 * 16 * 128, 52 * 2 * 16 * 128
-    assert found.full_context_bytes == 2 * (131_072 * full + 1_024 * sliding)
+    assert inspection.full_context_bytes == 2 * (131_072 * full + 1_024 * sliding)
 
 
 def test_state_bytes_do_not_depend_on_the_context(tmp_path: Path) -> None:
@@ -164,8 +164,14 @@ def test_state_bytes_do_not_depend_on_the_context(tmp_path: Path) -> None:
         "num_heads": 4,
         "head_dim": 4,
     }
-    found = inspect_model(write_model(tmp_path, config, {"backbone.embeddings.weight": [10, 8]}))
-    assert found.full_context_bytes == found.state_bytes == 4 * 2 * (3 * (16 + 2 * 4) + 4 * 16)
+    inspection = inspect_model(
+        write_model(tmp_path, config, {"backbone.embeddings.weight": [10, 8]})
+    )
+    assert (
+        inspection.full_context_bytes
+        == inspection.state_bytes
+        == 4 * 2 * (3 * (16 + 2 * 4) + 4 * 16)
+    )
 
 
 def test_projections_of_recurrent_layers_are_not_attention() -> None:
@@ -217,11 +223,11 @@ def test_pooling_of_an_encoder() -> None:
         header_bytes(models()[index]["header_without_vocabulary"]),
         models()[index]["data_section_bytes"],
     )
-    found = replace(
+    result = replace(
         inspect_model("sample:gemma-3-27b"),
         files=files,
         header=model_header(index),
         geometry=read_geometry(model_header(index)),
         cache=(),
     )
-    assert "an encoder, pooling mean" in inspection_text(found)
+    assert "an encoder, pooling mean" in inspection_text(result)

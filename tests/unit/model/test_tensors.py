@@ -90,8 +90,8 @@ def test_biases_follow_the_config() -> None:
 def test_norms_of_queries_and_keys(model_type: str, more: dict[str, Any], widths: set[int]) -> None:
     rows = tensors(model_type=model_type, **more)
     roles = {TensorRole.QUERY, TensorRole.KEY}
-    found = {row.elements for row in rows if row.kind is TensorKind.NORM and row.role in roles}
-    assert found == widths
+    result = {row.elements for row in rows if row.kind is TensorKind.NORM and row.role in roles}
+    assert result == widths
 
 
 @pytest.mark.parametrize(

@@ -73,14 +73,16 @@ def _task(
 def rated(machine: Machine, *, host: int = 60, card: int = 500) -> Machine:
     """With bandwidths in GB/s: without them nobody knows what is quick enough."""
     memory = machine.host and replace(machine.host, bandwidth_bytes_per_s=host * 10**9)
-    devices = tuple(replace(one, bandwidth_bytes_per_s=card * 10**9) for one in machine.devices)
+    devices = tuple(
+        replace(device, bandwidth_bytes_per_s=card * 10**9) for device in machine.devices
+    )
     return replace(machine, host=memory, devices=devices)
 
 
 def billed(name: str, load: Load, **setup: Any) -> int:
     """The whole bill of llama-server, straight from the engine's rules."""
-    asked = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CPU, rules=Rules.V0_5, **setup)
-    return llamacpp.estimate(gguf(name), load, asked).total_bytes
+    request = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CPU, rules=Rules.V0_5, **setup)
+    return llamacpp.estimate(gguf(name), load, request).total_bytes
 
 
 def is_within(plan: Plan) -> bool:

@@ -89,8 +89,8 @@ def test_check_marks_what_is_assumed_and_prints_no_command(
     assert out.splitlines()[0].endswith("(rough estimate from the name alone)")
     assert "\nRun" not in out
     assert main(["check", NAME, "--ram", "32G", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["basis"], told["command"]) == ("assumed", None)
+    output = json.loads(capsys.readouterr().out)
+    assert (output["basis"], output["command"]) == ("assumed", None)
 
 
 def test_a_name_alone_says_nothing_about_speed(capsys: pytest.CaptureFixture[str]) -> None:

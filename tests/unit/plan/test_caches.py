@@ -31,7 +31,7 @@ def question(engine: str = "llama.cpp", machine: Machine | None = None, **more: 
 
 
 def names(asked: Task) -> list[str]:
-    return [one.name for one in cache_choices(asked)]
+    return [choice.name for choice in cache_choices(asked)]
 
 
 # Keys first: of them a little more is needed. Pairs of two kinds compute on the processor alone.
@@ -46,9 +46,9 @@ def names(asked: Task) -> list[str]:
     ],
 )
 def test_the_most_accurate_first(engine: str, machine: Machine, expected: list[str]) -> None:
-    found = cache_choices(question(engine, machine))
-    assert [one.name for one in found] == expected
-    assert [one.place for one in found] == list(range(len(expected)))
+    result = cache_choices(question(engine, machine))
+    assert [item.name for item in result] == expected
+    assert [item.place for item in result] == list(range(len(expected)))
 
 
 def bytes_a_token(choice_of: Task) -> float:
@@ -58,8 +58,8 @@ def bytes_a_token(choice_of: Task) -> float:
 
 
 def test_every_next_one_takes_less() -> None:
-    asked = question()
-    sizes = [bytes_a_token(with_cache(asked, one)) for one in cache_choices(asked)]
+    request = question()
+    sizes = [bytes_a_token(with_cache(request, choice)) for choice in cache_choices(request)]
     # a block of 32: 34 bytes at q8_0, 24 at q5_1, 18 at q4_0
     assert sizes == [512, 4 * (34 + 34), 4 * (34 + 24), 4 * (34 + 18), 4 * (18 + 18)]
 
@@ -81,20 +81,20 @@ def test_the_engines_own_says_nothing() -> None:
     ],
 )
 def test_what_the_caller_settled_stays(load: Load, expected: list[str]) -> None:
-    asked = question(load=load)
-    assert names(asked) == expected
-    for choice in cache_choices(asked):
-        kept = with_cache(asked, choice).load
+    request = question(load=load)
+    assert names(request) == expected
+    for choice in cache_choices(request):
+        kept = with_cache(request, choice).load
         assert load.cache_k in {None, kept.cache_k}
         assert load.cache_v in {None, kept.cache_v}
 
 
 @pytest.mark.parametrize("load", [Load(cache_k=Q8), Load(cache_v=Q8), Load(cache_k=Q8, cache_v=Q8)])
 def test_on_a_card_the_other_side_is_kept_alike(load: Load) -> None:
-    asked = question(machine=cards(24), load=load)
-    (only,) = cache_choices(asked)
+    request = question(machine=cards(24), load=load)
+    (only,) = cache_choices(request)
     assert (only.name, only.is_given) == ("q8_0", True)
-    kept = with_cache(asked, only).load
+    kept = with_cache(request, only).load
     assert (kept.cache_k, kept.cache_v) == (Q8, Q8)
 
 
@@ -133,20 +133,20 @@ def test_a_settled_setup_stays(engine: str, setup: Any, field: str, expected: li
     ],
 )
 def test_how_the_engine_is_told(engine: str, name: str, flags: str) -> None:
-    found = cache_choices(question(engine))
-    assert {one.name: one.flags for one in found}[name] == flags
+    result = cache_choices(question(engine))
+    assert {item.name: item.flags for item in result}[name] == flags
 
 
 def test_mlx_packs_from_the_first_token() -> None:
-    asked = with_cache(question("mlx"), cache_choices(question("mlx"))[1])
-    setup = MlxSetup.of(asked.start.setup)
+    request = with_cache(question("mlx"), cache_choices(question("mlx"))[1])
+    setup = MlxSetup.of(request.start.setup)
     assert (setup.kv_bits, setup.quantized_kv_start) == (8, 0)
 
 
 def test_other_fields_of_a_setup_stay() -> None:
     setup = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CUDA, n_gpu_layers=7)
-    asked = with_setup(question(start=Start(setup=setup)), offload_kqv=False)
-    assert asked.start.setup == LlamaCppSetup(
+    request = with_setup(question(start=Start(setup=setup)), offload_kqv=False)
+    assert request.start.setup == LlamaCppSetup(
         mode=LlamaMode.SERVER, backend=Backend.CUDA, n_gpu_layers=7, offload_kqv=False
     )
 

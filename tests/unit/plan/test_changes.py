@@ -44,12 +44,12 @@ def answered(name: str) -> tuple[Verdict, tuple[Change, ...]]:
 
 def told(question: Task | str) -> dict[ChangeKind, Change]:
     if isinstance(question, str):
-        result, found = answered(question)
+        result, answer = answered(question)
     else:
         result = judge(question)
-        found = changes(question, result)
+        answer = changes(question, result)
     assert result.failed
-    return {change.kind: change for change in reversed(found)}
+    return {change.kind: change for change in reversed(answer)}
 
 
 @pytest.mark.parametrize("name", sampled(tuple(FAILING), each=2))
@@ -108,8 +108,8 @@ def test_offered_ram_next_to_a_card() -> None:
     needed = parse_size(change.flags["ram"])
     for size, fits in ((needed, True), (needed // 2, False)):
         host = HostMemory(total_bytes=size, free_bytes=size)
-        asked = replace(question, machine=replace(question.machine, host=host))
-        assert judge(asked).can_load is fits
+        request = replace(question, machine=replace(question.machine, host=host))
+        assert judge(request).can_load is fits
 
 
 @pytest.mark.parametrize("name", ["dense on a card", "a Mac", "vLLM"])
@@ -117,16 +117,16 @@ def test_offered_device_is_the_smallest_that_holds_it(name: str) -> None:
     from edgekit.machine.devices import DeviceKind, usual_devices
 
     question = FAILING[name]
-    result, found = answered(name)
-    named = [one.value for one in found if one.kind is ChangeKind.DEVICE]
+    result, answer = answered(name)
+    named = [item.value for item in answer if item.kind is ChangeKind.DEVICE]
     assert named
     for kind in (DeviceKind.GPU, DeviceKind.MAC):
-        known = [one for one in usual_devices() if one.kind is kind]
-        held = [one for one in known if one.name in named]
+        known = [item for item in usual_devices() if item.kind is kind]
+        held = [item for item in known if item.name in named]
         for device in held:
             assert holds(question, device.name, result.context_tokens)
-            smaller = [one for one in known if one.usable_bytes < device.usable_bytes and one.vendor is device.vendor]  # fmt: skip
-            assert not any(holds(question, one.name, result.context_tokens) for one in smaller)
+            smaller = [item for item in known if item.usable_bytes < device.usable_bytes and item.vendor is device.vendor]  # fmt: skip
+            assert not any(holds(question, item.name, result.context_tokens) for item in smaller)
 
 
 def holds(question: Task, device: str, tokens: int) -> bool:
@@ -137,8 +137,8 @@ def holds(question: Task, device: str, tokens: int) -> bool:
 
 
 def test_offered_cards_of_the_same_kind() -> None:
-    _, found = answered("vLLM")
-    assert "2x 16 GiB card" in [change.value for change in found]
+    _, result = answered("vLLM")
+    assert "2x 16 GiB card" in [change.value for change in result]
     assert judge(replace(FAILING["vLLM"], machine=cards(16, 16))).can_load
 
 
@@ -168,11 +168,11 @@ def test_offered_context_below_16k_keeps_the_model_on_the_gpu() -> None:
     result = judge(question)
     assert result.can_load
     assert not result.way.whole
-    (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.CONTEXT)
+    (change,) = (item for item in changes(question, result) if item.kind is ChangeKind.CONTEXT)
     assert change.told.startswith(f"-c {change.value}: runs on the GPU at 8,192 tokens")
-    asked = judge(replace(question, load=Load(context_tokens=int(change.value))))
-    assert asked.can_load
-    assert asked.way.whole
+    request = judge(replace(question, load=Load(context_tokens=int(change.value))))
+    assert request.can_load
+    assert request.way.whole
 
 
 def test_offered_contexts_are_of_one_user() -> None:
@@ -180,10 +180,12 @@ def test_offered_contexts_are_of_one_user() -> None:
     question = ask(recorded("llama-3.1-8b"), cards(12, ram=None), load=users)
     result = judge(question)
     assert result.reasons[0].startswith("32,768 tokens for each of 8 users need")
-    found = [one.told for one in changes(question, result) if one.kind is ChangeKind.DEVICE]
-    assert found
+    results = [
+        change.told for change in changes(question, result) if change.kind is ChangeKind.DEVICE
+    ]
+    assert results
     assert all(
-        told.endswith(" the whole model at 32,768 tokens for each of 8 users") for told in found
+        told.endswith(" the whole model at 32,768 tokens for each of 8 users") for told in results
     )
 
 
@@ -191,7 +193,7 @@ def test_offered_weights_for_a_slow_model() -> None:
     question = any_mix("llama-3.1-8b", rated(cards(6), host=20))
     result = judge(question)
     assert result.step == 6
-    (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.WEIGHTS)
+    (change,) = (item for item in changes(question, result) if item.kind is ChangeKind.WEIGHTS)
     assert change.told.startswith(f"--quant {change.value} (less accurate): runs on the GPU at ")
     assert change.result is not None
     assert change.result.way.whole
@@ -200,7 +202,7 @@ def test_offered_weights_for_a_slow_model() -> None:
 def test_offered_cache_keeps_the_chosen_weights() -> None:
     question = any_mix("llama-3.1-8b", rated(cards(14)))
     result = judge(question)
-    (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.CACHE)
+    (change,) = (item for item in changes(question, result) if item.kind is ChangeKind.CACHE)
     assert change.result is not None
     assert change.result.quantization == result.quantization
     assert change.result.max_context > 1.25 * result.max_context
@@ -212,7 +214,7 @@ def test_offered_short_context_with_other_weights() -> None:
     variants = engine_named("vllm").variants(model, "qwen3-8b")
     question = ask(model, cards(8, ram=None), "vllm", variants=variants)
     (change,) = (
-        one for one in changes(question, judge(question)) if one.kind is ChangeKind.CONTEXT
+        item for item in changes(question, judge(question)) if item.kind is ChangeKind.CONTEXT
     )
     assert change.told == "-c 4096: fits at AWQ with an 8-bit cache"
     load = Load(context_tokens=int(change.value))

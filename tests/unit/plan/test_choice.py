@@ -73,8 +73,11 @@ def test_choose_takes_a_smaller_cache_only_when_nothing_else_fits() -> None:
 def test_choose_tries_an_asked_context_alone() -> None:
     """128K of an 8B: 16 GiB in f16, 8.5 in q8_0."""
     attempts = choose(one_file(LLAMA, cards(16, ram=None), 131_072)).attempts
-    assert {one.tokens for one in attempts} == {131_072}
-    assert [(one.cache.name, one.fits) for one in attempts] == [("f16", False), ("q8_0", True)]
+    assert {attempt.tokens for attempt in attempts} == {131_072}
+    assert [(attempt.cache.name, attempt.fits) for attempt in attempts] == [
+        ("f16", False),
+        ("q8_0", True),
+    ]
 
 
 def test_choose_keeps_what_was_given() -> None:
@@ -213,7 +216,7 @@ def test_choose_for_vllm_has_no_fp8_cache_before_ada() -> None:
     machine = cards(24)
     ampere = replace(machine, devices=(replace(machine.devices[0], capability=(8, 6)),))
     names = {
-        name: [one.name for one in cache_choices(_vllm(known))]
+        name: [choice.name for choice in cache_choices(_vllm(known))]
         for name, known in (("ada", machine), ("ampere", ampere))
     }
     assert names == {"ada": ["auto", "fp8"], "ampere": ["auto"]}
@@ -269,8 +272,8 @@ def test_choose_for_vllm_falls_back_to_a_known_repository(
     device: str, expected: tuple[int, str]
 ) -> None:
     """Qwen3-32B: 61 GiB in 16 bits, 32 in FP8, 18 in AWQ; 40K of cache are 10 GiB, 5 in fp8."""
-    found = model_preflight("qwen3-32b", "vllm", device=device, context=40_960)
-    assert (found.step, found.quantization) == expected
+    result = model_preflight("qwen3-32b", "vllm", device=device, context=40_960)
+    assert (result.step, result.quantization) == expected
 
 
 def test_choose_for_a_job_of_several_users_gives_each_its_context() -> None:
@@ -285,7 +288,7 @@ def test_choose_begins_at_q4_k_m_whatever_else_a_repository_has() -> None:
     task = any_mix(GEMMA, rated(cards(18)))
     several = replace(task, variants=at_mixes(gguf(GEMMA, "F16"), mixes))
     attempts = choose(several).attempts
-    assert list(dict.fromkeys(one.variant.name for one in attempts)) == ["Q4_K_M", "IQ4_XS"]
+    assert list(dict.fromkeys(attempt.variant.name for attempt in attempts)) == ["Q4_K_M", "IQ4_XS"]
 
 
 def test_reserve_is_refused_for_the_built_in_engine() -> None:

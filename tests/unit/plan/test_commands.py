@@ -33,7 +33,7 @@ SMALL, MOE = "qwen3-0.6b", "qwen3-30b-a3b"
 
 
 def ready(plan: Plan, **more: Any) -> dict[str, Command]:
-    return {one.name: one for one in ready_commands(plan, **more)}
+    return {command.name: command for command in ready_commands(plan, **more)}
 
 
 def words(plan: Plan, name: str = "llama-server", **more: Any) -> list[str]:
@@ -273,8 +273,10 @@ def test_model_words_of_a_local_file_at_another_mix_say_how_it_is_made() -> None
     plan = planned(gguf(SMALL), cpu(16), reference="", label="model-f16.gguf", mix="Q5_K_M")
     one = ready(plan, files=files)["llama-server"]
     assert shlex.split(one.text)[1:3] == ["-m", "model-f16-Q5_K_M.gguf"]
-    told = "make model-f16-Q5_K_M.gguf first: llama-quantize ./model-f16.gguf model-f16-Q5_K_M.gguf"
-    assert one.notes[0] == f"{told} Q5_K_M"
+    answer = (
+        "make model-f16-Q5_K_M.gguf first: llama-quantize ./model-f16.gguf model-f16-Q5_K_M.gguf"
+    )
+    assert one.notes[0] == f"{answer} Q5_K_M"
 
 
 @pytest.mark.parametrize(
@@ -346,7 +348,7 @@ def test_vllm_on_two_machines() -> None:
         pipeline_parallel_size=2, settled=("tensor_parallel_size", "pipeline_parallel_size"),
     )  # fmt: skip
     made = ready(plan)
-    assert [(one.name, one.text) for one in made.values()][:2] == [
+    assert [(item.name, item.text) for item in made.values()][:2] == [
         ("ray, on the first machine", "ray start --head --port=6379"),
         ("ray, on the other machine", "ray start --address=HEAD_IP:6379"),
     ]
@@ -384,8 +386,8 @@ def test_mlx_takes_a_repository_that_is_packed_already() -> None:
     plan = planned(qwen(), mac(32), engine="mlx", reference="", label="qwen3-8b")
     made = ready(plan)
     assert "mlx_lm.convert" not in made
-    told = shlex.split(made["mlx_lm.server"].text)[:3]
-    assert told == ["mlx_lm.server", "--model", "Qwen/Qwen3-8B-MLX-4bit"]
+    output = shlex.split(made["mlx_lm.server"].text)[:3]
+    assert output == ["mlx_lm.server", "--model", "Qwen/Qwen3-8B-MLX-4bit"]
     other = planned(qwen(), mac(32), engine="mlx", reference="", label="qwen3-8b", quantize=Quantize(packing=Packing(bits=4, group_size=32)))  # fmt: skip
     convert = shlex.split(ready(other)["mlx_lm.convert"].text)
     assert convert[:3] == ["mlx_lm.convert", "--hf-path", "Qwen/Qwen3-8B"]
@@ -418,7 +420,7 @@ def test_a_packed_cache_is_not_for_the_server() -> None:
     made = ready(plan)
     assert "mlx_lm.server" not in made
     assert "--kv-bits 8 --kv-group-size 64 --quantized-kv-start 0" in made["mlx_lm.generate"].text
-    fields = {one["key"]: one["value"] for one in json.loads(made["LM Studio preset"].text)["load"]["fields"]}  # fmt: skip
+    fields = {item["key"]: item["value"] for item in json.loads(made["LM Studio preset"].text)["load"]["fields"]}  # fmt: skip
     assert fields["llm.load.mlx.kvCacheQuantization"] == {"enabled": True, "bits": 8, "groupSize": 64, "quantizedStart": 0}  # fmt: skip
 
 
@@ -428,12 +430,12 @@ def test_the_limit_of_the_gpu_is_raised_first(*, decided: bool) -> None:
     decision = Decision(lever=Lever.LIMIT, value="iogpu.wired_limit_mb=28672", because="longer")
     decisions = (decision,) if decided else ()
     made = ready_commands(planned(qwen(), mac(32, 21), engine="mlx", decisions=decisions))
-    found = tuple(one for one in made if one.name == "GPU memory limit")
+    found = tuple(item for item in made if item.name == "GPU memory limit")
     assert found == (made[:1] if decided else ())
-    for one in found:
-        assert one.text == "sudo sysctl iogpu.wired_limit_mb=28672"
-        assert one.program == "limit"
-        assert one.notes[0] == "longer"
+    for item in found:
+        assert item.text == "sudo sysctl iogpu.wired_limit_mb=28672"
+        assert item.program == "limit"
+        assert item.notes[0] == "longer"
 
 
 # Ollama
@@ -507,7 +509,7 @@ def test_ollama_on_the_processor_and_with_limits() -> None:
 
 def settings(plan: Plan) -> dict[str, Any]:
     preset = json.loads(ready(plan)["LM Studio preset"].text)
-    return {one["key"]: one["value"] for one in preset["load"]["fields"]}
+    return {item["key"]: item["value"] for item in preset["load"]["fields"]}
 
 
 def test_lm_studios_settings() -> None:
@@ -518,11 +520,11 @@ def test_lm_studios_settings() -> None:
     assert kept["llm.load.numCpuExpertLayersRatio"] == 23 / 48  # a layer that -ot divides counts
     assert kept["llm.load.llama.kCacheQuantizationType"] == {"checked": True, "value": "q8_0"}
     assert kept["llm.load.llama.flashAttention"] is kept["llm.load.offloadKVCacheToGpu"] is True
-    told = ready(plan)["LM Studio settings"].text
-    assert "Context Length: 16384\n" in told
-    assert "GPU Offload: 48 of 48 layers\n" in told
-    assert "on the CPU: 23 of 48 layers\n" in told
-    assert "K Cache Quantization Type: q8_0\n" in told
+    output = ready(plan)["LM Studio settings"].text
+    assert "Context Length: 16384\n" in output
+    assert "GPU Offload: 48 of 48 layers\n" in output
+    assert "on the CPU: 23 of 48 layers\n" in output
+    assert "K Cache Quantization Type: q8_0\n" in output
 
 
 def test_lm_studio_with_some_layers_and_a_card_left_out() -> None:

@@ -54,10 +54,10 @@ def test_a_straight_bill_is_a_straight_curve() -> None:
     # 15 GiB may be used: 15,360 tokens at 1 MiB each, a multiple of 256
     model = gguf("llama-3.1-8b")
     question = Task(model=model, engine="llama.cpp", machine=cpu(16), bill=per_token(MIB))
-    way = judge(question).way
-    found = curves(question, way)
-    assert [curve.cache for curve in found] == ON_THE_CPU
-    for curve in found:
+    placement = judge(question).way
+    result = curves(question, placement)
+    assert [curve.cache for curve in result] == ON_THE_CPU
+    for curve in result:
         assert (curve.longest, curve.native, curve.budget_bytes) == (15_360, 131_072, 15 * GIB)
         assert all(point.required_bytes == point.tokens * MIB for point in curve.points)
 
@@ -77,12 +77,12 @@ def test_a_cache_that_was_asked_for_is_drawn_beside_the_usual_ones() -> None:
     question = Task(
         model=model, engine="llama.cpp", machine=cards(24), load=Load(cache_k=kind, cache_v=kind)
     )
-    way = judge(question).way
-    found = curves(question, way, points=2)
-    assert [curve.cache for curve in found] == ["f16", "q8_0", "q4_0", "q5_1"]
-    last = found[-1].points[-1]
+    placement = judge(question).way
+    result = curves(question, placement, points=2)
+    assert [curve.cache for curve in result] == ["f16", "q8_0", "q4_0", "q5_1"]
+    last = result[-1].points[-1]
     load = replace(question.load, context_tokens=last.tokens)
-    bill = engine_named("llama.cpp").estimate(model, load, way.setup)
+    bill = engine_named("llama.cpp").estimate(model, load, placement.setup)
     assert last.required_bytes == bill.in_pool(PoolKind.DEVICE)
 
 
@@ -98,14 +98,14 @@ def test_so_is_one_that_is_part_of_the_setup(
     make: str, setup: dict[str, Any], names: list[str]
 ) -> None:
     plan = plan_of(make)
-    way = replace(plan.result.way, setup=replace(plan.result.way.setup, **setup))
+    placement = replace(plan.result.way, setup=replace(plan.result.way.setup, **setup))
     question = Task(
         model=plan.variant.model,
         engine=make,
         machine=plan.task.machine,
-        start=Start(setup=way.setup, settled=frozenset(setup)),
+        start=Start(setup=placement.setup, settled=frozenset(setup)),
     )
-    assert [curve.cache for curve in curves(question, way, points=2)] == names
+    assert [curve.cache for curve in curves(question, placement, points=2)] == names
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -162,8 +162,8 @@ def test_the_longest_is_that_of_the_verdict() -> None:
 
 def test_a_smaller_cache_never_costs_more_on_llama_cpp() -> None:
     for name in ("cpu", "card", "layers on the host", "two cards"):
-        found = curves_of(name)
-        for larger, smaller in pairwise(found):
+        result = curves_of(name)
+        for larger, smaller in pairwise(result):
             sizes = {point.tokens: point.required_bytes for point in larger.points}
             common = [point for point in smaller.points if point.tokens in sizes]
             assert len(common) >= POINTS - 2
@@ -174,19 +174,19 @@ def test_a_cache_that_the_engine_refuses_is_left_out() -> None:
     def bill(load: Load, setup: Any) -> MemoryEstimate:
         if load.cache_k is not None and load.cache_k.name == "q8_0":
             raise RefusedError("its heads are no multiple of 32")
-        found: MemoryEstimate = per_token(MIB)(load, setup)
-        return found
+        result: MemoryEstimate = per_token(MIB)(load, setup)
+        return result
 
     question = Task(model=gguf("qwen3-0.6b"), engine="llama.cpp", machine=cpu(16), bill=bill)
-    way = judge(question).way
-    assert [curve.cache for curve in curves(question, way)] == ["f16", "q4_0"]
+    placement = judge(question).way
+    assert [curve.cache for curve in curves(question, placement)] == ["f16", "q4_0"]
 
 
 def test_nothing_fits_and_there_is_still_a_picture() -> None:
     plan = planned(gguf("llama-3.1-70b"), cards(12, ram=None), load=Load(context_tokens=16_384))
-    found = plan_curves(plan)
-    assert [curve.longest for curve in found] == [0, 0, 0]
-    assert all(curve.points for curve in found)
+    result = plan_curves(plan)
+    assert [curve.longest for curve in result] == [0, 0, 0]
+    assert all(curve.points for curve in result)
 
 
 def test_one_point_is_no_curve() -> None:

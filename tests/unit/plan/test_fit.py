@@ -37,19 +37,19 @@ def geometry(name: str) -> ModelGeometry:
     most=st.integers(0, 262_144),
 )
 def test_longest_is_the_last_that_fits(edge: int, step: int, most: int) -> None:
-    found = longest(lambda tokens: tokens <= edge, step=step, most=most)
-    assert found <= max(edge, 0)
-    assert found in {0, most} or found % step == 0
-    next_one = min(found - found % step + step, most)
-    assert found == most or next_one > edge
+    result = longest(lambda tokens: tokens <= edge, step=step, most=most)
+    assert result <= max(edge, 0)
+    assert result in {0, most} or result % step == 0
+    next_one = min(result - result % step + step, most)
+    assert result == most or next_one > edge
 
 
 @given(st.integers(1, 500), st.sets(st.integers(1, LOOK_AHEAD)))
 def test_longest_finds_a_dip_past_the_edge(edge: int, dips: set[int]) -> None:
     fitting = {*range(1, edge + 1), *(edge + 1 + dip for dip in dips)} - {edge + 1}
-    found = longest(lambda tokens: tokens in fitting, step=1, most=1000)
-    assert found >= edge
-    assert found in fitting
+    result = longest(lambda tokens: tokens in fitting, step=1, most=1000)
+    assert result >= edge
+    assert result in fitting
 
 
 @pytest.mark.parametrize(("longest_tokens", "recommended"), [(0, 0), (16_384, 13_107), (100, 80)])
@@ -146,9 +146,9 @@ def test_rebalance_evens_out_the_cards(
 
 
 def test_rebalance_says_the_split() -> None:
-    found = rebalance(MODEL, way(200, 100), bill([10] * 8, head=10))
-    assert found is not None
-    assert found.because == "all of it, divided 6:3"
+    result = rebalance(MODEL, way(200, 100), bill([10] * 8, head=10))
+    assert result is not None
+    assert result.because == "all of it, divided 6:3"
 
 
 def test_rebalance_of_the_best_split() -> None:
@@ -184,12 +184,12 @@ def test_rebalance_is_the_best_split(data: st.DataObject) -> None:
     head = data.draw(st.integers(0, 50))
     rooms = data.draw(st.lists(st.integers(50, 400), min_size=cards, max_size=cards))
     fixed = data.draw(st.lists(st.integers(0, 20), min_size=cards, max_size=cards))
-    found = counts(rebalance(MODEL, way(*rooms), bill(layers, head=head, fixed=tuple(fixed))))
-    assume(found is not None)
-    assert found is not None
+    result = counts(rebalance(MODEL, way(*rooms), bill(layers, head=head, fixed=tuple(fixed))))
+    assume(result is not None)
+    assert result is not None
     pieces = [*layers, head]
-    assert sum(found) == len(pieces)
-    ends = tuple(int(sum(found[: place + 1])) for place in range(cards))
+    assert sum(result) == len(pieces)
+    ends = tuple(int(sum(result[: place + 1])) for place in range(cards))
     choices = combinations_with_replacement(range(len(pieces) + 1), cards - 1)
     best = min(fullest(pieces, (*cut, len(pieces)), rooms, fixed) for cut in choices)
     assert fullest(pieces, ends, rooms, fixed) <= best + 1e-4
@@ -200,11 +200,11 @@ def test_pinned_placement_has_the_same_bill() -> None:
     for name in ("qwen3.5-9b", "llama-3.1-8b", "qwen3-30b-a3b"):
         model = engine_models()[name, "Q4_K_M"]
         question = Task(model=model, engine="llama.cpp", machine=cards(24, 16))
-        found = Fitting(question, first_placement(question))
-        said = pinned(model, found.placement)
+        result = Fitting(question, first_placement(question))
+        text = pinned(model, result.placement)
         assert (
-            sum(LlamaCppSetup.of(said.setup).tensor_split)
+            sum(LlamaCppSetup.of(text.setup).tensor_split)
             == len(model.geometry.layers) + model.geometry.mtp_layers + 1
         )
-        alike = Fitting(question, said).price(16_384).estimate.lines
-        assert alike == found.price(16_384).estimate.lines
+        alike = Fitting(question, text).price(16_384).estimate.lines
+        assert alike == result.price(16_384).estimate.lines

@@ -49,14 +49,14 @@ def test_placements_of_begin_with_the_whole_ones(engine: str) -> None:
     every, whole = placements_of(task), whole_placements(task)
     assert whole
     assert whole == every[: len(whole)]
-    assert not any(one.whole for one in every[len(whole) :])
+    assert not any(item.whole for item in every[len(whole) :])
     assert first_placement(task) == every[0]
     assert can_divide(task) is (len(whole) < len(every))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "mlx"])
 def test_placements_of_vllm_and_mlx_are_all_whole(engine: str) -> None:
-    assert all(one.whole for one in placements_of(task_on(MACHINES[engine], engine)))
+    assert all(placement.whole for placement in placements_of(task_on(MACHINES[engine], engine)))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_can_divide_where_the_user_left_it_open(
 
 def test_placements_of_take_the_reserve_that_was_set() -> None:
     task = replace(task_on(cards(24, ram=64), "llama.cpp"), reserve_bytes=7)
-    budgets = [budget for one in placements_of(task) for budget in one.budgets]
+    budgets = [budget for placement in placements_of(task) for budget in placement.budgets]
     assert {budget.reserve_bytes for budget in budgets} == {7}
     assert {budget.because for budget in budgets} == {"set with --reserve"}
 
@@ -117,45 +117,52 @@ WAYS = placements_of(QUESTION)
 
 def with_experts_of(count: int) -> Placement:
     """On the host: of the first so many layers."""
-    return next(way for way in WAYS if LlamaCppSetup.of(way.setup).n_cpu_moe == count)
+    return next(
+        placement for placement in WAYS if LlamaCppSetup.of(placement.setup).n_cpu_moe == count
+    )
 
 
 def patterns(way: Placement) -> str:
-    return ",".join(one.pattern for one in LlamaCppSetup.of(way.setup).overrides)
+    return ",".join(override.pattern for override in LlamaCppSetup.of(way.setup).overrides)
 
 
 def test_finer_placements_leave_parts_of_one_layer_and_whole_others_on_the_host() -> None:
-    found = {patterns(way): way for way in finer_placements(QUESTION.model, with_experts_of(20))}
+    result = {
+        patterns(placement): placement
+        for placement in finer_placements(QUESTION.model, with_experts_of(20))
+    }
     last = "blk.(29|3[0-9]|4[0-7]).ffn_(gate|up|gate_up|down)_exps"
-    assert list(found) == [
+    assert list(result) == [
         last,
         f"blk.28.ffn_down_exps,{last}",
         "blk.19.ffn_down_exps",
         f"blk.28.ffn_gate_exps,blk.28.ffn_down_exps,{last}",
         "blk.19.ffn_gate_exps,blk.19.ffn_down_exps",
     ]
-    first = found["blk.19.ffn_down_exps"]
+    first = result["blk.19.ffn_down_exps"]
     assert (LlamaCppSetup.of(first.setup).n_cpu_moe, first.by_tensor) == (19, True)
     assert first.because == (
         "all but the experts of 19 of 48 layers and a third of the experts of one more on 12 GiB card"
     )
-    assert [sum(map(has_experts_on_host(LlamaCppSetup.of(way.setup)), range(48))) for way in found.values()] == [
+    assert [sum(map(has_experts_on_host(LlamaCppSetup.of(placement.setup)), range(48))) for placement in result.values()] == [
         19, 20, 20, 20, 20
     ]  # fmt: skip
 
 
 def test_finer_placements_of_one_layer_and_of_all_experts() -> None:
-    first = [patterns(way) for way in finer_placements(QUESTION.model, with_experts_of(1))]
+    first = [
+        patterns(placement) for placement in finer_placements(QUESTION.model, with_experts_of(1))
+    ]
     assert first == [
         "blk.47.ffn_down_exps",
         "blk.0.ffn_down_exps",
         "blk.47.ffn_gate_exps,blk.47.ffn_down_exps",
         "blk.0.ffn_gate_exps,blk.0.ffn_down_exps",
     ]
-    none = next(way for way in WAYS if LlamaCppSetup.of(way.setup).cpu_moe)
+    none = next(placement for placement in WAYS if LlamaCppSetup.of(placement.setup).cpu_moe)
     every = list(finer_placements(QUESTION.model, none))
-    assert {LlamaCppSetup.of(way.setup).n_cpu_moe for way in every} == {0, 47}
-    assert not any(LlamaCppSetup.of(way.setup).cpu_moe for way in every)
+    assert {LlamaCppSetup.of(placement.setup).n_cpu_moe for placement in every} == {0, 47}
+    assert not any(LlamaCppSetup.of(placement.setup).cpu_moe for placement in every)
     assert list(finer_placements(QUESTION.model, WAYS[0])) == []
 
 
@@ -165,11 +172,11 @@ def test_finer_placements_take_more_of_the_device_than_their_placement_and_less_
     """Experts of the first layers alone: other layers may be larger."""
     before, after = (Fitting(QUESTION, with_experts_of(count)) for count in (19, 20))
     finer = [
-        Fitting(QUESTION, way)
-        for way in finer_placements(QUESTION.model, after.placement)
-        if LlamaCppSetup.of(way.setup).n_cpu_moe
+        Fitting(QUESTION, placement)
+        for placement in finer_placements(QUESTION.model, after.placement)
+        if LlamaCppSetup.of(placement.setup).n_cpu_moe
     ]
-    shares = [one.floor_share(TOKENS) for one in (before, *finer, after)]
+    shares = [item.floor_share(TOKENS) for item in (before, *finer, after)]
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) == 4
 
@@ -180,23 +187,24 @@ def plan() -> Plan:
 
 
 def test_plan_divides_a_layer_where_that_puts_more_on_the_card(plan: Plan) -> None:
-    way = plan.result.way
-    assert way.by_tensor
+    placement = plan.result.way
+    assert placement.by_tensor
     assert plan.fits
-    on_host = sum(map(has_experts_on_host(LlamaCppSetup.of(way.setup)), range(48)))
+    on_host = sum(map(has_experts_on_host(LlamaCppSetup.of(placement.setup)), range(48)))
     question = replace(plan.task, load=plan.load)
     whole = Fitting(question, with_experts_of(on_host))
-    assert Fitting(question, way).floor_share(TOKENS) > whole.floor_share(TOKENS)
+    assert Fitting(question, placement).floor_share(TOKENS) > whole.floor_share(TOKENS)
     assert f"with the experts of {on_host} layers in RAM" in headline(plan.result)
 
 
 def test_plan_with_a_divided_layer_says_so_to_every_program(plan: Plan) -> None:
-    texts = {one.name: one.text for one in ready_commands(plan)}
+    texts = {command.name: command.text for command in ready_commands(plan)}
     words = shlex.split(texts["llama-server"])
-    said = ",".join(
-        f"{one.pattern}={one.buffer}" for one in LlamaCppSetup.of(plan.result.way.setup).overrides
+    text = ",".join(
+        f"{override.pattern}={override.buffer}"
+        for override in LlamaCppSetup.of(plan.result.way.setup).overrides
     )
-    assert words[words.index("-ot") + 1] == said
+    assert words[words.index("-ot") + 1] == text
     assert "LM Studio settings" in texts  # which has a number of layers for it
     assert any("ollama" in name.lower() for name in texts)
 
@@ -204,13 +212,13 @@ def test_plan_with_a_divided_layer_says_so_to_every_program(plan: Plan) -> None:
 def test_a_token_reads_only_the_experts_it_uses_of_a_divided_layer() -> None:
     """Eight of 128, wherever they are."""
     reads = []
-    for way in (
+    for placement in (
         with_experts_of(20),
         list(finer_placements(QUESTION.model, with_experts_of(20)))[2],
     ):
-        assert isinstance(way.setup, LlamaCppSetup)
-        bill = Fitting(QUESTION, way).price(TOKENS).estimate
-        work = reads_per_token(QUESTION.model, QUESTION.load, way.setup, bill)
-        reads.append(sum(one.weights_bytes for one in work.pools if one.pool in {DEVICE, HOST}))
+        assert isinstance(placement.setup, LlamaCppSetup)
+        bill = Fitting(QUESTION, placement).price(TOKENS).estimate
+        work = reads_per_token(QUESTION.model, QUESTION.load, placement.setup, bill)
+        reads.append(sum(pool.weights_bytes for pool in work.pools if pool.pool in {DEVICE, HOST}))
         assert bill.of(Component.WEIGHTS) > reads[-1]
     assert reads[1] == pytest.approx(reads[0], rel=0.001)

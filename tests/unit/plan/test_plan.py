@@ -56,11 +56,11 @@ LAYERS = 62 + 1  # gemma-3-27b, and the output behind them
 
 def on_each_card(plan: Plan) -> list[int]:
     """Layers with anything on each device, the output with the last."""
-    found: Counter[int] = Counter()
+    result: Counter[int] = Counter()
     lines = [line for line in plan.result.estimate.lines if line.pool.kind is PoolKind.DEVICE]
     for layer, card in {(line.layer, line.pool.index) for line in lines if line.layer is not None}:
-        found[card] += layer >= 0
-    return [found[place] for place in range(len(plan.result.way.cards))]
+        result[card] += layer >= 0
+    return [result[place] for place in range(len(plan.result.way.cards))]
 
 
 # --- unequal cards
@@ -183,7 +183,7 @@ def test_make_plan_for_more_cards_than_the_machine_has() -> None:
 
 def test_vllm_keeps_its_own_cache_where_it_holds_the_context() -> None:
     kept = {tokens: make_plan(from_config("qwen3-8b", cards(24), "vllm", tokens)) for tokens in (16_000, 40_960)}  # fmt: skip
-    assert [one.decision(Lever.CACHE).value for one in kept.values()] == ["auto", "fp8"]  # type: ignore[union-attr]
+    assert [item.decision(Lever.CACHE).value for item in kept.values()] == ["auto", "fp8"]  # type: ignore[union-attr]
 
 
 # --- engines and machines that do not go together
@@ -226,7 +226,7 @@ def test_nothing_fits_has_the_figures_of_16k_with_an_8_bit_cache() -> None:
     assert not plan.fits
     assert (plan.variant.name, plan.result.cache, plan.context_tokens) == ("Q4_K_M", "q8_0", 16_384)
     (decision,) = plan.decisions
-    assert {one.value.partition(",")[0] for one in decision.tried} == {"Q4_K_M", "IQ4_XS"}
+    assert {item.value.partition(",")[0] for item in decision.tried} == {"Q4_K_M", "IQ4_XS"}
     kinds = {change.kind for change in plan.to_fit}
     assert {ChangeKind.MEMORY, ChangeKind.DEVICE} <= kinds
     # 4.58 GiB at Q4_K_M, 16,384 x 68 KiB of cache and some buffers, and 1 GiB beside them
@@ -257,12 +257,12 @@ def test_a_plan_that_does_not_fit_has_no_speed() -> None:
 )  # fmt: skip
 def test_every_decision_has_a_reason(name: str, machine: Any) -> None:
     plan = make_plan(any_mix(name, rated(machine)))
-    assert [one.lever for one in plan.decisions][:4] == [
+    assert [decision.lever for decision in plan.decisions][:4] == [
         Lever.WEIGHTS, Lever.PLACEMENT, Lever.CONTEXT, Lever.CACHE
     ]  # fmt: skip
-    assert all(one.value and one.because for one in plan.decisions)
-    for one in plan.decisions:
-        assert sum(tried.taken for tried in one.tried) <= 1
+    assert all(decision.value and decision.because for decision in plan.decisions)
+    for decision in plan.decisions:
+        assert sum(tried.taken for tried in decision.tried) <= 1
 
 
 def test_estimate_of_a_plans_load_is_its_bill() -> None:
@@ -286,8 +286,8 @@ def test_a_plan_and_a_check_say_the_same_of_a_higher_limit() -> None:
     task = one_file("llama-3.1-8b", mac(16, 10))
     plan = make_plan(task)
     assert plan.result.machine == mac(16, 10)
-    found = changes(task, judge(task))
-    (change,) = (one for one in found if one.kind is ChangeKind.MEMORY)
+    result = changes(task, judge(task))
+    (change,) = (item for item in result if item.kind is ChangeKind.MEMORY)
     decision = plan.decision(Lever.LIMIT)
     assert decision is not None
     assert (decision.value, decision.because) == ("iogpu.wired_limit_mb=13312", change.told)
@@ -304,9 +304,9 @@ def test_no_plan_asks_for_a_higher_limit_that_gives_nothing() -> None:
 def most_users(task: Task) -> tuple[int, str]:
     decision = make_plan(task).decision(Lever.SEQUENCES)
     assert decision is not None
-    found = re.fullmatch(r"(?:up to )?([0-9]+)", decision.value)
-    assert found is not None, decision.value
-    return int(found[1]), decision.because
+    result = re.fullmatch(r"(?:up to )?([0-9]+)", decision.value)
+    assert result is not None, decision.value
+    return int(result[1]), decision.because
 
 
 def holds(gib: int, users: int, tokens: int) -> bool:
@@ -326,10 +326,10 @@ def holds(gib: int, users: int, tokens: int) -> bool:
     ],
 )
 def test_users_that_fit_and_one_more(gib: int, tokens: int, count: int) -> None:
-    found, _ = most_users(one_file(LLAMA, cpu(gib), tokens))
-    assert holds(gib, found, tokens)
-    assert not holds(gib, found + 1, tokens)
-    assert found in {count, count + 1}  # on paper to the GiB
+    result, _ = most_users(one_file(LLAMA, cpu(gib), tokens))
+    assert holds(gib, result, tokens)
+    assert not holds(gib, result + 1, tokens)
+    assert result in {count, count + 1}  # on paper to the GiB
 
 
 @settings(max_examples=15, deadline=None)
@@ -435,9 +435,9 @@ def test_drafter_is_billed_with_its_own_cache() -> None:
     task = one_file(LLAMA, rated(cards(24)), 32_768, drafters=(SMALL,))
     plain = make_plan(replace(task, drafters=()))
     assert make_plan(task).drafter is SMALL
-    asked = engine_named(task.engine).with_drafter(task, SMALL.model, SMALL.mix)
-    assert asked.bill is not None
-    bill = asked.bill(plain.load, plain.result.way.setup.changed(draft_max=3))
+    request = engine_named(task.engine).with_drafter(task, SMALL.model, SMALL.mix)
+    assert request.bill is not None
+    bill = request.bill(plain.load, plain.result.way.setup.changed(draft_max=3))
     caches = sum(line.size_bytes for line in bill.lines if line.part and line.component in CACHES)
     assert caches == 32_768 * 16 * 2 * 8 * 64 * 2  # 16 layers, K and V of 8 heads of 64, 16 bit
     weights = bill.weights_bytes - plain.result.estimate.weights_bytes
@@ -471,7 +471,10 @@ def test_propose_drafter_takes_the_first_that_fits() -> None:
     plan = make_plan(one_file(LLAMA, rated(cards(24)), 32_768, drafters=(large, SMALL)))
     decision = plan.decision(Lever.DRAFTER)
     assert decision is not None
-    assert [(one.value, one.taken) for one in decision.tried] == [("large", False), ("small", True)]
+    assert [(item.value, item.taken) for item in decision.tried] == [
+        ("large", False),
+        ("small", True),
+    ]
     assert "does not fit at 32,768 tokens" in decision.tried[0].told
 
 
@@ -536,14 +539,14 @@ CASES = {
     [(name, name in {"same", "smaller", "a few words more"}) for name in CASES],
 )
 def test_catalog_drafters_have_the_same_family_and_vocabulary(name: str, *, drafts: bool) -> None:
-    found = catalog_drafters(BIG, (BIG, CASES[name]))
-    assert [one.name for one in found] == ([f"{name} at Q4_K_M"] if drafts else [])
+    result = catalog_drafters(BIG, (BIG, CASES[name]))
+    assert [item.name for item in result] == ([f"{name} at Q4_K_M"] if drafts else [])
 
 
 def test_catalog_drafters_come_largest_first() -> None:
-    found = catalog_drafters(BIG, CASES.values())
-    assert [one.name.partition(" at ")[0] for one in found] == ["same", "smaller", "a few words more"]  # fmt: skip
-    assert all(one.mix == "Q4_K_M" and one.model is not None for one in found)
+    result = catalog_drafters(BIG, CASES.values())
+    assert [item.name.partition(" at ")[0] for item in result] == ["same", "smaller", "a few words more"]  # fmt: skip
+    assert all(item.mix == "Q4_K_M" and item.model is not None for item in result)
 
 
 def test_catalog_drafters_of_a_model_with_experts() -> None:

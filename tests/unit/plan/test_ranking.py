@@ -56,7 +56,7 @@ def test_more_and_newer_is_never_worse(one: int, other: int, day: str, later: st
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "result"),
     [
         ("qwen3.6-27b", ("qwen-27b", (3, 6))),
         ("gemma-4-26b-a4b", ("gemma-26b-a4b", (4,))),
@@ -66,5 +66,5 @@ def test_more_and_newer_is_never_worse(one: int, other: int, day: str, later: st
         ("", ("", ())),
     ],
 )
-def test_the_version_in_a_name(name: str, found: tuple[str, tuple[int, ...]]) -> None:
-    assert version_of(name) == found
+def test_the_version_in_a_name(name: str, result: tuple[str, tuple[int, ...]]) -> None:
+    assert version_of(name) == result

@@ -53,10 +53,10 @@ def test_a_page_that_is_back_at_the_limit_is_in_time(
 def test_one_byte_more_a_token_is_an_error(store: Store, purpose: Purpose, per_token: int) -> None:
     with pytest.raises(KvSpillUnsupportedError, match="would take too long") as raised:
         spilled(per_token + 1, store, purpose)
-    told = str(raised.value)
-    assert f"131,072 tokens x {per_token + 1:,} B" in told
-    assert f"the limit for {purpose.value} is {purpose.limit_ms:,} ms" in told
-    assert store.value in told
+    output = str(raised.value)
+    assert f"131,072 tokens x {per_token + 1:,} B" in output
+    assert f"the limit for {purpose.value} is {purpose.limit_ms:,} ms" in output
+    assert store.value in output
     assert raised.value.exit_code == 3
 
 

@@ -124,17 +124,17 @@ def test_a_list_whose_end_was_not_seen_is_not_free() -> None:
 def test_all_weights_first_then_fewer_then_none() -> None:
     ways = placements_of(question(cpu(64)))
     whole = matrix_bytes(engine_models()[SEVEN_B, "Q4_K_M"])
-    kept = [StreamSetup.of(way.setup).keep_bytes for way in ways]
+    kept = [StreamSetup.of(placement.setup).keep_bytes for placement in ways]
     assert kept[0] is None
     assert kept[1:] == [whole * share // 4 // MIB * MIB for share in (3, 2, 1, 0)]
-    assert [way.whole for way in ways] == [True, False, False, False, False]
-    assert len({way.budgets for way in ways}) == 1
+    assert [placement.whole for placement in ways] == [True, False, False, False, False]
+    assert len({placement.budgets for placement in ways}) == 1
 
 
 def test_who_says_what_is_kept_is_asked_about_nothing_else() -> None:
     start = Start(setup=StreamSetup(keep_bytes=GIB), settled=frozenset({"keep"}))
-    (way,) = placements_of(question(cpu(64), start=start))
-    assert StreamSetup.of(way.setup).keep_bytes == GIB
+    (placement,) = placements_of(question(cpu(64), start=start))
+    assert StreamSetup.of(placement.setup).keep_bytes == GIB
 
 
 def test_threads_are_settled_with_the_way() -> None:
@@ -207,10 +207,10 @@ def test_nothing_fits_is_reported_for_the_shortest_context_without_weights_in_me
 
 
 def test_a_cache_that_is_used_already_is_not_offered() -> None:
-    asked = question(small(1024 * MIB))
-    result = judge(asked)
+    request = question(small(1024 * MIB))
+    result = judge(request)
     assert result.cache == "q8_0"
-    assert ChangeKind.CACHE not in {change.kind for change in changes(asked, result)}
+    assert ChangeKind.CACHE not in {change.kind for change in changes(request, result)}
 
 
 def test_weights_that_the_user_keeps_elsewhere_are_judged_so() -> None:
@@ -226,11 +226,11 @@ def test_a_job_is_given_what_it_needs() -> None:
 
 
 def test_where_nothing_fits_it_is_told_how_much_would_do() -> None:
-    asked = question(small(512 * MIB), load=Load(context_tokens=16_384))
-    result = judge(asked)
+    request = question(small(512 * MIB), load=Load(context_tokens=16_384))
+    result = judge(request)
     assert result.failed
-    found = changes(asked, result)
-    kinds = [change.kind for change in found]
+    answer = changes(request, result)
+    kinds = [change.kind for change in answer]
     assert kinds[0] is ChangeKind.CONTEXT
     assert ChangeKind.MEMORY in kinds
     assert ChangeKind.DEVICE not in kinds
@@ -238,9 +238,9 @@ def test_where_nothing_fits_it_is_told_how_much_would_do() -> None:
 
 
 def test_eight_bits_are_a_way_to_a_longer_window() -> None:
-    asked = question(small(512 * MIB), load=Load(context_tokens=2048))
-    result = judge(asked)
-    (change,) = changes(asked, result)
+    request = question(small(512 * MIB), load=Load(context_tokens=2048))
+    result = judge(request)
+    (change,) = changes(request, result)
     assert (change.kind, change.value) == (ChangeKind.CACHE, "q8_0")
     assert change.told.startswith("-ctk q8_0 -ctv q8_0 (8-bit cache): up to ")
     kept = Load(context_tokens=1024, cache_k=cache_type("f32"), cache_v=cache_type("f32"))
@@ -249,16 +249,16 @@ def test_eight_bits_are_a_way_to_a_longer_window() -> None:
 
 
 def test_what_llama_cpp_cannot_hold_is_read_from_the_file() -> None:
-    asked = replace(question(cpu(4)), engine="llama.cpp")
-    result = judge(asked)
+    request = replace(question(cpu(4)), engine="llama.cpp")
+    result = judge(request)
     assert result.failed
-    told = {change.value: change.told for change in changes(asked, result)}
-    assert told["stream"].startswith("--engine stream: ")
+    answer = {change.value: change.told for change in changes(request, result)}
+    assert answer["stream"].startswith("--engine stream: ")
 
 
 def test_a_model_of_another_family_is_not_offered_it() -> None:
-    asked = replace(question(cpu(4), "gemma-2-9b"), engine="llama.cpp")
-    assert "stream" not in {change.value for change in changes(asked, judge(asked))}
+    request = replace(question(cpu(4), "gemma-2-9b"), engine="llama.cpp")
+    assert "stream" not in {change.value for change in changes(request, judge(request))}
 
 
 def test_a_plan_has_nothing_to_choose() -> None:

@@ -20,14 +20,14 @@ from edgekit.model.types import Model
 
 
 def test_the_usual_mixes_from_the_most_accurate_on() -> None:
-    names = [one.name for one in at_mixes(gguf(LLAMA))]
+    names = [mix.name for mix in at_mixes(gguf(LLAMA))]
     assert names == ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"]
     assert "F16" in USUAL_MIXES  # and is no choice: nothing is gained over 8 bits
 
 
 def test_sixteen_bits_where_there_is_nothing_else() -> None:
-    assert {one.name for one in at_mixes(gguf(LLAMA), ("BF16", "F16"))} == {"F16", "BF16"}
-    assert [one.name for one in at_mixes(gguf(LLAMA), ("F16", "Q2_K"))] == ["Q2_K"]
+    assert {mix.name for mix in at_mixes(gguf(LLAMA), ("BF16", "F16"))} == {"F16", "BF16"}
+    assert [mix.name for mix in at_mixes(gguf(LLAMA), ("F16", "Q2_K"))] == ["Q2_K"]
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_four_bits_are_good(mix: str, *, is_good: bool) -> None:
 
 
 def test_files_of_a_repository_are_asked_for_as_it_names_them() -> None:
-    found = at_mixes(gguf(LLAMA), ("q4_k_m", "Q8_0", "IQ9_Z", "mmproj"), repository="acme/x-GGUF")
-    assert [(one.name, one.reference) for one in found] == [
+    result = at_mixes(gguf(LLAMA), ("q4_k_m", "Q8_0", "IQ9_Z", "mmproj"), repository="acme/x-GGUF")
+    assert [(item.name, item.reference) for item in result] == [
         ("Q8_0", "acme/x-GGUF:Q8_0"),
         ("Q4_K_M", "acme/x-GGUF:q4_k_m"),
     ]
@@ -53,10 +53,12 @@ def test_a_repository_of_nothing_known_offers_nothing() -> None:
 
 @given(st.lists(st.sampled_from(sorted(mix_rows())), max_size=12))
 def test_more_bits_never_come_later(mixes: list[str]) -> None:
-    found = at_mixes(gguf(LLAMA), mixes)
-    assert [one.accuracy for one in found] == sorted((one.accuracy for one in found), reverse=True)
-    assert {one.name for one in found} <= set(mixes)
-    assert bool(found) == bool(mixes)
+    result = at_mixes(gguf(LLAMA), mixes)
+    assert [item.accuracy for item in result] == sorted(
+        (item.accuracy for item in result), reverse=True
+    )
+    assert {item.name for item in result} <= set(mixes)
+    assert bool(result) == bool(mixes)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +85,13 @@ def test_the_usual_where_no_tensor_was_read() -> None:
 
 
 def test_mlx_writes_any_number_of_bits() -> None:
-    found = at_bits(of_config("qwen3-8b"))
-    assert [(one.name, one.accuracy, one.is_good) for one in found] == [
+    result = at_bits(of_config("qwen3-8b"))
+    assert [(item.name, item.accuracy, item.is_good) for item in result] == [
         ("8 bit", 850, True), ("6 bit", 650, True), ("5 bit", 550, True), ("4 bit", 450, True), ("3 bit", 350, False)
     ]  # fmt: skip
     every = (8, 6, 5, 4, 3)
     packings = [Quantize(packing=Packing(bits=bits, group_size=64)) for bits in every]
-    assert [one.changes["quantize"] for one in found] == packings
+    assert [item.changes["quantize"] for item in result] == packings
 
 
 def test_a_file_that_was_named_is_the_only_one() -> None:
@@ -113,9 +115,9 @@ def packed() -> Model:
     ],
 )  # fmt: skip
 def test_what_each_engine_can_make_of_a_repository(engine: str, names: list[str]) -> None:
-    found = engine_named(engine).variants(of_config("qwen3-8b"))
-    assert [one.name for one in found] == names
+    result = engine_named(engine).variants(of_config("qwen3-8b"))
+    assert [item.name for item in result] == names
 
 
 def test_what_mlx_packed_already_stays() -> None:
-    assert [one.name for one in engine_named("mlx").variants(packed())] == ["as stored"]
+    assert [variant.name for variant in engine_named("mlx").variants(packed())] == ["as stored"]

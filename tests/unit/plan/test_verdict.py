@@ -329,12 +329,12 @@ def test_vllm_in_two_stages() -> None:
     failed = judge(ask(model, cards(16), "vllm"))
     assert failed.max_context == 0
     assert "weights and overhead alone need" in failed.reasons[1]
-    found = judge(ask(model, cards(24), "vllm"))
-    overhead = found.estimate.total_bytes - found.estimate.kv_cache_bytes
-    room = found.tightest.budget.available_bytes - overhead
-    facts: dict[str, Any] = dict(found.estimate.facts)
+    result = judge(ask(model, cards(24), "vllm"))
+    overhead = result.estimate.total_bytes - result.estimate.kv_cache_bytes
+    room = result.tightest.budget.available_bytes - overhead
+    facts: dict[str, Any] = dict(result.estimate.facts)
     page = facts["bytes_per_block"]
-    assert found.max_context == room // page * 16
+    assert result.max_context == room // page * 16
 
 
 def test_vllm_is_asked_for_more_cards_than_there_are() -> None:
@@ -412,16 +412,16 @@ def test_the_engine_of_a_repository_on_a_machine(machine: Machine, engine: str) 
 def test_a_window_beyond_what_engines_count_is_judged_for_what_was_asked() -> None:
     known = recorded("llama-3.1-8b")
     model = Model(header=known.header, geometry=replace(known.geometry, native_context=2**32 - 1))
-    found = judge(ask(model, cpu(32), load=Load(context_tokens=16_384)))
-    assert found.status is Status.PASSED
+    result = judge(ask(model, cpu(32), load=Load(context_tokens=16_384)))
+    assert result.status is Status.PASSED
 
 
 def test_cards_that_share_the_memory_of_the_host_are_judged_together() -> None:
     whole = mac(24, 18)
     card = replace(whole.devices[0], limit_bytes=None)
     two = replace(whole, devices=(card, replace(card, index=1)))
-    found = judge(ask(recorded("llama-3.1-8b"), two, load=Load(context_tokens=8192)))
-    assert found.status is Status.PASSED
+    result = judge(ask(recorded("llama-3.1-8b"), two, load=Load(context_tokens=8192)))
+    assert result.status is Status.PASSED
 
 
 def test_vllm_without_compilation_needs_a_little_beyond_its_share() -> None:

@@ -64,12 +64,12 @@ def planned(
         setup=replace(engine_named(engine).default_setup(), **setup), settled=frozenset(settled)
     )
     load = load or Load(context_tokens=32_768)
-    asked = Task(model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes)
+    request = Task(model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes)
     variant = Variant(name="Q4_K_M", model=model, accuracy=4, reference=reference)
-    judged = judge(asked)
+    judged = judge(request)
     load = replace(load, context_tokens=judged.context_tokens)
     result = replace(judged, variant=variant, load=load)
-    task = replace(asked, label=label, variants=(variant,), load=load, start=Start())
+    task = replace(request, label=label, variants=(variant,), load=load, start=Start())
     return Plan(
         task=task,
         variant=variant,

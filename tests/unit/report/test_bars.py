@@ -90,15 +90,15 @@ def test_bar_laws(taken: tuple[int, ...], available: int, reserve: int, width: i
 
 def test_memories_of_a_mac_are_one_with_the_limit_of_its_gpu() -> None:
     # 36 GiB of unified memory, of which macOS lets the GPU use 27: the limit decides, the bar is the memory
-    (found,) = memories(recorded("mac").result)
-    assert (found.name, found.whole_bytes) == ("unified memory", 36 * GIB)
+    (result,) = memories(recorded("mac").result)
+    assert (result.name, result.whole_bytes) == ("unified memory", 36 * GIB)
     assert (
-        27 * GIB <= found.usable_bytes < 27.5 * GIB
+        27 * GIB <= result.usable_bytes < 27.5 * GIB
     )  # what the CPU holds does not count against it
 
 
 def test_memories_of_alike_cards_are_numbered() -> None:
-    assert [one.name for one in memories(recorded("fits").result)] == [
+    assert [item.name for item in memories(recorded("fits").result)] == [
         "RTX 3090 #0",
         "RTX 3090 #1",
         "RAM",

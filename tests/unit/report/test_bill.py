@@ -177,7 +177,7 @@ def test_bill_text_fits_100_columns() -> None:
         estimate=replace(
             ESTIMATE,
             notes=("a note " * 40,),
-            lines=tuple(replace(one, because="arithmetic " * 30) for one in LINES),
+            lines=tuple(replace(item, because="arithmetic " * 30) for item in LINES),
             facts=(("groups", tuple(range(90))),),
         ),
     )
@@ -204,14 +204,14 @@ def test_bill_text_numbers_several_devices() -> None:
 
 
 def test_bill_text_of_one_pool_has_no_total_row() -> None:
-    estimate = replace(ESTIMATE, lines=tuple(one for one in LINES if one.pool is HOST))
+    estimate = replace(ESTIMATE, lines=tuple(item for item in LINES if item.pool is HOST))
     shown = bill_text(replace(BILL, estimate=estimate)).splitlines()
     assert shown[0] == "816.00 MiB in RAM"
     assert sum(row.startswith(("RAM", "total", "GPU")) for row in shown) == 1
 
 
 def test_how_known_weighs_bounds_by_size() -> None:
-    compute = [one for one in LINES if one.component is Component.COMPUTE]
+    compute = [item for item in LINES if item.component is Component.COMPUTE]
     assert how_known(compute) == (Basis.MODELLED, (100 * 0.1 + 300 * 0.02) / 400)
     assert how_known([*compute, replace(compute[0], within=None)])[1] is None
     assert how_known([]) == (Basis.EXACT, None)
@@ -219,8 +219,10 @@ def test_how_known_weighs_bounds_by_size() -> None:
 
 def test_bill_json_sums_are_those_of_the_lines() -> None:
     answer = bill_json(BILL, layers=True)
-    assert answer["total_bytes"] == sum(one.size_bytes for one in LINES if one.reserved)
-    assert answer["total_bytes"] == sum(one["bytes"] for one in answer["lines"] if one["reserved"])
+    assert answer["total_bytes"] == sum(item.size_bytes for item in LINES if item.reserved)
+    assert answer["total_bytes"] == sum(
+        item["bytes"] for item in answer["lines"] if item["reserved"]
+    )
     assert answer["later_bytes"] == 8 * GIB
     assert answer["basis"] == "assumed"
     assert answer["pools"] == {

@@ -144,42 +144,44 @@ def test_cards_text_of_this_machine_goes_on_with_run() -> None:
 
 
 def test_cards_text_fits_80_columns_and_24_lines() -> None:
-    found = of_the_catalog("RTX 3060")
+    result = of_the_catalog("RTX 3060")
     lines = cards_text(
-        found, screen=Screen(width=80), words="--device 'RTX 3060' --ram 32G"
+        result, screen=Screen(width=80), words="--device 'RTX 3060' --ram 32G"
     ).splitlines()
-    assert len(found.suggestions) == 5
+    assert len(result.suggestions) == 5
     assert max(map(len, lines)) <= 80
     assert len(lines) < 24
 
 
 def test_cards_answer_where_the_engine_runs_nothing() -> None:
-    found = made(
+    result = made(
         request=Request(
             machine=requested_machine(ram="8G"), engines=("mlx",), purpose=ModelPurpose.CODE
         )
     )
-    assert cards_answer(found) == "No known model for code runs with mlx on 8 GiB RAM"
-    assert "Next" not in cards_text(found)
+    assert cards_answer(result) == "No known model for code runs with mlx on 8 GiB RAM"
+    assert "Next" not in cards_text(result)
 
 
 @pytest.mark.parametrize("width", [1, 20, 30, 40, 60, 80, 100, 200])
-@pytest.mark.parametrize("found", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
+@pytest.mark.parametrize("result", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
 @pytest.mark.parametrize("why", [False, True])
-def test_cards_text_fits_the_width(found: Any, width: int, why: bool) -> None:  # noqa: FBT001 - a table
-    text = cards_text(found(), screen=Screen(width=width), why=why)
+def test_cards_text_fits_the_width(result: Any, width: int, why: bool) -> None:  # noqa: FBT001 - a table
+    text = cards_text(result(), screen=Screen(width=width), why=why)
     page = text.partition("\nNext")[0]  # commands are not cut
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
-    assert "".join(page.split()).startswith("".join(cards_answer(found()).split()))
+    assert "".join(page.split()).startswith("".join(cards_answer(result()).split()))
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
-@pytest.mark.parametrize("found", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
-def test_cards_text_with_colour_and_in_ascii(found: Any, width: int) -> None:
-    painted = cards_text(found(), screen=Screen(width=width, colour=True))
-    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == cards_text(found(), screen=Screen(width=width))
+@pytest.mark.parametrize("result", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
+def test_cards_text_with_colour_and_in_ascii(result: Any, width: int) -> None:
+    painted = cards_text(result(), screen=Screen(width=width, colour=True))
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == cards_text(
+        result(), screen=Screen(width=width)
+    )
     assert painted.startswith("\x1b[1m")
-    assert cards_text(found(), screen=Screen(width=width, glyphs=ASCII)).isascii()
+    assert cards_text(result(), screen=Screen(width=width, glyphs=ASCII)).isascii()
 
 
 def test_cards_text_next_command_is_one_command() -> None:
@@ -307,7 +309,10 @@ def test_cards_text_shows_where_a_model_runs(plan: Any, where: str) -> None:
 def test_cards_json_has_the_plan_of_each() -> None:
     printed = json.loads(json_text(cards_json(replace(best_two(), notes=("a problem",)))))
     assert (printed["schema"], printed["task"], printed["engine"]) == (1, "chat", "llama.cpp")
-    assert [one["id"] for one in printed["suggestions"]] == ["gemma-3-27b", "qwen3-30b-a3b"]
+    assert [suggestion["id"] for suggestion in printed["suggestions"]] == [
+        "gemma-3-27b",
+        "qwen3-30b-a3b",
+    ]
     first, second = printed["suggestions"]
     assert first["plan"]["estimate"]["total_bytes"] == one_card().result.estimate.total_bytes
     assert first["plan"]["variant"]["name"] == "Q4_K_M"

@@ -279,7 +279,9 @@ def test_check_json_has_the_figures_of_the_tightest_memory() -> None:
     assert shown["basis"] == "assumed"
     assert shown["command"] == "llama-server -m tiny.gguf -c 32768 -ngl all"
     assert shown["notes"] == ["a note of the model", "a note of the bill"]
-    assert shown["estimate"]["total_bytes"] == sum(one.size_bytes for one in LINES if one.reserved)
+    assert shown["estimate"]["total_bytes"] == sum(
+        item.size_bytes for item in LINES if item.reserved
+    )
 
 
 def test_check_json_has_the_headline_and_what_was_chosen() -> None:

@@ -114,14 +114,14 @@ FOUR = machine(*CARDS, ram_gib=None, name="4x T4")
 NOTHING = machine(ram_gib=None, name="a box")
 
 
-@pytest.mark.parametrize(("found", "shown"), [(HERE, TEXT), (mac(36), MAC), (FOUR, WISHED)])
-def test_hardware_text(found: Machine, shown: str) -> None:
-    assert hardware_text(found) == shown
-    assert hardware_text(found, screen=Screen(glyphs=ASCII)) == shown.replace("·", "-")
+@pytest.mark.parametrize(("result", "shown"), [(HERE, TEXT), (mac(36), MAC), (FOUR, WISHED)])
+def test_hardware_text(result: Machine, shown: str) -> None:
+    assert hardware_text(result) == shown
+    assert hardware_text(result, screen=Screen(glyphs=ASCII)) == shown.replace("·", "-")
 
 
 def test_hardware_text_groups_equal_cards() -> None:
-    cards = [replace(one, name="L4") if one.index == 1 else one for one in CARDS]
+    cards = [replace(item, name="L4") if item.index == 1 else item for item in CARDS]
     shown = hardware_text(machine(*cards))
     assert "\nGPU 0, 2-3\n         T4, 16.00 GiB" in shown
     assert "\nGPU 1    L4, 16.00 GiB" in shown
@@ -142,23 +142,23 @@ def test_hardware_text_of_an_unknown_machine() -> None:
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 100, 200])
 def test_hardware_text_fits_the_width(width: int) -> None:
-    for found in (HERE, mac(36), FOUR, NOTHING):
-        lines = hardware_text(found, screen=Screen(width=width)).splitlines()
+    for result in (HERE, mac(36), FOUR, NOTHING):
+        lines = hardware_text(result, screen=Screen(width=width)).splitlines()
         assert max(map(len, lines)) <= min(max(width, 20), 100)
 
 
 def test_hardware_text_has_no_control_characters() -> None:
     evil = "RTX\x1b[2J\n4090\x07"
     user = Process(pid=1, name=evil, used_bytes=GIB)
-    found = machine(
+    result = machine(
         card(evil, 24, partition=evil, users=(user,), because=evil),
         name=evil,
         processor=evil,
         notes=(evil,),
     )
-    shown = hardware_text(found)
+    shown = hardware_text(result)
     assert all(c == "\n" or c.isprintable() for c in shown)
-    json.dumps(hardware_json(found), allow_nan=False)
+    json.dumps(hardware_json(result), allow_nan=False)
 
 
 def test_hardware_text_names_the_largest_processes() -> None:
@@ -170,19 +170,19 @@ def test_hardware_text_names_the_largest_processes() -> None:
 def test_hardware_json() -> None:
     shown = hardware_json(HERE)
     assert list(shown) == ["schema", "machine", "engines"]
-    found = shown["machine"]
-    assert (found["name"], found["system"], found["cores"]) == ("this machine", "linux", 16)
-    assert found["host"]["usable_bytes"] == 13 * GIB
-    assert found["host"]["limits"][0]["left_bytes"] == 13 * GIB
-    assert found["host"]["swap_free_bytes"] == 7 * GIB
-    assert found["devices"][0]["users"][2] == {"pid": 9, "name": None, "used_bytes": None}
-    assert found["devices"][0]["capability"] == [8, 9]
-    assert found["devices"][1]["partition"] == "MIG 1g.10gb"
-    assert found["notes"] == ["GPU 2 does not answer"]
+    result = shown["machine"]
+    assert (result["name"], result["system"], result["cores"]) == ("this machine", "linux", 16)
+    assert result["host"]["usable_bytes"] == 13 * GIB
+    assert result["host"]["limits"][0]["left_bytes"] == 13 * GIB
+    assert result["host"]["swap_free_bytes"] == 7 * GIB
+    assert result["devices"][0]["users"][2] == {"pid": 9, "name": None, "used_bytes": None}
+    assert result["devices"][0]["capability"] == [8, 9]
+    assert result["devices"][1]["partition"] == "MIG 1g.10gb"
+    assert result["notes"] == ["GPU 2 does not answer"]
     engines = shown["engines"]
     assert list(engines) == ["llama.cpp", "vllm", "mlx", "stream"]
     assert engines["llama.cpp"]["devices"] == ["RTX 4090", "H100"]
-    assert [one["available_bytes"] for one in engines["llama.cpp"]["budgets"]] == [
+    assert [budget["available_bytes"] for budget in engines["llama.cpp"]["budgets"]] == [
         17 * GIB,
         9 * GIB,
         12 * GIB,
@@ -194,7 +194,7 @@ def test_hardware_json() -> None:
 
 def test_hardware_json_of_unified_memory_is_one_budget_of_two_pools() -> None:
     budgets = hardware_json(mac(36))["engines"]["mlx"]["budgets"]
-    assert [(one["name"], one["pools"]) for one in budgets] == [
+    assert [(budget["name"], budget["pools"]) for budget in budgets] == [
         ("unified memory", ["device", "host"]),
     ]
     assert (budgets[0]["limit_bytes"], budgets[0]["available_bytes"]) == (27 * GIB, 27 * GIB)

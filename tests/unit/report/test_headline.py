@@ -45,9 +45,11 @@ def result(lines: tuple[Any, ...] = LINES, on: Any = ALONE, **more: Any) -> Verd
 
 def placed(**setup: Any) -> Verdict:
     """11.5 of 23 GiB on the card and 1.5 of 15 in RAM, with these flags, of 48 layers and the output."""
-    found = result(on=MACHINE, variant=replace(CHOSEN, changes={}))
-    way = replace(found.way, setup=LlamaCppSetup(mode=LlamaMode.SERVER, **setup), whole=False)
-    return replace(found, way=way)
+    answer = result(on=MACHINE, variant=replace(CHOSEN, changes={}))
+    placement = replace(
+        answer.way, setup=LlamaCppSetup(mode=LlamaMode.SERVER, **setup), whole=False
+    )
+    return replace(answer, way=placement)
 
 
 def weights(gib: float) -> tuple[Any, ...]:
@@ -55,7 +57,7 @@ def weights(gib: float) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("found", "sentence"),
+    ("verdict", "sentence"),
     [
         (result(), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
         (result(speed=SPEED), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K, about 38 tokens/s"),
@@ -80,12 +82,12 @@ def weights(gib: float) -> tuple[Any, ...]:
         (placed(embeddings=True), "Embeds fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
     ],
 )  # fmt: skip
-def test_headline_of_what_runs(found: Verdict, sentence: str) -> None:
-    assert headline(found) == sentence
+def test_headline_of_what_runs(verdict: Verdict, sentence: str) -> None:
+    assert headline(verdict) == sentence
 
 
 @pytest.mark.parametrize(
-    ("found", "sentence"),
+    ("verdict", "sentence"),
     [
         (TOO_LARGE.result, "Does not fit your RAM at 32K: needs 24.0 GiB, 15.0 usable"),
         (result(weights(41), max_context=0), "Does not fit your RTX 4090 at 32K: needs 41.0 GiB, 23.0 usable"),
@@ -101,16 +103,16 @@ def test_headline_of_what_runs(found: Verdict, sentence: str) -> None:
         (result(weights(23.01), max_context=0), "Does not fit your RTX 4090 at 32K: needs 23.01 GiB, 23.00 usable"),
     ],
 )  # fmt: skip
-def test_headline_of_what_does_not_fit(found: Verdict, sentence: str) -> None:
-    assert found.failed
-    assert headline(found) == sentence
+def test_headline_of_what_does_not_fit(verdict: Verdict, sentence: str) -> None:
+    assert verdict.failed
+    assert headline(verdict) == sentence
 
 
 def limited(**more: Any) -> Verdict:
     """20 of 23 GiB with a further rule."""
-    found = result(weights(20))
-    uses = tuple(replace(use, **more) for use in found.uses)
-    return replace(found, uses=uses, status=max((use.status for use in uses), key=_order), max_context=0)  # fmt: skip
+    answer = result(weights(20))
+    uses = tuple(replace(use, **more) for use in answer.uses)
+    return replace(answer, uses=uses, status=max((use.status for use in uses), key=_order), max_context=0)  # fmt: skip
 
 
 def _order(status: Any) -> int:
@@ -144,10 +146,10 @@ def test_headline_of_a_name_says_that_it_is_an_estimate() -> None:
 
 def test_headline_of_the_cpu_and_of_a_phone() -> None:
     on = machine(ram_gib=16)
-    found = result((line(Component.WEIGHTS, 9 * GIB, HOST),), on)
-    assert headline(found) == "Runs on the CPU: 9.0 of 15.0 GiB at 32K"
+    answer = result((line(Component.WEIGHTS, 9 * GIB, HOST),), on)
+    assert headline(answer) == "Runs on the CPU: 9.0 of 15.0 GiB at 32K"
     phone = replace(on, name="iPhone 16", system=System.OTHER, what_if=True)
-    assert headline(replace(found, machine=phone)) == "Runs on your iPhone 16: 9.0 of 15.0 GiB at 32K"  # fmt: skip
+    assert headline(replace(answer, machine=phone)) == "Runs on your iPhone 16: 9.0 of 15.0 GiB at 32K"  # fmt: skip
 
 
 def test_headline_names_the_fuller_of_unlike_cards() -> None:
@@ -157,52 +159,52 @@ def test_headline_names_the_fuller_of_unlike_cards() -> None:
 
 
 def test_headline_of_unified_memory_has_experts_on_the_cpu() -> None:
-    found = result(on=machine(card("Orin", 24, unified=True), ram_gib=24), variant=CHOSEN)
-    way = replace(found.way, setup=LlamaCppSetup(mode=LlamaMode.SERVER, n_cpu_moe=3))
-    assert headline(replace(found, way=way)).startswith("Runs with the experts of 3 layers on the CPU")  # fmt: skip
+    answer = result(on=machine(card("Orin", 24, unified=True), ram_gib=24), variant=CHOSEN)
+    placement = replace(answer.way, setup=LlamaCppSetup(mode=LlamaMode.SERVER, n_cpu_moe=3))
+    assert headline(replace(answer, way=placement)).startswith("Runs with the experts of 3 layers on the CPU")  # fmt: skip
 
 
 def test_headline_of_the_built_in_engine_says_how_weights_are_read() -> None:
     on = machine(ram_gib=16)
-    found = result((line(Component.WEIGHTS, GIB, HOST),), on, engine="stream")
-    way = Placement(
+    answer = result((line(Component.WEIGHTS, GIB, HOST),), on, engine="stream")
+    placement = Placement(
         setup=StreamSetup(), budgets=(), because="weights read from the file for every token"
     )
     sentence = "Runs on the built-in engine (weights read from the file for every token): 1.0 of 15.0 GiB at 32K"
-    assert headline(replace(found, way=way)) == sentence
+    assert headline(replace(answer, way=placement)) == sentence
 
 
 def test_headline_with_several_users_has_the_speed_of_one() -> None:
-    found = replace(
+    answer = replace(
         recorded("vllm").result, speed=Speed(decode=(20.0, 80.0), prefill=None, because="")
     )
-    assert headline(found).endswith(", about 40 tokens/s")
-    users = replace(found, load=Load(context_tokens=32_768, sequences=8))
+    assert headline(answer).endswith(", about 40 tokens/s")
+    users = replace(answer, load=Load(context_tokens=32_768, sequences=8))
     assert headline(users).endswith(", about 40 tokens/s for one user at a time")
 
 
 def test_headline_of_vllm_says_how_often_the_context_fits() -> None:
-    found = recorded("vllm").result
-    times = concurrency(found)
+    answer = recorded("vllm").result
+    times = concurrency(answer)
     assert times is not None
     assert 1.0 <= times < 1.2
-    assert headline(found).startswith(
+    assert headline(answer).startswith(
         "Starts on your RTX 4090: room for one request of 36K tokens at a time"
     )
-    users = replace(found, load=Load(context_tokens=32_768, sequences=8))
+    users = replace(answer, load=Load(context_tokens=32_768, sequences=8))
     assert headline(users).startswith(
         "Starts on your RTX 4090 for 8 users: room for one request of 36K tokens at a time"
     )
 
 
 def test_concurrency_is_what_vllm_would_print() -> None:
-    found = recorded("vllm").result
-    assert found.variant is not None
-    setup = VllmSetup.of(found.way.setup)
-    gpu = replace(setup.gpu, memory_bytes=found.way.budgets[0].total_bytes)
+    answer = recorded("vllm").result
+    assert answer.variant is not None
+    setup = VllmSetup.of(answer.way.setup)
+    gpu = replace(setup.gpu, memory_bytes=answer.way.budgets[0].total_bytes)
     pool = replace(setup, gpu=gpu)
-    facts = dict(engine_named("vllm").estimate(found.variant.model, found.load, pool).facts)
-    assert concurrency(found) == pytest.approx(facts["max_concurrency"], rel=0.001)
+    facts = dict(engine_named("vllm").estimate(answer.variant.model, answer.load, pool).facts)
+    assert concurrency(answer) == pytest.approx(facts["max_concurrency"], rel=0.001)
 
 
 def test_headline_of_a_vllm_that_is_blocked_has_the_reason() -> None:
@@ -211,26 +213,26 @@ def test_headline_of_a_vllm_that_is_blocked_has_the_reason() -> None:
 
 
 def test_headline_of_too_short_a_native_context_has_the_reason() -> None:
-    found = replace(result(), status=TOO_LARGE.result.status, reasons=("its context is 4,096",))
-    assert headline(found) == "Does not fit your RTX 4090: its context is 4,096"
+    answer = replace(result(), status=TOO_LARGE.result.status, reasons=("its context is 4,096",))
+    assert headline(answer) == "Does not fit your RTX 4090: its context is 4,096"
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_headline_has_one_form_for_every_verdict(name: str) -> None:
-    found = recorded(name).result
-    sentence = headline(found)
+    answer = recorded(name).result
+    sentence = headline(answer)
     assert sentence.startswith(
-        ("Does not fit ", "Does not start ") if found.failed else ("Runs ", "Starts ", "Embeds ")
+        ("Does not fit ", "Does not start ") if answer.failed else ("Runs ", "Starts ", "Embeds ")
     )
-    assert (", just:" in sentence) is found.warning
+    assert (", just:" in sentence) is answer.warning
     assert "\n" not in sentence
 
 
 def test_headline_figures_are_those_of_the_fullest_of_alike_cards() -> None:
     second = replace(DEVICE, index=1)
     lines = (line(Component.WEIGHTS, 4 * GIB), line(Component.WEIGHTS, 9 * GIB, second))
-    found = result(lines, machine(card("T4", 16), card("T4", 16), ram_gib=None))
-    assert headline(found) == "Runs fully on your 2x T4: 9.0 of 15.0 GiB on the fuller card at 32K"
+    answer = result(lines, machine(card("T4", 16), card("T4", 16), ram_gib=None))
+    assert headline(answer) == "Runs fully on your 2x T4: 9.0 of 15.0 GiB on the fuller card at 32K"
 
 
 @pytest.mark.parametrize(

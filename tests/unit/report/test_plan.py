@@ -114,9 +114,13 @@ Plan     weights    Q4_K_M: a larger one would push more layers off the GPU
 
 def decided(plan: Plan, *decisions: Decision) -> Plan:
     """The plan with these decisions instead of the planner's own."""
-    mine = {one.lever for one in decisions}
+    mine = {decision.lever for decision in decisions}
     return replace(
-        plan, decisions=(*decisions, *(one for one in plan.decisions if one.lever not in mine))
+        plan,
+        decisions=(
+            *decisions,
+            *(decision for decision in plan.decisions if decision.lever not in mine),
+        ),
     )
 
 
@@ -233,7 +237,7 @@ def test_plan_text_has_the_main_command_in_full_and_the_others_by_name() -> None
     plan = one_card()
     ready = ready_commands(plan)
     text = plan_text(plan, ready=ready, screen=Screen(width=60))
-    server = next(one for one in ready if one.name == "llama-server")
+    server = next(item for item in ready if item.name == "llama-server")
     assert shlex.split(commands_in(text).replace("\\\n", " ")) == shlex.split(server.text)
     shown = " ".join(commands_in(text, "Also").split())
     assert shown == "--for llama-cli | ollama | lm-studio: the same for another program"
@@ -247,9 +251,9 @@ def test_plan_text_of_one_program_is_in_full() -> None:
     text = plan_text(plan, ready=ollama)
     assert "\nAlso" not in text
     run = text.partition("\nRun")[2]
-    for one in ollama:
-        assert f"{one.name}:" in run
-        for line in one.text.splitlines():
+    for item in ollama:
+        assert f"{item.name}:" in run
+        for line in item.text.splitlines():
             assert " ".join(line.split()) in " ".join(run.replace(" \\\n", " ").split())
 
 
@@ -297,13 +301,13 @@ def test_rate_words(rates: tuple[float, float], words: str) -> None:
 
 @given(st.floats(0.05, 1e6), st.floats(1, 10))
 def test_rate_words_are_near_with_no_more_than_two_digits(slow: float, times: float) -> None:
-    found = re.findall(r"[\d,.]+", rate_words((slow, slow * times)))
+    result = re.findall(r"[\d,.]+", rate_words((slow, slow * times)))
     middle = slow * times**0.5
-    assert float(found[0].replace(",", "")) == pytest.approx(middle, rel=0.051, abs=0.051)
-    assert float(found[-1].replace(",", "")) == pytest.approx(
-        slow * times if len(found) > 1 else middle, rel=0.051, abs=0.051
+    assert float(result[0].replace(",", "")) == pytest.approx(middle, rel=0.051, abs=0.051)
+    assert float(result[-1].replace(",", "")) == pytest.approx(
+        slow * times if len(result) > 1 else middle, rel=0.051, abs=0.051
     )
-    assert all(len(one.replace(",", "").replace(".", "").strip("0")) <= 2 for one in found)
+    assert all(len(item.replace(",", "").replace(".", "").strip("0")) <= 2 for item in result)
 
 
 def test_speed_row_says_what_is_slower_than_reading_speed() -> None:
@@ -333,10 +337,12 @@ def test_plan_json(name: str) -> None:
     assert shown["status"] == plan.result.status.value
     assert shown["can_load"] is plan.fits
     assert shown["context_tokens"] == plan.context_tokens
-    assert [one["lever"] for one in shown["decisions"]] == [d.lever.value for d in plan.decisions]
-    assert [one["text"] for one in shown["commands"]] == [one.text for one in ready]
-    assert [one["told"] for one in shown["to_fit"]] == [one.told for one in plan.to_fit]
-    assert [one["required_bytes"] for one in shown["budgets"]] == [
+    assert [decision["lever"] for decision in shown["decisions"]] == [
+        d.lever.value for d in plan.decisions
+    ]
+    assert [command["text"] for command in shown["commands"]] == [item.text for item in ready]
+    assert [item["told"] for item in shown["to_fit"]] == [item.told for item in plan.to_fit]
+    assert [budget["required_bytes"] for budget in shown["budgets"]] == [
         use.required_bytes for use in plan.result.uses
     ]
     estimate = shown["estimate"]

@@ -127,7 +127,7 @@ def test_write_plot_to_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(UsageError, match=r"folder\.png cannot be written"):
         write_plot(CURVES, tmp_path / "folder.png", model="m", machine="x")
-    assert [one.name for one in tmp_path.iterdir()] == ["folder.png"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
 def test_write_plot_keeps_the_old_picture_on_failure(
@@ -142,7 +142,7 @@ def test_write_plot_keeps_the_old_picture_on_failure(
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(UsageError, match="No space left"):
         write_plot(CURVES, target, model="m", machine="x")
-    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("plot.png", b"old")]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("plot.png", b"old")]
 
 
 def test_write_plot_without_matplotlib_says_how_to_install_it(

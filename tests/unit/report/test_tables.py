@@ -193,9 +193,9 @@ def test_check_table_of_a_context_beyond_the_native_one() -> None:
 def test_check_table_has_each_reason_once() -> None:
     none_here = HardwareError("MLX needs a Mac with Apple silicon")
     rows = [
-        found
+        result
         for name in ("a", "b", "c", "d")
-        for found in (
+        for result in (
             named(made(), name),
             Unanswered(reference=f"./{name}", engine="mlx", error=none_here),
         )

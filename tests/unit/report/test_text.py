@@ -74,11 +74,11 @@ def test_fitted_table_leaves_out_the_last_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "found"),
+    ("encoding", "result"),
     [("utf-8", BLOCKS), ("cp437", BLOCKS), ("ascii", ASCII), ("latin-1", ASCII), (None, ASCII), ("no such", ASCII)],
 )  # fmt: skip
-def test_glyphs_for_an_encoding(encoding: str | None, found: object) -> None:
-    assert glyphs_for(encoding) is found
+def test_glyphs_for_an_encoding(encoding: str | None, result: object) -> None:
+    assert glyphs_for(encoding) is result
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def made(
         engine="llama.cpp", backend="cuda", lines=lines, notes=("a note of the bill",)
     )
     held = llamacpp_budgets(on, on.devices) if budgets is None else budgets
-    uses = tuple(Usage(budget=one, required_bytes=estimate.in_pools(one.pools)) for one in held)
+    uses = tuple(Usage(budget=item, required_bytes=estimate.in_pools(item.pools)) for item in held)
     worst = (Status.PASSED, Status.WARNING, Status.FAILED)
     plain: dict[str, Any] = {
         "engine": "llama.cpp",

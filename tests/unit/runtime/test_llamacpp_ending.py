@@ -56,9 +56,9 @@ def running(model: Path) -> Iterator[EngineProcess]:
 
 
 def ended(running: EngineProcess) -> Ended:
-    found = running.wait(PATIENCE_S)
-    assert found is not None, "it is still there"
-    return found
+    result = running.wait(PATIENCE_S)
+    assert result is not None, "it is still there"
+    return result
 
 
 def is_gone(pid: int) -> bool:
@@ -73,10 +73,10 @@ def is_gone(pid: int) -> bool:
 
 def test_a_killed_engine_is_noticed(running: EngineProcess) -> None:
     os.kill(running.pid, signal.SIGKILL)
-    found = ended(running)
-    assert (found.signal, found.exit_code) == ("SIGKILL", None)
-    assert found.why.startswith("llama.cpp died of SIGKILL: ")
-    assert running.stop("too late") is found
+    result = ended(running)
+    assert (result.signal, result.exit_code) == ("SIGKILL", None)
+    assert result.why.startswith("llama.cpp died of SIGKILL: ")
+    assert running.stop("too late") is result
     assert running.resident() is None
     with pytest.raises(OSError, match="refused"):
         ask(running.address, "/health")
@@ -90,27 +90,27 @@ def test_it_stops_when_it_is_asked(running: EngineProcess) -> None:
         return MIB
 
     with Watch(running, probes=replace(FINE, available_bytes=available), every_s=0.02) as watch:
-        found = ended(running)
+        result = ended(running)
         assert (watch.reason, watch.starved) == ("", False)
-    assert (found.exit_code, found.signal, found.why) == (0, None, "the test is over")
-    assert running.stop() is running.poll() is found
+    assert (result.exit_code, result.signal, result.why) == (0, None, "the test is over")
+    assert running.stop() is running.poll() is result
 
 
 def test_one_that_does_not_hear_is_killed(running: EngineProcess) -> None:
     os.kill(running.pid, signal.SIGSTOP)
-    found = running.stop("it hangs", grace_s=0.2)
-    assert (found.signal, found.why) == ("SIGKILL", "it hangs")
+    result = running.stop("it hangs", grace_s=0.2)
+    assert (result.signal, result.why) == ("SIGKILL", "it hangs")
 
 
 def test_it_stops_in_the_middle_of_a_request(running: EngineProcess) -> None:
     """Nobody waits for a client that has more time than memory. It asks again and again: an answer ends with the window."""
-    asked = {"prompt": "the", "n_predict": -1, "ignore_eos": True}
+    request = {"prompt": "the", "n_predict": -1, "ignore_eos": True}
     failed: list[BaseException] = []
 
     def client() -> None:
         try:
             while True:
-                ask(running.address, "/completion", asked)
+                ask(running.address, "/completion", request)
         except Exception as error:  # noqa: BLE001 - any: it is looked at below
             failed.append(error)
 
@@ -126,9 +126,9 @@ def test_it_stops_in_the_middle_of_a_request(running: EngineProcess) -> None:
 
 
 def watched(
-    running: EngineProcess, probes: Probes, said: list[str] | None = None
+    running: EngineProcess, probes: Probes, messages: list[str] | None = None
 ) -> tuple[Ended, Watch]:
-    notes: list[str] = [] if said is None else said
+    notes: list[str] = [] if messages is None else messages
     with Watch(running, warn=notes.append, probes=probes, every_s=0.02) as watch:
         return ended(running), watch
 
@@ -143,40 +143,40 @@ def test_a_gpu_that_is_gone(running: EngineProcess) -> None:
             (lost,) if next(looks) in {1, 3, 4} else (ProbedDevice(name="GPU 0", free_bytes=GIB),)
         )
 
-    found, watch = watched(running, replace(FINE, devices=devices))
-    assert (watch.reason, watch.starved) == (found.why, False)
+    result, watch = watched(running, replace(FINE, devices=devices))
+    assert (watch.reason, watch.starved) == (result.why, False)
     assert (
-        found.why
+        result.why
         == "stopped: GPU 0 is no longer available: it has fallen off the bus. What to do: reboot."
     )
-    assert found.exit_code == 0
+    assert result.exit_code == 0
     assert next(looks) == 5
 
 
 def test_a_machine_that_runs_out_of_memory(running: EngineProcess) -> None:
     left = iter((GIB, 300 * MIB, 200 * MIB))
-    found, watch = watched(running, replace(FINE, available_bytes=lambda: next(left)))
-    assert (watch.reason, watch.starved) == (found.why, True)
-    assert found.why.startswith(
+    result, watch = watched(running, replace(FINE, available_bytes=lambda: next(left)))
+    assert (watch.reason, watch.starved) == (result.why, True)
+    assert result.why.startswith(
         "stopped before the machine runs out of memory: 200.00 MiB is available, and 244.14 MiB must stay free"
     )
-    assert "of private memory and" in found.why
-    assert found.signal is None
+    assert "of private memory and" in result.why
+    assert result.signal is None
 
 
 def test_a_limit_that_is_nearly_reached(running: EngineProcess) -> None:
     """Above 95 % it goes on as long as nothing rises: a full cache is full, and no more."""
     used = iter((96, 96, 95, 97))
-    asked: list[int] = []
+    requests: list[int] = []
 
     def limits(pid: int) -> tuple[MemoryLimit, ...]:
-        asked.append(pid)
+        requests.append(pid)
         return (MemoryLimit(name="a box", limit_bytes=100 * MIB, used_bytes=next(used) * MIB),)
 
-    found, watch = watched(running, replace(FINE, limits=limits))
-    assert watch.reason == found.why
-    assert "97.00 MiB of 100.00 MiB (a box) is in use, more than 95 % and rising" in found.why
-    assert asked == [running.pid] * 4
+    result, watch = watched(running, replace(FINE, limits=limits))
+    assert watch.reason == result.why
+    assert "97.00 MiB of 100.00 MiB (a box) is in use, more than 95 % and rising" in result.why
+    assert requests == [running.pid] * 4
 
 
 def test_a_probe_that_fails_does_not_end_the_watch(running: EngineProcess) -> None:
@@ -185,11 +185,11 @@ def test_a_probe_that_fails_does_not_end_the_watch(running: EngineProcess) -> No
     def limits(_: int) -> tuple[MemoryLimit, ...]:
         raise PermissionError("not yours")
 
-    said: list[str] = []
+    messages: list[str] = []
     probes = replace(FINE, limits=limits, available_bytes=lambda: next(left))
-    found, _ = watched(running, probes, said)
-    assert said == ["limits cannot be watched: not yours"]
-    assert "runs out of memory" in found.why
+    result, _ = watched(running, probes, messages)
+    assert messages == ["limits cannot be watched: not yours"]
+    assert "runs out of memory" in result.why
 
 
 def test_memory_that_ends_while_it_loads(model: Path) -> None:
@@ -200,21 +200,21 @@ def test_memory_that_ends_while_it_loads(model: Path) -> None:
 
 
 def test_a_file_that_is_deleted_and_then_cut(running: EngineProcess, model: Path) -> None:
-    said: list[str] = []
-    with model.open("r+b") as held, Watch(running, warn=said.append, every_s=0.02) as watch:
+    messages: list[str] = []
+    with model.open("r+b") as held, Watch(running, warn=messages.append, every_s=0.02) as watch:
         model.unlink()
-        wait_until(lambda: bool(said))
+        wait_until(lambda: bool(messages))
         goes_on = (
             "the engine continues with what it has loaded, but cannot be restarted from this file"
         )
-        assert said == [f"{model} was deleted while in use: {goes_on}"]
+        assert messages == [f"{model} was deleted while in use: {goes_on}"]
         assert ask(running.address, "/completion", COMPLETION)[0] == 200
         size = os.fstat(held.fileno()).st_size
         held.truncate(4096)
-        found = ended(running)
-    assert watch.reason == found.why
-    assert f"{model} was truncated from {size:,} to 4,096 bytes while in use" in found.why
-    assert (found.exit_code, found.signal) == (0, None)
+        result = ended(running)
+    assert watch.reason == result.why
+    assert f"{model} was truncated from {size:,} to 4,096 bytes while in use" in result.why
+    assert (result.exit_code, result.signal) == (0, None)
 
 
 def test_a_file_that_is_cut_under_the_engines_feet(running: EngineProcess, model: Path) -> None:
@@ -222,28 +222,28 @@ def test_a_file_that_is_cut_under_the_engines_feet(running: EngineProcess, model
     os.truncate(model, 4096)
     with pytest.raises((OSError, EOFError)):
         ask(running.address, "/completion", COMPLETION)
-    found = ended(running)
-    assert found.signal == "SIGBUS"
-    assert f"llama.cpp died of SIGBUS: {model} was truncated from" in found.why
+    result = ended(running)
+    assert result.signal == "SIGBUS"
+    assert f"llama.cpp died of SIGBUS: {model} was truncated from" in result.why
 
 
 def test_a_file_that_is_replaced_or_written_to(running: EngineProcess, model: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     looks: list[int] = []
 
     def available() -> int:
-        looks.append(len(said))
+        looks.append(len(messages))
         return GIB
 
     probes = replace(FINE, available_bytes=available)
-    with Watch(running, warn=said.append, probes=probes, every_s=0.02):
+    with Watch(running, warn=messages.append, probes=probes, every_s=0.02):
         os.utime(model, (1, 1))
-        wait_until(lambda: len(said) == 1)
+        wait_until(lambda: len(messages) == 1)
         small_model(model.with_name("other.gguf"), seed=1).replace(model)
         seen = len(looks)
         wait_until(lambda: len(looks) >= seen + 3)
-    assert "was written to" in said[0]
-    assert len(said) == 1  # what has its name now is not what is mapped, and not asked about
+    assert "was written to" in messages[0]
+    assert len(messages) == 1  # what has its name now is not what is mapped, and not asked about
     assert ask(running.address, "/completion", COMPLETION)[0] == 200
 
 
@@ -316,11 +316,11 @@ def test_no_engine_outlives_its_parent(model: Path, moment: str, number: int) ->
 
 def test_the_thread_that_started_it_may_end(model: Path) -> None:
     """Linux ends a child with the thread that made it, where it is asked to."""
-    found: list[EngineProcess] = []
-    thread = threading.Thread(target=lambda: found.append(start(launch_of(model))))
+    result: list[EngineProcess] = []
+    thread = threading.Thread(target=lambda: result.append(start(launch_of(model))))
     thread.start()
     thread.join()
-    with found[0] as running:
+    with result[0] as running:
         task = Path(f"/proc/self/task/{thread.native_id}")
         wait_until(lambda: not task.exists())  # join returns a little earlier
         assert ask(running.address, "/completion", COMPLETION)[0] == 200
@@ -381,29 +381,29 @@ def test_it_is_stopped_before_the_kernel_does(
         cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, (done.returncode, done.stderr[-500:])
-    told = json.loads(done.stdout)
-    assert "of 192.00 MiB (cgroup" in told["reason"]
-    assert "more than 95 % and rising" in told["reason"]
-    assert told["exit_code"] == 0
-    assert told["taken"] > 5
+    output = json.loads(done.stdout)
+    assert "of 192.00 MiB (cgroup" in output["reason"]
+    assert "more than 95 % and rising" in output["reason"]
+    assert output["exit_code"] == 0
+    assert output["taken"] > 5
 
 
 # --- what the probes read
 
 
 def test_the_cards_that_a_program_sees(tmp_path: Path) -> None:
-    said = recorded("h200_nvml")["answers"]
+    text = recorded("h200_nvml")["answers"]
     here = machine(
-        tmp_path, {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}, answers=said
+        tmp_path, {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}, answers=text
     )
     launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
     look = probes_of(launch, here).devices
     assert look() == (ProbedDevice(name="GPU 0", free_bytes=150_109_880_320),)
-    memory = said["nvmlDeviceGetMemoryInfo"]
+    memory = text["nvmlDeviceGetMemoryInfo"]
     for code, words in ((15, "the GPU has fallen off the bus"), (16, "the GPU needs a reset")):
         memory[next(iter(memory))] = {"error": code}
-        (found,) = look()
-        assert found.gone.startswith(words)
+        (result,) = look()
+        assert result.gone.startswith(words)
     for code in (3, 999):  # does not tell, and is there
         memory[next(iter(memory))] = {"error": code}
         assert look() == (ProbedDevice(name="GPU 0", silent=nvml_message(code)),)
@@ -422,21 +422,21 @@ def test_only_the_cards_that_the_engine_sees(
     tmp_path: Path, ours: dict[str, str], its: dict[str, str], cards: str
 ) -> None:
     loaded = {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}
-    said = recorded("synthetic_two_cards_nvml")["answers"]
-    here = machine(tmp_path, loaded, answers=said, environment=ours)
+    text = recorded("synthetic_two_cards_nvml")["answers"]
+    here = machine(tmp_path, loaded, answers=text, environment=ours)
     launch = launch_of(
         tmp_path / "m.gguf",
         setup=replace(SERVER, backend=Backend.CUDA),
         environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **its},
     )
     seen = probes_of(launch, here).devices()
-    assert [one.name for one in seen] == [f"GPU {index}" for index in cards]
+    assert [item.name for item in seen] == [f"GPU {index}" for index in cards]
 
 
 def test_no_card_is_not_silence(tmp_path: Path) -> None:
     launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
-    (found,) = probes_of(launch, machine(tmp_path)).devices()
-    assert (found.name, found.silent) == ("the NVIDIA driver", "no GPU found")
+    (result,) = probes_of(launch, machine(tmp_path)).devices()
+    assert (result.name, result.silent) == ("the NVIDIA driver", "no GPU found")
 
 
 def test_the_limits_are_those_of_the_engine(running: EngineProcess) -> None:

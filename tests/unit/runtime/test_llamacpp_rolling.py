@@ -36,9 +36,9 @@ def events(running: EngineProcess, tokens: int) -> Iterator[dict[str, Any]]:
     connection = http.client.HTTPConnection(
         running.address.removeprefix("http://"), timeout=PATIENCE_S
     )
-    asked = {**ASKED, "n_predict": tokens, "stream": True}
+    request = {**ASKED, "n_predict": tokens, "stream": True}
     connection.request(
-        "POST", "/completion", json.dumps(asked), {"Content-Type": "application/json"}
+        "POST", "/completion", json.dumps(request), {"Content-Type": "application/json"}
     )
     for line in connection.getresponse():
         if line.startswith(b"data: "):
@@ -86,27 +86,27 @@ def test_keys_that_are_unpacked_for_it_are_in_the_bill(tmp_path: Path) -> None:
         cache_v=q8,
     )
     setup = replace(SERVER, ctx_shift=True)
-    bill, flat = (llamacpp.estimate(model_of(path), load, one) for one in (setup, SERVER))
+    bill, flat = (llamacpp.estimate(model_of(path), load, item) for item in (setup, SERVER))
     line = bill.total_bytes - flat.total_bytes
     assert line == 2048 * (2 * 256 + 1) * 4 - flat.of(Component.COMPUTE)
     with start(launch_of(path, load=load, setup=setup, sinks=SINKS, rolling=True)) as running:
         assert all(row.within for row in compare_reported(bill, running))
-        asked = {**ASKED, "prompt": [300] * 2032, "n_predict": 4}
-        _, told = ask(running.address, "/completion", asked)
-        assert not told["truncated"]
+        request = {**ASKED, "prompt": [300] * 2032, "n_predict": 4}
+        _, answer = ask(running.address, "/completion", request)
+        assert not answer["truncated"]
         before = own_bytes(running)
-        _, told = ask(running.address, "/completion", {**asked, "n_predict": 24})
-        assert told["truncated"]
+        _, answer = ask(running.address, "/completion", {**request, "n_predict": 24})
+        assert answer["truncated"]
         grown = own_bytes(running) - before
     assert 0.7 * line < grown < line + MIB
 
 
 def test_without_it_the_window_is_the_end(model: Path) -> None:
     with start(launch_of(model)) as running:
-        status, told = ask(running.address, "/completion", {**ASKED, "n_predict": 2 * WINDOW})
+        status, answer = ask(running.address, "/completion", {**ASKED, "n_predict": 2 * WINDOW})
         assert status == 200
-        assert told["tokens_evaluated"] + told["tokens_predicted"] <= WINDOW
-        assert told["stop_type"] == "limit"
-        status, told = ask(running.address, "/completion", {**ASKED, "prompt": [300] * 600})
-        assert (status, told["error"]["type"]) == (400, "exceed_context_size_error")
-        assert told["error"]["n_prompt_tokens"] == 600
+        assert answer["tokens_evaluated"] + answer["tokens_predicted"] <= WINDOW
+        assert answer["stop_type"] == "limit"
+        status, answer = ask(running.address, "/completion", {**ASKED, "prompt": [300] * 600})
+        assert (status, answer["error"]["type"]) == (400, "exceed_context_size_error")
+        assert answer["error"]["n_prompt_tokens"] == 600

@@ -52,16 +52,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
     looking = threading.Thread(target=look)
     looking.start()
-    said: list[str] = []
+    messages: list[str] = []
     try:
         launch = launch_of(path, load=LOAD, setup=SETUP, port=port, api_key=KEY, alias="served")
-        running = start(launch, tell=said.append)
+        running = start(launch, tell=messages.append)
     finally:
         over.set()
         looking.join()
     bill = llamacpp.estimate(model_of(path), LOAD, SETUP)
     with running:
-        yield Served(running, bill, said, statuses)
+        yield Served(running, bill, messages, statuses)
 
 
 def free_port() -> int:
@@ -72,17 +72,17 @@ def free_port() -> int:
 
 def complete(served: Served, number: int = 0) -> str:
     """A prompt of so many tokens more than one: the answer says how many it was for."""
-    asked = {
+    request = {
         "prompt": [300 + number] * (1 + number),
         "max_tokens": TOKENS,
         "temperature": 0,
         "ignore_eos": True,
     }
-    status, told = ask(served.running.address, "/v1/completions", asked, KEY)
-    assert status == 200, told
-    assert told["usage"]["completion_tokens"] == TOKENS
-    assert told["usage"]["prompt_tokens"] == 1 + number
-    return str(told["choices"][0]["text"])
+    status, answer = ask(served.running.address, "/v1/completions", request, KEY)
+    assert status == 200, answer
+    assert answer["usage"]["completion_tokens"] == TOKENS
+    assert answer["usage"]["prompt_tokens"] == 1 + number
+    return str(answer["choices"][0]["text"])
 
 
 def test_health_says_when_it_is_ready(served: Served) -> None:
@@ -94,24 +94,24 @@ def test_health_says_when_it_is_ready(served: Served) -> None:
 
 def test_it_answers_as_openai_does(served: Served) -> None:
     assert complete(served)
-    asked = {
+    request = {
         "messages": [{"role": "user", "content": "hello world"}],
         "max_tokens": TOKENS,
         "ignore_eos": True,
     }
-    status, told = ask(served.running.address, "/v1/chat/completions", asked, KEY)
+    status, answer = ask(served.running.address, "/v1/chat/completions", request, KEY)
     assert status == 200
-    assert told["choices"][0]["message"]["role"] == "assistant"
-    assert told["model"] == "served"
-    messages = {"messages": asked["messages"]}
-    _, told = ask(served.running.address, "/apply-template", messages, KEY)
-    assert told["prompt"] == "user: hello world\nassistant: "  # the file's own template
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert answer["model"] == "served"
+    messages = {"messages": request["messages"]}
+    _, answer = ask(served.running.address, "/apply-template", messages, KEY)
+    assert answer["prompt"] == "user: hello world\nassistant: "  # the file's own template
 
 
 def test_only_with_the_key(served: Served) -> None:
     for key in (None, "another"):
-        status, told = ask(served.running.address, "/v1/completions", {"prompt": "a"}, key)
-        assert (status, told["error"]["type"]) == (401, "authentication_error")
+        status, answer = ask(served.running.address, "/v1/completions", {"prompt": "a"}, key)
+        assert (status, answer["error"]["type"]) == (401, "authentication_error")
     assert KEY not in repr(served.running.launch)
 
 
@@ -191,7 +191,7 @@ def test_its_port_is_taken(served: Served) -> None:
 
 
 def test_it_is_watched_and_nothing_is_wrong(served: Served) -> None:
-    said: list[str] = []
-    with Watch(served.running, warn=said.append, every_s=0.05) as watch:
+    messages: list[str] = []
+    with Watch(served.running, warn=messages.append, every_s=0.05) as watch:
         complete(served)
-    assert (said, watch.reason, served.running.poll()) == ([], "", None)
+    assert (messages, watch.reason, served.running.poll()) == ([], "", None)

@@ -88,16 +88,16 @@ def test_the_settings_are_the_launch() -> None:
         port=8080,
         alias="name",
     )
-    told = make_settings(launch)
-    assert {name: told["parameters"][name] for name in EXPECTED} == EXPECTED
-    assert told["enums"] == {
+    answer = make_settings(launch)
+    assert {name: answer["parameters"][name] for name in EXPECTED} == EXPECTED
+    assert answer["enums"] == {
         "load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_NONE"),
         "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_ENABLED"),
         "cache_type_k": ("ggml_type", "GGML_TYPE_Q8_0"),
         "cache_type_v": ("ggml_type", "GGML_TYPE_Q8_0"),
     }
-    assert told["needs_device"]
-    assert told["drafter"] == {
+    assert answer["needs_device"]
+    assert answer["drafter"] == {
         "path": "d.gguf",
         "type": "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE",
         "parameters": {"n_gpu_layers": -1, "n_max": 6},
@@ -106,8 +106,8 @@ def test_the_settings_are_the_launch() -> None:
             "cache_type_v": ("ggml_type", "GGML_TYPE_F16"),
         },
     }
-    assert told["adapters"] == ["a.gguf", "b.gguf"]
-    assert told["projector"] is None
+    assert answer["adapters"] == ["a.gguf", "b.gguf"]
+    assert answer["projector"] is None
     assert launch.files == (Path("m.gguf"), Path("d.gguf"), Path("a.gguf"), Path("b.gguf"))
 
 
@@ -142,22 +142,24 @@ EXPECTED: dict[str, Any] = {
 
 def test_a_projector_and_a_template_of_ones_own() -> None:
     launch = launch_of(Path("m.gguf"), projector=Path("p.gguf"), chat=False)
-    told = make_settings(launch)
-    assert told["projector"] == "p.gguf"
-    assert told["parameters"]["no_mmproj"] is False
-    assert told["parameters"]["mmproj_use_gpu"] is False  # it is billed to the host
-    assert told["parameters"]["chat_template"] == "chatml"
+    answer = make_settings(launch)
+    assert answer["projector"] == "p.gguf"
+    assert answer["parameters"]["no_mmproj"] is False
+    assert answer["parameters"]["mmproj_use_gpu"] is False  # it is billed to the host
+    assert answer["parameters"]["chat_template"] == "chatml"
     assert launch.files == (Path("m.gguf"), Path("p.gguf"))
     assert [launch.maps(path) for path in launch.files] == [True, False]
 
 
 def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
     setup = replace(SERVER, load_mtp=True, draft_max=3)
-    told = make_settings(launch_of(Path("m.gguf"), setup=setup, load=Load(cache_k=Q8, cache_v=Q8)))
-    assert told["parameters"]["load_mtp"]
-    assert told["drafter"]["path"] is None
-    assert told["drafter"]["type"] == "COMMON_SPECULATIVE_TYPE_DRAFT_MTP"
-    assert told["drafter"]["enums"] == {}  # their cache is f16, as the bill has it
+    answer = make_settings(
+        launch_of(Path("m.gguf"), setup=setup, load=Load(cache_k=Q8, cache_v=Q8))
+    )
+    assert answer["parameters"]["load_mtp"]
+    assert answer["drafter"]["path"] is None
+    assert answer["drafter"]["type"] == "COMMON_SPECULATIVE_TYPE_DRAFT_MTP"
+    assert answer["drafter"]["enums"] == {}  # their cache is f16, as the bill has it
 
 
 @pytest.mark.parametrize(
@@ -199,10 +201,10 @@ def test_an_8_bit_cache_and_a_drafter_are_what_was_billed(model: Path, tmp_path:
         assert [row.part for row in rows if row.part != "compute" and not row.within] == []
         row = 128 // 32 * 34  # of 128 numbers, at 34 bytes for 32 of them
         assert bill.of(Component.KV_CACHE) == 8192 * (3 * (row + row) + 128 * 2 + row)
-        asked = {"prompt": "the quick", "n_predict": 16, "temperature": 0, "ignore_eos": True}
-        _, told = ask(running.address, "/completion", asked)
-        assert told["tokens_predicted"] == 16
-        assert told["timings"]["draft_n"] > 0  # it was asked
+        request = {"prompt": "the quick", "n_predict": 16, "temperature": 0, "ignore_eos": True}
+        _, answer = ask(running.address, "/completion", request)
+        assert answer["tokens_predicted"] == 16
+        assert answer["timings"]["draft_n"] > 0  # it was asked
 
 
 def test_a_window_of_sliding_layers_is_what_was_billed(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def small_adapter(path: Path, model: Path) -> Path:
     """A LoRA of rank 1 that adds one direction to all that the first layer gives, and much of it."""
     name = "blk.0.ffn_down.weight"
     tensors = model_of(model).header.tensors or ()
-    (shape,) = (one.shape for one in tensors if one.name == name)
+    (shape,) = (tensor.shape for tensor in tensors if tensor.name == name)
     random = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")
@@ -251,7 +253,7 @@ def test_what_the_log_does_not_tell_is_not_compared() -> None:
         backend="cpu",
         lines=tuple(map(line, ("", "drafter", "adapter", "projector"))),
     )
-    assert [one.part for one in logged_part(bill).lines] == ["", "drafter"]
+    assert [item.part for item in logged_part(bill).lines] == ["", "drafter"]
 
 
 def test_an_adapter_on_a_model_whose_template_is_broken(tmp_path: Path) -> None:
@@ -260,13 +262,13 @@ def test_an_adapter_on_a_model_whose_template_is_broken(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"chat template"):
         start(launch_of(path))
     adapter = small_adapter(tmp_path / "a.gguf", path)
-    asked = {"prompt": "the quick", "n_predict": 8, "temperature": 0, "ignore_eos": True}
+    request = {"prompt": "the quick", "n_predict": 8, "temperature": 0, "ignore_eos": True}
     with start(launch_of(path, adapters=(adapter,), chat=False)) as running:
         _, loaded = ask(running.address, "/lora-adapters")
-        assert [(one["path"], one["scale"]) for one in loaded] == [(str(adapter), 1.0)]
-        _, with_it = ask(running.address, "/completion", asked)
+        assert [(item["path"], item["scale"]) for item in loaded] == [(str(adapter), 1.0)]
+        _, with_it = ask(running.address, "/completion", request)
         without = {"lora": [{"id": 0, "scale": 0.0}]}
-        _, plain = ask(running.address, "/completion", asked | without)
+        _, plain = ask(running.address, "/completion", request | without)
     assert with_it["tokens_predicted"] == plain["tokens_predicted"] == 8
     assert with_it["content"] != plain["content"]
 
@@ -281,12 +283,12 @@ def test_a_projector_that_is_none(model: Path) -> None:
 
 def test_progress_is_told_when_there_is_some() -> None:
     def told(size_bytes: int, *held: int) -> list[str]:
-        said: list[str] = []
-        progress = Progress(title="m", size_bytes=size_bytes, tell=said.append)
+        messages: list[str] = []
+        progress = Progress(title="m", size_bytes=size_bytes, tell=messages.append)
         for resident_bytes in held:
             progress.show(Resident(when="now", resident_bytes=resident_bytes))
         progress.show(None)
-        return said
+        return messages
 
     assert told(4 * MIB, 36 * MIB, 37 * MIB, 36 * MIB, 39 * MIB) == [
         "loading m: 36.00 MiB in memory, file size 4.00 MiB"

@@ -36,10 +36,10 @@ def entry() -> Path:
 
 
 def read() -> bytes | None:
-    found = cache.load(URL)
-    if found is None:
+    result = cache.load(URL)
+    if result is None:
         return None
-    with found.prefix as prefix:
+    with result.prefix as prefix:
         prefix.seek(0)
         return prefix.read()
 
@@ -51,9 +51,9 @@ def test_every_flipped_bit_is_harmless_or_removes_the_entry(entry: Path) -> None
             damaged = bytearray(raw)
             damaged[place] ^= 1 << bit
             entry.write_bytes(damaged)
-            found = read()
-            assert found in {None, PREFIX}
-            assert entry.exists() is (found is not None)
+            result = read()
+            assert result in {None, PREFIX}
+            assert entry.exists() is (result is not None)
 
 
 @pytest.mark.parametrize("value", [[1], {}, 1.5, True, -1, math.inf, 10**400, "\n"])

@@ -84,11 +84,11 @@ QUANTS = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q4_K_XL.gguf", "m
     ],
 )
 def test_a_quantisation_is_found_however_it_is_spelt(quant: str | None, expected: str) -> None:
-    found = choose(*QUANTS, "README.md", quant=quant)
-    assert names(found.weights) == [expected]
-    assert found.container is Container.GGUF
-    assert found.label == f"org/name:{quant_tag(expected)}"
-    assert set(found.alternatives) == {quant_tag(name) for name in QUANTS} - {quant_tag(expected)}
+    result = choose(*QUANTS, "README.md", quant=quant)
+    assert names(result.weights) == [expected]
+    assert result.container is Container.GGUF
+    assert result.label == f"org/name:{quant_tag(expected)}"
+    assert set(result.alternatives) == {quant_tag(name) for name in QUANTS} - {quant_tag(expected)}
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_a_quantisation_is_found_however_it_is_spelt(quant: str | None, expected
 def test_without_a_quantisation_q4_k_m_then_q8_0_then_the_first(
     listing: tuple[str, ...], expected: str, *, noted: bool
 ) -> None:
-    found = choose(*listing)
-    assert names(found.weights) == [expected]
-    assert bool(found.notes) is noted
+    result = choose(*listing)
+    assert names(result.weights) == [expected]
+    assert bool(result.notes) is noted
 
 
 def test_a_quantisation_that_is_absent_names_those_that_are_there() -> None:
@@ -122,9 +122,9 @@ def test_a_quantisation_of_a_repository_without_gguf_is_not_found() -> None:
 
 def test_shards_are_one_model_in_order() -> None:
     listing = shards("Q4_K_M/m-Q4_K_M", 12) + shards("Q8_0/m-Q8_0", 20)
-    found = choose(*reversed(listing))
-    assert names(found.weights) == shards("Q4_K_M/m-Q4_K_M", 12)
-    assert found.alternatives == ("Q8_0",)
+    result = choose(*reversed(listing))
+    assert names(result.weights) == shards("Q4_K_M/m-Q4_K_M", 12)
+    assert result.alternatives == ("Q8_0",)
 
 
 def test_a_missing_shard_is_named() -> None:
@@ -144,21 +144,21 @@ def test_a_set_that_claims_a_million_shards_costs_nothing() -> None:
 
 
 def test_projectors_go_with_the_model_nearest_in_bits_first() -> None:
-    found = choose("m-Q4_K_M.gguf", "mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf")
-    assert names(found.weights) == ["m-Q4_K_M.gguf"]
-    assert names(found.projectors) == ["mmproj-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"]
-    assert found.alternatives == ()
+    result = choose("m-Q4_K_M.gguf", "mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf")
+    assert names(result.weights) == ["m-Q4_K_M.gguf"]
+    assert names(result.projectors) == ["mmproj-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"]
+    assert result.alternatives == ()
 
 
 def test_a_projector_in_another_folder_is_not_the_models() -> None:
-    found = choose("a/m-Q4_K_M.gguf", "a/mmproj-F16.gguf", "b/mmproj-F16.gguf", "mmproj-F16.gguf")
-    assert names(found.projectors) == ["a/mmproj-F16.gguf", "mmproj-F16.gguf"]
+    result = choose("a/m-Q4_K_M.gguf", "a/mmproj-F16.gguf", "b/mmproj-F16.gguf", "mmproj-F16.gguf")
+    assert names(result.projectors) == ["a/mmproj-F16.gguf", "mmproj-F16.gguf"]
 
 
 def test_where_models_share_a_folder_a_projector_belongs_to_its_namesake() -> None:
     listing = ("gemma-4b-Q4_K_M.gguf", "qwen-vl-Q4_K_M.gguf", "mmproj-qwen_vl-F16.gguf")
-    found = [choose(*listing, filename=name, origin=Origin.LOCAL) for name in listing[:2]]
-    assert [names(one.projectors) for one in found] == [[], ["mmproj-qwen_vl-F16.gguf"]]
+    results = [choose(*listing, filename=name, origin=Origin.LOCAL) for name in listing[:2]]
+    assert [names(item.projectors) for item in results] == [[], ["mmproj-qwen_vl-F16.gguf"]]
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_a_repository_with_one_quantisation_of_two_models_lists_them() -> None:
     with pytest.raises(NotFoundError, match="different models") as caught:
         choose("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf", "m-4b-Q8_0.gguf")
     assert caught.value.candidates == ("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf")
-    found = choose("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf", "m-4b-Q8_0.gguf", quant="Q8_0")
-    assert names(found.weights) == ["m-4b-Q8_0.gguf"]
+    result = choose("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf", "m-4b-Q8_0.gguf", quant="Q8_0")
+    assert names(result.weights) == ["m-4b-Q8_0.gguf"]
 
 
 SIDE = ("config.json", "tokenizer.json", "README.md")
@@ -220,30 +220,30 @@ SIDE = ("config.json", "tokenizer.json", "README.md")
 def test_a_safetensors_set_is_what_transformers_would_load(
     listing: list[str], weights: list[str]
 ) -> None:
-    found = choose(*SIDE, *listing)
-    assert found.container is Container.SAFETENSORS
-    assert names(found.weights) == weights
-    assert found.config is not None
-    assert found.label == "org/name"
+    result = choose(*SIDE, *listing)
+    assert result.container is Container.SAFETENSORS
+    assert names(result.weights) == weights
+    assert result.config is not None
+    assert result.label == "org/name"
 
 
 def test_what_lies_beside_the_weights_comes_along() -> None:
-    found = choose(
+    result = choose(
         *SIDE,
         *shards("model", 2, "safetensors"),
         "model.safetensors.index.json",
         "hf_quant_config.json",
     )
-    assert found.index is not None
-    assert found.index.name == "model.safetensors.index.json"
-    assert found.quantization is not None
-    assert found.quantization.name == "hf_quant_config.json"
+    assert result.index is not None
+    assert result.index.name == "model.safetensors.index.json"
+    assert result.quantization is not None
+    assert result.quantization.name == "hf_quant_config.json"
 
 
 def test_with_an_index_files_of_any_name_are_one_set() -> None:
     listing = ["layers-0.safetensors", "layers-1.safetensors", "other.safetensors"]
-    found = choose(*SIDE, *listing, "model.safetensors.index.json")
-    assert names(found.weights) == listing
+    result = choose(*SIDE, *listing, "model.safetensors.index.json")
+    assert names(result.weights) == listing
 
 
 def test_without_an_index_files_of_any_name_are_listed() -> None:
@@ -265,31 +265,31 @@ def test_without_an_index_files_of_any_name_are_listed() -> None:
 def test_in_a_mixed_repository_the_whole_original_comes_first(
     listing: tuple[str, ...], quant: str | None, container: Container
 ) -> None:
-    found = choose(*listing, "m-Q8_0.gguf", quant=quant)
-    assert found.container is container
-    assert found.alternatives == (("Q8_0",) if container is Container.SAFETENSORS else ())
+    result = choose(*listing, "m-Q8_0.gguf", quant=quant)
+    assert result.container is container
+    assert result.alternatives == (("Q8_0",) if container is Container.SAFETENSORS else ())
 
 
 def test_a_config_alone_is_a_geometry() -> None:
-    found = choose(*SIDE)
-    assert found.container is Container.CONFIG
-    assert found.weights == ()
-    assert found.config is not None
-    assert found.notes == ()
+    result = choose(*SIDE)
+    assert result.container is Container.CONFIG
+    assert result.weights == ()
+    assert result.config is not None
+    assert result.notes == ()
 
 
 def test_pickled_weights_are_not_read_and_the_config_still_is() -> None:
-    found = choose(*SIDE, "pytorch_model.bin")
-    assert found.container is Container.CONFIG
-    assert "pytorch_model.bin was not read" in found.notes[0]
+    result = choose(*SIDE, "pytorch_model.bin")
+    assert result.container is Container.CONFIG
+    assert "pytorch_model.bin was not read" in result.notes[0]
 
 
 def test_a_partly_cached_model_is_its_config() -> None:
     listing = [*SIDE, *shards("model", 5, "safetensors")[1:], "model.safetensors.index.json"]
-    found = choose(*listing, origin=Origin.HUB_CACHE)
-    assert found.container is Container.CONFIG
-    assert found.index is not None
-    assert found.notes
+    result = choose(*listing, origin=Origin.HUB_CACHE)
+    assert result.container is Container.CONFIG
+    assert result.index is not None
+    assert result.notes
     with pytest.raises(NotFoundError, match="00001"):
         choose(*listing)
 
@@ -335,7 +335,7 @@ def test_nothing_usable_lists_what_is_there() -> None:
     ],
 )
 def test_a_file_that_was_named_is_taken_with_its_set(filename: str, weights: list[str]) -> None:
-    found = choose(
+    result = choose(
         "m-Q8_0.gguf",
         "mmproj-F16.gguf",
         *shards("BF16/b-BF16", 2),
@@ -346,11 +346,11 @@ def test_a_file_that_was_named_is_taken_with_its_set(filename: str, weights: lis
         "sub/config.json",
         filename=filename,
     )
-    assert names(found.weights) == weights
+    assert names(result.weights) == weights
     if filename.startswith("sub/"):
-        assert found.config is not None
-        assert found.config.name == "sub/config.json"
-    assert (found.container is Container.CONFIG) is (weights == [])
+        assert result.config is not None
+        assert result.config.name == "sub/config.json"
+    assert (result.container is Container.CONFIG) is (weights == [])
 
 
 @pytest.mark.parametrize("filename", ["m-Q4_K_S.gguf", "nothing.gguf"])
@@ -427,11 +427,11 @@ def test_any_listing_is_a_model_of_its_own_files_or_one_of_our_errors(
     listing: list[str], quant: str | None, filename: str | None, origin: Origin
 ) -> None:
     try:
-        found = choose(*listing, quant=quant, filename=filename, origin=origin)
+        result = choose(*listing, quant=quant, filename=filename, origin=origin)
     except EdgekitError:
         return
-    parts = (*found.weights, *found.projectors, found.config, found.index, found.quantization)
+    parts = (*result.weights, *result.projectors, result.config, result.index, result.quantization)
     assert {part.name for part in parts if part} <= set(listing)
-    assert bool(found.weights) is (found.container is not Container.CONFIG)
-    assert len(set(names(found.weights))) == len(found.weights)
-    assert not set(names(found.projectors)) & set(names(found.weights))
+    assert bool(result.weights) is (result.container is not Container.CONFIG)
+    assert len(set(names(result.weights))) == len(result.weights)
+    assert not set(names(result.projectors)) & set(names(result.weights))

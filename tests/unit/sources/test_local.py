@@ -212,12 +212,12 @@ def test_a_home_is_expanded() -> None:
 
 def test_a_gguf_alone(tmp_path: Path) -> None:
     put(tmp_path, "m-Q4_K_M.gguf", data=b"GGUF" + bytes(60))
-    found = locate(str(tmp_path / "m-Q4_K_M.gguf"))
-    assert (found.container, found.origin) == (Container.GGUF, Origin.LOCAL)
-    assert found.label == "m-Q4_K_M.gguf"
-    assert found.reference == str(tmp_path / "m-Q4_K_M.gguf")
-    assert found.weights[0].size_bytes == 64
-    source = found.weights[0].open()
+    files = locate(str(tmp_path / "m-Q4_K_M.gguf"))
+    assert (files.container, files.origin) == (Container.GGUF, Origin.LOCAL)
+    assert files.label == "m-Q4_K_M.gguf"
+    assert files.reference == str(tmp_path / "m-Q4_K_M.gguf")
+    assert files.weights[0].size_bytes == 64
+    source = files.weights[0].open()
     assert source.read(0, 4) == b"GGUF"
     assert source.name == str(tmp_path / "m-Q4_K_M.gguf")
     source.close()
@@ -226,13 +226,13 @@ def test_a_gguf_alone(tmp_path: Path) -> None:
 def test_any_shard_means_the_set(tmp_path: Path) -> None:
     names = [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     put(tmp_path, *names, "other-00001-of-00003.gguf", "mmproj-F16.gguf")
-    found = locate(str(tmp_path / names[1]))
-    assert weights(found) == names
-    assert found.label == names[0]
-    assert found.projectors == ()  # it may be the other model's
+    files = locate(str(tmp_path / names[1]))
+    assert weights(files) == names
+    assert files.label == names[0]
+    assert files.projectors == ()  # it may be the other model's
     (tmp_path / "other-00001-of-00003.gguf").unlink()
-    found = locate(str(tmp_path / names[2]))
-    assert [file.name for file in found.projectors] == ["mmproj-F16.gguf"]
+    files = locate(str(tmp_path / names[2]))
+    assert [file.name for file in files.projectors] == ["mmproj-F16.gguf"]
 
 
 def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -253,13 +253,13 @@ def test_a_safetensors_file_brings_its_config_and_its_set(tmp_path: Path) -> Non
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     put(tmp_path, *names, "config.json", "model.safetensors.index.json", "extra.safetensors")
     for name in (names[0], "model.safetensors.index.json"):
-        found = locate(str(tmp_path / name))
-        assert found.container is Container.SAFETENSORS
-        assert weights(found) == names
-        assert found.config is not None
-        assert found.index is not None
-    found = locate(str(tmp_path / "extra.safetensors"))
-    assert weights(found) == ["extra.safetensors"]
+        files = locate(str(tmp_path / name))
+        assert files.container is Container.SAFETENSORS
+        assert weights(files) == names
+        assert files.config is not None
+        assert files.index is not None
+    files = locate(str(tmp_path / "extra.safetensors"))
+    assert weights(files) == ["extra.safetensors"]
 
 
 def test_a_config_means_geometry_and_its_folder_means_the_model(tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ def test_a_file_without_a_telling_name_is_known_by_its_start(
     tmp_path: Path, data: bytes, container: Container
 ) -> None:
     put(tmp_path, "sha256-abc", data=data)
-    found = locate(str(tmp_path / "sha256-abc"))
-    assert (found.container, weights(found)) == (container, ["sha256-abc"])
+    files = locate(str(tmp_path / "sha256-abc"))
+    assert (files.container, weights(files)) == (container, ["sha256-abc"])
 
 
 @pytest.mark.parametrize(
@@ -319,16 +319,16 @@ def test_a_folder_that_is_named_like_a_hub_model_wins(
 ) -> None:
     put(tmp_path, "org/name/config.json")
     monkeypatch.chdir(tmp_path)
-    found = locate("org/name")
-    assert (found.origin, found.label) == (Origin.LOCAL, "name")
+    files = locate("org/name")
+    assert (files.origin, files.label) == (Origin.LOCAL, "name")
 
 
 def test_a_folder_of_one_models_quantisations(tmp_path: Path) -> None:
     put(tmp_path, "m-Q8_0.gguf", "sub/m-Q4_K_M.gguf", "mmproj-F16.gguf", ".cache/m-Q4_K_M.gguf")
-    found = locate(str(tmp_path))
-    assert weights(found) == ["sub/m-Q4_K_M.gguf"]
-    assert found.alternatives == ("Q8_0",)
-    assert [file.name for file in found.projectors] == ["mmproj-F16.gguf"]
+    files = locate(str(tmp_path))
+    assert weights(files) == ["sub/m-Q4_K_M.gguf"]
+    assert files.alternatives == ("Q8_0",)
+    assert [file.name for file in files.projectors] == ["mmproj-F16.gguf"]
 
 
 def test_a_folder_of_several_models_lists_them(tmp_path: Path) -> None:
@@ -340,9 +340,9 @@ def test_a_folder_of_several_models_lists_them(tmp_path: Path) -> None:
 
 def test_a_folder_with_pickled_weights_is_its_config(tmp_path: Path) -> None:
     put(tmp_path, "config.json", "pytorch_model.bin")
-    found = locate(str(tmp_path))
-    assert found.container is Container.CONFIG
-    assert found.notes
+    files = locate(str(tmp_path))
+    assert files.container is Container.CONFIG
+    assert files.notes
 
 
 def test_a_folder_that_loops_is_walked_once(tmp_path: Path) -> None:
@@ -401,10 +401,10 @@ def cached(root: Path, *, ref: str | None, commits: tuple[str, ...]) -> Path:
 
 def test_a_cache_folder_means_its_main_revision(tmp_path: Path) -> None:
     folder = cached(tmp_path, ref=COMMIT, commits=("newest", COMMIT))
-    found = locate(str(folder))
-    assert (found.label, found.origin) == ("org/name", Origin.HUB_CACHE)
-    assert found.config is not None
-    assert COMMIT in found.config.open().name
+    files = locate(str(folder))
+    assert (files.label, files.origin) == ("org/name", Origin.HUB_CACHE)
+    assert files.config is not None
+    assert COMMIT in files.config.open().name
 
 
 @pytest.mark.parametrize("ref", [None, "gone", "../../..", "/", "x" * 200, "\xff"])
@@ -430,8 +430,8 @@ def test_a_revision_is_a_ref_or_a_commit_and_stays_inside(
 ) -> None:
     folder = cached(tmp_path, ref="newest", commits=("newest", "older"))
     put(folder, "refs/refs/pr/1", data=b"older\n")
-    found = snapshot_folder(folder, revision)
-    assert found == (None if expected is None else folder / "snapshots" / expected)
+    result = snapshot_folder(folder, revision)
+    assert result == (None if expected is None else folder / "snapshots" / expected)
 
 
 def test_a_cache_folder_without_a_snapshot_is_not_found(tmp_path: Path) -> None:

@@ -77,12 +77,12 @@ def pull(name: str, *layers: Any, blobs: str = "", store: Path | None = None) ->
 
 def test_ollamas_model_is_its_blob() -> None:
     pull("registry.ollama.ai/library/llama3.2/3b", layer(MODEL, "a"), blobs="a")
-    found = find_ollama(OllamaModel(name="llama3.2", tag="3b"))
-    assert found is not None
-    assert (found.label, found.origin) == ("llama3.2:3b", Origin.OLLAMA_STORE)
-    assert found.container is Container.GGUF
-    assert first_bytes(found) == b"GGUF"
-    assert found.projectors == ()
+    result = find_ollama(OllamaModel(name="llama3.2", tag="3b"))
+    assert result is not None
+    assert (result.label, result.origin) == ("llama3.2:3b", Origin.OLLAMA_STORE)
+    assert result.container is Container.GGUF
+    assert first_bytes(result) == b"GGUF"
+    assert result.projectors == ()
 
 
 def test_ollamas_names_ignore_case_and_default_to_latest() -> None:
@@ -100,9 +100,9 @@ def test_ollamas_projector_comes_along_and_other_hosts_are_known(
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     layers = (layer(MODEL, "a"), layer(PROJECTOR, "b"), layer("other; x=1", "c"))
     pull("hf.co/org/X-GGUF/Q4_K_M", *layers, blobs="ab", store=tmp_path)
-    found = locate("ollama:hf.co/org/X-GGUF:Q4_K_M", reach=OFFLINE)
-    assert found.label == "hf.co/org/X-GGUF:Q4_K_M"
-    assert len(found.projectors) == 1
+    files = locate("ollama:hf.co/org/X-GGUF:Q4_K_M", reach=OFFLINE)
+    assert files.label == "hf.co/org/X-GGUF:Q4_K_M"
+    assert len(files.projectors) == 1
 
 
 def test_a_blob_that_is_gone_says_so() -> None:
@@ -169,11 +169,11 @@ def test_lm_studios_models_are_found_by_repository_or_file() -> None:
     put(models, "pub/Repo-GGUF/mmproj-m-F16.gguf", "mlx/Other-4bit/config.json")
     put(models, "mlx/Other-4bit/model.safetensors")
     for name in ("pub/repo-gguf", "REPO-GGUF", "m-q4_k_m", "m-Q4_K_M.gguf"):
-        found = find_lm_studio(name)
-        assert found is not None
-        assert [file.name for file in found.weights] == ["m-Q4_K_M.gguf"]
-        assert [file.name for file in found.projectors] == ["mmproj-m-F16.gguf"]
-        assert (found.label, found.origin) == ("pub/Repo-GGUF:Q4_K_M", Origin.LM_STUDIO)
+        result = find_lm_studio(name)
+        assert result is not None
+        assert [file.name for file in result.weights] == ["m-Q4_K_M.gguf"]
+        assert [file.name for file in result.projectors] == ["mmproj-m-F16.gguf"]
+        assert (result.label, result.origin) == ("pub/Repo-GGUF:Q4_K_M", Origin.LM_STUDIO)
     other = find_lm_studio("other-4bit")
     assert other is not None
     assert other.container is Container.SAFETENSORS
@@ -196,13 +196,13 @@ def test_lm_studios_name_for_two_models_lists_both() -> None:
     assert caught.value.candidates == ("a/Repo/m-Q4_K_M.gguf", "b/Repo/m-Q4_K_M.gguf")
 
 
-@pytest.mark.parametrize("way", ["pointer", "cache", "settings"])
-def test_lm_studios_folder_is_found_wherever_it_was_moved(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("placement", ["pointer", "cache", "settings"])
+def test_lm_studios_folder_is_found_wherever_it_was_moved(tmp_path: Path, placement: str) -> None:
     home = Path.home()
-    if way == "pointer":
+    if placement == "pointer":
         put(home, ".lmstudio-home-pointer", data=f"{tmp_path}\n".encode())
         models = tmp_path / "models"
-    elif way == "settings":
+    elif placement == "settings":
         settings = json.dumps({"downloadsFolder": str(tmp_path / "moved")})
         put(home, ".lmstudio/settings.json", data=settings.encode())
         models = tmp_path / "moved"
@@ -241,10 +241,10 @@ def download(cache: Path, repo: str, *names: str, commit: str = COMMIT, ref: str
 def test_the_cache_holds_what_was_downloaded() -> None:
     assert find_hub_cached(HubModel(repo="org/name")) is None
     download(hub_cache_folder(), "org/name", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "config.json")
-    found = find_hub_cached(HubModel(repo="org/name", quant="q8_0"))
-    assert found is not None
-    assert (found.label, found.origin) == ("org/name:Q8_0", Origin.HUB_CACHE)
-    assert first_bytes(found) == b"GGUF"
+    result = find_hub_cached(HubModel(repo="org/name", quant="q8_0"))
+    assert result is not None
+    assert (result.label, result.origin) == ("org/name:Q8_0", Origin.HUB_CACHE)
+    assert first_bytes(result) == b"GGUF"
     named = find_hub_cached(HubModel(repo="org/name", filename="config.json"))
     assert named is not None
     assert named.container is Container.CONFIG
@@ -257,9 +257,9 @@ def test_a_broken_link_in_the_cache_is_not_there() -> None:
     cache = hub_cache_folder()
     download(cache, "org/name", "model.safetensors", "config.json")
     (cache / "models--org--name" / "blobs" / "model.safetensors").unlink()
-    found = find_hub_cached(HubModel(repo="org/name"))
-    assert found is not None
-    assert found.container is Container.CONFIG
+    result = find_hub_cached(HubModel(repo="org/name"))
+    assert result is not None
+    assert result.container is Container.CONFIG
     (cache / "models--org--name" / "blobs" / "config.json").unlink()
     assert find_hub_cached(HubModel(repo="org/name")) is None
 
@@ -322,10 +322,10 @@ def test_the_cache_is_where_huggingface_hub_has_it(
 def test_a_sample_is_the_header_of_a_file_of_its_real_size(
     tmp_path: Path, name: str, tensors: int
 ) -> None:
-    found = locate(f"sample:{name.upper()}")
-    assert (found.origin, found.container) == (Origin.SAMPLE, Container.GGUF)
-    source = found.weights[0].open()
-    assert source.size_bytes == found.weights[0].size_bytes
+    files = locate(f"sample:{name.upper()}")
+    assert (files.origin, files.container) == (Origin.SAMPLE, Container.GGUF)
+    source = files.weights[0].open()
+    assert source.size_bytes == files.weights[0].size_bytes
     # A file with a hole for its weights: gguf's own reader must find every tensor inside it.
     with (tmp_path / "m.gguf").open("wb") as out:
         out.write(source.read(0, 1_000_000))
@@ -415,8 +415,8 @@ def test_offline_a_hub_model_comes_from_the_cache_or_not_at_all(
     put(Path.home(), ".lmstudio/models/org/name/m-Q8_0.gguf")
     assert locate("org/name:q8_0", reach=reach).origin is Origin.LM_STUDIO
     download(hub_cache_folder(), "org/name", "config.json")
-    found = locate("hf.co/org/name", reach=reach)
-    assert (found.origin, found.reference) == (Origin.HUB_CACHE, "hf.co/org/name")
+    files = locate("hf.co/org/name", reach=reach)
+    assert (files.origin, files.reference) == (Origin.HUB_CACHE, "hf.co/org/name")
 
 
 @pytest.mark.parametrize("text", ["https://127.0.0.1:9/m.gguf", "llama3:8b", "ollama:x"])
@@ -457,9 +457,9 @@ def test_the_hubs_cache_is_read_where_the_hub_is_down_or_says_no(
     reach = Reach(connect_timeout_s=5.0, total_timeout_s=20.0, cache=False)
     download(hub_cache_folder(), "org/name", "config.json")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9" if down else refuser)  # 9: discard
-    found = locate("org/name", reach=reach)
-    assert found.origin is Origin.HUB_CACHE
-    assert "could not read it from Hugging Face" in found.notes[-1]
+    files = locate("org/name", reach=reach)
+    assert files.origin is Origin.HUB_CACHE
+    assert "could not read it from Hugging Face" in files.notes[-1]
     with pytest.raises(RemoteInspectError):
         locate("org/other", reach=reach)
 

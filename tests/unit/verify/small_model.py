@@ -46,7 +46,7 @@ def keys(*more: bytes) -> list[bytes]:
 
 def shapes() -> dict[str, list[int]]:
     """Innermost dimension first."""
-    found = {
+    result = {
         "token_embd.weight": [HIDDEN, len(TOKENS)],
         "output.weight": [HIDDEN, len(TOKENS)],
         "output_norm.weight": [HIDDEN],
@@ -63,8 +63,8 @@ def shapes() -> dict[str, list[int]]:
             "ffn_up": [HIDDEN, FEED_FORWARD],
             "ffn_down": [FEED_FORWARD, HIDDEN],
         }
-        found |= {f"blk.{block}.{name}.weight": shape for name, shape in of_block.items()}
-    return found
+        result |= {f"blk.{block}.{name}.weight": shape for name, shape in of_block.items()}
+    return result
 
 
 def tensor_bytes(shape: list[int]) -> int:

@@ -14,8 +14,8 @@ from edgekit.units import MIB
 def row(component: Component, predicted: int, measured: int) -> ComparedRow:
     line = MemoryLine(component=component, size_bytes=predicted, pool=HOST)
     bill = MemoryEstimate(engine="llama.cpp", backend="cpu", lines=(line,))
-    told = MeasuredBytes(low_bytes=measured, high_bytes=measured)
-    return next(one for one in compare(bill, {component: told}) if one.part == component.value)
+    answer = MeasuredBytes(low_bytes=measured, high_bytes=measured)
+    return next(item for item in compare(bill, {component: answer}) if item.part == component.value)
 
 
 @pytest.mark.parametrize(

@@ -52,15 +52,17 @@ def test_make_parameters_of_october_2026() -> None:
 
 
 def test_make_parameters_of_may_2026() -> None:
-    asked = request(hostnames=["::1"], load_mtp=False, cors_origins="*")
-    made = make_parameters(wheel("hostname", "use_mmap"), asked)
+    requested = request(hostnames=["::1"], load_mtp=False, cors_origins="*")
+    made = make_parameters(wheel("hostname", "use_mmap"), requested)
     assert (made.model.path, made.hostname, made.use_mmap) == ("m.gguf", "::1", False)
 
 
-@pytest.mark.parametrize("asked", [{"load_mtp": True}, {"cors_origins": "localhost"}, {"n_ctx": 5}])
-def test_make_parameters_does_not_drop_what_the_wheel_cannot_do(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "requested", [{"load_mtp": True}, {"cors_origins": "localhost"}, {"n_ctx": 5}]
+)
+def test_make_parameters_does_not_drop_what_the_wheel_cannot_do(requested: dict[str, Any]) -> None:
     with pytest.raises(AttributeError):
-        make_parameters(wheel("hostname", "use_mmap"), request(**asked))
+        make_parameters(wheel("hostname", "use_mmap"), request(**requested))
 
 
 WATCHER = """
@@ -76,7 +78,7 @@ sys.addaudithook(note)
 def test_a_running_child_has_not_imported_edgekit(tmp_path: Path, job: str) -> None:
     pytest.importorskip("xllamacpp")
     (tmp_path / "sitecustomize.py").write_text(WATCHER)
-    asked = {
+    requested = {
         **request(port=0, embedding=job == "embed", n_ctx=64, n_threads_http=1, warmup=False),
         "model": str(small_model(tmp_path / "model.gguf")),
         "parent": os.getpid(),
@@ -87,7 +89,7 @@ def test_a_running_child_has_not_imported_edgekit(tmp_path: Path, job: str) -> N
     }
     log: list[str] = []
     path = {"PYTHONPATH": str(tmp_path)}
-    child = start_child(job, asked, environment=NO_DEVICES | path, on_line=log.append)
+    child = start_child(job, requested, environment=NO_DEVICES | path, on_line=log.append)
     try:
         message = child.message(PATIENCE_S)
         while job == "serve" and message is not None and "address" not in message:

@@ -55,10 +55,10 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_to(size_bytes: int) -> None:
         def predict(*asked: Any) -> MemoryEstimate:
-            found = estimate(*asked)
-            others = [line for line in found.lines if line.component is not Component.COMPUTE]
+            bill = estimate(*asked)
+            others = [line for line in bill.lines if line.component is not Component.COMPUTE]
             line = MemoryLine(component=Component.COMPUTE, size_bytes=size_bytes, pool=HOST)
-            return replace(found, lines=(*others, line))
+            return replace(bill, lines=(*others, line))
 
         monkeypatch.setattr(llamacpp, "estimate", predict)
 
@@ -126,20 +126,20 @@ def test_the_text_names_both_versions_and_every_part(
 
 def test_json_has_its_documented_shape(capsys: pytest.CaptureFixture[str], model: str) -> None:
     _, out, _ = ask(capsys, model, "--json", "-c", "300", "-np", "2", "-no-kvu")
-    found = json.loads(out)
-    assert set(found) == NAMES
-    assert [row["part"] for row in found["parts"]] == PARTS
-    assert all(set(row) == ROW for row in (*found["parts"], found["total"]))
-    cache = found["parts"][1]
+    result = json.loads(out)
+    assert set(result) == NAMES
+    assert [row["part"] for row in result["parts"]] == PARTS
+    assert all(set(row) == ROW for row in (*result["parts"], result["total"]))
+    cache = result["parts"][1]
     # 2 sequences x 256 cells x 2 layers x (K 32 + V 32) x 2 bytes
     assert cache["predicted_bytes"] == 2 * 256 * 2 * (32 + 32) * 2
     assert cache["difference_bytes"] == 0
     assert cache["within"] is True
-    assert found["engine"]["resolved"]["n_ctx_seq"] == "256"
-    assert found["engine"]["mode"] == "server"
-    total = sum(row["predicted_bytes"] for row in found["parts"])
-    assert found["total"]["predicted_bytes"] == total
-    assert found["within"] is all(row["within"] for row in found["parts"])
+    assert result["engine"]["resolved"]["n_ctx_seq"] == "256"
+    assert result["engine"]["mode"] == "server"
+    total = sum(row["predicted_bytes"] for row in result["parts"])
+    assert result["total"]["predicted_bytes"] == total
+    assert result["within"] is all(row["within"] for row in result["parts"])
 
 
 def test_load_tells_the_memory_of_the_process(
@@ -147,7 +147,7 @@ def test_load_tells_the_memory_of_the_process(
 ) -> None:
     _, out, _ = ask(capsys, model, "--json", "--load")
     steps = json.loads(out)["resident"]
-    assert [one["when"] for one in steps][-1] == "8 tokens decoded"
+    assert [step["when"] for step in steps][-1] == "8 tokens decoded"
     assert steps[-1]["resident_bytes"] > 10 * MIB
     _, out, _ = ask(capsys, model, "--load")
     assert "memory of the process" in out
@@ -169,15 +169,15 @@ def test_errors_have_their_code(
 ) -> None:
     if "GPU" in message and Path("/dev/nvidia0").exists():
         pytest.skip("this machine has a GPU: what is tested is its absence")
-    found, out, err = ask(capsys, *(word.format(model) for word in words))
-    assert (found, out) == (code, "")
+    result, out, err = ask(capsys, *(word.format(model) for word in words))
+    assert (result, out) == (code, "")
     assert message in err
 
 
 def test_without_an_engine(
     capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    none = tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
+    none = tuple(replace(placement, is_here=lambda: False) for placement in binding.METHODS)
     monkeypatch.setattr(binding, "METHODS", none)
     code, out, err = ask(capsys, model, "--json")
     assert code == 5

@@ -78,13 +78,13 @@ def off(found: Verification) -> dict[str, int]:
 )
 def test_five_kinds_are_within_bounds(model: str) -> None:
     """Compute too, in whatever version of llama.cpp is installed."""
-    found = ask(recorded(model), context_tokens=8192)
-    assert set(off(found).values()) == {0}
-    assert found.within, found.rows[-1]
-    assert found.notes == ()
+    result = ask(recorded(model), context_tokens=8192)
+    assert set(off(result).values()) == {0}
+    assert result.within, result.rows[-1]
+    assert result.notes == ()
 
 
-ALL = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
+ALL = sorted({model["model"] for model in models() if model["quant"] == "Q4_K_M"})
 # Dense, sliding, per-layer inputs, latent, experts, and each kind of state.
 SOME = [
     "llama-3.2-1b", "gemma-3-4b", "gemma-3n-e4b", "deepseek-v2-lite", "llama-4-scout",
@@ -102,11 +102,11 @@ LOADS = {
 def test_compute_is_what_the_newest_version_known_tells(
     model: str, load: dict[str, object]
 ) -> None:
-    found = ask(recorded(model), **load)
-    if answered_version(found.answer.version) != (NEWEST, None):
-        pytest.skip(f"xllamacpp {found.answer.version} is another version")
-    assert found.rules_version == version_name(NEWEST, None)
-    assert {row.part: row.difference_bytes for row in found.rows if row.difference_bytes} == {}
+    result = ask(recorded(model), **load)
+    if answered_version(result.answer.version) != (NEWEST, None):
+        pytest.skip(f"xllamacpp {result.answer.version} is another version")
+    assert result.rules_version == version_name(NEWEST, None)
+    assert {row.part: row.difference_bytes for row in result.rows if row.difference_bytes} == {}
 
 
 FURTHER = {row["file"]: row["data_bytes"] for row in rows("llama_cpp_more.jsonl.gz")}
@@ -126,10 +126,10 @@ UNASKED = (
 )
 def test_further_architectures_of_the_newest_version(file: str) -> None:
     head = header_bytes(f"{file}.head.gz", DATA / "headers_more")
-    found = ask(gguf_files(f"{file}.gguf", head, FURTHER[file]), context_tokens=2048)
-    if answered_version(found.answer.version) != (NEWEST, None):
-        pytest.skip(f"xllamacpp {found.answer.version} is another version")
-    assert {row.part: row.difference_bytes for row in found.rows if row.difference_bytes} == {}
+    result = ask(gguf_files(f"{file}.gguf", head, FURTHER[file]), context_tokens=2048)
+    if answered_version(result.answer.version) != (NEWEST, None):
+        pytest.skip(f"xllamacpp {result.answer.version} is another version")
+    assert {row.part: row.difference_bytes for row in result.rows if row.difference_bytes} == {}
 
 
 @pytest.mark.parametrize(
@@ -147,25 +147,25 @@ def test_further_architectures_of_the_newest_version(file: str) -> None:
 )
 def test_weights_caches_and_output_are_exact(model: str, load: dict[str, object]) -> None:
     types = {side: cache_type(str(load[side])) for side in ("cache_k", "cache_v") if side in load}
-    found = ask(recorded(model), **(load | types))
-    assert set(off(found).values()) == {0}
-    assert found.notes == ()
-    assert found.rows[-1].measured.resolution_bytes < 0.01 * MIB
+    result = ask(recorded(model), **(load | types))
+    assert set(off(result).values()) == {0}
+    assert result.notes == ()
+    assert result.rows[-1].measured.resolution_bytes < 0.01 * MIB
 
 
 def test_a_model_without_a_cache_has_none() -> None:
-    found = ask(recorded("all-minilm-l6-v2", "F16"), context_tokens=512)
-    assert off(found)["kv cache"] == 0
-    assert found.rows[1].measured.high_bytes == 0
+    result = ask(recorded("all-minilm-l6-v2", "F16"), context_tokens=512)
+    assert off(result)["kv cache"] == 0
+    assert result.rows[1].measured.high_bytes == 0
 
 
 def test_the_engine_is_told_apart_from_the_rules() -> None:
-    found = ask(small())
-    assert found.rules_version == version_name(*answered_version(found.answer.version))
-    assert found.answer.through == "xllamacpp"
-    assert "(llama.cpp " in found.answer.version
-    assert found.answer.resolved["n_seq_max"] == "4"
-    assert found.mode == "server"
+    result = ask(small())
+    assert result.rules_version == version_name(*answered_version(result.answer.version))
+    assert result.answer.through == "xllamacpp"
+    assert "(llama.cpp " in result.answer.version
+    assert result.answer.resolved["n_seq_max"] == "4"
+    assert result.mode == "server"
 
 
 def test_shards_are_one_model() -> None:
@@ -185,26 +185,26 @@ def test_a_prediction_that_is_off_is_outside() -> None:
     def short_by_a_mebibyte(*asked: object) -> object:
         from edgekit.engines.llamacpp.estimate import estimate
 
-        found = estimate(*asked)  # type: ignore[arg-type]
+        result = estimate(*asked)  # type: ignore[arg-type]
         lines = [
             replace(line, size_bytes=line.size_bytes - MIB // 2)
             if line.component is Component.KV_CACHE
             else line
-            for line in found.lines
+            for line in result.lines
         ]
-        return replace(found, lines=tuple(lines))
+        return replace(result, lines=tuple(lines))
 
     files = recorded("llama-3.2-1b")
-    found = verify_model(
+    result = verify_model(
         files,
         Load(context_tokens=4096),
         LlamaCppSetup(),
         method=SERVER,
         predict=short_by_a_mebibyte,  # type: ignore[arg-type]
     )
-    cache = found.rows[1]
+    cache = result.rows[1]
     assert not cache.within
-    assert not found.within
+    assert not result.within
     assert -16 * MIB // 2 <= cache.difference_bytes < -15 * MIB // 2
 
 
@@ -309,11 +309,11 @@ def test_llama_fit_params_is_asked_by_its_flags(
         "print('sched_reserve:        CPU compute buffer size =     1.00 MiB')\n"
         "print('common_memory_breakdown_print: |   - Host |      1 =     0 +       0 +       1       |')\n"
     )
-    found = ask_tool(tool(tmp_path, monkeypatch, body))
-    assert found.answer.through == "llama-fit-params"
-    assert found.answer.version == "0.5.0-dev (build 1, commit 0c1e570)"
-    assert found.mode == "library"
-    assert set(off(found).values()) == {0}
+    result = ask_tool(tool(tmp_path, monkeypatch, body))
+    assert result.answer.through == "llama-fit-params"
+    assert result.answer.version == "0.5.0-dev (build 1, commit 0c1e570)"
+    assert result.mode == "library"
+    assert set(off(result).values()) == {0}
 
 
 def test_words_of_llama_fit_params() -> None:
@@ -349,7 +349,7 @@ def test_words_of_llama_fit_params() -> None:
 def test_what_llama_fit_params_cannot_be_asked(
     load: dict[str, object], setup: dict[str, object], *, really: bool
 ) -> None:
-    asked = LoadQuestion(
+    request = LoadQuestion(
         path=Path("m.gguf"),
         load=Load(**load),  # type: ignore[arg-type]
         setup=LlamaCppSetup(**setup),  # type: ignore[arg-type]
@@ -357,13 +357,13 @@ def test_what_llama_fit_params_cannot_be_asked(
         timeout_s=30.0,
     )
     with pytest.raises(UsageError, match=r"llama-fit-params cannot .*: use xllamacpp"):
-        binding.fit_tool_request(asked)
+        binding.fit_tool_request(request)
 
 
 def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is over when the tool has said something, however long that takes to start."""
     spoken = tmp_path / "spoken"
-    way = tool(
+    placement = tool(
         tmp_path,
         monkeypatch,
         f"print('error: thinking', flush=True)\nopen({str(spoken)!r}, 'x').close()\ntime.sleep(600)",
@@ -379,7 +379,7 @@ def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(
         EngineError, match=r"did not answer within 0.7 s \(--engine-timeout\): error: thinking"
     ):
-        ask_tool(way, timeout_s=0.7)
+        ask_tool(placement, timeout_s=0.7)
     spoken.unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["llama-fit-params"]
 
@@ -400,7 +400,9 @@ def test_an_engine_that_floods_is_read_in_pieces(
 
 def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        binding, "METHODS", tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
+        binding,
+        "METHODS",
+        tuple(replace(placement, is_here=lambda: False) for placement in binding.METHODS),
     )
     with pytest.raises(
         EngineError,
@@ -427,13 +429,13 @@ def test_a_gpu_that_is_not_there() -> None:
 
 def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
     files = locate_path(small_model.write_model(tmp_path))
-    found = verify_model(files, Load(), LlamaCppSetup(), method=SERVER, really=True)
-    held = {one.when: one for one in found.resident}
+    result = verify_model(files, Load(), LlamaCppSetup(), method=SERVER, really=True)
+    held = {item.when: item for item in result.resident}
     steps = ["started", "weights loaded", "context created", "8 tokens decoded"]
     assert list(held) in (steps, [steps[0], *steps[2:]])  # the second may pass too quickly
     sizes = [held[when].resident_bytes for when in (steps[0], *steps[2:])]
     assert 10 * MIB < sizes[0] < sizes[1] <= sizes[2] < 500 * MIB
-    assert all(one.anonymous_bytes and one.file_bytes for one in held.values())
+    assert all(item.anonymous_bytes and item.file_bytes for item in held.values())
 
 
 def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

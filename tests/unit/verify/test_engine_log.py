@@ -47,10 +47,10 @@ common_memory_breakdown_print: |   - Host                 |                   29
 
 
 def read(log: str, *more: str) -> EngineLog:
-    found = EngineLog()
+    result = EngineLog()
     for line in (*log.splitlines(keepends=True), *more):
-        found.add(line)
-    return found
+        result.add(line)
+    return result
 
 
 def test_a_printed_number_is_an_interval() -> None:

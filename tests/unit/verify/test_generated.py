@@ -28,18 +28,18 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_only_the_header_is_read() -> None:
     source = BytesSource(WHOLE)
-    (found,) = hollow_out(model_files(source))
+    (result,) = hollow_out(model_files(source))
     assert source.furthest == HEADER
-    assert found == HollowFile(name="model", header=WHOLE[:HEADER], size_bytes=len(WHOLE))
+    assert result == HollowFile(name="model", header=WHOLE[:HEADER], size_bytes=len(WHOLE))
     assert source.closed
 
 
 def test_a_remote_header_is_fetched_once() -> None:
     source = GrowingSource(WHOLE[:HEADER], size_bytes=10**9)
     files = model_files(source, origin=Origin.URL)
-    (found,) = hollow_out(files)
+    (result,) = hollow_out(files)
     assert source.requests == [(0, 524_288)]
-    again = read_header(files_of(files, [found]))
+    again = read_header(files_of(files, [result]))
     assert source.requests == [(0, 524_288)]
     assert again.header_bytes == HEADER
     assert again.file_bytes == 10**9
@@ -66,7 +66,7 @@ def test_shards_have_the_names_that_llama_cpp_looks_for(temporary: Path) -> None
     three = [HollowFile(name=str(i), header=b"GGUF", size_bytes=100 + i) for i in range(3)]
     with on_disk(three) as path:
         assert path.name == "model-00001-of-00003.gguf"
-        sizes = {one.name: one.stat().st_size for one in path.parent.iterdir()}
+        sizes = {item.name: item.stat().st_size for item in path.parent.iterdir()}
     assert sizes == {f"model-0000{i + 1}-of-00003.gguf": 100 + i for i in range(3)}
 
 
@@ -151,9 +151,9 @@ def test_every_shard_has_its_own_header() -> None:
         small_model.model_bytes(part, key("split.no", UINT16, i), *split)
         for i, part in enumerate((names[:5], names[5:]))
     ]
-    found = hollow_out(model_files(*map(BytesSource, shards)))
-    assert [file.size_bytes for file in found] == [len(shard) for shard in shards]
+    result = hollow_out(model_files(*map(BytesSource, shards)))
+    assert [file.size_bytes for file in result] == [len(shard) for shard in shards]
     assert all(
         shard.startswith(file.header) and not any(shard[len(file.header) :])
-        for file, shard in zip(found, shards, strict=True)
+        for file, shard in zip(result, shards, strict=True)
     )

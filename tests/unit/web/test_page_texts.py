@@ -54,12 +54,12 @@ class Literal:
 
 
 def literals(script: str) -> Iterator[Literal]:
-    for found in TOKEN.finditer(script):
-        if found[0][0] not in "\"'`":
+    for result in TOKEN.finditer(script):
+        if result[0][0] not in "\"'`":
             continue
-        before = script[max(0, found.start() - 80) : found.start()].replace("\n", " ")
-        text = re.sub(r"\$\{(?:[^{}]|\{[^{}]*\})*\}", "", found[0][1:-1])
-        yield Literal(script.count("\n", 0, found.start()) + 1, before, text)
+        before = script[max(0, result.start() - 80) : result.start()].replace("\n", " ")
+        text = re.sub(r"\$\{(?:[^{}]|\{[^{}]*\})*\}", "", result[0][1:-1])
+        yield Literal(script.count("\n", 0, result.start()) + 1, before, text)
 
 
 def is_class_list(one: Literal) -> bool:
@@ -84,8 +84,10 @@ def is_text(one: Literal) -> bool:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_holds_no_text_of_its_own(name: str) -> None:
     script = (ASSETS / name).read_text(encoding="utf-8")
-    found = [f"{name}:{one.line}: {one.text}" for one in literals(script) if is_text(one)]
-    assert not found, "move these to texts.js:\n" + "\n".join(found)
+    results = [
+        f"{name}:{literal.line}: {literal.text}" for literal in literals(script) if is_text(literal)
+    ]
+    assert not results, "move these to texts.js:\n" + "\n".join(results)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +104,13 @@ def test_script_holds_no_text_of_its_own(name: str) -> None:
     ],
 )
 def test_text_in_a_script_is_found(script: str) -> None:
-    assert any(is_text(one) for one in literals(script))
+    assert any(is_text(literal) for literal in literals(script))
 
 
 def groups(texts: str) -> dict[str, set[str]]:
     """The names of each group: COMMON -> {"auto", "cancel", ...}."""
-    found = re.findall(r"^export const ([A-Z_]+) = \{\n(.*?)^\};", texts, re.MULTILINE | re.DOTALL)
-    return {group: set(re.findall(r"^  (\w+):", body, re.MULTILINE)) for group, body in found}
+    result = re.findall(r"^export const ([A-Z_]+) = \{\n(.*?)^\};", texts, re.MULTILINE | re.DOTALL)
+    return {group: set(re.findall(r"^  (\w+):", body, re.MULTILINE)) for group, body in result}
 
 
 def test_texts_and_scripts_name_the_same() -> None:

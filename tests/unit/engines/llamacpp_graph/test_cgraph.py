@@ -19,7 +19,7 @@ def test_sources_come_first_and_from_left_to_right() -> None:
     graph = Graph()
     graph.expand(top)
     assert [node.op for node in graph.nodes] == ["SCALE", "UNARY", "MUL", "ADD"]
-    assert [one.name for one in graph.leafs] == ["b", "a", "c"]
+    assert [item.name for item in graph.leafs] == ["b", "a", "c"]
 
 
 def test_what_is_there_already_stays_where_it_is() -> None:

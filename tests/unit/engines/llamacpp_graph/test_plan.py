@@ -34,7 +34,11 @@ from edgekit.errors import RefusedError
 from edgekit.model.types import Model
 
 NAMES = sorted(
-    {one["model"] for one in models() if one["quant"] == "Q4_K_M" and family_of(one["arch"])}
+    {
+        model["model"]
+        for model in models()
+        if model["quant"] == "Q4_K_M" and family_of(model["arch"])
+    }
 )
 
 
@@ -104,7 +108,7 @@ def test_a_graph_that_llama_cpp_has_no_room_for() -> None:
 
 
 def without(model: Model, name: str) -> Model:
-    tensors = tuple(one for one in model.header.tensors or () if one.name != name)
+    tensors = tuple(item for item in model.header.tensors or () if item.name != name)
     return Model(header=replace(model.header, tensors=tensors), geometry=model.geometry)
 
 
@@ -166,9 +170,9 @@ def test_a_second_question_is_cheap() -> None:
         header=shared.header, geometry=shared.geometry
     )  # of which nothing is prepared yet
     compute_bytes(model, context(model, context_tokens=4096))
-    asked = [context(model, context_tokens=8192 + 256 * i) for i in range(20)]
+    requests = [context(model, context_tokens=8192 + 256 * i) for i in range(20)]
     prepared = model.prepared(PreparedGraphs)
     before = len(prepared.plans), len(prepared.structures)
-    for at in asked:
+    for at in requests:
         compute_bytes(model, at)
     assert (len(prepared.plans), len(prepared.structures)) == before == (1, 1)

@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.plan import LayerStretch, sample_layers
 def test_kept(keys: str, layers: list[int], stretches: list[tuple[int, ...]]) -> None:
     kept = sample_layers(keys)
     assert list(kept.layers) == layers
-    assert list(kept.stretches) == [LayerStretch(*one) for one in stretches]
+    assert list(kept.stretches) == [LayerStretch(*stretch) for stretch in stretches]
 
 
 def test_layers_that_are_all_different_are_all_built() -> None:

@@ -97,7 +97,7 @@ def test_inputs_come_first() -> None:
 def test_a_block_that_shrinks_gives_its_tail_back() -> None:
     """Flash attention on a GPU takes more than its result; who writes over it does not."""
     buffer = Buffer(
-        name="GPU", alignment=128, extra_bytes=lambda one: 1000 if one.op == "NORM" else 0
+        name="GPU", alignment=128, extra_bytes=lambda item: 1000 if item.op == "NORM" else 0
     )
     log = traced(ggml.scale(ggml.norm(leaf(32, T))), buffer=buffer)
     (_, taken, whole, _), (_, kept, _, tail) = log.parts[0][1], log.parts[0][-1]

@@ -182,9 +182,9 @@ def test_a_folder_that_lies_in_memory(models: dict[str, Path]) -> None:
 
 
 def test_a_disk_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
-    found = measure(tmp_path)
-    assert found.read_bytes_per_s > MIB
-    assert found.write_bytes_per_s > MIB
+    result = measure(tmp_path)
+    assert result.read_bytes_per_s > MIB
+    assert result.write_bytes_per_s > MIB
     assert not list(tmp_path.iterdir())
 
 

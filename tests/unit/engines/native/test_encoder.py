@@ -75,11 +75,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def written(folder: Path, architecture: str, **shape: Any) -> Path:
-    asked = {**SMALL, "kind": "F32", **shape}
-    asked.setdefault(
-        "kv_heads", 2 if architecture in {"qwen2", "qwen3", "llama"} else asked["heads"]
+    request = {**SMALL, "kind": "F32", **shape}
+    request.setdefault(
+        "kv_heads", 2 if architecture in {"qwen2", "qwen3", "llama"} else request["heads"]
     )
-    return write_model(folder / f"{architecture}.gguf", architecture, **asked)
+    return write_model(folder / f"{architecture}.gguf", architecture, **request)
 
 
 def assert_close(ours: Floats, straight: Wide) -> None:
@@ -200,16 +200,16 @@ def test_many_callers_share_one_encoder(tmp_path: Path) -> None:
     path = written(tmp_path, "llama")
     expected = encoded(path, TEXTS)
     with opened(path, threads=2) as (encoder, _, _):
-        found = [np.empty((len(TEXTS), encoder.width), np.float32) for _ in range(6)]
+        results = [np.empty((len(TEXTS), encoder.width), np.float32) for _ in range(6)]
         callers = [
             threading.Thread(target=encoder.encode, args=(TEXTS, into, lambda _share: None))
-            for into in found
+            for into in results
         ]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
-    assert all(np.array_equal(into, expected) for into in found)
+    assert all(np.array_equal(into, expected) for into in results)
 
 
 # --- progress, and being called off
@@ -261,7 +261,7 @@ def test_an_encoder_that_was_closed_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ([], "text 1: it has no tokens"),
         ([1_000_000], "text 1: token 1000000 is not one of the model's"),
@@ -269,8 +269,8 @@ def test_an_encoder_that_was_closed_says_so(tmp_path: Path) -> None:
         ([5] * 513, r"text 1: 513 tokens; the limit is 512 \(the model's context length\)"),
     ],
 )
-def test_texts_that_cannot_be_run(text: list[int], said: str, tmp_path: Path) -> None:
-    with pytest.raises(TextError, match=said):
+def test_texts_that_cannot_be_run(text: list[int], message: str, tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=message):
         encoded(written(tmp_path, "bert"), [[5], text])
 
 
@@ -287,7 +287,7 @@ def test_encode_names_weights_that_are_not_finite(
     name: str, budget: int | None, tmp_path: Path
 ) -> None:
     path = written(tmp_path, "qwen2")
-    tensor = next(found for found in gguf.GGUFReader(path).tensors if found.name == name)
+    tensor = next(result for result in gguf.GGUFReader(path).tensors if result.name == name)
     row = 0 if name.endswith("norm.weight") else 7
     with path.open("r+b") as file:
         file.seek(tensor.data_offset + row * 64 * 4)

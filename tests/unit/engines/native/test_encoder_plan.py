@@ -183,7 +183,7 @@ def test_plan_counts_other_lines(tmp_path: Path) -> None:
 
 
 def told_bytes(message: str) -> list[int]:
-    return [parse_size(found) for found in re.findall(r"[\d.]+ [KMG]iB", message)]
+    return [parse_size(result) for result in re.findall(r"[\d.]+ [KMG]iB", message)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -82,7 +82,7 @@ def test_our_vectors_are_llamacpps(case: str, tmp_path: Path) -> None:
     pooling = Pooling.LAST if decoder and "pooling" not in shape else None
     theirs = llamacpp_vectors(path, texts, "last" if pooling else None)
     for kernels in dict.fromkeys((choose_kernels().name, "numpy")):
-        found = ours(path, texts, pooling, kernels)
-        assert cosines(found, theirs).min() >= least, kernels
-        lengths = np.linalg.norm(found, axis=1) / np.linalg.norm(theirs, axis=1)
+        result = ours(path, texts, pooling, kernels)
+        assert cosines(result, theirs).min() >= least, kernels
+        lengths = np.linalg.norm(result, axis=1) / np.linalg.norm(theirs, axis=1)
         assert np.abs(lengths - 1).max() < 0.01, kernels

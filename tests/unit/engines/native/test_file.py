@@ -22,9 +22,9 @@ CONTENT = bytes(range(256)) * 1_000
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    found = tmp_path / "model.gguf"
-    found.write_bytes(CONTENT)
-    return found
+    result = tmp_path / "model.gguf"
+    result.write_bytes(CONTENT)
+    return result
 
 
 @pytest.fixture(params=["by offset", "by seeking"])

@@ -57,27 +57,27 @@ def model(keys: Sequence[bytes], tensors: Sequence[bytes] = (ONE,), data_bytes: 
 @pytest.mark.parametrize("name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"], ids=["bert", "lfm2"])
 def test_walk_equals_the_header_reader(name: str, tmp_path: Path) -> None:
     header = header_bytes(f"{name}.novocab.gguf.head.gz")
-    found = scanned(tmp_path, header, size_bytes=4 * 10**9)
+    result = scanned(tmp_path, header, size_bytes=4 * 10**9)
     with WeightFile(tmp_path / "model.gguf", Limits()) as file:
         whole = read_gguf(file)
     assert whole.tensors is not None
-    assert tuple(found.tensors.values()) == whole.tensors
-    assert found.tensor_count == len(whole.tensors)
+    assert tuple(result.tensors.values()) == whole.tensors
+    assert result.tensor_count == len(whole.tensors)
     architecture = whole.keys["general.architecture"]
     for kept, value in whole.keys.items():
-        if kept.startswith((f"{architecture}.", "tokenizer.")) and kept not in found.arrays:
-            assert found.keys[kept] == value
-    assert {kept: found.arrays[kept] for kept in whole.arrays} == dict(whole.arrays)
+        if kept.startswith((f"{architecture}.", "tokenizer.")) and kept not in result.arrays:
+            assert result.keys[kept] == value
+    assert {kept: result.arrays[kept] for kept in whole.arrays} == dict(whole.arrays)
 
 
 def test_scan_header_stores_only_selected_tensors_and_the_first_names(tmp_path: Path) -> None:
     tensors = [entry(f"blk.{n}.weight", [32], F32, 128 * n) for n in range(20)]
     content = model(ARCHITECTURE, tensors, data_bytes=128 * 20)
-    found = scanned(tmp_path, content, lambda name: name == "blk.7.weight")
-    assert list(found.tensors) == ["blk.7.weight"]
-    assert found.tensors["blk.7.weight"].offset == len(content) - 128 * 20 + 128 * 7
-    assert found.tensor_count == 20
-    assert found.first_names == tuple(f"blk.{n}.weight" for n in range(8))
+    result = scanned(tmp_path, content, lambda name: name == "blk.7.weight")
+    assert list(result.tensors) == ["blk.7.weight"]
+    assert result.tensors["blk.7.weight"].offset == len(content) - 128 * 20 + 128 * 7
+    assert result.tensor_count == 20
+    assert result.first_names == tuple(f"blk.{n}.weight" for n in range(8))
 
 
 KEYS = {  # key: whether it is kept in a model of the architecture "llama"
@@ -92,9 +92,9 @@ KEYS = {  # key: whether it is kept in a model of the architecture "llama"
 
 
 def test_only_keys_of_the_model_and_its_vocabulary_are_kept(tmp_path: Path) -> None:
-    found = scanned(tmp_path, model([*ARCHITECTURE, *(key(name, STRING, "x") for name in KEYS)]))
+    result = scanned(tmp_path, model([*ARCHITECTURE, *(key(name, STRING, "x") for name in KEYS)]))
     kept = {name for name, wanted in KEYS.items() if wanted}
-    assert set(found.keys) == {"general.architecture", "llama.block_count", *kept}
+    assert set(result.keys) == {"general.architecture", "llama.block_count", *kept}
 
 
 def test_keys_before_the_architecture_are_kept_too(tmp_path: Path) -> None:
@@ -114,29 +114,29 @@ def test_arrays_of_the_vocabulary_are_places_that_lead_to_them(tmp_path: Path) -
             key("tokenizer.ggml.add_bos_token", BOOL, 1),
         ]
     )
-    found = scanned(tmp_path, content)
-    place = found.arrays["tokenizer.ggml.tokens"]
+    result = scanned(tmp_path, content)
+    place = result.arrays["tokenizer.ggml.tokens"]
     raw = content[place.offset : place.end]
     assert (place.element, place.count) == ("string", 4)
     assert raw == b"".join(struct.pack("<Q", len(word.encode())) + word.encode() for word in words)
-    place = found.arrays["tokenizer.ggml.scores"]
+    place = result.arrays["tokenizer.ggml.scores"]
     assert (place.element, place.count) == ("float32", 2)
     assert struct.unpack("<2f", content[place.offset : place.end]) == (0.5, -1.0)
-    place = found.arrays["tokenizer.ggml.token_type"]
+    place = result.arrays["tokenizer.ggml.token_type"]
     assert struct.unpack("<3i", content[place.offset : place.end]) == (1, 2, 3)
-    place = found.arrays["llama.long"]
+    place = result.arrays["llama.long"]
     assert content[place.offset : place.end] == bytes([7] * 513)
-    assert found.keys["llama.head_count_kv"] == (4, 8)
-    assert found.keys["tokenizer.ggml.add_bos_token"] is True
+    assert result.keys["llama.head_count_kv"] == (4, 8)
+    assert result.keys["tokenizer.ggml.add_bos_token"] is True
 
 
 @pytest.mark.parametrize("length", [2_048, 2_049, 65_000, 1_000_000])
 def test_a_long_text_is_passed_over(tmp_path: Path, length: int) -> None:
-    found = scanned(
+    result = scanned(
         tmp_path, model([*ARCHITECTURE, key("tokenizer.chat_template", STRING, "x" * length)])
     )
-    assert ("tokenizer.chat_template" in found.keys) == (length <= 2_048)
-    assert list(found.tensors) == ["token_embd.weight"]
+    assert ("tokenizer.chat_template" in result.keys) == (length <= 2_048)
+    assert list(result.tensors) == ["token_embd.weight"]
 
 
 class Recorder(WeightFile):
@@ -172,11 +172,11 @@ def test_the_walk_works_in_less_than_100_kib_and_reads_32_at_a_time(tmp_path: Pa
         )  # what is imported on first use
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
-        found = scan_header(file, selects=lambda name: name == "token_embd.weight")
+        result = scan_header(file, selects=lambda name: name == "token_embd.weight")
         held, peak = (size - before for size in tracemalloc.get_traced_memory())
         tracemalloc.stop()
     print(f"scan_header: {peak / KIB:.1f} KiB at its peak, {held / KIB:.1f} KiB kept")
-    assert found.arrays["tokenizer.ggml.merges"].count == 70_000
+    assert result.arrays["tokenizer.ggml.merges"].count == 70_000
     assert file.longest <= 32 * KIB
     assert peak < 64 * KIB
     assert held < 16 * KIB

@@ -28,13 +28,13 @@ def greedy(engine: StreamEngine) -> Sampler:
 
 def by_hand(path: Path, count: int) -> list[int]:
     """The best token, fed again."""
-    found: list[int] = []
+    result: list[int] = []
     with session(path) as engine:
         logits = engine.feed(PROMPT)
-        while len(found) < count:
-            found.append(int(logits.argmax()))
-            logits = engine.feed([found[-1]])
-    return found
+        while len(result) < count:
+            result.append(int(logits.argmax()))
+            logits = engine.feed([result[-1]])
+    return result
 
 
 def test_the_best_token_each_time(model: Path) -> None:
@@ -80,14 +80,14 @@ def test_generate_refuses_a_prompt_that_does_not_fit(model: Path) -> None:
 
 def test_the_same_seed_makes_the_same_text(model: Path) -> None:
     sampling = Sampling(temperature=1.2, seed=5)
-    found = []
+    results = []
     with session(model) as engine:
         for _ in range(2):
             engine.reset()
             sampler = Sampler(sampling, engine.vocabulary)
-            found.append(list(generate(engine, PROMPT, sampler, max_tokens=20, stop=NONE)))
-    assert found[0] == found[1]
-    assert len(set(found[0])) > 5
+            results.append(list(generate(engine, PROMPT, sampler, max_tokens=20, stop=NONE)))
+    assert results[0] == results[1]
+    assert len(set(results[0])) > 5
 
 
 def test_a_token_of_the_prompt_counts_as_a_repetition(model: Path) -> None:

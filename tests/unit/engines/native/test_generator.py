@@ -61,11 +61,11 @@ def test_the_chunk_does_not_change_the_result(
 
     A sum in another order may be rounded to the next code, so a little is left of what packing does.
     """
-    found = []
+    results = []
     for kind, chunk in (("f32", 1), ("f32", 3), ("f32", 64), (cache, 1), (cache, 3), (cache, 64)):
         with session(models[name], cache=kind, chunk=chunk) as engine:
-            found.append(engine.feed(TOKENS).copy())
-    exact, *others, packed, three, many = found
+            results.append(engine.feed(TOKENS).copy())
+    exact, *others, packed, three, many = results
     for other in others:
         np.testing.assert_allclose(other, exact, atol=2e-5)
     lost = np.abs(packed - exact).mean()
@@ -268,14 +268,14 @@ def test_engine_continues_after_an_interrupt(models: dict[str, Path], name: str)
         expected = steps(engine, TOKENS)
         engine.feed([7], looks.append)
         engine.reset()
-        found = []
+        results = []
         for place, token in enumerate(TOKENS):
             with pytest.raises(CancelledError):
                 engine.feed([7], Stop(place * 5 % len(looks)))
             assert engine.position == place
             assert not engine.needs_reset
-            found.append(engine.feed([token]).copy())
-    np.testing.assert_allclose(np.stack(found), expected, atol=1e-6)
+            results.append(engine.feed([token]).copy())
+    np.testing.assert_allclose(np.stack(results), expected, atol=1e-6)
 
 
 @pytest.mark.usefixtures("_every_look")
@@ -346,8 +346,8 @@ def test_ctrl_c_waits_until_all_threads_do(models: dict[str, Path]) -> None:
             bell.join()
             assert signal.getsignal(signal.SIGINT) is handler
             assert engine.position in {0, 4, 8}
-            found = engine.feed(tokens[engine.position :])
-            np.testing.assert_allclose(found, expected, atol=1e-5)
+            result = engine.feed(tokens[engine.position :])
+            np.testing.assert_allclose(result, expected, atol=1e-5)
     assert started_since(before) == 0
 
 

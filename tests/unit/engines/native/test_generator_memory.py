@@ -31,11 +31,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def billed(plan: StreamPlan) -> Counter[str]:
     """All lines but the one that the sampler allocates."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for line in plan.lines:
         if line_key(line) != "sampler":
-            found[line_key(line)] += line.size_bytes
-    return +found
+            result[line_key(line)] += line.size_bytes
+    return +result
 
 
 ROLLS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ def _arrays(engine: StreamEngine) -> int:
     """Every array that owns its memory and is reachable from the engine, found without knowing where they are."""
     import numpy as np
 
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     seen: set[int] = set()
     todo: list[Any] = [engine]
     while todo:
@@ -78,7 +78,7 @@ def _arrays(engine: StreamEngine) -> int:
         if isinstance(one, np.ndarray):
             while one.base is not None and isinstance(one.base, np.ndarray):
                 one = one.base
-            found[id(one)] = one.nbytes
+            result[id(one)] = one.nbytes
         elif isinstance(one, dict):
             todo += one.values()
         elif isinstance(one, list | tuple | set | frozenset):
@@ -89,7 +89,7 @@ def _arrays(engine: StreamEngine) -> int:
             todo += getattr(one, "__dict__", {}).values()
         elif type(one).__name__ == "Thread":  # holds the buffers of its worker
             todo.append(getattr(one, "_args", None))
-    return sum(found.values())
+    return sum(result.values())
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 30_000, None])

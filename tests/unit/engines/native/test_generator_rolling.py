@@ -126,6 +126,6 @@ def _resident_bytes() -> int:
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("resident memory is read from /proc")
-    found = re.search(r"VmRSS:\s+(\d+)", status.read_text())
-    assert found is not None
-    return int(found[1]) * KIB
+    result = re.search(r"VmRSS:\s+(\d+)", status.read_text())
+    assert result is not None
+    return int(result[1]) * KIB

@@ -187,8 +187,8 @@ def test_all_kernels_agree_on_any_bits(name: str, data: st.DataObject) -> None:
     kind = by_name(name)
     raw = data.draw(st.binary(min_size=kind.block_bytes, max_size=8 * kind.block_bytes))
     raw = raw[: len(raw) // kind.block_bytes * kind.block_bytes]
-    told = {outcome(name, raw, which) for which in names()}
-    assert len(told) == 1
+    answer = {outcome(name, raw, which) for which in names()}
+    assert len(answer) == 1
 
 
 def outcome(name: str, raw: bytes, which: str) -> bytes | int:

@@ -105,18 +105,18 @@ def test_q8_0_equals_ggml_bit_for_bit(kernels: Kernels) -> None:
     blocks, wanted = stored(kernels, "q8_0", x).reshape(-1, 34), wanted.reshape(-1, 34)
     # Of the least floats GGML takes infinity for an integer, which is another one on each kind of CPU: times a scale
     # of 0, it is 0 everywhere.
-    told = np.abs(x.reshape(-1, 32)).max(axis=1) > 127 / np.finfo(np.float32).max
-    assert blocks[told].tobytes() == wanted[told].tobytes()
+    answer = np.abs(x.reshape(-1, 32)).max(axis=1) > 127 / np.finfo(np.float32).max
+    assert blocks[answer].tobytes() == wanted[answer].tobytes()
     assert blocks[:, :2].tobytes() == wanted[:, :2].tobytes()
-    assert not blocks[~told, :2].any()
-    assert 0 < np.count_nonzero(~told) < 20
+    assert not blocks[~answer, :2].any()
+    assert 0 < np.count_nonzero(~answer) < 20
 
 
 def ggml_function(name: str) -> Callable[[int, int, int], None]:
-    found = find_spec("xllamacpp")
-    assert found is not None
-    assert found.origin is not None
-    (library,) = Path(found.origin).parent.glob("xllamacpp*.so")
+    result = find_spec("xllamacpp")
+    assert result is not None
+    assert result.origin is not None
+    (library,) = Path(result.origin).parent.glob("xllamacpp*.so")
     function = getattr(ctypes.CDLL(str(library)), name)
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     function.restype = None
@@ -335,9 +335,9 @@ def test_scores_far_apart(kernels: Kernels) -> None:
     """exp of the largest score would be infinite, and that of the others nothing."""
     run = Run(Case(cells=300, query_position=300))
     run.q *= 1000
-    found = run.whole(kernels)
-    assert np.isfinite(found).all()
-    assert np.abs(found - run.exact()).max() < 1e-3  # scores of 1e4 have steps of 1e-3
+    result = run.whole(kernels)
+    assert np.isfinite(result).all()
+    assert np.abs(result - run.exact()).max() < 1e-3  # scores of 1e4 have steps of 1e-3
 
 
 # ---- laws
@@ -463,11 +463,11 @@ def test_attention_nan_query_affects_only_itself(kernels: Kernels, tokens: int) 
     run = Run(Case(tokens=tokens))
     fine = run.whole(kernels)
     run.q[0, 5] = np.nan
-    found = run.whole(kernels)
+    result = run.whole(kernels)
     head = run.case.head_dim
-    assert np.isnan(found[0, :head]).all()
-    assert (found[:, head:] == fine[:, head:]).all()
-    assert (found[1:] == fine[1:]).all()
+    assert np.isnan(result[0, :head]).all()
+    assert (result[:, head:] == fine[:, head:]).all()
+    assert (result[1:] == fine[1:]).all()
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
@@ -482,11 +482,11 @@ def test_attention_nan_cell_affects_only_queries_that_see_it(
     cell[:4] = np.array([np.nan], "<f4").view(np.uint8)  # of key head 0
     if kind != "f32":
         cell[:2] = np.array([np.nan], "<f2").view(np.uint8)
-    found = run.whole(kernels)
+    result = run.whole(kernels)
     before, own = slice(0, 31 - 20), slice(0, case.group * case.head_dim)
-    assert (found[before] == fine[before]).all()
-    assert not np.isfinite(found[11:, own]).all(axis=1).any()
-    assert (found[:, own.stop :] == fine[:, own.stop :]).all()
+    assert (result[before] == fine[before]).all()
+    assert not np.isfinite(result[11:, own]).all(axis=1).any()
+    assert (result[:, own.stop :] == fine[:, own.stop :]).all()
 
 
 @pytest.mark.parametrize("kind", CACHE_KINDS)

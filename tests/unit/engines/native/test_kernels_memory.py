@@ -59,9 +59,9 @@ before = held_bytes()
 kernels.dequantize(by_name("IQ2_S"), bytes(82), into)
 print(before, held_bytes() - before)
 """
-    told = subprocess.run(
+    run_ = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    before, more = map(int, told.stdout.split())
+    before, more = map(int, run_.stdout.split())
     assert before < 4 * KIB
     assert more == 33_792

@@ -76,7 +76,7 @@ def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("block_count", None, "qwen2.block_count is missing, so this is not an embedding model"),
         ("block_count", 0, "block_count is 0, but must be at least 1"),
@@ -125,8 +125,8 @@ def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_
         ("context_length", None, "context_length is missing"),
     ],
 )
-def test_keys_that_lie_or_ask_for_more(key: str, value: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(HeaderError, match=said):
+def test_keys_that_lie_or_ask_for_more(key: str, value: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(HeaderError, match=message):
         read_model(with_keys(header_of(tmp_path, "qwen2"), **{key: value}))
 
 

@@ -50,7 +50,7 @@ def with_tensor(model: Model, name: str, kind: str, *shape: int) -> Model:
     own = by_name(kind)
     size = own.row_bytes(math.prod(shape))
     more = Tensor(name=name, type=own, shape=shape, size_bytes=size, offset=0)
-    others = tuple(one for one in model.header.tensors or () if one.name != name)
+    others = tuple(item for item in model.header.tensors or () if item.name != name)
     header = replace(model.header, tensors=(*others, more))
     return Model(header=header, geometry=model.geometry)
 
@@ -130,7 +130,7 @@ def test_a_base_for_the_layers_with_a_window() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"logit_scale": 0.5}, "logit_scale"),
@@ -145,8 +145,10 @@ def test_a_base_for_the_layers_with_a_window() -> None:
         ({"attn_logit_softcapping": 50.0}, "the built-in engine does not support"),
     ],
 )
-def test_model_refuses_keys_that_would_change_the_result(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
+def test_model_refuses_keys_that_would_change_the_result(
+    keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RefusedError, match=message):
         stream_model(with_keys(recorded("gemma-3-1b"), **keys))
 
 
@@ -230,16 +232,16 @@ def changed(model: Model, **header: Any) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("header", "kind", "said"),
+    ("header", "kind", "message"),
     [
         ({"big_endian": True}, RefusedError, "gguf_convert_endian.py"),
         ({"tensors": None}, HeaderError, "read the whole header"),
     ],
 )
 def test_model_refuses_unsupported_files(
-    header: dict[str, Any], kind: type[EdgekitError], said: str
+    header: dict[str, Any], kind: type[EdgekitError], message: str
 ) -> None:
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         estimate(changed(recorded("llama-3.1-8b"), **header), Load(), SETUP)
 
 

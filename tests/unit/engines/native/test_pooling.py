@@ -38,14 +38,14 @@ def test_the_file_says_how(told: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({}, r"does not state a pooling: set pooling= \(--pooling\) mean, cls or last"),
         ({"bert.pooling_type": 0}, r"says no pooling \(bert.pooling_type is 0\): set"),
     ],
 )
-def test_a_file_that_does_not_say_is_not_guessed_at(keys: dict[str, int], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_file_that_does_not_say_is_not_guessed_at(keys: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         choose_pooling(keys, "bert", None)
     assert choose_pooling(keys, "bert", Pooling.LAST) is Pooling.LAST
 

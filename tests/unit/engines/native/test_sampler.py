@@ -60,11 +60,11 @@ def sampler_after(sampling: Sampling, vocabulary: int, recent: Sequence[int] = (
 
 
 def check(logits: Floats, sampling: Sampling, recent: Sequence[int] = ()) -> None:
-    told = sampler_after(sampling, len(logits), recent).probabilities(logits)
+    answer = sampler_after(sampling, len(logits), recent).probabilities(logits)
     expected, margin = reference(logits, sampling, recent)
     if margin > 1e-9:  # else either is right
-        assert list(told) == [token for token in expected if expected[token] > 0]
-    for token, share in told.items():
+        assert list(answer) == [token for token in expected if expected[token] > 0]
+    for token, share in answer.items():
         assert share == pytest.approx(expected.get(token, 0.0), rel=1e-5, abs=1e-8)
 
 
@@ -135,9 +135,9 @@ def test_kept_tokens_of_large_vocabularies(name: str, changes: dict[str, Any]) -
     """By number of tokens and where the order breaks off: a reference with all of them is slow in Python."""
     logits, sampling = LARGE[name], replace(EVERYTHING, **changes)
     sampler = Sampler(sampling, len(logits))
-    told = sampler.probabilities(logits)
+    answer = sampler.probabilities(logits)
     before = logits.copy()
-    assert {sampler.sample(logits) for _ in range(5)} <= set(told)
+    assert {sampler.sample(logits) for _ in range(5)} <= set(answer)
     np.testing.assert_array_equal(logits, before)
     order = np.lexsort((np.arange(len(logits)), -logits))
     order = order[logits[order] > -np.inf][: sampling.top_k or None]
@@ -148,8 +148,8 @@ def test_kept_tokens_of_large_vocabularies(name: str, changes: dict[str, Any]) -
         count = int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1
     if sampling.min_p:
         count = min(count, int((weights >= sampling.min_p).sum()))
-    assert list(told) == order[:count].tolist()
-    np.testing.assert_allclose(list(told.values()), weights[:count] / sums[count - 1], rtol=1e-9)
+    assert list(answer) == order[:count].tolist()
+    np.testing.assert_allclose(list(answer.values()), weights[:count] / sums[count - 1], rtol=1e-9)
 
 
 # --- how often each comes
@@ -183,11 +183,11 @@ def test_tokens_come_as_often_as_they_should(changes: dict[str, Any]) -> None:
     shares = np.array(list(expected.values()))
     seen = counts[list(expected)]
     common = shares * draws >= 5  # the rest are counted together
-    told = np.append(seen[common], seen[~common].sum())
+    answer = np.append(seen[common], seen[~common].sum())
     wanted = np.append(shares[common], shares[~common].sum()) * draws
-    told, wanted = told[wanted > 0], wanted[wanted > 0]
-    freedom = len(told) - 1
-    assert ((told - wanted) ** 2 / wanted).sum() < freedom + 4 * math.sqrt(2 * freedom)
+    answer, wanted = answer[wanted > 0], wanted[wanted > 0]
+    freedom = len(answer) - 1
+    assert ((answer - wanted) ** 2 / wanted).sum() < freedom + 4 * math.sqrt(2 * freedom)
 
 
 def test_draws_reach_over_chunks() -> None:
@@ -242,8 +242,8 @@ def test_a_tiny_temperature_is_nearly_greedy(temperature: float) -> None:
 
 def test_a_huge_temperature_makes_all_alike() -> None:
     logits = np.array([-3e38, 0, 3e38], np.float32)
-    told = Sampler(replace(EVERYTHING, temperature=1e308), 3).probabilities(logits)
-    assert list(told.values()) == pytest.approx([1 / 3] * 3)
+    answer = Sampler(replace(EVERYTHING, temperature=1e308), 3).probabilities(logits)
+    assert list(answer.values()) == pytest.approx([1 / 3] * 3)
 
 
 # --- the penalty
@@ -258,19 +258,19 @@ def test_a_token_seen_before_is_divided_or_multiplied_once(
 ) -> None:
     sampling = replace(EVERYTHING, repeat_penalty=penalty)
     logits = np.array([logit, 0.0], np.float32)
-    told = sampler_after(sampling, 2, [0, 0, 0]).probabilities(logits)
-    assert told[0] / told[1] == pytest.approx(math.exp(after))
+    answer = sampler_after(sampling, 2, [0, 0, 0]).probabilities(logits)
+    assert answer[0] / answer[1] == pytest.approx(math.exp(after))
 
 
 def test_penalty_looks_back_over_its_window() -> None:
     logits = np.array([5.0, 4.0, 3.0, 2.0], np.float32)
     sampling = Sampling(temperature=0, repeat_penalty=100, repeat_last=2)
     sampler = Sampler(sampling, 4)
-    found = []
+    results = []
     for _ in range(7):
-        found.append(sampler.sample(logits))
-        sampler.accept(found[-1])
-    assert found == [0, 1, 2, 0, 1, 2, 0]
+        results.append(sampler.sample(logits))
+        sampler.accept(results[-1])
+    assert results == [0, 1, 2, 0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(repeat_last=0, repeat_penalty=9), Sampling()])
@@ -314,10 +314,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("placement", WAYS)
 @pytest.mark.parametrize("count", [3, 5_000, 2 * CHUNK_TOKENS + 1])
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (math.nan, "a logit is nan"),
         (math.inf, "a logit is inf"),
@@ -325,31 +325,33 @@ WAYS = {
     ],
 )
 def test_sampler_refuses_logits_without_a_choice(
-    way: str, count: int, value: float, said: str
+    placement: str, count: int, value: float, message: str
 ) -> None:
     logits = np.full(count, -math.inf if value == -math.inf else 0.5, np.float32)
     logits[count // 2] = value
-    with pytest.raises(WeightsError, match=said):
-        Sampler(WAYS[way], count).sample(logits)
+    with pytest.raises(WeightsError, match=message):
+        Sampler(WAYS[placement], count).sample(logits)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("placement", WAYS)
 @pytest.mark.parametrize("count", [1, 3, 5_000, 2 * CHUNK_TOKENS + 1])
 @pytest.mark.parametrize("value", [-3.4028235e38, -1.0, 0.0, 3.4028235e38])
-def test_one_finite_logit_is_the_answer(way: str, count: int, value: float) -> None:
+def test_one_finite_logit_is_the_answer(placement: str, count: int, value: float) -> None:
     logits = np.full(count, -math.inf, np.float32)
     logits[count // 2] = value
-    assert Sampler(WAYS[way], count).sample(logits) == count // 2
+    assert Sampler(WAYS[placement], count).sample(logits) == count // 2
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("placement", WAYS)
 @pytest.mark.parametrize("value", [-3.4028235e38, -0.0, 1e-45, 3.4028235e38])
-def test_all_equal_logits(way: str, value: float) -> None:
+def test_all_equal_logits(placement: str, value: float) -> None:
     logits = np.full(2 * CHUNK_TOKENS, value, np.float32)
-    told = Sampler(WAYS[way], len(logits)).probabilities(logits)
+    answer = Sampler(WAYS[placement], len(logits)).probabilities(logits)
     kept = {"greedy": 1, "default": 38, "top-p": math.ceil(0.9 * len(logits)), "many": 2000}
-    assert list(told) == list(range(kept.get(way, len(logits))))  # 38 of 40 are 0.95 of them
-    assert {*told.values()} == {1 / len(told)}
+    assert list(answer) == list(
+        range(kept.get(placement, len(logits)))
+    )  # 38 of 40 are 0.95 of them
+    assert {*answer.values()} == {1 / len(answer)}
 
 
 def test_a_vocabulary_of_one() -> None:
@@ -363,8 +365,8 @@ def test_tokens_that_cannot_come_are_not_listed() -> None:
     """One column in four has a token that can come, and more are asked for."""
     logits = np.full(3 * 4096, -math.inf, np.float32)
     logits[4096:8192:4] = 1.0
-    found = Chooser(len(logits)).best(logits, BEST_TOKENS)
-    assert found.tolist() == list(range(4096, 8192, 4))
+    result = Chooser(len(logits)).best(logits, BEST_TOKENS)
+    assert result.tolist() == list(range(4096, 8192, 4))
     logits[4096:8192:8] = -math.inf
     assert len(Chooser(len(logits)).best(logits, BEST_TOKENS)) == 512
 

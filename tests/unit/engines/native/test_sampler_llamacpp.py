@@ -48,18 +48,20 @@ def replies(path: Path) -> tuple[NDArray[np.float32], list[dict[int, float]]]:
         "logit_bias": [[number, False] for number in banned],
         "seed": 3,
     }
-    asked = [
-        {FIELDS.get(field, field): value for field, value in way.items()}
+    requests = [
+        {FIELDS.get(field, field): value for field, value in placement.items()}
         | {"post_sampling_probs": True}
-        for way in WAYS
+        for placement in WAYS
     ]
-    told = llamacpp_replies(path, [("/completion", common | more) for more in ({}, *asked)])
+    told = llamacpp_replies(path, [("/completion", common | more) for more in ({}, *requests)])
     chances = [reply["completion_probabilities"][0] for reply in told]
     logits = np.full(len(vocabulary.tokens), -np.inf, np.float32)
-    for one in chances[0]["top_logprobs"]:
-        logits[one["id"]] = one["logprob"]
+    for top_logprob in chances[0]["top_logprobs"]:
+        logits[top_logprob["id"]] = top_logprob["logprob"]
     logits[banned] = -np.inf
-    return logits, [{one["id"]: one["prob"] for one in row["top_probs"]} for row in chances[1:]]
+    return logits, [
+        {top_prob["id"]: top_prob["prob"] for top_prob in row["top_probs"]} for row in chances[1:]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +83,14 @@ def shift_of(logits: NDArray[np.float32], theirs: dict[int, float], penalty: flo
     return logit - float(logits[seen])
 
 
-@pytest.mark.parametrize("number", range(len(WAYS)), ids=[str(way) for way in WAYS])
+@pytest.mark.parametrize("number", range(len(WAYS)), ids=[str(placement) for placement in WAYS])
 def test_llama_cpp_keeps_the_same_tokens(told: Any, number: int) -> None:
     logits, rows = told
-    way, theirs = WAYS[number], rows[number]
-    if penalty := way.get("repeat_penalty"):
+    placement, theirs = WAYS[number], rows[number]
+    if penalty := placement.get("repeat_penalty"):
         row = rows[WAYS.index(OFF | {"repeat_penalty": penalty})]
         logits = logits + np.float32(shift_of(logits, row, penalty))
-    sampler = Sampler(Sampling(**way, seed=1), len(logits))
+    sampler = Sampler(Sampling(**placement, seed=1), len(logits))
     for token in PROMPT:
         sampler.accept(token)
     ours = sampler.probabilities(logits)

@@ -70,9 +70,9 @@ def token_bytes(vocabulary: int, changes: dict[str, Any], deviation: float) -> i
 @pytest.mark.parametrize("row", TABLE)
 def test_a_token_allocates_no_more_than_the_table_says(row: str) -> None:
     changes, deviation, allowed_bytes = TABLE[row]
-    found = token_bytes(VOCABULARY, changes, deviation)
-    assert found <= allowed_bytes + OBJECTS_BYTES
-    assert found <= token_bytes(SMALL, changes, deviation) + allowed_bytes // 8 + OBJECTS_BYTES
+    result = token_bytes(VOCABULARY, changes, deviation)
+    assert result <= allowed_bytes + OBJECTS_BYTES
+    assert result <= token_bytes(SMALL, changes, deviation) + allowed_bytes // 8 + OBJECTS_BYTES
 
 
 def test_the_measure_sees_what_numpy_allocates() -> None:

@@ -76,11 +76,11 @@ def test_the_whole_window_of_the_same_with_every_layer_full() -> None:
 
 
 def test_layers_with_a_window_hold_no_more_than_it() -> None:
-    found = bill(gemma(), Load(context_tokens=32_768))
-    assert found.of(Component.KV_CACHE) == 4 * 32_768 * 2 * 256 * 2
-    assert found.of(Component.SLIDING_KV_CACHE) == 22 * 512 * 2 * 256 * 2
-    assert dict(found.facts)["cells"] == 32_768
-    assert dict(found.facts)["sliding_cells"] == 512
+    result = bill(gemma(), Load(context_tokens=32_768))
+    assert result.of(Component.KV_CACHE) == 4 * 32_768 * 2 * 256 * 2
+    assert result.of(Component.SLIDING_KV_CACHE) == 22 * 512 * 2 * 256 * 2
+    assert dict(result.facts)["cells"] == 32_768
+    assert dict(result.facts)["sliding_cells"] == 512
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_layers_with_a_window_hold_no_more_than_it() -> None:
 )
 def test_keys_and_values_have_each_their_type(keys: str, values: str, row: int) -> None:
     load = Load(context_tokens=1000, cache_k=cache_type(keys), cache_v=cache_type(values))
-    found = bill(llama(), load)
-    assert found.kv_cache_bytes == 32 * 1000 * row  # nothing is padded
-    assert by_array(found)["staging"] == 64 * row
+    result = bill(llama(), load)
+    assert result.kv_cache_bytes == 32 * 1000 * row  # nothing is padded
+    assert by_array(result)["staging"] == 64 * row
 
 
 def test_no_context_means_the_native_one() -> None:
@@ -108,8 +108,8 @@ def test_no_context_means_the_native_one() -> None:
 
 
 def test_every_array_of_an_8b() -> None:
-    found = by_array(bill(llama()))
-    assert found == {
+    result = by_array(bill(llama()))
+    assert result == {
         "norms and biases": (32 * 2 + 1) * 4096 * 4 + 64 * 4,  # and the factors of its turns
         "cache": 32 * 2048 * 2 * 1024 * 2,
         "logits": 128_256 * 4,
@@ -159,11 +159,11 @@ def test_plan_keeps_smaller_matrices_if_not_all_fit() -> None:
 
 def test_every_line_is_exact_and_on_the_host() -> None:
     for model in (gemma(), llama()):
-        found = bill(model, keep_bytes=None, rolling=True, sinks=4)
-        assert {line.basis for line in found.lines} == {Basis.EXACT}
-        assert {line.pool for line in found.lines} == {HOST}
-        assert all(line.size_bytes > 0 and line.because for line in found.lines)
-        assert (found.engine, found.backend) == ("stream", "cpu")
+        result = bill(model, keep_bytes=None, rolling=True, sinks=4)
+        assert {line.basis for line in result.lines} == {Basis.EXACT}
+        assert {line.pool for line in result.lines} == {HOST}
+        assert all(line.size_bytes > 0 and line.because for line in result.lines)
+        assert (result.engine, result.backend) == ("stream", "cpu")
 
 
 def test_plan_chunk_is_no_longer_than_the_cache() -> None:
@@ -184,12 +184,12 @@ def test_threads_are_as_many_as_cores_up_to_eight() -> None:
 def test_the_bill_holds_for_both_kernels(name: str) -> None:
     kernels = choose_kernels(name)
     for model in (gemma(), llama()):
-        found = plan(model, Load())
-        size = found.model.dimensions
-        assert kernels.attend_floats(size.head_dim) <= found.scratch_floats
-        for tensor in matrices(found.model):
+        result = plan(model, Load())
+        size = result.model.dimensions
+        assert kernels.attend_floats(size.head_dim) <= result.scratch_floats
+        for tensor in matrices(result.model):
             need = kernels.scratch_floats(tensor.type, tensor.shape[1])
-            assert need <= multiply_floats(tensor.type, tensor.shape[1]) <= found.scratch_floats
+            assert need <= multiply_floats(tensor.type, tensor.shape[1]) <= result.scratch_floats
     for head_dim in (32, 128, 1024):
         assert kernels.attend_floats(head_dim) <= attend_floats(head_dim)
 
@@ -207,16 +207,16 @@ def test_types_that_are_unpacked_are_those_of_both_kernels() -> None:
 
 def test_the_resident_part_is_whole_pages_and_one_to_read_back_into() -> None:
     load = Load(context_tokens=131_072)
-    found = bill(gemma(), load, resident_tokens=5000)
+    result = bill(gemma(), load, resident_tokens=5000)
     row = 2 * 256 * 2
     pages = 5000 // 256 * 256
-    assert by_array(found)["cache"] == (4 * pages + 22 * 512) * row
-    assert by_array(found)["page read back"] == PAGE_TOKENS * row
-    assert dict(found.facts)["resident_tokens"] == pages
+    assert by_array(result)["cache"] == (4 * pages + 22 * 512) * row
+    assert by_array(result)["page read back"] == PAGE_TOKENS * row
+    assert dict(result.facts)["resident_tokens"] == pages
 
 
 @pytest.mark.parametrize(
-    ("window", "resident", "said"),
+    ("window", "resident", "message"),
     [
         (65_536, 4096, "more than 65,536"),
         (8192, 4096, "more than 65,536"),
@@ -224,8 +224,8 @@ def test_the_resident_part_is_whole_pages_and_one_to_read_back_into() -> None:
         (131_072, 0, "at least 2 pages are needed"),
     ],
 )
-def test_plan_cache_that_cannot_be_divided(window: int, resident: int, said: str) -> None:
-    with pytest.raises(KvSpillUnsupportedError, match=said):
+def test_plan_cache_that_cannot_be_divided(window: int, resident: int, message: str) -> None:
+    with pytest.raises(KvSpillUnsupportedError, match=message):
         bill(llama(), Load(context_tokens=window), resident_tokens=resident)
 
 
@@ -237,7 +237,7 @@ def test_a_cache_that_is_resident_as_a_whole_is_not_divided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "setup", "kind", "said"),
+    ("load", "setup", "kind", "message"),
     [
         ({"context_tokens": -1}, {}, UsageError, "the context must be .*got -1"),
         ({"context_tokens": 2**31}, {}, UsageError, "the context must be 1 to 2,147,483,647"),
@@ -263,11 +263,11 @@ def test_a_cache_that_is_resident_as_a_whole_is_not_divided() -> None:
     ],
 )
 def test_plan_refuses_invalid_numbers(
-    load: dict[str, Any], setup: dict[str, Any], kind: type[EdgekitError], said: str
+    load: dict[str, Any], setup: dict[str, Any], kind: type[EdgekitError], message: str
 ) -> None:
-    asked = Load(**{"context_tokens": 2048, **load})
-    with pytest.raises(kind, match=said):
-        estimate(llama(), asked, replace(SETUP, **setup))
+    request = Load(**{"context_tokens": 2048, **load})
+    with pytest.raises(kind, match=message):
+        estimate(llama(), request, replace(SETUP, **setup))
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ def total(name: str, load: Load, **setup: Any) -> int:
 @given(name=models, one=tokens, other=tokens, kind=st.sampled_from((F32, F16, Q8_0)))
 def test_a_longer_context_is_never_cheaper(name: str, one: int, other: int, kind: Any) -> None:
     short, long = sorted((one, other))
-    asked = Load(cache_k=kind, cache_v=kind)
-    assert total(name, replace(asked, context_tokens=short)) <= total(
-        name, replace(asked, context_tokens=long)
+    request = Load(cache_k=kind, cache_v=kind)
+    assert total(name, replace(request, context_tokens=short)) <= total(
+        name, replace(request, context_tokens=long)
     )
 
 
@@ -342,6 +342,6 @@ def test_rolling_costs_no_cache_and_a_thread_always_the_same(
         plan_stream(model, load, StreamSetup(threads=number, rolling=rolling))
         for number, rolling in ((threads, False), (threads + 1, True), (threads + 2, True))
     ]
-    assert len({one.cells for one in plans}) == 1
-    first, second, third = (one.total_bytes for one in plans)
+    assert len({item.cells for item in plans}) == 1
+    first, second, third = (item.total_bytes for item in plans)
     assert third - second == second - first == MIB + (plans[0].side_floats + 65_536) * 4

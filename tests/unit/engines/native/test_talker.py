@@ -90,9 +90,9 @@ def test_half_a_letter_of_an_answer_that_was_left_is_forgotten(talker: StreamTal
 
 
 def test_messages_are_written_as_the_model_was_taught(talker: StreamTalker) -> None:
-    asked = Prompt(messages=(Message(role="user", content="Hi"),))
+    request = Prompt(messages=(Message(role="user", content="Hi"),))
     plain = talker.tokens(Prompt(text="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
-    assert talker.tokens(asked) == plain
+    assert talker.tokens(request) == plain
     written = Written()
     said(talker, plain, written)
     assert (written.prompt_tokens, written.new_tokens) == (len(plain), 4)

@@ -102,9 +102,9 @@ def test_a_program_is_followed_as_llama_cpp_runs_it(told: str, tmp_path: Path) -
     chats = (*CHATS[:4], (("user", "Hi"), ("assistant", "<think>\nhm\n</think>\n\nYes"), ("user", "Bye")))  # fmt: skip
     theirs = llamacpp_prompts(path, [""], asked(chats))[""]
     with WeightFile(path, Limits()) as file:
-        found = chat_format(file, scan_header(file), ())
-    assert found is not None
-    assert [found.text(messages(chat)) for chat in chats] == theirs
+        result = chat_format(file, scan_header(file), ())
+    assert result is not None
+    assert [result.text(messages(chat)) for chat in chats] == theirs
 
 
 # --- which format
@@ -130,9 +130,9 @@ def test_a_program_is_followed_as_llama_cpp_runs_it(told: str, tmp_path: Path) -
     ],
 )
 def test_a_format_is_known_by_its_marks(template: str, name: str) -> None:
-    found = format_of(template)
-    assert found is not None
-    assert found.name == name
+    result = format_of(template)
+    assert result is not None
+    assert result.name == name
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_template_without_a_row_is_unknown(template: str) -> None:
 
 def test_template_gets_the_date_if_it_uses_it() -> None:
     template = LLAMA31.replace("26 Jul 2024", "' + strftime_now('%d %b %Y') + '")
-    found = format_of(template, today="16 Nov 2026")
-    assert found is not None
-    assert found.text([Message(role="user", content="Hi")]).startswith(
+    result = format_of(template, today="16 Nov 2026")
+    assert result is not None
+    assert result.text([Message(role="user", content="Hi")]).startswith(
         "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
         "Today Date: 16 Nov 2026\n\n<|eot_id|><|start_header_id|>user"
     )
@@ -183,8 +183,8 @@ def test_template_over_the_limit_is_unknown(tmp_path: Path) -> None:
 
 
 def test_template_that_is_not_text_is_ignored(tmp_path: Path) -> None:
-    found = find_format(tmp_path / "m.gguf", vocabulary=sentencepiece(), **{"tokenizer.chat_template": 7})  # fmt: skip
-    assert found is None
+    result = find_format(tmp_path / "m.gguf", vocabulary=sentencepiece(), **{"tokenizer.chat_template": 7})  # fmt: skip
+    assert result is None
 
 
 def test_without_a_program_the_vocabulary_tells(tmp_path: Path) -> None:
@@ -206,17 +206,17 @@ def test_tokens_are_those_that_llama_cpp_makes(adds: str, tmp_path: Path) -> Non
     with WeightFile(path, Limits()) as file:
         header = scan_header(file)
         tokenizer = build_tokenizer(read_vocabulary(file, header))
-        found = chat_format(file, header, ())
-    assert found is not None
+        result = chat_format(file, header, ())
+    assert result is not None
     chats = (*CHATS[:2], CHATS[-1])
     begin = "" if tokenizer.before else "<|endoftext|>"
-    texts = [begin + found.text(messages(chat)) for chat in chats]
+    texts = [begin + result.text(messages(chat)) for chat in chats]
     prompts = [("/apply-template", {"messages": chat}) for chat in asked(chats)]
     tokens = [("/tokenize", {"content": text, "add_special": True}) for text in texts]
-    told = llamacpp_replies(path, [*prompts, *tokens])
-    assert [reply["prompt"] for reply in told[: len(chats)]] == texts
-    ours = [found.tokens(tokenizer, messages(chat)) for chat in chats]
-    assert ours == [reply["tokens"] for reply in told[len(chats) :]]
+    answer = llamacpp_replies(path, [*prompts, *tokens])
+    assert [reply["prompt"] for reply in answer[: len(chats)]] == texts
+    ours = [result.tokens(tokenizer, messages(chat)) for chat in chats]
+    assert ours == [reply["tokens"] for reply in answer[len(chats) :]]
 
 
 # --- bad input

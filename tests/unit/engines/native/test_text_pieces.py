@@ -256,19 +256,19 @@ def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     vocabulary = VOCABULARIES[name]
     path = write(tmp_path / "m.gguf", vocabulary)
-    asked = [1, 2, *range(298, 312), *range(len(sentencepiece().tokens), len(vocabulary.tokens))]
+    requests = [1, 2, *range(298, 312), *range(len(sentencepiece().tokens), len(vocabulary.tokens))]
     body = {"prompt": [1, 300], "n_predict": 1, "temperature": 0, "samplers": ["temperature"]}
     replies = llamacpp_replies(
-        path, [("/completion", body | {"logit_bias": [[token, 1e6]]}) for token in asked]
+        path, [("/completion", body | {"logit_bias": [[token, 1e6]]}) for token in requests]
     )
     theirs = {
-        token for token, reply in zip(asked, replies, strict=True) if reply["stop_type"] == "eos"
+        token for token, reply in zip(requests, replies, strict=True) if reply["stop_type"] == "eos"
     }
     assert theirs
     with WeightFile(path, Limits()) as file:
         header = scan_header(file)
         ours = TextPieces(file, header, read_vocabulary(file, header)).ends
-    assert {token for token in ours if token in asked} == theirs
+    assert {token for token in ours if token in requests} == theirs
 
 
 # --- what a file may hold instead

@@ -66,8 +66,8 @@ def roomy() -> Monitor:
 
 def opened(path: Path, monitor: Monitor | None = None) -> tuple[WeightFile, TokenMean]:
     file = WeightFile(path, Limits())
-    found = scan_header(file, selects=lambda name: name == TABLE)
-    return file, TokenMean(file, found, kernels=choose_kernels(), monitor=monitor or roomy())
+    result = scan_header(file, selects=lambda name: name == TABLE)
+    return file, TokenMean(file, result, kernels=choose_kernels(), monitor=monitor or roomy())
 
 
 def means(path: Path, texts: list[list[int]]) -> Floats:
@@ -115,10 +115,10 @@ def test_token_mean_equals_the_mean_of_rows_bit_for_bit(
 ) -> None:
     path = tmp_path / "model.gguf"
     rows = table(path, kind, width, [0, 7, 499], rows=500)
-    found = means(path, [[7], [0, 7, 499, 7], [499]])
-    assert (found[0] == added_up(kind, [rows[7]])).all()
-    assert (found[1] == added_up(kind, [rows[n] for n in (0, 7, 499, 7)])).all()
-    assert (found[2] == added_up(kind, [rows[499]])).all()
+    result = means(path, [[7], [0, 7, 499, 7], [499]])
+    assert (result[0] == added_up(kind, [rows[7]])).all()
+    assert (result[1] == added_up(kind, [rows[n] for n in (0, 7, 499, 7)])).all()
+    assert (result[2] == added_up(kind, [rows[499]])).all()
 
 
 @pytest.mark.parametrize(("kind", "width"), WIDTHS)
@@ -160,9 +160,9 @@ def test_token_mean_reads_a_sparse_7b_table_in_place(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     rows = table(path, "Q4_K", 3_584, [0, 76_000, 152_063])
     assert path.stat().st_size > 152_064 * 2_016
-    found = means(path, [[0, 76_000, 152_063], [5]])
-    assert (found[0] == added_up("Q4_K", list(rows.values()))).all()
-    assert not found[1].any()  # a hole is a row of zeros
+    result = means(path, [[0, 76_000, 152_063], [5]])
+    assert (result[0] == added_up("Q4_K", list(rows.values()))).all()
+    assert not result[1].any()  # a hole is a row of zeros
 
 
 def test_numbers_of_numpy_are_tokens_too(tmp_path: Path) -> None:

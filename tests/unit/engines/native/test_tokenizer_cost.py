@@ -59,7 +59,7 @@ def test_tokenizer_cost_is_never_below_the_measurement(name: str) -> None:
         timeout=PATIENCE_S,
     )
     resident_said, peak_said, resident, peak = json.loads(done.stdout)
-    told = f"{name}: said {resident_said:,} {peak_said:,}, measured {resident:,} {peak:,}"
-    assert resident <= resident_said, told
-    assert peak <= peak_said, told
-    assert peak_said < 2.2 * peak, told  # and not a number out of the air
+    answer = f"{name}: said {resident_said:,} {peak_said:,}, measured {resident:,} {peak:,}"
+    assert resident <= resident_said, answer
+    assert peak <= peak_said, answer
+    assert peak_said < 2.2 * peak, answer  # and not a number out of the air

@@ -127,10 +127,10 @@ def test_build_tokenizer_without_a_temporary_folder(
 
 def test_several_at_once(vocabulary: Vocabulary, tmp_path: Path) -> None:
     plain = build_tokenizer(vocabulary).encode(TEXT)
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     threads = [
         threading.Thread(
-            target=lambda: found.append(
+            target=lambda: result.append(
                 build_tokenizer(vocabulary, cache=tmp_path / "cache").encode(TEXT)
             )
         )
@@ -140,5 +140,5 @@ def test_several_at_once(vocabulary: Vocabulary, tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [plain] * 4
+    assert result == [plain] * 4
     assert not list((tmp_path / "cache").glob(".new-*"))

@@ -102,14 +102,14 @@ def test_tokenizer_in_several_threads() -> None:
     tokenizer = tokenizer_of("gpt-2")
     texts = tokenizer_answers()["texts"]
     alone = [tokenizer.encode(text) for text in texts]
-    found: list[list[list[int]]] = []
+    result: list[list[list[int]]] = []
 
     def cut_all() -> None:
-        found.append([tokenizer.encode(text) for text in texts])
+        result.append([tokenizer.encode(text) for text in texts])
 
     threads = [threading.Thread(target=cut_all) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [alone] * 4
+    assert result == [alone] * 4

@@ -41,10 +41,10 @@ ALPHABET = "aB\u00e9\u0301\u4e2d\u304b1\u00bd .,'s!\u3002\uff0c\n\r\t\u00a0\u300
 
 @pytest.mark.parametrize("name", WITH_VECTORS, scope="module")
 def test_llama_cpps_own_vectors(name: str) -> None:
-    found = vectors(name)
-    assert len(found) >= 46
+    result = vectors(name)
+    assert len(result) >= 46
     tokenizer = tokenizer_of(name)
-    for text, tokens in found:
+    for text, tokens in result:
         assert tokenizer.encode_plain(text, parse_special=False) == tokens, text
 
 
@@ -91,9 +91,9 @@ def test_a_vocabulary_that_does_not_say_how_is_refused(name: str) -> None:
 def test_every_way_to_cut_into_words(pre: str) -> None:
     """Names that stand for the same way were asked together, or each had the same answers."""
     answers, tokenizer = tokenizer_answers(), pairs_tokenizer(pre)
-    asked = [group for group in answers["pre"] if is_among(pre, group["names"])]
-    assert asked
-    for group in asked:
+    requests = [group for group in answers["pre"] if is_among(pre, group["names"])]
+    assert requests
+    for group in requests:
         for text, tokens in zip(answers["texts"], group["plain"], strict=True):
             assert tokenizer.encode_plain(text, parse_special=False) == tokens, text
 
@@ -103,8 +103,8 @@ def is_among(pre: str, names: list[str]) -> bool:
 
 
 def test_every_pre_tokenizer_is_recorded() -> None:
-    asked = [name for group in tokenizer_answers()["pre"] for name in group["names"]]
-    assert sorted(asked) == sorted(pre_tokenizers())
+    requests = [name for group in tokenizer_answers()["pre"] for name in group["names"]]
+    assert sorted(requests) == sorted(pre_tokenizers())
 
 
 @pytest.mark.parametrize("pre", WAYS, scope="module")
