@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.layers import QKV, hadamard, project_biased
+from edgekit.engines.llamacpp.graph.layers import QKV, Routing, hadamard, project_biased
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -44,11 +44,7 @@ def _values(layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
 
 
 def store_and_read(
-    layer: GraphLayer,
-    cache: CacheInput,
-    k: GraphTensor | None,
-    v: GraphTensor | None,
-    owner: int,
+    layer: GraphLayer, cache: CacheInput, k: GraphTensor | None, v: GraphTensor | None, owner: int
 ) -> tuple[GraphTensor, GraphTensor]:
     """Stores new K and V in the cache of layer `owner`, and returns all keys and values of that cache."""
     if k is not None:
@@ -211,6 +207,17 @@ class AttnInput:
         return self.swa if self.swa is not None and layer.facts.is_swa else self.base
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """What all layers of a graph share: inputs, and how experts are selected."""
+
+    pos: GraphTensor
+    attn: AttnInput
+    out_ids: GraphTensor
+    routing: Routing
+    attn_scale: GraphTensor | None = None
+
+
 def mask_type(build: Build) -> TensorType:
     return F16 if build.options.flash_attn else F32
 
@@ -326,20 +333,21 @@ NO_EXTRAS = Extras()
 
 def attend(
     layer: GraphLayer,
-    inputs: AttnInput,
     q: GraphTensor,
     k: GraphTensor | None,
     v: GraphTensor | None,
     *,
+    inputs: AttnInput | None = None,
     extras: Extras = NO_EXTRAS,
     owner: int | None = None,
     project: bool = True,
 ) -> GraphTensor:
-    """build_attn with a K and a V cache. `owner`: the layer whose cache is read, if not this one.
+    """build_attn with a K and a V cache. `project`: through the output projection.
 
-    `project`: through the output projection.
+    `inputs`: if not those of all layers; `owner`: the layer whose cache is read, if not this one.
     """
-    build, cache = layer.build, inputs.of(layer)
+    build, inputs = layer.build, inputs or layer.inputs.attn
+    cache = inputs.of(layer)
     if cache.k_rot is not None:
         q = hadamard(build, q, cache.k_rot)
         k = k and hadamard(build, k, cache.k_rot)
@@ -357,15 +365,11 @@ def attend(
 
 
 def attend_k(
-    layer: GraphLayer,
-    cache: CacheInput,
-    qkv: QKV,
-    *,
-    mask: GraphTensor | None = None,
-    project: bool = True,
+    layer: GraphLayer, qkv: QKV, *, mask: GraphTensor | None = None, project: bool = True
 ) -> GraphTensor:
     """build_attn with a K cache only (MLA): V is the first part of each K row. `mask`: if not the cache's."""
     build, (q, k, v) = layer.build, qkv
+    cache = layer.inputs.attn.base
     for tensor in (q, v, k):
         build.expand(tensor)
     store_k(layer, cache, k, layer.index)
@@ -378,15 +382,16 @@ def attend_k(
 
 def attend_now(
     layer: GraphLayer,
-    inputs: AttnInput,
     q: GraphTensor,
     k: GraphTensor,
     v: GraphTensor,
     *,
+    inputs: AttnInput | None = None,
     extras: Extras = NO_EXTRAS,
     project: bool = True,
 ) -> GraphTensor:
-    """build_attn without a cache, and cross-attention to an encoder."""
+    """build_attn without a cache, and cross-attention to an encoder. `inputs`: if not those of all layers."""
+    inputs = inputs or layer.inputs.attn
     for tensor in (q, k, v):
         layer.build.expand(tensor)
     cur = attn_mha(layer.build, q, k, v, inputs.of(layer).mask, extras, transposed=False)

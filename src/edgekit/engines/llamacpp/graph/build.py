@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.tensor import (
@@ -30,6 +30,9 @@ from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor, Value
 from edgekit.model.hyperparameters import GgufKeys
 from edgekit.model.types import HybridLayer, Model, Recurrent, Span, attention_of
+
+if TYPE_CHECKING:
+    from edgekit.engines.llamacpp.graph.attention import LayerInputs
 
 MAX_EXPERTS = 1024  # llama-hparams.h: LLAMA_MAX_EXPERTS; Kimi K3 has 896
 
@@ -251,6 +254,10 @@ class GraphLayer:
         self.build, self.index, self.facts = build, index, facts
         self._names = {name for name, _ in facts.shapes}
 
+    @property
+    def inputs(self) -> LayerInputs:
+        return self.build.inputs
+
     def __contains__(self, name: str) -> bool:
         """True if the file has blk.N.NAME.weight."""
         return f"{name}.weight" in self._names
@@ -287,6 +294,8 @@ class GraphLayer:
 
 class Build:
     """A graph under construction. `facts`: the layers to build, by number."""
+
+    inputs: LayerInputs  # set before the first layer is built
 
     def __init__(
         self,

@@ -209,14 +209,17 @@ class Routing:
 def experts(
     layer: GraphLayer,
     cur: GraphTensor,
-    routing: Routing,
     *,
+    routing: Routing | None = None,
     probs_in: GraphTensor | None = None,
     selected: GraphTensor | None = None,
     suffix: str = "_exps",
 ) -> GraphTensor:
-    """build_moe_ffn. `probs_in` and `selected`: logits and selected experts computed elsewhere."""
+    """build_moe_ffn. `probs_in` and `selected`: logits and selected experts computed elsewhere. `routing`: if not that
+    of all layers.
+    """
     build, used, tokens = layer.build, layer.facts.n_expert_used, cur.ne[1]
+    routing = routing or layer.inputs.routing
     logits = ggml.mul_mat(layer["ffn_gate_inp"], cur) if probs_in is None else probs_in
     if (bias := layer.bias("ffn_gate_inp")) is not None:
         logits = ggml.add(logits, bias)

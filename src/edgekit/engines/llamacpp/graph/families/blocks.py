@@ -10,18 +10,9 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import (
-    AttnInput,
-    SideCache,
-    input_kv,
-    store_and_read,
-)
+from edgekit.engines.llamacpp.graph.attention import AttnInput, SideCache, store_and_read
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.transformer import (
-    Shared,
-    Transformer,
-    file_routing,
-)
+from edgekit.engines.llamacpp.graph.families.transformer import Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import QKV, hadamard, normalize, project
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
@@ -125,22 +116,20 @@ class MiniMaxM3(Transformer):
         if sparse and not build.only_numbers(build.sizes.n_stream):
             return
         cur = build.input_embd()
-        shared = self.shared(build)
-        blocks = Blocks.of(build, shared.attn) if sparse else None
+        build.inputs = self.layer_inputs(build)
+        blocks = Blocks.of(build, build.inputs.attn) if sparse else None
         family = replace(self, blocks=blocks)
         for layer in build.layers():
-            cur = family.block(layer, shared, cur)
+            cur = family.block(layer, cur)
         self.head(build, cur)
 
-    def attend(
-        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
-    ) -> GraphTensor:
+    def attend(self, layer: GraphLayer, cur: GraphTensor, heads: QKV) -> GraphTensor:
         build, blocks = layer.build, self.blocks
         if blocks is None or not self.variant(build.hparams, layer.index):
-            return Transformer.attend(self, layer, shared, cur, heads)
+            return Transformer.attend(self, layer, cur, heads)
         q, k, v = heads
-        index_q, index_k = self.index_qk(layer, shared, blocks, cur)
-        inputs = shared.attn.base
+        index_q, index_k = self.index_qk(layer, blocks, cur)
+        inputs = layer.inputs.attn.base
         cache = SideCache(name="idx", width=blocks.width, cells=inputs.n_kv)
         cache.store(layer, index_k, blocks.k_idxs)
         index_keys = cache.read(layer)
@@ -157,7 +146,7 @@ class MiniMaxM3(Transformer):
         return project(layer, "attn_output", cur)
 
     def index_qk(
-        self, layer: GraphLayer, shared: Shared, blocks: Blocks, cur: GraphTensor
+        self, layer: GraphLayer, blocks: Blocks, cur: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
         """The indexer's queries and keys."""
         q, k = (
@@ -171,7 +160,7 @@ class MiniMaxM3(Transformer):
         )
         q = normalize(q, layer["indexer.q_norm"])
         k = normalize(k, layer["indexer.k_norm"])
-        return ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
+        return ggml.rope(q, layer.inputs.pos), ggml.rope(k, layer.inputs.pos)
 
 
 def _attend_by_stream(
@@ -203,6 +192,4 @@ def _attend_by_stream(
     return reduce(lambda left, right: ggml.concat(left, right, 1), outputs)
 
 
-BLOCKS: Mapping[str, MiniMaxM3] = {
-    "minimax-m3": MiniMaxM3(attn_input=input_kv, routing=file_routing)
-}
+BLOCKS: Mapping[str, MiniMaxM3] = {"minimax-m3": MiniMaxM3(routing=file_routing)}

@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.attention import (
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, weight
 from edgekit.engines.llamacpp.graph.families.indexed import restrict_mask
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, file_routing
+from edgekit.engines.llamacpp.graph.families.transformer import Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import (
     experts,
     hadamard,
@@ -227,32 +227,28 @@ class DeepSeek4(Transformer):
         if not build.only_numbers(build.n_tokens, sizes.n_seqs, sizes.n_kv, sizes.n_kv_swa):
             return
         embd = build.input_embd()
-        shared, caches = self.shared(build), Compressions.of(build)
+        build.inputs = self.layer_inputs(build)
+        caches = Compressions.of(build)
         build.expand(caches.mask)
         width, tokens = build.hparams.n_embd, build.n_tokens
         count = stream_count(build)
         streams = ggml.repeat(ggml.reshape(embd, width, 1, tokens), width, count, tokens, 1)
         for layer in build.layers():
-            streams = self.update_streams(layer, shared, caches, embd.src[1], streams)
+            streams = self.update_streams(layer, caches, embd.src[1], streams)
         if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
             build.output(streams)
         flat = ggml.reshape(streams, width * count, tokens)
-        flat = ggml.get_rows(flat, shared.out_ids)
+        flat = ggml.get_rows(flat, build.inputs.out_ids)
         cur = hc_head(build, ggml.reshape(flat, width, count, build.sizes.n_outputs))
         results(build, normalize(cur, build["output_norm"]))
 
     def update_streams(
-        self,
-        layer: GraphLayer,
-        shared: Shared,
-        caches: Compressions,
-        tokens: GraphTensor,
-        streams: GraphTensor,
+        self, layer: GraphLayer, caches: Compressions, tokens: GraphTensor, streams: GraphTensor
     ) -> GraphTensor:
         """The residual streams after the layer."""
         mixed = hc_pre(layer, streams, "attn")
         cur = self.apply_norm(layer, mixed.cur, "attn_norm")
-        cur = _attention(layer, shared, caches, cur)
+        cur = _attention(layer, caches, cur)
         streams = hc_post(cur, streams, mixed)
         mixed = hc_pre(layer, streams, "ffn")
         for tensor in (streams, mixed.post, mixed.comb):
@@ -262,20 +258,18 @@ class DeepSeek4(Transformer):
         if LayerVariety.of(layer.build.hparams, layer.index).hashed:
             table = layer.weight("ffn_gate_tid2eid")
             chosen = None if table is None else ggml.get_rows(table, tokens)
-        moe = experts(layer, cur, shared.routing, selected=chosen)
+        moe = experts(layer, cur, selected=chosen)
         return hc_post(ggml.add(moe, shared_expert(layer, cur)), streams, mixed)
 
 
-def _attention(
-    layer: GraphLayer, shared: Shared, caches: Compressions, cur: GraphTensor
-) -> GraphTensor:
+def _attention(layer: GraphLayer, caches: Compressions, cur: GraphTensor) -> GraphTensor:
     """Attention over the window's keys followed by the compressed keys; keys also serve as values."""
     build, (width, heads) = layer.build, (layer.facts.n_embd_head_k, layer.facts.n_head)
     qr = normalize(project(layer, "attn_q_a", cur), layer["attn_q_a_norm"])
     q = ggml.reshape(project(layer, "attn_q_b", qr), width, heads, build.n_tokens)
-    q = ggml.rope(ggml.rms_norm(q), shared.pos)
+    q = ggml.rope(ggml.rms_norm(q), layer.inputs.pos)
     kv = normalize(ggml.mul_mat(layer["attn_kv"], cur), layer["attn_kv_a_norm"])
-    kv = ggml.rope(ggml.reshape(kv, width, 1, build.n_tokens), shared.pos)
+    kv = ggml.rope(ggml.reshape(kv, width, 1, build.n_tokens), layer.inputs.pos)
     ratio = LayerVariety.of(build.hparams, layer.index).ratio
     compressed = caches.close if ratio == CLOSE else caches.far
     selected: GraphTensor | None = None
@@ -283,7 +277,7 @@ def _attention(
         compressed.update(layer, cur, "attn_compressor")
     if ratio == CLOSE:
         caches.index.update(layer, cur, "indexer_compressor")
-        selected = _top_keys(layer, shared, caches.index, (qr, cur))
+        selected = _top_keys(layer, caches.index, (qr, cur))
     if caches.k_rot is not None:
         q, kv = hadamard(build, q, caches.k_rot), hadamard(build, kv, caches.k_rot)
     build.expand(q)
@@ -301,14 +295,11 @@ def _attention(
     if caches.k_rot is not None:
         out = hadamard(build, out, caches.k_rot)
     out = ggml.reshape(out, width, heads, build.n_tokens)
-    return _output(layer, ggml.rope_back(out, shared.pos))
+    return _output(layer, ggml.rope_back(out, layer.inputs.pos))
 
 
 def _top_keys(
-    layer: GraphLayer,
-    shared: Shared,
-    index: Compression,
-    inputs: tuple[GraphTensor, GraphTensor],
+    layer: GraphLayer, index: Compression, inputs: tuple[GraphTensor, GraphTensor]
 ) -> GraphTensor:
     """build_lid_top_k: the highest-scoring compressed keys for each token."""
     build = layer.build
@@ -316,7 +307,7 @@ def _top_keys(
     heads = build.hparams.integer("attention.indexer.head_count")
     tokens, streams = build.n_tokens, build.sizes.n_stream
     q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
-    q = ggml.rope(ggml.reshape(q, index.width, heads, tokens), shared.pos)
+    q = ggml.rope(ggml.reshape(q, index.width, heads, tokens), layer.inputs.pos)
     if index.k_rot is not None:
         q = hadamard(build, q, index.k_rot)
     weights = ggml.scale(ggml.mul_mat(layer["indexer.proj"], cur))

@@ -9,15 +9,7 @@ from edgekit.engines.llamacpp.graph.attention import attend, read_states, state
 from edgekit.engines.llamacpp.graph.build import GraphLayer
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.mamba import Ssm, window
-from edgekit.engines.llamacpp.graph.families.transformer import Shared
-from edgekit.engines.llamacpp.graph.layers import (
-    QKV,
-    Heads,
-    normalize,
-    project,
-    qkv,
-    shared_expert,
-)
+from edgekit.engines.llamacpp.graph.layers import QKV, Heads, normalize, project, qkv, shared_expert
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 
@@ -27,10 +19,7 @@ def l2_normalize(cur: GraphTensor) -> GraphTensor:
 
 
 def delta_net(
-    layer: GraphLayer,
-    memory: int,
-    qkv: QKV,
-    gates: tuple[GraphTensor, GraphTensor],
+    layer: GraphLayer, memory: int, qkv: QKV, gates: tuple[GraphTensor, GraphTensor]
 ) -> GraphTensor:
     """build_recurrent_attn with the fused operation: outputs as [width, heads, tokens, sequences].
 
@@ -145,11 +134,11 @@ class DeltaNet(Hybrid):
     norm_first: bool = True
     late_gate: bool = False  # the gate is sliced out after attention, not before
 
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         layer.build.expand(cur)
-        return Hybrid.attention(self, layer, shared, cur)
+        return Hybrid.attention(self, layer, cur)
 
-    def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         """Gated attention: Q and its gate are the halves of one projection."""
         facts, tokens = layer.facts, layer.build.n_tokens
         width, heads, kv_heads = facts.n_embd_head_v, facts.n_head, facts.n_head_kv
@@ -165,8 +154,8 @@ class DeltaNet(Hybrid):
             gate = ggml.cont(gate, width * heads, tokens)
         k, v = (ggml.reshape(side, width, kv_heads, tokens) for side in (k, v))
         q, k = self.norm_qk(layer, q, k)
-        q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
-        cur = attend(layer, shared.attn, q, k, v, project=False)
+        q, k = ggml.rope(q, layer.inputs.pos), ggml.rope(k, layer.inputs.pos)
+        cur = attend(layer, q, k, v, project=False)
         if self.late_gate:
             gate = ggml.cont(gate, width * heads, tokens)
         gate = ggml.unary(gate)

@@ -9,7 +9,7 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     attend,
     attend_now,
-    input_kv,
+    input_auto,
     input_kv_iswa,
     input_no_cache,
 )
@@ -17,7 +17,6 @@ from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.latent import Latent
 from edgekit.engines.llamacpp.graph.families.transformer import (
     MROPE_SECTIONS,
-    Shared,
     Transformer,
     always,
     attention_then_stream,
@@ -54,51 +53,44 @@ def exaone4_rope(hparams: Hparams, il: int) -> bool:
 class CodeShell(Transformer):
     """Old CodeShell files have one matrix for embeddings and logits, named output."""
 
-    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
+    def embed(self, build: Build) -> GraphTensor:
         return build.input_embd(table=build.weight("token_embd") or build["output"])
 
 
 class Falcon(Transformer):
     """Falcon: attention and feed-forward may have separate norms."""
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         normed = self.apply_norm(layer, stream, "attn_norm")
         has_second_norm = "attn_norm_2" in layer
         cur = self.apply_norm(layer, stream, "attn_norm_2") if has_second_norm else normed
-        cur = self.attention(layer, shared, cur)
-        cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
-        return self.parallel_sum(self.feed_forward(layer, shared, normed), stream, cur)
+        cur = self.attention(layer, cur)
+        cur, stream, normed = self.output_rows(layer, cur, stream, normed)
+        return self.parallel_sum(self.feed_forward(layer, normed), stream, cur)
 
 
 class GptNeoX(Transformer):
     """GPT-NeoX: optionally, feed-forward and attention run in parallel, each with its own norm."""
 
     def after_attention(
-        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, layer: GraphLayer, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         if not layer.build.hparams.flag("use_parallel_residual"):
-            return Transformer.after_attention(self, layer, shared, cur, stream)
+            return Transformer.after_attention(self, layer, cur, stream)
         result = self.apply_norm(layer, stream, "ffn_norm")
-        result = self.feed_forward(layer, shared, result)
+        result = self.feed_forward(layer, result)
         return ggml.add(ggml.add(result, stream), cur)
 
 
 class BitNet(Transformer):
     """BitNet: norms before the output projections of attention and feed-forward."""
 
-    def attend(
-        self, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
-    ) -> GraphTensor:
-        cur = attend(layer, shared.attn, *heads, project=False)
+    def attend(self, layer: GraphLayer, _cur: GraphTensor, heads: QKV) -> GraphTensor:
+        cur = attend(layer, *heads, project=False)
         cur = self.apply_norm(layer, cur, "attn_sub_norm")
         return project_biased(layer, "attn_output", cur)
 
-    def feed_forward(
-        self,
-        layer: GraphLayer,
-        shared: Shared,  # noqa: ARG002
-        cur: GraphTensor,
-    ) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         up, gate = (project(layer, name, cur) for name in ("ffn_up", "ffn_gate"))
         cur = self.apply_norm(layer, ggml.glu(gate, up), "ffn_sub_norm")
         return project(layer, "ffn_down", cur)
@@ -107,22 +99,22 @@ class BitNet(Transformer):
 class Deci(Transformer):
     """Deci: layers may replace attention by a linear layer, or lack attention or the feed-forward."""
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         heads = layer.facts.n_head
         cur = self.apply_norm(layer, stream, "attn_norm") if heads else stream
-        cur = self.attention(layer, shared, cur) if heads else cur
+        cur = self.attention(layer, cur) if heads else cur
         before = stream
-        cur, stream = self.output_rows(layer, shared, cur, stream)
+        cur, stream = self.output_rows(layer, cur, stream)
         if "ffn_norm" not in layer:
             return before  # deci.cpp skips to the next layer and drops the attention output
         stream = ggml.add(cur, stream) if heads else cur
         cur = self.apply_norm(layer, stream, "ffn_norm")
-        return ggml.add(self.feed_forward(layer, shared, cur), stream)
+        return ggml.add(self.feed_forward(layer, cur), stream)
 
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         if not layer.facts.n_head_kv:
             return ggml.mul_mat(layer["attn_output"], cur)
-        return Transformer.attention(self, layer, shared, cur)
+        return Transformer.attention(self, layer, cur)
 
 
 class Chameleon(Transformer):
@@ -130,11 +122,11 @@ class Chameleon(Transformer):
     feed-forward.
     """
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         swin = layer.build.hparams.flag("swin_norm")
         cur = stream if swin else self.apply_norm(layer, stream, "attn_norm")
-        cur = self.attention(layer, shared, cur)
-        cur, stream = self.output_rows(layer, shared, cur, stream)
+        cur = self.attention(layer, cur)
+        cur, stream = self.output_rows(layer, cur, stream)
         cur = self.apply_norm(layer, cur, "attn_norm") if swin else cur
         stream = ggml.add(cur, stream)
         cur = cur if swin else self.apply_norm(layer, stream, "ffn_norm")
@@ -167,10 +159,8 @@ class CogVlm(Transformer):
 class Diffusion(Transformer):
     """Diffusion models: no cache; all tokens of a batch attend to each other."""
 
-    def attend(
-        self, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
-    ) -> GraphTensor:
-        return attend_now(layer, shared.attn, *heads)
+    def attend(self, layer: GraphLayer, _cur: GraphTensor, heads: QKV) -> GraphTensor:
+        return attend_now(layer, *heads)
 
 
 def trained_rope(hparams: Hparams, _il: int) -> bool:
@@ -212,17 +202,17 @@ class Granite(Transformer):
         mapping = deepstack_mapping(hparams) if self.images else ()
         return 0 < il < len(mapping) and mapping[il] >= 0
 
-    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
+    def embed(self, build: Build) -> GraphTensor:
         hparams = build.hparams
         mapping = deepstack_mapping(hparams) if self.images else ()
         count = len({index for index in mapping if index >= 0})
         width = hparams.n_embd * (1 + count) if count else None
         return build.input_embd(scaled=bool(hparams.real("embedding_scale")), width=width)
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         if self.adds_image(layer.build.hparams, layer.index):
             stream = ggml.add(stream, image_embd(layer.build))
-        return Transformer.block(self, layer, shared, stream)
+        return Transformer.block(self, layer, stream)
 
     def shared_expert(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         act = Act.FUSED if self.fused_shared else Act.UNARY
@@ -241,14 +231,14 @@ class Olmo(Transformer):
 class StableLm(Transformer):
     """StableLM: a feed-forward without its own norm shares attention's."""
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         normed = self.apply_norm(layer, stream, "attn_norm")
-        cur = self.attention(layer, shared, normed)
-        cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
+        cur = self.attention(layer, normed)
+        cur, stream, normed = self.output_rows(layer, cur, stream, normed)
         stream = ggml.add(cur, stream)
         has_ffn_norm = "ffn_norm" in layer
         cur = self.apply_norm(layer, stream, "ffn_norm") if has_ffn_norm else normed
-        return ggml.add(self.feed_forward(layer, shared, cur), stream)
+        return ggml.add(self.feed_forward(layer, cur), stream)
 
 
 class Mpt(Transformer):
@@ -261,7 +251,7 @@ class Mpt(Transformer):
             raise RefusedError("llama.cpp aborts: MPT with query and key norms")
         return Transformer.norm_qk(self, layer, q, k)
 
-    def feed_forward(self, layer: GraphLayer, _shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         return feed_forward(layer, cur, gated=False, scales=layer.tensor("ffn_act.scales"))
 
 
@@ -274,8 +264,8 @@ class Nanbeige(Transformer):
         normed = ends_loop and not hparams.flag("skip_loop_final_norm")
         return normed, il if hparams.n_block < hparams.n_layer else 0
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
-        cur = Transformer.block(self, layer, shared, stream)
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
+        cur = Transformer.block(self, layer, stream)
         normed, _ = self.variant(layer.build.hparams, layer.index)
         return normalize(cur, layer.build["output_norm"]) if normed else cur
 
@@ -326,51 +316,41 @@ class DeepStack(Transformer):
     def variant(self, hparams: Hparams, il: int) -> bool:
         return il < deepstack_layers(hparams)
 
-    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
+    def embed(self, build: Build) -> GraphTensor:
         n_embd, depths = build.hparams.n_embd, deepstack_layers(build.hparams)
         return build.input_embd(width=n_embd * (1 + depths) if depths else None)
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
-        cur = Transformer.block(self, layer, shared, stream)
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
+        cur = Transformer.block(self, layer, stream)
         if self.variant(layer.build.hparams, layer.index):
             cur = ggml.add(cur, image_embd(layer.build))
         return cur
 
 
 DENSE: Mapping[str, Transformer] = {
-    "apertus": Transformer(attn_input=input_kv, gated=False),
-    "arcee": Transformer(attn_input=input_kv, act=Act.SQUARED, gated=False),
-    "baichuan": Transformer(attn_input=input_kv, rope=baichuan_rope),
-    "bitnet": BitNet(attn_input=input_kv),
-    "bloom": Transformer(
-        attn_input=input_kv, norm=Norm.LAYER, embd_norm=True, rope=no_layer, gated=False
-    ),
-    "chameleon": Chameleon(attn_input=input_kv),
-    "chatglm": Transformer(attn_input=input_kv, act=Act.FUSED, gated=False),
-    "codeshell": CodeShell(attn_input=input_kv, norm=Norm.LAYER, gated=False),
-    "cogvlm": CogVlm(attn_input=input_kv),
-    "deci": Deci(attn_input=input_kv),
+    "apertus": Transformer(gated=False),
+    "arcee": Transformer(act=Act.SQUARED, gated=False),
+    "baichuan": Transformer(rope=baichuan_rope),
+    "bitnet": BitNet(),
+    "bloom": Transformer(norm=Norm.LAYER, embd_norm=True, rope=no_layer, gated=False),
+    "chameleon": Chameleon(),
+    "chatglm": Transformer(act=Act.FUSED, gated=False),
+    "codeshell": CodeShell(norm=Norm.LAYER, gated=False),
+    "cogvlm": CogVlm(),
+    "deci": Deci(),
     "dream": Diffusion(attn_input=input_no_cache),
-    "exaone4": Transformer(rope=exaone4_rope, post_norms=True, ffn_norm=None),
-    "falcon": Falcon(
-        attn_input=input_kv, norm=Norm.LAYER, parallel_sum=attention_then_stream, gated=False
+    "exaone4": Transformer(
+        attn_input=input_auto, rope=exaone4_rope, post_norms=True, ffn_norm=None
     ),
-    "gemma": Transformer(attn_input=input_kv, scaled_embd=True, scaled_q=True),
-    "gpt2": Transformer(
-        attn_input=input_kv, norm=Norm.LAYER, positions_added=True, rope=no_layer, gated=False
-    ),
-    "gptneox": GptNeoX(attn_input=input_kv, norm=Norm.LAYER, gated=False),
+    "falcon": Falcon(norm=Norm.LAYER, parallel_sum=attention_then_stream, gated=False),
+    "gemma": Transformer(scaled_embd=True, scaled_q=True),
+    "gpt2": Transformer(norm=Norm.LAYER, positions_added=True, rope=no_layer, gated=False),
+    "gptneox": GptNeoX(norm=Norm.LAYER, gated=False),
     "granite": Granite(
-        attn_input=input_kv,
-        rope=trained_rope,
-        residual_scale=nonzero("residual_scale"),
-        logit_scale=always,
+        rope=trained_rope, residual_scale=nonzero("residual_scale"), logit_scale=always
     ),
     "granitemoe": Granite(
-        attn_input=input_kv,
-        images=False,
-        residual_scale=nonzero("residual_scale"),
-        logit_scale=always,
+        images=False, residual_scale=nonzero("residual_scale"), logit_scale=always
     ),
     "granite_swa": Granite(
         attn_input=input_kv_iswa,
@@ -379,45 +359,30 @@ DENSE: Mapping[str, Transformer] = {
         residual_scale=nonzero("residual_scale"),
         logit_scale=always,
     ),
-    "hunyuan-dense": Transformer(attn_input=input_kv, late_qk_norm=True),
-    "hunyuan_vl": Transformer(attn_input=input_kv, n_pos=rope_sections, late_qk_norm=True),
-    "jais": Transformer(attn_input=input_kv, norm=Norm.LAYER, rope=no_layer),
+    "hunyuan-dense": Transformer(late_qk_norm=True),
+    "hunyuan_vl": Transformer(n_pos=rope_sections, late_qk_norm=True),
+    "jais": Transformer(norm=Norm.LAYER, rope=no_layer),
     "minicpm": Transformer(
-        attn_input=input_kv,
         scaled_embd=True,
         residual_scale=lambda hparams: hparams.real("residual_scale", 1.0) != 0,
         logit_scale=always,
     ),
-    "mistral3": Transformer(
-        attn_input=input_kv,
-        temperature=nonzero("attention.temperature_scale"),
-    ),
-    "mpt": Mpt(
-        attn_input=input_kv,
-        norm=Norm.LAYER,
-        positions_added=True,
-        rope=no_layer,
-        norm_across_heads=True,
-    ),
-    "nanbeige": Nanbeige(attn_input=input_kv),
-    "nemotron": Transformer(attn_input=input_kv, norm=Norm.LAYER, act=Act.SQUARED, gated=False),
-    "olmo": Olmo(attn_input=input_kv, norm=Norm.LAYER),
-    "openelm": OpenElm(attn_input=input_kv, stream_first=True),
-    "orion": Transformer(attn_input=input_kv, norm=Norm.LAYER),
+    "mistral3": Transformer(temperature=nonzero("attention.temperature_scale")),
+    "mpt": Mpt(norm=Norm.LAYER, positions_added=True, rope=no_layer, norm_across_heads=True),
+    "nanbeige": Nanbeige(),
+    "nemotron": Transformer(norm=Norm.LAYER, act=Act.SQUARED, gated=False),
+    "olmo": Olmo(norm=Norm.LAYER),
+    "openelm": OpenElm(stream_first=True),
+    "orion": Transformer(norm=Norm.LAYER),
     "phi2": Transformer(
-        attn_input=input_kv,
-        norm=Norm.LAYER,
-        scaled_q=True,
-        parallel=True,
-        parallel_sum=attention_first,
-        gated=False,
+        norm=Norm.LAYER, scaled_q=True, parallel=True, parallel_sum=attention_first, gated=False
     ),
-    "plamo": Transformer(attn_input=input_kv, parallel=True, parallel_sum=attention_then_stream),
-    "plamo3": Plamo3(act=Act.FUSED, gated=False),
-    "plm": Plm(attn_input=input_kv, act=Act.SQUARED, gated=False),
-    "refact": Transformer(attn_input=input_kv, rope=no_layer),
-    "seed_oss": Transformer(attn_input=input_kv, ffn_norm="post_attention_norm"),
-    "stablelm": StableLm(attn_input=input_kv, norm=Norm.LAYER),
-    "qwen2vl": Transformer(attn_input=input_kv, n_pos=sections),
-    "qwen3vl": DeepStack(attn_input=input_kv, n_pos=sections),
+    "plamo": Transformer(parallel=True, parallel_sum=attention_then_stream),
+    "plamo3": Plamo3(attn_input=input_auto, act=Act.FUSED, gated=False),
+    "plm": Plm(act=Act.SQUARED, gated=False),
+    "refact": Transformer(rope=no_layer),
+    "seed_oss": Transformer(ffn_norm="post_attention_norm"),
+    "stablelm": StableLm(norm=Norm.LAYER),
+    "qwen2vl": Transformer(n_pos=sections),
+    "qwen3vl": DeepStack(n_pos=sections),
 }

@@ -9,7 +9,7 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import AttnInput, input_no_cache
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.families.dense import Diffusion
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, no_layer
+from edgekit.engines.llamacpp.graph.families.transformer import no_layer
 from edgekit.engines.llamacpp.graph.layers import (
     Act,
     Norm,
@@ -67,26 +67,26 @@ class Bert(PreNormEncoder):
     dense: Callable[[GraphLayer, GraphTensor], GraphTensor] = plain_ffn
     positions: bool = False  # learned position embeddings are added
 
-    def embed(self, build: Build, shared: Shared) -> GraphTensor:
+    def embed(self, build: Build) -> GraphTensor:
         cur = build.input_embd()
         if (types := build.weight("token_types")) is not None:
             cur = ggml.add(cur, ggml.view(types, build.hparams.n_embd))
         if self.positions:
-            cur = ggml.add(ggml.get_rows(build["position_embd"], shared.pos), cur)
+            cur = ggml.add(ggml.get_rows(build["position_embd"], build.inputs.pos), cur)
         return self.norm_embd(build, cur)
 
     def after_attention(
-        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, layer: GraphLayer, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         cur = self.apply_norm(layer, ggml.add(cur, stream), "attn_output_norm")
         if "attn_norm_2" in layer:
             cur = self.apply_norm(layer, ggml.add(cur, stream), "attn_norm_2")
-        cur = ggml.add(self.feed_forward(layer, shared, cur), cur)
+        cur = ggml.add(self.feed_forward(layer, cur), cur)
         return self.apply_norm(layer, cur, "layer_output_norm")
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         if "ffn_gate_inp" in layer:
-            return experts(layer, cur, shared.routing)
+            return experts(layer, cur)
         return self.dense(layer, cur)
 
 

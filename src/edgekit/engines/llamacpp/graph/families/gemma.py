@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend, input_kv_iswa
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.transformer import (
-    Shared,
-    Transformer,
-    nonzero,
-    rope_factors,
-)
+from edgekit.engines.llamacpp.graph.families.transformer import Transformer, nonzero, rope_factors
 from edgekit.engines.llamacpp.graph.layers import (
     Routing,
     experts,
@@ -69,21 +64,16 @@ def owner(hparams: Hparams, il: int) -> int | None:
 
 
 def gemma_attention(
-    layer: GraphLayer,
-    shared: Shared,
-    parts: Sequence[GraphTensor],
-    factors: GraphTensor | None,
+    layer: GraphLayer, parts: Sequence[GraphTensor], factors: GraphTensor | None
 ) -> GraphTensor:
     """Attention; only queries are computed if the layer has no cache. V is normalised too."""
     q = normalize(parts[0], layer["attn_q_norm"])
-    q = ggml.rope(q, shared.pos, factors)
+    q = ggml.rope(q, layer.inputs.pos, factors)
     if not layer.facts.has_kv:
-        return attend(
-            layer, shared.attn, q, None, None, owner=owner(layer.build.hparams, layer.index)
-        )
+        return attend(layer, q, None, None, owner=owner(layer.build.hparams, layer.index))
     k = normalize(parts[1], layer["attn_k_norm"])
     v = ggml.rms_norm(parts[2])
-    return attend(layer, shared.attn, q, ggml.rope(k, shared.pos, factors), v)
+    return attend(layer, q, ggml.rope(k, layer.inputs.pos, factors), v)
 
 
 def project_qkv(layer: GraphLayer, cur: GraphTensor) -> list[GraphTensor]:
@@ -120,28 +110,28 @@ class Gemma4(Transformer):
         if before is not None:
             build.expand(before)
         cur = build.scale_embd(build.input_embd())
-        shared = self.shared(build)
+        build.inputs = self.layer_inputs(build)
         per_layer = per_layer_inputs(build, cur, width, before) if width else None
         family = replace(self, per_layer=per_layer)
         for layer in build.layers():
-            cur = family.block(layer, shared, cur)
-        self.finish(build, shared, cur)
+            cur = family.block(layer, cur)
+        self.finish(build, cur)
 
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         factors = None if layer.facts.is_swa else rope_factors(layer.build)
-        return gemma_attention(layer, shared, project_qkv(layer, cur), factors)
+        return gemma_attention(layer, project_qkv(layer, cur), factors)
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
-        cur = Transformer.block(self, layer, shared, stream)
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
+        cur = Transformer.block(self, layer, stream)
         if self.per_layer is not None:
             gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
-            (embeddings,) = self.output_rows(layer, shared, slice_2d(self.per_layer))
+            (embeddings,) = self.output_rows(layer, slice_2d(self.per_layer))
             gated = ggml.mul_mat(layer["proj"], ggml.mul(gate, embeddings))
             cur = ggml.add(cur, normalize(gated, layer["post_norm"]))
         scale = layer.weight("layer_output_scale")
         return cur if scale is None else ggml.mul(cur, scale)
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         """A dense feed-forward, and experts in parallel if the layer has them."""
         dense = feed_forward(layer, self.apply_norm(layer, cur, "ffn_norm"))
         if "ffn_gate_inp" not in layer:
@@ -150,7 +140,7 @@ class Gemma4(Transformer):
         moe = self.apply_norm(layer, cur, "pre_ffw_norm_2")
         logits = ggml.mul(ggml.scale(ggml.rms_norm(cur)), layer.required("ffn_gate_inp.scale"))
         logits = ggml.mul_mat(layer["ffn_gate_inp"], logits)
-        moe = experts(layer, moe, shared.routing, probs_in=logits)
+        moe = experts(layer, moe, probs_in=logits)
         return ggml.add(dense, self.apply_norm(layer, moe, "post_ffw_norm_2"))
 
 
@@ -161,33 +151,29 @@ class Gemma3n(Transformer):
 
     def build(self, build: Build) -> None:
         cur = build.scale_embd(build.input_embd())
-        shared = self.shared(build)
+        build.inputs = self.layer_inputs(build)
         per_layer = per_layer_inputs(build, cur, PER_LAYER)
         # One stream is expanded to all of them, rescaled to equal magnitude.
         other_streams = ggml.repeat(cur, *cur.ne[:2], STREAMS - 1, 1)
         other_streams = ggml.mul_mat(build["altup_proj"], other_streams)
         streams = ggml.concat(cur, _rescale(other_streams, _magnitude(cur)), 2)
         for layer in build.layers():
-            streams = self.update_streams(layer, shared, streams, per_layer)
+            streams = self.update_streams(layer, streams, per_layer)
         other_streams = ggml.mul_mat(build["altup_unembd_proj"], _rest(streams))
         other_streams = _rescale(other_streams, _magnitude(slice_2d(streams)))
         cur = slice_2d(streams)
         for _ in range(STREAMS - 1):
             cur = ggml.add(cur, slice_2d(other_streams))
-        cur = ggml.get_rows(ggml.scale(cur), shared.out_ids)
+        cur = ggml.get_rows(ggml.scale(cur), build.inputs.out_ids)
         results(build, normalize(cur, build["output_norm"]), softcap=True)
 
     def update_streams(
-        self,
-        layer: GraphLayer,
-        shared: Shared,
-        streams: GraphTensor,
-        per_layer: GraphTensor,
+        self, layer: GraphLayer, streams: GraphTensor, per_layer: GraphTensor
     ) -> GraphTensor:
         """The streams after the layer: only the first runs it, and the others are predicted and corrected."""
         predicted = _predict_streams(layer, streams)
         active = slice_2d(predicted)
-        cur = self.active_layer(layer, shared, active)
+        cur = self.active_layer(layer, active)
         corrected = _correct_streams(layer, predicted, cur)
         first = ggml.mul(slice_2d(corrected), layer["altup_correct_scale"])
         first = ggml.unary(ggml.mul_mat(layer["inp_gate"], first))
@@ -195,13 +181,13 @@ class Gemma3n(Transformer):
         first = self.apply_norm(layer, first, "post_norm")
         return ggml.concat(slice_2d(corrected), ggml.add(_rest(corrected), first), 2)
 
-    def active_layer(self, layer: GraphLayer, shared: Shared, active: GraphTensor) -> GraphTensor:
+    def active_layer(self, layer: GraphLayer, active: GraphTensor) -> GraphTensor:
         """An ordinary layer with a low-rank path parallel to attention (LAuReL)."""
         normed = self.apply_norm(layer, active, "attn_norm")
         laurel = ggml.mul_mat(layer["laurel_r"], ggml.mul_mat(layer["laurel_l"], normed))
         laurel = ggml.add(self.apply_norm(layer, laurel, "laurel_post_norm"), normed)
         split = qkv if layer.facts.has_kv else project_qkv
-        cur = gemma_attention(layer, shared, split(layer, normed), None)
+        cur = gemma_attention(layer, split(layer, normed), None)
         cur = ggml.add(self.apply_norm(layer, cur, "post_attention_norm"), active)
         stream = ggml.scale(ggml.add(cur, laurel))
         cur = self.apply_norm(layer, stream, "ffn_norm")

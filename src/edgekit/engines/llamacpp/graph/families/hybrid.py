@@ -6,14 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import (
-    AttnInput,
-    attend,
-    input_kv,
-    input_kv_iswa,
-)
+from edgekit.engines.llamacpp.graph.attention import AttnInput, attend, input_kv, input_kv_iswa
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
+from edgekit.engines.llamacpp.graph.families.transformer import Transformer
 from edgekit.engines.llamacpp.graph.layers import (
     experts,
     feed_forward,
@@ -33,21 +28,21 @@ class Hybrid(Transformer):
 
     mixer: Mixer
 
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         if layer.facts.is_recr:
             return self.mixer(layer, cur)
-        return self.full_attention(layer, shared, cur)
+        return self.full_attention(layer, cur)
 
-    def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         """Layers that are not recurrent."""
-        return Transformer.attention(self, layer, shared, cur)
+        return Transformer.attention(self, layer, cur)
 
 
 class RecurrentOnly(Hybrid):
     """Mamba: layers without a feed-forward."""
 
     def after_attention(
-        self, _layer: GraphLayer, _shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, _layer: GraphLayer, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         return ggml.add(cur, stream)
 
@@ -55,15 +50,15 @@ class RecurrentOnly(Hybrid):
 class SideBySide(Hybrid):
     """Falcon H1: every layer has attention and a recurrent part, whose outputs are added."""
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         normed = self.apply_norm(layer, stream, "attn_norm")
-        attended = Transformer.attention(self, layer, shared, normed)
+        attended = Transformer.attention(self, layer, normed)
         normed = self.apply_norm(layer, stream, "attn_norm")  # computed twice
         recurrent = self.mixer(layer, normed)
         stream = ggml.add(ggml.add(attended, recurrent), stream)
-        (stream,) = self.output_rows(layer, shared, stream)
+        (stream,) = self.output_rows(layer, stream)
         cur = normalize(stream, layer.required("ffn_norm"))  # not ffn_norm.weight
-        return ggml.add(self.feed_forward(layer, shared, cur), stream)
+        return ggml.add(self.feed_forward(layer, cur), stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,24 +72,24 @@ class OneEach(Hybrid):
 
     norm_first: bool = True
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         cur = self.apply_norm(layer, stream, "attn_norm")
         sublayer = self.feed_forward if layer.facts.variant is True else self.attention
-        cur = sublayer(layer, shared, cur)
-        cur, stream = self.output_rows(layer, shared, cur, stream)
+        cur = sublayer(layer, cur)
+        cur, stream = self.output_rows(layer, cur, stream)
         return ggml.add(cur, stream)
 
-    def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        return attend(layer, shared.attn, *qkv(layer, cur))
+    def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        return attend(layer, *qkv(layer, cur))
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         """Experts may have their own input width; the router uses the hidden width."""
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur, act=self.act, gated=False)
         narrow, wide = layer.weight("ffn_latent_down"), layer.weight("ffn_latent_up")
         latent = cur if narrow is None else ggml.mul_mat(narrow, cur)
         router = ggml.mul_mat(layer["ffn_gate_inp"], cur)
-        result = experts(layer, latent, shared.routing, probs_in=router)
+        result = experts(layer, latent, probs_in=router)
         result = result if wide is None else ggml.mul_mat(wide, result)
         return ggml.add(result, shared_expert(layer, cur, act=self.act))
 

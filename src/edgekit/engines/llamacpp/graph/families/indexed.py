@@ -6,12 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import (
-    SideCache,
-    attend_k,
-    input_k,
-    widest_rotation,
-)
+from edgekit.engines.llamacpp.graph.attention import SideCache, attend_k, input_k, widest_rotation
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.latent import absorbed_qkv
 from edgekit.engines.llamacpp.graph.families.transformer import (
@@ -72,11 +67,9 @@ class Indexer:
             rotation=ggml.graph_input(F32, side, side, name="attn_inp_k_rot"),
         )
 
-    def top_cells(
-        self, layer: GraphLayer, pos: GraphTensor, cur: GraphTensor, qr: GraphTensor
-    ) -> GraphTensor:
+    def top_cells(self, layer: GraphLayer, cur: GraphTensor, qr: GraphTensor) -> GraphTensor:
         """The highest-scoring cells for each token, by the indexer's queries and keys."""
-        build = layer.build
+        build, pos = layer.build, layer.inputs.pos
         tokens, streams = build.n_tokens, build.sizes.n_stream
         q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
         q = ggml.rope(ggml.reshape(q, self.width, self.heads, tokens), pos)
@@ -146,28 +139,25 @@ class Indexed(Transformer):
         if build.options.rules < FIRST_BUILD:
             raise NoGraphError(f"builds before b{FIRST_BUILD} attend in another way")
         cur = build.input_embd()
-        shared, indexer = self.shared(build), Indexer.of(build)
-        attn, selected = shared.attn.base, None
+        build.inputs = self.layer_inputs(build)
+        indexer = Indexer.of(build)
+        pos, mask, selected = build.inputs.pos, build.inputs.attn.base.mask, None
         for layer in build.layers():
             stream = cur
             normed = self.apply_norm(layer, stream, "attn_norm")
             qr = ggml.mul_mat(layer["attn_q_a"], normed)
             qr = normalize(qr, layer["attn_q_a_norm"])
             if selected is None or self.indexed(build.hparams, layer.index):
-                selected = indexer.top_cells(layer, shared.pos, normed, qr)
+                selected = indexer.top_cells(layer, normed, qr)
             q = ggml.mul_mat(layer["attn_q_b"], qr)
-            qkv = absorbed_qkv(layer, q, normed, lambda part: ggml.rope(part, shared.pos))
-            cur = attend_k(layer, attn, qkv, mask=restrict_mask(attn.mask, selected))
-            cur, stream = self.output_rows(layer, shared, cur, stream)
-            cur = self.after_attention(layer, shared, cur, stream)
+            qkv = absorbed_qkv(layer, q, normed, lambda part: ggml.rope(part, pos))
+            cur = attend_k(layer, qkv, mask=restrict_mask(mask, selected))
+            cur, stream = self.output_rows(layer, cur, stream)
+            cur = self.after_attention(layer, cur, stream)
         self.head(build, cur)
 
 
 INDEXED: Mapping[str, Indexed] = {
     "deepseek32": Indexed(attn_input=input_k, routing=file_routing),
-    "glm-dsa": Indexed(
-        attn_input=input_k,
-        indexed=glm_indexer,
-        routing=sigmoid_routing,
-    ),
+    "glm-dsa": Indexed(attn_input=input_k, indexed=glm_indexer, routing=sigmoid_routing),
 }

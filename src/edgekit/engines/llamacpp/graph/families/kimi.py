@@ -6,20 +6,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import (
-    attend_k,
-    read_states,
-    state,
-)
+from edgekit.engines.llamacpp.graph.attention import attend_k, read_states, state
 from edgekit.engines.llamacpp.graph.build import GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalize
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.latent import absorbed_qkv, query
 from edgekit.engines.llamacpp.graph.families.sparse import Clamps, clamped_feed_forward
-from edgekit.engines.llamacpp.graph.families.transformer import Shared
-from edgekit.engines.llamacpp.graph.layers import (
-    normalize,
-)
+from edgekit.engines.llamacpp.graph.layers import normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 
@@ -132,16 +125,16 @@ def ling_delta(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 class Kimi(Hybrid):
     """Kimi Linear: latent attention without rope."""
 
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         layer.build.expand(cur)
-        return Hybrid.attention(self, layer, shared, cur)
+        return Hybrid.attention(self, layer, cur)
 
-    def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         qkv = absorbed_qkv(layer, query(layer, cur), cur, lambda part: part)
-        return attend_k(layer, shared.attn.base, qkv)
+        return attend_k(layer, qkv)
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        return Hybrid.feed_forward(self, layer.without_scales(), shared, cur)
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        return Hybrid.feed_forward(self, layer.without_scales(), cur)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +146,17 @@ class Ling3(Hybrid):
     def variant(self, hparams: Hparams, il: int) -> Clamps:
         return Clamps.of(hparams, il)
 
-    def full_attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         heads, tokens = layer.facts.n_head, layer.build.n_tokens
         width = layer.build.hparams.integer("attention.value_length_mla")
-        qkv = absorbed_qkv(layer, query(layer, cur), cur, lambda part: ggml.rope(part, shared.pos))
-        out = attend_k(layer, shared.attn.base, qkv, project=False)
+        qkv = absorbed_qkv(
+            layer, query(layer, cur), cur, lambda part: ggml.rope(part, layer.inputs.pos)
+        )
+        out = attend_k(layer, qkv, project=False)
         gate = ggml.mul_mat(layer["attn_gate"], cur)
         gate = ggml.unary(ggml.reshape(gate, 1, heads, tokens))
         out = ggml.mul(ggml.reshape(out, width, heads, tokens), gate)
         return ggml.mul_mat(layer["attn_output"], ggml.cont(out, width * heads, tokens))
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        return clamped_feed_forward(layer, shared, cur)
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        return clamped_feed_forward(layer, cur)

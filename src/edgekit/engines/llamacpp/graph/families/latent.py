@@ -6,16 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import (
-    AttnInput,
-    attend,
-    attend_k,
-    input_k,
-    input_kv,
-)
+from edgekit.engines.llamacpp.graph.attention import AttnInput, attend, attend_k, input_k, input_kv
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import (
-    Shared,
     Transformer,
     change_routing,
     file_routing,
@@ -84,21 +77,21 @@ def absorbed_qkv(layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotate: Ro
 
 
 class Latent(Transformer):
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         build = layer.build
         width = build.hparams.integer("attention.key_length_mla", build.hparams.n_embd_head_k_full)
         q = ggml.reshape(query(layer, cur), width, layer.facts.n_head, build.n_tokens)
 
         def rotate(cur: GraphTensor) -> GraphTensor:
-            return ggml.rope(cur, shared.pos, rope_factors(build))
+            return ggml.rope(cur, layer.inputs.pos, rope_factors(build))
 
         if not is_mla(build.hparams):
             q, k, v = self.expanded_qkv(layer, q, cur, rotate)
-            q = q if shared.attn_scale is None else ggml.mul(q, shared.attn_scale)
-            return attend(layer, shared.attn, q, k, v)
+            q = q if layer.inputs.attn_scale is None else ggml.mul(q, layer.inputs.attn_scale)
+            return attend(layer, q, k, v)
         q, k, v = absorbed_qkv(layer, q, cur, rotate)
-        q = q if shared.attn_scale is None else ggml.mul(q, shared.attn_scale)
-        return attend_k(layer, shared.attn.base, (q, k, v))
+        q = q if layer.inputs.attn_scale is None else ggml.mul(q, layer.inputs.attn_scale)
+        return attend_k(layer, (q, k, v))
 
     def expanded_qkv(
         self, layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotate: Rotate
@@ -130,5 +123,5 @@ _DEEPSEEK2 = Latent(
 LATENT: Mapping[str, Latent] = {
     "deepseek2": _DEEPSEEK2,
     "mistral4": replace(_DEEPSEEK2, routing=change_routing(deepseek2_routing, precise=True)),
-    "minicpm3": Latent(attn_input=input_kv, scaled_embd=True, scaled_residual=True),
+    "minicpm3": Latent(scaled_embd=True, scaled_residual=True),
 }

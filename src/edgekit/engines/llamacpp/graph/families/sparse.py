@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import attend, input_kv, input_kv_iswa, input_no_cache
+from edgekit.engines.llamacpp.graph.attention import (
+    attend,
+    input_auto,
+    input_kv_iswa,
+    input_no_cache,
+)
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.dense import Diffusion
 from edgekit.engines.llamacpp.graph.families.transformer import (
-    Shared,
     Transformer,
     always,
     change_routing,
@@ -51,11 +55,9 @@ def sliding_or_leading(hparams: Hparams, il: int) -> bool:
 class Afmoe(Transformer):
     """AFMoE: gated attention; the post-attention norm comes before the output rows are selected."""
 
-    def attend(
-        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
-    ) -> GraphTensor:
+    def attend(self, layer: GraphLayer, cur: GraphTensor, heads: QKV) -> GraphTensor:
         gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
-        cur = ggml.mul(attend(layer, shared.attn, *heads, project=False), gate)
+        cur = ggml.mul(attend(layer, *heads, project=False), gate)
         cur = project(layer, "attn_output", cur)
         return self.apply_norm(layer, cur, "post_attention_norm")
 
@@ -67,12 +69,12 @@ class Arctic(Transformer):
     """Arctic: experts run parallel to the whole layer, on attention's input."""
 
     def after_attention(
-        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, layer: GraphLayer, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         after = ggml.add(cur, stream)
         dense = feed_forward(layer, self.apply_norm(layer, after, "ffn_norm"))
         cur = self.apply_norm(layer, stream, "ffn_norm_exps")
-        cur = experts(layer, cur, shared.routing)
+        cur = experts(layer, cur)
         return ggml.add(cur, ggml.add(dense, after))
 
 
@@ -83,8 +85,8 @@ class Grok(Transformer):
         grok_name = "layer_output_norm" if name == "post_ffw_norm" else "attn_output_norm"
         return self.apply_norm(layer, cur, grok_name if grok_name in layer else name)
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        result = experts(layer, cur, shared.routing)
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        result = experts(layer, cur)
         if "ffn_up" not in layer:
             return result
         return ggml.scale(ggml.add(feed_forward(layer, cur), result))
@@ -93,19 +95,12 @@ class Grok(Transformer):
 class GroveMoe(Transformer):
     """GroveMoE: groups of experts, and a smaller expert per group that reads their output."""
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         logits = ggml.mul_mat(layer["ffn_gate_inp"], cur)
-        cur = experts(
-            layer, cur, shared.routing, probs_in=logits, selected=_select_experts(layer, logits)
-        )
+        cur = experts(layer, cur, probs_in=logits, selected=_select_experts(layer, logits))
         group_ids = ggml.scale(ggml.cast(_select_experts(layer, logits), F32))
         group_output = experts(
-            layer,
-            cur,
-            shared.routing,
-            probs_in=logits,
-            selected=ggml.cast(group_ids, I32),
-            suffix="_chexps",
+            layer, cur, probs_in=logits, selected=ggml.cast(group_ids, I32), suffix="_chexps"
         )
         return ggml.add(cur, ggml.scale(group_output))
 
@@ -122,10 +117,10 @@ class Cohere2Moe(Transformer):
         rms = bool(build.hparams.real("attention.layer_norm_rms_epsilon"))
         Transformer.build(replace(self, norm=Norm.RMS if rms else Norm.LAYER), build)
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         if "ffn_up_shexp" not in layer:
-            return Transformer.feed_forward(self, layer, shared, cur)
-        result = experts(layer, cur, shared.routing)
+            return Transformer.feed_forward(self, layer, cur)
+        result = experts(layer, cur)
         return ggml.scale(ggml.add(result, shared_expert(layer, cur)))
 
 
@@ -150,14 +145,14 @@ def smallthinker_rope(hparams: Hparams, il: int) -> bool:
 class SmallThinker(Transformer):
     """SmallThinker: experts are selected before attention."""
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         logits = ggml.mul_mat(layer["ffn_gate_inp"], stream)
         cur = self.apply_norm(layer, stream, "attn_norm")
-        cur = self.attention(layer, shared, cur)
-        cur, stream, logits = self.output_rows(layer, shared, cur, stream, logits)
+        cur = self.attention(layer, cur)
+        cur, stream, logits = self.output_rows(layer, cur, stream, logits)
         stream = ggml.add(cur, stream)
         cur = self.apply_norm(layer, stream, "ffn_norm")
-        cur = experts(layer, cur, shared.routing, probs_in=logits)
+        cur = experts(layer, cur, probs_in=logits)
         return ggml.add(cur, stream)
 
 
@@ -169,8 +164,8 @@ class Mimo2(Transformer):
             build.output(cur)
         Transformer.head(self, build, cur)
 
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        cur = Transformer.attention(self, layer, shared, cur)
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        cur = Transformer.attention(self, layer, cur)
         scaled = layer.build.hparams.real("attention.value_scale") not in {0.0, 1.0}
         return ggml.scale(cur) if scaled else cur
 
@@ -178,10 +173,8 @@ class Mimo2(Transformer):
 class Laguna(Transformer):
     """Laguna: attention is gated per head or per element."""
 
-    def attend(
-        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
-    ) -> GraphTensor:
-        result = attend(layer, shared.attn, *heads, project=False)
+    def attend(self, layer: GraphLayer, cur: GraphTensor, heads: QKV) -> GraphTensor:
+        result = attend(layer, *heads, project=False)
         if "attn_gate" in layer:
             gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
             n_head, width = layer.facts.n_head, layer.facts.n_embd_head_v
@@ -213,7 +206,7 @@ class Clamps(NamedTuple):
         return cls(*limits)
 
 
-def clamped_feed_forward(layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+def clamped_feed_forward(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """A dense feed-forward, or routed and shared experts, with the layer's clamps."""
     experts_act, dense_act = (
         Act.CLAMPED if clamped else Act.UNARY
@@ -221,7 +214,7 @@ def clamped_feed_forward(layer: GraphLayer, shared: Shared, cur: GraphTensor) ->
     )
     if "ffn_gate_inp" not in layer:
         return feed_forward(layer, cur, act=dense_act)
-    result = experts(layer, cur, replace(shared.routing, act=experts_act))
+    result = experts(layer, cur, routing=replace(layer.inputs.routing, act=experts_act))
     return ggml.add(result, shared_expert(layer, cur, act=dense_act))
 
 
@@ -237,8 +230,8 @@ class Step35(Laguna):
     def rope_factors(self, layer: GraphLayer) -> GraphTensor | None:
         return None if layer.facts.is_swa else rope_factors(layer.build)
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
-        return clamped_feed_forward(layer, shared, cur)
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        return clamped_feed_forward(layer, cur)
 
 
 def llama4_routing(_hparams: Hparams) -> Routing:
@@ -251,26 +244,24 @@ def llama4_rope(hparams: Hparams, il: int) -> bool:
 
 
 class Llama4(Transformer):
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         q, k, v = qkv(layer, cur)
         if layer.facts.variant is True:
             factors = rope_factors(layer.build)
-            q, k = ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
+            q, k = ggml.rope(q, layer.inputs.pos, factors), ggml.rope(k, layer.inputs.pos, factors)
             if layer.build.hparams.n_expert != MAVERICK_EXPERTS:
                 q, k = ggml.rms_norm(q), ggml.rms_norm(k)
-        elif shared.attn_scale is not None:
-            q = ggml.mul(q, shared.attn_scale)
-        return attend(layer, shared.attn, q, k, v)
+        elif layer.inputs.attn_scale is not None:
+            q = ggml.mul(q, layer.inputs.attn_scale)
+        return attend(layer, q, k, v)
 
 
 SPARSE: Mapping[str, Transformer] = {
     "afmoe": Afmoe(
         attn_input=input_kv_iswa, scaled_embd=True, rope=not_each(4), routing=sigmoid_routing
     ),
-    "arctic": Arctic(attn_input=input_kv),
-    "bailingmoe": Transformer(
-        attn_input=input_kv, routing=change_routing(file_routing, gating=Gating.SOFTMAX)
-    ),
+    "arctic": Arctic(),
+    "bailingmoe": Transformer(routing=change_routing(file_routing, gating=Gating.SOFTMAX)),
     "cohere2moe": Cohere2Moe(
         attn_input=input_kv_iswa,
         norm_first=True,
@@ -279,37 +270,37 @@ SPARSE: Mapping[str, Transformer] = {
         routing=sigmoid_routing,
         logit_scale=nonzero("logit_scale"),
     ),
-    "dbrx": Transformer(attn_input=input_kv, norm=Norm.LAYER, ffn_norm="attn_output_norm"),
+    "dbrx": Transformer(norm=Norm.LAYER, ffn_norm="attn_output_norm"),
     "deepseek": Transformer(
-        attn_input=input_kv,
-        routing=change_routing(file_routing, gating=Gating.SOFTMAX, norm_w=False),
+        routing=change_routing(file_routing, gating=Gating.SOFTMAX, norm_w=False)
     ),
-    "dots1": Transformer(attn_input=input_kv, routing=file_routing),
+    "dots1": Transformer(routing=file_routing),
     "exaone-moe": Transformer(attn_input=input_kv_iswa, rope=sliding_layers, routing=file_routing),
     "grok": Grok(
-        attn_input=input_kv,
         embedding_scale=lambda hparams: bool(hparams.real("embedding_scale", 1.0)),
         softcap=1,
         logit_scale=always,
         logit_softcap=nonzero("final_logit_softcapping"),
     ),
-    "grovemoe": GroveMoe(attn_input=input_kv),
-    "hy_v3": Transformer(attn_input=input_kv, norm_first=True, routing=sigmoid_routing),
-    "laguna": Laguna(routing=sigmoid_routing),
+    "grovemoe": GroveMoe(),
+    "hy_v3": Transformer(norm_first=True, routing=sigmoid_routing),
+    "laguna": Laguna(attn_input=input_auto, routing=sigmoid_routing),
     "llada-moe": Diffusion(
         attn_input=input_no_cache, routing=change_routing(plain_routing, norm_w=False)
     ),
-    "mellum": Transformer(),
+    "mellum": Transformer(attn_input=input_auto),
     "mimo2": Mimo2(
         attn_input=input_kv_iswa, routing=change_routing(plain_routing, gating=Gating.SIGMOID)
     ),
-    "minimax-m2": Transformer(attn_input=input_kv, flat_qk_norm=True, routing=required_gating),
-    "olmoe": Transformer(
-        attn_input=input_kv, flat_qk_norm=True, routing=change_routing(plain_routing, norm_w=False)
+    "minimax-m2": Transformer(flat_qk_norm=True, routing=required_gating),
+    "olmoe": Transformer(flat_qk_norm=True, routing=change_routing(plain_routing, norm_w=False)),
+    "phimoe": Transformer(scaled_q=True, residual_first=True),
+    "qwen2moe": Qwen2Moe(routing=change_routing(plain_routing, norm_w=False)),
+    "smallthinker": SmallThinker(
+        attn_input=input_auto, rope=smallthinker_rope, routing=required_gating
     ),
-    "phimoe": Transformer(attn_input=input_kv, scaled_q=True, residual_first=True),
-    "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=change_routing(plain_routing, norm_w=False)),
-    "smallthinker": SmallThinker(rope=smallthinker_rope, routing=required_gating),
     "step35": Step35(attn_input=input_kv_iswa, predicts=True, routing=sigmoid_routing),
-    "llama4": Llama4(rope=llama4_rope, routing=llama4_routing, temperature=always),
+    "llama4": Llama4(
+        attn_input=input_auto, rope=llama4_rope, routing=llama4_routing, temperature=always
+    ),
 }

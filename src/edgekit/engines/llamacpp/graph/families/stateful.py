@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import (
-    input_k,
-    input_kv,
-    read_states,
-    state,
-)
+from edgekit.engines.llamacpp.graph.attention import input_k, read_states, state
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.families.delta_net import DeltaNet, linear_attention
 from edgekit.engines.llamacpp.graph.families.dense import sections, trained_rope
@@ -108,33 +103,26 @@ class MiniMax01(Transformer):
 
     def build(self, build: Build) -> None:
         cur = build.input_embd()
-        shared, decays = self.shared(build), Decays.of(build)
+        build.inputs = self.layer_inputs(build)
+        decays = Decays.of(build)
         for layer in build.layers():
             stream = self.apply_norm(layer, cur, "attn_norm")
-            full = self.attention(layer, shared, stream) if not layer.facts.is_recr else None
+            full = self.attention(layer, stream) if not layer.facts.is_recr else None
             cur = full or lightning(layer, decays, stream)
-            cur, stream = self.output_rows(layer, shared, cur, stream)
+            cur, stream = self.output_rows(layer, cur, stream)
             cur = ggml.add(cur, ggml.scale(stream))
             stream = self.apply_norm(layer, cur, "ffn_norm")
-            cur = self.feed_forward(layer, shared, stream)
+            cur = self.feed_forward(layer, stream)
             cur = ggml.add(cur, ggml.scale(stream))
         self.head(build, cur)
 
 
 STATEFUL: Mapping[str, Transformer] = {
-    "qwen3next": DeltaNet(
-        attn_input=input_kv,
-        mixer=linear_attention,
-        ffn_norm="post_attention_norm",
-        late_gate=True,
-    ),
-    "qwen35": DeltaNet(
-        attn_input=input_kv, mixer=linear_attention, n_pos=sections, ffn_norm="post_attention_norm"
-    ),
-    "mamba": RecurrentOnly(attn_input=input_kv, mixer=mamba),
-    "mamba2": RecurrentOnly(attn_input=input_kv, mixer=mamba2),
+    "qwen3next": DeltaNet(mixer=linear_attention, ffn_norm="post_attention_norm", late_gate=True),
+    "qwen35": DeltaNet(mixer=linear_attention, n_pos=sections, ffn_norm="post_attention_norm"),
+    "mamba": RecurrentOnly(mixer=mamba),
+    "mamba2": RecurrentOnly(mixer=mamba2),
     "granitehybrid": Hybrid(
-        attn_input=input_kv,
         mixer=mamba2,
         embedding_scale=nonzero("embedding_scale"),
         rope=trained_rope,
@@ -142,14 +130,13 @@ STATEFUL: Mapping[str, Transformer] = {
         logit_scale=nonzero("logit_scale"),
     ),
     "jamba": Hybrid(
-        attn_input=input_kv,
         mixer=mamba,
         rope=no_layer,
         stream_first=True,
         residual_first=True,
         routing=change_routing(plain_routing, norm_w=False),
     ),
-    "falcon-h1": SideBySide(attn_input=input_kv, mixer=mamba2),
+    "falcon-h1": SideBySide(mixer=mamba2),
     "lfm2": ShortConvolution(
         attn_input=input_lfm2, mixer=short_convolution, stream_first=True, residual_first=True
     ),
@@ -163,19 +150,16 @@ STATEFUL: Mapping[str, Transformer] = {
         ),
     ),
     "nemotron_h": OneEach(
-        attn_input=input_kv,
         mixer=mamba2,
         act=Act.SQUARED,
         routing=change_routing(file_routing, gating=Gating.SIGMOID, act=Act.SQUARED),
     ),
-    "plamo2": Plamo2(attn_input=input_kv, mixer=plamo2_mamba, act=Act.FUSED, gated=False),
+    "plamo2": Plamo2(mixer=plamo2_mamba, act=Act.FUSED, gated=False),
     "kimi-linear": Kimi(
-        attn_input=input_k,
-        mixer=kimi_delta,
-        routing=change_routing(file_routing, norm_w=True),
+        attn_input=input_k, mixer=kimi_delta, routing=change_routing(file_routing, norm_w=True)
     ),
     "bailingmoe3": Ling3(
         attn_input=input_k, mixer=ling_delta, n_pos=rope_sections, routing=file_routing
     ),
-    "minimax-01": MiniMax01(attn_input=input_kv),
+    "minimax-01": MiniMax01(),
 }

@@ -94,7 +94,7 @@ class T5Encoder:
             cur = normalize(stream, half["attn_norm"])
             q, k, v = project_qkv(layer, half, "attn", cur, cur)
             extras = Extras(kq_b=position_bias(layer, "enc", buckets))
-            cur = attend_now(layer, attn, q, k, v, extras=extras, project=False)
+            cur = attend_now(layer, q, k, v, inputs=attn, extras=extras, project=False)
             cur = ggml.mul_mat(half["attn_o"], cur)
             if layer.facts.is_last:
                 cur, stream = (ggml.get_rows(tensor, out_ids) for tensor in (cur, stream))
@@ -131,11 +131,11 @@ class T5(T5Encoder):
             cur = normalize(stream, half["attn_norm"])
             q, k, v = project_qkv(layer, half, "attn", cur, cur)
             extras = Extras(kq_b=position_bias(layer, "dec", buckets))
-            cur = attend(layer, attn, q, k, v, extras=extras, project=False)
+            cur = attend(layer, q, k, v, inputs=attn, extras=extras, project=False)
             stream = ggml.add(ggml.mul_mat(half["attn_o"], cur), stream)
             cur = normalize(stream, half["cross_attn_norm"])
             q, k, v = project_qkv(layer, half, "cross_attn", cur, encoded)
-            cur = attend_now(layer, cross, q, k, v, project=False)
+            cur = attend_now(layer, q, k, v, inputs=cross, project=False)
             cur = ggml.mul_mat(half["cross_attn_o"], cur)
             if layer.facts.is_last:
                 cur, stream = (ggml.get_rows(tensor, out_ids) for tensor in (cur, stream))

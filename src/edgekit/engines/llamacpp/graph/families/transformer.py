@@ -10,6 +10,7 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
     Extras,
+    LayerInputs,
     attend,
     input_auto,
     input_kv,
@@ -125,7 +126,7 @@ def attention_then_stream(
 class Transformer:
     """The switches of one architecture. Weights that a file lacks (a bias, a Q norm) are skipped without a switch."""
 
-    attn_input: Callable[[Build], AttnInput] = input_auto
+    attn_input: Callable[[Build], AttnInput] = input_kv
     norm: Norm = Norm.RMS
     scaled_embd: bool = False  # the embeddings are multiplied by a constant
     embedding_scale: Callable[[Hparams], bool] = never  # the file has such a constant
@@ -163,46 +164,45 @@ class Transformer:
 
     def build(self, build: Build) -> None:
         """Builds the graph: embeddings, the layers, the outputs."""
-        shared = self.shared(build)
-        cur = self.embed(build, shared)
+        build.inputs = self.layer_inputs(build)
+        cur = self.embed(build)
         for layer in build.layers():
-            cur = self.block(layer, shared, cur)
-        self.finish(build, shared, cur)
+            cur = self.block(layer, cur)
+        self.finish(build, cur)
 
-    def finish(self, build: Build, shared: Shared, cur: GraphTensor) -> None:
+    def finish(self, build: Build, cur: GraphTensor) -> None:
         """The outputs, from the state after the last layer."""
         hparams = build.hparams
         if self.norm_first:
             cur = normalize(cur, build["output_norm"], kind=self.norm)
             if build.predicts:  # also an output for prediction blocks (t_h_nextn)
                 build.output(cur)
-            cur = cur if build.crops_early else ggml.get_rows(cur, shared.out_ids)
+            cur = cur if build.crops_early else ggml.get_rows(cur, build.inputs.out_ids)
             scale, softcap = self.logit_scale(hparams), self.logit_softcap(hparams)
             results(build, cur, scale=scale, softcap=softcap)
             return
         if self.predicts and build.predicts:
             build.output(cur)
             if not build.crops_early:
-                cur = ggml.get_rows(cur, shared.out_ids)
+                cur = ggml.get_rows(cur, build.inputs.out_ids)
         self.head(build, cur)
 
-    def embed(self, build: Build, shared: Shared) -> GraphTensor:
+    def embed(self, build: Build) -> GraphTensor:
         """The input of the first layer: token embeddings, as scaled or normalised by the architecture."""
         cur = build.input_embd(scaled=self.embedding_scale(build.hparams))
         if self.scaled_embd:
             cur = build.scale_embd(cur)
         if self.positions_added and (table := build.weight("position_embd")) is not None:
-            cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
+            cur = ggml.add(cur, ggml.get_rows(table, build.inputs.pos))
         return self.norm_embd(build, cur) if self.embd_norm else cur
 
     def norm_embd(self, build: Build, cur: GraphTensor) -> GraphTensor:
         bias = build.tensor("token_embd_norm.bias")
         return normalize(cur, build["token_embd_norm"], bias, kind=self.norm)
 
-    def shared(self, build: Build) -> Shared:
-        """The inputs and settings that all layers share."""
+    def layer_inputs(self, build: Build) -> LayerInputs:
         tokens = build.n_tokens
-        return Shared(
+        return LayerInputs(
             pos=ggml.graph_input(I32, tokens * self.n_pos(build.hparams), name="inp_pos"),
             attn=self.attn_input(build),
             out_ids=build.input_out_ids(),
@@ -212,36 +212,34 @@ class Transformer:
             else None,
         )
 
-    def block(self, layer: GraphLayer, shared: Shared, stream: GraphTensor) -> GraphTensor:
+    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         """The residual stream after one layer."""
         normed = self.apply_norm(layer, stream, "attn_norm")
-        cur = self.attention(layer, shared, normed)
-        cur, stream, normed = self.output_rows(layer, shared, cur, stream, normed)
+        cur = self.attention(layer, normed)
+        cur, stream, normed = self.output_rows(layer, cur, stream, normed)
         if self.parallel:
-            return self.parallel_sum(self.feed_forward(layer, shared, normed), stream, cur)
-        return self.after_attention(layer, shared, cur, stream)
+            return self.parallel_sum(self.feed_forward(layer, normed), stream, cur)
+        return self.after_attention(layer, cur, stream)
 
-    def output_rows(
-        self, layer: GraphLayer, shared: Shared, *tensors: GraphTensor
-    ) -> tuple[GraphTensor, ...]:
+    def output_rows(self, layer: GraphLayer, *tensors: GraphTensor) -> tuple[GraphTensor, ...]:
         """After attention in the last layer, only the output rows of each tensor."""
         if not (layer.facts.is_last and self.selects_rows(layer.build)):
             return tensors
-        return tuple(ggml.get_rows(tensor, shared.out_ids) for tensor in tensors)
+        return tuple(ggml.get_rows(tensor, layer.inputs.out_ids) for tensor in tensors)
 
     def selects_rows(self, build: Build) -> bool:
         """True if the last layer selects the output rows after attention."""
         return build.crops_early or not (self.predicts or self.norm_first)
 
     def after_attention(
-        self, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+        self, layer: GraphLayer, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
         """The stream after adding attention's output `cur`, and then the feed-forward."""
         cur = self.post(layer, cur, "post_attention_norm")
         stream = ggml.add(stream, cur) if self.stream_first else ggml.add(cur, stream)
         name = self.ffn_norm
         cur = stream if name is None else self.apply_norm(layer, stream, name)
-        cur = self.feed_forward(layer, shared, cur)
+        cur = self.feed_forward(layer, cur)
         cur = self.post(layer, cur, "post_ffw_norm")
         return ggml.add(stream, cur) if self.residual_first else ggml.add(cur, stream)
 
@@ -258,31 +256,29 @@ class Transformer:
             return cur
         return normalize(cur, layer.weight(name), layer.bias(name), kind=self.norm)
 
-    def attention(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         """Attention from the normed stream to its output projection."""
         q, k, v = self.qkv(layer, cur)
         if self.late_qk_norm:
-            q, k = self.rope_qk(layer, shared, q, k)
+            q, k = self.rope_qk(layer, q, k)
         q, k = self.norm_qk(layer, q, k)
         if self.flat_qk_norm:
             q, k, v = split_heads(layer, (q, k, v))
         if not self.late_qk_norm:
-            q, k = self.rope_qk(layer, shared, q, k)
+            q, k = self.rope_qk(layer, q, k)
         if self.scaled_q:
             q = ggml.scale(q)
-        if shared.attn_scale is not None:
-            q = ggml.mul(q, shared.attn_scale)
-        return self.attend(layer, shared, cur, (q, k, v))
+        if layer.inputs.attn_scale is not None:
+            q = ggml.mul(q, layer.inputs.attn_scale)
+        return self.attend(layer, cur, (q, k, v))
 
     def qkv(self, layer: GraphLayer, cur: GraphTensor) -> QKV:
         return qkv(layer, cur, flat=self.flat_qk_norm)
 
-    def attend(
-        self, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
-    ) -> GraphTensor:
+    def attend(self, layer: GraphLayer, _cur: GraphTensor, heads: QKV) -> GraphTensor:
         """Attention and its output projection. `_cur`: the input of the Q, K and V projections."""
         extras = Extras(sinks=layer.weight("attn_sinks"), softcap=self.softcap)
-        return attend(layer, shared.attn, *heads, extras=extras)
+        return attend(layer, *heads, extras=extras)
 
     def norm_qk(
         self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
@@ -298,22 +294,22 @@ class Transformer:
         return ggml.reshape(cur, width, heads, tokens)
 
     def rope_qk(
-        self, layer: GraphLayer, shared: Shared, q: GraphTensor, k: GraphTensor
+        self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
         """Q and K with rotary positions, in layers that use rope."""
         if not self.rope(layer.build.hparams, layer.index):
             return q, k
         factors = self.rope_factors(layer)
-        return ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
+        return ggml.rope(q, layer.inputs.pos, factors), ggml.rope(k, layer.inputs.pos, factors)
 
     def rope_factors(self, layer: GraphLayer) -> GraphTensor | None:
         return rope_factors(layer.build)
 
-    def feed_forward(self, layer: GraphLayer, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         """A dense feed-forward, or routed experts plus the shared expert if there is one."""
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur, act=self.act, gated=self.gated)
-        result = experts(layer, cur, shared.routing)
+        result = experts(layer, cur)
         if "ffn_up_shexp" in layer:
             result = ggml.add(result, self.shared_expert(layer, cur))
         return result
@@ -336,17 +332,6 @@ class Transformer:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """Shared by all layers of a graph."""
-
-    pos: GraphTensor
-    attn: AttnInput
-    out_ids: GraphTensor
-    routing: Routing
-    attn_scale: GraphTensor | None = None
-
-
 def rope_factors(build: Build) -> GraphTensor | None:
     """get_rope_factors: all tables have one shape, so it does not matter which one is used."""
     names = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -354,8 +339,8 @@ def rope_factors(build: Build) -> GraphTensor | None:
 
 
 USUAL: Mapping[str, Transformer] = {
-    "llama": Transformer(attn_input=input_kv),
-    "smollm3": Transformer(attn_input=input_kv, rope=not_each(4)),
+    "llama": Transformer(),
+    "smollm3": Transformer(rope=not_each(4)),
     "gemma2": Transformer(
         attn_input=input_kv_iswa,
         scaled_embd=True,
@@ -365,36 +350,25 @@ USUAL: Mapping[str, Transformer] = {
         logit_softcap=always,
     ),
     "gemma3": Transformer(
+        attn_input=input_auto,
         scaled_embd=True,
         scaled_q=True,
         post_norms=True,
         logit_softcap=nonzero("final_logit_softcapping"),
     ),
-    "phi3": Transformer(
-        attn_input=input_kv, scaled_q=True, act=Act.FUSED, gated=False, residual_first=True
-    ),
+    "phi3": Transformer(scaled_q=True, act=Act.FUSED, gated=False, residual_first=True),
     "gpt-oss": Transformer(
         attn_input=input_kv_iswa,
         predicts=True,
         ffn_norm="post_attention_norm",
         routing=lambda _hparams: Routing(gating=Gating.SOFTMAX_WEIGHT, norm_w=False),
     ),
-    "glm4": Transformer(
-        n_pos=rope_sections, attn_input=input_kv, post_norms=True, act=Act.FUSED, gated=False
-    ),
+    "glm4": Transformer(n_pos=rope_sections, post_norms=True, act=Act.FUSED, gated=False),
     "glm4moe": Transformer(
-        n_pos=rope_sections,
-        attn_input=input_kv,
-        ffn_norm="post_attention_norm",
-        routing=sigmoid_routing,
+        n_pos=rope_sections, ffn_norm="post_attention_norm", routing=sigmoid_routing
     ),
-    "olmo2": Transformer(flat_qk_norm=True, post_norms=True, ffn_norm=None),
-    "command-r": Transformer(
-        attn_input=input_kv,
-        norm=Norm.LAYER,
-        parallel=True,
-        logit_scale=nonzero("logit_scale"),
-    ),
+    "olmo2": Transformer(attn_input=input_auto, flat_qk_norm=True, post_norms=True, ffn_norm=None),
+    "command-r": Transformer(norm=Norm.LAYER, parallel=True, logit_scale=nonzero("logit_scale")),
     "cohere2": Transformer(
         attn_input=input_kv_iswa,
         norm=Norm.LAYER,
@@ -402,5 +376,5 @@ USUAL: Mapping[str, Transformer] = {
         rope=sliding_layers,
         logit_scale=nonzero("logit_scale"),
     ),
-    "starcoder2": Transformer(attn_input=input_kv, norm=Norm.LAYER, gated=False),
+    "starcoder2": Transformer(norm=Norm.LAYER, gated=False),
 }
