@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
@@ -9,6 +10,7 @@ from edgekit.engines.llamacpp.graph.attention import attend, read_states, state
 from edgekit.engines.llamacpp.graph.build import GraphLayer
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.mamba import Ssm, window
+from edgekit.engines.llamacpp.graph.families.transformer import four_positions
 from edgekit.engines.llamacpp.graph.layers import QKV, Heads, normalize, project, qkv, shared_expert
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
@@ -166,3 +168,11 @@ class DeltaNet(Hybrid):
     def shared_expert(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         gate = ggml.unary(ggml.mul_mat(layer["ffn_gate_inp_shexp"], cur))
         return ggml.mul(shared_expert(layer, cur), gate)
+
+
+DELTA_NETS: Mapping[str, DeltaNet] = {
+    "qwen3next": DeltaNet(mixer=linear_attention, ffn_norm="post_attention_norm", late_gate=True),
+    "qwen35": DeltaNet(
+        mixer=linear_attention, n_pos=four_positions, ffn_norm="post_attention_norm"
+    ),
+}

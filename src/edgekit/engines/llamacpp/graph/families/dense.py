@@ -16,13 +16,14 @@ from edgekit.engines.llamacpp.graph.attention import (
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.latent import Latent
 from edgekit.engines.llamacpp.graph.families.transformer import (
-    MROPE_SECTIONS,
     Transformer,
     always,
     attention_then_stream,
+    four_positions,
     no_layer,
     nonzero,
     rope_sections,
+    trained_rope,
 )
 from edgekit.engines.llamacpp.graph.layers import (
     QKV,
@@ -163,11 +164,6 @@ class Diffusion(Transformer):
         return attend_now(layer, *heads)
 
 
-def trained_rope(hparams: Hparams, _il: int) -> bool:
-    """False for models trained without positions (rope.scaling.finetuned)."""
-    return hparams.flag("rope.scaling.finetuned", default=True)
-
-
 def rope_pattern(hparams: Hparams, il: int) -> bool:
     """Whether the file's rope pattern lists the layer; layers beyond the pattern use rope."""
     pattern = hparams.key("attention.rope_pattern")
@@ -302,10 +298,6 @@ def attention_first(result: GraphTensor, stream: GraphTensor, attended: GraphTen
     return ggml.add(ggml.add(attended, result), stream)
 
 
-def sections(_hparams: Hparams) -> int:
-    return MROPE_SECTIONS
-
-
 def deepstack_layers(hparams: Hparams) -> int:
     return hparams.integer("n_deepstack_layers", 0)
 
@@ -383,6 +375,6 @@ DENSE: Mapping[str, Transformer] = {
     "refact": Transformer(rope=no_layer),
     "seed_oss": Transformer(ffn_norm="post_attention_norm"),
     "stablelm": StableLm(norm=Norm.LAYER),
-    "qwen2vl": Transformer(n_pos=sections),
-    "qwen3vl": DeepStack(n_pos=sections),
+    "qwen2vl": Transformer(n_pos=four_positions),
+    "qwen3vl": DeepStack(n_pos=four_positions),
 }

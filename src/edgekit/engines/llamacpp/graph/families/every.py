@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from edgekit.engines.llamacpp.graph.build import GraphFamily
 from edgekit.engines.llamacpp.graph.families.blocks import BLOCKS
 from edgekit.engines.llamacpp.graph.families.compressed import COMPRESSED
+from edgekit.engines.llamacpp.graph.families.delta_net import DELTA_NETS
 from edgekit.engines.llamacpp.graph.families.dense import DENSE
 from edgekit.engines.llamacpp.graph.families.encoders import ENCODERS
 from edgekit.engines.llamacpp.graph.families.gemma import GEMMA
+from edgekit.engines.llamacpp.graph.families.hybrid import HYBRID
 from edgekit.engines.llamacpp.graph.families.indexed import INDEXED
+from edgekit.engines.llamacpp.graph.families.kimi import KIMI
 from edgekit.engines.llamacpp.graph.families.latent import LATENT
 from edgekit.engines.llamacpp.graph.families.rwkv import RWKV
 from edgekit.engines.llamacpp.graph.families.sparse import SPARSE
-from edgekit.engines.llamacpp.graph.families.stateful import STATEFUL
 from edgekit.engines.llamacpp.graph.families.t5 import CROSSING
 from edgekit.engines.llamacpp.graph.families.transformer import USUAL
 
@@ -29,6 +31,8 @@ FAMILIES: Mapping[str, GraphFamily] = {
     **LATENT,
     **RWKV,
     **SPARSE,
-    **STATEFUL,
+    **DELTA_NETS,
+    **HYBRID,
+    **KIMI,
     **CROSSING,
 }

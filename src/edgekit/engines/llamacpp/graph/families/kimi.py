@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import attend_k, read_states, state
+from edgekit.engines.llamacpp.graph.attention import attend_k, input_k, read_states, state
 from edgekit.engines.llamacpp.graph.build import GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalize
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.latent import absorbed_qkv, query
 from edgekit.engines.llamacpp.graph.families.sparse import Clamps, clamped_feed_forward
+from edgekit.engines.llamacpp.graph.families.transformer import (
+    change_routing,
+    file_routing,
+    rope_sections,
+)
 from edgekit.engines.llamacpp.graph.layers import normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
@@ -160,3 +166,13 @@ class Ling3(Hybrid):
 
     def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         return clamped_feed_forward(layer, cur)
+
+
+KIMI: Mapping[str, Hybrid] = {
+    "kimi-linear": Kimi(
+        attn_input=input_k, mixer=kimi_delta, routing=change_routing(file_routing, norm_w=True)
+    ),
+    "bailingmoe3": Ling3(
+        attn_input=input_k, mixer=ling_delta, n_pos=rope_sections, routing=file_routing
+    ),
+}

@@ -53,8 +53,17 @@ def not_each(period: int) -> Callable[[Hparams, int], bool]:
     return lambda _hparams, il: (il + 1) % period != 0
 
 
+def trained_rope(hparams: Hparams, _il: int) -> bool:
+    """False for models trained without positions (rope.scaling.finetuned)."""
+    return hparams.flag("rope.scaling.finetuned", default=True)
+
+
 def one_position(_hparams: Hparams) -> int:
     return 1
+
+
+def four_positions(_hparams: Hparams) -> int:
+    return MROPE_SECTIONS
 
 
 def rope_sections(hparams: Hparams) -> int:
