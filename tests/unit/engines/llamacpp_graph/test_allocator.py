@@ -14,7 +14,6 @@ from edgekit.engines.llamacpp.graph.allocator import (
     WHOLE,
     Event,
     Program,
-    ProgramSizes,
     Section,
     high_water,
 )
@@ -39,7 +38,7 @@ def program(text: str) -> Program:
         return (ALLOCATE, slots[word[0]], slots[word[0]], WHOLE)
 
     sections = (Section(events=events(text)),)
-    return Program(alignment=UNIT, sections=sections, sizes=ProgramSizes(sizes), slots=len(slots))
+    return Program(alignment=UNIT, sections=sections, sizes=tuple(sizes), slots=len(slots))
 
 
 def units(text: str) -> int:
@@ -148,7 +147,7 @@ def test_rounds_that_are_skipped_change_nothing(
     folded = Program(
         alignment=UNIT,
         sections=(Section(events=first), again),
-        sizes=ProgramSizes(order[0]),
+        sizes=order[0],
         round_sizes=n,
         slots=3 * n,
     )

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from edgekit.engines.llamacpp.graph.tensor import (
-    Dim,
     Graph,
     GraphTensor,
-    Monomial,
     NoGraphError,
     Shape,
     Size,
+    value,
 )
 from edgekit.errors import RefusedError
 
@@ -278,41 +277,10 @@ class Program:
 
     alignment: int
     sections: tuple[Section, ...]
-    sizes: ProgramSizes
+    sizes: tuple[Size, ...]
     slots: int
     round_sizes: int = 0  # number of sizes that differ between rounds, indexed after `sizes`
     fixed: tuple[tuple[int, int], ...] = ()
-
-
-class ProgramSizes:
-    """Polynomials evaluated together: each product of variables is computed once."""
-
-    def __init__(self, sizes: Iterable[Size]) -> None:
-        self.products: dict[Monomial, int] = {}  # the index of each product of variables
-        self.rows: list[list[tuple[int, int]]] = []  # of each size: factors and indices of products
-        for size in sizes:
-            terms = size.terms if isinstance(size, Dim) else {(): size}
-            self.rows.append(
-                [
-                    (factor, self.products.setdefault(monomial, len(self.products)))
-                    for monomial, factor in terms.items()
-                ]
-            )
-
-    def evaluate(self, values: Mapping[str, int]) -> list[int]:
-        """The sizes for a load with these values."""
-        products = []
-        for monomial in self.products:
-            product = 1
-            for name in monomial:
-                product *= values[name]
-            products.append(product)
-        return [
-            row[0][0] * products[row[0][1]]
-            if len(row) == 1
-            else sum(factor * products[i] for factor, i in row)
-            for row in self.rows
-        ]
 
 
 ENDLESS = 2**63 - 1  # the last free block: SIZE_MAX / 2
@@ -324,7 +292,7 @@ _Snapshot = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 def high_water(program: Program, values: Mapping[str, int]) -> int:
     """The bytes that the buffer needs: the highest end of a block at any time."""
     align = program.alignment
-    sizes = [-(-size // align) * align for size in program.sizes.evaluate(values)]
+    sizes = [-(-value(size, values) // align) * align for size in program.sizes]
     for i, size in program.fixed:
         sizes[i] = size
     heap = _Heap(sizes + [0] * program.round_sizes)

@@ -28,87 +28,78 @@ from edgekit.formats.dtype import TensorType
 def _keys(layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
     """The K cache of layer `owner`."""
     build, width = layer.build, layer.facts.n_embd_head_k * layer.facts.n_head_kv
-    return build.cache(
-        f"cache_k_l{owner}", build.options.type_k, width, cells, build.sizes.n_stream
-    )
+    streams = build.sizes.n_stream
+    return build.cache(f"cache_k_l{owner}", build.options.type_k, width, cells, streams)
 
 
 def _values(layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
-    """The V cache. Without flash attention it is transposed, and as wide as the widest layer."""
+    """The V cache of layer `owner`. Without flash attention it is transposed, and as wide as the widest layer."""
     build, width = layer.build, layer.facts.n_embd_head_v * layer.facts.n_head_kv
     if build.options.v_trans:
         width = build.hparams.n_embd_v_gqa_max
-    return build.cache(
-        f"cache_v_l{owner}", build.options.type_v, width, cells, build.sizes.n_stream
-    )
+    streams = build.sizes.n_stream
+    return build.cache(f"cache_v_l{owner}", build.options.type_v, width, cells, streams)
+
+
+def side_cache(layer: GraphLayer, name: str, width: int, cells: Size) -> GraphTensor:
+    """A layer's cache of keys next to the usual one, such as an indexer's: one row of this width per cell."""
+    build, tensor = layer.build, f"cache_k_{name}_l{layer.index}"
+    return build.cache(tensor, build.options.type_k, width, cells, build.sizes.n_stream)
+
+
+def store_rows(
+    build: Build, cache: GraphTensor, new: GraphTensor, row_numbers: GraphTensor
+) -> None:
+    """Writes [width, heads, tokens] to a cache, one row per token. The row numbers count across streams."""
+    width, heads, tokens, _ = new.ne
+    if build.options.streams:
+        cache = ggml.reshape(cache, width * heads, cache.ne[1] * cache.ne[2])
+    rows = ggml.view(new, width * heads, tokens, strides=(new.nb[2],))
+    build.expand(ggml.set_rows(cache, rows, row_numbers))
+
+
+def read_heads(cache: GraphTensor, width: int, heads: int) -> GraphTensor:
+    """The whole cache as [width of a head, heads, cells, streams]."""
+    row, (_, cells, streams, _) = row_bytes(cache.type, cache.ne[0]), cache.ne
+    strides = (row_bytes(cache.type, width), row, row * cells)
+    return ggml.view(cache, width, heads, cells, streams, strides=strides)
 
 
 def store_and_read(
     layer: GraphLayer, cache: CacheInput, k: GraphTensor | None, v: GraphTensor | None, owner: int
 ) -> tuple[GraphTensor, GraphTensor]:
     """Stores new K and V in the cache of layer `owner`, and returns all keys and values of that cache."""
+    build, facts = layer.build, layer.facts
+    transposed = build.options.v_trans
+    keys, values = _keys(layer, cache.n_kv, owner), _values(layer, cache.n_kv, owner)
     if k is not None:
-        store_k(layer, cache, k, owner)
-    values, head = _values(layer, cache.n_kv, owner), layer.facts.n_embd_head_v
+        store_rows(build, keys, k, cache.k_idxs)
     if v is not None and cache.v_idxs is not None:
-        _store_v(layer, cache.v_idxs, v, values)
-    keys = get_k(layer, cache, owner)
-    if not layer.build.options.v_trans:
-        return keys, _view_heads(layer, values, head)
+        store = _store_channels if transposed else store_rows
+        store(build, values, v, cache.v_idxs)
+    keys = read_heads(keys, facts.n_embd_head_k, facts.n_head_kv)
+    if not transposed:
+        return keys, read_heads(values, facts.n_embd_head_v, facts.n_head_kv)
     width, cells, streams, _ = values.ne
-    column = row_bytes(values.type, cells)
-    strides = (column * head, column, column * width)
-    n_head = layer.facts.n_head_kv
-    return keys, ggml.view(values, cells, n_head, head, streams, strides=strides)
+    head, channel = facts.n_embd_head_v, row_bytes(values.type, cells)
+    strides = (channel * head, channel, channel * width)
+    return keys, ggml.view(values, cells, facts.n_head_kv, head, streams, strides=strides)
 
 
-def get_k(layer: GraphLayer, cache: CacheInput, owner: int) -> GraphTensor:
-    """All keys of the K cache of layer `owner`, in heads."""
-    k = _keys(layer, cache.n_kv, owner)
-    return _view_heads(layer, k, layer.facts.n_embd_head_k)
-
-
-def _view_heads(layer: GraphLayer, cache: GraphTensor, head: int) -> GraphTensor:
-    """A cache as [width of a head, heads, cells, streams]."""
-    row, (_, cells, streams, _) = row_bytes(cache.type, cache.ne[0]), cache.ne
-    strides = (row_bytes(cache.type, head), row, row * cells)
-    return ggml.view(cache, head, layer.facts.n_head_kv, cells, streams, strides=strides)
-
-
-def store_k(layer: GraphLayer, cache: CacheInput, k: GraphTensor, owner: int) -> None:
-    """Writes the new keys `k` to the K cache of layer `owner`."""
-    into = _join_streams(layer.build, _keys(layer, cache.n_kv, owner), k)
-    layer.build.expand(ggml.set_rows(into, _token_rows(k), cache.k_idxs))
-
-
-def _store_v(layer: GraphLayer, v_idxs: GraphTensor, v_cur: GraphTensor, v: GraphTensor) -> None:
-    """Writes the new values `v_cur` to the V cache `v`."""
-    build = layer.build
-    if not build.options.v_trans:
-        build.expand(ggml.set_rows(_join_streams(build, v, v_cur), _token_rows(v_cur), v_idxs))
-        return
-    width = v_cur.ne[0] * v_cur.ne[1]
-    if build.graph.same(row_bytes(v_cur.type, width), v_cur.nb[2]):
-        v_cur = ggml.reshape(v_cur, width, v_cur.ne[2])
+def _store_channels(
+    build: Build, cache: GraphTensor, new: GraphTensor, element_numbers: GraphTensor
+) -> None:
+    """Writes new values to a transposed V cache, where the tokens of a channel are adjacent: element by element."""
+    head, heads, tokens, _ = new.ne
+    width = head * heads
+    if build.graph.same(row_bytes(new.type, width), new.nb[2]):
+        new = ggml.reshape(new, width, tokens)
     else:
-        v_cur = ggml.cont(v_cur, width, v_cur.ne[2])
-    if not build.graph.same(width, v.ne[0]):
-        v_cur = ggml.pad(v_cur, v.ne[0] - width)
-    # Each element is a row.
-    into, rows = ggml.reshape(v, 1, v.elements), ggml.reshape(v_cur, 1, v_cur.elements)
-    build.expand(ggml.set_rows(into, rows, v_idxs))
-
-
-def _token_rows(cur: GraphTensor) -> GraphTensor:
-    """Reshapes all heads of a token into one row."""
-    return ggml.view(cur, cur.ne[0] * cur.ne[1], cur.ne[2], strides=(cur.nb[2],))
-
-
-def _join_streams(build: Build, cache: GraphTensor, cur: GraphTensor) -> GraphTensor:
-    """The cache with all streams joined: write indices count across streams."""
-    if not build.options.streams:
-        return cache
-    return ggml.reshape(cache, cur.ne[0] * cur.ne[1], cache.ne[1] * cache.ne[2])
+        new = ggml.cont(new, width, tokens)
+    if not build.graph.same(width, cache.ne[0]):
+        new = ggml.pad(new, cache.ne[0] - width)
+    into, elements = ggml.reshape(cache, 1, cache.elements), ggml.reshape(new, 1, new.elements)
+    build.expand(ggml.set_rows(into, elements, element_numbers))
 
 
 GetRows = Callable[[GraphTensor, GraphTensor], GraphTensor]
@@ -149,38 +140,6 @@ def write_states(build: Build, cache: GraphTensor, states: GraphTensor) -> None:
     """Replaces the states of all sequences by the first elements of `states`."""
     size = cache.ne[0] * build.sizes.n_seqs
     build.expand(ggml.cpy(ggml.view(states, size), ggml.view(cache, size)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideCache:
-    """A cache of keys next to the usual one, such as an indexer's. `name` is a part of its tensors' names."""
-
-    name: str
-    width: int
-    cells: Size
-
-    def _tensor(self, layer: GraphLayer) -> GraphTensor:
-        build = layer.build
-        name, streams = f"cache_k_{self.name}_l{layer.index}", build.sizes.n_stream
-        return build.cache(name, build.options.type_k, self.width, self.cells, streams)
-
-    def store(self, layer: GraphLayer, k: GraphTensor, idxs: GraphTensor) -> None:
-        """`k` is [width, 1, rows]. Write indices are global over all streams."""
-        build = layer.build
-        into = self._tensor(layer)
-        if build.options.streams:
-            into = ggml.reshape(into, self.width, self.cells * build.sizes.n_stream)
-        rows = ggml.view(k, self.width, k.ne[2], strides=(k.nb[2],))
-        build.expand(ggml.set_rows(into, rows, idxs))
-
-    def read(self, layer: GraphLayer) -> GraphTensor:
-        """The whole cache as [width, 1, cells, streams]."""
-        cache = self._tensor(layer)
-        row = row_bytes(cache.type, self.width)
-        strides = (row, row, row * self.cells)
-        return ggml.view(
-            cache, self.width, 1, self.cells, layer.build.sizes.n_stream, strides=strides
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,8 +331,9 @@ def attend_k(
     cache = layer.inputs.attn.base
     for tensor in (q, v, k):
         build.expand(tensor)
-    store_k(layer, cache, k, layer.index)
-    keys = get_k(layer, cache, layer.index)
+    keys = _keys(layer, cache.n_kv, layer.index)
+    store_rows(build, keys, k, cache.k_idxs)
+    keys = read_heads(keys, layer.facts.n_embd_head_k, layer.facts.n_head_kv)
     values = ggml.view(keys, v.ne[0], *keys.ne[1:], strides=keys.nb[1:])
     extras = Extras(v_mla=layer["attn_v_b"])
     cur = attn_mha(build, q, keys, values, mask or cache.mask, extras, transposed=False)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from itertools import chain
 
 from edgekit.engines.llamacpp.graph.allocator import Buffer
 from edgekit.engines.llamacpp.graph.layers import PRECISE
@@ -113,34 +111,27 @@ EXPERT_COUNTS = frozenset({*(2**power for power in range(10)), 288, 576})  # top
 KeepAlive = dict[GraphTensor, list[GraphTensor]]
 
 
-class Uses:
-    """How often each tensor of the graph is read. Counted at first use: few graphs need it."""
-
-    def __init__(self, nodes: Sequence[GraphTensor]) -> None:
-        self.reads = [node.src for node in nodes]  # before copies replace sources
-
-    @cached_property
-    def counts(self) -> Mapping[GraphTensor, int]:
-        return Counter(chain.from_iterable(self.reads))
+# How many nodes of the graph read each tensor.
+Readers = Mapping[GraphTensor, int]
 
 
 def optimize_order(
-    nodes: list[GraphTensor], uses: Uses, rules: int
+    nodes: list[GraphTensor], readers: Readers, rules: int
 ) -> tuple[list[GraphTensor], KeepAlive]:
     """The nodes of a split in execution order, and the tensors to keep alive until certain nodes have run."""
     alive: KeepAlive = {}
     if rules >= Rules.V0_6:
-        nodes = _move_shared_experts(nodes, uses, alive)
+        nodes = _move_shared_experts(nodes, readers, alive)
     i = 0
     while i < len(nodes):
         op = nodes[i].op
-        if op == "MUL" and (reduced := _weighted_sum(nodes, i, uses)) is not None:
+        if op == "MUL" and (reduced := _weighted_sum(nodes, i, readers)) is not None:
             length, sources = reduced
             _keep_alive(alive, nodes[i + length - 1], sources)
             i += length - 1
             op = nodes[i].op
         if op in {"UNARY", "SOFT_MAX"}:
-            length = _routing(nodes, i, uses)
+            length = _routing(nodes, i, readers)
             if length and i + length < len(nodes):
                 for node in nodes[i : i + length]:
                     _keep_alive(alive, nodes[i + length], (node, *node.src))
@@ -150,13 +141,13 @@ def optimize_order(
 
 
 def _move_shared_experts(
-    nodes: list[GraphTensor], uses: Uses, alive: KeepAlive
+    nodes: list[GraphTensor], readers: Readers, alive: KeepAlive
 ) -> list[GraphTensor]:
     """Gate, up and activation of a shared expert run right after those of the routed ones."""
     nodes = list(nodes)
     i = 0
     while i + 5 < len(nodes):
-        shared = _shared_expert(nodes, i, uses)
+        shared = _shared_expert(nodes, i, readers)
         if shared is not None:
             nodes[i + 3 : shared + 3] = nodes[shared : shared + 3] + nodes[i + 3 : shared]
             _weight, *inputs = nodes[i + 2].src[1].src
@@ -166,7 +157,7 @@ def _move_shared_experts(
     return nodes
 
 
-def _shared_expert(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int | None:
+def _shared_expert(nodes: Sequence[GraphTensor], i: int, readers: Readers) -> int | None:
     """The index of a shared expert's nodes that can run with the routed experts at `i`; None if there are none."""
     if nodes[i].op != "MUL_MAT_ID":
         return None
@@ -174,12 +165,14 @@ def _shared_expert(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int | No
         op = nodes[j].op
         if op == "MUL_MAT_ID" and nodes[j + 1].op == op:
             return None
-        if op == "MUL_MAT" and _runs_with(nodes[i : i + 3], nodes[j : j + 3], uses):
+        if op == "MUL_MAT" and _runs_with(nodes[i : i + 3], nodes[j : j + 3], readers):
             return j
     return None
 
 
-def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], uses: Uses) -> bool:
+def _runs_with(
+    routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], readers: Readers
+) -> bool:
     """ggml_cuda_match_shared_expert: True if both have quantised weights of one type and the same input."""
     if not (_is_gated(routed, "MUL_MAT_ID") and _is_gated(shared, "MUL_MAT")):
         return False
@@ -192,7 +185,7 @@ def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], use
         and weight.ne[:2] == shared_weight.ne[:2]
         and routed_input.op == "RESHAPE"
         and routed_input.src[0] is shared_input
-        and _only_within((*routed, *shared), (routed[2], shared[2]), uses)
+        and _only_within((*routed, *shared), (routed[2], shared[2]), readers)
     )
 
 
@@ -218,7 +211,7 @@ def _keep_alive(alive: KeepAlive, until: GraphTensor, tensors: Sequence[GraphTen
 
 
 def _weighted_sum(
-    nodes: Sequence[GraphTensor], i: int, uses: Uses
+    nodes: Sequence[GraphTensor], i: int, readers: Readers
 ) -> tuple[int, list[GraphTensor]] | None:
     """Matches the weighted sum of expert outputs: one or two products, a view per expert, and their sum.
 
@@ -241,7 +234,7 @@ def _weighted_sum(
     run = nodes[i : i + length]
     if len(run) < length or not _is_sum(run[products:], weighted, experts):
         return None
-    return (length, sources) if _only_within(run, (run[-1],), uses) else None
+    return (length, sources) if _only_within(run, (run[-1],), readers) else None
 
 
 def _expert_product(node: GraphTensor) -> tuple[GraphTensor, GraphTensor] | None:
@@ -272,12 +265,11 @@ def _is_sum(run: Sequence[GraphTensor], weighted: GraphTensor, experts: int) -> 
     return len(views) == experts and added == experts - 1
 
 
-def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
+def _routing(nodes: Sequence[GraphTensor], i: int, readers: Readers) -> int:
     """The number of nodes from `i` on that CUDA fuses to select experts: probabilities, their ranking, the selected
     weights. 0 if they are not fused.
     """
-    walk = _Walk(nodes, i)
-    walk.take(nodes[i].op)
+    walk = _Walk(nodes, i + 1)
     if nodes[i].op == "UNARY":
         walk.take_if("SQRT", nodes[i])
     probabilities = walk.last
@@ -300,7 +292,7 @@ def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
         return 0
     if ranking.ne[0] not in EXPERT_COUNTS:
         return 0
-    return len(run) if _only_within(run, (ids, run[-1]), uses) else 0
+    return len(run) if _only_within(run, (ids, run[-1]), readers) else 0
 
 
 def _take_norm(walk: _Walk) -> None:
@@ -327,37 +319,27 @@ class _Walk:
         """The node before the position."""
         return self.nodes[self.position - 1]
 
-    def take(self, op: str) -> bool:
-        """Moves past the next node if it has this op."""
-        if self.position < len(self.nodes) and self.nodes[self.position].op == op:
-            self.position += 1
-            return True
-        return False
-
     def take_if(self, op: str, source: GraphTensor) -> bool:
         """Moves past the next node if it has this op and this first source."""
-        reads_source = self.position < len(self.nodes) and self.nodes[self.position].src[:1] == (
-            source,
-        )
-        return reads_source and self.take(op)
-
-
-def _only_within(run: Sequence[GraphTensor], outputs: Sequence[GraphTensor], uses: Uses) -> bool:
-    """ggml_can_fuse_subgraph: True if no node outside `run` reads its results, except `outputs`."""
-    inside: dict[GraphTensor, int] = {}
-    for node in run:
-        for source in node.src:
-            inside[source] = inside.get(source, 0) + 1
-    members = set(run)
-    for node in run:
-        if any(node is output for output in outputs):
-            continue
-        if node.is_output or inside.get(node, 0) != uses.counts.get(node, 0):
+        if self.position == len(self.nodes):
             return False
-        if (
-            node.view_src is not None
-            and node.view_src not in members
-            and node.view_src.home is None
-        ):
+        node = self.nodes[self.position]
+        if node.op != op or node.src[:1] != (source,):
+            return False
+        self.position += 1
+        return True
+
+
+def _only_within(
+    run: Sequence[GraphTensor], outputs: Sequence[GraphTensor], readers: Readers
+) -> bool:
+    """ggml_can_fuse_subgraph: True if no node outside `run` reads its results, except `outputs`."""
+    readers_in_run = Counter(source for node in run for source in node.src)
+    members = set(run)
+    for node in members.difference(outputs):
+        if node.is_output or readers_in_run[node] != readers.get(node, 0):
+            return False
+        viewed = node.view_src
+        if viewed is not None and viewed not in members and viewed.home is None:
             return False
     return True

@@ -25,7 +25,6 @@ from edgekit.engines.llamacpp.graph.allocator import (
     Log,
     PlacedGraph,
     Program,
-    ProgramSizes,
     Section,
     Weight,
     high_water,
@@ -195,10 +194,9 @@ def _make_plan(
     keys = tuple(
         (alike, target.layer_key(facts.hparams, il)) for il, alike in enumerate(facts.alike)
     )
-    prepared = model.prepared(PreparedGraphs)
-    samples = prepared.layer_samples.get(keys, lambda: (sample_layers(keys), all_layers(len(keys))))
-    for sample in samples:
-        structure = prepared.structures.get(
+    structures = model.prepared(PreparedGraphs).structures
+    for sample in (sample_layers(keys), all_layers(len(keys))):
+        structure = structures.get(
             (key, target.outside, sample.shape(keys)),
             partial(_make_structure, facts, context, target, sample, values),
         )
@@ -367,7 +365,6 @@ class PreparedGraphs:
     def __init__(self) -> None:
         self.facts: Cached[GraphFacts] = Cached()
         self.plans: CachedBy[tuple[Hashable, Hashable], GraphPlan] = CachedBy()
-        self.layer_samples: CachedBy[tuple[Hashable, ...], tuple[LayerSample, ...]] = CachedBy()
         self.structures: CachedBy[tuple[Hashable, Hashable, Hashable], Structure | None] = (
             CachedBy()
         )
@@ -387,7 +384,7 @@ class Outline:
 
     buffer: Buffer
     sections: tuple[Section | RepeatedSection, ...]
-    sizes: ProgramSizes
+    sizes: tuple[Size, ...]
     round_sizes: int  # number of sizes that differ between rounds, indexed after `sizes`
     weights: tuple[tuple[int, Weight], ...]  # outside repeated sections, by the index of their size
     slots: int
@@ -486,7 +483,7 @@ def fold(log: Log, sample: LayerSample) -> Outline | None:
     return Outline(
         buffer=log.buffer,
         sections=tuple(sections),
-        sizes=ProgramSizes(0 if isinstance(size, Weight) else size for size in sizes),
+        sizes=tuple(0 if isinstance(size, Weight) else size for size in sizes),
         round_sizes=count - len(sizes),
         weights=tuple(_weights(chain.from_iterable(single), sizes).items()),
         slots=log.slots,

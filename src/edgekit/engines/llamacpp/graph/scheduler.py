@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -75,7 +76,9 @@ def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSl
             is_pipelined,
             batches,
         ),
-        place=_placer(values, placement, kinds, is_pipelined=is_pipelined),
+        place=partial(
+            _place, values=values, placement=placement, kinds=kinds, is_pipelined=is_pipelined
+        ),
         layer_key=layer_key,
     )
 
@@ -107,33 +110,31 @@ def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> Sch
     return backend
 
 
-def _placer(
-    values: Values, placement: TensorPlacement, kinds: tuple[_Kind, ...], *, is_pipelined: bool
-) -> Callable[[Build], PlacedGraph]:
-    """A function that assigns a graph's tensors to the devices and the host, and adds the copies between them."""
-    order = {pool: i for i, pool in enumerate(pools(len(kinds)))}
-
-    def place(build: Build) -> PlacedGraph:
-        _separate_copies(build, placement)
-        optimize = partial(
-            cuda.optimize_order, uses=cuda.Uses(build.graph.nodes), rules=build.options.rules
-        )
-        devices = zip(order, kinds, strict=False)
-        backends = (
-            *(_backend(pool, kind, values, optimize) for pool, kind in devices),
-            ScheduledBackend(pool=HOST, buffer=CPU),
-        )
-        homes = {
-            leaf: order[_home(leaf, placement, build.hparams)]
-            for leaf in build.graph.leafs
-            if leaf.home is not None
-        }
-        machine = ScheduledMachine(
-            backends=backends, homes=homes, copies=COPIES if is_pipelined else 1
-        )
-        return split(build.graph, assign(build.graph, machine), machine)
-
-    return place
+def _place(
+    build: Build,
+    *,
+    values: Values,
+    placement: TensorPlacement,
+    kinds: tuple[_Kind, ...],
+    is_pipelined: bool,
+) -> PlacedGraph:
+    """Assigns a graph's tensors to the devices and the host, and adds the copies between them."""
+    backend_numbers = {pool: i for i, pool in enumerate(pools(len(kinds)))}
+    _separate_copies(build, placement)
+    readers = Counter(source for node in build.graph.nodes for source in node.src)
+    optimize = partial(cuda.optimize_order, readers=readers, rules=build.options.rules)
+    devices = zip(backend_numbers, kinds, strict=False)
+    backends = (
+        *(_backend(pool, kind, values, optimize) for pool, kind in devices),
+        ScheduledBackend(pool=HOST, buffer=CPU),
+    )
+    homes = {
+        leaf: backend_numbers[_home(leaf, placement, build.hparams)]
+        for leaf in build.graph.leafs
+        if leaf.home is not None
+    }
+    machine = ScheduledMachine(backends=backends, homes=homes, copies=COPIES if is_pipelined else 1)
+    return split(build.graph, assign(build.graph, machine), machine)
 
 
 def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> Pool:
@@ -330,99 +331,90 @@ class _Split:
     inputs: list[GraphTensor] = field(default_factory=list)
 
 
-class _Splitter:
-    """Walks the nodes in order and replaces sources on other backends by copies."""
+# The copies of a source on a backend: several if the machine keeps several per input.
+Copies = dict[tuple[GraphTensor, int], list[GraphTensor]]
 
-    def __init__(self, graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> None:
-        self.graph = graph
-        self.machine = machine
-        self.assignment = assignment
-        self.copies: dict[tuple[GraphTensor, int], list[GraphTensor]] = {}
-        self.splits: list[_Split] = []
 
-    def walk(self) -> None:
-        """Divides the nodes into splits and creates the copies."""
-        nodes, assignment = self.graph.nodes, self.assignment
-        first = next((node for node in nodes if node.op not in VIEW_OPS), nodes[0])
-        self.splits.append(_Split(backend=assignment[first], start=0))
-        for i, node in enumerate(nodes):
-            if node.op in VIEW_OPS:
-                continue
-            current, backend = self.splits[-1], assignment[node]
-            elsewhere = [  # sources that are neither assigned to the backend nor in memory that it can read
-                source
-                for source in node.src
-                if assignment[source] != backend and self.machine.home_of(source) != backend
-            ]
-            # A further weight that must be copied starts a new split, which reuses the memory of earlier copies.
-            copies_weight = bool(current.inputs) and any(map(is_weight, elsewhere))
-            if backend != current.backend or copies_weight:
-                current = _Split(backend=backend, start=i)
-                self.splits.append(current)
-            if elsewhere:
-                for source in elsewhere:
-                    if (source, backend) not in self.copies:
-                        copies = [self.copy(source) for _ in range(self.machine.copies)]
-                        self.copies[source, backend] = copies
-                        current.inputs.append(source)
-                node.src = tuple(
-                    self.copies[source, backend][0] if source in elsewhere else source
-                    for source in node.src
-                )
+def _split_nodes(
+    graph: Graph, assignment: Assignment, machine: ScheduledMachine
+) -> tuple[list[_Split], Copies]:
+    """Divides the nodes into splits, and replaces their sources on other backends by copies."""
+    nodes = graph.nodes
+    first = next((node for node in nodes if node.op not in VIEW_OPS), nodes[0])
+    splits = [_Split(backend=assignment[first], start=0)]
+    copies: Copies = {}
+    for i, node in enumerate(nodes):
+        if node.op in VIEW_OPS:
+            continue
+        current, backend = splits[-1], assignment[node]
+        elsewhere = [  # sources that are neither assigned to the backend nor in memory that it can read
+            source
+            for source in node.src
+            if assignment[source] != backend and machine.home_of(source) != backend
+        ]
+        # A further weight that must be copied starts a new split, which reuses the memory of earlier copies.
+        copies_weight = bool(current.inputs) and any(map(is_weight, elsewhere))
+        if backend != current.backend or copies_weight:
+            current = _Split(backend=backend, start=i)
+            splits.append(current)
+        for source in elsewhere:
+            if (source, backend) not in copies:
+                copies[source, backend] = [_copy(source, machine) for _ in range(machine.copies)]
+                current.inputs.append(source)
+        if elsewhere:
+            node.src = tuple(
+                copies[source, backend][0] if source in elsewhere else source for source in node.src
+            )
+    return splits, copies
 
-    def copy(self, source: GraphTensor) -> GraphTensor:
-        """A copy of the source for another backend. With several copies per input, they are never freed."""
-        stays_allocated = self.machine.copies > 1
-        return GraphTensor(
-            op="NONE",
-            type=source.type,
-            ne=source.ne,
-            strides=source.strides,
-            is_input=stays_allocated,
-            is_output=stays_allocated,
-            copied=source if is_weight(source.view_src or source) else None,
-        )
+
+def _copy(source: GraphTensor, machine: ScheduledMachine) -> GraphTensor:
+    """A copy of the source for another backend. With several copies per input, they are never freed."""
+    stays_allocated = machine.copies > 1
+    return GraphTensor(
+        op="NONE",
+        type=source.type,
+        ne=source.ne,
+        strides=source.strides,
+        is_input=stays_allocated,
+        is_output=stays_allocated,
+        copied=source if is_weight(source.view_src or source) else None,
+    )
 
 
 def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> PlacedGraph:
     """The graph as the allocator sees it, with copies between backends. Changes the sources of `graph`'s nodes."""
-    splitter = _Splitter(graph, assignment, machine)
-    splitter.walk()
+    splits, copies = _split_nodes(graph, assignment, machine)
     nodes: list[GraphTensor] = []
     buffers: list[int] = []
-    marks: list[int] = []
-    pending_marks = iter([*(mark.nodes for mark in graph.marks), len(graph.nodes) + 1])
-    next_mark = next(pending_marks)
-    ends = [part.start for part in splitter.splits[1:]] + [len(graph.nodes)]
-    for part, end in zip(splitter.splits, ends, strict=True):
+    positions: list[int] = []  # where each node of `graph`, and what is inserted before it, begins
+    ends = [part.start for part in splits[1:]] + [len(graph.nodes)]
+    for part, end in zip(splits, ends, strict=True):
         ordered, alive = machine.backends[part.backend].optimize(graph.nodes[part.start : end])
-        while part.start == next_mark:
-            marks.append(len(nodes))
-            next_mark = next(pending_marks)
+        split_position = len(nodes)
         # An input is alive until it is copied; the copy is placed as the split begins.
         for source in part.inputs:
-            nodes += [_reader(source), splitter.copies[source, part.backend][0]]
+            nodes += [_reader(source), copies[source, part.backend][0]]
             buffers += [assignment[source], part.backend]
-        for i, node in enumerate(ordered, part.start):
-            while i == next_mark:
-                marks.append(len(nodes))
-                next_mark = next(pending_marks)
+        for node in ordered:
+            positions.append(len(nodes))
             nodes.append(node)
             buffers.append(assignment[node])
             tensors = alive.get(node, [])
             for start in range(0, len(tensors), MAX_SOURCES):
                 nodes.append(_reader(*tensors[start : start + MAX_SOURCES]))
                 buffers.append(part.backend)
-    marks += [len(nodes)] * (len(graph.marks) - len(marks))
-    leafs, leaf_buffers = _leafs(graph, splitter)
-    copied = {source for source, _ in splitter.copies} if machine.copies > 1 else set()
+        positions[part.start] = split_position
+    positions.append(len(nodes))
+    leafs, leaf_buffers = _leafs(graph, splits, copies, assignment, machine)
+    copied = {source for source, _ in copies} if machine.copies > 1 else set()
     return PlacedGraph(
         nodes=nodes,
         leafs=leafs,
         node_buffers=buffers,
         leaf_buffers=leaf_buffers,
         buffers=tuple(backend.buffer for backend in machine.backends),
-        marks=marks,
+        marks=[positions[mark.nodes] for mark in graph.marks],
         leafs_of=[i for i, node in enumerate(nodes) if node in copied],
     )
 
@@ -440,24 +432,28 @@ def _reader(*tensors: GraphTensor) -> GraphTensor:
     )
 
 
-def _leafs(graph: Graph, splitter: _Splitter) -> tuple[list[GraphTensor], list[int]]:
+def _leafs(
+    graph: Graph,
+    splits: Sequence[_Split],
+    copies: Copies,
+    assignment: Assignment,
+    machine: ScheduledMachine,
+) -> tuple[list[GraphTensor], list[int]]:
     """Leafs and their buffers. With several copies of the inputs, all copies are allocated first and never freed."""
     leafs: list[GraphTensor] = []
     buffers: list[int] = []
-    assignment, machine = splitter.assignment, splitter.machine
     if machine.copies > 1:
         for leaf in (leaf for leaf in graph.leafs if leaf.is_input):
-            copies = splitter.copies.get((leaf, assignment[leaf]))
-            if copies is None:
+            leaf_copies = copies.get((leaf, assignment[leaf]))
+            if leaf_copies is None:
                 leaf.is_output = True
-                copies = [leaf, *(splitter.copy(leaf) for _ in range(machine.copies - 1))]
-            leafs += copies
-            buffers += [assignment[leaf]] * len(copies)
-        for part in splitter.splits:
+                leaf_copies = [leaf, *(_copy(leaf, machine) for _ in range(machine.copies - 1))]
+            leafs += leaf_copies
+            buffers += [assignment[leaf]] * len(leaf_copies)
+        for part in splits:
             for source in part.inputs:
-                copies = splitter.copies[source, part.backend]
-                leafs += copies
-                buffers += [part.backend] * len(copies)
+                leafs += copies[source, part.backend]
+                buffers += [part.backend] * machine.copies
     leafs += graph.leafs
     buffers += [assignment.get(leaf, machine.host) for leaf in graph.leafs]
     return leafs, buffers

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import AttnInput, SideCache, store_and_read
+from edgekit.engines.llamacpp.graph.attention import (
+    AttnInput,
+    read_heads,
+    side_cache,
+    store_and_read,
+    store_rows,
+)
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import QKV, hadamard, normalize, project
@@ -130,9 +136,9 @@ class MiniMaxM3(Transformer):
         q, k, v = heads
         index_q, index_k = self.index_qk(layer, blocks, cur)
         inputs = layer.inputs.attn.base
-        cache = SideCache(name="idx", width=blocks.width, cells=inputs.n_kv)
-        cache.store(layer, index_k, blocks.k_idxs)
-        index_keys = cache.read(layer)
+        cache = side_cache(layer, "idx", blocks.width, inputs.n_kv)
+        store_rows(build, cache, index_k, blocks.k_idxs)
+        index_keys = read_heads(cache, blocks.width, heads=1)
         if inputs.k_rot is not None:
             q, k = hadamard(build, q, inputs.k_rot), hadamard(build, k, inputs.k_rot)
         if inputs.v_rot is not None:

@@ -16,9 +16,11 @@ from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
     CacheInput,
     Extras,
-    SideCache,
     attn_mha,
     mask_type,
+    read_heads,
+    side_cache,
+    store_rows,
     widest_rotation,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, weight
@@ -70,7 +72,7 @@ class Compression:
     name: str
     ratio: int
     width: int
-    cache: SideCache
+    cells: int  # keys in the cache
     state_rows: int
     state_pos: GraphTensor
     persist_src: GraphTensor
@@ -103,7 +105,7 @@ class Compression:
             name=name,
             ratio=ratio,
             width=width,
-            cache=SideCache(name=name, width=width, cells=packed),
+            cells=packed,
             state_rows=state_rows,
             state_pos=ggml.graph_input(I32, tokens, name=f"{name}_state_pos"),
             persist_src=ggml.graph_input(I32, persisted, name=f"{name}_state_persist_src"),
@@ -116,6 +118,15 @@ class Compression:
             ),
             k_rot=rotation(build, width, always=is_indexer),
         )
+
+    def cache(self, layer: GraphLayer) -> GraphTensor:
+        """The layer's cache of compressed keys."""
+        return side_cache(layer, self.name, self.width, self.cells)
+
+    def all_keys(self, layer: GraphLayer) -> GraphTensor:
+        """The keys in that cache, as a view of a view like llama.cpp's."""
+        keys = read_heads(self.cache(layer), self.width, heads=1)
+        return ggml.view(keys, *keys.ne, strides=keys.nb[1:])
 
     def update(self, layer: GraphLayer, cur: GraphTensor, prefix: str) -> None:
         """Adds new tokens to the state, and full blocks to the cache."""
@@ -135,7 +146,7 @@ class Compression:
         comp = ggml.cont(ggml.permute(comp, 1, 0, 2, 3))
         comp = ggml.rope(normalize(comp, layer[f"{prefix}_norm"]), self.write_pos)
         comp = comp if self.k_rot is None else hadamard(layer.build, comp, self.k_rot)
-        self.cache.store(layer, comp, self.write_idxs)
+        store_rows(layer.build, self.cache(layer), comp, self.write_idxs)
         for side, new in (("kv", kv), ("score", score)):
             rows = ggml.get_rows(new, self.persist_src)
             into = self._state(layer, side)
@@ -185,7 +196,6 @@ def rotation(build: Build, width: int, *, always: bool = False) -> GraphTensor |
 class Compressions:
     """Shared by all layers: the raw window and the three compressed caches."""
 
-    raw: SideCache
     k_idxs: GraphTensor
     mask: GraphTensor
     k_rot: GraphTensor | None
@@ -200,7 +210,6 @@ class Compressions:
         rows = build.n_tokens // sizes.n_stream
         mask = (cells, rows, 1, sizes.n_stream)
         return cls(
-            raw=SideCache(name="raw", width=width, cells=cells),
             k_idxs=ggml.graph_input(I64, build.n_tokens, name="raw_k_idxs"),
             mask=ggml.graph_input(mask_type(build), *mask, name="raw_kq_mask"),
             k_rot=rotation(build, width),
@@ -282,10 +291,12 @@ def _attention(layer: GraphLayer, caches: Compressions, cur: GraphTensor) -> Gra
         q, kv = hadamard(build, q, caches.k_rot), hadamard(build, kv, caches.k_rot)
     build.expand(q)
     build.expand(kv)
-    caches.raw.store(layer, kv, caches.k_idxs)
-    keys, mask = caches.raw.read(layer), caches.mask
+    raw_width = build.hparams.n_embd_head_k_full
+    raw = side_cache(layer, "raw", raw_width, build.sizes.n_kv_swa)
+    store_rows(build, raw, kv, caches.k_idxs)
+    keys, mask = read_heads(raw, raw_width, heads=1), caches.mask
     if ratio:
-        keys = ggml.concat(keys, _view_all(compressed.cache.read(layer)), 2)
+        keys = ggml.concat(keys, compressed.all_keys(layer), 2)
         visible = compressed.mask
         if selected is not None:
             visible = restrict_mask(visible, selected, mask_type(build))
@@ -311,7 +322,7 @@ def _top_keys(
     if index.k_rot is not None:
         q = hadamard(build, q, index.k_rot)
     weights = ggml.scale(ggml.mul_mat(layer["indexer.proj"], cur))
-    keys = _view_all(index.cache.read(layer))
+    keys = index.all_keys(layer)
     rows = tokens // streams
     q = ggml.view(
         q, index.width, heads, rows, streams, strides=(q.nb[1], q.nb[2], q.nb[3] // streams)
@@ -321,10 +332,6 @@ def _top_keys(
     score = ggml.lightning_indexer(q, keys, weights, index.mask)
     count = min(_number(score.ne[0]), build.hparams.integer("attention.indexer.top_k"))
     return ggml.cont(ggml.top_k(score, count))
-
-
-def _view_all(keys: GraphTensor) -> GraphTensor:
-    return ggml.view(keys, *keys.ne, strides=keys.nb[1:])
 
 
 def _output(layer: GraphLayer, out: GraphTensor) -> GraphTensor:

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import SideCache, attend_k, input_k, widest_rotation
+from edgekit.engines.llamacpp.graph.attention import (
+    attend_k,
+    input_k,
+    read_heads,
+    side_cache,
+    store_rows,
+    widest_rotation,
+)
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.latent import absorbed_qkv
 from edgekit.engines.llamacpp.graph.families.transformer import (
@@ -78,9 +85,9 @@ class Indexer:
         k = normalize(k, layer["indexer.k_norm"], bias, kind=Norm.LAYER)
         k = ggml.rope(ggml.reshape(k, self.width, 1, tokens), pos)
         q, k = ggml.mul_mat(self.rotation, q), ggml.mul_mat(self.rotation, k)
-        cache = SideCache(name="lid", width=self.width, cells=build.sizes.n_kv)
-        cache.store(layer, k, self.k_idxs)
-        keys = cache.read(layer)
+        cache = side_cache(layer, "lid", self.width, build.sizes.n_kv)
+        store_rows(build, cache, k, self.k_idxs)
+        keys = read_heads(cache, self.width, heads=1)
         weights = ggml.mul_mat(layer["indexer.proj"], cur)
         rows = tokens // streams
         strides = (q.nb[1], q.nb[2], q.nb[3] // streams)
