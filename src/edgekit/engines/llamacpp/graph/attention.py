@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.layers import QKV, Routing, hadamard, project_biased
+from edgekit.engines.llamacpp.graph.build import AttnInput, Build, CacheInput, GraphLayer
+from edgekit.engines.llamacpp.graph.layers import QKV, hadamard, project_biased
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -140,41 +140,6 @@ def write_states(build: Build, cache: GraphTensor, states: GraphTensor) -> None:
     """Replaces the states of all sequences by the first elements of `states`."""
     size = cache.ne[0] * build.sizes.n_seqs
     build.expand(ggml.cpy(ggml.view(states, size), ggml.view(cache, size)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheInput:
-    """Inputs for one cache: write indices, mask, and the rotation matrices for quantised K and V."""
-
-    n_kv: Size
-    mask: GraphTensor
-    k_idxs: GraphTensor
-    v_idxs: GraphTensor | None = None
-    k_rot: GraphTensor | None = None
-    v_rot: GraphTensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttnInput:
-    """Attention inputs. `swa` is None if no layer has a sliding window."""
-
-    base: CacheInput
-    swa: CacheInput | None = None
-
-    def of(self, layer: GraphLayer) -> CacheInput:
-        """The inputs for this layer's cache."""
-        return self.swa if self.swa is not None and layer.facts.is_swa else self.base
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerInputs:
-    """What all layers of a graph share: inputs, and how experts are selected."""
-
-    pos: GraphTensor
-    attn: AttnInput
-    out_ids: GraphTensor
-    routing: Routing
-    attn_scale: GraphTensor | None = None
 
 
 def mask_type(build: Build) -> TensorType:

@@ -5,10 +5,11 @@ Names and defaults are llama.cpp's: llama-model.cpp (load_hparams), llama-hparam
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.tensor import (
@@ -30,9 +31,6 @@ from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor, Value
 from edgekit.model.hyperparameters import GgufKeys
 from edgekit.model.types import HybridLayer, Model, Recurrent, Span, attention_of
-
-if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.graph.attention import LayerInputs
 
 MAX_EXPERTS = 1024  # llama-hparams.h: LLAMA_MAX_EXPERTS; Kimi K3 has 896
 
@@ -245,6 +243,75 @@ class GraphOptions:
     embeddings: bool
     streams: bool  # each sequence has its own cache
     rules: int  # a build of llama.cpp (Rules)
+
+
+class Act(enum.Enum):
+    """The activation between the two products. Only its nodes matter to the allocator."""
+
+    UNARY = "silu, gelu or relu, times up where there is a gate"
+    SQUARED = "relu, then its square"
+    FUSED = "gate and up are halves of one product"
+    CLAMPED = "silu and up are clamped before they are multiplied"
+    SITU = "two tanh and a sigmoid"
+
+
+class Gating(enum.Enum):
+    """llama_expert_gating_func_type; values are those of the key expert_gating_func."""
+
+    SOFTMAX = 1
+    SIGMOID = 2
+    SOFTMAX_WEIGHT = 3
+    SQRT_SOFTPLUS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How experts are selected and weighted."""
+
+    gating: Gating = Gating.SOFTMAX
+    norm_w: bool = True
+    scaled: bool = False  # weights have a scale other than 0 and 1
+    act: Act = Act.UNARY
+    weight_before: bool = False  # llama4: weights multiply the input, not the output
+    select_logits: bool = False  # llama4: experts are selected by logits
+    groups: int = 0  # of experts, `groups_used` of which are selected first
+    groups_used: int = 0
+    precise: bool = False  # mistral4: the input of the down projection may overflow f16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheInput:
+    """Inputs for one cache: write indices, mask, and the rotation matrices for quantised K and V."""
+
+    n_kv: Size
+    mask: GraphTensor
+    k_idxs: GraphTensor
+    v_idxs: GraphTensor | None = None
+    k_rot: GraphTensor | None = None
+    v_rot: GraphTensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttnInput:
+    """Attention inputs. `swa` is None if no layer has a sliding window."""
+
+    base: CacheInput
+    swa: CacheInput | None = None
+
+    def of(self, layer: GraphLayer) -> CacheInput:
+        """The inputs for this layer's cache."""
+        return self.swa if self.swa is not None and layer.facts.is_swa else self.base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """What all layers of a graph share: inputs, and how experts are selected."""
+
+    pos: GraphTensor
+    attn: AttnInput
+    out_ids: GraphTensor
+    routing: Routing
+    attn_scale: GraphTensor | None = None
 
 
 class GraphLayer:

@@ -6,11 +6,10 @@ llama-graph.cpp @ 0c1e570: build_lora_mm, build_norm, build_qkv, build_ffn, buil
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.build import Act, Build, Gating, GraphLayer, Routing
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, row_bytes
 from edgekit.engines.llamacpp.types import Rules
 from edgekit.errors import RefusedError
@@ -117,16 +116,6 @@ def qkv(
     return q, k, v
 
 
-class Act(enum.Enum):
-    """The activation between the two products. Only its nodes matter to the allocator."""
-
-    UNARY = "silu, gelu or relu, times up where there is a gate"
-    SQUARED = "relu, then its square"
-    FUSED = "gate and up are halves of one product"
-    CLAMPED = "silu and up are clamped before they are multiplied"
-    SITU = "two tanh and a sigmoid"
-
-
 def feed_forward(
     layer: GraphLayer,
     cur: GraphTensor,
@@ -180,30 +169,6 @@ def _activate(cur: GraphTensor, up: GraphTensor | None, act: Act) -> GraphTensor
 
 
 PRECISE = "precise"  # a product that CUDA does not support (ggml_prec_set_src)
-
-
-class Gating(enum.Enum):
-    """llama_expert_gating_func_type; values are those of the key expert_gating_func."""
-
-    SOFTMAX = 1
-    SIGMOID = 2
-    SOFTMAX_WEIGHT = 3
-    SQRT_SOFTPLUS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """How experts are selected and weighted."""
-
-    gating: Gating = Gating.SOFTMAX
-    norm_w: bool = True
-    scaled: bool = False  # weights have a scale other than 0 and 1
-    act: Act = Act.UNARY
-    weight_before: bool = False  # llama4: weights multiply the input, not the output
-    select_logits: bool = False  # llama4: experts are selected by logits
-    groups: int = 0  # of experts, `groups_used` of which are selected first
-    groups_used: int = 0
-    precise: bool = False  # mistral4: the input of the down projection may overflow f16
 
 
 def experts(

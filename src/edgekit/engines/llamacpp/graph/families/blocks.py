@@ -11,13 +11,12 @@ from functools import reduce
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    AttnInput,
     read_heads,
     side_cache,
     store_and_read,
     store_rows,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import AttnInput, Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import QKV, hadamard, normalize, project
 from edgekit.engines.llamacpp.graph.tensor import (

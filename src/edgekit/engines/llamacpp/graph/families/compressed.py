@@ -13,8 +13,6 @@ from typing import NamedTuple
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     MIN_ROTATION,
-    AttnInput,
-    CacheInput,
     Extras,
     attn_mha,
     mask_type,
@@ -23,7 +21,14 @@ from edgekit.engines.llamacpp.graph.attention import (
     store_rows,
     widest_rotation,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, weight
+from edgekit.engines.llamacpp.graph.build import (
+    AttnInput,
+    Build,
+    CacheInput,
+    GraphLayer,
+    Hparams,
+    weight,
+)
 from edgekit.engines.llamacpp.graph.families.indexed import restrict_mask
 from edgekit.engines.llamacpp.graph.families.transformer import Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import (

@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_kv_iswa,
     input_no_cache,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import Act, Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.latent import Latent
 from edgekit.engines.llamacpp.graph.families.transformer import (
     Transformer,
@@ -27,7 +27,6 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
 )
 from edgekit.engines.llamacpp.graph.layers import (
     QKV,
-    Act,
     Norm,
     feed_forward,
     normalize,

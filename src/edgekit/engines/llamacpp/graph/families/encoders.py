@@ -6,18 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import AttnInput, input_no_cache
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.attention import input_no_cache
+from edgekit.engines.llamacpp.graph.build import Act, AttnInput, Build, GraphLayer, Routing
 from edgekit.engines.llamacpp.graph.families.dense import Diffusion
 from edgekit.engines.llamacpp.graph.families.transformer import no_layer
-from edgekit.engines.llamacpp.graph.layers import (
-    Act,
-    Norm,
-    Routing,
-    experts,
-    feed_forward,
-    normalize,
-)
+from edgekit.engines.llamacpp.graph.layers import Norm, experts, feed_forward, normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend, input_kv_iswa
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, Routing
 from edgekit.engines.llamacpp.graph.families.transformer import Transformer, nonzero, rope_factors
 from edgekit.engines.llamacpp.graph.layers import (
-    Routing,
     experts,
     feed_forward,
     normalize,

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    AttnInput,
     attend,
     input_kv,
     input_kv_iswa,
     read_states,
     state,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import Act, AttnInput, Build, Gating, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.mamba import (
     mamba,
     mamba2,
@@ -31,8 +30,6 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     trained_rope,
 )
 from edgekit.engines.llamacpp.graph.layers import (
-    Act,
-    Gating,
     experts,
     feed_forward,
     logits,

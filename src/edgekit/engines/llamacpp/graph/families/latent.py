@@ -6,8 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import AttnInput, attend, attend_k, input_k, input_kv
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.attention import attend, attend_k, input_k, input_kv
+from edgekit.engines.llamacpp.graph.build import (
+    AttnInput,
+    Build,
+    Gating,
+    GraphLayer,
+    Hparams,
+    Routing,
+)
 from edgekit.engines.llamacpp.graph.families.transformer import (
     Transformer,
     change_routing,
@@ -15,7 +22,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     nonzero,
     rope_factors,
 )
-from edgekit.engines.llamacpp.graph.layers import QKV, Gating, Routing, normalize
+from edgekit.engines.llamacpp.graph.layers import QKV, normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 from edgekit.engines.llamacpp.types import Rules
 

@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_kv_iswa,
     input_no_cache,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import Act, Build, Gating, GraphLayer, Hparams, Routing
 from edgekit.engines.llamacpp.graph.families.dense import Diffusion
 from edgekit.engines.llamacpp.graph.families.transformer import (
     Transformer,
@@ -29,10 +29,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
 )
 from edgekit.engines.llamacpp.graph.layers import (
     QKV,
-    Act,
-    Gating,
     Norm,
-    Routing,
     experts,
     feed_forward,
     project,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    AttnInput,
     Extras,
     attend,
     attend_now,
@@ -18,7 +17,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_no_cache,
     mask_only,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import AttnInput, Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.layers import QKV, normalize, results
 from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, NoGraphError, Size
 from edgekit.errors import RefusedError

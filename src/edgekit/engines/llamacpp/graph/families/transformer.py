@@ -8,21 +8,25 @@ from typing import Any
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    AttnInput,
     Extras,
-    LayerInputs,
     attend,
     input_auto,
     input_kv,
     input_kv_iswa,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.build import (
+    Act,
+    AttnInput,
+    Build,
+    Gating,
+    GraphLayer,
+    Hparams,
+    LayerInputs,
+    Routing,
+)
 from edgekit.engines.llamacpp.graph.layers import (
     QKV,
-    Act,
-    Gating,
     Norm,
-    Routing,
     experts,
     feed_forward,
     normalize,
