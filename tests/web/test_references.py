@@ -35,7 +35,7 @@ from edgekit.web.references import (
     allowed_reference,
     allowed_request,
     files_inside,
-    is_near,
+    may_need_network,
     without_folders,
 )
 from edgekit.web.types import CallWatch, WebSettings
@@ -550,10 +550,10 @@ def test_the_command_line_takes_paths_as_before(
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "Qwen3 8B", "qwen3-8b:Q8_0", "catalog:qwen3-8b:Q8_0"])
-def test_is_near_for_names_that_the_catalog_answers(name: str) -> None:
-    assert is_near(name)
+def test_no_network_for_names_that_the_catalog_answers(name: str) -> None:
+    assert not may_need_network(name)
 
 
 @pytest.mark.parametrize("name", ["qwen3:8b", "llama3.1", "Qwen/Qwen3-8B"])
-def test_is_near_is_false_where_another_server_may_be_asked(name: str) -> None:
-    assert not is_near(name)
+def test_network_where_another_server_may_be_asked(name: str) -> None:
+    assert may_need_network(name)

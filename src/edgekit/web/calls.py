@@ -48,7 +48,7 @@ from edgekit.web.references import (
     allowed_request,
     files_inside,
     is_file,
-    is_near,
+    may_need_network,
     needs_remote_companions,
     shown_entry,
     without_folders,
@@ -147,7 +147,7 @@ def _inspect(state: WebState, fields: Any, watch: CallWatch) -> Json:
     if is_file(reference):
         files_inside(reference, state.settings)
     depth = Depth.ARCHITECTURE if fields.light and not fields.tensors else Depth.TENSORS
-    with state.models.remote_slot(watch, is_needed=not is_near(reference)):
+    with state.models.remote_slot(watch, is_needed=may_need_network(reference)):
         inspection = inspect(reference, _session(state, watch), depth=depth, quant=fields.quant)
     return inspection_json(
         inspection, tensors=bool(fields.tensors), layers=bool(fields.layers), keys=bool(fields.keys)

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -42,12 +43,16 @@ from edgekit.web.jobs import PING_S, JobEvent, Wakeup
 from edgekit.web.references import allowed_reference, without_folders
 from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
-KEPT_MACHINES = 8  # pairs of a machine and an engine; 300 cards take about 400 KB
-MOST_FOLLOWED = 16  # machines whose cards are being streamed
-KEPT_S = 3600.0  # after this, models that the user added may have changed
-MOST_STARTS = 3  # of a worker for one machine: what crashes it will crash it again
-IDLE_S = 60.0  # then the worker ends
-END_S = 2.0  # for a process to end when asked
+KEPT_MACHINES = (
+    8  # decks, one for each pair of a machine and an engine; 300 cards take about 400 KB
+)
+MOST_FOLLOWED = 16  # decks whose cards are being streamed
+KEPT_S = (
+    3600.0  # a deck's age at which it is made again: files that the user added may have changed
+)
+MOST_STARTS = 3  # restarts of the worker for one deck: what crashes it will crash it again
+IDLE_S = 60.0  # a worker without orders for this long ends
+END_S = 2.0  # time for a process to end when asked
 MOST_OPENED = 400  # models kept open with what engines computed for them, about 0.6 MB each
 _LOST = "the process that checks the models keeps crashing; reload the page to try again"
 _CLOSED = "the server was stopped"
@@ -70,16 +75,16 @@ class CardOrder:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Deck:
-    """The cards of one machine. Only Cards changes it, holding its lock."""
+    """The cards of one machine. Only Cards changes it, while holding its lock."""
 
     order: CardOrder = field(repr=False)
-    count: int  # of cards when the deck is complete
-    number: int = 0  # of the order that was sent to the worker
+    count: int  # how many cards the complete deck has
+    number: int = 0  # identifies the order that was sent to the worker
     cards: list[Card] = field(default_factory=list, repr=False)
     is_done: bool = False
     is_begun: bool = False  # a worker is making the cards
     fault: str = ""
-    starts: int = 0  # of workers after a crash
+    starts: int = 0  # how often a worker was started again for this deck after a crash
     begun_s: float = field(default_factory=time.monotonic)
     followers: set[Wakeup] = field(default_factory=set, repr=False)
 
@@ -112,9 +117,10 @@ class Cards:
     def deck(self, order: CardOrder) -> Deck:
         """The existing deck for the order, or a new one. Cards are made only while it is followed.
 
-        Raises TooManyError if too many others are being followed.
+        Raises TooManyError if a new one is needed and too many others are being followed.
         """
         entries = read_catalog().entries
+        # With the contents of the models that the user added, which may change while the server runs.
         users_models = repr(
             [(entry, entry.keys, entry.config) for entry in entries if entry.is_users]
         )
@@ -319,7 +325,10 @@ def when_started(action: Callable[[], None]) -> None:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Blocks Ctrl-C in processes started in the block. The terminal sends it to all, but the server ends its worker."""
+    """Blocks Ctrl-C in processes started in the block: a terminal sends it to all, but the server ends its worker.
+
+    Meanwhile `when_started` defers the actions of signal handlers.
+    """
     global _deferred  # noqa: PLW0603 - signal handlers have no other state
     actions: list[Callable[[], None]] = []
     _deferred = actions
@@ -372,7 +381,8 @@ class Maker:
     def __init__(self, settings: WebSettings) -> None:
         self._settings = replace(settings, network=False)  # nothing is fetched for a card
         self._session = Session(reach=reach_of(self._settings, CallWatch()))
-        self._opened: OrderedDict[tuple[str, str], ResolvedModel] = OrderedDict()
+        # `open_entry` caches only a few: too few for the whole catalog on one machine after another.
+        self._open_entry = lru_cache(maxsize=MOST_OPENED)(open_entry)
 
     def cards(self, order: CardOrder, catalog: Catalog) -> Iterator[Card]:
         """A card for each entry that has none yet. If its plan fails, the card says why."""
@@ -406,42 +416,33 @@ class Maker:
         return make_plan(task_to_plan(model, request, self._session), thorough=False, helpful=False)
 
     def _open(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
-        """The model of an entry. If the user added it, it is opened from its file every time, as it may have changed.
+        """The model as the catalog describes it; one that the user added, from its file if that can be read.
 
-        Raises NotAllowedError if that file is outside the folders that may be read.
+        That file is opened every time, because it may have changed. Raises NotAllowedError if it is outside the
+        folders that may be read.
         """
         if entry.is_users:
             reference = allowed_reference(f"{CATALOG}{entry.id}", self._settings)
             model = open_named(reference, self._session)
-            return model if model.found is not None else _catalog_model(entry, catalog, engine)
-        key = (entry.id, engine)
-        if key not in self._opened:
-            while len(self._opened) >= MOST_OPENED:
-                self._opened.popitem(last=False)
-            self._opened[key] = _catalog_model(entry, catalog, engine)
-        self._opened.move_to_end(key)
-        return self._opened[key]
-
-
-def _catalog_model(entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
-    """The model as the catalog describes it, without its files."""
-    opened = open_entry(entry, engine)
-    return ResolvedModel(name=entry.id, catalog=catalog, entry=entry, found=opened)
+            if model.found is not None:
+                return model
+        opened = self._open_entry(entry, engine)
+        return ResolvedModel(name=entry.id, catalog=catalog, entry=entry, found=opened)
 
 
 def sort_entries(entries: Iterable[Entry], machine: Machine, engine: str) -> list[Entry]:
-    """Entries that fit the devices by size, then those that fit all memory, then the rest; each group by rank."""
+    """Entries whose weights fit the devices, then those that fit all memory, then the rest; each group by rank."""
     try:
         all_bytes = engine_named(engine).capacity_bytes(machine)
     except EdgekitError:  # the memory is not known
         all_bytes = 0
     devices = engine_named(engine).devices(machine)
-    device_bytes = sum(device.free_bytes for device in devices)
-    limits = (min(device_bytes, all_bytes) if devices else all_bytes, all_bytes)
+    device_bytes = all_bytes
+    if devices:
+        device_bytes = min(sum(device.free_bytes for device in devices), all_bytes)
 
-    def key(entry: Entry) -> tuple[int, float, str]:
+    def key(entry: Entry) -> tuple[bool, bool, float, str]:
         size_bytes = smallest_bytes(entry)
-        group = sum(size_bytes > limit_bytes for limit_bytes in limits)
-        return group, -rank_of(entry), entry.id
+        return size_bytes > all_bytes, size_bytes > device_bytes, -rank_of(entry), entry.id
 
     return sorted(entries, key=key)

@@ -29,7 +29,7 @@ from edgekit.web.references import (
     catalog_stamp,
     files_inside,
     is_file,
-    is_near,
+    may_need_network,
     paths_of,
     stamp_of,
 )
@@ -137,7 +137,7 @@ class OpenedModels:
                 if target in self._cached:
                     self._touch(target)
             return cached
-        with self.remote_slot(watch, is_needed=not is_near(target)):
+        with self.remote_slot(watch, is_needed=may_need_network(target)):
             return self._wait_for(target, watch)
 
     @contextmanager
@@ -213,7 +213,7 @@ class OpenedModels:
             stamps = tuple((path, stamp_of(path)) for path in (folder, *paths))
         else:
             stamps = (catalog_stamp(),)
-        is_remote = not is_near(target)
+        is_remote = may_need_network(target)
         while is_remote and not self._openings.enter(watch.client, timeout_s=POLL_S):
             watch.check()
         try:

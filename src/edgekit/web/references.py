@@ -23,7 +23,7 @@ from edgekit.catalog.store import NAME as CATALOG_FILE
 from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
-from edgekit.engines.flags import Flag, companions_in
+from edgekit.engines.flags import companions_in
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
 from edgekit.request import Request
 from edgekit.sources import locate, path_of
@@ -178,19 +178,19 @@ def stamp_of(path: str) -> Stamp:
     return status.st_size, status.st_mtime_ns
 
 
-def is_near(reference: str) -> bool:
-    """Whether an allowed reference needs no other server: it is a file, a sample or an entry of the catalog."""
+def may_need_network(reference: str) -> bool:
+    """Whether opening an allowed reference may ask another server: not for a file, a sample or a catalog entry."""
     if is_local(reference):
-        return True
+        return False
     has_prefix = reference.lower().startswith(CATALOG)
     if not has_prefix and may_be_elsewhere(reference):
-        return False
+        return True
     try:
         name = reference[len(CATALOG) :] if has_prefix else reference
         entry, _ = find_quantised(name, read_catalog())
     except NotFoundError:
-        return False
-    return not entry.is_users or is_local(entry.reference)
+        return True
+    return entry.is_users and not is_local(entry.reference)
 
 
 def is_local(reference: str) -> bool:
@@ -227,7 +227,7 @@ def paths_of(files: ModelFiles) -> tuple[str, ...]:
 
 
 def allowed_request(request: Request, settings: WebSettings) -> Request:
-    """The request with allowed references to its companion files. Raises the errors of `allowed_reference`."""
+    """The request with the references of `allowed_reference` to its companion files. Raises the same errors."""
 
     def allowed_file(text: str) -> str:
         reference = allowed_reference(text, settings)
@@ -238,10 +238,10 @@ def allowed_request(request: Request, settings: WebSettings) -> Request:
     flags = {}
     for engine, values in request.flags.items():
         allowed_values = dict(values)
-        for flag in _companion_flags(engine):
-            if flag.key not in allowed_values:
+        for flag in engine_named(engine).flags:
+            if not flag.companion or flag.key not in values:
                 continue
-            value = allowed_values[flag.key]
+            value = values[flag.key]
             if isinstance(value, tuple):
                 paths = tuple(map(allowed_file, value))
                 allowed_values[flag.key] = paths
@@ -253,21 +253,15 @@ def allowed_request(request: Request, settings: WebSettings) -> Request:
     return replace(request, flags=flags)
 
 
-def _companion_flags(engine: str) -> list[Flag]:
-    """The engine's flags that name files to load with the model. Flags shared by all engines ("") name none."""
-    return [flag for flag in (engine_named(engine).flags if engine else ()) if flag.companion]
-
-
 def needs_remote_companions(request: Request) -> bool:
     """Whether a projector, adapter or draft model may have to be fetched."""
     for engine, values in request.flags.items():
-        companions = companions_in(_companion_flags(engine), values)
+        companions = companions_in(engine_named(engine).flags, values)
         projector, drafter = companions.get("projector"), companions.get("drafter")
-        if not all(map(is_local, companions.get("adapters", ()))):
-            return True
-        if projector not in {None, NEXT_TO_MODEL} and not is_local(projector):
-            return True
-        if drafter is not None and not is_near(drafter):
+        files = [*companions.get("adapters", ())]
+        if projector not in {None, NEXT_TO_MODEL}:
+            files.append(projector)
+        if not all(map(is_local, files)) or (drafter is not None and may_need_network(drafter)):
             return True
     return False
 
