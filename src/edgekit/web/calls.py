@@ -56,8 +56,7 @@ from edgekit.web.references import (
 from edgekit.web.security import Shutdown
 from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
-# How long this machine's free memory is reused: dragging a slider does not wait for it.
-MACHINE_S = 2.0
+MACHINE_S = 2.0  # for how long this machine is not probed again, so that dragging a slider does not wait for it
 # Groups of flags that the page treats alike.
 _GROUPS = ("weights", "cache", "placement", "backend", "cards")
 
@@ -130,7 +129,7 @@ def _find_model(state: WebState, fields: Any, request: Request, watch: CallWatch
 def _open_model(
     state: WebState, fields: Any, request: Request, watch: CallWatch
 ) -> Iterator[CachedModel]:
-    """The model. In the block its companion files may be fetched from other servers."""
+    """The model, for a block that may fetch its companion files from other servers."""
     model = _find_model(state, fields, request, watch)
     with state.models.remote_slot(watch, is_needed=needs_remote_companions(request)):
         yield model

@@ -32,7 +32,8 @@ class TooManyError(EdgekitError):
     """The server is busy: it has reached a limit on what it does at once."""
 
 
-# The most specific first. The last row is for all others: the request was understood but cannot be fulfilled.
+# The first row that matches counts. The last one is for all other errors: the request was understood but cannot be
+# fulfilled.
 STATUSES: tuple[tuple[type[EdgekitError], int], ...] = (
     (NotAllowedError, 403),
     (TooManyError, 429),
@@ -109,7 +110,7 @@ def error_json(error: EdgekitError) -> Json:
 
 @contextmanager
 def about(part: str) -> Iterator[None]:
-    """Errors raised inside are about this part of a request, unless they already name another."""
+    """Sets `about` of errors raised in the block to this part of a request, unless they name one themselves."""
     try:
         yield
     except EdgekitError as error:

@@ -24,22 +24,22 @@ from edgekit.web.failures import UNEXPECTED, TooManyError, error_json, failure_j
 from edgekit.web.limits import network_of
 from edgekit.web.types import CallWatch, Json
 
-# In all, and per client: the page runs three at once to compare.
+# Limits in all, and per client (_EACH): the page runs three jobs at once to compare.
 RUNNING_JOBS, RUNNING_EACH = 4, 3
 WAITING_JOBS, WAITING_EACH = 16, 6
 # The threads of cancelled jobs go on until their server answers or times out.
 MAX_THREADS, THREADS_EACH = 32, 12
 KEPT_JOBS, KEPT_EACH = 64, 32
 KEPT_S = 600.0
-# Of results as text: every tensor of Kimi-K2 takes 27 MB, all others about 100 KB.
+# Of results as text: a list of every tensor of Kimi-K2 takes 27 MB, other results about 100 KB.
 KEPT_BYTES, KEPT_BYTES_EACH = 128 * 2**20, 32 * 2**20
 PAUSE_S = 0.05  # between two progress events: a header read in 500 ranges reports 500 lines
 PING_S = 10.0  # without an event for this long, a stream sends a comment
 LINE_CHARS = 200
-# On top of the network's time-out: a plan with a draft model opens two, and computes.
+# What a job may take on top of the time to open one model: a plan with a draft model opens two, and computes.
 SLACK_S = 60.0
 
-_ALL = "all of them"  # a key next to the clients, which are addresses
+_ALL = "all clients"  # the total, counted next to the clients, whose keys are addresses
 
 _log = logging.getLogger("edgekit.web")
 
@@ -193,6 +193,7 @@ class Jobs:
                 job.followers.discard(wakeup)
 
     def _has_thread(self, client: str) -> bool:
+        """Whether the limits allow another thread for this client."""
         return self._threads.total() < MAX_THREADS and self._threads[client] < THREADS_EACH
 
     def _begin_next(self) -> None:

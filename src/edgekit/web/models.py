@@ -45,7 +45,7 @@ STORE_S = 60.0  # another program's store on this machine: cheap to look up agai
 COMPANIONS_S = 10.0  # then a changed projector or adapter is noticed
 CACHED_PRICES = 8  # per model, for loads with companions
 POLL_S = 0.05  # how often a waiting request checks whether it was cancelled
-PATIENCE_S = 5.0  # on top of the time-out
+PATIENCE_S = 5.0  # how much longer than the opening itself a request waits for it
 
 # Groups of flags that affect a price in addition to the load and the setup.
 _COMPANION_GROUPS = frozenset({"companion", "drafter", "weights"})
@@ -152,10 +152,10 @@ class OpenedModels:
                 self._waiting.leave(watch.client)
 
     def _touch(self, target: str) -> None:
-        """Marks a model as the last used. The model that is then in place WITH_RESULTS + 1 forgets its results."""
+        """Marks a model as the last used. Only the last WITH_RESULTS models keep their results."""
         self._cached.move_to_end(target)
         for model in islice(reversed(self._cached.values()), WITH_RESULTS, WITH_RESULTS + 1):
-            model.forget()
+            model.forget()  # the only one that still has results: earlier calls cleared those before it
 
     def _wait_for(self, target: str, watch: CallWatch) -> CachedModel:
         """Waits until a model is open. The first request for it starts the opening."""
@@ -167,7 +167,7 @@ class OpenedModels:
             threading.Thread(target=self._open, args=(target, flight), daemon=True).start()
         timeout_s = self._settings.timeout_s
         end_s = time.monotonic() + timeout_s + PATIENCE_S
-        # A path is not shortened: half a folder's name could not be redacted.
+        # Of a path only the file name: a folder that is cut off at 80 characters could not be redacted.
         name = Path(target).name if is_file(target) else target[:80]
         try:
             while not wait([flight.outcome], POLL_S).done:
@@ -206,7 +206,7 @@ class OpenedModels:
             del self._flights[target]
 
     def _read(self, target: str, watch: CallWatch) -> CachedModel:
-        """Opens a model, after waiting for one of the openings that may use the network at a time."""
+        """Opens a model. One that may need the network first waits until few enough others are being opened."""
         if is_file(target):
             paths = paths_of(files_inside(target, self._settings))
             folder = target if Path(target).is_dir() else str(Path(target).parent)

@@ -42,7 +42,7 @@ Stamp = tuple[int, int]  # size and modification time of a file; zeros if it doe
 
 
 def allowed_reference(reference: str, settings: WebSettings) -> str:
-    """The reference to open: a real path inside a --models-dir, or a name or address that cannot be a path.
+    """The reference to open: a real path inside a --models-dir, or a name or URL that cannot be a path.
 
     Raises NotAllowedError for any other path, NotFoundError for a missing file inside a --models-dir, and UsageError
     for an invalid name.
@@ -56,7 +56,7 @@ def allowed_reference(reference: str, settings: WebSettings) -> str:
     if text.lower().startswith(CATALOG):
         _check_users_entry(text[len(CATALOG) :], settings)
         return text
-    # Before anything is looked up: on Windows a stat of //host/share already contacts the host.
+    # Refused before any file is looked up: on Windows a stat of //host/share already contacts the host.
     is_special = text.startswith(("~", "//")) or "\\" in text or _DRIVE.match(text)
     if is_special or ".." in _SEPARATORS.split(text):
         raise NotAllowedError(
@@ -208,7 +208,7 @@ def files_inside(path: str, settings: WebSettings) -> ModelFiles:
     try:
         files = locate(path, reach=Reach(within=resolved_folders(settings.models_dirs)))
     except NotFoundError as error:
-        if not error.candidates:  # perhaps the model is behind a link to outside
+        if not error.candidates:  # nothing similar: perhaps the model is a link to outside
             for link in (Path(path) / name for name in names_in(Path(path))):
                 if link.is_symlink() and link.exists():
                     _check_inside(link.resolve(), link.name, settings)

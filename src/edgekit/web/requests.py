@@ -50,7 +50,8 @@ def _field_name(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-_BY_NAME: dict[str, list[Flag]] = {}  # a body may have ten thousand names: one lookup each
+# The flags of each spelling. A table, because a body may have ten thousand names to look up.
+_BY_NAME: dict[str, list[Flag]] = {}
 for _flag in _FLAGS:
     for _alias in (*_flag.names, *_flag.aliases):
         _BY_NAME.setdefault(_field_name(_alias), []).append(_flag)
@@ -101,7 +102,7 @@ class CallFields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_flag_names(cls, body: object) -> object:
-        """Raises if a flag is given by its own name instead of its field's, and says which field to use."""
+        """Raises for a flag that is given by its own name instead of its field's, and says which field to use."""
         for name in body if isinstance(body, Mapping) else ():
             instead = None if name in cls.model_fields else _instead_of(name, cls.model_fields)
             if instead is not None:

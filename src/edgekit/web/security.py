@@ -26,7 +26,7 @@ from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 MAX_QUERY_BYTES = 16 * 1024  # a link that restores a page with every flag set has 2 KB
 MAX_HEAD_BYTES = 32 * 1024  # the longest query and the headers of a browser
 BODY_TIMEOUT_S = 10.0
-# A client that is still sending does not read the response: read and discard this much of its request first.
+# A client that is still sending may not read the response: so much of its request is read and discarded meanwhile.
 DRAINED_BYTES = 16 * 1024 * 1024
 DRAINED_S = 2.0
 WRONG_TOKENS_PER_S = 5.0
@@ -119,7 +119,7 @@ class RequestHead:
     path: str
     query: bytes
     headers: Mapping[bytes, bytes]
-    head_bytes: int  # address and headers as received
+    head_bytes: int  # length of the address and the headers as they were received
     client: str
 
     @classmethod
@@ -205,7 +205,7 @@ class Security:
             # OPTIONS too: other sites may not call, so CORS is not needed.
             allow = (b"allow", ", ".join(_METHODS).encode())
             return Refusal(405, "MethodError", f"method {head.method[:20]} not allowed", (allow,))
-        if self._names is not None:  # DNS rebinding
+        if self._names is not None:  # any other name is an attempt at DNS rebinding
             host = head.headers.get(b"host", b"").decode("latin-1").lower()
             name, colon, port = host.rpartition(":")
             has_port = colon and (port.isdecimal() or not port)
@@ -220,9 +220,9 @@ class Security:
         return None if self._token is None else self._token.refusal(head)
 
     async def _forward(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        """Calls the application.
+        """Calls the application, and answers for it if it fails before its response has begun.
 
-        HEAD becomes GET, and the server drops the body. A stream is an exception, because it would not end.
+        HEAD becomes GET, of which the server drops the body; not for a stream, which would not end.
         """
         if answer.head.method == "HEAD" and not answer.head.is_stream:
             scope = {**scope, "method": "GET"}
@@ -240,9 +240,9 @@ async def busy(scope: Scope, _: Receive, send: Send) -> None:
     await _Answer(RequestHead.from_scope(scope), send).refuse(BUSY)
 
 
-def bare_answer(refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
-    """All headers and the body, for a request whose head could not be read."""
-    headers, body = _content(refusal, None)
+def malformed_answer() -> tuple[tuple[Header, ...], bytes]:
+    """All headers and the body of the response to a request whose head could not be read."""
+    headers, body = _content(MALFORMED, None)
     return (*headers, *HEADERS, (b"cache-control", b"no-store")), body
 
 
@@ -293,8 +293,8 @@ class _Answer:
 class Token:
     """Lets in requests with the token, or with the cookie that was set in exchange for it.
 
-    Wrong tokens are rate-limited per client. The cookie is not, so that guessing from the same address does not lock
-    out a browser that has it; nor is the right token if it is too long to guess.
+    A client may only try a few wrong tokens per second. Meanwhile it can still use the cookie, so that somebody who
+    guesses from the same address does not lock out a browser; and the right token, if that is too long to guess.
     """
 
     def __init__(self, token: str, port: int) -> None:
@@ -422,7 +422,7 @@ class Shutdown:
 
 
 class ShutdownMiddleware:
-    """At shutdown, a call sees a disconnect, and an event stream gets a last event."""
+    """At shutdown, a call sees its client disconnect, which cancels it, and an event stream gets a last event."""
 
     def __init__(self, app: ASGIApp, *, shutdown: Shutdown) -> None:
         self._app, self._shutdown = app, shutdown
@@ -431,7 +431,6 @@ class ShutdownMiddleware:
         is_response_open = False
 
         async def receive_until_shutdown() -> Message:
-            """A call sees the shutdown as a disconnect, and is cancelled."""
             with self._shutdown.cancels():
                 return await receive()
             return {"type": "http.disconnect"}

@@ -31,7 +31,7 @@ from edgekit.web.app import create_app
 from edgekit.web.calls import WebState, machine_now
 from edgekit.web.cards import when_started
 from edgekit.web.limits import network_of
-from edgekit.web.security import MALFORMED, MAX_HEAD_BYTES, bare_answer, busy
+from edgekit.web.security import MAX_HEAD_BYTES, busy, malformed_answer
 from edgekit.web.types import DEFAULT_PORT, WebSettings
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class PatientProtocol(H11Protocol):
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
-        headers, body = bare_answer(MALFORMED)
+        headers, body = malformed_answer()
         head = h11.Response(status_code=400, headers=list(headers), reason=b"Bad Request")
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
