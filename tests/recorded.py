@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.formats import read_header
+from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import ModelHeader
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
@@ -94,7 +95,12 @@ def _without_vocabulary(file: str) -> bytes:
 
 
 def config_header(config: dict[str, Any], name: str = "config.json") -> ModelHeader:
-    return ModelHeader(name=name, container=Container.CONFIG, config=config)
+    return ModelHeader(
+        name=name,
+        container=Container.CONFIG,
+        config=config,
+        quantization=read_quantization(config),
+    )
 
 
 def gguf_header(keys: dict[str, Any], name: str = "model.gguf") -> ModelHeader:

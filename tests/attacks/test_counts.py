@@ -44,13 +44,10 @@ from edgekit.engines.mlx import estimate as mlx
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.mlx.setups import MlxSetup
-from edgekit.model.types import Model
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
-from edgekit.model import read_geometry
-from edgekit.formats.types import ModelHeader
+from edgekit.model import open_config
 from edgekit.bill.types import Load
-from edgekit.sources.types import Container
 
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 VALUES = (2**31 - 1, 2**32 - 1, 2**63, 1025, -1, 0, 1, True, "7", 1.5, float("nan"), float("inf"), 1e300,
@@ -64,8 +61,7 @@ def places(value, path=()):
         yield path
 
 def ask(config):
-    header = ModelHeader(name="config.json", container=Container.CONFIG, config=config)
-    model = Model(header=header, geometry=read_geometry(header))
+    model = open_config(config).model
     for engine, setup in ((llamacpp, LlamaCppSetup()), (vllm, VllmSetup()), (mlx, MlxSetup())):
         try:
             engine.estimate(model, Load(context_tokens=2048), setup)

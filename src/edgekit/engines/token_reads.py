@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.errors import UnknownArchitectureError
-from edgekit.formats.quantization import read_quantization
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model import Role, block_of, roles_of
 from edgekit.model.types import Cached, Model, ModelGeometry, SharedCache, Span, attention_of
@@ -353,7 +352,7 @@ def _from_recipe(model: Model) -> ActiveWeights:
     tables = {TensorRole.POSITION, TensorRole.SEGMENT, TensorRole.LAYER_EMBEDDING}
     if not geometry.tied_embeddings:
         tables.add(TensorRole.EMBEDDING)
-    packed = read_quantization(model.header.config)
+    packed = model.header.quantization
     expert_scale = MXFP4_SHARE if packed is not None and packed.method == "mxfp4" else 1.0
     for tensor in expected_tensors(geometry, model.header.config):
         experts = tensor.kind is TensorKind.EXPERT

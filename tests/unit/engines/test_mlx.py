@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.formats.dtype import by_name
-from edgekit.formats.types import ModelHeader, Tensor
+from edgekit.formats.types import Tensor
 from edgekit.model import read_geometry
 from edgekit.model.architectures import section_by_name
 from edgekit.model.types import Model
@@ -79,9 +79,7 @@ ROW = 2 * 64 * 2 * 2  # KV heads x head_dim x (K and V) x bf16
 def model_of(config: dict[str, Any], tensors: tuple[Tensor, ...] | None = None) -> Model:
     header = config_header(config)
     if tensors is not None:
-        header = ModelHeader(
-            name="model", container=Container.SAFETENSORS, config=config, tensors=tensors
-        )
+        header = replace(header, name="model", container=Container.SAFETENSORS, tensors=tensors)
     return Model(header=header, geometry=read_geometry(header))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from edgekit.bill.types import Component, Load, MemoryLine
@@ -25,7 +24,7 @@ from edgekit.model.types import (
 )
 from edgekit.units import Basis
 
-BLOCK = 256  # KVCache.step
+BLOCK = 256  # KVCache.step: a KVCache grows by blocks of this many rows
 UNKNOWN_CONTEXT = 32_768  # where no file states the context length
 # Recurrences with an f32 state whatever the type of the weights (ssm.py, gated_delta.py).
 _F32_CELLS = frozenset({Cell.MAMBA2, Cell.GATED_DELTA, Cell.KIMI_DELTA})
@@ -39,23 +38,10 @@ _MINIMUM = (
 )
 
 
-class Growth(enum.Enum):
-    """The cache classes of cache.py."""
-
-    FULL = "KVCache"
-    ROTATING = "RotatingKVCache"
-    CHUNKED = "ChunkedKVCache"
-
-
-_GROWTHS = {
-    Span.ALL: Growth.FULL,
-    Span.WINDOW: Growth.ROTATING,
-    Span.CHUNK: Growth.CHUNKED,
-}
-_COMPONENTS = {
-    Growth.FULL: Component.KV_CACHE,
-    Growth.ROTATING: Component.SLIDING_KV_CACHE,
-    Growth.CHUNKED: Component.SLIDING_KV_CACHE,
+_CLASSES = {  # of cache.py
+    Span.ALL: "KVCache",
+    Span.WINDOW: "RotatingKVCache",
+    Span.CHUNK: "ChunkedKVCache",
 }
 
 
@@ -204,32 +190,31 @@ def _rows_after_appending(rows: int, size: int, count: int, keep: int) -> int:
 class TokenCache:
     """One cache of one layer: keys and values of some heads in every row."""
 
-    growth: Growth
+    span: Span
     heads: int
     key_dim: int
     value_dim: int
-    queries: int = 0  # heads that read it
-    tokens: int = 0  # the window or the chunk
-    keep: int = 0
+    query_heads: int = 0  # that read it
+    span_tokens: int = 0  # of the window or the chunk
+    sink_tokens: int = 0  # at the start of the sequence, which a rotating cache never drops
     quantizable: bool = True
+
+    @property
+    def row_numbers(self) -> int:
+        """Numbers in one row."""
+        return self.heads * (self.key_dim + self.value_dim)
 
     def rows(self, session: MlxSession) -> int:
         """Rows at the end of the session."""
-        if self.growth is Growth.ROTATING:
-            return rotating_length(session, self.tokens, self.keep)
-        return full_length(session, self.tokens if self.growth is Growth.CHUNKED else None)
+        if self.span is Span.WINDOW:
+            return rotating_length(session, self.span_tokens, self.sink_tokens)
+        return full_length(session, self.span_tokens if self.span is Span.CHUNK else None)
 
     def transient_rows(self, session: MlxSession) -> int:
         """Rows needed only while a chunk of the prompt is computed, in addition to those at the end of the session."""
-        if self.growth is not Growth.ROTATING:
+        if self.span is not Span.WINDOW:
             return 0
-        return max(widest_rotating(session, self.tokens) - self.rows(session), 0)
-
-    def is_quantized(self, session: MlxSession, setup: MlxSetup) -> bool:
-        """A KVCache is quantised after the step that brings it to --quantized-kv-start tokens."""
-        reached = session.tokens >= setup.quantized_kv_start and session.tokens > 0
-        is_full = self.growth is Growth.FULL
-        return setup.kv_bits is not None and reached and self.quantizable and is_full
+        return max(widest_rotating(session, self.span_tokens) - self.rows(session), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,27 +233,26 @@ def layer_caches(
     geometry: ModelGeometry, model: MlxModel, setup: MlxSetup, item_bytes: int, *, listed: bool
 ) -> tuple[tuple[int, LayerCache], ...]:
     """Every cache with the index of its layer. `listed`: config.json lists the types of its layers."""
-    caches_by_layer: list[tuple[int, LayerCache]] = []
-    caches_by_kind: dict[LayerKind, tuple[LayerCache, ...]] = {}
     rotates = model.rotates and (listed or not model.rotates_as_listed)
-    # --max-kv-size makes every cache rotate in models without their own make_cache
-    limit = None if model.own_cache else setup.max_kv_size
-    for layer in geometry.layers:
-        if layer.mixer not in caches_by_kind:
-            caches = tuple(_caches_of(layer.mixer, model, item_bytes, rotates=rotates))
-            if limit is not None:
-                caches = tuple(_limited(cache, limit) for cache in caches)
-            caches_by_kind[layer.mixer] = caches
-        caches_by_layer += [(layer.index, cache) for cache in caches_by_kind[layer.mixer]]
-    return tuple(caches_by_layer)
-
-
-def _limited(cache: LayerCache, tokens: int) -> LayerCache:
-    """The cache with --max-kv-size: it rotates within that many tokens. A recurrent state stays as it is."""
-    if isinstance(cache, StateCache):
-        return cache
-    return replace(
-        cache, growth=Growth.ROTATING, tokens=tokens, keep=MAX_KV_SIZE_KEEP, quantizable=True
+    caches_of: dict[LayerKind, list[LayerCache]] = {}
+    for kind in dict.fromkeys(layer.mixer for layer in geometry.layers):
+        caches_of[kind] = list(_caches_of(kind, model, item_bytes, rotates=rotates))
+        # --max-kv-size makes every cache rotate in models without their own make_cache
+        if setup.max_kv_size is not None and not model.own_cache:
+            caches_of[kind] = [
+                replace(
+                    cache,
+                    span=Span.WINDOW,
+                    span_tokens=setup.max_kv_size,
+                    sink_tokens=MAX_KV_SIZE_KEEP,
+                    quantizable=True,
+                )
+                if isinstance(cache, TokenCache)
+                else cache
+                for cache in caches_of[kind]
+            ]
+    return tuple(
+        (layer.index, cache) for layer in geometry.layers for cache in caches_of[layer.mixer]
     )
 
 
@@ -279,24 +263,24 @@ def _caches_of(
     quantizable, index_dim = not model.listed_caches, 0
     match kind:
         case Attention():
-            growth, index_dim = _GROWTHS[kind.span] if rotates else Growth.FULL, kind.index_dim
+            index_dim = kind.index_dim
             yield TokenCache(
-                growth=growth,
+                span=kind.span if rotates else Span.ALL,
                 heads=kind.kv_heads,
                 key_dim=kind.key_dim,
                 value_dim=kind.value_dim,
-                queries=kind.heads,
-                tokens=0 if growth is Growth.FULL else kind.span_tokens,
+                query_heads=kind.heads,
+                span_tokens=kind.span_tokens if rotates else 0,
                 quantizable=quantizable,
             )
         case LatentAttention():  # the latent as key and the rotary part as value, or all heads
             index_dim, heads = kind.index_dim, kind.heads if model.full_heads else 1
             yield TokenCache(
-                growth=Growth.FULL,
+                span=Span.ALL,
                 heads=heads,
                 key_dim=kind.key_dim if model.full_heads else kind.latent_dim,
                 value_dim=kind.value_dim if model.full_heads else kind.rope_dim,
-                queries=heads,
+                query_heads=heads,
                 quantizable=quantizable,
             )
         case Recurrent():
@@ -315,50 +299,13 @@ def _caches_of(
             yield from _caches_of(kind.attention, model, item_bytes, rotates=rotates)
     if index_dim:
         yield TokenCache(
-            growth=Growth.FULL,
+            span=Span.ALL,
             heads=1,
             key_dim=index_dim,
             value_dim=index_dim if model.index_values else 0,
-            queries=1,
+            query_heads=1,
             quantizable=quantizable,
         )
-
-
-def check_quantized(
-    caches: Iterable[LayerCache], model: MlxModel, session: MlxSession, setup: MlxSetup
-) -> None:
-    """Raises RefusedError with mlx-lm's own error if it cannot quantise these caches or read them afterwards."""
-    bits, group = setup.kv_bits, setup.kv_group_size
-    start = max(setup.quantized_kv_start, 1)
-    if bits is None or session.tokens < start:
-        return
-    for cache in caches:
-        if isinstance(cache, StateCache) or not cache.quantizable or cache.growth is Growth.CHUNKED:
-            continue
-        if cache.growth is Growth.ROTATING:
-            raise _refusal("NotImplementedError: RotatingKVCache Quantization NYI")
-        if group not in GROUP_SIZES[PackingMode.AFFINE]:
-            raise _refusal(f"group size {group} is not supported: use 32, 64 or 128")
-        if bits not in WEIGHT_BITS:
-            raise _refusal(f"{bits} bits are not supported: use 1, 2, 3, 4, 5, 6 or 8")
-        for width in (cache.key_dim, cache.value_dim):
-            if width % group:
-                raise _refusal(
-                    f"the last dimension of the cache ({width}) must be divisible by the "
-                    f"group size {group}"
-                )
-        if session.tokens - 1 < start:
-            continue  # quantised by the last token: it is never read
-        if model.fails_quantized:
-            raise _refusal(model.fails_quantized)
-        if (
-            cache.queries > cache.heads and cache.key_dim != cache.value_dim
-        ):  # base.py:112, mx.reshape
-            raise _refusal("a quantised cache needs keys and values of the same width")
-
-
-def _refusal(reason: str) -> RefusedError:
-    return RefusedError(f"mlx-lm with kv_bits: {reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,29 +317,68 @@ class CacheSettings:
     item_bytes: int
     sequences: int
 
+    @property
+    def quantizes(self) -> bool:
+        """A KVCache is quantised after the step that brings it to --quantized-kv-start tokens, if ever."""
+        is_long_enough = self.session.tokens >= self.setup.quantized_kv_start
+        return self.setup.kv_bits is not None and is_long_enough
+
+
+def check_quantized(caches: Iterable[LayerCache], model: MlxModel, settings: CacheSettings) -> None:
+    """Raises RefusedError with mlx-lm's own error if it cannot quantise these caches or read them afterwards."""
+    if not settings.quantizes:
+        return
+    setup = settings.setup
+    bits, group = setup.kv_bits, setup.kv_group_size
+    # the last token quantises the caches, and no token reads them afterwards
+    is_never_read = settings.session.tokens <= max(setup.quantized_kv_start, 1)
+    for cache in caches:
+        if isinstance(cache, StateCache) or not cache.quantizable or cache.span is Span.CHUNK:
+            continue
+        if cache.span is Span.WINDOW:
+            raise _refusal("NotImplementedError: RotatingKVCache Quantization NYI")
+        if group not in GROUP_SIZES[PackingMode.AFFINE]:
+            raise _refusal(f"group size {group} is not supported: use 32, 64 or 128")
+        if bits not in WEIGHT_BITS:
+            raise _refusal(f"{bits} bits are not supported: use 1, 2, 3, 4, 5, 6 or 8")
+        for width in (cache.key_dim, cache.value_dim):
+            if width % group:
+                raise _refusal(
+                    f"the last dimension of the cache ({width}) must be divisible by the "
+                    f"group size {group}"
+                )
+        if is_never_read:
+            continue
+        if model.fails_quantized:
+            raise _refusal(model.fails_quantized)
+        is_grouped = cache.query_heads > cache.heads
+        if is_grouped and cache.key_dim != cache.value_dim:  # base.py:112, mx.reshape
+            raise _refusal("a quantised cache needs keys and values of the same width")
+
+
+def _refusal(reason: str) -> RefusedError:
+    return RefusedError(f"mlx-lm with kv_bits: {reason}")
+
 
 def cache_lines(
-    caches: Iterable[tuple[int, LayerCache]], settings: CacheSettings, geometry: ModelGeometry
+    caches: Collection[tuple[int, LayerCache]], settings: CacheSettings, geometry: ModelGeometry
 ) -> tuple[MemoryLine, ...]:
     """One line per cache of a layer, as certain as the geometry."""
     times = f" x {settings.sequences} sequences" if settings.sequences > 1 else ""
     doubt = "" if geometry.basis is Basis.EXACT else f"; {geometry.because}"
-    sized: dict[int, tuple[Component, int, str]] = {}  # by identity: layers share a few caches
+    sizes = {cache: _cache_size(cache, settings) for cache in {cache for _, cache in caches}}
     lines = []
     for layer, cache in caches:
-        if id(cache) not in sized:
-            sized[id(cache)] = _cache_size(cache, settings)
-        component, size, because = sized[id(cache)]
-        lines.append(
-            MemoryLine(
-                component=component,
-                size_bytes=size * settings.sequences,
-                pool=DEVICE,
-                layer=layer,
-                basis=geometry.basis,
-                because=because + times + doubt,
-            )
+        component, size, because = sizes[cache]
+        line = MemoryLine(
+            component=component,
+            size_bytes=size * settings.sequences,
+            pool=DEVICE,
+            layer=layer,
+            basis=geometry.basis,
+            because=because + times + doubt,
         )
+        lines.append(line)
     return tuple(lines)
 
 
@@ -401,16 +387,18 @@ def _cache_size(cache: LayerCache, settings: CacheSettings) -> tuple[Component, 
     if isinstance(cache, StateCache):
         because = f"{cache.name}: {cache.elements} x {cache.item_bytes} bytes"
         return Component.STATE, cache.elements * cache.item_bytes, because
-    session, setup, item_bytes = settings.session, settings.setup, settings.item_bytes
-    rows, widths = cache.rows(session), cache.key_dim + cache.value_dim
+    rows, item_bytes = cache.rows(settings.session), settings.item_bytes
     heads = f"{cache.heads} heads x ({cache.key_dim} + {cache.value_dim})"
-    if cache.is_quantized(session, setup):
-        bits, group = setup.kv_bits or 0, setup.kv_group_size
-        head = widths * bits // 8 + widths // group * 2 * item_bytes  # a scale and bias per group
-        form = f"{heads} at {bits} bits, one scale and bias per {group}"
+    if settings.quantizes and cache.quantizable and cache.span is Span.ALL:
+        bits, group = settings.setup.kv_bits or 0, settings.setup.kv_group_size
+        widths = cache.key_dim + cache.value_dim
+        scale_bytes = widths // group * 2 * item_bytes  # a scale and a bias per group
+        row_bytes = cache.heads * (widths * bits // 8 + scale_bytes)
+        stored_as = f"{heads} at {bits} bits, one scale and bias per {group}"
     else:
-        head, form = widths * item_bytes, f"{heads} x {item_bytes}"
-    row = cache.heads * head
-    span = f" of {cache.tokens}" if cache.tokens else ""
-    because = f"{cache.growth.value}{span}: {rows} rows x {row} bytes ({form})"
-    return _COMPONENTS[cache.growth], rows * row, because
+        row_bytes = cache.row_numbers * item_bytes
+        stored_as = f"{heads} x {item_bytes}"
+    span = f" of {cache.span_tokens}" if cache.span_tokens else ""
+    because = f"{_CLASSES[cache.span]}{span}: {rows} rows x {row_bytes} bytes ({stored_as})"
+    component = Component.KV_CACHE if cache.span is Span.ALL else Component.SLIDING_KV_CACHE
+    return component, rows * row_bytes, because

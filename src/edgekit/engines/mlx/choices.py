@@ -8,7 +8,6 @@ from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Tas
 from edgekit.engines.choices import as_named
 from edgekit.engines.mlx.quantization import Packing, PackingMode, Quantize
 from edgekit.engines.mlx.setups import MlxSetup
-from edgekit.engines.mlx.weights import quantization_of
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 
@@ -42,7 +41,7 @@ def cache_name(_load: Load, setup: MlxSetup) -> str:
 
 def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
     """Bits to choose from; a quantised repository is used as it is."""
-    is_plain = model.header.container is not Container.GGUF and quantization_of(model) is None
+    is_plain = model.header.container is not Container.GGUF and model.header.quantization is None
     return at_bits(model) if is_plain else as_named(model)
 
 
@@ -78,7 +77,7 @@ def weights_name(setup: MlxSetup, name: str) -> str:
 
 def smaller_weights(task: Task, _capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
     """Smaller quantisations, each with the command that makes it. A quantised repository cannot be converted again."""
-    if "quantize" not in task.start.settled and quantization_of(task.model) is None:
+    if "quantize" not in task.start.settled and task.model.header.quantization is None:
         for bits in SMALLER_BITS:
             (variant,) = at_bits(task.model, (bits,))
             yield variant, f"mlx_lm.convert -q --q-bits {bits}"

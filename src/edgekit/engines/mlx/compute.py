@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from edgekit.bill.types import Component, MemoryLine, modelled_line
-from edgekit.engines.mlx.caches import CacheSettings, Growth, LayerCache, TokenCache
+from edgekit.engines.mlx.caches import CacheSettings, LayerCache, TokenCache
 from edgekit.model.types import (
     Attention,
     Cell,
@@ -78,11 +78,9 @@ class ChunkWork:
     layers: int
     heads: tuple[AttentionKind, ...]  # of every kind of attention
     vocabulary: int
-    # 1 for plain weights; for packed ones the share of a 32-bit word, with scales and biases.
-    words_per_weight: float = 0.0
 
 
-def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> ChunkWork:
+def read_work(geometry: ModelGeometry) -> ChunkWork:
     """What the model's layers compute for a chunk of the prompt."""
     kinds = dict.fromkeys((layer.mixer, layer.dense, layer.experts) for layer in geometry.layers)
     layers = [tuple(_operations(*kind, geometry.hidden)) for kind in kinds]
@@ -91,26 +89,32 @@ def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> ChunkWo
         layers=len(geometry.layers),
         heads=tuple(dict.fromkeys(_attention_kind(mixer) for mixer, _, _ in kinds)),
         vocabulary=geometry.vocabulary or 0,
-        words_per_weight=words_per_weight,
     )
 
 
 def compute_lines(
-    work: ChunkWork, caches: Iterable[tuple[int, LayerCache]], settings: CacheSettings
+    work: ChunkWork,
+    caches: Iterable[tuple[int, LayerCache]],
+    settings: CacheSettings,
+    *,
+    words_per_weight: float,
 ) -> tuple[MemoryLine, ...]:
-    """Memory that the largest chunk of the prompt needs in addition to weights and caches."""
+    """Memory that the largest chunk of the prompt needs in addition to weights and caches.
+
+    `words_per_weight`: 1 for plain weights; for packed ones the share of a 32-bit word, with scales and biases.
+    """
     counts = Counter(cache for _, cache in caches if isinstance(cache, TokenCache))
     session, item_bytes = settings.session, settings.item_bytes
     chunk = session.widest_chunk
     copied_bytes = transient_bytes = 0
     for cache, count in counts.items():
-        row_bytes = cache.heads * (cache.key_dim + cache.value_dim) * item_bytes
+        row_bytes = cache.row_numbers * item_bytes
         transient_bytes += cache.transient_rows(session) * row_bytes * count
-        if cache.growth is not Growth.ROTATING:
+        if cache.span is not Span.WINDOW:
             copied_bytes = max(copied_bytes, cache.rows(session) * row_bytes)
     lines = (
         (
-            item_bytes * held_numbers(work.layer, work.layers, chunk, work.words_per_weight),
+            item_bytes * held_numbers(work.layer, work.layers, chunk, words_per_weight),
             f"intermediate results of a {chunk}-token chunk, held by {WAITING_BUFFERS + 1} command buffers",
         ),
         (
@@ -244,18 +248,17 @@ def _mixer(kind: LayerKind, hidden: int) -> Iterator[Operation]:
 
 def _score_bytes(work: ChunkWork, settings: CacheSettings) -> int:
     """Bytes of scores, their softmax and the mask, for the kind of attention and the chunk that need most."""
-    setup, session = settings.setup, settings.session
-    is_quantized = setup.kv_bits is not None and session.tokens >= setup.quantized_kv_start
     most_bytes = 0
     for heads in work.heads:
-        for tokens, tokens_so_far in session.chunks:
+        is_fused = heads.width in _FUSED_HEADS and not settings.quantizes
+        for tokens, tokens_so_far in settings.session.chunks:
             rows = min(tokens_so_far, heads.window - 1 + tokens) if heads.window else tokens_so_far
-            if tokens > 1 and (heads.width not in _FUSED_HEADS or is_quantized):
-                most_bytes = max(
-                    most_bytes, tokens * rows * (2 * heads.count * settings.item_bytes + 1)
-                )
-            elif heads.window:  # the fused kernel makes a plain causal mask itself
-                most_bytes = max(most_bytes, tokens * rows)
+            element_bytes = 0  # of one query token and one row
+            if tokens > 1 and not is_fused:  # scores and softmax of every head, and the mask
+                element_bytes = 2 * heads.count * settings.item_bytes + 1
+            elif heads.window:  # only the mask: the fused kernel makes a plain causal one itself
+                element_bytes = 1
+            most_bytes = max(most_bytes, tokens * rows * element_bytes)
     return most_bytes
 
 

@@ -16,10 +16,10 @@ from edgekit.engines.mlx.caches import (
 )
 from edgekit.engines.mlx.compute import compute_lines, read_work, runtime_lines
 from edgekit.engines.mlx.models import mlx_model
-from edgekit.engines.mlx.prepared import KnownModel, prepare
+from edgekit.engines.mlx.prepared import BuiltModel, prepare
 from edgekit.engines.mlx.quantization import AS_STORED, FOUR_BIT, AsStored, Quantize
 from edgekit.engines.mlx.setups import MlxSetup
-from edgekit.engines.mlx.weights import item_bytes, quantization_of, weight_lines
+from edgekit.engines.mlx.weights import item_bytes, weight_lines
 from edgekit.errors import RefusedError, UnknownArchitectureError
 from edgekit.model.hyperparameters import text_section
 from edgekit.model.types import LatentAttention, Model
@@ -35,27 +35,29 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
     """The memory estimate. Raises RefusedError if mlx-lm would not run the model."""
     if model.header.container is Container.GGUF:
         raise RefusedError("mlx-lm loads safetensors; this is a GGUF file")
-    model = prepare(model).as_built.get(lambda: _model_as_built(model)) or model
     prepared, quantize = prepare(model), setup.quantize
-    known = prepared.known.get(quantize, lambda: _read_known_model(model, quantize))
-    session = read_session(model.geometry, load, setup)
+    built = prepared.built.get(lambda: _build(model))
+    geometry = built.model.geometry
+    session = read_session(geometry, load, setup)
     by_layer = prepared.caches.get(
         setup.max_kv_size,
         lambda: layer_caches(
-            model.geometry, known.file, setup, known.item_bytes, listed=known.listed
+            geometry, built.file, setup, built.item_bytes, listed=built.lists_layers
         ),
     )
-    check_quantized((cache for _, cache in by_layer), known.file, session, setup)
     settings = CacheSettings(
         session=session,
         setup=setup,
-        item_bytes=known.item_bytes,
+        item_bytes=built.item_bytes,
         sequences=load.sequences or 1,
     )
-    caches = cache_lines(by_layer, settings, model.geometry)
-    compute = compute_lines(known.work, by_layer, settings)
-    weights = prepared.weights.get(quantize, lambda: weight_lines(model, quantize))
-    is_converted = quantize is None and quantization_of(model) is None
+    check_quantized((cache for _, cache in by_layer), built.file, settings)
+    caches = cache_lines(by_layer, settings, geometry)
+    compute = compute_lines(
+        built.work, by_layer, settings, words_per_weight=_words_per_weight(model, quantize)
+    )
+    weights = prepared.weights.get(quantize, lambda: weight_lines(built.model, quantize))
+    is_converted = quantize is None and model.header.quantization is None
     return MemoryEstimate(
         engine=NAME,
         backend="metal",
@@ -70,16 +72,38 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
     )
 
 
-def _read_known_model(model: Model, quantize: Quantize | AsStored | None) -> KnownModel:
-    """The facts about the model that do not depend on the load. Raises UnknownArchitectureError."""
-    file = mlx_model(model.header.config)
-    if file.needs_row and model.geometry.basis is Basis.ASSUMED:
+def _build(model: Model) -> BuiltModel:
+    """The model as mlx-lm builds it. Raises UnknownArchitectureError, and RefusedError if mlx-lm does not have it."""
+    header, geometry = model.header, model.geometry
+    file = mlx_model(header.config)
+    if file.needs_row and geometry.basis is Basis.ASSUMED:
         raise UnknownArchitectureError(
-            f"{model.header.name}: mlx-lm supports {file.name!r}, but edgekit does not "
+            f"{header.name}: mlx-lm supports {file.name!r}, but edgekit does not "
             "know its layers yet: upgrade edgekit, or add a record to "
             "model/architectures.json"
         )
-    stored = quantization_of(model)
+    latent = [layer.mixer for layer in geometry.layers if isinstance(layer.mixer, LatentAttention)]
+    index_dim = max((mixer.index_dim for mixer in latent), default=0)
+    if index_dim and file.indexes_all:
+        layers = tuple(
+            replace(layer, mixer=replace(layer.mixer, index_dim=index_dim))
+            if isinstance(layer.mixer, LatentAttention)
+            else layer
+            for layer in geometry.layers
+        )
+        model = Model(header=header, geometry=replace(geometry, layers=layers))
+    return BuiltModel(
+        model=model,
+        file=file,
+        item_bytes=item_bytes(header),
+        lists_layers=bool(text_section(header.config).get("layer_types")),
+        work=read_work(model.geometry),
+    )
+
+
+def _words_per_weight(model: Model, quantize: Quantize | AsStored | None) -> float:
+    """Numbers that MLX counts for a weight: 1, or less if it is packed into 32-bit words."""
+    stored = model.header.quantization
     bits: float | None = FOUR_BIT.bits  # None: plain numbers
     group: int | None = FOUR_BIT.group_size
     if isinstance(quantize, Quantize):
@@ -89,30 +113,9 @@ def _read_known_model(model: Model, quantize: Quantize | AsStored | None) -> Kno
         bits, group = stored.bits, stored.group_size
     elif quantize is AS_STORED:
         bits = None
-    # numbers that MLX counts per weight: packed weights are 32-bit words, with a scale and a bias per group
-    words_per_weight = 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
-    return KnownModel(
-        file=file,
-        item_bytes=item_bytes(model.header),
-        listed=bool(text_section(model.header.config).get("layer_types")),
-        work=read_work(model.geometry, words_per_weight),
-    )
-
-
-def _model_as_built(model: Model) -> Model | None:
-    """The model as mlx-lm builds it, if that differs from config.json."""
-    layers = model.geometry.layers
-    latent = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]
-    width = max((mixer.index_dim for mixer in latent), default=0)
-    if not width or not mlx_model(model.header.config).indexes_all:
-        return None
-    built = tuple(
-        replace(layer, mixer=replace(layer.mixer, index_dim=width))
-        if isinstance(layer.mixer, LatentAttention)
-        else layer
-        for layer in layers
-    )
-    return Model(header=model.header, geometry=replace(model.geometry, layers=built))
+    if bits is None:
+        return 1.0
+    return bits / 32 + 2 / (group or FOUR_BIT.group_size)  # 2: a scale and a bias per group
 
 
 def config_probes() -> Iterator[tuple[Load, MlxSetup]]:

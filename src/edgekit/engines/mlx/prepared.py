@@ -13,32 +13,28 @@ if TYPE_CHECKING:
     from edgekit.engines.mlx.compute import ChunkWork
     from edgekit.engines.mlx.models import MlxModel
     from edgekit.engines.mlx.quantization import AsStored, Quantize
-    from edgekit.formats.types import Quantization
     from edgekit.model.tensor_recipes import ExpectedTensor
     from edgekit.model.types import Model
 
-    RequestedQuantize = Quantize | AsStored | None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownModel:
-    """Facts about the model as mlx-lm builds it, which do not depend on the load."""
+class BuiltModel:
+    """The model as mlx-lm builds it, and facts about it that do not depend on the load."""
 
+    model: Model
     file: MlxModel
     item_bytes: int
-    listed: bool  # config.json lists the types of its layers
+    lists_layers: bool  # config.json lists the types of its layers
     work: ChunkWork
 
 
 class MlxPrepared:
-    """Results that are computed at first use and kept with the model."""
+    """Results that are computed at first use and cached with the model."""
 
     def __init__(self) -> None:
-        self.as_built: Cached[Model | None] = Cached()  # None: as config.json describes it
-        self.known: CachedBy[RequestedQuantize, KnownModel] = CachedBy()
+        self.built: Cached[BuiltModel] = Cached()
         self.caches: CachedBy[int | None, tuple[tuple[int, LayerCache], ...]] = CachedBy()
-        self.weights: CachedBy[RequestedQuantize, tuple[MemoryLine, ...]] = CachedBy()
-        self.quantization: Cached[Quantization | None] = Cached()
+        self.weights: CachedBy[Quantize | AsStored | None, tuple[MemoryLine, ...]] = CachedBy()
         self.tensors: Cached[tuple[ExpectedTensor, ...]] = Cached()
 
 

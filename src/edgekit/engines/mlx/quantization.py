@@ -157,13 +157,13 @@ def packing_words(packing: Packing) -> str:
     return str(packing.mode.value)
 
 
-def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | None:
-    """The stored quantisation as options of mlx_lm.convert; None for plain numbers and for fp8, which is unpacked.
+def stated_quantize(quantization: Quantization | None, name: str) -> Quantize:
+    """The stored quantisation as options of mlx_lm.convert; PLAIN for fp8, which is unpacked.
 
-    Raises RefusedError for a quantisation that mlx-lm does not load.
+    Raises RefusedError for a quantisation that the model file `name` does not load.
     """
     if quantization is None:
-        return None
+        return PLAIN
     if quantization.mlx:
         return Quantize(packing=_default_packing(quantization))
     method, layout = quantization.method, quantization.format
@@ -178,7 +178,7 @@ def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | 
     if method == "compressed-tensors" and layout in _CONTAINERS:
         return Quantize(packing=_CONTAINERS[layout])
     if method == "bitnet" or (method == "fp8" and name in _TAKES_FP8):
-        return None
+        return PLAIN
     shown = f"{method} ({layout})" if layout else method
     raise RefusedError(f"mlx-lm: {name} does not load weights quantised with {unquoted(shown)}")
 

@@ -23,7 +23,7 @@ from edgekit.engines.mlx.quantization import (
     stated_quantize,
 )
 from edgekit.errors import RefusedError, UnknownArchitectureError
-from edgekit.formats.quantization import is_companion, read_quantization
+from edgekit.formats.quantization import is_companion
 from edgekit.formats.types import ModelHeader, Quantization, Tensor
 from edgekit.machine.types import DEVICE
 from edgekit.model import Role, block_of, roles_of
@@ -68,20 +68,15 @@ def weight_lines(model: Model, quantize: Quantize | AsStored | None) -> tuple[Me
 
     `quantize` None: as stored if the repository is quantised, else as if converted to 4 bits.
     """
-    stored = quantization_of(model)
+    stored = model.header.quantization
     if quantize is None and stored is None:
         quantize = Quantize(packing=FOUR_BIT)
     if isinstance(quantize, Quantize) and (quantize != PLAIN or stored is not None):
         return _converted_lines(model, quantize)
+    stated = stated_quantize(stored, mlx_model(model.header.config).name)
     if model.header.tensors is not None:
-        return _loaded_lines(model, stored)
-    return _stated_lines(model, stored)
-
-
-def quantization_of(model: Model) -> Quantization | None:
-    header = model.header
-    from_config = prepare(model).quantization
-    return header.quantization or from_config.get(lambda: read_quantization(header.config))
+        return _loaded_lines(model)
+    return _stated_lines(model, stated)
 
 
 def _converted_lines(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
@@ -108,10 +103,10 @@ def _converted_lines(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]
     return _lines(sizes, f"{because}; from the tensor names", Basis.MODELLED, NAMES_BOUND)
 
 
-def _loaded_lines(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
+def _loaded_lines(model: Model) -> tuple[MemoryLine, ...]:
     """Weights as stored, by the tensor directory of the files."""
     file, tensors = mlx_model(model.header.config), model.header.tensors or ()
-    stated_quantize(stored, file.name)  # refuses what mlx-lm does not load
+    stored = model.header.quantization
     method = "" if stored is None else stored.method
     by_name = {tensor.name: tensor for tensor in tensors}
     sizes: dict[int | None, int] = defaultdict(int)
@@ -125,17 +120,16 @@ def _loaded_lines(model: Model, stored: Quantization | None) -> tuple[MemoryLine
     return _lines(sizes, because, Basis.EXACT)
 
 
-def _stated_lines(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
+def _stated_lines(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
     """Weights as stored, without a tensor directory: the index's total if mlx-lm loads everything unchanged, else by
     config.json.
     """
-    quantize = stated_quantize(stored, mlx_model(model.header.config).name)
+    stored = model.header.quantization
     has_dropped = model.geometry.towers or model.geometry.mtp_layers
     is_unchanged = stored is None or stored.mlx or stored.method == "mxfp4"
     if model.header.tensor_bytes is not None and not has_dropped and is_unchanged:
         return _lines({None: model.header.tensor_bytes}, "total of the index", Basis.EXACT)
-    numbers = "plain numbers" if quantize is None else _describe(quantize)
-    return _expected_lines(model, quantize, f"from config.json: {numbers}", stored)
+    return _expected_lines(model, quantize, f"from config.json: {_describe(quantize)}", stored)
 
 
 def _describe(quantize: Quantize) -> str:
@@ -151,7 +145,7 @@ def _describe(quantize: Quantize) -> str:
 
 
 def _expected_lines(
-    model: Model, quantize: Quantize | None, because: str, stored: Quantization | None = None
+    model: Model, quantize: Quantize, because: str, stored: Quantization | None = None
 ) -> tuple[MemoryLine, ...]:
     """Weights by the tensors that follow from config.json. Raises UnknownArchitectureError."""
     config, geometry = model.header.config, model.geometry
@@ -289,7 +283,7 @@ class Quantizer:
     file: MlxModel
     layers: int
     item_bytes: int
-    quantize: Quantize | None  # None: nothing is packed
+    quantize: Quantize
     overrides: Mapping[tuple[int | None, TensorRole], Packing | None] = field(default_factory=dict)
     stated: bool = False  # config.json lists every exception, those of the model file included
 
@@ -308,8 +302,6 @@ class Quantizer:
     def packing(self, tensor: ExpectedTensor) -> Packing | None:
         """How the matrix is packed; None if it is not. Rows that are not a multiple of the group are never packed."""
         quantize = self.quantize
-        if quantize is None:
-            return None
         if quantize.experts is not None and tensor.kind is TensorKind.EXPERT:
             return quantize.experts
         if (tensor.layer, tensor.role) in self.overrides:
