@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,7 +11,15 @@ from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.errors import UnknownArchitectureError
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model import Role, block_of, roles_of
-from edgekit.model.types import Cached, Model, ModelGeometry, SharedCache, Span, attention_of
+from edgekit.model.types import (
+    Cached,
+    Model,
+    ModelGeometry,
+    SharedCache,
+    Span,
+    attention_of,
+    stored_layers,
+)
 from edgekit.sources.types import Container
 
 _KV_CACHES = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE})
@@ -160,7 +168,6 @@ def _weight_reads(
     for line in lines:
         if line.layer is not None:
             kinds[line.layer].add(line.pool.kind)
-    rounds = max(model.geometry.loops, 1)
     for line in lines:
         if line.layer is None:
             outside_sizes[line.pool] += line.size_bytes
@@ -177,7 +184,7 @@ def _weight_reads(
                     experts = line.size_bytes - rest
                     read = rest * share.rest_ratio + experts * share.experts_ratio
                     ratio = read / line.size_bytes
-            bytes_read[line.pool] += line.size_bytes * ratio * rounds
+            bytes_read[line.pool] += line.size_bytes * ratio * model.geometry.loops
             layers[line.pool].add(line.layer)
     outer_read = outside(outside_sizes, active.outside)
     for pool, size in outer_read.items():
@@ -250,77 +257,70 @@ def active_weights(model: Model) -> ActiveWeights:
         # In a GGUF the elements of the tensors are the weights.
         counts_elements = model.header.tensors and model.header.container is Container.GGUF
         try:
-            expected = None if counts_elements else _from_recipe(model)
+            expected = None if counts_elements else _active(geometry, _weights_by_recipe(model))
         except UnknownArchitectureError:
             expected = None
         if not model.header.tensors:
-            return expected or _from_widths(model.geometry)
-        stored = _from_tensors(model)
+            return expected or _active(geometry, _weights_by_widths(geometry))
+        stored = _active(geometry, _stored_weights(model))
         # Packed safetensors store several weights in one number, so their tensors have too few elements.
         return stored if expected is None else replace(stored, parameters=expected.parameters)
 
+    geometry = model.geometry
     return model.prepared(_Prepared).weights.get(make)
 
 
-class _Sums:
-    """Bytes and parameters, layer by layer."""
+class _Weights(NamedTuple):
+    """Weights of one tensor, or of several tensors that are read alike."""
 
-    def __init__(self, geometry: ModelGeometry) -> None:
-        self.geometry = geometry
-        # The layers of the first loop: later loops use the same weights.
-        self.layers = geometry.layers[: len(geometry.layers) // max(geometry.loops, 1)]
-        self.plain: dict[int, float] = defaultdict(float)
-        self.experts: dict[int, float] = defaultdict(float)
-        self.outside = 0.0
-        self.looked_up = (
-            0.0  # bytes outside the layers that a token does not read: tables and towers
-        )
-        self.parameters = 0.0
+    layer: int | None  # None: outside the layers
+    size: float  # in any unit: only shares of a layer are computed from it
+    elements: int
+    are_experts: bool = False
+    are_looked_up: bool = (
+        False  # outside the layers: a table or a tower, which a token does not read
+    )
 
-    def add(self, layer: int | None, size: float, elements: int, *, experts: bool) -> None:
-        """Adds a tensor; `layer` None is outside the layers. Layers of later loops and MTP blocks are skipped."""
-        if layer is None:
-            self.outside += size
-        elif layer < len(self.layers):
-            (self.experts if experts else self.plain)[layer] += size
-            used_share = self._used_share(layer) if experts else 1.0
-            self.parameters += elements * used_share * self.geometry.loops
 
-    def _used_share(self, layer: int) -> float:
-        """The share of a layer's experts that one token uses."""
-        experts = self.layers[layer].experts
-        if experts is None or not experts.count:
-            return 1.0
-        return min(1.0, experts.used / experts.count)
-
-    def active(self) -> ActiveWeights:
-        """The sums as the share of each layer that one token uses."""
-        layers = []
-        for layer in range(len(self.layers)):
-            plain, experts = self.plain[layer], self.experts[layer]
-            experts_active = experts * self._used_share(layer)
-            share = LayerShare(
-                active=plain + experts_active,
-                whole=plain + experts,
-                experts=experts,
-                experts_active=experts_active,
+def _active(geometry: ModelGeometry, weights: Iterable[_Weights]) -> ActiveWeights:
+    """Adds up the weights of each layer. Later loops use the same layers; prediction blocks are not counted."""
+    layers = stored_layers(geometry)
+    used_shares = [
+        min(1.0, layer.experts.used / layer.experts.count)
+        if layer.experts is not None and layer.experts.count
+        else 1.0
+        for layer in layers
+    ]
+    plain, experts = [0.0] * len(layers), [0.0] * len(layers)
+    outside = looked_up = parameters = 0.0
+    for part in weights:
+        if part.layer is None:
+            outside += part.size
+            looked_up += part.size if part.are_looked_up else 0.0
+        elif part.layer < len(layers):
+            (experts if part.are_experts else plain)[part.layer] += part.size
+            used_share = used_shares[part.layer] if part.are_experts else 1.0
+            parameters += part.elements * used_share * geometry.loops
+    return ActiveWeights(
+        layers=tuple(
+            LayerShare(
+                active=in_plain + in_experts * used_share,
+                whole=in_plain + in_experts,
+                experts=in_experts,
+                experts_active=in_experts * used_share,
             )
-            layers.append(share)
-        return ActiveWeights(
-            layers=tuple(layers),
-            outside=LayerShare(
-                active=max(0.0, self.outside - self.looked_up), whole=max(self.outside, 1.0)
-            ),
-            parameters=int(self.parameters),
-            has_experts=any(self.experts.values()),
-        )
+            for in_plain, in_experts, used_share in zip(plain, experts, used_shares, strict=True)
+        ),
+        outside=LayerShare(active=max(0.0, outside - looked_up), whole=max(outside, 1.0)),
+        parameters=int(parameters),
+        has_experts=any(experts),
+    )
 
 
-def _from_tensors(model: Model) -> ActiveWeights:
-    """Sums over the tensors in the header."""
+def _stored_weights(model: Model) -> Iterator[_Weights]:
+    """The tensors in the header."""
     tensors = model.header.tensors or ()
-    sums = _Sums(model.geometry)
-    roles = roles_of(tensors, layers=len(sums.layers))
+    roles = roles_of(tensors, layers=len(stored_layers(model.geometry)))
     is_tied = Role.OUTPUT not in roles
     # In a tied model the token embedding is also the head; tables of positions or of every layer are not.
     other_tables = ("per_layer", "position", "wpe", "type")
@@ -331,54 +331,55 @@ def _from_tensors(model: Model) -> ActiveWeights:
     ]
     head = max(tables, key=lambda tensor: tensor.elements).name if is_tied and tables else ""
     for tensor, role in zip(tensors, roles, strict=True):
-        if role is Role.MTP:
-            continue
-        layer = None if role is Role.TOWER else block_of(tensor.name)
-        sums.add(layer, tensor.size_bytes, tensor.elements, experts=role is Role.EXPERTS)
-        is_idle = role is Role.TOWER or (role is Role.EMBEDDING and tensor.name != head)
-        if layer is None and is_idle:
-            sums.looked_up += tensor.size_bytes
-    return sums.active()
+        if role is not Role.MTP:
+            yield _Weights(
+                layer=None if role is Role.TOWER else block_of(tensor.name),
+                size=tensor.size_bytes,
+                elements=tensor.elements,
+                are_experts=role is Role.EXPERTS,
+                are_looked_up=role is Role.TOWER
+                or (role is Role.EMBEDDING and tensor.name != head),
+            )
 
 
-def _from_recipe(model: Model) -> ActiveWeights:
-    """Sums over the tensors that the architecture has by its recipe."""
+def _weights_by_recipe(model: Model) -> Iterator[_Weights]:
+    """The tensors that the architecture has by its recipe. Raises UnknownArchitectureError."""
     # Imported here: a file that lists its tensors does not need the recipes.
     from edgekit.model.tensor_recipes import TensorKind, TensorRole
     from edgekit.model.tensors import expected_tensors
 
-    geometry = model.geometry
-    sums = _Sums(geometry)
     tables = {TensorRole.POSITION, TensorRole.SEGMENT, TensorRole.LAYER_EMBEDDING}
-    if not geometry.tied_embeddings:
+    if not model.geometry.tied_embeddings:
         tables.add(TensorRole.EMBEDDING)
-    packed = model.header.quantization
-    expert_scale = MXFP4_SHARE if packed is not None and packed.method == "mxfp4" else 1.0
-    for tensor in expected_tensors(geometry, model.header.config):
-        experts = tensor.kind is TensorKind.EXPERT
-        size = tensor.elements * (expert_scale if experts else 1.0)
-        sums.add(tensor.layer, size, tensor.elements, experts=experts)
-        if tensor.layer is None and tensor.role in tables:
-            sums.looked_up += size
-    return sums.active()
+    stored = model.header.quantization
+    expert_scale = MXFP4_SHARE if stored is not None and stored.method == "mxfp4" else 1.0
+    for tensor in expected_tensors(model.geometry, model.header.config):
+        are_experts = tensor.kind is TensorKind.EXPERT
+        yield _Weights(
+            layer=tensor.layer,
+            size=tensor.elements * (expert_scale if are_experts else 1.0),
+            elements=tensor.elements,
+            are_experts=are_experts,
+            are_looked_up=tensor.role in tables,
+        )
 
 
-def _from_widths(geometry: ModelGeometry) -> ActiveWeights:
+def _weights_by_widths(geometry: ModelGeometry) -> Iterator[_Weights]:
     """From widths alone: close enough for the shares of a layer."""
-    sums = _Sums(geometry)
     hidden = geometry.hidden
-    for index, layer in enumerate(sums.layers):
+    for index, layer in enumerate(stored_layers(geometry)):
         attention = attention_of(layer.mixer)
         inner = hidden if attention is None else attention.heads * attention.key_dim
-        sums.add(index, size := 4 * hidden * inner, size, experts=False)
+        yield _Weights(index, size := 4 * hidden * inner, size)
         if layer.dense is not None:
             size = (3 if layer.dense.gated else 2) * hidden * layer.dense.width
-            sums.add(index, size, size, experts=False)
+            yield _Weights(index, size, size)
         if (experts := layer.experts) is not None:
             matrices = (3 if experts.gated else 2) * (experts.latent or hidden)
-            sums.add(index, size := matrices * experts.shared_width, size, experts=False)
-            sums.add(index, size := matrices * experts.width * experts.count, size, experts=True)
+            yield _Weights(index, size := matrices * experts.shared_width, size)
+            size = matrices * experts.width * experts.count
+            yield _Weights(index, size, size, are_experts=True)
     table = hidden * (geometry.vocabulary or 0)
-    sums.add(None, table if geometry.tied_embeddings else 2 * table, 0, experts=False)
-    sums.looked_up = 0 if geometry.tied_embeddings else table
-    return sums.active()
+    yield _Weights(None, table, 0)  # the head
+    if not geometry.tied_embeddings:
+        yield _Weights(None, table, 0, are_looked_up=True)

@@ -34,6 +34,7 @@ from edgekit.model.types import (
     Recurrent,
     SharedCache,
     Span,
+    stored_layers,
 )
 
 MAX_TABLES = 1_024  # n-gram tables; LongCat has 12
@@ -44,8 +45,9 @@ def expected_tensors(
 ) -> tuple[ExpectedTensor, ...]:
     """All tensors except towers and prediction blocks. Raises UnknownArchitectureError if they cannot be derived."""
     family = _family(geometry, config)
-    layers = geometry.layers[: len(geometry.layers) // geometry.loops]
-    in_layers = (row for layer in layers for row in _tensors_of_layer(layer, geometry, family))
+    in_layers = (
+        row for layer in stored_layers(geometry) for row in layer_tensors(layer, geometry, config)
+    )
     return (*_input_rows(geometry, family), *in_layers, *_output_rows(geometry, family))
 
 
@@ -60,8 +62,9 @@ def outer_tensors(
 def layer_tensors(
     layer: Layer, geometry: ModelGeometry, config: Mapping[str, object] | None = None
 ) -> tuple[ExpectedTensor, ...]:
-    """The tensors of one layer, with its index."""
-    return tuple(_tensors_of_layer(layer, geometry, _family(geometry, config)))
+    """The tensors of one layer, each with the layer's index."""
+    rows = _layer_rows(layer, geometry, _family(geometry, config))
+    return tuple(replace(row, layer=layer.index) for row in rows)
 
 
 def prediction_tensors(
@@ -74,7 +77,7 @@ def prediction_tensors(
     rows: list[ExpectedTensor] = []
     first_block = len(geometry.layers)
     for index in range(first_block, first_block + geometry.mtp_layers):
-        rows += _tensors_of_layer(replace(last_layer, index=index), geometry, family)
+        rows += layer_tensors(replace(last_layer, index=index), geometry, config)
         joins = linear(TensorRole.PREDICTION, family.hidden, 2 * family.hidden)
         norms = [row for _ in range(3) for row in norm(family)]
         rows += [replace(row, layer=index) for row in (*joins, *norms)]
@@ -162,13 +165,6 @@ def _output_rows(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield from linear(TensorRole.HEAD, geometry.vocabulary or 0, width, bias=bias)
     elif bias:
         yield array(TensorRole.HEAD, TensorKind.BIAS, geometry.vocabulary or 0)
-
-
-def _tensors_of_layer(
-    layer: Layer, geometry: ModelGeometry, family: TensorFamily
-) -> list[ExpectedTensor]:
-    """The tensors of a layer, each marked with the layer's index."""
-    return [replace(row, layer=layer.index) for row in _layer_rows(layer, geometry, family)]
 
 
 def _layer_rows(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> Rows:
@@ -288,9 +284,9 @@ def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) 
         values = 0 if kind.values_are_keys else kind.kv_heads * kind.value_dim
         yield from linear(TensorRole.KEY, kind.kv_heads * kind.key_dim, family.hidden, bias=bias)
         yield from linear(TensorRole.VALUE, values, family.hidden, bias=bias)
-    if recipe.cache_scales and not borrows:
-        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
-        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+        if recipe.cache_scales:
+            yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+            yield array(TensorRole.SCALE, TensorKind.RAW, 1)
     yield from _attention_output(kind.heads * kind.value_dim, family)
     yield from _head_norms(kind, family, borrows=borrows)
     if recipe.gate is not None and family.has(recipe.gate_if):
@@ -399,9 +395,7 @@ def _compressed_attention(kind: CompressedAttention, family: TensorFamily) -> Ro
 
 def _compressor(width: int, ratio: int, family: TensorFamily) -> Rows:
     """Compresses `ratio` keys of this width into one, by gates and learned positions."""
-    overlapped = width * (
-        2 if ratio == 4 else 1
-    )  # blocks of 4 tokens overlap, blocks of 128 do not
+    overlapped = 2 * width if ratio == 4 else width  # only blocks of 4 tokens overlap
     yield from linear(TensorRole.COMPRESSOR_KEY, overlapped, family.hidden)
     yield from linear(TensorRole.COMPRESSOR_GATE, overlapped, family.hidden)
     yield array(TensorRole.COMPRESSOR_GATE, TensorKind.RAW, ratio, overlapped)
@@ -450,12 +444,9 @@ def _experts(experts: Experts, family: TensorFamily, layer: int) -> Rows:
         has_norms = family.has(recipe.latent_norms_if)
         for _ in range(recipe.latent_norms if has_norms else 0):
             yield array(TensorRole.EXPERTS_IN, TensorKind.NORM, expert_hidden)
-    if experts.gated:
-        yield from _expert(
-            TensorRole.EXPERT_GATE, experts.width, expert_hidden, experts.count, family
-        )
-    yield from _expert(TensorRole.EXPERT_UP, experts.width, expert_hidden, experts.count, family)
-    yield from _expert(TensorRole.EXPERT_DOWN, expert_hidden, experts.width, experts.count, family)
+    yield from _expert_matrices(
+        experts.count, experts.width, expert_hidden, family, gated=experts.gated
+    )
     if experts.shared_width:
         yield from _feed_forward(_SHARED, experts.shared_width, family, gated=experts.gated)
         if family.has(recipe.shared_switch):
@@ -464,9 +455,7 @@ def _experts(experts: Experts, family: TensorFamily, layer: int) -> Rows:
             yield from linear(TensorRole.SHARED_SWITCH, 2, hidden, bias=True)
     if recipe.small_experts:
         width = family.number(recipe.small_experts, 128)  # conversion/grovemoe.py @ 0c1e570
-        yield from _expert(TensorRole.EXPERT_GATE, width, hidden, experts.count // 2, family)
-        yield from _expert(TensorRole.EXPERT_UP, width, hidden, experts.count // 2, family)
-        yield from _expert(TensorRole.EXPERT_DOWN, hidden, width, experts.count // 2, family)
+        yield from _expert_matrices(experts.count // 2, width, hidden, family, gated=True)
 
 
 def chooses_by_token(section: Mapping[str, object], layer: int) -> bool:
@@ -477,11 +466,16 @@ def chooses_by_token(section: Mapping[str, object], layer: int) -> bool:
     return isinstance(count, int) and layer < count
 
 
-def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFamily) -> Rows:
-    """One matrix for each of `count` experts, with biases if the recipe has them."""
-    yield ExpectedTensor(role=role, kind=TensorKind.EXPERT, shape=(out, into), count=count)
-    if family.has(family.recipe.expert_bias):
-        yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,), count=count)
+def _expert_matrices(
+    count: int, width: int, hidden: int, family: TensorFamily, *, gated: bool
+) -> Rows:
+    """Gate, up and down matrices of `count` experts, with biases if the recipe has them."""
+    shapes = {TensorRole.EXPERT_GATE: (width, hidden)} if gated else {}
+    shapes |= {TensorRole.EXPERT_UP: (width, hidden), TensorRole.EXPERT_DOWN: (hidden, width)}
+    for role, shape in shapes.items():
+        yield ExpectedTensor(role=role, kind=TensorKind.EXPERT, shape=shape, count=count)
+        if family.has(family.recipe.expert_bias):
+            yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=shape[:1], count=count)
 
 
 # -- recurrences ------------------------------------------------------------------------------
@@ -489,23 +483,26 @@ def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFam
 
 def _mamba(kind: Recurrent, family: TensorFamily) -> Rows:
     """Mamba: x and gate from one matrix; dt, B and C from x."""
-    inner, state, rank = kind.inner, kind.state_size, kind.rank
+    inner, state, rank, steps = kind.inner, kind.state_size, kind.rank, kind.inner
+    decay_shape: tuple[int, ...] = (inner, state)
+    if kind.cell is Cell.MAMBA2:  # PLaMo 2 has one dt, A and D for each head
+        rank, steps, decay_shape = max(64, family.hidden // 16), kind.heads, (kind.heads,)
     yield from _state_in(2 * inner, family)
     yield from _convolution(inner, kind, family)
     yield from linear(TensorRole.STATE_X, rank + 2 * state, inner)
-    yield from linear(TensorRole.STATE_DT, inner, rank, bias=True)
+    yield from linear(TensorRole.STATE_DT, steps, rank, bias=True)
     if family.recipe.step_norms:
         for width in (rank, state, state):
             yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
-    yield array(TensorRole.STATE_A, TensorKind.RAW, inner, state)
-    yield array(TensorRole.STATE_D, TensorKind.RAW, inner)
+    yield array(TensorRole.STATE_A, TensorKind.RAW, *decay_shape)
+    yield array(TensorRole.STATE_D, TensorKind.RAW, steps)
     yield from _state_out(inner, family)
 
 
 def _mamba2(kind: Recurrent, family: TensorFamily) -> Rows:
     """Mamba-2: one projection yields gate, x, B, C and dt; A and D are one number per head."""
-    if family.recipe.step_norms:
-        yield from _plamo2(kind, family)
+    if family.recipe.step_norms:  # PLaMo 2
+        yield from _mamba(kind, family)
         return
     inner, keys = kind.inner, kind.groups * kind.state_size
     yield from _state_in(2 * inner + 2 * keys + kind.heads, family)
@@ -515,20 +512,6 @@ def _mamba2(kind: Recurrent, family: TensorFamily) -> Rows:
     yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
     if family.has(family.recipe.state_norm):
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, inner)
-    yield from _state_out(inner, family)
-
-
-def _plamo2(kind: Recurrent, family: TensorFamily) -> Rows:
-    """PLaMo 2: dt, B and C are projected as in Mamba, heads are as in Mamba-2."""
-    inner, state, rank = kind.inner, kind.state_size, max(64, family.hidden // 16)
-    yield from _state_in(2 * inner, family)
-    yield from _convolution(inner, kind, family)
-    yield from linear(TensorRole.STATE_X, rank + 2 * state, inner)
-    yield from linear(TensorRole.STATE_DT, kind.heads, rank, bias=True)
-    for width in (rank, state, state):
-        yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
-    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
-    yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
     yield from _state_out(inner, family)
 
 

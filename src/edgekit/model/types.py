@@ -362,6 +362,11 @@ def block_count(geometry: ModelGeometry) -> int:
     return len(geometry.layers) + geometry.mtp_layers
 
 
+def stored_layers(geometry: ModelGeometry) -> tuple[Layer, ...]:
+    """The layers that a file has: those of the first round, because later rounds use the same weights."""
+    return geometry.layers[: len(geometry.layers) // geometry.loops]
+
+
 def embeds_in_one_batch(geometry: ModelGeometry) -> bool:
     """Whether an input must be embedded in one batch; it can be split if only its last token is pooled."""
     return not geometry.causal or geometry.pooling != "last"

@@ -37,6 +37,7 @@ from edgekit.model.types import (
     ModelGeometry,
     Recurrent,
     SharedCache,
+    stored_layers,
 )
 from edgekit.units import Basis, format_bytes
 
@@ -152,7 +153,7 @@ def _expected_lines(
     file = mlx_model(config)
     quantizer = Quantizer(
         file=file,
-        layers=len(geometry.layers) // geometry.loops,
+        layers=len(stored_layers(geometry)),
         item_bytes=item_bytes(model.header),
         quantize=quantize,
         overrides=stated_overrides(stored),
@@ -254,7 +255,7 @@ def _built_tensors(
 def _used_tensors(model: Model, file: MlxModel) -> Iterator[tuple[Tensor, Role]]:
     """The tensors that sanitize keeps: no towers, no prediction blocks, no second copy of a tied head."""
     tensors, has_tied_head = model.header.tensors or (), is_tied(model.header.config, file)
-    layers = len(model.geometry.layers) // model.geometry.loops
+    layers = len(stored_layers(model.geometry))
     for tensor, role in zip(tensors, roles_of(tensors, layers=layers), strict=True):
         is_copy = has_tied_head and role is Role.OUTPUT
         if role not in _DROPPED and not is_copy and "inv_freq" not in tensor.name:
