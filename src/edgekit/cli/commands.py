@@ -1,250 +1,54 @@
-"""Flags and help of the commands that answer questions, and the flags that several commands share.
-
-Nothing heavy is imported here: --help must be instant.
-"""
+"""The flags and the help of every command. Imports nothing heavy: --help must be instant."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
-from edgekit.cli.parser import Commands, add_command
+from edgekit.cli.flags import (
+    ANY_MODEL,
+    CHOSEN_CONTEXT,
+    DEFAULT_NEW_TOKENS,
+    DEVICE_FORMS,
+    DEVICES,
+    DEVICES_WITHOUT_RAM,
+    DOWNLOADS,
+    ENVIRONMENT,
+    JOB,
+    JSON,
+    LIMITS,
+    MIN_CONTEXT,
+    MODEL_FORMS,
+    MODELS,
+    NETWORK,
+    NO_CACHE,
+    OFFLINE,
+    ONE_OF,
+    PLAN,
+    PROGRAM,
+    SERVE_PORT,
+    USERS,
+    WINDOW_BUDGET,
+    Rows,
+    add_command,
+    add_engine_flags,
+    add_flags,
+    add_options,
+    engine_row,
+    several_engines,
+)
+from edgekit.cli.parser import Commands
 from edgekit.engines import (
     default_engine,
     either,
-    engine_named,
     engine_names,
     every_engine,
-    lender_of,
     machine_keys,
     planned_engines,
+    startable,
 )
-from edgekit.engines.flags import COMMON, CONTEXT, GIVEN, QUANT, Flag
+from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Whole
 from edgekit.errors import UsageError
-from edgekit.units import parse_tokens
-
-if TYPE_CHECKING:
-    from argparse import _ArgumentGroup
-
-    Options = argparse.ArgumentParser | _ArgumentGroup
-
-
-MODEL_FORMS = """\
-MODEL is any of
-  a file or folder          model.gguf, model-00001-of-00003.gguf, ./folder, config.json
-  a Hugging Face id         org/name, org/name:Q4_K_M, org/name@revision, hf.co/org/name
-  an address                https://huggingface.co/org/name/blob/main/file.gguf, any .gguf URL
-  a model of the catalog    qwen3-8b, qwen3-8b:Q8_0, "Gemma 3 27B" (edgekit catalog list)
-  Ollama or LM Studio       llama3.2:1b, a model's folder name
-  a shipped sample          sample:gemma-3-27b, sample:qwen3-30b-a3b
-"""
-DEVICE_FORMS = """\
---device takes the name of a GPU, Mac, board or phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two
-(edgekit hardware --devices lists them). SIZES are binary: 24G, 24 GB and 24GiB are the same.
-"""
-ENVIRONMENT = """\
-environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,
-HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (folder for cached headers), EDGEKIT_OLLAMA_REGISTRY (a mirror of
-Ollama's registry) and EDGEKIT_LLAMA_VERSION (the default of --llama-version).
-"""
-CHOSEN_CONTEXT = (
-    "context in tokens: 8192, 32k, 0 for the native context (default: chosen to fit, from 16k up); "
-    "also --ctx, --max-model-len"
-)
-JSON = {"--json": "print JSON (docs/json.md)"}
-PROGRAM = {
-    "--for PROGRAM": "print only the command or settings for this program: llama-server, ollama, lm-studio ..."
-}
-NO_CACHE = {"--no-cache": "do not read or write the header cache on disk"}
-OFFLINE = {"--offline": "use local files and caches only"}
-ANY_MODEL = "file, folder, hub id, URL or name"
-
-# Shared flags, as --help shows them.
-USERS = {"--users N": "number of users at the same time, each with a full context: 4"}
-MIN_CONTEXT = {
-    "--min-context N": "shortest context to accept (default 16k, or the native context if that is shorter)"
-}
-JOB = {"--job P+N": "size the context for a prompt of P tokens and an answer of N: 6000+800"}
-WINDOW_BUDGET = {
-    "--window-budget SIZE": "without -c, the longest context whose KV cache fits in this size: 4G"
-}
-PLAN = {
-    **USERS,
-    **MIN_CONTEXT,
-    **JOB,
-    "--prefer-accurate-kv": "without -c, prefer an accurate KV cache to a longer context",
-    "--latency FOR": "tiers only: longest wait for spilled cache pages, text (1.5 s, default) or voice (0.2 s)",
-}
-
-
-def add_options(parser: Options, rows: Mapping[str, str]) -> None:
-    """Add flags written as --help shows them: {"-f, --file FILE": help}.
-
-    A flag without a value is a switch; with `NAME...` it may be repeated; SECONDS are parsed.
-    """
-    for row, text in rows.items():
-        *names, last = row.split(", ")
-        name, _, metavar = last.partition(" ")
-        options: dict[str, Any] = {"action": "store_true"}
-        if metavar.endswith("..."):
-            options = {"metavar": metavar[:-3], "action": "append", "default": []}
-        elif metavar:
-            options = {"metavar": metavar, "type": _seconds if metavar == "SECONDS" else str}
-        if name == "--for":  # a keyword of Python
-            options["dest"] = "program"
-        parser.add_argument(*names, name, help=text, **options)
-
-
-def add_models(parser: argparse.ArgumentParser) -> None:
-    text = f"{ANY_MODEL}; - reads names from standard input"
-    parser.add_argument("models", metavar="MODEL", nargs="+", help=text)
-
-
-def add_network_options(parser: argparse.ArgumentParser) -> None:
-    timeout = "time limit for all network requests together (default 120)"
-    add_options(parser, {**NO_CACHE, "--timeout SECONDS": timeout, **OFFLINE})
-    parser.set_defaults(timeout=120.0)
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 86_400:
-        raise argparse.ArgumentTypeError(
-            f"must be a number of seconds, up to one day (got {text!r})"
-        )
-    return number
-
-
-def add_download_options(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser.add_argument_group("hub models that must be downloaded to be inspected"),
-        {
-            "--download-up-to SIZE": "largest download to make without asking (default 512M)",
-            "--no-download": "never download, not even to inspect a model",
-        },
-    )
-
-
-def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> None:
-    """`ram`: whether the answer depends on the RAM."""
-    name = 'GPU, Mac, board or phone by name: "RTX 4090", "2x RTX 3090", m3-max-64; repeat it for several'
-    add_options(
-        parser.add_argument_group("another machine instead of this one"),
-        {
-            "--device, --gpu NAME...": name,
-            **({"--ram SIZE": "system RAM of that machine: 32G"} if ram else {}),
-            "--vram SIZES": "memory of each NVIDIA GPU, instead of a name: 24G,24G",
-        },
-    )
-
-
-def add_limit_options(parser: argparse.ArgumentParser) -> None:
-    add_options(
-        parser.add_argument_group("how full the memory may be"),
-        {
-            "--max-use SHARE": "fail if the model needs more than this share of the usable memory: 85%%",
-            "--reserve SIZE": "memory to leave free on every GPU and in RAM (llama.cpp: 1G, 2G on Windows): 512M, 0",
-        },
-    )
-
-
-def add_engine_flags(
-    parser: argparse.ArgumentParser,
-    *,
-    engines: tuple[str, ...] = (),
-    several: bool = False,
-    context_help: str | None = None,
-    engine_help: str | None = None,
-    without: frozenset[str] = frozenset(),
-    hidden: frozenset[str] = frozenset(),
-) -> None:
-    """Add --engine and the flags of the engines, all by default.
-
-    `hidden` flags are parsed, so that an error can suggest what to use instead, but --help does not list them.
-    """
-    engines = engines or engine_names()
-    names = either((*engines, "auto", "all") if several else engines)
-    engine_help = engine_help or f"{names} (default: by file format; llama.cpp for a name)"
-    add_options(parser, {"--engine NAME": engine_help})
-    context = CONTEXT._replace(help=context_help or CONTEXT.help)
-    add_flags(parser, COMMON, "every engine", (context, QUANT))
-    add_flags_of(parser, engines, without=without, hidden=hidden)
-
-
-def add_flags_of(
-    parser: argparse.ArgumentParser,
-    engines: tuple[str, ...],
-    *,
-    without: frozenset[str],
-    hidden: frozenset[str] = frozenset(),
-) -> None:
-    for name in engines:
-        engine = engine_named(name)
-        flags = tuple(
-            flag._replace(help=argparse.SUPPRESS) if flag.key in hidden else flag
-            for flag in engine.flags
-            if flag.key not in without and lender_of(flag) not in engines
-        )
-        add_flags(parser, name, engine.title, flags)
-
-
-def add_flags(
-    parser: argparse.ArgumentParser, engine: str, title: str, flags: Iterable[Flag]
-) -> None:
-    """Add a group with the flags of one engine to --help. Aliases are parsed but not shown."""
-    group = parser.add_argument_group(title)
-    for flag in flags:
-        value_count: str | int | None = 0  # a switch
-        if flag.metavar:
-            value_count = "?" if flag.alone else None
-        group.add_argument(
-            *flag.names, dest=GIVEN, action=_StoreFlag, engine=engine, flag=flag, help=flag.help,
-            metavar=flag.metavar or None, nargs=value_count, const=flag.value, default=argparse.SUPPRESS,
-        )  # fmt: skip
-        if flag.aliases:
-            group.add_argument(
-                *flag.aliases, dest=GIVEN, action=_StoreFlag, engine=engine, flag=flag,
-                help=argparse.SUPPRESS, metavar=flag.metavar, default=argparse.SUPPRESS,
-            )  # fmt: skip
-
-
-class _StoreFlag(argparse.Action):
-    """Stores a flag under its engine and its key; `given_flags` returns them all."""
-
-    def __init__(self, *words: Any, engine: str, flag: Flag, **options: Any) -> None:
-        super().__init__(*words, **options)
-        self._engine, self._flag = engine, flag
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        if not hasattr(namespace, GIVEN):
-            setattr(namespace, GIVEN, {})
-        given: dict[str, Any] = getattr(namespace, GIVEN).setdefault(self._engine, {})
-        value: Any = values if self._flag.metavar else self._flag.value
-        before = given.get(self._flag.key)
-        if before is not None and self._flag.repeats:
-            value = f"{before},{value}"
-        elif before is not None and self._flag.aliases and _number(before) != _number(value):
-            parser.error(f"{option_string} {value}: {before} was given already")
-        given[self._flag.key] = value
-
-
-def _number(text: object) -> object:
-    """The number of tokens, so that 4k equals 4096; the text itself if it is not a number."""
-    try:
-        return parse_tokens(str(text))
-    except UsageError:
-        return text
-
 
 _CHECK_EXAMPLES = """
 Several models, a folder of models, or - (names on standard input) give a table.
@@ -270,11 +74,8 @@ def add_check(commands: Commands) -> None:
         "memory it needs next to what is free, the command to run it, and what would change the answer. Reads only "
         "headers, never weights.",
         epilog=MODEL_FORMS + _CHECK_EXAMPLES + ENVIRONMENT,
-    )
-    add_models(parser)
-    add_options(
-        parser,
-        {
+        options={
+            **MODELS,
             **JSON,
             "--quiet": "print the headline only",
             "--why": "add the memory breakdown, the reasons and how each figure is known",
@@ -286,13 +87,14 @@ def add_check(commands: Commands) -> None:
             **MIN_CONTEXT,
             **JOB,
             **WINDOW_BUDGET,
+            **DOWNLOADS,
+            **DEVICES,
+            **LIMITS,
+            **NETWORK,
+            **engine_row(several_engines()),
         },
     )
-    add_download_options(parser)
-    add_device_options(parser)
-    add_limit_options(parser)
-    add_network_options(parser)
-    add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=machine_keys())
+    add_engine_flags(parser, engine_names(), context_help=CHOSEN_CONTEXT, without=machine_keys())
 
 
 _COMPARE_EXAMPLES = """
@@ -315,18 +117,22 @@ def add_compare(commands: Commands) -> None:
         "on the GPU. Several models, or a machine: one row each, with a verdict for this machine or the one that is "
         "named.",
         epilog=MODEL_FORMS + DEVICE_FORMS + _COMPARE_EXAMPLES + ENVIRONMENT,
+        options={
+            **MODELS,
+            **JSON,
+            **USERS,
+            **MIN_CONTEXT,
+            **JOB,
+            **DEVICES,
+            **LIMITS,
+            **NETWORK,
+            "--engine NAME": f"{either(several_engines())} (default: all for one model, auto for several)",
+        },
     )
-    add_models(parser)
-    add_options(parser, {**JSON, **USERS, **MIN_CONTEXT, **JOB})
-    add_device_options(parser)
-    add_limit_options(parser)
-    add_network_options(parser)
-    add_engine_flags(
-        parser,
-        engine_help=f"{either((*engine_names(), 'auto', 'all'))} (default: all for one model, auto for several)",
-        context_help="context in tokens: 8192, 32k (default: chosen for the machine, or 32k if none is given)",
-        without=machine_keys(),
+    context = (
+        "context in tokens: 8192, 32k (default: chosen for the machine, or 32k if none is given)"
     )
+    add_engine_flags(parser, engine_names(), context_help=context, without=machine_keys())
 
 
 _PLAN_EXAMPLES = """
@@ -349,11 +155,8 @@ def add_plan(commands: Commands) -> None:
         description="How to run the model on this machine, or on another: quantisation, context, KV cache, layers "
         "on the GPU, draft model and number of users, each with its reason, and the commands that start it.",
         epilog=MODEL_FORMS + _PLAN_EXAMPLES + ENVIRONMENT,
-    )
-    parser.add_argument("model", metavar="MODEL", help=ANY_MODEL)
-    add_options(
-        parser,
-        {
+        options={
+            "MODEL": ANY_MODEL,
             **JSON,
             "--why": "add every decision, what was tried, and how each figure is known",
             **PROGRAM,
@@ -361,16 +164,17 @@ def add_plan(commands: Commands) -> None:
             **PLAN,
             "--no-drafter": "do not look for a draft model",
             "--nodes N": "number of machines like this one, joined by Ray (vLLM only)",
+            **DOWNLOADS,
+            **DEVICES,
+            **LIMITS,
+            **NETWORK,
+            **engine_row(planned_engines()),
         },
     )
-    add_download_options(parser)
-    add_device_options(parser)
-    add_limit_options(parser)
-    add_network_options(parser)
     hidden = (flag.key for engine in every_engine() for flag in engine.flags if flag.not_planned)
     add_engine_flags(
         parser,
-        engines=planned_engines(),
+        planned_engines(),
         hidden=frozenset(hidden),
         context_help=CHOSEN_CONTEXT,
         without=machine_keys(),
@@ -389,6 +193,7 @@ exit codes: 0 something fits, 3 nothing fits or the engine cannot run there, 2 w
 
 
 def add_recommend(commands: Commands) -> None:
+    default, others = default_engine().name, either(planned_engines()[1:])
     parser = add_command(
         commands,
         "recommend",
@@ -397,11 +202,7 @@ def add_recommend(commands: Commands) -> None:
         description="Which models run best on this machine, or on another? Lists the best models of the catalog "
         "with quantisation, context, KV cache, expected speed and memory.",
         epilog=_RECOMMEND_EXAMPLES,
-    )
-    default, others = default_engine().name, either(planned_engines()[1:])
-    add_options(
-        parser,
-        {
+        options={
             "--task NAME": "what the model is for: chat (default), code, reasoning, vision or embed",
             "--engine NAME": f"engine to run it with: {default} (default), {others}",
             "--limit N": "number of models to show (default 5)",
@@ -412,11 +213,10 @@ def add_recommend(commands: Commands) -> None:
             "--offline": "no effect: recommend never uses the network",
             **PLAN,
         },
+        task="chat",
     )
-    parser.set_defaults(task="chat")
     add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=CHOSEN_CONTEXT),))
-    add_device_options(parser)
-    add_limit_options(parser)
+    add_options(parser, {**DEVICES, **LIMITS})
 
 
 _INSPECT_EXAMPLES = """
@@ -430,7 +230,7 @@ examples:
 
 
 def add_inspect(commands: Commands) -> None:
-    parser = add_command(
+    add_command(
         commands,
         "inspect",
         run="facts:run_inspect",
@@ -438,11 +238,8 @@ def add_inspect(commands: Commands) -> None:
         description="Shows what a model is, from its header alone: layers, KV cache size, context length, and where "
         "its bytes are.",
         epilog=MODEL_FORMS + _INSPECT_EXAMPLES + ENVIRONMENT,
-    )
-    parser.add_argument("model", metavar="MODEL", help=ANY_MODEL)
-    add_options(
-        parser,
-        {
+        options={
+            "MODEL": ANY_MODEL,
             **JSON,
             "--layers": "list every layer",
             "--tensors": "list every tensor",
@@ -450,9 +247,9 @@ def add_inspect(commands: Commands) -> None:
             "--light": "read only the architecture: one range request for a remote GGUF; config.json "
             "and the index for safetensors",
             "--quant NAME": "show the file of a repository, or a catalog model, at this quantisation: Q4_K_M",
+            **NETWORK,
         },
     )
-    add_network_options(parser)
 
 
 _HARDWARE_EXAMPLES = """
@@ -467,7 +264,7 @@ examples:
 
 
 def add_hardware(commands: Commands) -> None:
-    parser = add_command(
+    add_command(
         commands,
         "hardware",
         run="facts:run_hardware",
@@ -475,9 +272,8 @@ def add_hardware(commands: Commands) -> None:
         description="Shows the memory and GPUs of this machine, what limits and uses them, and how much llama.cpp, "
         "vLLM and MLX may use: what is free, minus a reserve.",
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
+        options={**JSON, "--devices": "list all devices that --device knows", **DEVICES},
     )
-    add_options(parser, {**JSON, "--devices": "list all devices that --device knows"})
-    add_device_options(parser)
 
 
 CATALOG_KINDS = ("chat", "code", "reasoning", "embedding", "vision")
@@ -506,10 +302,13 @@ def add_catalog(commands: Commands) -> None:
         description="The models that EdgeKit knows without downloading anything, with the source of every fact, and "
         "the models that you add. Yours are stored in your data folder, or in EDGEKIT_DATA.",
         epilog=_CATALOG_EXAMPLES,
+        options={},
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    def action(name: str, summary: str, *, epilog: str = "") -> argparse.ArgumentParser:
+    def action(
+        name: str, summary: str, options: Rows, *, epilog: str = ""
+    ) -> argparse.ArgumentParser:
         parser = actions.add_parser(
             name,
             help=summary,
@@ -517,37 +316,36 @@ def add_catalog(commands: Commands) -> None:
             epilog=epilog,
             allow_abbrev=False,
         )
-        add_options(parser, {"--json": "print JSON (docs/catalog.md)"})
+        add_options(parser, {"--json": "print JSON (docs/catalog.md)", **options})
         parser.set_defaults(run=f"facts:run_{name}")
         return parser
 
-    parser = action("list", "list the models, one per line")
-    parser.add_argument("--kind", choices=CATALOG_KINDS, help="only models for this purpose")
-    add_options(
-        parser, {"--family NAME": "only models of this family, e.g. qwen3, llama-3.1, gemma"}
-    )
     whose = {"--user": "only models that you added", "--packaged": "only built-in models"}
-    add_options(parser.add_mutually_exclusive_group(), whose)
-
-    parser = action("show", "show everything about one model, with sources")
-    parser.add_argument(
-        "id", metavar="ID", help="id of the model, or its repository on Hugging Face"
+    family = {"--family NAME": "only models of this family, e.g. qwen3, llama-3.1, gemma"}
+    listing = action("list", "list the models, one per line", {})
+    listing.add_argument("--kind", choices=CATALOG_KINDS, help="only models for this purpose")
+    add_options(listing, {**family, ONE_OF: whose})
+    action(
+        "show",
+        "show everything about one model, with sources",
+        {"ID": "id of the model, or its repository on Hugging Face"},
     )
-
-    epilog = MODEL_FORMS + _ADD_EXAMPLES + ENVIRONMENT
-    parser = action("add", "add models to the catalog, from their headers", epilog=epilog)
-    parser.add_argument(
-        "models", metavar="MODEL", nargs="+", help="models to add: path, hub id, URL or name"
+    action(
+        "add",
+        "add models to the catalog, from their headers",
+        {
+            "MODEL...": "models to add: path, hub id, URL or name",
+            "--id NAME": "id for the model (one model only)",
+            **NETWORK,
+        },
+        epilog=MODEL_FORMS + _ADD_EXAMPLES + ENVIRONMENT,
     )
-    add_options(parser, {"--id NAME": "id for the model (one model only)"})
-    add_network_options(parser)
-
-    action("remove", "remove a model that you added").add_argument("id", metavar="ID")
-
-    summary = "read the headers of the models that you added again, and show what changed"
-    parser = action("update", summary)
-    parser.add_argument("id", metavar="ID", nargs="?", help="update only this model")
-    add_network_options(parser)
+    action("remove", "remove a model that you added", {"ID": ""})
+    action(
+        "update",
+        "read the headers of the models that you added again, and show what changed",
+        {"[ID]": "update only this model", **NETWORK},
+    )
 
 
 _ESTIMATE_EXAMPLES = """
@@ -568,19 +366,419 @@ def add_estimate(commands: Commands) -> None:
         description="How much memory an engine will allocate for the model: weights, KV cache and compute buffers, "
         "in each memory, and how each number is known. Does not judge whether it fits (edgekit check does).",
         epilog=MODEL_FORMS + _ESTIMATE_EXAMPLES + ENVIRONMENT,
-    )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help=ANY_MODEL)
-    add_options(
-        parser,
-        {
+        options={
+            "[MODEL]": ANY_MODEL,
             **JSON,
             "--explain": "show the arithmetic of every line",
             "--per-layer": "show what each layer takes",
             "--batch FILE": "answer every row of a JSONL file (- is standard input): model, engine, quant, options",
             "--assume": "read no file: apply a rule of thumb to the name alone (Llama-3.1-70B:Q4_K_M)",
             **USERS,
+            **DEVICES_WITHOUT_RAM,
+            **NETWORK,
+            **engine_row(engine_names()),
         },
     )
-    add_device_options(parser, ram=False)
-    add_network_options(parser)
-    add_engine_flags(parser, without=frozenset({"gpu"}))  # --device instead
+    add_engine_flags(parser, engine_names(), without=frozenset({"gpu"}))  # --device instead
+
+
+# Flags that run and serve have for all engines, or set themselves.
+_SET_BY_US = frozenset({
+    "ctx_shift", "sinks", "rolling", "threads", "max_tokens", "mode", "mix", "embeddings", "llama_version",
+})  # fmt: skip
+
+
+def start_options(verb: str) -> Rows:
+    """The options of both `run` and `serve`: the engine, the context, and what happens before it starts."""
+    engines = [engine.name for engine in startable(verb)]
+    return {
+        "--engine NAME": f"{' or '.join(engines)} (default {engines[0]})",
+        "the context": {
+            "--sinks N": "first tokens that a rolling context never drops (default 0)",
+            "--rolling, --context-shift": "drop the oldest tokens of a full context and continue",
+            **MIN_CONTEXT,
+            **WINDOW_BUDGET,
+        },
+        **LIMITS,
+        "before it starts": {
+            "--download-up-to SIZE": "largest download to make (default: anything that fits)",
+            "--no-download": "never download",
+            "-y, --yes": "download a model of the catalog without asking",
+            "-t, --threads N": "CPU threads (default: one per core)",
+            "--force": "start even if the model does not fit (it may swap, or be killed)",
+        },
+        **NETWORK,
+    }
+
+
+def add_start_flags(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The flags of the engines that `run` or `serve` can start."""
+    engines = tuple(engine.name for engine in startable(verb))
+    context = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
+    without = machine_keys() | _SET_BY_US
+    add_engine_flags(parser, engines, context_help=context, without=without)
+
+
+_RUN_DESCRIPTION = """\
+Runs a model inside the memory that it was predicted to need: checks it first, downloads it only if it fits, and starts
+the engine with exactly these settings. The context is sized for the job: prompt, new tokens and 64 more.
+Without a prompt it starts a chat.
+"""
+_RUN_EXAMPLES = """
+examples:
+  edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
+  edgekit run unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M
+  git diff | edgekit run model.gguf --system "Review this change."
+
+engines: llama.cpp (pip install 'edgekit-models[llama]'), or stream, the built-in one (pip install
+'edgekit-models[embed]'), which reads weights from disk as it needs them: slow for large models, but in much less
+memory than their size (llama, qwen2, qwen3, gemma3)
+in a chat: /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer
+
+exit codes: 0 done, 2 wrong usage, engine not installed, or refused by it, 3 does not fit or stopped before memory ran
+out, 4 not found or no access, 5 unreadable, or the engine died (with its last output), 130 interrupted
+"""
+
+
+def add_run(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "run",
+        run="launch:run_model",
+        usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [-n N] [-c N] [--engine NAME] [options]",
+        description=_RUN_DESCRIPTION,
+        epilog=MODEL_FORMS + _RUN_EXAMPLES + "\n" + ENVIRONMENT,
+        options={
+            "MODEL": "GGUF file, hub id or name",
+            "--json": "print the answer and its figures as JSON (docs/run.md)",
+            "-q, --quiet": "print the answer alone",
+            "the prompt": {
+                ONE_OF: {
+                    "-p, --prompt TEXT": "prompt to answer (default: a chat)",
+                    "-f, --file FILE": "read the prompt from a file; - is standard input",
+                },
+                "--system TEXT": "system prompt",
+                "--raw": "continue the text as it is, without the model's chat template",
+                "-n, --max-tokens, --n-predict N": f"most new tokens (default {DEFAULT_NEW_TOKENS}; in a chat, until "
+                "the model ends)",
+            },
+        },
+    )
+    group = parser.add_argument_group("sampling")
+    for field, (names, metavar, _, text) in SAMPLING_FLAGS.items():
+        group.add_argument(*names, dest=field, metavar=metavar, help=text)
+    add_options(
+        parser,
+        {
+            **start_options("run"),
+            "--budget SIZE": "memory limit of the whole process, for --engine stream: 512M",
+            "--latency FOR": "longest wait for cache pages on disk (--resident): text (1.5 s, default) or "
+            "voice (0.2 s)",
+        },
+    )
+    add_start_flags(parser, "run")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text[:40]!r} is not a number") from None
+
+
+# field of Sampling: (names, metavar, parser, help)
+SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
+    "temperature": (("--temp", "--temperature"), "T", _number, "temperature; 0 takes the top token (default 0.8)"),
+    "top_k": (("--top-k",), "K", Whole(), "sample among the K likeliest tokens (default 40; 0: all)"),
+    "top_p": (("--top-p",), "P", _number, "sample among tokens of total probability P (default 0.95; 1: all)"),
+    "min_p": (("--min-p",), "P", _number, "drop tokens below P times the likeliest (default 0.05; 0: none)"),
+    "repeat_penalty": (("--repeat-penalty",), "X", _number, "penalty on repeated tokens (default 1: none)"),
+    "repeat_last": (("--repeat-last-n",), "N", Whole(), "tokens to look back for repetitions (default 64)"),
+    "seed": (("-s", "--seed"), "N", Whole(most=2**32 - 2), "random seed; the same seed gives the same answer"),
+}  # fmt: skip
+
+
+_SERVE_DESCRIPTION = """\
+Serves a model with llama.cpp's OpenAI-compatible server, started with exactly the settings that were checked: context,
+KV cache, layers on the GPU, slots, draft model. Requests beyond the slots wait. Memory is watched: the server is
+stopped, with a reason, before the system would kill it.
+"""
+_SERVE_EXAMPLES = """
+examples:
+  edgekit serve model.gguf
+  edgekit serve unsloth/gemma-3-4b-it-GGUF --quant Q4_K_M --port 9000 --users 4 -c 8k
+  edgekit serve model.gguf --host 0.0.0.0 --api-key SECRET
+
+endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health (503 while it loads, then 200)
+The engine is installed with pip install 'edgekit-models[llama]'. LLAMA_API_KEY sets the key.
+
+exit codes: 0 ended by Ctrl-C or SIGTERM after it was up, 2 wrong usage, port in use, no engine installed, or refused
+by it, 3 does not fit or stopped before memory ran out, 4 not found or no access, 5 unreadable, or the engine died
+(with its last output), 130 interrupted before it was up
+"""
+
+
+def add_serve(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "serve",
+        run="launch:run_serve",
+        usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
+        description=_SERVE_DESCRIPTION,
+        epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
+        options={
+            "MODEL": "GGUF file, hub id or name",
+            "--json": "print events as lines of JSON (docs/run.md)",
+            "-q, --quiet": "print only the address, and why the server ended",
+            "the server": {
+                "--host ADDRESS": "address to listen on (default 127.0.0.1, this machine only); any other needs "
+                "--api-key",
+                "--port N": f"port to listen on (default {SERVE_PORT}); 0 takes any free port",
+                "--api-key KEY": "key that clients must send (or LLAMA_API_KEY)",
+                "--insecure": "serve other machines (--host) without --api-key",
+                "-a, --alias NAME": "name of the model for clients",
+            },
+            **USERS,
+            **start_options("serve"),
+        },
+        host="127.0.0.1",
+        json_lines=True,
+    )
+    add_start_flags(parser, "serve")
+
+
+_VERIFY_DESCRIPTION = """\
+Compares the prediction for a model with what the real llama.cpp on this machine would allocate. Only the
+model's header is read: the engine gets a sparse file of the same length without the weights, and computes its
+buffer sizes without allocating them.
+"""
+_VERIFY_EXAMPLES = """
+examples:
+  edgekit verify model.gguf -c 32k
+  edgekit verify unsloth/gemma-3-27b-it-GGUF:Q4_K_M -c 64k -ctk q8_0 -ctv q8_0
+  edgekit verify model.gguf --load
+
+The engine is xllamacpp (pip install 'edgekit-models[llama]'; --mode server, the default), or llama.cpp's
+llama-fit-params on the PATH (--mode library, or if xllamacpp is not installed).
+
+exit codes: 0 within bounds, 1 outside, 2 usage or refused by the engine's rules, 4 not found or no access,
+5 damaged or unsupported model, no engine on this machine, or the engine crashed (its last output is shown)
+"""
+
+
+def add_verify(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "verify",
+        run="measure:run_verify",
+        usage="edgekit verify MODEL [-c N] [llama.cpp flags] [options]",
+        description=_VERIFY_DESCRIPTION,
+        epilog=MODEL_FORMS + _VERIFY_EXAMPLES + ENVIRONMENT,
+        options={
+            "MODEL": "path, hub id, URL or name of a GGUF model",
+            "--json": "print JSON (docs/verify.md)",
+            "--load": "also load the model, decode a few tokens, show the memory the process really "
+            "used, and save llama.cpp's overhead for later estimates (edgekit calibrate)",
+            "--engine-timeout SECONDS": "time limit for the engine (default 60, with --load 600)",
+            **NETWORK,
+        },
+    )
+    add_flags(parser, COMMON, "every engine", (CONTEXT, QUANT))
+    (engine, *_) = startable("verify")
+    add_flags(parser, engine.name, engine.title, engine.verified_flags)
+
+
+_CALIBRATE_DESCRIPTION = """\
+Measures this machine and saves the results: memory bandwidth, the speed of the disk for temporary files, llama.cpp's
+memory overhead, and its speed. llama.cpp runs with MODEL, which must be on this machine, or else with a generated
+test model of 409 MiB that is deleted afterwards. Takes about half a minute.
+"""
+_CALIBRATE_EXAMPLES = """
+examples:
+  edgekit calibrate
+  edgekit calibrate model.gguf
+  edgekit calibrate bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+  edgekit calibrate --list
+  edgekit calibrate --remove
+
+Results are used for this machine from then on, never for another one given with --device: speeds use the measured
+memory bandwidth, llama.cpp's estimates get a line for its measured overhead, and `edgekit hardware` shows both.
+Close other programs first: speeds measured on a busy machine are shown but not saved. The engine is xllamacpp (pip
+install 'edgekit-models[llama]'); memory and disk speed need numpy (pip install 'edgekit-models[embed]'). What is not
+installed is skipped, and the report says so. llama.cpp's overhead is saved only for models with a vocabulary of 100,000
+tokens or more; the generated model has one.
+
+exit codes: 0 measured (notes say what could not be), 2 usage, 4 no such model on this machine, or the result cannot be
+written, 5 MODEL is damaged, or llama.cpp is not installed or crashed (its last output is shown), 130 interrupted
+
+environment: EDGEKIT_DATA is the folder for the results, TMPDIR the folder for temporary files
+"""
+
+
+def add_calibrate(commands: Commands) -> None:
+    add_command(
+        commands,
+        "calibrate",
+        run="measure:run_calibrate",
+        usage="edgekit calibrate [MODEL] [--json] | --list [--json] | --remove [--json]",
+        description=_CALIBRATE_DESCRIPTION,
+        epilog=_CALIBRATE_EXAMPLES,
+        options={
+            "[MODEL]": "a GGUF model on this machine: path, hub id or name",
+            **JSON,
+            "--list": "list everything that was measured, on every machine",
+            "--remove": "delete everything that was measured",
+        },
+    )
+
+
+_EMBED_DESCRIPTION = """\
+Computes embeddings with a GGUF model of any size within a memory budget: weights are read from disk as needed.
+Give a few texts, or a file with millions of them; an interrupted job can be continued.
+"""
+_EMBED_EPILOG = """
+MODEL is a GGUF file, a model in Ollama or LM Studio on this machine, or a hub id (org/name:Q8_0).
+
+examples:
+  edgekit embed model.gguf "What is a panda?" "A bear of China."
+  edgekit embed model.gguf "What is a panda?" --query --json
+  edgekit embed model.gguf --input texts.txt --output vectors.npy --budget 200M
+  edgekit embed model.gguf --input rows.jsonl --field body --id-field id --output vectors.parquet --skip-bad
+  zcat rows.csv.gz | edgekit embed model.gguf --input - --format csv --output - > vectors.jsonl
+  edgekit embed model.gguf --plan --budget 100M
+  edgekit embed model.gguf --stdio
+
+To continue a job that was interrupted, run the same command again; the result is the same as in one go.
+
+exit codes: 0 done, 1 the output could not be written, 2 usage or a text or row that cannot be embedded, 3 does not
+fit in memory, 4 not found or not readable, 5 damaged or unsupported model, 130 interrupted
+"""
+
+
+def add_embed(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "embed",
+        run="embed:run_embed",
+        usage="edgekit embed MODEL [TEXT ...] [--input FILE --output FILE] [--budget SIZE] [options]",
+        description=_EMBED_DESCRIPTION,
+        epilog=_EMBED_EPILOG + "\n" + ENVIRONMENT,
+        options={
+            "--json": "print JSON (docs/embed.md)",
+            "-q, --quiet": "show no progress and no summary",
+            "--plan": "show the memory it would use, and embed nothing",
+            "--stdio": "read requests as lines of JSON from standard input (docs/embed.md)",
+            "memory and time": {
+                "--budget SIZE": "memory budget of the whole process, e.g. 200M (default: as much as is useful, "
+                "up to a quarter of the free memory)",
+                "--threads N": "number of threads (default: one per core, at most 8)",
+                "--engine NAME": "engine to use: edgekit (default) or llama.cpp",
+                "--tokenizer-cache FOLDER": "store the tokenizer in this folder, so that the next start is faster and "
+                "needs less memory",
+                "--max-file SIZE": "refuse models larger than this (default 5 GB)",
+            },
+            "vectors": {
+                "--mode NAME": "encoder (default), or tokens: the mean of the token embeddings, without running the "
+                "model",
+                "--pooling NAME": "pooling: mean, cls or last (default: as the file states)",
+                "--dimensions N": "keep only the first N dimensions of each vector, for Matryoshka models",
+                "--no-normalize": "do not scale vectors to length 1",
+                "--truncate": "truncate texts that are too long",
+                "--max-tokens N": "maximum tokens per text (default 2048, or the model's context)",
+                ONE_OF: {
+                    "--query": "put the model's own query prefix before each text",
+                    "--document": "put the model's own document prefix before each text",
+                    "--prefix TEXT": "put this prefix before each text",
+                },
+            },
+            "many texts": {
+                "--input FILE": "input file: txt (one text per line), jsonl, csv, tsv (also .gz) or parquet; - for "
+                "standard input",
+                "--format NAME": "input format: txt, jsonl, csv, tsv or parquet (default: from the file name)",
+                "--field NAME": "field or column with the text (default text)",
+                "--id-field NAME": "field or column with the id, which is copied to the output",
+                "--output FILE": "output file: npy, jsonl or parquet; - for JSON lines on standard output",
+                "--batch N": "texts per batch (default auto: by tokens)",
+                "--skip-bad": "skip rows that cannot be embedded, and list them (default: stop at the first)",
+                ONE_OF: {
+                    "--resume": "continue an unfinished job, and fail if there is none (default: continue or start)",
+                    "--overwrite": "start over; an existing output is replaced once the new one is complete",
+                },
+            },
+        },
+        field="text",
+        batch="auto",
+    )
+    parser.add_argument(
+        "models",
+        metavar="MODEL [TEXT ...]",
+        nargs="+",
+        help="the model, then the texts to embed (docs/embed.md)",
+    )
+    group = parser.add_argument_group("many machines")
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="local",
+        help="embed on a Ray cluster, or on local Ray workers; needs --budget, which is per worker",
+    )
+    add_options(group, {"--workers N": "number of Ray workers (default: one per CPU)"})
+    add_options(parser, {**DOWNLOADS, **NETWORK})
+
+
+_WEB_DESCRIPTION = """\
+Opens a web page that shows which models this machine can run and what each one needs, before you download anything.
+The REST API is on the same port, under /api/v1, with documentation at /api/docs. Only this machine can reach them,
+unless you set --host; then clients need a token.
+"""
+_WEB_EXAMPLES = """\
+examples:
+  edgekit web
+  edgekit web Qwen/Qwen3-8B-GGUF:Q4_K_M
+  edgekit web model.gguf
+  edgekit web --models-dir ~/models --offline
+  edgekit web --host 0.0.0.0 --port 8421 --no-browser
+
+The server only reads files in --models-dir (and MODEL), and only contacts servers on this machine or in private
+networks with --allow-private. Details: docs/web.md.
+
+environment: EDGEKIT_WEB_TOKEN (safer than --token, because other users can see command lines), BROWSER and those below.
+"""
+_WEB_CODES = """
+exit codes: 0 ended by Ctrl-C or SIGTERM, 1 the address could not be printed, 2 usage, port in use, or
+edgekit-models[web] is not installed, 4 a file or folder does not exist or cannot be read
+"""
+
+
+def add_web(commands: Commands) -> None:
+    add_command(
+        commands,
+        "web",
+        run="web:run_web",
+        usage="edgekit web [MODEL] [--port N] [--no-browser] [--models-dir DIR] [options]",
+        description=_WEB_DESCRIPTION,
+        epilog=_WEB_EXAMPLES + ENVIRONMENT + _WEB_CODES,
+        options={
+            "[MODEL]": "open the page of this model",
+            "--json": "print one line of JSON when the server is ready (docs/web.md)",
+            "--no-browser": "print the address instead of opening the browser",
+            "server": {
+                "--host ADDRESS": "address to listen on (default 127.0.0.1)",
+                "--port N": "port to listen on (default 8421, or the next free one; 0 for any free port)",
+                "--token TOKEN": "token that clients must send (or EDGEKIT_WEB_TOKEN); a random one is generated if "
+                "other machines can reach the port",
+                "--rate N": "requests per second allowed for one client (default 400)",
+            },
+            "what it may read": {
+                "--models-dir DIR...": "folder whose model files may be opened (repeatable)",
+                "--allow-private": "also allow servers on this machine and in private networks",
+                **OFFLINE,
+                "--timeout SECONDS": "network time limit for one model (default 60)",
+                **NO_CACHE,
+            },
+        },
+        host="127.0.0.1",
+        json_lines=True,
+        timeout=60.0,
+    )

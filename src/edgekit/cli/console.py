@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgekit.cli import ReaderGoneError, show
+from edgekit.cli.flags import NETWORK_TIMEOUT_S
 from edgekit.report.text import Screen, glyphs_for
 from edgekit.request import Session
 from edgekit.sources.types import Reach
@@ -34,7 +35,7 @@ def open_session(
     reach = Reach(
         network=not arguments.offline,
         cache=not arguments.no_cache,
-        total_timeout_s=arguments.timeout,
+        total_timeout_s=arguments.timeout or NETWORK_TIMEOUT_S,
         progress=show_progress if is_terminal(sys.stderr) and not quiet else None,
     )
     try:

@@ -25,14 +25,9 @@ from edgekit.app.run import (
 from edgekit.bill.types import Load
 from edgekit.catalog.names import split_quant
 from edgekit.cli import ReaderGoneError, show
+from edgekit.cli.commands import SAMPLING_FLAGS
 from edgekit.cli.console import open_session, print_event, print_line, screen
-from edgekit.cli.engine_commands import (
-    DEFAULT_NEW_TOKENS,
-    SAMPLING_FLAGS,
-    SERVE_PORT,
-    read_host,
-    read_integer,
-)
+from edgekit.cli.flags import DEFAULT_NEW_TOKENS, SERVE_PORT, read_host, read_integer
 from edgekit.engines import engine_named, startable
 from edgekit.engines.chat import Fitted, Message, Prompt, Sampling, Talker, Written, fit_prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Commands: TypeAlias = "_SubParsersAction[argparse.ArgumentParser]"
 
-# Commands in the order of --help, with their summaries. add_NAME in commands.py or engine_commands.py declares flags
-# and names the function that runs the command, as MODULE:FUNCTION of this package: imported when the command runs.
+# Commands in the order of --help, with their summaries. add_NAME in commands.py declares the flags of a command, and
+# which function runs it: MODULE:FUNCTION of this package, imported when the command runs.
 COMMANDS = {
     "recommend": "the best models for this machine, or for another",
     "plan": "how to run it: every setting chosen, with reasons and commands",
@@ -36,7 +36,6 @@ COMMANDS = {
     "catalog": "list the known models with the source of every fact, or add your own",
 }
 
-_ENGINE_COMMANDS = frozenset({"run", "serve", "verify", "calibrate", "embed", "web"})
 _EXAMPLES = """\
 examples:
   edgekit recommend
@@ -122,28 +121,6 @@ def _near(word: str, names: Iterable[str]) -> str:
     return f". Did you mean: {', '.join(similar)}?" if similar else ""
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    *,
-    run: str = "",
-    usage: str | None = None,
-    description: str,
-    epilog: str,
-) -> argparse.ArgumentParser:
-    """The parser of one command. `run` is the function to call with the arguments, as MODULE:FUNCTION."""
-    parser = commands.add_parser(
-        name,
-        help=COMMANDS[name],
-        usage=usage,
-        description=description,
-        epilog=epilog,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
 def build_parser(word: str | None = None) -> Parser:
     """The parser of all commands, or only of the one that `word` names, which takes a fraction of the time.
 
@@ -164,7 +141,7 @@ def build_parser(word: str | None = None) -> Parser:
         if word in {"-h", "--help"}:
             commands.add_parser(name, help=line)
         elif word == name or word not in COMMANDS:
-            declarations = "engine_commands" if name in _ENGINE_COMMANDS else "commands"
-            getattr(import_module(f"edgekit.cli.{declarations}"), f"add_{name}")(commands)
+            declarations = import_module("edgekit.cli.commands")
+            getattr(declarations, f"add_{name}")(commands)
     parser.commands = dict(commands.choices)
     return parser

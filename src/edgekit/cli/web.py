@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit.cli.console import print_event, print_line
-from edgekit.cli.engine_commands import read_host, read_integer
+from edgekit.cli.flags import read_host, read_integer
 from edgekit.engines.process import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.sources import locate, path_of

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from edgekit.cli import join_counts
-from edgekit.cli.commands import add_device_options
+from edgekit.cli.flags import DEVICES, add_options
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.request import Request
@@ -38,7 +38,7 @@ def test_join_counts_joins_count_and_name(words: list[str], joined: list[str]) -
 
 def machine_for(*words: str) -> Machine:
     parser = argparse.ArgumentParser()
-    add_device_options(parser)
+    add_options(parser, DEVICES)
     return Request.from_argv(parser.parse_args(join_counts(words))).find_machine()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.bill.types import Load
-from edgekit.cli.commands import add_flags
+from edgekit.cli.flags import add_flags
 from edgekit.engines import engine_named, every_engine
 from edgekit.engines.flags import Flag, flag_words, given_flags, read_flags
 from edgekit.engines.llamacpp.flags import command_words
