@@ -42,10 +42,10 @@ from edgekit.embed.types import BUILT_IN, ENGINES
 from edgekit.engines.flags import Whole, one_of
 from edgekit.errors import TextError, UsageError, printable
 from edgekit.report.embed import (
-    done_json,
-    done_text,
-    plan_json,
-    plan_text,
+    embed_plan_json,
+    embed_plan_text,
+    job_json,
+    job_text,
     progress_line,
     vectors_json,
     vectors_text,
@@ -350,10 +350,12 @@ def run_embed(arguments: argparse.Namespace) -> tuple[str, int]:
         options = replace(options, choices=choices)
     if arguments.plan:
         plan = plan_embedder(options.model, **options.choices)
-        return json_text(plan_json(plan)) if arguments.json else plan_text(plan, screen()), 0
+        return json_text(embed_plan_json(plan)) if arguments.json else embed_plan_text(
+            plan, screen()
+        ), 0
     if arguments.stdio:
         with open_embedder(options.model, **options.choices) as embedder:
-            ready = {"plan": plan_json(embedder.plan)}
+            ready = {"plan": embed_plan_json(embedder.plan)}
             return "", serve(embedder, prefix=options.prefix_of(embedder), ready=ready)
     if arguments.output is None:
         return _embed_texts(options, arguments), 0
@@ -361,8 +363,8 @@ def run_embed(arguments: argparse.Namespace) -> tuple[str, int]:
     if done is None or arguments.quiet:
         return "", 0
     if arguments.json:
-        return json_text(done_json(done)), 0
-    summary = done_text(done, screen(colour=False))
+        return json_text(job_json(done)), 0
+    summary = job_text(done, screen(colour=False))
     if arguments.output != STDOUT:
         return summary, 0
     sys.stderr.write(summary)

@@ -13,9 +13,10 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgekit.app.estimate import assume, estimate
@@ -28,7 +29,7 @@ from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageE
 from edgekit.formats import limits
 from edgekit.model import open_config
 from edgekit.model.types import Model
-from edgekit.report.bill import answer_json, bill_json, bill_text, explain_text, layers_table
+from edgekit.report.bill import bill_json, bill_text, explain_text, layers_table, sums_json
 from edgekit.report.json import json_text
 from edgekit.request import (
     Request,
@@ -109,8 +110,9 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     request = Request.from_row(row)
     unknown = next((str(name)[:60] for name in row if name not in _KEYS), None)
     if unknown is not None:
-        option = context_option(request.engine or engine_names()[0])
-        hint = did_you_mean(unknown, _KEYS, request.engine or engine_names()[0])
+        likely_engine = request.engine or engine_names()[0]
+        option = context_option(likely_engine)
+        hint = did_you_mean(unknown, _KEYS, likely_engine)
         if option in hint:
             hint = f": the context is an option, {option}"
         keys = ", ".join(_KEYS)
@@ -120,8 +122,8 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     read = RowOptions(options_with_quant(name, request.options or {}, quant))
     load, setup = engine.read_row(read, request.backend)
     read.require_known(name)
-    answer = answer_json(engine.estimate(model, load, setup))
-    return answer | ({"ignored": read.ignored} if read.ignored else {})
+    sums = sums_json(engine.estimate(model, load, setup))
+    return sums | ({"ignored": read.ignored} if read.ignored else {})
 
 
 def _row(line: bytes | None) -> Mapping[str, Any]:
@@ -143,20 +145,17 @@ def _row(line: bytes | None) -> Mapping[str, Any]:
     return row
 
 
-@contextmanager
-def _open(path: str) -> Iterator[BinaryIO]:
+def _open(path: str) -> AbstractContextManager[BinaryIO]:
+    """The file, or standard input for "-", which is not closed."""
     if path == "-":
         if sys.stdin is None:
             raise UsageError("standard input is closed")
-        yield sys.stdin.buffer
-        return
+        return nullcontext(sys.stdin.buffer)
     try:
-        file = open(path, "rb")  # noqa: SIM115, PTH123 - closed below; pathlib has no more to say
+        return Path(path).open("rb")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise NotFoundError(f"{path} cannot be read: {reason}") from error
-    with file:
-        yield file
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes | None]:
@@ -171,9 +170,11 @@ def _lines(source: BinaryIO) -> Iterator[bytes | None]:
 
 
 MAX_MODELS = 512  # rows may alternate between all models of a collection
-# Of all cached models: about 0.5 GB. Llama-3.1-70B has 724 tensors, DeepSeek-V3 unpacked 91,991.
+# Tensors of all cached models, which take about 0.5 GB. Llama-3.1-70B has 724 tensors, DeepSeek-V3 unpacked 91,991.
 MAX_TENSORS = 1_000_000
-ANSWERS_BEFORE_RESET = 4_096  # an engine caches results with a model, for every set of options
+ANSWERS_BEFORE_RESET = (
+    4_096  # engines store results with a model, for every set of options: start afresh after these
+)
 
 
 @dataclass(slots=True)

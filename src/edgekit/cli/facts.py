@@ -22,10 +22,10 @@ from edgekit.report.catalog import (
     catalog_json,
     catalog_text,
     changes_text,
-    done_json,
     entry_json,
     entry_text,
     lines_text,
+    outcomes_json,
 )
 from edgekit.report.hardware import devices_json, devices_text, hardware_json, hardware_text
 from edgekit.report.inspection import inspection_json, inspection_text
@@ -102,7 +102,7 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
     code = failed[0][1].exit_code if failed else 0
     if arguments.json:
         rows = (entry_json(entry) for entry, _ in added)
-        return json_text(done_json("added", rows, failed)), code
+        return json_text(outcomes_json("added", rows, failed)), code
     packaged = {entry.id for entry in packaged_entries() if not isinstance(entry, str)}
     lines = [added_text(entry, new=new, shadows=entry.id in packaged) for entry, new in added]
     lines += [f"not added: {name}: {error}" for name, error in failed]
@@ -124,7 +124,7 @@ def run_remove(arguments: argparse.Namespace) -> str:
             raise NotFoundError(message, candidates=error.candidates) from error
         forget_entry(name)
     if arguments.json:
-        return json_text(done_json("removed", [{"id": name}], ()))
+        return json_text(outcomes_json("removed", [{"id": name}], ()))
     return f"removed: {name}\n"
 
 
@@ -144,7 +144,7 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
     code = failed[0][1].exit_code if failed else 0
     if arguments.json:
         rows = ({"id": name, "changed": sorted(changes)} for name, changes in changed)
-        return json_text(done_json("read", rows, failed)), code
+        return json_text(outcomes_json("read", rows, failed)), code
     lines = [changes_text(name, changes) for name, changes in changed]
     lines += [f"{name}: not updated: {error}" for name, error in failed]
     return lines_text(lines or ["you have not added any models yet"], screen(colour=False)), code

@@ -45,10 +45,10 @@ from edgekit.plan.choice import check_users
 from edgekit.report.check import check_json, check_text, headline
 from edgekit.report.json import json_text
 from edgekit.report.run import (
-    answer_json,
     comparison_text,
     differences_words,
     ended_json,
+    generation_json,
     ready_json,
     verdict_text,
     written_text,
@@ -280,7 +280,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
             fitted, written = writer.fitted(prompt, new_tokens), Written()
             if arguments.json:
                 text = "".join(writer.pieces(fitted, written))
-                return json_text(answer_json(judged.check, text, written, rows=up.rows)), 0
+                return json_text(generation_json(judged.check, text, written, rows=up.rows)), 0
             notices.say(fitted.note)
             piece = "\n"
             for piece in writer.pieces(fitted, written):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from edgekit.report.text import (
     RAM,
     Screen,
     Section,
+    bytes_by_part,
     column_of,
     command_lines,
     fold,
@@ -49,7 +51,12 @@ _KEYS = {
     Component.COMPUTE: "compute_bytes",
     Component.RUNTIME: "runtime_bytes",
 }
-_POOL_PARTS = ("model", "context", "compute")  # shown for every pool, even if they are 0
+_POOL_PARTS = (
+    "model",
+    "context",
+    "compute",
+)  # in the JSON of every pool and layer, even if they are 0
+OUTSIDE = -1  # the number of what belongs to no layer
 
 
 def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
@@ -99,11 +106,11 @@ def _line_words(line: MemoryLine, names: dict[Pool, str]) -> str:
 
 
 def pool_sums(estimate: MemoryEstimate) -> dict[Pool, dict[str, int]]:
-    """Pool -> PARTS -> bytes of the reserved lines; pools in their order."""
-    sums = {pool: dict.fromkeys(PARTS, 0) for pool in estimate.pools}
-    for line in estimate.lines:
-        if line.reserved and line.size_bytes:
-            sums[line.pool][column_of(line)] += line.size_bytes
+    """Pool -> PARTS -> bytes of the reserved lines; without pools that have none."""
+    sums = {
+        pool: bytes_by_part(line for line in estimate.lines if line.pool == pool)
+        for pool in estimate.pools
+    }
     return {pool: row for pool, row in sums.items() if any(row.values())}
 
 
@@ -231,22 +238,18 @@ def _fact(value: object) -> str:
 
 def layers_table(bill: EstimateAnswer) -> str:
     """One row per layer, and one for everything outside the layers."""
-    rows: dict[int, list[MemoryLine]] = {}
-    for line in bill.estimate.lines:
-        if line.reserved and line.size_bytes:
-            rows.setdefault(-1 if line.layer is None else line.layer, []).append(line)
-    names = pool_names(bill.estimate)
+    names, by_layer = pool_names(bill.estimate), _lines_by_layer(bill.estimate)
     kinds = {layer.index: layer.mixer for layer in (bill.geometry.layers if bill.geometry else ())}
     cells = []
-    for index in sorted(rows, key=lambda index: (index < 0, index)):
-        lines, kind = rows[index], kinds.get(index)
+    for index in (*sorted(by_layer.keys() - {OUTSIDE}), *(by_layer.keys() & {OUTSIDE})):
+        lines, kind = by_layer[index], kinds.get(index)
         weights = sum(line.size_bytes for line in lines if line.component is Component.WEIGHTS)
         cache = sum(line.size_bytes for line in lines if line.component in CACHES)
         rest = sum(line.size_bytes for line in lines) - weights - cache
         used = {line.pool for line in lines}
         cells.append(
             (
-                "outside" if index < 0 else str(index),
+                "outside" if index == OUTSIDE else str(index),
                 "" if kind is None else kind_name(kind.label, window_of(kind)),
                 *(f"{size:,}" if size else "-" for size in (weights, cache, rest)),
                 " + ".join(name for pool, name in names.items() if pool in used),
@@ -254,6 +257,16 @@ def layers_table(bill: EstimateAnswer) -> str:
         )
     head = ("layer", "kind", "weights", "cache", "rest", "pool")
     return "\n".join(table(head, cells, left=(0, 1))) + "\n"
+
+
+def _lines_by_layer(estimate: MemoryEstimate) -> dict[int, list[MemoryLine]]:
+    """Layer, or OUTSIDE -> its reserved lines that have a size."""
+    by_layer: dict[int, list[MemoryLine]] = {}
+    for line in estimate.lines:
+        if line.reserved and line.size_bytes:
+            layer = OUTSIDE if line.layer is None else line.layer
+            by_layer.setdefault(layer, []).append(line)
+    return by_layer
 
 
 def count_kinds(geometry: ModelGeometry) -> dict[tuple[str, int], int]:
@@ -341,7 +354,7 @@ def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> Json:
         "backend": estimate.backend or None,
         "asked": bill.asked,
         "command": bill.command or None,
-        **answer_json(estimate),
+        **sums_json(estimate),
         "later_bytes": sum(line.size_bytes for line in later_lines(estimate)),
         "facts": dict(estimate.facts),
         "notes": [*bill.notes, *estimate.notes],
@@ -356,50 +369,53 @@ def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> Json:
         ],
     }
     if layers:
-        rows: dict[int, Json] = {
-            layer.index: {
-                "layer": layer.index,
-                "kind": layer.mixer.label,
-                **dict.fromkeys(_POOL_PARTS, 0),
-                "pools": [],
-            }
-            for layer in (bill.geometry.layers if bill.geometry else ())
-        }
-        for line in estimate.lines:
-            row = rows.get(-1 if line.layer is None else line.layer)
-            if row is None or not line.reserved or not line.size_bytes:
-                continue
-            row[column_of(line)] = row.get(column_of(line), 0) + line.size_bytes
-            if line.pool.label not in row["pools"]:
-                row["pools"].append(line.pool.label)
-        answer["layer_list"] = list(rows.values())
+        by_layer = _lines_by_layer(estimate)
+        rows = []
+        for layer in bill.geometry.layers if bill.geometry else ():
+            lines = by_layer.get(layer.index, [])
+            rows.append(
+                {
+                    "layer": layer.index,
+                    "kind": layer.mixer.label,
+                    **dict.fromkeys(_POOL_PARTS, 0),
+                    "pools": list(dict.fromkeys(line.pool.label for line in lines)),
+                    **{part: size for part, size in bytes_by_part(lines).items() if size},
+                }
+            )
+        answer["layer_list"] = rows
     return answer
 
 
-def answer_json(estimate: MemoryEstimate) -> Json:
+def sums_json(estimate: MemoryEstimate) -> Json:
     """The sums of an estimate: the answer to a row of a batch."""
-    sums = dict.fromkeys(_KEYS.values(), 0)
-    kinds = {kind: dict.fromkeys(_POOL_PARTS, 0) for kind in PoolKind}
-    devices: dict[int, dict[str, int]] = {}
-    for line in estimate.lines:
-        if not line.reserved:
-            continue
-        if line.component in _KEYS:
-            sums[_KEYS[line.component]] += line.size_bytes
-        rows = [kinds[line.pool.kind]]
-        if line.pool.kind is PoolKind.DEVICE:
-            rows.append(devices.setdefault(line.pool.index, dict.fromkeys(_POOL_PARTS, 0)))
-        column = "runtime" if line.component is Component.RUNTIME else column_of(line)
-        if column != "other":  # output has its own key
-            for row in rows:
-                row[column] = row.get(column, 0) + line.size_bytes
-    pools: Json = {kind.value: row for kind, row in kinds.items()}
+    reserved = [line for line in estimate.lines if line.reserved]
+    sums = Counter[Component]()
+    for line in reserved:
+        sums[line.component] += line.size_bytes
+    pools: Json = {
+        kind.value: _pool_json(line for line in reserved if line.pool.kind is kind)
+        for kind in PoolKind
+    }
+    devices = {line.pool for line in reserved if line.pool.kind is PoolKind.DEVICE}
     if len(devices) > 1:
-        pools["devices"] = [devices[index] for index in sorted(devices)]
+        pools["devices"] = [
+            _pool_json(line for line in reserved if line.pool == device)
+            for device in sorted(devices, key=lambda pool: pool.index)
+        ]
     return {
-        **sums,
+        **{key: sums[component] for component, key in _KEYS.items()},
         "total_bytes": estimate.total_bytes,
         "basis": estimate.basis.value,
         "pools": pools,
         **engine_named(estimate.engine).answer_facts(estimate),
     }
+
+
+def _pool_json(lines: Iterable[MemoryLine]) -> Json:
+    """Part -> bytes of one pool. The output buffer is left out: it has a key of its own."""
+    sums: Json = dict.fromkeys(_POOL_PARTS, 0)
+    for line in lines:
+        part = "runtime" if line.component is Component.RUNTIME else column_of(line)
+        if part != "other":
+            sums[part] = sums.get(part, 0) + line.size_bytes
+    return sums

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edgekit.app.recommend import Recommendation
 
 _HEAD = ("", "model", "weights", "download", "context", "GiB used", "tokens/s", "runs on")
-_MODEL, _WEIGHTS, _DOWNLOAD, _USED = 1, 2, 3, 5  # columns
+_MODEL, _WEIGHTS, _DOWNLOAD, _USED, _RUNS_ON = 1, 2, 3, 5, 7  # columns
 MAX_CARD_CHARS = 400
 _CARD_SPEED = ("typical", "decode", "prefill", "steady", "basis")
 
@@ -56,33 +56,31 @@ def cards_text(
 
     `why` adds each model's headline and bars.
     """
-    return render(cards_answer(recommendation), _sections(recommendation, words, why=why), screen)
+    return render(cards_headline(recommendation), _sections(recommendation, words, why=why), screen)
 
 
 def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Sections:
     """The best model's headline, the table, skipped models, notes and the next command."""
+    suggestions, nearest = recommendation.suggestions, recommendation.nearest
+    shown = suggestions or tuple(filter(None, (nearest,)))
 
-    def painted_headline(screen: Screen) -> list[str]:
-        lines = fold(headline(shown[0].plan.result), screen.width)
-        status = shown[0].plan.result.status
-        return [paint(line, status) for line in lines] if screen.colour else lines
+    def first_headline(screen: Screen) -> list[str]:
+        result = shown[0].plan.result
+        lines = fold(headline(result), screen.width)
+        return [paint(line, result.status) for line in lines] if screen.colour else lines
 
-    shown = recommendation.suggestions or tuple(filter(None, (recommendation.nearest,)))
     if shown:
-        yield None, painted_headline
-    if recommendation.suggestions:
-        yield "", lambda screen: _table_lines(recommendation.suggestions, screen.width)
-    elif recommendation.nearest is not None:
-        yield changes_section(
-            recommendation.nearest.plan.result, recommendation.nearest.plan.to_fit
-        )
+        yield None, first_headline
+    if suggestions:
+        yield "", lambda screen: _table_lines(suggestions, screen.width)
+    elif nearest is not None:
+        yield changes_section(nearest.plan.result, nearest.plan.to_fit)
     if why and shown:
         for suggestion in shown:
             yield "", partial(_detail_lines, suggestion)
-        memory = _by_basis([suggestion.plan.result.estimate.basis for suggestion in shown])
-        speed = _by_basis(
-            [suggestion.plan.speed.basis if suggestion.plan.speed else None for suggestion in shown]
-        )
+        plans = [suggestion.plan for suggestion in shown]
+        memory = _by_basis([plan.result.estimate.basis for plan in plans])
+        speed = _by_basis([plan.speed.basis if plan.speed else None for plan in plans])
         ranked = "ranked by a rule of thumb from parameters and age"
         yield "Basis", [f"memory {memory}; speed {speed}; {ranked}"]
     skipped = ", ".join(f"{count} {reason}" for reason, count in recommendation.passed_over)
@@ -99,7 +97,7 @@ def _sections(recommendation: Recommendation, words: str, *, why: bool) -> Secti
         yield "Next", partial(_next_lines, shown[0], recommendation, words)
 
 
-def cards_answer(recommendation: Recommendation) -> str:
+def cards_headline(recommendation: Recommendation) -> str:
     """The recommendation in one line."""
     request, task = recommendation.request, recommendation.purpose.value
     task += "s" if recommendation.purpose is ModelPurpose.EMBEDDING else ""
@@ -142,22 +140,25 @@ def _table_lines(suggestions: Sequence[Suggestion], width: int) -> list[str]:
     """One row per model. A narrow screen drops, in this order: the parameters (names have them), the usable memory, the
     download, the memory, the middle of names. On the narrowest screens a model takes two lines.
     """
-    full = [_row(number, suggestion) for number, suggestion in enumerate(suggestions, start=1)]
-    plain = [_with(row, _WEIGHTS, row[_WEIGHTS].split(" ")[-1]) for row in full]
-    short = [_with(row, _USED, row[_USED].partition(" of ")[0]) for row in plain]
-    head = _with(_HEAD, _USED, "GiB")
-    brief = [(*row[:-1], re.sub(r"^\d+ GPUs", "GPU", row[-1])) for row in short]
-    small = _with(head, _DOWNLOAD), [_with(row, _DOWNLOAD) for row in brief]
-    smallest = _with(small[0], _USED - 1), [_with(row, _USED - 1) for row in small[1]]
-    for names, rows in ((_HEAD, full), (_HEAD, plain), (head, short), small, smallest):
-        lines = table(names, rows, left=range(3))
+    head, full = _HEAD, [_row(number, each) for number, each in enumerate(suggestions, start=1)]
+    layouts = [(head, full)]
+    rows = [_with(row, _WEIGHTS, row[_WEIGHTS].split(" ")[-1]) for row in full]
+    layouts.append((head, rows))
+    head = _with(head, _USED, "GiB")
+    rows = [_with(row, _USED, row[_USED].partition(" of ")[0]) for row in rows]
+    layouts.append((head, rows))
+    rows = [_with(row, _RUNS_ON, re.sub(r"^\d+ GPUs", "GPU", row[_RUNS_ON])) for row in rows]
+    for dropped in ({_DOWNLOAD}, {_DOWNLOAD, _USED}):
+        layouts.append((_without(head, dropped), [_without(row, dropped) for row in rows]))
+    for head, rows in layouts:
+        lines = table(head, rows, left=range(3))
         over = max(map(len, lines)) - width
         if over <= 0:
             return lines
     name_width = max(len(row[_MODEL]) for row in full) - over
     if name_width >= MIN_NAME:
-        cut = [_with(row, _MODEL, shorten(row[_MODEL], name_width)) for row in smallest[1]]
-        return table(smallest[0], cut, left=range(3))
+        rows = [_with(row, _MODEL, shorten(row[_MODEL], name_width)) for row in rows]
+        return table(head, rows, left=range(3))
     lines = []
     for number, name, weights, download, context, used, speed, where in full:
         second = f"{weights}, {download} download, {context}, {used} GiB, {speed} tokens/s, {where}"
@@ -166,9 +167,14 @@ def _table_lines(suggestions: Sequence[Suggestion], width: int) -> list[str]:
     return lines
 
 
-def _with(row: tuple[str, ...], column: int, *cell: str) -> tuple[str, ...]:
-    """The row with another cell in this column, or without the column."""
-    return (*row[:column], *cell, *row[column + 1 :])
+def _with(row: tuple[str, ...], column: int, cell: str) -> tuple[str, ...]:
+    """The row with another cell in this column."""
+    return (*row[:column], cell, *row[column + 1 :])
+
+
+def _without(row: tuple[str, ...], columns: Collection[int]) -> tuple[str, ...]:
+    """The row without these columns."""
+    return tuple(cell for column, cell in enumerate(row) if column not in columns)
 
 
 def _row(number: int, suggestion: Suggestion) -> tuple[str, ...]:
@@ -217,8 +223,8 @@ def parameters_words(parameters: int, active: int | None = None) -> str:
     return f"{short_count(parameters)} with {short_count(active)} active"
 
 
-def cache_words(plan: Plan) -> str:
-    """The type of the cache; '' for a model without one."""
+def _cache_name(plan: Plan) -> str:
+    """The type of the KV cache: 'q8_0'. '' for a model without one."""
     cache = plan.decision(Lever.CACHE)
     if cache is None or not plan.result.estimate.kv_cache_bytes:
         return ""
@@ -310,7 +316,7 @@ def card_json(entry: Entry, plan: Plan) -> Json:
         **fields(suggestion, "is_quick is_preferred"),
         "worth": round(suggestion.worth, 3),
         "context_tokens": plan.context_tokens,
-        "cache": cache_words(plan) or None,
+        "cache": _cache_name(plan) or None,
         "speed": None if speed is None else {name: speed[name] for name in _CARD_SPEED},
         "way": printable(result.way.because),
         "bars": bars_json(result.uses, result.estimate),

@@ -211,7 +211,9 @@ def entry_json(entry: Entry, *, whole: bool = False) -> Json:
     }
 
 
-def done_json(verb: str, done: Iterable[Json], failed: Iterable[tuple[str, EdgekitError]]) -> Json:
+def outcomes_json(
+    verb: str, done: Iterable[Json], failed: Iterable[tuple[str, EdgekitError]]
+) -> Json:
     """The outcome for every reference or id: {verb: [...], "failed": [...]}."""
     failures = [{"name": name, "error": error_json(error)} for name, error in failed]
     return {"schema": SCHEMA, verb: list(done), "failed": failures}

@@ -30,7 +30,7 @@ _SHOWN_NUMBERS = 6  # of a vector
 _BAR = 20
 
 
-def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
+def embed_plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
     """The memory breakdown, line by line, with reasons."""
     total, budget = format_bytes(plan.total_bytes), format_bytes(plan.budget_bytes)
     rows = [(line.what, format_bytes(line.size_bytes), line.basis.value) for line in plan.lines]
@@ -94,7 +94,7 @@ def _norm(vector: Floats) -> float:
     return float((vector.astype("f8") ** 2).sum() ** 0.5)
 
 
-def done_text(job: Finished, screen: Screen = PLAIN) -> str:
+def job_text(job: Finished, screen: Screen = PLAIN) -> str:
     """The number of rows embedded, where they are, and what was left out."""
     done = job.done
     rows = done.mark.kept - done.begun.kept
@@ -140,7 +140,7 @@ def _time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def plan_json(plan: EmbedPlan) -> Json:
+def embed_plan_json(plan: EmbedPlan) -> Json:
     return {
         "schema": SCHEMA,
         **_model_json(plan),
@@ -162,7 +162,7 @@ def vectors_json(plan: EmbedPlan, tokens: Sequence[int], vectors: Floats, *, pre
     }
 
 
-def done_json(job: Finished) -> Json:
+def job_json(job: Finished) -> Json:
     done = job.done
     return {
         "schema": SCHEMA,

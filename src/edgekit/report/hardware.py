@@ -165,12 +165,7 @@ def _usable_lines(machine: Machine, width: int) -> Iterator[str]:
         if isinstance(budgets, HardwareError):
             rows = [str(budgets)]
         else:
-            counts = Counter(
-                budget.blocked
-                or f"{format_bytes(budget.available_bytes)} of {budget.name}: "
-                + reserve_words(budget, "its limit" if limit_on(budget, machine) else "")
-                for budget in budgets
-            )
+            counts = Counter(_budget_row(budget, machine) for budget in budgets)
             rows = [
                 f"{row}, on each of {count} GPUs" if count > 1 else row
                 for row, count in counts.items()
@@ -181,6 +176,16 @@ def _usable_lines(machine: Machine, width: int) -> Iterator[str]:
             yield from (f"{head:<{column}}{line}" for head, line in zip(heads, lines, strict=True))
         else:
             yield from (engine.name, *(f"  {line}" for line in lines))
+
+
+def _budget_row(budget: Budget, machine: Machine) -> str:
+    """'23.0 GiB of RTX 4090: 24.0 GiB free minus 1 GiB reserve', or why nothing of it may be used."""
+    if budget.blocked:
+        return budget.blocked
+    limit = "its limit" if limit_on(budget, machine) else ""
+    return (
+        f"{format_bytes(budget.available_bytes)} of {budget.name}: {reserve_words(budget, limit)}"
+    )
 
 
 def measured_rows(measured: Measured) -> Iterator[str]:

@@ -23,11 +23,10 @@ from edgekit.model.types import (
 )
 from edgekit.report.bill import count_kinds, kind_name, window_of
 from edgekit.report.json import SCHEMA, Json, fields
-from edgekit.report.text import paint, table, with_count
+from edgekit.report.text import LABEL_WIDTH, paint, table, with_count
 from edgekit.sources.types import Container
 from edgekit.units import Basis, format_bytes, format_count
 
-_LABEL = 9
 _MAX_SHARES = 6
 _CACHE_FIELDS = "span span_tokens? elements_per_row tokens_per_row layers"
 _TIED = {True: ", tied embeddings", False: ", separate output head", None: ""}
@@ -70,7 +69,7 @@ def inspection_text(
         rows = [row for row in body if row]
         lines += [""] if rows else []
         lines += [
-            f"{label if i == 0 else '':<{_LABEL}}{printable(row)}".rstrip()
+            f"{label if i == 0 else '':<{LABEL_WIDTH}}{printable(row)}".rstrip()
             for i, row in enumerate(rows)
         ]
     if layers and inspection.geometry is not None:

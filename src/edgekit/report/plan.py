@@ -14,7 +14,7 @@ from edgekit.machine.types import System
 from edgekit.plan.choice import download_bytes
 from edgekit.plan.commands import LIMIT, by_program, main_command
 from edgekit.plan.plan import Plan
-from edgekit.report.bill import answer_json, basis_rows, bill_json
+from edgekit.report.bill import basis_rows, bill_json, sums_json
 from edgekit.report.check import (
     MORE,
     assumed_of,
@@ -238,7 +238,7 @@ def plan_fields(plan: Plan) -> Json:
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
         "changes": [change_json(change) for change in plan.changes],
-        "estimate": answer_json(result.estimate),
+        "estimate": sums_json(result.estimate),
     }
 
 

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,10 +33,11 @@ STYLES: tuple[tuple[str, Dashes], ...] = (
     ("#CC79A7", (0, (1.5, 1.5))),
     ("#56B4E9", (0, (10, 3))),
 )
-INK, PALE, HELD, BEYOND = "#222222", "#D9D9D9", "#F5F6F8", "#F7ECE9"
+INK, PALE = "#222222", "#D9D9D9"  # text, and lines that stay in the background
+HELD, BEYOND = "#F5F6F8", "#F7ECE9"  # areas: the model and buffers, and what does not fit
 APART = 0.045  # minimum distance between two names, as a share of the height
 HEAD_ROOM = 1.45  # height of the picture in budgets; curves may leave it
-TICKS = 8
+TICKS = 8  # at most, on the axis of the context
 _SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,  # a $ in a name is not a formula
     "svg.hashsalt": "edgekit",  # reproducible files
@@ -89,17 +91,13 @@ def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
     top = max(min(highest * 1.06, max(budget, lowest) * HEAD_ROOM), budget * 1.12, lowest * 1.12)
     _frame(axes, curves, top)
     _areas(axes, curves, top)
-    for curve, style in zip(curves, _styles(len(curves)), strict=True):
-        _line(axes, curve, style)
+    for curve, (colour, dashes) in zip(curves, cycle(STYLES), strict=False):
+        _line(axes, curve, colour, dashes)
     _names(axes, curves, top)
     _legend(axes, curves)
     title = _plain(" on ".join(filter(None, (model, machine))))
     figure.suptitle(title, fontsize=12.5, fontweight="bold", color=INK)
     return figure
-
-
-def _styles(count: int) -> list[tuple[str, Dashes]]:
-    return [STYLES[i % len(STYLES)] for i in range(count)]
 
 
 def _frame(axes: Axes, curves: Sequence[Curve], top: float) -> None:
@@ -142,9 +140,8 @@ def _areas(axes: Axes, curves: Sequence[Curve], top: float) -> None:
     )  # fmt: skip
 
 
-def _line(axes: Axes, curve: Curve, style: tuple[str, Dashes]) -> None:
+def _line(axes: Axes, curve: Curve, colour: str, dashes: Dashes) -> None:
     """The curve, with a dot at the longest context that fits."""
-    colour, dashes = style
     sizes = {point.tokens: point.required_bytes / GIB for point in curve.points}
     axes.plot(
         list(sizes), list(sizes.values()), color=colour, linestyle=dashes, linewidth=2.2, zorder=3
@@ -162,17 +159,17 @@ def _line(axes: Axes, curve: Curve, style: tuple[str, Dashes]) -> None:
 def _names(axes: Axes, curves: Sequence[Curve], top: float) -> None:
     """Names at the right end of the lines, spaced out, or at the point where a line leaves the picture."""
     ends = []
-    for curve, (colour, _) in zip(curves, _styles(len(curves)), strict=True):
+    for curve, (colour, _) in zip(curves, cycle(STYLES), strict=False):
         end = curve.points[-1].required_bytes / GIB
-        visible = [
-            point for point in curve.points if point.required_bytes / GIB <= top * (1 - APART)
-        ]
+        below_top = {
+            point.tokens: point.required_bytes / GIB
+            for point in curve.points
+            if point.required_bytes / GIB <= top * (1 - APART)
+        }
         if end <= top:
             ends.append((end, curve, colour))
-        elif visible:
-            _name(
-                axes, curve, (visible[-1].tokens, visible[-1].required_bytes / GIB), colour, "right"
-            )
+        elif below_top:
+            _name(axes, curve, max(below_top.items()), colour, "right")
     lowest = 0.0
     for height, curve, colour in sorted(ends, key=lambda end: end[0]):
         lowest = max(height, lowest)
@@ -199,12 +196,9 @@ def _legend(axes: Axes, curves: Sequence[Curve]) -> None:
     """Above the picture: each type of cache with the longest context that fits."""
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2)
-        for colour, dashes in _styles(len(curves))
-    ]
-    labels = []
-    for curve in curves:
+    handles, labels = [], []
+    for curve, (colour, dashes) in zip(curves, cycle(STYLES), strict=False):
+        handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2))
         longest = f"{curve.longest:,}" if curve.longest else "does not fit"
         longest += " (all)" if 0 < curve.native <= curve.longest else ""
         labels.append(f"{_plain(curve.cache)}: {longest}")

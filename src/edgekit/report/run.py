@@ -70,7 +70,7 @@ def written_text(written: Written, *, max_tokens: int | None) -> str:
     return "; ".join(parts)
 
 
-def answer_json(
+def generation_json(
     check: Check, text: str, written: Written, *, rows: Sequence[ComparedRow] = ()
 ) -> Json:
     return {

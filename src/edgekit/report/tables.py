@@ -91,7 +91,7 @@ def table_pieces(
             shared += [answer.bill.engine_title] if has_one_engine else []
             shared.append(answer.result.machine.name)
             break
-    lines = join_parts(shared, width, f"  {screen.glyphs.between}  ")
+    lines = join_parts(shared, width, f"  {screen.glyphs.separator}  ")
     lines += [""] if lines and table_rows else []
     lines += [_line({name: name for name in columns}, columns)] if columns else []
     lines += [line for row in table_rows for line in _row_lines(row.cells, columns, width)]

@@ -12,20 +12,19 @@ from edgekit.bill.types import (
     CACHES,
     COMFORTABLE_PERCENT,
     Component,
-    MemoryEstimate,
     MemoryLine,
     Status,
     Usage,
     Verdict,
 )
 from edgekit.errors import printable
-from edgekit.machine.types import HOST, Budget, Machine, Pool, PoolKind
+from edgekit.machine.types import HOST, Budget, Machine, PoolKind
 from edgekit.units import GIB, MIB, format_bytes
 
 MIN_WIDTH = 20
 MAX_WIDTH = 100  # longer lines are hard to read even on a wide screen
 _LABEL_COLUMN_FROM = 50  # columns; on a narrower screen labels are above their rows
-_LABEL = 9
+LABEL_WIDTH = 9
 _COLOURS = {Status.PASSED: 32, Status.WARNING: 33, Status.FAILED: 31}  # green, yellow, red
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")  # a quoted part is never split
 
@@ -34,10 +33,10 @@ _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")  # a quoted part i
 class Glyphs:
     """The characters of bars and titles."""
 
-    parts: str  # model, context, compute, other
+    parts: str  # one character for each of PARTS
     free: str
-    mark: str  # where the usable memory ends
-    between: str  # the parts of a title
+    mark: str  # the end of the usable memory
+    separator: str  # between the parts of a title
 
 
 BLOCKS = Glyphs("█▓▒░", "·", "|", "·")
@@ -85,11 +84,11 @@ def render(
     width; with None no empty line precedes it. On a narrow screen labels are above their rows.
     """
     width = clamp_width(screen.width)
-    indent = " " * (_LABEL if width >= _LABEL_COLUMN_FROM else 2)
+    indent = " " * (LABEL_WIDTH if width >= _LABEL_COLUMN_FROM else 2)
     lines = fold(headline, width)
     if screen.colour:
         lines = [paint(line, status, bold=True) for line in lines]
-    lines += join_parts(title, width, f"  {screen.glyphs.between}  ")
+    lines += join_parts(title, width, f"  {screen.glyphs.separator}  ")
     for label, body in sections:
         inner = replace(screen, width=width - len(indent) if label else width)
         rows = list(body(inner) if callable(body) else body)
@@ -250,7 +249,8 @@ def memories(result: Verdict) -> tuple[Memory, ...]:
         label = name
         if HOST in pools:
             label = UNIFIED if len(pools) > 1 else RAM
-        parts = parts_in(decides.budget.pools, result.estimate)
+        counted_pools = decides.budget.pools
+        parts = bytes_by_part(line for line in result.estimate.lines if line.pool in counted_pools)
         whole_bytes = use.budget.free_bytes
         all_memories.append(Memory(name=label, use=decides, whole_bytes=whole_bytes, parts=parts))
     return tuple(all_memories)
@@ -261,11 +261,11 @@ def column_of(line: MemoryLine) -> str:
     return _PART_OF.get(line.component, "other")
 
 
-def parts_in(pools: Collection[Pool], estimate: MemoryEstimate) -> dict[str, int]:
-    """PARTS -> bytes of the estimate in these pools."""
+def bytes_by_part(lines: Iterable[MemoryLine]) -> dict[str, int]:
+    """PARTS -> bytes of the reserved lines."""
     sums = dict.fromkeys(PARTS, 0)
-    for line in estimate.lines:
-        if line.reserved and line.pool in pools:
+    for line in lines:
+        if line.reserved:
             sums[column_of(line)] += line.size_bytes
     return sums
 
@@ -320,7 +320,8 @@ def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
     """The bars with their parts, a legend, and how the usable memory is computed."""
     glyphs, width, estimate = screen.glyphs, screen.width, result.estimate
     yield from bar_lines(memories(result), screen, in_parts=True)
-    sums = parts_in({pool for use in result.uses for pool in use.budget.pools}, estimate)
+    pools = {pool for use in result.uses for pool in use.budget.pools}
+    sums = bytes_by_part(line for line in estimate.lines if line.pool in pools)
     legend = [
         f"{glyph} {part} {format_bytes(sums[part])}"
         for glyph, part in zip(glyphs.parts, PARTS, strict=True)

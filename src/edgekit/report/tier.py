@@ -50,10 +50,10 @@ def tier_text(plan: TierPlan, screen: Screen = PLAIN) -> str:
         ("Note", [_WHAT_IF, *notes] if is_what_if else notes),
     ]
     title = (f"{plan.tier.line} ({plan.tier.base_model})", engine, plan.budget.name)
-    return render(tier_answer(plan), sections, screen, title=title)
+    return render(tier_headline(plan), sections, screen, title=title)
 
 
-def tier_answer(plan: TierPlan) -> str:
+def tier_headline(plan: TierPlan) -> str:
     """The plan in one line."""
     verdict, drafter = plan.verdict, plan.setup.drafter
     sizes = f"{format_bytes(plan.required_bytes)} of {format_bytes(plan.budget.available_bytes)}"

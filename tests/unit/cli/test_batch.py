@@ -234,7 +234,7 @@ def test_internal_error_fails_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(batch, "answer_json", broken)
+    monkeypatch.setattr(batch, "sums_json", broken)
     answer = json.loads(answer_line(json.dumps(SAMPLE).encode(), BatchModels(Reach(network=False))))
     assert answer == {"error": "ZeroDivisionError: oh", "type": "InternalError"}
 

@@ -15,8 +15,8 @@ from edgekit.report.text import (
     PARTS,
     Memory,
     bar,
+    bytes_by_part,
     memories,
-    parts_in,
     share_words,
     sizes_words,
 )
@@ -105,7 +105,7 @@ def test_memories_of_alike_cards_are_numbered() -> None:
     ]
 
 
-def test_parts_in_counts_reserved_lines_of_the_pools() -> None:
+def test_bytes_by_part_counts_reserved_lines() -> None:
     def line(component: Component, size_bytes: int, *, reserved: bool = True) -> MemoryLine:
         return MemoryLine(
             component=component, size_bytes=size_bytes, pool=DEVICE, reserved=reserved
@@ -122,7 +122,9 @@ def test_parts_in_counts_reserved_lines_of_the_pools() -> None:
         MemoryLine(component=Component.WEIGHTS, size_bytes=128, pool=HOST),
     )
     estimate = MemoryEstimate(engine="llama.cpp", backend="cuda", lines=lines)
-    assert parts_in(use(63, 100).budget.pools, estimate) == parts(1, 2 + 4, 8, 16 + 32)
+    pools = use(63, 100).budget.pools
+    in_pools = (line for line in estimate.lines if line.pool in pools)
+    assert bytes_by_part(in_pools) == parts(1, 2 + 4, 8, 16 + 32)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Attention, Layer, ModelGeometry
 from edgekit.report.bill import (
-    answer_json,
     bill_json,
     bill_text,
     explain_text,
@@ -17,6 +16,7 @@ from edgekit.report.bill import (
     layers_table,
     pool_sums,
     ranges,
+    sums_json,
 )
 from edgekit.report.text import Screen
 from edgekit.units import GIB, MIB, Basis
@@ -198,7 +198,7 @@ def test_bill_text_numbers_several_devices() -> None:
     shown = bill_text(replace(BILL, estimate=estimate)).splitlines()
     assert shown[0] == ("7.88 GiB: 6.09 GiB on GPU 0, 1.00 GiB on GPU 1, 816.00 MiB in RAM")
     assert [row.split("  ")[0] for row in shown[5:9]] == ["GPU 0", "GPU 1", "RAM", "total"]
-    pools = answer_json(estimate)["pools"]
+    pools = sums_json(estimate)["pools"]
     assert pools["device"]["model"] == 6 * GIB
     assert [device["model"] for device in pools["devices"]] == [5 * GIB, GIB]
 

@@ -28,7 +28,7 @@ from edgekit.machine.what_if import requested_machine
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion
 from edgekit.report.cards import (
-    cards_answer,
+    cards_headline,
     cards_json,
     cards_text,
     machine_words,
@@ -159,7 +159,7 @@ def test_cards_answer_where_the_engine_runs_nothing() -> None:
             machine=requested_machine(ram="8G"), engines=("mlx",), purpose=ModelPurpose.CODE
         )
     )
-    assert cards_answer(result) == "No known model for code runs with mlx on 8 GiB RAM"
+    assert cards_headline(result) == "No known model for code runs with mlx on 8 GiB RAM"
     assert "Next" not in cards_text(result)
 
 
@@ -170,7 +170,7 @@ def test_cards_text_fits_the_width(result: Any, width: int, why: bool) -> None: 
     text = cards_text(result(), screen=Screen(width=width), why=why)
     page = text.partition("\nNext")[0]  # commands are not cut
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
-    assert "".join(page.split()).startswith("".join(cards_answer(result()).split()))
+    assert "".join(page.split()).startswith("".join(cards_headline(result()).split()))
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
@@ -245,14 +245,14 @@ def test_machine_words_of_a_detected_machine() -> None:
 )  # fmt: skip
 def test_cards_answer_repeats_the_question(more: dict[str, Any], words: str) -> None:
     request = Request(machine=one_card().task.machine, **more)
-    assert cards_answer(made(suggested(one_card(), GEMMA), request=request)).startswith(words)
+    assert cards_headline(made(suggested(one_card(), GEMMA), request=request)).startswith(words)
 
 
 def test_cards_answer_says_that_the_best_is_slow() -> None:
     for typical, end in ((2.0, ", but slower than reading speed"), (7.9, ", but slower than reading speed"), (7.96, "")):  # fmt: skip
         speed = replace(SPEED, decode=(typical, typical))
         first = at_speed(one_card(), speed, steady_tokens_per_s=9.0)
-        assert cards_answer(made(suggested(first, GEMMA))).endswith(f": gemma-3-27b{end}")
+        assert cards_headline(made(suggested(first, GEMMA))).endswith(f": gemma-3-27b{end}")
 
 
 def cells(plan: Plan, entry: Entry = GEMMA) -> list[str]:

@@ -11,7 +11,7 @@ from tests.unit.engines.tier_tasks import card, planned, ram, recommended
 
 from edgekit.catalog.tiers import find_layout
 from edgekit.report.text import Screen
-from edgekit.report.tier import tier_answer, tier_json, tier_text
+from edgekit.report.tier import tier_headline, tier_json, tier_text
 from edgekit.units import GIB
 
 DOCS = Path(__file__).parents[3] / "docs" / "tiers.md"
@@ -53,7 +53,7 @@ def test_tier_text_says_that_figures_are_assumed(name: str) -> None:
     ],
 )  # fmt: skip
 def test_tier_text_begins_with_the_answer(name: str, answer: str) -> None:
-    assert tier_answer(PLANS[name]) == answer
+    assert tier_headline(PLANS[name]) == answer
     assert " ".join(tier_text(PLANS[name]).split()).startswith(answer)
 
 
