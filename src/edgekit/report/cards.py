@@ -43,7 +43,16 @@ from edgekit.units import GIB, Basis, format_download, short_count
 if TYPE_CHECKING:
     from edgekit.app.recommend import Recommendation
 
-_HEAD = ("", "model", "weights", "download", "context", "GiB used", "tokens/s", "runs on")
+_HEAD: tuple[str, ...] = (
+    "",
+    "model",
+    "weights",
+    "download",
+    "context",
+    "GiB used",
+    "tokens/s",
+    "runs on",
+)
 _MODEL, _WEIGHTS, _DOWNLOAD, _USED, _RUNS_ON = 1, 2, 3, 5, 7  # columns
 MAX_CARD_CHARS = 400
 _CARD_SPEED = ("typical", "decode", "prefill", "steady", "basis")
@@ -140,16 +149,18 @@ def _table_lines(suggestions: Sequence[Suggestion], width: int) -> list[str]:
     """One row per model. A narrow screen drops, in this order: the parameters (names have them), the usable memory, the
     download, the memory, the middle of names. On the narrowest screens a model takes two lines.
     """
-    head, full = _HEAD, [_row(number, each) for number, each in enumerate(suggestions, start=1)]
-    layouts = [(head, full)]
+    full = [_row(number, each) for number, each in enumerate(suggestions, start=1)]
+    layouts = [(_HEAD, full)]
     rows = [_with(row, _WEIGHTS, row[_WEIGHTS].split(" ")[-1]) for row in full]
-    layouts.append((head, rows))
-    head = _with(head, _USED, "GiB")
+    layouts.append((_HEAD, rows))
+    head = _with(_HEAD, _USED, "GiB")
     rows = [_with(row, _USED, row[_USED].partition(" of ")[0]) for row in rows]
     layouts.append((head, rows))
     rows = [_with(row, _RUNS_ON, re.sub(r"^\d+ GPUs", "GPU", row[_RUNS_ON])) for row in rows]
-    for dropped in ({_DOWNLOAD}, {_DOWNLOAD, _USED}):
-        layouts.append((_without(head, dropped), [_without(row, dropped) for row in rows]))
+    layouts += [
+        (_without(head, dropped), [_without(row, dropped) for row in rows])
+        for dropped in ({_DOWNLOAD}, {_DOWNLOAD, _USED})
+    ]
     for head, rows in layouts:
         lines = table(head, rows, left=range(3))
         over = max(map(len, lines)) - width
