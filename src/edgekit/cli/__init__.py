@@ -25,11 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             # a terminal that cannot show a character shows a question mark, not a traceback
             stream.reconfigure(errors="replace")
     words = join_counts(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["help"]:  # edgekit help check
+    if words[:1] == ["help"]:  # `edgekit help check` is `edgekit check --help`
         words = [*words[1:], "--help"]
     try:
         arguments, unparsed = build_parser(words[0] if words else None).parse_known_args(words)
-        # argparse takes only the first model of `check a.gguf --ram 8G b.gguf`: add the others here
+        # argparse leaves the second model of `check a.gguf --ram 8G b.gguf` unparsed
         models: list[str] = getattr(arguments, "models", [])
         if unparsed and (not models or any(word.startswith("-") for word in unparsed)):
             arguments.parser.reject(unparsed)
@@ -99,7 +99,7 @@ class ReaderGoneError(Exception):
 
 def show(text: str) -> None:
     """Write and flush. Raises OutputError if that fails, for instance because the disk is full."""
-    if sys.stdout is None:  # it was closed before we started
+    if sys.stdout is None:  # standard output was closed before the start
         raise ReaderGoneError
     try:
         sys.stdout.write(text)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edgekit.sources.download import Download
 
 
-MAX_MODELS = 10_000  # in one call: a folder with more is a mistake
+MAX_MODELS = 10_000  # in one command; a folder with more was probably given by mistake
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # smaller downloads need no confirmation
 
 
@@ -43,9 +43,8 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.program is not None and (not is_one or len(request.engines) > 1):
         raise UsageError("--for prints the command of one model and one engine")
     depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
-    confirm = (
-        download_confirmation(arguments) if is_one else None
-    )  # the limit is for one model, not for a sum
+    # --download-up-to limits the download for one model, not the sum for several
+    confirm = download_confirmation(arguments) if is_one else None
     quiet = arguments.quiet or (arguments.json and is_one)
     with open_session(arguments, quiet=quiet, confirm=confirm) as session:
         if is_one:
@@ -89,7 +88,9 @@ def _show_table(batches: Iterable[list[Answer]]) -> list[list[Answer]]:
 
     with suppress(ReaderGoneError):
         for piece in table_pieces(rows(), screen()):
-            if sys.stdout is not None:  # if it is closed, the exit code is the answer
+            if (
+                sys.stdout is not None
+            ):  # with standard output closed, the exit code is the only answer
                 show(piece)
     return shown_answers
 
@@ -101,10 +102,10 @@ def references(words: Sequence[str]) -> tuple[str, ...]:
             f"edgekit: {printable(word)} was given more than once and is shown once",
             file=sys.stderr,
         )
-    names: dict[str, None] = {}  # in order, each once
+    names: dict[str, None] = {}  # an ordered set
     for word in words:
         for reference in _stdin_lines() if word == "-" else (word,):
-            # "" would be the current folder, and a NUL an error of the operating system
+            # models_in("") would list the current folder, and a name with a NUL would raise ValueError
             models = models_in(reference) if reference and "\0" not in reference else (reference,)
             names |= dict.fromkeys(models)
             if len(names) > MAX_MODELS:

@@ -379,10 +379,12 @@ def add_estimate(commands: Commands) -> None:
             **engine_row(engine_names()),
         },
     )
-    add_engine_flags(parser, engine_names(), without=frozenset({"gpu"}))  # --device instead
+    add_engine_flags(
+        parser, engine_names(), without=frozenset({"gpu"})
+    )  # vLLM's --gpu: here it is --device
 
 
-# Flags that run and serve have for all engines, or set themselves.
+# Keys of engines' flags for which `run` and `serve` have flags of their own, or which they set themselves.
 _SET_BY_US = frozenset({
     "ctx_shift", "sinks", "rolling", "threads", "max_tokens", "mode", "mix", "embeddings", "llama_version",
 })  # fmt: skip
@@ -486,7 +488,7 @@ def _number(text: str) -> float:
         raise UsageError(f"{text[:40]!r} is not a number") from None
 
 
-# field of Sampling: (names, metavar, parser, help)
+# Field of Sampling -> the names of its flag, metavar, parser and help.
 SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
     "temperature": (("--temp", "--temperature"), "T", _number, "temperature; 0 takes the top token (default 0.8)"),
     "top_k": (("--top-k",), "K", Whole(), "sample among the K likeliest tokens (default 40; 0: all)"),

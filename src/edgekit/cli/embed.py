@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-MAX_BATCH_TEXTS = 256  # in a batch that is sized by tokens
+MAX_BATCH_TEXTS = 256  # without --batch, which sizes batches by tokens
 SHOW_EVERY_S = 0.2
 STDOUT = "-"
 
-_HASHED_BYTES = 2**20  # the start of a model file has its keys and its tensors' offsets
+_HASHED_BYTES = 2**20  # of a model file, from its start: the keys, and where its tensors are
 _THREADS_ON_RAY = 1
 
 
@@ -76,9 +76,9 @@ class EmbedArguments:
     model: str
     texts: tuple[str, ...]
     choices: Choices
-    prefix: str | None  # None: the model's own for the task
+    prefix: str | None  # put before each text; None: the model's own prefix for the task
     task: str | None
-    form: str | None  # of the input; None: by its file name
+    form: str | None  # the format of the input; None: recognised by its file name
     fields: Fields
     batch: int | None
     cluster: tuple[str, int | None] | None  # Ray's address, and the number of workers
@@ -146,7 +146,8 @@ def run_bulk(options: EmbedArguments, arguments: argparse.Namespace) -> Finished
     if arguments.output != STDOUT:
         other_paths: dict[str, Path | int] = {"the model": Path(options.model)}
         if arguments.input == STDIN:
-            with suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
+            # standard input may be closed (None), or an object that is no file
+            with suppress(OSError, ValueError, AttributeError):
                 other_paths["the input"] = sys.stdin.fileno()
         elif arguments.input is not None:
             other_paths["the input"] = Path(arguments.input)
@@ -157,7 +158,9 @@ def run_bulk(options: EmbedArguments, arguments: argparse.Namespace) -> Finished
         journal = path.resolve().with_name(f"{path.resolve().name}.journal")
         unfinished = read_job(journal) or {}
     budget = options.choices.get("memory_budget")
-    if not isinstance(budget, int):  # the job's first budget, so that the same rows count as bad
+    if not isinstance(
+        budget, int
+    ):  # a continued job keeps its budget, so that the same rows count as bad
         before = unfinished.get("input", {}).get("row_budget_bytes")
         budget = before if _is_size(before) else None
     limit = RowLimit.of(budget)
@@ -236,7 +239,9 @@ def _run_job(
             with _progress(arguments) as progress:
                 stage = _ray_stage(options, embedder, terms)
                 done = run_job(source, embedder, terms, output, stage=stage, report=progress)
-        except BrokenPipeError:  # found and reported again by the last write
+        except (
+            BrokenPipeError
+        ):  # the reader of standard output has closed it, which is not an error
             return None
         finally:
             output.close()
@@ -258,7 +263,7 @@ def _identity(
     terms: Terms,
 ) -> dict[str, Any]:
     """The facts that must be unchanged for an unfinished job to be continued."""
-    import hashlib  # see _import_all
+    import hashlib  # at first use: it takes 3 MiB
 
     with Path(options.model).open("rb") as file:
         status = os.fstat(file.fileno())

@@ -80,7 +80,7 @@ def run_batch(path: str, reach: Reach) -> None:
     with _open(path) as source:
         for line in _lines(source):
             answer = answer_line(line, models)
-            if sys.stdout is None:  # it was closed before we started
+            if sys.stdout is None:  # standard output was closed before the start
                 continue
             try:
                 sys.stdout.write(f"{answer}\n")
@@ -173,7 +173,7 @@ MAX_MODELS = 512  # rows may alternate between all models of a collection
 # Tensors of all cached models, which take about 0.5 GB. Llama-3.1-70B has 724 tensors, DeepSeek-V3 unpacked 91,991.
 MAX_TENSORS = 1_000_000
 ANSWERS_BEFORE_RESET = (
-    4_096  # engines store results with a model, for every set of options: start afresh after these
+    4_096  # then what engines cached with the model, for every set of options, is dropped
 )
 
 
@@ -227,7 +227,7 @@ class BatchModels:
             key: Hashable = hashlib.sha256(json.dumps(config).encode()).digest()
         elif isinstance(reference, str) and reference:
             key = (reference,)
-            with suppress(OSError, ValueError):  # a changed file is another model
+            with suppress(OSError, ValueError):  # a file that has changed counts as another model
                 status = os.stat(reference)  # noqa: PTH116 - once per row, and faster than Path
                 key = (reference, status.st_mtime_ns, status.st_size)
         else:

@@ -112,7 +112,7 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
 def run_remove(arguments: argparse.Namespace) -> str:
     """`catalog remove`: delete a model that the user added."""
     name = arguments.id
-    if not forget_entry(name):  # by its exact id first: a damaged row has no other name
+    if not forget_entry(name):  # first by its exact id, the only name of a damaged row
         entries = read_catalog().entries
         if any(name.lower() == entry.id for entry in entries if not entry.is_users):
             raise UsageError(f"{name} is built in: only models that you added can be removed")

@@ -45,9 +45,9 @@ CHOSEN_CONTEXT = (
 )
 ANY_MODEL = "file, folder, hub id, URL or name"
 NETWORK_TIMEOUT_S = 120.0
-DEFAULT_NEW_TOKENS = 512  # in the answer to one prompt
+DEFAULT_NEW_TOKENS = 512  # most tokens of the answer to one prompt
 SERVE_PORT = 8080
-ONE_OF = "one of"  # the key of flags that exclude each other
+ONE_OF = "one of"  # instead of a title: the flags of this group exclude each other
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 JSON = {"--json": "print JSON (docs/json.md)"}
@@ -152,7 +152,7 @@ def add_options(parser: Options, rows: Rows) -> None:
             options = {"metavar": metavar[:-3], "action": "append", "default": []}
         elif metavar:
             options = {"metavar": metavar, "type": _seconds if metavar == "SECONDS" else str}
-        if name == "--for":  # a keyword of Python
+        if name == "--for":  # `arguments.for` would be a syntax error
             options["dest"] = "program"
         parser.add_argument(*names, name, help=content, **options)
 

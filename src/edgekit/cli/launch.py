@@ -127,7 +127,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
         request = replace(request.with_flags(engine, values), context=context)
     if arguments.sinks is not None and not arguments.rolling:
         raise UsageError("--sinks only works with a rolling context: add --rolling")
-    budget = getattr(arguments, "budget", None)  # run has one, serve does not
+    budget = getattr(arguments, "budget", None)  # only `run` has the flag
     if budget is not None and not program.has_budget:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
     settled = program.settled(
@@ -143,8 +143,8 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
     flags = {**read_flags(engine_named(engine).flags, settled), **request.flags.get(engine, {})}
     return reference, replace(
         request.with_flags(engine, flags),
-        quant=None,  # part of the reference
-        users=None,  # part of the flags
+        quant=None,  # the reference names it
+        users=None,  # the flags are for all users
         sinks=read_number("--sinks", arguments.sinks) or 0,
         rolling=arguments.rolling,
         force=arguments.force,
@@ -409,7 +409,7 @@ def _serve_until_end(
     if server is None or guard is None:
         raise TypeError("this engine does not serve")
     try:
-        if arguments.json:  # its reader may stop the server at once
+        if arguments.json:  # inside the try: a reader of the JSON may stop the server at once
             print_event(ready_json(check, up, server))
         else:
             print_line(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")

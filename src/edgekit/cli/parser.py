@@ -72,12 +72,14 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """Suggests similar flags and commands in error messages, below the usage line."""
 
-    commands: dict[str, Parser]  # of the whole command line
+    commands: dict[
+        str, Parser
+    ]  # command -> its parser; only the parser of the whole command line has it
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options | {"formatter_class": _HelpFormatter})
         self._negative_number_matcher = re.compile(r"-\.?\d")  # -1G is a value, not a flag
-        self.set_defaults(parser=self)  # the innermost command's wins
+        self.set_defaults(parser=self)  # the parser of the innermost command sets it last
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)

@@ -23,7 +23,7 @@ TOKEN_VARIABLE = "EDGEKIT_WEB_TOKEN"  # noqa: S105 - the name of a variable, not
 MIN_TOKEN_CHARS, MAX_TOKEN_CHARS = 8, 200
 DEFAULT_RATE, MAX_RATE = 400, 1_000_000
 _EXTRA = frozenset({"fastapi", "uvicorn", "pydantic", "starlette", "h11", "anyio"})
-_TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # characters that a URL holds unescaped
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # characters that need no escaping in a URL
 
 
 def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -101,7 +101,7 @@ def _folder(text: str) -> Path:
         if text and stat.S_ISDIR(folder.stat().st_mode):
             return folder.resolve()
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass  # reported below
+        pass  # the error below says that there is no such folder
     except OSError as error:
         raise SourceError(f"--models-dir: {path_error(error, folder)}") from error
     raise NotFoundError(f"--models-dir: no such folder: {text[:200]!r}")

@@ -53,7 +53,7 @@ _HEAD: tuple[str, ...] = (
     "tokens/s",
     "runs on",
 )
-_MODEL, _WEIGHTS, _DOWNLOAD, _USED, _RUNS_ON = 1, 2, 3, 5, 7  # columns
+_MODEL, _WEIGHTS, _DOWNLOAD, _USED, _RUNS_ON = 1, 2, 3, 5, 7  # columns of the table
 MAX_CARD_CHARS = 400
 _CARD_SPEED = ("typical", "decode", "prefill", "steady", "basis")
 
@@ -134,7 +134,7 @@ def machine_words(machine: Machine) -> str:
     if machine.what_if:
         return machine.name
     parts = []
-    for device in machine.devices:  # unified memory is counted once, with the host
+    for device in machine.devices:  # unified memory is shown once, as RAM
         free = "" if device.unified else f" with {device.free_bytes / GIB:.1f} GiB free"
         parts.append(f"{device.name}{free}")
     if machine.cores is not None:

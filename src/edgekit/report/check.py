@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 K_TOKENS = 1024
-MIN_TOKENS_PER_S = 0.05  # below it, "less than 0.1"
+MIN_TOKENS_PER_S = 0.05  # a lower speed is shown as "less than 0.1"
 _DEFAULT_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
 _CACHE_BITS = {
     **dict.fromkeys(("q8_0", "8 bit", "fp8"), "an 8-bit"),
     **dict.fromkeys(("q4_0", "4 bit"), "a 4-bit"),
 }
-_CUT = "cut to the model's context length"  # written by plan/fit.py
+_CUT = "cut to the model's context length"  # in the reason that plan/fit.py gives for a context
 
 
 def headline(result: Verdict, *, from_name: bool = False) -> str:
@@ -103,7 +103,10 @@ def _fails(result: Verdict) -> str:
         return f"{start}: {reason.partition(' does not start: ')[2] or reason}"
     cache, context = cache_words(result), _window(result)
     at_context = f" {'and' if quantization_words(result) else 'at'} {context}"
-    match bool(result.asked), bool(result.cache_asked):  # "even" precedes what EdgeKit chose
+    match (
+        bool(result.asked),
+        bool(result.cache_asked),
+    ):  # "even" precedes what EdgeKit chose to make it fit
         case _ if not cache:
             start += at_context
         case True, True:
@@ -321,7 +324,7 @@ def typical_figure(rates: tuple[float, float]) -> str:
 
 def _figure(rate: float) -> str:
     """Two significant digits, one below 1: '1,200', '35', '3.5', '0.4'."""
-    if rate < 0.95:  # above this it rounds to 1.0, which has two digits
+    if rate < 0.95:  # 0.95 rounds to 1.0, which has two significant digits
         return f"{rate:.1f}"
     rounded = round(rate, 1 - math.floor(math.log10(rate)))
     return f"{rounded:,.1f}" if rounded < 10 else f"{rounded:,.0f}"
@@ -348,7 +351,9 @@ MIN_RAM_SHARE = 0.1
 ALL_FREE = "counts all of its memory as free; leave more for the system and other programs with"
 LEAVE_MORE = {"--reserve 4G": (4 * GIB, None), "--max-use 80%": (None, 0.8)}
 MORE = "--why: the memory breakdown, the reasons, how each figure is known"
-_UNCHECKED = "tensors were not checked"  # preflight.py: only the first range of a file was read
+_UNCHECKED = (
+    "tensors were not checked"  # starts the note on a file of which only the first range was read
+)
 # Changes in the order of their cost to the user, the cheapest first.
 _CHEAPEST_FIRST = (
     ChangeKind.CONTEXT, ChangeKind.CACHE, ChangeKind.MEMORY, ChangeKind.WEIGHTS, ChangeKind.PLACEMENT,

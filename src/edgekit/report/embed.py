@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgekit.embed.types import EmbedPlan
     from edgekit.engines.native.kernels.types import Floats
 
-_SHOWN_NUMBERS = 6  # of a vector
+_SHOWN_NUMBERS = 6  # of each vector; --json has all
 _BAR = 20
 
 
@@ -126,9 +126,10 @@ def progress_line(status: BulkStatus, *, width: int) -> str:
         share = min(max(status.share, 0.0), 1.0)
         full = int(share * _BAR)
         parts.insert(0, f"[{'#' * full}{'.' * (_BAR - full)}] {share:.0%}")
-        read = status.share - (status.share_begun or 0.0)  # in this run
-        if read > 0:
-            parts.append(f"{_time(status.seconds * (1 - status.share) / read)} left")
+        share_of_this_run = status.share - (status.share_begun or 0.0)
+        if share_of_this_run > 0:
+            left_s = status.seconds * (1 - status.share) / share_of_this_run
+            parts.append(f"{_time(left_s)} left")
     return "  ".join(parts)[: max(width - 1, 1)]
 
 

@@ -39,8 +39,8 @@ from edgekit.units import format_bytes
 
 MAX_PROCESSES = 5
 MAX_DIFFERENCES = 3
-_ENGINE = 11  # columns
-_ENGINE_COLUMN_FROM = 45
+_ENGINE_WIDTH = 11
+_ENGINE_COLUMN_FROM = 45  # columns; on a narrower screen the name of an engine is above its rows
 _SYSTEMS = {
     System.LINUX: "Linux",
     System.MACOS: "macOS",
@@ -160,7 +160,7 @@ def usable_by_engines(machine: Machine) -> Iterator[tuple[Engine, Usable]]:
 
 def _usable_lines(machine: Machine, width: int) -> Iterator[str]:
     """The usable memory for each engine and what limits it, or why the engine does not run."""
-    column = _ENGINE if width >= _ENGINE_COLUMN_FROM else 0
+    column = _ENGINE_WIDTH if width >= _ENGINE_COLUMN_FROM else 0
     for engine, budgets in usable_by_engines(machine):
         if isinstance(budgets, HardwareError):
             rows = [str(budgets)]

@@ -48,14 +48,14 @@ def json_line(value: object) -> str:
     """A document as one line, otherwise like `json_text`."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except (ValueError, TypeError):  # an infinite number, or a mapping of another kind
+    except (ValueError, TypeError):  # an infinite number, or a mapping that is not a dict
         return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
 
 
 def _finite(value: object) -> object:
     """The value with infinite numbers and NaN, which JSON lacks, as strings."""
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # "inf", "nan": real configs hold them
+        return str(value)  # "inf" or "nan"; some config.json files have them
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -43,8 +43,12 @@ from edgekit.report.text import (
     render,
 )
 
-_LEVER_COLUMN_FROM = 45  # columns; on a narrower row the name of a lever precedes its text
-_LEVERS = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # LIMIT is shown as a change
+_LEVER_COLUMN_FROM = (
+    45  # columns; on a narrower screen the name of a lever is in the line of its text
+)
+_LEVERS = tuple(
+    lever for lever in Lever if lever is not Lever.LIMIT
+)  # text shows LIMIT as a change
 
 
 def plan_text(
@@ -196,7 +200,9 @@ def plan_fields(plan: Plan) -> Json:
     """The fields that a plan and a suggestion share; only the sums of the estimate."""
     result, task, load = plan.result, plan.task, plan.load
     tightest, drafter = use_json(result.tightest), None
-    if plan.drafter is not None:  # it would also fit; it is not in the estimate
+    if (
+        plan.drafter is not None
+    ):  # a draft model that would also fit, but is not part of the estimate
         words = engine_named(task.engine).draft_words(result, plan.drafter)
         drafter = {
             "name": plan.drafter.name,

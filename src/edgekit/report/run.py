@@ -97,7 +97,7 @@ def ready_json(check: Check, up: Up, server: Server) -> Json:
         "pid": server.pid,
         "engine_version": up.version,
         **fields(check.result, "context_tokens required_bytes"),
-        # of the process before loading anything
+        # resident memory of the engine's process before it loads anything
         "idle_bytes": None if server.idle is None else server.idle.resident_bytes,
         "available_bytes": check.result.available_bytes,
         "reported": [row_json(row) for row in up.rows],

@@ -36,7 +36,7 @@ from edgekit.report.text import (
 )
 from edgekit.units import GIB, short_count
 
-# Outcome -> singular and plural in the summary, in its order.
+# Outcome -> its verb for one model and for several; in the order of the summary.
 _COUNTED = {
     "fits": ("fits", "fit"),
     "tight": ("is tight", "are tight"),
@@ -44,9 +44,9 @@ _COUNTED = {
     "cannot run": ("cannot run", "cannot run"),
     "not read": ("could not be read", "could not be read"),
 }
-FIRST_ROWS = 25  # the rows that determine the layout; later ones are written as they come
-MAX_NAMES = 3  # of models that share a reason
-MIN_NAME = 12  # columns; with fewer for the name, a row takes several lines
+FIRST_ROWS = 25  # they determine the layout; later rows are written as they become known
+MAX_NAMES = 3  # more models that share a reason are only counted
+MIN_NAME = 12  # columns of a shortened name; if there are fewer, a row takes several lines
 _OUTCOME, _NAME, _ENGINE, _WEIGHTS, _GIB = "", "model", "engine", "weights", "GiB"
 _CONTEXT, _MAX, _USED, _SPEED = "context", "max", "GiB used", "tokens/s"
 _COLUMNS = (_OUTCOME, _NAME, _ENGINE, _WEIGHTS, _GIB, _CONTEXT, _MAX, _USED, _SPEED)
@@ -58,7 +58,7 @@ _NARROW = (_GIB, _MAX, _SPEED)  # left out on a narrow screen, in this order
 @dataclass(frozen=True, slots=True)
 class _Row:
     cells: dict[str, str]  # by column
-    because: str = ""  # the reason, where the figures do not show it
+    because: str = ""  # why it does not load, if the figures do not show it
 
 
 def check_table(rows: Sequence[Answer], screen: Screen = PLAIN, *, sizes: bool = False) -> str:
@@ -162,12 +162,13 @@ def _row(answer: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
     if longest:
         cells[_MAX] = rounded_context_words(longest).removesuffix(" tokens")
     cells[_USED] = used_words(result)
-    if not result.failed:  # for an embedding model, the reading speed
+    if not result.failed:  # an embedding model generates nothing: its speed is that of reading
         rates = None
         if speed is not None:
             rates = speed.prefill if embeds(result) else speed.decode
         cells[_SPEED] = "?" if rates is None else typical_figure(rates)
-    is_blocked = any(use.budget.blocked for use in result.uses)  # no model would start
+    # a blocked budget lets no model start, whatever its size
+    is_blocked = any(use.budget.blocked for use in result.uses)
     lacks_memory = result.tightest.status is Status.FAILED and not is_blocked
     has_reason = not result.can_load and not lacks_memory
     return _Row(cells, "; ".join(result.reasons) if has_reason else "")

@@ -57,7 +57,7 @@ class Screen:
     """The capabilities of the output."""
 
     width: int = MAX_WIDTH
-    colour: bool = False  # decoration only
+    colour: bool = False  # the text is the same without it
     glyphs: Glyphs = BLOCKS
 
 
@@ -183,7 +183,7 @@ def command_lines(command: str, width: int, continuation: str = "\\") -> list[st
     command = printable(command)
     words = _WORD.findall(command)
     if " ".join(words) != command:
-        return [command]  # an open quote, or significant spaces
+        return [command]  # folding would change it: a quote is not closed, or spaces are doubled
     groups: list[str] = []
     for previous, word in zip(("", *words), words, strict=False):
         if previous.startswith("-") and not word.startswith("-"):
@@ -203,7 +203,7 @@ def command_lines(command: str, width: int, continuation: str = "\\") -> list[st
 
 MOST_CELLS = 64
 RAM, UNIFIED = "RAM", "unified memory"
-PARTS = ("model", "context", "compute", "other")  # the columns of the engines' own logs
+PARTS = ("model", "context", "compute", "other")  # llama.cpp's memory breakdown has the first three
 _PART_OF = {
     Component.WEIGHTS: "model",
     Component.COMPUTE: "compute",
@@ -328,7 +328,8 @@ def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
         if sums[part]
     ]
     yield from join_parts((*legend, f"{glyphs.mark} usable"), width, "  ")
-    reserves: dict[tuple[str, str], list[str]] = {}  # cards with the same figures share a row
+    # (kind of memory, its reserve) -> names: cards with the same figures share a row
+    reserves: dict[tuple[str, str], list[str]] = {}
     for name, use in zip(budget_names(result.uses), result.uses, strict=True):
         words = reserve_words(use.budget, limit_on(use.budget, result.machine))
         if use.covered_bytes:
