@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from edgekit.errors import HeaderError, HeaderLimitError, check_limit
+from edgekit.errors import HeaderError, check_limit
 from edgekit.formats import limits
 from edgekit.formats.cursor import LOOK_BYTES, describe
 from edgekit.sources.types import ByteSource
@@ -38,19 +38,19 @@ class JsonStream:
         self._next, self._end = start, end  # the offsets of the bytes that are not decoded yet
         self._chunk_bytes, self._eager = chunk_bytes, eager
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
-        self._text, self._at = "", 0  # decoded text, and the position in it
+        self._text, self._index = "", 0  # decoded text, and the position in it
         self._text_start = start  # offset of the decoded text in the file
 
     def peek(self) -> str:
         """The next character that is not white space; empty at the end."""
-        character = self._text[self._at : self._at + 1]
+        character = self._text[self._index : self._index + 1]
         if character > " ":  # nearly always: writers leave little white space
             return character
         while True:
-            blanks = _BLANKS.match(self._text, self._at)
-            self._at = blanks.end() if blanks else self._at
-            if self._at < len(self._text):
-                return self._text[self._at]
+            blanks = _BLANKS.match(self._text, self._index)
+            self._index = blanks.end() if blanks else self._index
+            if self._index < len(self._text):
+                return self._text[self._index]
             if not self._more():
                 return ""
 
@@ -59,7 +59,7 @@ class JsonStream:
         actual = self.peek()
         if actual != character:
             raise self.error(f"expected {character!r}, found {actual!r}")
-        self._at += 1
+        self._index += 1
 
     def pairs(self) -> Iterator[str]:
         """The keys of the object that begins here. The caller must read each value before the next key."""
@@ -67,7 +67,7 @@ class JsonStream:
         if self.peek() != "}":
             yield self._key()
             while self.peek() == ",":
-                self._at += 1
+                self._index += 1
                 yield self._key()
         self.expect("}")
 
@@ -76,68 +76,58 @@ class JsonStream:
         self.peek()
         while True:
             try:
-                value, end = _DECODE(self._text, self._at)
+                value, end = _DECODE(self._text, self._index)
             except RecursionError as error:
                 raise self.error(f"{what} is nested too deeply") from error
             except ValueError as error:
-                self._check_length(what, self._held, limit, broken=error)
-            else:
-                # A number at the end of the text may continue in the next chunk.
-                if end < len(self._text) or not self._more():
-                    self._check_length(what, end - self._at, limit)
-                    self._at = end
-                    return value
+                # The value may only be incomplete: the decoder then fails near the end of the text, but reports an
+                # incomplete string where the string begins.
+                is_incomplete = isinstance(error, json.JSONDecodeError) and (
+                    error.msg.startswith("Unterminated string") or error.pos + 16 > len(self._text)
+                )
+                if not is_incomplete:
+                    raise self.error(f"{what} is not valid JSON ({explain(error)})") from error
+                self.check_limit(f"{what}: length", self._unread_chars, limit)
+                if not self._more():
+                    raise self.error(f"{what} is cut off") from error
+                continue
+            # A number at the end of the text may continue in the next chunk.
+            if end < len(self._text) or not self._more():
+                self.check_limit(f"{what}: length", end - self._index, limit)
+                self._index = end
+                return value
 
     def string(self, what: str, limit: int) -> str:
         """The string that begins here. `what` names it in errors."""
         if self.peek() != '"':
             raise self.error(f"{what} is not a string")
-        plain = _PLAIN.match(self._text, self._at)
-        if plain is None or plain.end() - self._at > limit:
+        plain = _PLAIN.match(self._text, self._index)
+        if plain is None or plain.end() - self._index > limit:
             text: str = self.value(what, limit)
             return text
-        self._at = plain.end()
+        self._index = plain.end()
         return plain[1]
 
     def error(self, what: str) -> HeaderError:
-        offset = self._text_start + len(self._text[: self._at].encode())
+        offset = self._text_start + len(self._text[: self._index].encode())
         return HeaderError(what, file=self._source.name, offset=offset)
 
     def check_limit(self, what: str, value: int, limit: int) -> None:
         check_limit(what, value, limit, file=self._source.name)
 
     @property
-    def _held(self) -> int:
-        return len(self._text) - self._at
+    def _unread_chars(self) -> int:
+        """How much of the decoded text has not been read yet."""
+        return len(self._text) - self._index
 
     def _key(self) -> str:
         key = self.string("a name", _KEY_LENGTH)
         self.expect(":")
         return key
 
-    def _check_length(
-        self, what: str, length: int, limit: int, *, broken: ValueError | None = None
-    ) -> None:
-        """Raises HeaderError if the value is too long, invalid or cut off.
-
-        With `broken`, a value that failed to decode: returns if the next chunk may complete it.
-        """
-        # At the end of the text a value may just be incomplete. Strings are reported where they begin.
-        is_cut = isinstance(broken, json.JSONDecodeError) and (
-            broken.msg.startswith("Unterminated string") or broken.pos + 16 > len(self._text)
-        )
-        if broken and not is_cut:
-            raise self.error(f"{what} is not valid JSON ({explain(broken)})") from broken
-        if length > limit:
-            raise HeaderLimitError(
-                f"{what}: length", value=length, limit=limit, file=self._source.name
-            ) from broken
-        if broken and not self._more():
-            raise self.error(f"{what} is cut off") from broken
-
     def _more(self) -> bool:
         """Decodes the next chunk, at least as long as what is left of the last; False at the end."""
-        length = min(max(self._chunk_bytes, self._held), self._end - self._next)
+        length = min(max(self._chunk_bytes, self._unread_chars), self._end - self._next)
         if length <= 0:
             return False
         ahead = self._end - self._next - length if self._eager else 0
@@ -149,8 +139,8 @@ class JsonStream:
             text = self._utf8.decode(raw, final=self._next >= self._end)
         except UnicodeDecodeError as error:
             raise self.error("header is not UTF-8") from error
-        self._text_start += len(self._text[: self._at].encode())
-        self._text, self._at = self._text[self._at :] + text, 0
+        self._text_start += len(self._text[: self._index].encode())
+        self._text, self._index = self._text[self._index :] + text, 0
         return True
 
 

@@ -20,24 +20,22 @@ class BeyondReachError(Exception):
 
 
 class Cursor:
-    """A position in a file that only moves forward.
-
-    The caller maintains two estimates of the rest of the header. At least `sure_bytes` follow the value being read, so
-    a window that long never reaches the weights. About `likely_bytes` follow: a remote source that has to fetch anyway
-    fetches that much more. `may_fetch` is called before a read of bytes that a remote source does not hold yet.
-    """
+    """A position in a file that only moves forward."""
 
     def __init__(self, source: ByteSource, *, window_bytes: int = WINDOW_BYTES) -> None:
         self.name = source.name
+        # Set by the caller. How much of the header follows the value being read: at least (a window that long never
+        # reaches the weights), and probably (a remote source that has to send a request asks for that much more).
+        self.min_left_bytes = 0
+        self.likely_left_bytes = 0
+        # Set by the caller: whether a remote source may send another request.
         self.may_fetch: Callable[[], bool] = lambda: True
-        self.sure_bytes = 0
-        self.likely_bytes = 0
         self._source = source
         self._window_bytes = window_bytes
         self._end = source.size_bytes
         self._window = b""
         self._start = 0  # offset of the window in the file
-        self._at = 0  # position in the window; after a skip it may be beyond the window's end
+        self._index = 0  # position in the window; after a skip it may be beyond the window's end
         self._strings = 0  # number of strings skipped so far
         self._string_bytes = 0  # and their bytes
         self.read_big_endian(value=False)
@@ -50,7 +48,7 @@ class Cursor:
 
     @property
     def position(self) -> int:
-        return self._start + self._at
+        return self._start + self._index
 
     def error(self, what: str, *, offset: int | None = None) -> HeaderError:
         """A HeaderError about this file, for the caller to raise."""
@@ -62,17 +60,16 @@ class Cursor:
 
     def take(self, length: int) -> bytes:
         """The next `length` bytes. The caller has checked `length` against a limit."""
-        at = self._at
-        if at + length > len(self._window):
+        if self._index + length > len(self._window):
             self._fill(length)
-            at = 0
-        self._at = at + length
-        return self._window[at : at + length]
+        begin = self._index
+        self._index = begin + length
+        return self._window[begin : self._index]
 
     def skip(self, length: int) -> None:
         """Moves forward without reading."""
         self._check_end(length)
-        self._at += length
+        self._index += length
 
     def u32(self) -> int:
         value: int = self._u32.unpack(self.take(4))[0]
@@ -98,20 +95,22 @@ class Cursor:
             self._strings += skipped
             self._string_bytes += self.position - begin
             if left and not skipped:
-                self._fill(8, sure=8 * (left - 1), likely=self._guess_bytes(left))
+                self._fill(
+                    8, min_left_bytes=8 * (left - 1), likely_left_bytes=self._guess_bytes(left)
+                )
 
     def _skip_in_window(self, count: int) -> int:
         """Skips the strings that begin in this window, and returns their number.
 
         This loop runs 400,000 times for Llama 3. It does not check for the end of the window: struct raises there.
         """
-        window, at, unpack = self._window, self._at, self._u64.unpack_from
+        window, index, read_length = self._window, self._index, self._u64.unpack_from
         skipped = 0
         with suppress(struct.error, OverflowError):
             for _ in range(count):
-                at += unpack(window, at)[0] + 8
+                index += read_length(window, index)[0] + 8
                 skipped += 1
-        self._at = at
+        self._index = index
         self._check_end(0)
         return skipped
 
@@ -136,27 +135,29 @@ class Cursor:
             )
         check_limit("header length", end, limits.HEADER_BYTES, file=self.name)
 
-    def _fill(self, length: int, *, sure: int = 0, likely: int = 0) -> None:
+    def _fill(self, length: int, *, min_left_bytes: int = 0, likely_left_bytes: int = 0) -> None:
         """Moves the window to the current position and fills it with at least `length` bytes.
 
-        `sure` and `likely` are added to the estimates of the rest of the header.
+        The other arguments are added to the caller's estimates of the rest of the header.
         """
         self._check_end(length)
         position = self.position
-        window_length = max(length, min(self._window_bytes, length + sure + self.sure_bytes))
-        fetched = self._source.available_bytes if isinstance(self._source, GrowingSource) else None
-        if fetched is not None and fetched < position + window_length:
-            # Use only the bytes that were fetched already, unless they are not enough.
-            window_length = max(length, fetched - position)
-            is_missing = fetched < position + length
-            if fetched and is_missing and not self.may_fetch():
+        min_length = length + min_left_bytes + self.min_left_bytes
+        window_length = max(length, min(self._window_bytes, min_length))
+        if isinstance(self._source, GrowingSource):
+            fetched_bytes = self._source.available_bytes - position
+            if fetched_bytes >= length:  # a shorter window needs no request
+                window_length = min(window_length, fetched_bytes)
+            elif self._source.available_bytes and not self.may_fetch():
                 raise BeyondReachError
-        ahead = likely + self.likely_bytes
+            else:
+                window_length = length  # `ahead` says how much more to fetch
+        ahead = likely_left_bytes + self.likely_left_bytes
         self._window = b""  # free the old window first
         self._window = self._source.read(
             position, min(window_length, self._end - position), ahead=ahead
         )
-        self._start, self._at = position, 0
+        self._start, self._index = position, 0
         if len(self._window) < length:
             self._end = position + len(self._window)
             self._check_end(length)

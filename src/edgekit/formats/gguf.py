@@ -191,9 +191,7 @@ class KeyStore:
         if self.is_wanted:
             self.long_strings[key] = length
 
-    def note_array(
-        self, key: str, element: str, count: int, *, offset: int = 0, end: int = 0
-    ) -> None:
+    def note_array(self, key: str, element: str, count: int, *, offset: int, end: int = 0) -> None:
         if self.is_wanted:
             self.arrays[key] = ArrayFact(element=element, count=count, offset=offset, end=end)
 
@@ -219,9 +217,9 @@ _NUMBER_COST_BYTES = 40  # a Python number and its place in a tuple
 
 def read_keys(cursor: Cursor, start: GgufStart, store: KeyStore) -> None:
     """Every key with its value, into the store."""
-    cursor.likely_bytes = start.tensor_count * ENTRY_BYTES
+    cursor.likely_left_bytes = start.tensor_count * ENTRY_BYTES
     for left in reversed(range(start.key_count)):
-        cursor.sure_bytes = left * LEAST_KEY_BYTES + start.tensor_count * LEAST_ENTRY_BYTES
+        cursor.min_left_bytes = left * LEAST_KEY_BYTES + start.tensor_count * LEAST_ENTRY_BYTES
         offset = cursor.position
         key = _read_name(cursor, "key", "length of a key", limits.KEY_BYTES)
         if not key:
@@ -376,8 +374,8 @@ def read_directory(
     entries: dict[str, _Entry] = {}
     last_end, last_name = -1, ""
     for left in reversed(range(count)):
-        cursor.sure_bytes = left * LEAST_ENTRY_BYTES
-        cursor.likely_bytes = left * ENTRY_BYTES
+        cursor.min_left_bytes = left * LEAST_ENTRY_BYTES
+        cursor.likely_left_bytes = left * ENTRY_BYTES
         offset = cursor.position
         name = _read_name(cursor, "tensor name", "length of a tensor's name", limits.NAME_BYTES)
         if name in entries:

@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from edgekit.errors import HeaderError
 from edgekit.formats.types import TEXT_SECTIONS, Quantization, Tensor
 
 _Number = TypeVar("_Number", int, float)
 
 _MLX_SETTINGS = frozenset({"bits", "group_size", "mode"})
 
-# Modes of MLX: bits and group size if the mode fixes them, and the bits that each group needs in addition to its
-# weights: affine a scale and a bias in f16, mxfp4 and mxfp8 an exponent, nvfp4 a small float.
-_MODES: Mapping[str, tuple[int | None, int | None, int]] = {
-    "affine": (None, None, 32),
-    "mxfp4": (4, 32, 8),
-    "nvfp4": (4, 16, 8),
-    "mxfp8": (8, 32, 8),
+# Modes of MLX that fix the bits and the group size; its default mode, affine, does not.
+_FIXED_MODES: Mapping[str, tuple[int, int]] = {
+    "mxfp4": (4, 32),
+    "nvfp4": (4, 16),
+    "mxfp8": (8, 32),
 }
 
 # Methods and algorithms whose name determines the bits.
@@ -51,18 +48,9 @@ _BITS_OF: Mapping[str, int] = {
 _GROUP_OF: Mapping[str, int] = {"mxfp4": 32, "nvfp4": 16, "mxfp8": 32}
 
 
-def effective_bits(bits: int, group_size: int, mode: str = "affine") -> float:
-    """Bits per weight including its share of the group's scale: (64 x 4 + 32) / 64 = 4.5."""
-    row = _MODES.get(mode)
-    if row is None:
-        raise HeaderError(
-            f"unknown quantisation mode {mode!r}: upgrade edgekit, or add it to "
-            "formats/quantization.py"
-        )
-    if bits < 1 or group_size < 1:
-        raise HeaderError(f"invalid quantisation: {bits} bits in groups of {group_size}")
-    _, _, scale_bits = row
-    return (group_size * bits + scale_bits) / group_size
+def mlx_bits_per_weight(bits: int) -> float:
+    """4.5 for "4bit": by default MLX stores a scale and a bias, of 16 bits each, for every 64 weights."""
+    return bits + 2 * 16 / 64
 
 
 def read_quantization(
@@ -96,7 +84,7 @@ def _read_settings(settings: Mapping[str, Any]) -> Quantization:
     is_unnamed = method is None and algorithm is None
     if (method or "").lower() == "mlx" or (is_unnamed and not _MLX_SETTINGS.isdisjoint(settings)):
         mode = _text(settings, "mode") or "affine"
-        bits, group_size, _ = _MODES.get(mode, (None, None, 0))
+        bits, group_size = _FIXED_MODES.get(mode, (None, None))
         return Quantization(
             method=mode,
             bits=_number(settings, "bits") or bits,

@@ -51,8 +51,9 @@ class ArrayFact:
 
     element: str  # "string", "float32", ...
     count: int
-    offset: int = field(default=0, compare=False)  # of its elements in the file
-    end: int = field(default=0, compare=False)  # 0: reading stopped inside the array
+    # Where its elements begin and end in the file. An end of 0: reading stopped inside the array.
+    offset: int = field(default=0, compare=False)
+    end: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

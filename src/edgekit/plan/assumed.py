@@ -28,7 +28,7 @@ from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError, RefusedError, UsageError
 from edgekit.formats.mixes import mix_by_name
-from edgekit.formats.quantization import effective_bits
+from edgekit.formats.quantization import mlx_bits_per_weight
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Attention, Model, ModelGeometry, Span
 from edgekit.sources.filenames import base_of, quant_tag
@@ -99,7 +99,7 @@ def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
             mix_name, bits = tagged, bits_of(tagged)
             break
         if (plain := _MLX_BITS.search(part)) is not None:
-            mix_name, bits = f"{plain[1]}bit", effective_bits(int(plain[1]), 64)
+            mix_name, bits = f"{plain[1]}bit", mlx_bits_per_weight(int(plain[1]))
             break
         if (opaque := _OPAQUE.search(part)) is not None:
             raise UsageError(
@@ -133,7 +133,7 @@ def bits_of(mix: str) -> float:
     if known_mix is not None:
         return known_mix.bits_per_weight
     if (plain := _MLX_BITS.fullmatch(mix)) is not None:
-        return effective_bits(int(plain[1]), 64)
+        return mlx_bits_per_weight(int(plain[1]))
     raise UsageError(
         f"unknown quantisation {mix[:40]!r}: its bits per weight are not in formats/mixes.py"
     )

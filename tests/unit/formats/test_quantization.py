@@ -8,39 +8,14 @@ from typing import Any
 import pytest
 from tests.recorded import TRUTH
 
-from edgekit.errors import HeaderError
 from edgekit.formats.dtype import by_name
-from edgekit.formats.quantization import count_weights, effective_bits, read_quantization
+from edgekit.formats.quantization import count_weights, mlx_bits_per_weight, read_quantization
 from edgekit.formats.types import Quantization, Tensor
 
 
-@pytest.mark.parametrize(
-    ("bits", "group_size", "mode", "expected"),
-    [
-        (2, 64, "affine", (64 * 2 + 32) / 64),
-        (3, 64, "affine", 3.5),
-        (4, 64, "affine", 4.5),
-        (4, 32, "affine", 5.0),
-        (6, 64, "affine", 6.5),
-        (8, 64, "affine", 8.5),
-        (4, 128, "affine", 4.25),
-        (4, 32, "mxfp4", 4 + 8 / 32),
-        (4, 16, "nvfp4", 4 + 8 / 16),
-        (8, 32, "mxfp8", 8 + 8 / 32),
-    ],
-)
-def test_effective_bits_includes_the_scale(
-    bits: int, group_size: int, mode: str, expected: float
-) -> None:
-    assert effective_bits(bits, group_size, mode) == expected
-
-
-@pytest.mark.parametrize(
-    ("bits", "group", "mode"), [(4, 0, "affine"), (0, 64, "affine"), (4, 64, "x")]
-)
-def test_effective_bits_refuses_invalid_settings(bits: int, group: int, mode: str) -> None:
-    with pytest.raises(HeaderError):
-        effective_bits(bits, group, mode)
+@pytest.mark.parametrize(("bits", "expected"), [(2, 2.5), (4, (64 * 4 + 32) / 64), (8, 8.5)])
+def test_mlx_bits_per_weight_include_scale_and_bias(bits: int, expected: float) -> None:
+    assert mlx_bits_per_weight(bits) == expected
 
 
 # --- configs. Each as some tool really writes it.
