@@ -179,7 +179,12 @@ def test_announced_piece_never_exceeds_the_request(status: int, headers: dict[st
     answer = ResponseHead(status=status, headers=headers, url="https://a.example/a.gguf")
     with contextlib.suppress(EdgekitError):
         piece = announced_piece(
-            answer, start=0, requested_bytes=524_288, whole_bytes=100, known=None, name="a.gguf"
+            answer,
+            start=0,
+            requested_bytes=524_288,
+            max_whole_file_bytes=100,
+            known_version=None,
+            name="a.gguf",
         )
         assert 0 <= piece.length <= min(524_288, piece.version.total_bytes)
         assert status == 206 or piece.length <= 100

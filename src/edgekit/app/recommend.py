@@ -381,7 +381,12 @@ def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
     engine, host = engine_named(request.engines[0]), machine.host
     ram = None
     if host is not None:
-        ram = (host.usable_bytes, host.whole_bytes, host.total_bytes, host.bandwidth_bytes_per_s)
+        ram = (
+            host.usable_bytes,
+            host.limited_total_bytes,
+            host.total_bytes,
+            host.bandwidth_bytes_per_s,
+        )
     cards = [replace(device, users=(), because="") for device in machine.devices]
     identity = (
         __version__,

@@ -36,7 +36,7 @@ from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.errors import MemoryPressureError, UsageError
 from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
-from edgekit.sources.download import LocalWeights, find_weights
+from edgekit.sources.download import LocalGguf, find_weights
 from edgekit.units import KIB, MIB, Basis, format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _total(lines: Iterable[PlanLine]) -> int:
 
 
 def _plan_inputs(
-    weights: LocalWeights, options: _Options, file: WeightFile, header: FileHeader
+    weights: LocalGguf, options: _Options, file: WeightFile, header: FileHeader
 ) -> _PlanInputs:
     """The memory that does not depend on the backend, and the limits for the rest."""
     lines = []

@@ -148,7 +148,7 @@ def ram_budget(
     return Budget(
         name="unified memory" if shared else "RAM",
         pools=frozenset({*shared, HOST}),
-        total_bytes=host.whole_bytes + gpu_only_bytes,
+        total_bytes=host.limited_total_bytes + gpu_only_bytes,
         free_bytes=host.usable_bytes + gpu_only_bytes,
         reserve_bytes=reserve_bytes,
         because=because,

@@ -166,15 +166,16 @@ def _suggestion(text: str, mentioned: Words) -> str:
     candidates = [device for device in all_devices() if not kinds or device.kind.value in kinds]
     # The size is compared separately.
     distinguishing = {word for word in mentioned if word != str(size_gb)}
-    is_kind_alone = all(_kinds_in(word) for word in distinguishing)
+    names_only_kind = all(_kinds_in(word) for word in distinguishing)
     ranks: list[tuple[int, bool, int, bool, str, str]] = []
     for device in candidates:
         words = set(words_of(device.name))
-        shared = sum(len(word) for word in distinguishing & words if len(word) > 1)
+        shared_chars = sum(len(word) for word in distinguishing & words if len(word) > 1)
         has_size = size_gb is not None and device.size_gb == size_gb
-        if shared > 1 or (kinds and (has_size or is_kind_alone)):
-            differing = -len(distinguishing ^ words)
-            ranks.append((shared, has_size, differing, device.usual, device.released, device.name))
+        if shared_chars > 1 or (kinds and (has_size or names_only_kind)):
+            likeness = -len(distinguishing ^ words)
+            rank = (shared_chars, has_size, likeness, device.usual, device.released, device.name)
+            ranks.append(rank)
     names = [name for *_, name in sorted(ranks, reverse=True)]
     names = names or list(close_names(text, (device.name for device in candidates)))
     if not names:
@@ -302,12 +303,12 @@ def _matches(words: Words) -> tuple[tuple[KnownDevice, ...], tuple[KnownDevice, 
 
 def _devices(words: Words) -> tuple[KnownDevice, ...]:
     """The devices whose rows contain all these words: no other device can match them."""
-    parts = [word for word in words if word != "laptop"]  # rows may say mobile or notebook
+    required_words = [word for word in words if word != "laptop"]  # rows may say mobile, notebook
     names: set[str] = set()
     devices: list[KnownDevice] = []
     for file in FILES:
         for line in _table_lines(file):
-            is_match = all(part in line.lower() for part in parts)
+            is_match = all(word in line.lower() for word in required_words)
             row = dict(zip(COLUMNS, line.split("\t"), strict=True))
             for size in row["size_gb"].split(","):
                 name = row["name"].format(size)
@@ -473,8 +474,8 @@ def raised_limit(machine: Machine) -> RaisedLimit | None:
         how = "Variable Graphics Memory at its highest (AMD Software, Performance, Tuning)"
         short_note = "after a restart"
         note = "takes effect after a restart"
-        part, whole = _VARIABLE_GRAPHICS_MEMORY
-        limit_bytes = total_bytes * part // whole
+        numerator, denominator = _VARIABLE_GRAPHICS_MEMORY
+        limit_bytes = total_bytes * numerator // denominator
     else:
         return None
     if limit_bytes <= device.limit_bytes:
@@ -521,8 +522,13 @@ def working_set_because(limit_bytes: int, total_bytes: int) -> str:
 
 def _share(shares: tuple[tuple[int, int, int], ...], total_bytes: int) -> int:
     """The bytes that the first row for this memory size allows, rounded up to a page."""
-    part, whole = next((part, whole) for least, part, whole in shares if total_bytes >= least)
-    return -(-total_bytes * part // (whole * _APPLE_PAGE_BYTES)) * _APPLE_PAGE_BYTES
+    numerator, denominator = next(
+        (numerator, denominator)
+        for least_bytes, numerator, denominator in shares
+        if total_bytes >= least_bytes
+    )
+    pages = -(-total_bytes * numerator // (denominator * _APPLE_PAGE_BYTES))
+    return pages * _APPLE_PAGE_BYTES
 
 
 _HEAP_SMALL_BYTES = 4 * GIB  # anv_device.c: half of up to 4 GiB, three quarters of more
@@ -530,6 +536,6 @@ _HEAP_SMALL_BYTES = 4 * GIB  # anv_device.c: half of up to 4 GiB, three quarters
 
 def mesa_heap_bytes(ram_bytes: int) -> tuple[int, str]:
     """The heap that Mesa's Vulkan driver gives an integrated GPU, and why."""
-    part, whole = (1, 2) if ram_bytes <= _HEAP_SMALL_BYTES else (3, 4)
-    because = f"Mesa's Vulkan driver lets the GPU use {part}/{whole} of the RAM"
-    return ram_bytes * part // whole, because
+    numerator, denominator = (1, 2) if ram_bytes <= _HEAP_SMALL_BYTES else (3, 4)
+    because = f"Mesa's Vulkan driver lets the GPU use {numerator}/{denominator} of the RAM"
+    return ram_bytes * numerator // denominator, because

@@ -142,10 +142,9 @@ def _amd_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device 
     used_bytes = number_of(card.files / "mem_info_vram_used")
     mapped_bytes = number_of(card.files / "mem_info_gtt_total") or 0
     metrics = bytes_of(card.files / "gpu_metrics", 4) or b""  # two bytes of size, then its version
-    is_integrated = card.device == _MI300A or (
-        len(metrics) == 4 and metrics[2] in _INTEGRATED_METRICS
-    )
-    if is_integrated and (card.device == _MI300A or mapped_bytes > (total_bytes or 0)):
+    is_integrated = len(metrics) == 4 and metrics[2] in _INTEGRATED_METRICS
+    maps_more_than_it_has = mapped_bytes > (total_bytes or 0)
+    if card.device == _MI300A or (is_integrated and maps_more_than_it_has):
         return _amd_integrated(surroundings, card, name, mapped_bytes)
     if not total_bytes or used_bytes is None:
         return None
@@ -153,16 +152,16 @@ def _amd_device(surroundings: Surroundings, card: DrmCard, name: str) -> Device 
     mode = re.fullmatch(
         r"NPS([248])", (text_of(card.files / "current_memory_partition") or "").strip()
     )
-    parts = int(mode[1]) if mode else 1
+    partitions = int(mode[1]) if mode else 1
     return Device(
         name=name,
         vendor=Vendor.AMD,
-        total_bytes=total_bytes // parts,
+        total_bytes=total_bytes // partitions,
         integrated=is_integrated,
-        free_bytes=max(0, total_bytes - used_bytes) // parts,
+        free_bytes=max(0, total_bytes - used_bytes) // partitions,
         bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
-        partition=f"NPS{parts}" if parts > 1 else "",
-        basis=Basis.EXACT if parts == 1 else Basis.MODELLED,
+        partition=f"NPS{partitions}" if partitions > 1 else "",
+        basis=Basis.EXACT if partitions == 1 else Basis.MODELLED,
         because="amdgpu mem_info_vram_total and _used",
     )
 

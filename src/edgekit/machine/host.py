@@ -100,24 +100,27 @@ def process_limits(root: Path, *, process: int | str = "self") -> tuple[MemoryLi
     return tuple(limits)
 
 
+_NEVER_OVERCOMMIT = 2  # vm.overcommit_memory: allocations beyond CommitLimit fail
+
+
 def commit_limits(surroundings: Surroundings) -> tuple[MemoryLimit, ...]:
     """The commit limit of a system that does not overcommit: Windows, and Linux in mode 2.
 
     https://docs.kernel.org/mm/overcommit-accounting.html. Weights mapped from their file do not count.
     """
-    limit_bytes = None
-    page_file = surroundings.page_file() if surroundings.system is System.WINDOWS else None
-    if page_file is not None:
-        limit_bytes, free_bytes = page_file  # it may grow, but too slowly to count on
-        name = "commit limit of Windows (memory and page file; mapped files do not count)"
-        used_bytes = max(0, limit_bytes - free_bytes)
-    never_overcommit = 2
-    overcommit = surroundings.root / "proc/sys/vm/overcommit_memory"
-    if surroundings.system is System.LINUX and number_of(overcommit) == never_overcommit:
-        meminfo = pairs_of(surroundings.root / "proc/meminfo", ":")
-        limit_bytes = _kib_line(meminfo, "CommitLimit")
-        name = "CommitLimit (vm.overcommit_memory=2; mapped files do not count)"
-        used_bytes = _kib_line(meminfo, "Committed_AS") or 0
+    limit_bytes: int | None = None
+    if surroundings.system is System.WINDOWS:
+        if (page_file := surroundings.page_file()) is not None:
+            limit_bytes, free_bytes = page_file  # it may grow, but too slowly to count on
+            name = "commit limit of Windows (memory and page file; mapped files do not count)"
+            used_bytes = max(0, limit_bytes - free_bytes)
+    elif surroundings.system is System.LINUX:
+        overcommit_mode = number_of(surroundings.root / "proc/sys/vm/overcommit_memory")
+        if overcommit_mode == _NEVER_OVERCOMMIT:
+            meminfo = pairs_of(surroundings.root / "proc/meminfo", ":")
+            limit_bytes = _kib_line(meminfo, "CommitLimit")
+            name = "CommitLimit (vm.overcommit_memory=2; mapped files do not count)"
+            used_bytes = _kib_line(meminfo, "Committed_AS") or 0
     if limit_bytes is None:
         return ()
     return (MemoryLimit(name=name, limit_bytes=limit_bytes, used_bytes=used_bytes),)
@@ -388,8 +391,8 @@ def bound_limits(root: Path) -> tuple[MemoryLimit, ...]:
         return ()
     allowed = pairs_of(root / "proc/self/status", ":").get("Mems_allowed_list", "")
     # '55d0 bind:0 file=...' or 'bind=static:0': every mapping has the policy, so the first is enough.
-    first = bytes_of(root / "proc/self/numa_maps", 4096) or b""
-    policy = re.match(rb"[0-9a-f]+ bind(?:=\w+)?:([0-9,-]+)\s", first)
+    numa_maps = bytes_of(root / "proc/self/numa_maps", 4096) or b""
+    policy = re.match(rb"[0-9a-f]+ bind(?:=\w+)?:([0-9,-]+)\s", numa_maps)
     limits = []
     bindings = (
         ("cpuset.mems", allowed),
@@ -438,12 +441,12 @@ def without_gpu_memory(
         f"Linux reports {format_bytes(total_bytes)} of the GPU's memory as RAM (NUMA nodes without a CPU); "
         "EdgeKit counts it once, as the GPU's."
     )
-    rest = replace(
+    without_gpu = replace(
         host,
         total_bytes=host.total_bytes - total_bytes,
         free_bytes=max(0, min(host.free_bytes - free_bytes, host.total_bytes - total_bytes)),
     )
-    return rest, (note,)
+    return without_gpu, (note,)
 
 
 # -- unified memory ------------------------------------------------------------------------------

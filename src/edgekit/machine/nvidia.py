@@ -95,16 +95,16 @@ def _query_driver(surroundings: Surroundings) -> Findings:
     try:
         answer = answers.get(timeout=surroundings.deadline_s)
     except Empty:
-        why = (
+        note = (
             f"The NVIDIA driver did not answer within {surroundings.deadline_s:g} s, so no NVIDIA GPU is "
             "counted. Fix: try nvidia-smi; if that hangs too, reboot."
         )
-        return Findings(notes=(why,))
+        return Findings(notes=(note,))
     if isinstance(answer, NvmlError):
         if answer.code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND} and not is_loaded:
             return Findings()
-        why = nvml_message(answer.code)
-        note = f"The NVIDIA driver does not answer, so no NVIDIA GPU is counted: {why}"
+        reason = nvml_message(answer.code)
+        note = f"The NVIDIA driver does not answer, so no NVIDIA GPU is counted: {reason}"
         return Findings(notes=(note,))
     if isinstance(answer, Exception):
         raise answer
@@ -116,8 +116,8 @@ def _card_without_driver(surroundings: Surroundings) -> tuple[str, ...]:
     for device in sorted((surroundings.root / "sys/bus/pci/devices").glob("*")):
         pci_class = (number_of(device / "class") or 0) >> 8
         if pci_class in _DISPLAYS and number_of(device / "vendor") == _PCI_VENDOR:
-            why = nvml_message(DRIVER_NOT_LOADED)
-            return (f"An NVIDIA GPU ({device.name}) is in this machine, but not counted: {why}",)
+            reason = nvml_message(DRIVER_NOT_LOADED)
+            return (f"An NVIDIA GPU ({device.name}) is in this machine, but not counted: {reason}",)
     return ()
 
 
@@ -132,8 +132,8 @@ def _read_cards(surroundings: Surroundings) -> Findings:
         try:
             card = _read_card(nvml, index, surroundings)
         except NvmlError as error:
-            why = nvml_message(error.code)
-            notes.append(f"NVIDIA GPU {index} does not answer and is not counted: {why}")
+            reason = nvml_message(error.code)
+            notes.append(f"NVIDIA GPU {index} does not answer and is not counted: {reason}")
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
             notes.append(
                 f"GPU {index} gives an unreadable answer ({type(error).__name__}): not counted."
@@ -226,8 +226,8 @@ def _read_card(nvml: Nvml, index: int, surroundings: Surroundings) -> Findings:
     if not is_unified and not any(part in name for part in _INTEGRATED):
         return Findings(devices=(_device(card, handle),))
     if host is None:
-        why = f"{title} shares the RAM, whose size could not be read: not counted."
-        return Findings(notes=(why,))
+        note = f"{title} shares the RAM, whose size could not be read: not counted."
+        return Findings(notes=(note,))
     # A GB10 or Jetson: NVML does not report its memory, or reports that of the whole machine.
     shared = Device(
         name=name,
@@ -398,8 +398,8 @@ def find_jetson(surroundings: Surroundings) -> Findings:
     if surroundings.system is not System.LINUX or chip is None:
         return Findings()
     if surroundings.host is None:
-        why = "The GPU of this board shares the RAM, whose size could not be read."
-        return Findings(notes=(why,))
+        note = "The GPU of this board shares the RAM, whose size could not be read."
+        return Findings(notes=(note,))
     name = f"NVIDIA {chip}"
     for path in ("sys/devices/soc0/machine", "proc/device-tree/model"):
         name = one_line(text_of(surroundings.root / path) or "", _NAME_CHARS) or name
@@ -480,17 +480,17 @@ def within_address_space(devices: tuple[Device, ...], host: HostMemory | None) -
         return Findings(devices=devices)
     shortage = f"{ADDRESS_SPACE} leaves {format_bytes(left_bytes)} of address space, and CUDA needs 13 GiB to start"
     if left_bytes <= _CONTEXT_BYTES:
-        why = f"{shortage}: NVIDIA GPUs are not counted. Fix: ulimit -v unlimited."
-        return Findings(notes=(why,))
+        note = f"{shortage}: NVIDIA GPUs are not counted. Fix: ulimit -v unlimited."
+        return Findings(notes=(note,))
     each_bytes = (left_bytes - _CONTEXT_BYTES) // len(devices)
     limited = tuple(_limit_memory(device, each_bytes) for device in devices)
     if limited == devices:
         return Findings(devices=devices)
-    why = (
+    note = (
         f"{shortage}: {format_bytes(each_bytes)} is left for each NVIDIA GPU, minus what the process maps in RAM. "
         "Fix: ulimit -v unlimited."
     )
-    return Findings(devices=limited, notes=(why,))
+    return Findings(devices=limited, notes=(note,))
 
 
 def _limit_memory(device: Device, max_bytes: int) -> Device:

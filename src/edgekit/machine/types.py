@@ -71,7 +71,7 @@ class HostMemory:
         return lowest if lowest is not None and lowest.left_bytes < self.free_bytes else None
 
     @property
-    def whole_bytes(self) -> int:
+    def limited_total_bytes(self) -> int:
         """Total memory for a process inside the limits."""
         return min((self.total_bytes, *(limit.limit_bytes for limit in self.limits)))
 

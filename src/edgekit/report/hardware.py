@@ -64,7 +64,9 @@ def hardware_text(machine: Machine, screen: Screen = PLAIN) -> str:
     """The screen of `hardware`: memory, GPUs, measurements, and the memory that each engine may use."""
     host, raised = machine.host, raised_limit(machine)
     parts = [
-        "RAM unknown" if host is None else f"{_of(host.usable_bytes, host.whole_bytes)} of RAM free"
+        "RAM unknown"
+        if host is None
+        else f"{_of(host.usable_bytes, host.limited_total_bytes)} of RAM free"
     ]
     sections: list[Section] = [("Memory", _host_rows(host))]
     groups: dict[Device, list[int]] = {}  # devices that differ only in their index

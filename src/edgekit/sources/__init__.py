@@ -42,10 +42,12 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
         path = Path(text)  # a name that the network does not have may be a misspelt path
         if reach.within is not None or "/" not in text or not path.parent.is_dir():
             raise
-        near = names_near(path)
-        if not near:
+        similar_names = names_near(path)
+        if not similar_names:
             raise
-        raise type(error)(f"{error}. Similar names on this machine: {', '.join(near)}") from error
+        raise type(error)(
+            f"{error}. Similar names on this machine: {', '.join(similar_names)}"
+        ) from error
 
 
 def hub_model_of(reference: str, *, reach: Reach | None = None) -> HubModel | None:

@@ -25,7 +25,7 @@ from edgekit.units import KIB, LARGEST, MIB
 
 MAX_CACHE_BYTES = 512 * MIB  # about a hundred models; the least recently used go first
 MAX_MEMORY_BYTES = 2 * MIB  # of one prefix; a longer one goes to a temporary file
-MAX_TITLE_BYTES = 8 * KIB  # the line of JSON: an address and two validators
+MAX_HEADING_BYTES = 8 * KIB  # the line of JSON: an address and two validators
 MAX_VALIDATOR_CHARS = 256  # a SHA-256 in quotes has 66
 FORMAT = 1
 
@@ -145,18 +145,22 @@ def _path_of(url: str) -> Path | None:
 def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
     """The entry in the file; None if it is damaged or belongs to another address."""
     try:
-        title = json.loads(file.readline(MAX_TITLE_BYTES))
-        validators = (title["etag"], title["last_modified"], title["linked_etag"])
-        length, total_bytes, cached_at = title["length"], title["total_bytes"], title["kept_at"]
+        heading = json.loads(file.readline(MAX_HEADING_BYTES))
+        validators = (heading["etag"], heading["last_modified"], heading["linked_etag"])
+        length, total_bytes, cached_at = (
+            heading["length"],
+            heading["total_bytes"],
+            heading["kept_at"],
+        )
         is_valid = (
-            (title["format"], title["url"]) == (FORMAT, url)
+            (heading["format"], heading["url"]) == (FORMAT, url)
             and all(text == usable_validator(text) for text in validators)
             and (type(length) is type(total_bytes) is int)
             and 0 <= length <= total_bytes < LARGEST
             and length <= MAX_HEADER_BYTES
             and (type(cached_at) is int and 0 <= cached_at <= _LAST_SECOND)
         )
-        sha256 = title["sha256"]
+        sha256 = heading["sha256"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not is_valid:
@@ -187,7 +191,7 @@ def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
     entry.prefix.seek(0)
     while chunk := entry.prefix.read(_CHUNK_BYTES):
         digest.update(chunk)
-    title = {
+    heading = {
         "format": FORMAT,
         "url": url,
         "etag": entry.version.etag,
@@ -198,8 +202,8 @@ def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
         "kept_at": entry.cached_at,
         "sha256": digest.hexdigest(),
     }
-    line = json.dumps(title).encode() + b"\n"
-    if len(line) > MAX_TITLE_BYTES:
+    line = json.dumps(heading).encode() + b"\n"
+    if len(line) > MAX_HEADING_BYTES:
         return
     with replacing(path) as file:
         file.write(line)

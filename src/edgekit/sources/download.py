@@ -70,7 +70,7 @@ LISTING_TIMEOUT_S = 20.0  # short, because the hub was queried a moment ago
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalWeights:
+class LocalGguf:
     label: str
     path: Path  # of the first file
     notes: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def find_weights(
     reach: Reach | None = None,
     confirm: Callable[[Download], bool] | None = None,
     several: bool = False,
-) -> LocalWeights:
+) -> LocalGguf:
     """The GGUF file on this machine that `reference` means: a path, a name in a local store, or a hub id.
 
     `several`: return the first file of a split model; otherwise split models are refused. A hub id that is not in the
@@ -108,7 +108,7 @@ def find_weights(
         )
     with closing(files.weights[0].open()) as opened:
         path = Path(opened.name)
-    return LocalWeights(label=files.label, path=path, notes=files.notes)
+    return LocalGguf(label=files.label, path=path, notes=files.notes)
 
 
 def _local_files(text: str, reach: Reach, confirm: Callable[[Download], bool] | None) -> ModelFiles:

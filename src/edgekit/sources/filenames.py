@@ -423,8 +423,8 @@ def _find_file(listing: Sequence[ModelFile], filename: str, label: str) -> Model
         if len(matches) == 1:
             return matches[0]
     names = [file.name for file in listing if file.name.lower().endswith((".gguf", ".safetensors"))]
-    near = close_names(filename, names) or tuple(names[:SHOWN])
-    raise NotFoundError(f"{label} has no file {filename}", candidates=near)
+    similar_names = close_names(filename, names) or tuple(names[:SHOWN])
+    raise NotFoundError(f"{label} has no file {filename}", candidates=similar_names)
 
 
 def _file_called(base: str, folder: Sequence[ModelFile]) -> ModelFile | None:

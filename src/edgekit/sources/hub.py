@@ -155,8 +155,8 @@ class _Repository:
             except EdgekitError as listing_error:
                 raise listing_error from error
             ggufs = [path for path in known if path.lower().endswith(".gguf")]
-            near = close_names(name, ggufs) or tuple(ggufs[:SHOWN])
-            raise _with_candidates(error, near) from error
+            similar_names = close_names(name, ggufs) or tuple(ggufs[:SHOWN])
+            raise _with_candidates(error, similar_names) from error
 
     def _tree_entries(self) -> list[FileEntry]:
         """Every file of the repository. The listing has several pages, each with a link to the next (RFC 8288)."""

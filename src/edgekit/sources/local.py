@@ -313,10 +313,10 @@ def names_near(path: Path) -> tuple[str, ...]:
     try:
         with os.scandir(path.parent) as entries:
             names = (entry.name for entry in entries if entry.name.isprintable())
-            near = close_names(path.name, names)
+            similar_names = close_names(path.name, names)
     except OSError:
         return ()
-    return tuple(str(path.parent / name) for name in near)
+    return tuple(str(path.parent / name) for name in similar_names)
 
 
 # -- folders -------------------------------------------------------------------------------------

@@ -62,14 +62,16 @@ class Stride:
 
     first_bytes: int  # of the first range
     step_bytes: int  # the minimum of a later range, so that small reads share a request
-    whole_bytes: int  # a server without ranges may send a file of up to this size in one piece
+    max_whole_file_bytes: (
+        int  # a server without ranges may send a file of up to this size in one piece
+    )
 
 
 # 512 KiB hold the architecture keys of every GGUF. A safetensors header states its length. A
 # config or an index is read whole: an index of 90,000 expert tensors (DeepSeek V3) is 9 MB.
-GGUF = Stride(first_bytes=512 * KIB, step_bytes=256 * KIB, whole_bytes=512 * KIB)
-SAFETENSORS = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, whole_bytes=64 * KIB)
-JSON = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, whole_bytes=16 * MIB)
+GGUF = Stride(first_bytes=512 * KIB, step_bytes=256 * KIB, max_whole_file_bytes=512 * KIB)
+SAFETENSORS = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, max_whole_file_bytes=64 * KIB)
+JSON = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, max_whole_file_bytes=16 * MIB)
 
 
 def stride_of(filename: str) -> Stride:
@@ -236,12 +238,12 @@ class HttpFile:
                 f"requests were not enough ({self.available_bytes:,} bytes so far); "
                 "download the file and give its path"
             )
-        start, known = self.available_bytes, self._version
-        stop = stop if known is None else min(stop, known.total_bytes)
+        start, known_version = self.available_bytes, self._version
+        stop = stop if known_version is None else min(stop, known_version.total_bytes)
         requested_bytes = min(stop - start, MAX_RANGE_BYTES)
         headers = {"range": f"bytes={start}-{start + requested_bytes - 1}"}
-        if known is not None and known.validator is not None:
-            headers["if-range"] = known.validator
+        if known_version is not None and known_version.validator is not None:
+            headers["if-range"] = known_version.validator
         if entry is not None:
             headers |= entry.version.condition
         if self._transport.reach.progress is not None:
@@ -256,8 +258,8 @@ class HttpFile:
                 head,
                 start=start,
                 requested_bytes=requested_bytes,
-                whole_bytes=self._stride.whole_bytes,
-                known=known,
+                max_whole_file_bytes=self._stride.max_whole_file_bytes,
+                known_version=known_version,
                 name=self.name,
             )
             return piece.length
@@ -321,29 +323,29 @@ def announced_piece(
     *,
     start: int,
     requested_bytes: int,
-    whole_bytes: int,
-    known: Version | None,
+    max_whole_file_bytes: int,
+    known_version: Version | None,
     name: str,
 ) -> Piece:
     """The bytes announced by the response to `bytes=start-(start + requested_bytes - 1)`.
 
     For the first range no version is known; the server may send the whole file instead if that is at most
-    `whole_bytes`. A later range must be of the known version.
+    `max_whole_file_bytes`. A later range must be of the known version.
     """
     content_type = head.headers.get("content-type", "").lower()
     is_web_page = content_type.startswith(("text/html", "application/xhtml"))
-    if is_web_page and (known is None or head.status == 206):
+    if is_web_page and (known_version is None or head.status == 206):
         raise _unexpected_answer(head, "answered with a web page instead of a file", name=name)
     changed = RemoteChangedError(
         f"{name}: the file on the server changed while it was being read; try again"
     )
     if head.status == 206:
         piece = _ranged_piece(head, start=start, requested_bytes=requested_bytes, name=name)
-        if known is not None and not piece.version.is_same(known):
+        if known_version is not None and not piece.version.is_same(known_version):
             raise changed
         return piece
     if head.status == 416:  # the file has no bytes from `start` on
-        if known is not None:
+        if known_version is not None:
             raise changed
         if head.headers.get("content-range", "").strip() != "bytes */0":
             raise _unexpected_answer(head, "reports an empty file (416)", name=name)
@@ -353,11 +355,11 @@ def announced_piece(
     # The whole file: the server ignores Range, or If-Range did not match.
     text = head.headers.get("content-length", "")
     length = int(text) if _LENGTH.fullmatch(text) else None
-    if known is not None:
-        total_bytes = known.total_bytes if length is None else length
-        if not _version(head, total_bytes).is_same(known):
+    if known_version is not None:
+        total_bytes = known_version.total_bytes if length is None else length
+        if not _version(head, total_bytes).is_same(known_version):
             raise changed
-    elif length is not None and length <= whole_bytes:
+    elif length is not None and length <= max_whole_file_bytes:
         return Piece(version=_version(head, length), length=length)
     raise RangeNotSupportedError(
         f"{name}: {host_of(head.url)} only sends whole files (it ignores Range), so the "

@@ -205,8 +205,8 @@ def locate_sample(name: str) -> ModelFiles:
     index = _sample_index()
     lower_name = name.lower()
     if lower_name not in index:
-        near = close_names(lower_name, index) or tuple(index)
-        raise NotFoundError(f"no such sample: {name!r}", candidates=near)
+        similar_names = close_names(lower_name, index) or tuple(index)
+        raise NotFoundError(f"no such sample: {name!r}", candidates=similar_names)
     entry = index[lower_name]
     file, size_bytes = str(entry["file"]), int(entry["size_bytes"])
     title = file.removesuffix(".head.gz")

@@ -356,7 +356,7 @@ def _ram(machine: Machine, host: HostMemory) -> Budget:
     return Budget(
         name=machine.name,
         pools=frozenset({HOST}),
-        total_bytes=host.total_bytes if machine.is_phone else host.whole_bytes,
+        total_bytes=host.total_bytes if machine.is_phone else host.limited_total_bytes,
         free_bytes=host.free_bytes if machine.is_phone else host.usable_bytes,
         reserve_bytes=OS_RESERVE_BYTES,
         because="for the system",
