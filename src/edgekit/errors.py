@@ -28,6 +28,7 @@ EdgekitError
 ├── RefusedError                 the engine would refuse these options or this model
 ├── ContextTooLargeError         more tokens than the context holds
 ├── KvSpillUnsupportedError      a KV cache cannot be spilled: too slow to read back, or no space
+├── PredictionError              the real engine runs what EdgeKit refuses
 └── EngineError                  the real engine did not start, with its last output
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 
 from edgekit.errors import UsageError
 
@@ -21,32 +22,33 @@ MB = 10**6
 MIB = 1024**2
 GIB = 1024**3
 
-_STEPS = ((1024**4, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+# The units of sizes, of downloads and of counts, the largest first.
+_SIZES = ((1024**4, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+_DOWNLOADS = ((10**9, "GB"), (MB, "MB"), (10**3, "kB"))
 _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 def format_bytes(size_bytes: int) -> str:
     """4703649792 -> '4.38 GiB'. Binary units with their names."""
-    for step, name in _STEPS:
-        if size_bytes >= step:
-            return f"{size_bytes / step:.2f} {name}"
-    return f"{size_bytes} B"
+    return _in_units(size_bytes, _SIZES, decimals=2) or f"{size_bytes} B"
 
 
 def format_download(size_bytes: int) -> str:
     """5027783488 -> '5.0 GB'. Decimal units, as hub pages and browsers show them."""
-    for step, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size_bytes >= step:
-            return f"{size_bytes / step:.1f} {name}"
-    return f"{size_bytes} B"
+    return _in_units(size_bytes, _DOWNLOADS, decimals=1) or f"{size_bytes} B"
 
 
 def format_count(count: int) -> str:
     """8030261312 -> '8.03 B'. Decimal units, for parameters."""
-    for step, name in _COUNTS:
-        if count >= step:
-            return f"{count / step:.2f} {name}"
-    return str(count)
+    return _in_units(count, _COUNTS, decimals=2) or str(count)
+
+
+def _in_units(number: int, units: Sequence[tuple[int, str]], *, decimals: int) -> str:
+    """The number in the largest unit that it reaches; '' if it is smaller than all of them."""
+    for unit, name in units:
+        if number >= unit:
+            return f"{number / unit:.{decimals}f} {name}"
+    return ""
 
 
 def short_count(count: int) -> str:

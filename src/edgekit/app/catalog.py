@@ -59,16 +59,15 @@ def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
 
 def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> Entry:
     """The entry that `catalog add` stores. Raises EdgekitError if the model cannot be described."""
-    model = opened.model
-    entry_id = name or id_of(opened.label)
-    files = opened.files
-    also = files.alternatives[:_LISTED] if files is not None else ()
+    entry_id, files = name or id_of(opened.label), opened.files
+    quantisations = files.alternatives[:_LISTED] if files is not None else ()
     hub = hub_model_of(reference)
+    header = f"the header of {opened.label}"
     return Entry(
         id=entry_id,
         repository=hub.repo if hub is not None else None,
         reference=_stored_reference(reference, files),
-        **facts_of(model, entry_id, also=also, found=f"the header of {opened.label}"),
+        **facts_of(opened.model, entry_id, also=quantisations, found=header),
     )
 
 
@@ -83,7 +82,11 @@ def _stored_reference(reference: str, files: ModelFiles | None) -> str:
 
 
 def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The facts of an entry that are in its header. `found` describes that header in messages."""
+    """The facts of an entry that can be read from its header, with the source of each.
+
+    `found` describes that header in the sources ("the header of org/name"). `also` are quantisations whose sizes are
+    listed in addition to the usual ones.
+    """
     header, geometry = model.header, model.geometry
     total, active, sources = _parameters(model, found)
     read = Source(text=found, basis=geometry.basis)
@@ -117,7 +120,7 @@ def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ())
 
 
 def _stored_facts(header: ModelHeader) -> dict[str, Any]:
-    """What is needed to open the model again: keys and tensors of a GGUF, else the config."""
+    """The part of the header that is needed to open the model again: of a GGUF keys and tensors, else the config."""
     if header.config:
         return {"config": needed_config(header.config)}
     if header.tensors is None:
@@ -132,10 +135,14 @@ def _stored_facts(header: ModelHeader) -> dict[str, Any]:
 
 
 def _parameters(model: Model, found: str) -> tuple[int | None, int | None, dict[str, Source]]:
-    """All parameters, those used for one token, and the sources of both."""
+    """How many parameters the model has, how many of them one token uses, and the sources of both figures.
+
+    They are counted in the header, or else in the tensors that the geometry implies. A figure that neither can tell is
+    None.
+    """
     header, geometry = model.header, model.geometry
     total = count_weights(header.tensors, header.quantization) if header.tensors else None
-    counted = Source(text=found, basis=Basis.EXACT)
+    source = Source(text=found, basis=Basis.EXACT)
     expected = None
     with contextlib.suppress(EdgekitError):
         expected = expected_tensors(geometry, header.config or None)
@@ -143,15 +150,15 @@ def _parameters(model: Model, found: str) -> tuple[int | None, int | None, dict[
         if expected is None:
             return None, None, {}
         total = sum(tensor.elements for tensor in expected)
-        counted = Source(text=f"tensors implied by {found}, without towers", basis=Basis.MODELLED)
-    idle = sum(tensor.elements - active_elements(geometry, tensor) for tensor in expected or ())
+        source = Source(text=f"tensors implied by {found}, without towers", basis=Basis.MODELLED)
     if expected is None and any(layer.experts for layer in geometry.layers):
-        return total, None, {"parameters": counted}
-    works = Source(
-        text="all but the experts that are not chosen" if idle else counted.text,
-        basis=Basis.MODELLED if idle else counted.basis,
-    )
-    return total, total - idle, {"parameters": counted, "active_parameters": works}
+        return total, None, {"parameters": source}
+    unused = sum(tensor.elements - active_elements(geometry, tensor) for tensor in expected or ())
+    active_source = source
+    if unused:
+        text = "all but the experts that are not chosen"
+        active_source = Source(text=text, basis=Basis.MODELLED)
+    return total, total - unused, {"parameters": source, "active_parameters": active_source}
 
 
 def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
@@ -168,7 +175,7 @@ def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
 
 
 class _Watched(dict[str, Any]):
-    """A dict that records which of its keys are read; iterating over it reads all of them."""
+    """A JSON object that records which of its keys are read; iterating over it reads all of them."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         super().__init__({key: _watch(value) for key, value in raw.items()})

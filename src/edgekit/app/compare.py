@@ -35,14 +35,14 @@ def compare(reference: str, request: Request, session: Session) -> EngineCompari
     native = opened.model.geometry.native_context or DEFAULT_TOKENS
     context = request.context or min(native, DEFAULT_TOKENS)
     answers: dict[str, EstimateAnswer | EdgekitError] = {}
+    same_load = replace(request, context=context, devices=(), vram=None)
     for rules in every_engine():
-        # by default one sequence, with weights and cache on the GPU
-        alone = rules.one_sequence if request.users is None else {}
-        engine, default = rules.name, read_flags(rules.flags, {**rules.on_gpu, **alone})
-        flags = {**default, **request.flags.get(engine, {})}
-        load = replace(request, context=context, devices=(), vram=None)
+        # By default one sequence, with weights and cache on the GPU.
+        sequences = rules.one_sequence if request.users is None else {}
+        engine, default = rules.name, read_flags(rules.flags, {**rules.on_gpu, **sequences})
+        on_engine = same_load.with_flags(engine, {**default, **request.flags.get(engine, {})})
         try:
-            answers[engine] = estimate_named(resolved, load.with_flags(engine, flags), session)
+            answers[engine] = estimate_named(resolved, on_engine, session)
         except EdgekitError as error:
             if rules.page.is_compared:
                 answers[engine] = error

@@ -23,7 +23,7 @@ def recommend_tier(request: Request) -> TierPlan:
     return recommend_tier_on(_tasks(tiers(), request))
 
 
-def _tasks(among: tuple[Tier, ...], request: Request) -> list[Task]:
+def _tasks(candidates: tuple[Tier, ...], request: Request) -> list[Task]:
     """One task per tier. Raises UsageError for options that do not apply to tiers."""
     if any(request.flags.values()):
         raise UsageError(
@@ -62,7 +62,7 @@ def _tasks(among: tuple[Tier, ...], request: Request) -> list[Task]:
             start=Start(setup=setup),
             min_context=request.min_context,
         )
-        for tier in among
+        for tier in candidates
     ]
 
 

@@ -34,7 +34,10 @@ def verify(
     really: bool = False,
     timeout_s: float | None = None,
 ) -> Verified:
-    """`really` also loads the model, and saves the measured overhead for later estimates on this machine."""
+    """What the engine on this machine reports for a model, next to the prediction. Raises EdgekitError.
+
+    `really` also loads the model, and saves the measured overhead for later estimates on this machine.
+    """
     (engine,), quant, reach = request.engines, request.quant, session.reach
     program = engine_named(engine).program("verify")
     verifier = program.verifier(request.values(engine), really=really, timeout_s=timeout_s)
@@ -43,7 +46,7 @@ def verify(
         return locate(source, reach=reach)
 
     files = open_as_stored(reference, read, reach, quant=quant, verb="verify loads")
-    if isinstance(files, ResolvedModel):  # of the catalog: a header from its facts
+    if isinstance(files, ResolvedModel):  # a model of the catalog: the header is generated
         resolved, opened = files, files.as_file(engine)
         model, mix = opened.model, None
         if resolved.quant is not None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class EmbedCall:
-    """One call of `embed`: its texts, its vectors, and how it may end early."""
+    """One call of `embed`: its texts, its vectors, how far it is, and what may end it early."""
 
     count: int
     tokens_of: Callable[[int], Sequence[int]]  # of the text with this index; raises TextError
@@ -62,6 +62,7 @@ class EmbedCall:
             raise
 
     def fail(self, error: BaseException) -> None:
+        """Ends the call with this error, unless it has ended already."""
         with suppress(InvalidStateError):  # the caller has cancelled it
             self.done.set_exception(error)
         self.release()
@@ -72,6 +73,7 @@ class EmbedCall:
         self.release()
 
     def release(self) -> None:
+        """Frees the memory that is reserved for the vectors. Idempotent."""
         if self.reserved is not None:
             self.reserved.release()
 
@@ -103,7 +105,7 @@ class _PassText(NamedTuple):
 
 
 class _AbandonedError(Exception):
-    """No call waits for this pass any more."""
+    """Stops a pass for which no call waits any more."""
 
 
 class Passes:
@@ -219,7 +221,10 @@ class Passes:
         return True
 
     def _gather(self) -> list[_PassText]:
-        """Collects the texts of a pass: one from each call in turn. The next pass starts with the next call."""
+        """Collects the texts of a pass: one from each call in turn, while their tokens fit.
+
+        The next pass starts with another call, so that no call waits long.
+        """
         with self._changed:
             turns = deque(self._calls)
             self._calls.rotate(-1)
@@ -241,7 +246,7 @@ class Passes:
         return texts
 
     def _next_tokens(self, call: EmbedCall) -> Sequence[int] | None:
-        """The tokens of the call's next text. The first time, this allocates the vectors of the call.
+        """The tokens of the call's next text. Before the first one, the memory for the call's vectors is allocated.
 
         None if the call has no text left, has ended, or must wait until another call frees memory.
         """

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
 
-_ROWS_BYTES = MIB  # vectors of one pass, before they are copied to the caller
+# Memory for the vectors of one pass, before they are copied to the caller; in mode `tokens`; and their largest number.
+_ROWS_BYTES = MIB
 _TOKEN_ROWS_BYTES = 16 * KIB
 _MOST_ROWS = 256
+# The memory of the process is rounded up to steps, so that a command has the same plan every time.
 _PROCESS_STEP_BYTES = 4 * MIB
 _PROCESS_SPARE_BYTES = 2 * MIB
 _SPARE_BYTES = 16 * MIB  # added to a default budget, for results that callers have not collected
@@ -85,11 +87,13 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
         monitor = Monitor(budget_bytes=plan.budget_bytes, own_process=options.own_process)
         resources.enter_context(monitor.try_allocate(options.input_bytes, "the input"))
         tokenizer = None
-        # Before the buffers, because the tokenizer takes more memory while it is built.
-        if options.tokenizer:
+        if (
+            options.tokenizer
+        ):  # before the buffers exist, because building it takes more memory than it keeps
             cost = tokenizer_cost_bytes(inputs.header)
-            what = "building the tokenizer"
-            reserved = resources.enter_context(monitor.try_allocate(cost.peak_bytes, what))
+            reserved = resources.enter_context(
+                monitor.try_allocate(cost.peak_bytes, "building the tokenizer")
+            )
             vocabulary = read_vocabulary(inputs.file, inputs.header)
             tokenizer = build_tokenizer(vocabulary, cache=options.tokenizer_cache)
             del vocabulary
@@ -210,7 +214,7 @@ Start = Callable[[Monitor], Encoder]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanInputs:
-    """What the plan of every backend starts from."""
+    """The file and the limits that the plan of every backend starts from."""
 
     options: _Options
     file: WeightFile
@@ -218,8 +222,7 @@ class _PlanInputs:
     budget_bytes: int | None  # requested, or what a limit on this process allows if that is less
     available_bytes: int
     peak_bytes: int  # needed while the tokenizer is built, before the buffers exist
-    # Without the figures of a backend. It has lines for the process, the input and the tokenizer.
-    plan: EmbedPlan
+    plan: EmbedPlan  # so far with the lines of the process, the input and the tokenizer; the backend adds the rest
 
 
 def _prepare(
@@ -258,14 +261,16 @@ def _total(lines: Iterable[PlanLine]) -> int:
 def _plan_inputs(
     weights: LocalGguf, options: _Options, file: WeightFile, header: FileHeader
 ) -> _PlanInputs:
-    """The memory that does not depend on the backend, and the limits for the rest."""
+    """The memory that does not depend on the backend, and the limits for the rest.
+
+    A limit on this process, such as a cgroup's, lowers both the requested budget and the available memory.
+    """
     lines = []
     if options.own_process:
         import tokenizers  # noqa: F401 - loaded now, to be part of the measurement
 
-        # Rounded to steps of a few MiB, so that a command has the same plan every time.
-        resident = int(psutil.Process().memory_info().rss) + _PROCESS_SPARE_BYTES
-        size_bytes = -(-resident // _PROCESS_STEP_BYTES) * _PROCESS_STEP_BYTES
+        resident_bytes = int(psutil.Process().memory_info().rss) + _PROCESS_SPARE_BYTES
+        size_bytes = math.ceil(resident_bytes / _PROCESS_STEP_BYTES) * _PROCESS_STEP_BYTES
         because = "Python and its libraries, as measured now, rounded up"
         lines.append(_line("process", size_bytes, because, Basis.MODELLED))
     if options.input_bytes:
@@ -275,18 +280,16 @@ def _plan_inputs(
     if options.tokenizer:
         cost = tokenizer_cost_bytes(header)
         tokens = header.arrays.get("tokenizer.ggml.tokens")
-        because = (
-            f"{(0 if tokens is None else tokens.count):,} tokens; {format_bytes(cost.peak_bytes)} "
-            "while it is being built"
-        )
+        count = 0 if tokens is None else tokens.count
+        because = f"{count:,} tokens; {format_bytes(cost.peak_bytes)} while it is being built"
         lines.append(_line("tokenizer", cost.resident_bytes, because, Basis.MODELLED))
         peak_bytes += cost.peak_bytes
-    available = int(psutil.virtual_memory().available)
+    available_bytes = int(psutil.virtual_memory().available)
     requested = budget_bytes = options.memory_budget
     limited_bytes = Monitor().usable_bytes
     if limited_bytes is not None:
         most_bytes = limited_bytes * 100 // BREAKER_PERCENT + base_bytes
-        available = min(available, most_bytes)
+        available_bytes = min(available_bytes, most_bytes)
         budget_bytes = None if budget_bytes is None else min(budget_bytes, most_bytes)
     if requested is None:
         because = "as much as is useful, up to a quarter of the free memory"
@@ -318,7 +321,7 @@ def _plan_inputs(
         file=file,
         header=header,
         budget_bytes=budget_bytes,
-        available_bytes=available,
+        available_bytes=available_bytes,
         peak_bytes=peak_bytes,
         plan=plan,
     )
@@ -437,14 +440,15 @@ def _table_width(header: FileHeader) -> int:
 def _with_lines(inputs: _PlanInputs, width: int, *lines: PlanLine) -> EmbedPlan:
     """The plan with a backend's lines added. Raises MemoryPressureError if the requested budget is too small."""
     lines = (*inputs.plan.lines, *lines)
-    total, budget_bytes = max(_total(lines), inputs.peak_bytes), inputs.budget_bytes
+    needed_bytes, budget_bytes = max(_total(lines), inputs.peak_bytes), inputs.budget_bytes
     if budget_bytes is None:
-        budget_bytes = budget_for(total) + _SPARE_BYTES
-    elif usable_bytes(budget_bytes) < total:
-        varying = _PROCESS_STEP_BYTES if inputs.options.own_process else 0
+        budget_bytes = budget_for(needed_bytes) + _SPARE_BYTES
+    elif usable_bytes(budget_bytes) < needed_bytes:
+        # The process may be measured one step larger the next time.
+        step_bytes = _PROCESS_STEP_BYTES if inputs.options.own_process else 0
         raise MemoryPressureError(
             f"a budget of {format_bytes(budget_bytes)} is too small: "
-            f"{format_bytes(total)} is needed, and at most {BREAKER_PERCENT} % of a "
-            f"budget is used; use at least {rounded_up(budget_for(total + varying))}"
+            f"{format_bytes(needed_bytes)} is needed, and at most {BREAKER_PERCENT} % of a "
+            f"budget is used; use at least {rounded_up(budget_for(needed_bytes + step_bytes))}"
         )
     return replace(inputs.plan, lines=lines, budget_bytes=budget_bytes, dimensions=width)

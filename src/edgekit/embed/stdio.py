@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edgekit.embed.bulk.output import write_all
+from edgekit.embed.bulk.output import number_texts, write_all
 from edgekit.embed.bulk.rows import bounded_lines, row_bytes_for
 from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import (
@@ -53,7 +53,6 @@ VALUES = 1_000_000
 _FIELDS = frozenset({"id", "texts", "prefix", "deadline_ms", "encoding"})
 _LAST_ANSWERS_S = 0.5  # after a signal, to answer the requests that still run
 _DAY_MS = 86_400_000
-_FLOAT_WIDTH = "U16"  # numpy's text type for a float32: -1.1754944e-38 has 14 characters
 _KINDS = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
 
 Id = str | int
@@ -113,11 +112,11 @@ def serve(
     source: int = 0,
     target: int = 1,
 ) -> int:
-    """Answers until the input ends or the answers are no longer read, and returns the exit code 0.
+    """Answers requests until the input ends or nobody reads the answers any more. Returns the exit code.
 
-    SIGTERM and Ctrl-C cancel the running requests: 143 and 130. `prefix` is for requests without one; `ready` is added
-    to the first line. The descriptors belong to the protocol: what libraries print meanwhile goes to standard error.
-    Raises OutputError if answers cannot be written.
+    It is 0, or after SIGTERM 143 and after Ctrl-C 130: both cancel the requests that still run. `prefix` is for
+    requests without one; `ready` is added to the first line. Standard output is only for the protocol: what libraries
+    print meanwhile goes to standard error. Raises OutputError if answers cannot be written.
     """
     server = _Server(embedder, prefix, dict(ready or {}))
     if target == 1:
@@ -127,13 +126,15 @@ def serve(
 
 
 class _Server:
-    """An event loop with a thread that reads and a thread that writes, so that neither blocks it."""
+    """Reads and writes in two threads, so that neither blocks the event loop in which requests are answered."""
 
     def __init__(self, embedder: Embedder, prefix: str, ready: dict[str, Any]) -> None:
         self._embedder, self._prefix, self._ready = embedder, prefix, ready
-        self._running: dict[Id, asyncio.Task[None]] = {}  # can still be cancelled
-        self._answering: set[asyncio.Task[None]] = set()
-        self._in_flight: list[StdioRequest] = []  # read, and not answered in full
+        self._running: dict[Id, asyncio.Task[None]] = {}  # tasks that can still be cancelled
+        self._answering: set[asyncio.Task[None]] = (
+            set()
+        )  # those, and the ones that write their answer
+        self._in_flight: list[StdioRequest] = []  # requests whose answer is not written in full
         self._capacity = asyncio.Condition()
         self._limits = limits_within(embedder.plan.budget_bytes, embedder.dimensions)
 
@@ -342,16 +343,16 @@ def read_line(line: bytes, *, most_texts: int) -> StdioRequest | Cancel | None:
             f"a request needs an id: a string of up to {ID_CHARACTERS} characters, or a whole "
             "number below 2**53"
         )
+    if "cancel" in fields:
+        if fields["cancel"] is not True or fields.keys() != {"id", "cancel"}:
+            raise RequestError(
+                'to cancel a request send {"id": ..., "cancel": true} and nothing else', id=identity
+            )
+        return Cancel(id=identity)
     try:
-        if "cancel" not in fields:
-            return _request(fields, most_texts, len(line))
+        return _request(fields, most_texts, len(line))
     except UsageError as error:
         raise RequestError(str(error), id=identity) from error
-    if fields["cancel"] is not True or fields.keys() != {"id", "cancel"}:
-        raise RequestError(
-            'to cancel a request send {"id": ..., "cancel": true} and nothing else', id=identity
-        )
-    return Cancel(id=identity)
 
 
 def _request(fields: Mapping[str, Any], most_texts: int, line_bytes: int) -> StdioRequest:
@@ -398,7 +399,7 @@ def _vector_line(request: StdioRequest, vectors: Floats) -> Iterator[bytes]:
     yield f'{{"id":{json.dumps(request.id)},"vectors":['.encode()
     for index, vector in enumerate(vectors):
         if request.encoding == FLOAT:
-            encoded = f"[{','.join(vector.astype(_FLOAT_WIDTH).tolist())}]"
+            encoded = f"[{','.join(number_texts(vector))}]"
         else:
             packed = vector.astype("<f4", copy=False).tobytes()
             encoded = f'"{base64.b64encode(packed).decode()}"'
@@ -419,6 +420,7 @@ def _error_line(identity: Id | None, error: Exception) -> bytes:
 
 
 def _line(fields: Mapping[str, Any]) -> bytes:
+    """The fields as one line of JSON."""
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 

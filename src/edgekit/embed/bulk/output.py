@@ -41,6 +41,7 @@ VERSION = 2  # of the journal's format
 LINE_BYTES = 64 * 1024  # limit on a line of the journal: the first has about 1 KB, a mark 200 bytes
 NPY_HEAD_BYTES = 128  # a multiple of 64, as numpy aligns it; fits a row count of 20 digits
 
+# Of the files next to the output that a job writes or removes.
 _ENDINGS = (".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal")
 _CHECK = b'{"check":"'  # how every line of the journal begins
 _CHECK_DIGITS = 16  # length of the checksum
@@ -101,7 +102,8 @@ class FileOutput:
         self._partial = _companion(self._path, ".partial")
         self._skipped_partial = _companion(self._path, ".skipped.partial")
         self._skipped = _companion(self._path, ".skipped.jsonl")
-        self.mark = self._saved = ResumeMark()  # before the first `add`, where the job resumes
+        # How far the job is, and how far it was at the last mark in the journal.
+        self.mark = self._saved = ResumeMark()
         self._files: tuple[int, ...] = ()  # descriptors of the output and of the skipped rows
         self._marked_s = time.monotonic()
         journal = _companion(self._path, ".journal")
@@ -259,6 +261,7 @@ def check_apart(output: Path, inputs: Mapping[str, Path | int]) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all bytes, where one `os.write` may write only some of them."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -393,7 +396,7 @@ class Journal:
         sync_folder(self._path.parent)
 
     def add(self, mark: ResumeMark) -> None:
-        """Appends a mark to resume from. The caller must have synced everything before it to the disk."""
+        """Appends a mark to resume from. Everything that it covers must be on the disk already."""
         fields = asdict(mark).items()
         self._append({name: value for name, value in fields if value not in (None, False)})
 
@@ -471,9 +474,10 @@ def _job(line: bytes) -> dict[str, Any]:
 
 
 def _last_intact(lines: Sequence[bytes], start: int) -> tuple[int, ResumeMark]:
-    """Where the last mark with a valid checksum ends, and that mark. `start` is where the lines start in the file.
+    """The offset at which the last mark with a valid checksum ends, and that mark. The lines begin at `start`.
 
-    A job that was killed during its first mark has an empty mark. Raises ValueError if every mark is damaged.
+    If the job was killed while it wrote its first mark, the mark is empty. Raises ValueError if every complete line is
+    damaged.
     """
     end = start + sum(map(len, lines))
     for line in reversed(lines):
@@ -534,15 +538,20 @@ class NpyForm(VectorForm):
         return _NPY_MAGIC + length.to_bytes(2, "little") + f"{fields:<{length - 1}}\n".encode()
 
 
+def number_texts(numbers: Floats) -> Any:
+    """A list, nested like the array, with the shortest text of each number that gives the same float32."""
+    return numbers.astype(_FLOAT_WIDTH).tolist()
+
+
 class JsonlForm(VectorForm):
-    """{"row": 1, "id": "a", "vector": [...]}: each number is the shortest that gives the same float32."""
+    """Lines such as {"row": 1, "id": "a", "vector": [...]}."""
 
     def __init__(self, *, ids: bool) -> None:
         self._ids = ids
 
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
         lines = []
-        for row, numbers in zip(rows, vectors.astype(_FLOAT_WIDTH).tolist(), strict=True):
+        for row, numbers in zip(rows, number_texts(vectors), strict=True):
             identity = f',"id":{json.dumps(row.id, ensure_ascii=False)}' if self._ids else ""
             lines.append(f'{{"row":{row.number}{identity},"vector":[{",".join(numbers)}]}}\n')
         return "".join(lines).encode()

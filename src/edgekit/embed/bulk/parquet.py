@@ -12,8 +12,10 @@ until that is done the disk holds both.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from edgekit.engines.native.kernels.types import Floats
 
-# Rows in memory at a time. Fewer if their pages are large, because a value can be as large as its page.
+# Most rows in memory at a time: fewer if their pages are large, because a single value can be as large as its page.
 READ_ROWS = 64
 PAGES_IN_ROW = 3  # a page may have this many times the limit of a row; 1 MB is typical
 GROUP_ROWS = 4096  # with 1,024 floats each, a row group has 16 MiB
@@ -115,13 +117,9 @@ class ParquetSource(RowSource):
     def rows(self, start: ResumeMark) -> Iterator[InputRow | BadRow]:
         """Reads from the row group that contains the next row, and frees each batch before it reads another."""
         pa = arrow()
-        first_group, number = 0, 0  # `number` counts the rows before the next one
-        while (
-            first_group < len(self._groups)
-            and number + self._groups[first_group].rows <= start.position
-        ):
-            number += self._groups[first_group].rows
-            first_group += 1
+        rows_up_to = list(accumulate(group.rows for group in self._groups))
+        first_group = bisect_right(rows_up_to, start.position)  # the first that ends after it
+        number = rows_up_to[first_group - 1] if first_group else 0  # rows before the next one
         batches = self._batches(first_group)
         try:
             while (batch := next(batches, None)) is not None:
@@ -181,7 +179,7 @@ class ParquetSource(RowSource):
                 )
 
     def _batches(self, first_group: int) -> Iterator[Any]:
-        """Batches from a row group on. The larger the pages of a group, the fewer rows are in a batch."""
+        """Batches of rows, from a row group on. The larger the pages of a group, the fewer rows are in a batch."""
         most_bytes = PAGES_IN_ROW * self._limit.row_bytes
         for group in range(first_group, len(self._groups)):
             yield from self._file.iter_batches(
@@ -192,10 +190,10 @@ class ParquetSource(RowSource):
             )
 
     def _check_pages(self) -> None:
-        """Raises UsageError, before any work, if a page does not fit the budget."""
-        most_bytes = PAGES_IN_ROW * self._limit.row_bytes
+        """Raises UsageError if there is a budget and a page does not fit in it."""
         if self._limit.budget_bytes is None:
             return
+        most_bytes = PAGES_IN_ROW * self._limit.row_bytes
         for group in range(len(self._groups)):
             page_bytes = self._largest_page(group)
             if page_bytes > most_bytes:
@@ -220,7 +218,7 @@ class ParquetSource(RowSource):
         return self._page_bytes[group]
 
     def _row(self, number: int, text_cell: Any, id_cell: Any) -> InputRow | BadRow:
-        """The row from its cells in pyarrow. A row that is too long is never converted to a Python string."""
+        """The row from pyarrow's cells. Cells that are too long are never converted to Python strings."""
         if _size_bytes(text_cell) + _size_bytes(id_cell) > self._limit.row_bytes:
             return BadRow(number=number, reason=f"a row longer than {self._limit}", end=number)
         try:

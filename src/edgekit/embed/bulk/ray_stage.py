@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
 
 LOCAL = "local"
-# For the first worker to start. A cluster that must add a machine takes longer: run the job again later.
+# Time for the first worker to start. A cluster that has to add a machine takes longer: run the job again later.
 FIRST_WORKER_S = 60
 
 _CPUS_OF_READER = 1  # for the process that reads the input
@@ -79,6 +79,7 @@ class Cluster:
     memory_bytes: int
 
     def workers_on(self, cpus: float) -> int:
+        """How many workers to start on this many CPUs: at least one, even if the CPUs are too few."""
         return self.workers or max(int(cpus - _CPUS_OF_READER) // self.threads, 1)
 
 
@@ -185,7 +186,7 @@ class _Workers:
         workers = [actor.remote(opening, terms) for _ in range(count)]
         self._starting = {worker.is_up.remote(): worker for worker in workers}
         self._started: dict[Any, int] = {}  # worker -> batches that it has not answered
-        # A cluster may grow, this machine does not.
+        # A cluster may still add a machine that is large enough; Ray on this machine cannot.
         may_fit = cluster.address != LOCAL or cluster.memory_bytes <= memory_bytes
         self._collect_started(1, FIRST_WORKER_S if may_fit else 0)
         if not self._started:
@@ -287,6 +288,7 @@ def _silenced() -> Iterator[None]:
 
 
 def import_ray() -> Any:
+    """The ray module. Raises UsageError if it is not installed."""
     try:
         import ray
     except ImportError as error:

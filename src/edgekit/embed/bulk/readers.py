@@ -174,7 +174,10 @@ class _Record:
 
 
 class _Records:
-    """The records of a CSV file, each with the position after it. The csv module reads no line before it needs it."""
+    """The records of a CSV file, each with the position after it.
+
+    The csv module reads a line only when the current record needs it, so `end` is where that record ends.
+    """
 
     def __init__(self, lines: LineSource, delimiter: str) -> None:
         self._lines, self._delimiter = lines, delimiter
@@ -183,6 +186,7 @@ class _Records:
         self._start_reader()
 
     def go_to(self, position: int) -> None:
+        """Skips to the record that begins at this position."""
         self.end = position
         self._source = self._lines.skip_to(self._source, position)
         self._start_reader()
@@ -204,7 +208,10 @@ class _Records:
         self._reader = csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
 
     def _texts(self) -> Iterator[str]:
-        """The lines for the csv module. Raises TextError if a record with an open quote exceeds the limit."""
+        """The lines for the csv module, which reads several for a record with a line break in quotes.
+
+        Raises TextError if a record is longer than a row may be and its end cannot be found, because it has a quote.
+        """
         limit = self._lines.limit
         for line in self._source:
             if line.data is None and not self._bytes and not line.has_quote:
@@ -246,6 +253,7 @@ class ArgumentTexts(RowSource):
 
 
 def _parse_text(line: bytes, _: Fields) -> tuple[str, None]:
+    """The text of a line. Raises _BadRowError or NotJsonError."""
     return _check_not_empty(decode_line(line.removesuffix(b"\n").removesuffix(b"\r"))), None
 
 

@@ -32,10 +32,9 @@ STDIN = "-"
 MOST_ROW_BYTES = 8 * MB  # a text at its limit of 4 MB, and as much again for the other fields
 LEAST_ROW_BYTES = 256 * KIB
 
-# The longest row may take 1/128 of the budget, because several copies of it are in memory.
+# The longest row may take 1/128 of the budget, because up to 16 times its length is in memory while it is read: its
+# bytes, its text with 4 bytes per character, its tokens and its parsed fields.
 _ROWS_IN_BUDGET = 128
-# Memory for reading, in multiples of the longest row: its bytes, its text at 4 bytes per character, its tokens, its
-# parsed fields.
 _COPIES = 16
 _BOM = b"\xef\xbb\xbf"
 _PIECE_BYTES = 64 * 1024
@@ -204,7 +203,7 @@ class LineSource(RowSource):
 
     @abstractmethod
     def skip_to(self, lines: Iterator[Line], position: int) -> Iterator[Line]:
-        """The lines from `position` on. `lines` are those that have not been read yet."""
+        """The lines from `position` on, when some have been read. `lines` yields the others."""
 
 
 Reader = Callable[[LineSource, ResumeMark], Iterator[InputRow | BadRow]]
@@ -248,7 +247,10 @@ class Lines(LineSource):
 
 
 class PipeLines(LineSource):
-    """Lines of standard input. A job that resumes reads the beginning again and compares its hash."""
+    """Lines of standard input. A job that resumes reads the beginning once more and compares its hash.
+
+    The hash of each line is stored until a mark covers the line: then it is added to the hash of everything before.
+    """
 
     name = "standard input"
 
@@ -263,7 +265,7 @@ class PipeLines(LineSource):
         return self.skip_to(self._lines(), position)
 
     def skip_to(self, lines: Iterator[Line], position: int) -> Iterator[Line]:
-        """Reads the lines before `position` for the digest."""
+        """The lines from `position` on. Those before it are read too, because the digest covers them."""
         reached = 0
         for line in lines if position else ():
             reached = line.end
@@ -278,11 +280,11 @@ class PipeLines(LineSource):
         return lines
 
     def _lines(self) -> Iterator[Line]:
-        """All lines. The hash of each is stored until the next mark."""
-        line_hash = hashlib.sha256()
+        """All lines."""
+        line_hash = hashlib.sha256()  # replaced after every line
 
         def update(piece: bytes) -> None:
-            line_hash.update(piece)  # `line_hash` is a new one for every line
+            line_hash.update(piece)
 
         for line in bounded_lines(self._stream, 0, self.limit.row_bytes, update):
             self._unmarked.append((line.end, line_hash.digest()))
@@ -351,9 +353,9 @@ def bounded_lines(
     row_bytes: int,
     on_read: Callable[[bytes], object] = lambda _: None,
 ) -> Iterator[Line]:
-    """The lines of a stream that is at `position`. Of a line over the limit, only the end and `has_quote` are yielded.
+    """The lines of a stream that is at `position`. Lines over the limit are skipped: their `data` is None.
 
-    Calls `on_read` with every piece of a line before the line is yielded.
+    `on_read` is called with all bytes of a line, in pieces, before the line is yielded.
     """
     while raw := stream.readline(row_bytes + 1):
         on_read(raw)
