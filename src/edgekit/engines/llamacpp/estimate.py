@@ -60,7 +60,7 @@ VERSION = version_name(NEWEST, None)
 LEAST_PROMPTS_MIB = 64
 # Measured on an H200 with CUDA 13: 526.8 MiB before anything is loaded; smaller cards take 0.3 to 0.6 GB.
 CUDA_CONTEXT_BYTES = 527 * MIB
-# After 600 tokens: the maximum measured per architecture, without and with experts.
+# Memory that decoding added within 600 tokens: the maximum measured per architecture, without and with experts.
 FIRST_DECODE_MIB = {
     ("llama", False): 97,  # Llama 2 and 3.1: 78 to 89; Mistral Small 24B: 94 to 97
     ("qwen3", False): 81,
@@ -75,14 +75,14 @@ FIRST_DECODE_MIB = {
 FIRST_DECODE_DENSE_MIB = 98
 FIRST_DECODE_DELTA_MIB = 93  # gated delta nets without experts: Qwen3.5 27B; the 9B 84
 FIRST_DECODE_OTHER_MIB = 187  # experts or recurrences: measured 178 to 219
-# Llama 3.1 8B took 190 MiB without flash attention: scores are computed by cuBLAS, as experts are.
+# Without flash attention, cuBLAS computes the attention scores: Llama 3.1 8B took 190 MiB.
 FIRST_DECODE_SCORES_MIB = 190
 # Metal and Vulkan are not measured: pipelines and command buffers as users report them.
 OTHER_CONTEXT_BYTES = 256 * MIB
 EXCHANGE_BYTES = 192 * MIB  # NCCL buffers per card, as users report for two cards
-# How far a measurement with one model may be off for another: vocabulary size, library builds.
+# The overhead was measured with one model: vocabularies of other sizes and other builds change it by up to half.
 OVERHEAD_WITHIN = 0.5
-# llama-server limits saved prompts by cell and state bytes; positions and tokens are extra.
+# llama-server's limit on saved prompts counts their caches and states only; positions and tokens come on top.
 SAVED_WITHIN = 0.05
 
 
@@ -238,50 +238,48 @@ def _check_file(model: Model, setup: LlamaCppSetup) -> None:
 def _certainty_limit(
     model: Model, setup: LlamaCppSetup, conversion: Converted | None
 ) -> Callable[[MemoryLine], MemoryLine]:
-    """Returns a function that limits a line's certainty to that of the layers, the backend, the split and the
-    conversion.
+    """Returns a function that makes a line at most as certain as the layers, the backend, the split and the
+    conversion are.
     """
     architecture = known_architecture(model.geometry.architecture)
-    # Splits that were read from the source, but not compared with the engine.
-    compared = setup.split_mode is not SplitMode.ROW and not (
+    # How these modes split tensors was read in llama.cpp's source, but not compared with a running engine.
+    is_uncompared_split = setup.split_mode is SplitMode.ROW or (
         setup.split_mode is SplitMode.TENSOR and architecture.slices_uncompared
     )
-    measured = setup.backend in MEASURED_BACKENDS and (compared or not setup.has_device)
+    is_measured = setup.backend in MEASURED_BACKENDS and not (
+        is_uncompared_split and setup.has_device
+    )
 
-    def on_backend(line: MemoryLine) -> MemoryLine:
-        basis = model.geometry.basis
-        if line.component is Component.WEIGHTS:
-            basis = Basis.EXACT  # read from the tensor directory, independent of the layers
-        if not measured and line.pool.kind is PoolKind.DEVICE:
+    def limited(line: MemoryLine) -> MemoryLine:
+        # Sizes of weights are read from the tensor directory and do not depend on the layers.
+        basis = Basis.EXACT if line.component is Component.WEIGHTS else model.geometry.basis
+        if not is_measured and line.pool.kind is PoolKind.DEVICE:
             basis = weakest((basis, Basis.MODELLED))
-        return no_better_than(line, basis, UNMEASURED_WITHIN)
+        line = no_better_than(line, basis, UNMEASURED_WITHIN)
+        return line if conversion is None else conversion.known(line)
 
-    if measured and model.geometry.basis is Basis.EXACT:
-        return (lambda line: line) if conversion is None else conversion.known
-    if conversion is None:
-        return on_backend
-    return lambda line: conversion.known(on_backend(line))
+    return limited
 
 
 def divided(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterator[MemoryLine]:
     """Divides a line of the whole model among the pools of a placement, as if all blocks had the same size."""
     placement = place(model, setup)
-    blocks = range(len(placement.blocks))
-    pools: list[Pool] = [placement.output]
+    # The pool of each equal share of the line.
     if line.component in CACHES:
-        pools = [placement.cache_pool(block) for block in blocks]
+        pool_of_share = [placement.cache_pool(block) for block in range(len(placement.blocks))]
     elif line.component is Component.WEIGHTS:
-        pools = [*placement.blocks, placement.output]
-    elif setup.has_device:  # buffers and the driver are always on the device
-        pools = [pool for pool in placement.blocks if pool != HOST][-1:] or [HOST]
+        pool_of_share = [*placement.blocks, placement.output]
+    elif setup.has_device:  # buffers and the driver are on the last device
+        pool_of_share = [pool for pool in placement.blocks if pool != HOST][-1:] or [HOST]
+    else:
+        pool_of_share = [placement.output]
     remaining_bytes = line.size_bytes
-    used_pools = sorted(set(pools), key=lambda pool: pool.label)
-    for pool in used_pools:
-        size = line.size_bytes * pools.count(pool) // len(pools)
-        if pool == used_pools[-1]:
-            size = remaining_bytes
+    *first_pools, last_pool = sorted(set(pool_of_share), key=lambda pool: pool.label)
+    for pool in first_pools:
+        size = line.size_bytes * pool_of_share.count(pool) // len(pool_of_share)
         remaining_bytes -= size
         yield replace(line, size_bytes=size, pool=pool)
+    yield replace(line, size_bytes=remaining_bytes, pool=last_pool)
 
 
 def runtime_lines(

@@ -247,59 +247,52 @@ def quantize(
     row = mix_row(mix)
     base = by_name(row.base)
     with_imatrix = row.needs_imatrix if imatrix is None else imatrix
+    # Categories whose tensors a model with experts counts by block, others in file order.
+    counted_by_block = {TensorCategory.GATE, TensorCategory.UP}
+    if not row.down_by_count:
+        counted_by_block.add(TensorCategory.DOWN)
     values = sum(source.kind is TensorCategory.VALUE for source in tensors)
-    chooser = _Chooser(row, model, imatrix=with_imatrix, values=values)
+    counts = dict.fromkeys(TensorCategory, 0)  # earlier tensors of each category
     mixed = []
     for source in tensors:
-        tensor = source.tensor
+        tensor, kind = source.tensor, source.kind
         if source.is_quantised:
             type_ = base
             if base.block_elements > 1:
-                type_ = _fitting_type(chooser.type_name(source, base), tensor)
+                is_by_block = model.experts > 1 and kind in counted_by_block
+                place = TensorPlace(
+                    index=source.block if is_by_block else counts[kind],
+                    of=values if kind is TensorCategory.VALUE else model.layers,
+                    model=model,
+                    imatrix=with_imatrix,
+                )
+                counts[kind] += 1
+                type_ = _fitting_type(_mixed_type(row, source, place, base), tensor)
             tensor = GgufTensor(name=tensor.name, shape=tensor.shape, type=type_)
         mixed.append(tensor)
     return tuple(mixed)
 
 
-class _Chooser:
-    """Chooses the type of each tensor. It counts tensors in llama-quantize's order, because some types depend on a
-    tensor's position.
-    """
-
-    def __init__(self, row: MixRow, model: MixFacts, *, imatrix: bool, values: int) -> None:
-        self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
-        self.counts = dict.fromkeys(TensorCategory, 0)
-
-    def type_name(self, source: SourceTensor, base: TensorType) -> str:
-        tensor, kind, row, model = source.tensor, source.kind, self.row, self.model
-        if kind is TensorCategory.OUTPUT or (kind is TensorCategory.EMBEDDING and model.tied):
-            uneven = tensor.shape[-1] % base.block_elements
-            return "Q8_0" if uneven or model.architecture == "falcon" else row.output
-        if row.name == "MXFP4_MOE":
-            return "MXFP4" if len(_dimensions(tensor)) > 2 else "Q8_0"
-        if kind is TensorCategory.EMBEDDING:
-            return row.embedding or row.base
-        chosen = row.base
-        if cases := row.cases(kind):
-            index = self.counts[kind]
-            by_layer = {TensorCategory.GATE, TensorCategory.UP}
-            if not row.down_by_count:
-                by_layer.add(TensorCategory.DOWN)
-            if model.experts > 1 and kind in by_layer:
-                index = source.block
-            of = self.values if kind is TensorCategory.VALUE else model.layers
-            place = TensorPlace(index=index, of=of, model=model, imatrix=self.imatrix)
-            matches = (
-                type_ for conditions, type_ in cases if all(holds(place) for holds in conditions)
-            )
-            chosen = next(matches, "") or chosen
-        self.counts[kind] += 1
-        if kind is TensorCategory.VALUE and row.raises_values:
-            if model.experts == 8:
-                return "Q8_0"
-            if model.seventy and chosen in {"Q3_K", "Q4_K"}:
-                return "Q5_K"
-        return chosen
+def _mixed_type(row: MixRow, source: SourceTensor, place: TensorPlace, base: TensorType) -> str:
+    """The type that a mix gives a tensor at this place, before any fallback (llama_tensor_get_type_impl)."""
+    tensor, kind, model = source.tensor, source.kind, place.model
+    if kind is TensorCategory.OUTPUT or (kind is TensorCategory.EMBEDDING and model.tied):
+        uneven = tensor.shape[-1] % base.block_elements
+        return "Q8_0" if uneven or model.architecture == "falcon" else row.output
+    if row.name == "MXFP4_MOE":
+        return "MXFP4" if len(_dimensions(tensor)) > 2 else "Q8_0"
+    if kind is TensorCategory.EMBEDDING:
+        return row.embedding or row.base
+    matches = (
+        type_ for conditions, type_ in row.cases(kind) if all(holds(place) for holds in conditions)
+    )
+    chosen = next(matches, "") or row.base
+    if kind is TensorCategory.VALUE and row.raises_values:
+        if model.experts == 8:
+            return "Q8_0"
+        if model.seventy and chosen in {"Q3_K", "Q4_K"}:
+            return "Q5_K"
+    return chosen
 
 
 _NAMES = {

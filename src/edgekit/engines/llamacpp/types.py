@@ -135,7 +135,9 @@ def _of_build(build: int) -> LlamaVersion:
         raise UsageError(
             f"llama.cpp b{build} is too old: edgekit supports b{OLDEST} (April 2026) and newer"
         )
-    if build in (Rules.V0_5, Rules.V0_6):  # numbers for versions whose build is not known
+    if (
+        build == Rules.V0_5
+    ):  # stands for the recorded release 0.5, not for the build with this number
         build = Rules.V0_6
     return LlamaVersion(min(build, NEWEST), None if build == NEWEST else f"b{build}")
 
@@ -162,10 +164,11 @@ def answered_version(text: str) -> LlamaVersion:
     Bindings with their own numbering are identified by the library's version: `0.2.13 (llama.cpp 0.6.0-dev)`.
     """
     binding, _, library = text.partition(" (llama.cpp ")
-    for name in (binding, library.removesuffix(")")):
-        if name and not (library and binding is name and name.startswith("0.")):
-            with suppress(UsageError):
-                return read_version(name)
+    library = library.removesuffix(")")
+    has_own_numbers = library and binding.startswith("0.")
+    for name in (library,) if has_own_numbers else (binding, library):
+        with suppress(UsageError):
+            return read_version(name)
     return LlamaVersion(NEWEST)
 
 
