@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.catalog.repositories import Form, repository_at
@@ -150,14 +151,18 @@ def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
     from edgekit.catalog.names import find_entry, split_quant
     from edgekit.errors import NotFoundError
 
-    typed = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
-    flag, word, *file = typed
-    name, quant = split_quant(reference)
-    try:
-        entry_id = "" if flag != "-m" or parsed(reference) is None else find_entry(name).id
-    except NotFoundError:
-        entry_id = ""
-    if entry_id:
-        source = published_gguf(entry_id, quant or DEFAULT_MIX, projector=True)
-        flag, word = ("-md", PLACEHOLDER_DRAFT) if source.note else ("-hf", source.words[1])
-    return [{"-hf": "-hfd"}.get(flag, "-md"), word, *(["-md", *file[1:]] if file else [])]
+    words = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
+    if (
+        words[0] == "-m" and parsed(reference) is not None
+    ):  # not a file's path: perhaps a catalog name
+        name, quant = split_quant(reference)
+        with suppress(NotFoundError):
+            source = published_gguf(find_entry(name).id, quant or DEFAULT_MIX, projector=True)
+            words = ["-m", PLACEHOLDER_DRAFT] if source.note else source.words
+    match words:
+        case ["-hf", repository, "-hff", file]:
+            return ["-hfd", repository, "-md", file]
+        case ["-hf", repository]:
+            return ["-hfd", repository]
+        case _:
+            return ["-md", words[1]]

@@ -40,8 +40,8 @@ from edgekit.units import GIB
 
 # Placement flags; a caller who gives one decides all of them.
 PLACED = keys_of("backend", "placement", "devices", "servers")
-# A split alone does not decide how much goes to RAM.
-_LEAVES_NOTHING_OPEN = PLACED - {"tensor_split"}
+# Flags that decide how much of the model goes to RAM: all but the split between cards.
+_DECIDES_RAM_USE = PLACED - {"tensor_split"}
 # Placement flags that refer to all devices of the machine, in llama.cpp's numbering.
 _BY_NUMBER = keys_of("devices", "servers") | {"override_tensor"}
 Cards = tuple[Device, ...]
@@ -136,7 +136,7 @@ def placements(task: Task) -> Iterator[Placement]:
         because = f"{part} on {names_of(used_cards)}{_visible_cards_hint(machine, used_cards)}"
         with_devices = replace(setup, devices=_device_slots(used_cards, setup.tensor_split))
         yield replace(_device_placement(machine, used_cards, with_devices, because), whole=True)
-    if start.settled & _LEAVES_NOTHING_OPEN or machine.host is None:
+    if start.settled & _DECIDES_RAM_USE or machine.host is None:
         return
     setup = replace(setup, devices=_device_slots(cards, setup.tensor_split))
     where = f"on {names_of(cards)}{_visible_cards_hint(machine, cards)}"
@@ -265,40 +265,41 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
         names = (f"blk.{layer}.ffn_{part}_exps" for part in tensors)
         return tuple(Override(pattern=name, buffer="CPU") for name in names)
 
-    def finer(part: str, overrides: tuple[Override, ...], n_cpu_moe: int = 0) -> Placement:
+    def all_but(in_ram: str, overrides: tuple[Override, ...], n_cpu_moe: int = 0) -> Placement:
         return replace(
             placement,
             setup=replace(all_on_gpu, n_cpu_moe=n_cpu_moe, overrides=overrides),
-            because=f"{part} on {where}",
+            because=f"all but {in_ram} on {where}",
             by_tensor=True,
             is_short_command=n_cpu_moe > 0,
         )
 
     last_layers: tuple[Override, ...] = ()
-    layered = f"{layers_in_ram} of {layers} layers"
+    count_text = f"{layers_in_ram} of {layers} layers"
     if layers_in_ram:
         last_layers = keep_on_cpu(
             f"({_number_pattern(layers - layers_in_ram, layers)})", "(gate|up|gate_up|down)"
         )
-        yield finer(f"all but the experts of the last {layered}", last_layers)
+        yield all_but(f"the experts of the last {count_text}", last_layers)
     for share, tensors in (("a third", ("down",)), ("two thirds", ("gate", "down"))):
-        part = f"all but {share} of the experts of one layer"
+        with_last = with_first = f"{share} of the experts of one layer"
         if layers_in_ram:
-            part = f"all but the experts of {{}}{layered} and {share} of the experts of one more"
-        yield finer(
-            part.format("the last "),
-            (*keep_on_cpu(str(layers - layers_in_ram - 1), *tensors), *last_layers),
-        )
-        yield finer(part.format(""), keep_on_cpu(str(layers_in_ram), *tensors), layers_in_ram)
+            one_more = f"{share} of the experts of one more"
+            with_last = f"the experts of the last {count_text} and {one_more}"
+            with_first = f"the experts of {count_text} and {one_more}"
+        layer_before_last = keep_on_cpu(str(layers - layers_in_ram - 1), *tensors)
+        yield all_but(with_last, (*layer_before_last, *last_layers))
+        yield all_but(with_first, keep_on_cpu(str(layers_in_ram), *tensors), layers_in_ram)
 
 
 def _number_pattern(first: int, end: int) -> str:
-    """A regex for the numbers from `first` up to `end`: '2[8-9]|3[0-9]|4[0-7]'."""
-    tens = ((max(ten, first), min(ten + 9, end - 1)) for ten in range(first // 10 * 10, end, 10))
-    return "|".join(
-        str(low) if low == high else f"{low // 10 or ''}[{low % 10}-{high % 10}]"
-        for low, high in tens
-    )
+    """A regex for the numbers from `first` to `end` - 1, decade by decade: '2[8-9]|3[0-9]|4[0-7]'."""
+    alternatives: list[str] = []
+    for decade in range(first // 10, (end - 1) // 10 + 1):
+        low, high = max(first, 10 * decade), min(end - 1, 10 * decade + 9)
+        digits = f"{decade or ''}[{low % 10}-{high % 10}]"
+        alternatives.append(str(low) if low == high else digits)
+    return "|".join(alternatives)
 
 
 def _device_placement(
@@ -335,10 +336,11 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
         return None
     from edgekit.machine.calibration import device_key
 
-    for device in dict.fromkeys((device_key(machine, cards), device_key(machine))):
+    cpu_key = device_key(machine)
+    for device in (device_key(machine, cards), cpu_key):
         measurement = machine.measured.engine("llama.cpp", device)
         if measurement is not None and measurement.overhead_bytes:
-            cpu_note = " on the CPU only" if cards and device == device_key(machine) else ""
+            cpu_note = " on the CPU only" if cards and device == cpu_key else ""
             program = f"{measurement.through} {measurement.version}"
             because = f"measured on this machine{cpu_note} with {program}, {measurement.date}"
             return Overhead(size_bytes=measurement.overhead_bytes, because=because)
@@ -351,7 +353,7 @@ def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> P
     Multi-token prediction blocks come between the last layer and the head; they count even if not loaded.
     """
     setup = LlamaCppSetup.of(placement.setup)
-    card_pools = [frozenset({pool_of(place)}) for place in range(len(placement.cards))]
+    card_pools = [frozenset({pool_of(index)}) for index in range(len(placement.cards))]
     cards = [
         budget for pools in card_pools for budget in placement.budgets if budget.pools == pools
     ]
@@ -431,16 +433,16 @@ def _balance(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple[
     """
     low, high = 0.0, WORST_SHARE
     ends = _fill(layers, fixed, cards, high)
-    for _ in range(STEPS if ends is not None else 0):
+    if ends is None:
+        return None
+    for _ in range(STEPS):
         middle = (low + high) / 2
         filled = _fill(layers, fixed, cards, middle)
         if filled is None:
             low = middle
         else:
             high, ends = middle, filled
-    return (
-        None if ends is None else tuple(float(end - start) for start, end in pairwise((0, *ends)))
-    )
+    return tuple(float(end - start) for start, end in pairwise((0, *ends)))
 
 
 def _fill(
@@ -449,14 +451,14 @@ def _fill(
     """Fills each card to that share of its memory, and returns the index after each card's last layer; None if layers
     remain.
     """
-    place, ends = 0, []
+    next_layer, ends = 0, []
     for fixed_bytes, card in zip(fixed, cards, strict=True):
         free_bytes = card.available_bytes * share - fixed_bytes
-        while place < len(layers) and layers[place] <= free_bytes:
-            free_bytes -= layers[place]
-            place += 1
-        ends.append(place)
-    return ends if place == len(layers) else None
+        while next_layer < len(layers) and layers[next_layer] <= free_bytes:
+            free_bytes -= layers[next_layer]
+            next_layer += 1
+        ends.append(next_layer)
+    return ends if next_layer == len(layers) else None
 
 
 def load_for_users(load: Load, users: int, native_tokens: int) -> Load:

@@ -9,7 +9,7 @@ from functools import partial
 from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate, Placement, Speed, Task
 from edgekit.engines.llamacpp.estimate import NAME, as_loaded
-from edgekit.engines.llamacpp.placements import devices
+from edgekit.engines.llamacpp.placements import backend_name, devices
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
 from edgekit.engines.speed import (
     CPU_READING,
@@ -24,7 +24,7 @@ from edgekit.engines.speed import (
     speed_bound,
 )
 from edgekit.engines.token_reads import LayerShare, TokenReads, token_reads
-from edgekit.machine.types import Machine, Pool, PoolKind, Vendor
+from edgekit.machine.types import Machine, Pool, PoolKind
 from edgekit.model.types import Model
 from edgekit.units import MIB
 
@@ -40,7 +40,6 @@ READING: dict[Backend, Reading] = {
     Backend.VULKAN: reading("llama.cpp on Vulkan"),
     Backend.CPU: CPU_READING,
 }
-_BACKENDS = {Vendor.NVIDIA: Backend.CUDA, Vendor.APPLE: Backend.METAL}  # of others: Vulkan
 
 
 def speed(
@@ -73,25 +72,26 @@ def reads_per_token(
     model: Model, load: Load, setup: LlamaCppSetup, bill: MemoryEstimate
 ) -> TokenReads:
     loaded = as_loaded(model, setup.mix)
-    return token_reads(model, load, bill, loaded=loaded, outside=_outside)
+    return token_reads(model, load, bill, loaded=loaded, outside=_reads_outside_layers)
 
 
-def _outside(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
-    """Bytes that a token reads outside the layers, per pool. Of the host's share at most the output head is read; if a
-    device holds the head, nothing is read from the host.
+def _reads_outside_layers(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
+    """Bytes that a token reads outside the layers, per pool: on devices everything, on the host at most the output
+    head. If a device holds the head, nothing is read from the host.
     """
-    head = outside.active
-    devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
-    host = {pool: min(size, head) for pool, size in sizes.items() if pool not in devices}
-    if any(size >= head / 2 for size in devices.values()):
-        return {**devices, **dict.fromkeys(host, 0.0)}
-    return {**devices, **host}
+    head_bytes = outside.active
+    on_devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
+    # A device with at least half the head's bytes outside the layers is taken to hold the head.
+    is_head_on_device = any(size >= head_bytes / 2 for size in on_devices.values())
+    most_on_host = 0.0 if is_head_on_device else head_bytes
+    on_host = {
+        pool: min(size, most_on_host) for pool, size in sizes.items() if pool not in on_devices
+    }
+    return {**on_devices, **on_host}
 
 
 def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
-    cards = tuple(
-        (card, READING[_BACKENDS.get(card.vendor, Backend.VULKAN)]) for card in devices(machine)
-    )
+    cards = tuple((card, READING[Backend(backend_name(card))]) for card in devices(machine))
     return speed_bound(read_bytes, held_bytes, machine, NAME, cards)
 
 
@@ -123,11 +123,8 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
         return None
     bandwidth = None if machine.host is None else machine.host.bandwidth_bytes_per_s
     bandwidth_now, bandwidth_then = bandwidth or 0, pace.bandwidth_bytes_per_s or 0
-    is_same = (
-        abs(bandwidth_now - bandwidth_then) <= BANDWIDTH_OFF * bandwidth_then
-        and pace.edgekit == __version__
-    )
-    if not is_same or pace.bytes_per_token < LEAST_READ_BYTES:
+    has_changed = abs(bandwidth_now - bandwidth_then) > BANDWIDTH_OFF * bandwidth_then
+    if has_changed or pace.edgekit != __version__ or pace.bytes_per_token < LEAST_READ_BYTES:
         return None
     prefill = pace.expected_prefill
     return MeasuredRatio(
