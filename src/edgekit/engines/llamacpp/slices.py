@@ -67,12 +67,13 @@ class Slicer:
         self.architecture = model.geometry.architecture
         self.mixers = [layer.mixer for layer in model.geometry.layers]
         self.tensors = {tensor.name: tensor for tensor in model.header.tensors or ()}
-        self.turns: list[int] = []  # for each layer, the number of earlier layers of its kind
+        # For each layer, the number of earlier layers of its kind: the division starts one device later each time.
+        self.earlier_layers: list[int] = []
         counts = Counter[tuple[bool, bool]]()
         for mixer in self.mixers:
             sliding = any(stream.span is not Span.ALL for stream in mixer.streams)
             kind = isinstance(mixer, Recurrent), sliding
-            self.turns.append(counts[kind])
+            self.earlier_layers.append(counts[kind])
             counts[kind] += 1
 
     def weights(self, tensor: Tensor, block: int | None) -> list[Tensor]:
@@ -80,14 +81,14 @@ class Slicer:
         axis, parts = self._parts(tensor, block)
         if axis is None:
             return [tensor] * self.devices
-        sizes = self._divide(parts, self._turn(block))
+        sizes = self._divide(parts, self._first_device(block))
         return [_slice_of(tensor, axis, size) for size in sizes]
 
     def rows(self, tensor: Tensor) -> list[Tensor]:
         """-sm row: the rows of a matrix on each device; empty for tensors that are not divided."""
         if len(tensor.shape) != 2 or tensor.name.endswith((".ssm_a", ".ssm_conv1d.weight")):
             return []
-        sizes = self._divide([_Part(tensor.shape[0], 1, LANES)], 0)
+        sizes = self._divide([_Part(tensor.shape[0], 1, LANES)], first_device=0)
         return [_slice_of(tensor, 1, size) for size in sizes]
 
     def cache_slices(self, mixer: LayerKind, block: int) -> list[LayerKind]:
@@ -95,14 +96,14 @@ class Slicer:
         facts = known_architecture(self.architecture)
         if facts.mirrored_caches:
             return [mixer] * self.devices
-        turn, attention = self._turn(block), attention_of(mixer)
+        first_device, attention = self._first_device(block), attention_of(mixer)
         streams, states = [], []
         for stream in mixer.streams:
             sizes = [stream.elements] * self.devices
             if stream.name in {"k", "v"} and isinstance(attention, Attention):
                 _, keys, values = self._grains(attention, block)
                 grain = keys if stream.name == "k" else values
-                sizes = self._divide([_Part(stream.elements, 1, grain)], turn)
+                sizes = self._divide([_Part(stream.elements, 1, grain)], first_device)
             streams.append([replace(stream, elements=size) for size in sizes])
         for state in mixer.states:
             sizes = [state.elements] * self.devices
@@ -110,8 +111,8 @@ class Slicer:
                 is_conv = state.name == "conv"
                 taps = max(1, mixer.conv_kernel - 1) if is_conv else mixer.state_size
                 parts = [replace(part, elements=part.elements * taps, grain=part.grain * taps)
-                         for part in self._delta_parts(mixer, block, whole=is_conv)]  # fmt: skip
-                sizes = self._divide(parts, turn)
+                         for part in self._delta_parts(mixer, block, has_qkv=is_conv)]  # fmt: skip
+                sizes = self._divide(parts, first_device)
             states.append([replace(state, elements=size) for size in sizes])
         return [
             CachedLayer(
@@ -143,12 +144,14 @@ class Slicer:
             )
             return axis, [_Part(length // 2, 2, grain) if fused else _Part(length, 1, grain)]
         if isinstance(mixer, Recurrent):
-            parts = self._delta_parts(mixer, block, whole=name.startswith(("attn_qkv", "ssm_conv")))
-            per_head = name.startswith(("ssm_dt", "ssm_a", "ssm_beta", "ssm_ba"))
-            if per_head:
-                heads = 2 if name.startswith("ssm_ba") else 1
-                parts = [replace(part, elements=heads * part.elements // mixer.state_size,
-                                 grain=heads * part.grain // mixer.state_size)
+            has_qkv = name.startswith(("attn_qkv", "ssm_conv"))
+            parts = self._delta_parts(mixer, block, has_qkv=has_qkv)
+            if name.startswith(
+                ("ssm_dt", "ssm_a", "ssm_beta", "ssm_ba")
+            ):  # per head, not per channel
+                values = 2 if name.startswith("ssm_ba") else 1  # beta and alpha, fused
+                parts = [replace(part, elements=values * part.elements // mixer.state_size,
+                                 grain=values * part.grain // mixer.state_size)
                          for part in parts]  # fmt: skip
             return axis, parts
         attention = attention_of(mixer)
@@ -159,86 +162,84 @@ class Slicer:
     def _attention_parts(
         self, attention: Attention, block: int, length: int, name: str
     ) -> list[_Part]:
-        queries, keys, values = self._grains(attention, block)
-        heads = queries // attention.key_dim
-        query = attention.heads * attention.key_dim
-        if known_architecture(self.architecture).delta_net and name.startswith(
-            ("attn_q.", "attn_qkv")
-        ):
-            query, queries = 2 * query, lcm(2 * queries, 1)
+        """The parts of a weight of attention. `length`: of the axis that is divided; `name`: without block number."""
+        query_grain, key_grain, value_grain = self._grains(attention, block)
+        heads_grain = query_grain // attention.key_dim
+        query_width = attention.heads * attention.key_dim
+        has_gate = known_architecture(self.architecture).delta_net  # next to each query
+        if has_gate and name.startswith(("attn_q.", "attn_qkv")):
+            query_width, query_grain = 2 * query_width, 2 * query_grain
         if name.startswith("attn_qkv"):
             return [
-                _Part(query, 1, queries),
-                _Part(attention.kv_heads * attention.key_dim, 1, keys),
-                _Part(attention.kv_heads * attention.value_dim, 1, values),
+                _Part(query_width, 1, query_grain),
+                _Part(attention.kv_heads * attention.key_dim, 1, key_grain),
+                _Part(attention.kv_heads * attention.value_dim, 1, value_grain),
             ]
         grains = {
-            "attn_k": keys,
-            "attn_v": values,
-            "attn_v_exps": values,
-            "attn_sinks": heads,
-            "attn_output": heads * attention.value_dim,
-            "attn_gate": heads if length == attention.heads else queries,
+            "attn_k": key_grain,
+            "attn_v": value_grain,
+            "attn_v_exps": value_grain,
+            "attn_sinks": heads_grain,
+            "attn_output": heads_grain * attention.value_dim,
+            "attn_gate": heads_grain if length == attention.heads else query_grain,
             "attn_q_norm": 1,
             "attn_k_norm": 1,
         }
-        return [_Part(length, 1, grains.get(name.split(".", 1)[0], queries))]
+        return [_Part(length, 1, grains.get(name.split(".", 1)[0], query_grain))]
 
     def _grains(self, attention: Attention, block: int) -> tuple[int, int, int]:
-        """Slice sizes of Q, K and V: whole heads, and whole blocks of the output matrix."""
+        """What slices of Q, K and V are multiples of: whole heads, and whole blocks of the output matrix."""
         out = self._find_tensor(block, "attn_output.weight", "ssm_out.weight")
-        ratio = attention.heads // max(1, attention.kv_heads)
-        wide = ratio * attention.key_dim
-        grain = out.type.block_elements if out else 1
-        while grain < LANES and grain * self.devices < wide:
-            grain *= 2
-        queries = lcm(wide, grain)
-        keys = queries // max(1, ratio)
-        return queries, keys, keys // attention.key_dim * attention.value_dim
+        heads_per_kv_head = attention.heads // max(1, attention.kv_heads)
+        kv_head_width = (
+            heads_per_kv_head * attention.key_dim
+        )  # of all queries that share one KV head
+        block_grain = out.type.block_elements if out else 1
+        while block_grain < LANES and block_grain * self.devices < kv_head_width:
+            block_grain *= 2
+        query_grain = lcm(kv_head_width, block_grain)
+        key_grain = query_grain // max(1, heads_per_kv_head)
+        return query_grain, key_grain, key_grain // attention.key_dim * attention.value_dim
 
-    def _delta_parts(self, mixer: Recurrent, block: int, *, whole: bool) -> list[_Part]:
-        """The parts of a gated delta net's tensor: Q, K and V if it is `whole`, else only V."""
+    def _delta_parts(self, mixer: Recurrent, block: int, *, has_qkv: bool) -> list[_Part]:
+        """The parts of a gated delta net's tensor: Q, K and V, or only V without `has_qkv`."""
         out = self._find_tensor(block, "ssm_out.weight")
         width = max(1, mixer.state_size)
         grain = lcm(out.type.block_elements if out else 1, LANES, width)
         keys, values = width * mixer.groups, width * mixer.heads
         if self.architecture == "qwen3next":
-            parts = [_Part(keys, 2, grain), _Part(values, 1, grain)]
-            return parts if whole else parts[1:]
-        ratio = mixer.heads // max(1, mixer.groups)
-        return [_Part(keys, ratio + 2 * whole, grain)]
+            value_part = _Part(values, 1, grain)
+            return [_Part(keys, 2, grain), value_part] if has_qkv else [value_part]
+        value_runs = mixer.heads // max(1, mixer.groups)  # V is a multiple of the width of K
+        return [_Part(keys, value_runs + 2 if has_qkv else value_runs, grain)]
 
     def _find_tensor(self, block: int, *names: str) -> Tensor | None:
         """The first of these tensors that the block has."""
         tensors = (self.tensors.get(f"blk.{block}.{name}") for name in names)
         return next((tensor for tensor in tensors if tensor is not None), None)
 
-    def _turn(self, block: int | None) -> int:
+    def _first_device(self, block: int | None) -> int:
         """The device that a block's division starts with."""
         if block is None:
             return len(self.mixers) % self.devices
-        return self.turns[min(block, len(self.turns) - 1)] % self.devices
+        layer = min(block, len(self.earlier_layers) - 1)
+        return self.earlier_layers[layer] % self.devices
 
-    def _divide(self, parts: Iterable[_Part], turn: int) -> list[int]:
-        """The number of elements on each device. The first device rotates layer by layer, which also spreads
-        remainders.
+    def _divide(self, parts: Iterable[_Part], first_device: int) -> list[int]:
+        """The number of elements on each device. The last device takes the remainders; because the first one rotates
+        layer by layer, so does the last.
         """
         sizes = [0] * self.devices
-        shares = [
-            self.split[(index + turn) % self.devices] for index in range(self.devices) if self.split
-        ]
+        order = [(first_device + index) % self.devices for index in range(self.devices)]
+        shares = [self.split[device] for device in order] if self.split else [1.0] * self.devices
         for part in parts:
             start = 0
-            for index in range(self.devices):
-                if index == self.devices - 1:
-                    end = part.elements
-                elif shares:
-                    end = int(part.elements * sum(shares[: index + 1]) / sum(shares))
-                else:
-                    end = part.elements * (index + 1) // self.devices
+            for index, device in enumerate(order):
+                end = part.elements
                 if index < self.devices - 1:
+                    end = int(part.elements * sum(shares[: index + 1]) / sum(shares))
                     end -= end % part.grain
-                sizes[(index + turn) % self.devices] += (end - start) * part.times
+                sizes[device] += (end - start) * part.times
                 start = end
         return sizes
 
