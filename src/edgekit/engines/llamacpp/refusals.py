@@ -67,12 +67,12 @@ def _reasons(model: Model) -> Iterator[str]:
         if count is not None and length is not None and count != length:
             yield f"key {keys.name(key)} has wrong array length; expected {length}, got {count}"
     yield from _bad_numbers(keys)
-    words = _words(model, keys, loader)
+    variables = _model_variables(model, keys, loader)
     if known_loader is None:
         yield from _empty_blocks(model)
         return
     if header.tensors is not None:
-        yield from _bad_tensors(model, loader, words)
+        yield from _bad_tensors(model, loader, variables)
     checks = [*loader.checks]
     # K and V must be as wide as the cache rows; otherwise building the graph aborts.
     message = _failed("a->ne[0] == b->ne[0]")
@@ -81,7 +81,7 @@ def _reasons(model: Model) -> Iterator[str]:
     if known_architecture(architecture).rotated_heads:
         checks.append(("n_embd_head_k == n_rot and n_embd_head_v == n_rot", message))
     for must_hold, message in checks:
-        if evaluate(must_hold, words) is False:
+        if evaluate(must_hold, variables) is False:
             yield message
 
 
@@ -184,7 +184,7 @@ def _failed(assertion: str) -> str:
     return f"GGML_ASSERT({assertion}) failed"
 
 
-def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
+def _model_variables(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
     """llama.cpp's variables for the model, as far as keys and geometry determine them. Variables of block 0 are
     included without their suffix _il.
     """
@@ -195,7 +195,7 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
     vocabulary = keys.count("/tokenizer.ggml.tokens")
     if vocabulary is None and keys.value("/tokenizer.ggml.model") in ("none", "no_vocab"):
         vocabulary = keys.number("vocab_size", 0)
-    words: dict[str, int | None] = {
+    variables: dict[str, int | None] = {
         "n_embd": width,
         "n_ctx_train": keys.number("context_length"),
         "n_vocab": vocabulary,
@@ -209,69 +209,69 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
         "rope_scaling_type_train": int(keys.value("rope.scaling.type") == "longrope"),
         "LLAMA_ROPE_SCALING_TYPE_LONGROPE": 1,
     }
-    for word, (key, default) in loader.fields.items():
-        if word not in words or keys.is_there(key):
-            words[word] = keys.number(key, default)
+    for variable, (key, default) in loader.fields.items():
+        if variable not in variables or keys.is_there(key):
+            variables[variable] = keys.number(key, default)
     for computed in loader.computed:
-        words[computed] = None
-    block_words = _block_words(model, keys, loader, 0)
-    words |= {
-        word.removesuffix("_il"): value for word, value in block_words.items() if word != "il"
+        variables[computed] = None
+    block_variables = _block_variables(model, keys, loader, 0)
+    variables |= {
+        name.removesuffix("_il"): value for name, value in block_variables.items() if name != "il"
     }
-    if words.get("n_layer_dense_lead") is None:
-        experts = (
-            index for index, layer in enumerate(geometry.layers) if layer.experts is not None
-        )
-        words["n_layer_dense_lead"] = next(experts, len(geometry.layers))
+    if variables.get("n_layer_dense_lead") is None:
+        with_experts = (layer.index for layer in geometry.layers if layer.experts is not None)
+        variables["n_layer_dense_lead"] = next(with_experts, len(geometry.layers))
     mixer = geometry.layers[0].mixer
     if isinstance(mixer, LatentAttention):
-        words["n_lora_q"] = mixer.query_rank
-    key_width, value_width = words.get("n_embd_head_k_mla"), words.get("n_embd_head_v_mla")
+        variables["n_lora_q"] = mixer.query_rank
+    key_width, value_width = variables.get("n_embd_head_k_mla"), variables.get("n_embd_head_v_mla")
     if key_width is not None and value_width is not None:
-        words["is_mla"] = bool(key_width and value_width)
-        if not words["is_mla"]:  # the file does not state separate widths of K and V
-            words["n_embd_head_k_mla"] = words["n_embd_head_k"]
-            words["n_embd_head_v_mla"] = words["n_embd_head_v"]
-    return {word: value for word, value in words.items() if value is not None}
+        variables["is_mla"] = bool(key_width and value_width)
+        if not variables["is_mla"]:  # the file does not state separate widths of K and V
+            variables["n_embd_head_k_mla"] = variables["n_embd_head_k"]
+            variables["n_embd_head_v_mla"] = variables["n_embd_head_v"]
+    return {name: value for name, value in variables.items() if value is not None}
 
 
-def _block_words(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[str, int]:
+def _block_variables(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[str, int]:
     """The variables of one block: il, and those that end in _il."""
     layer_number = partial(keys.of_layer, layer=block)
     width, heads = keys.number("embedding_length"), keys.number("attention.head_count", 0)
     head = width // heads if width is not None and heads else 0
-    words: dict[str, int | None] = {
+    variables: dict[str, int | None] = {
         "n_head_il": layer_number("attention.head_count", default=0),
         "n_ff_il": layer_number("feed_forward_length", default=0),
         "n_ff_exp_il": layer_number("expert_feed_forward_length", default=0),
         "n_expert_used_il": layer_number("expert_used_count", default=0),
     }
-    words["n_head_kv_il"] = layer_number("attention.head_count_kv", default=words["n_head_il"])
+    variables["n_head_kv_il"] = layer_number(
+        "attention.head_count_kv", default=variables["n_head_il"]
+    )
     slides = False
     if block < len(model.geometry.layers):
         mixer = model.geometry.layers[block].mixer
         attention = attention_of(mixer)
         slides = attention is not None and attention.span is Span.WINDOW
-        words["is_swa_il"] = slides
-        words["is_recr_il"] = isinstance(mixer, Recurrent)
-        words["has_kv_il"] = not isinstance(mixer, SharedCache)
+        variables["is_swa_il"] = slides
+        variables["is_recr_il"] = isinstance(mixer, Recurrent)
+        variables["has_kv_il"] = not isinstance(mixer, SharedCache)
     for side, key in (("k", "attention.key_length"), ("v", "attention.value_length")):
-        word = f"n_embd_head_{side}"
-        full = keys.number(key, head) if heads or word in loader.fields else 0
-        words[f"{word}_il"] = keys.number(f"{key}_swa", full) if slides else full
-        dim, kv_heads = words[f"{word}_il"], words["n_head_kv_il"]
+        variable = f"n_embd_head_{side}"
+        full_width = keys.number(key, head) if heads or variable in loader.fields else 0
+        dim = keys.number(f"{key}_swa", full_width) if slides else full_width
+        variables[f"{variable}_il"], kv_heads = dim, variables["n_head_kv_il"]
         if dim is not None and kv_heads is not None:
-            words[f"n_embd_{side}_gqa_il"] = dim * kv_heads
-    full = keys.number("rope.dimension_count", keys.number("attention.key_length", head))
-    words["n_rot_il"] = keys.number("rope.dimension_count_swa", full) if slides else full
+            variables[f"n_embd_{side}_gqa_il"] = dim * kv_heads
+    rotated = keys.number("rope.dimension_count", keys.number("attention.key_length", head))
+    variables["n_rot_il"] = keys.number("rope.dimension_count_swa", rotated) if slides else rotated
     for computed in loader.computed - {"is_recr", "is_swa"}:  # the geometry has these two
-        words[f"{computed}_il"] = None
-    return {"il": block, **{word: value for word, value in words.items() if value is not None}}
+        variables[f"{computed}_il"] = None
+    return {"il": block, **{name: value for name, value in variables.items() if value is not None}}
 
 
-def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
+def _bad_tensors(model: Model, loader: Loader, variables: Variables) -> Iterator[str]:
     """Missing tensors and wrong shapes in the loader's order, then a wrong tensor count."""
-    tensors, layers = model.header.tensors or (), words.get("n_layer")
+    tensors, layers = model.header.tensors or (), variables.get("n_layer")
     if layers is None:
         return
     by_block: dict[int | None, dict[str, Tensor]] = {}
@@ -280,12 +280,12 @@ def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
         block, name = (int(match[1]), match[2] or "") if match else (None, tensor.name)
         by_block.setdefault(block, {})[name] = tensor
     keys = _Keys(model.header, model.geometry.architecture)
-    outside, inside = _Part(loader, in_block=False), _Part(loader, in_block=True)
-    errors, created = outside.load(by_block.get(None, {}), {**words, "il": 0}, "")
+    outside, inside = _TensorCheck(loader, in_block=False), _TensorCheck(loader, in_block=True)
+    errors, created = outside.load(by_block.get(None, {}), {**variables, "il": 0}, "")
     yield from errors
     for layer in range(layers):
-        layer_words = {**words, **_block_words(model, keys, loader, layer)}
-        errors, used = inside.load(by_block.get(layer, {}), layer_words, f"blk.{layer}.")
+        layer_variables = {**variables, **_block_variables(model, keys, loader, layer)}
+        errors, used = inside.load(by_block.get(layer, {}), layer_variables, f"blk.{layer}.")
         yield from errors
         created += used
     prediction_layers = keys.number("nextn_predict_layers", 0) or 0
@@ -306,7 +306,7 @@ def _empty_blocks(model: Model) -> Iterator[str]:
             yield f"the file has no tensors for block {block}"
 
 
-class _Part:
+class _TensorCheck:
     """Checks the tensors of a block, or those outside the blocks, against the loader's table.
 
     What the table requires is computed once for blocks with the same variables and conditions.
@@ -319,14 +319,16 @@ class _Part:
         self.required_and_shapes: dict[Hashable, tuple[list[str], dict[str, list[Shape]]]] = {}
 
     def load(
-        self, present: Mapping[str, Tensor], words: Words, prefix: str
+        self, present: Mapping[str, Tensor], variables: Variables, prefix: str
     ) -> tuple[list[str], int]:
         """The loader's errors, and the number of tensors that it uses. `present`: the file's tensors by name."""
         has = {HAS + re.sub(r"\W", "_", name): True for name in present}
-        holds = {condition: evaluate(condition, {**words, **has}) for condition in self.conditions}
+        holds = {
+            condition: evaluate(condition, {**variables, **has}) for condition in self.conditions
+        }
         block_key = (
             *holds.values(),
-            *(value for word, value in words.items() if word != "il"),
+            *(value for name, value in variables.items() if name != "il"),
             *(name in present for name in FUSED),
         )
         if block_key not in self.required_and_shapes:
@@ -335,7 +337,7 @@ class _Part:
                 condition = holds[need.condition]  # None: unknown, which requires nothing
                 if condition is None or condition:
                     for name, lengths, is_required in _tensors_of_row(need, present):
-                        shape = tuple(evaluate(length, words) for length in lengths)
+                        shape = tuple(evaluate(length, variables) for length in lengths)
                         shapes.setdefault(name, []).append(shape)
                         if is_required and condition:
                             required.append(name)
@@ -402,7 +404,7 @@ def _fits(dimensions: tuple[int, ...], shape: Shape) -> bool:
 
 
 Number = int | bool
-Words = Mapping[str, int]
+Variables = Mapping[str, int]
 
 ANYTHING = "*"
 BLOCK = "blk."
@@ -493,11 +495,11 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], Number]] = {
 }
 
 
-def evaluate(expression: str, words: Words) -> Number | None:
+def evaluate(expression: str, variables: Variables) -> Number | None:
     """The value of an expression; None if a variable has no value."""
     if not expression:
         return True
-    return None if expression == ANYTHING else _evaluate(_parse(expression), words)
+    return None if expression == ANYTHING else _evaluate(_parse(expression), variables)
 
 
 @cache
@@ -505,33 +507,33 @@ def _parse(expression: str) -> ast.expr:
     return ast.parse(expression, mode="eval").body
 
 
-def _evaluate(node: ast.expr, words: Words) -> Number | None:
+def _evaluate(node: ast.expr, variables: Variables) -> Number | None:
     """The value of a parsed expression; None if it depends on a variable without a value."""
     match node:
         case ast.Constant(value=int() as value):
             return value
         case ast.Name(id=name):
-            return words.get(name, False if name.startswith(HAS) else None)
+            return variables.get(name, False if name.startswith(HAS) else None)
         case (
             ast.BinOp(left=left, op=op, right=right)
             | ast.Compare(left=left, ops=[op], comparators=[right])
         ):
-            first, second = _evaluate(left, words), _evaluate(right, words)
+            first, second = _evaluate(left, variables), _evaluate(right, variables)
             if first is None or second is None:
                 return None
             if isinstance(op, ast.FloorDiv | ast.Mod) and second == 0:
                 return None
             return _OPERATORS[type(op)](first, second)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            negated = _evaluate(operand, words)
+            negated = _evaluate(operand, variables)
             return None if negated is None else not negated
         case ast.BoolOp(op=op, values=values):
             decides = isinstance(op, ast.Or)  # True decides "or", False decides "and"
-            operands = [_evaluate(value, words) for value in values]
+            operands = [_evaluate(value, variables) for value in values]
             if any(operand is not None and bool(operand) is decides for operand in operands):
                 return decides
             return None if None in operands else not decides
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            tested = _evaluate(test, words)
-            return None if tested is None else _evaluate(body if tested else orelse, words)
+            tested = _evaluate(test, variables)
+            return None if tested is None else _evaluate(body if tested else orelse, variables)
     return None
