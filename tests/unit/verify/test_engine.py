@@ -181,41 +181,38 @@ def test_shards_are_one_model() -> None:
     assert off(ask(model_files(*map(BytesSource, shards)))) == off(ask(small()))
 
 
-def test_a_prediction_that_is_off_is_outside() -> None:
-    def short_by_a_mebibyte(*asked: object) -> object:
-        from edgekit.engines.llamacpp.estimate import estimate
+def test_a_prediction_that_is_off_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate = check.llamacpp.estimate
 
-        result = estimate(*asked)  # type: ignore[arg-type]
+    def short_by_eight_mebibytes(*asked: object) -> object:
+        bill = estimate(*asked)  # type: ignore[arg-type]
         lines = [
             replace(line, size_bytes=line.size_bytes - MIB // 2)
             if line.component is Component.KV_CACHE
             else line
-            for line in result.lines
+            for line in bill.lines
         ]
-        return replace(result, lines=tuple(lines))
+        return replace(bill, lines=tuple(lines))
 
-    files = recorded("llama-3.2-1b")
-    result = verify_model(
-        files,
-        Load(context_tokens=4096),
-        LlamaCppSetup(),
-        method=SERVER,
-        predict=short_by_a_mebibyte,  # type: ignore[arg-type]
-    )
+    monkeypatch.setattr(check.llamacpp, "estimate", short_by_eight_mebibytes)
+    result = ask(recorded("llama-3.2-1b"), context_tokens=4096)
     cache = result.rows[1]
     assert not cache.within
     assert not result.within
     assert -16 * MIB // 2 <= cache.difference_bytes < -15 * MIB // 2
 
 
-def test_a_refusal_that_the_engine_does_not_share_is_a_wrong_prediction() -> None:
+def test_a_refusal_that_the_engine_does_not_share_is_a_wrong_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> object:
         raise RefusedError("llama.cpp would not load it")
 
+    monkeypatch.setattr(check.llamacpp, "estimate", refuse)
     with pytest.raises(
         PredictionError, match=r"llama\.cpp 0\.6.*loads it, so EdgeKit's prediction is wrong"
     ):
-        verify_model(small(), Load(), LlamaCppSetup(), method=SERVER, predict=refuse)  # type: ignore[arg-type]
+        ask(small())
 
 
 def test_a_refusal_that_the_engine_shares_is_the_answer() -> None:

@@ -131,21 +131,16 @@ class MixRow:
 
     def cases(self, kind: TensorCategory) -> Cases:
         """The cases for tensors of this category, in order of precedence."""
-        match kind:
-            case TensorCategory.VALUE:
-                return self.value
-            case TensorCategory.KEY:
-                return self.key
-            case TensorCategory.QUERY:
-                return self.query
-            case TensorCategory.ATTENTION_OUT:
-                return self.out
-            case TensorCategory.DOWN:
-                return self.down
-            case TensorCategory.GATE | TensorCategory.UP:
-                return self.gate_up
-            case _:
-                return ()
+        cases_by_category = {
+            TensorCategory.VALUE: self.value,
+            TensorCategory.KEY: self.key,
+            TensorCategory.QUERY: self.query,
+            TensorCategory.ATTENTION_OUT: self.out,
+            TensorCategory.DOWN: self.down,
+            TensorCategory.GATE: self.gate_up,
+            TensorCategory.UP: self.gate_up,
+        }
+        return cases_by_category.get(kind, ())
 
 
 @cache

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,6 @@ COMPUTE_FLOOR_BYTES = 4 * MIB  # in a small graph, one or two more hidden states
 DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
 LOAD_TIMEOUT_S = 600.0
 _CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
-Predict = Callable[[Model, Load, LlamaCppSetup], MemoryEstimate]
 DRY_TRIES = 3  # builds of June and July 2026 crash at exit in 1 of 200 dry runs, before their log is written
 _PATIENCE_S = 0.5  # wait after the breakdown: llama-fit-params logs nothing after it
 _POLL_S = 0.02
@@ -73,7 +72,6 @@ def verify_model(
     timeout_s: float | None = None,
     really: bool = False,
     pacing: Pacing | None = None,
-    predict: Predict | None = None,
 ) -> Verification:
     """Compares the bill with the engine's. Raises EngineError with the engine's last log lines if it reports none.
 
@@ -86,11 +84,10 @@ def verify_model(
     model = Model(header=header, geometry=read_geometry(header))
     likely = installed_version() or LlamaVersion(NEWEST)  # until the engine reports its version
     adapted_setup = replace(setup, mode=method.mode, use_mmap=False, **likely._asdict())
-    predict = predict or llamacpp.estimate
     refused: RefusedError | None = None
     memory_bytes = None if setup.has_device else _CHILD_BYTES
     try:
-        estimate = predict(model, load, adapted_setup)
+        estimate = llamacpp.estimate(model, load, adapted_setup)
         memory_bytes = _dry_memory(estimate, setup)
     except RefusedError as error:
         refused = error
@@ -111,7 +108,7 @@ def verify_model(
     reported_setup = replace(adapted_setup, **answered_version(answer.version)._asdict())
     if refused is not None or reported_setup != adapted_setup:
         try:
-            estimate = predict(model, load, reported_setup)
+            estimate = llamacpp.estimate(model, load, reported_setup)
         except RefusedError as error:
             raise PredictionError(
                 f"{error}; but {answer.version} loads it, so EdgeKit's prediction is "
