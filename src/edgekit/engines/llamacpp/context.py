@@ -60,7 +60,7 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     _check_split(model, load, setup)
     type_k, type_v = load.cache_k or F16, load.cache_v or F16
     architecture = known_architecture(geometry.architecture)
-    # None: auto, which is on if possible
+    # Without -fa it is auto: on, unless a check below finds that a device lacks a kernel.
     flash_attn = not architecture.no_flash_attention and load.flash_attention is not False
     v_trans = not flash_attn
     if not flash_attn and type_v.is_quantized:
@@ -69,9 +69,10 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
             "without it only f32, f16 and bf16 work"
         )
     if flash_attn and load.flash_attention is None and not type_v.is_quantized:
-        # llama.cpp allocates the cache before it finds that a device lacks a kernel for these heads.
-        is_certain = setup.backend is not Backend.CUDA or setup.split_mode is SplitMode.TENSOR
-        flash_attn = heads.flashes or is_certain or setup.n_gpu_layers <= 1
+        # llama.cpp checks this after it has allocated the cache, so v_trans is already decided. With one layer on the
+        # GPU, which is the output, attention runs on the CPU.
+        is_always_on = setup.backend is not Backend.CUDA or setup.split_mode is SplitMode.TENSOR
+        flash_attn = heads.flashes or is_always_on or setup.n_gpu_layers <= 1
     _check_types(heads, type_k, type_v)
 
     requested = load.context_tokens or geometry.trained_context or 0

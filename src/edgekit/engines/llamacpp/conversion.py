@@ -318,16 +318,17 @@ def _model_keys(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator
 
 def _attention_keys(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
     """The keys of attention: heads, and the widths of K and V in layers with full and with sliding attention."""
-    layers = [attention_of(layer.mixer) for layer in geometry.layers]
-    attentions = [attention for attention in layers if attention is not None]
+    by_layer = [attention_of(layer.mixer) for layer in geometry.layers]  # None: a recurrence
+    attentions = [attention for attention in by_layer if attention is not None]
     if not attentions:
         yield "attention.head_count", 0
         return
     # One number if all layers with attention agree, else a list with 0 for recurrent layers.
-    heads = {attention.heads for attention in attentions}
-    per_layer = tuple(0 if attention is None else attention.heads for attention in layers)
-    yield "attention.head_count", heads.pop() if len(heads) == 1 else per_layer
-    yield "attention.head_count_kv", _one_or_list(map(_kv_heads, layers))
+    different_heads = {attention.heads for attention in attentions}
+    heads_by_layer = tuple(0 if attention is None else attention.heads for attention in by_layer)
+    is_one_number = len(different_heads) == 1
+    yield "attention.head_count", attentions[0].heads if is_one_number else heads_by_layer
+    yield "attention.head_count_kv", _one_or_list(map(_kv_heads, by_layer))
     full = next(
         (attention for attention in attentions if attention.span is Span.ALL), attentions[0]
     )
@@ -576,29 +577,28 @@ def _layer_names(
     cell = "" if recurrent is None else recurrent.cell.name.lower()
     cell_names = names[cell]["names"] if cell in names else {}
     layer = names["layer"]
-    norms, arrays, biases = (
-        {**layer["norms"]},
-        {**layer["arrays"], **cell_names},
-        {**layer["biases"]},
+    matrices = {**layer["matrices"], **cell_names}
+    norms, biases = {**layer["norms"]}, {**layer["biases"]}
+    arrays = {**layer["arrays"], **cell_names}
+    roles = {tensor.role for tensor in tensors}
+    count = sum(
+        tensor.kind is TensorKind.NORM and tensor.role is TensorRole.NORM for tensor in tensors
     )
-    roles = Counter(tensor.role for tensor in tensors if tensor.kind is TensorKind.NORM)
-    count = roles[TensorRole.NORM]
-    if any(tensor.role is TensorRole.PREDICTION for tensor in tensors):
+    if TensorRole.PREDICTION in roles:
         count -= len(_PREDICTION_NORMS)
-    if count == 1 and recipe.norms > 1 and any(tensor.role in _FEEDS for tensor in tensors):
-        hidden = ["ffn_norm"]
+    if count == 1 and recipe.norms > 1 and roles & _FEEDS:
+        hidden_norms = ["ffn_norm"]  # a layer that only feeds forward
     else:
-        hidden = _HIDDEN_NORMS.get(count, ["norm"] * count)
-    norms[TensorRole.NORM] = [*hidden, *_PREDICTION_NORMS]
+        hidden_norms = _HIDDEN_NORMS.get(count, ["norm"] * count)
+    norms[TensorRole.NORM] = [*hidden_norms, *_PREDICTION_NORMS]
     if recurrent is not None and recurrent.cell is Cell.LIGHTNING:
         norms[TensorRole.STATE_NORM] = ["attn_norm_2"]
     if recipe.step_norms:
         norms[TensorRole.STATE_NORM] = _STEP_NORMS
-    if recipe.router_scales and any(tensor.role is TensorRole.ROUTER for tensor in tensors):
+    if recipe.router_scales and TensorRole.ROUTER in roles:
         arrays[TensorRole.SCALE] = _ROUTER_SCALES
     if recipe.streams is Streams.HYPER:
         arrays[TensorRole.RESIDUAL], biases[TensorRole.RESIDUAL] = _HYPER_ARRAYS, _HYPER_BIASES
-    matrices = {**layer["matrices"], **cell_names}
     return {"matrices": matrices, "norms": norms, "arrays": arrays, "biases": biases}
 
 

@@ -41,7 +41,6 @@ class LlamaCppPrepared:
         self.placements: CachedBy[LlamaCppSetup, TensorPlacement] = CachedBy()
 
         # lines of the bill
-        self.weights: CachedBy[LlamaCppSetup, tuple[MemoryLine, ...]] = CachedBy()
         self.weight_sums: CachedBy[LlamaCppSetup, tuple[tuple[Pool, int], ...]] = CachedBy()
         self.weights_as_known: CachedBy[LlamaCppSetup, tuple[MemoryLine, ...]] = CachedBy()
         self.repacked_bytes: CachedBy[LlamaCppSetup, int] = CachedBy()

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
@@ -92,7 +92,6 @@ REPACKED_TYPES = {
 REPACK_WITHIN = 0.5  # depends on further CPU features and on row counts divisible by 8
 PAGE_BYTES = 16 * KIB  # Apple silicon
 FILE_ALIGNMENT = 32  # general.alignment of nearly every file
-_Extent = tuple[int, int, int]  # shard, first byte, end
 
 
 def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
@@ -195,7 +194,7 @@ def _searchers(overrides: Sequence[Override]) -> list[Callable[[str], bool]]:
 
 
 def _can_scan(model: Model) -> bool:
-    """True if CUDA supports SSM_SCAN with the file's ssm_a shape (llama-model-loader.cpp: weight_buft_supported)."""
+    """True if CUDA has a kernel for SSM_SCAN with the file's ssm_a (llama-model-loader.cpp: weight_buft_supported)."""
     name = model.geometry.architecture
     if not known_architecture(name).scans_state:
         return True
@@ -257,6 +256,7 @@ class PlacedTensor:
 
     @property
     def size_bytes(self) -> int:
+        """Its bytes in this pool, with padding."""
         tensor = self.tensor
         if self.mapped:
             return tensor.size_bytes
@@ -437,18 +437,14 @@ def weight_lines(
     model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[MemoryLine, ...]:
     """All weight lines of the bill, including repacked copies and the gaps in Metal's mapped spans."""
-
-    def compute() -> tuple[MemoryLine, ...]:
-        if not setup.repack and not maps_spans(setup):  # sums are enough
-            return tuple(_block_lines(placed_sums(model, placement, setup)))
-        placed = placed_tensors(model, placement, setup)
-        repacked = tuple(_repacked_lines(model, placement, placed, setup)) if setup.repack else ()
-        gaps: tuple[MemoryLine, ...] = ()
-        if maps_spans(setup):
-            placed, gaps = mapped(placed, model.header.tensors or (), setup)
-        return (*_block_lines(sums_of(placed)), *gaps, *repacked)
-
-    return prepare(model).weights.get(setup, compute)
+    if not setup.repack and not maps_spans(setup):  # sums are enough
+        return tuple(_block_lines(placed_sums(model, placement, setup)))
+    placed = placed_tensors(model, placement, setup)
+    repacked = tuple(_repacked_lines(model, placement, placed, setup)) if setup.repack else ()
+    gaps: tuple[MemoryLine, ...] = ()
+    if maps_spans(setup):
+        placed, gaps = mapped(placed, model.header.tensors or (), setup)
+    return (*_block_lines(sums_of(placed)), *gaps, *repacked)
 
 
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
@@ -541,25 +537,25 @@ def mapped(
     what is inside a span is billed once, on the device.
     """
     extents = _extents(tensors)
-    groups: dict[tuple[Pool, int], dict[str, Tensor]] = {}
+    # The tensors of each device in each shard of the file, and the span of the shard that it maps for them.
+    device_tensors: dict[tuple[Pool, int], dict[str, Tensor]] = {}
     for copy in placed:
         if copy.pool.kind is PoolKind.DEVICE:
-            shard = extents[copy.tensor.name][0]
-            groups.setdefault((copy.pool, shard), {})[copy.tensor.name] = copy.tensor
-    spans: dict[tuple[Pool, int], tuple[int, int]] = {}
-    for key, group in groups.items():
-        first_bytes = [extents[name][1] for name in group]
-        end_bytes = [extents[name][2] for name in group]
-        spans[key] = min(first_bytes), max(end_bytes)
+            shard = extents[copy.tensor.name].shard
+            device_tensors.setdefault((copy.pool, shard), {})[copy.tensor.name] = copy.tensor
+    spans = {
+        key: _Extent(
+            key[1],
+            min(extents[name].first_byte for name in group),
+            max(extents[name].end_byte for name in group),
+        )
+        for key, group in device_tensors.items()
+    }
     billed: dict[tuple[str, Pool], PlacedTensor] = {}  # a second copy in one pool is the same pages
     cpu_tensors = 0
     for copy in placed:
-        shard, first_byte, end_byte = extents[copy.tensor.name]
-        on_device = copy.pool.kind is PoolKind.DEVICE
-        if not on_device and any(
-            file == shard and low <= first_byte and end_byte <= high
-            for (_, file), (low, high) in spans.items()
-        ):
+        extent, on_device = extents[copy.tensor.name], copy.pool.kind is PoolKind.DEVICE
+        if not on_device and any(span.contains(extent) for span in spans.values()):
             cpu_tensors += 1
         else:
             billed[copy.tensor.name, copy.pool] = replace(copy, mapped=on_device)
@@ -568,16 +564,28 @@ def mapped(
         "tensors in between, padding and whole pages"
     )
     gap_bytes: dict[Pool, int] = {}
-    for (pool, shard), group in groups.items():
-        device = setup.devices[pool.index]
+    for (pool, shard), group in device_tensors.items():
+        span, device = spans[pool, shard], setup.devices[pool.index]
         sizes = [tensor.size_bytes for tensor in group.values()]
-        size = buffer_bytes(*spans[pool, shard], max(sizes), device.max_buffer_bytes)
+        size = buffer_bytes(span.first_byte, span.end_byte, max(sizes), device.max_buffer_bytes)
         gap_bytes[pool] = gap_bytes.get(pool, 0) + size - sum(sizes)
     lines = tuple(
         MemoryLine(component=Component.WEIGHTS, size_bytes=size, pool=pool, because=because)
         for pool, size in gap_bytes.items()
     )
     return tuple(billed.values()), lines
+
+
+class _Extent(NamedTuple):
+    """Where a tensor or a span of tensors is in the file."""
+
+    shard: int
+    first_byte: int
+    end_byte: int
+
+    def contains(self, other: _Extent) -> bool:
+        is_inside = self.first_byte <= other.first_byte and other.end_byte <= self.end_byte
+        return self.shard == other.shard and is_inside
 
 
 def buffer_bytes(
@@ -607,7 +615,7 @@ def _extents(tensors: Iterable[Tensor]) -> dict[str, _Extent]:
     listed = tuple(tensors)
     if any(tensor.offset for tensor in listed):
         return {
-            tensor.name: (tensor.shard, tensor.offset, tensor.offset + tensor.size_bytes)
+            tensor.name: _Extent(tensor.shard, tensor.offset, tensor.offset + tensor.size_bytes)
             for tensor in listed
         }
 
@@ -618,6 +626,6 @@ def _extents(tensors: Iterable[Tensor]) -> dict[str, _Extent]:
     extents: dict[str, _Extent] = {}
     position = 0
     for tensor in sorted(listed, key=quantizer_order):
-        extents[tensor.name] = (0, position, position + tensor.size_bytes)
+        extents[tensor.name] = _Extent(0, position, position + tensor.size_bytes)
         position += pad(tensor.size_bytes, FILE_ALIGNMENT)
     return extents
