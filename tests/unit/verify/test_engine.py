@@ -17,6 +17,7 @@ from tests.thoroughness import LONG, sampled
 from tests.unit.verify import small_model
 
 from edgekit.bill.types import Component, Load, cache_type
+from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run import verification as check
 from edgekit.engines.llamacpp.run.binding import (
@@ -182,7 +183,7 @@ def test_shards_are_one_model() -> None:
 
 
 def test_a_prediction_that_is_off_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    estimate = check.llamacpp.estimate
+    estimate = llamacpp.estimate
 
     def short_by_eight_mebibytes(*asked: object) -> object:
         bill = estimate(*asked)  # type: ignore[arg-type]
@@ -194,7 +195,7 @@ def test_a_prediction_that_is_off_is_outside(monkeypatch: pytest.MonkeyPatch) ->
         ]
         return replace(bill, lines=tuple(lines))
 
-    monkeypatch.setattr(check.llamacpp, "estimate", short_by_eight_mebibytes)
+    monkeypatch.setattr(llamacpp, "estimate", short_by_eight_mebibytes)
     result = ask(recorded("llama-3.2-1b"), context_tokens=4096)
     cache = result.rows[1]
     assert not cache.within
@@ -208,7 +209,7 @@ def test_a_refusal_that_the_engine_does_not_share_is_a_wrong_prediction(
     def refuse(*_: object) -> object:
         raise RefusedError("llama.cpp would not load it")
 
-    monkeypatch.setattr(check.llamacpp, "estimate", refuse)
+    monkeypatch.setattr(llamacpp, "estimate", refuse)
     with pytest.raises(
         PredictionError, match=r"llama\.cpp 0\.6.*loads it, so EdgeKit's prediction is wrong"
     ):
