@@ -1,7 +1,8 @@
-"""A KV cache in numpy: numbers are rounded into cells, and queries attend to spans of them.
+"""A KV cache in numpy: rounds numbers into cells, and lets queries attend to spans of them.
 
-The softmax stays open: a query's largest score and its sum of exponentials are in `state`, and what it has gathered in
-`out` is divided by the sum after the last span. Cells are unpacked a few at a time: no buffer grows with their number.
+The softmax is computed span by span: `state` has a query's largest score and its sum of exponentials so far, and `out`
+has the weighted sum of values, which is divided by that sum after the last span. Cells are unpacked a few at a time, so
+no buffer grows with their number.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Unpack = Callable[[U8, Floats], None]
 
 
 def row_bytes(kind: CacheKind, elements: int) -> int:
-    """Raises ValueError unless they are whole blocks."""
+    """The size of this many numbers in a cell. Raises ValueError unless they are whole blocks."""
     stored = cache_type(kind)
     refuse(not stored.divides(elements), f"{elements:,} numbers are not whole blocks of {kind}")
     return stored.row_bytes(elements)
@@ -63,15 +64,16 @@ def as_rows(cells: Bytes, rows: int, size_bytes: int) -> U8:
 
 def store(kind: CacheKind, x: Floats, into: Bytes) -> None:
     rows = as_rows(into, len(x), row_bytes(kind, x.shape[1]))
-    for some, columns in parts(*x.shape):
-        numbers = x[some, columns]
-        fine = np.isfinite(numbers)
-        if not fine.all():  # the number of the first block, counted over all rows
-            down, across = divmod(int(fine.argmin()), numbers.shape[1])
-            before = (some.start + down) * x.shape[1] + columns.start + across
-            raise BlockError(before // cache_type(kind).block_elements)
+    for part_rows, columns in parts(*x.shape):
+        numbers = x[part_rows, columns]
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            row, column = divmod(int(finite.argmin()), numbers.shape[1])
+            numbers_before = (part_rows.start + row) * x.shape[1] + columns.start + column
+            raise BlockError(numbers_before // cache_type(kind).block_elements)
         first = row_bytes(kind, columns.start)
-        PACK[kind](numbers, rows[some, first : first + row_bytes(kind, numbers.shape[1])])
+        last = first + row_bytes(kind, numbers.shape[1])
+        PACK[kind](numbers, rows[part_rows, first:last])
 
 
 def _pack_f32(x: Floats, packed: U8) -> None:
@@ -84,7 +86,7 @@ def _pack_f16(x: Floats, packed: U8) -> None:
 
 
 def _pack_q8_0(x: Floats, packed: U8) -> None:
-    """As ggml-quants.c's quantize_row_q8_0_ref @ b21e4de: codes are made with d as a float."""
+    """As quantize_row_q8_0_ref in ggml-quants.c @ b21e4de: codes are computed with d before it is rounded to a half."""
     numbers, blocks = x.reshape(len(x), -1, 32), packed.reshape(len(x), -1, 34)
     d = np.abs(numbers).max(axis=2, keepdims=True, initial=0) / np.float32(LARGEST_CODE)
     np.minimum(d, LARGEST_HALF, out=d)
@@ -92,9 +94,11 @@ def _pack_q8_0(x: Floats, packed: U8) -> None:
     inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=usable)
     scaled = numbers * inverse
     size = np.abs(scaled)
-    whole = np.floor(size)  # half away from zero, as roundf; np.round goes to even
-    whole += size - whole >= np.float32(0.5)
-    codes = np.clip(np.copysign(whole, scaled), -LARGEST_CODE, LARGEST_CODE)
+    rounded = np.floor(
+        size
+    )  # halves are rounded away from zero, as in roundf; np.round goes to even
+    rounded += size - rounded >= np.float32(0.5)
+    codes = np.clip(np.copysign(rounded, scaled), -LARGEST_CODE, LARGEST_CODE)
     blocks[..., :2] = d.astype(np.float16).view(np.uint8)
     blocks[..., 2:] = codes.astype(np.int8).view(np.uint8)
 
@@ -140,13 +144,13 @@ def cells_at_a_time(head_dim: int) -> int:
 
 
 def attend_floats(head_dim: int) -> int:
-    """Keys and values of some cells; scores of some queries, their results, and ROW_FLOATS each."""
+    """Keys and values of a few cells; scores of a few queries, their results, and ROW_FLOATS each."""
     cells = cells_at_a_time(head_dim)
     return 2 * cells * head_dim + QUERY_ROWS * (cells + head_dim + ROW_FLOATS)
 
 
 def attend(span: CacheAttention, scratch: Floats, first_head: int, last_head: int) -> None:
-    """Some cells at a time; queries that see the same part of these are computed together."""
+    """Unpacks a few cells of one key head at a time. Queries that see the same ones of them are computed together."""
     q, heads, kv_heads, width = span.q, span.heads, span.kv_heads, span.head_dim
     places = (span.cells, span.first_position, span.query_position, span.reach or 0)
     refuse(min(kv_heads, width) < 1, "a number of heads or of their values is not positive")
@@ -161,25 +165,25 @@ def attend(span: CacheAttention, scratch: Floats, first_head: int, last_head: in
     all_k = as_rows(span.k, rows, k_bytes).reshape(span.cells, kv_heads, k_bytes)
     all_v = as_rows(span.v, rows, v_bytes).reshape(span.cells, kv_heads, v_bytes)
     with np.errstate(all="ignore"):  # what is not a number comes out as not a number
-        for head, first in product(range(first_head, last_head), range(0, span.cells, step)):
-            cells = range(first, min(first + step, span.cells))
+        for kv_head, first in product(range(first_head, last_head), range(0, span.cells, step)):
+            cells = slice(first, min(first + step, span.cells))
             views = [(seen, queries) for seen, queries in _views(span, cells) if seen]
             if not views:
                 continue
-            size, block = len(cells) * width, slice(cells.start, cells.stop)
-            k, v = scratch[: 2 * size].reshape(2, len(cells), width)
-            UNPACK[span.k_kind](all_k[block, head], k)
-            UNPACK[span.v_kind](all_v[block, head], v)
+            size = (cells.stop - first) * width
+            k, v = scratch[: 2 * size].reshape(2, -1, width)
+            UNPACK[span.k_kind](all_k[cells, kv_head], k)
+            UNPACK[span.v_kind](all_v[cells, kv_head], v)
             for seen, queries in views:
-                these = slice(seen.start - first, seen.stop - first)
-                for some, own_heads in _rows(heads // kv_heads, head, queries):
-                    columns = slice(own_heads.start * width, own_heads.stop * width)
+                seen_rows = slice(seen.start - first, seen.stop - first)
+                for query_rows, query_heads in _query_blocks(heads // kv_heads, kv_head, queries):
+                    columns = slice(query_heads.start * width, query_heads.stop * width)
                     _attend_rows(
-                        q[some, columns].reshape(-1, width),
-                        span.out[some, columns].reshape(-1, width),
-                        span.state[some, own_heads].reshape(-1, 2),
-                        k[these],
-                        v[these],
+                        q[query_rows, columns].reshape(-1, width),
+                        span.out[query_rows, columns].reshape(-1, width),
+                        span.state[query_rows, query_heads].reshape(-1, 2),
+                        k[seen_rows],
+                        v[seen_rows],
                         scale=span.scale,
                         scratch=scratch[2 * size :],
                     )
@@ -195,38 +199,43 @@ def settle(out: Floats, state: Floats, heads: int, head_dim: int) -> None:
             np.copyto(row, 0, where=sums == 0)
 
 
-def _views(span: CacheAttention, cells: range) -> Iterator[tuple[range, range]]:
-    """The cells that are seen, and the consecutive queries that see exactly these."""
+def _views(span: CacheAttention, cells: slice) -> Iterator[tuple[range, range]]:
+    """Divides the queries by the part of these cells that they see. Yields each part and its consecutive queries."""
 
     def seen_by(query: int) -> range:
-        after = span.query_position - span.first_position + query + 1
-        start = cells.start if span.reach is None else max(cells.start, after - span.reach)
-        return range(start, min(after, cells.stop))
+        end = span.query_position - span.first_position + query + 1
+        start = cells.start if span.reach is None else max(cells.start, end - span.reach)
+        return range(start, min(end, cells.stop))
 
     for seen, group in groupby(range(len(span.q)), seen_by):
         queries = tuple(group)
         yield seen, range(queries[0], queries[-1] + 1)
 
 
-def _rows(group: int, head: int, queries: range) -> Iterator[tuple[slice, slice]]:
-    """Some queries of a head, or some heads of a query, whichever makes fewer calls. A key head has `group` heads."""
-    heads = range(head * group, (head + 1) * group)
+def _query_blocks(group: int, kv_head: int, queries: range) -> Iterator[tuple[slice, slice]]:
+    """Queries and heads to compute together, at most QUERY_ROWS pairs; `group` heads share the key head.
+
+    A block is several queries of one head, or several heads of one query, whichever makes fewer blocks.
+    """
+    heads = range(kv_head * group, (kv_head + 1) * group)
     if len(queries) >= group:
-        for own in heads:
-            for some in row_parts(len(queries), QUERY_ROWS):
-                start = queries.start
-                yield slice(start + some.start, start + some.stop), slice(own, own + 1)
+        for head in heads:
+            for block in row_parts(len(queries), QUERY_ROWS):
+                yield _shifted(block, queries.start), slice(head, head + 1)
     else:
         for query in queries:
-            for some in row_parts(group, QUERY_ROWS):
-                start = heads.start
-                yield slice(query, query + 1), slice(start + some.start, start + some.stop)
+            for block in row_parts(group, QUERY_ROWS):
+                yield slice(query, query + 1), _shifted(block, heads.start)
+
+
+def _shifted(part: slice, start: int) -> slice:
+    return slice(start + part.start, start + part.stop)
 
 
 def _attend_rows(
     q: Floats, out: Floats, state: Floats, k: Floats, v: Floats, *, scale: float, scratch: Floats
 ) -> None:
-    """Adds what the queries see in these cells. All rows are [rows, ...]."""
+    """Adds what the queries see in these cells, one query per row of `q`, `out` and `state`."""
     count = len(q)
     most_before, sums_before = state[:, :1], state[:, 1:]
     most, sums, shrink = first_of(scratch, ROW_FLOATS, count, 1)
@@ -239,7 +248,7 @@ def _attend_rows(
     np.subtract(scores, most, out=scores)
     np.exp(scores, out=scores)
     np.sum(scores, axis=1, keepdims=True, out=sums)
-    # Scale down what was gathered before, where a larger score was found.
+    # Where a larger score was found, scale down the sums of the cells before.
     np.subtract(most_before, most, out=shrink)
     np.exp(shrink, out=shrink)
     np.copyto(shrink, 0, where=np.isneginf(most_before))
