@@ -234,7 +234,10 @@ class PagedCache(LayerCache):
     def __init__(
         self, ring: Ring, pages: int, file: PageFile, *, offset: int, cold: CacheRun
     ) -> None:
-        """`pages` is how many pages fit in memory. Pages are read back into `cold`, which all layers share."""
+        """`pages` is how many pages fit in memory; those in the file start at `offset`.
+
+        Pages are read back into `cold`, which all layers share.
+        """
         super().__init__(ring, pages * PAGE_TOKENS, cold.keys.shape[1], cold.values.shape[1])
         self._file, self._offset, self._cold = file, offset, cold
         self.page_bytes = cold.keys.nbytes + cold.values.nbytes
@@ -245,7 +248,7 @@ class PagedCache(LayerCache):
 
     def runs_to_attend(self, new_run: CacheRun) -> Iterator[list[CacheRun]]:
         """First all runs in memory, then the runs of one page from the file at a time."""
-        cold_spans: dict[int, list[CellSpan]] = {}
+        cold_spans: dict[int, list[CellSpan]] = {}  # by page
         resident_runs = [new_run]
         for span in self.ring.spans(new_run.position, len(new_run.keys)):
             for page_span in _split_by_page(span):
@@ -258,7 +261,7 @@ class PagedCache(LayerCache):
                     resident_runs.append(_run_of_span(self._keys, self._values, row, page_span))
         if cold_spans:
             length = (max(cold_spans) + 1 - min(cold_spans)) * self.page_bytes
-            self._file.read_ahead(self._place(min(cold_spans)), length)
+            self._file.read_ahead(self._page_offset(min(cold_spans)), length)
         yield resident_runs
         for page, page_spans in cold_spans.items():
             self._read(page, self._cold.keys, self._cold.values)
@@ -292,8 +295,8 @@ class PagedCache(LayerCache):
         if not self._free:
             oldest = next(page for page in self._slots if page >= self._pinned)
             keys, values = self._rows(self._slots[oldest])
-            self._file.write(self._place(oldest), keys)
-            self._file.write(self._place(oldest) + keys.nbytes, values)
+            self._file.write(self._page_offset(oldest), keys)
+            self._file.write(self._page_offset(oldest) + keys.nbytes, values)
             self._spilled.add(oldest)
             self._free.append(self._slots.pop(oldest))
         if page in self._spilled:  # the ring has come round to this page again
@@ -307,10 +310,10 @@ class PagedCache(LayerCache):
         return self._keys[rows], self._values[rows]
 
     def _read(self, page: int, keys: Packed, values: Packed) -> None:
-        self._file.read(self._place(page), keys)
-        self._file.read(self._place(page) + keys.nbytes, values)
+        self._file.read(self._page_offset(page), keys)
+        self._file.read(self._page_offset(page) + keys.nbytes, values)
 
-    def _place(self, page: int) -> int:
+    def _page_offset(self, page: int) -> int:
         return self._offset + page * self.page_bytes
 
 

@@ -46,25 +46,16 @@ class Sampler:
         Raises WeightsError if one of them is NaN or +inf, or all are -inf. A token at -inf is never chosen.
         """
         with self._penalties(logits):
-            number, top = self._chooser.highest(logits)
-            if self.sampling.is_greedy:
-                return number
-            share = self._random.random()
             chooser, temperature = self._chooser, self.sampling.temperature
+            likeliest, top = chooser.highest(logits)
+            if self.sampling.is_greedy:
+                return likeliest
+            share = self._random.random()
             if not self._is_short_list:
                 return chooser.draw(logits, self._top_tokens(logits, top), top, temperature, share)
             numbers = self._list_tokens(logits, top)
             sums = chooser.sums_of(chooser.values[: len(numbers)], top, temperature)
             return int(numbers[first_above(sums, share * float(sums[-1]))])
-
-    def probabilities(self, logits: Floats) -> dict[int, float]:
-        """The possible next tokens and their probabilities, highest first. For inspection: it allocates."""
-        with self._penalties(logits):
-            number, top = self._chooser.highest(logits)
-            if self.sampling.is_greedy:
-                return {number: 1.0}
-            top_tokens = self._top_tokens(logits, top)
-            return self._chooser.shares(logits, top_tokens, top, self.sampling.temperature)
 
     @property
     def _is_short_list(self) -> bool:
@@ -79,14 +70,12 @@ class Sampler:
             sums = chooser.sums_of(chooser.values[: len(numbers)], top)
             last = int(sums.searchsorted(self.sampling.top_p * float(sums[-1])))
             numbers = numbers[: last + 1]
-        return numbers[: np.count_nonzero(chooser.values[: len(numbers)] >= self._least_logit(top))]
+        allowed_by_min_p = chooser.values[: len(numbers)] >= self._least_logit(top)
+        return numbers[: np.count_nonzero(allowed_by_min_p)]
 
     def _top_tokens(self, logits: Floats, top: float) -> TopTokens:
-        """The prefix of tokens that top-k, top-p and min-p leave."""
+        """The tokens that top-k, top-p and min-p leave, as a prefix that is too long to be listed."""
         chooser, sampling = self._chooser, self.sampling
-        if self._is_short_list:
-            last = int(self._list_tokens(logits, top)[-1])
-            return TopTokens(float(logits[last]), last)
         top_tokens = TopTokens(-math.inf, chooser.vocabulary)
         if 0 < sampling.top_k < len(logits):
             top_tokens = chooser.prefix(logits, None, float(sampling.top_k))
@@ -127,9 +116,9 @@ class Sampler:
 
 # --- choosing from the logits of a vocabulary, in arrays that are allocated once
 #
-# Tokens are ordered by logit, highest first; equal logits by token number. Top-k, top-p and min-p each leave a prefix
-# of that order, and the last token of a prefix describes it: see TopTokens. numpy allocates a result unless it is given
-# an `out` array, so every operation writes into one of the arrays below.
+# Tokens are ordered by logit, highest first; equal logits by token number. Top-k, top-p and min-p each leave the first
+# tokens of that order, a prefix, and TopTokens describes a prefix by its last token. numpy allocates a result unless it
+# is given an `out` array, so every operation writes into an array of the Chooser.
 
 Doubles = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -138,7 +127,9 @@ Numbers = NDArray[np.int64]
 _LOWEST = float(np.finfo(np.float32).min)
 _HIGHEST = np.finfo(np.float32).max
 _SMALLEST = 5e-324  # the smallest number above 0
-_DENSE_TOKENS = BEST_TOKENS // 4  # most candidates of a chunk that are added at once
+_ADDED_TOGETHER = (
+    BEST_TOKENS // 4
+)  # candidates; a chunk with more is added in parts of this many tokens
 _LOW_HALF = (1 << 31) - 1
 _NUMBER_BITS = (1 << 32) - 1
 # A rank's 32 bits in three groups, highest first: (number of bits before the group, number of bits in it)
@@ -153,7 +144,7 @@ class TopTokens:
     last: int
 
     def or_shorter(self, other: TopTokens) -> TopTokens:
-        return min(self, other, key=lambda kept: (-kept.least, kept.last))
+        return min(self, other, key=lambda prefix: (-prefix.least, prefix.last))
 
 
 class Chooser:
@@ -190,37 +181,45 @@ class Chooser:
 
         `values` has their logits. The next call overwrites both arrays.
         """
-        least, filled = _LOWEST, 0
-        if rows := len(logits) // COLUMNS:  # at least `count` logits reach the bound found here
+        # Candidates are collected in `_best`. When it is full, all but the best `count` are dropped.
+        least, candidates = _LOWEST, 0
+        if rows := len(logits) // COLUMNS:
+            # The highest logit of each column: at least `count` tokens reach the count-th highest of these.
             table = logits[: rows * COLUMNS].reshape(rows, COLUMNS)
             highest = np.maximum.reduce(table, axis=0, out=self._columns)
             highest.partition(COLUMNS - count)
             least = max(float(highest[COLUMNS - count]), _LOWEST)
-        reaches: np.ufunc = np.greater_equal
-        for begin, part in self._chunks(logits):
-            flags = reaches(part, least, out=self._flags[: len(part)])
-            count_above = np.count_nonzero(flags)
-            step = len(part) if count_above <= _DENSE_TOKENS else _DENSE_TOKENS
-            for offset in range(0, len(part) if count_above else 0, step):
+        is_candidate: np.ufunc = np.greater_equal
+        for begin, chunk in self._chunks(logits):
+            flags = is_candidate(chunk, least, out=self._flags[: len(chunk)])
+            candidates_in_chunk = np.count_nonzero(flags)
+            if not candidates_in_chunk:
+                continue
+            step = len(chunk) if candidates_in_chunk <= _ADDED_TOGETHER else _ADDED_TOGETHER
+            for offset in range(0, len(chunk), step):
                 (places,) = flags[offset : offset + step].nonzero()
-                if filled + len(places) > len(self._best):
-                    filled = self._order(logits, filled, count)
-                    # From here on, an equal logit has a higher number and comes too late.
-                    least, reaches = float(self.values[count - 1]), np.greater
-                np.add(places, begin + offset, out=self._best[filled : filled + len(places)])
-                filled += len(places)
-        return self._best[: self._order(logits, filled, count)]
+                if candidates + len(places) > len(self._best):
+                    candidates = self._order(logits, candidates, count)
+                    # From here on, a token with an equal logit has a higher number, so it comes after these.
+                    least, is_candidate = float(self.values[count - 1]), np.greater
+                added = self._best[candidates : candidates + len(places)]
+                np.add(places, begin + offset, out=added)
+                candidates += len(places)
+        return self._best[: self._order(logits, candidates, count)]
 
-    def _order(self, logits: Floats, filled: int, count: int) -> int:
-        """Sorts the candidates in `_best`, keeps the first `count` and sets `values`. Returns how many are left."""
-        numbers = self._best[:filled]
-        values = self._weights.view(np.float32)[:filled]
+    def _order(self, logits: Floats, candidates: int, count: int) -> int:
+        """Sorts the candidates in `_best`, drops all but the best `count`, and sets `values`. Returns how many remain.
+
+        A candidate is sorted as one number of 64 bits: its rank above its token number.
+        """
+        numbers = self._best[:candidates]
+        values = self._weights.view(np.float32)[:candidates]
         np.take(logits, numbers, out=values, mode="clip")
         ranks = self._rank(values)
-        np.subtract(ranks, 1 << 31, out=ranks)  # signed 32 bits, which become the upper half of 64
+        np.subtract(ranks, 1 << 31, out=ranks)  # so that the shifted rank fits into a signed number
         np.left_shift(ranks, 32, out=ranks)
         np.bitwise_or(numbers, ranks, out=numbers)
-        if filled > count:
+        if candidates > count:
             numbers.partition(count - 1)
             numbers = numbers[:count]
         numbers.sort()
@@ -229,9 +228,12 @@ class Chooser:
         return len(numbers)
 
     def _rank(self, logits: Floats) -> Numbers:
-        """A 32-bit rank for each logit: the higher the logit, the lower the rank. 0 and -0 have the same rank."""
+        """A 32-bit rank for each logit: the higher the logit, the lower the rank. 0 and -0 have the same rank.
+
+        The bits of negative floats already rise as the number falls; those of the others are inverted, except the sign.
+        """
         bits, sign = self._weights.view(np.int32).reshape(2, -1)[:, : len(logits)]
-        np.add(logits, np.float32(0), out=bits.view(np.float32))
+        np.add(logits, np.float32(0), out=bits.view(np.float32))  # turns -0 into 0
         np.right_shift(bits, 31, out=sign)  # -1 for a negative logit, else 0
         np.invert(sign, out=sign)
         np.bitwise_and(sign, _LOW_HALF, out=sign)
@@ -262,8 +264,8 @@ class Chooser:
         self, logits: Floats, top_tokens: TopTokens, top: float, temperature: float = 1.0
     ) -> float:
         """The weight of a prefix. `_sums` gets the weight of each chunk, for `draw`."""
-        for number, (begin, part) in enumerate(self._chunks(logits)):
-            weights = self._weights_in(begin, part, top_tokens, top, temperature)
+        for number, (begin, chunk) in enumerate(self._chunks(logits)):
+            weights = self._weights_in(begin, chunk, top_tokens, top, temperature)
             self._sums[number] = np.add.reduce(weights)
         return float(np.add.reduce(self._sums))
 
@@ -272,38 +274,26 @@ class Chooser:
     ) -> int:
         """The first token, in order of number, at which the sum of weights exceeds `share` of the total."""
         remainder = share * self.weight(logits, top_tokens, top, temperature)
-        for number, (begin, part) in enumerate(self._chunks(logits)):
+        for number, (begin, chunk) in enumerate(self._chunks(logits)):
             chunk_sum = float(self._sums[number])
             if remainder < chunk_sum:
-                weights = self._weights_in(begin, part, top_tokens, top, temperature)
+                weights = self._weights_in(begin, chunk, top_tokens, top, temperature)
                 return begin + first_above(np.cumsum(weights, out=weights), remainder)
             remainder -= chunk_sum
         return self.draw(logits, top_tokens, top, temperature, 0.0)  # only a rounding error is left
 
-    def shares(
-        self, logits: Floats, top_tokens: TopTokens, top: float, temperature: float
-    ) -> dict[int, float]:
-        """The probability of each of the top tokens, likeliest first. Unlike the other methods it allocates arrays."""
-        total = self.weight(logits, top_tokens, top, temperature)
-        shares = np.zeros(len(logits), np.float64)
-        for begin, part in self._chunks(logits):
-            weights = self._weights_in(begin, part, top_tokens, top, temperature)
-            np.divide(weights, total, out=shares[begin : begin + len(part)])
-        (numbers,) = shares.nonzero()
-        numbers = numbers[np.lexsort((numbers, -logits[numbers]))]
-        return dict(zip(numbers.tolist(), shares[numbers].tolist(), strict=True))
-
     def _weights_in(
-        self, begin: int, part: Floats, top_tokens: TopTokens, top: float, temperature: float
+        self, begin: int, chunk: Floats, top_tokens: TopTokens, top: float, temperature: float
     ) -> Doubles:
-        weights = self.weights_of(part, top, temperature)
+        """The weights of a chunk that starts at token `begin`; 0 for tokens that are not in the prefix."""
+        weights = self.weights_of(chunk, top, temperature)
         if top_tokens.least == -math.inf:
             return weights
-        flags = self._flags[: len(part)]
-        last_equal = min(max(top_tokens.last + 1 - begin, 0), len(part))
-        np.greater_equal(part[:last_equal], top_tokens.least, out=flags[:last_equal])
-        np.greater(part[last_equal:], top_tokens.least, out=flags[last_equal:])
-        mask = self._ranks.view(np.float64)[: len(part)]
+        flags = self._flags[: len(chunk)]
+        end = min(max(top_tokens.last + 1 - begin, 0), len(chunk))  # up to here, equal logits count
+        np.greater_equal(chunk[:end], top_tokens.least, out=flags[:end])
+        np.greater(chunk[end:], top_tokens.least, out=flags[end:])
+        mask = self._ranks.view(np.float64)[: len(chunk)]
         np.copyto(mask, flags)
         return np.multiply(weights, mask, out=weights)
 
@@ -321,7 +311,8 @@ class Chooser:
     def prefix(self, logits: Floats, top: float | None, target: float) -> TopTokens:
         """The shortest prefix whose weight reaches `target`. Without `top`, each token has the weight 1.
 
-        Finds the rank at which the sum of weights reaches the target, 11 bits of the rank at a time.
+        Finds the rank of the prefix's last token, 11 bits of it at a time, from the sums of the weights of all tokens
+        that have the same first bits.
         """
         rank, remainder = 0, target
         for before, bits in _LEVELS:
@@ -330,8 +321,8 @@ class Chooser:
             bin_number = min(int(sums.searchsorted(remainder)), first_above(sums, float(sums[-1])))
             remainder -= float(sums[bin_number - 1]) if bin_number else 0.0
             rank = rank << bits | bin_number
-        bits = rank ^ _LOW_HALF if rank <= _LOW_HALF else rank
-        least = float(np.array(bits, np.uint32).view(np.float32))
+        logit_bits = rank ^ _LOW_HALF if rank <= _LOW_HALF else rank  # as in _rank
+        least = float(np.array(logit_bits, np.uint32).view(np.float32))
         token_weight = 1.0 if top is None else max(math.exp(least - top), _SMALLEST)
         equal_tokens = math.ceil(remainder / token_weight)
         return TopTokens(least, self._find_equal(logits, least, equal_tokens))
@@ -339,26 +330,29 @@ class Chooser:
     def _fill_bins(
         self, logits: Floats, top: float | None, rank: int, before: int, bits: int
     ) -> None:
-        """Sums the weights of all tokens whose ranks start with `rank`, in a bin for each value of the next bits."""
+        """Fills a bin for each value of the rank's next `bits` bits with the weights of the tokens that have it.
+
+        Only tokens whose rank has `rank` as its first `before` bits count.
+        """
         self._bins.fill(0.0)
         begin, end = rank << 32 - before, rank + 1 << 32 - before
-        for _, part in self._chunks(logits):
-            ranks, chosen = self._rank(part), part
+        for _, chunk in self._chunks(logits):
+            ranks, values = self._rank(chunk), chunk
             if before:
-                flags = np.greater_equal(ranks, begin, out=self._flags[: len(part)])
+                flags = np.greater_equal(ranks, begin, out=self._flags[: len(chunk)])
                 flags &= ranks < end
-                ranks, chosen = ranks[flags], part[flags]
+                ranks, values = ranks[flags], chunk[flags]
             np.right_shift(ranks, 32 - before - bits, out=ranks)
             np.bitwise_and(ranks, (1 << bits) - 1, out=ranks)
-            weights = None if top is None else self.weights_of(chosen, top)
+            weights = None if top is None else self.weights_of(values, top)
             places = ranks.astype(np.intp, copy=False)
             np.add(self._bins, np.bincount(places, weights, BINS), out=self._bins)
 
     def _find_equal(self, logits: Floats, value: float, count: int) -> int:
         """The number of the count-th token with this logit, or of the last if there are fewer."""
         last = 0
-        for begin, part in self._chunks(logits):
-            flags = np.equal(part, value, out=self._flags[: len(part)])
+        for begin, chunk in self._chunks(logits):
+            flags = np.equal(chunk, value, out=self._flags[: len(chunk)])
             if equal_count := int(np.count_nonzero(flags)):
                 (places,) = flags.nonzero()
                 last = begin + int(places[min(max(count, 1), equal_count) - 1])

@@ -32,9 +32,9 @@ TEMPLATE_BYTES = 64 * KIB  # the longest in llama.cpp's tests is gpt-oss's, 16,7
 _WINDOW_BYTES = 32 * KIB
 _THOUGHT_END = "</think>"
 _CUT_OFF = "Cutting Knowledge Date: December 2023"
-# As the program has it, with a line end or a spelled-out one.
+# The default system message in a Jinja program, after a line end that may be written as \n.
 _SYSTEM = re.compile(r"<\|im_start\|>system(?:\\n|\n)([^'\"{}<>\\]+)<\|im_end\|>")
-_THINKS = re.compile(r"<think>(?:\\n|\n)['\"]")  # at the begin of an answer
+_THINKS = re.compile(r"<think>(?:\\n|\n)['\"]")  # at the start of an answer
 
 Around = tuple[str, str]
 
@@ -46,8 +46,8 @@ class MarkedTurns:
     system: Around
     user: Around
     assistant: Around
-    begin: str = ""  # of the answer
-    strips: bool = False
+    begin: str = ""  # starts the answer
+    strips: bool = False  # removes white space around each message
     system_in_user: bool = False  # the system message goes before the first user message
 
     def write(self, messages: Sequence[Message]) -> str:
@@ -69,12 +69,12 @@ class Instructions:
     """Everything between two answers is one [INST], including the system message."""
 
     begin: str = "[INST] "
-    again: str = "[INST] "  # after an answer
+    again: str = "[INST] "  # instead of `begin` after an answer
     system: Around = ("", "\n\n")
     end: str = "[/INST]"
     assistant: Around = (" ", "</s>")
-    strips: bool = False
-    strips_answers: bool = False
+    strips: bool = False  # removes white space around each message
+    strips_answers: bool = False  # only around answers
 
     def write(self, messages: Sequence[Message]) -> str:
         around = {"system": self.system, "user": ("", self.end), "assistant": self.assistant}
@@ -112,7 +112,7 @@ class ChatFormat:
     bos: int | None = None  # if the program writes it itself
 
     def text(self, messages: Sequence[Message]) -> str:
-        """The prompt up to the begin of the answer, with special tokens spelled out, without the BOS token.
+        """The prompt up to the start of the answer, with special tokens spelled out, without the BOS token.
 
         Raises UsageError without a message, or for an unknown role.
         """
@@ -123,24 +123,26 @@ class ChatFormat:
                 raise UsageError(
                     f"unknown message role {quoted(message.role)}: choose one of {', '.join(ROLES)}"
                 )
-        row = FORMATS[self.name]
+        format_row = FORMATS[self.name]
         completed = [*messages]
         if self.forgets_thoughts:
-            for place, message in enumerate(completed):
-                _, mark, rest = message.content.rpartition(_THOUGHT_END)
-                if mark and message.role == "assistant":
-                    completed[place] = replace(message, content=rest.lstrip("\n"))
+            for index, message in enumerate(completed):
+                _, thought_end, answer = message.content.rpartition(_THOUGHT_END)
+                if thought_end and message.role == "assistant":
+                    completed[index] = replace(message, content=answer.lstrip("\n"))
         if (self.system or self.knowledge) and completed[0].role != "system":
             completed.insert(0, Message(role="system", content=self.system))
-        if self.knowledge:  # its last line end stays
-            row = replace(row, strips=False)
+        if (
+            self.knowledge
+        ):  # strip the messages before it is added, because the line end at its end must stay
+            format_row = replace(format_row, strips=False)
             completed = [replace(message, content=message.content.strip()) for message in completed]
             completed[0] = replace(completed[0], content=self.knowledge + completed[0].content)
-        text = row.write(completed)
+        text = format_row.write(completed)
         return f"{text}<think>\n" if self.thinks_first else text
 
     def tokens(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
-        """As llama.cpp tokenizes it: the text of a special token becomes that token."""
+        """The prompt's tokens. As in llama.cpp, the text of a special token becomes that token."""
         begin = tokenizer.before
         if not begin and self.bos is not None:
             begin = (self.bos,)
@@ -148,7 +150,11 @@ class ChatFormat:
 
 
 def chat_format(file: WeightFile, header: FileHeader, named: Container[str]) -> ChatFormat | None:
-    """None if the file's format is not in the table. Without a program, the `named` token that ends a turn decides."""
+    """The chat format of a file; None if it is not in the table.
+
+    `named` has the texts of the vocabulary's special tokens. In a file without a program, the one that ends a turn
+    decides.
+    """
     template = _read_template(file, header)
     if template is None:
         known = (name for token, name in _DATA["end_tokens"].items() if token in named)
@@ -158,7 +164,10 @@ def chat_format(file: WeightFile, header: FileHeader, named: Container[str]) -> 
 
 
 def format_of(template: str, *, bos: int | None = None, today: str = "") -> ChatFormat | None:
-    """The format that a program writes: the first row whose marks it has. `today` is like "26 Jul 2024"."""
+    """The format that a program writes: the first row of `marks` in chat_formats.json that matches it.
+
+    `today` is like "26 Jul 2024".
+    """
     for row in _DATA["marks"]:
         has_marks = all(mark in template for mark in row["has"])
         if has_marks and not any(mark in template for mark in row.get("lacks", ())):
@@ -183,7 +192,7 @@ def format_of(template: str, *, bos: int | None = None, today: str = "") -> Chat
 
 
 def _read_template(file: WeightFile, header: FileHeader) -> str | None:
-    """A FileHeader only has short texts; for a longer one the keys are read again."""
+    """The file's Jinja program. A FileHeader only has short texts, so for a longer one the keys are read again."""
     if TEMPLATE_KEY in header.keys:
         return str(header.keys[TEMPLATE_KEY])
     cursor = Cursor(file, window_bytes=_WINDOW_BYTES)
@@ -195,5 +204,5 @@ def _read_template(file: WeightFile, header: FileHeader) -> str | None:
     read_keys(cursor, read_start(cursor, file), store)
     if TEMPLATE_KEY in store.long_strings:
         return ""  # not a known format
-    found = store.keys.get(TEMPLATE_KEY)
-    return found if isinstance(found, str) else None
+    template = store.keys.get(TEMPLATE_KEY)
+    return template if isinstance(template, str) else None

@@ -75,15 +75,15 @@ def generate(
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"the number of new tokens must be at least 1 (got {max_tokens})")
     # The last new token is not read, so it needs no cell.
-    capacity, needed = engine.room_tokens, len(tokens) + (max_tokens or 1) - 1
-    if capacity is not None and needed > capacity:
+    capacity_tokens, needed_tokens = engine.room_tokens, len(tokens) + (max_tokens or 1) - 1
+    if capacity_tokens is not None and needed_tokens > capacity_tokens:
         window, position = engine.plan.context_tokens, engine.position
         in_use = f" ({position:,} are in use)" if position else ""
         new = f" plus {max_tokens:,} new ones" if max_tokens is not None else ""
         raise ContextTooLargeError(
             f"a prompt of {len(tokens):,} tokens{new} does not fit in the context of "
-            f"{window:,}{in_use}: use a context of {position + needed:,} or more, or a rolling "
-            "window"
+            f"{window:,}{in_use}: use a context of {position + needed_tokens:,} or more, or a "
+            "rolling window"
         )
 
     def new_tokens() -> Iterator[int]:
@@ -138,8 +138,8 @@ class TextPieces:
         kind = self._kinds[token]
         if kind not in (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.BYTE):
             return b""
+        # `_text_ends` counts the bytes of the texts; in the file, each text follows 8 bytes with its length.
         begin = self._text_ends[token - 1] if token else 0
-        # In the file, 8 bytes with the length come before each text.
         offset = self._offset + 8 * (token + 1) + begin
         raw = self._file.read(offset, self._text_ends[token] - begin)
         if kind == TokenKind.USER_DEFINED:
@@ -226,7 +226,10 @@ class StreamTalker:
                 into.timings["predicted_per_second"] = (into.new_tokens - 1) / rest_s
 
     def _prepare_unread(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens that the engine must still read. Resets the engine if they do not continue the last prompt."""
+        """The tokens that the engine must still read. Resets the engine if they do not continue its session.
+
+        `_read` has the last prompt and its answer, whose last token the engine may not have read yet.
+        """
         read_count, fed_count = len(self._read), self.engine.position
         is_continued = (
             0 < fed_count <= read_count < len(tokens) and list(tokens[:read_count]) == self._read

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.sampling import probabilities
 
 from edgekit.engines.chat import RECENT_TOKENS, Sampling
 from edgekit.engines.native.sampler import Chooser, Sampler, TopTokens
@@ -60,7 +61,7 @@ def sampler_after(sampling: Sampling, vocabulary: int, recent: Sequence[int] = (
 
 
 def check(logits: Floats, sampling: Sampling, recent: Sequence[int] = ()) -> None:
-    answer = sampler_after(sampling, len(logits), recent).probabilities(logits)
+    answer = probabilities(sampler_after(sampling, len(logits), recent), logits)
     expected, margin = reference(logits, sampling, recent)
     if margin > 1e-9:  # else either is right
         assert list(answer) == [token for token in expected if expected[token] > 0]
@@ -135,7 +136,7 @@ def test_kept_tokens_of_large_vocabularies(name: str, changes: dict[str, Any]) -
     """By number of tokens and where the order breaks off: a reference with all of them is slow in Python."""
     logits, sampling = LARGE[name], replace(EVERYTHING, **changes)
     sampler = Sampler(sampling, len(logits))
-    answer = sampler.probabilities(logits)
+    answer = probabilities(sampler, logits)
     before = logits.copy()
     assert {sampler.sample(logits) for _ in range(5)} <= set(answer)
     np.testing.assert_array_equal(logits, before)
@@ -242,7 +243,7 @@ def test_a_tiny_temperature_is_nearly_greedy(temperature: float) -> None:
 
 def test_a_huge_temperature_makes_all_alike() -> None:
     logits = np.array([-3e38, 0, 3e38], np.float32)
-    answer = Sampler(replace(EVERYTHING, temperature=1e308), 3).probabilities(logits)
+    answer = probabilities(Sampler(replace(EVERYTHING, temperature=1e308), 3), logits)
     assert list(answer.values()) == pytest.approx([1 / 3] * 3)
 
 
@@ -258,7 +259,7 @@ def test_a_token_seen_before_is_divided_or_multiplied_once(
 ) -> None:
     sampling = replace(EVERYTHING, repeat_penalty=penalty)
     logits = np.array([logit, 0.0], np.float32)
-    answer = sampler_after(sampling, 2, [0, 0, 0]).probabilities(logits)
+    answer = probabilities(sampler_after(sampling, 2, [0, 0, 0]), logits)
     assert answer[0] / answer[1] == pytest.approx(math.exp(after))
 
 
@@ -277,7 +278,7 @@ def test_penalty_looks_back_over_its_window() -> None:
 def test_no_penalty(sampling: Sampling) -> None:
     logits = spread(8, 50, 1.0)
     accepted = sampler_after(sampling, 50, list(range(50)))
-    assert accepted.probabilities(logits) == Sampler(sampling, 50).probabilities(logits)
+    assert probabilities(accepted, logits) == probabilities(Sampler(sampling, 50), logits)
 
 
 def test_a_penalty_that_overflows_leaves_a_number() -> None:
@@ -346,7 +347,7 @@ def test_one_finite_logit_is_the_answer(placement: str, count: int, value: float
 @pytest.mark.parametrize("value", [-3.4028235e38, -0.0, 1e-45, 3.4028235e38])
 def test_all_equal_logits(placement: str, value: float) -> None:
     logits = np.full(2 * CHUNK_TOKENS, value, np.float32)
-    answer = Sampler(WAYS[placement], len(logits)).probabilities(logits)
+    answer = probabilities(Sampler(WAYS[placement], len(logits)), logits)
     kept = {"greedy": 1, "default": 38, "top-p": math.ceil(0.9 * len(logits)), "many": 2000}
     assert list(answer) == list(
         range(kept.get(placement, len(logits)))

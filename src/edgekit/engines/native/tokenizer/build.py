@@ -205,18 +205,22 @@ def _read_merges(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
 
 
 def merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
-    """Every pair of tokens that together form a token, ordered by the score of that token, highest first."""
+    """Every pair of tokens that together form a token, ordered by the score of that token, highest first.
+
+    Pairs that form the same token are ordered by their token numbers.
+    """
     scores = vocabulary.scores
     assert scores is not None  # noqa: S101 - a vocabulary of this family has them
     numbers = {token: number for number, token in enumerate(_token_names(vocabulary.tokens))}
     _check_unique(vocabulary, len(numbers))
     pair_count, limit = 0, SPLITS_PER_TOKEN * len(numbers)
-    find = numbers.get
+    number_of = numbers.get
     for token in sorted(numbers, key=lambda token: -scores[numbers[token]]):
         pairs = [
             (left, right, cut)
             for cut in range(1, len(token))
-            if (left := find(token[:cut])) is not None and (right := find(token[cut:])) is not None
+            if (left := number_of(token[:cut])) is not None
+            and (right := number_of(token[cut:])) is not None
         ]
         pair_count += len(pairs)
         if pair_count > limit:
@@ -231,6 +235,7 @@ def merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
 
 
 def _check_unique(vocabulary: Vocabulary, name_count: int) -> None:
+    """Raises HeaderError if the tokens have only `name_count` different names, because two of them are the same."""
     if name_count == len(vocabulary.tokens):
         return
     numbers: dict[str, int] = {}

@@ -134,8 +134,12 @@ def cut_by(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
     prefix = " " if method is Method.SPM and vocabulary.space_prefix else ""
     is_raw = pre is not None and pre.raw and vocabulary.family.model != "whitespace"
     space = SPACE if method is Method.SPM or is_raw else " "
-    tokenless = len(vocabulary.tokens)  # the number for letters without a token
-    lowercases = vocabulary.lowercase and method is Method.BPE
+    tokenless = len(
+        vocabulary.tokens
+    )  # stands for letters without a token: build.py adds it after the last token
+    lowercases = (
+        vocabulary.lowercase and method is Method.BPE
+    )  # for a WordPiece, `tokenizers` does it
 
     def cut(text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
         spelled = prefix + text if first else text
@@ -155,7 +159,7 @@ def cut_by(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
 
 # --- special tokens
 
-_START = 3  # number of letters that the search pattern matches
+_START = 3  # the search pattern matches this many letters
 _SPACES = " \t\n\v\f\r"  # C's isspace
 
 
@@ -170,16 +174,17 @@ class Specials:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         kinds, tokens = vocabulary.kinds, vocabulary.tokens
-        special = {
-            number: tokens[number] for number, kind in enumerate(kinds) if kind in SPECIAL_KINDS
-        }
-        user = {
-            number: text
-            for number, text in special.items()
-            if kinds[number] == TokenKind.USER_DEFINED
-        }
-        self._all = _Finder({text: number for number, text in special.items() if text})
-        self._user = _Finder({text: number for number, text in user.items() if text})
+        specials = [
+            (tokens[number], number) for number, kind in enumerate(kinds) if kind in SPECIAL_KINDS
+        ]
+        self._all = _Finder({text: number for text, number in specials if text})
+        self._user_defined = _Finder(
+            {
+                text: number
+                for text, number in specials
+                if text and kinds[number] == TokenKind.USER_DEFINED
+            }
+        )
         self._strip_left = vocabulary.strip_left
         self._strip_right = vocabulary.strip_right
 
@@ -188,7 +193,7 @@ class Specials:
 
         Without `parse_special` only user-defined tokens are special; control tokens are plain text.
         """
-        finder = self._all if parse_special else self._user
+        finder = self._all if parse_special else self._user_defined
         position = 0
         for begin, end, number in finder.find(text):
             before = text[position:begin]
@@ -217,7 +222,8 @@ class _Finder:
         lengths: dict[str, set[int]] = {}
         for text in numbers:
             lengths.setdefault(text[:_START], set()).add(len(text))
-        for start, sizes in lengths.items():  # shorter tokens may begin with the same letters
+        # Where the three letters of a longer token match, a token of one or two of these letters may be the answer.
+        for start, sizes in lengths.items():
             sizes.update(size for size in range(1, len(start)) if start[:size] in numbers)
         self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
         self._pattern = re.compile(_pattern_of(self._lengths)) if numbers else None
@@ -239,7 +245,10 @@ class _Finder:
 
 
 def _pattern_of(starts: Mapping[str, object]) -> str:
-    """A pattern that matches any of the starts: two letters and a class of third letters; shorter starts come last."""
+    """A pattern that matches any of the starts, and prefers the longer ones.
+
+    Starts of three letters are grouped by their first two: "<e[no]" matches "<en" and "<eo".
+    """
     third_letters: dict[str, str] = {}
     for start in starts:
         third_letters[start[:2]] = third_letters.get(start[:2], "") + start[2:]

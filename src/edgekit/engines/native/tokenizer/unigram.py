@@ -24,7 +24,7 @@ _SPACES = re.compile(" +")
 
 
 class Unigram:
-    """`cut(text)` returns the numbers of its tokens."""
+    """Tokenizes with one Unigram vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         scores = vocabulary.scores
@@ -61,7 +61,7 @@ class Unigram:
         self._merge_spaces = vocabulary.merge_spaces
 
     def cut(self, text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
-        """`first`: this is the beginning of the text, or of the text after a special token."""
+        """The tokens of a piece of text. `first`: it begins the text, or follows a special token."""
         if self._charsmap is not None:
             text = self._charsmap.normalize(text)
         if self._merge_spaces:
@@ -74,33 +74,32 @@ class Unigram:
     def _best_tokens(self, text: str) -> list[int]:
         """Viterbi: the best sum of scores up to each position, from the left; then back from the end."""
         size = len(text)
-        worst = float("-inf")
-        sums = [worst] * (size + 1)
-        sums[0] = 0.0
+        # Of the best tokens up to each position: the sum of their scores, where the last one begins, and its number.
+        sums = [0.0] + [float("-inf")] * size
         begins, numbers = [0] * (size + 1), [self._unknown] * (size + 1)
         find, scores, longest = self._numbers.get, self._scores, self._longest
         for begin in range(size):
-            here = sums[begin]
+            sum_before = sums[begin]
             has_letter = False  # whether the single letter at `begin` is a token
             for end in range(begin + 1, min(begin + longest, size) + 1):
                 number = find(text[begin:end])
                 if number is None:
                     continue
                 has_letter = has_letter or end == begin + 1
-                total = here + scores[number]
+                total = sum_before + scores[number]
                 if total > sums[end]:
                     sums[end], begins[end], numbers[end] = total, begin, number
-            if not has_letter and here + self._unknown_score > sums[begin + 1]:
-                sums[begin + 1] = here + self._unknown_score
+            if not has_letter and sum_before + self._unknown_score > sums[begin + 1]:
+                sums[begin + 1] = sum_before + self._unknown_score
                 begins[begin + 1], numbers[begin + 1] = begin, self._unknown
         tokens: list[int] = []
-        at = size
-        while at > 0:
-            number = numbers[at]
+        end = size
+        while end > 0:
+            number = numbers[end]
             # Adjacent unknown letters are one unknown token.
             if not (number == self._unknown and tokens and tokens[-1] == self._unknown):
                 tokens.append(number)
-            at = begins[at]
+            end = begins[end]
         tokens.reverse()
         return tokens
 
@@ -108,7 +107,7 @@ class Unigram:
 # ASCII that no rule changes: rules begin with a control character, with a letter outside ASCII, or with an ASCII letter
 # before one (e and an accent become one letter).
 _UNCHANGED = re.compile(r"[ -~]+(?![^\x00-\x7f])")
-_LONGEST_RULE_BYTES = 256  # the longest of NFKC's has 30
+_LONGEST_RULE_CHARACTERS = 32  # at most 128 bytes; the longest rule of NFKC has 30 bytes
 
 
 class Charsmap:
@@ -137,17 +136,17 @@ class Charsmap:
         if self._keeps_ascii and text.isascii() and text.isprintable():
             return text
         parts: list[str] = []
-        at = 0
-        while at < len(text):
-            run = _UNCHANGED.match(text, at) if self._keeps_ascii else None
+        position = 0
+        while position < len(text):
+            run = _UNCHANGED.match(text, position) if self._keeps_ascii else None
             if run is not None:
                 parts.append(run[0])
-                at = run.end()
+                position = run.end()
             else:
-                window = text[at : at + 32].encode()
-                replacement, read_bytes = self._longest_rule(window[:_LONGEST_RULE_BYTES])
-                parts.append(text[at] if replacement is None else replacement)
-                at += len(window[:read_bytes].decode(errors="ignore")) or 1
+                window = text[position : position + _LONGEST_RULE_CHARACTERS].encode()
+                replacement, read_bytes = self._longest_rule(window)
+                parts.append(text[position] if replacement is None else replacement)
+                position += len(window[:read_bytes].decode(errors="ignore")) or 1
         return "".join(parts)
 
     def _longest_rule(self, text: bytes) -> tuple[str | None, int]:
@@ -155,7 +154,7 @@ class Charsmap:
         units, offset, length = self._units, None, 0
         try:
             node = _base(units[0])
-            for index, letter in enumerate(text):
+            for index, letter in enumerate(text):  # go down the tree, and remember the last leaf
                 node ^= letter
                 unit = units[node]
                 if letter == 0 or unit & 0x800000FF != letter:
