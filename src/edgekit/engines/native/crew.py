@@ -36,7 +36,7 @@ Checkpoint = Callable[[float], None]
 
 Step = Callable[[CrewMember, int, int], None]
 Task = tuple[Step, int, int]  # a step and its range of rows or tokens: first, last (excluded)
-Pause = Callable[[int], None]
+Pause = Callable[[int], None]  # called with the number of tasks that have not begun
 
 
 class Crew:
@@ -159,22 +159,22 @@ class PassProgress:
     def __init__(self, checkpoint: Checkpoint, total: int) -> None:
         self._checkpoint = checkpoint
         self._total = max(1, total)
-        self._done = 0
+        self._done = 0  # work of the rounds before this one
         self._reported_at = 0.0
-        self._round = 0
-        self._tasks = 1
+        self._round_work = 0
+        self._tasks = 1  # of this round
 
     def begin_round(self, work: int, tasks: int) -> None:
         """Begins a round of `tasks` tasks, which do `work` together."""
-        self._done += self._round
-        self._round, self._tasks = work, max(1, tasks)
+        self._done += self._round_work
+        self._round_work, self._tasks = work, max(1, tasks)
 
     def pause(self, tasks_left: int) -> None:
         """Calls the checkpoint if enough time has passed. An exception from the checkpoint ends the call."""
         now = time.monotonic()
         if now - self._reported_at >= REPORT_EVERY_S:
-            round_work = self._round * (self._tasks - tasks_left) / self._tasks
-            self._checkpoint(min(1.0, (self._done + round_work) / self._total))
+            done_in_round = self._round_work * (self._tasks - tasks_left) / self._tasks
+            self._checkpoint(min(1.0, (self._done + done_in_round) / self._total))
             self._reported_at = time.monotonic()
 
     def finish(self) -> None:

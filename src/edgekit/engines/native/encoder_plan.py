@@ -52,9 +52,9 @@ DEFAULT_SHARE = 4  # the default budget is a quarter of the available memory
 DEFAULT_HELD_BYTES = GIB  # the default budget for weights: the system's page cache holds the rest
 F32 = by_name("F32")
 
-# (tokens of a chunk, bytes of a tile), best first. Weights are read once for all tokens of a chunk; a tile is what a
-# thread reads and multiplies before it checks the clock again. Tokens cost more memory than tiles, and a tile of fewer
-# than a hundred rows halves the speed.
+# (tokens of a chunk, bytes of a tile), the fastest first. A plan takes the first that fits. Weights are read once for
+# all tokens of a chunk; a tile is what a thread reads and multiplies before it checks the clock again. Tokens cost more
+# memory than tiles, and a tile of fewer than a hundred rows halves the speed.
 RUNGS = (
     (512, MIB),
     (256, 2 * MIB),
@@ -181,6 +181,8 @@ def _longest_text(model: NativeModel, limits: Limits, file: str) -> tuple[int, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EncoderNeeds:
+    """What every plan of an encoder must provide: parameters of `plan_encoder`, and the caller's memory as bytes."""
+
     model: NativeModel
     pooling: Pooling
     kernels: Kernels
@@ -269,7 +271,7 @@ def _pass_lines(plan: EncoderPlan) -> Iterator[PlanLine]:
 
 # --- the budget
 
-_FEWER_TOKENS = 256
+_FEWER_TOKENS = 256  # an error message says which budget is enough for texts of this length
 
 
 def budget_for(size_bytes: int) -> int:
@@ -278,6 +280,11 @@ def budget_for(size_bytes: int) -> int:
 
 
 def _default_budget(needs: _EncoderNeeds, available_bytes: int | None) -> int:
+    """A share of the available memory: no more than is useful, and no less than the smallest plan needs.
+
+    The best plan's buffers are useful, and so are all weights, unpacked or else packed, if they take at most
+    DEFAULT_HELD_BYTES.
+    """
     best, *_, smallest = _plans(needs)
     packed_bytes = sum(tensor.size_bytes for tensor in matrices(needs.model))
     unpacked_bytes = sum(_unpacked_bytes(tensor) for tensor in matrices(needs.model))
@@ -292,9 +299,10 @@ def _default_budget(needs: _EncoderNeeds, available_bytes: int | None) -> int:
 
 
 def _best_plan(needs: _EncoderNeeds, budget_bytes: int) -> EncoderPlan:
-    allowed = usable_bytes(budget_bytes)
+    """The first plan that fits. Raises MemoryPressureError, which states budgets that would be enough."""
+    allowed_bytes = usable_bytes(budget_bytes)
     for plan in _plans(needs):
-        if needs.peak_bytes(plan.size_bytes) <= allowed:
+        if needs.peak_bytes(plan.size_bytes) <= allowed_bytes:
             return plan
     floor_bytes = _floor_bytes(needs)
     message = (
@@ -387,22 +395,22 @@ def choose_pooling(
     """
     key = f"{architecture}.pooling_type"
     stated = keys.get(key)
-    if stated == _RANK and type(stated) is int:
+    number = stated if type(stated) is int else None
+    if number == _RANK:
         raise UnknownArchitectureError(
             f"this is a reranker ({key} is {_RANK}): it scores pairs of texts and does "
             "not produce embeddings"
         )
     if requested is not None:
         return requested
-    if stated is None:
-        raise UsageError(
-            f"the file does not state a pooling: set {_CHOICES}, as the model card says"
+    if stated is None or number == _NONE:
+        problem = (
+            "the file does not state a pooling"
+            if stated is None
+            else f"the file says no pooling ({key} is {_NONE})"
         )
-    if type(stated) is int and stated == _NONE:
-        raise UsageError(
-            f"the file says no pooling ({key} is {_NONE}): set {_CHOICES}, as the model card says"
-        )
+        raise UsageError(f"{problem}: set {_CHOICES}, as the model card says")
     for pooling in Pooling:
-        if type(stated) is int and stated == pooling.value:
+        if number == pooling.value:
             return pooling
     raise HeaderError(f"{key} is {quoted(stated)}, which is not a known pooling: set {_CHOICES}")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Tokens = NDArray[np.int64]
 
-STEP_FLOPS = 800_000_000  # 8 ms on one core at 100 GFLOPS, 40 ms at 20
+STEP_FLOPS = 800_000_000  # the most work of one step: 8 ms on one core at 100 GFLOPS, 40 ms at 20
 UNPACKING_TOKENS = 8  # unpacking a weight takes as long as using it for this many tokens
 STEP_FLOATS = 32_768  # elementwise work of one step
 STEPS_PER_THREAD = 4  # small steps let all threads finish a round at about the same time
@@ -121,13 +121,13 @@ class Pass:
     def _rows_per_step(self, matrix: Matrix, tokens: int) -> int:
         """How many rows one step multiplies: they fit into a tile, take some 10 ms, and leave work for every thread."""
         count, threads = matrix.count, self.plan.threads
-        by_time = STEP_FLOPS // (2 * (tokens + UNPACKING_TOKENS) * matrix.columns)
-        by_share = -(-count // (threads * STEPS_PER_THREAD)) if threads > 1 else count
-        least = min(FAST_ROWS, -(-count // threads))
-        step = min(max(by_time, FAST_ROWS // 2), max(by_share, least))
+        rows_by_time = STEP_FLOPS // (2 * (tokens + UNPACKING_TOKENS) * matrix.columns)
+        rows_by_share = -(-count // (threads * STEPS_PER_THREAD)) if threads > 1 else count
+        fewest_rows = min(FAST_ROWS, -(-count // threads))
+        rows = min(max(rows_by_time, FAST_ROWS // 2), max(rows_by_share, fewest_rows))
         if matrix.in_memory is None:
-            step = min(step, self.plan.tile_bytes // matrix.row_bytes)
-        return step if step < ROWS_TOGETHER else step - step % ROWS_TOGETHER
+            rows = min(rows, self.plan.tile_bytes // matrix.row_bytes)
+        return rows if rows < ROWS_TOGETHER else rows - rows % ROWS_TOGETHER
 
     def normalize(self, norm: Normalize | None, x: Floats, out: Floats) -> None:
         if norm is None:
@@ -151,10 +151,9 @@ class Pass:
                 rows = table.in_memory.reshape(table.count, row_bytes)
                 np.take(rows, tokens, axis=0, out=packed.reshape(-1, row_bytes), mode="clip")
             else:
-                for place, token in enumerate(tokens.tolist()):
-                    into = packed[place * row_bytes : (place + 1) * row_bytes]
-                    what = f"tensor {table.name}"
-                    table.file.read_into(table.offset + token * row_bytes, into, what=what)
+                for row, token in zip(packed.reshape(-1, row_bytes), tokens.tolist(), strict=True):
+                    offset = table.offset + token * row_bytes
+                    table.file.read_into(offset, row, what=f"tensor {table.name}")
             try:
                 self.kernels.dequantize(table.kind, packed, self.x[first:last].reshape(-1))
             except BlockError as error:
@@ -215,12 +214,8 @@ class Pass:
         """
         x, out = self.x[chunk], self.chunk_rows[: chunk.stop - chunk.start]
         self.multiply((layer.attention_out, self.attended[chunk], out))
-        bias, between_norm, second_norm = (
-            layer.attention_out.bias,
-            layer.norm_between,
-            layer.norm_between_2,
-        )
-        attention_norm = layer.attention_norm
+        bias, attention_norm = layer.attention_out.bias, layer.attention_norm
+        between_norm, second_norm = layer.norm_between, layer.norm_between_2
 
         def norm_first(_worker: CrewMember, first: int, last: int) -> None:
             x_rows, out_rows = x[first:last], out[first:last]
@@ -460,11 +455,7 @@ class StreamPass(Pass):
 
     def _attention_step(self, runs: Sequence[CacheRun], first: int, last: int) -> Step:
         """A step that lets the queries first..last attend to these runs, for a range of key heads."""
-        query, out, state = (
-            self.query[first:last],
-            self.attended[first:last],
-            self._state[first:last],
-        )
+        query, out, state = (rows[first:last] for rows in (self.query, self.attended, self._state))
         sink_query = None if self._sink_query is None else self._sink_query[first:last]
 
         def step(worker: CrewMember, first_head: int, last_head: int) -> None:
@@ -506,7 +497,7 @@ def _split_runs(runs: Sequence[CacheRun], max_cells: int) -> Iterator[list[Cache
                     values=run.values[first:last],
                     position=run.position + first,
                 )
-            else:
+            else:  # the complete run needs no new views
                 piece = run
             part.append(piece)
             capacity -= last - first

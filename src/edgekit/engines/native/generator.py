@@ -85,7 +85,10 @@ class StreamEngine(Closeable):
         pages: PageFile | None,
         held: ExitStack,
     ) -> None:
-        """`held` is closed together with the engine, or if the constructor fails."""
+        """Allocates the plan's memory, and reads the weights that stay in it.
+
+        `held` is closed together with the engine, or if the constructor fails.
+        """
         self.plan = plan
         self._file, self._kernels, self._monitor = file, kernels, monitor
         self._feed_lock = threading.Lock()
@@ -179,6 +182,7 @@ class StreamEngine(Closeable):
 
     def _feed(self, tokens: Sequence[int], checkpoint: Checkpoint, interrupts: Interrupts) -> None:
         def check_all(share: float) -> None:
+            """Raises whatever should end this call: Ctrl-C, too little free memory, or the caller's own exception."""
             interrupts.check()
             self._monitor.check()
             checkpoint(share)
@@ -209,6 +213,7 @@ class StreamEngine(Closeable):
                     self._check_unchanged()  # so all weights of this call came from the same file
                     progress.finish()
             except BaseException:
+                # Some layers may have stored the chunk already, and overwritten tokens that its first token still sees.
                 rings = (cache.ring for cache in self._caches)
                 if any(ring.is_written_over(self.position, len(chunk)) for ring in rings):
                     self.needs_reset = True
@@ -229,7 +234,8 @@ class StreamEngine(Closeable):
         if not len(tokens):  # `not tokens` fails for a numpy array
             raise TextError("no tokens given")
         for token in tokens:
-            if not _is_integer(token) or not 0 <= token < self.vocabulary:
+            is_integer = isinstance(token, int | np.integer)
+            if not is_integer or not 0 <= token < self.vocabulary:
                 raise TextError(
                     f"token {str(token)[:40]} is not one of the model's {self.vocabulary:,} tokens"
                 )
@@ -247,10 +253,6 @@ class StreamEngine(Closeable):
             raise UsageError("the engine is closed")
 
 
-def _is_integer(token: object) -> bool:
-    return isinstance(token, int | np.integer)
-
-
 def line_key(line: MemoryLine) -> str:
     """The name of a line's array: the words before the arithmetic, and the layer."""
     name = line.because.partition(":")[0]
@@ -259,8 +261,9 @@ def line_key(line: MemoryLine) -> str:
 
 # --- Ctrl-C
 #
-# Python can raise KeyboardInterrupt between any two instructions. Between waking a thread and counting it, that would
-# leave threads working on freed buffers. So a signal is deferred for a few milliseconds, until the next checkpoint.
+# Python can raise KeyboardInterrupt between any two instructions. While the crew starts a round, that could leave
+# threads at work on buffers that are then freed. So a signal is deferred for a few milliseconds, until the next
+# checkpoint.
 
 _DEFERRED = ("SIGINT", "SIGTERM")
 Handler = Callable[[int, FrameType | None], object]

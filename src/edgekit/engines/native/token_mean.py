@@ -22,11 +22,13 @@ from edgekit.units import KIB, MB
 
 TABLE = "token_embd.weight"
 VOCABULARY = "tokenizer.ggml.tokens"
+# The sizes of the two buffers, at most: packed bytes of a row, and floats that are unpacked from them.
 READ_BYTES = 32 * KIB
 DECODE_FLOATS = 16 * KIB // 4
 WIDEST = 65_536  # floats in a row: the widest models have 18,432
-PAUSE_BYTES = 1 * MB  # unpacked floats between two checkpoints,
-PAUSE_S = 0.02  # or the time, if the disk is slow
+# The checkpoint is called after this many bytes of unpacked floats, or after this time if the disk is slow.
+PAUSE_BYTES = 1 * MB
+PAUSE_S = 0.02
 
 
 class TokenMean:
@@ -67,16 +69,17 @@ class TokenMean:
             )
         self._file.check_unchanged()
         total, done = sum(map(len, texts)), 0
+        # The checkpoint is due when this many tokens are done, or at this time.
         step = due = max(1, PAUSE_BYTES // (4 * self.width))
         due_s = time.monotonic() + PAUSE_S
         with np.errstate(over="ignore"):  # noticed when the vector is scaled
-            for place, tokens in enumerate(texts):
+            for number, tokens in enumerate(texts):
                 if not len(tokens):
-                    raise TextError("has no tokens, so it has no mean", index=place)
-                vector = into[place]
+                    raise TextError("has no tokens, so it has no mean", index=number)
+                vector = into[number]
                 vector.fill(0)
                 for token in tokens:
-                    self._add(index(token), vector)
+                    self._add_row(index(token), vector)
                     done += 1
                     if done >= due or time.monotonic() >= due_s:
                         checkpoint(done / total)
@@ -84,32 +87,34 @@ class TokenMean:
                 vector /= np.float32(len(tokens))
         self._file.check_unchanged()
 
-    def _add(self, token: int, vector: Floats) -> None:
+    def _add_row(self, token: int, vector: Floats) -> None:
+        """Reads the token's row in pieces, and unpacks each piece in parts that fit into the buffer of floats."""
         if not 0 <= token < self._rows:
-            raise self._broken(
+            raise self._error(
                 f"token {token:,} has no row ({self._rows:,} rows): the vocabulary "
                 "belongs to another model"
             )
         kind = self._table.type
-        start = self._table.offset + token * self._row_bytes
-        step = self._floats.size // kind.block_elements * kind.block_bytes
-        for begin in range(0, self._row_bytes, self._packed.size):
-            read = self._packed[: self._row_bytes - begin]
-            self._file.read_into(start + begin, read, what=TABLE)
-            for at in range(0, read.size, step):
-                packed = read[at : at + step]
+        row_offset = self._table.offset + token * self._row_bytes
+        part_bytes = self._floats.size // kind.block_elements * kind.block_bytes
+        for piece_start in range(0, self._row_bytes, self._packed.size):
+            piece = self._packed[: self._row_bytes - piece_start]
+            self._file.read_into(row_offset + piece_start, piece, what=TABLE)
+            for part_start in range(0, piece.size, part_bytes):
+                packed = piece[part_start : part_start + part_bytes]
                 floats = self._floats[: packed.size // kind.block_bytes * kind.block_elements]
+                byte = piece_start + part_start
                 try:
                     self._kernels.dequantize(kind, packed, floats)
                 except BlockError as error:
-                    raise self._broken(
+                    raise self._error(
                         f"row {token:,} contains numbers that are not finite",
-                        start + begin + at + error.block * kind.block_bytes,
+                        row_offset + byte + error.block * kind.block_bytes,
                     ) from error
-                first = (begin + at) // kind.block_bytes * kind.block_elements
+                first = byte // kind.block_bytes * kind.block_elements
                 vector[first : first + floats.size] += floats
 
-    def _broken(self, what: str, offset: int | None = None) -> WeightsError:
+    def _error(self, what: str, offset: int | None = None) -> WeightsError:
         return WeightsError(f"tensor {TABLE}: {what}", file=self._file.name, offset=offset)
 
     def close(self) -> None:
@@ -118,21 +123,22 @@ class TokenMean:
 
 
 def token_mean_bytes(header: FileHeader) -> int:
-    """The two buffers, before anything is opened."""
+    """What a TokenMean allocates: its two buffers."""
     packed_bytes, floats = _buffer_sizes(_find_table(header))
     return packed_bytes + 4 * floats
 
 
 def _find_table(header: FileHeader) -> Tensor:
+    """The embedding table. Raises WeightsError if it is missing or contradicts the file's keys."""
     table = header.tensors.get(TABLE)
     if table is None:
-        seen = ", ".join(map(quoted, header.first_names))
-        there = f"it has {header.tensor_count:,}: {seen}, ..." if seen else "it has none"
+        names = ", ".join(map(quoted, header.first_names))
+        tensors = f"it has {header.tensor_count:,}: {names}, ..." if names else "it has none"
         raise WeightsError(
-            f"tensor {TABLE} is missing ({there}); use a text model", file=header.name
+            f"tensor {TABLE} is missing ({tensors}); use a text model", file=header.name
         )
     if len(table.shape) != 2 or not all(table.shape):
-        raise _misfit(header, f"has the shape {list(table.shape)}, not rows x width")
+        raise _contradiction(header, f"has the shape {list(table.shape)}, not rows x width")
     rows, width = table.shape
     if width > WIDEST:
         raise HeaderLimitError(
@@ -140,14 +146,18 @@ def _find_table(header: FileHeader) -> Tensor:
         )
     stated = header.keys.get(f"{header.keys.get('general.architecture')}.embedding_length", width)
     if stated != width:
-        raise _misfit(header, f"has rows of {width:,}, but embedding_length is {quoted(stated)}")
+        raise _contradiction(
+            header, f"has rows of {width:,}, but embedding_length is {quoted(stated)}"
+        )
     words = header.arrays.get(VOCABULARY)
     if words is not None and words.count > rows:
-        raise _misfit(header, f"has {rows:,} rows, but the vocabulary has {words.count:,} tokens")
+        raise _contradiction(
+            header, f"has {rows:,} rows, but the vocabulary has {words.count:,} tokens"
+        )
     return table
 
 
-def _misfit(header: FileHeader, what: str) -> WeightsError:
+def _contradiction(header: FileHeader, what: str) -> WeightsError:
     return WeightsError(f"tensor {TABLE} {what}", file=header.name)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import edgekit.engines.native.kernels._native as c_kernels
 from edgekit.engines.native.kernels.codebooks import CODEBOOKS, read_codebooks
 from edgekit.engines.native.kernels.types import (
@@ -19,6 +21,13 @@ from edgekit.formats.dtype import TensorType
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}  # enum activation in csrc/native.h
 CACHE_KINDS = {"f32": 0, "f16": 1, "q8_0": 2}  # enum cache_kind
 NEED_CODEBOOKS = (*CODEBOOKS, "IQ1_M")
+TYPE_IDS = frozenset(c_kernels.type_ids())  # ggml's numbers of the tensor types that C can unpack
+
+
+@cache
+def load_codebooks() -> None:
+    """Gives the codebooks to the C module. Only the first call does anything."""
+    c_kernels.load_codebooks(read_codebooks())
 
 
 class NativeKernels:
@@ -28,14 +37,10 @@ class NativeKernels:
     settle = staticmethod(c_kernels.settle)
     layer_norm = staticmethod(c_kernels.layer_norm)
 
-    def __init__(self) -> None:
-        self._codebooks_loaded = False
-        self._ids = frozenset(c_kernels.type_ids())
-
     def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> None:
-        bad = c_kernels.dequantize(self._id(kind), source, into)
-        if bad >= 0:
-            raise BlockError(bad)
+        bad_block = c_kernels.dequantize(self._id(kind), source, into)
+        if bad_block >= 0:
+            raise BlockError(bad_block)
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
         kind.row_bytes(columns)
@@ -44,9 +49,9 @@ class NativeKernels:
     def multiply(
         self, kind: TensorType, weights: Bytes, x: Floats, out: Floats, scratch: Floats
     ) -> None:
-        bad = c_kernels.multiply(self._id(kind), weights, x, out, scratch)
-        if bad >= 0:
-            raise BlockError(bad)
+        bad_block = c_kernels.multiply(self._id(kind), weights, x, out, scratch)
+        if bad_block >= 0:
+            raise BlockError(bad_block)
 
     def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
         t = texts
@@ -56,9 +61,9 @@ class NativeKernels:
         )  # fmt: skip
 
     def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
-        bad = c_kernels.store(CACHE_KINDS[kind], x, into)
-        if bad >= 0:
-            raise BlockError(bad)
+        bad_block = c_kernels.store(CACHE_KINDS[kind], x, into)
+        if bad_block >= 0:
+            raise BlockError(bad_block)
 
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
         s = span
@@ -80,11 +85,11 @@ class NativeKernels:
         c_kernels.rope(x, cos, sin, heads, head_dim, neox)
 
     def _id(self, kind: TensorType) -> int:
-        if kind.ggml_id not in self._ids:
+        """The type's number, when C is ready to unpack it. Raises UnknownDtypeError for any other type."""
+        if kind.ggml_id not in TYPE_IDS:
             raise UnknownDtypeError(
                 f"unsupported tensor type {kind.name}: no row in engines/native/kernels/csrc/types.h"
             )
-        if kind.name in NEED_CODEBOOKS and not self._codebooks_loaded:
-            c_kernels.load_codebooks(read_codebooks())
-            self._codebooks_loaded = True
+        if kind.name in NEED_CODEBOOKS:
+            load_codebooks()
         return kind.ggml_id
