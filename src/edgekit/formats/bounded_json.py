@@ -17,6 +17,7 @@ from edgekit.units import KIB
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'"([^"\\\x00-\x1f]*)"')  # a string that needs no decoding: nearly all of them
 _KEY_LENGTH = 4 * KIB
+_CHUNK_BYTES = 64 * KIB  # the first chunk of an index has its metadata: writers sort the keys
 
 
 class JsonStream:
@@ -31,12 +32,11 @@ class JsonStream:
         *,
         start: int,
         end: int,
-        chunk_bytes: int = 256 * KIB,
         eager: bool = True,
     ) -> None:
         self._source = source
         self._next, self._end = start, end  # the offsets of the bytes that are not decoded yet
-        self._chunk_bytes, self._eager = chunk_bytes, eager
+        self._eager = eager
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._text, self._index = "", 0  # decoded text, and the position in it
         self._text_start = start  # offset of the decoded text in the file
@@ -127,7 +127,7 @@ class JsonStream:
 
     def _more(self) -> bool:
         """Decodes the next chunk, at least as long as what is left of the last; False at the end."""
-        length = min(max(self._chunk_bytes, self._unread_chars), self._end - self._next)
+        length = min(max(_CHUNK_BYTES, self._unread_chars), self._end - self._next)
         if length <= 0:
             return False
         ahead = self._end - self._next - length if self._eager else 0

@@ -38,13 +38,13 @@ class Cursor:
         self._index = 0  # position in the window; after a skip it may be beyond the window's end
         self._strings = 0  # number of strings skipped so far
         self._string_bytes = 0  # and their bytes
-        self.read_big_endian(value=False)
+        self.set_byte_order("<")
 
-    def read_big_endian(self, *, value: bool = True) -> None:
-        """Read numbers as big-endian from here on, or as little-endian."""
-        self._order = ">" if value else "<"
-        self._u32 = struct.Struct(self._order + "I")
-        self._u64 = struct.Struct(self._order + "Q")
+    def set_byte_order(self, order: str) -> None:
+        """Read numbers as little-endian ("<") or big-endian (">") from here on."""
+        self._order = order
+        self._u32 = struct.Struct(order + "I")
+        self._u64 = struct.Struct(order + "Q")
 
     @property
     def position(self) -> int:

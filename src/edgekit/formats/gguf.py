@@ -125,7 +125,7 @@ def read_start(cursor: Cursor, source: ByteSource) -> GgufStart:
     version = cursor.u32()
     big_endian = version != 0 and version & 0xFFFF == 0  # a small number with its bytes swapped
     if big_endian:
-        cursor.read_big_endian()
+        cursor.set_byte_order(">")
         version = int.from_bytes(version.to_bytes(4, "little"), "big")
     if version > NEWEST_VERSION:
         raise cursor.error(

@@ -20,12 +20,10 @@ from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Depth, ModelHeader, Tensor
 from edgekit.sources.filenames import base_of
 from edgekit.sources.types import ByteSource, Container, ModelFiles
-from edgekit.units import KIB
 
 SINGLE_FILE = "model.safetensors"
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
-_INDEX_CHUNK_BYTES = 64 * KIB  # writers sort their keys, so metadata comes before weight_map
 
 
 def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
@@ -146,10 +144,8 @@ def walk_index(source: ByteSource, visit: Callable[[str, str], None] | None = No
 
     Without `visit`, the index is read no further than its metadata.
     """
-    size_bytes, chunk_bytes = source.size_bytes, _INDEX_CHUNK_BYTES
-    is_eager = visit is not None
-    stream = JsonStream(source, start=0, end=size_bytes, chunk_bytes=chunk_bytes, eager=is_eager)
-    stream.check_limit("length of the index", size_bytes, limits.INDEX_BYTES)
+    stream = JsonStream(source, start=0, end=source.size_bytes, eager=visit is not None)
+    stream.check_limit("length of the index", source.size_bytes, limits.INDEX_BYTES)
     totals, count = Totals(), 0
     for key in stream.pairs():
         if key == "weight_map":

@@ -182,7 +182,7 @@ _V2 = CgroupVersion(
     inactive_cache="inactive_file",
     active_cache="active_file",
 )
-_TREE_LIMIT = "hierarchical_memory_limit"  # v1 also reports limits above the container
+_TREE_LIMIT = "hierarchical_memory_limit"  # of v1: the lowest limit up to the root
 
 
 class _Mount(NamedTuple):
@@ -275,12 +275,12 @@ def group_limits(
         for folder in group.folders_up():
             for name in version.limits:
                 text = text_of(_under(root, folder) / name)
-                # v1 writes "no limit" as the largest number of pages, which depends on the page size.
-                if text is None or text.strip() == "max":
+                if text is None:
                     continue
                 limit_bytes = number_in(text)
                 if limit_bytes is None:
-                    if not text.strip().isdecimal():
+                    # No limit: v2 writes "max", v1 a number that is larger than any memory.
+                    if text.strip() != "max" and not text.strip().isdecimal():
                         notes.append(
                             f"{folder / name} contains {one_line(text)!r}, which is not a limit: ignored."
                         )
@@ -294,7 +294,7 @@ def group_limits(
                     notes.append(
                         f"{folder / version.usage} cannot be read: all memory of {title} counts as free."
                     )
-        if version is _V1:  # reports limits above the mount point; other groups' usage is unknown
+        if version is _V1:  # it also reports the lowest limit of the groups above the mount point
             files = _under(root, group.folder)
             tree_limit_bytes = number_in(pairs_of(files / "memory.stat", " ").get(_TREE_LIMIT, ""))
             if tree_limit_bytes is not None and all(

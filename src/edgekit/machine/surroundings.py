@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from edgekit.machine.calibration import Stored, read_calibration
 from edgekit.machine.types import Device, HostMemory, System, this_system
@@ -26,19 +26,10 @@ class NvmlError(Exception):
         super().__init__(f"NVML error {code}")
 
 
-class Psutil(Protocol):
-    """The part of psutil that is used."""
-
-    def virtual_memory(self) -> Any: ...
-    def swap_memory(self) -> Any: ...
-    def cpu_count(self, logical: bool = True) -> int | None: ...  # noqa: FBT001, FBT002 - psutil's own
-
-
-def _psutil() -> Psutil:
+def _psutil() -> Any:
     import psutil
 
-    module: Psutil = psutil
-    return module
+    return psutil
 
 
 def _nvml() -> Nvml:
@@ -87,7 +78,7 @@ class Surroundings:
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     host: HostMemory | None = None  # probed first, because GPUs may share it
-    psutil: Callable[[], Psutil] = _psutil
+    psutil: Callable[[], Any] = _psutil  # the module
     nvml: Callable[[], Nvml] = _nvml
     sysctl: Callable[[str], bytes | None] = _sysctl
     page_file: Callable[[], tuple[int, int] | None] = _page_file
