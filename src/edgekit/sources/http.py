@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -106,9 +106,7 @@ class Exchange:
     limit_s: float
     reply: Reply = field(default_factory=Reply)
     _guard: Guard | None = None
-    _done: threading.Event = field(default_factory=threading.Event)
     _abandoned: bool = False
-    _error: BaseException | None = None
     _connection: Any = None  # the network stream, once there is one
 
     def run(self) -> bool:
@@ -118,17 +116,26 @@ class Exchange:
         """
         client, token = hub_client(), token_for(self.url)
         deadline = time.monotonic() + self.limit_s
-        threading.Thread(target=self._work, args=(client, token), daemon=True).start()
+        finished: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                self._request(client, token)
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+                finished.set_exception(error)
+            else:
+                finished.set_result(None)
+
+        threading.Thread(target=work, daemon=True).start()
         try:
-            while not self._done.wait(max(0.0, min(_POLL_S, deadline - time.monotonic()))):
+            while not wait([finished], max(0.0, min(_POLL_S, deadline - time.monotonic()))).done:
                 check_cancelled(self.reach)
                 if time.monotonic() >= deadline:
                     return False
         finally:
-            if not self._done.is_set():
+            if not finished.done():
                 self._abandon()
-        if self._error is not None:
-            raise self._error
+        finished.result()
         return True
 
     def _abandon(self) -> None:
@@ -136,15 +143,6 @@ class Exchange:
         self._abandoned = True
         with contextlib.suppress(AttributeError, OSError):  # not connected yet, or no longer
             self._connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-
-    def _work(self, client: httpx2.Client, token: str | None) -> None:
-        """The body of the thread: an error is stored for the thread that waits in `run`."""
-        try:
-            self._request(client, token)
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            self._error = error
-        finally:
-            self._done.set()
 
     def _request(self, client: httpx2.Client, token: str | None) -> None:
         """Fill in `reply`, also if the request fails for a transient reason. Other failures are raised."""
