@@ -385,8 +385,9 @@ def read_directory(
             raise cursor.error(
                 f"tensor {quoted(name)} does not start on a multiple of {alignment}", offset=offset
             )
-        if entry.offset + entry.size_bytes > last_end:
-            last_end, last_name = entry.offset + entry.size_bytes, name
+        end = entry.offset + entry.size_bytes
+        if end > last_end:
+            last_end, last_name = end, name
         if wanted(name):
             entries[name] = entry
     # A file without tensors (a vocabulary) need not be padded: gguf.cpp does not require it either.
@@ -398,7 +399,7 @@ def read_directory(
         for name, (kind, shape, size, offset) in entries.items()
     )
     _check_layout(cursor, tensors, file_bytes)
-    # Also if the last tensor is not among the wanted ones.
+    # The last tensor may not be a wanted one, whose ends were just checked.
     _check_end(cursor, last_name, data_offset + last_end, file_bytes)
     return tensors, data_offset
 

@@ -110,11 +110,11 @@ def _overrides(settings: Any) -> tuple[tuple[str, Mapping[str, Any] | bool], ...
 
 def _read_method(method: str, algorithm: str | None, settings: Mapping[str, Any]) -> Quantization:
     """The quantisation by a method other than MLX's."""
-    # compressed-tensors and ModelOpt describe the weights of each group, Quark those of the model.
-    groups = [group.get("weights") for group in _objects(settings.get("config_groups"))]
-    global_configs = _objects([settings.get("global_quant_config")])
-    groups += [config.get("weight") for config in global_configs]
-    weights = list(_objects(groups))
+    # compressed-tensors and ModelOpt describe the weights of each group of modules, Quark those of the whole model.
+    by_group = [group.get("weights") for group in _objects(settings.get("config_groups"))]
+    global_config = settings.get("global_quant_config")
+    of_model = global_config.get("weight") if isinstance(global_config, dict) else None
+    weights = list(_objects([*by_group, of_model]))
     dtype = _text(weights[0], "dtype") if weights else None
     names = [name.lower() for name in (algorithm, dtype, method) if name]
     bits: float | None = None

@@ -120,12 +120,15 @@ def _row(kind: type[T], data: object) -> T:
         raise ValueError(f"{kind.__name__}: other names than {', '.join(sorted(types))}")
     values = dict(data)
     for name, value in data.items():
-        plain = types[name].removesuffix(" | None")
-        if value is None and plain != types[name]:
+        type_name = types[name].removesuffix(" | None")
+        is_optional = type_name != types[name]
+        if value is None and is_optional:
             continue
-        if plain in _NESTED:
-            values[name] = _row(_NESTED[plain], value)
-        elif not (_CHECKS.get(name) or _CHECKS[plain])(value):
+        if type_name in _NESTED:
+            values[name] = _row(_NESTED[type_name], value)
+            continue
+        is_valid = _CHECKS.get(name) or _CHECKS[type_name]
+        if not is_valid(value):
             raise ValueError(f"{name}: {value!r:.40}")
     return kind(**values)
 

@@ -53,12 +53,13 @@ def _drm_cards(root: Path, vendor: int) -> list[DrmCard]:
         # uevent of a PCI device: DRIVER=amdgpu, PCI_ID=1002:744C, PCI_SLOT_NAME=0000:03:00.0
         files = folder / "device"
         uevent = pairs_of(files / "uevent")
-        ids = [number_in(f"0x{part}") for part in uevent.get("PCI_ID", "").split(":")]
-        if len(ids) != 2 or ids[0] != vendor or ids[1] is None:
+        vendor_id, _, device_id = uevent.get("PCI_ID", "").partition(":")
+        device = number_in(f"0x{device_id}")
+        if number_in(f"0x{vendor_id}") != vendor or device is None:
             continue
         card = DrmCard(
             files=files,
-            device=ids[1],
+            device=device,
             slot=uevent.get("PCI_SLOT_NAME", ""),
             driver=uevent.get("DRIVER", ""),
             render=min((path.name for path in (files / "drm").glob("renderD*")), default=""),

@@ -143,13 +143,13 @@ class Monitor:
         need = f"{what} needs {format_bytes(size_bytes)}, but " if what else "stopped: "
         limit = min(self._limits(measured), key=self._remaining_bytes, default=None)
         if limit is not None and self._remaining_bytes(limit) < size_bytes:
-            most = usable_bytes(limit.limit_bytes)
-            advice = (advice for begin, advice in _ADVICE if limit.name.startswith(begin))
+            matching_advice = (text for prefix, text in _ADVICE if limit.name.startswith(prefix))
+            advice = next(matching_advice, "raise it")
             raise MemoryPressureError(
                 f"{need}{format_bytes(limit.used_bytes)} of "
                 f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, "
                 f"{format_bytes(self.reserved_bytes)} of it reserved here, and the safety limit "
-                f"is {BREAKER_PERCENT} % ({format_bytes(most)}); {next(advice, 'raise it')}"
+                f"is {BREAKER_PERCENT} % ({format_bytes(usable_bytes(limit.limit_bytes))}); {advice}"
             )
         if measured.available_bytes - size_bytes < self._critical_bytes:
             raise MemoryPressureError(

@@ -275,11 +275,14 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
         is_large = total_bytes >= _LARGE_BYTES
         free_bytes -= _WINDOWS_USES_OF_LARGE_BYTES if is_large else _WINDOWS_USES_BYTES
     slice_bytes = total_bytes if partition else None
+    uuids = [card.uuid(handle)]
+    if partition:
+        uuids.append(card.uuid(card.handle))
     return Device(
         name=card.name,
         vendor=Vendor.NVIDIA,
         index=card.index,
-        uuids=(card.uuid(handle), *((card.uuid(card.handle),) if partition else ())),
+        uuids=tuple(uuids),
         total_bytes=total_bytes,
         free_bytes=max(0, free_bytes),
         bandwidth_bytes_per_s=_optional(lambda: _bandwidth(card, slice_bytes), None),

@@ -124,6 +124,7 @@ def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findi
     value = environment.get(_VULKAN)
     chosen = devices
     if value is not None and by_vulkan:
+        # Vulkan numbers the GPUs of both makers together, their drivers separately.
         numbered = tuple(replace(device, index=index) for index, device in enumerate(by_vulkan))
         shown, hidden_notes = visible_devices(_VULKAN, value, numbered)
         notes += hidden_notes

@@ -129,7 +129,7 @@ def group_shards(files: Iterable[ModelFile], suffix: str) -> list[FileSet]:
         if match and int(match["index"]) <= int(match["count"]):
             shards = groups.setdefault((match["stem"], int(match["count"])), {})
             shards.setdefault(int(match["index"]), file)
-        else:
+        else:  # a file that is not a shard is a set of its own
             groups[file.name[: -len(suffix)], 0] = {0: file}
     sets = []
     for (stem, count), shards in groups.items():
@@ -299,14 +299,15 @@ def _projectors(
     If several models share a folder, only projectors with the model's name count.
     """
     is_shared = len({group.model for group in models}) > 1
-    path = f"{folder_of(chosen.stem)}/"
+    model_folder = folder_of(chosen.stem)
 
     def belongs_to_model(file: ModelFile) -> bool:
-        name = base_of(file.name).lower()
+        name, folder = base_of(file.name).lower(), folder_of(file.name)
         if "mmproj" not in name or not name.endswith(".gguf"):
             return False
-        is_near = path.startswith(f"{folder_of(file.name)}/".removeprefix("/"))
-        return is_near and (not is_shared or f"-{chosen.model}-" in f"-{plain_words(name)}-")
+        if folder and not f"{model_folder}/".startswith(f"{folder}/"):
+            return False
+        return not is_shared or f"-{chosen.model}-" in f"-{plain_words(name)}-"
 
     projectors = [file for file in listing if belongs_to_model(file) and file not in chosen.files]
     # common/download.cpp:543 @ b21e4de: the deepest folder, then the nearest number of bits.

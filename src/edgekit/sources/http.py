@@ -53,7 +53,7 @@ _TRAFFIC_LOCK = threading.Lock()  # several references may share one Traffic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
-    """Status and headers of an HTTP response."""
+    """The status line and headers of an HTTP response."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -77,12 +77,12 @@ BodyLimit = Callable[[ResponseHead], int]
 
 @dataclass(slots=True)
 class Reply:
-    """A response with the wanted part of its body, or the failure."""
+    """A response with its body up to a limit; or the failure, perhaps after part of the body."""
 
     head: ResponseHead | None = None
-    body: bytearray = field(default_factory=bytearray)
-    received_bytes: int = 0  # including bytes that were not wanted
-    overrun: bool = False  # the server had more to send than was wanted
+    body: bytearray = field(default_factory=bytearray)  # up to the limit
+    received_bytes: int = 0  # including bytes beyond the limit
+    overrun: bool = False  # the server sent more than the limit
     failure: TransientFailure | None = None
     linked_etag: str | None = None  # X-Linked-ETag of the hub's redirect: the hash of the content
 
@@ -223,11 +223,11 @@ class Exchange:
                 "it uncompressed, so byte offsets in it cannot be used; download the file and "
                 "give its path"
             )
-        wanted_bytes = self.body_limit(head)
+        limit_bytes = self.body_limit(head)
         for chunk in response.iter_raw():
             reply.received_bytes += len(chunk)
-            reply.body += chunk[: wanted_bytes - len(reply.body)]
-            reply.overrun = reply.received_bytes > wanted_bytes
+            reply.body += chunk[: limit_bytes - len(reply.body)]
+            reply.overrun = reply.received_bytes > limit_bytes
             if reply.overrun or self._abandoned:
                 break
 

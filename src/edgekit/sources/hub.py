@@ -109,15 +109,14 @@ class _Repository:
         )
 
     def named_files(self) -> list[ModelFile] | None:
-        """The GGUF that the user named, or all shards of its set, which count from 1; None if none was named."""
+        """The GGUF that the user named, or all shards of its set; None if none was named."""
         filename = self.model.filename
         if filename is None or not filename.lower().endswith(".gguf"):
             return None
         names = shard_names(filename)
-        return [
-            ModelFile(name=name, open=partial(self._open_named, name))
-            for name in names[1:] or names
-        ]
+        if len(names) > 1:
+            names = names[1:]  # shards of a GGUF count from 1
+        return [ModelFile(name=name, open=partial(self._open_named, name)) for name in names]
 
     def listed_files(self) -> list[ModelFile]:
         """Every file of the repository, by the hub's listing, which is cached."""
