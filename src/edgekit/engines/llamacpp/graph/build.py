@@ -52,7 +52,7 @@ class LayerFacts:
     has_kv: bool
     is_last: bool
     shapes: Shapes = field(repr=False)
-    variant: Hashable = None  # specific to the family
+    variant: Hashable = None  # what else distinguishes layers of this graph family
 
 
 class Hparams:
@@ -325,6 +325,10 @@ class GraphLayer:
     def inputs(self) -> LayerInputs:
         return self.build.inputs
 
+    @property
+    def hparams(self) -> Hparams:
+        return self.build.hparams
+
     def __contains__(self, name: str) -> bool:
         """True if the file has blk.N.NAME.weight."""
         return f"{name}.weight" in self._names
@@ -360,7 +364,7 @@ class GraphLayer:
 
 
 class Build:
-    """A graph under construction. `facts`: the layers to build, by number."""
+    """A graph under construction. `facts`: of the layers to build, by layer number."""
 
     inputs: LayerInputs  # set before the first layer is built
 
@@ -429,6 +433,7 @@ class Build:
     def only_numbers(self, *sizes: Size) -> bool:
         """True if the sizes are numbers. If not, builds a placeholder, and the graph is rebuilt for every load."""
         unknown = [size for size in sizes if isinstance(size, Dim)]
+        # No load makes a size differ from itself: the placeholder's plan never holds.
         self.graph.unequal.update((size, size) for size in unknown)
         if unknown:
             cur = self.input_embd()

@@ -92,7 +92,7 @@ def qkv(
 ) -> QKV:
     """Q, K and V as [width, heads, tokens]; `flat` (reshape = false): as [width x heads, tokens]."""
     heads, tokens = heads or Heads.of(layer), layer.build.n_tokens
-    clamped = not flat and layer.build.hparams.real("attention.clamp_kqv") > 0
+    clamped = not flat and layer.hparams.real("attention.clamp_kqv") > 0
     if "attn_qkv" not in layer:
         q, k, v = (project_biased(layer, f"attn_{side}", cur) for side in "qkv")
         if clamped:

@@ -38,7 +38,7 @@ from edgekit.engines.llamacpp.graph.build import (
     GraphSizes,
     Hparams,
 )
-from edgekit.engines.llamacpp.graph.families.transformer import USUAL
+from edgekit.engines.llamacpp.graph.families.transformer import FREQUENT
 from edgekit.engines.llamacpp.graph.layers import pool
 from edgekit.engines.llamacpp.graph.tensor import (
     GraphTensor,
@@ -95,7 +95,7 @@ def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple
     if not plan.holds(values):
         key = (*key, *values.values())
         plan = plans.get((target.key, key), lambda: _make_plan(model, context, target, key, values))
-    check_capacity(plan.tensors, graph_capacity(graph_facts(model).hparams, context.n_tokens))
+    check_capacity(plan.tensors, graph_facts(model).hparams, context.n_tokens)
     return plan, values
 
 
@@ -141,8 +141,8 @@ def family_of(architecture: str) -> GraphFamily | None:
     if architecture not in architecture_names():
         return None  # a name from config.json: the tables have GGUF names only
     name = known_architecture(architecture).graph or architecture
-    if name in USUAL:
-        return USUAL[name]
+    if name in FREQUENT:
+        return FREQUENT[name]
     from edgekit.engines.llamacpp.graph.families.every import FAMILIES
 
     return FAMILIES.get(name)
@@ -256,7 +256,7 @@ class LayerStretch(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """How often the first period runs: for itself, for the second, and for each that is not built."""
+        """How often the events of the first period run: also for the second, and for each period that is not built."""
         return self.missing + 2
 
     @property
@@ -283,9 +283,10 @@ class LayerSample(NamedTuple):
         repetition.
         """
         layers = list(self.layers)
-        for start, period, periods in self.stretches:
+        for stretch in self.stretches:
+            start, period = stretch.start, stretch.period
             for i in range(start + period, start + BUILT_PERIODS * period):
-                layers[i] += (periods - BUILT_PERIODS) * period
+                layers[i] += stretch.missing * period
         return layers
 
 
@@ -563,20 +564,15 @@ _BUDGETS: Mapping[str, tuple[int, int]] = {
 }
 
 
-def graph_capacity(hparams: Hparams, n_tokens: int) -> int:
-    """The most nodes and leafs that the scheduler's table holds."""
-    tensors = hparams.n_tensors
+def check_capacity(tensors: int, hparams: Hparams, n_tokens: int) -> None:
+    """Raises RefusedError for a graph with more nodes and leafs than the scheduler's table holds."""
     if hparams.arch in _BUDGETS:
         per_token, per_tensor = _BUDGETS[hparams.arch]
-        nodes = max(n_tokens * per_token, tensors * per_tensor)
+        max_nodes = max(n_tokens * per_token, hparams.n_tensors * per_tensor)
     else:
-        nodes = max(_MIN_NODES, tensors * _NODES_PER_TENSOR)
-    index = bisect_left(_PRIMES, nodes)
-    return _PRIMES[index] if index < len(_PRIMES) else nodes | 1
-
-
-def check_capacity(tensors: int, capacity: int) -> None:
-    """Raises RefusedError for a graph with more tensors than the scheduler's table holds."""
+        max_nodes = max(_MIN_NODES, hparams.n_tensors * _NODES_PER_TENSOR)
+    i = bisect_left(_PRIMES, max_nodes)
+    capacity = _PRIMES[i] if i < len(_PRIMES) else max_nodes | 1
     if tensors > capacity:
         raise RefusedError(
             f"llama.cpp aborts: its graph has {tensors:,} tensors, but its table only has "

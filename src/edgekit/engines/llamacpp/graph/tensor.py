@@ -122,7 +122,7 @@ def _terms(size: Size) -> Mapping[Monomial, int]:
 
 
 def _simple(terms: dict[Monomial, int]) -> Size:
-    """A number if the polynomial is constant."""
+    """The polynomial without its zero terms: a number if it is constant."""
     nonzero = {monomial: factor for monomial, factor in terms.items() if factor}
     if not nonzero:
         return 0
@@ -157,9 +157,8 @@ class GraphTensor:
     is_input: bool = False
     is_output: bool = False
     name: str = ""
-    copied: GraphTensor | None = (
-        None  # of a copy: the weight, or the view of a weight, that was copied
-    )
+    # The weight, or the view of a weight, that this tensor is a copy of.
+    copied: GraphTensor | None = None
 
     @property
     def nb(self) -> Shape:

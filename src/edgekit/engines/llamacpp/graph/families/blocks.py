@@ -91,18 +91,18 @@ class Blocks:
 
     def block_mask(self, selected: GraphTensor, bias: GraphTensor, rows: Size) -> GraphTensor:
         """A mask with one value per block, which is zero for selected blocks: [rows x heads, blocks]."""
-        both = self.heads * rows
-        closed = ggml.cast(ggml.scale(bias), F16)
-        closed = ggml.repeat(closed, self.count, self.heads, rows, 1)
+        mask_rows = self.heads * rows
+        all_masked = ggml.cast(ggml.scale(bias), F16)
+        all_masked = ggml.repeat(all_masked, self.count, self.heads, rows, 1)
         zeros = ggml.scale(ggml.cast(selected, F32))
-        opened = ggml.set_rows(
-            ggml.reshape(closed, 1, self.count, both),
-            ggml.reshape(zeros, 1, self.top_k, both),
-            ggml.reshape(selected, self.top_k, both),
+        mask = ggml.set_rows(
+            ggml.reshape(all_masked, 1, self.count, mask_rows),
+            ggml.reshape(zeros, 1, self.top_k, mask_rows),
+            ggml.reshape(selected, self.top_k, mask_rows),
         )
-        opened = ggml.reshape(opened, self.count, self.heads, rows)
-        opened = ggml.cont(ggml.permute(opened, 0, 2, 1, 3))
-        return ggml.cont(ggml.transpose(ggml.reshape(opened, self.count, both)))
+        mask = ggml.reshape(mask, self.count, self.heads, rows)
+        mask = ggml.cont(ggml.permute(mask, 0, 2, 1, 3))
+        return ggml.cont(ggml.transpose(ggml.reshape(mask, self.count, mask_rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

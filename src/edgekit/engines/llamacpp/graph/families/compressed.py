@@ -269,7 +269,7 @@ class DeepSeek4(Transformer):
             layer.build.expand(tensor)
         cur = self.apply_norm(layer, mixed.cur, "ffn_norm")
         chosen: GraphTensor | None = None
-        if LayerVariety.of(layer.build.hparams, layer.index).hashed:
+        if LayerVariety.of(layer.hparams, layer.index).hashed:
             table = layer.weight("ffn_gate_tid2eid")
             chosen = None if table is None else ggml.get_rows(table, tokens)
         moe = experts(layer, cur, selected=chosen)
@@ -342,8 +342,8 @@ def _top_keys(
 def _output(layer: GraphLayer, out: GraphTensor) -> GraphTensor:
     """The output projection: per head group first, then all together."""
     width, heads, tokens, _ = out.ne
-    groups = layer.build.hparams.integer("attention.output_group_count")
-    rank = layer.build.hparams.integer("attention.output_lora_rank")
+    groups = layer.hparams.integer("attention.output_group_count")
+    rank = layer.hparams.integer("attention.output_lora_rank")
     first, group = layer["attn_output_a"], _number(width) * _number(heads) // groups
     if first.ne[2] != groups:  # TENSOR_ALLOW_RESHAPE
         first = weight(first.name, first.type, (group, rank, groups))

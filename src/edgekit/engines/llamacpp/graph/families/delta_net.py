@@ -9,7 +9,7 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend, read_states, state
 from edgekit.engines.llamacpp.graph.build import GraphLayer
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
-from edgekit.engines.llamacpp.graph.families.mamba import Ssm, window
+from edgekit.engines.llamacpp.graph.families.mamba import Ssm, convolution_input
 from edgekit.engines.llamacpp.graph.families.transformer import four_positions
 from edgekit.engines.llamacpp.graph.layers import QKV, Heads, normalize, project, qkv, shared_expert
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
@@ -21,15 +21,15 @@ def l2_normalize(cur: GraphTensor) -> GraphTensor:
 
 
 def delta_net(
-    layer: GraphLayer, memory: int, qkv: QKV, gates: tuple[GraphTensor, GraphTensor]
+    layer: GraphLayer, state_elements: int, qkv: QKV, gates: tuple[GraphTensor, GraphTensor]
 ) -> GraphTensor:
     """build_recurrent_attn with the fused operation: outputs as [width, heads, tokens, sequences].
 
-    `memory`: elements of a sequence's state.
+    `state_elements`: elements of a sequence's state.
     """
     build, (q, k, v) = layer.build, qkv
     width, heads, tokens, seqs = v.ne
-    cache = state(layer, "s", memory)
+    cache = state(layer, "s", state_elements)
     before = ggml.reshape(read_states(build, cache), width, width, heads, seqs)
     result = ggml.gated_delta_net(q, k, v, *gates, before)
     row = row_bytes(result.type, width)
@@ -50,7 +50,7 @@ def linear_attention(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     mixed, z = _conv_input_and_gate(layer, ssm, cur)
     gates = _gates(layer, ssm, cur)
-    conv = window(layer, ggml.transpose(mixed), ssm.d_conv - 1)
+    conv = convolution_input(layer, ggml.transpose(mixed), ssm.d_conv - 1)
     conv = ggml.unary(ggml.ssm_conv(conv, layer["ssm_conv1d"]))
     out = delta_net(layer, ssm.n_embd_s, _split_qkv(layer, ssm, conv), gates)
     z = ggml.reshape(z, width, heads, tokens, seqs)
@@ -85,10 +85,10 @@ def _gates(layer: GraphLayer, ssm: Ssm, cur: GraphTensor) -> tuple[GraphTensor, 
     """Decay and beta: one value per head and token."""
     tokens, seqs, heads = layer.build.sizes.n_seq_tokens, layer.build.sizes.n_seqs, ssm.dt_rank
     if "ssm_ba" in layer:
-        both = ggml.mul_mat(layer["ssm_ba"], cur)
+        ba = ggml.mul_mat(layer["ssm_ba"], cur)
         per_group = heads // ssm.n_group
-        both = ggml.reshape(both, 2 * heads // ssm.n_group, ssm.n_group, tokens, seqs)
-        b, a = (ggml.view(both, per_group, *both.ne[1:], strides=both.nb[1:]) for _ in range(2))
+        ba = ggml.reshape(ba, 2 * heads // ssm.n_group, ssm.n_group, tokens, seqs)
+        b, a = (ggml.view(ba, per_group, *ba.ne[1:], strides=ba.nb[1:]) for _ in range(2))
         beta = ggml.unary(ggml.cont(b))
         alpha = ggml.cont(a, heads, tokens, seqs)
         beta = ggml.reshape(beta, 1, heads, tokens, seqs)
@@ -145,12 +145,13 @@ class DeltaNet(Hybrid):
         facts, tokens = layer.facts, layer.build.n_tokens
         width, heads, kv_heads = facts.n_embd_head_v, facts.n_head, facts.n_head_kv
         shapes = Heads((2 * width, heads), (width, kv_heads), (width, kv_heads))
-        both, k, v = qkv(layer, cur, heads=shapes, flat=True)
+        q_and_gate, k, v = qkv(layer, cur, heads=shapes, flat=True)
         if self.late_gate:
-            both = ggml.reshape(both, 2 * width, heads, tokens, 1)
-        row = row_bytes(both.type, 2 * width)
+            q_and_gate = ggml.reshape(q_and_gate, 2 * width, heads, tokens, 1)
+        row = row_bytes(q_and_gate.type, 2 * width)
         q, gate = (
-            ggml.view(both, width, heads, tokens, strides=(row, row * heads)) for _ in range(2)
+            ggml.view(q_and_gate, width, heads, tokens, strides=(row, row * heads))
+            for _ in range(2)
         )
         if not self.late_gate:
             gate = ggml.cont(gate, width * heads, tokens)

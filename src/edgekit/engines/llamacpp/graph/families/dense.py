@@ -75,7 +75,7 @@ class GptNeoX(Transformer):
     def after_attention(
         self, layer: GraphLayer, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
-        if not layer.build.hparams.flag("use_parallel_residual"):
+        if not layer.hparams.flag("use_parallel_residual"):
             return Transformer.after_attention(self, layer, cur, stream)
         result = self.apply_norm(layer, stream, "ffn_norm")
         result = self.feed_forward(layer, result)
@@ -123,7 +123,7 @@ class Chameleon(Transformer):
     """
 
     def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
-        swin = layer.build.hparams.flag("swin_norm")
+        swin = layer.hparams.flag("swin_norm")
         cur = stream if swin else self.apply_norm(layer, stream, "attn_norm")
         cur = self.attention(layer, cur)
         cur, stream = self.output_rows(layer, cur, stream)
@@ -205,7 +205,7 @@ class Granite(Transformer):
         return build.input_embd(scaled=bool(hparams.real("embedding_scale")), width=width)
 
     def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
-        if self.adds_image(layer.build.hparams, layer.index):
+        if self.adds_image(layer.hparams, layer.index):
             stream = ggml.add(stream, image_embd(layer.build))
         return Transformer.block(self, layer, stream)
 
@@ -261,7 +261,7 @@ class Nanbeige(Transformer):
 
     def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         cur = Transformer.block(self, layer, stream)
-        normed, _ = self.variant(layer.build.hparams, layer.index)
+        normed, _ = self.variant(layer.hparams, layer.index)
         return normalize(cur, layer.build["output_norm"]) if normed else cur
 
 
@@ -313,7 +313,7 @@ class DeepStack(Transformer):
 
     def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         cur = Transformer.block(self, layer, stream)
-        if self.variant(layer.build.hparams, layer.index):
+        if self.variant(layer.hparams, layer.index):
             cur = ggml.add(cur, image_embd(layer.build))
         return cur
 

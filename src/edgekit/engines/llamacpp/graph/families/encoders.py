@@ -45,7 +45,7 @@ def bare_ffn(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 
 def jina_ffn(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Up and gate are two matrices or one; there may be no gate."""
-    width = layer.build.hparams.integer("feed_forward_length")
+    width = layer.hparams.integer("feed_forward_length")
     fused = "ffn_gate" not in layer and layer["ffn_up"].ne[1] != width
     return feed_forward(layer, cur, act=Act.FUSED if fused else Act.UNARY)
 

@@ -17,11 +17,11 @@ from edgekit.engines.llamacpp.graph.families.kimi import KIMI
 from edgekit.engines.llamacpp.graph.families.latent import LATENT
 from edgekit.engines.llamacpp.graph.families.rwkv import RWKV
 from edgekit.engines.llamacpp.graph.families.sparse import SPARSE
-from edgekit.engines.llamacpp.graph.families.t5 import CROSSING
-from edgekit.engines.llamacpp.graph.families.transformer import USUAL
+from edgekit.engines.llamacpp.graph.families.t5 import T5_FAMILIES
+from edgekit.engines.llamacpp.graph.families.transformer import FREQUENT
 
 FAMILIES: Mapping[str, GraphFamily] = {
-    **USUAL,
+    **FREQUENT,
     **BLOCKS,
     **COMPRESSED,
     **DENSE,
@@ -34,5 +34,5 @@ FAMILIES: Mapping[str, GraphFamily] = {
     **DELTA_NETS,
     **HYBRID,
     **KIMI,
-    **CROSSING,
+    **T5_FAMILIES,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend, input_kv_iswa
@@ -39,16 +39,16 @@ def per_layer_lookup(build: Build) -> GraphTensor:
 
 
 def per_layer_inputs(
-    build: Build, embd: GraphTensor, width: int, before: GraphTensor | None = None
+    build: Build, embd: GraphTensor, width: int, looked_up: GraphTensor | None = None
 ) -> GraphTensor:
-    """project_per_layer_inputs: [width, tokens, layers]. `before`: the per-layer embeddings, if already looked up."""
+    """project_per_layer_inputs: [width, tokens, layers]. `looked_up`: the embeddings, if the graph already has them."""
     layers, tokens = build.hparams.n_layer, build.n_tokens
-    if before is None:
+    if looked_up is None:
         embeddings = ggml.scale(ggml.reshape(per_layer_lookup(build), width, layers, tokens))
         if build.options.rules >= Rules.PER_LAYER_FIRST:
             build.expand(embeddings)
     else:
-        embeddings = ggml.reshape(ggml.scale(before), width, layers, tokens)
+        embeddings = ggml.reshape(ggml.scale(looked_up), width, layers, tokens)
     projected_embd = ggml.scale(ggml.mul_mat(build["per_layer_model_proj"], embd))
     projected_embd = normalize(
         ggml.reshape(projected_embd, width, layers, tokens), build["per_layer_proj_norm"]
@@ -56,23 +56,21 @@ def per_layer_inputs(
     return ggml.cont(ggml.permute(ggml.scale(ggml.add(projected_embd, embeddings)), 0, 2, 1, 3))
 
 
-def owner(hparams: Hparams, il: int) -> int | None:
-    """The layer whose cache is read, if not this one."""
-    mixer = hparams.geometry.layers[il].mixer
-    return mixer.source_layer if isinstance(mixer, SharedCache) else None
-
-
 def gemma_attention(
-    layer: GraphLayer, parts: Sequence[GraphTensor], factors: GraphTensor | None
+    layer: GraphLayer, projected: Sequence[GraphTensor], factors: GraphTensor | None
 ) -> GraphTensor:
-    """Attention; only queries are computed if the layer has no cache. V is normalised too."""
-    q = normalize(parts[0], layer["attn_q_norm"])
-    q = ggml.rope(q, layer.inputs.pos, factors)
+    """Attention to the layer's own cache, or to that of an earlier layer: then only Q was projected.
+
+    V is normalised too.
+    """
+    pos = layer.inputs.pos
+    q = ggml.rope(normalize(projected[0], layer["attn_q_norm"]), pos, factors)
     if not layer.facts.has_kv:
-        return attend(layer, q, None, None, owner=owner(layer.build.hparams, layer.index))
-    k = normalize(parts[1], layer["attn_k_norm"])
-    v = ggml.rms_norm(parts[2])
-    return attend(layer, q, ggml.rope(k, layer.inputs.pos, factors), v)
+        mixer = layer.hparams.geometry.layers[layer.index].mixer
+        source_layer = mixer.source_layer if isinstance(mixer, SharedCache) else None
+        return attend(layer, q, None, None, owner=source_layer)
+    k = ggml.rope(normalize(projected[1], layer["attn_k_norm"]), pos, factors)
+    return attend(layer, q, k, ggml.rms_norm(projected[2]))
 
 
 def project_qkv(layer: GraphLayer, cur: GraphTensor) -> list[GraphTensor]:
@@ -101,34 +99,35 @@ class Gemma4(Transformer):
     norm_first: bool = True
     post_norms: bool = True
     ffn_norm: str | None = None  # feed_forward has several
-    per_layer: GraphTensor | None = None  # embeddings of each layer, while a graph is built
 
     def build(self, build: Build) -> None:
         width = build.hparams.integer("embedding_length_per_layer_input", 0)
-        before = per_layer_lookup(build) if width and build.options.rules >= Rules.V0_6 else None
-        if before is not None:
-            build.expand(before)
+        looked_up = per_layer_lookup(build) if width and build.options.rules >= Rules.V0_6 else None
+        if looked_up is not None:
+            build.expand(looked_up)
         cur = build.scale_embd(build.input_embd())
         build.inputs = self.layer_inputs(build)
-        per_layer = per_layer_inputs(build, cur, width, before) if width else None
-        family = replace(self, per_layer=per_layer)
+        per_layer = per_layer_inputs(build, cur, width, looked_up) if width else None
         for layer in build.layers():
-            cur = family.block(layer, cur)
+            cur = self.block(layer, cur)
+            if per_layer is not None:
+                cur = self.add_layer_embeddings(layer, cur, slice_2d(per_layer))
+            if (scale := layer.weight("layer_output_scale")) is not None:
+                cur = ggml.mul(cur, scale)
         self.finish(build, cur)
 
     def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         factors = None if layer.facts.is_swa else rope_factors(layer.build)
         return gemma_attention(layer, project_qkv(layer, cur), factors)
 
-    def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
-        cur = Transformer.block(self, layer, stream)
-        if self.per_layer is not None:
-            gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
-            (embeddings,) = self.output_rows(layer, slice_2d(self.per_layer))
-            gated = ggml.mul_mat(layer["proj"], ggml.mul(gate, embeddings))
-            cur = ggml.add(cur, normalize(gated, layer["post_norm"]))
-        scale = layer.weight("layer_output_scale")
-        return cur if scale is None else ggml.mul(cur, scale)
+    def add_layer_embeddings(
+        self, layer: GraphLayer, cur: GraphTensor, embeddings: GraphTensor
+    ) -> GraphTensor:
+        """Adds the token embeddings that only this layer has, gated by the stream."""
+        gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
+        (embeddings,) = self.output_rows(layer, embeddings)
+        gated = ggml.mul_mat(layer["proj"], ggml.mul(gate, embeddings))
+        return ggml.add(cur, normalize(gated, layer["post_norm"]))
 
     def feed_forward(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         """A dense feed-forward, and experts in parallel if the layer has them."""
@@ -158,7 +157,7 @@ class Gemma3n(Transformer):
         streams = ggml.concat(cur, _rescale(other_streams, _magnitude(cur)), 2)
         for layer in build.layers():
             streams = self.update_streams(layer, streams, per_layer)
-        other_streams = ggml.mul_mat(build["altup_unembd_proj"], _rest(streams))
+        other_streams = ggml.mul_mat(build["altup_unembd_proj"], _other_streams(streams))
         other_streams = _rescale(other_streams, _magnitude(slice_2d(streams)))
         cur = slice_2d(streams)
         for _ in range(STREAMS - 1):
@@ -178,7 +177,7 @@ class Gemma3n(Transformer):
         first = ggml.unary(ggml.mul_mat(layer["inp_gate"], first))
         first = ggml.mul_mat(layer["proj"], ggml.mul(first, slice_2d(per_layer)))
         first = self.apply_norm(layer, first, "post_norm")
-        return ggml.concat(slice_2d(corrected), ggml.add(_rest(corrected), first), 2)
+        return ggml.concat(slice_2d(corrected), ggml.add(_other_streams(corrected), first), 2)
 
     def active_layer(self, layer: GraphLayer, active: GraphTensor) -> GraphTensor:
         """An ordinary layer with a low-rank path parallel to attention (LAuReL)."""
@@ -207,7 +206,7 @@ def _rescale(cur: GraphTensor, magnitude: GraphTensor) -> GraphTensor:
     return ggml.div(ggml.mul(cur, magnitude), _magnitude(cur))
 
 
-def _rest(streams: GraphTensor) -> GraphTensor:
+def _other_streams(streams: GraphTensor) -> GraphTensor:
     """All streams except the first."""
     return ggml.view(streams, *streams.ne[:2], STREAMS - 1, strides=streams.nb[1:3])
 

@@ -73,28 +73,28 @@ class SideBySide(Hybrid):
     def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         normed = self.apply_norm(layer, stream, "attn_norm")
         attended = Transformer.attention(self, layer, normed)
-        normed = self.apply_norm(layer, stream, "attn_norm")  # computed twice
+        normed = self.apply_norm(layer, stream, "attn_norm")  # llama.cpp computes it twice
         recurrent = self.mixer(layer, normed)
         stream = ggml.add(ggml.add(attended, recurrent), stream)
         (stream,) = self.output_rows(layer, stream)
-        cur = normalize(stream, layer.required("ffn_norm"))  # not ffn_norm.weight
+        cur = normalize(stream, layer.required("ffn_norm"))  # its name has no .weight
         return ggml.add(self.feed_forward(layer, cur), stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneEach(Hybrid):
-    """Nemotron H: each layer is either attention, recurrent or a feed-forward. `layer.facts.variant`: it is a
-    feed-forward.
-    """
-
-    def variant(self, hparams: Hparams, il: int) -> bool:
-        return hparams.per_layer("feed_forward_length", 0)[il] != 0
+    """Nemotron H: each layer is either attention, recurrent or a feed-forward."""
 
     norm_first: bool = True
 
+    def variant(self, hparams: Hparams, il: int) -> bool:
+        """True if the layer is a feed-forward."""
+        return hparams.per_layer("feed_forward_length", 0)[il] != 0
+
     def block(self, layer: GraphLayer, stream: GraphTensor) -> GraphTensor:
         cur = self.apply_norm(layer, stream, "attn_norm")
-        sublayer = self.feed_forward if layer.facts.variant is True else self.attention
+        is_feed_forward = self.variant(layer.hparams, layer.index)
+        sublayer = self.feed_forward if is_feed_forward else self.attention
         cur = sublayer(layer, cur)
         cur, stream = self.output_rows(layer, cur, stream)
         return ggml.add(cur, stream)
@@ -132,6 +132,8 @@ def input_lfm2(build: Build) -> AttnInput:
 
 
 class ShortConvolution(Hybrid):
+    """LFM 2. For embeddings it has no logits."""
+
     def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build["token_embd_norm"])
         build.output_embd(cur)
@@ -172,8 +174,8 @@ def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTenso
     fused = ggml.unary(ggml.mul_mat(layer["attn_qkv"], cur))
     fused = ggml.reshape(fused, 3 * width, heads, tokens, seqs)
     q, k, v = (ggml.view(fused, width, heads, tokens, seqs, strides=fused.nb[1:]) for _ in range(3))
-    memory = width * width * heads
-    cache = state(layer, "s", memory)
+    state_elements = width * width * heads
+    cache = state(layer, "s", state_elements)
     old_state = ggml.reshape(read_states(build, cache), width, width, heads, seqs)
     v_by_channel = ggml.cont(ggml.permute(v, 1, 2, 0, 3))
     # Attention to the state, plus attention within the batch.
@@ -188,7 +190,7 @@ def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTenso
     keys = ggml.mul(k, ggml.unary(ggml.scale(decays.k)))
     keys = ggml.cont(ggml.permute(keys, 1, 2, 0, 3))
     new_state = ggml.add(decayed, ggml.mul_mat(keys, v_by_channel))
-    build.expand(ggml.cpy(new_state, ggml.view(cache, memory * seqs)))
+    build.expand(ggml.cpy(new_state, ggml.view(cache, state_elements * seqs)))
     out = ggml.cont(ggml.permute(out, 0, 2, 1, 3))
     out = ggml.reshape(out, out.ne[0] * out.ne[1], out.ne[2], 1, out.ne[3])
     out = normalize(out, layer["attn_norm_2"])
@@ -198,9 +200,9 @@ def lightning(layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTenso
 
 
 class MiniMax01(Transformer):
-    """Lightning attention (linear, with a fixed decay per head) and full attention. The residual is the scaled,
-    normalised state. llama.cpp also reserves a graph with all tokens in one sequence; its dry run, followed here, does
-    not count it.
+    """Lightning attention in some layers, full attention in the others. The residual is the scaled, normalised state.
+
+    llama.cpp also reserves a graph with all tokens in one sequence; its dry run, followed here, does not count it.
     """
 
     def build(self, build: Build) -> None:
@@ -209,8 +211,8 @@ class MiniMax01(Transformer):
         decays = Decays.of(build)
         for layer in build.layers():
             stream = self.apply_norm(layer, cur, "attn_norm")
-            full = self.attention(layer, stream) if not layer.facts.is_recr else None
-            cur = full or lightning(layer, decays, stream)
+            is_linear = layer.facts.is_recr
+            cur = lightning(layer, decays, stream) if is_linear else self.attention(layer, stream)
             cur, stream = self.output_rows(layer, cur, stream)
             cur = ggml.add(cur, ggml.scale(stream))
             stream = self.apply_norm(layer, cur, "ffn_norm")

@@ -101,13 +101,13 @@ class Indexer:
 def restrict_mask(mask: GraphTensor, selected: GraphTensor, kind: TensorType = F32) -> GraphTensor:
     """The mask restricted to the selected cells. `kind`: the type of the zeros that unmask them."""
     nb = mask.nb
-    closed = ggml.fill(mask)
+    all_masked = ggml.fill(mask)
     ne = (1, mask.ne[0], mask.ne[1], mask.ne[3])
-    closed = ggml.view(closed, *ne, strides=nb[:3])
+    all_masked = ggml.view(all_masked, *ne, strides=nb[:3])
     strides = (selected.nb[1], selected.nb[2], selected.ne[3] * selected.nb[3])
     rows = ggml.view(selected, selected.ne[0], selected.ne[1], selected.ne[3], 1, strides=strides)
     zeros = GraphTensor(op="NONE", type=kind, ne=shape(1, *rows.ne[:3]), name="zeros")
-    opened = ggml.set_rows(closed, ggml.fill(zeros), rows)
+    opened = ggml.set_rows(all_masked, ggml.fill(zeros), rows)
     strides = (opened.nb[2], opened.nb[3], opened.nb[3])
     opened = ggml.view(opened, opened.ne[1], opened.ne[2], 1, opened.ne[3], strides=strides)
     return ggml.add(opened, mask)

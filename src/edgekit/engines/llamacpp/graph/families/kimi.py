@@ -44,14 +44,14 @@ class Kda(NamedTuple):
         return self.kept_inputs * self.inner
 
     @property
-    def memory(self) -> int:
+    def state_elements(self) -> int:
         """Elements of a sequence's recurrent state."""
         return self.width * self.width * self.heads
 
 
 def convolve_qkv(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]:
     """causal_conv1d for Q, K and V: [width, heads, tokens, sequences] each."""
-    build, kda = layer.build, Kda.of(layer.build.hparams)
+    build, kda = layer.build, Kda.of(layer.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     cache = state(layer, "r", 3 * kda.tail)
     before = read_states(build, cache)
@@ -81,19 +81,19 @@ def convolve_qkv(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]
 
 def _delta_attention(layer: GraphLayer, cur: GraphTensor, decay: GraphTensor) -> GraphTensor:
     """Delta attention, before its gate."""
-    build, kda = layer.build, Kda.of(layer.build.hparams)
+    build, kda = layer.build, Kda.of(layer.hparams)
     q, k, v = convolve_qkv(layer, cur)
     beta = ggml.mul_mat(layer["ssm_beta"], cur)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     beta = ggml.unary(ggml.reshape(beta, 1, kda.heads, tokens, seqs))
     qkv = (l2_normalize(q), l2_normalize(k), v)
-    out = delta_net(layer, kda.memory, qkv, (decay, beta))
+    out = delta_net(layer, kda.state_elements, qkv, (decay, beta))
     return ggml.reshape(ggml.cont(out), kda.width, kda.heads, build.n_tokens)
 
 
 def _apply_gate(layer: GraphLayer, out: GraphTensor, gate: GraphTensor) -> GraphTensor:
     """Normalises and gates the output of delta attention, and projects it."""
-    kda, tokens = Kda.of(layer.build.hparams), layer.build.n_tokens
+    kda, tokens = Kda.of(layer.hparams), layer.build.n_tokens
     gate = ggml.reshape(gate, kda.width, kda.heads, tokens)
     out = ggml.mul(normalize(out, layer["ssm_norm"]), ggml.unary(gate))
     return ggml.mul_mat(layer["attn_output"], ggml.cont(out, kda.inner, tokens))
@@ -154,7 +154,7 @@ class Ling3(Hybrid):
 
     def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         heads, tokens = layer.facts.n_head, layer.build.n_tokens
-        width = layer.build.hparams.integer("attention.value_length_mla")
+        width = layer.hparams.integer("attention.value_length_mla")
         qkv = absorbed_qkv(
             layer, query(layer, cur), cur, lambda part: ggml.rope(part, layer.inputs.pos)
         )

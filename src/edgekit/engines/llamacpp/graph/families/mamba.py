@@ -46,33 +46,33 @@ class Ssm:
         return self.d_state * self.d_inner
 
 
-def part_in_heads(cur: GraphTensor, *dims: Size) -> GraphTensor:
+def slice_heads(cur: GraphTensor, *dims: Size) -> GraphTensor:
     """A slice of each row, as [width, heads, tokens, sequences]."""
     head = cur.type.block_bytes * dims[0]
     return ggml.view(cur, *dims, strides=(head, *cur.nb[1:3]))
 
 
-def part(cur: GraphTensor, width: Size) -> GraphTensor:
+def slice_rows(cur: GraphTensor, width: Size) -> GraphTensor:
     """A slice of each row, as [width, tokens, sequences]."""
     return ggml.view(cur, width, *cur.ne[1:3], strides=cur.nb[1:3])
 
 
-def window(
+def convolution_input(
     layer: GraphLayer, cur: GraphTensor, kept_tokens: int, *, flat: bool = False
 ) -> GraphTensor:
-    """The inputs of a convolution: the last `kept_tokens` earlier tokens, then `cur` [tokens, channels, sequences].
+    """The input of a convolution: the last `kept_tokens` earlier tokens, then `cur` [tokens, channels, sequences].
 
-    `flat`: the tokens to keep for the next batch are copied as one row.
+    Also stores the last tokens for the next batch. `flat`: copied as one row.
     """
     build, channels, seqs = layer.build, cur.ne[1], layer.build.sizes.n_seqs
     cache = state(layer, "r", kept_tokens * channels)
     before = ggml.reshape(read_states(build, cache), kept_tokens, channels, seqs)
     conv_input = ggml.concat(before, cur, 0)
-    keep_tail(build, cache, conv_input, kept_tokens, flat=flat)
+    store_tail(build, cache, conv_input, kept_tokens, flat=flat)
     return conv_input
 
 
-def keep_tail(
+def store_tail(
     build: Build,
     cache: GraphTensor,
     conv_input: GraphTensor,
@@ -106,11 +106,11 @@ def mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     ssm = Ssm.of(build.hparams, grouped=False)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     xz = project(layer, "ssm_in", ggml.reshape(cur, cur.ne[0], tokens, seqs))
-    x, z = part(xz, ssm.d_inner), part(xz, ssm.d_inner)
-    x = _convolve(layer, window(layer, ggml.transpose(x), ssm.d_conv - 1, flat=True))
-    both = ggml.mul_mat(layer["ssm_x"], x)
-    dt = part(both, ssm.dt_rank)
-    b, c = (part_in_heads(both, ssm.d_state, 1, tokens, seqs) for _ in range(2))
+    x, z = slice_rows(xz, ssm.d_inner), slice_rows(xz, ssm.d_inner)
+    x = _convolve(layer, convolution_input(layer, ggml.transpose(x), ssm.d_conv - 1, flat=True))
+    dt_b_c = ggml.mul_mat(layer["ssm_x"], x)
+    dt = slice_rows(dt_b_c, ssm.dt_rank)
+    b, c = (slice_heads(dt_b_c, ssm.d_state, 1, tokens, seqs) for _ in range(2))
     names = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
     if build.hparams.flag("ssm.dt_b_c_rms") or all(name in layer for name in names):
         dt, b, c = (
@@ -147,11 +147,11 @@ def mamba2(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cur = project(layer, "ssm_in", cur)
     if flat:
         cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
-    z = part_in_heads(cur, width, heads, tokens, seqs)
-    xbc, dt = part(cur, ssm.channels), part(cur, heads)
-    xbc = _convolve(layer, window(layer, ggml.transpose(xbc), ssm.d_conv - 1))
-    x = part_in_heads(xbc, width, heads, tokens, seqs)
-    b, c = (part_in_heads(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
+    z = slice_heads(cur, width, heads, tokens, seqs)
+    xbc, dt = slice_rows(cur, ssm.channels), slice_rows(cur, heads)
+    xbc = _convolve(layer, convolution_input(layer, ggml.transpose(xbc), ssm.d_conv - 1))
+    x = slice_heads(xbc, width, heads, tokens, seqs)
+    b, c = (slice_heads(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
     dt = ggml.add(ggml.cont(dt), layer.required("ssm_dt.bias"))
     cache = state(layer, "s", ssm.n_embd_s)
     result = scan(layer, cache, ssm.d_state, x, dt, layer.required("ssm_a"), b, c)
@@ -185,12 +185,12 @@ def plamo2_mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     zx = ggml.cont(ggml.permute(zx, 0, 2, 1, 3), 2 * width, heads, tokens, seqs)
     x, z = (ggml.view(zx, width, heads, tokens, seqs, strides=zx.nb[1:]) for _ in range(2))
     x = ggml.transpose(ggml.cont(x, ssm.d_inner, tokens, seqs))
-    conv_input = window(layer, x, ssm.d_conv - 1, flat=True)
+    conv_input = convolution_input(layer, x, ssm.d_conv - 1, flat=True)
     cur = ggml.unary(ggml.ssm_conv(conv_input, layer["ssm_conv1d"]))
-    both = ggml.mul_mat(layer["ssm_x"], cur)
+    b_c_dt = ggml.mul_mat(layer["ssm_x"], cur)
     rank = max(PLAMO2_LEAST_STEP, build.hparams.n_embd // 16)
     b, c, dt = (
-        normalize(part(both, count), layer.required(f"ssm_{side}_norm"))
+        normalize(slice_rows(b_c_dt, count), layer.required(f"ssm_{side}_norm"))
         for side, count in (("b", ssm.d_state), ("c", ssm.d_state), ("dt", rank))
     )
     dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
@@ -198,7 +198,7 @@ def plamo2_mamba(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     head = cur.type.block_bytes * width
     strides = (head, head * heads, head * heads * tokens)
     x = ggml.view(cur, width, heads, tokens, seqs, strides=strides)
-    b, c = (part_in_heads(tensor, ssm.d_state, 1, tokens, seqs) for tensor in (b, c))
+    b, c = (slice_heads(tensor, ssm.d_state, 1, tokens, seqs) for tensor in (b, c))
     cache = state(layer, "s", ssm.n_embd_s)
     result = scan(layer, cache, ssm.d_state, x, dt, decay, b, c)
     write_states(build, cache, result)
@@ -217,7 +217,7 @@ def short_convolution(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     kept_tokens, width = build.hparams.integer("shortconv.l_cache") - 1, build.hparams.n_embd
     cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     bcx = ggml.mul_mat(layer["shortconv.in_proj"], cur)
-    b, c, x = (part(bcx, bcx.ne[0] // 3) for _ in range(3))
+    b, c, x = (slice_rows(bcx, bcx.ne[0] // 3) for _ in range(3))
     bx = ggml.transpose(ggml.mul(b, x))
     cache = state(layer, "r", kept_tokens * width)
     before = ggml.reshape(read_states(build, cache), kept_tokens, width, seqs)
@@ -227,7 +227,7 @@ def short_convolution(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         side = kept_tokens // 2
         left = ggml.cont(ggml.view(before, side, width, seqs, strides=before.nb[1:3]))
         conv_input = ggml.pad(ggml.concat(left, bx, 0), side)
-    keep_tail(build, cache, conv_input, kept_tokens)
+    store_tail(build, cache, conv_input, kept_tokens)
     y = ggml.mul(c, ggml.ssm_conv(conv_input, layer["shortconv.conv"]))
     y = ggml.mul_mat(layer["shortconv.out_proj"], y)
     return ggml.reshape(y, y.ne[0], build.n_tokens)

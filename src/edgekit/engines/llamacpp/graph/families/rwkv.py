@@ -96,7 +96,7 @@ class ChannelMixed(Rwkv):
             rows = [ggml.get_rows(tensor, out_ids) for tensor in rows]
         stream, channel_normed, previous = rows
         cur = ggml.add(self.channel_mix(layer, channel_normed, previous), stream)
-        if self.rescales and self.variant(layer.build.hparams, layer.index).halved:
+        if self.rescales and self.variant(layer.hparams, layer.index).halved:
             cur = ggml.scale(cur)
         return cur, first
 
@@ -118,8 +118,8 @@ def _previous_states(shift: GraphTensor, cur: GraphTensor) -> GraphTensor:
 
 
 def _shift_cache(layer: GraphLayer) -> tuple[GraphTensor, int]:
-    count = layer.build.hparams.integer("token_shift_count", TOKEN_SHIFTS)
-    return state(layer, "r", count * layer.build.hparams.n_embd), count
+    count = layer.hparams.integer("token_shift_count", TOKEN_SHIFTS)
+    return state(layer, "r", count * layer.hparams.n_embd), count
 
 
 def _load_shift(layer: GraphLayer) -> GraphTensor:
@@ -277,7 +277,7 @@ def _flatten(build: Build, cur: GraphTensor) -> GraphTensor:
 
 def _attend_states(layer: GraphLayer, op: str, k: GraphTensor, *src: GraphTensor) -> GraphTensor:
     """Linear attention to the cached states, which it updates. `src`: in ggml's order, without the states."""
-    build, width = layer.build, layer.build.hparams.n_embd
+    build, width = layer.build, layer.hparams.n_embd
     cache = state(layer, "s", width * _head_size(build))
     states = read_states(build, cache)
     out = ggml.linear_attention(op, k, states, *src, states)

@@ -19,9 +19,9 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     Transformer,
     always,
     change_routing,
+    except_each,
     file_routing,
     nonzero,
-    not_each,
     plain_routing,
     rope_factors,
     sigmoid_routing,
@@ -163,7 +163,7 @@ class Mimo2(Transformer):
 
     def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         cur = Transformer.attention(self, layer, cur)
-        scaled = layer.build.hparams.real("attention.value_scale") not in {0.0, 1.0}
+        scaled = layer.hparams.real("attention.value_scale") not in {0.0, 1.0}
         return ggml.scale(cur) if scaled else cur
 
 
@@ -206,8 +206,7 @@ class Clamps(NamedTuple):
 def clamped_feed_forward(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """A dense feed-forward, or routed and shared experts, with the layer's clamps."""
     experts_act, dense_act = (
-        Act.CLAMPED if clamped else Act.UNARY
-        for clamped in Clamps.of(layer.build.hparams, layer.index)
+        Act.CLAMPED if clamped else Act.UNARY for clamped in Clamps.of(layer.hparams, layer.index)
     )
     if "ffn_gate_inp" not in layer:
         return feed_forward(layer, cur, act=dense_act)
@@ -243,10 +242,10 @@ def llama4_rope(hparams: Hparams, il: int) -> bool:
 class Llama4(Transformer):
     def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         q, k, v = qkv(layer, cur)
-        if layer.facts.variant is True:
+        if self.rope(layer.hparams, layer.index):
             factors = rope_factors(layer.build)
             q, k = ggml.rope(q, layer.inputs.pos, factors), ggml.rope(k, layer.inputs.pos, factors)
-            if layer.build.hparams.n_expert != MAVERICK_EXPERTS:
+            if layer.hparams.n_expert != MAVERICK_EXPERTS:
                 q, k = ggml.rms_norm(q), ggml.rms_norm(k)
         elif layer.inputs.attn_scale is not None:
             q = ggml.mul(q, layer.inputs.attn_scale)
@@ -255,7 +254,7 @@ class Llama4(Transformer):
 
 SPARSE: Mapping[str, Transformer] = {
     "afmoe": Afmoe(
-        attn_input=input_kv_iswa, scaled_embd=True, rope=not_each(4), routing=sigmoid_routing
+        attn_input=input_kv_iswa, scaled_embd=True, rope=except_each(4), routing=sigmoid_routing
     ),
     "arctic": Arctic(),
     "bailingmoe": Transformer(routing=change_routing(file_routing, gating=Gating.SOFTMAX)),

@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, NoGraph
 from edgekit.errors import RefusedError
 
 
-class Half:
+class SideWeights:
     """The weights of one layer of the encoder ("enc") or the decoder ("dec")."""
 
     def __init__(self, build: Build, side: str, index: int) -> None:
@@ -38,8 +38,8 @@ class Half:
 
 def position_bias(layer: GraphLayer, side: str, buckets: GraphTensor) -> GraphTensor:
     """build_pos_bias: one value per head, token and cell. Layers without a table use the first layer's."""
-    half, first = (Half(layer.build, side, index) for index in (layer.index, 0))
-    table = half.get("attn_rel_b") or first["attn_rel_b"]
+    weights, first = (SideWeights(layer.build, side, index) for index in (layer.index, 0))
+    table = weights.get("attn_rel_b") or first["attn_rel_b"]
     cells, tokens = buckets.ne[:2]
     bias = ggml.get_rows(table, ggml.reshape(buckets, cells * tokens))
     bias = ggml.reshape(bias, bias.ne[0], cells, tokens)
@@ -47,12 +47,12 @@ def position_bias(layer: GraphLayer, side: str, buckets: GraphTensor) -> GraphTe
 
 
 def project_qkv(
-    layer: GraphLayer, half: Half, name: str, cur: GraphTensor, other: GraphTensor
+    layer: GraphLayer, weights: SideWeights, name: str, cur: GraphTensor, other: GraphTensor
 ) -> QKV:
     """Q from one input, K and V from another."""
     width, heads, kv_heads = layer.facts.n_embd_head_v, layer.facts.n_head, layer.facts.n_head_kv
     q, k, v = (
-        ggml.reshape(ggml.mul_mat(half[f"{name}_{side}"], source), width, count, source.ne[1])
+        ggml.reshape(ggml.mul_mat(weights[f"{name}_{side}"], source), width, count, source.ne[1])
         for side, source, count in (
             ("q", cur, heads),
             ("k", other, kv_heads),
@@ -62,12 +62,12 @@ def project_qkv(
     return q, k, v
 
 
-def feed_forward(half: Half, stream: GraphTensor) -> GraphTensor:
+def feed_forward(weights: SideWeights, stream: GraphTensor) -> GraphTensor:
     """The stream after adding the feed-forward, which may have a gate."""
-    cur = normalize(stream, half["ffn_norm"])
-    up, gate = ggml.mul_mat(half["ffn_up"], cur), half.get("ffn_gate")
+    cur = normalize(stream, weights["ffn_norm"])
+    up, gate = ggml.mul_mat(weights["ffn_up"], cur), weights.get("ffn_gate")
     cur = ggml.unary(up) if gate is None else ggml.glu(ggml.mul_mat(gate, cur), up)
-    return ggml.add(ggml.mul_mat(half["ffn_down"], cur), stream)
+    return ggml.add(ggml.mul_mat(weights["ffn_down"], cur), stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +89,15 @@ class T5Encoder:
         buckets = ggml.graph_input(I32, tokens, tokens, name="pos_bucket")
         attn = input_no_cache(build)
         for layer in build.layers():
-            half = Half(build, "enc", layer.index)
-            cur = normalize(stream, half["attn_norm"])
-            q, k, v = project_qkv(layer, half, "attn", cur, cur)
+            weights = SideWeights(build, "enc", layer.index)
+            cur = normalize(stream, weights["attn_norm"])
+            q, k, v = project_qkv(layer, weights, "attn", cur, cur)
             extras = Extras(kq_b=position_bias(layer, "enc", buckets))
             cur = attend_now(layer, q, k, v, inputs=attn, extras=extras, project=False)
-            cur = ggml.mul_mat(half["attn_o"], cur)
+            cur = ggml.mul_mat(weights["attn_o"], cur)
             if layer.facts.is_last:
                 cur, stream = (ggml.get_rows(tensor, out_ids) for tensor in (cur, stream))
-            stream = feed_forward(half, ggml.add(cur, stream))
+            stream = feed_forward(weights, ggml.add(cur, stream))
         stream = normalize(stream, build["enc.output_norm"])
         build.output_embd(stream)
         build.expand(stream)
@@ -126,20 +126,20 @@ class T5(T5Encoder):
         cross = AttnInput(base=mask_only(build, cells, "cross_kq_mask"))
         encoded = ggml.graph_input(F32, build.hparams.n_embd, cells, name="cross_embd")
         for layer in build.layers():
-            half = Half(build, "dec", layer.index)
-            cur = normalize(stream, half["attn_norm"])
-            q, k, v = project_qkv(layer, half, "attn", cur, cur)
+            weights = SideWeights(build, "dec", layer.index)
+            cur = normalize(stream, weights["attn_norm"])
+            q, k, v = project_qkv(layer, weights, "attn", cur, cur)
             extras = Extras(kq_b=position_bias(layer, "dec", buckets))
             cur = attend(layer, q, k, v, inputs=attn, extras=extras, project=False)
-            stream = ggml.add(ggml.mul_mat(half["attn_o"], cur), stream)
-            cur = normalize(stream, half["cross_attn_norm"])
-            q, k, v = project_qkv(layer, half, "cross_attn", cur, encoded)
+            stream = ggml.add(ggml.mul_mat(weights["attn_o"], cur), stream)
+            cur = normalize(stream, weights["cross_attn_norm"])
+            q, k, v = project_qkv(layer, weights, "cross_attn", cur, encoded)
             cur = attend_now(layer, q, k, v, inputs=cross, project=False)
-            cur = ggml.mul_mat(half["cross_attn_o"], cur)
+            cur = ggml.mul_mat(weights["cross_attn_o"], cur)
             if layer.facts.is_last:
                 cur, stream = (ggml.get_rows(tensor, out_ids) for tensor in (cur, stream))
-            stream = feed_forward(half, ggml.add(cur, stream))
+            stream = feed_forward(weights, ggml.add(cur, stream))
         results(build, normalize(stream, build["dec.output_norm"]))
 
 
-CROSSING: Mapping[str, T5Encoder] = {"t5": T5(), "t5encoder": T5Encoder()}
+T5_FAMILIES: Mapping[str, T5Encoder] = {"t5": T5(), "t5encoder": T5Encoder()}

@@ -52,7 +52,7 @@ def sliding_layers(hparams: Hparams, il: int) -> bool:
     return hparams.swa[il]
 
 
-def not_each(period: int) -> Callable[[Hparams, int], bool]:
+def except_each(period: int) -> Callable[[Hparams, int], bool]:
     """Every layer except each `period`-th."""
     return lambda _hparams, il: (il + 1) % period != 0
 
@@ -260,7 +260,7 @@ class Transformer:
         """The post norm of this name and the residual scale, as far as the architecture has them."""
         if self.post_norms:
             cur = self.apply_norm(layer, cur, name)
-        scaled = self.scaled_residual or self.residual_scale(layer.build.hparams)
+        scaled = self.scaled_residual or self.residual_scale(layer.hparams)
         return ggml.scale(cur) if scaled else cur
 
     def apply_norm(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
@@ -310,7 +310,7 @@ class Transformer:
         self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
         """Q and K with rotary positions, in layers that use rope."""
-        if not self.rope(layer.build.hparams, layer.index):
+        if not self.rope(layer.hparams, layer.index):
             return q, k
         factors = self.rope_factors(layer)
         return ggml.rope(q, layer.inputs.pos, factors), ggml.rope(k, layer.inputs.pos, factors)
@@ -351,9 +351,10 @@ def rope_factors(build: Build) -> GraphTensor | None:
     return next((table for name in names if (table := build.weight(name)) is not None), None)
 
 
-USUAL: Mapping[str, Transformer] = {
+# The most frequent architectures: no other family is imported to build their graphs.
+FREQUENT: Mapping[str, Transformer] = {
     "llama": Transformer(),
-    "smollm3": Transformer(rope=not_each(4)),
+    "smollm3": Transformer(rope=except_each(4)),
     "gemma2": Transformer(
         attn_input=input_kv_iswa,
         scaled_embd=True,
