@@ -53,8 +53,8 @@ from edgekit.engines.llamacpp.graph.tensor import (
 from edgekit.engines.llamacpp.types import CELL_PADDING, Rules
 
 # llama-kv-cache-dsv4.cpp @ 0c1e570: DSV4_CSA_RATIO, DSV4_HCA_RATIO
-CLOSE = 4  # tokens per compressed key
-FAR = 128
+CSA_RATIO = 4  # tokens per compressed key
+HCA_RATIO = 128
 MAX_STREAMS = 64  # DeepSeek 4 has 4
 
 
@@ -87,18 +87,14 @@ class Compression:
     write_pos: GraphTensor
     mask: GraphTensor
     k_rot: GraphTensor | None
-
-    @property
-    def halves(self) -> int:
-        """Blocks of the smaller ratio overlap: each includes the one before it."""
-        return 2 if self.ratio == CLOSE else 1
+    halves: int  # of a row of the state: 2 if each block includes the one before it, else 1
 
     @classmethod
     def of(cls, build: Build, name: str, ratio: int, width: int) -> Compression:
         """dsv4_build_reserve_comp_plan."""
         sizes, tokens = build.sizes, _number(build.n_tokens)
         streams, cells = _number(sizes.n_stream), _number(sizes.n_kv)
-        halves = 2 if ratio == CLOSE else 1
+        halves = 2 if ratio == CSA_RATIO else 1
         blocks = tokens // ratio + _number(sizes.n_seqs)
         state_rows = halves * ratio * streams
         persisted = min(tokens, state_rows)
@@ -122,6 +118,7 @@ class Compression:
                 F16 if is_indexer else mask_type(build), *shape, name=f"{name}_mask"
             ),
             k_rot=rotation(build, width, always=is_indexer),
+            halves=halves,
         )
 
     def cache(self, layer: GraphLayer) -> GraphTensor:
@@ -177,8 +174,8 @@ class Compression:
             ggml.cont(ggml.view(rows, self.width, self.ratio * count, strides=(rows.nb[1],)))
             for _ in range(2)
         ]
-        last, this = (ggml.reshape(half, self.width, self.ratio, count) for half in halves)
-        return ggml.concat(last, this, 1)
+        previous, current = (ggml.reshape(half, self.width, self.ratio, count) for half in halves)
+        return ggml.concat(previous, current, 1)
 
 
 def _number(size: Size) -> int:
@@ -197,39 +194,36 @@ def rotation(build: Build, width: int, *, always: bool = False) -> GraphTensor |
     return ggml.graph_input(F32, side, side, name="attn_inp_k_rot")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compressions:
-    """Shared by all layers: the raw window and the three compressed caches."""
+class Compressions(NamedTuple):
+    """The three caches of compressed keys, which all layers share. Names are llama.cpp's."""
 
-    k_idxs: GraphTensor
-    mask: GraphTensor
-    k_rot: GraphTensor | None
-    close: Compression
-    far: Compression
-    index: Compression
+    csa: Compression
+    hca: Compression
+    lid: Compression  # keys of the indexer
 
     @classmethod
     def of(cls, build: Build) -> Compressions:
-        hparams, sizes = build.hparams, build.sizes
-        width, cells = hparams.n_embd_head_k_full, sizes.n_kv_swa
-        rows = build.n_tokens // sizes.n_stream
-        mask = (cells, rows, 1, sizes.n_stream)
+        hparams = build.hparams
+        width = hparams.n_embd_head_k_full
+        indexer_width = hparams.integer("attention.indexer.key_length")
         return cls(
-            k_idxs=ggml.graph_input(I64, build.n_tokens, name="raw_k_idxs"),
-            mask=ggml.graph_input(mask_type(build), *mask, name="raw_kq_mask"),
-            k_rot=rotation(build, width),
-            close=Compression.of(build, "csa", CLOSE, width),
-            far=Compression.of(build, "hca", FAR, width),
-            index=Compression.of(
-                build, "lid", CLOSE, hparams.integer("attention.indexer.key_length")
-            ),
+            csa=Compression.of(build, "csa", CSA_RATIO, width),
+            hca=Compression.of(build, "hca", HCA_RATIO, width),
+            lid=Compression.of(build, "lid", CSA_RATIO, indexer_width),
         )
 
 
-def no_input(build: Build) -> AttnInput:
-    """Compressions.of makes the inputs."""
-    mask = ggml.graph_input(F16, 1, name="unused")
-    return AttnInput(base=CacheInput(n_kv=build.sizes.n_kv, mask=mask, k_idxs=mask))
+def input_window(build: Build) -> AttnInput:
+    """The inputs of the window of raw keys."""
+    sizes, cells = build.sizes, build.sizes.n_kv_swa
+    mask = (cells, build.n_tokens // sizes.n_stream, 1, sizes.n_stream)
+    window = CacheInput(
+        n_kv=cells,
+        mask=ggml.graph_input(mask_type(build), *mask, name="raw_kq_mask"),
+        k_idxs=ggml.graph_input(I64, build.n_tokens, name="raw_k_idxs"),
+        k_rot=rotation(build, build.hparams.n_embd_head_k_full),
+    )
+    return AttnInput(base=window)
 
 
 class DeepSeek4(Transformer):
@@ -243,7 +237,7 @@ class DeepSeek4(Transformer):
         embd = build.input_embd()
         build.inputs = self.layer_inputs(build)
         caches = Compressions.of(build)
-        build.expand(caches.mask)
+        build.expand(build.inputs.attn.base.mask)
         width, tokens = build.hparams.n_embd, build.n_tokens
         count = stream_count(build)
         streams = ggml.repeat(ggml.reshape(embd, width, 1, tokens), width, count, tokens, 1)
@@ -278,28 +272,29 @@ class DeepSeek4(Transformer):
 
 def _attention(layer: GraphLayer, caches: Compressions, cur: GraphTensor) -> GraphTensor:
     """Attention over the window's keys followed by the compressed keys; keys also serve as values."""
-    build, (width, heads) = layer.build, (layer.facts.n_embd_head_k, layer.facts.n_head)
+    build, window = layer.build, layer.inputs.attn.base
+    width, heads = layer.facts.n_embd_head_k, layer.facts.n_head
     qr = normalize(project(layer, "attn_q_a", cur), layer["attn_q_a_norm"])
     q = ggml.reshape(project(layer, "attn_q_b", qr), width, heads, build.n_tokens)
     q = ggml.rope(ggml.rms_norm(q), layer.inputs.pos)
     kv = normalize(ggml.mul_mat(layer["attn_kv"], cur), layer["attn_kv_a_norm"])
     kv = ggml.rope(ggml.reshape(kv, width, 1, build.n_tokens), layer.inputs.pos)
     ratio = LayerVariety.of(build.hparams, layer.index).ratio
-    compressed = caches.close if ratio == CLOSE else caches.far
+    compressed = caches.csa if ratio == CSA_RATIO else caches.hca
     selected: GraphTensor | None = None
-    if ratio in {CLOSE, FAR}:
+    if ratio in {CSA_RATIO, HCA_RATIO}:
         compressed.update(layer, cur, "attn_compressor")
-    if ratio == CLOSE:
-        caches.index.update(layer, cur, "indexer_compressor")
-        selected = _top_keys(layer, caches.index, (qr, cur))
-    if caches.k_rot is not None:
-        q, kv = hadamard(build, q, caches.k_rot), hadamard(build, kv, caches.k_rot)
+    if ratio == CSA_RATIO:
+        caches.lid.update(layer, cur, "indexer_compressor")
+        selected = _top_keys(layer, caches.lid, qr, cur)
+    if window.k_rot is not None:
+        q, kv = hadamard(build, q, window.k_rot), hadamard(build, kv, window.k_rot)
     build.expand(q)
     build.expand(kv)
     raw_width = build.hparams.n_embd_head_k_full
-    raw = side_cache(layer, "raw", raw_width, build.sizes.n_kv_swa)
-    store_rows(build, raw, kv, caches.k_idxs)
-    keys, mask = read_heads(raw, raw_width, heads=1), caches.mask
+    raw = side_cache(layer, "raw", raw_width, window.n_kv)
+    store_rows(build, raw, kv, window.k_idxs)
+    keys, mask = read_heads(raw, raw_width, heads=1), window.mask
     if ratio:
         keys = ggml.concat(keys, compressed.all_keys(layer), 2)
         visible = compressed.mask
@@ -308,18 +303,17 @@ def _attention(layer: GraphLayer, caches: Compressions, cur: GraphTensor) -> Gra
         mask = ggml.concat(mask, visible, 0)
     extras = Extras(sinks=layer["attn_sinks"])
     out = attn_mha(build, q, keys, keys, mask, extras, transposed=False)
-    if caches.k_rot is not None:
-        out = hadamard(build, out, caches.k_rot)
+    if window.k_rot is not None:
+        out = hadamard(build, out, window.k_rot)
     out = ggml.reshape(out, width, heads, build.n_tokens)
     return _output(layer, ggml.rope_back(out, layer.inputs.pos))
 
 
 def _top_keys(
-    layer: GraphLayer, index: Compression, inputs: tuple[GraphTensor, GraphTensor]
+    layer: GraphLayer, index: Compression, qr: GraphTensor, cur: GraphTensor
 ) -> GraphTensor:
-    """build_lid_top_k: the highest-scoring compressed keys for each token."""
+    """build_lid_top_k: the highest-scoring compressed keys for each token. `qr`: the low-rank queries."""
     build = layer.build
-    qr, cur = inputs
     heads = build.hparams.integer("attention.indexer.head_count")
     tokens, streams = build.n_tokens, build.sizes.n_stream
     q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
@@ -419,5 +413,5 @@ def hc_head(build: Build, streams: GraphTensor) -> GraphTensor:
 
 
 COMPRESSED: Mapping[str, DeepSeek4] = {
-    "deepseek4": DeepSeek4(attn_input=no_input, routing=file_routing)
+    "deepseek4": DeepSeek4(attn_input=input_window, routing=file_routing)
 }
