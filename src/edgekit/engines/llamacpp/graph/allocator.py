@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from edgekit.engines.llamacpp.graph.tensor import (
@@ -78,6 +79,10 @@ class Log:
     parts: list[list[Event]] = field(default_factory=lambda: [[]])
     slots: int = 0
     _indices: dict[Hashable, int] = field(default_factory=dict)
+
+    def events(self, start: int, end: int | None = None) -> tuple[Event, ...]:
+        """The events of the parts from `start` to `end`, or to the last."""
+        return tuple(chain.from_iterable(self.parts[start:end]))
 
     def size_of(self, tensor: GraphTensor) -> int:
         """The index of a size; equal sizes share one."""
@@ -308,30 +313,33 @@ def high_water(program: Program, values: Mapping[str, int]) -> int:
 def _repeat(heap: _Heap, section: Section, offsets: list[int]) -> None:
     """Runs a section once per round. Rounds with the same sizes and the same start state share their result."""
     slots, base = section.slots, section.base
-    before = offsets[max(0, base - slots) : base]
-    window = [0] * (slots - len(before)) + before + [0] * slots
-    numbers = {_state(heap, section, window): 0}  # numbers the states that rounds start with
+    previous = offsets[max(0, base - slots) : base]
+    # Offsets of the blocks of the previous round, then of this one.
+    window = [0] * (slots - len(previous)) + previous + [0] * slots
+    # States are numbered, because their tuples are long to hash. A round's result: the number of the state after it,
+    # and what to restore instead of running it.
+    state_numbers = {_state(heap, section, window): 0}
     results: dict[tuple[int, tuple[int, ...]], tuple[int, _Snapshot]] = {}
     state = 0
-    # The result of the last round, if it was looked up and not run.
-    pending: _Snapshot | None = None
+    to_restore: _Snapshot | None = None  # set after rounds that were not run
     for sizes in section.rounds:
         if (result := results.get((state, sizes))) is not None:
-            state, pending = result
+            state, to_restore = result
             continue
-        if pending is not None:
-            heap.starts, heap.lengths, window[:slots] = map(list, pending)
-            pending = None
+        if to_restore is not None:
+            heap.starts, heap.lengths, window[:slots] = map(list, to_restore)
+            to_restore = None
         for i, size in zip(section.round_sizes, sizes, strict=True):
             heap.sizes[i] = size
         heap.play(section.events, window)
         window[:slots] = window[slots:]
-        after = numbers.setdefault(_state(heap, section, window), len(numbers))
+        state_after = _state(heap, section, window)
+        number_after = state_numbers.setdefault(state_after, len(state_numbers))
         snapshot = tuple(heap.starts), tuple(heap.lengths), tuple(window[:slots])
-        results[state, sizes] = after, snapshot
-        state = after
-    if pending is not None:
-        heap.starts, heap.lengths, window[:slots] = map(list, pending)
+        results[state, sizes] = number_after, snapshot
+        state = number_after
+    if to_restore is not None:
+        heap.starts, heap.lengths, window[:slots] = map(list, to_restore)
     offsets[base + slots : base + 2 * slots] = window[:slots]
 
 

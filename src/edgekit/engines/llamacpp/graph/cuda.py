@@ -60,9 +60,9 @@ def _supports_flash(node: GraphTensor) -> bool:
     q, k, v = node.src[:3]
     if not {k.type.name, v.type.name} <= FLASH_TYPES:
         return False
-    numbers = (k.ne[0], v.ne[0], q.ne[2], k.ne[2])
-    keys, values, heads, kv_heads = (number if isinstance(number, int) else 0 for number in numbers)
-    return has_flash_kernel(keys, values, heads // max(1, kv_heads))
+    sizes = (k.ne[0], v.ne[0], q.ne[2], k.ne[2])
+    k_width, v_width, heads, kv_heads = (size if isinstance(size, int) else 0 for size in sizes)
+    return has_flash_kernel(k_width, v_width, heads // max(1, kv_heads))
 
 
 def _supports_scan(node: GraphTensor) -> bool:
@@ -125,13 +125,13 @@ def optimize_order(
     i = 0
     while i < len(nodes):
         op = nodes[i].op
-        if op == "MUL" and (reduced := _weighted_sum(nodes, i, readers)) is not None:
-            length, sources = reduced
+        if op == "MUL" and (weighted_sum := _weighted_sum(nodes, i, readers)) is not None:
+            length, sources = weighted_sum
             _keep_alive(alive, nodes[i + length - 1], sources)
             i += length - 1
             op = nodes[i].op
         if op in {"UNARY", "SOFT_MAX"}:
-            length = _routing(nodes, i, readers)
+            length = _expert_selection(nodes, i, readers)
             if length and i + length < len(nodes):
                 for node in nodes[i : i + length]:
                     _keep_alive(alive, nodes[i + length], (node, *node.src))
@@ -158,7 +158,7 @@ def _move_shared_experts(
 
 
 def _shared_expert(nodes: Sequence[GraphTensor], i: int, readers: Readers) -> int | None:
-    """The index of a shared expert's nodes that can run with the routed experts at `i`; None if there are none."""
+    """Where the nodes of a shared expert begin that can run with the routed experts at `i`; None if there are none."""
     if nodes[i].op != "MUL_MAT_ID":
         return None
     for j in range(i + 3, len(nodes) - 2):
@@ -217,16 +217,16 @@ def _weighted_sum(
 
     Returns the number of nodes and the tensors to keep alive; None if the nodes at `i` are not such a sum.
     """
-    first = nodes[i]
-    factors = _expert_product(first)
+    product = nodes[i]
+    factors = _expert_product(product)
     if factors is None:
         return None
-    weighted, products, sources = first, 1, list(factors)
-    if i + 1 < len(nodes) and nodes[i + 1].op == "MUL":
-        outer = _expert_product(nodes[i + 1])
-        if outer is not None and outer[0] is first:
+    weighted, products, sources = product, 1, list(factors)
+    if i + 1 < len(nodes):
+        next_factors = _expert_product(nodes[i + 1])
+        if next_factors is not None and next_factors[0] is product:
             weighted, products = nodes[i + 1], 2
-            sources = [factors[0], outer[1], factors[1]]
+            sources = [factors[0], next_factors[1], factors[1]]
     experts = weighted.ne[1]
     if not isinstance(experts, int) or not 2 <= experts <= MAX_SUMMED_EXPERTS:
         return None
@@ -265,9 +265,10 @@ def _is_sum(run: Sequence[GraphTensor], weighted: GraphTensor, experts: int) -> 
     return len(views) == experts and added == experts - 1
 
 
-def _routing(nodes: Sequence[GraphTensor], i: int, readers: Readers) -> int:
-    """The number of nodes from `i` on that CUDA fuses to select experts: probabilities, their ranking, the selected
-    weights. 0 if they are not fused.
+def _expert_selection(nodes: Sequence[GraphTensor], i: int, readers: Readers) -> int:
+    """The number of nodes from `i` on that CUDA fuses to select experts; 0 if they are not fused.
+
+    The nodes compute probabilities, their ranking, and the weights of the selected experts.
     """
     walk = _Walk(nodes, i + 1)
     if nodes[i].op == "UNARY":

@@ -461,32 +461,32 @@ def fold(log: Log, sample: LayerSample) -> Outline | None:
         for size in log.sizes
     ]
     sections: list[Section | RepeatedSection] = []
-    done, count = 0, len(sizes)
+    next_part, size_count = 0, len(sizes)
     for i, stretch in enumerate(sample.stretches):
         first = stretch.start + 1  # part 0 is before the first layer
         section = _repeated_section(log, stretch.period, first, sizes)
         if section is None:
             return None
-        # The sizes of its weights get new indices: they differ between rounds.
+        # The sizes of its weights differ between rounds: they get indices after all other sizes.
         weights = _weights(section.events, sizes)
-        new_index = {index: count + k for k, index in enumerate(weights)}
+        new_index = {index: size_count + k for k, index in enumerate(weights)}
         events = tuple(
             (kind, slot, new_index.get(size, size), new_index.get(tail, tail))
             for kind, slot, size, tail in section.events
         )
         section = replace(section, events=events, round_sizes=tuple(new_index.values()))
-        sections.append(Section(events=tuple(chain.from_iterable(log.parts[done:first]))))
+        sections.append(Section(events=log.events(next_part, first)))
         sections.append(RepeatedSection(section, i, tuple(weights.values())))
-        done = first + 2 * stretch.period
-        count += len(weights)
-    sections.append(Section(events=tuple(chain.from_iterable(log.parts[done:]))))
-    single = (section.events for section in sections if isinstance(section, Section))
+        next_part = first + 2 * stretch.period
+        size_count += len(weights)
+    sections.append(Section(events=log.events(next_part)))
+    unrepeated = (section.events for section in sections if isinstance(section, Section))
     return Outline(
         buffer=log.buffer,
         sections=tuple(sections),
         sizes=tuple(0 if isinstance(size, Weight) else size for size in sizes),
-        round_sizes=count - len(sizes),
-        weights=tuple(_weights(chain.from_iterable(single), sizes).items()),
+        round_sizes=size_count - len(sizes),
+        weights=tuple(_weights(chain.from_iterable(unrepeated), sizes).items()),
         slots=log.slots,
     )
 
@@ -496,10 +496,9 @@ def _repeated_section(
 ) -> Section | None:
     """The events of the period that begins with part `first`, if those of the next period are the same."""
     second = first + period
-    events = tuple(chain.from_iterable(log.parts[first:second]))
-    next_events = tuple(chain.from_iterable(log.parts[second : second + period]))
-    base, slots = _allocations(chain.from_iterable(log.parts[:first])), _allocations(events)
-    # The counterpart of each size in the next period. Of a weight: the same weight, one period later.
+    events = log.events(first, second)
+    base, slots = _allocations(log.events(0, first)), _allocations(events)
+    # The index of each size in the next period: the same size, or that of the same weight one period later.
     index = {size: i for i, size in enumerate(sizes)}
     shifted_sizes = (
         size._replace(layer=size.layer + period) if isinstance(size, Weight) else size
@@ -509,13 +508,13 @@ def _repeated_section(
     expected_events = tuple(
         (kind, slot + slots, next_size[size], next_size[tail]) for kind, slot, size, tail in events
     )
-    if next_events != expected_events:
+    if log.events(second, second + period) != expected_events:
         return None
     if any(slot < base - slots for _, slot, _, _ in events):
-        return None  # a block from before the previous period
-    last_events = chain.from_iterable(log.parts[second + period :])
-    if any(base <= slot < base + slots for _, slot, _, _ in last_events):
-        return None  # a block of the first period is used after the second
+        return None  # it frees a block from before the previous period
+    later_events = log.events(second + period)
+    if any(base <= slot < base + slots for _, slot, _, _ in later_events):
+        return None  # a block of the first period is freed after the second
     return Section(
         events=tuple((kind, slot - base + slots, size, tail) for kind, slot, size, tail in events),
         base=base,
