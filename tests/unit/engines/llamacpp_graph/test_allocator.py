@@ -23,7 +23,7 @@ UNIT = 32
 
 
 def program(text: str) -> Program:
-    """Like "a4 b2 -a": `a` takes 4 units, `b` 2, `a` is given back; names are slots in their order."""
+    """A program like "a4 b2 -a": allocate 4 units for `a` and 2 for `b`, then free `a`."""
     sizes: list[int] = []
     slots: dict[str, int] = {}
 
@@ -45,44 +45,44 @@ def units(text: str) -> int:
     return high_water(program(text), {}) // UNIT
 
 
-def test_side_by_side() -> None:
+def test_blocks_in_use_do_not_overlap() -> None:
     assert units("a4 b2 c1") == 7
 
 
-def test_the_best_hole_is_taken() -> None:
+def test_best_fitting_hole_is_used() -> None:
     # a2 b1 c3 d1 leaves holes of 2 and 3; 2 fits the first, 3 the other
     assert units("a2 b1 c3 d1 -a -c e2 f3") == 7
     assert units("a2 b1 c3 d1 -a -c f3 e2") == 7
     assert units("a2 b1 c3 d1 -a -c e1 f3") == 7
 
 
-def test_of_equal_holes_the_last() -> None:
+def test_last_of_equal_holes_is_used() -> None:
     # holes of 2 at 0 and at 3; g goes to the second, so that b and the first make 3
     assert units("a2 b1 c2 d1 -a -c g2 -b h3") == 6
 
 
-def test_neighbours_become_one() -> None:
+def test_adjacent_holes_merge() -> None:
     assert units("a1 b1 c1 d1 -a -c -b e3") == 4
     assert units("a1 b1 c1 d1 -b -a -c e3") == 4
     assert units("a1 b1 c1 -c -b d2") == 3
 
 
-def test_the_end_grows_when_nothing_fits() -> None:
+def test_buffer_grows_when_no_hole_fits() -> None:
     assert units("a2 b1 -a c3") == 6
 
 
-def test_nothing_takes_nothing() -> None:
+def test_empty_blocks_take_no_space() -> None:
     assert units("a0 b2 -a c0 -b -c d2") == 2
 
 
 class Reference:
-    """ggml_dyn_tallocr read literally: one list of [start, length]."""
+    """ggml_dyn_tallocr transcribed literally: one list of [start, length]."""
 
     def __init__(self) -> None:
         self.free = [[0, 2**62]]
         self.top = 0
 
-    def take(self, size: int) -> int:
+    def allocate(self, size: int) -> int:
         best = len(self.free) - 1
         for i, (_, length) in enumerate(self.free[:-1]):
             if length >= size and (best == len(self.free) - 1 or length <= self.free[best][1]):
@@ -95,7 +95,7 @@ class Reference:
         self.top = max(self.top, start + size)
         return start
 
-    def give(self, start: int, size: int) -> None:
+    def release(self, start: int, size: int) -> None:
         self.free.append([start, size])
         self.free.sort()
         joined = [self.free[0]]
@@ -109,30 +109,30 @@ class Reference:
 
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[list[Event], int]:
-    """Events of one round: slots of its own from `n` on, those of the round before it below."""
+    """Events of one round. Slots below `n` are blocks of the previous round, the next `n` are its own."""
     n = draw(st.integers(1, 6))
     carried = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=3))
-    own = [i for i in range(n) if i not in carried]
+    freed_here = [i for i in range(n) if i not in carried]
     events: list[Event] = [(ALLOCATE, n + i, i, WHOLE) for i in range(n)]
-    for i in own:
+    for i in freed_here:
         after = draw(st.integers(events.index((ALLOCATE, n + i, i, WHOLE)) + 1, len(events)))
         events.insert(after, (FREE, n + i, i, WHOLE))
     for i in carried:
-        # What the round before took, with the size it had there.
+        # A block of the previous round, with the size it had there.
         events.insert(draw(st.integers(0, len(events))), (FREE, i, n + i, WHOLE))
     return events, n
 
 
-units_taken = st.integers(1, 9).map(lambda count: count * UNIT)
+block_sizes = st.integers(1, 9).map(lambda count: count * UNIT)
 
 
 @given(bodies(), st.data(), st.integers(1, 40))
-def test_rounds_that_are_skipped_change_nothing(
+def test_looked_up_rounds_equal_rounds_that_run(
     body: tuple[list[Event], int], data: st.DataObject, rounds: int
 ) -> None:
-    """Each with its sizes: those of layers whose weights are of one of a few types."""
+    """Rounds have one of a few sets of sizes, like layers whose weights have one of a few types."""
     events, n = body
-    classes = data.draw(st.lists(st.tuples(*[units_taken] * n), min_size=1, max_size=3))
+    classes = data.draw(st.lists(st.tuples(*[block_sizes] * n), min_size=1, max_size=3))
     order = data.draw(st.lists(st.sampled_from(classes), min_size=rounds + 1, max_size=rounds + 1))
     carried = tuple(slot for _, slot, _, _ in events if slot < n)
     first = tuple((ALLOCATE, i, i, WHOLE) for i in range(n) if i in carried)
@@ -152,18 +152,18 @@ def test_rounds_that_are_skipped_change_nothing(
         slots=3 * n,
     )
     heap = Reference()
-    places = {slot: heap.take(order[0][size]) for _, slot, size, _ in first}
+    places = {slot: heap.allocate(order[0][size]) for _, slot, size, _ in first}
     for before, now in pairwise(order):
         sizes = (*now, *before)
         for kind, slot, size, _ in events:
             if kind == ALLOCATE:
-                places[slot] = heap.take(sizes[size])
+                places[slot] = heap.allocate(sizes[size])
             else:
-                heap.give(places[slot], sizes[size])
+                heap.release(places[slot], sizes[size])
         places = {slot - n: start for slot, start in places.items() if slot >= n}
     assert high_water(folded, {}) == heap.top
 
 
-def test_a_graph_that_no_memory_could_hold_is_refused() -> None:
+def test_graph_beyond_64_bit_sizes_is_refused() -> None:
     with pytest.raises(RefusedError, match=r"too large for llama\.cpp to count its bytes"):
         high_water(program(f"a{2**63}"), {})

@@ -22,7 +22,7 @@ def test_sources_come_first_and_from_left_to_right() -> None:
     assert [item.name for item in graph.leafs] == ["b", "a", "c"]
 
 
-def test_what_is_there_already_stays_where_it_is() -> None:
+def test_expanding_twice_adds_a_node_once() -> None:
     a = leaf("a")
     shared = ggml.scale(a)
     graph = Graph()
@@ -34,7 +34,7 @@ def test_what_is_there_already_stays_where_it_is() -> None:
 
 
 def test_a_long_chain() -> None:
-    """As of a model whose layers are never expanded by themselves."""
+    """As in a model that only expands its last layer."""
     tensor = leaf("a")
     for _ in range(10_000):
         tensor = ggml.scale(tensor)
@@ -52,12 +52,12 @@ def test_contiguous() -> None:
     assert not graph.is_contiguous(ggml.transpose(x))
 
 
-def test_one_row_may_lie_anywhere() -> None:
+def test_dimension_of_one_element_may_have_any_stride() -> None:
     wide = ggml.graph_input(F32, 96, 1, name="qkv")
     assert Graph().is_contiguous(ggml.view(wide, 8, 4, 1, strides=(32, 384)))
 
 
-def test_sizes_that_may_meet_are_remembered() -> None:
+def test_polynomials_assumed_to_differ_are_recorded() -> None:
     graph = Graph()
     assert graph.same(T * 4, 4 * T)
     assert not graph.same(8, 9)

@@ -40,14 +40,14 @@ def test_value(size: Size, number: int) -> None:
     assert value(size, AT) == number
 
 
-def test_what_is_a_plain_number_again() -> None:
+def test_constant_polynomial_is_a_number() -> None:
     assert T - T == 0
     assert T * 0 == 0
     assert T // T == 1
     assert 0 // T == 0
 
 
-def test_the_same_polynomial_compares_equal() -> None:
+def test_equal_polynomials_compare_equal() -> None:
     assert T * S == S * T
     assert (T + S) * 2 == 2 * S + 2 * T
     assert hash(T * S + 1) == hash(1 + S * T)
@@ -56,17 +56,17 @@ def test_the_same_polynomial_compares_equal() -> None:
 
 
 @pytest.mark.parametrize("quotient", [lambda: T // S, lambda: 3 * T // 2, lambda: 5 // T])
-def test_what_does_not_divide(quotient: Callable[[], Size]) -> None:
+def test_inexact_division_raises(quotient: Callable[[], Size]) -> None:
     with pytest.raises(ValueError):
         quotient()
 
 
-def test_shown() -> None:
+def test_repr() -> None:
     assert repr(2 * T * S + 3) == "3 + 2*S*T"
 
 
 @given(sizes, sizes)
-def test_arithmetic_is_that_of_numbers(one: Size, other: Size) -> None:
+def test_arithmetic_agrees_with_numbers(one: Size, other: Size) -> None:
     a, b = value(one, AT), value(other, AT)
     assert value(one + other, AT) == a + b
     assert value(one - other, AT) == a - b

@@ -109,33 +109,20 @@ def test_type(made: Make, kind: str) -> None:
     assert made().type.name == kind
 
 
-ONE_LIKE_ITS_SOURCE = (
-    *(
-        ggml.scale,
-        ggml.clamp,
-        ggml.unary,
-        ggml.sqr,
-        ggml.sqrt,
-    ),
-    *(
-        ggml.norm,
-        ggml.rms_norm,
-        ggml.l2_norm,
-        ggml.fill,
-        ggml.dup,
-    ),
-    *(ggml.cont, ggml.soft_max),
+ELEMENTWISE = (
+    *(ggml.scale, ggml.clamp, ggml.unary, ggml.sqr, ggml.sqrt, ggml.norm, ggml.rms_norm),
+    *(ggml.l2_norm, ggml.fill, ggml.dup, ggml.cont, ggml.soft_max),
 )
 
 
-@pytest.mark.parametrize("op", ONE_LIKE_ITS_SOURCE, ids=lambda op: op.__name__)
-def test_like_its_source(op: Callable[[GraphTensor], GraphTensor]) -> None:
+@pytest.mark.parametrize("op", ELEMENTWISE, ids=lambda op: op.__name__)
+def test_elementwise_result_is_like_its_source(op: Callable[[GraphTensor], GraphTensor]) -> None:
     x = leaf(8, T)
     made = op(x)
     assert (made.ne, made.type, made.src, made.view_src) == (x.ne, F32, (x,), None)
 
 
-def test_views_are_of_the_whole() -> None:
+def test_view_of_a_view_views_the_original() -> None:
     x = leaf(32, T)
     view = ggml.transpose(ggml.reshape(x, 8, 4, T))
     assert view.view_src is x
@@ -176,7 +163,7 @@ def test_bytes() -> None:
     assert ggml.view(q, 128, 4, strides=(272,)).bytes == 3 * 272 + 136
 
 
-def test_weights_that_do_not_fit() -> None:
+def test_incompatible_shapes_raise() -> None:
     with pytest.raises(ShapeError, match=r"w .* does not fit x"):
         ggml.mul_mat(weight(64, 128), leaf(32, T))
     with pytest.raises(ShapeError, match="does not fit"):

@@ -1,4 +1,4 @@
-"""Few layers stand for all, and polynomials for numbers; what cannot be built is told."""
+"""Plans of a few layers and symbolic sizes agree with full graphs; graphs that cannot be built raise."""
 
 from __future__ import annotations
 
@@ -8,26 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.full_graphs import full_graph_bytes
 from tests.recorded import engine_models, models
 from tests.thoroughness import LONG
 
 from edgekit.bill.types import Load, cache_type
 from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.graph.allocator import high_water
-from edgekit.engines.llamacpp.graph.plan import (
-    CPU_ONLY,
-    PreparedGraphs,
-    all_layers,
-    build_graph,
-    compute_bytes,
-    family_of,
-    fold_graph,
-    graph_facts,
-    load_values,
-    options_of,
-    plan_for,
-    sizes_of,
-)
+from edgekit.engines.llamacpp.graph.plan import PreparedGraphs, compute_bytes, family_of
 from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup, Rules
 from edgekit.errors import RefusedError
@@ -50,19 +37,6 @@ def context(model: Model, **load: Any) -> Context:
     return resolve(model, Load(**load), LlamaCppSetup(rules=Rules.V0_5))
 
 
-def by_the_book(model: Model, at: Context) -> int:
-    """Every layer is built, with this load's numbers."""
-    facts = graph_facts(model)
-    every = all_layers(len(facts.layers))
-    values = load_values(at)
-    build = build_graph(facts, every, options_of(at), sizes_of(at, values))
-    structure = fold_graph(build, every, CPU_ONLY)
-    assert structure is not None
-    plan = structure.bind(every, facts.types)
-    assert plan.tensors == plan_for(model, at)[0].tensors
-    return high_water(plan.programs[0], values)
-
-
 loads = st.fixed_dictionaries(
     {
         "context_tokens": st.sampled_from([100, 256, 777, 4096, 32_768]),
@@ -78,27 +52,29 @@ loads = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=60 if LONG else 12)
 @given(st.sampled_from(NAMES), loads, st.sampled_from(["f16", "f32", "q8_0"]))
-def test_short_cuts_change_nothing(name: str, load: dict[str, Any], kind: str) -> None:
+def test_plan_of_a_few_layers_equals_the_full_graph(
+    name: str, load: dict[str, Any], kind: str
+) -> None:
     if not load["flash_attention"] and kind == "q8_0":
         kind = "f16"
     model = model_of(name)
     try:
         at = context(model, **load, cache_k=cache_type(kind), cache_v=cache_type(kind))
-        (short,) = compute_bytes(model, at)
+        planned = compute_bytes(model, at)
     except RefusedError:
         return
-    assert short == by_the_book(model, at)
+    assert planned == full_graph_bytes(model, at)
 
 
-def test_sizes_that_meet_are_built_with_their_numbers() -> None:
-    """At 128 tokens of 128 experts the router's scores are square; a plan for other numbers does not hold there."""
+def test_plan_is_rebuilt_for_a_load_whose_sizes_coincide() -> None:
+    """With 128 tokens and 128 experts the router's scores are square, unlike in the plan of other loads."""
     model = model_of("qwen3-30b-a3b")
     for tokens in (64, 128, 8, 2048):
         at = context(model, context_tokens=4096, microbatch_tokens=tokens, output_rows=8)
-        assert compute_bytes(model, at) == (by_the_book(model, at),)
+        assert compute_bytes(model, at) == full_graph_bytes(model, at)
 
 
-def test_a_graph_that_llama_cpp_has_no_room_for() -> None:
+def test_graph_with_more_tensors_than_the_table_is_refused() -> None:
     model = model_of("phi-3-medium-4k")
     q8 = cache_type("q8_0")
     four = {"context_tokens": 4096, "sequences": 4, "cache_k": q8, "cache_v": q8}
@@ -122,7 +98,7 @@ LLAMA = model_of("llama-3.2-1b")
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "message"),
     [
         (without(LLAMA, "blk.3.ffn_down.weight"), None),
         (without(LLAMA, "blk.3.attn_q.weight"), "no tensor blk.3.attn_q.weight"),
@@ -151,24 +127,21 @@ LLAMA = model_of("llama-3.2-1b")
         ),
     ],
 )
-def test_what_cannot_be_built(model: Model, told: str | None) -> None:
-    with pytest.raises(NoGraphError, match=told):
+def test_graph_that_cannot_be_built_raises(model: Model, message: str | None) -> None:
+    with pytest.raises(NoGraphError, match=message):
         compute_bytes(model, context(LLAMA, context_tokens=4096))
 
 
-def test_many_experts_in_layers_that_all_differ_cost_bounded_time() -> None:
+def test_a_hostile_number_of_experts_takes_bounded_time() -> None:
     model = model_of("mixtral-8x7b")
     hostile = with_keys(model, expert_count=1024, expert_used_count=tuple(range(993, 1025)))
     with pytest.raises((NoGraphError, RefusedError)):
         compute_bytes(hostile, context(model, context_tokens=4096))
 
 
-def test_a_second_question_is_cheap() -> None:
-    """Not a benchmark: a second build would take a hundred times as long."""
-    shared = model_of("llama-3.1-70b")
-    model = Model(
-        header=shared.header, geometry=shared.geometry
-    )  # of which nothing is prepared yet
+def test_further_loads_reuse_the_plan() -> None:
+    cached = model_of("llama-3.1-70b")
+    model = Model(header=cached.header, geometry=cached.geometry)  # without cached plans
     compute_bytes(model, context(model, context_tokens=4096))
     requests = [context(model, context_tokens=8192 + 256 * i) for i in range(20)]
     prepared = model.prepared(PreparedGraphs)

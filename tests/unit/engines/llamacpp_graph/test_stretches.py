@@ -20,18 +20,18 @@ from edgekit.engines.llamacpp.graph.plan import LayerStretch, sample_layers
         ("abcdefgh", [*range(8)], []),
     ],
 )
-def test_kept(keys: str, layers: list[int], stretches: list[tuple[int, ...]]) -> None:
-    kept = sample_layers(keys)
-    assert list(kept.layers) == layers
-    assert list(kept.stretches) == [LayerStretch(*stretch) for stretch in stretches]
+def test_sampled_layers(keys: str, layers: list[int], stretches: list[tuple[int, ...]]) -> None:
+    sample = sample_layers(keys)
+    assert list(sample.layers) == layers
+    assert list(sample.stretches) == [LayerStretch(*stretch) for stretch in stretches]
 
 
 def test_layers_that_are_all_different_are_all_built() -> None:
     assert sample_layers(range(1024)).layers == tuple(range(1024))
 
 
-def test_where_the_layers_after_those_left_out_stand() -> None:
-    """0, 1, 2 as they are, 3 and 4 for the last two of their kind."""
+def test_built_layers_after_a_stretch_stand_for_its_last_ones() -> None:
+    """Of nine equal layers and a last one, 0 to 4 and the last are built; 3 and 4 stand for 7 and 8."""
     assert sample_layers("aaaaaaaaaz").final_numbers == [0, 1, 2, 7, 8, 9]
 
 

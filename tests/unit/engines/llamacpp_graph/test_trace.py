@@ -1,4 +1,4 @@
-"""What is allocated, written over and freed, on graphs of a few nodes."""
+"""What is allocated, overwritten and freed, in graphs of a few nodes."""
 
 from __future__ import annotations
 
@@ -41,72 +41,72 @@ def traced(*tensors: GraphTensor, buffer: Buffer = CPU) -> Log:
     return log
 
 
-def told(log: Log) -> list[str]:
-    """+N: block N is taken, -N: given back."""
+def events(log: Log) -> list[str]:
+    """+N: block N is allocated, -N: freed."""
     return [f"{'-' if kind else '+'}{slot}" for kind, slot, *_ in log.parts[0]]
 
 
-def test_a_chain_is_written_over() -> None:
-    assert told(traced(ggml.unary(ggml.scale(leaf(8, T))))) == ["+0"]
+def test_elementwise_op_overwrites_its_source() -> None:
+    assert events(traced(ggml.unary(ggml.scale(leaf(8, T))))) == ["+0"]
 
 
 def test_other_ops_take_a_new_block_and_free_the_old_one() -> None:
-    assert told(traced(ggml.norm(ggml.norm(leaf(8, T))))) == ["+0", "+1", "-0", "+2", "-1"]
+    assert events(traced(ggml.norm(ggml.norm(leaf(8, T))))) == ["+0", "+1", "-0", "+2", "-1"]
 
 
-def test_weights_are_not_ours() -> None:
-    assert told(traced(ggml.mul_mat(weight(8, 4), leaf(8, T)))) == ["+0", "+1", "-0"]
+def test_weights_are_not_allocated() -> None:
+    assert events(traced(ggml.mul_mat(weight(8, 4), leaf(8, T)))) == ["+0", "+1", "-0"]
 
 
-def test_a_second_reader_prevents_it() -> None:
+def test_source_with_a_second_reader_is_not_overwritten() -> None:
     x = ggml.norm(leaf(8, T))
-    assert told(traced(ggml.add(ggml.scale(x), x))) == ["+0", "+1", "-0", "+2", "-1"]
+    assert events(traced(ggml.add(ggml.scale(x), x))) == ["+0", "+1", "-0", "+2", "-1"]
 
 
-def test_a_view_prevents_it_and_keeps_the_whole_alive() -> None:
+def test_source_with_a_view_is_not_overwritten_and_stays_alive() -> None:
     x = ggml.norm(leaf(8, T))
     rotated = ggml.scale(ggml.reshape(x, 4, 2, T))
-    assert told(traced(rotated)) == ["+0", "+1", "-0", "+2", "-1"]
+    assert events(traced(rotated)) == ["+0", "+1", "-0", "+2", "-1"]
 
 
-def test_another_shape_prevents_it() -> None:
-    assert told(traced(ggml.mul(ggml.norm(leaf(8, 1)), leaf(8, T)))) == [
+def test_source_of_another_shape_is_not_overwritten() -> None:
+    assert events(traced(ggml.mul(ggml.norm(leaf(8, 1)), leaf(8, T)))) == [
         *("+0", "+1", "+2", "-0"),
         "-1",
     ]
 
 
-def test_results_are_never_freed() -> None:
+def test_outputs_are_never_freed() -> None:
     x = ggml.norm(leaf(8, T))
     x.is_output = True
-    assert told(traced(ggml.scale(x))) == ["+0", "+1", "-0", "+2"]
+    assert events(traced(ggml.scale(x))) == ["+0", "+1", "-0", "+2"]
 
 
-def test_inputs_that_nobody_reads_stay() -> None:
+def test_unread_inputs_stay_allocated() -> None:
     unused = leaf(8, T)
-    assert told(traced(unused, ggml.norm(leaf(8, T)))) == ["+0", "+1", "+2", "-1"]
+    assert events(traced(unused, ggml.norm(leaf(8, T)))) == ["+0", "+1", "+2", "-1"]
 
 
-def test_inputs_come_first() -> None:
-    """The mask is read by the last node only, and is there from the start."""
+def test_inputs_are_allocated_first() -> None:
+    """The mask, although only the last node reads it."""
     mask = leaf(4, T)
     log = traced(ggml.soft_max(ggml.norm(ggml.norm(leaf(4, T))), mask))
-    assert told(log) == ["+0", "+1", "+2", "-0", "+3", "-2", "-1"]
+    assert events(log) == ["+0", "+1", "+2", "-0", "+3", "-2", "-1"]
 
 
-def test_a_block_that_shrinks_gives_its_tail_back() -> None:
-    """Flash attention on a GPU takes more than its result; who writes over it does not."""
+def test_tail_of_a_reused_larger_block_is_freed() -> None:
+    """As with flash attention on a GPU, which takes more bytes than its result."""
     buffer = Buffer(
         name="GPU", alignment=128, extra_bytes=lambda item: 1000 if item.op == "NORM" else 0
     )
     log = traced(ggml.scale(ggml.norm(leaf(32, T))), buffer=buffer)
-    (_, taken, whole, _), (_, kept, _, tail) = log.parts[0][1], log.parts[0][-1]
-    assert (told(log), log.sizes[whole], log.sizes[tail]) == (
+    (_, allocated_slot, full, _), (_, freed_slot, _, tail) = log.parts[0][1], log.parts[0][-1]
+    assert (events(log), log.sizes[full], log.sizes[tail]) == (
         ["+0", "+1", "-0", "-1"],
         128 * T + 1000,
         128 * T,
     )
-    assert kept == taken
+    assert freed_slot == allocated_slot
     outline = fold(log, all_layers(0))
     assert outline is not None
     # 4 input, 4 + 1000 to be rounded up to 12
@@ -126,11 +126,11 @@ def test_nodes_in_two_buffers() -> None:
         buffers=(CPU, Buffer(name="GPU", alignment=128)),
     )
     host, device = trace(placed, graph.same)
-    assert told(host) == ["+0", "+1", "-0"]
-    assert told(device) == ["+0", "-0"]
+    assert events(host) == ["+0", "+1", "-0"]
+    assert events(device) == ["+0", "-0"]
 
 
-def test_a_layer_whose_nodes_come_with_the_next_one_has_a_part_of_its_own() -> None:
+def test_layer_without_nodes_has_an_empty_part() -> None:
     graph = Graph()
     for part in (ggml.norm(leaf(8, T)), None, ggml.norm(leaf(8, T)), None):
         graph.mark()

@@ -1,4 +1,4 @@
-"""Placements that share a structure: nothing but the numbers of layers and the types of their weights may differ."""
+"""Placements that differ only in numbers of layers and in weight types share a structure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.full_graphs import full_graph_bytes
 from tests.recorded import engine_models
 from tests.thoroughness import LONG
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.graph.allocator import high_water
-from edgekit.engines.llamacpp.graph.plan import (
-    PreparedGraphs,
-    all_layers,
-    build_graph,
-    compute_bytes,
-    fold_graph,
-    graph_facts,
-    load_values,
-    options_of,
-    plan_for,
-    sizes_of,
-)
+from edgekit.engines.llamacpp.graph.plan import PreparedGraphs, Target, compute_bytes
 from edgekit.engines.llamacpp.graph.scheduler import spread
 from edgekit.engines.llamacpp.types import (
     NEWEST,
@@ -77,53 +66,43 @@ def model_of(name: str) -> Model:
     return engine_models()[name, "Q4_K_M"]
 
 
-def asked(model: Model, load: dict[str, Any], setup: LlamaCppSetup) -> tuple[Context, Any]:
+def context_and_target(
+    model: Model, load: dict[str, Any], setup: LlamaCppSetup
+) -> tuple[Context, Target]:
     context = resolve(model, Load(**load), setup)
     placement = place(model, setup)
     return context, spread(context, placement, setup.devices)
 
 
-def by_the_book(model: Model, context: Context, target: Any) -> tuple[int, ...]:
-    """Every layer is built, with this load's numbers."""
-    facts, values = graph_facts(model), load_values(context)
-    every = all_layers(len(facts.layers))
-    build = build_graph(facts, every, options_of(context), sizes_of(context, values))
-    structure = fold_graph(build, every, target)
-    assert structure is not None
-    plan = structure.bind(every, facts.types)
-    assert plan.tensors == plan_for(model, context, target)[0].tensors
-    return tuple(high_water(program, values) for program in plan.programs)
-
-
 @settings(deadline=None, max_examples=120 if LONG else 12)
 @given(st.sampled_from(NAMES), loads, setups)
-def test_a_structure_is_good_for_every_number_of_layers(
+def test_structure_of_a_few_layers_equals_the_full_graph(
     name: str, load: dict[str, Any], setup: LlamaCppSetup
 ) -> None:
     model = model_of(name)
     try:
-        context, target = asked(model, load, setup)
-        short = compute_bytes(model, context, target)
+        context, target = context_and_target(model, load, setup)
+        planned = compute_bytes(model, context, target)
     except RefusedError:
         return
-    assert short == by_the_book(model, context, target)
+    assert planned == full_graph_bytes(model, context, target)
 
 
 @settings(deadline=None, max_examples=80 if LONG else 8)
 @given(st.sampled_from(NAMES), loads, setups)
-def test_an_answer_does_not_depend_on_what_was_asked_before(
+def test_cached_plans_do_not_change_the_answer(
     name: str, load: dict[str, Any], setup: LlamaCppSetup
 ) -> None:
     model = model_of(name)
     fresh = Model(header=model.header, geometry=model.geometry)
     try:
-        kept = compute_bytes(model, *asked(model, load, setup))
+        cached = compute_bytes(model, *context_and_target(model, load, setup))
     except RefusedError:
         return
-    assert kept == compute_bytes(fresh, *asked(fresh, load, setup))
+    assert cached == compute_bytes(fresh, *context_and_target(fresh, load, setup))
 
 
-def test_a_shared_expert_of_another_type_makes_a_layer_differ() -> None:
+def test_layers_whose_shared_experts_differ_in_type_are_not_alike() -> None:
     """CUDA runs it with the routed experts only where the types are the same."""
     one = model_of("qwen3-next-80b-a3b")
     tensors = tuple(
@@ -134,18 +113,18 @@ def test_a_shared_expert_of_another_type_makes_a_layer_differ() -> None:
     )
     model = Model(header=replace(one.header, tensors=tensors), geometry=one.geometry)
     setup = LlamaCppSetup(backend=Backend.CUDA, rules=NEWEST, mode=LlamaMode.SERVER)
-    context, target = asked(model, {"context_tokens": 4096}, setup)
-    assert compute_bytes(model, context, target) == by_the_book(model, context, target)
+    context, target = context_and_target(model, {"context_tokens": 4096}, setup)
+    assert compute_bytes(model, context, target) == full_graph_bytes(model, context, target)
 
 
 def structures(model: Model) -> int:
     return len(model.prepared(PreparedGraphs).structures)
 
 
-def test_another_number_of_layers_is_no_new_structure() -> None:
+def test_other_numbers_of_layers_share_a_structure() -> None:
     one = model_of("llama-3.1-8b")
     model = Model(header=one.header, geometry=one.geometry)
     for layers in (10, 15, 20, 26):
         setup = LlamaCppSetup(backend=Backend.CUDA, n_gpu_layers=layers)
-        compute_bytes(model, *asked(model, {"context_tokens": 4096}, setup))
+        compute_bytes(model, *context_and_target(model, {"context_tokens": 4096}, setup))
     assert structures(model) == 1
