@@ -76,7 +76,7 @@ def test_a_card_says_what_plan_says(
     engine = fields.get("--engine", "llama.cpp")
     devices = tuple(filter(None, [fields.get("--device")]))
     machine = ModelRequest(devices=devices, ram=fields.get("--ram")).find_machine()
-    made = {card["id"]: card for card in cards_of(ids, CardOrder(machine=machine, engine=engine))}
+    made = {card["id"]: card for card in cards_of(ids, request_for(machine, engine))}
     assert set(made) == set(ids)
     for name, card in made.items():
         main(["plan", f"catalog:{name}", "--engine", engine, "--no-drafter", "--json", *words])
@@ -96,9 +96,13 @@ def test_a_card_says_what_plan_says(
         ]
 
 
-def cards_of(ids: tuple[str, ...], order: CardOrder) -> Iterator[Card]:
+def request_for(machine: Machine, engine: str = "llama.cpp", **limits: Any) -> ModelRequest:
+    return ModelRequest(machine=machine, engines=(engine,), **limits)
+
+
+def cards_of(ids: tuple[str, ...], request: ModelRequest) -> Iterator[Card]:
     some = Catalog(entries=tuple(find_entry(name) for name in ids))
-    return Maker(LOCAL).cards(order, some)
+    return Maker(LOCAL).cards(request, some)
 
 
 def without_because(speed: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def without_because(speed: dict[str, Any]) -> dict[str, Any]:
 def test_cards_keep_to_the_reserve_and_the_largest_share_asked_for() -> None:
     machine = ModelRequest(devices=("RTX 4060",), ram="32G").find_machine()
     usual, roomy, half = (
-        next(cards_of(("llama-3.1-8b",), CardOrder(machine=machine, engine="llama.cpp", **limits)))
+        next(cards_of(("llama-3.1-8b",), request_for(machine, **limits)))
         for limits in ({}, {"reserve_bytes": 0}, {"max_use": 0.5})
     )
     assert roomy["bars"][0]["available_bytes"] == usual["bars"][0]["free_bytes"]
@@ -116,8 +120,8 @@ def test_cards_keep_to_the_reserve_and_the_largest_share_asked_for() -> None:
 
 
 def test_what_an_engine_refuses_is_a_card_with_the_sentence() -> None:
-    order = CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")
-    (card,) = cards_of(("phi-3-small-8k-instruct",), order)
+    request = request_for(SMALL.find_machine())
+    (card,) = cards_of(("phi-3-small-8k-instruct",), request)
     assert (card["status"], card["variant"], card["bars"]) == ("refused", None, [])
     assert "no GGUF of it to run" in card["told"]
     assert card["entry"]["family"] == find_entry("phi-3-small-8k-instruct").family
@@ -129,21 +133,20 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
     def break_down(*_: object) -> None:
         raise ZeroDivisionError
 
-    maker, order = Maker(LOCAL), CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")
+    maker, request = Maker(LOCAL), request_for(SMALL.find_machine())
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
     monkeypatch.setattr("edgekit.web.cards.task_to_plan", break_down)
-    answer = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
+    answer = [(card["status"], card["told"]) for card in maker.cards(request, entries)]
     assert [status for status, _ in answer] == ["refused", "refused"]
     assert "internal error in EdgeKit" in answer[0][1]
 
 
 def test_cards_that_are_there_are_not_made_again() -> None:
-    order = CardOrder(
-        machine=SMALL.find_machine(), engine="llama.cpp", made=frozenset({"qwen3-0.6b"})
+    entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
+    cards = Maker(LOCAL).cards(
+        request_for(SMALL.find_machine()), entries, frozenset({"qwen3-0.6b"})
     )
-    assert [card["id"] for card in cards_of(("qwen3-0.6b", "qwen2.5-0.5b"), order)] == [
-        "qwen2.5-0.5b"
-    ]
+    assert [card["id"] for card in cards] == ["qwen2.5-0.5b"]
 
 
 def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,10 +154,8 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
     machine = ("--device", "RTX 4090", "--ram", "64G")
     assert main(["recommend", *machine, "--all-sizes", "--limit", "4", "--json"]) == 0
     best = [suggestion["id"] for suggestion in json.loads(capsys.readouterr().out)["suggestions"]]
-    order = CardOrder(
-        machine=ModelRequest(devices=("RTX 4090",), ram="64G").find_machine(), engine="llama.cpp"
-    )
-    cards = list(cards_of(tuple({*best, "step-3.7-flash", "qwen3.5-122b-a10b"}), order))
+    request = request_for(ModelRequest(devices=("RTX 4090",), ram="64G").find_machine())
+    cards = list(cards_of(tuple({*best, "step-3.7-flash", "qwen3.5-122b-a10b"}), request))
     merits = {
         card["id"]: (
             card["status"] == "failed",
@@ -192,12 +193,12 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("mine")
 def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> None:
-    order = CardOrder(machine=ModelRequest(ram="32G").find_machine(), engine="llama.cpp")
+    request = request_for(ModelRequest(ram="32G").find_machine())
     entries = Catalog(entries=(find_entry("mine"),))
-    (outside,) = Maker(LOCAL).cards(order, entries)
+    (outside,) = Maker(LOCAL).cards(request, entries)
     assert outside["status"] == "refused"
     assert "--models-dir" in outside["told"]
-    (inside,) = Maker(replace(LOCAL, models_dirs=(tmp_path,))).cards(order, entries)
+    (inside,) = Maker(replace(LOCAL, models_dirs=(tmp_path,))).cards(request, entries)
     assert (inside["status"], inside["variant"]) == ("passed", "Q4_K_M")
     assert set(inside["flags"]) <= {
         "context",
@@ -208,9 +209,9 @@ def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> 
 
 def test_where_a_file_lies_is_not_told_elsewhere(mine: Path, tmp_path: Path) -> None:
     mine.write_bytes(b"GGUF" + b"\xff" * 60)
-    order = CardOrder(machine=ModelRequest(ram="32G").find_machine(), engine="llama.cpp")
+    request = request_for(ModelRequest(ram="32G").find_machine())
     there = replace(LOCAL, host="0.0.0.0", models_dirs=(tmp_path.resolve(),))
-    (card,) = Maker(there).cards(order, Catalog(entries=(find_entry("mine"),)))
+    (card,) = Maker(there).cards(request, Catalog(entries=(find_entry("mine"),)))
     assert card["status"] == "refused"
     assert card["told"].startswith(f"{mine.name}: GGUF version")
 
@@ -245,7 +246,7 @@ def test_a_check_with_its_flags_says_what_a_card_says(
     machine = ModelRequest(
         devices=tuple(answers.get("device", ())), ram=answers.get("ram")
     ).find_machine()
-    made = list(cards_of(ids, CardOrder(machine=machine, engine=engine)))
+    made = list(cards_of(ids, request_for(machine, engine)))
     assert {card["id"] for card in made} == set(ids)
     for card in made:
         fields = {"model": f"catalog:{card['id']}", **answers, "engine": engine, **card["flags"]}
@@ -300,8 +301,8 @@ def test_a_client_that_goes_away_stops_the_work(monkeypatch: pytest.MonkeyPatch)
     decks: list[Deck] = []
 
     class Watched(Cards):
-        def deck(self, order: CardOrder) -> Deck:
-            decks.append(super().deck(order))
+        def deck(self, request: ModelRequest) -> Deck:
+            decks.append(super().deck(request))
             return decks[-1]
 
     monkeypatch.setattr("edgekit.web.calls.Cards", Watched)
@@ -408,7 +409,7 @@ def shared() -> Iterator[Cards]:
 
 
 def deck_of(cards: Cards, request: ModelRequest = SMALL) -> Deck:
-    return cards.deck(CardOrder(machine=request.find_machine(), engine="llama.cpp"))
+    return cards.deck(request_for(request.find_machine()))
 
 
 async def next_cards(following: AsyncIterator[JobEvent], count: int) -> list[str]:
@@ -560,7 +561,7 @@ def test_a_worker_whose_server_goes_while_it_works_ends() -> None:
     ours, theirs = multiprocessing.Pipe()
     worker = threading.Thread(target=work, args=(theirs,), kwargs={"settings": LOCAL})
     worker.start()
-    ours.send((7, CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")))
+    ours.send(CardOrder(7, request_for(SMALL.find_machine()), frozenset()))
     number, card = ours.recv()
     assert (number, card is None) == (7, False)
     ours.close()

@@ -19,7 +19,7 @@ from edgekit.errors import NotFoundError
 from edgekit.report.catalog import entry_json
 from edgekit.report.json import json_line
 from edgekit.web.calls import CALLS, LISTS, Call, WebState, machine_now
-from edgekit.web.cards import CardOrder, Deck
+from edgekit.web.cards import Deck
 from edgekit.web.failures import Failure, Problem, Responses
 from edgekit.web.jobs import JobEvent, JobState
 from edgekit.web.references import shown_entry, without_folders
@@ -261,14 +261,6 @@ async def card_events(
 
     def find_deck() -> Deck:
         requested = cast("CallFields", fields).request()
-        requested = complete(replace(requested, machine=machine_now(requested)))
-        return cards.deck(
-            CardOrder(
-                machine=requested.find_machine(),
-                engine=requested.engines[0],
-                max_use=requested.max_use,
-                reserve_bytes=requested.reserve_bytes,
-            )
-        )
+        return cards.deck(complete(replace(requested, machine=machine_now(requested))))
 
     return _events_answer(cards.follow(await to_thread.run_sync(find_deck)))

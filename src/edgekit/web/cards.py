@@ -22,6 +22,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
@@ -62,22 +63,11 @@ _log = logging.getLogger("edgekit.web")
 Card = Json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardOrder:
-    """The machine and the engine to make cards for. Entries whose ids are in `made` already have a card."""
-
-    machine: Machine
-    engine: str
-    max_use: float | None = None
-    reserve_bytes: int | None = None
-    made: frozenset[str] = frozenset()
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Deck:
     """The cards of one machine. Only Cards changes it, while holding its lock."""
 
-    order: CardOrder = field(repr=False)
+    request: Request = field(repr=False)  # with its machine and one engine
     count: int  # how many cards the complete deck has
     number: int = 0  # identifies the order that was sent to the worker
     cards: list[Card] = field(default_factory=list, repr=False)
@@ -114,23 +104,25 @@ class Cards:
         """The worker's process, if there is one now."""
         return None if self._worker is None else self._worker.process
 
-    def deck(self, order: CardOrder) -> Deck:
-        """The existing deck for the order, or a new one. Cards are made only while it is followed.
+    def deck(self, request: Request) -> Deck:
+        """The existing deck for a complete request, or a new one. Cards are made only while it is followed.
 
-        Raises TooManyError if a new one is needed and too many others are being followed.
+        Of the request, machine, engine and limits count. Raises TooManyError if a new deck is needed and too many
+        others are being followed.
         """
         entries = read_catalog().entries
         # With the contents of the models that the user added, which may change while the server runs.
         users_models = repr(
             [(entry, entry.keys, entry.config) for entry in entries if entry.is_users]
         )
-        key = (replace(order, machine=with_rounded_memory(order.machine)), users_models)
+        machine = with_rounded_memory(request.find_machine())
+        key = (machine, request.engine, request.max_use, request.reserve_bytes, users_models)
         with self._lock:
             deck = self._decks.get(key)
             if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:
                 if len(self._followed) >= MOST_FOLLOWED:
                     raise TooManyError("too many machines are being checked; try again in a moment")
-                deck = self._decks[key] = Deck(order=order, count=len(entries))
+                deck = self._decks[key] = Deck(request=request, count=len(entries))
             self._decks.move_to_end(key)
             for old_key, old in list(self._decks.items())[:-1]:
                 if len(self._decks) > KEPT_MACHINES and not old.followers:
@@ -145,8 +137,8 @@ class Cards:
             self._followed.add(deck)
             self._begin(deck)
         machine = {
-            "name": deck.order.machine.name,
-            "engine": deck.order.engine,
+            "name": deck.request.find_machine().name,
+            "engine": deck.request.engine,
             "count": deck.count,
         }
         try:
@@ -173,7 +165,7 @@ class Cards:
                     if deck.is_begun and not deck.has_ended:  # the cards made so far stay
                         deck.is_begun = False
                         if self._worker is not None:
-                            self._worker.send((deck.number, None))
+                            self._worker.send(Cancellation(deck.number))
 
     def close(self) -> None:
         """Ends every stream and the worker's process. Idempotent."""
@@ -207,7 +199,7 @@ class Cards:
         # A new number: late messages about the previous order are ignored.
         deck.number = next(self._numbers)
         made_ids = frozenset(str(card["id"]) for card in deck.cards)
-        self._worker.send((deck.number, replace(deck.order, made=made_ids)))
+        self._worker.send(CardOrder(deck.number, deck.request, made_ids))
 
     def on_card(self, number: int, card: Card | None) -> None:
         """Called with each card of an order, and with None at its end."""
@@ -237,8 +229,21 @@ class Cards:
 # --- the worker
 
 
-# To the worker: the number of an order and the order, None instead of the order to cancel it, or None to exit.
-Message = tuple[int, CardOrder | None] | None
+class CardOrder(NamedTuple):
+    """Tells the worker to make the cards of a request, except those that are made already."""
+
+    number: int
+    request: Request
+    made_ids: frozenset[str]
+
+
+class Cancellation(NamedTuple):
+    """Tells the worker to forget the order with this number."""
+
+    number: int
+
+
+Message = CardOrder | Cancellation | None  # None: exit
 
 
 class CardWorker:
@@ -361,11 +366,11 @@ def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_
                 message: Message = connection.recv()
                 if message is None:
                     return
-                number, order = message
-                if order is not None:
-                    orders[number] = maker.cards(order, read_catalog())
+                if isinstance(message, Cancellation):
+                    orders.pop(message.number, None)
                 else:
-                    orders.pop(number, None)
+                    cards = maker.cards(message.request, read_catalog(), message.made_ids)
+                    orders[message.number] = cards
             if not orders:
                 return
             for number, cards in list(orders.items()):
@@ -384,14 +389,17 @@ class Maker:
         # `open_entry` caches only a few: too few for the whole catalog on one machine after another.
         self._open_entry = lru_cache(maxsize=MOST_OPENED)(open_entry)
 
-    def cards(self, order: CardOrder, catalog: Catalog) -> Iterator[Card]:
+    def cards(
+        self, request: Request, catalog: Catalog, made_ids: frozenset[str] = frozenset()
+    ) -> Iterator[Card]:
         """A card for each entry that has none yet. If its plan fails, the card says why."""
-        for entry in sort_entries(catalog.entries, order.machine, order.engine):
-            if entry.id in order.made:
+        (engine,), machine = request.engines, request.find_machine()
+        for entry in sort_entries(catalog.entries, machine, engine):
+            if entry.id in made_ids:
                 continue
             try:
-                engine_named(order.engine).check_runs(order.machine)
-                yield card_json(entry, self._plan(entry, catalog, order))
+                engine_named(engine).check_runs(machine)
+                yield card_json(entry, self._plan(entry, catalog, request))
                 continue
             except EdgekitError as error:
                 message = str(error)
@@ -399,18 +407,12 @@ class Maker:
                 _log.exception("no card for %s", entry.id)
                 message = UNEXPECTED
             redacted = without_folders({"message": message}, self._settings)
-            yield refused_card_json(entry, order.engine, redacted["message"])
+            yield refused_card_json(entry, engine, redacted["message"])
 
-    def _plan(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Plan:
+    def _plan(self, entry: Entry, catalog: Catalog, request: Request) -> Plan:
         """The plan of a model; from its files if they are known, otherwise from the catalog."""
-        model = self._open(entry, catalog, order.engine)
-        request = Request(
-            machine=order.machine,
-            engines=(order.engine,),
-            drafter=False,
-            max_use=order.max_use,
-            reserve_bytes=order.reserve_bytes,
-        )
+        model = self._open(entry, catalog, request.engines[0])
+        request = replace(request, drafter=False)
         if model.found is not None and model.files is not None:
             return plan_model(model, request, self._session, thorough=False)
         return make_plan(task_to_plan(model, request, self._session), thorough=False, helpful=False)
