@@ -2,8 +2,6 @@
 
 docs/embed.md describes the protocol. Requests share passes; each can be cancelled or given a deadline. The work in
 flight is bounded: no request is read while too many answers wait to be written.
-
-The file ends with the strict JSON reader, which the bulk readers use too.
 """
 
 from __future__ import annotations
@@ -24,6 +22,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from edgekit.embed.bulk.json_lines import (
+    NotJsonError,
+    broken_character,
+    kind_of,
+    read_object,
+)
 from edgekit.embed.bulk.output import number_texts, write_all
 from edgekit.embed.bulk.rows import bounded_lines, row_bytes_for
 from edgekit.engines.native.kernels.types import Floats
@@ -46,14 +50,10 @@ ID_CHARACTERS = 200
 FLOAT, BASE64 = "float", "base64"
 TERMINATED = 128 + 15  # exit code for SIGTERM, as in a shell
 INTERRUPTED = 128 + 2
-# Limits on one line of JSON, where 8 MB of "[]," would be 2.7 million lists. Brackets inside strings count too.
-CONTAINERS = 200_000
-VALUES = 1_000_000
 
 _FIELDS = frozenset({"id", "texts", "prefix", "deadline_ms", "encoding"})
 _LAST_ANSWERS_S = 0.5  # after a signal, to answer the requests that still run
 _DAY_MS = 86_400_000
-_KINDS = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
 
 Id = str | int
 Answer = Iterable[bytes]  # a line in pieces, encoded by the thread that writes it
@@ -428,54 +428,3 @@ def _settle(future: asyncio.Future[Any], value: object) -> None:
     """Sets the result, unless the future is already done."""
     if not future.done():
         future.set_result(value)
-
-
-# --- strict JSON
-
-
-class NotJsonError(ValueError):
-    """A line that is not a JSON object within the limits; the message says why."""
-
-
-def read_object(line: bytes) -> dict[str, Any]:
-    """The JSON object in a line. Raises NotJsonError; a line with too many values is not even parsed."""
-    for what, count, limit in (
-        ("lists and objects", line.count(b"[") + line.count(b"{"), CONTAINERS),
-        ("values", line.count(b","), VALUES),
-    ):
-        if count > limit:
-            raise NotJsonError(f"up to {count:,} {what}; the limit is {limit:,}")
-    text = decode_line(line)
-    try:
-        value = json.loads(text)
-    except RecursionError as error:
-        raise NotJsonError("not valid JSON: nested too deeply") from error
-    except json.JSONDecodeError as error:
-        raise NotJsonError(f"not valid JSON: {error}") from error
-    except ValueError as error:  # for example a number of 5,000 digits
-        raise NotJsonError(f"not valid JSON: {error}"[:300]) from error
-    if not isinstance(value, dict):
-        raise NotJsonError(f"expected an object with fields, found {kind_of(value)}")
-    return value
-
-
-def decode_line(data: bytes) -> str:
-    """The text of a line. Raises NotJsonError if it is not UTF-8."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise NotJsonError(f"not UTF-8 at byte {error.start:,} of the line") from error
-
-
-def kind_of(value: object) -> str:
-    """The JSON type of a value, for messages: 'a list', 'a number'."""
-    return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else "a string")
-
-
-def broken_character(text: str) -> int | None:
-    """The index of a lone surrogate, which JSON can spell but UTF-8 cannot encode; None if there is none."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return error.start
-    return None

@@ -14,6 +14,13 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+from edgekit.embed.bulk.json_lines import (
+    NotJsonError,
+    broken_character,
+    decode_line,
+    kind_of,
+    read_object,
+)
 from edgekit.embed.bulk.rows import (
     STDIN,
     BadRow,
@@ -26,13 +33,6 @@ from edgekit.embed.bulk.rows import (
     RowLimit,
     RowSource,
     open_lines,
-)
-from edgekit.embed.stdio import (
-    NotJsonError,
-    broken_character,
-    decode_line,
-    kind_of,
-    read_object,
 )
 from edgekit.errors import TextError, UsageError
 
