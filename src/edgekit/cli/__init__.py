@@ -44,14 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, code = (answer, 0) if isinstance(answer, str) else answer
         return _write(text, code)
     except EdgekitError as error:
-        _print_error(printable(str(error)))
+        warn(printable(str(error)))
         if not getattr(arguments, "json", False):
             return error.exit_code
         lines = getattr(arguments, "json_lines", False)
         text = _error_json(type(error).__name__, str(error), in_one_line=lines)
         return _write(text, error.exit_code)
     except KeyboardInterrupt:
-        _print_error("interrupted")
+        warn("interrupted")
         return INTERRUPTED
 
 
@@ -88,7 +88,7 @@ def _write(answer: str, code: int) -> int:
     except ReaderGoneError:
         return code
     except OutputError as error:
-        _print_error(str(error))
+        warn(str(error))
         return error.exit_code
     return code
 
@@ -117,8 +117,8 @@ def _drop(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _print_error(sentence: str) -> None:
-    """Print one line on standard error, unless it is closed."""
+def warn(sentence: str) -> None:
+    """Print one line on standard error, after "edgekit: ", unless it is closed."""
     if sys.stderr is None:
         return
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.app.check import Answer, Check, Unanswered, check, check_all, worst_code
 from edgekit.app.compare import compare
-from edgekit.cli import ReaderGoneError, show
+from edgekit.cli import ReaderGoneError, show, warn
 from edgekit.cli.console import count_progress, open_session, screen
 from edgekit.engines import engine_names, every_engine
 from edgekit.engines.flags import read
@@ -98,10 +98,7 @@ def _show_table(batches: Iterable[list[Answer]]) -> list[list[Answer]]:
 def references(words: Sequence[str]) -> tuple[str, ...]:
     """The models to check: folders replaced by the models in them, `-` by the names on standard input."""
     for word in dict.fromkeys(word for word in words if words.count(word) > 1):
-        print(
-            f"edgekit: {printable(word)} was given more than once and is shown once",
-            file=sys.stderr,
-        )
+        warn(f"{printable(word)} was given more than once and is shown once")
     names: dict[str, None] = {}  # an ordered set
     for word in words:
         for reference in _stdin_lines() if word == "-" else (word,):
@@ -188,7 +185,7 @@ def paste_text(ready: tuple[Command, ...]) -> str:
     """
     if len(ready) == 1:
         for note in ready[0].notes:
-            print(f"edgekit: {note}", file=sys.stderr)
+            warn(note)
         return f"{ready[0].text}\n"
     parts = (
         ["# " + command.name, *(f"# {note}" for note in command.notes), command.text]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from edgekit import __version__
+from edgekit.cli import warn
 from edgekit.cli.check import download_confirmation
 from edgekit.cli.console import is_terminal, open_session, screen, screen_width, show_progress
 from edgekit.embed import Limits, open_embedder, plan_embedder
@@ -285,10 +286,7 @@ def _identity(
             "row_budget_bytes": terms.limit.budget_bytes,
         },
         "options": {
-            "mode": plan.mode.value,
-            "engine": plan.engine,
-            "pooling": None if plan.pooling is None else plan.pooling.label,
-            "dimensions": plan.dimensions,
+            **fields(plan, "mode engine pooling=pooling.label dimensions"),
             "normalize": options.choices.get("normalize"),
             "truncate": options.choices.get("truncate"),
             "prefix": terms.prefix,
@@ -315,8 +313,7 @@ def _ray_stage(options: EmbedArguments, embedder: Embedder, terms: Terms) -> Sta
 
 
 def _print_bad(row: BadRow) -> None:
-    if sys.stderr is not None:
-        print(printable(f"edgekit: row {row.number:,} skipped: {row.reason}"), file=sys.stderr)
+    warn(printable(f"row {row.number:,} skipped: {row.reason}"))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from edgekit.app.run import (
 )
 from edgekit.bill.types import Load
 from edgekit.catalog.names import split_quant
-from edgekit.cli import ReaderGoneError, show
+from edgekit.cli import ReaderGoneError, show, warn
 from edgekit.cli.commands import SAMPLING_FLAGS
 from edgekit.cli.console import open_session, print_event, print_line, screen
 from edgekit.cli.flags import DEFAULT_NEW_TOKENS, SERVE_PORT, read_host, read_integer
@@ -70,7 +70,7 @@ _RESET = frozenset({"/reset", "/clear"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StderrNotices:
-    """Prints what happens while the engine starts, on standard error."""
+    """Prints what happens while the engine starts, on standard error. Warnings are shown even if it is `quiet`."""
 
     quiet: bool
 
@@ -82,29 +82,22 @@ class StderrNotices:
             case Starting(check):
                 self.say(verdict_text(check))
             case Forced(check):
-                self.warn(
+                warn(
                     f"{headline(check.result)}. Starting anyway (--force): it may swap, fail to allocate, or be killed"
                 )
             case Compared(engine, up, problem):
                 self.say(comparison_text(engine, up))
                 parts = differences_words(up.rows)
                 if parts:
-                    self.warn(
-                        f"the estimate differs from what {engine} {up.version} allocated: {parts}"
-                    )
+                    warn(f"the estimate differs from what {engine} {up.version} allocated: {parts}")
                 if problem:
-                    self.warn(f"the difference could not be saved: {problem}")
+                    warn(f"the difference could not be saved: {problem}")
             case EngineMessage(text, is_warning):
-                (self.warn if is_warning else self.say)(text)
+                (warn if is_warning else self.say)(text)
 
     def say(self, sentence: str) -> None:
         if not self.quiet and sentence and sys.stderr is not None:
             print(sentence, file=sys.stderr, flush=True)
-
-    def warn(self, sentence: str) -> None:
-        """Shown even with --quiet."""
-        if sys.stderr is not None:
-            print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
 
 
 def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request]:
@@ -360,10 +353,10 @@ def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
                 show(" [stopped]")
             show("\n")
         except ContextTooLargeError as error:
-            notices.warn(f"{error}; or /reset")
+            warn(f"{error}; or /reset")
             continue
         except (TextError, UsageError) as error:
-            notices.warn(str(error))
+            warn(str(error))
             continue
         messages = (*with_question, Message(role="assistant", content=answer))
 
@@ -386,9 +379,7 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
                 f"on {address.host} anyone on the network could use the server, and one request can use all memory:"
                 " give --api-key, or --insecure to serve without a key (docs/run.md)"
             )
-        notices.warn(
-            f"anyone who can reach {address.host} can use this server without a key (--insecure)"
-        )
+        warn(f"anyone who can reach {address.host} can use this server without a key (--insecure)")
     try:
         confirm = download_limit(arguments)
         with open_session(
@@ -428,7 +419,7 @@ def _serve_until_end(
     if not arguments.json:
         raise kind(why)
     print_event(ended_json(ended))
-    notices.warn(why)
+    warn(why)
     return "", kind.exit_code
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from edgekit.app.calibrate import calibrate
 from edgekit.app.verify import verify
+from edgekit.cli import warn
 from edgekit.cli.console import is_terminal, open_session, screen
 from edgekit.engines import startable
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
@@ -75,8 +76,8 @@ def run_calibrate(arguments: argparse.Namespace) -> str:
         return list_text(stored, path, screen(colour=False))
 
     def show_step(line: str) -> None:
-        if sys.stderr is not None and not arguments.json:
-            print(f"edgekit: {printable(line)}", file=sys.stderr, flush=True)
+        if not arguments.json:
+            warn(printable(line))
 
     calibrated = calibrate(arguments.model, tell=show_step)
     if arguments.json:

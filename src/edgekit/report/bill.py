@@ -56,6 +56,9 @@ _POOL_PARTS = (
     "context",
     "compute",
 )  # in the JSON of every pool and layer, even if they are 0
+_LINE_FIELDS = (
+    "component bytes=size_bytes pool=pool.label layer basis within reserved part? because"
+)
 OUTSIDE = -1  # the number of what belongs to no layer
 
 
@@ -347,26 +350,13 @@ def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> Json:
     estimate = bill.estimate
     answer: Json = {
         "schema": SCHEMA,
-        "model": bill.label,
-        "reference": bill.reference,
-        "engine": estimate.engine,
-        "engine_version": bill.version or None,
-        "backend": estimate.backend or None,
-        "asked": bill.asked,
-        "command": bill.command or None,
+        **fields(bill, "model=label reference engine=estimate.engine engine_version=version?"),
+        **fields(bill, "backend=estimate.backend? asked command?"),
         **sums_json(estimate),
         "later_bytes": sum(line.size_bytes for line in later_lines(estimate)),
         "facts": dict(estimate.facts),
         "notes": [*bill.notes, *estimate.notes],
-        "lines": [
-            {
-                "component": line.component.value,
-                "bytes": line.size_bytes,
-                "pool": line.pool.label,
-                **fields(line, "layer basis within reserved part? because"),
-            }
-            for line in estimate.lines
-        ],
+        "lines": [fields(line, _LINE_FIELDS) for line in estimate.lines],
     }
     if layers:
         by_layer = _lines_by_layer(estimate)
@@ -404,8 +394,7 @@ def sums_json(estimate: MemoryEstimate) -> Json:
         ]
     return {
         **{key: sums[component] for component, key in _KEYS.items()},
-        "total_bytes": estimate.total_bytes,
-        "basis": estimate.basis.value,
+        **fields(estimate, "total_bytes basis"),
         "pools": pools,
         **engine_named(estimate.engine).answer_facts(estimate),
     }

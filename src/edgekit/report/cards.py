@@ -279,9 +279,7 @@ def cards_json(recommendation: Recommendation) -> Json:
     return {
         "schema": SCHEMA,
         "task": recommendation.purpose.value,
-        "engine": request.engine,
-        "context_tokens": request.wanted_tokens,
-        **fields(request, "users min_context"),
+        **fields(request, "engine context_tokens=wanted_tokens users min_context"),
         "prefer_accurate_cache": request.prefer_accurate_kv,
         "machine": machine_json(machine),
         "suggestions": [_suggestion_json(suggestion) for suggestion in recommendation.suggestions],

@@ -36,6 +36,7 @@ from edgekit.report.text import (
     bar_lines,
     budget_names,
     command_lines,
+    fullest,
     memories,
     memory_lines,
     render,
@@ -208,11 +209,11 @@ def _used(result: Verdict) -> str:
     all_memories = memories(result)
     cards = [memory for memory in all_memories if not memory.is_ram]
     ram = [memory for memory in all_memories if memory.is_ram]
-    fullest = max(all_memories, key=lambda memory: (memory.use.fullness, memory.required_bytes))
+    decides = fullest(all_memories)
     if not cards or not result.way.cards:
-        return sizes_words(fullest.required_bytes, fullest.usable_bytes)
-    card = max(cards, key=lambda memory: (memory.use.fullness, memory.required_bytes))
-    has_ram = bool(ram) and (fullest.is_ram or is_divided(result))
+        return sizes_words(decides.required_bytes, decides.usable_bytes)
+    card = fullest(cards)
+    has_ram = bool(ram) and (decides.is_ram or is_divided(result))
     words = sizes_words(card.required_bytes, card.usable_bytes) + (" VRAM" if has_ram else "")
     if len(cards) > 1:
         alike = len({memory.use.budget.name for memory in cards}) == 1
@@ -486,21 +487,20 @@ def changes_section(
 
 # -- JSON -----------------------------------------------------------------------------------------
 
+_CONTEXT_FIELDS = (
+    "status can_load context_tokens context_asked=asked context_because=window? max_context "
+    "way_context=max_context recommended_context native_context quantization? cache?"
+)
+
 
 def check_json(check: Check) -> Json:
     """The whole answer, with the estimate that it is based on."""
     result, bill = check.result, check.bill
     return {
         "schema": SCHEMA,
-        "model": bill.label,
-        "reference": bill.reference,
+        **fields(bill, "model=label reference"),
         "headline": headline(result, from_name=check.is_assumed),
-        **fields(result, "status can_load context_tokens"),
-        "context_asked": result.asked,
-        "context_because": result.window or None,
-        "max_context": result.max_context,
-        "way_context": result.max_context,
-        **fields(result, "recommended_context native_context quantization? cache?"),
+        **fields(result, _CONTEXT_FIELDS),
         "download_bytes": download_bytes(result) if check.is_remote else None,
         "step": result.step,
         "speed": None if result.speed is None else speed_json(result.speed),
@@ -596,15 +596,13 @@ def fit_json(fit: Fit) -> Json:
         sentence = headline(result)
     return {
         "schema": SCHEMA,
-        "model": fit.label,
-        **fields(fit, "reference engine"),
+        **fields(fit, "model=label reference engine"),
         "status": (Status.FAILED if result is None else result.status).value,
         "told": sentence,
         "can_load": result is not None and result.can_load,
         **fields(fit, "context_tokens native_context"),
         "streams": 1 if result is None else result.streams,
-        "quantization": None if result is None else result.quantization,
-        "cache": None if result is None else result.cache,
+        **fields(fit, "quantization=result.quantization cache=result.cache"),
         "bars": [] if result is None else bars_json(result.uses, result.estimate),
         "flags": typed(fit.flags),
         "estimate": None if bill is None else bill_json(bill, layers=True),

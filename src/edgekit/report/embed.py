@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SHOWN_NUMBERS = 6  # of each vector; --json has all
 _BAR = 20
+_MODEL_FIELDS = "model=label mode dimensions pooling=pooling.label"
 
 
 def embed_plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
@@ -144,7 +145,7 @@ def _time(seconds: float) -> str:
 def embed_plan_json(plan: EmbedPlan) -> Json:
     return {
         "schema": SCHEMA,
-        **_model_json(plan),
+        **fields(plan, _MODEL_FIELDS),
         **fields(plan, "engine kernels threads budget_bytes budget_because total_bytes"),
         "lines": [fields(line, "what size_bytes basis because") for line in plan.lines],
         **fields(plan, "pass_tokens text_tokens text_tokens_because read_bytes notes"),
@@ -154,7 +155,7 @@ def embed_plan_json(plan: EmbedPlan) -> Json:
 def vectors_json(plan: EmbedPlan, tokens: Sequence[int], vectors: Floats, *, prefix: str) -> Json:
     return {
         "schema": SCHEMA,
-        **_model_json(plan),
+        **fields(plan, _MODEL_FIELDS),
         "prefix": prefix,
         "vectors": [
             {"tokens": count, "vector": shortest(vector)}
@@ -164,31 +165,15 @@ def vectors_json(plan: EmbedPlan, tokens: Sequence[int], vectors: Floats, *, pre
 
 
 def job_json(job: Finished) -> Json:
-    done = job.done
     return {
         "schema": SCHEMA,
-        "model": job.model,
-        "input": job.source,
-        "output": job.output,
-        "skipped_list": job.skipped,
-        "dimensions": job.dimensions,
-        "rows": done.mark.number,
-        "vectors": done.mark.kept,
-        **fields(done.mark, "skipped tokens"),
-        "resumed_rows": done.begun.number,
-        "seconds": round(done.seconds, 3),
+        **fields(job, "model input=source output skipped_list=skipped dimensions"),
+        **fields(job.done.mark, "rows=number vectors=kept skipped tokens"),
+        "resumed_rows": job.done.begun.number,
+        "seconds": round(job.done.seconds, 3),
     }
 
 
 def shortest(vector: Floats) -> list[float]:
     """The fewest digits that give the same float32: 0.1 and not 0.10000000149011612."""
     return [float(number) for number in vector.astype("U16").tolist()]
-
-
-def _model_json(plan: EmbedPlan) -> Json:
-    return {
-        "model": plan.label,
-        "mode": plan.mode.value,
-        "dimensions": plan.dimensions,
-        "pooling": None if plan.pooling is None else plan.pooling.label,
-    }

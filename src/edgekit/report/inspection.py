@@ -29,11 +29,12 @@ from edgekit.units import Basis, format_bytes, format_count
 
 _MAX_SHARES = 6
 _CACHE_FIELDS = "span span_tokens? elements_per_row tokens_per_row layers"
+_STATE_FIELDS = "state_elements_per_sequence=state_elements state_bytes_per_sequence=state_bytes full_context_bytes"
 _TIED = {True: ", tied embeddings", False: ", separate output head", None: ""}
-_WEIGHTS_KEYS = (
-    "parameters", "active_parameters", "parameters_basis", "active_parameters_basis",
-    "bits_per_weight",
-)  # fmt: skip
+_WEIGHTS_FIELDS = (
+    "parameters=weights.total active_parameters=weights.active parameters_basis=weights.basis "
+    "active_parameters_basis=weights.active_basis"
+)
 GEOMETRY_KEYS = (
     "architecture", "geometry_basis", "geometry_because", "layers", "mtp_layers", "layer_kinds", "hidden",
     "vocabulary", "experts", "trained_context", "native_context", "rope_scaling", "tied_embeddings", "causal",
@@ -279,8 +280,7 @@ def inspection_json(
     quantization = header.quantization
     answer: Json = {
         "schema": SCHEMA,
-        "model": files.label,
-        **fields(files, "reference origin"),
+        **fields(files, "model=label reference origin"),
         "format": "mlx" if header.mlx else header.container.value,
         "gguf_version": header.version,
         **fields(header, "complete file_bytes header_bytes tensor_bytes"),
@@ -300,9 +300,7 @@ def inspection_json(
         if geometry is None
         else {
             "parts": [fields(part, _CACHE_FIELDS) for part in inspection.cache],
-            "state_elements_per_sequence": inspection.state_elements,
-            "state_bytes_per_sequence": inspection.state_bytes,
-            "full_context_bytes": inspection.full_context_bytes,
+            **fields(inspection, _STATE_FIELDS),
         },
         "bytes_by_role": {share.name: share.size_bytes for share in inspection.by_role},
         "bytes_by_type": {share.name: share.size_bytes for share in inspection.by_type},
@@ -314,13 +312,7 @@ def inspection_json(
         answer["layer_list"] = [_layer_json(layer) for layer in geometry.layers] if geometry else []
     if tensors:
         answer["tensor_list"] = [
-            {
-                "name": tensor.name,
-                "type": tensor.type.name,
-                "shape": list(tensor.shape),
-                "bytes": tensor.size_bytes,
-                **fields(tensor, "offset shard"),
-            }
+            fields(tensor, "name type=type.name shape bytes=size_bytes offset shard")
             for tensor in header.tensors or ()
         ]
     if keys:
@@ -338,15 +330,15 @@ def inspection_json(
 
 
 def _weights_json(inspection: Inspection) -> Json:
+    """The numbers of parameters, how they are known, and the average number of bits of a weight."""
     weights, size = inspection.weights, inspection.header.tensor_bytes
-    if weights is None:
-        return dict.fromkeys(_WEIGHTS_KEYS)
-    bits = None
-    if size is not None and weights.total and weights.basis is Basis.EXACT:
-        bits = round(size * 8 / weights.total, 4)
-    active_basis = weights.active_basis.value if weights.active is not None else None
-    values = (weights.total, weights.active, weights.basis.value, active_basis, bits)
-    return dict(zip(_WEIGHTS_KEYS, values, strict=True))
+    answer = fields(inspection, _WEIGHTS_FIELDS)
+    if weights is not None and weights.active is None:
+        answer["active_parameters_basis"] = None
+    answer["bits_per_weight"] = None
+    if weights is not None and weights.total and weights.basis is Basis.EXACT and size is not None:
+        answer["bits_per_weight"] = round(size * 8 / weights.total, 4)
+    return answer
 
 
 def _geometry_json(geometry: ModelGeometry) -> Json:
@@ -358,9 +350,7 @@ def _geometry_json(geometry: ModelGeometry) -> Json:
     )
     rope = geometry.rope
     return {
-        "architecture": geometry.architecture,
-        "geometry_basis": geometry.basis.value,
-        "geometry_because": geometry.because or None,
+        **fields(geometry, "architecture geometry_basis=basis geometry_because=because?"),
         "layers": len(geometry.layers),
         "mtp_layers": geometry.mtp_layers,
         "layer_kinds": [
@@ -377,7 +367,7 @@ def _geometry_json(geometry: ModelGeometry) -> Json:
 
 def _layer_json(layer: Layer) -> Json:
     """A layer, with null for the dimensions that its kind does not have."""
-    kind, experts, dense = layer.mixer, layer.experts, layer.dense
+    kind = layer.mixer
     sizes: Json = dict.fromkeys(("heads", "kv_heads", "key_dim", "value_dim", "window"))
     match kind:
         case Attention() | SharedCache() | HybridLayer() | NoCache():
@@ -398,10 +388,8 @@ def _layer_json(layer: Layer) -> Json:
         "index": layer.index,
         "kind": kind.label,
         **sizes,
-        "feed_forward": dense.width if dense is not None else None,
-        "experts": experts.count if experts is not None else None,
-        "experts_used": experts.used if experts is not None else None,
-        "expert_width": experts.width if experts is not None else None,
+        **fields(layer, "feed_forward=dense.width experts=experts.count"),
+        **fields(layer, "experts_used=experts.used expert_width=experts.width"),
         "streams": {stream.name: stream.elements for stream in kind.streams},
         "states": {stream.name: stream.elements for stream in kind.states},
     }

@@ -14,25 +14,32 @@ Json = dict[str, Any]  # an object of a JSON document
 
 
 def fields(value: object, names: str) -> Json:
-    """The named attributes: `fields(device, "name vendor partition?")`.
+    """The named attributes: `fields(plan, "label model=task.label budget_because? pooling=pooling.label")`.
 
-    An enum becomes its value, a tuple a list. A name that ends in `?` is null if it is empty.
+    `key=path` gives an attribute another key; the value is null if any part of the path is. An enum becomes its value,
+    a tuple a list. A field that ends in `?` is null if it is empty.
     """
     answer: Json = {}
-    for name, is_optional in _parsed(names):
-        field = getattr(value, name)
+    for key, path, is_optional in _parsed(names):
+        field = value
+        for name in path:
+            field = None if field is None else getattr(field, name)
         if isinstance(field, Enum):
             field = field.value
         elif isinstance(field, tuple):
             field = list(field)
-        answer[name] = field if field or not is_optional else None
+        answer[key] = field if field or not is_optional else None
     return answer
 
 
 @cache
-def _parsed(names: str) -> tuple[tuple[str, bool], ...]:
-    """The names and whether each ends in `?`. Cached: answers have thousands of lines."""
-    return tuple((word.removesuffix("?"), word.endswith("?")) for word in names.split())
+def _parsed(names: str) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
+    """The key of each field, its path, and whether it ends in `?`. Cached: answers have thousands of lines."""
+    parsed = []
+    for word in names.split():
+        key, _, path = word.removesuffix("?").partition("=")
+        parsed.append((key, tuple((path or key).split(".")), word.endswith("?")))
+    return tuple(parsed)
 
 
 def error_json(error: Exception) -> Json:

@@ -198,11 +198,9 @@ def plan_json(plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str]
 
 def plan_fields(plan: Plan) -> Json:
     """The fields that a plan and a suggestion share; only the sums of the estimate."""
-    result, task, load = plan.result, plan.task, plan.load
+    result, task = plan.result, plan.task
     tightest, drafter = use_json(result.tightest), None
-    if (
-        plan.drafter is not None
-    ):  # a draft model that would also fit, but is not part of the estimate
+    if plan.drafter is not None:  # a draft model that would also fit, but is not in the estimate
         words = engine_named(task.engine).draft_words(result, plan.drafter)
         drafter = {
             "name": plan.drafter.name,
@@ -222,18 +220,15 @@ def plan_fields(plan: Plan) -> Json:
         },
         "variant": fields(plan.variant, "name reference? is_good"),
         "context_tokens": plan.context_tokens,
-        "context_asked": result.asked,
-        **fields(result, "native_context max_context step"),
-        "users": task.users,
-        "sequences": load.sequences,
+        **fields(result, "context_asked=asked native_context max_context step"),
+        **fields(plan, "users=task.users sequences=load.sequences"),
         "total_context_tokens": result.context_tokens,
-        "cache": {  # types are null if they are the engine's default
-            "name": plan.result.cache,
-            "type_k": None if load.cache_k is None else load.cache_k.name,
-            "type_v": None if load.cache_v is None else load.cache_v.name,
+        # a type is null if it is the engine's default
+        "cache": {
+            "name": result.cache,
+            **fields(plan.load, "type_k=cache_k.name type_v=cache_v.name"),
         },
-        "way": result.way.because,
-        "nodes": task.nodes,
+        **fields(plan, "way=result.way.because nodes=task.nodes"),
         "download_bytes": download_bytes(result) if task.is_remote else None,
         **{name: tightest[name] for name in ("required_bytes", "available_bytes", "utilization")},
         "basis": result.estimate.basis.value,

@@ -31,6 +31,7 @@ _BOUNDS = (
     "Bounds: weights, caches and output must match to the precision of the engine's log; compute within 10 %, or 4 MiB "
     "if that is more (the graph changes between versions)."
 )
+_WRITTEN_FIELDS = "finish? prompt_tokens new_tokens prefill_tokens_per_s decode_tokens_per_s"
 _HEAD = ("", "predicted", "engine", "precision", "difference", "", "")
 
 
@@ -75,12 +76,9 @@ def generation_json(
 ) -> Json:
     return {
         "schema": SCHEMA,
-        "model": check.bill.label,
-        "engine": check.result.engine,
+        **fields(check, "model=bill.label engine=result.engine"),
         "text": text,
-        **fields(
-            written, "finish? prompt_tokens new_tokens prefill_tokens_per_s decode_tokens_per_s"
-        ),
+        **fields(written, _WRITTEN_FIELDS),
         "context_tokens": check.result.context_tokens,
         "reported": [row_json(row) for row in rows],
         "plan": check_json(check),
@@ -98,7 +96,7 @@ def ready_json(check: Check, up: Up, server: Server) -> Json:
         "engine_version": up.version,
         **fields(check.result, "context_tokens required_bytes"),
         # resident memory of the engine's process before it loads anything
-        "idle_bytes": None if server.idle is None else server.idle.resident_bytes,
+        **fields(server, "idle_bytes=idle.resident_bytes"),
         "available_bytes": check.result.available_bytes,
         "reported": [row_json(row) for row in up.rows],
         "within": all(row.within for row in up.rows),
@@ -173,12 +171,10 @@ def verification_json(verification: Verification) -> Json:
     names = "when resident_bytes anonymous_bytes file_bytes model_bytes swapped_bytes"
     return {
         "schema": SCHEMA,
-        "model": verification.label,
-        **fields(verification, "within rules_version"),
+        **fields(verification, "model=label within rules_version"),
         "engine": {
             **fields(answer, "through version"),
-            **fields(verification, "mode backend"),
-            "devices": list(answer.devices),
+            **fields(verification, "mode backend devices=answer.devices"),
             "resolved": dict(answer.resolved),
             "seconds": round(answer.seconds, 3),
         },
@@ -192,10 +188,8 @@ def verification_json(verification: Verification) -> Json:
 
 def row_json(row: ComparedRow) -> Json:
     return {
-        **fields(row, "part predicted_bytes"),
-        "engine_bytes": row.measured.middle_bytes,
-        "engine_low_bytes": row.measured.low_bytes,
-        "engine_high_bytes": row.measured.high_bytes,
+        **fields(row, "part predicted_bytes engine_bytes=measured.middle_bytes"),
+        **fields(row, "engine_low_bytes=measured.low_bytes engine_high_bytes=measured.high_bytes"),
         "difference_bytes": row.difference_bytes,
         "difference_share": round(row.difference_share, 6),
         **fields(row, "allowed_bytes within"),

@@ -30,6 +30,7 @@ from edgekit.report.text import (
     clamp_width,
     fold,
     fold_hanging,
+    fullest,
     join_parts,
     memories,
     sizes_words,
@@ -188,14 +189,11 @@ def used_words(result: Verdict) -> str:
     """
     all_memories = memories(result)
     devices = [memory for memory in all_memories if not memory.is_ram] if result.way.cards else []
-    decide = any(memory.use.status is result.status for memory in devices)
-    fullest = max(
-        devices if decide else all_memories,
-        key=lambda memory: (memory.use.fullness, memory.required_bytes),
-    )
-    words = sizes_words(fullest.required_bytes, fullest.usable_bytes)
+    a_device_decides = any(memory.use.status is result.status for memory in devices)
+    shown = fullest(devices if a_device_decides else all_memories)
+    words = sizes_words(shown.required_bytes, shown.usable_bytes)
     words = words if "MiB" in words else words.removesuffix(" GiB")
-    return f"{words} +RAM" if is_divided(result) and not fullest.is_ram else words
+    return f"{words} +RAM" if is_divided(result) and not shown.is_ram else words
 
 
 def _reasons(rows: Sequence[_Row]) -> Iterator[str]:

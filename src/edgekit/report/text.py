@@ -256,6 +256,11 @@ def memories(result: Verdict) -> tuple[Memory, ...]:
     return tuple(all_memories)
 
 
+def fullest(all_memories: Iterable[Memory]) -> Memory:
+    """The memory of which the largest share is used; of equally full ones, the one that is used most."""
+    return max(all_memories, key=lambda memory: (memory.use.fullness, memory.required_bytes))
+
+
 def column_of(line: MemoryLine) -> str:
     """The part of a bar that the line is counted in, one of PARTS."""
     return _PART_OF.get(line.component, "other")

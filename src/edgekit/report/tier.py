@@ -28,6 +28,10 @@ _LABELS = {
     Lever.DRAFTER: "draft model",
     Lever.SEQUENCES: "sequences",
 }
+_SPILL_FIELDS = (
+    "store purpose resident_tokens resident_bytes spilled_pages spilled_bytes page_bytes restore_ms "
+    "limit_ms=purpose.limit_ms"
+)
 _NAMES = {Component.COMPUTE: "working set", Component.KV_CACHE: "cache", Component.STATE: "state"}
 
 
@@ -95,35 +99,30 @@ def tier_json(plan: TierPlan) -> Json:
     """The whole answer, with the bill and the reasons."""
     verdict, tier, layout, memory, ram = plan.verdict, plan.tier, plan.layout, plan.budget, plan.ram
     drafter, spill = plan.setup.drafter, plan.setup.spill
-    names = "resident_tokens resident_bytes spilled_pages spilled_bytes page_bytes restore_ms"
     return {
         "schema": SCHEMA,
         "tier": {
             **fields(tier, "name line base_model native_window catalog_window"),
             "sources": dict(tier.sources),
         },
-        "holds": verdict.can_load,
-        "context_tokens": verdict.context_tokens,
-        "context_asked": verdict.asked,
+        **fields(verdict, "holds=can_load context_tokens context_asked=asked"),
         "windows": windows_of(verdict.load),
         "layout": {
-            "name": layout.name,
-            "keys": layout.keys.name,
-            "values": layout.values.name,
+            **fields(layout, "name keys=keys.name values=values.name"),
             "bytes_per_token": tier.bytes_per_token(layout),
         },
-        "drafter": None if drafter is None else drafter.name,
+        **fields(plan, "drafter=setup.drafter.name"),
         "draft_max": 0 if drafter is None else DRAFT_MAX,
         "parallel": plan.parallel,
-        "spill": None
-        if spill is None
-        else {**fields(spill, f"store purpose {names}"), "limit_ms": spill.purpose.limit_ms},
+        "spill": None if spill is None else fields(spill, _SPILL_FIELDS),
         "required_bytes": plan.required_bytes,
         "memory": {
             "name": memory.name,
             "kind": verdict.estimate.backend,
-            **fields(memory, "total_bytes free_bytes reserve_bytes limit_bytes"),
-            "usable_bytes": memory.available_bytes,
+            **fields(
+                memory,
+                "total_bytes free_bytes reserve_bytes limit_bytes usable_bytes=available_bytes",
+            ),
         },
         "ram": {
             "level": ram.level.name.lower(),
@@ -134,14 +133,9 @@ def tier_json(plan: TierPlan) -> Json:
         "to_add_bytes": plan.to_add_bytes,
         "steps": [decision_json(step) for step in plan.steps],
         "lines": [
-            {
-                **fields(line, "component part?"),
-                "pool": line.pool.label,
-                **fields(line, "size_bytes basis because"),
-            }
+            fields(line, "component part? pool=pool.label size_bytes basis because")
             for line in verdict.estimate.lines
         ],
-        "engine": plan.setup.engine,
-        "basis": verdict.estimate.basis.value,
+        **fields(plan, "engine=setup.engine basis=verdict.estimate.basis"),
         "notes": [ASSUMED, *memory_notes(verdict.machine, memory)],
     }

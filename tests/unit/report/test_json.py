@@ -36,6 +36,18 @@ def test_fields_with_a_question_mark_are_null_if_empty() -> None:
     }
 
 
+@dataclass
+class Whole:
+    part: Part | None
+
+
+def test_fields_have_other_keys_and_paths() -> None:
+    names = "label=part.name shape=part.shape known=part.basis.name why=part.because?"
+    answer = {"label": "cache", "shape": [2, 3], "known": "EXACT", "why": None}
+    assert fields(Whole(Part()), names) == answer
+    assert fields(Whole(None), names) == dict.fromkeys(answer)
+
+
 def test_json_text_and_json_line_write_infinite_numbers_as_strings() -> None:
     value = {"rope": [float("inf"), 1.5], "keys": MappingProxyType({"é": float("nan")})}
     expected = {"rope": ["inf", 1.5], "keys": {"é": "nan"}}
