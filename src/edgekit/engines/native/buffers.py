@@ -132,9 +132,10 @@ def usual_threads(cores: int | None = None) -> int:
 
 
 def check_threads(threads: int | None) -> None:
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise UsageError(
-            f"the number of threads must be at least 1 (got {threads})"
-            if threads < 1
-            else f"the number of threads must be at most {MAX_THREADS:,} (got {threads:,})"
-        )
+    """Raises UsageError for an impossible number. None stands for the usual number."""
+    if threads is None:
+        return
+    if threads < 1:
+        raise UsageError(f"the number of threads must be at least 1 (got {threads})")
+    if threads > MAX_THREADS:
+        raise UsageError(f"the number of threads must be at most {MAX_THREADS:,} (got {threads:,})")

@@ -104,14 +104,16 @@ class Ring:
 
     def spans(self, end: int, queries: int) -> Iterator[CellSpan]:
         """The cells of the tokens before position `end` that queries at `end` and after may see."""
-        if self.sinks and end + queries <= self.cells:  # no token leaves the window
+        if (
+            self.sinks and end + queries <= self.cells
+        ):  # nothing has left the window: sinks are ordinary tokens
             if end:
                 yield CellSpan(0, end, 0)
             return
         if self.sinks:
             yield CellSpan(0, min(self.sinks, end), 0, is_sink=True)
         visible_tokens = self._rotating if self.reach is None else min(self.reach, self._rotating)
-        oldest = max(self.sinks, end + 1 - visible_tokens)
+        oldest = max(self.sinks, end + 1 - visible_tokens)  # the query at `end` sees itself, too
         for position, cell, cells in self._runs(oldest, end):
             yield CellSpan(cell, cells, position, self.reach)
 

@@ -200,6 +200,7 @@ class TextsPass(Pass):
         self._attention = attention_tasks(self.kernels, texts, plan.threads)
 
     def run(self, ids: Tokens, into: Floats) -> None:
+        """Computes all layers for the tokens of all texts, and writes the pooled vector of each text into `into`."""
         network = self.network
         self.look_up(ids)
         if network.positions is not None:
@@ -219,14 +220,14 @@ class TextsPass(Pass):
             positions -= np.repeat(self._starts[:-1], np.diff(self._starts))
             for table, rows in zip(self._rotary, self.rotary, strict=True):
                 np.take(table, positions, axis=0, out=rows, mode="clip")
-        for layer in self.network.layers:
+        for layer in network.layers:
             for chunk in self._chunks:
                 self.make_heads(layer, chunk)
             self.run_round(self._attention)
             for chunk in self._chunks:
                 self.after_attention(layer, chunk)
                 self.feed_forward(layer, chunk)
-        self.normalize(self.network.norm_last, self.x, self.x)
+        self.normalize(network.norm_last, self.x, self.x)
         for index, (start, end) in enumerate(pairwise(self._starts.tolist())):
             pool(self.x[start:end], self._pooling, into[index])
 

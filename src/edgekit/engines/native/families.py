@@ -99,9 +99,8 @@ class NativeFamily:
     uses: frozenset[ModelUse] = frozenset({ModelUse.EMBED})
     window_period: int | None = None  # one layer in `window_period` sees the whole context
     scales_tokens: bool = False  # a token's row is multiplied by the root of the width
-    shared_scale_layers: int | None = (
-        None  # a model of this depth scales scores by width / heads instead of the head size
-    )
+    # A model with this many layers scales scores by width / heads instead of the head size.
+    shared_scale_layers: int | None = None
 
     def outside_for(self, use: ModelUse) -> tuple[TensorRule, ...]:
         """The tensors outside the layers; embedding does not use those of the next token."""
@@ -178,12 +177,12 @@ FAMILIES: tuple[NativeFamily, ...] = (
 
 
 def families_for(use: ModelUse) -> tuple[str, ...]:
-    """Their architectures."""
+    """The architectures of all families that can be run for this."""
     return tuple(family.architecture for family in FAMILIES if use in family.uses)
 
 
 def family_of(architecture: object, use: ModelUse = ModelUse.EMBED) -> NativeFamily:
-    """Raises UnknownArchitectureError."""
+    """The family of an architecture. Raises UnknownArchitectureError if none can be run for this use."""
     for family in FAMILIES:
         if family.architecture == architecture and use in family.uses:
             return family

@@ -133,8 +133,10 @@ def fill_tables(
     """
     cos, sin = tables
     pairs = cos.shape[1]
-    slow_down = 1.0 if factors is None else factors.astype(np.float64)
-    speeds = rope.base ** (-np.arange(pairs, dtype=np.float64) / pairs) / slow_down
+    # How far each pair of values rotates from one position to the next, in radians.
+    speeds = rope.base ** (-np.arange(pairs, dtype=np.float64) / pairs)
+    if factors is not None:
+        speeds /= factors
     if rope.yarn_from is None:
         speeds *= rope.interpolate
     else:  # fast pairs keep their speed, slow ones are interpolated

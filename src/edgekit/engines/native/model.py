@@ -170,8 +170,8 @@ def read_model(header: FileHeader, use: ModelUse = ModelUse.EMBED) -> NativeMode
             f"attention.causal is true, but {family.architecture} reads text in both directions"
         )
     # gemma3.cpp:33-36 @ b21e4de
-    shares_scale = family.shared_scale_layers == dimensions.layers
-    scaled_by = dimensions.width // dimensions.heads if shares_scale else dimensions.head_dim
+    scales_by_width = family.shared_scale_layers == dimensions.layers
+    scaled_by = dimensions.width // dimensions.heads if scales_by_width else dimensions.head_dim
     rope = None
     if family.position.is_rotary:
         rope = read_rope(keys, rotary=dimensions.rotary, context_tokens=dimensions.context_tokens)
@@ -291,9 +291,8 @@ def read_windows(keys: _ModelKeys, family: NativeFamily, layers: int) -> tuple[i
         return (None,) * layers
     tokens = keys.whole("attention.sliding_window", least=1, most=MAX_WINDOW_TOKENS)
     stated = keys.get("attention.sliding_window_pattern")
-    if isinstance(
-        stated, tuple
-    ):  # llama.cpp ignores a list, which is harmless if it states the usual period
+    if isinstance(stated, tuple):
+        # llama.cpp ignores a list, which is harmless if the list states the usual period.
         usual_pattern = [number % period < period - 1 for number in range(layers)]
         if [bool(is_local) for is_local in stated] != usual_pattern:
             raise keys.error(
@@ -337,7 +336,8 @@ def read_rope(keys: _ModelKeys, *, rotary: int, context_tokens: int) -> NativeRo
             "engines/native/model.py"
         )
     factor = keys.number("rope.scaling.factor", default=keys.number("rope.scale_linear", default=0))
-    factor = 1.0 if scaling == "none" or factor == 0 else factor
+    if scaling == "none" or factor == 0:
+        factor = 1.0
     magnitude = keys.number("rope.scaling.attn_factor", default=1.0)
     if scaling != "yarn":
         return NativeRope(
@@ -359,7 +359,7 @@ def read_rope(keys: _ModelKeys, *, rotary: int, context_tokens: int) -> NativeRo
     )
 
     def pair(turns: float) -> float:
-        """The index of the pair that rotates by this many full turns within the trained context."""
+        """The index of the pair that makes this many full turns within the trained context; rarely a whole number."""
         return rotary * math.log(trained_tokens / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     return NativeRope(
@@ -395,7 +395,7 @@ def _base(keys: _ModelKeys, name: str) -> float:
 
 # --- tensors
 
-_Layers = tuple[dict[str, Tensor], ...]
+_Layers = tuple[dict[str, Tensor], ...]  # the tensors of each layer, by name without "blk.N."
 _Group = tuple[str, tuple[TensorRule, ...], dict[str, Tensor]]  # name prefix, rules, tensors
 
 

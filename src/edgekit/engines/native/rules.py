@@ -104,6 +104,7 @@ def matrix_bytes(model: Model) -> int:
 
 
 def _read_native_model(header: ModelHeader) -> NativeModel:
+    """The model as the engine runs it. RefusedError for a file that only another engine may run."""
     if header.container is not Container.GGUF:
         raise RefusedError(
             f"{header.name}: the built-in engine only reads GGUF files, and this is "
@@ -130,7 +131,7 @@ def _read_native_model(header: ModelHeader) -> NativeModel:
         return read_model(FileHeader.of(header), ModelUse.GENERATE)
     except (HeaderLimitError, UnknownDtypeError):
         raise
-    except HeaderError as error:  # another engine may run the file
+    except HeaderError as error:
         raise RefusedError(str(error)) from error
 
 

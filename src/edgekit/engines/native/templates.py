@@ -132,9 +132,8 @@ class ChatFormat:
                     completed[index] = replace(message, content=answer.lstrip("\n"))
         if (self.system or self.knowledge) and completed[0].role != "system":
             completed.insert(0, Message(role="system", content=self.system))
-        if (
-            self.knowledge
-        ):  # strip the messages before it is added, because the line end at its end must stay
+        if self.knowledge:
+            # The messages are stripped here and not by the format, because the line end after `knowledge` must stay.
             format_row = replace(format_row, strips=False)
             completed = [replace(message, content=message.content.strip()) for message in completed]
             completed[0] = replace(completed[0], content=self.knowledge + completed[0].content)

@@ -197,9 +197,12 @@ class StreamTalker:
     def write(
         self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
     ) -> Iterator[str]:
+        """The text of the answer, piece by piece; `into` gets the counts, the reason for its end, and the timings."""
         sampler = Sampler(sampling, self.engine.vocabulary)
         unread = self._prepare_unread(tokens)
-        for token in tokens[: len(tokens) - len(unread)]:  # the repeat penalty includes them
+        for token in tokens[
+            : len(tokens) - len(unread)
+        ]:  # the repeat penalty counts tokens read before, too
             sampler.accept(token)
         self.text.pieces.flush()  # an earlier answer may have been interrupted
         into.prompt_tokens = len(tokens)

@@ -49,15 +49,13 @@ class Matrix:
 
     def part(self, first: int, count: int) -> Matrix:
         """The matrix of `count` rows from row `first` on."""
-        offset = first * self.row_bytes
-        in_memory = (
-            None
-            if self.in_memory is None
-            else self.in_memory[offset : offset + count * self.row_bytes]
-        )
-        bias = None if self.bias is None else self.bias[first : first + count]
+        begin, end = first * self.row_bytes, (first + count) * self.row_bytes
         return replace(
-            self, offset=self.offset + offset, count=count, in_memory=in_memory, bias=bias
+            self,
+            offset=self.offset + begin,
+            count=count,
+            in_memory=None if self.in_memory is None else self.in_memory[begin:end],
+            bias=None if self.bias is None else self.bias[first : first + count],
         )
 
     def packed(self, worker: CrewMember, first: int, last: int) -> Packed:

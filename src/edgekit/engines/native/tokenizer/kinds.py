@@ -137,20 +137,20 @@ def pre_tokenizer_of(name: object, file: str) -> PreTokenizer:
 # --- memory
 #
 # `tokenizers` has three hash tables. Their sizes are powers of two, and at most 7/8 of the slots are used; each text
-# takes two allocations. The model was compared with 9 vocabularies of 30,522 to 262,144 tokens
-# (test_tokenizer_cost.py): measured resident memory is 7 to 40 % below it, the measured peak 10 to 60 %, most where
-# merges are rebuilt from scores and only their largest possible number is known.
+# takes two allocations. The estimate was compared with 9 vocabularies of 30,522 to 262,144 tokens
+# (test_tokenizer_cost.py): the measured resident memory is 7 to 40 % below the estimate, and the measured peak 10 to
+# 60 %. The difference is largest where merges are rebuilt from scores, because only their largest possible number is
+# known.
 
 _LIBRARY_BYTES = 10 * MIB  # the code of `tokenizers` itself, and what any tokenizer needs
-_CUTTING_BYTES = (
-    10 * MIB
-)  # the longest piece of text that is tokenized at once, all letters as bytes
+# To tokenize the longest piece of text that is tokenized at once, with every letter spelled as bytes.
+_CUTTING_BYTES = 10 * MIB
 _NAME_SLOT_BYTES = 33 + 33  # name -> number and number -> name, with a control byte each
 _MERGE_SLOT_BYTES = 17  # two numbers -> rank and number
 _TEXT_BYTES = 32  # of the smallest allocation: up to 24 letters
 _USUAL_TEXT_BYTES = 24  # in a file, with its length: 14 to 19 in real ones
-_SPARE = 1.3  # of the heap: gaps that cannot be used
-_READ_MERGE_BYTES = 48  # two texts to be looked up, without the texts themselves
+_SPARE = 1.3  # the heap is larger than what is in it, because of gaps that cannot be used
+_READ_MERGE_BYTES = 48  # two text objects to be looked up, without their letters
 _OBJECT_TOKEN_BYTES = 250  # as Python objects: a text, a number, their slots in two dicts
 _OBJECT_MERGE_BYTES = 64  # a pair and its slot in a list
 _SCORES_BYTES = 2 * MIB  # left over from merges made from scores
@@ -166,7 +166,10 @@ class TokenizerCost(NamedTuple):
 
 
 def tokenizer_cost_bytes(header: FileHeader) -> TokenizerCost:
-    """From the lengths of the arrays alone. MODELLED, never too low. Raises UnknownTokenizerError."""
+    """What a file's tokenizer takes, estimated from the lengths of its arrays. MODELLED, and never too low.
+
+    Raises UnknownTokenizerError.
+    """
     family = family_of(header.keys.get("tokenizer.ggml.model"), header.name)
     return _cost(family, _array_size(header, "tokens"), _array_size(header, "merges"))
 
@@ -215,5 +218,5 @@ def _array_size(header: FileHeader | ModelHeader, key: str) -> tuple[int, int]:
 
 
 def _slots(entries: int) -> int:
-    """Of a hash table with this many entries."""
+    """The size of a hash table with this many entries."""
     return 1 << max(entries * 8 // 7, 1).bit_length()

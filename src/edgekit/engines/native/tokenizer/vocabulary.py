@@ -157,7 +157,10 @@ class _TokenizerKeys(GgufKeys):
         return GgufKeys.flag(self, key, default=default)
 
     def token(self, key: str, default: int | None, count: int) -> int | None:
-        """A token's number. It may be outside the vocabulary, because the token may never be used."""
+        """The number that a key states for a token, else the default if the vocabulary has that many tokens.
+
+        A stated number may be outside the vocabulary, because the token may never be used.
+        """
         value = self.get(key)
         if value is None:
             return default if default is not None and default < count else None
@@ -166,7 +169,7 @@ class _TokenizerKeys(GgufKeys):
         return value
 
     def token_or_default(self, key: str, default: int | None, count: int) -> int | None:
-        """A token's number; the default if it is outside the vocabulary."""
+        """As `token`, but a number outside the vocabulary counts as not stated."""
         value = self.token(key, default, count)
         if value is not None and not 0 <= value < count:
             return default if default is not None and default < count else None
@@ -204,11 +207,13 @@ class _TokenizerKeys(GgufKeys):
                 if size > entry_bytes:
                     self.check_limit(f"{what}[{index}]: length in bytes", size, entry_bytes)
                 end = position + 8 + size
-                if end > length:
+                if end > length:  # the next window begins with this string
                     break
                 append(window[position + 8 : end])
                 position, index = end, index + 1
-            if not position:
+            if (
+                not position
+            ):  # the string does not even fit into a window of its own: the array ends inside it
                 raise HeaderError(
                     f"{what} continues beyond its end", file=self.file, offset=window_offset
                 )
@@ -337,6 +342,7 @@ def answer_ends(file: WeightFile, header: FileHeader, vocabulary: Vocabulary) ->
 
 
 def _read_pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenizer | None:
+    """The pre-tokenizer of a BPE vocabulary; None for the other methods."""
     if family.method is not Method.BPE:
         return None
     name = "gemma4" if family.model == "gemma4" else keys.text("pre")
@@ -354,10 +360,7 @@ def _read_kinds(keys: _TokenizerKeys, count: int, named: dict[str, int]) -> byte
     if _KEY + "token_type" in keys.arrays:
         numbers = keys.read_numbers("token_type", elements=("int32",), count=count)
         known = range(len(TokenKind))
-        if min(numbers) in known and max(numbers) in known:
-            kinds = bytearray(map(int, numbers))
-        else:
-            kinds = bytearray(int(kind) if kind in known else 0 for kind in numbers)
+        kinds = bytearray(int(kind) if kind in known else TokenKind.UNDEFINED for kind in numbers)
     else:
         kinds = bytearray([TokenKind.NORMAL]) * count
     for text, number in named.items():
@@ -401,6 +404,7 @@ def _read_frame(
 
 
 def _check_token(keys: _TokenizerKeys, what: str, number: int | None, count: int) -> int:
+    """The number of a token that every text needs. Raises HeaderError if the vocabulary does not have it."""
     if number is None:
         raise keys.error(
             f"texts need its {what} token, but the file does not state which one it is"
