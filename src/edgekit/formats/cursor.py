@@ -24,12 +24,11 @@ class Cursor:
 
     def __init__(self, source: ByteSource, *, window_bytes: int = WINDOW_BYTES) -> None:
         self.name = source.name
-        # Set by the caller. How much of the header follows the value being read: at least (a window that long never
-        # reaches the weights), and probably (a remote source that has to send a request asks for that much more).
+        # The caller sets these. At least `min_left_bytes` of the header follow the value being read, so a window of
+        # that length never reaches the weights. A request of a remote source asks for `likely_left_bytes` more.
         self.min_left_bytes = 0
         self.likely_left_bytes = 0
-        # Set by the caller: whether a remote source may send another request.
-        self.may_fetch: Callable[[], bool] = lambda: True
+        self.may_fetch: Callable[[], bool] = lambda: True  # whether another request may be sent
         self._source = source
         self._window_bytes = window_bytes
         self._end = source.size_bytes

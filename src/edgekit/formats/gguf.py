@@ -399,7 +399,7 @@ def read_directory(
         for name, (kind, shape, size, offset) in entries.items()
     )
     _check_layout(cursor, tensors, file_bytes)
-    # The last tensor may not be a wanted one, whose ends were just checked.
+    # The tensor that ends last may be one that is not wanted, and so not in `tensors`.
     _check_end(cursor, last_name, data_offset + last_end, file_bytes)
     return tensors, data_offset
 

@@ -42,7 +42,7 @@ MOST_HOSTS = 32  # machines that share one home
 MOST_ENGINES = 64
 MOST_DIFFERENCES = 64
 MOST_TEXT = 160  # characters of a label or a name
-WAIT_S = 20.0  # for another writer
+WAIT_S = 20.0  # how long to wait for another writer
 _RETRY_S = 0.02
 _SLOWEST, _FASTEST = 1e-6, 1e12  # tokens per second: one in eleven days; more than any machine
 

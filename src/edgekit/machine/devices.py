@@ -196,7 +196,9 @@ _MARKS = re.compile(r"\((?:r|tm|c)\)|[®™©]", re.IGNORECASE)
 _HOUSINGS = re.compile(r"\b(?:macbook (?:pro|air)|mac (?:studio|mini|pro)|imac)\b")
 _UNIT = re.compile(r"(?<=\d)[\s-]*gi?b(?![a-z0-9])")  # 64GB, 64 GiB
 _SHORT_UNIT = re.compile(r"(?<![a-z0-9])(\d+)\s*g(?![a-z0-9])")  # 64g; but A10G is a card
-_PRO = re.compile(r"\bpro(?=[\s-]*[wv][0-9])")  # Radeon PRO W6800, V620: the letter is enough
+_PRO = re.compile(
+    r"\bpro(?=[\s-]*[wv][0-9])"
+)  # in "Radeon PRO W6800", which people shorten to W6800
 _WORD = re.compile(r"[0-9]+|[a-z]+")
 # Makers, and words that do not distinguish devices.
 _NOISE = frozenset({
@@ -404,7 +406,7 @@ _APPLE_PAGE_BYTES = 16384
 # Metal's recommendedMaxWorkingSetSize as logged by engines: (memory from, share of it). The logs are in the test.
 # macOS 26 allows more; between two logged sizes the smaller share applies. Large machines leave 48 GiB to the
 # system: 256 GiB logged 208, 512 logged 464.
-_TWO_THIRDS = (11184811, 2**24)  # as a 32-bit float, which makes 16 GiB and a page of 24 GiB
+_TWO_THIRDS = (11184811, 2**24)  # 2/3 as a 32-bit float: of 24 GiB it is 16 GiB and one page
 _SHARES = ((36 * GIB, 3, 4), (0, *_TWO_THIRDS))
 _SHARES_26 = (
     (128 * GIB, 84, 100),

@@ -22,12 +22,14 @@ from edgekit.machine.types import MemoryLimit
 from edgekit.units import MB, format_bytes
 
 BREAKER_PERCENT = 85
-CRITICAL_BYTES = 256 * MB  # with less available on the machine, programs get killed
+CRITICAL_BYTES = 256 * MB  # with less available memory on the machine, the kernel may kill programs
 BUDGET = "memory budget"
 RESIDENT = "memory budget (all of this process)"
 
 _FRESH_S = 0.02  # how long a measurement is used by `check`, which is called between tiles
-_COST_SHARE = 0.02  # of the time may be spent on measuring; a slow measurement is used longer
+_COST_SHARE = (
+    0.02  # the share of time that may be spent on measuring: a slow measurement is used longer
+)
 _SMALL_BYTES = MB  # smaller requests use an old measurement, so as not to block an event loop
 
 # Prefix of a limit's name -> advice.
@@ -98,7 +100,7 @@ class Monitor:
         self._lock = threading.RLock()
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
-        # The minimum use ever measured under each limit: an upper bound on all use but our reservations.
+        # The lowest use measured so far under each limit, taken as the use without our reservations.
         self._least_used: dict[str, int] = {}
         self._measure()
 

@@ -243,7 +243,7 @@ class HostMeasured:
     """RAM bandwidth, read by all cores at once, and disk speed."""
 
     host: str  # identifies the machine, see `host_key`
-    date: str  # of the bandwidth
+    date: str  # when the bandwidth was measured
     bandwidth_bytes_per_s: int | None = None  # None: could not be measured
     disk: Disk | None = None
 
@@ -315,7 +315,7 @@ class Measured:
 
     host: HostMeasured | None = None
     engines: tuple[EngineMeasured, ...] = ()
-    differences: tuple[Difference, ...] = ()  # from any model
+    differences: tuple[Difference, ...] = ()  # of all models, on any machine
 
     def engine(self, name: str, device: str) -> EngineMeasured | None:
         return next(

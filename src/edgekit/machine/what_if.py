@@ -45,7 +45,7 @@ _SYSTEMS = {
     DeviceKind.BOARD: System.LINUX,
 }
 _MACOS_26_SINCE = "2025-10"  # Macs from the M5 on run macOS 26 or later
-_BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
+_BEFORE_VOLTA = (6, 0)  # for every card before Volta, whose capabilities the table does not have
 
 
 def requested_machine(

@@ -169,7 +169,7 @@ def hub_token() -> str | None:
         return None
     library = hub_library()
     path = Path(library.constants.HF_TOKEN_PATH)
-    # get_token() blocks forever on a pipe without a writer. A pipe that the user put in HF_TOKEN_PATH has one.
+    # get_token() blocks forever on a pipe without a writer. If HF_TOKEN_PATH names a pipe, the user provides a writer.
     if not os.environ.get("HF_TOKEN_PATH") and path.is_fifo():
         raise RemoteAccessError(
             f"{path} is a pipe: log in again with `hf auth login`, or set HF_TOKEN"
@@ -200,7 +200,7 @@ def is_hub(url: str) -> bool:
     return site_of(url) == site_of(hub_endpoint())
 
 
-# From IANA's registries of special-purpose and multicast addresses. No public server has one of these.
+# Blocks of IPv4 addresses that no public server has, from IANA's special-purpose and multicast registries.
 _NOT_PUBLIC_V4 = tuple(
     ipaddress.IPv4Network(block)
     for block in (

@@ -276,7 +276,7 @@ def _record_commit(model: HubModel, files: list[HubFile]) -> None:
 # each unfinished file has a new name.
 
 MAX_TRIES = 3  # of one file; in each of them the library resumes up to five times
-FIRST_PAUSE_S = 1.0  # doubled each time
+FIRST_PAUSE_S = 1.0  # before the second try; doubled before each further one
 MAX_RESTARTS = 3  # for servers that restart from byte 0 after a lost connection
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MAX_REDIRECTS = 5  # the hub needs 1, a renamed repository 2
 MAX_RETRIES = 3
 MAX_TIMEOUT_RETRIES = 1  # each retry costs another whole time-out
-FIRST_PAUSE_S = 0.2  # doubled each time
+FIRST_PAUSE_S = 0.2  # before the first retry; doubled before each further one
 MAX_RETRY_AFTER_S = 8.0  # a person is waiting; for a longer wait the error says when to retry
 MAX_DRAINED_BYTES = 16 * 1024  # of an unwanted body, read so that the connection can be reused
 

@@ -49,7 +49,7 @@ def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
     if files is None:
         return repository.choose(repository.listed_files())
     if reach.cache and cache.holds(file_url(model, files[0].name)):
-        # If there is a fallback, detect an unresponsive hub here, not when the file is read.
+        # Request the file now, so that an unresponsive hub fails here, where the caller can use the cache instead.
         files[0] = opened_file(files[0].name, files[0].open(), files[0].open)
     return repository.choose(files)
 

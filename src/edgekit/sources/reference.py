@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from edgekit.errors import UsageError
 from edgekit.sources.filenames import MODEL_SUFFIXES
 
-# Also spelt with www.; the host of HF_ENDPOINT is added in `edgekit.sources`.
-# An entry is host[:port][/prefix], in lower case.
+# Hosts of web addresses, in lower case, as host[:port][/prefix]. `edgekit.sources` adds the one of HF_ENDPOINT.
 HUB_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co", "www.hf.co"})
 OLLAMA_HOSTS = frozenset({"registry.ollama.ai", "ollama.com", "www.ollama.com"})
 
 # The longest thing people paste is a signed download address: 2 to 4 KB.
 MAX_TEXT_CHARS = 8192
-# Two parts of 96 and a slash are 193; revisions and tags are shorter.
+# org/name has at most 96 + 1 + 96 characters; revisions and tags are shorter.
 MAX_NAME_CHARS = 256
 # The longest path in a public repository is under 300 characters.
 MAX_PATH_CHARS = 1024
