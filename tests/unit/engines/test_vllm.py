@@ -13,7 +13,7 @@ from tests.thoroughness import LONG
 
 from edgekit.bill.types import F16, Component, Load, MemoryEstimate, cache_type
 from edgekit.engines.vllm import estimate as vllm
-from edgekit.engines.vllm.caches import BY_NAME
+from edgekit.engines.vllm.caches import HEAD_BYTES
 from edgekit.engines.vllm.expected import stages
 from edgekit.engines.vllm.models import VllmModel, vllm_model
 from edgekit.engines.vllm.schemes import ListedModules
@@ -175,7 +175,7 @@ def test_recurrences_need_the_hybrid_manager() -> None:
     ],
 )
 def test_bytes_of_a_head_of_128(name: str, size: int) -> None:
-    assert BY_NAME[name].head_bytes(128, 128) == size
+    assert HEAD_BYTES[name](128, 128) == size
 
 
 def test_an_unknown_cache_dtype_lists_the_known() -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from edgekit.engines.vllm.caches import BY_NAME, Storage
+from edgekit.engines.vllm.caches import Storage
 from edgekit.engines.vllm.types import (
     ALL_TOKENS,
     DTYPE_BYTES,
@@ -26,42 +26,45 @@ from edgekit.errors import RefusedError
 from edgekit.units import GIB
 
 LATENT_ALIGNMENT = 128  # tokens: kernels of latent attention need multiples next to a recurrence
-# With fewer than this many times the layers of the smallest kind, the largest kind decides the size of a group.
+# Groups are as large as the most frequent kind of cache if it has fewer than this many times the layers of the rarest.
 PADDING_LIMIT = 1.5
 
 
-def settle_blocks(
+def with_block_sizes(
     members: Members,
     backends: tuple[AttentionBackend, ...],
     requested: int | None,
     storage: Storage,
 ) -> tuple[int, Members]:
-    """The block size that vLLM reports, and the members with their block sizes."""
+    """The block size that vLLM reports, and the members with their own block sizes.
+
+    `requested`: the block size that the user set.
+    """
     specs = tuple(dict.fromkeys(spec for _, spec in members))
     if not backends:  # only recurrences
         block = requested or DEFAULT_BLOCK
         return block, _map_specs(members, lambda spec: replace(spec, block_size=block))
-    unit = math.lcm(*(backend.unit for backend in backends))  # blocks must be a multiple of it
+    unit = math.lcm(*(backend.unit for backend in backends))
     block = requested or (unit if DEFAULT_BLOCK % unit else DEFAULT_BLOCK)
-    state_page = shared_page = 0  # pages that states and windows are padded to
+    state_page = window_page = 0  # bytes that pages of states and of windows are padded to
     states = [spec.state_bytes for spec in specs if spec.keeps is Keeps.STATE]
-    if states:  # _align_hybrid_block_size
-        attending = next(spec for spec in specs if spec.keeps is not Keeps.STATE)
+    if states:  # _align_hybrid_block_size: a block of attention holds at least a whole state
+        attention = next(spec for spec in specs if spec.keeps is not Keeps.STATE)
         step = max(backends[0].unit, block)
-        if attending.keeps is Keeps.LATENT:
+        if attention.keeps is Keeps.LATENT:
             step = max(step, LATENT_ALIGNMENT)
-        needed = step * -(-max(states) // (step * attending.token_bytes))
+        needed = step * -(-max(states) // (step * attention.token_bytes))
         block = max(block, unit * -(-needed // unit))
-        state_page = block * attending.token_bytes
+        state_page = block * attention.token_bytes
     if storage.skipped_layers:  # _align_heterogeneous_kv_block_size
         if any(spec.keeps is Keeps.LATENT for spec in specs):
             raise RefusedError("a packed cache dtype does not work with latent attention (MLA)")
-        plain = specs[0].token_bytes
+        plain_bytes = specs[0].token_bytes
         # vLLM takes the packed width from the backend of the first layer, which is not quantised: one byte per number
-        packed = plain // DTYPE_BYTES[storage.dtype]
+        packed_bytes = plain_bytes // DTYPE_BYTES[storage.dtype]
         step = max(backends[0].unit, block)
-        block = max(block, step * -(-plain * backends[0].unit // (step * packed)))
-        shared_page = block * packed
+        block = max(block, step * -(-plain_bytes * backends[0].unit // (step * packed_bytes)))
+        window_page = block * packed_bytes
 
     def with_block_size(spec: CacheSpec) -> CacheSpec:
         """The cache with its block size, padded where layers have to share a page size."""
@@ -70,12 +73,12 @@ def settle_blocks(
             return replace(spec, block_size=block, page_padded=padded)
         if spec.keeps is not Keeps.WINDOW:
             return replace(spec, block_size=block)
-        if not shared_page:
-            # attention.py get_kv_cache_spec: a kernel with a single block size uses that one
-            fixed = (backend.window_block for backend in backends if backend.window_block)
-            return replace(spec, block_size=next(fixed, block))
-        fitting = shared_page // spec.token_bytes // DEFAULT_BLOCK * DEFAULT_BLOCK
-        return replace(spec, block_size=max(DEFAULT_BLOCK, fitting), page_padded=shared_page)
+        if window_page:
+            tokens = window_page // spec.token_bytes // DEFAULT_BLOCK * DEFAULT_BLOCK
+            return replace(spec, block_size=max(DEFAULT_BLOCK, tokens), page_padded=window_page)
+        # attention.py get_kv_cache_spec: a kernel with a single block size uses that one
+        fixed_sizes = (backend.window_block for backend in backends if backend.window_block)
+        return replace(spec, block_size=next(fixed_sizes, block))
 
     return block, _map_specs(members, with_block_size)
 
@@ -83,31 +86,34 @@ def settle_blocks(
 def group_members(members: Members, *, hybrid_manager: bool) -> tuple[CacheGroup, ...]:
     """Groups of layers that share a block table, in vLLM's order.
 
-    Kinds of cache come in the order in which they first appear, with all groups of a kind together.
+    Layers of equal caches are divided evenly into groups: layers 0 to 5 into (0, 2, 4) and (1, 3, 5). Kinds of cache
+    come in the order in which they first appear. Raises RefusedError if the layers need several groups and
+    `hybrid_manager` is off.
     """
     if not members:
         return ()
-    if not hybrid_manager and not _is_uniform(members):
-        if any(spec.keeps in ALL_TOKENS for _, spec in members):
-            members = _map_specs(members, _for_all_tokens)
-        if not _is_uniform(members):
-            raise RefusedError(
-                "the layers of this model cannot share one kind of KV cache: vLLM needs its "
-                "hybrid cache manager"
-            )
+    has_full_attention = any(spec.keeps in ALL_TOKENS for _, spec in members)
+    if not hybrid_manager and has_full_attention and not _is_uniform(members):
+        members = _map_specs(members, _for_all_tokens)
     if _is_uniform(members):
         return (CacheGroup(members=members),)
-    largest = max(spec.page_bytes for _, spec in members)
+    if not hybrid_manager:
+        raise RefusedError(
+            "the layers of this model cannot share one kind of KV cache: vLLM needs its "
+            "hybrid cache manager"
+        )
+    largest_page = max(spec.page_bytes for _, spec in members)
     by_kind: dict[CacheSpec, list[tuple[int, CacheSpec]]] = {}
-    for layer, spec in _map_specs(members, lambda spec: _with_page_size(spec, largest)):
+    for layer, spec in _map_specs(members, lambda spec: _with_page_size(spec, largest_page)):
         by_kind.setdefault(spec, []).append((layer, spec))
     counts = [len(layers) for layers in by_kind.values()]
-    size = max(counts) if max(counts) < min(counts) * PADDING_LIMIT else min(counts)
+    group_size = max(counts) if max(counts) < min(counts) * PADDING_LIMIT else min(counts)
     groups = []
     for layers in by_kind.values():
-        group_count = -(-len(layers) // size)
-        members_of_groups = (tuple(layers[start::group_count]) for start in range(group_count))
-        groups += [CacheGroup(members=members) for members in members_of_groups]
+        group_count = -(-len(layers) // group_size)
+        groups += [
+            CacheGroup(members=tuple(layers[start::group_count])) for start in range(group_count)
+        ]
     return tuple(groups)
 
 
@@ -120,10 +126,10 @@ def _for_all_tokens(spec: CacheSpec) -> CacheSpec:
 
 def bytes_per_block(groups: tuple[CacheGroup, ...], stage: range) -> int:
     """Bytes of a block on a pipeline stage. All groups share one pool, so the largest decides."""
-    parts = (
+    group_bytes = (
         sum(spec.page_bytes for layer, spec in group.members if layer in stage) for group in groups
     )
-    return max(parts, default=0)
+    return max(group_bytes, default=0)
 
 
 def _map_specs(members: Members, change: Callable[[CacheSpec], CacheSpec]) -> Members:
@@ -159,7 +165,10 @@ def _with_page_size(spec: CacheSpec, page: int) -> CacheSpec:
 
 
 def request_blocks(group: CacheGroup, tokens: int, in_flight_tokens: int) -> int:
-    """The most blocks that one request of this length needs at any time."""
+    """The most blocks that one request of this length needs at any time.
+
+    `in_flight_tokens` have been scheduled, so windows and chunks cannot free their blocks yet.
+    """
     spec = group.spec
     match spec.keeps:
         case Keeps.STATE:
@@ -174,15 +183,18 @@ def request_blocks(group: CacheGroup, tokens: int, in_flight_tokens: int) -> int
 
 
 def make_pool(resolved: ResolvedVllm, tokens: int, available_bytes: int | None) -> BlockPool:
-    """The pool of `available_bytes`. vLLM never hands out one of the blocks, so a request must fit into the others."""
-    blocks = tuple(
+    """The pool of `available_bytes`, and the blocks in it that a request of this length needs.
+
+    vLLM never hands out one of the blocks, so a request must fit into the others.
+    """
+    blocks_per_group = tuple(
         request_blocks(group, tokens, resolved.in_flight_tokens) for group in resolved.groups
     )
-    size = resolved.bytes_per_block
-    request_bytes = size * sum(blocks)
+    block_bytes = resolved.bytes_per_block
+    request_bytes = block_bytes * sum(blocks_per_group)
     refused = ""
-    if available_bytes is not None and blocks:
-        usable_bytes = available_bytes - size
+    if available_bytes is not None and blocks_per_group:
+        usable_bytes = available_bytes - block_bytes
         if usable_bytes <= 0:
             refused = "no memory is left for the KV cache"
         elif request_bytes > usable_bytes:
@@ -190,13 +202,14 @@ def make_pool(resolved: ResolvedVllm, tokens: int, available_bytes: int | None) 
                 f"one request of {tokens:,} tokens needs {request_bytes / GIB:.2f} GiB of KV "
                 f"cache, but only {usable_bytes / GIB:.2f} GiB are available"
             )
-    is_known = available_bytes is not None and not refused
-    # A model without caches still has the block that is never handed out.
-    count = available_bytes // size if size and available_bytes is not None else 1
+    num_blocks = None
+    if available_bytes is not None and not refused:
+        # a model without caches still has the block that is never handed out
+        num_blocks = available_bytes // block_bytes if block_bytes else 1
     return BlockPool(
-        blocks_per_group=blocks,
+        blocks_per_group=blocks_per_group,
         request_bytes=request_bytes,
-        num_blocks=count if is_known else None,
+        num_blocks=num_blocks,
         refused=refused,
     )
 
@@ -219,7 +232,7 @@ class AttentionNeeds:
     dtype: str
     cache_dtype: str
     head_dim: int  # of the layer
-    model_head_dim: int = 0  # the widest of the model: some kernels are chosen once for all layers
+    model_head_dim: int = 0  # of the model's widest layer: some kernels are chosen once for all
     block_size: int | None = None  # as the user set it
     sliding: bool = False
     sinks: bool = False
@@ -234,7 +247,7 @@ class AttentionNeeds:
 
     @property
     def quantized(self) -> bool:
-        return self.cache_dtype not in UNQUANTIZED and BY_NAME[self.cache_dtype].quantized
+        return self.cache_dtype != "auto" and self.cache_dtype not in DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,8 +308,11 @@ LATENT_BACKENDS = {
 }
 
 
-def choose(needs: AttentionNeeds, *, latent: bool) -> AttentionBackend:
-    """The first backend that supports everything. Raises RefusedError if there is none."""
+def choose_backend(needs: AttentionNeeds, *, latent: bool) -> AttentionBackend:
+    """The first backend that supports the layer. Raises RefusedError if there is none.
+
+    `latent`: the layer caches the latent of MLA.
+    """
     card = f"{needs.capability[0]}.{needs.capability[1]}"
     for name in _latent_order(needs) if latent else _backend_order(needs):
         if latent:
@@ -315,8 +331,8 @@ def choose(needs: AttentionNeeds, *, latent: bool) -> AttentionBackend:
                 raise RefusedError(
                     f"a bfloat16 cache needs compute capability 8.0 or higher (this GPU has {card})"
                 )
-        fixed = _kernel_block(needs, needs.head_dim) if name == "FLASH_ATTN" else 0
-        return AttentionBackend(name=name, unit=unit, window_block=fixed)
+        window_block = _kernel_block(needs, needs.head_dim) if name == "FLASH_ATTN" else 0
+        return AttentionBackend(name=name, unit=unit, window_block=window_block)
     blocks = f", blocks of {needs.block_size}" if needs.block_size else ""
     raise RefusedError(
         f"no attention backend of vLLM takes head size {needs.head_dim}, {needs.dtype}, "
@@ -369,7 +385,7 @@ def _block_unit(name: str, needs: AttentionNeeds) -> int:
 
 
 def _flash_unit(needs: AttentionNeeds) -> int:
-    """The unit of FlashAttention's blocks; 0 if it does not support the layer."""
+    """The number of tokens that FlashAttention's blocks are a multiple of; 0 if it does not support the layer."""
     head_dim, major = needs.head_dim, needs.major
     if needs.capability < (8, 0) or needs.dtype == "float32" or needs.bidirectional:
         return 0
@@ -379,18 +395,14 @@ def _flash_unit(needs: AttentionNeeds) -> int:
     if needs.sinks and major not in {9, 10}:
         return 0
     if needs.quantized:
-        if needs.cache_dtype not in FLASH_FP8 or major not in {9, 10}:
-            return 0
-        is_supported_width = head_dim <= 128
-        if major == 9:
-            is_supported_width = head_dim <= 256 or head_dim == 512
-        if not is_supported_width:
+        supported_widths = {9: head_dim <= 256 or head_dim == 512, 10: head_dim <= 128}
+        if needs.cache_dtype not in FLASH_FP8 or not supported_widths.get(major):
             return 0
     return _kernel_block(needs, needs.model_head_dim or head_dim) or DEFAULT_BLOCK
 
 
 def _kernel_block(needs: AttentionNeeds, head_dim: int) -> int:
-    """The only block size of FlashAttention 4's kernels for wide heads; 0 if any size will do.
+    """The only block size that FlashAttention 4 has for these wide heads; 0 if its kernels take any size.
 
     flash_attn.py _get_sm90_fa4_fp8_kv_block_size, _get_fa4_hd256_block_size.
     """

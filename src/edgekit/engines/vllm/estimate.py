@@ -21,8 +21,8 @@ from edgekit.bill.types import (
     no_better_than,
 )
 from edgekit.engines.vllm.blocks import make_pool
-from edgekit.engines.vllm.models import attention_of, check_has, section_of
-from edgekit.engines.vllm.options import resolve, settle_length, with_load
+from edgekit.engines.vllm.models import cached_attention_of, check_support, section_of
+from edgekit.engines.vllm.options import resolve, resolve_length, with_load
 from edgekit.engines.vllm.prepared import prepare
 from edgekit.engines.vllm.types import (
     CUDA_CONTEXT_BYTES,
@@ -51,17 +51,16 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
 
     A request that does not fit into the pool is an answer: the fact `refused`, and no number of blocks.
     """
-    prepared = prepare(model)
-    notes = prepared.notes.get(lambda: check_has(model))
-    tokens = settle_length(model, load)
+    notes = check_support(model)
+    tokens = resolve_length(model, load)
     requested = with_load(setup, load)
     # Everything except the size of the pool depends only on this part of the setup.
     setup = replace(
         requested, gpu_memory_utilization=DEFAULT_UTILIZATION, kv_cache_memory_bytes=None
     )
     resolved = resolve(model, setup, tokens)
-    stage = prepared.fullest_stage.get(setup, lambda: fullest_stage(model, setup, resolved))
-    fixed = prepared.fixed_lines.get(
+    stage = fullest_stage(model, setup, resolved)
+    fixed = prepare(model).fixed_lines.get(
         (setup, resolved.max_num_batched_tokens, resolved.max_num_seqs),
         lambda: (
             *weight_lines(model, setup, resolved, stage),
@@ -219,7 +218,7 @@ def overhead_lines(
 
 def _width(layer: Layer, hidden: int) -> int:
     """Numbers per token in the wider half of a layer. Experts have rows for every expert chosen for the token."""
-    kind, mixer = attention_of(layer.mixer), 0
+    kind, mixer = cached_attention_of(layer.mixer), 0
     if isinstance(kind, LatentAttention):
         mixer = kind.heads * (3 * kind.key_dim + 2 * kind.value_dim)
     elif kind is not None:
@@ -247,7 +246,7 @@ def _rope_table(model: Model) -> tuple[int, int]:
         share = 1.0
     widths = set()
     for layer in model.geometry.layers:
-        kind = attention_of(layer.mixer)
+        kind = cached_attention_of(layer.mixer)
         if isinstance(kind, LatentAttention):
             widths.add(kind.rope_dim)
         elif kind is not None:

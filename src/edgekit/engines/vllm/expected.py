@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from edgekit.engines.vllm.models import attention_of, recurrent_of, vllm_model
+from edgekit.engines.vllm.models import cached_attention_of, recurrent_of, vllm_model
 from edgekit.engines.vllm.schemes import Scheme, SchemePlan
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu
 from edgekit.errors import RefusedError
@@ -129,7 +129,7 @@ def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
     ):
         return 0
     layer = None if tensor.layer is None else model.geometry.layers[tensor.layer]
-    kind = None if layer is None else attention_of(layer.mixer)
+    kind = None if layer is None else cached_attention_of(layer.mixer)
     kv_heads = getattr(kind, "kv_heads", 0)
     shape = on_rank(tensor, cast.ranks, kv_heads=kv_heads, state=recurrent_of(layer))
     scheme = _scheme(name, tensor, cast.plan)
@@ -210,7 +210,7 @@ def _is_first_of_fused(role: TensorRole, layer: Layer | None) -> bool:
 
 def attention_scale_bytes(kind: LayerKind, cast: Cast) -> int:
     """Scales that the quantisation method adds to each attention."""
-    attention = attention_of(kind)
+    attention = cached_attention_of(kind)
     if cast.plan is None or attention is None:
         return 0
     scheme = cast.plan.main

@@ -52,7 +52,7 @@ class VllmModel:
 
 @lru_cache(maxsize=256)
 def vllm_model(architecture: str) -> VllmModel:
-    """The facts about a model by its model_type; the defaults if it has no section."""
+    """The facts about a model by its model_type; the defaults if nothing is recorded for it."""
     section = section_by_name("vllm", ("config",)).get(architecture, {})
     facts = {key: value for key, value in section.items() if key not in {"classes", "dropped"}}
     return read_section(VllmModel, facts, {}, where=architecture)
@@ -69,8 +69,8 @@ def _classes() -> tuple[frozenset[str], Mapping[str, str]]:
     return classes, dropped
 
 
-def check_has(model: Model) -> tuple[str, ...]:
-    """Notes on support. Raises RefusedError for what vLLM 0.32 does not run."""
+def check_support(model: Model) -> tuple[str, ...]:
+    """Notes on how vLLM 0.32 supports the model. Raises RefusedError if it does not run it."""
     header = model.header
     if header.container is Container.GGUF:
         raise RefusedError(
@@ -98,23 +98,16 @@ def section_of(model: Model) -> Mapping[str, Any]:
     return text_section(model.header.config)
 
 
-def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
-    """The attention of a layer that owns a cache for it."""
-    match kind:
-        case Attention() | LatentAttention():
-            return kind
-        case HybridLayer():
-            return kind.attention
-        case _:
-            return None
+def cached_attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
+    """The attention of a layer that has a cache of its own; None for a layer that shares another one's, or has none."""
+    if isinstance(kind, HybridLayer):
+        return kind.attention
+    return kind if isinstance(kind, Attention | LatentAttention) else None
 
 
 def recurrent_of(layer: Layer | None) -> Recurrent | None:
     """The recurrence of a layer; None if it has none."""
-    match layer and layer.mixer:
-        case Recurrent() as recurrent:
-            return recurrent
-        case HybridLayer() as hybrid:
-            return hybrid.recurrent
-        case _:
-            return None
+    mixer = None if layer is None else layer.mixer
+    if isinstance(mixer, HybridLayer):
+        return mixer.recurrent
+    return mixer if isinstance(mixer, Recurrent) else None

@@ -12,13 +12,13 @@ from edgekit.engines.vllm.blocks import (
     AttentionBackend,
     AttentionNeeds,
     bytes_per_block,
-    choose,
+    choose_backend,
     group_members,
-    settle_blocks,
+    with_block_sizes,
 )
 from edgekit.engines.vllm.caches import Storage, boundary_layers, cache_members
 from edgekit.engines.vllm.expected import stages
-from edgekit.engines.vllm.models import attention_of, section_of, vllm_model
+from edgekit.engines.vllm.models import cached_attention_of, section_of, vllm_model
 from edgekit.engines.vllm.prepared import prepare
 from edgekit.engines.vllm.types import DTYPE_BYTES, ResolvedVllm, VllmSetup
 from edgekit.errors import RefusedError, UsageError
@@ -33,7 +33,7 @@ from edgekit.model.types import (
 )
 from edgekit.units import GIB
 
-LONG = 2**31  # a length that does not limit a step
+UNLIMITED_TOKENS = 2**31  # a length of requests that never limits a step
 DEFAULT_LENGTH = 2048  # if config.json states no context length
 _SHARED_NAMES = {"f16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
 _DTYPES = {"half": "float16", "float": "float32", **{name: name for name in DTYPE_BYTES}}
@@ -44,12 +44,10 @@ def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
 
     Raises RefusedError if vLLM would not start, UsageError for invalid flags.
     """
-    settled = prepare(model).resolved.get(setup, lambda: _resolve(model, setup))
+    resolved = prepare(model).resolved.get(setup, lambda: _resolve(model, setup))
     batched, seqs = batch_limits(setup, max_model_len)
-    if (batched, seqs) == (settled.max_num_batched_tokens, settled.max_num_seqs):
-        return settled
     return replace(
-        settled,
+        resolved,
         max_num_seqs=seqs,
         max_num_batched_tokens=batched,
         in_flight_tokens=batched * _batches_in_flight(setup),
@@ -57,16 +55,19 @@ def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
 
 
 def _resolve(model: Model, setup: VllmSetup) -> ResolvedVllm:
-    """The options for requests that are long enough not to limit the tokens of a step."""
+    """The options for requests that are long enough not to limit the tokens of a step.
+
+    Everything else in them is the same for requests of any length, so it is computed once.
+    """
     _check_setup(model, setup)
-    storage = settle_storage(model, setup)
+    storage = resolve_storage(model, setup)
     check_layers(model, storage.cache_dtype)
     backends = _backends(model, setup, storage)
     members = cache_members(model, storage)
-    block_size, members = settle_blocks(members, backends, setup.block_size, storage)
+    block_size, members = with_block_sizes(members, backends, setup.block_size, storage)
     groups = group_members(members, hybrid_manager=not setup.disable_hybrid_kv_cache_manager)
-    spans = stages(len(model.geometry.layers), setup.pipeline_parallel_size)
-    batched, seqs = batch_limits(setup, LONG)
+    all_stages = stages(len(model.geometry.layers), setup.pipeline_parallel_size)
+    batched, seqs = batch_limits(setup, UNLIMITED_TOKENS)
     return ResolvedVllm(
         dtype=storage.dtype,
         cache_dtype=storage.cache_dtype,
@@ -77,7 +78,7 @@ def _resolve(model: Model, setup: VllmSetup) -> ResolvedVllm:
         prefix_caching=storage.prefix_caching,
         backends=tuple(dict.fromkeys(backend.name for backend in backends)),
         groups=groups,
-        bytes_per_block=max(bytes_per_block(groups, span) for span in spans),
+        bytes_per_block=max(bytes_per_block(groups, stage) for stage in all_stages),
     )
 
 
@@ -93,35 +94,33 @@ def with_load(setup: VllmSetup, load: Load) -> VllmSetup:
     if load.cache_k is not None and setup.kv_cache_dtype == "auto":
         if load.cache_v is not None and load.cache_v != load.cache_k:
             raise RefusedError("vLLM uses one dtype for both keys and values")
-        name = _SHARED_NAMES.get(load.cache_k.name)
-        if name is None:
-            cache_dtypes.check_name(load.cache_k.name)
+        name = _SHARED_NAMES.get(load.cache_k.name, load.cache_k.name)
+        cache_dtypes.check_name(name)
         changes["kv_cache_dtype"] = name
     return replace(setup, **changes) if changes else setup
 
 
-def settle_length(model: Model, load: Load) -> int:
-    """The value of max_model_len. Raises RefusedError if it is beyond the model's context.
+def resolve_length(model: Model, load: Load) -> int:
+    """The value of max_model_len: the context of the load, else the model's own.
 
-    config/model.py _get_and_verify_max_len.
+    config/model.py _get_and_verify_max_len. Raises UsageError or RefusedError if the model does not have that context.
     """
-    geometry, section = model.geometry, section_of(model)
-    max_length = section.get("model_max_length")
-    if isinstance(max_length, bool) or not isinstance(max_length, int):
-        max_length = 0
-    window = max(geometry.trained_context or 0, geometry.native_context or 0)
+    geometry = model.geometry
+    model_context = max(geometry.trained_context or 0, geometry.native_context or 0)
     tokens = load.context_tokens
     if tokens is None:
         rope = geometry.rope
         if rope is not None and rope.type == "longrope" and rope.original_context:
             return rope.original_context
-        return window or DEFAULT_LENGTH
+        return model_context or DEFAULT_LENGTH
     if tokens < 1:
         raise UsageError(f"max_model_len must be at least 1 (got {tokens})")
-    if window and tokens > max(window, max_length):
+    stated = section_of(model).get("model_max_length")
+    stated_length = stated if isinstance(stated, int) and not isinstance(stated, bool) else 0
+    longest = max(model_context, stated_length)
+    if model_context and tokens > longest:
         raise RefusedError(
-            f"max_model_len {tokens:,} is longer than the model's context of "
-            f"{max(window, max_length):,} tokens"
+            f"max_model_len {tokens:,} is longer than the model's context of {longest:,} tokens"
         )
     return tokens
 
@@ -141,8 +140,8 @@ def _check_setup(model: Model, setup: VllmSetup) -> None:
                 f"{name} must be auto, {', '.join(DTYPE_BYTES)} (got {getattr(setup, name)!r})"
             )
     ranks = setup.tensor_parallel_size  # config/model.py verify_with_parallel_config
-    kinds = (attention_of(layer.mixer) for layer in model.geometry.layers)
-    heads = next((kind.heads for kind in kinds if kind is not None), 0)
+    attentions = (cached_attention_of(layer.mixer) for layer in model.geometry.layers)
+    heads = next((attention.heads for attention in attentions if attention is not None), 0)
     if heads % ranks:
         raise RefusedError(
             f"{heads} attention heads are not divisible by tensor parallel size {ranks}"
@@ -157,7 +156,7 @@ def _check_setup(model: Model, setup: VllmSetup) -> None:
 def check_layers(model: Model, cache_dtype: str) -> None:
     """Raises RefusedError for combinations of layers that vLLM's model code does not support."""
     mixers = [layer.mixer for layer in model.geometry.layers]
-    spans = {kind.span for mixer in mixers if (kind := attention_of(mixer)) is not None}
+    spans = {kind.span for mixer in mixers if (kind := cached_attention_of(mixer)) is not None}
     if vllm_model(model.geometry.architecture).all_windows_or_none and len(spans) > 1:
         raise RefusedError(
             "vLLM runs this model with a sliding window either in all layers or in none"
@@ -171,9 +170,9 @@ def check_layers(model: Model, cache_dtype: str) -> None:
         raise RefusedError("TurboQuant needs attention-only layers, and this model has none")
 
 
-def settle_storage(model: Model, setup: VllmSetup) -> Storage:
+def resolve_storage(model: Model, setup: VllmSetup) -> Storage:
     """The dtypes of caches and states that vLLM chooses for the flags, the GPU and the checkpoint."""
-    dtype, facts = settle_dtype(model, setup), vllm_model(model.geometry.architecture)
+    dtype, facts = resolve_dtype(model, setup), vllm_model(model.geometry.architecture)
     mixers = [layer.mixer for layer in model.geometry.layers]
     is_blackwell = setup.gpu.major == 10
     cache_dtype = setup.kv_cache_dtype
@@ -196,7 +195,7 @@ def settle_storage(model: Model, setup: VllmSetup) -> Storage:
     prefix_caching = setup.enable_prefix_caching
     if prefix_caching is None:  # off in models with recurrences only (is_prefix_caching_supported)
         has_states = any(mixer.states for mixer in mixers)
-        has_attention = any(attention_of(mixer) is not None for mixer in mixers)
+        has_attention = any(cached_attention_of(mixer) is not None for mixer in mixers)
         prefix_caching = has_attention or not has_states
     skipped_layers: frozenset[int] = frozenset()
     if cache_dtype.startswith("turboquant_"):
@@ -214,10 +213,10 @@ def settle_storage(model: Model, setup: VllmSetup) -> Storage:
     )
 
 
-def settle_dtype(model: Model, setup: VllmSetup) -> str:
-    """The dtype of the model: bfloat16 needs Ampere, and a few models cannot run in float16.
+def resolve_dtype(model: Model, setup: VllmSetup) -> str:
+    """The dtype of the model: the one in the flags or the config, unless that is float32 or the GPU lacks it.
 
-    config/model.py _get_and_verify_dtype.
+    bfloat16 needs Ampere, and a few models cannot run in float16 (config/model.py _get_and_verify_dtype).
     """
     supported = ["float16", "float32"]
     if setup.gpu.capability >= (8, 0):
@@ -231,8 +230,8 @@ def settle_dtype(model: Model, setup: VllmSetup) -> str:
         if dtype not in supported:
             raise RefusedError(f"{setup.gpu.name or 'this GPU'} cannot run this model in {dtype}")
         return dtype
-    parts = (model.header.config, section_of(model))
-    values = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    sections = (model.header.config, section_of(model))
+    values = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
     names = (str(value or "").removeprefix("torch.") for value in values)
     configured = next((_DTYPES[name] for name in names if name in _DTYPES), "float32")
     return configured if configured in supported and configured != "float32" else supported[0]
@@ -241,15 +240,17 @@ def settle_dtype(model: Model, setup: VllmSetup) -> str:
 def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[AttentionBackend, ...]:
     """The backends of the layers, each once, in the order of the layers."""
     facts = vllm_model(model.geometry.architecture)
-    attention = [
-        (layer.index, kind)
+    attentions = [
+        (layer.index, attention)
         for layer in model.geometry.layers
-        if (kind := attention_of(layer.mixer)) is not None
+        if (attention := cached_attention_of(layer.mixer)) is not None
     ]
-    widths = (kind.key_dim for _, kind in attention if isinstance(kind, Attention))
-    kind_of_model = vllm_model(str(model.header.config.get("model_type")))
-    is_vision = section_of(model).get("use_bidirectional_attention") == "vision"
-    is_bidirectional = is_vision or kind_of_model.pictures_see_each_other
+    widths = (attention.key_dim for _, attention in attentions if isinstance(attention, Attention))
+    is_bidirectional = (
+        section_of(model).get("use_bidirectional_attention") == "vision"
+        # recorded for the type of the whole model, which may differ from that of its text section
+        or vllm_model(str(model.header.config.get("model_type"))).pictures_see_each_other
+    )
     base = AttentionNeeds(
         capability=setup.gpu.capability,
         dtype=storage.dtype,
@@ -264,18 +265,18 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Attenti
         flashinfer=setup.flashinfer,
     )
     distinct_needs: dict[tuple[AttentionNeeds, bool], None] = {}
-    for index, kind in attention:
-        latent, head_dim = False, kind.key_dim
-        if facts.keeps_latent and isinstance(kind, LatentAttention):
-            latent, head_dim = True, kind.latent_dim + kind.rope_dim
+    for index, attention in attentions:
+        latent, head_dim = False, attention.key_dim
+        if facts.keeps_latent and isinstance(attention, LatentAttention):
+            latent, head_dim = True, attention.latent_dim + attention.rope_dim
         needs = replace(
             base,
             head_dim=head_dim,
-            sliding=kind.span is Span.WINDOW,
+            sliding=attention.span is Span.WINDOW,
             cache_dtype="auto" if index in storage.skipped_layers else storage.cache_dtype,
         )
         distinct_needs[needs, latent] = None
-    backends = [choose(needs, latent=latent) for needs, latent in distinct_needs]
+    backends = [choose_backend(needs, latent=latent) for needs, latent in distinct_needs]
     if storage.sparse:
         backends.append(AttentionBackend(name="DEEPSEEK_V32_INDEXER", unit=64))  # mla/indexer.py
     return tuple(dict.fromkeys(backends))
@@ -300,8 +301,5 @@ def batch_limits(setup: VllmSetup, max_model_len: int) -> tuple[int, int]:
 
 
 def _batches_in_flight(setup: VllmSetup) -> int:
-    """One batch per pipeline stage, and one more with asynchronous scheduling.
-
-    config/vllm.py max_concurrent_batches.
-    """
-    return setup.pipeline_parallel_size + (1 if setup.async_scheduling else 0)
+    """config/vllm.py max_concurrent_batches: one per pipeline stage, and one more with asynchronous scheduling."""
+    return setup.pipeline_parallel_size + setup.async_scheduling

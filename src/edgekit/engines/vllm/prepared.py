@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgekit.model.types import Cached, CachedBy
+from edgekit.model.types import CachedBy
 
 if TYPE_CHECKING:
     from edgekit.bill.types import MemoryLine
@@ -12,19 +12,17 @@ if TYPE_CHECKING:
     from edgekit.engines.vllm.types import ResolvedVllm, VllmSetup
     from edgekit.model.types import Model
 
-    # Tensor parallel size, quantization, compute capability, dtype.
+    # Tensor parallel size, quantization, compute capability and dtype.
     RankWeightsKey = tuple[int, str | None, tuple[int, int], str]
-    # Setup, maximum tokens and sequences of a step.
+    # The setup, and the maximum numbers of tokens and of sequences in one step.
     FixedLinesKey = tuple[VllmSetup, int, int]
 
 
 class VllmPrepared:
-    """Results that are computed at first use and kept with the model."""
+    """Results of vLLM's rules that are computed at first use and kept as long as the model."""
 
     def __init__(self) -> None:
-        self.notes: Cached[tuple[str, ...]] = Cached()
         self.resolved: CachedBy[VllmSetup, ResolvedVllm] = CachedBy()
-        self.fullest_stage: CachedBy[VllmSetup, range] = CachedBy()
         self.fixed_lines: CachedBy[FixedLinesKey, tuple[MemoryLine, ...]] = CachedBy()
         self.weights: CachedBy[RankWeightsKey, VllmWeights] = CachedBy()
 

@@ -27,7 +27,7 @@ from edgekit.engines.vllm.expected import (
     router_in_f32,
     stages,
 )
-from edgekit.engines.vllm.models import attention_of, recurrent_of, vllm_model
+from edgekit.engines.vllm.models import cached_attention_of, recurrent_of, vllm_model
 from edgekit.engines.vllm.prepared import prepare
 from edgekit.engines.vllm.schemes import MIN_CAPABILITY, read_plan
 from edgekit.engines.vllm.types import DTYPE_BYTES, ResolvedVllm, VllmSetup
@@ -315,7 +315,7 @@ def _element_bytes(model: Model, stored: _StoredTensor, cast: Cast) -> int:
 def _rank_share(stored: _StoredTensor, cast: Cast) -> Fraction:
     """The part of the tensor that one rank has."""
     cut, tensor = _cut_of(stored), stored.tensor
-    kind = None if stored.layer is None else attention_of(stored.layer.mixer)
+    kind = None if stored.layer is None else cached_attention_of(stored.layer.mixer)
     heads, kv_heads = getattr(kind, "heads", 0), getattr(kind, "kv_heads", 0)
     if cut is Cut.VOCABULARY and tensor.shape:
         return Fraction(padded(tensor.shape[0]), tensor.shape[0] * cast.ranks)
