@@ -7,6 +7,7 @@ and the model files @ 0.32.0.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from edgekit.model.types import (
 from edgekit.units import Basis
 
 F32_BYTES = 4
-# Linear layers that vLLM never quantises.
+# Matrices that vLLM never quantises.
 _NEVER_QUANTIZED = frozenset(
     {
         TensorRole.EMBEDDING,
@@ -38,11 +39,12 @@ _NEVER_QUANTIZED = frozenset(
         TensorRole.INDEX_WEIGHTS,
     }
 )
-# The second and third of matrices that vLLM fuses: extra parameters of the fused one are counted with the first.
+# vLLM fuses these with another matrix, which counts the extra parameters of both: queries, or a state's input.
 _FUSED_AFTER_FIRST = frozenset({TensorRole.KEY, TensorRole.VALUE, TensorRole.STATE_GATE})
+# vLLM fuses these with the gate, if there is one.
 _FUSED_AFTER_GATE = frozenset({TensorRole.UP, TensorRole.SHARED_UP})
 EXPERT_ROLES = frozenset({TensorRole.EXPERT_GATE, TensorRole.EXPERT_UP, TensorRole.EXPERT_DOWN})
-# Number of checkpoint matrices in one expected tensor.
+# The number of checkpoint matrices in one expected tensor of a recurrence; 1 if not listed.
 _PARTS: Mapping[tuple[TensorRole, Cell], int] = {
     (TensorRole.STATE_IN, Cell.MAMBA): 2,
     (TensorRole.STATE_IN, Cell.MAMBA2): 5,
@@ -54,17 +56,17 @@ _PARTS: Mapping[tuple[TensorRole, Cell], int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """How weights are stored on one rank."""
+    """What decides how weights are stored on one rank."""
 
     dtype: str
     ranks: int
     gpu: Gpu
-    plan: SchemePlan | None
+    plan: SchemePlan | None  # None: not quantised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmWeights:
-    """Bytes of each layer, and of what comes before and after the layers."""
+    """Bytes on one rank of each layer, and of everything before and after the layers."""
 
     before_bytes: int
     layer_bytes: tuple[int, ...]
@@ -82,28 +84,27 @@ class VllmWeights:
 
 
 def expected_weights(model: Model, cast: Cast) -> VllmWeights:
-    """The weights on one rank by the tensors of the architecture.
+    """The weights on one rank by the tensors that the architecture should have, in their order in the model.
 
     Raises UnknownArchitectureError if they do not follow from the config.
     """
     geometry = model.geometry
-    sizes = [0] * len(geometry.layers)
-    outside = [0, 0]  # bytes before and after the layers
-    is_after_layers = False
+    layer_bytes = [attention_scale_bytes(layer.mixer, cast) for layer in geometry.layers]
+    before_bytes = after_bytes = 0
+    has_reached_layers = False
     for tensor in expected_tensors(geometry, model.header.config):
         size = _tensor_bytes(model, tensor, cast)
-        if tensor.layer is None:
-            outside[is_after_layers] += size
+        if tensor.layer is not None:
+            has_reached_layers = True
+            layer_bytes[tensor.layer] += size
+        elif has_reached_layers:
+            after_bytes += size
         else:
-            is_after_layers = True
-            sizes[tensor.layer] += size
-    if cast.plan is not None:
-        for layer in geometry.layers:
-            sizes[layer.index] += attention_scale_bytes(layer.mixer, cast)
+            before_bytes += size
     return VllmWeights(
-        before_bytes=outside[0],
-        layer_bytes=tuple(sizes),
-        after_bytes=outside[1],
+        before_bytes=before_bytes,
+        layer_bytes=tuple(layer_bytes),
+        after_bytes=after_bytes,
         basis=cast.plan.basis if cast.plan else Basis.EXACT,
         tied=geometry.tied_embeddings is True,
         online=cast.plan is not None and cast.plan.online,
@@ -121,27 +122,24 @@ def expected_bytes(
 
 def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
     """Bytes of an expected tensor on one rank."""
-    name = model.geometry.architecture
-    if (
-        tensor.role is TensorRole.HEAD
-        and tensor.kind is TensorKind.BIAS
-        and vllm_model(name).head_without_bias
-    ):
+    architecture = model.geometry.architecture
+    facts = vllm_model(architecture)
+    if (tensor.role, tensor.kind) == (TensorRole.HEAD, TensorKind.BIAS) and facts.head_without_bias:
         return 0
     layer = None if tensor.layer is None else model.geometry.layers[tensor.layer]
-    kind = None if layer is None else cached_attention_of(layer.mixer)
-    kv_heads = getattr(kind, "kv_heads", 0)
+    attention = None if layer is None else cached_attention_of(layer.mixer)
+    kv_heads = getattr(attention, "kv_heads", 0)
     shape = on_rank(tensor, cast.ranks, kv_heads=kv_heads, state=recurrent_of(layer))
-    scheme = _scheme(name, tensor, cast.plan)
+    scheme = _scheme(architecture, tensor, cast.plan)
     if scheme is not None:
         return tensor.count * _quantized_bytes(tensor, shape, layer, cast, scheme)
     match tensor.role, tensor.kind:
         case TensorRole.STATE_A, _:
             is_f32 = True
         case TensorRole.ROUTER, TensorKind.BIAS:
-            is_f32 = not vllm_model(name).router_bias_as_model
+            is_f32 = not facts.router_bias_as_model
         case TensorRole.ROUTER, _:
-            is_f32 = router_in_f32(name, cast.gpu)
+            is_f32 = router_in_f32(architecture, cast.gpu)
         case TensorRole.INDEX_KEY, TensorKind.NORM | TensorKind.BIAS:
             is_f32 = True
         case _:
@@ -149,14 +147,14 @@ def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
     return math.prod(shape) * tensor.count * (F32_BYTES if is_f32 else DTYPE_BYTES[cast.dtype])
 
 
-def router_in_f32(name: str, gpu: Gpu) -> bool:
+def router_in_f32(architecture: str, gpu: Gpu) -> bool:
     """Whether vLLM stores the router of this architecture in f32."""
     has_kernel = gpu.capability == (9, 0) or gpu.major == 10  # gate_linear.py GateLinear
-    facts = vllm_model(name)
+    facts = vllm_model(architecture)
     return facts.router_f32 or (facts.router_f32_without_kernel and not has_kernel)
 
 
-def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Scheme | None:
+def _scheme(architecture: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Scheme | None:
     """The scheme of a tensor; None if it is not quantised."""
     scheme = None if plan is None else plan.scheme_for(tensor.role, tensor.layer)
     if scheme is None:
@@ -167,7 +165,7 @@ def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Schem
     if scheme.experts_only or tensor.role in _NEVER_QUANTIZED or len(tensor.shape) != 2:
         return None
     if tensor.role is TensorRole.ROUTER:
-        return scheme if vllm_model(name).quantized_router else None
+        return scheme if vllm_model(architecture).quantized_router else None
     return scheme if tensor.kind is TensorKind.LINEAR else None
 
 
@@ -177,12 +175,13 @@ def _quantized_bytes(
     """Bytes of one matrix (or padded bias) with its scales and other parameters."""
     role, dtype_bytes = tensor.role, DTYPE_BYTES[cast.dtype]
     if scheme.method == "mxfp4":
-        # oracle/mxfp4.py: Marlin pads experts to 128 and the hidden width to 256, Triton experts to 64
-        units = (64, 1) if cast.gpu.major in {9, 10} else (128, 256)
+        # oracle/mxfp4.py: Triton pads the width of experts to 64, Marlin to 128 and the hidden width to 256
+        expert_unit, hidden_unit = (64, 1) if cast.gpu.major in {9, 10} else (128, 256)
+        units = (expert_unit, hidden_unit)
         if role is TensorRole.EXPERT_DOWN:
-            units = units[::-1]
+            units = (hidden_unit, expert_unit)
         shape = tuple(-(-size // unit) * unit for size, unit in zip(shape, units, strict=False))
-    if len(shape) == 1:
+    if len(shape) == 1:  # a bias
         return shape[0] * dtype_bytes
     size = scheme.matrix_bytes(shape[0], shape[1], dtype_bytes)
     if role in EXPERT_ROLES:
@@ -197,7 +196,7 @@ def _quantized_bytes(
 
 
 def _is_first_of_fused(role: TensorRole, layer: Layer | None) -> bool:
-    """Whether the matrix is not fused, or is the first of those that vLLM fuses."""
+    """Whether vLLM does not fuse the matrix with others, or fuses it as the first of them."""
     if role in _FUSED_AFTER_FIRST:
         return False
     if role in _FUSED_AFTER_GATE and layer is not None:
@@ -209,7 +208,7 @@ def _is_first_of_fused(role: TensorRole, layer: Layer | None) -> bool:
 
 
 def attention_scale_bytes(kind: LayerKind, cast: Cast) -> int:
-    """Scales that the quantisation method adds to each attention."""
+    """Bytes of the scales that the quantisation method adds to an attention layer."""
     attention = cached_attention_of(kind)
     if cast.plan is None or attention is None:
         return 0
@@ -223,7 +222,7 @@ VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZ
 
 
 class Cut(enum.Enum):
-    """What of a tensor is divided among the ranks."""
+    """How a tensor is divided among the ranks."""
 
     VOCABULARY = "rows, padded first"
     COLUMN = "rows"
@@ -268,7 +267,10 @@ CUTS: Mapping[TensorRole, Cut] = {
 def on_rank(
     tensor: ExpectedTensor, ranks: int, *, kv_heads: int = 0, state: Recurrent | None = None
 ) -> tuple[int, ...]:
-    """The shape of the tensor on one rank. Raises RefusedError if it cannot be split evenly."""
+    """The shape of the tensor on one rank. Raises RefusedError if it cannot be split evenly.
+
+    `kv_heads` and `state` are those of its layer: the KV heads of its attention (0: unknown), and its recurrence.
+    """
     rows, *other_sizes = tensor.shape
     is_mamba2 = state is not None and state.cell is Cell.MAMBA2
     cut = CUTS.get(tensor.role, Cut.WHOLE)
@@ -306,13 +308,13 @@ def padded(vocabulary: int) -> int:
 
 
 def stages(layers: int, count: int) -> tuple[range, ...]:
-    """The layers of each pipeline stage.
+    """The layers of each of `count` pipeline stages.
 
-    Layers that cannot be divided evenly go to the stages before the last, one each, from the back: the last has the
-    head.
+    If the layers cannot be divided evenly, the stages before the last have one more each, counted from the back: the
+    last one has the head. Ten layers in four stages: 2, 3, 3, 2.
     """
     sizes = [layers // count] * count
     for from_end in range(2, layers % count + 2):
         sizes[-from_end] += 1
-    starts = [sum(sizes[:index]) for index in range(count)]
-    return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
+    ends = tuple(itertools.accumulate(sizes))
+    return tuple(range(end - size, end) for end, size in zip(ends, sizes, strict=True))

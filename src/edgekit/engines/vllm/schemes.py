@@ -45,18 +45,21 @@ class Scheme:
     method: str
     weight_bits: int
     group: int = 0  # numbers of a row that share a scale; -1: the whole row, 0: no such scales
-    scale_bytes: int | None = None  # of such a scale; None: the model's dtype
-    zero_bits: int = 0  # of a zero point for each scale
+    scale_bytes: int | None = None  # size of a scale of a group; None: in the model's dtype
+    zero_bits: int = 0  # size of the zero point of a group; 0: no zero points
     block: tuple[int, int] | None = None  # rows and columns that share an f32 scale
+    # Further parameters:
     part_bytes: int = 0  # for each matrix of the checkpoint
-    input_bytes: int = 0  # for each matrix, but once for gate and up of an expert
-    linear_bytes: int = 0  # for each fused matrix
-    attention_bytes: int = 0  # for each attention
-    attention_numbers: int = 0  # numbers in the model's dtype for each attention
-    latent_numbers: int = 0  # numbers in the model's dtype for each latent attention
+    input_bytes: int = (
+        0  # for each matrix of the checkpoint, but only one for gate and up of an expert
+    )
+    linear_bytes: int = 0  # for each linear layer, which may consist of several fused matrices
+    attention_bytes: int = 0  # for each attention layer
+    attention_numbers: int = 0  # for each attention layer, in the model's dtype
+    latent_numbers: int = 0  # for each latent attention layer, in the model's dtype
     expert_bytes: int = 0  # for each expert
-    expert_biases: bool = False  # every expert has biases, used or not
-    experts_only: bool = False
+    expert_biases: bool = False  # biases for every expert, even if the checkpoint has none
+    experts_only: bool = False  # other matrices are not quantised
     basis: Basis = Basis.EXACT
 
     def matrix_bytes(self, out: int, into: int, dtype_bytes: int) -> int:
@@ -69,9 +72,9 @@ class Scheme:
                     f"a row of {into} numbers cannot be divided into groups of {group}: "
                     "tensor parallel size or group size is too large"
                 )
-            scale = dtype_bytes if self.scale_bytes is None else self.scale_bytes
-            groups = into // group
-            size += out * groups * scale + out * groups * self.zero_bits // 8
+            groups = out * (into // group)
+            scale_bytes = dtype_bytes if self.scale_bytes is None else self.scale_bytes
+            size += groups * scale_bytes + groups * self.zero_bits // 8
         if self.block is not None:
             rows, columns = self.block
             size += -(-out // rows) * -(-into // columns) * 4
@@ -82,23 +85,21 @@ class Scheme:
 class SchemePlan:
     """Which scheme each matrix gets."""
 
-    # The first entry that lists a matrix applies; None: all matrices.
+    # The first entry that lists a matrix applies; None lists all matrices.
     schemes: tuple[tuple[ListedModules | None, Scheme], ...]
-    ignored: ListedModules
+    ignored: ListedModules  # modules that are not quantised
     online: bool = False  # the files have plain numbers, which vLLM quantises while loading
 
     @property
     def main(self) -> Scheme:
-        """The scheme that decides the extra parameters of attention."""
+        """The first scheme, which decides the extra parameters of attention and of experts."""
         return self.schemes[0][1]
 
     @property
     def basis(self) -> Basis:
-        """How certain the schemes are; less if modules had to be matched by name."""
-        kinds = [scheme.basis for _, scheme in self.schemes]
-        if len(kinds) > 1:  # the scheme of a module is found by its name
-            kinds.append(Basis.MODELLED)
-        return weakest(kinds)
+        """How certain the schemes are. If there are several, matrices are matched by name, which is MODELLED."""
+        bases = [scheme.basis for _, scheme in self.schemes]
+        return weakest(bases if len(bases) == 1 else [*bases, Basis.MODELLED])
 
     def scheme_for(self, role: TensorRole, layer: int | None) -> Scheme | None:
         """The scheme of a matrix; None if it is not quantised."""
@@ -119,7 +120,7 @@ _COMPRESSED = Scheme(
 def read_plan(
     config: Mapping[str, Any], architecture: str, requested: str | None
 ) -> SchemePlan | None:
-    """The schemes of a checkpoint, or of `requested` if its numbers are plain; None if nothing is quantised.
+    """The schemes of a checkpoint; those of the method `requested` if its numbers are plain; None: not quantised.
 
     Raises RefusedError for a method that vLLM 0.32 does not have.
     """
@@ -156,7 +157,10 @@ def _read_names(value: object) -> list[str]:
 
 
 def _online_scheme(requested: str | None) -> Scheme | None:
-    """The scheme of a plain checkpoint that vLLM quantises while loading; None: not quantised."""
+    """The scheme of a plain checkpoint that vLLM quantises while loading; None: not quantised.
+
+    Raises RefusedError for a method that cannot quantise while loading.
+    """
     if requested is None:
         return None
     if requested.startswith("fp8"):
@@ -173,7 +177,10 @@ def _online_scheme(requested: str | None) -> Scheme | None:
 def _read_schemes(
     method: str, quantization: Mapping[str, Any], architecture: str
 ) -> Iterator[tuple[ListedModules | None, Scheme]]:
-    """The schemes of a method, each with the modules it applies to; None: all others."""
+    """The schemes of a method, each with the modules that it applies to; None: all others.
+
+    Raises RefusedError for a number of bits that vLLM has no kernel for.
+    """
     if "awq" in method or "gptq" in method:
         is_gptq = "gptq" in method
         bits = quantization.get("bits") or quantization.get("w_bit")
@@ -240,13 +247,13 @@ def _group_scheme(
     if not isinstance(weights, Mapping) or not _is_size(bits) or bits not in {4, 8}:
         return replace(base, basis=Basis.ASSUMED)
     stated_size = weights.get("group_size")
-    size = stated_size if isinstance(stated_size, int) and stated_size > 0 else None
+    group_size = stated_size if isinstance(stated_size, int) and stated_size > 0 else None
     storage_format = str(group.get("format") or quantization.get("format"))
     if weights.get("type") == "int" and "pack" in storage_format:
         return replace(
             base,
             weight_bits=bits,
-            group=size or -1,
+            group=group_size or -1,
             zero_bits=0 if weights.get("symmetric", True) else bits,
             linear_bytes=16,  # the shape before packing
             expert_bytes=8,
@@ -267,8 +274,8 @@ def _group_scheme(
             return replace(scaled, group=-1, scale_bytes=4)
         case "block":
             return replace(scaled, block=_read_pair(weights.get("block_structure")) or (128, 128))
-        case "group" if size is not None:
-            return replace(scaled, group=size)
+        case "group" if group_size is not None:
+            return replace(scaled, group=group_size)
         case _:
             return replace(scaled, part_bytes=4)
 
@@ -283,8 +290,9 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+# How families call the module of a tensor, without the number of its layer.
 # fmt: off
-LEAVES: Mapping[TensorRole, tuple[str, ...]] = {
+_MODULE_NAMES: Mapping[TensorRole, tuple[str, ...]] = {
     TensorRole.QUERY: ("self_attn.q_proj", "self_attn.qkv_proj", "mixer.q_proj"),
     TensorRole.KEY: ("self_attn.k_proj", "self_attn.qkv_proj", "mixer.k_proj"),
     TensorRole.VALUE: ("self_attn.v_proj", "self_attn.qkv_proj", "mixer.v_proj"),
@@ -316,7 +324,7 @@ LEAVES: Mapping[TensorRole, tuple[str, ...]] = {
     TensorRole.STATE_OUT: ("linear_attn.out_proj", "mamba.out_proj", "mixer.out_proj", "conv.out_proj"),
 }
 # fmt: on
-_OUTSIDE_MLP = dict.fromkeys(
+_EXPERTS_OUTSIDE_MLP = dict.fromkeys(
     (TensorRole.EXPERT_GATE, TensorRole.EXPERT_UP, TensorRole.EXPERT_DOWN), ("experts",)
 )
 MOST_PATTERNS = 20_000  # real lists have a few thousand: some modules of every layer
@@ -326,31 +334,37 @@ class ListedModules:
     """The modules that a list of patterns in a config names, as roles of tensors in each layer."""
 
     def __init__(self, patterns: Sequence[str], architecture: str) -> None:
-        moved_experts = _OUTSIDE_MLP if vllm_model(architecture).experts_outside_mlp else {}
-        leaves = {**LEAVES, **moved_experts}
-        self._roles: dict[int | None, set[TensorRole]] = {}
+        module_names = dict(_MODULE_NAMES)
+        if vllm_model(architecture).experts_outside_mlp:
+            module_names |= _EXPERTS_OUTSIDE_MLP
         roles_by_module: dict[str, set[TensorRole]] = {}
+        self._roles: dict[int | None, set[TensorRole]] = {}  # by layer; None: in every layer
         for pattern in patterns[:MOST_PATTERNS]:
             layer, module = _parse_pattern(pattern)
-            if module not in roles_by_module:  # compared by whole segments of the name
+            if module not in roles_by_module:
                 roles_by_module[module] = {
                     role
-                    for role, names in leaves.items()
+                    for role, names in module_names.items()
+                    # "experts" names part of "mlp.experts", but not of "mlp.shared_experts"
                     if module and any(f".{module}." in f".{name}." for name in names)
                 }
             self._roles.setdefault(layer, set()).update(roles_by_module[module])
 
     def covers(self, role: TensorRole, layer: int | None) -> bool:
-        return any(role in self._roles.get(place, ()) for place in (None, layer))
+        """Whether the list names the module of this tensor, in this layer or in every layer."""
+        return role in self._roles.get(None, ()) or role in self._roles.get(layer, ())
 
 
 def _parse_pattern(pattern: str) -> tuple[int | None, str]:
-    """The layer and the module that a pattern names: "model.layers.3.mlp.gate" -> (3, "mlp.gate")."""
+    """The layer and the module that a pattern names: "model.layers.3.mlp.gate" -> (3, "mlp.gate").
+
+    The layer is None if the pattern has no number: "lm_head" -> (None, "lm_head").
+    """
     text = pattern.removeprefix("re:").replace("\\", "").replace(".*", "*").replace("d+", "*")
     text = text.strip("^$*.()")
-    _, separator, tail = text.rpartition("layers.")
+    _, separator, after_layers = text.rpartition("layers.")
     if not separator:
         return None, text
-    number, _, module = tail.partition(".")
+    number, _, module = after_layers.partition(".")
     layer = int(number) if number.isdecimal() and len(number) < 6 else None
     return layer, module.strip("*.")

@@ -1,7 +1,7 @@
 """The weights of one rank as memory lines: by the tensors in the files, else by the tensors of the architecture.
 
-Tensors in the files are recognised by the last parts of their names, which are the same in all families, and corrected
-for what vLLM does not load, fuses, pads or stores in f32. Unrecognised tensors count in full on every rank, so the
+Tensors in the files are recognised by the last parts of their names, which are the same in all families. vLLM does not
+load some of them, and fuses, pads or stores others in f32. Unrecognised tensors count in full on every rank, so the
 total errs on the high side.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from edgekit.bill.types import Component, MemoryLine, weakest
+from edgekit.bill.types import Component, MemoryLine, modelled_line, weakest
 from edgekit.engines.vllm.expected import (
     EXPERT_ROLES,
     F32_BYTES,
@@ -39,11 +39,11 @@ from edgekit.model.hyperparameters import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECT
 from edgekit.model.types import Cell, Layer, Model
 from edgekit.units import Basis
 
-# From config.json alone: equal to what vLLM's own classes allocated in 1,188 of 1,189 cases.
+# Error bound of weights from config.json alone, which equal what vLLM's own classes allocated in 1,188 of 1,189 cases.
 EXPECTED_WITHIN = 0.005
 TOWERS_WITHIN = 0.15
 UNKNOWN_TOWER_PARAMETERS = 450_000_000  # SigLIP so400m, the most common tower
-SMALL_TABLES = 1.09  # factor for patches, positions, norms and biases
+SMALL_TABLES = 1.09  # factor for patches, positions, norms and biases of a tower
 _THREE_MATRICES = frozenset({"qwen2_5_vl", "gemma4", "pixtral", "mistral3"})  # gated feed-forward
 
 
@@ -79,20 +79,22 @@ def _compute_weights(model: Model, setup: VllmSetup, dtype: str) -> VllmWeights:
         return expected_weights(model, cast)
     if plan is None or not plan.online:
         return stored_weights(model, cast)
-    # the plain tensors in the files, minus the savings of the linear layers (quantization/online/fp8.py)
-    plain = replace(cast, plan=None)
-    stored = replace(stored_weights(model, plain), online=True)
+    # the plain tensors in the files, minus what quantising the linear layers saves (quantization/online/fp8.py)
+    plain_cast = replace(cast, plan=None)
+    stored = replace(stored_weights(model, plain_cast), online=True)
     try:
-        before, after = expected_weights(model, plain), expected_weights(model, cast)
+        plain, quantized = expected_weights(model, plain_cast), expected_weights(model, cast)
     except UnknownArchitectureError:  # unknown which tensors are linear layers: an upper bound
         return replace(stored, basis=Basis.ASSUMED)
-    layers = zip(stored.layer_bytes, before.layer_bytes, after.layer_bytes, strict=True)
+    layers = zip(stored.layer_bytes, quantized.layer_bytes, plain.layer_bytes, strict=True)
     return replace(
         stored,
-        before_bytes=stored.before_bytes + after.before_bytes - before.before_bytes,
-        layer_bytes=tuple(size + to_bytes - from_bytes for size, from_bytes, to_bytes in layers),
-        after_bytes=stored.after_bytes + after.after_bytes - before.after_bytes,
-        basis=after.basis,
+        before_bytes=stored.before_bytes + quantized.before_bytes - plain.before_bytes,
+        layer_bytes=tuple(
+            size + quantized_bytes - plain_bytes for size, quantized_bytes, plain_bytes in layers
+        ),
+        after_bytes=stored.after_bytes + quantized.after_bytes - plain.after_bytes,
+        basis=quantized.basis,
     )
 
 
@@ -107,12 +109,11 @@ def weight_lines(
         because += f", linear layers quantised to {setup.quantization} while loading"
     if setup.tensor_parallel_size > 1:
         because += f", one of {setup.tensor_parallel_size} ranks"
-    basis = weakest((weights.basis, model.geometry.basis))
-    if not has_tensors:
-        basis = weakest((basis, Basis.MODELLED))
-    inside = sum(weights.layer_bytes[stage.start : stage.stop])
-    outside = weights.of_stage(stage, len(model.geometry.layers)) - inside
-    sizes = [(None, outside), *((index, weights.layer_bytes[index]) for index in stage)]
+    at_best = Basis.EXACT if has_tensors else Basis.MODELLED
+    basis = weakest((weights.basis, model.geometry.basis, at_best))
+    inside_bytes = sum(weights.layer_bytes[index] for index in stage)
+    outside_bytes = weights.of_stage(stage, len(model.geometry.layers)) - inside_bytes
+    sizes = [(None, outside_bytes), *((index, weights.layer_bytes[index]) for index in stage)]
     lines = [
         MemoryLine(
             component=Component.WEIGHTS,
@@ -125,25 +126,23 @@ def weight_lines(
         )
         for layer, size in sizes
     ]
-    towers = 0
-    if not has_tensors and stage.start == 0:
-        towers = tower_parameters(model.header.config, model.geometry.hidden)
+    if (
+        has_tensors or stage.start
+    ):  # the files have the tensors of the towers, the first stage loads them
+        return tuple(lines)
+    towers = tower_parameters(model.header.config, model.geometry.hidden)
     if towers:
-        lines.append(
-            MemoryLine(
-                component=Component.WEIGHTS,
-                size_bytes=towers * DTYPE_BYTES[resolved.dtype],
-                pool=DEVICE,
-                basis=Basis.MODELLED,
-                because=f"vision and audio towers: about {towers:,} parameters, a full copy on every rank",
-                within=TOWERS_WITHIN,
-            )
-        )
+        because = f"vision and audio towers: about {towers:,} parameters, a full copy on every rank"
+        size = towers * DTYPE_BYTES[resolved.dtype]
+        lines.append(modelled_line(Component.WEIGHTS, size, TOWERS_WITHIN, because))
     return tuple(lines)
 
 
 def tower_parameters(config: Mapping[str, Any], hidden: int) -> int:
-    """The estimated number of parameters of all vision and audio towers; 0 without towers."""
+    """The estimated number of parameters of all vision and audio towers; 0 without towers.
+
+    `hidden`: the hidden width of the language model.
+    """
     total = 0
     for section in (config.get(name) for name, _ in TOWER_SECTIONS):
         if not isinstance(section, Mapping) or not section:
@@ -157,7 +156,7 @@ def tower_parameters(config: Mapping[str, Any], hidden: int) -> int:
         width = width or 4 * tower_hidden
         matrices = 3 if str(config.get("model_type")) in _THREE_MATRICES else 2
         blocks = layers * (4 * tower_hidden * tower_hidden + matrices * tower_hidden * width)
-        # Projectors into the language model: one, and one per deepstack layer. Qwen joins squares of patches first.
+        # Projectors into the language model: one, and one per deepstack layer. Qwen first joins squares of patches.
         merged = tower_hidden * (_first_size(section, ("spatial_merge_size",)) or 1) ** 2
         deepstack = section.get("deepstack_visual_indexes")
         projectors = 1 + (len(deepstack) if isinstance(deepstack, list) else 0)
@@ -178,12 +177,13 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _NOT_LOADED = re.compile(
     r"rotary_emb\.|inv_freq$|\.masked_bias$|\.attn\.bias$|[kqv]_scale$|_zero_point$"
 )
-_LAST = re.compile(
+_PARAMETER = re.compile(  # the last part of a tensor's name; what precedes it names the module
     r"\.(weight|bias|qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_scale_inv|weight_scale_2|input_scale|"
     r"weight_shape|weight_g_idx|weight_global_scale|input_global_scale|A_log|A|D|dt_bias|sinks|e_score_correction_bias)$"
 )
+# Alternatives of regular expressions for the last part of a module's name:
 _VOCABULARY = "embed_tokens|word_embeddings|wte|tok_embeddings|embeddings|embed_in|lm_head|embed_out|output_layer"
-_FUSED = "qkv_proj|Wqkv|query_key_value|c_attn|wqkv"  # queries, keys and values in one
+_FUSED = "qkv_proj|Wqkv|query_key_value|c_attn|wqkv"  # queries, keys and values in one matrix
 _ROW = (
     "o_proj|out_proj|down_proj|w2|dense_4h_to_h|fc2|wo|output_linear|x_proj|"
     r"(self_attn|attention|self_attention)\.dense|(attn|mlp)\.c_proj"
@@ -202,6 +202,7 @@ _CUTS = tuple(
         (_COLUMN, Cut.COLUMN),
     )
 )
+# Names of parameters that vLLM stores in f32, and of those that have a number for each head.
 _IN_F32 = frozenset({
     "A_log", "A", "e_score_correction_bias", "weight_scale", "weight_scale_inv", "weight_scale_2", "input_scale",
     "weight_global_scale", "input_global_scale",
@@ -221,7 +222,7 @@ class _StoredTensor:
     role: Role
     module: str
     parameter: str  # "": not recognised
-    layer: Layer | None
+    layer: Layer | None  # None: not in a layer of the language model
 
 
 def stored_weights(model: Model, cast: Cast) -> VllmWeights:
@@ -230,15 +231,15 @@ def stored_weights(model: Model, cast: Cast) -> VllmWeights:
     main = None if cast.plan is None else cast.plan.main
     is_tied = model.geometry.tied_embeddings is True
     has_no_head_bias = vllm_model(model.geometry.architecture).head_without_bias
-    sizes = [0] * len(layers)
-    outside = [0, 0]  # bytes before and after the layers
+    layer_bytes = [attention_scale_bytes(layer.mixer, cast) for layer in layers]
+    before_bytes = after_bytes = 0
     for tensor, role in zip(tensors, roles_of(tensors, layers=len(layers)), strict=True):
         # not loaded: prediction layers, the copy of a tied embedding, tables that vLLM computes
         is_unused_bias = tensor.name.endswith(".bias") and has_no_head_bias
         is_unused_head = role is Role.OUTPUT and (is_tied or is_unused_bias)
         if role is Role.MTP or is_unused_head or _NOT_LOADED.search(tensor.name):
             continue
-        block, suffix = block_of(tensor.name), _LAST.search(tensor.name)
+        block, suffix = block_of(tensor.name), _PARAMETER.search(tensor.name)
         if block is not None and (block >= len(layers) or role is Role.TOWER):
             block = None  # not a layer of the language model
         stored = _StoredTensor(
@@ -250,26 +251,26 @@ def stored_weights(model: Model, cast: Cast) -> VllmWeights:
         )
         size = _tensor_bytes(model, stored, cast)
         if block is not None:
-            sizes[block] += size
+            layer_bytes[block] += size
+        elif role is Role.OUTPUT or (role is Role.NORM and "embed" not in tensor.name):
+            after_bytes += size
         else:
-            is_after = role is Role.OUTPUT or (role is Role.NORM and "embed" not in tensor.name)
-            outside[is_after] += size
-    # not in the files: scales of attention, biases of experts, and padding of experts
-    for layer in layers:
-        sizes[layer.index] += attention_scale_bytes(layer.mixer, cast)
-        experts = layer.experts
-        if main is not None and main.expert_biases and experts is not None:
-            # GPTQ's experts have biases whether the checkpoint does or not (auto_gptq.py)
-            width = (2 if experts.gated else 1) * experts.width // cast.ranks
-            numbers = experts.count * (width + model.geometry.hidden)
-            sizes[layer.index] += numbers * DTYPE_BYTES[cast.dtype]
-    if main is not None and main.method == "mxfp4":
+            before_bytes += size
+    if main is not None and main.expert_biases:
+        # GPTQ's experts have biases whether the checkpoint does or not (auto_gptq.py)
+        for layer in layers:
+            experts = layer.experts
+            if experts is not None:
+                width = (2 if experts.gated else 1) * experts.width // cast.ranks
+                numbers = experts.count * (width + model.geometry.hidden)
+                layer_bytes[layer.index] += numbers * DTYPE_BYTES[cast.dtype]
+    if main is not None and main.method == "mxfp4":  # padded, so not as in the files
         for index, size in expected_bytes(model, cast, EXPERT_ROLES):
-            sizes[index] += size
+            layer_bytes[index] += size
     return VllmWeights(
-        before_bytes=outside[0],
-        layer_bytes=tuple(sizes),
-        after_bytes=outside[1],
+        before_bytes=before_bytes,
+        layer_bytes=tuple(layer_bytes),
+        after_bytes=after_bytes,
         basis=Basis.EXACT if cast.plan is None else cast.plan.basis,
         tied=is_tied,
     )
@@ -280,7 +281,9 @@ def _tensor_bytes(model: Model, stored: _StoredTensor, cast: Cast) -> int:
     main = None if cast.plan is None else cast.plan.main
     is_expert = _EXPERT.search(stored.tensor.name) is not None
     if is_expert and main is not None and main.method == "mxfp4":
-        return 0  # vLLM pads these experts: `stored_weights` counts them by the architecture
+        return (
+            0  # `stored_weights` counts these experts by the architecture, because vLLM pads them
+        )
     is_later_part = _FUSED_AFTER_FIRST.search(stored.module) is not None
     match stored.parameter:
         case "g_idx" | "weight_g_idx":
@@ -302,21 +305,21 @@ def _element_bytes(model: Model, stored: _StoredTensor, cast: Cast) -> int:
         return tensor.size_bytes
     is_f32 = stored.parameter in _IN_F32 or "indexer.k_norm" in tensor.name
     if stored.role is Role.ROUTER:
+        is_f32 = is_f32 or "correction" in tensor.name or "expert_bias" in tensor.name
         if stored.parameter == "weight":
             is_f32 = is_f32 or router_in_f32(architecture, cast.gpu)
         elif stored.parameter == "bias":
             is_f32 = is_f32 or not vllm_model(architecture).router_bias_as_model
-        is_f32 = is_f32 or "correction" in tensor.name or "expert_bias" in tensor.name
     if stored.parameter == "weight_scale" and tensor.type.name != "F32":
         is_f32 = False
     return tensor.elements * (F32_BYTES if is_f32 else DTYPE_BYTES[cast.dtype])
 
 
 def _rank_share(stored: _StoredTensor, cast: Cast) -> Fraction:
-    """The part of the tensor that one rank has."""
+    """The part of the tensor that one rank has; with a padded vocabulary, more than the tensor on a single rank."""
     cut, tensor = _cut_of(stored), stored.tensor
-    kind = None if stored.layer is None else cached_attention_of(stored.layer.mixer)
-    heads, kv_heads = getattr(kind, "heads", 0), getattr(kind, "kv_heads", 0)
+    attention = None if stored.layer is None else cached_attention_of(stored.layer.mixer)
+    heads, kv_heads = getattr(attention, "heads", 0), getattr(attention, "kv_heads", 0)
     if cut is Cut.VOCABULARY and tensor.shape:
         return Fraction(padded(tensor.shape[0]), tensor.shape[0] * cast.ranks)
     if cast.ranks == 1 or cut is Cut.WHOLE or tensor.elements == 1:
@@ -328,10 +331,10 @@ def _rank_share(stored: _StoredTensor, cast: Cast) -> Fraction:
     if cut is Cut.FUSED:
         if not heads or not kv_heads:
             return Fraction(1)
-        part = heads // cast.ranks + 2 * max(1, kv_heads // cast.ranks)
-        return Fraction(part, heads + 2 * kv_heads)
-    has_one_number_per_row = len(tensor.shape) == 1 or tensor.shape[-1] == 1
-    if cut is Cut.ROW and has_one_number_per_row:  # biases and scales per output
+        heads_on_rank = heads // cast.ranks + 2 * max(1, kv_heads // cast.ranks)
+        return Fraction(heads_on_rank, heads + 2 * kv_heads)
+    is_per_output = len(tensor.shape) == 1 or tensor.shape[-1] == 1  # a bias or a scale
+    if cut is Cut.ROW and is_per_output:
         return Fraction(1)
     state, rows = recurrent_of(stored.layer), tensor.shape[0]
     if (
@@ -355,9 +358,12 @@ def _cut_of(stored: _StoredTensor) -> Cut:
         return Cut.COLUMN
     if stored.role is Role.NORM:
         state = recurrent_of(stored.layer)
-        is_gated = state is not None and state.cell is Cell.MAMBA2
-        is_inner = state is not None and stored.tensor.shape == (state.inner,)
-        is_split = is_gated and is_inner and _GATED_NORM.search(stored.module)
+        is_split = (
+            state is not None
+            and state.cell is Cell.MAMBA2
+            and stored.tensor.shape == (state.inner,)
+            and _GATED_NORM.search(stored.module)
+        )
         return Cut.COLUMN if is_split else Cut.WHOLE
     for pattern, cut in _CUTS:
         if pattern.search(stored.module):
