@@ -122,7 +122,7 @@ def _judged(engine: str, name: str) -> Iterator[tuple[Task, Verdict]]:
 def test_longest_context_fits_and_one_step_more_does_not(engine: str, name: str) -> None:
     for question, result in judged(engine, name):
         fitting = chosen(question, result)
-        longest, step, most = result.max_context, fitting.step, fitting.most
+        longest, step, most = result.max_context, fitting.step_tokens, fitting.max_tokens
         assert longest <= most
         assert longest % step == 0 or longest == most
         if longest:
@@ -144,8 +144,8 @@ def test_linear_scan_finds_no_longer_context(engine: str, name: str) -> None:
     chance = random.Random(name)  # the same sample every time
     for question, result in judged(engine, name):
         fitting = chosen(question, result)
-        step = fitting.step
-        places = range(result.max_context // step + 1, -(-fitting.most // step))
+        step = fitting.step_tokens
+        places = range(result.max_context // step + 1, -(-fitting.max_tokens // step))
         near, far = places[:8], chance.sample(places, min(8, len(places)))
         for place in (*near, *far):
             assert not fits(fitting, place * step), (question.machine.name, place)
@@ -170,11 +170,14 @@ def test_every_step_of_a_window_fits_on_one_machine() -> None:
     for name, machine in (("gemma-3-27b", machines()[9]), ("mistral-small-24b", machines()[2])):
         question = Task(model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine)
         fitting = Fitting(question, judge(question).way)
-        steps = range(fitting.step, fitting.most + 1, fitting.step)
-        near = range(fitting.longest - 8 * fitting.step, fitting.longest + 9 * fitting.step)
+        steps = range(fitting.step_tokens, fitting.max_tokens + 1, fitting.step_tokens)
+        near = range(
+            fitting.longest_tokens - 8 * fitting.step_tokens,
+            fitting.longest_tokens + 9 * fitting.step_tokens,
+        )
         request = {*sampled(steps, each=4), *(tokens for tokens in steps if tokens in near)}
         longest = max((tokens for tokens in request if fits(fitting, tokens)), default=0)
-        assert longest == fitting.longest
+        assert longest == fitting.longest_tokens
 
 
 def test_longest_context_of_a_ladder_is_that_of_its_best_placement() -> None:
@@ -184,10 +187,10 @@ def test_longest_context_of_a_ladder_is_that_of_its_best_placement() -> None:
         engine="llama.cpp",
         machine=what_if_machine(vram="4G", ram="12G"),
     )
-    ways = placements_of(question)
+    ways = tuple(placements_of(question))
     rungs = [Fitting(question, placement) for placement in ways]
-    longest = max(rung.longest for rung in rungs)
-    assert Ladder(question, ways).longest == longest > rungs[0].longest
+    longest = max(rung.longest_tokens for rung in rungs)
+    assert Ladder(question, ways).longest_tokens == longest > rungs[0].longest_tokens
 
 
 def test_all_three_engines_are_covered() -> None:

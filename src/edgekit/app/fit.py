@@ -68,7 +68,7 @@ def curve(
     task, _ = task_of(resolved, opened, engine, request, replace(session, pricing=None))
     if engine_named(engine).chooses_repositories:
         # The curves are of the first weights with which at least the shortest context fits.
-        shortest_tokens = Fitting(task, first_placement(task)).windows[-1]
+        shortest_tokens = Fitting(task, first_placement(task)).contexts_to_try[-1]
         shortest = replace(task, load=replace(task.load, context_tokens=shortest_tokens))
         _, chosen, _ = _choose_weights(resolved, opened, shortest)
         task = replace(task, model=chosen.model)
@@ -121,7 +121,7 @@ def _choose_weights(
 
 def _price(fitting: Fitting) -> PricedLoad:
     """The load at the requested context, or at the native one."""
-    return fitting.price(fitting.requested or fitting.native)
+    return fitting.price(fitting.requested_tokens or fitting.native_tokens)
 
 
 def _fit(
@@ -139,7 +139,9 @@ def _fit(
     # The page repeats a check that failed at its minimum context with that context, which the user did not request:
     # the verdict must not say that it was.
     minimum = task.min_context
-    is_failed_minimum = minimum is not None and minimum * fitting.streams == tokens > fitting.most
+    is_failed_minimum = (
+        minimum is not None and minimum * fitting.streams == tokens > fitting.max_tokens
+    )
     if is_failed_minimum:
         unrequested = replace(task.load, context_tokens=None)
         fitting = Fitting(replace(task, load=unrequested), placement)
@@ -147,7 +149,7 @@ def _fit(
     candidate = Candidate(
         step=NOTHING_FITS if is_failed_minimum else 1,
         variant=variant,
-        choice=CacheChoice(name=cache, place=0, flags=""),
+        cache=CacheChoice(name=cache, place=0, flags=""),
         fitting=fitting,
         tokens=tokens,
         because="",

@@ -296,7 +296,7 @@ def _known_ram(task: Task, result: Verdict) -> Iterator[Change]:
     if engine_named(task.engine).streams_weights:  # each placement holds fewer of them in memory
         for placement in placements_of(task):
             fitting = Fitting(task, placement)
-            tokens = -(-result.context_tokens // fitting.step) * fitting.step
+            tokens = -(-result.context_tokens // fitting.step_tokens) * fitting.step_tokens
             uses.append(fitting.price(tokens).uses[0])
     needed = _free_text(min(uses, key=_free_bytes))
     limit = host.tightest

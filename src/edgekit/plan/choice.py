@@ -36,7 +36,6 @@ from edgekit.plan.fit import (
     Ladder,
     can_divide,
     job_window,
-    longest,
     placements_of,
     recommended_context,
     whole_placements,
@@ -46,12 +45,12 @@ from edgekit.units import GIB, Basis, format_bytes
 READING_TOKENS_PER_S = 8.0  # below this speed, spare memory is left unspent
 EMBEDDING_ACCURACY = 850  # Q8_0
 MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured gain from more bits is within the noise
-# Only used on request: below IQ4_XS by their tensors, or older than the K-quants.
+# Only used on request: quantisations with fewer bits than IQ4_XS, or older than the K-quants.
 UNUSUAL = ("Q2", "IQ2", "Q3", "IQ3", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 ROUND_TOKENS = 4096  # longer contexts are rounded down to a multiple of this
 ALWAYS_IN_RAM_BYTES = 3 * GIB  # token embeddings and buffers of the largest models
-# Steps of SPEC A4's list. Steps 1 to 4 have the usual weights on the devices: a long or a short context, each with the
-# default cache and with an 8-bit one.
+# Steps of SPEC A4's list. Steps 1 and 2 have the usual weights on the devices and a long context, with the default
+# cache or an 8-bit one; steps 3 and 4 the same with a short context.
 NOTHING_FITS = 0
 FEWER_BITS = 5  # smaller weights on the devices
 PARTLY_IN_RAM = 6
@@ -89,7 +88,7 @@ class Candidate:
 
     step: int  # of SPEC A4's list
     variant: Variant
-    choice: CacheChoice
+    cache: CacheChoice
     fitting: Fitting = field(repr=False)
     tokens: int
     because: str  # the reason for the context
@@ -112,7 +111,7 @@ class Candidate:
         return Status.WARNING if unchecked and status is Status.PASSED else status
 
     def on(self, ladder: Ladder) -> Candidate | None:
-        """The candidate with other placements; None if none of them fits."""
+        """The candidate in the first placement of the ladder that holds it; None if none does."""
         fitting = ladder.first_fit(self.tokens)
         return None if fitting is None else replace(self, fitting=fitting)
 
@@ -136,7 +135,10 @@ def unchecked_bytes(estimate: MemoryEstimate) -> int:
 
 
 def choose(task: Task) -> Choice:
-    """Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not support the model."""
+    """The weights, context, cache and placement to run the task with.
+
+    Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not support the model.
+    """
     return _Search(task).run()
 
 
@@ -159,20 +161,19 @@ class _Search:
             variant
             for variant in self.variants
             if variant.is_good and not variant.name.startswith(UNUSUAL)
-        ]
-        good = good or list(self.variants)
+        ] or list(self.variants)
         max_accuracy = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
         usual = [variant for variant in good if variant.accuracy <= max_accuracy] or good[-1:]
         preferred = usual[0]
-        if max_accuracy == USUAL_ACCURACY:
+        if not self.task.embeds:
             preferred = next((variant for variant in usual if variant.name == "Q4_K_M"), preferred)
         top = self._ladder(preferred, self._caches(preferred)[0], on_host=False).top
         candidate = None
-        if top.requested is not None or top.minimum <= top.most:
+        if top.requested_tokens is not None or top.min_tokens <= top.max_tokens:
             smaller = [variant for variant in usual if variant.accuracy < preferred.accuracy]
-            candidate = self._first_that_fits(preferred, smaller, top.windows)
+            candidate = self._first_that_fits(preferred, smaller, top.contexts_to_try)
         if candidate is None:
-            candidate = self._nearest(preferred, top.windows[-1])
+            candidate = self._nearest(preferred, top.contexts_to_try[-1])
         else:
             better = [
                 variant
@@ -183,13 +184,16 @@ class _Search:
         return Choice(candidate=candidate, attempts=tuple(self.attempts))
 
     def _first_that_fits(
-        self, preferred: Variant, smaller: Sequence[Variant], windows: Sequence[int]
+        self, preferred: Variant, smaller: Sequence[Variant], contexts: Sequence[int]
     ) -> Candidate | None:
-        """The first step of SPEC A4's list that fits; `smaller` are weights with fewer bits than the preferred ones."""
-        long, short = windows[0], windows[-1]
+        """The first step of SPEC A4's list that fits.
+
+        `smaller`: weights with fewer bits than the preferred ones. `contexts`: the lengths to try, the longest first.
+        """
+        long, short = contexts[0], contexts[-1]
         for variant in (preferred, *smaller):
             default_cache, eight_bit, _ = self._caches(variant)
-            for tokens in windows:
+            for tokens in contexts:
                 for cache in (default_cache, *eight_bit):
                     step = FEWER_BITS
                     if variant is preferred:
@@ -209,14 +213,13 @@ class _Search:
                     return candidate
         if not self._streams_weights:
             return None
-        # the context takes the memory that the streamed weights leave free
+        # The context takes the memory that the streamed weights leave free.
         ladder = self._ladder(preferred, default_cache, on_host=True)
         fitting = ladder.rung(ladder.last)
-        if fitting.requested is not None:
+        if fitting.requested_tokens is not None:
             return None
-        comfortable = longest(fitting.is_comfortable, step=fitting.step, most=fitting.most)
-        tokens = comfortable or fitting.longest
-        if tokens < fitting.minimum:
+        tokens = fitting.longest_comfortable_tokens or fitting.longest_tokens
+        if tokens < fitting.min_tokens:
             return None
         return self._try(SMALL_CACHE, preferred, tokens, default_cache, on_host=True)
 
@@ -242,7 +245,7 @@ class _Search:
     def _try(
         self, step: int, variant: Variant, tokens: int, cache: CacheChoice, *, on_host: bool = False
     ) -> Candidate | None:
-        """Records the attempt; returns the candidate if it fits."""
+        """The candidate with these weights, context and cache; None if it does not fit. The attempt is recorded."""
         ladder = self._ladder(variant, cache, on_host=on_host)
         fitting = ladder.first_fit(tokens)
         fits = fitting is not None
@@ -254,59 +257,62 @@ class _Search:
         return Candidate(
             step=step,
             variant=variant,
-            choice=cache,
+            cache=cache,
             fitting=fitting,
             tokens=tokens,
             because=_because(ladder.top, tokens),
         )
 
     def _spend_spare_memory(self, candidate: Candidate, better: Iterable[Variant]) -> Candidate:
-        """The candidate with better weights and then a longer context, if it stays comfortable and at least as fast as
-        reading. Weights that were reduced to fit stay as they are. If part of the model is in RAM, the candidate does
-        not change: spare device memory would have to go to that part first.
+        """The candidate with better weights and then a longer context, while it has memory and speed to spare.
+
+        Weights that were reduced to fit stay as they are. If part of the model is in RAM, the candidate does not
+        change: spare device memory would have to go to that part first.
         """
         if candidate.step > FEWER_BITS and candidate.fitting.placement.cards:
             return candidate
-        if candidate.step < FEWER_BITS and _is_easy(candidate):
+        if candidate.step < FEWER_BITS and _has_spare(candidate):
             for variant in better:
-                other = self._try(candidate.step, variant, candidate.tokens, candidate.choice)
-                if other is not None and _is_easy(other):
+                other = self._try(candidate.step, variant, candidate.tokens, candidate.cache)
+                if other is not None and _has_spare(other):
                     candidate = other
                     break
         fitting = candidate.fitting
-        is_length_set = fitting.requested is not None or self.task.window_budget_bytes is not None
-        if is_length_set or candidate.task.embeds or not _is_easy(candidate):
+        is_length_set = (
+            fitting.requested_tokens is not None or self.task.window_budget_bytes is not None
+        )
+        if is_length_set or candidate.task.embeds or not _has_spare(candidate):
             return candidate
-        max_tokens = longest(fitting.is_comfortable, step=fitting.step, most=fitting.most)
-        if max_tokens < fitting.most:
-            max_tokens -= max_tokens % (ROUND_TOKENS * fitting.streams)
-        if max_tokens <= candidate.tokens:
+        tokens = fitting.longest_comfortable_tokens
+        if tokens < fitting.max_tokens:
+            tokens -= tokens % (ROUND_TOKENS * fitting.streams)
+        if tokens <= candidate.tokens:
             return candidate
-        return replace(candidate, tokens=max_tokens, because=_because(fitting, max_tokens))
+        return replace(candidate, tokens=tokens, because=_because(fitting, tokens))
 
     def _nearest(self, variant: Variant, tokens: int) -> Candidate:
         """The candidate to report if nothing fits: step 4, the short context with an 8-bit cache."""
         best_cache, eight_bit, _ = self._caches(variant)
         on_host = self._streams_weights  # streamed weights need not be in device memory
         ladder = self._ladder(variant, best_cache, on_host=on_host)
-        if on_host and ladder.top.requested is None:
-            tokens = ladder.top.minimum
+        if on_host and ladder.top.requested_tokens is None:
+            tokens = ladder.top.min_tokens
         for cache in eight_bit:  # MLX unpacks an 8-bit cache to compute, which may take more memory
             other = self._ladder(variant, cache, on_host=on_host)
-            if _needs(other, tokens) < _needs(ladder, tokens):
+            if _shortage(other, tokens) < _shortage(ladder, tokens):
                 best_cache, ladder = cache, other
         return Candidate(
             step=NOTHING_FITS,
             variant=variant,
-            choice=best_cache,
+            cache=best_cache,
             fitting=ladder.nearest(tokens),
             tokens=tokens,
             because=_because(ladder.top, tokens),
         )
 
 
-def _is_easy(candidate: Candidate) -> bool:
-    """Whether it is comfortable and at least as fast as reading; an unknown speed does not count as slow."""
+def _has_spare(candidate: Candidate) -> bool:
+    """Whether it fits comfortably and is at least as fast as reading; an unknown speed does not count as slow."""
     if candidate.status is not Status.PASSED:
         return False
     speed = None if candidate.task.embeds else steady_throughput(candidate.task, candidate.priced)
@@ -314,28 +320,28 @@ def _is_easy(candidate: Candidate) -> bool:
 
 
 def _because(top: Fitting, tokens: int) -> str:
-    """The reason for a context of this length."""
-    if top.requested is not None:
+    """The reason for a context of this length, as a plan prints it."""
+    if top.requested_tokens is not None:
         job = top.task.job
-        return "as requested" if job is None else job_window(job, top.native)[1]
-    if tokens == top.minimum and top.task.min_context is not None:
+        return "as requested" if job is None else job_window(job, top.native_tokens)[1]
+    if tokens == top.min_tokens and top.task.min_context is not None:
         return "the shortest that --min-context allows"
-    if top.task.window_budget_bytes is not None and tokens == top.windows[0]:
+    if top.task.window_budget_bytes is not None and tokens == top.contexts_to_try[0]:
         return f"the longest whose cache fits in {format_bytes(top.task.window_budget_bytes)} (--window-budget)"
-    if tokens == top.most:
+    if tokens == top.max_tokens:
         geometry = top.task.model.geometry
         if geometry.native_context or geometry.trained_context:
             return "the model's full context"
         return "the model does not state its context length: 32K is assumed"
-    if tokens in top.windows:
-        return "the default" if tokens == top.windows[0] else "the default minimum"
+    if tokens in top.contexts_to_try:
+        return "the default" if tokens == top.contexts_to_try[0] else "the default minimum"
     return "the longest that fits comfortably"
 
 
-def _needs(ladder: Ladder, tokens: int) -> tuple[float, int]:
-    """Fullness and bytes, to compare candidates that do not fit; infinite if the engine refuses.
+def _shortage(ladder: Ladder, tokens: int) -> tuple[float, int]:
+    """A key that compares candidates that do not fit: fullness and bytes, infinite if the engine refuses the load.
 
-    Bytes break the tie if nothing is usable, which makes every fullness infinite.
+    The bytes decide if no memory is usable, which makes every fullness infinite.
     """
     try:
         ladder.top.price(tokens)
@@ -356,7 +362,7 @@ def with_setup(task: Task, **changes: object) -> Task:
 
 
 def with_cache(task: Task, choice: CacheChoice) -> Task:
-    """The task with this cache type. Fields of the setup that it sets count as settled."""
+    """The task with this cache type. The fields of the setup that it changes count as set by the user."""
     keys = choice.load.get("cache_k", task.load.cache_k)
     values = choice.load.get("cache_v", task.load.cache_v)
     changed = replace(task, load=replace(task.load, cache_k=keys, cache_v=values))
@@ -401,7 +407,7 @@ def for_users(load: Load, users: int | None, engine: str, model: Model) -> Load:
     return engine_named(engine).load_for_users(load, users, native)
 
 
-# Without the tensor directory, every line of a bill has at least this error bound.
+# Error bounds that every line of a bill has at least until the list of tensors in the file has been read.
 LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
 
 
@@ -409,7 +415,7 @@ LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
 
 
 def judge(task: Task) -> Verdict:
-    """The verdict on what SPEC A4 chooses.
+    """The verdict on the weights, context, cache and placement that SPEC A4 chooses.
 
     Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not support the model.
     """
@@ -417,22 +423,15 @@ def judge(task: Task) -> Verdict:
 
 
 def result_of(choice: Choice) -> Verdict:
+    """The verdict on a choice."""
     return result_for(pinned_candidate(choice.candidate) if choice.fits else choice.candidate)
 
 
 def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdict:
     """The verdict on a candidate. Pass `max_context` if it is known or does not matter."""
     priced, task, fitting = candidate.priced, candidate.task, candidate.fitting
-    if max_context is None and candidate.step:
-        # never above the model's native context, even if a longer one was requested
-        max_context = fitting.longest
-        if candidate.tokens <= fitting.most:
-            max_context = max(max_context, candidate.tokens)
-    elif max_context is None:  # the longest in any placement with these weights and this cache
-        try:
-            max_context = Ladder(task, placements_of(task)).longest
-        except RefusedError:
-            max_context = 0
+    if max_context is None:
+        max_context = _longest_context(candidate)
     geometry = task.model.geometry
     # A bare name without a file borrows the layers of a similar model: no speed is shown.
     is_rough = task.bill is not None and priced.estimate.basis is Basis.ASSUMED
@@ -440,7 +439,7 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         engine=task.engine,
         status=candidate.status,
         context_tokens=candidate.tokens,
-        asked=fitting.requested is not None,
+        asked=fitting.requested_tokens is not None,
         max_context=max_context,
         recommended_context=recommended_context(max_context),
         native_context=geometry.native_context or geometry.trained_context,
@@ -448,8 +447,8 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         quantization=engine_named(task.engine).weights_name(
             priced.placement.setup, candidate.variant.name
         ),
-        cache=candidate.choice.name,
-        cache_asked=candidate.choice.is_given,
+        cache=candidate.cache.name,
+        cache_asked=candidate.cache.is_given,
         step=candidate.step,
         variant=candidate.variant,
         load=fitting.task.load_of(candidate.tokens),
@@ -461,6 +460,19 @@ def result_for(candidate: Candidate, *, max_context: int | None = None) -> Verdi
         way=priced.placement,
         machine=task.machine,
     )
+
+
+def _longest_context(candidate: Candidate) -> int:
+    """The longest context with the candidate's weights and cache, in its placement; in any, if it does not fit."""
+    fitting, task = candidate.fitting, candidate.task
+    if candidate.step == NOTHING_FITS:
+        try:
+            return Ladder(task, placements_of(task)).longest_tokens
+        except RefusedError:
+            return 0
+    if candidate.tokens > fitting.max_tokens:  # a request for more than the model supports
+        return fitting.longest_tokens
+    return max(fitting.longest_tokens, candidate.tokens)
 
 
 def is_too_short(result: Verdict) -> bool:
@@ -481,10 +493,10 @@ def pinned_candidate(candidate: Candidate) -> Candidate:
 
 
 def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool:
-    """Whether a verdict made without the tensor directory is final.
+    """Whether a verdict is final that was made before the list of tensors in the file was read.
 
-    It is if it stays the same with every line at its lower and at its upper bound, and the whole model fits
-    comfortably or no context fits at all. Otherwise the directory has to be read. `loads_only`: check only `can_load`.
+    It is if it stays the same with every line at its lower and at its upper error bound, and the whole model fits
+    comfortably or no context fits at all. `loads_only`: only `can_load` has to stay the same.
     """
     if task.bill is not None or result.estimate.basis is Basis.ASSUMED:
         return False
@@ -517,7 +529,7 @@ def _answer(result: Verdict) -> tuple[object, ...]:
 
 
 def _at_bound(task: Task, sign: int) -> Price:
-    """The engine's bill with every line at its upper (`sign` 1) or lower (-1) bound."""
+    """The engine's bill with every line at its upper (`sign` 1) or lower (-1) error bound."""
     engine = engine_named(task.engine)
 
     def at_bound(line: MemoryLine) -> MemoryLine:

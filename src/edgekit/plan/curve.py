@@ -56,11 +56,15 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
     if not fittings:
         return ()
     # the memory that limits the most accurate cache; the fullest if none does
-    limited = next((fitting for _, fitting in fittings if fitting.longest < fitting.most), None)
+    limited = next(
+        (fitting for _, fitting in fittings if fitting.longest_tokens < fitting.max_tokens), None
+    )
     if limited is not None:
-        priced = limited.price(min(limited.longest + limited.step, limited.most))
+        priced = limited.price(
+            min(limited.longest_tokens + limited.step_tokens, limited.max_tokens)
+        )
     else:
-        priced = fittings[0][1].price(fittings[0][1].most)
+        priced = fittings[0][1].price(fittings[0][1].max_tokens)
     index = priced.uses.index(priced.tightest)
     names = [budget.name for budget in placement.budgets]
     is_unique = names.count(names[index]) == 1
@@ -70,8 +74,8 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
             points=tuple(_points(fitting, index, points)),
             memory=names[index] if is_unique else f"{names[index]} #{index}",
             budget_bytes=placement.budgets[index].available_bytes,
-            longest=fitting.longest,
-            native=fitting.most,
+            longest=fitting.longest_tokens,
+            native=fitting.max_tokens,
         )
         for choice, fitting in fittings
     )
@@ -100,7 +104,7 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
         cached = replace(with_cache(base, choice), start=Start(setup=setup))
         fitting = Fitting(cached, replace(placement, setup=setup, may_resplit=False))
         try:
-            fitting.price(fitting.least)
+            fitting.price(fitting.shortest_tokens)
         except RefusedError:
             continue
         yield choice, fitting
@@ -108,10 +112,14 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
 
 def _points(fitting: Fitting, index: int, count: int) -> Iterator[Point]:
     """Points at even steps up to the native context, and at the longest that fits. Refused contexts are left out."""
-    step, most = fitting.step, fitting.most
+    step, most = fitting.step_tokens, fitting.max_tokens
     parts = (most * part // (count - 1) // step * step for part in range(1, count - 1))
-    even = {fitting.least, *(max(tokens, fitting.least) for tokens in parts), most}
-    for tokens in sorted((even | {fitting.longest}) - {0}):
+    even = {
+        fitting.shortest_tokens,
+        *(max(tokens, fitting.shortest_tokens) for tokens in parts),
+        most,
+    }
+    for tokens in sorted((even | {fitting.longest_tokens}) - {0}):
         try:
             uses = fitting.price(tokens).uses
         except RefusedError:

@@ -1,6 +1,7 @@
-"""One task in one placement: the bill for any context, whether it fits, and the longest context that fits.
+"""Whether a task fits in a placement, and the longest context that does.
 
-A `Ladder` has the task in every placement that the engine offers, and finds the first that holds a context.
+`Fitting` answers for one placement. A `Ladder` has all placements that the engine offers for the task, and finds the
+first that holds a context.
 """
 
 from __future__ import annotations
@@ -46,17 +47,18 @@ MAX_TOKENS = 2**31 - 1  # engines count tokens in 32 bits
 LOOK_AHEAD = 8  # steps; the deepest dip seen is 18 MB, the cache of one or two steps
 
 
-def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
-    """The largest multiple of `step` below `most` that fits, or `most` itself; 0 if nothing fits.
+def longest_fitting(fits: Callable[[int], bool], *, step: int, max_tokens: int) -> int:
+    """The largest multiple of `step` below `max_tokens` that fits, or `max_tokens` itself; 0 if nothing fits.
 
-    Longer contexts cost more, so binary search finds the edge. A bill may dip there: with layers in RAM, llama.cpp
-    moves some megabytes between the pools from one length to the next. So LOOK_AHEAD more steps are tried.
+    Longer contexts cost more, so binary search finds where they stop fitting. Just above, a slightly longer one may fit
+    again: with layers in RAM, llama.cpp moves some megabytes between the memories from one length to the next. So
+    LOOK_AHEAD more steps are tried.
     """
-    if most <= 0:
+    if max_tokens <= 0:
         return 0
-    if fits(most):
-        return most
-    step_count = -(-most // step)
+    if fits(max_tokens):
+        return max_tokens
+    step_count = -(-max_tokens // step)
     low, high = 0, step_count  # in steps: `low` fits or is 0, `high` does not fit
     while high - low > 1:
         middle = (low + high) // 2
@@ -64,11 +66,11 @@ def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
             low = middle
         else:
             high = middle
-    ahead = low + 1
-    while ahead < min(low + 1 + LOOK_AHEAD, step_count - 1):
-        ahead += 1
-        if fits(ahead * step):
-            low = ahead
+    longer = low + 1
+    while longer < min(low + 1 + LOOK_AHEAD, step_count - 1):
+        longer += 1
+        if fits(longer * step):
+            low = longer
     return low * step
 
 
@@ -93,7 +95,7 @@ def job_window(job: Job, native_tokens: int) -> tuple[int, str]:
 
 MAX_SPLITS = 3  # a new split changes the buffers, which changes the split
 MAX_MOVES = 4
-NEARLY_FITS = 1.08  # fullness up to which moving single layers may still make a split fit
+NEARLY_FITS = 1.08  # up to this fullness, moving single layers may make a split fit
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
 
@@ -115,7 +117,7 @@ class Fitting:
         self.task, self.placement = task, placement
         self.engine = engine_named(task.engine)
         self._bill: Price = task.bill or partial(self.engine.estimate, task.model)
-        # a bill that the task brings includes more than the model, which the floor does not count
+        # a task with its own bill loads more than the model (a projector, adapters), which the floor does not count
         self._floor = self.engine.floor if task.bill is None else None
         self._prices: dict[int, PricedLoad] = {}
         self._last_split: Placement | None = None
@@ -128,9 +130,10 @@ class Fitting:
         return self._prices[tokens]
 
     def _split_among_cards(self, priced: PricedLoad) -> PricedLoad:
-        """The load with the engine's default split among several cards, or a split by the free memory of each card.
+        """The load in the engine's default split among several cards; if that is not comfortable, in a better split.
 
-        If it still nearly fits, single layers are moved: buffers do not grow linearly with the layers on a card.
+        First the layers are divided by the free memory of each card. If the load then nearly fits, single layers are
+        moved between cards, because buffers do not grow linearly with the layers on a card.
         """
         is_comfortable = priced.status is Status.PASSED
         if is_comfortable or not self.placement.may_resplit or self._share_of_devices(priced) > 1:
@@ -138,12 +141,12 @@ class Fitting:
         if self._last_split is not None:  # a split that worked for another length often works here
             priced = self._best(priced, [self._last_split])
         for _ in range(MAX_SPLITS if self.placement.whole and not priced.fits else 1):
-            other = None
-            if priced.status is not Status.PASSED:
-                other = self.engine.rebalance(self.task.model, priced.placement, priced.estimate)
-            if other is None:
+            if priced.status is Status.PASSED:
                 break
-            priced = self._best(priced, [other])
+            rebalanced = self.engine.rebalance(self.task.model, priced.placement, priced.estimate)
+            if rebalanced is None:
+                break
+            priced = self._best(priced, [rebalanced])
         for _ in range(MAX_MOVES if self.placement.whole else 0):
             if priced.fits or priced.fullness >= NEARLY_FITS:
                 break
@@ -152,11 +155,15 @@ class Fitting:
             if moved is priced:
                 break
             priced = moved
-        self._last_split = priced.placement if priced.fits else self._last_split
+        if priced.fits:
+            self._last_split = priced.placement
         return priced
 
     def _best(self, priced: PricedLoad, placements: Iterable[Placement]) -> PricedLoad:
-        """The first of these placements that fits, else the one whose fullest memory is least full."""
+        """The load in the first of these placements that fits, else in the one whose fullest memory is least full.
+
+        `priced` itself if it fits already, or if no placement is better.
+        """
         best = priced
         for placement in placements:
             other = self._price_in(priced.context_tokens, placement)
@@ -172,7 +179,7 @@ class Fitting:
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
         estimate = self._bill(self.task.load_of(tokens), placement.setup)
-        refused = dict(estimate.facts).get("refused")  # the request exceeds the pool that was given
+        refused = dict(estimate.facts).get("refused")  # vLLM: a request is larger than the pool
         return PricedLoad(
             context_tokens=tokens,
             estimate=estimate,
@@ -202,21 +209,26 @@ class Fitting:
     def fits(self, tokens: int) -> bool:
         """Whether the context fits; False if the engine refuses it, e.g. because the cards cannot divide the heads."""
         try:
-            if tokens not in self._prices and self._floor is not None:
-                # weights and caches alone may be too large, and they are much cheaper to compute than the bill
-                floor = self._floor_by_pool(self._floor, tokens)
-                max_use = self.task.max_use or 1.0
-                ram_limits = [
-                    (budget.pools, budget.unreserved_bytes)
-                    for budget in self.placement.budgets
-                    if HOST in budget.pools
-                ]
-                for pools, available in (*self._device_limits, *ram_limits):
-                    if sum(floor.get(pool, 0) for pool in pools) > available * max_use:
-                        return False
+            if tokens not in self._prices and self._floor_exceeds_memory(tokens):
+                return False
             return self.price(tokens).fits
         except RefusedError:
             return False
+
+    def _floor_exceeds_memory(self, tokens: int) -> bool:
+        """Whether weights and caches alone are too large, which is much cheaper to find out than the bill."""
+        if self._floor is None:
+            return False
+        floor, max_use = self._floor_by_pool(self._floor, tokens), self.task.max_use or 1.0
+        ram_limits = [
+            (budget.pools, budget.unreserved_bytes)
+            for budget in self.placement.budgets
+            if HOST in budget.pools
+        ]
+        return any(
+            sum(floor.get(pool, 0) for pool in pools) > available_bytes * max_use
+            for pools, available_bytes in (*self._device_limits, *ram_limits)
+        )
 
     def floor_bytes(self, tokens: int) -> int:
         """Bytes of weights, caches and states in all pools together."""
@@ -244,7 +256,7 @@ class Fitting:
 
     @cached_property
     def _device_limits(self) -> list[tuple[frozenset[Pool], int]]:
-        """Pools of each device with their available bytes; of all together if layers may be split differently."""
+        """The pools of each device and their available bytes; of all together if layers may be split differently."""
         cards = [
             (budget.pools, budget.available_bytes) for budget in gpu_budgets(self.placement.budgets)
         ]
@@ -266,8 +278,8 @@ class Fitting:
         return max((use.fullness for use in uses), default=0.0)
 
     @cached_property
-    def native(self) -> int:
-        """The longest context that the model supports."""
+    def native_tokens(self) -> int:
+        """The longest context that the model supports, for one sequence."""
         geometry = self.task.model.geometry
         stated = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
         return min(stated, MAX_TOKENS)
@@ -276,9 +288,9 @@ class Fitting:
     def facts(self) -> dict[str, Any]:
         """Facts about the load that do not depend on the context, as the engine resolves them."""
         try:
-            return self._facts(self.native)
+            return self._facts(self.native_tokens)
         except RefusedError:
-            return self._facts(min(self.native, MINIMUM_TOKENS))
+            return self._facts(min(self.native_tokens, MINIMUM_TOKENS))
 
     def _facts(self, tokens: int) -> dict[str, Any]:
         if self._floor is None:
@@ -288,75 +300,88 @@ class Fitting:
 
     @cached_property
     def streams(self) -> int:
-        """The number of caches that the context is divided among: one per sequence unless they share one."""
+        """The number of caches that the context is divided among: one per sequence, unless they share one."""
         streams: int = self.facts.get("kv_streams", 1)
         return streams if self.facts.get("n_ctx_seq") != self.facts.get("n_ctx") else 1
 
     @cached_property
-    def step(self) -> int:
-        """Tokens by which the cache grows."""
+    def step_tokens(self) -> int:
+        """The cache grows in steps of this many tokens, in all streams together."""
         size: int = self.facts.get("block_size", CACHE_STEP_TOKENS)
         return size * self.streams
 
     @cached_property
-    def most(self) -> int:
-        """The native context of all streams together."""
-        return self.native * self.streams
+    def max_tokens(self) -> int:
+        """The longest context that the model supports, in all streams together."""
+        return self.native_tokens * self.streams
 
     @cached_property
-    def minimum(self) -> int:
-        """The shortest context that is chosen: 16K or --min-context, or the native context if that is shorter.
+    def min_tokens(self) -> int:
+        """The shortest context that is chosen, in all streams together: --min-context, else 16K.
 
-        A --min-context above 16K applies to every model. The built-in engine's minimum is lower.
+        8K for embeddings, and 512 for the built-in engine. It is cut to the model's native context, except for a
+        --min-context above 16K, which no shorter context satisfies.
         """
-        requested = self.task.min_context
-        usual = EMBEDDING_TOKENS if self.task.embeds else MINIMUM_TOKENS
-        if self.engine.streams_weights:
-            usual = STREAM_MINIMUM_TOKENS
-        least = usual if requested is None else requested
-        tokens = least * self.streams
-        return tokens if least > MINIMUM_TOKENS else max(min(tokens, self.most), self.least)
+        each = self.task.min_context
+        if each is None and self.engine.streams_weights:
+            each = STREAM_MINIMUM_TOKENS
+        elif each is None:
+            each = EMBEDDING_TOKENS if self.task.embeds else MINIMUM_TOKENS
+        tokens = each * self.streams
+        if each > MINIMUM_TOKENS:
+            return tokens
+        return max(min(tokens, self.max_tokens), self.shortest_tokens)
 
     @cached_property
-    def windows(self) -> tuple[int, ...]:
+    def contexts_to_try(self) -> tuple[int, ...]:
         """Contexts to try, the longest first (SPEC A4): the requested one, else 32K and 16K."""
-        if self.requested is not None:
-            return (self.requested,)
-        budget = self.task.window_budget_bytes
-        if budget is not None:
-            tokens = longest(
-                lambda count: self._cache_bytes(count) <= budget, step=self.step, most=self.most
+        if self.requested_tokens is not None:
+            return (self.requested_tokens,)
+        budget_bytes = self.task.window_budget_bytes
+        if budget_bytes is not None:
+            tokens = longest_fitting(
+                lambda count: self._cache_bytes(count) <= budget_bytes,
+                step=self.step_tokens,
+                max_tokens=self.max_tokens,
             )
-            is_set = self.task.min_context is not None
-            least = self.minimum if is_set else min(max(tokens, self.least), self.minimum)
-            return tuple(dict.fromkeys((max(tokens, least), least)))
+            short = self.min_tokens
+            if self.task.min_context is None:  # a small budget may choose less than 16K
+                short = min(max(tokens, self.shortest_tokens), short)
+            return tuple(dict.fromkeys((max(tokens, short), short)))
         usual = (EMBEDDING_TOKENS,) if self.task.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
-        tried = [min(tokens * self.streams, self.most) for tokens in usual]
-        longer = [tokens for tokens in tried if tokens > self.minimum]
+        lengths = [min(tokens * self.streams, self.max_tokens) for tokens in usual]
+        longer = [tokens for tokens in lengths if tokens > self.min_tokens]
         if longer and self.engine.streams_weights:
             return tuple(dict.fromkeys(longer))  # a shorter context is chosen by what fits
-        return tuple(dict.fromkeys((*longer, self.minimum)))
+        return tuple(dict.fromkeys((*longer, self.min_tokens)))
 
     @cached_property
-    def longest(self) -> int:
-        return longest(self.fits, step=self.step, most=self.most)
+    def longest_tokens(self) -> int:
+        """The longest context that fits; 0 if none does."""
+        return longest_fitting(self.fits, step=self.step_tokens, max_tokens=self.max_tokens)
+
+    @cached_property
+    def longest_comfortable_tokens(self) -> int:
+        return longest_fitting(
+            self.is_comfortable, step=self.step_tokens, max_tokens=self.max_tokens
+        )
 
     @property
-    def least(self) -> int:
-        """The shortest possible context."""
-        return min(self.step, self.most)
+    def shortest_tokens(self) -> int:
+        """The shortest context that the engine can have: one step of the cache."""
+        return min(self.step_tokens, self.max_tokens)
 
     @cached_property
-    def requested(self) -> int | None:
+    def requested_tokens(self) -> int | None:
         """The requested context: a length, 0 for the native one, or derived from a job."""
         tokens, job = self.task.load.context_tokens, self.task.job
         if job is not None and tokens is not None:
             raise UsageError("give a context or a job, not both: the job sets the context")
         if job is not None:
-            return job_window(job, self.native)[0] * self.streams
+            return job_window(job, self.native_tokens)[0] * self.streams
         if tokens is not None and tokens < 0:
             raise UsageError(f"the context must not be negative (got {tokens})")
-        return self.native if tokens == 0 else tokens
+        return self.native_tokens if tokens == 0 else tokens
 
     def _cache_bytes(self, tokens: int) -> int:
         """Bytes of the cache, from the floor if possible: that is a hundred times faster than the bill."""
@@ -366,9 +391,9 @@ class Fitting:
         return self._floor.cache_bytes(self.task.model, load, self.placement.setup)
 
     def reasons(self, priced: PricedLoad, longest_tokens: int) -> Iterator[str]:
-        """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 if none fits."""
-        if self.requested is None and self.minimum > self.most:
-            length, minimum = self.most // self.streams, self.minimum // self.streams
+        """Why this load fails. `longest_tokens`: the longest context that fits in any placement; 0 if none does."""
+        if self.requested_tokens is None and self.min_tokens > self.max_tokens:
+            length, minimum = self.max_tokens // self.streams, self.min_tokens // self.streams
             yield f"the model has a context of {length:,} tokens, and --min-context asks for {minimum:,}"
             return
         yield from (budget.blocked for budget in self.placement.budgets if budget.blocked)
@@ -381,7 +406,7 @@ class Fitting:
             if longest_tokens:
                 yield f"the longest context that fits is {longest_tokens // self.streams:,} tokens{each}"
             else:
-                bare = self.price(self.least).tightest
+                bare = self.price(self.shortest_tokens).tightest
                 yield f"no context fits: weights and overhead alone need {format_bytes(bare.required_bytes)}"
 
 
@@ -403,34 +428,29 @@ def _needed(use: Usage) -> str:
     )
 
 
-def placements_of(task: Task) -> tuple[Placement, ...]:
-    """The engine's placements: whole ones first, then ones that use less and less device memory.
-
-    Raises HardwareError if the engine cannot run on the machine.
-    """
-    return tuple(_placements(task))
-
-
 def whole_placements(task: Task) -> tuple[Placement, ...]:
     """Placements with the whole model where the engine computes: on the devices, or on the CPU if there are none.
 
     A placement that the user requested counts even if it leaves a part of the model elsewhere.
     """
-    placements = tuple(takewhile(lambda placement: placement.whole, _placements(task)))
-    return placements or placements_of(task)
+    whole = tuple(takewhile(lambda placement: placement.whole, placements_of(task)))
+    return whole or tuple(placements_of(task))
 
 
 def first_placement(task: Task) -> Placement:
-    return next(_placements(task))
+    return next(placements_of(task))
 
 
 def can_divide(task: Task) -> bool:
     """Whether part of the model may be off the devices; for the built-in engine, out of memory."""
-    return any(not placement.whole for placement in islice(_placements(task), 1, None))
+    return any(not placement.whole for placement in islice(placements_of(task), 1, None))
 
 
-def _placements(task: Task) -> Iterator[Placement]:
-    """The engine's placements, with the reserve that the user set."""
+def placements_of(task: Task) -> Iterator[Placement]:
+    """The engine's placements: whole ones first, then ones that use less and less device memory.
+
+    They have the reserve that the user set. Raises HardwareError if the engine cannot run on the machine.
+    """
     engine = engine_named(task.engine)
     engine.check_runs(task.machine)
     engine.check_limits(task.reserve_bytes, task.max_use)
@@ -450,10 +470,11 @@ def _placements(task: Task) -> Iterator[Placement]:
         yield replace(placement, budgets=budgets)
 
 
-FEW_RUNGS = 8  # up to this many placements are tried one by one
-# A load that fits several cards together may not fit each of them: only whole layers move between cards.
+FEW_RUNGS = 8  # shorter ladders are tried rung by rung
+# How many rungs are tried below the one that should fit several cards: only whole layers move between cards, so a load
+# that fits the cards together may not fit each of them.
 MORE_RUNGS = 12
-WORTH_A_PATTERN = 0.003  # share of device memory; for less, the simpler command is better
+WORTH_A_PATTERN = 0.003  # share of device memory; a smaller gain is not worth a longer command
 # A placement is still tried if its lower bound exceeds the memory by this share: buffers may turn out smaller, and
 # part of the reserve is for the first request.
 FLOOR_MARGIN = 0.05
@@ -462,8 +483,8 @@ FLOOR_MARGIN = 0.05
 class Ladder:
     """A task in all of its placements. Each rung uses less device memory, and usually more RAM, than the one above."""
 
-    def __init__(self, task: Task, placements: tuple[Placement, ...]) -> None:
-        self.task, self._placements = task, placements
+    def __init__(self, task: Task, placements: Iterable[Placement]) -> None:
+        self.task, self._placements = task, tuple(placements)
         self._rungs: dict[int, Fitting] = {}
         self._rung_by_tokens: dict[int, int] = {}
 
@@ -499,25 +520,27 @@ class Ladder:
             return None
 
     def _finer(self, rung: Fitting, tokens: int) -> Fitting:
-        """The best placement between this rung and the one above; this rung if the gain is too small."""
+        """The placement between this rung and the one above that fits and has the most on the devices.
+
+        This rung if there is none, or if the gain is too small.
+        """
         between = rung.engine.finer_placements(self.task.model, rung.placement)
         finer = [Fitting(self.task, placement) for placement in between]
         if not finer or self.last == 0:
             return rung
-        floor = rung.floor_share(tokens)
-        buffers = rung.devices_share(tokens) - floor
+        rung_share = rung.floor_share(tokens)
+        buffer_share = rung.devices_share(tokens) - rung_share
         shares = {fitting: fitting.floor_share(tokens) for fitting in finer}
         better = [
             fitting
             for fitting in finer
-            if floor + WORTH_A_PATTERN <= shares[fitting] <= 1 + FLOOR_MARGIN - buffers
+            if rung_share + WORTH_A_PATTERN <= shares[fitting] <= 1 + FLOOR_MARGIN - buffer_share
         ]
-        better.sort(
-            key=lambda fitting: (
-                shares[fitting] + WORTH_A_PATTERN * fitting.placement.is_short_command
-            ),
-            reverse=True,
-        )
+
+        def worth(fitting: Fitting) -> float:
+            return shares[fitting] + WORTH_A_PATTERN * fitting.placement.is_short_command
+
+        better.sort(key=worth, reverse=True)
         return next((fitting for fitting in better if fitting.fits(tokens)), rung)
 
     def _first_rung(self, tokens: int) -> Fitting | None:
@@ -535,7 +558,8 @@ class Ladder:
         has_several_cards = len(gpu_budgets(self.top.placement.budgets)) > 1
         more = MORE_RUNGS if has_several_cards or not first else 0
         tried = [*range(first, min(first + more, self.last) + 1), self.last]
-        # the rung below has the head in RAM, and may need more device memory
+        # The last rung with all layers on the devices may fit although a lower one does not: below it the head is in
+        # RAM, which may need more device memory.
         with_all_layers = takewhile(lambda placement: placement.all_layers, self._placements)
         last_with_layers = sum(1 for _ in with_all_layers) - 1
         if self._whole_count <= last_with_layers < first:
@@ -544,31 +568,33 @@ class Ladder:
         return next((rung for rung in rungs if rung.fits(tokens)), None)
 
     def nearest(self, tokens: int) -> Fitting:
-        """The placement that exceeds its limits least, if none holds the context."""
+        """The placement, of those tried, that exceeds its limits least: what to report if none holds the context."""
         tried = [rung for rung in self._rungs.values() if _starts(rung, tokens)]
         return min(tried, key=lambda rung: rung.price(tokens).fullness, default=self.top)
 
     @cached_property
-    def longest(self) -> int:
+    def longest_tokens(self) -> int:
         """The longest context that any placement holds."""
-        step, most = self.top.step, self.top.most
         is_short = self.last < FEW_RUNGS
-        longest_tokens = self.top.longest
+        max_tokens, longest_tokens = self.top.max_tokens, self.top.longest_tokens
         for index in range(1, self.last + 1 if is_short else self._whole_count):
-            if longest_tokens == most:
+            if longest_tokens == max_tokens:
                 break
             if _starts(self.rung(index)):
-                longest_tokens = max(longest_tokens, self.rung(index).longest)
-        if longest_tokens == most or is_short or self._whole_count > self.last:
+                longest_tokens = max(longest_tokens, self.rung(index).longest_tokens)
+        if longest_tokens == max_tokens or is_short or self._whole_count > self.last:
             return longest_tokens
-        anywhere = longest(
-            lambda tokens: self._first_rung(tokens) is not None, step=step, most=most
+        on_any_rung = longest_fitting(
+            lambda tokens: self._first_rung(tokens) is not None,
+            step=self.top.step_tokens,
+            max_tokens=max_tokens,
         )
-        return max(longest_tokens, anywhere)
+        return max(longest_tokens, on_any_rung)
 
     def _estimated_rung(self, tokens: int) -> int:
-        """The index of the first rung whose devices together are large enough. Fewer tokens never need a lower rung,
-        so earlier answers narrow the search.
+        """The index of the first rung whose devices together are large enough.
+
+        Fewer tokens never need a lower rung, so earlier answers narrow the search.
         """
         known = self._rung_by_tokens
         if tokens in known:
@@ -579,16 +605,17 @@ class Ladder:
         rung = self.rung(low)
         if rung.floor_share(tokens) <= 1 and rung.devices_share(tokens) <= 1:
             high = low
-        buffers = 0.0  # their share of the devices, which hardly changes between rungs
+        buffer_share = 0.0  # of the devices; hardly changes between rungs
 
         def seems_to_fit(index: int) -> bool:
-            return self.rung(index).floor_share(tokens) + buffers <= 1
+            return self.rung(index).floor_share(tokens) + buffer_share <= 1
 
-        while high - low > 1:  # by weights and caches, which are cheap to compute
+        # Guess the rung by weights and caches, which are cheap to compute, and check the guess with the whole bill.
+        while high - low > 1:
             guess = bisect_left(range(low + 1, high), True, key=seems_to_fit)
             index = min(low + 1 + guess, high - 1)
             share = self.rung(index).devices_share(tokens)
-            buffers = share - self.rung(index).floor_share(tokens)
+            buffer_share = share - self.rung(index).floor_share(tokens)
             if share <= 1:
                 high = index
             else:
@@ -600,7 +627,7 @@ class Ladder:
 def _starts(fitting: Fitting, tokens: int | None = None) -> bool:
     """Whether the engine starts in this placement. It may not: some numbers of cards cannot divide the heads."""
     try:
-        fitting.price(fitting.least if tokens is None else tokens)
+        fitting.price(fitting.shortest_tokens if tokens is None else tokens)
     except RefusedError:
         return False
     return True

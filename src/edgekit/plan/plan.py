@@ -188,9 +188,7 @@ def _decisions(choice: Choice, candidate: Candidate, result: Verdict) -> Iterato
         value=f"{candidate.tokens // result.streams:,} tokens{each}",
         because=candidate.because,
     )
-    yield Decision(
-        lever=Lever.CACHE, value=candidate.choice.name, because=_cache_because(candidate)
-    )
+    yield Decision(lever=Lever.CACHE, value=candidate.cache.name, because=_cache_because(candidate))
 
 
 def _weights_because(choice: Choice, candidate: Candidate) -> str:
@@ -209,7 +207,7 @@ def _weights_because(choice: Choice, candidate: Candidate) -> str:
 
 def _tried(attempts: tuple[Attempt, ...], candidate: Candidate) -> Iterator[Tried]:
     """The attempts for a report, up to the chosen one."""
-    chosen = candidate.variant.name, candidate.choice.name
+    chosen = candidate.variant.name, candidate.cache.name
     for attempt in attempts:
         each = attempt.tokens // candidate.fitting.streams
         value = f"{attempt.variant.name}, {each:,} tokens, {attempt.cache.name} cache"
@@ -219,7 +217,7 @@ def _tried(attempts: tuple[Attempt, ...], candidate: Candidate) -> Iterator[Trie
 
 def _cache_because(candidate: Candidate) -> str:
     """The reason for the cache type."""
-    if candidate.choice.is_given:
+    if candidate.cache.is_given:
         keys, values = candidate.task.load.cache_k, candidate.task.load.cache_v
         types_differ = keys is not None and values is not None and keys.name != values.name
         if types_differ and candidate.fitting.placement.cards:
@@ -227,7 +225,7 @@ def _cache_because(candidate: Candidate) -> str:
                 "as requested; release builds compute attention on the CPU if the two types differ"
             )
         return "as requested"
-    if candidate.choice.place == 0:
+    if candidate.cache.place == 0:
         return "the engine's default"
     return "the engine's default does not fit at this context"
 

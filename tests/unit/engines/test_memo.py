@@ -58,7 +58,7 @@ def test_importing_memo_imports_no_rules() -> None:
 @pytest.mark.parametrize("machine", [cpu(16), cards(24, ram=64), cards(24, ram=None)])
 def test_placements_begin_with_the_whole_one(machine: Machine) -> None:
     task = task_for(machine, "9B")
-    every, whole = placements_of(task), whole_placements(task)
+    every, whole = tuple(placements_of(task)), whole_placements(task)
     assert whole == every[:1]
     assert not any(item.whole for item in every[1:])
     assert first_placement(task) == every[0]

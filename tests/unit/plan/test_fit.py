@@ -21,7 +21,7 @@ from edgekit.plan.fit import (
     Fitting,
     first_placement,
     job_window,
-    longest,
+    longest_fitting,
     recommended_context,
 )
 from edgekit.units import GIB, MIB
@@ -37,7 +37,7 @@ def geometry(name: str) -> ModelGeometry:
     most=st.integers(0, 262_144),
 )
 def test_longest_is_the_last_that_fits(edge: int, step: int, most: int) -> None:
-    result = longest(lambda tokens: tokens <= edge, step=step, most=most)
+    result = longest_fitting(lambda tokens: tokens <= edge, step=step, max_tokens=most)
     assert result <= max(edge, 0)
     assert result in {0, most} or result % step == 0
     next_one = min(result - result % step + step, most)
@@ -47,7 +47,7 @@ def test_longest_is_the_last_that_fits(edge: int, step: int, most: int) -> None:
 @given(st.integers(1, 500), st.sets(st.integers(1, LOOK_AHEAD)))
 def test_longest_finds_a_dip_past_the_edge(edge: int, dips: set[int]) -> None:
     fitting = {*range(1, edge + 1), *(edge + 1 + dip for dip in dips)} - {edge + 1}
-    result = longest(lambda tokens: tokens in fitting, step=1, most=1000)
+    result = longest_fitting(lambda tokens: tokens in fitting, step=1, max_tokens=1000)
     assert result >= edge
     assert result in fitting
 
@@ -64,12 +64,17 @@ def test_job_window_of_6_prompt_and_20_new_tokens() -> None:
 
 def test_longest_cache_of_a_24b_model() -> None:
     per_token = 2 * 40 * 8 * 128 * 2  # keys and values x layers x heads x width x f16
-    tokens = longest(lambda tokens: tokens * per_token <= 4 * GIB, step=1, most=131_072)
+    tokens = longest_fitting(
+        lambda tokens: tokens * per_token <= 4 * GIB, step=1, max_tokens=131_072
+    )
     assert tokens == 4 * GIB // per_token == 26_214
 
 
 def test_longest_cheap_cache() -> None:
-    assert longest(lambda tokens: tokens * 1024 <= 4 * GIB, step=256, most=262_144) == 262_144
+    assert (
+        longest_fitting(lambda tokens: tokens * 1024 <= 4 * GIB, step=256, max_tokens=262_144)
+        == 262_144
+    )
 
 
 def test_job_window_of_a_job_longer_than_the_context() -> None:
@@ -82,7 +87,10 @@ def test_job_window_of_a_job_longer_than_the_context() -> None:
     ("budget", "tokens"), [(0, 0), (MIB, 256), (100 * MIB, 25_600), (4 * GIB, 131_072)]
 )
 def test_longest_cache_of_a_budget(budget: int, tokens: int) -> None:
-    assert longest(lambda count: count * 4096 <= budget, step=256, most=131_072) == tokens
+    assert (
+        longest_fitting(lambda count: count * 4096 <= budget, step=256, max_tokens=131_072)
+        == tokens
+    )
 
 
 @pytest.mark.parametrize("job", [Job(prompt_tokens=-1, new_tokens=5), Job(prompt_tokens=1, new_tokens=-5)])  # fmt: skip

@@ -46,7 +46,7 @@ def task_on(machine: Machine, engine: str, start: Start | None = None) -> Task:
 @pytest.mark.parametrize("engine", [engine.name for engine in every_engine()])
 def test_placements_of_begin_with_the_whole_ones(engine: str) -> None:
     task = task_on(MACHINES[engine], engine)
-    every, whole = placements_of(task), whole_placements(task)
+    every, whole = tuple(placements_of(task)), whole_placements(task)
     assert whole
     assert whole == every[: len(whole)]
     assert not any(item.whole for item in every[len(whole) :])
@@ -112,7 +112,7 @@ def test_capacity_bytes_of_all_memories() -> None:
 
 TOKENS = 32_768
 QUESTION = one_file(MOE, cards(12), TOKENS)
-WAYS = placements_of(QUESTION)
+WAYS = tuple(placements_of(QUESTION))
 
 
 def with_experts_of(count: int) -> Placement:

@@ -337,14 +337,14 @@ def test_users_that_fit_and_one_more(gib: int, tokens: int, count: int) -> None:
 def test_users_that_fit_agrees_with_the_bill(gib: int, blocks: int) -> None:
     tokens = blocks * 512
     task = one_file(LLAMA, cpu(gib), tokens)
-    count = users_that_fit(task, tokens, placements_of(task))
+    count = users_that_fit(task, tokens, tuple(placements_of(task)))
     assert count == 1 or holds(gib, count, tokens)
     assert count == MOST_USERS or not holds(gib, count + 1, tokens)
 
 
 def test_users_that_fit_ends_at_the_engines_maximum() -> None:
     task = one_file("qwen3-0.6b", cpu(4096), 512)
-    assert users_that_fit(task, 512, placements_of(task)) == MOST_USERS == 256
+    assert users_that_fit(task, 512, tuple(placements_of(task))) == MOST_USERS == 256
 
 
 def test_decide_sequences_of_given_users() -> None:
@@ -377,7 +377,7 @@ def test_decide_sequences_of_vllm_and_mlx(engine: str, machine: Machine) -> None
     count, _ = most_users(task)
     assert count > 1
     question = with_weights(task, make_plan(task).variant)
-    assert users_that_fit(question, 8192, placements_of(question)) == count
+    assert users_that_fit(question, 8192, tuple(placements_of(question))) == count
 
 
 SMALL = Drafter(name="small", model=gguf("llama-3.2-1b"), because="the same words")

@@ -28,7 +28,7 @@ from edgekit.formats.types import ArrayFact, ModelHeader
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import judge
-from edgekit.plan.fit import placements_of
+from edgekit.plan.fit import first_placement, placements_of
 from edgekit.plan.plan import check_planned
 from edgekit.sources.types import Container
 from edgekit.units import GIB, MIB
@@ -122,7 +122,7 @@ def test_a_list_whose_end_was_not_seen_is_not_free() -> None:
 
 
 def test_all_weights_first_then_fewer_then_none() -> None:
-    ways = placements_of(question(cpu(64)))
+    ways = tuple(placements_of(question(cpu(64))))
     whole = matrix_bytes(engine_models()[SEVEN_B, "Q4_K_M"])
     kept = [StreamSetup.of(placement.setup).keep_bytes for placement in ways]
     assert kept[0] is None
@@ -138,17 +138,17 @@ def test_who_says_what_is_kept_is_asked_about_nothing_else() -> None:
 
 
 def test_threads_are_settled_with_the_way() -> None:
-    assert StreamSetup.of(placements_of(question(small(GIB, cores=4)))[0].setup).threads == 4
-    assert StreamSetup.of(placements_of(question(small(GIB, cores=64)))[0].setup).threads == 8
+    assert StreamSetup.of(first_placement(question(small(GIB, cores=4))).setup).threads == 4
+    assert StreamSetup.of(first_placement(question(small(GIB, cores=64))).setup).threads == 8
     start = Start(setup=StreamSetup(threads=3), settled=frozenset({"threads"}))
-    assert StreamSetup.of(placements_of(question(small(GIB), start=start))[0].setup).threads == 3
+    assert StreamSetup.of(first_placement(question(small(GIB), start=start)).setup).threads == 3
 
 
 @pytest.mark.parametrize(("memory", "quarters"), [(16 * GIB, 4), (9 * GIB // 2, 3), (GIB, 0)])
 def test_as_many_weights_stay_as_there_is_room_for(memory: int, quarters: int) -> None:
     result = judge(question(small(memory), load=Load(context_tokens=4096)))
     assert result.can_load
-    assert result.way == placements_of(question(small(memory)))[4 - quarters]
+    assert result.way == tuple(placements_of(question(small(memory))))[4 - quarters]
 
 
 # --- the window
