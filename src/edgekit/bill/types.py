@@ -124,7 +124,7 @@ def cache_type(name: str) -> CacheType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The context, batches and sequences that the engine has to hold at once. None: the engine's default."""
+    """The context, batches and sequences that an engine has to hold at once. None: the engine's default."""
 
     context_tokens: int | None = None  # None: the native window
     sequences: int | None = None
@@ -167,32 +167,23 @@ class MemoryEstimate:
         )
 
     def in_pools(self, pools: Collection[Pool]) -> int:
-        """Bytes of the reserved lines in these pools. Consecutive lines of one pool share one look-up, for speed."""
-        total_bytes, last_pool, is_counted = 0, None, False
-        for line in self.lines:
-            if line.pool is not last_pool:
-                last_pool = line.pool
-                is_counted = last_pool in pools
-            if is_counted and line.reserved:
-                total_bytes += line.size_bytes
-        return total_bytes
+        """Bytes of the reserved lines in these pools."""
+        return self.total(lambda line: line.pool in pools)
 
     def bounds_in(self, pools: Collection[Pool]) -> tuple[int, bool]:
         """Bytes that the error bounds of these pools' reserved lines could add, and whether a line has no bound.
 
         Runtime lines without a bound do not count as unbounded.
         """
-        added, is_unbounded = 0.0, False
+        added_bytes, has_unbounded = 0.0, False
         for line in self.lines:
             if line.basis is Basis.EXACT or not line.reserved or line.pool not in pools:
                 continue
-            added += line.size_bytes * (line.within or 0.0)
-            is_unbounded |= (
-                line.within is None
-                and line.component is not Component.RUNTIME
-                and line.size_bytes > 0
-            )
-        return math.ceil(added), is_unbounded
+            if line.within is not None:
+                added_bytes += line.size_bytes * line.within
+            elif line.size_bytes and line.component is not Component.RUNTIME:
+                has_unbounded = True
+        return math.ceil(added_bytes), has_unbounded
 
     def of(self, *components: Component) -> int:
         """Bytes of the reserved lines of these components."""
@@ -257,26 +248,10 @@ def weakest(bases: Iterable[Basis]) -> Basis:
 
 
 def no_better_than(line: MemoryLine, basis: Basis, within: float | None = None) -> MemoryLine:
-    """The line with its basis weakened to at most this one."""
+    """The line with its basis weakened to this one, if it is stronger. `within`: its error bound if MODELLED."""
     if weakest((basis, line.basis)) is line.basis:
         return line
-    return known_as(line, basis, within if basis is Basis.MODELLED else None)
-
-
-def known_as(line: MemoryLine, basis: Basis, within: float | None) -> MemoryLine:
-    """The line with this basis. Not by replace(), which is too slow for every line of every bill."""
-    return MemoryLine(
-        component=line.component,
-        size_bytes=line.size_bytes,
-        pool=line.pool,
-        layer=line.layer,
-        basis=basis,
-        because=line.because,
-        within=within,
-        reserved=line.reserved,
-        part=line.part,
-        first_request=line.first_request,
-    )
+    return replace(line, basis=basis, within=within if basis is Basis.MODELLED else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,8 +384,9 @@ class Task:
 
     @property
     def in_one_batch(self) -> bool:
-        """Whether an input must fit in one batch: for embeddings, unless only the last token is pooled
-        (server-context.cpp @ b21e4de: can_split).
+        """Whether an input must fit in one batch: for embeddings, unless only the last token is pooled.
+
+        server-context.cpp @ b21e4de: can_split.
         """
         return self._starts_to_embed and embeds_in_one_batch(self.model.geometry)
 
@@ -650,7 +626,7 @@ class Change:
     kind: ChangeKind
     value: str  # "q8_0", "Q3_K_M", "RTX 4090", "16384"
     told: str  # the suggestion as a sentence
-    # By their REST names; empty: no flag does it.
+    # The flags that make the change, by their REST names; empty if no flag does.
     flags: Mapping[str, str] = field(default_factory=dict)
     max_context: int | None = None  # after the change
     result: Verdict | None = field(default=None, repr=False)
@@ -662,19 +638,19 @@ PreflightResult = Verdict  # its public name
 def for_bill(budget: Budget, estimate: MemoryEstimate, *, mapped_weights: bool = True) -> Budget:
     """The budget of a GPU that shares RAM, for a bill that leaves layers, experts or token embeddings on the CPU.
 
-    Vulkan and ROCm pin some RAM, which counts against the GPU's limit: graph buffers, and weights that are not mapped
-    from the file. Metal pins none.
+    Memory that only the GPU can use is not free for the rest of the bill. RAM that the driver pins counts against the
+    GPU's limit: with Vulkan and ROCm graph buffers, and weights that are not mapped from the file. Metal pins none.
     """
     if budget.limit_bytes is None:
         return budget
     unpinned = CACHES | {Component.WEIGHTS} if mapped_weights else CACHES
     if estimate.backend == "metal":
         unpinned = frozenset(Component)
-    unused = max(0, budget.gpu_only_bytes - estimate.in_pools(budget.pools - {HOST}))
+    unused_bytes = max(0, budget.gpu_only_bytes - estimate.in_pools(budget.pools - {HOST}))
     return replace(
         budget,
-        free_bytes=budget.free_bytes - unused,
-        gpu_only_bytes=budget.gpu_only_bytes - unused,
+        free_bytes=budget.free_bytes - unused_bytes,
+        gpu_only_bytes=budget.gpu_only_bytes - unused_bytes,
         cpu_bytes=estimate.total(lambda line: line.pool == HOST and line.component in unpinned),
     )
 
@@ -684,11 +660,13 @@ def covered_bytes(budget: Budget, estimate: MemoryEstimate) -> int:
 
     This is the shortfall, if the first request allocates at least that much. A reserve set by the user is never used.
     """
-    missing = max(0, estimate.in_pools(budget.pools) - budget.unreserved_bytes)
-    if not missing or not budget.has_default_reserve or budget.limit_bytes is not None:
+    missing_bytes = max(0, estimate.in_pools(budget.pools) - budget.unreserved_bytes)
+    if not missing_bytes or not budget.has_default_reserve or budget.limit_bytes is not None:
         return 0
-    first_request = estimate.total(lambda line: line.first_request and line.pool in budget.pools)
-    return missing if missing <= first_request else 0
+    first_request_bytes = estimate.total(
+        lambda line: line.first_request and line.pool in budget.pools
+    )
+    return missing_bytes if missing_bytes <= first_request_bytes else 0
 
 
 class Lever(enum.Enum):

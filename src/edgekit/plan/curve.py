@@ -55,16 +55,16 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
     fittings = list(_fittings(task, placement))
     if not fittings:
         return ()
-    # the memory that limits the most accurate cache; the fullest if none does
+    # The curves are of one memory: the one that limits the most accurate cache. If none is limited, the fullest.
     limited = next(
         (fitting for _, fitting in fittings if fitting.longest_tokens < fitting.max_tokens), None
     )
-    if limited is not None:
-        priced = limited.price(
-            min(limited.longest_tokens + limited.step_tokens, limited.max_tokens)
-        )
+    if limited is None:
+        _, most_accurate = fittings[0]
+        priced = most_accurate.price(most_accurate.max_tokens)
     else:
-        priced = fittings[0][1].price(fittings[0][1].max_tokens)
+        too_long = limited.longest_tokens + limited.step_tokens
+        priced = limited.price(min(too_long, limited.max_tokens))
     index = priced.uses.index(priced.tightest)
     names = [budget.name for budget in placement.budgets]
     is_unique = names.count(names[index]) == 1
@@ -82,7 +82,10 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
 
 
 def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, Fitting]]:
-    """Cache types, each with a fresh setup: settings that the plan made for its own cache are not carried over."""
+    """The cache types that the engine has for the placement, each with the task's fitting for it.
+
+    Settings that a plan made for its own cache are not carried over to the others.
+    """
     engine = engine_named(task.engine)
     default = engine.default_setup()
     default_cache = {name: getattr(default, name) for name in engine.cache_fields}
@@ -112,14 +115,11 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
 
 def _points(fitting: Fitting, index: int, count: int) -> Iterator[Point]:
     """Points at even steps up to the native context, and at the longest that fits. Refused contexts are left out."""
-    step, most = fitting.step_tokens, fitting.max_tokens
-    parts = (most * part // (count - 1) // step * step for part in range(1, count - 1))
-    even = {
-        fitting.shortest_tokens,
-        *(max(tokens, fitting.shortest_tokens) for tokens in parts),
-        most,
-    }
-    for tokens in sorted((even | {fitting.longest_tokens}) - {0}):
+    step, max_tokens = fitting.step_tokens, fitting.max_tokens
+    parts = (max_tokens * part // (count - 1) // step * step for part in range(1, count - 1))
+    lengths = {max(tokens, fitting.shortest_tokens) for tokens in parts}
+    lengths |= {fitting.shortest_tokens, max_tokens, fitting.longest_tokens}
+    for tokens in sorted(lengths - {0}):
         try:
             uses = fitting.price(tokens).uses
         except RefusedError:

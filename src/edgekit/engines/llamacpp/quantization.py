@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from edgekit.bill.types import Component, MemoryLine, known_as, no_better_than
+from edgekit.bill.types import Component, MemoryLine, no_better_than
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import RefusedError, UsageError, unquoted
@@ -467,7 +467,7 @@ class Converted:
             return line
         if line.basis is Basis.EXACT:
             within = COMPUTE_WITHIN if line.component is Component.COMPUTE else WITHIN
-            line = known_as(line, mixed.basis, within)
+            line = replace(line, basis=mixed.basis, within=within)
         return no_better_than(line, self.model.geometry.basis, WITHIN)
 
     def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
