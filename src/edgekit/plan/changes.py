@@ -1,4 +1,8 @@
-"""Suggestions that would improve a verdict: a shorter context, another cache, smaller weights, more memory."""
+"""Suggestions that would improve a verdict: a shorter context, another cache, smaller weights, more memory.
+
+Each rule is a function that yields at most a few changes for a task and its verdict; the tables at the end list the
+rules for models that do not fit, and for models that do.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ BEYOND_ANY_HOST_BYTES = 2**50
 
 
 def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
-    """Single changes, the cheapest first. Changes that the engine refuses are left out."""
+    """Changes that help on their own, the cheapest first. Changes that the engine refuses are left out."""
     if is_too_short(result):
         return ()
     rules = _TO_FIT if result.failed else _TO_IMPROVE
@@ -52,14 +56,14 @@ def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
 
 
 def _default_cache(task: Task, result: Verdict) -> Iterator[Change]:
-    """The engine's default cache, if the model fits with it."""
+    """The engine's default cache instead of the requested one, if the model fits with it."""
     if not result.cache_asked:
         return
     engine = engine_named(task.engine)
-    names, default = engine.cache_fields, engine.default_setup()
-    changed = with_setup(task, **{name: getattr(default, name) for name in names})
+    default = engine.default_setup()
+    changed = with_setup(task, **{name: getattr(default, name) for name in engine.cache_fields})
     load = replace(task.load, cache_k=None, cache_v=None, context_tokens=result.context_tokens)
-    start = replace(changed.start, settled=changed.start.settled - {*names})
+    start = replace(changed.start, settled=changed.start.settled - {*engine.cache_fields})
     changed = replace(changed, load=load, start=start, job=None)
     verdict = _judge(changed)
     if verdict is not None and result.cache != verdict.cache == cache_choices(changed)[0].name:
@@ -74,18 +78,17 @@ def _default_cache(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _context(task: Task, result: Verdict) -> Iterator[Change]:
-    """The longest context that fits, if the judged one does not; if none does, a short one with other weights."""
-    streams = result.streams
+    """The longest context that fits with these weights and this cache; if none does, a short one with others."""
     lengths = [result.max_context]
     if not result.max_context:
-        lengths = [tokens * streams for tokens in SHORTER_TOKENS]
+        lengths = [tokens * result.streams for tokens in SHORTER_TOKENS]
     for tokens in lengths:
         if tokens >= result.context_tokens:
             continue
         load = replace(task.load, context_tokens=tokens)
         verdict = _judge(replace(task, load=load, job=None))
         if verdict is not None:
-            each = tokens // streams  # -c is the context of one user
+            each = tokens // result.streams  # -c is the context of one user
             yield Change(
                 kind=ChangeKind.CONTEXT,
                 value=f"{each}",
@@ -98,35 +101,35 @@ def _context(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _other_differences(other: Verdict, result: Verdict, task: Task) -> str:
-    """How weights, cache and placement differ from the first verdict: ' with an 8-bit cache, 20 of 32 layers ...'."""
+    """How the other verdict's weights, cache and placement differ: ' with an 8-bit cache, 20 of 32 layers ...'."""
     default, *alternatives = cache_choices(task)
-    is_eight_bit = any(
-        choice.name == other.cache and choice.is_eight_bit for choice in alternatives
-    )
-    name = "an 8-bit" if is_eight_bit else f"a {other.cache}"
-    cache = "" if other.cache == default.name else f" with {name} cache"
-    weights = "" if other.quantization == result.quantization else f" at {other.quantization}"
-    return f"{weights}{cache}" if other.way.whole else f"{weights}{cache}, {other.way.because}"
+    text = "" if other.quantization == result.quantization else f" at {other.quantization}"
+    if other.cache != default.name:
+        eight_bit = {choice.name for choice in alternatives if choice.is_eight_bit}
+        name = "an 8-bit" if other.cache in eight_bit else f"a {other.cache}"
+        text += f" with {name} cache"
+    return text if other.way.whole else f"{text}, {other.way.because}"
 
 
 def _cache(task: Task, result: Verdict) -> Iterator[Change]:
     """A smaller cache type that allows a clearly longer context."""
     if result.max_context >= (result.native_context or 0) * result.streams:
         return
-    keys = {flag.field or flag.key: flag.key for flag in engine_named(task.engine).flags}
+    flag_of_field = {flag.field or flag.key: flag.key for flag in engine_named(task.engine).flags}
     for choice in cache_choices(task)[1:]:
         if choice.name == result.cache:
             continue
         verdict = _judge(with_cache(_with_chosen_weights(task, result), choice))
         if verdict is None or verdict.max_context < result.max_context * WORTHWHILE:
             continue
+        accuracy = "8-bit cache" if choice.is_eight_bit else "less accurate"
+        in_load = {flag_of_field[name]: kind.name for name, kind in choice.load.items()}
+        in_setup = {flag_of_field[name]: f"{value}" for name, value in choice.setup.items()}
         yield Change(
             kind=ChangeKind.CACHE,
             value=choice.name,
-            told=f"{choice.flags} ({'8-bit cache' if choice.is_eight_bit else 'less accurate'}): up to "
-            f"{verdict.max_context // verdict.streams:,} tokens",
-            flags={keys[side]: kind.name for side, kind in choice.load.items()}
-            | {keys[name]: f"{value}" for name, value in choice.setup.items()},
+            told=f"{choice.flags} ({accuracy}): up to {verdict.max_context // verdict.streams:,} tokens",
+            flags={**in_load, **in_setup},
             max_context=verdict.max_context,
             result=verdict,
         )
@@ -139,14 +142,18 @@ def _with_chosen_weights(task: Task, result: Verdict) -> Task:
 
 
 def _limit(task: Task, result: Verdict) -> Iterator[Change]:
-    """A higher limit on the GPU's share of unified memory, if it makes the model fit, run on the GPU or hold a longer
-    context. Verdicts never assume it: the user has to raise the limit first.
+    """A higher limit on the GPU's share of unified memory.
+
+    Only if the model then fits, runs on the GPU or holds a longer context. Verdicts never assume a higher limit: the
+    user has to raise it first.
     """
     raised = raised_limit(task.machine)
+    if raised is None:
+        return
     if not result.failed and result.way.whole:
         task = _with_chosen_weights(task, result)
-    verdict = None if raised is None else _judge(replace(task, machine=raised.machine))
-    if raised is None or verdict is None:
+    verdict = _judge(replace(task, machine=raised.machine))
+    if verdict is None:
         return
     if result.failed:
         outcome = f"fits at {verdict.context_tokens // verdict.streams:,} tokens"
@@ -171,38 +178,41 @@ def _gpu_text(verdict: Verdict) -> str:
     return f"runs {where} at {verdict.context_tokens // verdict.streams:,} tokens{speed}"
 
 
-def _onto_gpu(task: Task, result: Verdict) -> Iterator[Change]:
-    """A shorter context with which the whole model is on the GPU.
+def _is_slow(result: Verdict) -> bool:
+    """Whether it is slower than reading; an unknown speed does not count as slow."""
+    return result.speed is not None and result.speed.typical < READING_TOKENS_PER_S
 
-    For a slow model, a shorter context also counts if it is clearly faster, and smaller weights are offered that are
-    entirely on the GPU.
-    """
-    if result.way.whole or not result.way.cards:
+
+def _context_on_gpu(task: Task, result: Verdict) -> Iterator[Change]:
+    """A shorter context with which the whole model is on the GPU, or with which a slow model is clearly faster."""
+    if result.way.whole or not result.way.cards or result.asked:
         return
-    speed = result.speed
-    is_slow = speed is not None and speed.typical < READING_TOKENS_PER_S
-    for tokens in () if result.asked else SHORTER_TOKENS:
+    for tokens in SHORTER_TOKENS:
         load = replace(task.load, context_tokens=tokens * result.streams)
         verdict = _judge(replace(task, load=load))
         if verdict is None:
             continue
-        times = verdict.speed.typical / speed.typical if verdict.speed and speed else 0.0
-        if not verdict.way.whole and not (is_slow and times >= FASTER):
+        gain = 0.0
+        if verdict.speed is not None and result.speed is not None:
+            gain = verdict.speed.typical / result.speed.typical
+        if verdict.way.whole or (_is_slow(result) and gain >= FASTER):
+            yield Change(
+                kind=ChangeKind.CONTEXT,
+                value=f"{tokens}",
+                told=f"-c {tokens}: {_gpu_text(verdict)}",
+                flags={"context": f"{tokens}"},
+                result=verdict,
+            )
+            return
+
+
+def _weights_on_gpu(task: Task, result: Verdict) -> Iterator[Change]:
+    """Less accurate weights with which a slow model is entirely on the GPU."""
+    if result.way.whole or not result.way.cards or not _is_slow(result):
+        return
+    for variant in task.variants:
+        if variant.is_good or variant.accuracy < LEAST_ACCURACY:
             continue
-        yield Change(
-            kind=ChangeKind.CONTEXT,
-            value=f"{tokens}",
-            told=f"-c {tokens}: {_gpu_text(verdict)}",
-            flags={"context": f"{tokens}"},
-            result=verdict,
-        )
-        break
-    less_accurate = [
-        variant
-        for variant in task.variants
-        if not variant.is_good and variant.accuracy >= LEAST_ACCURACY
-    ]
-    for variant in less_accurate if is_slow else ():
         verdict = _judge(replace(with_weights(task, variant), variants=(variant,)))
         if verdict is not None and verdict.way.whole:
             yield Change(
@@ -219,20 +229,17 @@ def _onto_gpu(task: Task, result: Verdict) -> Iterator[Change]:
 def _weights(task: Task, result: Verdict) -> Iterator[Change]:
     """The most accurate quantisation with which the model fits: a published one, else one that the engine can make."""
     less_accurate = [variant for variant in task.variants if not variant.is_good]
-    offered: Iterable[tuple[Variant, str, Task]] = (
-        (
-            variant,
-            f"--quant {variant.name.replace(' ', '')}",
-            replace(with_weights(task, variant), variants=(variant,)),
-        )
-        for variant in less_accurate
+    offers: Iterable[tuple[Variant, str]] = (
+        (variant, f"--quant {variant.name.replace(' ', '')}") for variant in less_accurate
     )
     if not less_accurate:
-        usable = together_bytes(use.budget for use in result.uses)
-        rest = result.estimate.total_bytes - result.estimate.weights_bytes
-        smaller = engine_named(task.engine).smaller_weights(task, usable - rest)
-        offered = ((variant, command, with_weights(task, variant)) for variant, command in smaller)
-    for variant, command, changed in offered:
+        usable_bytes = together_bytes(use.budget for use in result.uses)
+        other_bytes = result.estimate.total_bytes - result.estimate.weights_bytes
+        offers = engine_named(task.engine).smaller_weights(task, usable_bytes - other_bytes)
+    for variant, command in offers:
+        changed = with_weights(task, variant)
+        if less_accurate:
+            changed = replace(changed, variants=(variant,))
         verdict = _judge(changed)
         if verdict is not None:
             size = format_bytes(verdict.estimate.weights_bytes)
@@ -254,11 +261,12 @@ def _unknown_ram(task: Task, _: Verdict) -> Iterator[Change]:
         return
     host = HostMemory(total_bytes=BEYOND_ANY_HOST_BYTES, free_bytes=BEYOND_ANY_HOST_BYTES)
     verdict = _judge(replace(task, machine=replace(machine, host=host)))
-    uses = () if verdict is None else verdict.uses
-    host_use = next((use for use in uses if HOST in use.budget.pools), None)
-    if verdict is None or host_use is None:
+    if verdict is None:
         return
-    needed = _free_text(host_use)
+    ram_use = next((use for use in verdict.uses if HOST in use.budget.pools), None)
+    if ram_use is None:
+        return
+    needed = _free_text(ram_use)
     yield Change(
         kind=ChangeKind.PLACEMENT,
         value=verdict.way.because,
@@ -269,7 +277,7 @@ def _unknown_ram(task: Task, _: Verdict) -> Iterator[Change]:
 
 
 def _free_text(use: Usage) -> str:
-    """The memory that has to be free, rounded up: '13.4 GiB'."""
+    """The memory that has to be free, rounded up to 10 MiB or, with some margin, to 0.1 GiB: '13.4 GiB'."""
     needed = _free_bytes(use)
     if needed < GIB // 2:
         return f"{-(-needed // (10 * MIB)) * 10} MiB"
@@ -278,22 +286,23 @@ def _free_text(use: Usage) -> str:
 
 def _free_bytes(use: Usage) -> int:
     """How much memory has to be free: the required bytes within all limits, plus the reserve or the error bounds."""
-    share = use.max_use or 1.0
+    max_share = use.max_use or 1.0
     if use.assumed:
-        share = min(share, ASSUMED_FULL_PERCENT / 100)
-    usable = use.required_bytes / share
-    return math.ceil(usable) + max(use.budget.reserve_bytes, use.bound_bytes)
+        max_share = min(max_share, ASSUMED_FULL_PERCENT / 100)
+    usable_bytes = math.ceil(use.required_bytes / max_share)
+    return usable_bytes + max(use.budget.reserve_bytes, use.bound_bytes)
 
 
 def _known_ram(task: Task, result: Verdict) -> Iterator[Change]:
-    """How much free RAM would be enough, if RAM is the bottleneck, and the limit that applies now."""
+    """How much free RAM would be enough, if RAM is the tightest memory, and which limit applies now."""
     use, host = result.tightest, task.machine.host
     if host is None or HOST not in use.budget.pools or not engine_named(task.engine).loads_gguf:
         return
     if any(len(other.budget.pools) > 1 for other in result.uses):
         return  # on a Mac the reserve grows with the memory
     uses = [use]
-    if engine_named(task.engine).streams_weights:  # each placement holds fewer of them in memory
+    if engine_named(task.engine).streams_weights:
+        # placements differ in how much of the weights is in memory: the one that needs least counts
         for placement in placements_of(task):
             fitting = Fitting(task, placement)
             tokens = -(-result.context_tokens // fitting.step_tokens) * fitting.step_tokens
@@ -312,8 +321,10 @@ def _known_ram(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _engine(task: Task, _: Verdict) -> Iterator[Change]:
-    """Another engine: one that quantises the model and splits it between GPU and RAM, or one that streams the weights
-    from disk for every token, in far less memory than their size.
+    """Another engine that holds the model in less memory.
+
+    llama.cpp quantises it and splits it between GPU and RAM. For a GGUF: the engine that streams the weights from disk
+    for every token, in far less memory than their size.
     """
     engine = engine_named(task.engine)
     if (task.load.sequences or 1) > 1:
@@ -421,4 +432,4 @@ ChangeRule = Callable[[Task, Verdict], Iterator[Change]]
 _TO_FIT: tuple[ChangeRule, ...] = (
     _default_cache, _context, _limit, _weights, _unknown_ram, _known_ram, _engine, _more_cards, _device
 )  # fmt: skip
-_TO_IMPROVE: tuple[ChangeRule, ...] = (_onto_gpu, _limit, _cache)
+_TO_IMPROVE: tuple[ChangeRule, ...] = (_context_on_gpu, _weights_on_gpu, _limit, _cache)

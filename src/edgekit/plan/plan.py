@@ -1,4 +1,4 @@
-"""The plan for a task: what to run, with a reason for every lever, a draft model, and the number of users."""
+"""The plan for a task: what to run, the reason for every setting, a draft model, and the number of users."""
 
 from __future__ import annotations
 
@@ -86,10 +86,11 @@ class Plan:
 def make_plan(
     task: Task, *, choice: Choice | None = None, thorough: bool = True, helpful: bool = True
 ) -> Plan:
-    """What to run: weights, placement, context and cache as SPEC A4 chooses them (`choice`, if it is known).
+    """What to run: weights, placement, context and cache as SPEC A4 chooses them.
 
-    `thorough` also looks for a draft model, the longest context, the number of users, and a system limit to raise;
-    lists of many models skip that. "Nothing fits" is a result; `helpful` adds what would help.
+    `choice`: the result of that search, if it is known. `thorough` also looks for a draft model, the longest context,
+    the number of users, and a system limit to raise; lists of many models skip that. If nothing fits, the plan says so;
+    `helpful` adds what would help.
 
     Raises UsageError for flags that contradict each other, HardwareError if the engine cannot run on the machine,
     RefusedError if it does not support the model.
@@ -118,10 +119,11 @@ def make_plan(
     drafter: Drafter | None = None
     improvements: tuple[Change, ...] = ()
     if thorough:
-        drafter, draft = propose_drafter(candidate)
+        drafter, drafter_decision = propose_drafter(candidate)
         improvements = changes(replace(task, model=candidate.variant.model), result)
-        decisions += [draft] if draft is not None else []
-        decisions += [decide_sequences(candidate)]
+        if drafter_decision is not None:
+            decisions.append(drafter_decision)
+        decisions.append(decide_sequences(candidate))
         decisions += [
             Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
             for change in improvements
@@ -176,12 +178,13 @@ def _decisions(choice: Choice, candidate: Candidate, result: Verdict) -> Iterato
     )
     use = result.tightest
     usable = format_bytes(use.budget.available_bytes)
-    share = f"{format_bytes(use.required_bytes)} of {usable} usable ({use.budget.name})"
-    is_placed = candidate.task.start.settled & engine_named(result.engine).placed
-    why = "as requested" if is_placed else "the whole model fits"
+    usage = f"{format_bytes(use.required_bytes)} of {usable} usable ({use.budget.name})"
+    why = "the whole model fits"
     if not result.way.whole and result.way.cards and candidate.step > FEWER_BITS:
         why = "the whole model does not fit on the GPU"
-    yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{why}: {share}")
+    elif candidate.task.start.settled & engine_named(result.engine).placed:
+        why = "as requested"
+    yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{why}: {usage}")
     each = f" for each of {result.streams}" if result.streams > 1 else ""
     yield Decision(
         lever=Lever.CONTEXT,
@@ -206,7 +209,7 @@ def _weights_because(choice: Choice, candidate: Candidate) -> str:
 
 
 def _tried(attempts: tuple[Attempt, ...], candidate: Candidate) -> Iterator[Tried]:
-    """The attempts for a report, up to the chosen one."""
+    """All attempts of the search, for a report."""
     chosen = candidate.variant.name, candidate.cache.name
     for attempt in attempts:
         each = attempt.tokens // candidate.fitting.streams
@@ -250,27 +253,18 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
 
 
 def propose_drafter(candidate: Candidate) -> tuple[Drafter | None, Decision | None]:
-    """The first draft model that also fits without changing the verdict. It is a proposal, not part of the plan."""
+    """The first draft model that also fits without changing the verdict, and the decision with all that were tried.
+
+    It is a proposal, not part of the plan's bill. (None, None) if a draft model is out of the question.
+    """
     task = candidate.task
     if not engine_named(task.engine).drafts or not task.drafters or task.users is not None:
         return None, None  # several users already fill the batch
     tried: list[Tried] = []
     for drafter in task.drafters if candidate.fitting.placement.whole else ():
-        drafted_task = engine_named(task.engine).with_drafter(task, drafter.model, drafter.mix)
-        ladder, drafted = Ladder(drafted_task, whole_placements(drafted_task)), None
-        try:
-            drafted = candidate.on(ladder)
-            outcome = f"does not fit at {candidate.tokens:,} tokens"
-        except EdgekitError as error:
-            outcome = f"its memory cannot be estimated: {error}"
-        if drafted is not None:
-            lines = drafted.priced.estimate.lines
-            size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
-            outcome = f"+{format_bytes(size)}"
-            if drafted.priced.status is not candidate.priced.status:
-                drafted, outcome = None, f"{outcome}: too tight"
-        tried.append(Tried(value=drafter.name, outcome=outcome, taken=drafted is not None))
-        if drafted is not None:
+        outcome, fits = _try_drafter(candidate, drafter)
+        tried.append(Tried(value=drafter.name, outcome=outcome, taken=fits))
+        if fits:
             return drafter, Decision(
                 lever=Lever.DRAFTER,
                 value=drafter.name,
@@ -281,22 +275,41 @@ def propose_drafter(candidate: Candidate) -> tuple[Drafter | None, Decision | No
     return None, Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
 
 
+def _try_drafter(candidate: Candidate, drafter: Drafter) -> tuple[str, bool]:
+    """What the draft model adds to the bill, or why it cannot be used; and whether it can."""
+    task = engine_named(candidate.task.engine).with_drafter(
+        candidate.task, drafter.model, drafter.mix
+    )
+    ladder = Ladder(task, whole_placements(task))
+    try:
+        drafted = candidate.on(ladder)
+    except EdgekitError as error:
+        return f"its memory cannot be estimated: {error}", False
+    if drafted is None:
+        return f"does not fit at {candidate.tokens:,} tokens", False
+    lines = drafted.priced.estimate.lines
+    size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
+    if drafted.priced.status is not candidate.priced.status:
+        return f"+{format_bytes(size)}: too tight", False
+    return f"+{format_bytes(size)}", True
+
+
 def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
     """Much smaller catalog models of the same family and vocabulary, the largest first."""
-    active = entry.active_parameters or entry.parameters or 0
+    if entry.vocabulary is None:
+        return ()
+    max_parameters = (entry.active_parameters or entry.parameters or 0) // TIMES_SMALLER
     suitable = [
         other
         for other in entries
-        if entry.vocabulary is not None
+        if other.family == entry.family
         and other.vocabulary is not None
         and abs(entry.vocabulary - other.vocabulary) <= MAX_VOCABULARY_DIFFERENCE
-        and entry.family == other.family
-        and 0 < (other.parameters or 0) * TIMES_SMALLER <= active
+        and 0 < (other.parameters or 0) <= max_parameters
         and ModelPurpose.EMBEDDING not in other.kinds
     ]
     drafters = []
-    suitable.sort(key=lambda other: -(other.parameters or 0))
-    for other in suitable:
+    for other in sorted(suitable, key=lambda other: -(other.parameters or 0)):
         try:
             model = open_entry(other, default_engine().name).model
         except EdgekitError:
@@ -320,7 +333,7 @@ MOST_USERS = 256  # the default limit of a common server; searching further is n
 
 
 def decide_sequences(candidate: Candidate) -> Decision:
-    """The requested number of users; else the engine's default and how many would fit."""
+    """The requested number of users; else the engine's default number of sequences, and how many users would fit."""
     task, each = candidate.task, candidate.tokens // candidate.fitting.streams
     if task.users is not None:
         return Decision(
@@ -345,7 +358,7 @@ def decide_sequences(candidate: Candidate) -> Decision:
 
 
 def users_that_fit(task: Task, tokens: int, placements: tuple[Placement, ...]) -> int:
-    """How many users fit with a context of `tokens` each in one of these placements."""
+    """How many users fit in one of these placements with a context of `tokens` each, up to MOST_USERS."""
     engine = engine_named(task.engine)
     load_of_one = replace(task.load, context_tokens=tokens)
 
@@ -354,10 +367,10 @@ def users_that_fit(task: Task, tokens: int, placements: tuple[Placement, ...]) -
         several = replace(task, load=replace(load, context_tokens=None))
         return Ladder(several, placements).first_fit(load.context_tokens or tokens) is not None
 
-    count = 1
-    while count * 2 <= MOST_USERS and fits(count * 2):
-        count *= 2
-    low, high = count, min(count * 2, MOST_USERS + 1)
+    low = 1  # fits
+    while low * 2 <= MOST_USERS and fits(low * 2):
+        low *= 2
+    high = min(low * 2, MOST_USERS + 1)  # does not fit
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
