@@ -104,9 +104,8 @@ class Ring:
 
     def spans(self, end: int, queries: int) -> Iterator[CellSpan]:
         """The cells of the tokens before position `end` that queries at `end` and after may see."""
-        if (
-            self.sinks and end + queries <= self.cells
-        ):  # nothing has left the window: sinks are ordinary tokens
+        # While nothing has left the window, sinks are ordinary tokens.
+        if self.sinks and end + queries <= self.cells:
             if end:
                 yield CellSpan(0, end, 0)
             return

@@ -166,7 +166,7 @@ class PassProgress:
 
     def begin_round(self, work: int, tasks: int) -> None:
         """Begins a round of `tasks` tasks, which do `work` together."""
-        self._done += self._round_work
+        self._done += self._round_work  # of the round before
         self._round_work, self._tasks = work, max(1, tasks)
 
     def pause(self, tasks_left: int) -> None:

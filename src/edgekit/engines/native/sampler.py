@@ -127,9 +127,8 @@ Numbers = NDArray[np.int64]
 _LOWEST = float(np.finfo(np.float32).min)
 _HIGHEST = np.finfo(np.float32).max
 _SMALLEST = 5e-324  # the smallest number above 0
-_ADDED_TOGETHER = (
-    BEST_TOKENS // 4
-)  # candidates; a chunk with more is added in parts of this many tokens
+# A chunk with more candidates than this is added in parts of this many tokens.
+_ADDED_TOGETHER = BEST_TOKENS // 4
 _LOW_HALF = (1 << 31) - 1
 _NUMBER_BITS = (1 << 32) - 1
 # A rank's 32 bits in three groups, highest first: (number of bits before the group, number of bits in it)

@@ -134,12 +134,9 @@ def cut_by(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
     prefix = " " if method is Method.SPM and vocabulary.space_prefix else ""
     is_raw = pre is not None and pre.raw and vocabulary.family.model != "whitespace"
     space = SPACE if method is Method.SPM or is_raw else " "
-    tokenless = len(
-        vocabulary.tokens
-    )  # stands for letters without a token: build.py adds it after the last token
-    lowercases = (
-        vocabulary.lowercase and method is Method.BPE
-    )  # for a WordPiece, `tokenizers` does it
+    # Stands for letters without a token: build.py adds it after the last token.
+    tokenless = len(vocabulary.tokens)
+    lowercases = vocabulary.lowercase and method is Method.BPE  # `tokenizers` does it for WordPiece
 
     def cut(text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
         spelled = prefix + text if first else text

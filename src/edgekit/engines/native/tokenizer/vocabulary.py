@@ -63,9 +63,8 @@ class Strings:
     def __init__(self, what: str, *, file: str, offset: int) -> None:
         self._what = what
         self._file = file
-        self.offset = (
-            offset  # where the array starts in the file; there, each text follows its length
-        )
+        # Where the array starts in the file; there, each text follows its length.
+        self.offset = offset
         self.all_bytes = bytearray()  # all texts, without separators
         self.ends = array("I")
 
@@ -211,9 +210,8 @@ class _TokenizerKeys(GgufKeys):
                     break
                 append(window[position + 8 : end])
                 position, index = end, index + 1
-            if (
-                not position
-            ):  # the string does not even fit into a window of its own: the array ends inside it
+            # The string does not fit into a window of its own, so the array ends inside it.
+            if not position:
                 raise HeaderError(
                     f"{what} continues beyond its end", file=self.file, offset=window_offset
                 )
