@@ -59,7 +59,7 @@ MAX_STREAMS = 64  # DeepSeek 4 has 4
 
 
 class LayerVariety(NamedTuple):
-    """How a layer differs from others."""
+    """What distinguishes a layer: how many tokens its compressed keys represent, and how it selects experts."""
 
     ratio: int
     hashed: bool  # experts are looked up by token, not routed
@@ -72,7 +72,7 @@ class LayerVariety(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """One size of blocks: the inputs of dsv4_build_comp_inputs and the cache of compressed keys."""
+    """Blocks of `ratio` tokens, each compressed to one key: inputs (dsv4_build_comp_inputs) and the cache's size."""
 
     name: str
     ratio: int
@@ -91,7 +91,7 @@ class Compression:
 
     @classmethod
     def of(cls, build: Build, name: str, ratio: int, width: int) -> Compression:
-        """dsv4_build_reserve_comp_plan."""
+        """The sizes that llama.cpp reserves for this compression (dsv4_build_reserve_comp_plan)."""
         sizes, tokens = build.sizes, _number(build.n_tokens)
         streams, cells = _number(sizes.n_stream), _number(sizes.n_kv)
         halves = 2 if ratio == CSA_RATIO else 1
@@ -155,7 +155,7 @@ class Compression:
             layer.build.expand(ggml.set_rows(into, rows, self.persist_dst))
 
     def _state(self, layer: GraphLayer, side: str) -> GraphTensor:
-        """get_kv_all, get_score_all."""
+        """The rows of unfinished blocks in all streams (get_kv_all, get_score_all). `side`: "kv" or "score"."""
         name, width = f"{self.name}_state_{side}_l{layer.index}", self.halves * self.width
         streams = _number(layer.build.sizes.n_stream)
         state = layer.build.cache(name, F32, width, self.state_rows // streams, streams)
@@ -348,7 +348,7 @@ def _output(layer: GraphLayer, out: GraphTensor) -> GraphTensor:
 
 
 class StreamMix(NamedTuple):
-    """Mixes several residual streams into one, and distributes the result back to them."""
+    """One input mixed from several residual streams, and the weights that distribute the output back to them."""
 
     cur: GraphTensor
     post: GraphTensor
@@ -375,7 +375,7 @@ def _flat_mixes(streams: GraphTensor, matrix: GraphTensor) -> GraphTensor:
 
 
 def hc_pre(layer: GraphLayer, streams: GraphTensor, part: str) -> StreamMix:
-    """build_hc_pre, with ggml's fused operations."""
+    """build_hc_pre: mixes the residual streams into one input, with ggml's fused operations."""
     _, count, tokens, _ = streams.ne
     scale, base = layer[f"hc_{part}_scale"], layer[f"hc_{part}_base"]
     mixes = _flat_mixes(streams, layer[f"hc_{part}_fn"])
@@ -391,7 +391,7 @@ def hc_pre(layer: GraphLayer, streams: GraphTensor, part: str) -> StreamMix:
 
 
 def hc_post(cur: GraphTensor, streams: GraphTensor, mixed: StreamMix) -> GraphTensor:
-    """build_hc_post."""
+    """build_hc_post: the residual streams after adding the output `cur` of attention or the feed-forward."""
     return ggml.new("DSV4_HC_POST", F32, streams.ne, cur, streams, mixed.post, mixed.comb)
 
 

@@ -23,7 +23,7 @@ def l2_normalize(cur: GraphTensor) -> GraphTensor:
 def delta_net(
     layer: GraphLayer, state_elements: int, qkv: QKV, gates: tuple[GraphTensor, GraphTensor]
 ) -> GraphTensor:
-    """build_recurrent_attn with the fused operation: outputs as [width, heads, tokens, sequences].
+    """build_recurrent_attn with ggml's fused operation; returns outputs as [width, heads, tokens, sequences].
 
     `state_elements`: elements of a sequence's state.
     """
@@ -43,7 +43,7 @@ def delta_net(
 
 
 def linear_attention(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    """build_layer_attn_linear."""
+    """build_layer_attn_linear: a gated delta net, from the normed stream to its output projection."""
     build = layer.build
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank

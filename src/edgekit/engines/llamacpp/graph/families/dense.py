@@ -164,20 +164,20 @@ class Diffusion(Transformer):
 
 
 def rope_pattern(hparams: Hparams, il: int) -> bool:
-    """Whether the file's rope pattern lists the layer; layers beyond the pattern use rope."""
+    """True if the file's rope pattern has rope for the layer, or ends before it."""
     pattern = hparams.key("attention.rope_pattern")
     return not isinstance(pattern, tuple) or il >= len(pattern) or bool(pattern[il])
 
 
 def deepstack_mapping(hparams: Hparams) -> tuple[int, ...]:
-    """The index of the image embeddings that each layer adds; negative: none."""
+    """For each layer, the index of the image embeddings it adds; negative for none."""
     mapping = hparams.key("deepstack_mapping")
     numbers = mapping if isinstance(mapping, tuple) else ()
     return tuple(number for number in numbers[: hparams.n_layer] if isinstance(number, int))
 
 
 def image_embd(build: Build) -> GraphTensor:
-    """Image embeddings of one depth, which follow those of the input in each row."""
+    """The image embeddings of one depth. They follow the token embedding in each row of the input."""
     embd = build.inp_embd
     if embd is None:
         raise NoGraphError("images without an input for them")
@@ -254,7 +254,7 @@ class Nanbeige(Transformer):
     """Nanbeige: blocks may be looped over, with the final norm between two loops."""
 
     def variant(self, hparams: Hparams, il: int) -> tuple[bool, int]:
-        """Whether the layer ends a loop. With looped weights, no two layers are alike."""
+        """Whether the final norm follows the layer, and a number that makes all layers of a looped model differ."""
         ends_loop = (il + 1) % hparams.n_block == 0 and il + 1 < hparams.n_layer
         normed = ends_loop and not hparams.flag("skip_loop_final_norm")
         return normed, il if hparams.n_block < hparams.n_layer else 0

@@ -28,12 +28,12 @@ SPARSE_LAYERS = 10
 
 
 def slice_2d(cur: GraphTensor) -> GraphTensor:
-    """One matrix of a stacked tensor."""
+    """The first matrix of a stacked tensor; memory does not depend on which one."""
     return ggml.view(cur, *cur.ne[:2], strides=(cur.nb[1],))
 
 
 def per_layer_lookup(build: Build) -> GraphTensor:
-    """build_inp_per_layer."""
+    """build_inp_per_layer: the embeddings of all layers for each token."""
     ids = ggml.graph_input(I32, build.n_tokens, name="inp_tokens")
     return ggml.get_rows(build["per_layer_token_embd"], ids)
 
@@ -202,7 +202,7 @@ def _magnitude(cur: GraphTensor) -> GraphTensor:
 
 
 def _rescale(cur: GraphTensor, magnitude: GraphTensor) -> GraphTensor:
-    """Rows scaled to this magnitude."""
+    """Scales each row to this magnitude."""
     return ggml.div(ggml.mul(cur, magnitude), _magnitude(cur))
 
 

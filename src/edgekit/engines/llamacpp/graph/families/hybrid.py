@@ -44,7 +44,7 @@ Mixer = Callable[[GraphLayer, GraphTensor], GraphTensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid(Transformer):
-    """`mixer` builds the recurrent layers."""
+    """Attention in some layers; `mixer` builds the recurrent ones."""
 
     mixer: Mixer
 
@@ -54,7 +54,7 @@ class Hybrid(Transformer):
         return self.full_attention(layer, cur)
 
     def full_attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-        """Layers that are not recurrent."""
+        """Attention of the layers that are not recurrent."""
         return Transformer.attention(self, layer, cur)
 
 
@@ -122,7 +122,7 @@ class Plamo2(Hybrid):
 
 
 def input_lfm2(build: Build) -> AttnInput:
-    """build_inp_mem_hybrid, or build_inp_mem_hybrid_iswa, which has no rotations."""
+    """LFM 2's attention inputs: build_inp_mem_hybrid, or build_inp_mem_hybrid_iswa, which has no rotations."""
     if build.hparams.has_swa:
         return input_kv_iswa(build, rotate=False)
     if build.hparams.arch == "lfm2" and build.hparams.integer("attention.sliding_window", 0):
@@ -145,7 +145,7 @@ class ShortConvolution(Hybrid):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decays:
-    """Inputs shared by all linear-attention layers; each scales them."""
+    """The decays of lightning attention: inputs that all layers share, and that each layer scales."""
 
     slopes: GraphTensor
     q: GraphTensor

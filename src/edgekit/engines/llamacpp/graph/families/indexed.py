@@ -38,7 +38,7 @@ MOST_PICKED = 65_536  # cells; DeepSeek 3.2 selects 2,048
 
 
 def at_most(build: Build, size: Size, limit: int) -> Size:
-    """The smaller of two sizes. A graph built for enough cells is not reused for fewer."""
+    """The smaller of a size and a limit. A symbolic size counts as larger; loads where it is not get their own graph."""
     if isinstance(size, int):
         return min(size, limit)
     if limit > MOST_PICKED:
@@ -135,7 +135,7 @@ def glm_indexer(hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed(Transformer):
-    """Layers without an indexer use the previous selection."""
+    """Latent attention to selected cells. Layers without an indexer use the selection of the layer before."""
 
     indexed: Callable[[Hparams, int], bool] = every_indexer
 

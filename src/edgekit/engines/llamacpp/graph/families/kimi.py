@@ -80,7 +80,7 @@ def convolve_qkv(layer: GraphLayer, cur: GraphTensor) -> tuple[GraphTensor, ...]
 
 
 def _delta_attention(layer: GraphLayer, cur: GraphTensor, decay: GraphTensor) -> GraphTensor:
-    """Delta attention, before its gate."""
+    """Delta attention up to its output gate, which is not yet applied."""
     build, kda = layer.build, Kda.of(layer.hparams)
     q, k, v = convolve_qkv(layer, cur)
     beta = ggml.mul_mat(layer["ssm_beta"], cur)
@@ -145,7 +145,7 @@ class Kimi(Hybrid):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ling3(Hybrid):
-    """Ling 3: rope, a gate after attention, and optional clamps."""
+    """Ling 3: latent attention with rope and an output gate; some layers clamp activations."""
 
     norm_first: bool = True
 

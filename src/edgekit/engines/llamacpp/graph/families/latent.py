@@ -83,43 +83,42 @@ def absorbed_qkv(layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotate: Ro
     return q, ggml.concat(v, k_pe, 0), v
 
 
+def expanded_qkv(layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotate: Rotate) -> QKV:
+    """Q, K and V of every head: K and V are expanded from the latent."""
+    tokens, heads, value = layer.build.n_tokens, layer.facts.n_head, layer.facts.n_embd_head_v
+    latent, k_pe = latent_and_key(layer, cur, rotate)
+    kv = ggml.mul_mat(layer["attn_kv_b"], latent)
+    rope = k_pe.ne[0]
+    nope = q.ne[0] - rope
+    head = row_bytes(kv.type, nope + value)
+    strides = (head, head * heads)
+    k_nope = ggml.view(kv, nope, heads, tokens, strides=strides)
+    v = ggml.cont(ggml.view(kv, value, heads, tokens, strides=strides))
+    if layer.build.options.rules >= Rules.ROPE_OFFSET:
+        q = rotate(q)
+    else:
+        q_nope = ggml.view(q, nope, heads, tokens, strides=q.nb[1:3])
+        q_pe = ggml.view(q, rope, heads, tokens, strides=q.nb[1:3])
+        q = ggml.concat(q_nope, rotate(q_pe), 0)
+    return q, ggml.concat(k_nope, ggml.repeat(k_pe, rope, heads, tokens, 1), 0), v
+
+
 class Latent(Transformer):
+    """Attention to the latent itself if the file has absorbed matrices, else to the K and V of every head."""
+
     def attention(self, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-        build = layer.build
-        width = build.hparams.integer("attention.key_length_mla", build.hparams.n_embd_head_k_full)
+        build, is_absorbed = layer.build, is_mla(layer.hparams)
+        width = layer.hparams.integer("attention.key_length_mla", layer.hparams.n_embd_head_k_full)
         q = ggml.reshape(query(layer, cur), width, layer.facts.n_head, build.n_tokens)
 
         def rotate(cur: GraphTensor) -> GraphTensor:
             return ggml.rope(cur, layer.inputs.pos, rope_factors(build))
 
-        if not is_mla(build.hparams):
-            q, k, v = self.expanded_qkv(layer, q, cur, rotate)
-            q = q if layer.inputs.attn_scale is None else ggml.mul(q, layer.inputs.attn_scale)
-            return attend(layer, q, k, v)
-        q, k, v = absorbed_qkv(layer, q, cur, rotate)
-        q = q if layer.inputs.attn_scale is None else ggml.mul(q, layer.inputs.attn_scale)
-        return attend_k(layer, (q, k, v))
-
-    def expanded_qkv(
-        self, layer: GraphLayer, q: GraphTensor, cur: GraphTensor, rotate: Rotate
-    ) -> QKV:
-        """Q, K and V of every head: K and V are expanded from the latent."""
-        tokens, heads, value = layer.build.n_tokens, layer.facts.n_head, layer.facts.n_embd_head_v
-        latent, k_pe = latent_and_key(layer, cur, rotate)
-        kv = ggml.mul_mat(layer["attn_kv_b"], latent)
-        rope = k_pe.ne[0]
-        nope = q.ne[0] - rope
-        head = row_bytes(kv.type, nope + value)
-        strides = (head, head * heads)
-        k_nope = ggml.view(kv, nope, heads, tokens, strides=strides)
-        v = ggml.cont(ggml.view(kv, value, heads, tokens, strides=strides))
-        if layer.build.options.rules >= Rules.ROPE_OFFSET:
-            q = rotate(q)
-        else:
-            q_nope = ggml.view(q, nope, heads, tokens, strides=q.nb[1:3])
-            q_pe = ggml.view(q, rope, heads, tokens, strides=q.nb[1:3])
-            q = ggml.concat(q_nope, rotate(q_pe), 0)
-        return q, ggml.concat(k_nope, ggml.repeat(k_pe, rope, heads, tokens, 1), 0), v
+        make_qkv = absorbed_qkv if is_absorbed else expanded_qkv
+        q, k, v = make_qkv(layer, q, cur, rotate)
+        if layer.inputs.attn_scale is not None:
+            q = ggml.mul(q, layer.inputs.attn_scale)
+        return attend_k(layer, (q, k, v)) if is_absorbed else attend(layer, q, k, v)
 
 
 _DEEPSEEK2 = Latent(

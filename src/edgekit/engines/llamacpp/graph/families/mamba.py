@@ -91,7 +91,7 @@ def store_tail(
 def scan(
     layer: GraphLayer, cache: GraphTensor, d_state: int, x: GraphTensor, *src: GraphTensor
 ) -> GraphTensor:
-    """Outputs and new states. `src`: dt, A, B and C."""
+    """A selective scan over the cached states: outputs and new states in one tensor. `src`: dt, A, B and C."""
 
     def scan_rows(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, d_state, *x.ne[:2], cache.ne[1])

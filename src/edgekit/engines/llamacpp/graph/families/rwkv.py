@@ -46,9 +46,9 @@ class Rwkv:
             bias = build.tensor("token_embd_norm.bias")
             cur = normalize(cur, norm, bias, kind=self.norm)
         out_ids = build.input_out_ids()
-        first: GraphTensor | None = None
+        first_values: GraphTensor | None = None
         for layer in build.layers():
-            cur, first = self.block(layer, out_ids, cur, first)
+            cur, first_values = self.block(layer, out_ids, cur, first_values)
         bias = build.tensor("output_norm.bias")
         results(build, normalize(cur, build["output_norm"], bias, kind=self.norm))
 
@@ -56,19 +56,23 @@ class Rwkv:
         return normalize(cur, layer[name], layer.bias(name), kind=self.norm)
 
     def block(
-        self, layer: GraphLayer, out_ids: GraphTensor, cur: GraphTensor, first: GraphTensor | None
+        self,
+        layer: GraphLayer,
+        out_ids: GraphTensor,
+        cur: GraphTensor,
+        first_values: GraphTensor | None,
     ) -> tuple[GraphTensor, GraphTensor | None]:
         """The state after the layer, and the values of the first layer."""
         cur, shift = _split_sequences(layer.build, cur), _load_shift(layer)
         normed = self.apply_norm(layer, cur, "attn_norm")
         previous = _previous_states(shift, normed)
-        mixed, first = self.time_mix(layer, normed, previous, first)
+        mixed, first_values = self.time_mix(layer, normed, previous, first_values)
         write_states(layer.build, _shift_cache(layer)[0], _one_token(normed))
         stream = _flatten(layer.build, ggml.add(mixed, cur))
         if layer.facts.is_last:
             stream = ggml.get_rows(stream, out_ids)
         cur = feed_forward(layer, self.apply_norm(layer, stream, "ffn_norm"))
-        return ggml.add(cur, stream), first
+        return ggml.add(cur, stream), first_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +83,17 @@ class ChannelMixed(Rwkv):
     rescales: bool = False
 
     def block(
-        self, layer: GraphLayer, out_ids: GraphTensor, cur: GraphTensor, first: GraphTensor | None
+        self,
+        layer: GraphLayer,
+        out_ids: GraphTensor,
+        cur: GraphTensor,
+        first_values: GraphTensor | None,
     ) -> tuple[GraphTensor, GraphTensor | None]:
         cur, shift = _split_sequences(layer.build, cur), _load_shift(layer)
         shifts = [_one_token(shift) for _ in range(2)]
         normed = self.apply_norm(layer, cur, "attn_norm")
         previous = _previous_states(shifts[0], normed)
-        mixed, first = self.time_mix(layer, normed, previous, first)
+        mixed, first_values = self.time_mix(layer, normed, previous, first_values)
         stream = ggml.add(mixed, cur)
         channel_normed = self.apply_norm(layer, stream, "attn_norm_2")
         previous = _previous_states(shifts[1], channel_normed)
@@ -98,7 +106,7 @@ class ChannelMixed(Rwkv):
         cur = ggml.add(self.channel_mix(layer, channel_normed, previous), stream)
         if self.rescales and self.variant(layer.hparams, layer.index).halved:
             cur = ggml.scale(cur)
-        return cur, first
+        return cur, first_values
 
 
 def _split_sequences(build: Build, cur: GraphTensor) -> GraphTensor:
@@ -123,7 +131,7 @@ def _shift_cache(layer: GraphLayer) -> tuple[GraphTensor, int]:
 
 
 def _load_shift(layer: GraphLayer) -> GraphTensor:
-    """build_rwkv_token_shift_load."""
+    """build_rwkv_token_shift_load: the last states of the previous batch, as [width, shifts, sequences]."""
     build = layer.build
     cache, count = _shift_cache(layer)
     states = read_states(build, cache)
@@ -131,7 +139,7 @@ def _load_shift(layer: GraphLayer) -> GraphTensor:
 
 
 def channel_mix_6(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) -> GraphTensor:
-    """build_rwkv6_channel_mix."""
+    """build_rwkv6_channel_mix: a squared feed-forward with a gate, on a mixture with the previous token."""
     change = ggml.sub(previous, cur)
     keys, gates = (
         ggml.add(ggml.mul(change, layer[f"channel_mix_lerp_{side}"]), cur) for side in ("k", "r")
@@ -142,7 +150,7 @@ def channel_mix_6(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) ->
 
 
 def channel_mix_7(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) -> GraphTensor:
-    """build_rwkv7_channel_mix."""
+    """build_rwkv7_channel_mix: a squared feed-forward on a mixture with the previous token."""
     change = ggml.sub(previous, cur)
     key = ggml.add(ggml.mul(change, layer["channel_mix_lerp_k"]), cur)
     key = ggml.sqr(ggml.unary(ggml.mul_mat(layer["channel_mix_key"], key)))
@@ -150,9 +158,9 @@ def channel_mix_7(layer: GraphLayer, cur: GraphTensor, previous: GraphTensor) ->
 
 
 def time_mix_6(
-    layer: GraphLayer, cur: GraphTensor, previous: GraphTensor, _first: GraphTensor | None
+    layer: GraphLayer, cur: GraphTensor, previous: GraphTensor, _first_values: GraphTensor | None
 ) -> tuple[GraphTensor, None]:
-    """build_rwkv6_time_mix. Without time_mix_first it is QRWKV's gated linear attention."""
+    """build_rwkv6_time_mix: linear attention with a decay; QRWKV's gated linear attention without time_mix_first."""
     build = layer.build
     w, k, v, r, g = _mixtures_6(layer, cur, previous)
     r, k, v = (
@@ -163,7 +171,7 @@ def time_mix_6(
     w = ggml.unary(ggml.mul_mat(layer["time_mix_decay_w1"], w))
     w = ggml.add(ggml.mul_mat(layer["time_mix_decay_w2"], w), layer["time_mix_decay"])
     w = ggml.unary(ggml.unary(ggml.unary(w)))
-    k, v = _heads(layer, k), _heads(layer, v)
+    k, v = _kv_heads(layer, k), _kv_heads(layer, v)
     r, w = _split_heads(build, r), _split_heads(build, w)
     if (first_weights := layer.weight("time_mix_first")) is None:
         k = ggml.sub(k, ggml.mul(k, w))
@@ -200,8 +208,8 @@ def _project_biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTens
     return cur if (bias := layer.bias(name)) is None else ggml.add(cur, bias)
 
 
-def _heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    """Splits into heads; repeats KV heads if there are fewer."""
+def _kv_heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """Splits K or V into heads, and repeats them if there are fewer than heads of Q."""
     build = layer.build
     size, kv_heads = _head_size(build), layer.facts.n_head_kv
     heads = build.hparams.n_embd // size
@@ -212,9 +220,9 @@ def _heads(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 
 
 def time_mix_7(
-    layer: GraphLayer, cur: GraphTensor, previous: GraphTensor, first: GraphTensor | None
+    layer: GraphLayer, cur: GraphTensor, previous: GraphTensor, first_values: GraphTensor | None
 ) -> tuple[GraphTensor, GraphTensor]:
-    """build_rwkv7_time_mix."""
+    """build_rwkv7_time_mix: linear attention with a decay, and values interpolated with those of the first layer."""
     build = layer.build
     # Five mixtures of each token with the previous one, and a sixth if there is a gate.
     gated = "time_mix_g1" in layer and "time_mix_g2" in layer
@@ -228,11 +236,11 @@ def time_mix_7(
     w = ggml.unary(ggml.scale(ggml.unary(_low_rank(layer, "w", w, activated=True))))
     k = ggml.mul_mat(layer["time_mix_key"], k)
     values = ggml.mul_mat(layer["time_mix_value"], v)
-    if first is None:
-        first = values
+    if first_values is None:
+        first_values = values
     else:  # interpolated with the values of the first layer
         share = ggml.unary(_low_rank(layer, "v", v))
-        values = ggml.add(values, ggml.mul(ggml.sub(first, values), share))
+        values = ggml.add(values, ggml.mul(ggml.sub(first_values, values), share))
     a = ggml.unary(_low_rank(layer, "a", a))
     kk = ggml.l2_norm(_split_heads(build, ggml.mul(k, layer["time_mix_k_k"])))
     scaled = ggml.mul(k, layer["time_mix_k_a"])
@@ -248,7 +256,7 @@ def time_mix_7(
     if gated:
         gate = ggml.unary(ggml.mul_mat(layer["time_mix_g1"], *g))
         cur = ggml.mul(cur, ggml.mul_mat(layer["time_mix_g2"], gate))
-    return _project_output(layer, cur), first
+    return _project_output(layer, cur), first_values
 
 
 def _low_rank(
@@ -271,7 +279,7 @@ def _split_heads(build: Build, cur: GraphTensor) -> GraphTensor:
 
 
 def _flatten(build: Build, cur: GraphTensor) -> GraphTensor:
-    """Reshapes to [width, tokens]."""
+    """Reshapes heads or sequences to [width, tokens]."""
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 

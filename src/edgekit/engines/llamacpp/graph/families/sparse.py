@@ -103,7 +103,7 @@ class GroveMoe(Transformer):
 
 
 def _select_experts(layer: GraphLayer, logits: GraphTensor) -> GraphTensor:
-    """The experts with the highest sigmoid; their weights are a soft-max."""
+    """GroveMoE's experts: selected by sigmoid, although their weights come from a soft-max."""
     return ggml.argsort_top_k(ggml.unary(logits), layer.facts.n_expert_used)
 
 
@@ -193,7 +193,7 @@ class Clamps(NamedTuple):
 
     @classmethod
     def of(cls, hparams: Hparams, il: int) -> Clamps:
-        """A key has one limit, or one per layer."""
+        """Reads the limits of a layer: each key has one limit for all layers, or a list."""
         limits = []
         for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
             limit = hparams.key(name)

@@ -63,7 +63,7 @@ def project_qkv(
 
 
 def feed_forward(weights: SideWeights, stream: GraphTensor) -> GraphTensor:
-    """The stream after adding the feed-forward, which may have a gate."""
+    """Adds the feed-forward, which may have a gate, to the stream."""
     cur = normalize(stream, weights["ffn_norm"])
     up, gate = ggml.mul_mat(weights["ffn_up"], cur), weights.get("ffn_gate")
     cur = ggml.unary(up) if gate is None else ggml.glu(ggml.mul_mat(gate, cur), up)

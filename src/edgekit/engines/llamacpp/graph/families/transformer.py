@@ -201,7 +201,7 @@ class Transformer:
         self.head(build, cur)
 
     def embed(self, build: Build) -> GraphTensor:
-        """The input of the first layer: token embeddings, as scaled or normalised by the architecture."""
+        """The first layer's input: token embeddings, which some architectures scale or normalise."""
         cur = build.input_embd(scaled=self.embedding_scale(build.hparams))
         if self.scaled_embd:
             cur = build.scale_embd(cur)
@@ -235,7 +235,7 @@ class Transformer:
         return self.after_attention(layer, cur, stream)
 
     def output_rows(self, layer: GraphLayer, *tensors: GraphTensor) -> tuple[GraphTensor, ...]:
-        """After attention in the last layer, only the output rows of each tensor."""
+        """Selects the output rows of each tensor in the last layer: only those are needed after its attention."""
         if not (layer.facts.is_last and self.selects_rows(layer.build)):
             return tensors
         return tuple(ggml.get_rows(tensor, layer.inputs.out_ids) for tensor in tensors)
@@ -257,7 +257,7 @@ class Transformer:
         return ggml.add(stream, cur) if self.residual_first else ggml.add(cur, stream)
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        """The post norm of this name and the residual scale, as far as the architecture has them."""
+        """Applies the post norm of this name and the residual scale, if the architecture has them."""
         if self.post_norms:
             cur = self.apply_norm(layer, cur, name)
         scaled = self.scaled_residual or self.residual_scale(layer.hparams)
@@ -309,7 +309,7 @@ class Transformer:
     def rope_qk(
         self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
-        """Q and K with rotary positions, in layers that use rope."""
+        """Applies rotary positions to Q and K in layers that use rope."""
         if not self.rope(layer.hparams, layer.index):
             return q, k
         factors = self.rope_factors(layer)
