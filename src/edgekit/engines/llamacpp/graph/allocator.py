@@ -62,7 +62,7 @@ CPU = Buffer(name="CPU", alignment=32)  # ggml-impl.h: TENSOR_ALIGNMENT
 
 
 class Weight(NamedTuple):
-    """The size of a copied weight: otherwise equal layers may have weights of different types."""
+    """The size of a copied weight, by name: layers that are otherwise equal may have weights of different types."""
 
     before: str  # its name is `before`, the number of the layer, `after`
     layer: int
@@ -85,7 +85,7 @@ class Log:
         return tuple(chain.from_iterable(self.parts[start:end]))
 
     def size_of(self, tensor: GraphTensor) -> int:
-        """The index of a size; equal sizes share one."""
+        """The index of the tensor's size in `sizes`; equal sizes share one."""
         extra = 0 if self.buffer.extra_bytes is None else self.buffer.extra_bytes(tensor)
         key = tensor.copied or (tensor.type.name, tensor.ne, tensor.strides, extra)
         index = self._indices.get(key)
@@ -228,7 +228,7 @@ class _Tracer:
         return False
 
     def has_same_layout(self, first: GraphTensor, second: GraphTensor) -> bool:
-        """ggml_are_same_layout."""
+        """ggml_are_same_layout: equal types, shapes and strides."""
         return (
             first.type is second.type
             and (first.ne == second.ne or all(map(self.same, first.ne, second.ne)))
@@ -264,8 +264,9 @@ class _Tracer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Consecutive events. In a section that runs in rounds, slots below `slots` are blocks of the previous round, and
-    the next `slots` are blocks of this round.
+    """Consecutive events, which may run in rounds.
+
+    In rounds, slots below `slots` are blocks of the previous round, and the next `slots` are blocks of this round.
     """
 
     events: tuple[Event, ...]

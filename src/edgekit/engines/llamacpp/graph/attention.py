@@ -202,7 +202,7 @@ def widest_rotation(width: int) -> int:
 
 
 def input_kv(build: Build) -> AttnInput:
-    """build_attn_inp_kv."""
+    """build_attn_inp_kv: one cache for all layers."""
     base = _cache_input(build, build.sizes.n_kv, values=True)
     return AttnInput(base=_with_rotation(build, base, swa=None))
 

@@ -137,7 +137,7 @@ class Hparams:
         }
 
     def varies(self, side: str) -> bool:
-        """is_n_embd_k_gqa_variable: layers without attention count as well."""
+        """is_n_embd_k_gqa_variable: layers differ in the width of K or V; layers without attention count as well."""
         widths = {n * self.head_dim(side, il) for il, n in enumerate(self.n_head_kv_arr)}
         return len(widths) > 1
 
@@ -246,7 +246,7 @@ class GraphOptions:
 
 
 class Act(enum.Enum):
-    """The activation between the two products. Only its nodes matter to the allocator."""
+    """The activation of a feed-forward, as far as it decides which nodes the graph has."""
 
     UNARY = "silu, gelu or relu, times up where there is a gate"
     SQUARED = "relu, then its square"
@@ -523,7 +523,7 @@ class Build:
 
     @cached_property
     def rs(self) -> StateInput:
-        """build_rs_inp."""
+        """build_rs_inp: which rows of the state caches a batch reads."""
         count = self.sizes.n_seqs
         copy = ggml.graph_input(I32, count, name="rs_s_copy")
         extra_count = 0 if self.options.rules < Rules.V0_6 else count - 1

@@ -141,7 +141,7 @@ def feed_forward(
 
 
 def _product(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
-    """A product with a weight, plus its bias, times its scale."""
+    """Multiplies by a weight, then adds its bias, then applies its scale, if the file has them."""
     cur = ggml.mul_mat(layer[name], cur)
     if (bias := layer.bias(name)) is not None:
         cur = ggml.add(cur, bias)
@@ -151,7 +151,7 @@ def _product(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
 
 
 def _activate(cur: GraphTensor, up: GraphTensor | None, act: Act) -> GraphTensor:
-    """`up` is None if the activation has no multiplicative gate."""
+    """The activation of `cur`, times `up` if there is a multiplicative gate."""
     if act is Act.FUSED:
         return ggml.glu(cur)
     if act is Act.SQUARED:
@@ -180,8 +180,9 @@ def experts(
     selected: GraphTensor | None = None,
     suffix: str = "_exps",
 ) -> GraphTensor:
-    """build_moe_ffn. `probs_in` and `selected`: logits and selected experts computed elsewhere. `routing`: if not that
-    of all layers.
+    """build_moe_ffn: the weighted sum of the selected experts' outputs. `routing`: if not that of all layers.
+
+    `probs_in` and `selected`: logits and selected experts, if computed elsewhere.
     """
     build, used, tokens = layer.build, layer.facts.n_expert_used, cur.ne[1]
     routing = routing or layer.inputs.routing
@@ -279,7 +280,7 @@ def _expert(
     ids: GraphTensor,
     scale: GraphTensor | None = None,
 ) -> GraphTensor:
-    """build_lora_mm_id and its bias. The scale has one value per expert."""
+    """Multiplies by the matrices of the selected experts (build_lora_mm_id), with their scales and biases."""
     result = ggml.mul_mat_id(layer[name], cur, ids)
     scale = scale or layer.scale(name)
     if scale is not None:
@@ -310,7 +311,7 @@ def results(
     scale: bool = False,
     softcap: bool = False,
 ) -> None:
-    """Sets t_embd and t_logits."""
+    """Marks the embeddings (t_embd) as an output, and computes the logits (t_logits)."""
     build.output_embd(embd)
     cur = logits(build, ggml.scale(embd) if scaled_embd else embd)
     if bias is not None:
@@ -338,7 +339,7 @@ _SOFT_MAX_RANK = frozenset({"qwen3", "qwen3vl"})
 
 
 def pool(build: Build) -> None:
-    """build_pooling and build_dense_out."""
+    """Pools the hidden states to one embedding per sequence (build_pooling, build_dense_out)."""
     cur = build.embd
     if not build.options.embeddings or cur is None:
         return

@@ -58,7 +58,7 @@ Values = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where the nodes of a graph run.
+    """The memory and backends that a graph is planned for.
 
     `layer_key` distinguishes equal layers that are placed differently; `outside` distinguishes targets that differ in
     where they place tensors outside the layers. Targets with equal `outside` and layer keys share a structure.
@@ -80,8 +80,9 @@ def compute_bytes(model: Model, context: Context, target: Target = CPU_ONLY) -> 
 
 
 def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[GraphPlan, Values]:
-    """The plan of the graph, and the load's values for its variables. Raises NoGraphError; RefusedError where llama.cpp
-    aborts.
+    """The plan of the graph, and the load's values for its variables.
+
+    Raises NoGraphError, and RefusedError where llama.cpp aborts.
     """
     values = load_values(context)
     # Loads with equal keys have graphs that differ only in sizes. Size 1 is a case of its own: that dimension may have
@@ -279,8 +280,9 @@ class LayerSample(NamedTuple):
 
     @property
     def final_numbers(self) -> list[int]:
-        """The numbers of the built layers when all layers run: layers after a repeated period move behind its last
-        repetition.
+        """The number in the model of the layer that each built layer stands for.
+
+        Layers after a repeated period stand for those after its last repetition.
         """
         layers = list(self.layers)
         for stretch in self.stretches:
@@ -494,7 +496,7 @@ def fold(log: Log, sample: LayerSample) -> Outline | None:
 def _repeated_section(
     log: Log, period: int, first: int, sizes: Sequence[Size | Weight]
 ) -> Section | None:
-    """The events of the period that begins with part `first`, if those of the next period are the same."""
+    """The events of the period that begins with part `first`. None if those of the next period differ."""
     second = first + period
     events = log.events(first, second)
     base, slots = _allocations(log.events(0, first)), _allocations(events)

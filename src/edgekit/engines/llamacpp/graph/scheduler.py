@@ -238,7 +238,7 @@ INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 
 
 def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
-    """The backend of each tensor."""
+    """The backend of each tensor (the first four passes of ggml_backend_sched_split_graph)."""
     assignment: Assignment = {}
     # First, tensors whose data or weights determine the backend (backend_id_from_cur).
     for tensor in (*graph.leafs, *graph.nodes):

@@ -38,7 +38,7 @@ MOST_PICKED = 65_536  # cells; DeepSeek 3.2 selects 2,048
 
 
 def at_most(build: Build, size: Size, limit: int) -> Size:
-    """The smaller of a size and a limit. A symbolic size counts as larger; loads where it is not get their own graph."""
+    """The smaller of a size and a limit. A symbolic size counts as larger; loads where it is not get another graph."""
     if isinstance(size, int):
         return min(size, limit)
     if limit > MOST_PICKED:
