@@ -94,9 +94,8 @@ def _pack_q8_0(x: Floats, packed: U8) -> None:
     inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=usable)
     scaled = numbers * inverse
     size = np.abs(scaled)
-    rounded = np.floor(
-        size
-    )  # halves are rounded away from zero, as in roundf; np.round goes to even
+    # Halves are rounded away from zero, as in roundf; np.round goes to even.
+    rounded = np.floor(size)
     rounded += size - rounded >= np.float32(0.5)
     codes = np.clip(np.copysign(rounded, scaled), -LARGEST_CODE, LARGEST_CODE)
     blocks[..., :2] = d.astype(np.float16).view(np.uint8)
