@@ -118,7 +118,7 @@ class Request:
 
     @classmethod
     def from_argv(cls, arguments: argparse.Namespace, *, one_engine: bool = False) -> Request:
-        """Parse the options that the command has. Raises UsageError.
+        """The request of a command line, with the options that its command has. Raises UsageError.
 
         `one_engine`: the command takes the name of one engine, not auto or all.
         """
@@ -128,7 +128,7 @@ class Request:
     def from_query(
         cls, fields: Mapping[str, Any], flags: frozenset[str], *, one_engine: bool = False
     ) -> Request:
-        """Parse the fields of a REST query; `flags` are the fields that are flags of engines. Raises UsageError."""
+        """The request in the fields of a REST query, of which `flags` are flags of engines. Raises UsageError."""
         owners = {COMMON: (CONTEXT, QUANT)} | {
             engine: engine_named(engine).flags for engine in engine_names()
         }
@@ -158,7 +158,7 @@ class Request:
         reserve: int | None = None,
         **numbers: int | None,
     ) -> Request:
-        """Check the types of Python's keywords. Raises UsageError."""
+        """The request of a Python call. Raises UsageError if a keyword is of the wrong type."""
         if not isinstance(engine, str):
             raise UsageError(f"engine {engine!r:.60} is not a name such as 'llama.cpp'")
         if not isinstance(options, Mapping | None):
@@ -197,7 +197,7 @@ class Request:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Request:
-        """Parse a row of a batch, except its model. Raises UsageError."""
+        """The request in a row of a batch, without its model. Raises UsageError."""
         engine, backend = row.get("engine"), row.get("backend")
         options = row.get("options") or {}
         if not isinstance(options, Mapping):

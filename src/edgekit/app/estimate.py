@@ -52,7 +52,7 @@ class EstimateAnswer:
 def estimate(
     reference: str | os.PathLike[str], request: Request, session: Session
 ) -> EstimateAnswer:
-    """Raises EdgekitError if the model cannot be read or the engine refuses it."""
+    """What an engine allocates for a model. Raises EdgekitError if it cannot be read or the engine refuses it."""
     return estimate_named(open_named(reference, session, quant=request.quant), request, session)
 
 

@@ -252,10 +252,10 @@ def answer_with_fallback(
     ask: Callable[[str], Answer],
     result_of: Callable[[Answer], Verdict],
 ) -> tuple[Answer, str]:
-    """The answer of the engine for the model's files, and "".
+    """The answer of the engine for the model's files, or of llama.cpp if only that can run the model here.
 
-    If that engine cannot run the model here but llama.cpp can, which quantises models and splits them between GPU and
-    CPU, it is llama.cpp's answer, and a note with the reason. `ask` takes the name of an engine.
+    llama.cpp can quantise a model and split it between GPU and CPU. The second value is a note that says why llama.cpp
+    answers in place of the other engine; empty if it does not. `ask` takes the name of an engine.
     """
     engine = resolved.engine(machine)
     fallback_engine = default_engine().name

@@ -36,7 +36,7 @@ class PlanAnswer(NamedTuple):
 
 
 def plan(reference: str | os.PathLike[str], request: Request, session: Session) -> PlanAnswer:
-    """Raises EdgekitError. If nothing fits, the plan says so."""
+    """How to run a model on the machine; if nothing fits, the plan says so. Raises EdgekitError."""
     check_engine(request)
     return plan_named(open_named(reference, session, quant=request.quant), request, session)
 

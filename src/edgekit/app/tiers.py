@@ -13,7 +13,7 @@ from edgekit.request import ALL, Request
 
 
 def plan_tier(reference: str, request: Request) -> TierPlan:
-    """`reference` is tier:NAME. Raises EdgekitError. If the tier does not fit, the plan says so."""
+    """The plan of one tier; `reference` is tier:NAME. If it does not fit, the plan says so. Raises EdgekitError."""
     (task,) = _tasks((find_tier(reference.partition(":")[2]),), request)
     return plan_tier_on(task)
 

@@ -44,7 +44,7 @@ class EmbedCall:
     count: int
     tokens_of: Callable[[int], Sequence[int]]  # of the text with this index; raises TextError
     cancel: threading.Event
-    ends_at: float | None = None  # time.monotonic()
+    ends_at: float | None = None  # the deadline, by time.monotonic()
     progress: Callable[[float], None] | None = None
     done: Future[Floats] = field(default_factory=Future)
     vectors: Floats | None = None  # None: not allocated yet

@@ -64,7 +64,7 @@ class StdioRequest:
     id: Id
     texts: tuple[str, ...]
     prefix: str | None
-    ends_at: float | None  # time.monotonic()
+    ends_at: float | None  # the deadline, by time.monotonic()
     encoding: str
     size_bytes: int
 

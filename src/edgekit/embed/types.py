@@ -59,7 +59,7 @@ class Encoder(Protocol):
 
     @property
     def width(self) -> int:
-        """Floats in a vector."""
+        """How many floats a vector has."""
         ...
 
     def encode(self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint) -> None:

@@ -56,7 +56,9 @@ from edgekit.web.references import (
 from edgekit.web.security import Shutdown
 from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
-MACHINE_S = 2.0  # for how long this machine is not probed again, so that dragging a slider does not wait for it
+MACHINE_S = (
+    2.0  # how long a probe of this machine is reused, so that a slider does not wait for another
+)
 # Groups of flags that the page treats alike.
 _GROUPS = ("weights", "cache", "placement", "backend", "cards")
 

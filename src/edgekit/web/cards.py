@@ -264,11 +264,11 @@ class CardWorker:
         _start_thread(self._send)
 
     def send(self, message: Message) -> None:
-        """Has no effect after the worker has ended, which `on_exit` reports."""
+        """Queues a message for the worker. Has no effect after the worker has ended, which `on_exit` reports."""
         self._messages.put(message)
 
     def end(self) -> None:
-        """The process is gone when this returns; a thread finishes its card."""
+        """Ends the worker: a process is gone when this returns, a thread still finishes its card."""
         self.send(None)
         if self.process is not None and not self._ended.is_set():
             self.process.kill()  # safe: it writes files atomically

@@ -160,7 +160,7 @@ class Jobs:
         return job
 
     def cancel(self, job: BackgroundJob) -> None:
-        """Takes effect at once, although the thread may need a moment to notice. Has no effect after the end."""
+        """Cancels a job at once, although its thread may need a moment to notice. Has no effect after its end."""
         job.cancelled.set()
         self._end(job, JobState.CANCELLED, {})
 
@@ -220,7 +220,7 @@ class Jobs:
             threading.Thread(target=self._run, args=(job,), name="edgekit job", daemon=True).start()
 
     def _run(self, job: BackgroundJob) -> None:
-        """The thread of a job."""
+        """Runs in the job's own thread: does the work and stores the outcome."""
 
         def report(line: str) -> None:
             line = self._redact({"line": line})["line"].strip()[:LINE_CHARS]

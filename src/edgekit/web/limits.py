@@ -70,7 +70,7 @@ class Places:
         return self._taken.total()
 
     def enter(self, client: str, *, timeout_s: float = 0.0) -> bool:
-        """Whether a place was free, or became free in time."""
+        """Takes a place. Returns False if none was free or became free in time."""
         key = network_of(client)
 
         def is_free() -> bool:

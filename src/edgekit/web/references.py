@@ -295,7 +295,7 @@ def _folders_pattern(folders: tuple[Path, ...]) -> re.Pattern[str]:
     spellings: set[str] = set()
     for folder in folders:
         if folder.is_absolute() and folder.parent != folder:  # not the root of a disk
-            # As it is, and as a shell command quotes a path with an apostrophe.
+            # The path as it is, and as a shell command quotes it if it has an apostrophe.
             for text in (str(folder), str(folder).replace("'", "'\"'\"'")):
                 spellings.add(json.dumps(text, ensure_ascii=False)[1:-1])
     longest_first = sorted(spellings, key=len, reverse=True)

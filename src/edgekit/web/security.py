@@ -305,7 +305,7 @@ class Token:
         self._is_long = len(token) >= LONG_TOKEN_CHARS
 
     def refusal(self, head: RequestHead) -> Refusal | None:
-        """None lets the request in.
+        """Why the request is refused; None if it is let in.
 
         A page with the token in its address is redirected to the address without it, and gets the cookie.
         """

@@ -41,7 +41,7 @@ VERSION = 2  # of the journal's format
 LINE_BYTES = 64 * 1024  # limit on a line of the journal: the first has about 1 KB, a mark 200 bytes
 NPY_HEAD_BYTES = 128  # a multiple of 64, as numpy aligns it; fits a row count of 20 digits
 
-# Of the files next to the output that a job writes or removes.
+# How the files next to the output end that a job writes or removes.
 _ENDINGS = (".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal")
 _CHECK = b'{"check":"'  # how every line of the journal begins
 _CHECK_DIGITS = 16  # length of the checksum

@@ -292,19 +292,19 @@ def _field(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _valid_text(text: str, what: str) -> str:
-    """The text itself. Raises _BadRowError if it is empty or is not valid UTF-8."""
+    """Returns the text unchanged. Raises _BadRowError if it is empty or not valid UTF-8."""
     return _check_not_empty(_check_utf8(text, what), what)
 
 
 def _check_utf8(text: str, what: str) -> str:
-    """The text itself. Raises _BadRowError if it cannot be encoded as UTF-8."""
+    """Returns the text unchanged. Raises _BadRowError if it cannot be encoded as UTF-8."""
     if (index := broken_character(text)) is not None:
         raise _BadRowError(f"{what} is not UTF-8 at character {index:,}")
     return text
 
 
 def _check_not_empty(text: str, what: str = "the text") -> str:
-    """The text itself. Raises _BadRowError if it is empty or blank."""
+    """Returns the text unchanged. Raises _BadRowError if it is empty or blank."""
     if not text or text.isspace():  # `strip` would copy it
         raise _BadRowError(f"{what} is empty")
     return text
