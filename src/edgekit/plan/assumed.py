@@ -55,7 +55,9 @@ _OPAQUE = re.compile(
     r"(?:^|(?<=[-_. ]))(AWQ|GPTQ|FP8|INT[48]|W[48]A\d+|EXL[23]|BNB|HQQ|AQLM|QAT)(?=$|[-_. ])",
     re.IGNORECASE,
 )
-_SMALLEST = 10**7  # "-1M" at the end of a name is a context of a million tokens
+_SMALLEST = (
+    10**7
+)  # smaller counts are not sizes: "-1M" at the end of a name is a context of a million tokens
 
 
 UNSTATED_MIX = "16 bits, the default"  # the mix of a name that states none
@@ -279,7 +281,10 @@ class AssumedChoice:
 
 
 def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedChoice | None:
-    """The stand-in for the model; None if the catalog has no dense model to compare with."""
+    """The model with the stand-in for its KV cache: the dense catalog model of about that size with the largest cache.
+
+    If there is none of about that size, the next larger one, else the largest. None if the catalog has no dense model.
+    """
     size = assumed.parameters
     dense = [
         (entry.parameters, entry)
@@ -290,9 +295,10 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
     ]
     by_size = sorted(dense, key=lambda candidate: candidate[0])
     about = [entry for count, entry in dense if size / ABOUT <= count <= size * ABOUT]
-    larger = [entry for count, entry in by_size if count > size]
+    next_larger = [entry for count, entry in by_size if count > size][:1]
+    largest = [entry for _, entry in by_size[-1:]]
     load = Load(context_tokens=COMPARED_TOKENS)
-    for group in (about, larger[:1], [entry for _, entry in by_size[-1:]]):
+    for group in (about, next_larger, largest):
         candidates = []
         for entry in group:
             with suppress(EdgekitError):

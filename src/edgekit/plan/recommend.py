@@ -40,7 +40,9 @@ def rank_of(entry: Entry) -> float:
     """Expected quality of the answers, regardless of memory and speed. Higher is better."""
     parameters = min(entry.parameters or 0, MOST_PARAMETERS)
     active = min(entry.active_parameters or parameters, MOST_PARAMETERS)
-    is_later = bool(entry.not_before and not entry.released)  # ranks after one of that day
+    is_later = bool(
+        entry.not_before and not entry.released
+    )  # ranks after a model released on that day
     days = (min(_release_date(entry), LAST) - FIRST).days + is_later
     months = max(0.0, days / _DAYS_A_MONTH)
     return math.sqrt(parameters * active) / 1e9 * 2 ** (months / DOUBLING_MONTHS)
@@ -95,9 +97,10 @@ class Suggestion:
 
     @property
     def worth(self) -> float:
-        """The rank, reduced for a slow model and for full RAM; if the speed is unknown, reduced for a part in RAM.
+        """The rank, weighted by what this machine makes of the model.
 
-        Raised for a preferred model that is faster than reading speed.
+        Lower for a slow model and for one that nearly fills the RAM; higher for a preferred model that is faster than
+        reading. If the speed is unknown, lower for a model that is partly in RAM.
         """
         worth = self.rank * self._ram_share
         speed = self.plan.speed
@@ -130,7 +133,7 @@ class Suggestion:
 
     @property
     def _ram_share(self) -> float:
-        """Factor on the worth if it leaves little RAM for other programs."""
+        """Factor on the worth: 1, and from 85 % of the usable RAM less and less, down to FULL_RAM_SHARE."""
         percent = max(
             (
                 100 * use.required_bytes / max(use.budget.unreserved_bytes, 1)

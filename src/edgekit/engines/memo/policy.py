@@ -106,7 +106,7 @@ def recommend_tier_on(tasks: Sequence[Task]) -> TierPlan:
 
 
 def _best_plan(memories: Sequence[Placement], make_plan: Callable[..., TierPlan]) -> TierPlan:
-    """The first plan that fits one memory, else one that spills from the first memory to the next.
+    """The first plan that fits in one memory, else one that spills cache pages from the first memory to the next.
 
     If nothing fits, the plan that lacks the least memory.
     """
@@ -133,7 +133,7 @@ def recommend_tier(
     tiers that would fit must not spill.
     """
     requested = tasks[0].load.context_tokens or 0
-    by_series: dict[str, list[Task]] = {}
+    by_series: dict[str, list[Task]] = {}  # the smallest first
     for task in sorted(tasks, key=lambda task: tier_of(task.model).size):
         if requested <= tier_of(task.model).window:
             by_series.setdefault(tier_of(task.model).line, []).append(task)
@@ -233,13 +233,15 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
     fits = not reasons
     drafter, drafter_step = choose_drafter(capacity, context, fits=fits)
     sequences, sequences_step = choose_sequences(capacity, context, drafter, fits=fits)
-    to_add = 0
+    to_add_bytes = 0
     if not fits:
-        download = -(-tier.weights_bytes * 100 // WONT_FIT_PERCENT) + memory.reserve_bytes
-        guard = max(ram.need.min_bytes, download) - memory.total_bytes
-        # memory used by other programs comes out of the reserve first
-        below = max(0, memory.reserve_bytes - memory.free_bytes) if context.lacking_bytes else 0
-        to_add = -(-max(guard, context.lacking_bytes + below) // MIB) * MIB
+        # the memory with which the guard would accept the download
+        accepted_bytes = -(-tier.weights_bytes * 100 // WONT_FIT_PERCENT) + memory.reserve_bytes
+        guard_bytes = max(ram.need.min_bytes, accepted_bytes) - memory.total_bytes
+        lacking_bytes = context.lacking_bytes
+        if lacking_bytes:  # what other programs use comes out of the reserve first
+            lacking_bytes += max(0, memory.reserve_bytes - memory.free_bytes)
+        to_add_bytes = -(-max(guard_bytes, lacking_bytes) // MIB) * MIB
     status = Status.WARNING if ram.level is RamLevel.TIGHT else Status.PASSED
     load = replace(context.load, sequences=sequences)
     chosen = replace(setup, drafter=drafter, spill=context.spill)
@@ -288,7 +290,7 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
             drafter_step,
             sequences_step,
         ),
-        to_add_bytes=to_add,
+        to_add_bytes=to_add_bytes,
     )
 
 
@@ -327,13 +329,13 @@ class Capacity:
         return window if layout.most_tokens is None else min(window, layout.most_tokens)
 
     def largest_context(self, layout: Layout) -> int:
-        """The longest context that fits, per window."""
+        """The longest context that fits, for each sequence with a context of its own."""
         states = self.tier.state_bytes * (self.load.sequences or 1)
         largest = largest_context(self.tier, layout, self.usable_bytes, held_bytes=states)
         return largest // windows_of(self.load)
 
     def safe_context(self, layout: Layout) -> int:
-        """The longest context that fits minus 5 %, in whole pages; never beyond the tier's window."""
+        """The longest context that fits, minus 5 %, in whole pages; never longer than the tier and layout support."""
         tokens = self.largest_context(layout) * (100 - MARGIN_PERCENT) // 100
         return min(self.most_tokens(layout), tokens // PAGE_TOKENS * PAGE_TOKENS)
 
@@ -375,9 +377,9 @@ def choose_context(task: Task, capacity: Capacity, *, may_spill: bool = True) ->
     if not capacity.setup.prefer_accurate_kv:
         return _choose_longest_then_accurate(capacity, layouts)
     tried: tuple[Tried, ...] = ()
+    because = "the most accurate cache that holds the minimum context"
     for layout in layouts:
-        why = "the most accurate cache that holds the minimum context"
-        choice = _choose_longest(capacity, layout, why)
+        choice = _choose_longest(capacity, layout, because)
         tried += choice.tried
         if not choice.lacking_bytes:
             break
@@ -434,7 +436,10 @@ def _choose_for_request(
 
 
 def _choose_longest(capacity: Capacity, layout: Layout, because: str) -> ContextChoice:
-    """The longest context in this layout. Raises RefusedError if the engine does not have the layout."""
+    """The longest context in this layout; the minimum, with the missing memory, if not even that fits.
+
+    `because`: the reason for the layout. Raises RefusedError if the engine does not have it.
+    """
     tier = capacity.tier
     check_engine(capacity.setup.engine, layout)
     tokens = capacity.safe_context(layout)
@@ -442,7 +447,7 @@ def _choose_longest(capacity: Capacity, layout: Layout, because: str) -> Context
     fits, lacking_bytes = tokens >= min_tokens, 0
     if not fits:
         why = f"the minimum; {tokens:,} fit"
-        # the smallest memory with which `safe_context` is that long
+        # the smallest memory in which `safe_context` is as long as the minimum
         pages = -(-min_tokens // PAGE_TOKENS) * PAGE_TOKENS
         with_margin = -(-pages * 100 // (100 - MARGIN_PERCENT))
         lacking_bytes = capacity.needed_bytes(layout, with_margin) - capacity.usable_bytes
@@ -467,39 +472,41 @@ def _choose_longest(capacity: Capacity, layout: Layout, because: str) -> Context
 
 def _choose_longest_then_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> ContextChoice:
     """The longest context in the compressed cache, or in f16 if that holds the same context."""
-    base = _choose_longest(capacity, layouts[-1], "the compressed cache holds the longest context")
+    because = "the compressed cache holds the longest context"
+    compressed = _choose_longest(capacity, layouts[-1], because)
     f16 = layouts[0]
-    tokens = capacity.safe_context(f16)
-    outcome = f"holds {tokens:,} tokens after the 5 % margin"
-    fits = not base.lacking_bytes and tokens >= base.tokens
-    is_taken = fits and not capacity.tier.keeps_compressed
-    tried = Tried(value=f16.name, outcome=outcome, taken=is_taken)
-    if is_taken:
+    f16_tokens = capacity.safe_context(f16)
+    outcome = f"holds {f16_tokens:,} tokens after the 5 % margin"
+    f16_fits = not compressed.lacking_bytes and f16_tokens >= compressed.tokens
+    is_f16_taken = f16_fits and not capacity.tier.keeps_compressed
+    tried_f16 = Tried(value=f16.name, outcome=outcome, taken=is_f16_taken)
+    if is_f16_taken:
         return replace(
-            base,
-            load=capacity.load_with(f16, base.tokens),
+            compressed,
+            load=capacity.load_with(f16, compressed.tokens),
             layout=f16,
             layout_because="f16 holds the same context at full accuracy",
-            tried=(tried, *(replace(attempt, taken=False) for attempt in base.tried)),
+            tried=(tried_f16, *(replace(attempt, taken=False) for attempt in compressed.tried)),
         )
-    why = f"f16 {outcome}; compressed, the context is longer"
-    if base.lacking_bytes:
-        why = "even the compressed cache does not fit"
-    elif fits:
-        why = (
-            f"f16 would hold {base.tokens:,} tokens too, but the {capacity.tier.name} uses a compressed "
+    if compressed.lacking_bytes:
+        because = "even the compressed cache does not fit"
+    elif f16_fits:
+        because = (
+            f"f16 would hold {compressed.tokens:,} tokens too, but the {capacity.tier.name} uses a compressed "
             "cache unless an accurate one is preferred (prefer_accurate_kv)"
         )
-    return replace(base, layout_because=why, tried=(tried, *base.tried))
+    else:
+        because = f"f16 {outcome}; compressed, the context is longer"
+    return replace(compressed, layout_because=because, tried=(tried_f16, *compressed.tried))
 
 
 def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
-    """The decision on where the cache goes. A context chosen by the policy is never spilled."""
+    """The decision on where the cache goes. A context that the policy chooses itself always stays in memory."""
     spill = context.spill
     if spill is not None:
         value = f"{spill.spilled_pages:,} cold pages in {spill.store.value}"
         return Decision(lever=Lever.PLACEMENT, value=value, because=spill.restore_text)
-    page = Spill(
+    possible = Spill(  # as if pages were spilled, for the time to read one back
         context_tokens=context.tokens,
         bytes_per_token=capacity.tier.bytes_per_token(context.layout) * windows_of(context.load),
         resident_tokens=context.tokens,
@@ -509,10 +516,10 @@ def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
     why = "the cache does not fit" if context.lacking_bytes else "the whole cache fits"
     if context.tokens <= SPILL_FROM_TOKENS:
         note = f"only contexts over {SPILL_FROM_TOKENS:,} tokens can spill"
-    elif page.is_in_time:
-        note = f"it could spill: {page.restore_text}"
+    elif possible.is_in_time:
+        note = f"it could spill: {possible.restore_text}"
     else:
-        note = f"it could not spill: {page.restore_text}"
+        note = f"it could not spill: {possible.restore_text}"
     return Decision(lever=Lever.PLACEMENT, value="none", because=f"{why}; {note}")
 
 
@@ -554,9 +561,10 @@ def choose_drafter(
 def choose_sequences(
     capacity: Capacity, context: ContextChoice, drafter: Tier | None, *, fits: bool
 ) -> tuple[int, Decision]:
-    """The number of sequences. Those that share the context cost only their states.
+    """The number of sequences that can run at once.
 
-    If each has a context of its own, the bill already includes all of them.
+    Sequences that share the context cost only their states. If each has a context of its own, their number was
+    requested, and the bill already includes all of them.
     """
     tier, load, tokens = capacity.tier, context.load, context.tokens
     if load.sequences is not None:

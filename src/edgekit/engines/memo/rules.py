@@ -1,7 +1,8 @@
 """The rules of tiers: the bill, the memory that a tier may use, its cache layouts, and the guard on its size.
 
-The guard: a download above 0.8 of the memory does not fit, above 0.65 it is tight; a machine below the tier's minimum
-RAM does not run it, one below the recommended RAM is tight.
+The guard compares sizes before any bill is made. A download that takes more than 80 % of the memory does not fit, more
+than 65 % is tight. A machine with less than the tier's minimum RAM does not run it, with less than the recommended RAM
+it is tight.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ from edgekit.units import LARGEST, MIB, format_bytes
 NAME = "memo"
 VERSION = "2026-05-15"  # of the document's audit note
 DRAFTER = "drafter"
-SPILLED = "spilled"  # pages of the cache in the machine's RAM while the tier is on a card
+SPILLED = (
+    "spilled"  # the part of the bill that is cache pages in RAM, while the tier itself is on a card
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ def windows_of(load: Load) -> int:
 
 
 def estimate(model: Model, load: Load, setup: MemoSetup) -> MemoryEstimate:
-    """The bill of a load that is possible with enough memory; otherwise raises UsageError or RefusedError."""
+    """The bill of a load. Raises UsageError or RefusedError if no amount of memory would make the load possible."""
     check_load(tier_of(model), load, setup)
     return bill(tier_of(model), load, setup)
 
@@ -413,20 +416,19 @@ def assess(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamFi
             + tier.bytes_per_token(layout_for(tier.window)) * tier.window,
             source=f"{source}; recommended with the compressed cache of {tier.window:,} tokens",
         )
-    weights, usable_bytes = tier.weights_bytes, max(0, memory.total_bytes - memory.reserve_bytes)
-    share = f"{weights * 100 / usable_bytes:.1f} %" if usable_bytes else "more than all"
+    weights_bytes = tier.weights_bytes
+    usable_bytes = max(0, memory.total_bytes - memory.reserve_bytes)
+    share = f"{weights_bytes * 100 / usable_bytes:.1f} %" if usable_bytes else "more than all"
     size_text = (
-        f"the download of {format_bytes(weights)} is {share} of {format_bytes(usable_bytes)}"
+        f"the download of {format_bytes(weights_bytes)} is {share} of {format_bytes(usable_bytes)}"
     )
     machine_text = f"the machine has {format_bytes(memory.total_bytes)}"
-    if weights * 100 > usable_bytes * WONT_FIT_PERCENT:
+    if weights_bytes * 100 > usable_bytes * WONT_FIT_PERCENT:
         level, because = RamLevel.WONT_FIT, f"{size_text}, more than {WONT_FIT_PERCENT} %"
     elif memory.total_bytes < need.min_bytes:
-        level, because = (
-            RamLevel.WONT_FIT,
-            f"{format_bytes(need.min_bytes)} is needed, {machine_text}",
-        )
-    elif weights * 100 > usable_bytes * TIGHT_PERCENT:
+        level = RamLevel.WONT_FIT
+        because = f"{format_bytes(need.min_bytes)} is needed, {machine_text}"
+    elif weights_bytes * 100 > usable_bytes * TIGHT_PERCENT:
         level, because = RamLevel.TIGHT, f"{size_text}, more than {TIGHT_PERCENT} %"
     elif memory.total_bytes < need.recommended_bytes:
         level = RamLevel.TIGHT
