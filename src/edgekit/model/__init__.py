@@ -179,29 +179,8 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     hyper.defaults = (
         architecture.constants if hyper.gguf else architecture.defaults(nested=hyper.nested)
     )
-    # llama.cpp subtracts MTP layers from block_count even if they are missing (n_layer, llama-hparams.cpp @ 0c1e570).
-    mtp = hyper.number("mtp_layers") or 0
-    stated = hyper.number("layers")
-    if stated is None:  # the length of the file's list of layers (Nemotron 3 Ultra)
-        is_cycle = hyper.named("layer_types") == "block_types"  # RecurrentGemma repeats it
-        listed = (None if is_cycle else hyper.items("layer_types")) or hyper.text("pattern_text")
-        if not listed or len(listed) > MAX_LAYERS:
-            raise hyper.missing("layers")
-        stated = len(listed)
-    if stated + mtp > MAX_LAYERS:
-        raise HeaderLimitError(
-            f"{hyper.named('layers')} with {hyper.named('mtp_layers')}",
-            value=stated + mtp,
-            limit=MAX_LAYERS,
-            file=header.name,
-        )
-    count = stated - (mtp if hyper.gguf else 0)  # a GGUF counts MTP layers, a config does not
-    count *= architecture.sublayers
-    if count < 1:
-        raise HeaderError(
-            f"{count} layers are left after {mtp} for token prediction (MTP)", file=header.name
-        )
-    types = architecture.arrange(hyper, count)
+    mtp_layers = hyper.number("mtp_layers") or 0
+    types = architecture.arrange(hyper, _layer_count(hyper, mtp_layers) * architecture.sublayers)
     vocabulary = _vocabulary(hyper)
     if record is None:
         if LayerType.RECURRENT in types or any(hyper.raw(name) is not None for name in _HINTS):
@@ -230,7 +209,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         rope=rope,
         loops=loops,
         per_layer_embedding=hyper.number("per_layer_embedding") or 0,
-        mtp_layers=mtp,
+        mtp_layers=mtp_layers,
         tied_embeddings=_tied_embeddings(hyper, record),
         causal=causal,
         pooling=_POOLING[pooling] if pooling is not None and pooling < len(_POOLING) else None,
@@ -241,6 +220,33 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
 
 
 # -- layers
+
+
+def _layer_count(hyper: Hyper, mtp_layers: int) -> int:
+    """The number of layers without MTP blocks: as stated, else the length of the file's list of layers."""
+    stated = hyper.number("layers")
+    if stated is None:  # Nemotron 3 Ultra
+        is_cycle = hyper.named("layer_types") == "block_types"  # RecurrentGemma repeats it
+        listed = (None if is_cycle else hyper.items("layer_types")) or hyper.text("pattern_text")
+        if not listed or len(listed) > MAX_LAYERS:
+            raise hyper.missing("layers")
+        stated = len(listed)
+    if stated + mtp_layers > MAX_LAYERS:
+        raise HeaderLimitError(
+            f"{hyper.named('layers')} with {hyper.named('mtp_layers')}",
+            value=stated + mtp_layers,
+            limit=MAX_LAYERS,
+            file=hyper.header.name,
+        )
+    # A GGUF counts MTP blocks, a config.json does not. llama.cpp subtracts them from block_count even if the file does
+    # not have them (n_layer, llama-hparams.cpp @ 0c1e570).
+    count = stated - mtp_layers if hyper.gguf else stated
+    if count < 1:
+        raise HeaderError(
+            f"{count} layers are left after {mtp_layers} for token prediction (MTP)",
+            file=hyper.header.name,
+        )
+    return count
 
 
 def _layers(
@@ -304,36 +310,39 @@ def _mixers(hyper: Hyper, architecture: Architecture, types: Types) -> tuple[Lay
 def _with_shared_caches(
     hyper: Hyper, architecture: Architecture, mixers: tuple[LayerKind, ...]
 ) -> tuple[LayerKind, ...]:
-    """Replaces layers that read another layer's cache: the last ones of Gemma 3n and 4, every other one of Hunyuan."""
+    """Replaces attention that reads another layer's cache.
+
+    Hunyuan: the first of every `share_factor` layers has a cache, which the others read. Gemma 3n and 4: the last
+    layers read the cache of the last layer of their kind that has one.
+    """
     factor = hyper.number("share_factor") if hyper.flag("share_caches") else None
+    sources: dict[int, int] = {}  # layer -> the layer whose cache it reads
     if factor is not None and factor > 1:
-        return tuple(
-            SharedCache(attention=mixer, source_layer=i - i % factor)
-            if i % factor and isinstance(mixer, Attention)
-            else mixer
-            for i, mixer in enumerate(mixers)
-        )
-    borrowers = hyper.number("shared_cache_layers") or 0
-    if architecture.cache_owners:
-        borrowers = max(len(mixers) - architecture.cache_owners, 0)
-    owners = len(mixers) - borrowers
-    if owners < 1:
-        raise HeaderError(
-            "every layer shares another layer's KV cache, and none has its own",
-            file=hyper.header.name,
-        )
-    # The last owner of each kind lends its cache to the later layers of that kind.
-    source = {mixer.label: i for i, mixer in enumerate(mixers[:owners])}
-    return mixers[:owners] + tuple(
-        SharedCache(attention=mixer, source_layer=source[mixer.label])
-        if isinstance(mixer, Attention) and mixer.label in source
+        sources = {i: i - i % factor for i in range(len(mixers)) if i % factor}
+    else:
+        borrowers = hyper.number("shared_cache_layers") or 0
+        if architecture.cache_owners:
+            borrowers = max(len(mixers) - architecture.cache_owners, 0)
+        owners = len(mixers) - borrowers
+        if owners < 1:
+            raise HeaderError(
+                "every layer shares another layer's KV cache, and none has its own",
+                file=hyper.header.name,
+            )
+        last_owner = {mixer.label: i for i, mixer in enumerate(mixers[:owners])}
+        for i in range(owners, len(mixers)):
+            if mixers[i].label in last_owner:
+                sources[i] = last_owner[mixers[i].label]
+    return tuple(
+        SharedCache(attention=mixer, source_layer=sources[i])
+        if i in sources and isinstance(mixer, Attention)
         else mixer
-        for mixer in mixers[owners:]
+        for i, mixer in enumerate(mixers)
     )
 
 
 def _is_embedder(hyper: Hyper) -> bool:
-    """Whether it is a decoder with bidirectional attention, which needs no cache. With a tower it generates text."""
+    """Whether it is a decoder turned into an encoder, which has no cache. A model with a tower still generates text."""
     return hyper.raw("bidirectional") is True and not hyper.nested
 
 

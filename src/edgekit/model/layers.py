@@ -172,7 +172,7 @@ def windows_at_indices(hyper: Hyper, layers: int) -> Types:
 
 
 def stated_windows(hyper: Hyper, layers: int) -> Types:
-    """Windows only if the file lists them by layer: many files state a window that is not used."""
+    """Windows only if the file says which layers slide: many files state a window that no layer uses."""
     if hyper.raw("window_pattern") is None:
         return uniform(hyper, layers)
     return windows(hyper, layers, period=0)
@@ -299,38 +299,37 @@ def feed_forwards(
 ) -> tuple[Pair, ...]:
     """The dense and the expert part of each layer.
 
-    `dense_and_experts`: layers have both. `alternating`: layers are a mixer or a feed-forward.
+    `dense_and_experts`: layers with experts have a dense part too. `alternating`: a layer is either a mixer or a
+    feed-forward, and LayerType.NONE and EXPERTS are the feed-forwards.
     """
     count = len(types)
-    # Alternating models may consist of recurrences and experts only.
-    has_dense = LayerType.NONE in types or not alternating
-    widths = _dense_widths(hyper, count, width) if has_dense else (0,) * count
-    dense = tuple(FeedForward(width=each, gated=gated) if each else None for each in widths)
+    # An alternating model may have no dense feed-forward at all, only recurrences and experts.
+    needs_widths = LayerType.NONE in types or not alternating
+    widths = _dense_widths(hyper, count, width) if needs_widths else (0,) * count
     experts = _experts(hyper, width, gated=gated)
-    routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
-    needs_dense = LayerType.NONE in types if alternating else not all(routed)
+    has_experts = _routed_layers(hyper, count) if experts is not None else (False,) * count
+    has_dense = tuple(dense_and_experts or not routed for routed in has_experts)
+    needs_dense = not all(has_experts)
+    if alternating:
+        needs_dense = LayerType.NONE in types
+        expert_types = {LayerType.EXPERTS}
+        if hyper.gguf and experts is not None:  # a GGUF does not tell experts from dense layers
+            expert_types.add(LayerType.NONE)
+        has_experts = tuple(kind in expert_types for kind in types)
+        has_dense = tuple(kind is LayerType.NONE and kind not in expert_types for kind in types)
     # The tensors of a GGUF show which layers have a dense part; a pruned model lists the layers without one.
     may_be_missing = hyper.gguf or width is not stated_width or hyper.states("block_configs")
-    if needs_dense and not any(dense) and not may_be_missing:
+    if needs_dense and not any(widths) and not may_be_missing:
         raise hyper.missing("feed_forward")
-    if not alternating:
-        return tuple(
-            (
-                feed_forward if dense_and_experts or not has_experts else None,
-                experts if has_experts else None,
-            )
-            for feed_forward, has_experts in zip(dense, routed, strict=True)
+    return tuple(
+        (
+            FeedForward(width=dense_width, gated=gated) if with_dense and dense_width else None,
+            experts if with_experts else None,
         )
-    expert_types = {LayerType.EXPERTS}
-    if hyper.gguf and experts is not None:  # a GGUF does not distinguish experts from dense layers
-        expert_types.add(LayerType.NONE)
-    pairs: list[Pair] = []
-    for kind, feed_forward in zip(types, dense, strict=True):
-        if kind in expert_types:
-            pairs.append((None, experts))
-        else:
-            pairs.append((feed_forward if kind is LayerType.NONE else None, None))
-    return tuple(pairs)
+        for dense_width, with_dense, with_experts in zip(
+            widths, has_dense, has_experts, strict=True
+        )
+    )
 
 
 def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:
@@ -385,31 +384,34 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
 
 
 def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
+    """The width of each layer's dense feed-forward, after the corrections that a file states."""
+    stated = _stated_widths(hyper, layers, rule)
+    widths = [hyper.override("feed_forward", i) or width for i, width in enumerate(stated)]
+    if hyper.flag("width_is_raw"):
+        # LFM2's own code shrinks the stated width by a third and rounds it.
+        scale, multiple = hyper.ratio("width_scale") or 1.0, hyper.number("width_multiple") or 1
+        widths = [_round_up(int(int(2 * width / 3) * scale), multiple) for width in widths]
+    if hyper.flag("wide_shared_ffn"):  # twice as wide in layers without a cache of their own
+        owners = layers - (hyper.number("shared_cache_layers") or 0)
+        widths = [width * 2 if i >= owners else width for i, width in enumerate(widths)]
+    return tuple(widths)
+
+
+def _stated_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
     """The width of each layer's dense feed-forward: as stated, else derived from a ratio, else by `rule`."""
     widths = hyper.per_layer("dense_feed_forward", layers)
     widths = widths or hyper.per_layer("feed_forward", layers)
     if widths is not None:
-        pass
-    elif (blocks := hyper.listed("block_configs", layers)) is not None:
-        widths = tuple(_block_width(hyper, block) for block in blocks)
-    elif (ratios := hyper.listed("width_ratios", layers)) is not None:
-        widths = tuple(_divisible(hyper, ratio) for ratio in ratios)
-    elif hyper.number("width_multiple") and not hyper.flag("width_is_raw"):
+        return widths
+    if (blocks := hyper.listed("block_configs", layers)) is not None:
+        return tuple(_block_width(hyper, block) for block in blocks)
+    if (ratios := hyper.listed("width_ratios", layers)) is not None:
+        return tuple(_divisible(hyper, ratio) for ratio in ratios)
+    if hyper.number("width_multiple") and not hyper.flag("width_is_raw"):
         # Meta's params.json: 8/3 of the hidden width, scaled, rounded up.
         scaled = int(8 * hyper.need("hidden") / 3) * (hyper.ratio("width_scale") or 1.0)
-        widths = (_round_up(int(scaled), hyper.need("width_multiple")),) * layers
-    else:
-        widths = (rule(hyper),) * layers
-    widths = tuple(hyper.override("feed_forward", i) or width for i, width in enumerate(widths))
-    if hyper.flag("width_is_raw"):
-        # LFM2's own code shrinks the stated width by a third and rounds it.
-        scale, multiple = hyper.ratio("width_scale") or 1.0, hyper.number("width_multiple") or 1
-        widths = tuple(_round_up(int(int(2 * width / 3) * scale), multiple) for width in widths)
-    if hyper.flag("wide_shared_ffn"):
-        shared = hyper.number("shared_cache_layers") or 0
-        owners = layers - shared
-        return tuple(width * 2 if i >= owners else width for i, width in enumerate(widths))
-    return widths
+        return (_round_up(int(scaled), hyper.need("width_multiple")),) * layers
+    return (rule(hyper),) * layers
 
 
 def stated_width(hyper: Hyper) -> int:
@@ -476,8 +478,9 @@ def halved(_: Hyper, pair: Pair) -> Pair:
 
 def scaled_hidden(hyper: Hyper, pair: Pair) -> Pair:
     """AFM: "hidden_dim" is the model's width; the feed-forward is a multiple of it."""
+    dense, experts = pair
     width = int(hyper.need("hidden") * (hyper.ratio("width_ratio") or 3.25))
-    return (replace(pair[0], width=width) if pair[0] else None, pair[1])
+    return (replace(dense, width=width) if dense else None, experts)
 
 
 def shared_without_experts(hyper: Hyper, pair: Pair) -> Pair:

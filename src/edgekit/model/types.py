@@ -76,7 +76,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class CachedLayer(LayerKind):
-    """What an engine caches for a layer, or a device's share of that, where it differs from the layer's own kind."""
+    """The streams and states that an engine, or one of its devices, caches for a layer if it is not all of them."""
 
     streams: tuple[Stream, ...] = ()
     states: tuple[State, ...] = ()
@@ -84,7 +84,7 @@ class CachedLayer(LayerKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(LayerKind):
-    """Keys and values of every KV head: full, sliding window or chunked by its span."""
+    """Keys and values of every KV head. `span` says which tokens are cached: all, a sliding window, or a chunk."""
 
     heads: int
     kv_heads: int
@@ -122,8 +122,8 @@ _SPAN_LABELS = {
 class LatentAttention(LayerKind):
     """MLA: one latent and one rotary key per token represent all heads.
 
-    A GGUF from before April 2025 does not allow that (`absorbed` is False): keys and values of every head are stored.
-    Some engines always store them, so both widths are here.
+    `absorbed` is False for a GGUF from before April 2025, whose tensors do not allow that: its cache has the keys and
+    values of every head. Some engines always cache those, so their widths are always given.
     """
 
     heads: int
@@ -184,11 +184,11 @@ class CompressedAttention(LayerKind):
         """The compressor's window: keys and scores of the tokens that are not compressed yet."""
         if not self.ratio:
             return ()
-        # llama-kv-cache-dsv4.cpp @ b21e4de: CSA (ratio 4) holds two blocks
+        # llama-kv-cache-dsv4.cpp @ b21e4de: blocks of CSA (ratio 4) overlap, so it holds two rows of two widths
         overlap = 2 if self.ratio == 4 else 1
         rows = overlap * self.ratio
         return tuple(
-            State(name=name, elements=2 * rows * overlap * width)  # 2: values and scores
+            State(name=name, elements=2 * rows * overlap * width)  # 2: keys and scores
             for name, width in (("compressor", self.key_dim), ("indexer", self.index_dim))
             if width
         )
@@ -290,6 +290,8 @@ def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:
+    """A dense feed-forward; a gated one has three matrices instead of two."""
+
     width: int
     gated: bool = True
 
@@ -316,7 +318,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """How a model was extended beyond the context it was trained on."""
+    """Rope scaling: how a model was extended beyond the context it was trained on."""
 
     type: str
     factor: float | None = None
