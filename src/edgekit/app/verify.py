@@ -52,11 +52,11 @@ def verify(
         if resolved.quant is not None:
             mix = read_quant(engine, resolved.quant)
             model = resolved.opened(engine).model
-        generated = verifier.generated(model, opened.label, mix)
+        generated = verifier.generate_files(model, opened.label, mix)
         note = f"header generated from the catalog, at {mix or opened.mix}"
         files = replace(generated, notes=(note,))
     verification = verifier.verify(files)
-    asked = verifier.asked(verification)
+    asked = verifier.describe_flags(verification)
     if not really:
         return Verified(verification, asked)
     try:

@@ -123,7 +123,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
     budget = getattr(arguments, "budget", None)  # only `run` has the flag
     if budget is not None and not program.has_budget:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
-    settled = program.settled(
+    settled = program.flags_for(
         RunOptions(
             rolling=arguments.rolling,
             sinks=arguments.sinks,

@@ -111,9 +111,9 @@ def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any
         text = given.get(flag.key)
         if text is None:
             continue
+        # a bool is the value of a switch that shares its key with a flag that takes a value
+        has_text = flag.metavar and not isinstance(text, bool)
         try:
-            # a bool is the value of a switch that shares its key with a flag that takes a value
-            has_text = flag.metavar and not isinstance(text, bool)
             values[flag.key] = flag.read(text) if has_text else text
         except UsageError as error:
             raise UsageError(f"{'/'.join(flag.names)}: {error}") from error
@@ -125,10 +125,10 @@ def flag_words(
 ) -> list[str]:
     """The values that are not None as words of the engine's command line; with `ours`, of EdgeKit's command line."""
     words: list[str] = []
-    done: set[str] = set()
+    written_keys: set[str] = set()
     for flag in flags:
         value = values.get(flag.key)
-        if (flag.ours and not ours) or value is None or flag.key in done:
+        if (flag.ours and not ours) or value is None or flag.key in written_keys:
             continue
         if flag.words is not None and not ours:
             words += flag.words(value)
@@ -136,9 +136,9 @@ def flag_words(
             words.append(flag.names[0])
         elif flag.metavar and not isinstance(value, bool):
             words += [flag.names[0], _word(value)]
-        else:
+        else:  # another flag of this key has the value
             continue
-        done.add(flag.key)
+        written_keys.add(flag.key)
     return words
 
 
@@ -180,12 +180,10 @@ def fields_of(flags: Iterable[Flag], *instances: Any) -> Iterator[tuple[Flag, An
         for instance in instances
         for field in fields(instance)
     }
-    done: set[str] = set()
     for flag in flags:
         name = flag.field or flag.key
-        if name in known and name not in done:  # two switches may share a key: true and false
-            done.add(name)
-            instance, default = known[name]
+        if name in known:
+            instance, default = known.pop(name)  # two switches may share a key: true and false
             yield flag, getattr(instance, name), default
 
 

@@ -272,7 +272,7 @@ def _owner_of(port: int) -> str:
 
 def connectable(host: str) -> str:
     """The host that clients connect to: a loopback address if the server listens on all addresses."""
-    wild = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - not bound, asked
+    wild = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - compared, not bound
     return wild.get(host, host)
 
 

@@ -54,7 +54,7 @@ class EngineStart:
     threads: int | None = None
     purpose: Purpose
     environment: Mapping[str, str] = field(default_factory=dict)
-    at: Address
+    address: Address
     recheck: Callable[[], None]  # raises if the model no longer fits; called just before loading
     say: Callable[[str], None]
     warn: Callable[[str], None]
@@ -125,13 +125,13 @@ class Starter(Protocol):
 class Verifier(Protocol):
     """Compares the engine on this machine with the prediction, for one set of flags."""
 
-    def generated(self, model: Model, label: str, mix: str | None, /) -> ModelFiles:
+    def generate_files(self, model: Model, label: str, mix: str | None, /) -> ModelFiles:
         """Generates files with the header of a model that has no files here, quantised to `mix`."""
 
     def verify(self, files: ModelFiles, /) -> Any:
         """The prediction compared with the engine's own figures."""
 
-    def asked(self, found: Any, /) -> str:
+    def describe_flags(self, verification: Any, /) -> str:
         """The flags in words, for the heading of the report."""
 
 
@@ -181,10 +181,10 @@ class EngineProgram(Protocol):
     loads_shards: bool  # models in several files
     has_budget: bool  # can limit its process to a number of bytes
 
-    def settled(self, options: RunOptions, /) -> dict[str, Any]:
+    def flags_for(self, options: RunOptions, /) -> dict[str, Any]:
         """The engine's flags that follow from these options."""
 
-    def limited(self, verdict: Verdict, /) -> Setup:
+    def with_limits(self, verdict: Verdict, /) -> Setup:
         """The setup of the verdict, with limits so that memory that grows after the start fits in the free RAM."""
 
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:

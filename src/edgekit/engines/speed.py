@@ -329,13 +329,13 @@ def _decode_s(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) 
     """Seconds per token, slow and fast."""
     stages = run.pipeline_stages
     first = places[0].reading if places else CPU_READING
-    sums = 2 * len(run.reads.weights.layers) if run.tensor_ranks > 1 else 0
+    reductions = 2 * len(run.reads.weights.layers) if run.tensor_ranks > 1 else 0
     ends = []
     for end in (0, 1):
         seconds = first.token_us[end] * MICRO + run.reads.crossings * CROSSING_S[end]
         for place in places:
             seconds += place.reads.layers * (place.reading.layer_us[end] * MICRO) * stages
-        seconds += sums * REDUCING_S[end]
+        seconds += reductions * REDUCING_S[end]
         for place in places:
             seconds += place.read_s(filled_tokens)[end] * stages
         ends.append(seconds)
@@ -357,9 +357,8 @@ def _prefill_s(run: SequenceRun, places: tuple[_Place, ...], prompt_tokens: int)
         experts_share = EXPERTS_SHARE[end] if weights.has_experts else 1.0
         total = 0.0
         for place in places:
-            launches = (
-                place.reads.layers * (place.reading.layer_us[end] * MICRO) * PROMPT_KERNELS[end]
-            )
+            layer_s = place.reading.layer_us[end] * MICRO
+            launches_s = place.reads.layers * layer_s * PROMPT_KERNELS[end]
             # Weights on the host are sent to a device, which is faster with a whole micro-batch.
             is_sent = bool(devices) and place.reads.pool.kind is PoolKind.HOST
             computed_at = devices[0] if is_sent else place
@@ -368,7 +367,7 @@ def _prefill_s(run: SequenceRun, places: tuple[_Place, ...], prompt_tokens: int)
             if is_sent:
                 link = computed_at.rates[end] if computed_at.unified else LINK_BYTES_PER_S[end]
                 seconds += place.reads.held_bytes / link / batch
-            total += launches / batch + seconds / experts_share
+            total += launches_s / batch + seconds / experts_share
         ends.append(total / run.tensor_ranks)
     # At best the cards work on a prompt as a pipeline.
     return ends[0], ends[1] / max(len(devices), 1)

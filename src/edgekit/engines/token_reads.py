@@ -27,35 +27,27 @@ _KV_CACHES = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE})
 MXFP4_SHARE = 4.25 / 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerShare:
-    """Bytes of one layer, or of everything outside the layers: all of them, and those that one token uses."""
+class LayerWeights(NamedTuple):
+    """Sizes of a layer's weights, in any unit: only their proportions count."""
 
-    active: float
-    whole: float
-    experts: float = 0.0  # routed experts, part of `whole`
-    experts_active: float = 0.0
+    plain: float  # all but the routed experts; every token uses them
+    experts: float
+    used_share: float  # of the experts, by one token
 
     @property
-    def ratio(self) -> float:
-        return self.active / self.whole if self.whole else 1.0
-
-    @property
-    def experts_ratio(self) -> float:
-        return self.experts_active / self.experts if self.experts else self.ratio
-
-    @property
-    def rest_ratio(self) -> float:
-        rest = self.whole - self.experts
-        return (self.active - self.experts_active) / rest if rest > 0 else 1.0
+    def read_share(self) -> float:
+        """The share of the layer that one token reads."""
+        size = self.plain + self.experts
+        return (self.plain + self.experts * self.used_share) / size if size else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveWeights:
     """The weights that one token uses."""
 
-    layers: tuple[LayerShare, ...]  # of the first loop: later loops use the same weights
-    outside: LayerShare  # active: the head; an embedding is looked up, towers are not used
+    layers: tuple[LayerWeights, ...]  # of the first round: later rounds use the same weights
+    outside: float  # size outside the layers, in the unit of the layers
+    outside_read: float  # the head; an embedding is only looked up, towers are not used
     parameters: int  # that a prompt token is multiplied by; the head is not included
     has_experts: bool
 
@@ -63,14 +55,14 @@ class ActiveWeights:
 class CacheRead(NamedTuple):
     """Caches that are full after the same number of tokens. Only the filled part is read."""
 
-    whole_bytes: float
-    whole_tokens: int  # the number of tokens that fills it
+    full_bytes: float
+    full_tokens: int  # the number of tokens that fills it
 
-    def at(self, filled_tokens: int) -> float:
+    def filled_bytes(self, tokens: int) -> float:
         """Bytes that are read when the context has this many tokens."""
-        if filled_tokens >= self.whole_tokens:
-            return self.whole_bytes
-        return self.whole_bytes * filled_tokens / self.whole_tokens
+        if tokens >= self.full_tokens:
+            return self.full_bytes
+        return self.full_bytes * tokens / self.full_tokens
 
 
 class PoolReads(NamedTuple):
@@ -88,7 +80,7 @@ class PoolReads(NamedTuple):
         return bool(self.weights_bytes or self.state_bytes or self.caches)
 
     def cache_bytes(self, filled_tokens: int) -> float:
-        return sum(cache.at(filled_tokens) for cache in self.caches)
+        return sum(cache.filled_bytes(filled_tokens) for cache in self.caches)
 
 
 class TokenReads(NamedTuple):
@@ -100,13 +92,14 @@ class TokenReads(NamedTuple):
     weights: ActiveWeights
 
 
-# (bytes outside the layers in each pool, their active share) -> the bytes that a token reads from each pool
-Outside = Callable[[Mapping[Pool, float], LayerShare], dict[Pool, float]]
+# Bytes outside the layers in each pool -> those of them that a token reads.
+Outside = Callable[[Mapping[Pool, float], ActiveWeights], dict[Pool, float]]
 
 
-def even_share(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
+def even_share(sizes: Mapping[Pool, float], weights: ActiveWeights) -> dict[Pool, float]:
     """A token reads the same share of the bytes in every pool."""
-    return {pool: size * outside.ratio for pool, size in sizes.items()}
+    share = weights.outside_read / max(weights.outside, 1.0)
+    return {pool: size * share for pool, size in sizes.items()}
 
 
 def token_reads(
@@ -137,62 +130,63 @@ def token_reads(
     pools = tuple(
         PoolReads(
             pool=pool,
-            weights_bytes=weights.bytes_of[pool],
+            weights_bytes=weights.bytes_read[pool],
             state_bytes=states[pool],
             caches=tuple(caches[pool]),
-            layers=len(weights.layers_of[pool]),
-            held_bytes=weights.held_of[pool],
+            layers=len(weights.layers[pool]),
+            held_bytes=weights.held_bytes[pool],
         )
         for pool in bill.pools
     )
-    crossings = _crossings(weights.layers_of, len(active.layers) + 1)
+    crossings = _crossings(weights.layers, len(active.layers) + 1)
     return TokenReads(pools=pools, crossings=crossings, context_tokens=context, weights=active)
 
 
 class _WeightReads(NamedTuple):
-    bytes_of: Mapping[Pool, float]
-    layers_of: Mapping[Pool, set[int]]
-    held_of: Mapping[Pool, int]
+    """The weights of each pool: bytes that one token reads, layers computed there, and all bytes."""
+
+    bytes_read: Mapping[Pool, float]
+    layers: Mapping[Pool, set[int]]
+    held_bytes: Mapping[Pool, int]
 
 
 def _weight_reads(
     model: Model, bill: MemoryEstimate, active: ActiveWeights, outside: Outside
 ) -> _WeightReads:
-    """The weights that one token reads from each pool, and the layers that are computed there."""
+    """The weights that one token reads from each pool."""
     lines = [line for line in bill.lines if line.component is Component.WEIGHTS and not line.part]
     bytes_read: dict[Pool, float] = defaultdict(float)
     layers: dict[Pool, set[int]] = defaultdict(set)
     held_bytes: dict[Pool, int] = defaultdict(int)
-    outside_sizes: dict[Pool, float] = defaultdict(float)  # outside the layers
+    outside_bytes: dict[Pool, float] = defaultdict(float)
     kinds: dict[int, set[PoolKind]] = defaultdict(set)  # where each layer is
     for line in lines:
         if line.layer is not None:
             kinds[line.layer].add(line.pool.kind)
     for line in lines:
         if line.layer is None:
-            outside_sizes[line.pool] += line.size_bytes
+            outside_bytes[line.pool] += line.size_bytes
             continue
         held_bytes[line.pool] += line.size_bytes
-        if line.layer < len(active.layers):
-            share = active.layers[line.layer]
-            ratio = share.ratio
-            is_split = len(kinds[line.layer]) > 1  # some of its experts are on the host
-            if is_split and line.size_bytes:
-                ratio = share.experts_ratio
-                if line.pool.kind is not PoolKind.HOST:
-                    rest = min(share.whole - share.experts, line.size_bytes)
-                    experts = line.size_bytes - rest
-                    read = rest * share.rest_ratio + experts * share.experts_ratio
-                    ratio = read / line.size_bytes
-            bytes_read[line.pool] += line.size_bytes * ratio * model.geometry.loops
-            layers[line.pool].add(line.layer)
-    outer_read = outside(outside_sizes, active.outside)
-    for pool, size in outer_read.items():
+        if line.layer >= len(active.layers):
+            continue
+        layer = active.layers[line.layer]
+        if len(kinds[line.layer]) == 1:
+            read = line.size_bytes * layer.read_share
+        elif line.pool.kind is PoolKind.HOST:  # the host has only experts of a split layer
+            read = line.size_bytes * layer.used_share
+        else:
+            plain = min(layer.plain, line.size_bytes)
+            read = plain + (line.size_bytes - plain) * layer.used_share
+        bytes_read[line.pool] += read * model.geometry.loops
+        layers[line.pool].add(line.layer)
+    outside_read = outside(outside_bytes, active)
+    for pool, size in outside_read.items():
         bytes_read[pool] += size
         held_bytes[pool] += int(size)
-    if outer_read:  # the head comes after the last layer
-        layers[max(outer_read, key=outer_read.__getitem__)].add(len(active.layers))
-    return _WeightReads(bytes_of=bytes_read, layers_of=layers, held_of=held_bytes)
+    if outside_read:  # the head comes after the last layer
+        layers[max(outside_read, key=outside_read.__getitem__)].add(len(active.layers))
+    return _WeightReads(bytes_read=bytes_read, layers=layers, held_bytes=held_bytes)
 
 
 def _cache_reads(
@@ -225,7 +219,7 @@ def _cache_reads(
         sizes[line.pool, span] += size * times
     caches: dict[Pool, list[CacheRead]] = defaultdict(list)
     for (pool, tokens), size in sizes.items():
-        caches[pool].append(CacheRead(whole_bytes=size, whole_tokens=tokens))
+        caches[pool].append(CacheRead(full_bytes=size, full_tokens=tokens))
     return caches
 
 
@@ -303,15 +297,11 @@ def _active(geometry: ModelGeometry, weights: Iterable[_Weights]) -> ActiveWeigh
             parameters += part.elements * used_share * geometry.loops
     return ActiveWeights(
         layers=tuple(
-            LayerShare(
-                active=in_plain + in_experts * used_share,
-                whole=in_plain + in_experts,
-                experts=in_experts,
-                experts_active=in_experts * used_share,
-            )
-            for in_plain, in_experts, used_share in zip(plain, experts, used_shares, strict=True)
+            LayerWeights(plain=in_plain, experts=in_experts, used_share=used if in_experts else 1.0)
+            for in_plain, in_experts, used in zip(plain, experts, used_shares, strict=True)
         ),
-        outside=LayerShare(active=max(0.0, outside - looked_up), whole=max(outside, 1.0)),
+        outside=outside,
+        outside_read=max(0.0, outside - looked_up),
         parameters=int(parameters),
         has_experts=any(experts),
     )

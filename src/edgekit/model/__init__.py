@@ -176,9 +176,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     hyper = Hyper(header)
     record = architecture_of(hyper.architecture, gguf=hyper.gguf)
     architecture = record or STANDARD
-    hyper.defaults = (
-        architecture.constants if hyper.gguf else architecture.defaults(nested=hyper.nested)
-    )
+    hyper.defaults = architecture.defaults(nested=hyper.nested)
     mtp_layers = hyper.number("mtp_layers") or 0
     types = architecture.arrange(hyper, _layer_count(hyper, mtp_layers) * architecture.sublayers)
     vocabulary = _vocabulary(hyper)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from inspect import signature
 
 from edgekit.formats.records import Made, Reader, Record, damaged, load_records, read_fields
@@ -64,9 +64,20 @@ class Architecture:
         return {**library, **self.constants}
 
 
+@lru_cache(maxsize=256)
 def architecture_of(name: str, *, gguf: bool) -> Architecture | None:
-    """The architecture; None if there are no rules for its layers."""
-    return _architecture(name, gguf=gguf) if name in names(gguf=gguf) else None
+    """The architecture with this name in a GGUF or in a config.json; None if there are no rules for its layers."""
+    if name not in names(gguf=gguf):
+        return None
+    record = whole_record(name, gguf=gguf)
+    section: dict[str, object] = {**record.get("layers", {})}
+    if gguf:
+        section |= record.get("gguf_layers", {})
+        section["constants"] = record.get("gguf_constants", {})
+    else:
+        section |= {part: record[part] for part in ("constants", "library") if part in record}
+        section["tied_by_default"] = record.get("tied_by_default", False)
+    return read_section(Architecture, section, RULES, where=name)
 
 
 @cache
@@ -78,20 +89,6 @@ def names(*, gguf: bool) -> frozenset[str]:
         if record.get("layers", ()) is not None and "not_a_language_model" not in record
         for name in record.get("gguf" if gguf else "config", ())
     )
-
-
-@cache
-def _architecture(name: str, *, gguf: bool) -> Architecture:
-    """The architecture with this name in a GGUF or in a config.json."""
-    record = whole_record(name, gguf=gguf)
-    section: dict[str, object] = {**record.get("layers", {})}
-    if gguf:
-        section |= record.get("gguf_layers", {})
-        section["constants"] = record.get("gguf_constants", {})
-    else:
-        section |= {part: record[part] for part in ("constants", "library") if part in record}
-        section["tied_by_default"] = record.get("tied_by_default", False)
-    return read_section(Architecture, section, RULES, where=name)
 
 
 # An unknown name with standard keys: windows and latents as the file states them, no recurrence.

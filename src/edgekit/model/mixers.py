@@ -133,7 +133,9 @@ def _attention(
     if is_sliding:
         heads = hyper.number("window_heads") or heads
         kv_heads = hyper.number("window_kv_heads") or kv_heads
-    elif hyper.flag("values_are_keys") is not False:  # Gemma 4 states them only then
+    elif (
+        hyper.flag("values_are_keys") is not False
+    ):  # Gemma 4 ignores the number if the flag is off
         kv_heads = hyper.number("global_kv_heads") or kv_heads
     even_share = hyper.need("hidden") // heads if heads else 0
     heads = hyper.override("heads", layer) or heads
@@ -192,14 +194,15 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
                 )
             counts.append(count if group is None else count // group)
         return tuple(counts)
-    stated = hyper.per_layer("kv_heads", len(heads))
-    if stated is not None:
-        is_even = all(kv and not count % kv for count, kv in zip(heads, stated, strict=True))
-        if is_even or hyper.states("kv_heads"):
-            return stated
+    counts_or_default = hyper.per_layer("kv_heads", len(heads))
+    if counts_or_default is not None:
+        # a default that does not divide the heads is ignored; a stated number is an error later
+        pairs = zip(heads, counts_or_default, strict=True)
+        if hyper.states("kv_heads") or all(kv and count % kv == 0 for count, kv in pairs):
+            return counts_or_default
     if hyper.flag("multi_query"):
         return (1,) * len(heads)
-    if hyper.nested:  # a nested section may omit kv_heads where the library has another default
+    if hyper.nested:  # a nested section that omits kv_heads may mean a default of the library
         hyper.defaulted.add("kv_heads")
     return heads
 
@@ -214,7 +217,7 @@ def _index_widths(hyper: Hyper, layers: int) -> tuple[int, ...]:
 
 
 def latent(hyper: Hyper, types: Types) -> Mixers:
-    """MLA if the file states a latent width, else plain attention (DeepSeek-VL2 tiny)."""
+    """MLA if the file states the width of the latent, else plain attention (DeepSeek-VL2 tiny)."""
     if not hyper.number("latent_dim") or hyper.flag("use_mla") is False:
         return standard(hyper, types)
     heads = _heads(hyper, len(types))
@@ -303,7 +306,7 @@ RecurrentBuilder = Callable[[Hyper], Recurrent]
 
 def mamba(hyper: Hyper, *, inner: int | None = None) -> Recurrent:
     """Mamba, which has no groups and no heads. `inner`: the inner width, if the caller knows it."""
-    return _state_space(hyper, Cell.MAMBA, groups=0, heads=0, inner=inner)  # without groups
+    return _state_space(hyper, Cell.MAMBA, groups=0, heads=0, inner=inner)
 
 
 def pure_mamba(hyper: Hyper) -> Recurrent:

@@ -23,7 +23,7 @@ from edgekit.engines.speed import (
     reading,
     speed_bound,
 )
-from edgekit.engines.token_reads import LayerShare, TokenReads, token_reads
+from edgekit.engines.token_reads import ActiveWeights, TokenReads, token_reads
 from edgekit.machine.types import Machine, Pool, PoolKind
 from edgekit.model.types import Model
 from edgekit.units import MIB
@@ -75,11 +75,11 @@ def reads_per_token(
     return token_reads(model, load, bill, loaded=loaded, outside=_reads_outside_layers)
 
 
-def _reads_outside_layers(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
+def _reads_outside_layers(sizes: Mapping[Pool, float], weights: ActiveWeights) -> dict[Pool, float]:
     """Bytes that a token reads outside the layers, per pool: on devices everything, on the host at most the output
     head. If a device holds the head, nothing is read from the host.
     """
-    head_bytes = outside.active
+    head_bytes = weights.outside_read
     on_devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
     # A device with at least half the head's bytes outside the layers is taken to hold the head.
     is_head_on_device = any(size >= head_bytes / 2 for size in on_devices.values())

@@ -51,7 +51,8 @@ def commands(startup: Startup) -> Iterator[Command]:
     mlx_lm.server cannot quantise or limit its caches: for that, mlx_lm.generate runs the model.
     """
     setup, model = MlxSetup.of(startup.setup), startup.repository_word
-    packed, notes = setup.quantize, list[str]()
+    packed = setup.quantize
+    notes: list[str] = []  # of LM Studio's settings
     if packed is None and NOT_QUANTISED in startup.verdict.estimate.notes:
         packed = Quantize(packing=FOUR_BIT)
     if isinstance(packed, Quantize) and packed.rest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from edgekit.errors import HeaderError, RefusedError, UsageError, unquoted
@@ -152,6 +152,7 @@ def packed_bytes(elements: int, packing: Packing, item_bytes: int) -> int:
 
 
 def packing_words(packing: Packing) -> str:
+    """'4 bits, group 64', or the name of another mode than affine: 'mxfp4'."""
     if packing.mode is PackingMode.AFFINE:
         return f"{packing.bits} bits, group {packing.group_size}"
     return str(packing.mode.value)
@@ -184,9 +185,9 @@ def stated_quantize(quantization: Quantization | None, name: str) -> Quantize:
 
 
 def stated_overrides(quantization: Quantization | None) -> Overrides:
-    """How modules with a setting of their own are packed; None if they are not.
+    """How the modules that config.json lists are packed; None: not packed.
 
-    A setting is False for not packed, True for packed like the rest, or a mapping with mode, bits and group size.
+    A setting in config.json is False for not packed, True for packed like the rest, or has mode, bits and group size.
     """
     overrides: dict[tuple[int | None, R], Packing | None] = {}
     if quantization is None or not quantization.mlx:
@@ -195,13 +196,12 @@ def stated_overrides(quantization: Quantization | None) -> Overrides:
         index = _LAYER.search(path)
         layer = None if index is None else int(index[1])
         roles = _roles(path if index is None else path[index.end() :])
+        packing: Packing | None = None
         if isinstance(setting, Mapping):
             mode = setting.get("mode", "affine")
-            packing: Packing | None = _stated_packing(
-                mode, setting.get("bits"), setting.get("group_size")
-            )
-        else:
-            packing = _default_packing(quantization) if setting else None
+            packing = _stated_packing(mode, setting.get("bits"), setting.get("group_size"))
+        elif setting:
+            packing = _default_packing(quantization)
         overrides.update({(layer, role): packing for role in roles})
     return overrides
 
@@ -247,8 +247,7 @@ def read_quantize(
     if match := _AFFINE.fullmatch(name):
         return Quantize(packing=_affine_packing(match[1], match[2] or group_size))
     if name in _RECIPES:
-        packing = replace(_affine_packing("4", group_size), bits=4)
-        return Quantize(packing=packing, recipe=_RECIPES[name])
+        return Quantize(packing=_affine_packing(4, group_size), recipe=_RECIPES[name])
     if name in _MODES:
         return Quantize(packing=_requested_packing(_MODES[name], bits, group_size))
     choices = ", ".join(["bf16", "q4_g64", *_MODES, *_RECIPES])

@@ -44,9 +44,9 @@ def default_setup() -> MlxSetup:
 def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, MlxSetup]:
     """A row of a batch, in the names of mlx-lm's own flags and of recorded rows. Raises UsageError."""
     flags = read_options(TABLE, options)
-    for key, other in (("max_tokens", "max_tokens"), ("sequences", "batch_size")):
-        if key not in flags and options.get(other) is not None:
-            flags[key] = number(other, options[other])
+    for key, other_name in (("max_tokens", "max_tokens"), ("sequences", "batch_size")):
+        if key not in flags and options.get(other_name) is not None:
+            flags[key] = number(other_name, options[other_name])
     if "context" in flags:  # the prompt only: new tokens are added
         flags["context"] += flags.get("max_tokens", 0)
     elif options.get("context_tokens") is not None:
@@ -80,7 +80,7 @@ def quant_names() -> tuple[str, ...]:
 
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """The load as mlx-lm resolves it."""
+    """The load as mlx-lm resolves it, in words."""
     facts: dict[str, Any] = dict(estimate.facts)
     several = f" for {load.sequences} sequences" if load.sequences and load.sequences > 1 else ""
     new = f" and {facts['new_tokens']:,} new" if facts["new_tokens"] else ""

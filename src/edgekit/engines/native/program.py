@@ -28,7 +28,7 @@ class NativeProgram:
     loads_shards = False
     has_budget = True
 
-    def settled(self, options: RunOptions) -> dict[str, Any]:
+    def flags_for(self, options: RunOptions) -> dict[str, Any]:
         values = {
             "sinks": options.sinks,
             "threads": options.threads,
@@ -36,7 +36,7 @@ class NativeProgram:
         }
         return {name: value for name, value in values.items() if value is not None}
 
-    def limited(self, verdict: Verdict) -> Setup:
+    def with_limits(self, verdict: Verdict) -> Setup:
         """Nothing grows after the start."""
         return verdict.way.setup
 

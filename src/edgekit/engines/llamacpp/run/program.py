@@ -63,7 +63,7 @@ class LlamaCppProgram:
     loads_shards = True
     has_budget = False
 
-    def settled(self, options: RunOptions) -> dict[str, Any]:
+    def flags_for(self, options: RunOptions) -> dict[str, Any]:
         """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
         version = installed_version()
         return {
@@ -72,7 +72,7 @@ class LlamaCppProgram:
             **(_ALONE if options.alone else {}),
         }
 
-    def limited(self, verdict: Verdict) -> LlamaCppSetup:
+    def with_limits(self, verdict: Verdict) -> LlamaCppSetup:
         """The verdict's setup, with its prompt caches limited to what fits."""
         limits = field_values(FLAGS, growth_limits(verdict), LlamaCppSetup)
         setup = LlamaCppSetup.of(verdict.way.setup)
@@ -115,7 +115,7 @@ class LlamaCppStarter:
                     window_tokens = min(int(reported), window_tokens)
                 talker = LlamaTalker(
                     running.address,
-                    api_key=request.at.api_key,
+                    api_key=request.address.api_key,
                     window_tokens=window_tokens,
                     sinks=request.sinks,
                 )
@@ -145,7 +145,7 @@ def _launch(request: EngineStart) -> Launch:
     )
     return Launch(
         weights=request.weights,
-        at=replace(request.at, alias=request.at.alias or request.label),
+        at=replace(request.address, alias=request.address.alias or request.label),
         load=request.load,
         setup=LlamaCppSetup.of(request.setup),
         sinks=request.sinks,
@@ -164,7 +164,7 @@ class LlamaCppVerifier:
     really: bool
     timeout_s: float | None
 
-    def generated(self, model: Model, label: str, mix: str | None) -> ModelFiles:
+    def generate_files(self, model: Model, label: str, mix: str | None) -> ModelFiles:
         converted = model if mix is None else convert(model, mix).model
         return generated_files(converted.header, label=label)
 
@@ -178,7 +178,7 @@ class LlamaCppVerifier:
             really=self.really,
         )
 
-    def asked(self, verification: Verification) -> str:
+    def describe_flags(self, verification: Verification) -> str:
         return describe(self.load, verification.estimate)
 
 
