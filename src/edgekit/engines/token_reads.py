@@ -238,14 +238,14 @@ def _crossings(layers_of: Mapping[Pool, set[int]], count: int) -> int:
 
 
 class _Prepared:
-    """Cached with a model, for every engine."""
+    """Results that are cached with a model, the same for all engines."""
 
     def __init__(self) -> None:
         self.weights: Cached[ActiveWeights] = Cached()
 
 
 def active_weights(model: Model) -> ActiveWeights:
-    """From the tensors in the header, else from the architecture, else from widths alone. Cached with the model."""
+    """The weights that one token uses, by the header's tensors, else by the architecture's recipe, else by widths."""
 
     def make() -> ActiveWeights:
         # In a GGUF the elements of the tensors are the weights.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from edgekit.errors import UnknownArchitectureError
@@ -17,6 +18,7 @@ from edgekit.model.types import (
     Attention,
     Experts,
     LatentAttention,
+    Layer,
     ModelGeometry,
     Recurrent,
     Span,
@@ -114,8 +116,9 @@ def inspect_header(files: ModelFiles, header: ModelHeader, traffic: Traffic) -> 
     """Like `inspect_model`, from a header that was already read."""
     not_a_model = not_a_language_model(header)
     geometry = read_geometry(header) if not_a_model is None else None
-    layers = len(geometry.layers) if geometry is not None else None
-    roles = _with_recurrence(header, geometry, roles_of(header.tensors or (), layers=layers))
+    layers = geometry.layers if geometry is not None else ()
+    count = len(layers) if geometry is not None else None
+    roles = _with_recurrence(header, layers, roles_of(header.tensors or (), layers=count))
     return Inspection(
         files=files,
         header=header,
@@ -124,11 +127,7 @@ def inspect_header(files: ModelFiles, header: ModelHeader, traffic: Traffic) -> 
         towers=towers_of(header),
         weights=_weights(header, geometry, roles),
         cache=_cache(geometry) if geometry is not None else (),
-        state_elements=sum(
-            state.elements
-            for layer in (geometry.layers if geometry is not None else ())
-            for state in layer.mixer.states
-        ),
+        state_elements=sum(state.elements for layer in layers for state in layer.mixer.states),
         by_role=_shares([role.value for role in roles], header),
         by_type=_shares([tensor.type.name for tensor in header.tensors or ()], header),
         traffic=traffic,
@@ -136,14 +135,10 @@ def inspect_header(files: ModelFiles, header: ModelHeader, traffic: Traffic) -> 
 
 
 def _with_recurrence(
-    header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
+    header: ModelHeader, layers: tuple[Layer, ...], roles: tuple[Role, ...]
 ) -> tuple[Role, ...]:
     """The roles, corrected for recurrent projections that a GGUF names attention (attn_qkv of a delta net)."""
-    recurrent = {
-        layer.index
-        for layer in (geometry.layers if geometry is not None else ())
-        if isinstance(layer.mixer, Recurrent)
-    }
+    recurrent = {layer.index for layer in layers if isinstance(layer.mixer, Recurrent)}
     if not recurrent:
         return roles
     return tuple(
@@ -183,17 +178,19 @@ def _active(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...], stored: int
 ) -> int | None:
     """Weights used for one token of text; None if the experts cannot be identified."""
-    has_experts = geometry is not None and any(layer.experts for layer in geometry.layers)
+    layers = geometry.layers if geometry is not None else ()
+    has_experts = any(layer.experts for layer in layers)
     if not has_experts and _IDLE.isdisjoint(roles):
         return stored
-    tensors_of: dict[Experts | None, list[Tensor]] = {}
+    tensors_of: dict[Experts | None, list[Tensor]] = defaultdict(list)
     for tensor, role in zip(header.tensors or (), roles, strict=True):
-        if role not in _IDLE:
-            experts = None
-            block = block_of(tensor.name) if role is Role.EXPERTS else None
-            if geometry is not None and block is not None and block < len(geometry.layers):
-                experts = geometry.layers[block].experts
-            tensors_of.setdefault(experts, []).append(tensor)
+        if role in _IDLE:
+            continue
+        block = block_of(tensor.name) if role is Role.EXPERTS else None
+        experts = None
+        if block is not None and block < len(layers):
+            experts = layers[block].experts
+        tensors_of[experts].append(tensor)
     if has_experts and tensors_of.keys() <= {None}:
         return None
     active = 0

@@ -28,7 +28,7 @@ BLOCK = 256  # KVCache.step: a KVCache grows by blocks of this many rows
 UNKNOWN_CONTEXT = 32_768  # where no file states the context length
 # Recurrences with an f32 state whatever the type of the weights (ssm.py, gated_delta.py).
 _F32_CELLS = frozenset({Cell.MAMBA2, Cell.GATED_DELTA, Cell.KIMI_DELTA})
-_MINIMUM = (
+_LEAST_VALUES = (  # of the setup's fields
     ("max_tokens", 0),
     ("max_kv_size", 1),
     ("kv_bits", 1),
@@ -87,7 +87,7 @@ class MlxSession:
 
 def read_session(geometry: ModelGeometry, load: Load, setup: MlxSetup) -> MlxSession:
     """A session that fills the context: the last `max_tokens` are new, the rest is prompt. Raises UsageError."""
-    for name, minimum in _MINIMUM:
+    for name, minimum in _LEAST_VALUES:
         value = getattr(setup, name)
         if value is not None and value < minimum:
             raise UsageError(f"{name} must be at least {minimum} (got {value})")

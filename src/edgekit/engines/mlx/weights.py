@@ -44,14 +44,15 @@ from edgekit.units import Basis, format_bytes
 # Matrices follow from config.json exactly for most models; small vectors of some families do not.
 CONFIG_BOUND = 0.005
 NAMES_BOUND = 0.03  # sizes read off tensor names and shapes
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float": 4, "half": 2}
-_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float": 4, "half": 2}  # in config.json
+_FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # in safetensors
 _SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
 _KEYS_AND_VALUES = frozenset({TensorRole.KEY, TensorRole.VALUE})
-_DROPPED = frozenset({Role.TOWER, Role.MTP})
+_DROPPED_ROLES = frozenset({Role.TOWER, Role.MTP})
 _FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
 _UNPACKED_FP8_BYTES = 2  # sanitize turns fp8 into bf16
-_PACKED = frozenset(
+# Roles whose matrices mlx_lm.convert packs, for an architecture that is known by its tensor names only.
+_PACKED_ROLES = frozenset(
     {Role.EMBEDDING, Role.OUTPUT, Role.ATTENTION, Role.FEED_FORWARD, Role.EXPERTS, Role.RECURRENT}
 )
 _MATRICES = frozenset({TensorKind.LINEAR, TensorKind.EMBEDDING, TensorKind.EXPERT})
@@ -95,7 +96,7 @@ def _converted_lines(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]
     packing, number_bytes = quantize.packing, item_bytes(model.header)
     sizes: dict[int | None, int] = defaultdict(int)
     for tensor, role in _used_tensors(model, file):
-        is_matrix = len(tensor.shape) > 1 and role in _PACKED and "conv" not in tensor.name
+        is_matrix = len(tensor.shape) > 1 and role in _PACKED_ROLES and "conv" not in tensor.name
         if is_matrix and tensor.shape[-1] % packing.group_size == 0:
             size = packed_bytes(tensor.elements, packing, number_bytes)
         else:
@@ -193,16 +194,16 @@ def item_bytes(header: ModelHeader) -> int:
     """
     if header.tensors:
         counts = Counter(
-            tensor.type.name for tensor in header.tensors if tensor.type.name in _FLOATS
+            tensor.type.name for tensor in header.tensors if tensor.type.name in _FLOAT_BYTES
         )
         if counts:
-            return _FLOATS[counts.most_common(1)[0][0]]
+            return _FLOAT_BYTES[counts.most_common(1)[0][0]]
     inner = (header.config.get(name) for name in _SECTIONS)
     for section in (header.config, *(part for part in inner if isinstance(part, Mapping))):
         for key in ("torch_dtype", "dtype"):
             value = section.get(key)
-            if isinstance(value, str) and value.removeprefix("torch.") in _BYTES:
-                return _BYTES[value.removeprefix("torch.")]
+            if isinstance(value, str) and value.removeprefix("torch.") in _DTYPE_BYTES:
+                return _DTYPE_BYTES[value.removeprefix("torch.")]
     return 2
 
 
@@ -258,7 +259,7 @@ def _used_tensors(model: Model, file: MlxModel) -> Iterator[tuple[Tensor, Role]]
     layers = len(stored_layers(model.geometry))
     for tensor, role in zip(tensors, roles_of(tensors, layers=layers), strict=True):
         is_copy = has_tied_head and role is Role.OUTPUT
-        if role not in _DROPPED and not is_copy and "inv_freq" not in tensor.name:
+        if role not in _DROPPED_ROLES and not is_copy and "inv_freq" not in tensor.name:
             yield tensor, role
 
 
