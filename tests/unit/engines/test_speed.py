@@ -209,10 +209,10 @@ def test_sequences_with_a_cache_of_their_own_read_only_that() -> None:
 def test_a_window_is_read_whole_once_it_is_full() -> None:
     work = work_of(recorded("gemma-3-27b"), CUDA, 32_768)
     device = next(pool for pool in work.pools if pool.pool == DEVICE)
-    assert {cache.whole_tokens for cache in device.caches} == {1024, 32_768}
-    sliding = next(cache for cache in device.caches if cache.whole_tokens == 1024)
-    assert sliding.at(512) == sliding.whole_bytes / 2
-    assert sliding.at(1024) == sliding.at(30_000) == sliding.whole_bytes
+    assert {cache.full_tokens for cache in device.caches} == {1024, 32_768}
+    sliding = next(cache for cache in device.caches if cache.full_tokens == 1024)
+    assert sliding.filled_bytes(512) == sliding.full_bytes / 2
+    assert sliding.filled_bytes(1024) == sliding.filled_bytes(30_000) == sliding.full_bytes
 
 
 def test_a_state_is_read_and_written_whatever_was_said() -> None:

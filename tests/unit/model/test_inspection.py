@@ -180,7 +180,7 @@ def test_projections_of_recurrent_layers_are_not_attention() -> None:
     header = model_header(index)
     geometry = read_geometry(header)
     named = replace(header, tensors=tuple(tensor(name) for name in names))
-    roles = _with_recurrence(named, geometry, roles_of(named.tensors or (), layers=48))
+    roles = _with_recurrence(named, geometry.layers, roles_of(named.tensors or (), layers=48))
     assert roles == (Role.RECURRENT, Role.ATTENTION, Role.RECURRENT)
 
 
