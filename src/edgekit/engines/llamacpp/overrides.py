@@ -56,13 +56,14 @@ def read_overrides(text: str) -> tuple[Override, ...]:
 def searcher(pattern: str) -> Callable[[str], bool]:
     """A function that searches a name for the pattern in bounded time. Raises UsageError for what std::regex rejects.
 
-    A node maps all possible start positions to all end positions at once, so there is no backtracking.
+    Python's `re` may backtrack for hours on a hostile pattern. Here each part of the pattern is a node, which maps all
+    possible start positions to all end positions at once, so nothing is tried twice.
     """
     if len(pattern) > LONGEST_PATTERN:
         raise UsageError(f"a pattern may have {LONGEST_PATTERN} characters, not {len(pattern)}")
     parser = _Parser(pattern)
     node = parser.choice()
-    if parser.at < len(pattern):
+    if parser.position < len(pattern):
         raise parser.error("has a ) without a (")
     if _PLAIN.fullmatch(pattern):  # means the same in Python, and cannot backtrack
         search = re.compile(pattern).search
@@ -71,11 +72,11 @@ def searcher(pattern: str) -> Callable[[str], bool]:
 
 
 class _Parser:
-    """Parses a pattern into nodes. `at`: the index of the next character."""
+    """Parses a pattern into nodes. `position`: the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
+        self.position = 0
         self.depth = 0
         self.repeats = 0
 
@@ -84,17 +85,17 @@ class _Parser:
 
     def take(self, words: str) -> bool:
         """Skips these characters if they come next, and returns whether they did."""
-        if self.text.startswith(words, self.at):
-            self.at += len(words)
+        if self.text.startswith(words, self.position):
+            self.position += len(words)
             return True
         return False
 
-    def next(self, why: str) -> str:
+    def next_character(self, why: str) -> str:
         """The next character. Raises UsageError with this reason at the end of the pattern."""
-        if self.at >= len(self.text):
+        if self.position >= len(self.text):
             raise self.error(why)
-        self.at += 1
-        return self.text[self.at - 1]
+        self.position += 1
+        return self.text[self.position - 1]
 
     def choice(self) -> Node:
         """Alternatives, separated by |."""
@@ -108,7 +109,7 @@ class _Parser:
     def sequence(self) -> Node:
         """Atoms with their repeats, up to the next | or )."""
         nodes: list[Node] = []
-        while self.at < len(self.text) and self.text[self.at] not in "|)":
+        while self.position < len(self.text) and self.text[self.position] not in "|)":
             node, may_repeat = self.atom()
             nodes.append(self.repeated(node, may_repeat=may_repeat))
 
@@ -123,12 +124,12 @@ class _Parser:
 
     def atom(self) -> tuple[Node, bool]:
         """The next atom, and whether it may be repeated."""
-        character = self.next("")
+        character = self.next_character("")
         match character:
             case "^":
-                return _at(lambda _text, i: i == 0), False
+                return _position(lambda _text, i: i == 0), False
             case "$":
-                return _at(lambda text, i: i == len(text)), False
+                return _position(lambda text, i: i == len(text)), False
             case ".":
                 return _character(lambda c: c not in "\n\r"), True
             case "(":
@@ -144,7 +145,7 @@ class _Parser:
     def group(self) -> tuple[Node, bool]:
         """A group or a negative lookahead, after its opening parenthesis, and whether it may be repeated."""
         looks = self.take("?!")
-        if not looks and not self.take("?:") and self.text.startswith("?", self.at):
+        if not looks and not self.take("?:") and self.text.startswith("?", self.position):
             raise self.error("has a kind of group that llama.cpp does not know")
         self.depth += 1
         if self.depth > DEEPEST_PATTERN:
@@ -154,19 +155,19 @@ class _Parser:
         if not self.take(")"):
             raise self.error("has a ( without a )")
         if looks:
-            return _at(lambda text, i: not node(text, 1 << i)), False
+            return _position(lambda text, i: not node(text, 1 << i)), False
         return node, True
 
     def escape(self) -> tuple[Node, bool]:
         """The node of an escape, after its backslash, and whether it may be repeated."""
-        character = self.next("ends with a \\")
+        character = self.next_character("ends with a \\")
         if character in "bB":
 
             def is_edge(text: str, i: int) -> bool:
                 before, after = i > 0 and text[i - 1] in _WORD, i < len(text) and text[i] in _WORD
                 return before != after
 
-            return _at(lambda text, i: is_edge(text, i) == (character == "b")), False
+            return _position(lambda text, i: is_edge(text, i) == (character == "b")), False
         if character.isdigit() and character != "0":
             raise self.error(f"refers back to group {character}, which EdgeKit does not match")
         return _character(self.class_of(character)), True
@@ -174,10 +175,10 @@ class _Parser:
     def class_of(self, character: str) -> Callable[[str], bool]:
         """A test for the characters that an escape stands for: d for digits, D for all others."""
         if character.lower() in _SETS:
-            members = _SETS[character.lower()]
+            characters = _SETS[character.lower()]
             if character.isupper():
-                return lambda candidate: candidate not in members
-            return members.__contains__
+                return lambda candidate: candidate not in characters
+            return characters.__contains__
         if character in _CONTROL:
             return _CONTROL[character].__eq__
         if character in "cux":
@@ -185,42 +186,44 @@ class _Parser:
         return character.__eq__
 
     def bracket(self) -> Node:
-        """A set of characters, after its opening bracket."""
-        outside = self.take("^")
-        kinds: list[Callable[[str], bool]] = []
+        """A set of characters such as [^0-9a-f[:space:]], after its opening bracket."""
+        is_negated = self.take("^")
+        members: list[Callable[[str], bool]] = []
         unclosed = "has a [ without a ]"
         while not self.take("]"):
             if self.take("[:"):
-                kinds.append(self.posix())
+                members.append(self.posix())
                 continue
-            if self.text.startswith(("[.", "[="), self.at):
+            if self.text.startswith(("[.", "[="), self.position):
                 raise self.error("has a [. or [= inside brackets")
-            first = self.next(unclosed)
+            first = self.next_character(unclosed)
             if first == "\\":
-                escaped = self.next(unclosed)
+                escaped = self.next_character(unclosed)
                 if escaped.lower() in _SETS:
-                    kinds.append(self.class_of(escaped))
+                    members.append(self.class_of(escaped))
                     continue
                 if escaped == "B":
                     raise self.error("has \\B inside brackets")
                 first = "\b" if escaped == "b" else _CONTROL.get(escaped, escaped)
             last = first
-            if self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at):
-                self.at += 1
-                last = self.next(unclosed)
-                last = self.next(unclosed) if last == "\\" else last
+            if self.text.startswith("-", self.position) and not self.text.startswith(
+                "-]", self.position
+            ):
+                self.position += 1
+                last = self.next_character(unclosed)
+                last = self.next_character(unclosed) if last == "\\" else last
                 if last < first:
                     raise self.error(f"has the range {first}-{last}, which is empty")
-            kinds.append(partial(_is_between, first, last))
-        return _character(lambda c: any(kind(c) for kind in kinds) != outside)
+            members.append(partial(_is_between, first, last))
+        return _character(lambda c: any(is_member(c) for is_member in members) != is_negated)
 
     def posix(self) -> Callable[[str], bool]:
         """A test for a named class such as [:digit:], after its [:."""
-        close = self.text.find(":]", self.at)
-        name = self.text[self.at : close] if close >= 0 else ""
+        close = self.text.find(":]", self.position)
+        name = self.text[self.position : close] if close >= 0 else ""
         if name not in _POSIX:
             raise self.error(f"has [:{name[:20]}:], which is not a class of characters")
-        self.at = close + 2
+        self.position = close + 2
         return _POSIX[name].__contains__
 
     def repeated(self, node: Node, *, may_repeat: bool) -> Node:
@@ -242,11 +245,11 @@ class _Parser:
                 return counts
         if not self.take("{"):
             return None
-        close = self.text.find("}", self.at)
-        low, comma, high = self.text[self.at : max(close, 0)].partition(",")
+        close = self.text.find("}", self.position)
+        low, comma, high = self.text[self.position : max(close, 0)].partition(",")
         if not low.isdecimal() or (high and not high.isdecimal()):
             raise self.error("has a { that is not a number of repeats")
-        self.at = close + 1
+        self.position = close + 1
         least = int(low[:6])
         most: int | None = least
         if comma:
@@ -270,8 +273,8 @@ def _character(fits: Callable[[str], bool]) -> Node:
     return ends
 
 
-def _at(holds: Callable[[str, int], bool]) -> Node:
-    """A node that matches no character, at positions for which `holds` is true."""
+def _position(holds: Callable[[str, int], bool]) -> Node:
+    """A node that consumes no character; it matches at positions for which `holds` is true, such as ^ at 0."""
 
     def ends(name: str, starts: int) -> int:
         positions = (index for index in range(len(name) + 1) if holds(name, index))

@@ -18,6 +18,7 @@ from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
 
+from edgekit.engines.llamacpp.types import pad
 from edgekit.engines.process import ending_in_order
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.formats.cursor import read_shards
@@ -27,7 +28,7 @@ from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles, Origin
 from edgekit.units import KIB, MIB, format_bytes
 
-ALIGNMENT = 32
+ALIGNMENT = 32  # of tensors: GGUF's default
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 5, 6, 7, 8, 9, 10
 _PROBE_BYTES = 8 * MIB
 _SPARSE_BYTES = 512 * KIB  # a sparse probe takes at most this on disk
@@ -171,15 +172,10 @@ def _gguf_header(keys: Sequence[bytes], tensors: Sequence[Tensor]) -> tuple[byte
         count = len(dimensions)
         location = struct.pack(f"<I{count}QIQ", count, *dimensions, tensor.type.ggml_id, offset)
         parts += [_pack_text(tensor.name), location]
-        offset += _pad(tensor.size_bytes)
+        offset += pad(tensor.size_bytes, ALIGNMENT)
     raw = b"".join(parts)
-    raw = raw.ljust(_pad(len(raw)), b"\0")
+    raw = raw.ljust(pad(len(raw), ALIGNMENT), b"\0")
     return raw, len(raw) + offset
-
-
-def _pad(size_bytes: int) -> int:
-    """The size rounded up to the alignment of tensors."""
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _pack_key(name: str, value: Value, kind: int | None = None) -> bytes:
@@ -250,7 +246,7 @@ def write_test_model(path: Path, shape: Shape) -> None:
     with path.open("wb") as out:
         out.write(_test_header(shape)[0])
         for tensor in _test_tensors(shape):
-            remaining = _pad(tensor.size_bytes)
+            remaining = pad(tensor.size_bytes, ALIGNMENT)
             while remaining:
                 remaining -= out.write(pattern[:remaining])
 

@@ -323,8 +323,7 @@ class NvidiaProbe:
         try:
             return self._answers.get(timeout=_DRIVER_S)
         except queue.Empty:
-            silent = f"no answer for {_DRIVER_S:g} s"
-            return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
+            return _silent_driver(f"no answer for {_DRIVER_S:g} s")
 
     def _query_devices(self) -> tuple[ProbedDevice, ...]:
         """The free memory of each visible GPU; finds the GPUs at the first call."""
@@ -332,18 +331,23 @@ class NvidiaProbe:
             if self._nvml is None:
                 detected = find_nvidia(self.here)
                 if not detected.devices:
-                    silent = " ".join(detected.notes) or "no GPU found"
-                    return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
+                    return _silent_driver(" ".join(detected.notes) or "no GPU found")
                 self._indexes = tuple(device.index for device in detected.devices)
                 nvml = self.here.nvml()
                 nvml("nvmlInit")
                 self._nvml = nvml
-            return tuple(_gpu(self._nvml, index) for index in self._indexes)
+            return tuple(_probe_gpu(self._nvml, index) for index in self._indexes)
         except NvmlError as error:
-            return (ProbedDevice(name="the NVIDIA driver", silent=nvml_message(error.code)),)
+            return _silent_driver(nvml_message(error.code))
 
 
-def _gpu(nvml: Nvml, index: int) -> ProbedDevice:
+def _silent_driver(why: str) -> tuple[ProbedDevice, ...]:
+    """The answer if the driver tells nothing about its GPUs."""
+    return (ProbedDevice(name="the NVIDIA driver", silent=why),)
+
+
+def _probe_gpu(nvml: Nvml, index: int) -> ProbedDevice:
+    """One GPU now; gone or silent if the driver reports an error for it."""
     name = f"GPU {index}"
     try:
         memory: Any = nvml("nvmlDeviceGetMemoryInfo", nvml("nvmlDeviceGetHandleByIndex", index))
