@@ -254,19 +254,18 @@ def offload(verdict: Verdict) -> Offload:
     if not placement.cards:
         return Offload()
     layers = () if variant is None else variant.model.geometry.layers
-    count, layers_and_head = setup.n_gpu_layers, len(layers) + 1
-    on_host = has_experts_on_host(setup)
+    layers_text, layers_and_head = "", len(layers) + 1
+    if variant is not None and setup.n_gpu_layers < layers_and_head:
+        layers_text = f"{setup.n_gpu_layers} of {layers_and_head} layers"
     routed = [layer.index for layer in layers if layer.experts is not None]
-    moved = sum(map(on_host, routed))
+    moved = sum(map(has_experts_on_host(setup), routed))
     experts = f"the experts of {moved} layers" if moved else ""
     if setup.overrides and not placement.by_tensor:
         experts = "the tensors of -ot"
     elif routed and moved == len(routed) and not placement.by_tensor:
         experts = "all experts"
     return Offload(
-        layers=""
-        if variant is None or count >= layers_and_head
-        else f"{count} of {layers_and_head} layers",
+        layers=layers_text,
         experts=experts,
         cache=not setup.offload_kqv,
         everything=setup.n_gpu_layers == 0,
@@ -277,7 +276,7 @@ OLLAMA = "ollama"
 _PATHS = ("/", "./", "../", "~")
 # docs/faq.mdx: cache types, most accurate first, with bits per value
 _CACHE_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
-_OWN_CACHE, _SMALLEST_CACHE = "f16", "q4_0"
+_DEFAULT_CACHE, _SMALLEST_CACHE = "f16", "q4_0"
 # llama-server reads these if no flag is given, and Ollama passes on its environment.
 _GROWTH_VARIABLES = {
     "cache_ram": "LLAMA_ARG_CACHE_RAM",
@@ -292,7 +291,9 @@ def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command
     load, setup, verdict = startup.load, LlamaCppSetup.of(startup.setup), startup.verdict
     # One cache type for K and V: the most accurate that is no larger than either.
     kinds = (load.cache_k, load.cache_v)
-    smallest_bits = min(_CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits for kind in kinds)
+    smallest_bits = min(
+        _CACHE_BITS[_DEFAULT_CACHE] if kind is None else kind.bits for kind in kinds
+    )
     cache = next(
         (name for name, bits in _CACHE_BITS.items() if bits <= smallest_bits), _SMALLEST_CACHE
     )
@@ -300,9 +301,9 @@ def ollama_commands(startup: Startup, card_notes: list[str]) -> Iterator[Command
     environment = startup.environment
     environment["OLLAMA_CONTEXT_LENGTH"] = str(startup.context_tokens)
     environment["OLLAMA_NUM_PARALLEL"] = str(verdict.streams)
-    if cache != _OWN_CACHE:
+    if cache != _DEFAULT_CACHE:
         environment["OLLAMA_KV_CACHE_TYPE"] = cache
-    if load.flash_attention is not None or cache != _OWN_CACHE:
+    if load.flash_attention is not None or cache != _DEFAULT_CACHE:
         environment["OLLAMA_FLASH_ATTENTION"] = "0" if load.flash_attention is False else "1"
     if len(startup.placement.cards) > 1:
         environment["OLLAMA_SCHED_SPREAD"] = "1"
@@ -375,7 +376,9 @@ def _modelfile_source(startup: Startup) -> str:
 def _ollama_notes(startup: Startup, cache: str) -> Iterator[str]:
     """Notes on settings that Ollama lacks. `cache`: the cache type that it uses."""
     load, setup = startup.load, LlamaCppSetup.of(startup.setup)
-    requested = {_OWN_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)}
+    requested = {
+        _DEFAULT_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)
+    }
     if requested != {cache}:
         types = ", ".join(_CACHE_BITS)
         yield f"Ollama uses one cache type ({types}) for keys and values of all models: {cache} here"

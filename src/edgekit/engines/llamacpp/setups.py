@@ -110,15 +110,16 @@ def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
         flags["device_memory"] = tuple(memory)
     if flags.pop("load_mtp", False):
         flags["spec_type"] = "draft-mtp"
+    # Each of these three is given only if it differs from what `setup` takes when it is not.
     implied = {
         "mode": "server",
         "cpu": this_cpu().value,
         # with servers, a GPU counts only if requested
         "backend": None if setup.servers and gpus else _implied_backend({**flags, "backend": None}),
     }
-    stated = {"mode": setup.mode.value, "cpu": setup.cpu.value, "backend": setup.backend.value}
-    flags = {key: value for key, value in flags.items() if key not in stated}
-    flags |= {key: value for key, value in stated.items() if value != implied[key]}
+    actual = {"mode": setup.mode.value, "cpu": setup.cpu.value, "backend": setup.backend.value}
+    flags = {key: value for key, value in flags.items() if key not in actual}
+    flags |= {key: value for key, value in actual.items() if value != implied[key]}
     try:
         is_default = (setup.rules, setup.version) == default_version()
     except UsageError:  # the environment names an invalid version
@@ -176,14 +177,13 @@ def placement(setup: LlamaCppSetup) -> dict[str, Any]:
     """A plan's placement as flag values."""
     if not setup.has_device:
         return {}
-    layers, _, some_experts = ROUGH_PLACEMENT
     flags = {
         flag.key: flag.meaning.value_of(value) if flag.meaning else value
         for flag, value, default in fields_of(FLAGS, setup)
-        if flag.group == "placement" and (value != default or flag.key == layers)
+        if flag.group == "placement" and (value != default or flag.key == "n_gpu_layers")
     }
     if setup.cpu_moe:
-        flags.pop(some_experts, None)
+        flags.pop("n_cpu_moe", None)
     return {key: flags[key] for key in (*ROUGH_PLACEMENT, *flags) if key in flags}
 
 

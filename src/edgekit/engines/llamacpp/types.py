@@ -477,7 +477,7 @@ class TensorPlacement:
     """The pools of a model's blocks, its output and its caches."""
 
     blocks: tuple[Pool, ...]  # every loop of every block, including multi-token prediction
-    own_blocks: int  # number of blocks with weights: later loops reuse them
+    stored_blocks: int  # number of blocks in the file: a looped model runs them several times
     output: Pool
     offload_kqv: bool = True
     host_expert_blocks: int = 0  # the first N blocks have their experts on the host
@@ -516,7 +516,7 @@ class TensorPlacement:
     @property
     def pools(self) -> tuple[Pool, ...]:
         """The pools that hold weights of blocks."""
-        return tuple(dict.fromkeys(self.blocks[: self.own_blocks]))
+        return tuple(dict.fromkeys(self.blocks[: self.stored_blocks]))
 
 
 @dataclass(slots=True)

@@ -106,7 +106,7 @@ def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
         pools = tuple(_block_pools(blocks, setup))
         return TensorPlacement(
             blocks=pools[:-1],
-            own_blocks=layers // loops if loops > 1 else blocks,
+            stored_blocks=layers // loops if loops > 1 else blocks,
             output=pools[-1],
             offload_kqv=setup.offload_kqv,
             host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),

@@ -54,9 +54,11 @@ _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
 _EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
 _LINE_BYTES = 4 * 2**20  # one event: a token and its figures
 _REPLY_BYTES = 64 * 2**20  # one reply: the tokens of a prompt
-_OVER = "exceed_context_size_error"  # tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
-_MAPPED = "_Mapped"
-_UNLOGGED_PARTS = frozenset({"adapter", "projector"})
+_CONTEXT_EXCEEDED = (
+    "exceed_context_size_error"  # tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
+)
+_MAPPED = "_Mapped"  # how the names of buffers end that are ranges of a mapped file
+_UNLOGGED_PARTS = frozenset({"adapter", "projector"})  # loaded later, and logged differently
 
 
 class LlamaCppProgram:
@@ -302,7 +304,7 @@ def _refusal(
     error = reply.get("error")
     error = error if isinstance(error, dict) else {"message": error or reply}
     message = str(error.get("message"))[:400]
-    if error.get("type") == _OVER:
+    if error.get("type") == _CONTEXT_EXCEEDED:
         return ContextTooLargeError(f"llama.cpp: {message}")
     code = "" if status is None else f" (HTTP {status})"
     return EngineError(f"llama.cpp refused the request{code}: {message}")
@@ -323,7 +325,7 @@ def compare_reported(estimate: MemoryEstimate, running: EngineProcess) -> tuple[
 
 
 def logged_part(estimate: MemoryEstimate) -> MemoryEstimate:
-    """The lines that the engine's log covers: adapters and projectors are loaded later and logged differently."""
+    """The bill without the parts that the engine's log does not list."""
     lines = tuple(line for line in estimate.lines if line.part not in _UNLOGGED_PARTS)
     return replace(estimate, lines=lines)
 
