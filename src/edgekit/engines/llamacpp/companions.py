@@ -28,7 +28,7 @@ from edgekit.sources.types import Container
 from edgekit.units import Basis
 
 FLOAT_BYTES = 4
-PATCHES = 4096  # clip.cpp warms up with at most this many where pictures may have any size
+PATCHES = 4096  # clip.cpp: for pictures of any size, it warms up with at most this many
 PROJECTOR_WITHIN = 1.0
 ADAPTER_WITHIN = 1.0
 
@@ -68,11 +68,11 @@ def estimate_with(
     draft = companions.drafter
     if draft is None:
         return bill
-    key, value = values.get("draft_type_k"), values.get("draft_type_v")
+    type_k, type_v = values.get("draft_type_k"), values.get("draft_type_v")
     drafter_load = replace(
         load,
-        cache_k=None if key is None else cache_type(key),
-        cache_v=None if value is None else cache_type(value),
+        cache_k=None if type_k is None else cache_type(type_k),
+        cache_v=None if type_v is None else cache_type(type_v),
     )
     is_gguf = draft.header.container is Container.GGUF  # its tensors have their types already
     return bill_with_drafter(

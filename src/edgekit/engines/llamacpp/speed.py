@@ -28,11 +28,13 @@ from edgekit.machine.types import Machine, Pool, PoolKind
 from edgekit.model.types import Model
 from edgekit.units import MIB
 
-# A smaller model may be read from CPU caches.
+# The least that a calibrated model must read per token: a smaller one may be read from CPU caches.
 LEAST_READ_BYTES = 256 * MIB
 CARD_SPREAD = 0.15  # error for a model other than the one measured on this card
 CORE_SPREAD = 0.3  # error on the same CPU: the quantisation matters more
-BANDWIDTH_OFF = 0.1  # above this, the measured bandwidth differs from the modelled one
+BANDWIDTH_OFF = (
+    0.1  # a calibration is void if the memory bandwidth has changed by more than this share
+)
 
 READING: dict[Backend, Reading] = {
     Backend.CUDA: reading("llama.cpp on CUDA"),

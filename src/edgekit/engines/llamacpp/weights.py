@@ -62,16 +62,16 @@ LOADED_IDLE = {
 }
 
 SCAN_STATES = frozenset({96, 128, 256})  # ggml-cuda.cu: d_state that SSM_SCAN has kernels for
-# Builds that always load blocks of multi-token prediction: from the first build that could run them to 82dbc4f.
-_IF_RUN = 10212
-LOADED_ALWAYS = {
-    "cohere2moe": (9626, _IF_RUN),
-    "glm-dsa": (10174, _IF_RUN),
-    "hy_v3": (9993, _IF_RUN),
-    "qwen35": (9180, _IF_RUN),
-    "qwen35moe": (9180, _IF_RUN),
-    "step35": (9480, _IF_RUN),
+# The first build of each architecture that loads blocks of multi-token prediction even if they are not run.
+LOADS_PREDICTION_SINCE = {
+    "cohere2moe": 9626,
+    "glm-dsa": 10174,
+    "hy_v3": 9993,
+    "qwen35": 9180,
+    "qwen35moe": 9180,
+    "step35": 9480,
 }
+LOADS_PREDICTION_UNTIL = 10212  # 82dbc4f: from this build on they are loaded only if they are run
 
 # llama.cpp's buffer names by backend: CUDA0, or ROCm0 in builds for AMD.
 BUFFER_NAMES = {
@@ -276,11 +276,10 @@ def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_
 
 
 def _loaded_blocks(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
-    """The number of blocks that are loaded. Blocks of multi-token prediction count if they are run, or if this build
-    always loads them.
-    """
-    first_build, end_build = LOADED_ALWAYS.get(model.geometry.architecture, (0, 0))
-    loads_prediction = setup.load_mtp or first_build <= setup.rules < end_build
+    """The number of blocks that are loaded, with those of multi-token prediction if this build loads them."""
+    first_build = LOADS_PREDICTION_SINCE.get(model.geometry.architecture, LOADS_PREDICTION_UNTIL)
+    always_loads = first_build <= setup.rules < LOADS_PREDICTION_UNTIL
+    loads_prediction = setup.load_mtp or always_loads
     return len(placement.blocks) - (0 if loads_prediction else model.geometry.mtp_layers)
 
 
