@@ -177,13 +177,14 @@ def placement(setup: LlamaCppSetup) -> dict[str, Any]:
     """A plan's placement as flag values."""
     if not setup.has_device:
         return {}
+    gpu_layers, _, some_experts = ROUGH_PLACEMENT
     flags = {
         flag.key: flag.meaning.value_of(value) if flag.meaning else value
         for flag, value, default in fields_of(FLAGS, setup)
-        if flag.group == "placement" and (value != default or flag.key == "n_gpu_layers")
+        if flag.group == "placement" and (value != default or flag.key == gpu_layers)
     }
     if setup.cpu_moe:
-        flags.pop("n_cpu_moe", None)
+        flags.pop(some_experts, None)
     return {key: flags[key] for key in (*ROUGH_PLACEMENT, *flags) if key in flags}
 
 
