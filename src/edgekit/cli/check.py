@@ -88,9 +88,7 @@ def _show_table(batches: Iterable[list[Answer]]) -> list[list[Answer]]:
 
     with suppress(ReaderGoneError):
         for piece in table_pieces(rows(), screen()):
-            if (
-                sys.stdout is not None
-            ):  # with standard output closed, the exit code is the only answer
+            if sys.stdout is not None:  # if it is closed, the answer is only an exit code
                 show(piece)
     return shown_answers
 

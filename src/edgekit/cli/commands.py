@@ -379,9 +379,7 @@ def add_estimate(commands: Commands) -> None:
             **engine_row(engine_names()),
         },
     )
-    add_engine_flags(
-        parser, engine_names(), without=frozenset({"gpu"})
-    )  # vLLM's --gpu: here it is --device
+    add_engine_flags(parser, engine_names(), without=frozenset({"gpu"}))  # --gpu is --device
 
 
 # Keys of engines' flags for which `run` and `serve` have flags of their own, or which they set themselves.

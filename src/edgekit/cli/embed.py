@@ -100,7 +100,7 @@ def read_arguments(arguments: argparse.Namespace) -> EmbedArguments:
         except UsageError as error:
             raise UsageError(f"--{name.replace('_', '-')}: {error}") from error
 
-    usual = Limits()
+    defaults = Limits()
     default_threads = None if arguments.ray is None else _THREADS_ON_RAY
     choices: dict[str, Any] = {
         # Ray's workers are separate processes, whose memory cannot be limited from here
@@ -114,10 +114,9 @@ def read_arguments(arguments: argparse.Namespace) -> EmbedArguments:
         "dimensions": read("dimensions", Whole(1)),
         "normalize": not arguments.no_normalize,
         "truncate": arguments.truncate,
-        "limits": replace(
-            usual,
-            file_bytes=read("max_file", parse_size) or usual.file_bytes,
-            tokens=read("max_tokens", Whole(1)) or usual.tokens,
+        "limits": Limits(
+            file_bytes=read("max_file", parse_size) or defaults.file_bytes,
+            tokens=read("max_tokens", Whole(1)) or defaults.tokens,
         ),
     }
     tasks = [task for task in ("query", "document") if getattr(arguments, task)]
@@ -159,21 +158,20 @@ def run_bulk(options: EmbedArguments, arguments: argparse.Namespace) -> Finished
         journal = path.resolve().with_name(f"{path.resolve().name}.journal")
         unfinished = read_job(journal) or {}
     budget = options.choices.get("memory_budget")
-    if not isinstance(
-        budget, int
-    ):  # a continued job keeps its budget, so that the same rows count as bad
-        before = unfinished.get("input", {}).get("row_budget_bytes")
-        budget = before if _is_size(before) else None
+    if not isinstance(budget, int):
+        # a job that is continued keeps its budget, so that the same rows count as bad
+        earlier_budget = unfinished.get("input", {}).get("row_budget_bytes")
+        budget = earlier_budget if _is_size(earlier_budget) else None
     limit = RowLimit.of(budget)
     source: RowSource = ArgumentTexts(options.texts)
     if arguments.input is not None:
         source = open_source(arguments.input, form=options.form, fields=options.fields, limit=limit)
     try:
         # an unfinished job continues with its budget and threads, unless others are given
-        plan = unfinished.get("plan", {})
-        stored = {"memory_budget": plan.get("budget_bytes"), "threads": plan.get("threads")}
-        stored = {name: value for name, value in stored.items() if _is_size(value)}
-        choices = _choices(stored | {**options.choices})
+        earlier = unfinished.get("plan", {})
+        values = {"memory_budget": earlier.get("budget_bytes"), "threads": earlier.get("threads")}
+        valid = {name: value for name, value in values.items() if _is_size(value)}
+        choices = _choices(valid | {**options.choices})
         if arguments.input is not None:
             choices = with_input(choices, limit.budget_bytes)
         return _run_job(replace(options, choices=choices), arguments, source, limit, kind)
@@ -240,9 +238,7 @@ def _run_job(
             with _progress(arguments) as progress:
                 stage = _ray_stage(options, embedder, terms)
                 done = run_job(source, embedder, terms, output, stage=stage, report=progress)
-        except (
-            BrokenPipeError
-        ):  # the reader of standard output has closed it, which is not an error
+        except BrokenPipeError:  # the reader of standard output has enough: not an error
             return None
         finally:
             output.close()

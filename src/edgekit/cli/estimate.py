@@ -172,9 +172,8 @@ def _lines(source: BinaryIO) -> Iterator[bytes | None]:
 MAX_MODELS = 512  # rows may alternate between all models of a collection
 # Tensors of all cached models, which take about 0.5 GB. Llama-3.1-70B has 724 tensors, DeepSeek-V3 unpacked 91,991.
 MAX_TENSORS = 1_000_000
-ANSWERS_BEFORE_RESET = (
-    4_096  # then what engines cached with the model, for every set of options, is dropped
-)
+# Engines cache results with a model for every set of options: after this many answers they are dropped.
+ANSWERS_BEFORE_RESET = 4_096
 
 
 @dataclass(slots=True)

@@ -108,7 +108,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
         raise UsageError(f"run and serve use one engine: --engine {' or '.join(engines)}")
     engine = request.engine or engines[0]
     program = engine_named(engine).program(verb)
-    if request.users is not None:
+    if request.users is not None:  # the context and the sequences for all users become flags
         check_users(request.users, engine)
         values = request.values(engine)
         if values.get(CONTEXT.key) == 0:
@@ -123,7 +123,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
     budget = getattr(arguments, "budget", None)  # only `run` has the flag
     if budget is not None and not program.has_budget:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
-    settled = program.flags_for(
+    start_flags = program.flags_for(
         RunOptions(
             rolling=arguments.rolling,
             sinks=arguments.sinks,
@@ -131,9 +131,10 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
             alone=verb == "run",
         )
     )
-    has_threads = "threads" in settled  # the engine has its own flag for it
+    has_threads = "threads" in start_flags  # the engine has a flag for the number of threads
     reference = _at_quant(arguments.model, request.quant)
-    flags = {**read_flags(engine_named(engine).flags, settled), **request.flags.get(engine, {})}
+    start_values = read_flags(engine_named(engine).flags, start_flags)
+    flags = {**start_values, **request.flags.get(engine, {})}
     return reference, replace(
         request.with_flags(engine, flags),
         quant=None,  # the reference names it

@@ -51,11 +51,8 @@ _KEYS = {
     Component.COMPUTE: "compute_bytes",
     Component.RUNTIME: "runtime_bytes",
 }
-_POOL_PARTS = (
-    "model",
-    "context",
-    "compute",
-)  # in the JSON of every pool and layer, even if they are 0
+# The JSON of every pool and layer has these, even if they are 0.
+_POOL_PARTS = ("model", "context", "compute")
 _LINE_FIELDS = (
     "component bytes=size_bytes pool=pool.label layer basis within reserved part? because"
 )

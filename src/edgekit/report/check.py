@@ -104,10 +104,7 @@ def _fails(result: Verdict) -> str:
         return f"{start}: {reason.partition(' does not start: ')[2] or reason}"
     cache, context = cache_words(result), _window(result)
     at_context = f" {'and' if quantization_words(result) else 'at'} {context}"
-    match (
-        bool(result.asked),
-        bool(result.cache_asked),
-    ):  # "even" precedes what EdgeKit chose to make it fit
+    match bool(result.asked), bool(result.cache_asked):  # "even" precedes what EdgeKit chose
         case _ if not cache:
             start += at_context
         case True, True:

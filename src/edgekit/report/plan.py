@@ -43,12 +43,9 @@ from edgekit.report.text import (
     render,
 )
 
-_LEVER_COLUMN_FROM = (
-    45  # columns; on a narrower screen the name of a lever is in the line of its text
-)
-_LEVERS = tuple(
-    lever for lever in Lever if lever is not Lever.LIMIT
-)  # text shows LIMIT as a change
+_LEVER_COLUMN_FROM = 45  # columns; on a narrower screen a lever has no column of its own
+# In the rows of a plan's decisions; LIMIT is shown as a change.
+_LEVERS = tuple(lever for lever in Lever if lever is not Lever.LIMIT)
 
 
 def plan_text(

@@ -76,33 +76,39 @@ def table_pieces(
     """
     width = max(screen.width, MIN_WIDTH)
     later_answers = iter(rows)
-    answers = list(islice(later_answers, FIRST_ROWS))
-    labels = {row.bill.reference: row.bill.label for row in answers if isinstance(row, Check)}
-    table_rows = [_row(row, labels, sizes=sizes) for row in answers]
-    names = {row.bill.reference if isinstance(row, Check) else row.reference for row in answers}
-    has_one_model = len(answers) > 1 and len(names) == 1
-    has_one_engine, first = _has_one_engine(answers), tuple(answers)
+    first_answers = list(islice(later_answers, FIRST_ROWS))
+    checks = [answer for answer in first_answers if isinstance(answer, Check)]
+    labels = {check.bill.reference: check.bill.label for check in checks}
+    table_rows = [_row(answer, labels, sizes=sizes) for answer in first_answers]
+    references = {
+        answer.bill.reference if isinstance(answer, Check) else answer.reference
+        for answer in first_answers
+    }
+    has_one_model = len(first_answers) > 1 and len(references) == 1
+    has_one_engine = _has_one_engine(first_answers)
     for row in table_rows:
-        row.cells.update(dict.fromkeys((_NAME,) * has_one_model + (_ENGINE,) * has_one_engine, ""))
+        if has_one_model:
+            row.cells[_NAME] = ""
+        if has_one_engine:
+            row.cells[_ENGINE] = ""
     columns = _columns(table_rows, width)
     shared: list[str] = []
-    for answer in answers:
-        if isinstance(answer, Check):
-            shared += [answer.bill.label] if has_one_model else []
-            shared += [answer.bill.engine_title] if has_one_engine else []
-            shared.append(answer.result.machine.name)
-            break
+    if checks:
+        shared += [checks[0].bill.label] if has_one_model else []
+        shared += [checks[0].bill.engine_title] if has_one_engine else []
+        shared.append(checks[0].result.machine.name)
     lines = join_parts(shared, width, f"  {screen.glyphs.separator}  ")
     lines += [""] if lines and table_rows else []
     lines += [_line({name: name for name in columns}, columns)] if columns else []
     lines += [line for row in table_rows for line in _row_lines(row.cells, columns, width)]
     if lines:
         yield "\n".join(lines) + "\n"
+    answers = [*first_answers]
     for answer in later_answers:
         row = _row(answer, {}, sizes=sizes)
         if has_one_engine:  # no engine column: a different engine is named next to the model
             engine = row.cells[_ENGINE]
-            if engine and not _has_one_engine([*first, answer]):
+            if engine and not _has_one_engine([*first_answers, answer]):
                 row.cells[_NAME] += f" ({engine})"
             row.cells[_ENGINE] = ""
         answers.append(answer)
@@ -151,12 +157,11 @@ def _row(answer: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
         return _Row(cells, str(answer.error))
     result, bill, speed = answer.result, answer.bill, answer.result.speed
     cells[_NAME], cells[_ENGINE] = printable(bill.label), result.engine
-    weights = (
-        result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE").replace(" bit", "-bit")
-    )
+    quantization = result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE")
     counted = _parameters(bill.geometry) if sizes else None
     parameters = "" if counted is None else short_count(counted[0])
-    cells[_WEIGHTS] = " ".join(filter(None, (parameters, weights)))
+    weights = (parameters, quantization.replace(" bit", "-bit"))
+    cells[_WEIGHTS] = " ".join(filter(None, weights))
     cells[_GIB] = f"{result.estimate.weights_bytes / GIB:,.1f}" if sizes else ""
     cells[_CONTEXT] = window_words(result, result.context_tokens // result.streams, result.streams)
     longest = result.context_tokens if is_beyond(result) else result.max_context
@@ -331,6 +336,7 @@ def answers_json(answers: Sequence[Answer]) -> Json:
 
 
 def _parameters(geometry: ModelGeometry | None) -> tuple[int, int] | None:
+    """The numbers of all and of active parameters; None if the geometry is unknown."""
     from edgekit.model.inspect import count_parameters  # only `models` needs it
 
     return None if geometry is None else count_parameters(geometry)
