@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 from tests.hub.nginx_hub import Hub
 from tests.hub.test_check import running
-from tests.recorded import header_bytes, models, padded
 from tests.web.browser import WAIT_MS, WIDE, Visit, chromium, chromium_path, new_visit
+from tests.web.model_files import write_model
 from tests.web.serving import WebProcess, start_process
 
 Visitor = Callable[..., Visit]
@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         pytest.skip("nginx is not installed (Debian: apt install nginx-light)")
     home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("models")
     for name, quant in (DENSE, EXPERTS):
-        write_recorded(folder, name, quant)
+        write_model(folder, name, quant)
     (folder / "broken.gguf").write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 64)
     with running(tmp_path_factory.mktemp("nginx")) as (hub, _):
         environment = surroundings(home, hub)
@@ -77,15 +77,6 @@ def surroundings(home: Path, hub: Hub) -> dict[str, str]:
         "EDGEKIT_OLLAMA_REGISTRY": hub.endpoint,
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
     }
-
-
-def write_recorded(folder: Path, name: str, quant: str) -> None:
-    """The header of a real model, and a hole where its weights are."""
-    model = next(item for item in models() if (item["model"], item["quant"]) == (name, quant))
-    header = header_bytes(model["header_without_vocabulary"])
-    with (folder / f"{name}.{quant}.gguf").open("wb") as file:
-        file.write(header)
-        file.truncate(padded(len(header)) + model["data_section_bytes"])
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from tests.patience import PATIENCE_S, wait_until
-from tests.recorded import header_bytes, models, padded
 from tests.threads import running, started_since
+from tests.web.model_files import write_model
 from tests.web.serving import LOCAL, Answered, ask, start
 from tests.web.test_jobs import OPEN, stuck_hub
 
@@ -236,18 +236,6 @@ def test_a_file_of_a_models_dir(
                 answer = ask(address, f"/api/v1/{call}", {"model": name}).json()
                 assert answer == told(capsys, call, str(path)), name
         assert ask(address, "/api/v1/estimate", {"model": path.name}).status == 404
-
-
-def write_model(folder: Path, name: str = "llama-3.1-8b") -> Path:
-    """A real header; where its weights would be the file has a hole."""
-    model = next(item for item in models() if (item["model"], item["quant"]) == (name, "Q4_K_M"))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.Q4_K_M.gguf"
-    header = header_bytes(model["header_without_vocabulary"])
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(padded(len(header)) + model["data_section_bytes"])
-    return path
 
 
 MISTAKES: list[tuple[int, str, dict[str, Any], tuple[str, ...]]] = [

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S, wait_until
-from tests.web.conftest import write_recorded
+from tests.web.model_files import write_model
 from tests.web.serving import LOCAL, ask, events, start
 
 from edgekit.catalog import read_catalog
@@ -185,8 +185,7 @@ def test_what_plausibly_fits_comes_first_each_by_rank() -> None:
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a model that the user added as "mine"."""
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
-    write_recorded(tmp_path, "llama-3.1-8b", "Q4_K_M")
-    file = next(tmp_path.glob("*.gguf"))
+    file = write_model(tmp_path)
     main(["catalog", "add", str(file), "--id", "mine"])
     return file
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.calls import calls_of
 from tests.thoroughness import sampled
+from tests.web.model_files import write_model
 from tests.web.serving import LOCAL, ask, start
-from tests.web.test_api import write_model
 
 from edgekit.app.estimate import price_loads
 from edgekit.app.open import open_named

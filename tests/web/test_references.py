@@ -1,4 +1,4 @@
-"""What a request may name: every way out of the folders that were given, and what is let through."""
+"""Which references a request may name: nothing outside the --models-dir folders is opened, or its path shown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.web.model_files import write_model
 from tests.web.serving import LOCAL, ask, events, start
-from tests.web.test_api import write_model
 
 from edgekit.app.catalog import entry_of
 from edgekit.app.open import open_named
@@ -40,20 +40,20 @@ from edgekit.web.references import (
 )
 from edgekit.web.types import CallWatch, WebSettings
 
-NOWHERE = WebSettings()
+NO_FOLDERS = WebSettings()
 TOKEN = "correct-horse-battery"
 OFFLINE = WebSettings(network=False, cache=False)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that is given, beside one that is not."""
+    """A folder for --models-dir. Its sibling `other` also has a model, which must not be opened."""
     write_model(tmp_path / "given" / "org" / "name")
     write_model(tmp_path / "other")
     return (tmp_path / "given").resolve()
 
 
-# --- names
+# --- model IDs and URLs
 
 NAMES = (
     "qwen3-8b",
@@ -75,14 +75,14 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_and_addresses_are_let_through(name: str) -> None:
-    assert allowed_reference(f"  {name} ", NOWHERE) == name
+def test_model_id_or_url_is_allowed(name: str) -> None:
+    assert allowed_reference(f"  {name} ", NO_FOLDERS) == name
     assert path_of(name) is None
 
 
 # --- paths
 
-ESCAPES = (
+FORBIDDEN_PATHS = (
     "/etc/passwd", "/", "//etc/passwd", "/proc/self/environ", "/dev/stdin", "/dev/zero", "/dev/fd/0",
     "..", "../", "../model.gguf", "../../etc/passwd", "org/../../etc/passwd", "org/name/../../../x.gguf",
     "./../x.gguf", "org/..", "a/..\\b", "~", "~/model.gguf", "~root/model.gguf", "~nobody/x", "C:\\models\\x.gguf",
@@ -97,10 +97,12 @@ def with_file(flag: str, name: str) -> Request:
     return Request.from_query({flag: name}, frozenset({flag}))
 
 
-@pytest.mark.parametrize("name", ESCAPES)
-@pytest.mark.parametrize("given", [False, True])
-def test_no_way_out(name: str, folder: Path, *, given: bool) -> None:
-    settings = WebSettings(models_dirs=(folder,) if given else ())
+@pytest.mark.parametrize("name", FORBIDDEN_PATHS)
+@pytest.mark.parametrize("with_models_dir", [False, True])
+def test_path_outside_the_folders_is_not_allowed(
+    name: str, folder: Path, *, with_models_dir: bool
+) -> None:
+    settings = WebSettings(models_dirs=(folder,) if with_models_dir else ())
     with pytest.raises(NotAllowedError):
         allowed_reference(name, settings)
     for flag in ("mmproj", "lora", "draft_model"):
@@ -109,7 +111,7 @@ def test_no_way_out(name: str, folder: Path, *, given: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "\0", "model\0.gguf", "a\nb", "x" * 9000, "\ud800"])
-def test_what_is_no_name(name: str, folder: Path) -> None:
+def test_empty_or_malformed_reference_is_a_usage_error(name: str, folder: Path) -> None:
     with pytest.raises(UsageError):
         allowed_reference(name, WebSettings(models_dirs=(folder,)))
 
@@ -117,16 +119,16 @@ def test_what_is_no_name(name: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["model.gguf", "./model.gguf", ".", "folder/model.safetensors", "config.json"]
 )
-def test_a_path_where_no_folder_was_given(
+def test_path_without_models_dir_is_not_allowed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is there or not: nobody learns which."""
+    """The message is the same whether or not the file exists."""
     monkeypatch.chdir(tmp_path)
     messages = []
     for _ in range(2):
-        with pytest.raises(NotAllowedError, match="--models-dir") as refused:
-            allowed_reference(name, NOWHERE)
-        messages.append(str(refused.value))
+        with pytest.raises(NotAllowedError, match="--models-dir") as raised:
+            allowed_reference(name, NO_FOLDERS)
+        messages.append(str(raised.value))
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         if not path.exists():
@@ -134,7 +136,7 @@ def test_a_path_where_no_folder_was_given(
     assert messages[0] == messages[1]
 
 
-def test_inside(folder: Path) -> None:
+def test_path_inside_models_dir_is_allowed(folder: Path) -> None:
     settings = WebSettings(models_dirs=(folder,))
     path = next(folder.rglob("*.gguf"))
     for name in (
@@ -150,14 +152,14 @@ def test_inside(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "./org/other.gguf", "org/config.json"])
-def test_not_there(name: str, folder: Path) -> None:
+def test_missing_file_inside_models_dir_is_not_found(name: str, folder: Path) -> None:
     for text in (name, str(folder / name)):
         with pytest.raises(NotFoundError):
             allowed_reference(text, WebSettings(models_dirs=(folder,)))
 
 
-def test_beside(folder: Path) -> None:
-    """What is there and what is not are told in the same words."""
+def test_path_next_to_models_dir_is_not_allowed(folder: Path) -> None:
+    """The message is the same whether or not the file exists."""
     settings = WebSettings(models_dirs=(folder,))
     other = folder.parent / "other"
     for path in (other, *other.iterdir(), other / "nothing.gguf", Path(f"{folder}-more/x.gguf")):
@@ -165,7 +167,7 @@ def test_beside(folder: Path) -> None:
             allowed_reference(str(path), settings)
 
 
-def test_a_folder_that_is_named_by_a_link(folder: Path, tmp_path: Path) -> None:
+def test_models_dir_may_be_a_link(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
     settings = WebSettings(models_dirs=(link,))
@@ -174,90 +176,99 @@ def test_a_folder_that_is_named_by_a_link(folder: Path, tmp_path: Path) -> None:
     assert allowed_reference(str(folder / "org" / "name"), settings) == str(folder / "org" / "name")
 
 
-def _to_a_file(folder: Path, other: Path) -> str:
+def _link_to_file(folder: Path, other: Path) -> str:
     (folder / "out.gguf").symlink_to(next(other.iterdir()))
     return "out.gguf"
 
 
-def _to_a_folder(folder: Path, other: Path) -> str:
+def _link_to_folder(folder: Path, other: Path) -> str:
     (folder / "out").symlink_to(other)
     return f"out/{next(other.iterdir()).name}"
 
 
-def _up(folder: Path, other: Path) -> str:
+def _link_to_parent(folder: Path, other: Path) -> str:
     (folder / "up").symlink_to("..")
     return f"up/other/{next(other.iterdir()).name}"
 
 
-def _by_a_chain(folder: Path, other: Path) -> str:
-    (folder / "one.gguf").symlink_to("two.gguf")
-    (folder / "two.gguf").symlink_to(next(other.iterdir()))
-    return "one.gguf"
+def _chain_of_links(folder: Path, other: Path) -> str:
+    (folder / "first.gguf").symlink_to("second.gguf")
+    (folder / "second.gguf").symlink_to(next(other.iterdir()))
+    return "first.gguf"
 
 
-def _to_a_device(folder: Path, _: Path) -> str:
+def _link_to_device(folder: Path, _: Path) -> str:
     (folder / "zero.gguf").symlink_to("/dev/zero")
     return "zero.gguf"
 
 
-def _a_pipe(folder: Path, _: Path) -> str:
+def _named_pipe(folder: Path, _: Path) -> str:
     os.mkfifo(folder / "pipe.gguf")
     return "pipe.gguf"
 
 
 @pytest.mark.parametrize(
-    "placement", [_to_a_file, _to_a_folder, _up, _by_a_chain, _to_a_device, _a_pipe]
+    "make",
+    [
+        _link_to_file,
+        _link_to_folder,
+        _link_to_parent,
+        _chain_of_links,
+        _link_to_device,
+        _named_pipe,
+    ],
 )
-def test_links_and_devices_inside(placement: Callable[[Path, Path], str], folder: Path) -> None:
-    name = placement(folder, folder.parent / "other")
+def test_link_to_outside_or_special_file_is_not_allowed(
+    make: Callable[[Path, Path], str], folder: Path
+) -> None:
+    name = make(folder, folder.parent / "other")
     with pytest.raises(NotAllowedError):
         allowed_reference(name, WebSettings(models_dirs=(folder,)))
 
 
-def test_links_that_lead_nowhere_or_to_themselves(folder: Path) -> None:
-    (folder / "gone.gguf").symlink_to("nothing.gguf")
+def test_broken_or_circular_link_is_not_found(folder: Path) -> None:
+    (folder / "gfirst.gguf").symlink_to("nothing.gguf")
     (folder / "round.gguf").symlink_to("round.gguf")
-    for name in ("gone.gguf", "round.gguf"):
+    for name in ("gfirst.gguf", "round.gguf"):
         with pytest.raises(NotFoundError):
             allowed_reference(name, WebSettings(models_dirs=(folder,)))
 
 
-def test_a_folder_with_a_link_in_it_that_leads_out(folder: Path) -> None:
-    """The folder is inside, and what it means is not: nothing of it is read."""
+def test_folder_whose_model_is_a_link_to_outside_is_not_opened(folder: Path) -> None:
+    """The folder itself is inside, but its only model is a link to outside."""
     inner = folder / "inner"
     inner.mkdir()
     (inner / "model.gguf").symlink_to(next((folder.parent / "other").iterdir()))
     settings = WebSettings(models_dirs=(folder,))
-    result = allowed_reference("inner", settings)
     with pytest.raises(NotAllowedError, match="outside the --models-dir"):
-        files_inside(result, settings)
+        files_inside(allowed_reference("inner", settings), settings)
     with pytest.raises(NotAllowedError):
         OpenedModels(settings).named("inner", CallWatch())
     with pytest.raises(NotAllowedError):
         allowed_request(with_file("lora", "org/name,inner"), settings)
 
 
-def test_what_a_link_leads_out_to_is_not_told(folder: Path) -> None:
+def test_candidates_do_not_include_links_to_outside(folder: Path) -> None:
     write_model(folder / "more", "qwen3-30b-a3b")
     (folder / "linked").symlink_to(folder.parent / "other")
     settings = WebSettings(models_dirs=(folder,))
     for name in (".", str(folder)):
-        with pytest.raises(NotFoundError, match="2 GGUF files of different models") as refused:
+        with pytest.raises(NotFoundError, match="2 GGUF files of different models") as raised:
             OpenedModels(settings).named(name, CallWatch())
-        assert len(refused.value.candidates) == 2
-        assert "linked" not in str(refused.value)
+        assert len(raised.value.candidates) == 2
+        assert "linked" not in str(raised.value)
 
 
-def test_a_refusal_names_what_was_typed(folder: Path) -> None:
+def test_not_allowed_error_quotes_the_reference_as_typed(folder: Path) -> None:
     (folder / "out.gguf").symlink_to(next((folder.parent / "other").iterdir()))
     with pytest.raises(NotAllowedError, match=r"'out\.gguf' is a link to a place outside"):
         allowed_reference("out.gguf", WebSettings(models_dirs=(folder,)))
     with pytest.raises(NotAllowedError, match=r"'\.' is a path"):
-        allowed_reference(".", NOWHERE)
+        allowed_reference(".", NO_FOLDERS)
 
 
-def test_links_inside_of_a_folder_are_followed(folder: Path) -> None:
-    """As the hub's cache has them."""
+def test_link_to_a_file_inside_models_dir_is_followed(folder: Path) -> None:
+    """The Hugging Face cache consists of such links."""
     path = next(folder.rglob("*.gguf"))
     inner = folder / "inner"
     inner.mkdir()
@@ -267,66 +278,78 @@ def test_links_inside_of_a_folder_are_followed(folder: Path) -> None:
     assert OpenedModels(settings).named("inner", CallWatch()).found is not None
 
 
-# --- names that are also something here
+# --- names that are also paths in the current folder
 
 
-HERE = ("org/name:Q4_K_M", "org/name@main/a/b.gguf", "qwen3-8b", "mine", "mine:1b", "Qwen/Qwen3-8B")
+ALSO_PATHS = (
+    "org/name:Q4_K_M",
+    "org/name@main/a/b.gguf",
+    "qwen3-8b",
+    "mine",
+    "mine:1b",
+    "Qwen/Qwen3-8B",
+)
 
 
-@pytest.mark.parametrize("name", [*HERE, "org/name", "org/nothing", "Qwen/nothing"])
-def test_nothing_depends_on_where_the_server_was_started(
+@pytest.mark.parametrize("name", [*ALSO_PATHS, "org/name", "org/nothing", "Qwen/nothing"])
+def test_name_does_not_depend_on_the_current_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name is never a path there, and nobody learns which names are."""
+    """Without --models-dir, a name is never a path, and the answer does not show which paths exist."""
     monkeypatch.chdir(tmp_path)
-    before = outcome(name)
+    before = offline_answer(name)
     write_model(tmp_path / "org" / "name")
-    for here in HERE:
-        write_model(tmp_path / here)
-    assert allowed_reference(name, NOWHERE) == name
-    assert outcome(name) == before
+    for path in ALSO_PATHS:
+        write_model(tmp_path / path)
+    assert allowed_reference(name, NO_FOLDERS) == name
+    assert offline_answer(name) == before
     assert str(tmp_path) not in str(before)
 
 
-def outcome(name: str) -> object:
-    """What a server without a network says to it."""
+def offline_answer(name: str) -> object:
+    """The catalog entry or the error for a name, on a server without network access."""
     try:
         named = OpenedModels(OFFLINE).named(name, CallWatch())
     except EdgekitError as error:
         return type(error), str(error)
-    assert named.found is None  # nothing was read
+    assert named.found is None  # no file was read
     assert named.entry is not None
     return named.name, named.entry.id, named.notes
 
 
-def test_commands_name_what_was_found_elsewhere(
+def test_command_for_a_hub_model_ignores_a_folder_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert typed_gguf_words("org/name", is_name=True) == ["-hf", "org/name"]
-    assert typed_gguf_words("org/name") == ["-m", "org/name"]  # the command line's
+    assert typed_gguf_words("org/name") == [
+        "-m",
+        "org/name",
+    ]  # the default: what the user typed is a path
 
 
-def test_a_given_folder_comes_before_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_dir_takes_precedence_over_the_hub(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder.parent)
     assert allowed_reference("org/name", WebSettings(models_dirs=(folder,))) == str(
         folder / "org" / "name"
     )
 
 
-# --- what the user added to the catalog
+# --- models that the user added to the catalog
 
 
-def add(reference: str, name: str) -> None:
+def add_to_catalog(reference: str, name: str) -> None:
     save_entry(entry_of(open_model(reference), reference, name=name))
 
 
-def test_own_entries_are_opened_only_from_inside(folder: Path) -> None:
+def test_users_catalog_entry_opens_only_a_file_inside_models_dir(folder: Path) -> None:
     inside, outside = next(folder.rglob("*.gguf")), next((folder.parent / "other").iterdir())
-    add(str(inside), "mine")
-    add(str(outside), "hidden")
-    add("sample:gemma-3-27b", "sampled")
+    add_to_catalog(str(inside), "mine")
+    add_to_catalog(str(outside), "hidden")
+    add_to_catalog("sample:gemma-3-27b", "sampled")
     settings = WebSettings(models_dirs=(folder,), network=False)
     for name in ("mine", "catalog:mine", "catalog:sampled", "sampled"):
         result = OpenedModels(settings).named(name, CallWatch())
@@ -335,12 +358,12 @@ def test_own_entries_are_opened_only_from_inside(folder: Path) -> None:
         with pytest.raises(NotAllowedError, match="hidden was added to the catalog"):
             allowed_reference(name, settings)
         with pytest.raises(NotAllowedError):
-            allowed_reference(name, NOWHERE)
+            allowed_reference(name, NO_FOLDERS)
 
 
-def test_an_own_entry_whose_file_is_gone_is_known_from_the_catalog(folder: Path) -> None:
+def test_users_catalog_entry_whose_file_is_gone_is_opened_without_it(folder: Path) -> None:
     path = next(folder.rglob("*.gguf"))
-    add(str(path), "mine")
+    add_to_catalog(str(path), "mine")
     path.unlink()
     result = OpenedModels(WebSettings(models_dirs=(folder,), network=False)).named(
         "mine", CallWatch()
@@ -348,14 +371,14 @@ def test_an_own_entry_whose_file_is_gone_is_known_from_the_catalog(folder: Path)
     assert result.found is None
     assert "is gone" in result.notes[0]
     with pytest.raises(NotAllowedError):
-        allowed_reference("mine", NOWHERE)
+        allowed_reference("mine", NO_FOLDERS)
 
 
-def test_where_an_own_entry_came_from_is_told_only_of_what_may_be_opened(folder: Path) -> None:
+def test_catalog_shows_a_users_path_only_inside_models_dir(folder: Path) -> None:
     inside, outside = next(folder.rglob("*.gguf")), next((folder.parent / "other").iterdir())
-    add(str(inside), "mine")
-    add(str(outside), "hidden")
-    add("sample:gemma-3-27b", "sampled")
+    add_to_catalog(str(inside), "mine")
+    add_to_catalog(str(outside), "hidden")
+    add_to_catalog("sample:gemma-3-27b", "sampled")
     with start(replace(LOCAL, models_dirs=(folder,))) as address:
         listed = ask(address, "/api/v1/catalog")
         shown = {
@@ -372,18 +395,18 @@ def test_where_an_own_entry_came_from_is_told_only_of_what_may_be_opened(folder:
     assert (shown["hidden"]["reference"], shown["hidden"]["keys"]) == (None, {})
 
 
-def test_an_entry_that_was_added_is_seen_at_once(folder: Path) -> None:
+def test_entry_added_to_the_catalog_is_used_at_once(folder: Path) -> None:
     opened = OpenedModels(OFFLINE)
     packaged = opened.named("qwen3-8b", CallWatch())
     assert packaged.found is None
-    add("sample:gemma-3-27b", "qwen3-8b")
+    add_to_catalog("sample:gemma-3-27b", "qwen3-8b")
     assert opened.named("qwen3-8b", CallWatch()).found is not None
 
 
-# --- what is loaded beside a model
+# --- files that are loaded with the model: projector, adapters, draft model
 
 
-def test_companions_are_said_as_they_are_opened(folder: Path) -> None:
+def test_companion_references_become_allowed_paths(folder: Path) -> None:
     settings = WebSettings(models_dirs=(folder,))
     path = str(next(folder.rglob("*.gguf")))
     relative = path.removeprefix(f"{folder}/")
@@ -391,23 +414,23 @@ def test_companions_are_said_as_they_are_opened(folder: Path) -> None:
     request = allowed_request(Request(context=4096, flags={"llama.cpp": flags}), settings)
     expected = {"mmproj": path, "lora": (path, path), "draft_model": "qwen3-8b"}
     assert (request.context, request.flags) == (4096, {"llama.cpp": expected})
-    same = Request(flags={"llama.cpp": {"mmproj": "auto"}})
-    assert allowed_request(same, settings) == same
+    automatic = Request(flags={"llama.cpp": {"mmproj": "auto"}})
+    assert allowed_request(automatic, settings) == automatic
 
 
-def test_every_flag_that_names_a_file_is_checked() -> None:
-    """`allowed_request` checks the flags of companions."""
-    naming = [
+def test_every_flag_that_takes_a_path_is_a_companion() -> None:
+    """`allowed_request` checks only flags with a `companion`: so every flag that takes a path must have one."""
+    file_flags = [
         flag
         for engine in every_engine()
         for flag in engine.flags
         if flag.group == "companion" or flag.metavar in {"FILE", "FILES", "FOLDER", "MODEL", "PATH"}
     ]
-    assert {flag.companion for flag in naming} == {"projector", "adapters", "drafter"}
-    assert {flag.companion for flag in naming} <= set(Companions._fields)
+    assert {flag.companion for flag in file_flags} == {"projector", "adapters", "drafter"}
+    assert {flag.companion for flag in file_flags} <= set(Companions._fields)
 
 
-def test_an_adapter_with_a_comma_in_its_path(tmp_path: Path) -> None:
+def test_adapter_path_with_a_comma_is_a_usage_error(tmp_path: Path) -> None:
     folder = tmp_path / "a,b"
     path = write_model(folder)
     request = with_file("lora", path.name)
@@ -419,7 +442,7 @@ def test_an_adapter_with_a_comma_in_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["inspect", "estimate", "check", "plan", "fit", "curves"])
-def test_every_call_refuses(call: str, folder: Path) -> None:
+def test_every_call_refuses_paths_outside_models_dir(call: str, folder: Path) -> None:
     settings = replace(LOCAL, models_dirs=(folder,))
     with start(settings) as address:
         for name in (
@@ -436,7 +459,7 @@ def test_every_call_refuses(call: str, folder: Path) -> None:
             assert (answer.status, answer.error["type"]) == (403, "NotAllowedError"), flag
 
 
-def test_known_models_are_inspected() -> None:
+def test_inspect_of_a_catalog_model() -> None:
     with start() as address:
         answer = ask(address, "/api/v1/inspect", {"model": "catalog:qwen3-8b"})
         unknown = ask(address, "/api/v1/inspect", {"model": "catalog:../x"})
@@ -445,14 +468,14 @@ def test_known_models_are_inspected() -> None:
     assert unknown.status == 404
 
 
-def test_only_this_machine_is_told_where_folders_lie(folder: Path) -> None:
-    there = WebSettings(host="0.0.0.0", port=0, network=False, token=TOKEN, models_dirs=(folder,))
+def test_folder_paths_are_shown_only_by_a_loopback_server(folder: Path) -> None:
+    public = WebSettings(host="0.0.0.0", port=0, network=False, token=TOKEN, models_dirs=(folder,))
     path = next(folder.rglob("*.gguf"))
     name = str(path.relative_to(folder))
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     broken = folder / "broken.gguf"
     broken.write_bytes(b"GGUF" + b"\xff" * 60)
-    with start(there) as address:
+    with start(public) as address:
         for call in ("fit", "estimate", "inspect"):
             answer = ask(address, f"/api/v1/{call}", {"model": name}, headers=bearer)
             assert answer.status == 200, answer.body
@@ -470,7 +493,7 @@ def test_only_this_machine_is_told_where_folders_lie(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("{}/a b/c.gguf", "a b/c.gguf"),
         ("llama-server -m '{}/a b.gguf'", "llama-server -m 'a b.gguf'"),
@@ -480,16 +503,16 @@ def test_only_this_machine_is_told_where_folders_lie(folder: Path) -> None:
         ("/more{}/c.gguf", "/more{}/c.gguf"),
     ],
 )
-def test_folders_are_told_apart(text: str, told: str, tmp_path: Path) -> None:
+def test_without_folders_removes_only_whole_paths(text: str, shown: str, tmp_path: Path) -> None:
     folder = tmp_path / 'm\u00f6de"ls'
     folder.mkdir()
     settings = WebSettings(host="0.0.0.0", models_dirs=(folder,))
     answer = {"a": [text.replace("{}", str(folder))]}
-    assert without_folders(answer, settings) == {"a": [told.replace("{}", str(folder))]}
+    assert without_folders(answer, settings) == {"a": [shown.replace("{}", str(folder))]}
     assert without_folders(answer, replace(settings, host="127.0.0.1")) == answer
 
 
-def test_a_folder_with_a_quotation_mark_in_commands(tmp_path: Path) -> None:
+def test_without_folders_removes_a_quoted_folder_from_a_command(tmp_path: Path) -> None:
     folder = tmp_path / "it's mine"
     folder.mkdir()
     answer = {"command": shlex.join(["llama-server", "-m", str(folder / "a.gguf")])}
@@ -497,10 +520,10 @@ def test_a_folder_with_a_quotation_mark_in_commands(tmp_path: Path) -> None:
     assert shown == {"command": "llama-server -m 'a.gguf'"}
 
 
-def test_a_file_that_was_given_alone(folder: Path) -> None:
+def test_models_dir_may_be_a_single_file(folder: Path) -> None:
     path = next(folder.rglob("*.gguf"))
-    with path.open("rb") as file:  # most of it is a hole
-        (path.parent / "beside.gguf").write_bytes(file.read(4096))
+    with path.open("rb") as file:  # a sparse file of several GB
+        (path.parent / "sibling.gguf").write_bytes(file.read(4096))
     settings = WebSettings(host="0.0.0.0", models_dirs=(path,))
     assert without_folders({"reference": str(path)}, settings) == {"reference": path.name}
     assert (
@@ -508,41 +531,46 @@ def test_a_file_that_was_given_alone(folder: Path) -> None:
         == allowed_reference(str(path), settings)
         == str(path)
     )
-    for name in ("beside.gguf", str(path.parent / "beside.gguf"), f"./{path.name}/x.gguf"):
+    for name in ("sibling.gguf", str(path.parent / "sibling.gguf"), f"./{path.name}/x.gguf"):
         with pytest.raises((NotAllowedError, NotFoundError)):
             allowed_reference(name, settings)
 
 
-def test_places_of_this_machine_are_not_told_elsewhere(
+def test_data_and_cache_folders_are_not_shown_to_other_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In messages of errors: of the catalog's file, and of stores that other programs keep."""
-    places = {"EDGEKIT_DATA": "data", "HF_HUB_CACHE": "hub", "OLLAMA_MODELS": "ollama"}
-    for name, place in {**places, "HOME": "home"}.items():
-        monkeypatch.setenv(name, str(tmp_path / "secret" / place))
-    secret, there = tmp_path / "secret", replace(LOCAL, host="0.0.0.0", token=TOKEN)
+    """The catalog, and the model folders of other programs, are in folders that only the environment names."""
+    folders = {
+        "EDGEKIT_DATA": "data",
+        "HF_HUB_CACHE": "hub",
+        "OLLAMA_MODELS": "ollama",
+        "HOME": "home",
+    }
+    for name, folder in folders.items():
+        monkeypatch.setenv(name, str(tmp_path / "secret" / folder))
+    secret, public = tmp_path / "secret", replace(LOCAL, host="0.0.0.0", token=TOKEN)
     snapshot = secret / "hub" / "models--org--name" / "snapshots" / "1"
     snapshot.mkdir(parents=True)
     (snapshot / "broken.gguf").write_bytes(b"GGUF" + b"\xff" * 60)
     (secret / "data").mkdir()
     (secret / "data" / "catalog.db").write_bytes(b"no database" * 100)
     bearer = {"Authorization": f"Bearer {TOKEN}"}
-    with start(there) as address:
+    with start(public) as address:
         broken = ask(address, "/api/v1/inspect", {"model": "org/name"}, headers=bearer)
-        known = ask(address, "/api/v1/catalog", headers=bearer)
+        catalog = ask(address, "/api/v1/catalog", headers=bearer)
     assert broken.error["message"].startswith("models--org--name/snapshots/1/broken.gguf: ")
-    assert known.json()["problems"][0].startswith("catalog.db: ")
-    assert without_folders({"a": f"{secret}/home/b"}, there) == {"a": "b"}
+    assert catalog.json()["problems"][0].startswith("catalog.db: ")
+    assert without_folders({"a": f"{secret}/home/b"}, public) == {"a": "b"}
 
 
-def test_a_download_is_advised_to_whoever_sits_there() -> None:
-    because = RangeNotSupportedError("no ranges")
-    with pytest.raises(RangeNotSupportedError, match="hf download org/name") as refused:
-        download_model("org/name", because, confirm=None, reach=Reach(within=()))
-    assert "--download-up-to" not in str(refused.value)
+def test_download_hint_of_the_server_names_no_flag_of_the_command_line() -> None:
+    error = RangeNotSupportedError("no ranges")
+    with pytest.raises(RangeNotSupportedError, match="hf download org/name") as raised:
+        download_model("org/name", error, confirm=None, reach=Reach(within=()))
+    assert "--download-up-to" not in str(raised.value)
 
 
-def test_the_command_line_takes_paths_as_before(
+def test_command_line_opens_paths_in_the_current_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -550,10 +578,10 @@ def test_the_command_line_takes_paths_as_before(
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "Qwen3 8B", "qwen3-8b:Q8_0", "catalog:qwen3-8b:Q8_0"])
-def test_no_network_for_names_that_the_catalog_answers(name: str) -> None:
+def test_may_need_network_is_false_for_catalog_names(name: str) -> None:
     assert not may_need_network(name)
 
 
 @pytest.mark.parametrize("name", ["qwen3:8b", "llama3.1", "Qwen/Qwen3-8B"])
-def test_network_where_another_server_may_be_asked(name: str) -> None:
+def test_may_need_network_is_true_for_hub_and_ollama_names(name: str) -> None:
     assert may_need_network(name)
