@@ -1,4 +1,4 @@
-"""Who may ask, how often and how much: against the real server, over real sockets."""
+"""Security headers, hosts, tokens and limits, over sockets to the real server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 from tests.patience import PATIENCE_S, wait_until
-from tests.web.serving import LOCAL, Answered, ask, start
+from tests.web.serving import Answered, ask, start
 
-from edgekit.web import limits, security, serving
+from edgekit.web import security, serving
 from edgekit.web.app import PAGES
 from edgekit.web.limits import MAX_CLIENTS, Rates, network_of
 from edgekit.web.security import (
@@ -51,25 +51,25 @@ def guarded() -> Iterator[str]:
 
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time by which servers that start from now on count requests: it stands still until a test moves it."""
+    """A clock for the rate limits of servers that start after this. It stands still until the test changes it."""
     now = [100.0]
     monkeypatch.setattr(Rates.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
     return now
 
 
-def said(address: str, raw: bytes) -> bytes:
-    """Everything that the server answers to these bytes until it closes the connection."""
+def send_raw(address: str, raw: bytes) -> bytes:
+    """Everything that the server sends in response to these bytes, until it closes the connection."""
     host, _, port = address.removeprefix("http://").partition(":")
     with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
         connection.sendall(raw)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-class TestEveryAnswer:
+class TestResponseHeaders:
     @pytest.mark.parametrize(
         "path", ["/", "/healthz", CALL, "/static/main.js", "/nowhere", "/api/v1/nowhere"]
     )
-    def test_has_the_headers(self, server: str, path: str) -> None:
+    def test_every_response_has_the_security_headers(self, server: str, path: str) -> None:
         headers = ask(server, path).headers
         assert headers["content-security-policy"] == CONTENT_POLICY
         assert "unsafe" not in CONTENT_POLICY
@@ -81,10 +81,10 @@ class TestEveryAnswer:
         assert "server" not in headers
         assert not [name for name in headers if name.startswith("access-control")]
 
-    def test_call_is_not_stored(self, server: str) -> None:
+    def test_call_response_is_not_cached(self, server: str) -> None:
         assert ask(server, CALL).headers["cache-control"] == "no-store"
 
-    def test_page_is_revalidated_with_its_etag(self, server: str) -> None:
+    def test_static_file_is_revalidated_with_its_etag(self, server: str) -> None:
         first = ask(server, "/static/main.js")
         assert (first.status, first.headers["cache-control"]) == (200, "no-cache")
         assert first.headers["content-type"] == "text/javascript; charset=utf-8"
@@ -107,9 +107,9 @@ class TestEveryAnswer:
         assert "/home/somebody/secret" in caplog.text
 
 
-class TestPages:
+class TestRoutes:
     @pytest.mark.parametrize("path", PAGES)
-    def test_are_one_document(self, server: str, path: str) -> None:
+    def test_every_page_is_the_same_document(self, server: str, path: str) -> None:
         answer = ask(server, path)
         assert answer.status == 200
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -118,10 +118,10 @@ class TestPages:
 
     @pytest.mark.parametrize("path", ["/healthz", CALL, "/api/v1/estimate?model=qwen3-8b"])
     def test_head_is_answered_as_get_without_body(self, server: str, path: str) -> None:
-        answer, got = ask(server, path, method="HEAD"), ask(server, path)
-        assert (answer.status, answer.body) == (200, b"")
+        head, get = ask(server, path, method="HEAD"), ask(server, path)
+        assert (head.status, head.body) == (200, b"")
         for name in ("content-type", "content-length"):
-            assert answer.headers[name] == got.headers[name]
+            assert head.headers[name] == get.headers[name]
 
     @pytest.mark.parametrize(
         ("path", "status"), [("/api/v1/cards/events", 405), ("/api/v1/jobs/nothing", 404)]
@@ -158,11 +158,11 @@ class TestPages:
             "a" * 3000,
         ],
     )
-    def test_names_cannot_leave_the_folder(self, server: str, name: str) -> None:
+    def test_static_path_outside_the_folder_is_not_found(self, server: str, name: str) -> None:
         assert ask(server, f"/static/{name}").status == 404
 
 
-class TestNames:
+class TestHost:
     @pytest.mark.parametrize(
         "host",
         [
@@ -189,8 +189,8 @@ class TestNames:
         port = server.rpartition(":")[2]
         assert ask(server, "/healthz", headers={"Host": host.format(port=port)}).status == 200
 
-    def test_are_needed(self, server: str) -> None:
-        assert said(server, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421 ")
+    def test_missing_host_is_refused(self, server: str) -> None:
+        assert send_raw(server, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421 ")
 
     def test_any_host_is_answered_when_not_on_loopback(self) -> None:
         with start(WebSettings(host="0.0.0.0", port=0, network=False, token=TOKEN)) as address:
@@ -201,7 +201,7 @@ class TestNames:
 
 class TestOtherSites:
     @pytest.mark.parametrize("site", ["cross-site", "same-site", "anything"])
-    def test_may_not_call(self, server: str, site: str) -> None:
+    def test_cross_site_call_is_refused(self, server: str, site: str) -> None:
         for fields in (None, {"model": "sample:gemma-3-27b"}):
             path = CALL if fields is None else "/api/v1/inspect"
             answer = ask(server, path, fields, headers={"Sec-Fetch-Site": site})
@@ -210,32 +210,32 @@ class TestOtherSites:
     @pytest.mark.parametrize(
         "origin", ["null", "http://evil.example", "http://localhost:1", "https://", ""]
     )
-    def test_may_not_call_by_their_origin(self, server: str, origin: str) -> None:
+    def test_call_with_a_foreign_origin_is_refused(self, server: str, origin: str) -> None:
         assert ask(server, CALL, headers={"Origin": origin}).status == 403
 
-    def test_own_pages_may_call(self, server: str) -> None:
+    def test_call_from_own_page_is_answered(self, server: str) -> None:
         own = {"Origin": server, "Sec-Fetch-Site": "same-origin"}
         assert ask(server, CALL, headers=own).status == 200
         assert ask(server, CALL, headers={"Sec-Fetch-Site": "none"}).status == 200
 
-    def test_may_lead_to_a_page(self, server: str) -> None:
+    def test_link_from_another_site_opens_a_page(self, server: str) -> None:
         assert ask(server, "/model", headers={"Sec-Fetch-Site": "cross-site"}).status == 200
         assert ask(server, "/api/docs", headers={"Sec-Fetch-Site": "cross-site"}).status == 200
 
     @pytest.mark.parametrize("path", ["/", CALL, "/nowhere"])
     def test_options_is_refused(self, server: str, path: str) -> None:
-        asking = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
-        answer = ask(server, path, method="OPTIONS", headers=asking)
+        headers = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+        answer = ask(server, path, method="OPTIONS", headers=headers)
         assert answer.status == 405
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 class TestToken:
-    def test_is_needed_for_everything(self, guarded: str) -> None:
+    def test_every_path_needs_the_token(self, guarded: str) -> None:
         for path in (*PAGES, "/static/main.js", CALL, "/api/v1/openapi.json", "/nowhere"):
             assert ask(guarded, path).status == 401, path
 
-    def test_is_not_needed_for_the_health_check(self, guarded: str) -> None:
+    def test_health_check_needs_no_token(self, guarded: str) -> None:
         assert ask(guarded, "/healthz").json()["status"] == "ok"
 
     def test_bearer_header_is_accepted(self, guarded: str) -> None:
@@ -250,22 +250,22 @@ class TestToken:
         assert b"Open the address that edgekit web printed" in page.body
         assert b'href="/model?ref=a%22b"' in page.body
 
-    def test_in_an_address_becomes_a_cookie(self, guarded: str) -> None:
+    def test_token_in_a_page_url_becomes_a_cookie(self, guarded: str) -> None:
         answer = ask(guarded, f"/model?ref=a%2Fb&token={TOKEN}&c=")
         assert (answer.status, answer.headers["location"]) == (303, "/model?ref=a%2Fb&c=")
         cookie, _, rules = answer.headers["set-cookie"].partition("; ")
         assert rules == "Path=/; HttpOnly; SameSite=Strict"
         assert TOKEN not in cookie
-        beside = f"theme=%7B{{}}; broken; {cookie}; other=1"
+        among_others = f"theme=%7B{{}}; broken; {cookie}; other=1"
         for path in ("/model?ref=a%2Fb", CALL, "/static/main.js"):
-            assert ask(guarded, path, headers={"Cookie": beside}).status == 200
+            assert ask(guarded, path, headers={"Cookie": among_others}).status == 200
 
-    def test_redirect_stays_on_this_host(self, guarded: str) -> None:
+    def test_redirect_after_the_token_stays_on_this_host(self, guarded: str) -> None:
         answer = ask(guarded, f"//evil.example/%0d%0aX:y?token={TOKEN}")
         assert answer.headers["location"].startswith("/evil.example/")
         assert "x" not in answer.headers
 
-    def test_in_the_address_of_a_call_is_ignored(self, guarded: str) -> None:
+    def test_token_in_the_url_of_a_call_is_ignored(self, guarded: str) -> None:
         assert ask(guarded, f"{CALL}?token={TOKEN}").status == 401
 
     @pytest.mark.parametrize("wrong", ["", "x", TOKEN[:-1], f"{TOKEN}x", TOKEN.upper(), "\xe4" * 8])
@@ -278,7 +278,7 @@ class TestToken:
             if wrong.isascii():
                 assert ask(address, f"/?token={wrong}").status == 401
 
-    def test_guesses_are_limited(self, now_s: list[float]) -> None:
+    def test_wrong_tokens_are_limited_per_second(self, now_s: list[float]) -> None:
         with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
             statuses = [
                 ask(address, CALL, headers={"Authorization": f"Bearer {n}"}).status
@@ -292,10 +292,10 @@ class TestToken:
             assert ask(address, CALL, headers=right).status == 200
 
     @pytest.mark.parametrize(("token", "passes"), [(TOKEN, True), (TOKEN[:12], False)])
-    def test_guesses_do_not_lock_out_the_cookie(
+    def test_wrong_tokens_do_not_lock_out_the_cookie(
         self, token: str, monkeypatch: pytest.MonkeyPatch, *, passes: bool
     ) -> None:
-        """A right one that is short is not looked at either: its guesser would see the difference."""
+        """After wrong guesses, only a token that is too long to guess is still compared; a short one gets 429."""
         monkeypatch.setattr(security, "WRONG_TOKENS_PER_S", 0.01)
         with start(WebSettings(port=0, network=False, token=token)) as address:
             cookie = ask(address, f"/?token={token}").headers["set-cookie"].partition(";")[0]
@@ -304,10 +304,10 @@ class TestToken:
                 pass
             assert ask(address, CALL, headers={"Cookie": cookie}).status == 200
             assert ask(address, "/", headers={"Cookie": cookie}).status == 200
-            right = ask(address, CALL, headers={"Authorization": f"Bearer {token}"}).status
-            assert right == (200 if passes else 429)
+            status = ask(address, CALL, headers={"Authorization": f"Bearer {token}"}).status
+            assert status == (200 if passes else 429)
 
-    def test_is_removed_from_the_address_even_with_the_cookie(self, guarded: str) -> None:
+    def test_token_is_removed_from_the_url_even_with_the_cookie(self, guarded: str) -> None:
         cookie = ask(guarded, f"/?token={TOKEN}").headers["set-cookie"].partition(";")[0]
         answer = ask(guarded, f"/model?ref=a&token={TOKEN}", headers={"Cookie": cookie})
         assert (answer.status, answer.headers["location"]) == (303, "/model?ref=a")
@@ -333,28 +333,30 @@ class TestBodies:
             reply = client.getresponse()
             return Answered(reply.status, dict(reply.getheaders()), reply.read())
 
-    def test_too_large_by_content_length(self, server: str) -> None:
+    def test_body_with_too_large_content_length_is_413(self, server: str) -> None:
         answer = self.post(server, b'{"model": "' + b"a" * self.SIZE)
         assert (answer.status, answer.error["type"]) == (413, "TooLargeError")
 
-    def test_too_large_when_chunked(self, server: str) -> None:
+    def test_chunked_body_that_is_too_large_is_413(self, server: str) -> None:
         pieces = (b" " * 10_000 for _ in range(self.SIZE // 10_000))
         place = server.removeprefix("http://")
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
-            said = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
-            client.request("POST", "/api/v1/estimate", pieces, said, encode_chunked=True)
+            headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+            client.request("POST", "/api/v1/estimate", pieces, headers, encode_chunked=True)
             reply = client.getresponse()
             assert reply.status == 413
             assert json.loads(reply.read())["error"]["type"] == "TooLargeError"
 
-    def test_refused_before_the_body_arrives(
+    def test_too_large_body_is_refused_before_it_arrives(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(security, "DRAINED_S", 0.2)
         head = f"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
-        assert said(server, head.encode()).startswith(b"HTTP/1.1 413 ")
+        assert send_raw(server, head.encode()).startswith(b"HTTP/1.1 413 ")
 
-    def test_endless_body_is_cut_off(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_endless_chunked_body_is_cut_off(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(security, "DRAINED_BYTES", 2_000_000)
         host, _, port = server.removeprefix("http://").partition(":")
         sent = 0
@@ -370,17 +372,17 @@ class TestBodies:
         assert sent < 20_000_000
 
     @pytest.mark.parametrize("size", [0, 1, MAX_BODY_BYTES])
-    def test_within_the_limit_are_read(self, server: str, size: int) -> None:
+    def test_body_within_the_limit_is_read(self, server: str, size: int) -> None:
         answer = self.post(server, b" " * size)
         assert answer.status == 400
 
-    def test_that_do_not_come_are_given_up(
+    def test_body_that_does_not_arrive_times_out(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(security, "BODY_TIMEOUT_S", 0.2)
         monkeypatch.setattr(security, "DRAINED_S", 0.2)
         head = b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
-        answer = said(server, head)
+        answer = send_raw(server, head)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"TooSlowError" in answer
 
@@ -407,7 +409,7 @@ class TestBodies:
 
 
 class TestHeads:
-    def test_with_a_long_query_are_refused(self, server: str) -> None:
+    def test_query_over_the_limit_is_414(self, server: str) -> None:
         assert ask(server, f"{CALL}?device={'a' * MAX_QUERY_BYTES}").status == 414
         assert ask(server, f"/model?ref={'a' * (MAX_QUERY_BYTES - 4)}").status == 200
 
@@ -415,7 +417,7 @@ class TestHeads:
         ("path", "name", "count"),
         [(CALL, "X-Long", 1), ("/", "X-{}", 400), (f"/{'a' * 33_000}", "X", 0)],
     )
-    def test_long_head_in_one_piece_is_refused(
+    def test_head_over_the_limit_is_400(
         self, server: str, path: str, name: str, count: int
     ) -> None:
         long = {name.format(n): "a" * (MAX_HEAD_BYTES // count) for n in range(count)}
@@ -424,22 +426,25 @@ class TestHeads:
         assert b"at most 32,768 bytes" in answer.body
         assert answer.headers["connection"] == "close"
 
-    def test_within_the_limit_are_read(self, server: str) -> None:
+    def test_head_within_the_limit_is_read(self, server: str) -> None:
         query = f"ref={'a' * (MAX_QUERY_BYTES - 4)}"
         cookies = {"Cookie": "a" * (MAX_HEAD_BYTES - MAX_QUERY_BYTES - 200)}
         assert ask(server, f"/model?{query}", headers=cookies).status == 200
 
-    def test_without_an_end_are_refused(self, server: str) -> None:
-        assert said(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000).startswith(b"HTTP/1.1 400 ")
+    def test_unfinished_head_over_the_limit_is_400(self, server: str) -> None:
+        raw = b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000
+        assert send_raw(server, raw).startswith(b"HTTP/1.1 400 ")
 
-    def test_that_do_not_come_are_given_up(
+    def test_head_that_does_not_arrive_times_out(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.3)
         for head in (b"", b"GET / HTT"):
-            assert said(server, head) == b""
+            assert send_raw(server, head) == b""
 
-    def test_second_head_times_out(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unfinished_head_on_a_reused_connection_times_out(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.3)
         place = server.removeprefix("http://")
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
@@ -453,11 +458,11 @@ class TestHeads:
         "head", [b"\x16\x03\x01\x00", b"GET\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n"]
     )
     def test_malformed_head_is_refused(self, server: str, head: bytes) -> None:
-        answer = said(server, head + b"\r\n\r\n")
+        answer = send_raw(server, head + b"\r\n\r\n")
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
-        stated, _, body = answer.rpartition(b"\r\n\r\n")
+        headers, _, body = answer.rpartition(b"\r\n\r\n")
         assert json.loads(body)["error"]["type"] == "UsageError"
-        assert CONTENT_POLICY.encode() in stated
+        assert CONTENT_POLICY.encode() in headers
 
     def test_forwarded_headers_are_ignored(self, now_s: list[float]) -> None:
         with start(WebSettings(port=0, network=False, requests_per_s=2.0)) as address:
@@ -467,7 +472,7 @@ class TestHeads:
 
 
 class TestRates:
-    def test_one_client_is_limited(self, now_s: list[float]) -> None:
+    def test_requests_of_one_client_are_limited_per_second(self, now_s: list[float]) -> None:
         with start(WebSettings(port=0, network=False, requests_per_s=5.0)) as address:
             answers = [ask(address, CALL if n % 2 else "/") for n in range(8)]
             assert [answer.status for answer in answers] == [200] * 5 + [429] * 3
@@ -475,38 +480,38 @@ class TestRates:
             now_s[0] += 0.2
             assert ask(address, "/healthz").status == 200
 
-    def test_buckets_refill(self) -> None:
+    def test_rates_refill_over_time(self) -> None:
         now_s = [100.0]
-        table = Rates(2.0, clock=lambda: now_s[0])
-        assert [table.take("a") for _ in range(3)] == [True, True, False]
-        assert table.take("b")
+        rates = Rates(2.0, clock=lambda: now_s[0])
+        assert [rates.take("a") for _ in range(3)] == [True, True, False]
+        assert rates.take("b")
         now_s[0] += 0.5
-        assert [table.take("a") for _ in range(2)] == [True, False]
+        assert [rates.take("a") for _ in range(2)] == [True, False]
         now_s[0] += 3600
-        assert [table.take("a") for _ in range(3)] == [True, True, False]
+        assert [rates.take("a") for _ in range(3)] == [True, True, False]
 
-    def test_number_of_clients_is_limited(self) -> None:
-        table = Rates(1.0)
+    def test_rates_remember_a_limited_number_of_clients(self) -> None:
+        rates = Rates(1.0)
         for number in range(MAX_CLIENTS * 3):
-            table.take(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
-        assert len(table) == MAX_CLIENTS
+            rates.take(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+        assert len(rates) == MAX_CLIENTS
 
-    def test_one_network_is_one_client(self) -> None:
+    def test_network_of_treats_an_ipv6_network_as_one_client(self) -> None:
         assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1")
         assert network_of("2001:db8::1") != network_of("2001:db8:0:1::1")
         assert network_of("::ffff:192.0.2.7") == "192.0.2.7"
         assert network_of("fe80::1%eth0") == network_of("fe80::2")
-        table = limits.Rates(1.0)
-        assert [table.take(f"2001:db8::{n:x}") for n in range(3)] == [True, False, False]
+        rates = Rates(1.0)
+        assert [rates.take(f"2001:db8::{n:x}") for n in range(3)] == [True, False, False]
 
 
 def test_many_requests_at_once_are_answered(server: str) -> None:
     statuses: list[int] = []
 
-    def one() -> None:
+    def check_health() -> None:
         statuses.append(ask(server, "/healthz").status)
 
-    threads = [threading.Thread(target=one) for _ in range(64)]
+    threads = [threading.Thread(target=check_health) for _ in range(64)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -514,15 +519,15 @@ def test_many_requests_at_once_are_answered(server: str) -> None:
     assert statuses == [200] * 64
 
 
-def connected(address: str) -> socket.socket:
+def connect(address: str) -> socket.socket:
     host, _, port = address.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), PATIENCE_S)
 
 
-def admitted(address: str) -> socket.socket:
-    """A connection that counts: others may still be going, and in its way."""
+def accepted_connection(address: str) -> socket.socket:
+    """A connection that the server has accepted. Retries while earlier connections still count."""
     while True:
-        connection = connected(address)
+        connection = connect(address)
         with suppress(ConnectionError):
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             if connection.recv(65536).startswith(b"HTTP/1.1 200 "):
@@ -535,34 +540,34 @@ class TestConnections:
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(serving, "CONNECTIONS_EACH", 3)
-        held = [admitted(server) for _ in range(3)]
-        with closing(connected(server)) as one_more, suppress(ConnectionError):
-            assert one_more.recv(100) == b""
+        held = [accepted_connection(server) for _ in range(3)]
+        with closing(connect(server)) as refused, suppress(ConnectionError):
+            assert refused.recv(100) == b""
         for item in held:
             item.close()
-        admitted(server).close()
+        accepted_connection(server).close()
 
     def test_connections_beyond_the_limit_get_503(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(serving, "MAX_CONNECTIONS", 1)
-        with closing(admitted(server)):
+        with closing(accepted_connection(server)):
             call, page = ask(server, CALL), ask(server, "/")
         assert (call.status, call.error["type"]) == (503, "BusyError")
         assert (page.status, page.headers["connection"]) == (503, "close")
         assert page.headers["content-security-policy"] == CONTENT_POLICY
 
-    def test_connection_that_does_not_read_is_closed(
+    def test_connection_whose_client_does_not_read_is_closed(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(serving, "READ_TIMEOUT_S", 0.2)
         large = Response(b"x" * 50_000_000)
         monkeypatch.setattr("edgekit.web.app.asset_answer", lambda *_: large)
         lost: list[int] = []
-        real = serving.PatientProtocol.connection_lost
+        original = serving.PatientProtocol.connection_lost
 
         def connection_lost(protocol: Any, error: Exception | None) -> None:
-            real(protocol, error)
+            original(protocol, error)
             lost.append(protocol.client[1])
 
         monkeypatch.setattr(serving.PatientProtocol, "connection_lost", connection_lost)
@@ -574,28 +579,27 @@ class TestConnections:
             unread.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert unread.recv(15) == b"HTTP/1.1 200 OK"
             wait_until(lambda: unread.getsockname()[1] in lost)
-            came = 0
+            received_bytes = 0
             with suppress(ConnectionError):
-                while piece := unread.recv(1 << 20):  # what was on its way, then the end
-                    came += len(piece)
-        assert came < 50_000_000
+                while piece := unread.recv(1 << 20):  # what was still buffered, then the end
+                    received_bytes += len(piece)
+        assert received_bytes < 50_000_000
 
 
-class TestPlaces:
-    """Of one client so many are answered at once; streams of events count apart."""
-
+class TestOpenCalls:
     @staticmethod
     async def statuses(path: str, clients: list[str]) -> list[int]:
-        go, sent = asyncio.Event(), dict[int, int]()
+        """The status of one request of each client, all open at once."""
+        all_open, sent = asyncio.Event(), dict[int, int]()
 
         async def app(_: Any, __: Any, send: Any) -> None:
-            await go.wait()
+            await all_open.wait()
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body"})
 
         guard = Security(app, settings=WebSettings())
 
-        async def one(number: int) -> None:
+        async def send_request(number: int) -> None:
             async def send(message: Any) -> None:
                 sent.setdefault(number, message.get("status", 0))
 
@@ -603,27 +607,28 @@ class TestPlaces:
             scope = {"type": "http", "method": "GET", "path": path, "headers": headers}
             await guard({**scope, "client": (clients[number], 1)}, None, send)  # type: ignore[arg-type]  # nothing is received
 
-        tasks = [asyncio.create_task(one(number)) for number in range(len(clients))]
-        for _ in range(10):  # each of them comes as far as it can
+        tasks = [asyncio.create_task(send_request(number)) for number in range(len(clients))]
+        for _ in range(10):  # lets each task run until it waits
             await asyncio.sleep(0)
-        go.set()
+        all_open.set()
         await asyncio.gather(*tasks)
         assert not guard._calls
         assert not guard._streams
         return [sent[number] for number in range(len(clients))]
 
     @pytest.mark.parametrize(
-        ("path", "each"),
+        ("path", "per_client"),
         [("/api/v1/fit", CALLS_EACH), ("/api/v1/cards/events", STREAMS_EACH), ("/healthz", 200)],
     )
-    def test_are_bounded(self, path: str, each: int) -> None:
-        clients = [*["10.0.0.1"] * (each + 2), "10.0.0.2"]
+    def test_open_calls_and_streams_per_client_are_limited(
+        self, path: str, per_client: int
+    ) -> None:
+        clients = [*["10.0.0.1"] * (per_client + 2), "10.0.0.2"]
         refused = [] if path == "/healthz" else [429, 429]
         expected = [200] * (len(clients) - 1 - len(refused)) + refused + [200]
         assert asyncio.run(self.statuses(path, clients)) == expected
 
 
-def test_no_path_of_this_machine_is_in_the_page(server: str) -> None:
-    here = str(Path(__file__).parents[2])
-    assert here.encode() not in ask(server, "/api/v1/openapi.json").body
-    assert LOCAL.token is None
+def test_openapi_document_contains_no_path_of_this_machine(server: str) -> None:
+    checkout = str(Path(__file__).parents[2])
+    assert checkout.encode() not in ask(server, "/api/v1/openapi.json").body
