@@ -63,6 +63,7 @@ from edgekit.web.types import MAX_BODY_BYTES, CallWatch, WebSettings
 GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 CARD = {"device": ["RTX 4090"], "ram": "64G"}
 CARD_WORDS = ("--device", "RTX 4090", "--ram", "64G")
+RPC_SERVER = "10.0.0.5:50052=24G"
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,8 @@ ESTIMATES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": "qwen3-8b", "engine": "stream", "type_k": "q8_0", "keep": "2G", "threads": 2}, ("qwen3-8b", "--engine", "stream", "-ctk", "q8_0", "--keep", "2G", "--threads", "2")),
     ({"model": "deepseek-v3", "context": 0}, ("deepseek-v3", "-c", "0")),
     ({"model": "Qwen3 8B", "quant": "Q8_0", "device": ["2x RTX 3090"], "users": 2, "context": 4096}, ("Qwen3 8B", "--quant", "Q8_0", "--gpu", "2x RTX 3090", "--users", "2", "-c", "4096")),
+    ({"model": QWEN, "context": 8192, "override_tensor": "exps=CPU"}, (QWEN, "-c", "8192", "-ot", "exps=CPU")),
+    ({"model": QWEN, "context": 8192, "rpc": RPC_SERVER}, (QWEN, "-c", "8192", "--rpc", RPC_SERVER)),
 ]  # fmt: skip
 
 
@@ -130,6 +133,7 @@ CHECKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": "deepseek-v3", **CARD}, ("deepseek-v3", *CARD_WORDS)),
     ({"model": "qwen3-8b", "quant": "Q8_0", "users": 2, "context": "4k", **CARD}, ("qwen3-8b", "--quant", "Q8_0", "--users", "2", "-c", "4k", *CARD_WORDS)),
     ({"model": "qwen3-8b:Q8_0", **CARD}, ("qwen3-8b:Q8_0", *CARD_WORDS)),
+    ({"model": QWEN, "context": 8192, "device": ["2x RTX 3090"], "ram": "64G", "split_mode": "tensor"}, (QWEN, "-c", "8192", "--device", "2x RTX 3090", "--ram", "64G", "-sm", "tensor")),
 ]  # fmt: skip
 
 
@@ -151,6 +155,7 @@ OTHERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("inspect", {"model": "qwen3-8b"}, ("qwen3-8b",)),
     ("inspect", {"model": "Qwen3 8B", "quant": "Q8_0"}, ("Qwen3 8B", "--quant", "Q8_0")),
     ("plan", {"model": "qwen3-8b", "quant": "Q8_0", **CARD, "job": "6000+800"}, ("qwen3-8b", "--quant", "Q8_0", *CARD_WORDS, "--job", "6000+800")),
+    ("plan", {"model": QWEN, "context": 8192, "device": ["RTX 3060"], "ram": "64G", "rpc": RPC_SERVER}, (QWEN, "-c", "8192", "--device", "RTX 3060", "--ram", "64G", "--rpc", RPC_SERVER)),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One load against a machine: the bars add up, and its command says to the command line what it says itself."""
+"""The calls `fit` and `curves`: the bars add up to the estimate, and the shown command gives the same estimate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from edgekit.cli import main
 from edgekit.engines import machine_keys
 from edgekit.web import models as web_models
 from edgekit.web.calls import CALLS, WebState
-from edgekit.web.models import OpenedModels
 from edgekit.web.types import CallWatch, WebSettings
 
 GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
@@ -43,8 +42,8 @@ def fit(server: str, **fields: Any) -> Any:
     return answer.json()
 
 
-def typed(command: str, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What the command line answers to the command of a fit."""
+def run_command(command: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command line's JSON for the `estimate_command` of a fit."""
     words = shlex.split(command)
     assert words[:2] == ["edgekit", "estimate"]
     capsys.readouterr()
@@ -52,7 +51,7 @@ def typed(command: str, capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def sums(answer: Any) -> list[int]:
+def required_bytes(answer: Any) -> list[int]:
     return [bar["required_bytes"] for bar in answer["bars"]]
 
 
@@ -89,7 +88,7 @@ ALWAYS = [
 
 
 @pytest.mark.parametrize(("model", "machine", "flags"), [*sampled(CASES, each=5), *ALWAYS])
-def test_llama_cpp(
+def test_llamacpp_estimate_equals_the_shown_command(
     server: str,
     model: str,
     machine: dict[str, Any],
@@ -97,13 +96,13 @@ def test_llama_cpp(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     answer = fit(server, model=model, engine="llama.cpp", **machine, **flags)
-    if answer["refused"]:  # a mean over more tokens than a micro-batch
+    if answer["refused"]:  # mean pooling over more tokens than a micro-batch
         assert main([*shlex.split(answer["estimate_command"])[1:], "--json"]) == 2
         assert json.loads(capsys.readouterr().out)["error"]["message"] == answer["refused"]
         return
-    estimate, by_command = answer["estimate"], typed(answer["estimate_command"], capsys)
+    estimate, by_command = answer["estimate"], run_command(answer["estimate_command"], capsys)
     if machine.get("device") == "m3-max-64":
-        # Metal cuts a file that is longer than its longest buffer into views that overlap. The command has no device.
+        # On Metal, a file larger than the largest buffer is mapped as overlapping views. The command names no device.
         assert estimate["total_bytes"] >= by_command["total_bytes"]
     else:
         assert estimate == by_command
@@ -118,18 +117,17 @@ def check_bars(answer: Any) -> None:
         assert all(part["bytes"] > 0 for part in bar["parts"])
         assert names == sorted(names, key=ORDER.index)
         assert bar["available_bytes"] == max(0, bar["free_bytes"] - bar["reserve_bytes"])
-    worst = max(
-        answer["bars"], key=lambda bar: ("passed", "warning", "failed").index(bar["status"])
-    )
-    blocked = any(bar["blocked"] for bar in answer["bars"])
-    assert answer["status"] == ("failed" if blocked or answer["refused"] else worst["status"])
+    order = ("passed", "warning", "failed")
+    worst = max((bar["status"] for bar in answer["bars"]), key=order.index)
+    is_blocked = any(bar["blocked"] for bar in answer["bars"])
+    assert answer["status"] == ("failed" if is_blocked or answer["refused"] else worst)
     assert answer["can_load"] == (answer["status"] != "failed") == (answer["command"] is not None)
     assert answer["told"].startswith(
         ("Does not ",) if answer["status"] == "failed" else ("Runs ", "Starts ", "Embeds ")
     )
 
 
-OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
+OTHER_ENGINES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vllm", {"model": "qwen3-8b", "device": ["H100"], "context": 16384}),
     ("vllm", {"model": "qwen3-14b", "device": ["2x RTX 4090"], "tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}),
     ("vllm", {"model": "qwen3-30b-a3b", "vram": "24G", "gpu_memory_utilization": 0.8, "max_num_seqs": 4}),
@@ -141,21 +139,23 @@ OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("engine", "fields"), OTHERS)
-def test_other_engines(
+@pytest.mark.parametrize(("engine", "fields"), OTHER_ENGINES)
+def test_estimate_of_other_engines_equals_the_shown_command(
     server: str, engine: str, fields: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = fit(server, engine=engine, **fields)
     assert answer["engine"] == answer["estimate"]["engine"] == engine
-    estimate, by_command = answer["estimate"], typed(answer["estimate_command"], capsys)
-    if "vram" in fields:  # the command has no name for the card
+    estimate, by_command = answer["estimate"], run_command(answer["estimate_command"], capsys)
+    if "vram" in fields:  # the command does not name the card
         by_command["notes"][0] = estimate["notes"][0]
     assert estimate == by_command
     check_bars(answer)
 
 
-def test_what_is_completed_for_the_machine(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers that can be checked on paper: two cards of 24 and 12 GiB, all free."""
+def test_flags_include_what_the_machine_determines(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`flags` has what the machine determines: GPU layers, backend, memory of each card."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     two = fit(server, model="qwen3-8b", vram="24G,12G", ram="32G", context="16k", n_gpu_layers=9)
     assert two["flags"] == {
@@ -174,16 +174,16 @@ def test_what_is_completed_for_the_machine(server: str, monkeypatch: pytest.Monk
     }
     card = fit(server, model="qwen3-8b", engine="vllm", device="RTX 4090")
     assert card["flags"] == {"context": "40960", "gpu": "RTX 4090"}
-    named = fit(server, model="qwen3-8b", engine="vllm", vram="24G")["flags"]
-    assert named == {"context": "40960", "gpu_memory": str(24 * 2**30)}
+    unnamed = fit(server, model="qwen3-8b", engine="vllm", vram="24G")
+    assert unnamed["flags"] == {"context": "40960", "gpu_memory": str(24 * 2**30)}
 
 
-@pytest.mark.parametrize("here", ["x86_64", "aarch64"])
-def test_it_is_asked_alike_on_another_kind_of_machine(
-    server: str, here: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_repacking_follows_the_cpu_of_the_requested_machine(
+    server: str, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `check` says of repacked weights, the bill says too."""
-    monkeypatch.setattr("platform.machine", lambda: here)
+    """`fit` repacks weights for the CPU of the requested machine, as `check` does, not for this machine's CPU."""
+    monkeypatch.setattr("platform.machine", lambda: architecture)
     request = {
         "model": "gemma-3-12b",
         "engine": "llama.cpp",
@@ -191,22 +191,22 @@ def test_it_is_asked_alike_on_another_kind_of_machine(
         "device": "M4 Max 64GB",
     }
     answer = fit(server, **request)
-    assert answer["flags"].get("cpu") == (None if here == "aarch64" else "arm")
-    judged = ask(server, "/api/v1/check", {**request, "backend": "cpu"}).json()["estimate"]["notes"]
-    own = fit(server, **request, backend="cpu")["estimate"]["notes"]
-    assert [item.partition(":")[0] for item in own if "repacked copy" in item] == [
-        item.partition(":")[0] for item in judged if "repacked copy" in item
-    ]
-    assert any("repacked copy" in item for item in own)
+    assert answer["flags"].get("cpu") == (None if architecture == "aarch64" else "arm")
+    check = ask(server, "/api/v1/check", {**request, "backend": "cpu"}).json()
+    by_fit, by_check = (
+        [note.partition(":")[0] for note in result["estimate"]["notes"] if "repacked copy" in note]
+        for result in (fit(server, **request, backend="cpu"), check)
+    )
+    assert by_fit == by_check != []
 
 
-def test_sequences_with_caches_of_their_own_divide_the_context(server: str) -> None:
+def test_streams_follow_the_unified_kv_cache_flag(server: str) -> None:
     request = {"model": "qwen3-8b", "engine": "llama.cpp", "parallel": 2, **CARD}
     assert fit(server, **request, unified=False)["streams"] == 2
     assert fit(server, **request, unified=True)["streams"] == 1
 
 
-def test_the_context_is_the_native_one_unless_it_is_said(server: str) -> None:
+def test_context_is_the_native_one_by_default(server: str) -> None:
     answer = fit(server, model="qwen3-8b", **CARD)
     assert (answer["context_tokens"], answer["native_context"]) == (40_960, 40_960)
     assert fit(server, model="qwen3-8b", context="100k", **CARD)["context_tokens"] == 100 * 1024
@@ -215,8 +215,8 @@ def test_the_context_is_the_native_one_unless_it_is_said(server: str) -> None:
     )
 
 
-def test_the_names(server: str) -> None:
-    """Of a known model so that no file is taken for it."""
+def test_model_and_reference_name_the_model(server: str) -> None:
+    """A catalog model gets the prefix `catalog:`, so that a file of the same name is not opened instead."""
     known = fit(server, model="qwen3-8b", **CARD)
     assert (known["model"], known["reference"]) == ("qwen3-8b", "catalog:qwen3-8b")
     sample = fit(server, model=GEMMA, **CARD)
@@ -225,7 +225,7 @@ def test_the_names(server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "reason"),
     [
         ({"model": "qwen3-8b", "engine": "mlx", **CARD}, "Apple silicon"),
         ({"model": "qwen3-8b", "engine": "vllm", "ram": "64G"}, "NVIDIA"),
@@ -235,11 +235,11 @@ def test_the_names(server: str) -> None:
         ({"model": "qwen3-8b", "engine": "llama.cpp", "device": "RTX 4090", "backend": "cpu"}, "--ram"),
     ],
 )  # fmt: skip
-def test_what_the_engine_refuses_is_an_answer(
-    server: str, fields: dict[str, Any], why: str
+def test_model_that_an_engine_cannot_run_is_an_answer(
+    server: str, fields: dict[str, Any], reason: str
 ) -> None:
     answer = fit(server, **fields)
-    assert why in answer["refused"]
+    assert reason in answer["refused"]
     assert answer["told"] == f"Cannot run: {answer['refused']}"
     assert (answer["status"], answer["can_load"], answer["bars"]) == ("failed", False, [])
     assert (answer["estimate"], answer["command"]) == (None, None)
@@ -257,7 +257,9 @@ def test_what_the_engine_refuses_is_an_answer(
         ({"device_memory": "24G", **CARD}, 400),
     ],
 )
-def test_what_makes_no_sense(server: str, fields: dict[str, Any], status: int) -> None:
+def test_fields_that_contradict_each_other_are_refused(
+    server: str, fields: dict[str, Any], status: int
+) -> None:
     assert ask(server, "/api/v1/fit", {"model": "qwen3-8b", **fields}).status == status
 
 
@@ -274,20 +276,40 @@ def test_what_makes_no_sense(server: str, fields: dict[str, Any], status: int) -
         ("qwen3-8b", {"device": "2x RTX 3090", "engine": "vllm"}),
     ],
 )
-def test_the_flags_of_a_check_are_its_load(
+def test_flags_of_a_check_give_the_same_fit(
     server: str, model: str, machine: dict[str, Any]
 ) -> None:
-    """The page puts them into its controls: what it then shows is what was checked."""
+    """The page sets its controls to these flags, and must then show what was checked."""
     check = ask(server, "/api/v1/check", {"model": model, **machine}).json()
     engine = check["engine"]["name"]
     answer = fit(server, model=model, **{**machine, "engine": engine}, **check["flags"])
-    assert sums(answer) == [budget["required_bytes"] for budget in check["budgets"]]
+    assert required_bytes(answer) == [budget["required_bytes"] for budget in check["budgets"]]
     for name in ("status", "context_tokens", "quantization", "cache"):
         assert answer[name] == check[name]
     assert {key: answer["flags"][key] for key in check["flags"]} == check["flags"]
 
 
-def test_no_flag_of_the_machine_is_asked_for() -> None:
+RPC_SERVER = "10.0.0.5:50052=24G"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"device": ["RTX 3060"], "ram": "64G", "rpc": RPC_SERVER},
+        {"ram": "64G", "rpc": RPC_SERVER},
+        {"device": ["RTX 4090", "RTX 3090"], "ram": "64G", "split_mode": "none", "main_gpu": 1},
+        {"device": ["2x RTX 3090"], "ram": "64G", "split_mode": "tensor"},
+    ],
+    ids=["card and RPC server", "RPC server only", "one of two cards", "tensor split"],
+)
+def test_flags_of_a_fit_give_the_same_estimate(server: str, fields: dict[str, Any]) -> None:
+    """The page passes them from the fit to the memory breakdown."""
+    answer = fit(server, model=QWEN, context=8192, **fields)
+    estimate = ask(server, "/api/v1/estimate", {"model": QWEN, **answer["flags"]}).json()
+    assert estimate["lines"] == answer["estimate"]["lines"]
+
+
+def test_fit_takes_no_flag_that_the_machine_determines() -> None:
     assert not machine_keys() & CALLS["fit"].request.model_fields.keys()
 
 
@@ -303,19 +325,21 @@ def test_no_flag_of_the_machine_is_asked_for() -> None:
         ({"model": "qwen3-8b", "engine": "mlx", "device": "m3-max-64"}, ["16 bit", "8 bit", "4 bit"]),
     ],
 )  # fmt: skip
-def test_curves(server: str, fields: dict[str, Any], caches: list[str]) -> None:
+def test_curves_end_at_the_native_context(
+    server: str, fields: dict[str, Any], caches: list[str]
+) -> None:
     answer = ask(server, "/api/v1/curves", {**fields, "points": 6}).json()
     assert [curve["cache"] for curve in answer["curves"]] == caches
     for curve in answer["curves"]:
         tokens = [point[0] for point in curve["points"]]
         assert tokens == sorted(set(tokens))
-        assert 6 <= len(tokens) <= 7  # the end of what fits may lie between two
+        assert 6 <= len(tokens) <= 7  # the longest context that fits may be one point more
         assert tokens[-1] == curve["native"]
         within = [size <= curve["budget_bytes"] for _, size in curve["points"]]
         assert within == [count <= curve["longest"] for count in tokens]
 
 
-def test_a_curve_goes_through_the_load(server: str) -> None:
+def test_curve_points_are_the_bytes_of_a_fit(server: str) -> None:
     curve = ask(server, "/api/v1/curves", {"model": "qwen3-8b", **CARD, "type_k": "q4_0"}).json()[
         "curves"
     ][0]
@@ -326,21 +350,21 @@ def test_a_curve_goes_through_the_load(server: str) -> None:
 
 
 @pytest.mark.parametrize("points", [1, 0, -1, 65, 10**9, "many", 2.5, True, None])
-def test_points(server: str, points: object) -> None:
+def test_points_must_be_an_integer_from_2_to_64(server: str, points: object) -> None:
     answer = ask(server, "/api/v1/curves", {"model": "qwen3-8b", **CARD, "points": points})
     assert answer.status == (200 if points is None else 400)
 
 
-def test_curves_of_what_is_refused(server: str) -> None:
+def test_curves_of_a_model_that_cannot_run_are_refused(server: str) -> None:
     fields = {"model": "qwen3-8b", "engine": "mlx", "ram": "8G"}
     assert ask(server, "/api/v1/curves", fields).status == 422
 
 
-# --- how long it takes
+# --- what is cached between the steps of a slider
 
 
-def test_a_step_of_a_slider_is_quick() -> None:
-    """Some 30 ms on a quiet machine: what does not depend on the slider is worked out once."""
+def test_slider_step_reuses_what_was_computed() -> None:
+    """A step of the context slider makes at most 30,000 Python calls: what does not depend on it is cached."""
     state = WebState(WebSettings(network=False))
     call = CALLS["fit"]
     try:
@@ -354,31 +378,33 @@ def test_a_step_of_a_slider_is_quick() -> None:
         state.close()
 
 
-def test_companions_are_not_read_for_every_step(
+def test_draft_model_is_read_once_for_all_slider_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = write_model(tmp_path)
     fields = {"model": GEMMA, "draft_model": drafter.name, "engine": "llama.cpp", **CARD}
-    opened: list[Any] = []
+    read: list[Any] = []
 
-    def counted(*arguments: Any) -> Any:
-        opened.append(arguments[2].get("draft_model"))
+    def record_price_loads(*arguments: Any) -> Any:
+        read.append(arguments[2].get("draft_model"))
         return price_loads(*arguments)
 
-    monkeypatch.setattr(web_models, "price_loads", counted)
+    monkeypatch.setattr(web_models, "price_loads", record_price_loads)
     with start(replace(LOCAL, models_dirs=(tmp_path,))) as address:
         first = fit(address, **fields, context=4096)
         second = fit(address, **fields, context=8192)
-        alone = fit(address, model=GEMMA, engine="llama.cpp", context=8192, **CARD)
-    assert opened.count(str(drafter)) == 1
-    assert sum(sums(first)) < sum(sums(second))
-    assert sum(sums(second)) - sum(sums(alone)) > 4 * 2**30  # an 8B model at Q4_K_M
+        without = fit(address, model=GEMMA, engine="llama.cpp", context=8192, **CARD)
+    assert read.count(str(drafter)) == 1
+    assert sum(required_bytes(first)) < sum(required_bytes(second))
+    assert (
+        sum(required_bytes(second)) - sum(required_bytes(without)) > 4 * 2**30
+    )  # an 8B model at Q4_K_M
     assert first["flags"]["draft_model"] == str(drafter)
 
 
-def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = replace(open_named("qwen3-8b"), notes=("known from the catalog",))
-    monkeypatch.setattr(web_models, "open_named", lambda *_, **__: named)
+def test_note_on_the_model_is_in_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = replace(open_named("qwen3-8b"), notes=("known from the catalog",))
+    monkeypatch.setattr(web_models, "open_named", lambda *_, **__: model)
     state = WebState(WebSettings(network=False))
     try:
         request = CALLS["fit"].request.model_validate({"model": "some/model", **CARD})
@@ -387,7 +413,6 @@ def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
     finally:
         state.close()
-    assert isinstance(state.models, OpenedModels)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +423,7 @@ def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type_k": "q8_0", "type_v": "q8_0"}, "q8_0"),
     ],
 )
-def test_the_cache_that_is_named_is_the_one_that_was_given(
+def test_cache_types_of_the_request_are_named_in_the_verdict(
     server: str, types: dict[str, str], cache: str
 ) -> None:
     result = fit(server, model="llama-3.1-8b", engine="llama.cpp", context="8192", **types, **CARD)
@@ -406,7 +431,7 @@ def test_the_cache_that_is_named_is_the_one_that_was_given(
     assert ("with an 8-bit cache" if cache == "q8_0" else f"{cache} cache") in result["told"]
 
 
-def test_vllm_takes_a_smaller_repository_where_the_own_does_not_fit(server: str) -> None:
+def test_vllm_uses_a_quantised_repository_where_the_original_does_not_fit(server: str) -> None:
     request = {"model": "llama-3.1-8b", "engine": "vllm", "device": "RTX 4060 Ti 16GB"}
     check = ask(server, "/api/v1/check", request).json()
     result = fit(server, **request, **check["flags"])
@@ -418,11 +443,11 @@ def test_vllm_takes_a_smaller_repository_where_the_own_does_not_fit(server: str)
     )
     curves = ask(server, "/api/v1/curves", request).json()["curves"]
     assert curves[0]["longest"] >= check["context_tokens"]
-    whole = fit(server, **request | {"device": "RTX 4090"}, **check["flags"])
-    assert whole["quantization"] == "as stored"
+    larger = fit(server, **request | {"device": "RTX 4090"}, **check["flags"])
+    assert larger["quantization"] == "as stored"
 
 
-def test_a_context_that_the_model_lacks_fits_as_little_as_in_a_check(server: str) -> None:
+def test_min_context_over_the_native_context_fails_as_in_a_check(server: str) -> None:
     request = {"model": "phi-4", "engine": "llama.cpp", "min_context": "65536", **CARD}
     check = ask(server, "/api/v1/check", request).json()
     result = fit(server, **request, **check["flags"])
