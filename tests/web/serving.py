@@ -1,4 +1,4 @@
-"""The real server for tests: in a thread where that is enough, as `edgekit web` where the process matters."""
+"""The real web server for tests, in a thread or as a process, and a client for it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.hub.hub_files import gguf_header
+from tests.hub.raw_server import Asked, RawServer, Say, answer, ranged, serve
 from tests.patience import PATIENCE_S
 
 from edgekit.web.serving import listen, make_server
 from edgekit.web.types import WebSettings
 
 LOCAL = WebSettings(port=0, network=False, cache=False)
+# May open models on a loopback address.
+OPEN = WebSettings(port=0, allow_private=True, cache=False, timeout_s=20.0)
 
 
 @contextmanager
 def start(settings: WebSettings = LOCAL) -> Iterator[str]:
-    """The address (http://127.0.0.1:PORT, no slash behind it) of the real server, in a thread of this process.
+    """Runs the server in a thread of this process. Yields its address: http://127.0.0.1:PORT, without a slash.
 
-    Port 0 is any that is free. The environment (HF_ENDPOINT, EDGEKIT_CACHE, ...) is that of the test.
+    Port 0 means any free port. The environment (HF_ENDPOINT, EDGEKIT_CACHE, ...) is that of the test.
     """
-    ready, became = threading.Event(), [settings]
+    ready, ports = threading.Event(), list[int]()
 
-    def on_ready(settled: WebSettings) -> None:
-        became.append(settled)
+    def on_ready(resolved: WebSettings) -> None:
+        ports.append(resolved.port)
         ready.set()
 
     with listen(settings.host, settings.port) as listening:
@@ -40,7 +44,7 @@ def start(settings: WebSettings = LOCAL) -> Iterator[str]:
         thread.start()
         assert ready.wait(PATIENCE_S)
         try:
-            yield f"http://127.0.0.1:{became[-1].port}"
+            yield f"http://127.0.0.1:{ports[0]}"
         finally:
             server.should_exit = True
             thread.join(PATIENCE_S)
@@ -50,11 +54,11 @@ def start(settings: WebSettings = LOCAL) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class WebProcess:
     process: subprocess.Popen[str]
-    ready: dict[str, Any]  # what `edgekit web --json` said first
+    ready: dict[str, Any]  # the first line that `edgekit web --json` prints
 
     @property
     def address(self) -> str:
-        """Of the server: no path, and no token."""
+        """http://HOST:PORT, without path and token."""
         return f"http://{urlsplit(self.ready['url']).netloc}"
 
 
@@ -62,9 +66,9 @@ class WebProcess:
 def start_process(
     *words: str, env: Mapping[str, str] | None = None, setup: str = ""
 ) -> Iterator[WebProcess]:
-    """`edgekit web --json --no-browser --port 0 WORDS` as a process of its own, ended by SIGTERM.
+    """Runs `edgekit web --json --no-browser --port 0 WORDS` in its own process, which SIGTERM ends.
 
-    `setup` is Python that the process runs first.
+    `setup` is Python code that the process runs first.
     """
     code = f"{setup}\nimport sys\nfrom edgekit.cli import main\nsys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "web", "--json", "--no-browser", "--port", "0"]
@@ -87,9 +91,9 @@ def start_process(
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Reply:
     status: int
-    headers: Mapping[str, str]  # names in lower case; of several of one name the last
+    headers: Mapping[str, str]  # names in lower case; the last of a repeated header
     body: bytes
 
     def json(self) -> Any:
@@ -97,8 +101,8 @@ class Answered:
 
     @property
     def error(self) -> dict[str, str]:
-        answer: dict[str, str] = self.json()["error"]
-        return answer
+        error: dict[str, str] = self.json()["error"]
+        return error
 
 
 def ask(
@@ -109,17 +113,17 @@ def ask(
     method: str | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = PATIENCE_S,
-) -> Answered:
-    """One request: GET, or POST of the fields as JSON."""
+) -> Reply:
+    """Sends one request: GET, or POST of the fields as JSON."""
     body = None if fields is None else json.dumps(fields)
-    answers = {"Content-Type": "application/json"} if body is not None else {}
-    place = address.removeprefix("http://")
-    with closing(http.client.HTTPConnection(place, timeout=timeout_s)) as client:
-        verb = method or ("GET" if body is None else "POST")
-        client.request(verb, path, body, {**answers, **(headers or {})})
+    content_type = {"Content-Type": "application/json"} if body is not None else {}
+    host = address.removeprefix("http://")
+    with closing(http.client.HTTPConnection(host, timeout=timeout_s)) as client:
+        method = method or ("GET" if body is None else "POST")
+        client.request(method, path, body, {**content_type, **(headers or {})})
         reply = client.getresponse()
-        named = {name.lower(): value for name, value in reply.getheaders()}
-        return Answered(reply.status, named, reply.read())
+        reply_headers = {name.lower(): value for name, value in reply.getheaders()}
+        return Reply(reply.status, reply_headers, reply.read())
 
 
 def events(
@@ -129,20 +133,37 @@ def events(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = PATIENCE_S,
 ) -> Generator[dict[str, Any]]:
-    """Server-sent events as {"event", "id", "data"}, until the server ends them; data out of its JSON."""
-    place = address.removeprefix("http://")
-    with closing(http.client.HTTPConnection(place, timeout=timeout_s)) as client:
+    """The server-sent events of a path until the stream ends, as {"event", "id", "data"} with parsed data."""
+    host = address.removeprefix("http://")
+    with closing(http.client.HTTPConnection(host, timeout=timeout_s)) as client:
         client.request("GET", path, None, {"Accept": "text/event-stream", **(headers or {})})
         reply = client.getresponse()
         assert reply.status == 200, (reply.status, reply.read())
         assert reply.getheader("content-type", "").startswith("text/event-stream")
-        answer: dict[str, Any] = {}
+        event: dict[str, Any] = {}
         for raw in reply:
             line = raw.decode().rstrip("\r\n")
             name, colon, value = line.partition(": ")
-            if not line and "data" in answer:
-                yield {"event": "message", "id": None, **answer, "data": json.loads(answer["data"])}
+            if not line and "data" in event:
+                yield {"event": "message", "id": None, **event, "data": json.loads(event["data"])}
             if not line:
-                answer = {}
+                event = {}
             elif colon and name:
-                answer[name] = value
+                event[name] = value
+
+
+@contextmanager
+def stuck_hub() -> Iterator[tuple[RawServer, threading.Event]]:
+    """A file server that has a GGUF file under every path, and sends nothing until the event is set."""
+    may_answer, file = threading.Event(), gguf_header() + b"\0" * 4096
+
+    def script(request: Asked, send: Say) -> None:
+        may_answer.wait()
+        is_range = "range" in request.headers
+        send(ranged(file, request) if is_range else answer("200 OK", {}, file))
+
+    with serve(script) as hub:
+        try:
+            yield hub, may_answer
+        finally:
+            may_answer.set()

@@ -7,58 +7,37 @@ import http.client
 import json
 import math
 import os
-import re
-import select
-import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
-from tests.patience import PATIENCE_S, wait_until
-from tests.threads import running, started_since
+from tests.patience import PATIENCE_S
 from tests.web.model_files import write_model
-from tests.web.serving import LOCAL, Answered, ask, start
-from tests.web.test_jobs import OPEN, stuck_hub
+from tests.web.serving import LOCAL, Reply, ask, start
 
-import edgekit
-from edgekit.app import recommend as recommending
-from edgekit.app.check import check_named
-from edgekit.app.estimate import price_loads
-from edgekit.app.open import ResolvedModel, open_named
-from edgekit.app.plan import plan_named
-from edgekit.catalog import read_catalog
-from edgekit.catalog.types import ModelPurpose
+from edgekit.app.open import ResolvedModel
 from edgekit.cli import main
 from edgekit.engines import engine_names, every_engine, lender_of
 from edgekit.engines.flags import CONTEXT
 from edgekit.errors import (
-    CancelledError,
-    NotFoundError,
     RemoteAccessError,
     RemoteInspectError,
     RemoteTimeoutError,
     SourceError,
 )
 from edgekit.machine import probes
-from edgekit.model import open_model
-from edgekit.request import Request, Session
-from edgekit.sources.types import Origin, Reach
 from edgekit.web import calls as web_calls
-from edgekit.web import limits
 from edgekit.web import models as web_models
 from edgekit.web.calls import CALLS
-from edgekit.web.failures import TooManyError, status_of
-from edgekit.web.models import OpenedModels
-from edgekit.web.types import MAX_BODY_BYTES, CallWatch, WebSettings
+from edgekit.web.failures import status_of
+from edgekit.web.types import MAX_BODY_BYTES
 
 GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 CARD = {"device": ["RTX 4090"], "ram": "64G"}
@@ -203,16 +182,6 @@ def test_engines_have_a_control_for_every_cache_flag(server: str) -> None:
     assert (llamacpp["parallel"]["least"], llamacpp["parallel"]["most"]) == (1, 2**31 - 1)
     assert result[0]["groups"]["backend"] == ["backend"]
     assert result[0]["instead_of"] == {"cpu_moe": "n_cpu_moe", "n_cpu_moe": "cpu_moe"}
-
-
-def test_no_script_of_the_page_names_an_engine() -> None:
-    """What differs between engines comes from the answer above; text may name them."""
-    names = "|".join(re.escape(name) for name in engine_names())
-    quoted = re.compile(rf"""(["'`])(?:{names})\1|\b(?:vllm|mlx|llamacpp)\s*:""")
-    scripts = Path(edgekit.__file__).with_name("web").joinpath("pages").glob("*.js")
-    result = {script.name: quoted.search(script.read_text()) for script in scripts}
-    assert result
-    assert not {name: match[0] for name, match in result.items() if match}
 
 
 @pytest.mark.parametrize(
@@ -501,13 +470,13 @@ def test_bodies_that_are_none(server: str, body: bytes, status: int, told_of: st
     assert len(answer.body) < 1000
 
 
-def raw_post(server: str, path: str, body: bytes) -> Answered:
+def raw_post(server: str, path: str, body: bytes) -> Reply:
     with closing(
         http.client.HTTPConnection(server.removeprefix("http://"), timeout=PATIENCE_S)
     ) as client:
         client.request("POST", path, body, {"Content-Type": "application/json"})
         reply = client.getresponse()
-        return Answered(reply.status, dict(reply.getheaders()), reply.read())
+        return Reply(reply.status, dict(reply.getheaders()), reply.read())
 
 
 def test_more_devices_than_a_machine_has(server: str) -> None:
@@ -560,352 +529,6 @@ def test_threads_that_ask_at_once_get_what_one_gets(server: str) -> None:
     with start() as fresh:
         alone = [ask(fresh, "/api/v1/estimate", fields).json() for fields in requests]
     assert at_once == alone
-
-
-class Opening:
-    """Stands where models are opened: counts, tells, and waits until it may go on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[str] = []
-        self.running = self.most = 0
-        self.go_on, self.lock = threading.Event(), threading.Lock()
-        self._named = open_named("qwen3-8b")
-        monkeypatch.setattr(web_models, "open_named", self)
-
-    def __call__(self, name: str, session: Session) -> ResolvedModel:
-        assert session.confirm is None
-        reach: Any = session.reach
-        with self.lock:
-            self.calls.append(name)
-            self.running += 1
-            self.most = max(self.most, self.running)
-        reach.progress(f"opening {name}")
-        while not self.go_on.wait(0.01):
-            if reach.cancelled.is_set():
-                with self.lock:
-                    self.running -= 1
-                raise CancelledError("called off")
-        with self.lock:
-            self.running -= 1
-        if "missing" in name:
-            raise NotFoundError(name)
-        return self._named
-
-    def until(self, count: int) -> None:
-        wait_until(lambda: self.running == count, f"{count} openings at once")
-
-
-def in_threads(work: Any, arguments: list[Any]) -> list[threading.Thread]:
-    threads = [
-        threading.Thread(target=work, args=(argument,), daemon=True) for argument in arguments
-    ]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def test_one_opening_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hears how far it is. Who leaves does not disturb the others; a second question opens nothing."""
-    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    lines: list[str] = []
-    watches = [CallWatch(progress=lines.append) for _ in range(4)]
-    result: list[Any] = []
-
-    def wait(watch: CallWatch) -> None:
-        try:
-            result.append(opened.named("org/name", watch))
-        except CancelledError as error:
-            result.append(error)
-
-    first = in_threads(wait, watches[:1])
-    opening.until(1)
-    threads = first + in_threads(wait, watches[1:])
-    wait_until(lambda: len(opened._flights["org/name"].waiting) == 4)
-    watches[0].cancelled.set()  # it was the one who began
-    first[0].join(PATIENCE_S)
-    assert isinstance(result[0], CancelledError)
-    opening.go_on.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert opening.calls == ["org/name"]
-    assert len(result) == 4
-    assert result[1] is result[2] is result[3] is opened.named("org/name", CallWatch())
-    assert lines == ["opening org/name"]
-
-
-def test_the_last_who_leaves_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    watch, left = CallWatch(), threading.Event()
-
-    def wait(watch: CallWatch) -> None:
-        with pytest.raises(CancelledError):
-            opened.named("org/name", watch)
-        left.set()
-
-    in_threads(wait, [watch])
-    opening.until(1)
-    watch.cancelled.set()
-    assert left.wait(PATIENCE_S)
-    opening.until(0)
-    opening.go_on.set()
-    assert opened.named("org/name", CallWatch()).entry is not None  # who comes then starts anew
-    assert len(opening.calls) == 2
-
-
-def test_what_was_called_off_is_not_kept_though_it_was_opened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is read of its files later would be called off too."""
-    opened, watch, calls = OpenedModels(WebSettings()), CallWatch(), []
-    known = open_named("qwen3-8b")
-
-    def open_deaf(name: str, session: Session) -> ResolvedModel:
-        calls.append(name)
-        watch.cancelled.set()
-        if len(calls) == 1:
-            assert session.reach.cancelled is not None
-            assert session.reach.cancelled.wait(PATIENCE_S)
-        return known
-
-    monkeypatch.setattr(web_models, "open_named", open_deaf)
-    before = running()
-    with pytest.raises(CancelledError):
-        opened.named("org/name", watch)
-    wait_until(lambda: started_since(before) == 0)
-    assert not opened._cached
-    opened.named("org/name", CallWatch())
-    assert calls == ["org/name"] * 2
-
-
-def test_few_are_opened_at_once_and_a_queue_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    names = [f"org/name-{number}" for number in range(web_models.WAITING_AT_ONCE)]
-    threads = in_threads(lambda name: opened.named(name, CallWatch(client=name)), names)
-    opening.until(web_models.OPENED_AT_ONCE)
-    wait_until(lambda: len(opened._waiting) == len(names))
-    with pytest.raises(TooManyError):
-        opened.named("org/one-more", CallWatch())
-    opening.go_on.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert opening.most == web_models.OPENED_AT_ONCE
-    assert sorted(opening.calls) == sorted(names)
-
-
-def test_one_client_has_a_share_of_the_openings(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    names = [f"org/name-{number}" for number in range(web_models.WAITING_EACH)]
-    threads = in_threads(lambda name: opened.named(name, CallWatch(client="10.0.0.1")), names)
-    opening.until(web_models.OPENED_EACH)
-    wait_until(lambda: len(opened._waiting) == len(names))
-    with pytest.raises(TooManyError):
-        opened.named("org/one-more", CallWatch(client="10.0.0.1"))
-    threads += in_threads(
-        lambda name: opened.named(name, CallWatch(client="10.0.0.2")), ["org/other"]
-    )
-    opening.until(web_models.OPENED_EACH + 1)
-    opening.go_on.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert opening.most <= web_models.OPENED_AT_ONCE
-
-
-SLOW: tuple[tuple[str, dict[str, str]], ...] = (
-    ("inspect", {"model": "{hub}/{n}.gguf"}),
-    ("estimate", {"model": "{hub}/{n}.gguf"}),
-    ("estimate", {"model": "qwen3-8b", "draft_model": "{hub}/{n}.gguf"}),
-    ("check", {"model": "qwen3-8b", "mmproj": "{hub}/{n}.gguf"}),
-    ("fit", {"model": "qwen3-8b", "lora": "{hub}/{n}.gguf"}),
-)
-
-
-def test_slow_servers_do_not_stop_calls_on_models_that_are_open() -> None:
-    """One client asks for as many as it can, in every way there is; all else is answered, also to itself."""
-    with stuck_hub() as (hub, _), start(OPEN) as address:
-        for model in ("qwen3-8b", GEMMA):
-            assert ask(address, "/api/v1/fit", {"model": model, **CARD}).status == 200
-        held: list[socket.socket] = []
-        for number in range(6 * len(SLOW)):
-            call, fields = SLOW[number % len(SLOW)]
-            answers = {key: text.format(hub=hub.address, n=number) for key, text in fields.items()}
-            held.append(post_only(address, f"/api/v1/{call}", answers))
-        refused = len(held) - web_models.WAITING_EACH
-        wait_until(lambda: sum(map(has_answer, held)) == refused)
-        for call in ("fit", "estimate", "curves", "check"):
-            machine: dict[str, Any] = {} if call == "estimate" else CARD
-            fields = {"model": "qwen3-8b", **machine}
-            answer = ask(address, f"/api/v1/{call}", fields)
-            assert answer.status == 200, (call, answer.body)
-        assert ask(address, "/api/v1/fit", {"model": "deepseek-v3", **CARD}).status == 200
-        answered = [item for item in held if has_answer(item)]
-        assert len(answered) == refused
-        assert all(b" 429 " in item.recv(100) for item in answered)
-        for item in held:
-            item.close()
-
-
-def post_only(address: str, path: str, fields: dict[str, str]) -> socket.socket:
-    """A request whose answer nobody waits for yet."""
-    host, _, port = address.removeprefix("http://").partition(":")
-    body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    connection = socket.create_connection((host, int(port)), PATIENCE_S)
-    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    return connection
-
-
-def has_answer(connection: socket.socket) -> bool:
-    return bool(select.select([connection], [], [], 0)[0])
-
-
-def test_who_has_left_before_its_turn_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = Opening(monkeypatch)
-    monkeypatch.setattr(limits, "LONG_EACH", 1)
-    with start(WebSettings(port=0)) as address:
-        first = post_only(address, "/api/v1/check", {"model": "org/first"})
-        opening.until(1)
-        post_only(address, "/api/v1/check", {"model": "org/second"}).close()
-        third = post_only(address, "/api/v1/check", {"model": "org/third", "ram": "64G"})
-        for _ in range(2):  # answered after the server has seen the second go and the third come
-            assert ask(address, "/healthz").status == 200
-        opening.go_on.set()
-        assert third.recv(100).startswith(b"HTTP/1.1 200 ")
-        first.close()
-        third.close()
-    assert opening.calls == ["org/first", "org/third"]
-
-
-class Late(threading.Event):
-    """Set once it was looked at so often."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__()
-        self.looks, self.left = 0, looks
-
-    def is_set(self) -> bool:
-        self.looks += 1
-        return self.looks > self.left
-
-
-@pytest.mark.parametrize("looks", [0, 2])
-@pytest.mark.parametrize("placement", ["check", "plan"])
-def test_what_nobody_waits_for_is_not_gone_on_with(placement: str, looks: int) -> None:
-    """Noticed before the next bill is made."""
-    named = open_named(QWEN)
-    request = Request(vram="12G,8G", ram="60G", users=3 if placement == "plan" else None)
-    cancelled = Late(looks)
-    session = Session(reach=Reach(network=False, cancelled=cancelled))
-    answer = check_named if placement == "check" else plan_named
-    with pytest.raises(CancelledError):
-        answer(named, request, session)
-    assert cancelled.looks == looks + 1
-
-
-def test_of_a_recommendation_that_was_called_off_nothing_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recommending, "store", lambda *_: pytest.fail("it was kept"))
-    told: list[str] = []
-
-    def tell(line: str) -> None:
-        told.append(line)
-        if len(told) == 3:
-            raise CancelledError("called off")
-
-    request = Request(devices=("RTX 3060",), ram="31G", purpose=ModelPurpose.CODE)
-    with pytest.raises(CancelledError):
-        recommending.recommend(request, Session(reach=Reach(progress=tell)))
-    assert len(told) == 3
-
-
-def test_failures_are_not_kept_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    opening.go_on.set()
-    for _ in range(2):
-        with pytest.raises(NotFoundError):
-            opened.named("org/missing", CallWatch())
-    for number in range(web_models.CACHED_MODELS + 1):
-        opened.named(f"org/name-{number}", CallWatch())
-    opening.calls.clear()
-    opened.named("org/name-0", CallWatch())
-    opened.named(f"org/name-{web_models.CACHED_MODELS}", CallWatch())
-    assert opening.calls == ["org/name-0"]
-
-
-def test_a_remote_model_is_asked_for_again_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    opening.go_on.set()
-    clock = time.monotonic()
-    monkeypatch.setattr(web_models, "time", SimpleNamespace(monotonic=lambda: clock))
-    opened.named("org/name", CallWatch())
-    clock += web_models.REMOTE_S - 1
-    opened.named("org/name", CallWatch())
-    assert len(opening.calls) == 1
-    clock += 2
-    opened.named("org/name", CallWatch())
-    assert len(opening.calls) == 2
-
-
-@pytest.mark.parametrize(("origin", "reads"), [(Origin.HUB, 1), (Origin.LOCAL, 2)])
-def test_the_projector_of_a_remote_model_is_asked_for_as_seldom_as_the_model(
-    origin: Origin, reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All that is asked for of it has one time-out: it would be used up by and by."""
-    result = open_model(str(write_model(tmp_path)))
-    assert result.files is not None
-    result = replace(result, files=replace(result.files, origin=origin))
-    named = web_models.CachedModel(name="org/name", catalog=read_catalog(), found=result)
-    clock, read = time.monotonic(), []
-
-    def counted(*arguments: Any) -> Any:
-        read.append(arguments)
-        return price_loads(result, "llama.cpp", {}, Reach())
-
-    monkeypatch.setattr(web_models, "time", SimpleNamespace(monotonic=lambda: clock))
-    monkeypatch.setattr(web_models, "price_loads", counted)
-    for _ in range(2):
-        named.pricing(result, "llama.cpp", {"mmproj": "auto"}, Reach())
-        clock += web_models.COMPANIONS_S + 1
-    assert len(read) == reads
-
-
-def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
-    path = write_model(tmp_path)
-    opened = OpenedModels(WebSettings(models_dirs=(tmp_path,)))
-    first = opened.named(path.name, CallWatch())
-    assert opened.named(str(path), CallWatch()) is first
-    later = path.stat().st_mtime_ns + 10**9
-    os.utime(path, ns=(later, later))
-    second = opened.named(path.name, CallWatch())
-    assert second is not first
-    path.unlink()
-    with pytest.raises(NotFoundError):
-        opened.named(path.name, CallWatch())
-
-
-def test_what_was_worked_out_is_kept_for_a_few_models_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    opening.go_on.set()
-    results = [opened.named(f"org/name-{number}", CallWatch()) for number in range(3)]
-    for named in results:
-        assert named.as_file("llama.cpp") is named.as_file("llama.cpp")
-    for number in range(3, web_models.WITH_RESULTS + 1):
-        opened.named(f"org/name-{number}", CallWatch())
-    assert [bool(named.by_engine) for named in results] == [False, True, True]
-
-
-def test_who_hangs_up_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = Opening(monkeypatch)
-    with start(WebSettings(port=0)) as address:
-        host, _, port = address.removeprefix("http://").partition(":")
-        with closing(socket.create_connection((host, int(port)))) as connection:
-            connection.sendall(
-                f"GET /api/v1/estimate?model=org/name HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
-            )
-            opening.until(1)
-        opening.until(0)
 
 
 def test_this_machine_is_not_probed_for_every_step(

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +17,9 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp
-from tests.hub.hub_files import gguf_header
-from tests.hub.raw_server import Asked, RawServer, Say, answer, ranged, serve
 from tests.patience import PATIENCE_S, wait_until
 from tests.threads import running, started_since
-from tests.web.serving import LOCAL, ask, events, start
+from tests.web.serving import LOCAL, OPEN, ask, events, start, stuck_hub
 
 from edgekit.errors import CancelledError, DeadlineError, NotFoundError, UsageError
 from edgekit.web import jobs as jobs_module
@@ -37,12 +35,10 @@ from edgekit.web.jobs import (
     JobState,
 )
 from edgekit.web.security import BYE, Shutdown, ShutdownMiddleware
-from edgekit.web.types import CallWatch, WebSettings
+from edgekit.web.types import CallWatch
 
 SAMPLE = {"model": "sample:gemma-3-27b"}
 ENDS = {"done", "failed", "cancelled"}
-FILE = gguf_header() + b"\0" * 4096
-OPEN = WebSettings(port=0, allow_private=True, cache=False, timeout_s=20.0)
 
 
 @pytest.fixture(scope="module")
@@ -56,22 +52,6 @@ def jobs() -> Iterator[Jobs]:
     made = Jobs(timeout_s=PATIENCE_S)
     yield made
     made.close()
-
-
-@contextmanager
-def stuck_hub() -> Iterator[tuple[RawServer, threading.Event]]:
-    """A server that has a model, and sends none of it before it is told to."""
-    go = threading.Event()
-
-    def script(asked: Asked, say: Say) -> None:
-        go.wait()
-        say(ranged(FILE, asked) if "range" in asked.headers else answer("200 OK", {}, FILE))
-
-    with serve(script) as hub:
-        try:
-            yield hub, go
-        finally:
-            go.set()
 
 
 def until(job: BackgroundJob, state: JobState) -> None:

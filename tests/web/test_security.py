@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 from tests.patience import PATIENCE_S, wait_until
-from tests.web.serving import Answered, ask, start
+from tests.web.serving import Reply, ask, start
 
 from edgekit.web import security, serving
 from edgekit.web.app import PAGES
@@ -326,12 +326,12 @@ class TestToken:
 class TestBodies:
     SIZE = 10_000_000
 
-    def post(self, server: str, body: bytes) -> Answered:
+    def post(self, server: str, body: bytes) -> Reply:
         place = server.removeprefix("http://")
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
             client.request("POST", "/api/v1/estimate", body, {"Content-Type": "application/json"})
             reply = client.getresponse()
-            return Answered(reply.status, dict(reply.getheaders()), reply.read())
+            return Reply(reply.status, dict(reply.getheaders()), reply.read())
 
     def test_body_with_too_large_content_length_is_413(self, server: str) -> None:
         answer = self.post(server, b'{"model": "' + b"a" * self.SIZE)

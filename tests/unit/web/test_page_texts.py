@@ -120,3 +120,13 @@ def test_texts_and_scripts_name_the_same() -> None:
     assert len(defined) > 10
     for group, names in defined.items():
         assert set(re.findall(rf"\b{group}\.(\w+)", scripts)) == names, group
+
+
+def test_no_script_of_the_page_names_an_engine() -> None:
+    """What differs between engines comes from the answer above; text may name them."""
+    names = "|".join(re.escape(name) for name in engine_names())
+    quoted = re.compile(rf"""(["'`])(?:{names})\1|\b(?:vllm|mlx|llamacpp)\s*:""")
+    scripts = Path(edgekit.__file__).with_name("web").joinpath("pages").glob("*.js")
+    result = {script.name: quoted.search(script.read_text()) for script in scripts}
+    assert result
+    assert not {name: match[0] for name, match in result.items() if match}
