@@ -1,4 +1,4 @@
-"""The REST API beside the command line: the same questions, the same JSON; and what it says to hostile ones."""
+"""The REST API: the same JSON as the command line for the same request, and errors for malformed requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -51,7 +50,8 @@ def server() -> Iterator[str]:
         yield address
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    """The JSON that `edgekit WORDS --json` prints."""
     capsys.readouterr()
     main([*words, "--json"])
     return json.loads(capsys.readouterr().out)
@@ -65,8 +65,8 @@ def as_query(fields: dict[str, Any]) -> str:
     return urlencode(plain, doseq=True)
 
 
-def both_ways(server: str, call: str, fields: dict[str, Any]) -> Any:
-    """The answer to a body; that to a query is the same."""
+def post_and_get(server: str, call: str, fields: dict[str, Any]) -> Any:
+    """The answer to the fields as a body, after checking that the fields as a query get the same."""
     by_body = ask(server, f"/api/v1/{call}", fields)
     by_query = ask(server, f"/api/v1/{call}?{as_query(fields)}")
     assert by_body.headers["content-type"] == "application/json"
@@ -74,7 +74,7 @@ def both_ways(server: str, call: str, fields: dict[str, Any]) -> Any:
     return by_body.json()
 
 
-# --- the command line's own answers
+# --- the same answers as the command line
 
 ESTIMATES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": "qwen3-8b"}, ("qwen3-8b",)),
@@ -82,7 +82,7 @@ ESTIMATES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"model": GEMMA, "context": 8192, "n_gpu_layers": 20, "parallel": 2, "unified": False}, (GEMMA, "-c", "8192", "-ngl", "20", "-np", "2", "-no-kvu")),
     ({"model": GEMMA, "type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "swa_full": True, "per_layer": True}, (GEMMA, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on", "--swa-full", "--per-layer")),
     ({"model": QWEN, "cpu_moe": True, "mmap": False, "backend": "cuda"}, (QWEN, "-cmoe", "--no-mmap", "--backend", "cuda")),
-    ({"model": QWEN, "cpu_moe": False, "mmap": True, "offload_kqv": True}, (QWEN,)),  # no flag says so: as if not said
+    ({"model": QWEN, "cpu_moe": False, "mmap": True, "offload_kqv": True}, (QWEN,)),  # the defaults, which have no flags
     ({"model": QWEN, "tensor_split": "3,1", "device_memory": "24G,12G", "n_gpu_layers": "all"}, (QWEN, "-ts", "3,1", "--device-memory", "24G,12G", "-ngl", "all")),
     ({"model": "qwen3-8b", "engine": "vllm", "context": 16384.0, "gpu": "H100", "tensor_parallel_size": 2, "gpu_memory_utilization": 0.85}, ("qwen3-8b", "--engine", "vllm", "-c", "16384", "--gpu", "H100", "-tp", "2", "--gpu-memory-utilization", "0.85")),
     ({"model": "qwen3-8b", "gpu_memory": "24G", "enforce_eager": True, "enable_prefix_caching": False}, ("qwen3-8b", "--gpu-memory", "24G", "--enforce-eager", "--no-enable-prefix-caching")),
@@ -96,10 +96,10 @@ ESTIMATES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), ESTIMATES)
-def test_estimate(
+def test_estimate_equals_the_command_line(
     server: str, fields: dict[str, Any], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert both_ways(server, "estimate", fields) == told(capsys, "estimate", *words)
+    assert post_and_get(server, "estimate", fields) == run_command(capsys, "estimate", *words)
 
 
 CHECKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
@@ -117,13 +117,13 @@ CHECKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), CHECKS)
-def test_check(
+def test_check_equals_the_command_line(
     server: str, fields: dict[str, Any], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(server, "/api/v1/check", fields).json() == told(capsys, "check", *words)
+    assert ask(server, "/api/v1/check", fields).json() == run_command(capsys, "check", *words)
 
 
-OTHERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+OTHER_CALLS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("plan", {"model": "qwen3-8b", **CARD, "context": "16k"}, ("qwen3-8b", *CARD_WORDS, "-c", "16k")),
     ("plan", {"model": "qwen3-8b", "engine": "vllm", "device": ["H100"], "users": 4, "context": 8192, "no_drafter": True}, ("qwen3-8b", "--engine", "vllm", "--device", "H100", "--users", "4", "-c", "8192", "--no-drafter")),
     ("plan", {"model": "qwen3-8b", "ram": "2G"}, ("qwen3-8b", "--ram", "2G")),
@@ -138,15 +138,15 @@ OTHERS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "fields", "words"), OTHERS)
-def test_other_calls(
+@pytest.mark.parametrize(("call", "fields", "words"), OTHER_CALLS)
+def test_other_calls_equal_the_command_line(
     server: str,
     call: str,
     fields: dict[str, Any],
     words: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert both_ways(server, call, fields) == told(capsys, call, *words)
+    assert post_and_get(server, call, fields) == run_command(capsys, call, *words)
 
 
 @pytest.mark.parametrize(
@@ -161,54 +161,54 @@ def test_other_calls(
         ("catalog/Qwen/Qwen3-8B", ("catalog", "show", "Qwen/Qwen3-8B")),
     ],
 )  # fmt: skip
-def test_lists(
+def test_lists_equal_the_command_line(
     server: str, path: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(server, f"/api/v1/{path}").json() == told(capsys, *words)
+    assert ask(server, f"/api/v1/{path}").json() == run_command(capsys, *words)
 
 
 def test_engines_have_a_control_for_every_cache_flag(server: str) -> None:
     """The page draws its settings from this answer alone."""
-    result = ask(server, "/api/v1/engines").json()["engines"]
-    assert [item["name"] for item in result] == list(engine_names())
-    for item in result:
-        keys = [row["key"] for row in item["controls"]]
-        assert set(item["cache"]["keys"]) <= set(keys) & set(item["groups"]["cache"])
-        assert item["cache"]["types"][0] == item["cache"]["default"] + item["cache"]["unit"]
-        assert all(row["label"] and row["kind"] for row in item["controls"])
-        assert all(row["values"] for row in item["controls"] if row["kind"] == "menu")
-    llamacpp = {row["key"]: row for row in result[0]["controls"]}
+    engines = ask(server, "/api/v1/engines").json()["engines"]
+    assert [engine["name"] for engine in engines] == list(engine_names())
+    for engine in engines:
+        keys = [control["key"] for control in engine["controls"]]
+        cache = engine["cache"]
+        assert set(cache["keys"]) <= set(keys) & set(engine["groups"]["cache"])
+        assert cache["types"][0] == cache["default"] + cache["unit"]
+        assert all(control["label"] and control["kind"] for control in engine["controls"])
+        menus = [control for control in engine["controls"] if control["kind"] == "menu"]
+        assert all(menu["values"] for menu in menus)
+    llamacpp = {control["key"]: control for control in engines[0]["controls"]}
     assert list(llamacpp)[:3] == ["mix", "type_k", "type_v"]
     assert (llamacpp["parallel"]["least"], llamacpp["parallel"]["most"]) == (1, 2**31 - 1)
-    assert result[0]["groups"]["backend"] == ["backend"]
-    assert result[0]["instead_of"] == {"cpu_moe": "n_cpu_moe", "n_cpu_moe": "cpu_moe"}
+    assert engines[0]["groups"]["backend"] == ["backend"]
+    assert engines[0]["instead_of"] == {"cpu_moe": "n_cpu_moe", "n_cpu_moe": "cpu_moe"}
 
 
 @pytest.mark.parametrize(
-    ("device", "told_of"),
+    ("device", "explanation"),
     [
         ("RTX 4090", "minus 1 GiB reserve"),
         ("m3-max-36", "macOS lets the GPU use 75 % of the memory"),
     ],
 )
-def test_hardware_says_why_not_all_that_is_free_is_usable(
-    server: str, device: str, told_of: str
-) -> None:
+def test_hardware_explains_the_usable_memory(server: str, device: str, explanation: str) -> None:
     answer = ask(server, f"/api/v1/hardware?{as_query({'device': device})}").json()
-    assert told_of in answer["engines"]["llama.cpp"]["budgets"][0]["told"]
+    assert explanation in answer["engines"]["llama.cpp"]["budgets"][0]["told"]
 
 
-def test_a_file_of_a_models_dir(
+def test_file_in_models_dir_equals_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name inside of the folder, or by its whole path; not by where the server was started."""
+    """A path is relative to the --models-dir folder, or absolute; the folder where the server started plays no part."""
     path = write_model(tmp_path / "models" / "own")
     monkeypatch.chdir(path.parent)
     with start(replace(LOCAL, models_dirs=(tmp_path / "models",))) as address:
         for name in (f"own/{path.name}", str(path)):
             for call in ("estimate", "inspect"):
                 answer = ask(address, f"/api/v1/{call}", {"model": name}).json()
-                assert answer == told(capsys, call, str(path)), name
+                assert answer == run_command(capsys, call, str(path)), name
         assert ask(address, "/api/v1/estimate", {"model": path.name}).status == 404
 
 
@@ -232,7 +232,7 @@ MISTAKES: list[tuple[int, str, dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_goes_wrong_is_told_as_the_command_line_tells_it(
+def test_errors_equal_the_command_line(
     server: str,
     mistake: tuple[int, str, dict[str, Any], tuple[str, ...]],
     capsys: pytest.CaptureFixture[str],
@@ -240,7 +240,7 @@ def test_what_goes_wrong_is_told_as_the_command_line_tells_it(
     status, call, fields, words = mistake
     answer = ask(server, f"/api/v1/{call}", fields)
     error = {name: value for name, value in answer.error.items() if name != "about"}
-    assert (answer.status, {"error": error}) == (status, told(capsys, call, *words))
+    assert (answer.status, {"error": error}) == (status, run_command(capsys, call, *words))
 
 
 ABOUT: list[tuple[str, dict[str, Any], str | None]] = [
@@ -263,7 +263,7 @@ ABOUT: list[tuple[str, dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("call", "fields", "about"), ABOUT)
-def test_an_error_names_the_part_of_the_question_it_is_about(
+def test_error_names_the_part_of_the_request_it_is_about(
     server: str, call: str, fields: dict[str, Any], about: str | None
 ) -> None:
     assert ask(server, f"/api/v1/{call}", fields).error["about"] == about
@@ -279,7 +279,9 @@ FAILING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", FAILING)
-def test_the_flags_of_a_change_make_it_fit(server: str, fields: dict[str, Any]) -> None:
+def test_flags_of_a_suggested_change_make_the_model_fit(
+    server: str, fields: dict[str, Any]
+) -> None:
     check = ask(server, "/api/v1/check", fields).json()
     assert check["status"] == "failed"
     assert any(change["flags"] for change in check["changes"])
@@ -291,7 +293,7 @@ def test_the_flags_of_a_change_make_it_fit(server: str, fields: dict[str, Any]) 
         assert answer["status"] in {"passed", "warning"}, change
 
 
-def test_a_change_that_gives_more_room_has_its_flags(server: str) -> None:
+def test_flags_of_a_suggested_change_reach_its_max_context(server: str) -> None:
     fields = {"model": "qwen3-8b", "context": "16k", "device": ["RTX 3060"], "ram": "32G"}
     check = ask(server, "/api/v1/check", fields).json()
     (change,) = check["changes"]
@@ -300,23 +302,23 @@ def test_a_change_that_gives_more_room_has_its_flags(server: str) -> None:
     assert changed["max_context"] == change["max_context"] > check["max_context"]
 
 
-# --- the limits that a user sets
+# --- reserve and max_use
 
 SMALL_CARD = {"device": ["RTX 4060"], "ram": "32G"}
 
 
-def test_another_reserve_and_a_largest_share_are_judged(server: str) -> None:
+def test_fit_respects_reserve_and_max_use(server: str) -> None:
     def fit(**limits: object) -> Any:
         fields = {"model": "llama-3.1-8b", "context": "8k", "mix": "Q4_K_M", "n_gpu_layers": "all"}
         return ask(server, "/api/v1/fit", {**fields, **SMALL_CARD, **limits}).json()
 
-    usual, none, half = fit(), fit(reserve=0), fit(max_use="50%")
-    card = usual["bars"][0]
-    assert none["bars"][0]["available_bytes"] == card["free_bytes"]
-    assert none["bars"][0]["reserve_bytes"] == 0
-    assert (usual["status"], half["status"]) == ("warning", "failed")
-    assert half["bars"][0]["available_bytes"] == card["available_bytes"]  # the mark stays at usable
-    assert fit(max_use="100%") == fit(max_use=1) == usual
+    default, no_reserve, half = fit(), fit(reserve=0), fit(max_use="50%")
+    card = default["bars"][0]
+    assert no_reserve["bars"][0]["available_bytes"] == card["free_bytes"]
+    assert no_reserve["bars"][0]["reserve_bytes"] == 0
+    assert (default["status"], half["status"]) == ("warning", "failed")
+    assert half["bars"][0]["available_bytes"] == card["available_bytes"]
+    assert fit(max_use="100%") == fit(max_use=1) == default
 
 
 @pytest.mark.parametrize(
@@ -326,7 +328,7 @@ def test_another_reserve_and_a_largest_share_are_judged(server: str) -> None:
         *(("reserve", value) for value in ("-1G", "some", "", "nan", "1e400", "12 parsecs")),
     ],
 )
-def test_limits_that_mean_nothing_are_refused(server: str, field: str, value: str) -> None:
+def test_invalid_reserve_or_max_use_is_refused(server: str, field: str, value: str) -> None:
     for call in ("check", "fit", "curves", "plan", "recommend"):
         model = {} if call == "recommend" else {"model": "qwen3-8b"}
         answer = ask(server, f"/api/v1/{call}", {**model, **SMALL_CARD, field: value})
@@ -337,9 +339,7 @@ def test_limits_that_mean_nothing_are_refused(server: str, field: str, value: st
 
 
 @pytest.mark.parametrize("limit", [{"max_use": "50%"}, {"reserve": "2G"}])
-def test_vllm_takes_neither_a_reserve_nor_a_largest_share(
-    server: str, limit: dict[str, str]
-) -> None:
+def test_vllm_takes_neither_reserve_nor_max_use(server: str, limit: dict[str, str]) -> None:
     request = {"engine": "vllm", "device": ["RTX 4090"], **limit}
     for call in ("check", "fit", "curves", "plan", "recommend"):
         model = {} if call == "recommend" else {"model": "qwen3-8b"}
@@ -359,34 +359,34 @@ def test_vllm_takes_neither_a_reserve_nor_a_largest_share(
         (RemoteTimeoutError("too long"), True, 504),
     ],
 )
-def test_another_server_is_blamed_only_for_what_it_did(
+def test_status_of_blames_another_server_only_for_its_errors(
     error: SourceError, *, network: bool, status: int
 ) -> None:
     assert status_of(error, network=network) == status
 
 
-def test_a_file_that_may_not_be_read_is_told_of(
+def test_file_without_read_permission_is_422(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shut.gguf").write_bytes(b"GGUF")
-    opened = os.open
+    (tmp_path / "unreadable.gguf").write_bytes(b"GGUF")
+    original_open = os.open
 
-    def refuse(path: Any, *more: Any, **named: Any) -> int:
-        """Who runs the tests may be the administrator, for whom no file is shut."""
-        if str(path).endswith("shut.gguf"):
+    def deny(path: Any, *more: Any, **named: Any) -> int:
+        """Instead of chmod, which does not stop root."""
+        if str(path).endswith("unreadable.gguf"):
             raise PermissionError(errno.EACCES, "Permission denied")
-        return opened(path, *more, **named)
+        return original_open(path, *more, **named)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", deny)
     with start(replace(LOCAL, models_dirs=(tmp_path,))) as address:
         for call in ("inspect", "estimate"):
-            answer = ask(address, f"/api/v1/{call}", {"model": "shut.gguf"})
+            answer = ask(address, f"/api/v1/{call}", {"model": "unreadable.gguf"})
             assert answer.status == 422
             assert "cannot be read by this user" in answer.error["message"]
 
 
 @pytest.mark.parametrize(
-    ("call", "name", "told_of"),
+    ("call", "name", "message"),
     [
         ("estimate", "ctx_size", "ctx_size: unknown field; use context"),
         ("estimate", "max-model-len", "max-model-len: unknown field; use context"),
@@ -398,21 +398,25 @@ def test_a_file_that_may_not_be_read_is_told_of(
         ("estimate", "nonsense", "nonsense: unknown field"),
     ],
 )
-def test_who_says_a_flag_is_told_its_field(server: str, call: str, name: str, told_of: str) -> None:
-    answer = both_ways(server, call, {"model": GEMMA, name: "1"})
-    assert answer["error"] == {"type": "UsageError", "message": told_of, "about": "settings"}
+def test_error_for_a_flag_name_suggests_the_field(
+    server: str, call: str, name: str, message: str
+) -> None:
+    answer = post_and_get(server, call, {"model": GEMMA, name: "1"})
+    assert answer["error"] == {"type": "UsageError", "message": message, "about": "settings"}
 
 
 def test_every_flag_has_a_field_with_its_help() -> None:
-    """A flag that is added to a table is there, and documented."""
     schema = CALLS["estimate"].request.model_json_schema()["properties"]
     for flag in (CONTEXT, *(flag for engine in every_engine() for flag in engine.flags)):
-        if not lender_of(flag) and flag.names[0] not in {"-dev", "-lm"}:  # other spellings
+        if not lender_of(flag) and flag.names[0] not in {
+            "-dev",
+            "-lm",
+        }:  # alternatives to other flags
             assert flag.help in schema[flag.key]["description"], flag.key
     assert not {"device_memory", "gpu", "gpu_memory"} & CALLS["check"].request.model_fields.keys()
 
 
-# --- hostile fields
+# --- malformed fields and bodies
 
 HOSTILE: tuple[Any, ...] = (
     math.nan, math.inf, -math.inf, 1e300, 10**400, -(10**19), True, [1], {"a": 1}, [[[]]], "\0", "a\nb", "\x1b[2J",
@@ -422,7 +426,7 @@ HOSTILE: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda value: ascii(value)[:20])
-def test_hostile_values_are_refused_in_words(server: str, value: object) -> None:
+def test_hostile_values_in_a_body_are_refused_with_a_message(server: str, value: object) -> None:
     for name in ("context", "n_gpu_layers", "tensor_split", "ubatch", "type_k"):
         answer = ask(server, "/api/v1/estimate", {"model": "qwen3-8b", name: value})
         assert answer.status == 400, (name, answer.body)
@@ -435,14 +439,14 @@ def test_hostile_values_are_refused_in_words(server: str, value: object) -> None
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "1e400", "\0", "", "9" * 300, "%", "\U0001f600"])
-def test_hostile_queries_are_refused_in_words(server: str, value: str) -> None:
+def test_hostile_values_in_a_query_are_refused_with_a_message(server: str, value: str) -> None:
     answer = ask(server, f"/api/v1/fit?model=qwen3-8b&ram=8G&context={quote(value)}")
     assert answer.status == 400
     assert answer.error["type"] == "UsageError"
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told_of"),
+    ("body", "status", "message"),
     [
         (b"", 400, "missing"),
         (b"{", 400, "not JSON"),
@@ -463,10 +467,10 @@ def test_hostile_queries_are_refused_in_words(server: str, value: str) -> None:
     ],
     ids=lambda value: ascii(value)[:40],
 )
-def test_bodies_that_are_none(server: str, body: bytes, status: int, told_of: str) -> None:
+def test_malformed_body_is_refused(server: str, body: bytes, status: int, message: str) -> None:
     answer = raw_post(server, "/api/v1/estimate", body)
     assert answer.status == status, answer.body
-    assert told_of in answer.error["message"]
+    assert message in answer.error["message"]
     assert len(answer.body) < 1000
 
 
@@ -479,19 +483,19 @@ def raw_post(server: str, path: str, body: bytes) -> Reply:
         return Reply(reply.status, dict(reply.getheaders()), reply.read())
 
 
-def test_more_devices_than_a_machine_has(server: str) -> None:
+def test_too_many_devices_are_refused(server: str) -> None:
     answer = ask(server, "/api/v1/check", {"model": "qwen3-8b", "device": ["RTX 4090"] * 9})
     assert (answer.status, answer.error["type"]) == (400, "UsageError")
-    for wish in ("65x RTX 4090", "-1x RTX 4090", "RTX 4090," * 300):
-        answer = ask(server, "/api/v1/hardware?" + urlencode({"device": wish}))
-        assert answer.status == 400, wish
+    for device in ("65x RTX 4090", "-1x RTX 4090", "RTX 4090," * 300):
+        answer = ask(server, "/api/v1/hardware?" + urlencode({"device": device}))
+        assert answer.status == 400, device
 
 
 def test_devices_takes_no_fields(server: str) -> None:
     assert ask(server, "/api/v1/devices?x=1").status == 400
 
 
-def test_what_cannot_be_read_is_told_before_anything_is_opened(
+def test_fields_are_checked_before_the_model_is_opened(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def open_nothing(*_: object, **__: object) -> ResolvedModel:
@@ -503,11 +507,11 @@ def test_what_cannot_be_read_is_told_before_anything_is_opened(
         assert ask(server, f"/api/v1/{call}", fields).status == 400, call
 
 
-# --- many at once
+# --- several requests
 
 
-def test_threads_that_ask_at_once_get_what_one_gets(server: str) -> None:
-    """What an engine works out for a model is kept with it, and all threads share it."""
+def test_concurrent_estimates_equal_those_made_one_by_one(server: str) -> None:
+    """Threads share what an engine computed for a model."""
     requests = [
         {"model": model, "context": context, "n_gpu_layers": layers, "ubatch": ubatch}
         for model in (GEMMA, QWEN)
@@ -523,27 +527,27 @@ def test_threads_that_ask_at_once_get_what_one_gets(server: str) -> None:
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(8) as threads:
-            at_once = list(threads.map(answer, requests))
+            concurrent = list(threads.map(answer, requests))
     finally:
         sys.setswitchinterval(before)
     with start() as fresh:
-        alone = [ask(fresh, "/api/v1/estimate", fields).json() for fields in requests]
-    assert at_once == alone
+        one_by_one = [ask(fresh, "/api/v1/estimate", fields).json() for fields in requests]
+    assert concurrent == one_by_one
 
 
-def test_this_machine_is_not_probed_for_every_step(
+def test_this_machine_is_probed_once_for_several_slider_steps(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probed_at: list[float] = []
+    calls: list[tuple[Any, ...]] = []
     detect = probes.detect
 
-    def counting_detect(*arguments: Any) -> Any:
-        probed_at.append(time.monotonic())
+    def record_detect(*arguments: Any) -> Any:
+        calls.append(arguments)
         return detect(*arguments)
 
-    monkeypatch.setattr(probes, "detect", counting_detect)
+    monkeypatch.setattr(probes, "detect", record_detect)
     monkeypatch.setattr(web_calls, "MACHINE_S", 60.0)
     web_calls._machine.clear()
     for _ in range(3):
         assert ask(server, "/api/v1/fit", {"model": "qwen3-8b", "context": 4096}).status == 200
-    assert len(probed_at) == 1
+    assert len(calls) == 1
