@@ -9,13 +9,14 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import ASGIApp
 from tests.patience import PATIENCE_S, wait_until
 from tests.web.serving import Reply, ask, start
 
@@ -23,6 +24,7 @@ from edgekit.web import security, serving
 from edgekit.web.app import PAGES
 from edgekit.web.limits import MAX_CLIENTS, Rates, network_of
 from edgekit.web.security import (
+    BYE,
     CALLS_EACH,
     CONTENT_POLICY,
     MAX_HEAD_BYTES,
@@ -30,6 +32,8 @@ from edgekit.web.security import (
     STREAMS_EACH,
     WRONG_TOKENS_PER_S,
     Security,
+    Shutdown,
+    ShutdownMiddleware,
 )
 from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 
@@ -632,3 +636,66 @@ class TestOpenCalls:
 def test_openapi_document_contains_no_path_of_this_machine(server: str) -> None:
     checkout = str(Path(__file__).parents[2])
     assert checkout.encode() not in ask(server, "/api/v1/openapi.json").body
+
+
+class TestShutdownMiddleware:
+    @staticmethod
+    async def messages(path: str, app: ASGIApp) -> list[dict[str, Any]]:
+        """What is sent for a request that is open when the server shuts down."""
+        shutdown, sent = Shutdown(), list[dict[str, Any]]()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        scope = {"type": "http", "path": path, "asgi": {"spec_version": "2.3"}}
+        task = asyncio.create_task(ShutdownMiddleware(app, shutdown=shutdown)(scope, receive, send))
+        for _ in range(10):  # lets the app run until it waits
+            await asyncio.sleep(0)
+        shutdown.begin()
+        await asyncio.wait_for(task, PATIENCE_S)
+        return sent
+
+    def test_stream_gets_a_last_event(self) -> None:
+        async def forever() -> AsyncIterator[bytes]:
+            while True:
+                yield b": still here\n\n"
+                await asyncio.sleep(0.01)
+
+        sent = asyncio.run(self.messages("/api/v1/cards/events", StreamingResponse(forever())))
+        assert sent[0]["status"] == 200
+        assert (sent[-1]["body"], sent[-1].get("more_body", False)) == (BYE, False)
+        assert all(message.get("more_body") is True for message in sent[1:-1])
+
+    def test_ended_stream_gets_no_last_event(self) -> None:
+        sent = asyncio.run(self.messages("/api/v1/cards/events", PlainTextResponse("all")))
+        assert [message.get("body") for message in sent] == [None, b"all"]
+
+    def test_call_sees_a_disconnect(self) -> None:
+        seen: list[str] = []
+
+        async def app(_: Any, receive: Any, __: Any) -> None:
+            seen.append((await receive())["type"])
+
+        asyncio.run(self.messages("/api/v1/inspect", app))
+        assert seen == ["http.disconnect"]
+
+    def test_other_cancellations_propagate(self) -> None:
+        async def app(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        async def unused(*_: Any) -> Any:
+            raise AssertionError
+
+        async def cancel_request() -> None:
+            call = ShutdownMiddleware(app, shutdown=Shutdown())
+            scope = {"type": "http", "path": "/events"}
+            task = asyncio.create_task(call(scope, unused, unused))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            await task
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(cancel_request())
