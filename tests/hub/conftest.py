@@ -1,4 +1,4 @@
-"""The servers, and an environment in which nothing of this machine's own is found."""
+"""The servers, and an environment without this machine's settings, tokens and caches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 
 from edgekit.sources.types import Reach
 
-_AT_OPENING = ("SSL_CERT", "HF_HUB_DISABLE_SSL")
+_READ_BY_SESSION = ("SSL_CERT", "HF_HUB_DISABLE_SSL")
 _FOREIGN = ("HF_", "HUGGING", "TRANSFORMERS_", "EDGEKIT_", "SSL_CERT")
 
 
@@ -32,9 +32,9 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 @pytest.fixture(autouse=True, scope="module")
 def own_session() -> Iterator[None]:
-    """The tests of a file share the hub's session: reading the certificates for another takes longer than most of them.
+    """One session of huggingface_hub per file: reading the certificates for a new one takes longer than most tests.
 
-    Proxies and certificates are read when it opens: a test that sets some leaves none behind.
+    It reads proxies and certificates when it opens; `surroundings` closes it after a test that set some.
     """
     close_session()
     yield
@@ -47,10 +47,10 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
         if name.upper().startswith(_FOREIGN) or name.upper().endswith("_PROXY"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")  # the token of whoever runs the tests
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")  # no token of this machine
     yield
     if any(
-        name.upper().startswith(_AT_OPENING) or name.upper().endswith("_PROXY")
+        name.upper().startswith(_READ_BY_SESSION) or name.upper().endswith("_PROXY")
         for name in os.environ
     ):
         close_session()
@@ -58,7 +58,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
 
 @pytest.fixture
 def hub(nginx: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The hub, and HF_ENDPOINT and the Ollama registry pointing at it."""
+    """The nginx hub; HF_ENDPOINT and the Ollama registry point at it."""
     monkeypatch.setenv("HF_ENDPOINT", nginx.endpoint)
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", nginx.endpoint)
     nginx.clear_logs()
@@ -73,7 +73,7 @@ def raw_server() -> Iterator[Callable[[Script], RawServer]]:
 
 @pytest.fixture
 def reach() -> Reach:
-    """One that a busy machine does not make impatient: a test of a time-out sets its own."""
+    """Timeouts that even a busy machine keeps; a test of a timeout sets its own."""
     return Reach(
         cache=False,
         connect_timeout_s=PATIENCE_S,

@@ -67,7 +67,7 @@ def gguf_header(
 
 
 def write_gguf(path: Path, header: bytes, *, weights_bytes: int) -> bytes:
-    """The header, and then a hole: the weights are never read."""
+    """The header followed by a hole for the weights, which are never read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(header)

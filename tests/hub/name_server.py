@@ -1,4 +1,4 @@
-"""A name server that is asked and never answers: the one thing here that is not real, as there may be none."""
+"""A name server that never answers. It is the only fake here: a test machine may have no name server."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 @contextmanager
 def never_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Inside, who looks up a name waits until we leave. The event is set when somebody does."""
-    request, over = threading.Event(), threading.Event()
+    """Every lookup inside the block waits until the block ends. The event is set at the first lookup."""
+    looked_up, released = threading.Event(), threading.Event()
 
     def wait(*_: object, **__: object) -> None:
-        request.set()
-        over.wait()
+        looked_up.set()
+        released.wait()
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     with monkeypatch.context() as patched:
         patched.setattr(socket, "getaddrinfo", wait)
         try:
-            yield request
+            yield looked_up
         finally:
-            over.set()
+            released.set()

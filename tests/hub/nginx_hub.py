@@ -23,8 +23,8 @@ from tests.hub.hub_files import (
 from tests.patience import PATIENCE_S, wait_until
 
 TOKEN = "hf_good"
-SIGNATURE = "X-Signature=s3cr3t"  # what the hub's redirect to the CDN carries
-COMMIT = "c0ffee" * 6 + "c0de"  # what main means in every repository
+SIGNATURE = "X-Signature=s3cr3t"  # part of the URL of the hub's redirect to the CDN
+COMMIT = "c0ffee" * 6 + "c0de"  # the commit of main in every repository
 
 LLAMA_CONFIG = {
     "model_type": "llama",
@@ -60,7 +60,7 @@ http {{
     access_log off;
     default_type application/octet-stream;
     types {{ application/json json; text/html html; }}
-    log_format asked '$request_method $uri $status $http_range auth=[$http_authorization]';
+    log_format requests '$request_method $uri $status $http_range auth=[$http_authorization]';
     client_body_temp_path {root}/temp;
     proxy_temp_path {root}/temp;
     fastcgi_temp_path {root}/temp;
@@ -82,7 +82,7 @@ http {{
 
     server {{
         listen 127.0.0.1:{hub};
-        access_log {root}/hub.log asked;
+        access_log {root}/hub.log requests;
         root {root}/hub;
 
         location /api/models/ {{
@@ -149,7 +149,7 @@ http {{
 
     server {{
         listen 127.0.0.1:{cdn};
-        access_log {root}/cdn.log asked;
+        access_log {root}/cdn.log requests;
         root {root}/cdn;
         location /whole/ {{ alias {root}/cdn/; max_ranges 0; }}
         location = /page.gguf {{ default_type text/html; return 200 "<html>sign in</html>"; }}
@@ -171,22 +171,22 @@ class Hub:
     cdn: str  # http://localhost:...
 
     def log(self, server: str) -> list[str]:
-        """What the hub or the cdn was asked, a line each.
+        """The requests that `server` (hub or cdn) got, one line each.
 
-        nginx is one process and writes a line when it is done with a request: what came before a
-        request of our own is written once that one is.
+        nginx is one process and logs a request when it has answered it. So we send one more and
+        wait for its line: then all earlier ones are in the log.
         """
         path = self.root / f"{server}.log"
         address = self.endpoint if server == "hub" else self.cdn
-        place = address.removeprefix("http://")
-        with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
+        host_and_port = address.removeprefix("http://")
+        with closing(http.client.HTTPConnection(host_and_port, timeout=PATIENCE_S)) as client:
             client.request("HEAD", _LAST, headers={"Connection": "close"})
             client.getresponse().read()
         wait_until(lambda: f" {_LAST} " in path.read_text())
         lines = path.read_text().splitlines()
-        kept = [line for line in lines if f" {_LAST} " not in line]
-        path.write_text("".join(f"{line}\n" for line in kept))
-        return kept
+        lines = [line for line in lines if f" {_LAST} " not in line]
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return lines
 
     def clear_logs(self) -> None:
         for server in ("hub", "cdn"):
@@ -195,7 +195,7 @@ class Hub:
 
 
 def build(root: Path) -> dict[str, tuple[str, int]]:
-    """Fills the folder; returns the hub's X-Linked-ETag and X-Linked-Size for each /resolve/ path."""
+    """Writes all repositories; returns the hub's X-Linked-ETag and X-Linked-Size for each /resolve/ path."""
     listings: dict[str, list[dict[str, object]]] = {}
     linked: dict[str, tuple[str, int]] = {}
 
@@ -257,7 +257,7 @@ def build(root: Path) -> dict[str, tuple[str, int]]:
 
 
 def _add_whole(add: Callable[..., None], add_json: Callable[..., None]) -> None:
-    """Repositories behind a CDN that knows no ranges."""
+    """Repositories behind a CDN that ignores Range."""
     for quant in ("Q4_K_M", "Q8_0"):
         add("acme/whole-GGUF", f"whole-{quant}.gguf", gguf_header())
     for number in (0, 1):
@@ -331,8 +331,8 @@ def start(root: Path) -> tuple[Hub, subprocess.Popen[bytes]]:
             ["nginx", "-p", str(root), "-c", str(root / "nginx.conf"), "-e", f"{root}/error.log"],
             stderr=subprocess.DEVNULL,
         )
-        # It writes this file when it listens; it ends when somebody else has taken one of the ports.
-        wait_until(lambda: (root / "nginx.pid").exists() or process.poll() is not None)  # noqa: B023 - asked at once
+        # nginx writes this file when it listens, and exits if a port has been taken meanwhile.
+        wait_until(lambda: (root / "nginx.pid").exists() or process.poll() is not None)  # noqa: B023 - called at once
         if process.poll() is None:
             endpoint, cdn = f"http://127.0.0.1:{hub_port}", f"http://localhost:{cdn_port}"
             return Hub(root=root, endpoint=endpoint, cdn=cdn), process

@@ -1,4 +1,4 @@
-"""A server that says exactly the bytes a test wants said, and remembers what it was asked."""
+"""An HTTP server on loopback that sends exactly the bytes of a script, and records the requests it gets."""
 
 from __future__ import annotations
 
@@ -11,56 +11,60 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Asked:
+class Request:
     line: str
     headers: dict[str, str]
     number: int  # 1 for the first request to this server
-    over: threading.Event = field(default_factory=threading.Event)  # the server ends
+    stopped: threading.Event = field(default_factory=threading.Event)  # of the server
 
     @property
     def first_byte(self) -> int:
-        """Where the range that was asked for starts."""
+        """First byte of the requested range."""
         return int(self.headers["range"].removeprefix("bytes=").partition("-")[0])
 
     def hang(self) -> None:
-        """Says nothing more before the test is over."""
-        self.over.wait()
+        """Sends nothing more until the server shuts down."""
+        self.stopped.wait()
 
 
-Say = Callable[[bytes], None]
-Script = Callable[[Asked, Say], None]
+Send = Callable[[bytes], None]
+Script = Callable[[Request, Send], None]
 
 
 @dataclass(slots=True)
 class RawServer:
     port: int
-    asked: list[Asked] = field(default_factory=list)
-    said_bytes: int = 0
-    connections: int = 0  # those that ended without a word too
+    requests: list[Request] = field(default_factory=list)
+    sent_bytes: int = 0
+    connections: int = 0  # also those that sent no request
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
 
-def answer(status: str, headers: dict[str, str] | None = None, body: bytes = b"") -> bytes:
-    """A whole HTTP answer; Content-Length is right unless `headers` has its own."""
-    stated = {"Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in stated.items() if value)
+def response(status: str, headers: dict[str, str] | None = None, body: bytes = b"") -> bytes:
+    """A complete HTTP response; Content-Length is right unless `headers` has its own."""
+    all_headers = {"Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items() if value)
     return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body
 
 
-def ranged(content: bytes, asked: Asked, headers: dict[str, str] | None = None) -> bytes:
-    """The honest answer to a range request."""
-    first, _, last = asked.headers["range"].removeprefix("bytes=").partition("-")
+def range_response(
+    content: bytes, request: Request, headers: dict[str, str] | None = None
+) -> bytes:
+    """The correct response to a range request."""
+    first, _, last = request.headers["range"].removeprefix("bytes=").partition("-")
     body = content[int(first) : int(last) + 1]
-    place = f"bytes {first}-{int(first) + len(body) - 1}/{len(content)}"
-    return answer("206 Partial Content", {"Content-Range": place, **(headers or {})}, body)
+    content_range = f"bytes {first}-{int(first) + len(body) - 1}/{len(content)}"
+    return response(
+        "206 Partial Content", {"Content-Range": content_range, **(headers or {})}, body
+    )
 
 
 @contextlib.contextmanager
 def serve(script: Script) -> Iterator[RawServer]:
-    over = threading.Event()
+    stopped = threading.Event()
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -72,14 +76,14 @@ def serve(script: Script) -> Iterator[RawServer]:
                 return
             pairs = (line.partition(":") for line in lines[1:])
             headers = {name.lower(): value.strip() for name, _, value in pairs}
-            request = Asked(lines[0], headers, len(server.asked) + 1, over)
-            server.asked.append(request)
-            with contextlib.suppress(OSError):  # the client went away: some tests want just that
-                script(request, self._say)
+            request = Request(lines[0], headers, len(server.requests) + 1, stopped)
+            server.requests.append(request)
+            with contextlib.suppress(OSError):  # some tests close the connection early
+                script(request, self._send)
 
-        def _say(self, raw: bytes) -> None:
+        def _send(self, raw: bytes) -> None:
             self.wfile.write(raw)
-            server.said_bytes += len(raw)
+            server.sent_bytes += len(raw)
 
     class Listener(socketserver.ThreadingTCPServer):
         allow_reuse_address = True
@@ -93,7 +97,7 @@ def serve(script: Script) -> Iterator[RawServer]:
         try:
             yield server
         finally:
-            over.set()
+            stopped.set()
             listener.shutdown()
             thread.join()
 
@@ -101,22 +105,27 @@ def serve(script: Script) -> Iterator[RawServer]:
 COMMIT = "5eed" * 10
 
 
-def hub_of(
+def hub_script(
     files: dict[str, bytes], on_get: Script, *, listed: dict[str, int] | None = None
 ) -> Script:
-    """A hub with one repository, acme/raw: it lists and describes `files`, `on_get` sends them (or not)."""
+    """A hub with one repository, acme/raw: lists `files` and answers HEAD; `on_get` answers GET.
+
+    `listed`: sizes in the listing that differ from those of the files.
+    """
     sizes = {name: len(content) for name, content in files.items()} | (listed or {})
     items = [{"type": "file", "path": name, "size": size} for name, size in sizes.items()]
 
-    def script(asked: Asked, say: Say) -> None:
-        verb, path, _ = asked.line.split()
+    def script(request: Request, send: Send) -> None:
+        verb, path, _ = request.line.split()
         name = path.rpartition("/")[2]
         if path.startswith("/api/models/"):
-            say(answer("200 OK", {"Content-Type": "application/json"}, json.dumps(items).encode()))
+            send(
+                response("200 OK", {"Content-Type": "application/json"}, json.dumps(items).encode())
+            )
         elif verb == "HEAD":
-            stated = {"ETag": f'"{name}-1"', "X-Repo-Commit": COMMIT}
-            say(answer("200 OK", {**stated, "Content-Length": str(len(files[name]))}))
+            all_headers = {"ETag": f'"{name}-1"', "X-Repo-Commit": COMMIT}
+            send(response("200 OK", {**all_headers, "Content-Length": str(len(files[name]))}))
         else:
-            on_get(asked, say)
+            on_get(request, send)
 
     return script

@@ -1,4 +1,4 @@
-"""Redirects and tokens: where we go, and who gets to see the token."""
+"""Redirects and tokens: which addresses are followed, and which servers get the token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.hub.nginx_hub import TOKEN, Hub
-from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
+from tests.hub.raw_server import RawServer, Request, Script, Send, range_response, response
 
 from edgekit.errors import (
     RemoteAccessError,
@@ -36,11 +36,11 @@ def open_file(url: str, reach: Reach) -> HttpFile:
 
 @pytest.fixture
 def token(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    def use(value: str) -> None:
+    def set_token(value: str) -> None:
         monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", raising=False)
         monkeypatch.setenv("HF_TOKEN", value)
 
-    return use
+    return set_token
 
 
 def test_gated_model_without_a_token_says_how_to_log_in(hub: Hub, reach: Reach) -> None:
@@ -78,11 +78,11 @@ def test_token_is_sent_to_the_hub_but_not_to_a_redirect_target(
     file = locate_hub(HubModel(repo="acme/large-GGUF"), reach).weights[0].open()
     file.read(700_000, 10)
     file.close()
-    asked_hub, asked_cdn = hub.log("hub"), hub.log("cdn")
-    assert len(asked_hub) == 2
-    assert all(line.endswith(f"auth=[Bearer {TOKEN}]") for line in asked_hub)
-    assert len(asked_cdn) == 2
-    assert all(line.endswith("auth=[-]") for line in asked_cdn)
+    hub_lines, cdn_lines = hub.log("hub"), hub.log("cdn")
+    assert len(hub_lines) == 2
+    assert all(line.endswith(f"auth=[Bearer {TOKEN}]") for line in hub_lines)
+    assert len(cdn_lines) == 2
+    assert all(line.endswith("auth=[-]") for line in cdn_lines)
 
 
 def test_token_is_not_sent_to_other_addresses(
@@ -105,7 +105,7 @@ def test_token_is_not_sent_to_other_addresses(
         ("https://huggingface.co", "https://huggingface.co@evil.example/a", False),
         ("https://huggingface.co", "https://cdn-lfs.huggingface.co/a", False),
         ("https://mirror.example/hf", "https://mirror.example/hf/a", True),
-        ("http://mirror.example", "http://mirror.example/a", False),  # anyone could read it
+        ("http://mirror.example", "http://mirror.example/a", False),  # unencrypted
         ("http://127.0.0.1:8080", "http://127.0.0.1:8080/a", True),
         ("http://127.0.0.1:8080", "http://127.0.0.1:8081/a", False),
     ],
@@ -140,7 +140,7 @@ def test_token_with_impossible_characters_is_an_error(
 
 
 def test_hub_token_reads_the_file_of_hf_auth_login(tmp_path: Path) -> None:
-    """In a process of its own: huggingface_hub looks at HF_HOME when it is imported."""
+    """In a new process: huggingface_hub reads HF_HOME when it is imported."""
     (tmp_path / "token").write_text("hf_written\n")
     script = "from edgekit.sources.address import hub_token; print(hub_token())"
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
@@ -172,12 +172,12 @@ def test_refusal_by_another_server_says_that_tokens_only_go_to_the_hub(
     raw_server: Server, reach: Reach, hub: Hub, token: Callable[[str], None]
 ) -> None:
     token(TOKEN)
-    server = raw_server(lambda _, say: say(answer("403 Forbidden")))
+    server = raw_server(lambda _, send: send(response("403 Forbidden")))
     with pytest.raises(
         RemoteAccessError, match="no token was sent, because tokens only go to Hugging Face"
     ):
         open_file(server.address + "/a.gguf", reach)
-    assert "authorization" not in server.asked[0].headers
+    assert "authorization" not in server.requests[0].headers
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_error_statuses_and_bad_redirects_are_one_sentence(
     with pytest.raises(error, match=sentence):
         open_file(hub.cdn + path, reach)
     assert reach.traffic.requests <= 6
-    assert reach.traffic.received_bytes < 6 * 512  # nginx writes a short page with each
+    assert reach.traffic.received_bytes < 6 * 512  # nginx sends a short page with each
 
 
 def test_relative_redirect_is_followed(hub: Hub, reach: Reach) -> None:
@@ -213,7 +213,7 @@ def test_relative_redirect_is_followed(hub: Hub, reach: Reach) -> None:
         ("http://a.example/x", "https://a.example/x", "https://a.example/x"),
         ("https://a.example/x", "https:///y", "https://a.example/y"),
         ("http://127.0.0.1:1/x", "http://localhost:2/x", "http://localhost:2/x"),
-        ("https://a.example/x", "http://b.example/y", None),  # no way back to plain text
+        ("https://a.example/x", "http://b.example/y", None),  # from https to http
         ("https://a.example/x", "http://a.example/x", None),
         ("http://a.example/x", "http://127.0.0.1:6379/x", None),  # not to this machine
         ("http://a.example/x", "http://localhost/x", None),
@@ -236,32 +236,32 @@ def test_redirect_target_allows_only_safe_addresses(
 
 
 @pytest.mark.parametrize(
-    ("url", "text"),
+    ("url", "expected"),
     [
         ("https://user:pass@a.example:8443/b/c.gguf?sig=1#x", "https://a.example:8443/b/c.gguf"),
         ("https://a.example/b\x1b[31m.gguf", "https://a.example/b%1B%5B31m.gguf"),
         ("https://u@v@a.example/b", "https://a.example/b"),
     ],
 )
-def test_redact_hides_logins_queries_and_escapes(url: str, text: str) -> None:
-    assert redact(url) == text
+def test_redact_hides_logins_queries_and_escapes(url: str, expected: str) -> None:
+    assert redact(url) == expected
 
 
 def test_password_in_an_address_is_not_sent_to_a_redirect_target(
     raw_server: Server, reach: Reach
 ) -> None:
-    other = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
-    moved = answer("302 Found", {"Location": f"{other.address}/b.gguf?sig=1"})
-    first = raw_server(lambda _, say: say(moved))
+    other = raw_server(lambda request, send: send(range_response(CONTENT, request)))
+    moved = response("302 Found", {"Location": f"{other.address}/b.gguf?sig=1"})
+    first = raw_server(lambda _, send: send(moved))
     address = first.address.replace("//", "//me:s3cr3t@")
     open_file(f"{address}/a.gguf", reach).close()
-    assert first.asked[0].headers["authorization"] == "Basic bWU6czNjcjN0"
-    assert "authorization" not in other.asked[0].headers
+    assert first.requests[0].headers["authorization"] == "Basic bWU6czNjcjN0"
+    assert "authorization" not in other.requests[0].headers
 
 
 def test_error_messages_hide_the_secrets_of_an_address(raw_server: Server, reach: Reach) -> None:
-    def script(asked: Asked, say: Say) -> None:
-        say(answer("404 Not Found"))
+    def script(request: Request, send: Send) -> None:
+        send(response("404 Not Found"))
 
     address = raw_server(script).address.replace("//", "//me:s3cr3t@") + "/a.gguf?sig=s3cr3t"
     with pytest.raises(RemoteNotFoundError) as caught:

@@ -1,4 +1,4 @@
-"""Header bytes kept on disk: served again only while the server's file is still the same."""
+"""Header bytes cached on disk: used again only while the file on the server is unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.hub.hub_files import gguf_header, write_gguf
 from tests.hub.nginx_hub import SIGNATURE, TOKEN, Hub
-from tests.hub.raw_server import RawServer, Script, ranged
+from tests.hub.raw_server import RawServer, Script, range_response
 
 from edgekit.errors import RemoteAccessError, RemoteInspectError
 from edgekit.sources import cache
@@ -37,7 +37,7 @@ def fresh(reach: Reach, *, on: bool = True) -> Reach:
     return replace(reach, cache=on, traffic=Traffic())
 
 
-def read_and_keep(url: str, reach: Reach, length: int = 1_000_000) -> bytes:
+def read_and_cache(url: str, reach: Reach, length: int = 1_000_000) -> bytes:
     file = HttpFile(Transport(reach), url, name="the file")
     read = file.read(0, length)
     file.keep()
@@ -46,24 +46,26 @@ def read_and_keep(url: str, reach: Reach, length: int = 1_000_000) -> bytes:
 
 
 @pytest.fixture
-def kept(hub: Hub, reach: Reach) -> str:
+def cached_url(hub: Hub, reach: Reach) -> str:
     """The address of a file whose first million bytes are in the cache."""
     write_gguf(hub.root / "cdn/kept.gguf", HEADER, weights_bytes=1 << 20)
     url = f"{hub.cdn}/kept.gguf"
-    read_and_keep(url, fresh(reach))
+    read_and_cache(url, fresh(reach))
     hub.clear_logs()
     return url
 
 
-def test_second_read_takes_one_request_without_a_body(hub: Hub, kept: str, reach: Reach) -> None:
+def test_second_read_takes_one_request_without_a_body(
+    hub: Hub, cached_url: str, reach: Reach
+) -> None:
     again = fresh(reach)
-    assert read_and_keep(kept, again) == HEADER[:1_000_000]
+    assert read_and_cache(cached_url, again) == HEADER[:1_000_000]
     assert again.traffic == Traffic(requests=1, received_bytes=0, ranges=1, cached_bytes=1_000_000)
     assert hub.log("cdn") == ["GET /kept.gguf 304 bytes=0-524287 auth=[-]"]
 
 
 def test_second_read_from_the_hub_stops_at_the_redirect(hub: Hub, reach: Reach) -> None:
-    """It carries the content's hash: the CDN is not asked at all."""
+    """The redirect carries the hash of the content, so the CDN gets no request."""
     for expected_cdn in (1, 0):
         hub.clear_logs()
         file = locate_hub(LARGE, fresh(reach)).weights[0].open()
@@ -91,34 +93,36 @@ def test_longer_read_continues_where_the_cached_prefix_ends(hub: Hub, reach: Rea
     reopened.close()
 
 
-def test_changed_file_is_read_again(hub: Hub, kept: str, reach: Reach) -> None:
+def test_changed_file_is_read_again(hub: Hub, cached_url: str, reach: Reach) -> None:
     other = gguf_header(architecture="qwen3", vocabulary=50_000)
     write_gguf(hub.root / "cdn/kept.gguf", other, weights_bytes=1 << 20)
     os.utime(hub.root / "cdn/kept.gguf", (1, 1))
     again = fresh(reach)
-    assert read_and_keep(kept, again) == other[:1_000_000]
+    assert read_and_cache(cached_url, again) == other[:1_000_000]
     assert again.traffic.cached_bytes == 0
-    assert read_and_keep(kept, last := fresh(reach)) == other[:1_000_000]
+    assert read_and_cache(cached_url, last := fresh(reach)) == other[:1_000_000]
     assert last.traffic.received_bytes == 0
 
 
 def test_server_without_conditional_requests_still_confirms_the_entry(
     raw_server: Server, reach: Reach
 ) -> None:
-    server = raw_server(lambda asked, say: say(ranged(HEADER, asked, {"ETag": '"a"'})))
+    server = raw_server(
+        lambda request, send: send(range_response(HEADER, request, {"ETag": '"a"'}))
+    )
     for _ in range(2):
         last = fresh(reach)
-        assert read_and_keep(server.address + "/a.gguf", last) == HEADER[:1_000_000]
+        assert read_and_cache(server.address + "/a.gguf", last) == HEADER[:1_000_000]
     assert last.traffic.requests == 1
-    assert server.asked[-1].headers["if-none-match"] == '"a"'
+    assert server.requests[-1].headers["if-none-match"] == '"a"'
 
 
-@pytest.mark.parametrize("stated", [{}, {"ETag": 'W/"a"'}])
+@pytest.mark.parametrize("headers", [{}, {"ETag": 'W/"a"'}])
 def test_nothing_is_cached_without_a_strong_validator(
-    raw_server: Server, reach: Reach, folder: Path, stated: dict[str, str]
+    raw_server: Server, reach: Reach, folder: Path, headers: dict[str, str]
 ) -> None:
-    server = raw_server(lambda asked, say: say(ranged(HEADER, asked, stated)))
-    read_and_keep(server.address + "/a.gguf", fresh(reach))
+    server = raw_server(lambda request, send: send(range_response(HEADER, request, headers)))
+    read_and_cache(server.address + "/a.gguf", fresh(reach))
     assert not folder.exists()
 
 
@@ -131,12 +135,12 @@ def test_nothing_is_cached_unless_keep_is_called(hub: Hub, reach: Reach, folder:
 
 
 def test_disabled_cache_is_neither_read_nor_written(
-    hub: Hub, kept: str, reach: Reach, folder: Path
+    hub: Hub, cached_url: str, reach: Reach, folder: Path
 ) -> None:
     (entry,) = folder.iterdir()
     before = entry.stat()
     off = fresh(reach, on=False)
-    read_and_keep(kept, off)
+    read_and_cache(cached_url, off)
     assert (off.traffic.cached_bytes, off.traffic.received_bytes) == (0, 1_000_000)
     assert entry.stat().st_mtime_ns == before.st_mtime_ns
 
@@ -152,7 +156,7 @@ def test_no_secret_is_written_to_the_cache(
     file.close()
     written = b"".join(entry.read_bytes() for entry in folder.iterdir())
     assert b"resolve/main/gated-Q4_K_M.gguf" in written
-    assert b"api/models/acme/gated-GGUF/tree/main" in written  # the listing is kept as well
+    assert b"api/models/acme/gated-GGUF/tree/main" in written  # the listing is cached as well
     assert TOKEN.encode() not in written
     assert SIGNATURE.partition("=")[2].encode() not in written
 
@@ -164,7 +168,7 @@ def test_address_with_a_secret_is_not_cached(
     write_gguf(hub.root / "cdn/kept.gguf", HEADER, weights_bytes=0)
     url = f"{hub.cdn}/kept.gguf"
     secret = url + extra if extra.startswith("?") else url.replace("//", f"//{extra}")
-    read_and_keep(secret, fresh(reach))
+    read_and_cache(secret, fresh(reach))
     assert not folder.exists()
 
 
@@ -200,14 +204,14 @@ def test_cached_header_of_a_gated_model_needs_the_token(
     ],
 )
 def test_damaged_entry_is_ignored_and_removed(
-    kept: str, reach: Reach, folder: Path, damage: Callable[[bytes], bytes]
+    cached_url: str, reach: Reach, folder: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     (entry,) = folder.iterdir()
     entry.write_bytes(damage(entry.read_bytes()))
-    assert cache.load(kept) is None
+    assert cache.load(cached_url) is None
     assert not entry.exists()
     again = fresh(reach)
-    assert read_and_keep(kept, again) == HEADER[:1_000_000]
+    assert read_and_cache(cached_url, again) == HEADER[:1_000_000]
     assert again.traffic.cached_bytes == 0
 
 
@@ -218,13 +222,13 @@ def test_oldest_entries_are_removed_beyond_the_limit(
     urls = [f"{hub.cdn}/prune{number}.gguf" for number in range(3)]
     for number, url in enumerate(urls):
         write_gguf(hub.root / f"cdn/prune{number}.gguf", HEADER, weights_bytes=0)
-        read_and_keep(url, fresh(reach), length=100)
+        read_and_cache(url, fresh(reach), length=100)
         for age, path in enumerate(sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime)):
             os.utime(path, (1000 + age, 1000 + age))
         if number == 1:
-            held = cache.load(urls[0])  # used just now: the second is the oldest
-            assert held is not None
-            held.prefix.close()
+            entry = cache.load(urls[0])  # used just now: the second is the oldest
+            assert entry is not None
+            entry.prefix.close()
     entries = [cache.load(url) for url in urls]
     assert [entry is not None for entry in entries] == [True, False, True]
     for entry in entries:
@@ -233,21 +237,21 @@ def test_oldest_entries_are_removed_beyond_the_limit(
 
 
 def test_temporary_files_of_a_dead_writer_are_removed(
-    kept: str, reach: Reach, folder: Path
+    cached_url: str, reach: Reach, folder: Path
 ) -> None:
     old, new = folder / "old.part", folder / "new.part"
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (1, 1))
-    entry = cache.load(kept)
+    entry = cache.load(cached_url)
     assert entry is not None
-    cache.store(kept, entry)
+    cache.store(cached_url, entry)
     entry.prefix.close()
     assert (old.exists(), new.exists()) == (False, True)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions are not modes there")
-def test_entries_are_readable_by_their_owner_only(kept: str, folder: Path) -> None:
+def test_entries_are_readable_by_their_owner_only(cached_url: str, folder: Path) -> None:
     (entry,) = folder.iterdir()
     assert entry.stat().st_mode & 0o077 == 0
     assert folder.stat().st_mode & 0o077 == 0
@@ -260,10 +264,12 @@ def test_unwritable_cache_folder_is_not_an_error(
     blocked.write_bytes(b"")
     monkeypatch.setenv("EDGEKIT_CACHE", str(blocked))
     write_gguf(hub.root / "cdn/kept.gguf", HEADER, weights_bytes=0)
-    assert read_and_keep(f"{hub.cdn}/kept.gguf", fresh(reach)) == HEADER[:1_000_000]
+    assert read_and_cache(f"{hub.cdn}/kept.gguf", fresh(reach)) == HEADER[:1_000_000]
 
 
-def test_concurrent_writers_and_readers_see_complete_entries_only(kept: str, folder: Path) -> None:
+def test_concurrent_writers_and_readers_see_complete_entries_only(
+    cached_url: str, folder: Path
+) -> None:
     script = f"""
 import os, sys
 from edgekit.sources import cache
@@ -273,9 +279,9 @@ for number in range(40):
     prefix.write(bytes([number]) * 100_000)
     version = Version(total_bytes=200_000, etag=f'"{{os.getpid()}}-{{number}}"')
     entry = cache.CachedRange(version=version, linked_etag=None, prefix=prefix, length=100_000)
-    cache.store({kept!r}, entry)
+    cache.store({cached_url!r}, entry)
     prefix.close()
-    seen = cache.load({kept!r})
+    seen = cache.load({cached_url!r})
     assert seen is not None
     seen.prefix.seek(0)
     assert len(set(seen.prefix.read())) == 1
@@ -287,10 +293,10 @@ for number in range(40):
 
 
 def test_cached_header_is_served_offline_without_a_request(
-    hub: Hub, kept: str, reach: Reach
+    hub: Hub, cached_url: str, reach: Reach
 ) -> None:
     offline = replace(fresh(reach), network=False)
-    file = HttpFile(Transport(offline), kept, name="the file")
+    file = HttpFile(Transport(offline), cached_url, name="the file")
     assert file.read(0, 1_000_000) == HEADER[:1_000_000]
     with pytest.raises(RemoteInspectError, match="the network is off"):
         file.read(0, 1_500_000)
@@ -299,16 +305,16 @@ def test_cached_header_is_served_offline_without_a_request(
     assert hub.log("cdn") == []
 
 
-def test_entry_is_one_line_of_json_followed_by_the_bytes(kept: str, folder: Path) -> None:
+def test_entry_is_one_line_of_json_followed_by_the_bytes(cached_url: str, folder: Path) -> None:
     (entry,) = folder.iterdir()
-    line, _, rest = entry.read_bytes().partition(b"\n")
-    title = json.loads(line)
-    assert (title["url"], title["length"], title["total_bytes"]) == (
-        kept,
+    line, _, data = entry.read_bytes().partition(b"\n")
+    metadata = json.loads(line)
+    assert (metadata["url"], metadata["length"], metadata["total_bytes"]) == (
+        cached_url,
         1_000_000,
         len(HEADER) + (1 << 20),
     )
-    assert rest == HEADER[:1_000_000]
+    assert data == HEADER[:1_000_000]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +343,7 @@ def test_cache_folder_of_each_platform(
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 def test_fifo_in_place_of_an_entry_is_ignored(nginx: Hub, reach: Reach, folder: Path) -> None:
     url = f"{nginx.cdn}/acme/large-GGUF/large-Q4_K_M.gguf"
-    read_and_keep(url, fresh(reach))
+    read_and_cache(url, fresh(reach))
     (entry,) = folder.glob("*.header")
     entry.unlink()
     os.mkfifo(entry)

@@ -1,4 +1,4 @@
-"""`edgekit check` and `edgekit.models` against a hub: what is fetched, what is refused, what is left."""
+"""`edgekit check` and `edgekit.models` against a hub: what they fetch, refuse, download and leave on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.header_files import ARRAY, F32, FLOAT32, STRING, UINT32, entry, gguf,
 from tests.hub import nginx_hub
 from tests.hub.hub_files import gguf_header
 from tests.hub.nginx_hub import TOKEN, Hub
-from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of
+from tests.hub.raw_server import RawServer, Request, Script, Send, hub_script, response
 from tests.patience import PATIENCE_S, wait_until
 
 from edgekit.cli import main
@@ -34,12 +34,12 @@ from edgekit.models import can_load, inspect_model_remote, model_preflight
 from edgekit.sources.download import download_model
 
 LAYERS, HIDDEN, FEED_FORWARD, KV_WIDTH, CONTEXT, VOCABULARY = 2, 64, 128, 32, 2048, 256
-FITS = " of 7.0 GiB at 2K, about "  # all of the context that the models here have
+FITS = " of 7.0 GiB at 2K, about "  # the native context of these models
 FIRST_RANGE = "bytes=0-524287"
 
 
-def whole_model(*, architecture: str = "llama", vocabulary: int = 0, **more: Any) -> bytes:
-    """The header of a model that llama.cpp would load: nginx_hub's own has one tensor only."""
+def full_model_header(*, architecture: str = "llama", vocabulary: int = 0, **more: Any) -> bytes:
+    """The header of a model that llama.cpp would load; the headers of nginx_hub have one tensor."""
     if architecture != "llama" or more:
         return gguf_header(architecture=architecture, vocabulary=vocabulary, **more)
     tokens = [f"token{number:07d}" for number in range(vocabulary or VOCABULARY)]
@@ -79,7 +79,7 @@ def running(root: Path) -> Iterator[tuple[Hub, subprocess.Popen[bytes]]]:
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed (Debian: apt install nginx-light)")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nginx_hub, "gguf_header", whole_model)
+        patch.setattr(nginx_hub, "gguf_header", full_model_header)
         hub, process = nginx_hub.start(root)
     yield hub, process
     process.terminate()
@@ -99,40 +99,40 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(["check", *words, "--ram", "8G"])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(ask(capsys, *words, "--json")[1])
-    return shown
+def check_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(check(capsys, *words, "--json")[1])
+    return answer
 
 
 def ranges(hub: Hub) -> list[str]:
-    """What the CDN was asked for, each 'bytes=first-last', or '-' for a whole file."""
+    """The Range of each request to the CDN: 'bytes=first-last', or '-' for a whole file."""
     return [line.split()[3] for line in hub.log("cdn")]
 
 
-def left_in(folder: Path) -> list[str]:
+def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-# --- the light check
+# --- header only
 
 
 def test_check_fetches_only_the_header(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "acme/large-GGUF", "--quiet", "--exact")
+    code, out, err = check(capsys, "acme/large-GGUF", "--quiet", "--exact")
     assert (code, err) == (0, "")
     assert out.startswith("Runs on the CPU: ")
     assert FITS in out
     requests = [tuple(map(int, item.removeprefix("bytes=").split("-"))) for item in ranges(hub)]
     assert ranges(hub)[0] == FIRST_RANGE
     for (_, last), (first, _) in pairwise(requests):
-        assert first == last + 1  # appended, never from the beginning again
-    header = len(whole_model(vocabulary=100_000))
-    assert header <= requests[-1][1] + 1 <= header + 2**20  # of a file of 64 MiB more
+        assert first == last + 1  # each range continues the previous one
+    header = len(full_model_header(vocabulary=100_000))
+    assert header <= requests[-1][1] + 1 <= header + 2**20  # the file has 64 MiB of weights
     assert [line.split()[:3] for line in hub.log("hub")] == [
         ["GET", "/api/models/acme/large-GGUF/tree/main/page.json", "200"],
         ["GET", "/acme/large-GGUF/resolve/main/large-Q4_K_M.gguf", "302"],
@@ -140,9 +140,9 @@ def test_check_fetches_only_the_header(hub: Hub, capsys: pytest.CaptureFixture[s
 
 
 def test_second_check_fetches_nothing(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    first = ask(capsys, "acme/large-GGUF", "--quiet")
+    first = check(capsys, "acme/large-GGUF", "--quiet")
     hub.clear_logs()
-    assert ask(capsys, "acme/large-GGUF", "--quiet") == first
+    assert check(capsys, "acme/large-GGUF", "--quiet") == first
     assert hub.log("cdn") == []
 
 
@@ -154,37 +154,37 @@ def test_can_load_takes_one_range(hub: Hub) -> None:
 def test_command_starts_the_engine_with_the_hub_id(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = ask_json(capsys, "acme/tiny-GGUF:Q8_0")
-    assert shown["command"].startswith("llama-server -hf acme/tiny-GGUF:Q8_0 --no-mmproj -c 2048")
+    answer = check_json(capsys, "acme/tiny-GGUF:Q8_0")
+    assert answer["command"].startswith("llama-server -hf acme/tiny-GGUF:Q8_0 --no-mmproj -c 2048")
 
 
 def test_several_models_are_answered_in_order(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["acme/llama", "acme/gated-GGUF", "acme/tiny-GGUF:Q8_0", "acme/none", "acme/tiny-GGUF"]
-    code, out, err = ask(capsys, *names, "--json")
-    shown = json.loads(out)
+    code, out, err = check(capsys, *names, "--json")
+    answer = json.loads(out)
     assert (code, err) == (4, "")
-    assert [model["reference"] for model in shown["models"]] == names
-    assert shown["summary"]["fits"] == 3
-    assert [model["error"]["type"] for model in shown["models"] if "error" in model] == [
+    assert [model["reference"] for model in answer["models"]] == names
+    assert answer["summary"]["fits"] == 3
+    assert [model["error"]["type"] for model in answer["models"] if "error" in model] == [
         "RemoteAccessError",
         "RemoteNotFoundError",
     ]
 
 
-# --- who may not
+# --- gated models
 
 
 def test_gated_model_says_how_to_log_in(
     hub: Hub, hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = ask(capsys, "acme/gated-GGUF", "--download-up-to", "1G")
+    code, out, err = check(capsys, "acme/gated-GGUF", "--download-up-to", "1G")
     assert (code, out) == (4, "")
     assert "the model is gated" in err
     assert (
         "accept its terms on the model's page, then log in with `hf auth login`, or set HF_TOKEN"
         in err
     )
-    assert (hub.log("cdn"), left_in(hub_cache)) == ([], [])
+    assert (hub.log("cdn"), files_in(hub_cache)) == ([], [])
     with pytest.raises(RemoteAccessError):
         model_preflight("acme/gated-GGUF", ram="8G")
     with pytest.raises(RemoteAccessError):
@@ -196,8 +196,10 @@ def test_gated_model_with_a_token_is_checked(
 ) -> None:
     monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert ask(capsys, "acme/gated-GGUF", "--quiet")[0] == 0
-    assert all(line.endswith("auth=[-]") for line in hub.log("cdn"))  # the hub's, not the CDN's
+    assert check(capsys, "acme/gated-GGUF", "--quiet")[0] == 0
+    assert all(
+        line.endswith("auth=[-]") for line in hub.log("cdn")
+    )  # the token goes to the hub only
 
 
 def test_gated_model_in_the_hub_cache_is_read_from_there(
@@ -207,11 +209,13 @@ def test_gated_model_in_the_hub_cache_is_read_from_there(
         with_token.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
         with_token.setenv("HF_TOKEN", TOKEN)
         download_model("acme/gated-GGUF", RemoteInspectError("asked to"), confirm=lambda _: True)
-    code, out, err = ask(capsys, "acme/gated-GGUF", "--no-download")
+    code, out, err = check(capsys, "acme/gated-GGUF", "--no-download")
     assert (code, err) == (0, "")
-    shown = " ".join(out.split())
-    assert "could not read it from Hugging Face, so the files in the local cache were used" in shown
-    assert "the model is gated" in shown
+    answer = " ".join(out.split())
+    assert (
+        "could not read it from Hugging Face, so the files in the local cache were used" in answer
+    )
+    assert "the model is gated" in answer
     assert model_preflight("acme/gated-GGUF", ram="8G").can_load
     assert can_load("acme/gated-GGUF", ram="8G")
     assert inspect_model_remote("acme/gated-GGUF").num_layers > 0
@@ -230,7 +234,7 @@ def test_gated_model_in_the_hub_cache_is_read_from_there(
 def test_missing_repositories_and_files_are_one_sentence(
     reference: str, sentence: str, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = ask(capsys, reference)
+    code, out, err = check(capsys, reference)
     assert (code, out) == (4, "")
     assert len(err.splitlines()) == 1
     assert sentence in err
@@ -248,13 +252,15 @@ def test_missing_repository_is_not_downloaded(hub: Hub) -> None:
 def test_download_without_permission_is_refused(
     words: list[str], hub: Hub, hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = ask(capsys, "acme/whole-GGUF", *words)
+    code, out, err = check(capsys, "acme/whole-GGUF", *words)
     assert (code, out) == (4, "")
     assert len(err.splitlines()) == 1
     assert "only sends whole files (it ignores Range)" in err
     assert "--download-up-to SIZE" in err
-    assert left_in(hub_cache) == []
-    assert ask_json(capsys, "acme/whole-GGUF", *words)["error"]["type"] == "RangeNotSupportedError"
+    assert files_in(hub_cache) == []
+    assert (
+        check_json(capsys, "acme/whole-GGUF", *words)["error"]["type"] == "RangeNotSupportedError"
+    )
 
 
 def test_allowed_download_is_made_and_reported(
@@ -263,21 +269,21 @@ def test_allowed_download_is_made_and_reported(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    code, out, _ = ask(capsys, "acme/whole-GGUF", "--download-up-to", "1G")
+    code, out, _ = check(capsys, "acme/whole-GGUF", "--download-up-to", "1G")
     assert code == 0
     assert FITS in out.splitlines()[0]
-    size = f"{(len(whole_model()) + 2**20) / 2**20:.2f} MiB"
+    size = f"{(len(full_model_header()) + 2**20) / 2**20:.2f} MiB"
     assert f"downloaded in full ({size})" in " ".join(out.split())
     assert caplog.text.count("the header alone was not enough") == 1
     assert f"downloading {size} to {hub_cache}" in caplog.text
-    assert "whole-Q4_K_M.gguf" in left_in(hub_cache)
-    assert not [name for name in left_in(hub_cache) if name.endswith(".incomplete")]
+    assert "whole-Q4_K_M.gguf" in files_in(hub_cache)
+    assert not [name for name in files_in(hub_cache) if name.endswith(".incomplete")]
 
 
 def test_downloaded_model_is_checked_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    ask(capsys, "acme/whole-GGUF", "--download-up-to", "1G")
+    check(capsys, "acme/whole-GGUF", "--download-up-to", "1G")
     hub.clear_logs()
-    code, out, err = ask(capsys, "acme/whole-GGUF", "--offline", "--no-download")
+    code, out, err = check(capsys, "acme/whole-GGUF", "--offline", "--no-download")
     assert (code, err) == (0, "")
     assert FITS in out.splitlines()[0]
     assert (hub.log("hub"), hub.log("cdn")) == ([], [])
@@ -286,75 +292,75 @@ def test_downloaded_model_is_checked_offline(hub: Hub, capsys: pytest.CaptureFix
 def test_downloaded_model_needs_no_second_permission(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(capsys, "acme/whole-GGUF", "--download-up-to", "1G")[0] == 0
-    assert ask(capsys, "acme/whole-GGUF", "--no-download", "--quiet")[0] == 0
+    assert check(capsys, "acme/whole-GGUF", "--download-up-to", "1G")[0] == 0
+    assert check(capsys, "acme/whole-GGUF", "--no-download", "--quiet")[0] == 0
     assert can_load("acme/whole-GGUF", ram="8G")
     assert inspect_model_remote("acme/whole-GGUF").num_layers == LAYERS
 
 
 def test_python_api_downloads_only_with_allow_download(hub: Hub, hub_cache: Path) -> None:
-    for ask_for in (can_load, inspect_model_remote):
+    for function in (can_load, inspect_model_remote):
         with pytest.raises(RangeNotSupportedError):
-            ask_for("acme/whole-GGUF")
+            function("acme/whole-GGUF")
     with pytest.raises(RangeNotSupportedError, match="allow_download=True"):
         model_preflight("acme/whole-GGUF", ram="8G", allow_download=False)
-    assert left_in(hub_cache) == []
+    assert files_in(hub_cache) == []
     assert model_preflight("acme/whole-GGUF", ram="8G").max_context == CONTEXT
-    assert "whole-Q4_K_M.gguf" in left_in(hub_cache)
+    assert "whole-Q4_K_M.gguf" in files_in(hub_cache)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
 @pytest.mark.parametrize(("reply", "code"), [(b"y\n", 0), (b"no\n", 4), (b"\n", 4)])
 def test_check_asks_at_a_terminal_before_it_downloads(
     reply: bytes, code: int, hub: Hub, hub_cache: Path
 ) -> None:
-    result, shown = on_a_terminal(reply, "acme/whole-GGUF", "--download-up-to", "100K")
+    result, answer = on_a_terminal(reply, "acme/whole-GGUF", "--download-up-to", "100K")
     assert result == code
-    size = f"{(len(whole_model()) + 2**20) / 2**20:.2f} MiB"
-    assert f"Download {size} to {hub_cache} and inspect it? [y/N]" in shown
-    assert (FITS in shown) == (code == 0)
-    assert bool(left_in(hub_cache)) == (code == 0)
+    size = f"{(len(full_model_header()) + 2**20) / 2**20:.2f} MiB"
+    assert f"Download {size} to {hub_cache} and inspect it? [y/N]" in answer
+    assert (FITS in answer) == (code == 0)
+    assert bool(files_in(hub_cache)) == (code == 0)
 
 
 def on_a_terminal(reply: bytes, *words: str) -> tuple[int, str]:
     import pty
 
-    here, there = pty.openpty()
+    controller, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "edgekit", "check", *words, "--ram", "8G"],
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"},
-        stdin=there,
-        stdout=there,
-        stderr=there,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
     )
-    os.close(there)
-    shown = b""
+    os.close(terminal)
+    answer = b""
     try:
-        while piece := os.read(here, 65536):
-            shown += piece
-            if b"[y/N] " in shown and reply:
-                os.write(here, reply)
+        while piece := os.read(controller, 65536):
+            answer += piece
+            if b"[y/N] " in answer and reply:
+                os.write(controller, reply)
                 reply = b""
-    except OSError:  # how Linux says that nobody writes any more
+    except OSError:  # on Linux: the other side is closed
         pass
-    os.close(here)
-    return process.wait(PATIENCE_S), shown.decode()
+    os.close(controller)
+    return process.wait(PATIENCE_S), answer.decode()
 
 
 # --- the hub is off or down
 
 
 def test_cached_listing_answers_offline(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(capsys, "acme/tiny-GGUF", "--quiet")[0] == 0
+    assert check(capsys, "acme/tiny-GGUF", "--quiet")[0] == 0
     hub.clear_logs()
-    code, out, err = ask(capsys, "acme/tiny-GGUF", "--offline")
+    code, out, err = check(capsys, "acme/tiny-GGUF", "--offline")
     assert (code, err) == (0, "")
     assert "offline: using the answer cached on" in " ".join(out.split())
     assert (hub.log("hub"), hub.log("cdn")) == ([], [])
 
 
 def test_offline_without_a_cache_is_an_error(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "acme/tiny-GGUF", "--offline")
+    code, out, err = check(capsys, "acme/tiny-GGUF", "--offline")
     assert (code, out) == (4, "")
     assert "acme/tiny-GGUF is not in the Hugging Face cache" in err
     assert "--offline" in err
@@ -365,17 +371,17 @@ def test_unreachable_hub_is_an_error(
 ) -> None:
     with running(tmp_path / "nginx") as (hub, process):
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        before = ask_json(capsys, "acme/tiny-GGUF")
+        before = check_json(capsys, "acme/tiny-GGUF")
         process.terminate()
         process.wait(PATIENCE_S)
-        after = ask_json(capsys, "acme/tiny-GGUF")
+        after = check_json(capsys, "acme/tiny-GGUF")
         assert after["required_bytes"] == before["required_bytes"]
         assert "could not reach Hugging Face" in " ".join(after["notes"])
-        code, out, err = ask(capsys, "acme/llama")
+        code, out, err = check(capsys, "acme/llama")
         assert (code, out) == (4, "")
         assert f"cannot reach {hub.endpoint[7:]}" in err
         assert "models already on this machine still work" in err
-        code, out, _ = ask(capsys, "acme/llama", "acme/tiny-GGUF")
+        code, out, _ = check(capsys, "acme/llama", "acme/tiny-GGUF")
         assert code == 4
         assert re.search(r"^not read +acme/llama ", out, re.MULTILINE)
         assert re.search(r"^fits +acme/tiny-GGUF:Q4_K_M ", out, re.MULTILINE)
@@ -384,19 +390,19 @@ def test_unreachable_hub_is_an_error(
 # --- Ctrl-C
 
 
-def stalled(asked: Asked, _: Say) -> None:
-    """Takes the question, and says nothing."""
-    asked.hang()
+def stalled(request: Request, _: Send) -> None:
+    """Takes the request and never answers."""
+    request.hang()
 
 
-def stalled_download(asked: Asked, say: Say) -> None:
-    """No ranges; half of the file, then nothing."""
-    content = whole_model() + bytes(2**20)
-    if "range" in asked.headers and asked.first_byte == 0 and asked.number < 4:
-        say(answer("200 OK", {}, content))
+def stalled_download(request: Request, send: Send) -> None:
+    """Ignores ranges; sends half of the file, then nothing."""
+    content = full_model_header() + bytes(2**20)
+    if "range" in request.headers and request.first_byte == 0 and request.number < 4:
+        send(response("200 OK", {}, content))
         return
-    say(answer("200 OK", {"Content-Length": str(len(content))}) + content[: len(content) // 2])
-    asked.hang()
+    send(response("200 OK", {"Content-Length": str(len(content))}) + content[: len(content) // 2])
+    request.hang()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
@@ -412,27 +418,29 @@ def test_ctrl_c_while_the_hub_does_not_answer(
 ) -> None:
     server = raw_server(stalled)
     process = start_child(server, *names, "--timeout", str(2 * PATIENCE_S))
-    wait_until(lambda: len(server.asked) >= len(names))
+    wait_until(lambda: len(server.requests) >= len(names))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (130, "", "edgekit: interrupted\n")
-    assert left_in(hub_cache) == []
+    assert files_in(hub_cache) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 def test_ctrl_c_in_a_download_leaves_no_partial_file(
     raw_server: Callable[[Script], RawServer], hub_cache: Path
 ) -> None:
-    content = whole_model() + bytes(2**20)
-    server = raw_server(hub_of({"raw-Q4_K_M.gguf": content}, stalled_download))
+    content = full_model_header() + bytes(2**20)
+    server = raw_server(hub_script({"raw-Q4_K_M.gguf": content}, stalled_download))
     process = start_child(server, "acme/raw", "--download-up-to", "1G")
-    wait_until(lambda: server.said_bytes > len(content) and any(hub_cache.rglob("*.incomplete")))
+    wait_until(lambda: server.sent_bytes > len(content) and any(hub_cache.rglob("*.incomplete")))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "")
     assert err.endswith("edgekit: interrupted\n")
     assert "Traceback" not in err
-    assert not [name for name in left_in(hub_cache) if not name.endswith((".lock", "CACHEDIR.TAG"))]
+    assert not [
+        name for name in files_in(hub_cache) if not name.endswith((".lock", "CACHEDIR.TAG"))
+    ]
 
 
 def start_child(server: RawServer, *words: str) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""The second stage: a full download into the hub's cache, asked for first, and nothing half of it left."""
+"""The full download into the hub's cache: only after consent, and without leaving partial files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from huggingface_hub import constants, file_download
 from tests.hub.hub_files import gguf_header
 from tests.hub.nginx_hub import COMMIT, SIGNATURE, TOKEN, Hub
-from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of
+from tests.hub.raw_server import RawServer, Request, Script, Send, hub_script, response
 from tests.patience import PATIENCE_S, wait_until
 
 from edgekit.errors import (
@@ -43,7 +43,7 @@ Server = Callable[[Script], RawServer]
 WHY = RangeNotSupportedError("no ranges here")
 HEADER = gguf_header()
 CONTENT = HEADER + bytes(range(256)) * 4096  # a header and 1 MiB
-PIECE = 65_536  # the library writes so much at a time in these tests
+PIECE = 65_536  # bytes that huggingface_hub writes at a time in these tests
 
 
 def yes(_: Download) -> bool:
@@ -51,7 +51,7 @@ def yes(_: Download) -> bool:
 
 
 def never(_: Download) -> bool:
-    raise AssertionError("nobody should be asked")
+    raise AssertionError("no question is expected")
 
 
 @pytest.fixture(autouse=True)
@@ -74,15 +74,15 @@ def raw_hub(raw_server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     return start
 
 
-def light(reference: str, reach: Reach) -> RemoteInspectError:
-    """The error of a light inspection that has to fail."""
+def header_error(reference: str, reach: Reach) -> RemoteInspectError:
+    """The error of reading the header alone, which must fail."""
     with pytest.raises(RemoteInspectError) as caught:
         read_header(locate(reference, reach=reach))
     return caught.value
 
 
 def blobs(folder: Path) -> list[str]:
-    """Every regular file that holds data: blobs, finished or not."""
+    """The names of all blobs, complete or not."""
     return sorted(path.name for path in folder.glob("models--*/blobs/*"))
 
 
@@ -93,21 +93,21 @@ def links(folder: Path) -> list[str]:
     )
 
 
-def gets(server: RawServer) -> list[Asked]:
+def gets(server: RawServer) -> list[Request]:
     return [
-        request for request in server.asked if request.line.startswith("GET /acme/raw/resolve/")
+        request for request in server.requests if request.line.startswith("GET /acme/raw/resolve/")
     ]
 
 
-def sent(asked: Asked, content: bytes, until: int | None = None) -> bytes:
-    """The answer to a whole or a resumed download; the body may break off before its stated length."""
+def file_response(request: Request, content: bytes, until: int | None = None) -> bytes:
+    """The response to a whole or a resumed download; `until` cuts the body short."""
     headers, status, first = {}, "200 OK", 0
-    if "range" in asked.headers:
-        first = asked.first_byte
+    if "range" in request.headers:
+        first = request.first_byte
         status = "206 Partial Content"
         headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
     headers["Content-Length"] = str(len(content) - first)
-    return answer(status, headers) + content[first:until]
+    return response(status, headers) + content[first:until]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def sent(asked: Asked, content: bytes, until: int | None = None) -> bytes:
 def test_files_are_downloaded_where_ranges_fail(
     hub: Hub, reach: Reach, hub_cache: Path, *, reference: str, names: list[str], weights_bytes: int
 ) -> None:
-    why = light(reference, reach)
+    why = header_error(reference, reach)
     assert isinstance(why, RangeNotSupportedError)
     requests: list[Download] = []
 
     def confirm(download: Download) -> bool:
         requests.append(download)
-        assert not hub_cache.exists()  # nothing is written before somebody agrees
+        assert not hub_cache.exists()  # nothing is written before consent
         return True
 
     result = download_model(reference, why, confirm=confirm, reach=reach)
@@ -158,13 +158,13 @@ def test_files_are_downloaded_where_ranges_fail(
     assert result.notes[-1].endswith(f": the header alone was not enough ({why})")
     assert read_header(result).tensors
     (ref,) = hub_cache.glob("models--*/refs/main")
-    assert ref.read_text() == COMMIT  # so other programs find it offline, too
+    assert ref.read_text() == COMMIT  # so that other programs find it offline
     assert read_header(locate(reference, reach=replace(reach, network=False))).tensors
 
 
 def test_download_follows_a_timeout(hub: Hub, reach: Reach, hub_cache: Path) -> None:
     slow = replace(reach, total_timeout_s=1e-6)
-    assert isinstance(light("acme/whole-GGUF", slow), RemoteTimeoutError)
+    assert isinstance(header_error("acme/whole-GGUF", slow), RemoteTimeoutError)
     result = open_model("acme/whole-GGUF", confirm=yes, reach=slow)
     assert result.model.header.tensors
     assert links(hub_cache) == ["whole-Q4_K_M.gguf"]
@@ -181,7 +181,7 @@ def test_download_is_announced_with_the_file_name(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TQDM_POSITION", "-1")  # the library's switch: a bar without a terminal too
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # tqdm: shows a bar even without a terminal
     lines: list[str] = []
     download_model("acme/whole-GGUF", WHY, confirm=yes, reach=replace(reach, progress=lines.append))
     assert caplog.record_tuples == [
@@ -263,7 +263,7 @@ def test_refused_download_keeps_the_header_error(hub: Hub, reach: Reach) -> None
 
 
 def test_gated_model_fails_before_the_question(hub: Hub, reach: Reach, hub_cache: Path) -> None:
-    why = light("acme/gated-GGUF", reach)
+    why = header_error("acme/gated-GGUF", reach)
     assert isinstance(why, RemoteAccessError)
     with pytest.raises(RemoteAccessError) as caught:
         download_model("acme/gated-GGUF", why, confirm=never, reach=reach)
@@ -325,10 +325,10 @@ def test_free_disk_space_is_checked_first(
 ) -> None:
     needed = len(HEADER) + (1 << 20) + SPARE_BYTES
     usage = SimpleNamespace(total=1 << 40, used=0, free=needed - short_bytes)
-    asked_at: list[Path] = []
+    checked: list[Path] = []
 
     def disk_usage(place: Path) -> SimpleNamespace:
-        asked_at.append(place)
+        checked.append(place)
         if not Path(place).exists():
             raise FileNotFoundError(place)
         return usage
@@ -344,7 +344,7 @@ def test_free_disk_space_is_checked_first(
         f"{hub_cache} has 257.00 MiB free: free some space, or set HF_HUB_CACHE to a folder on another disk. "
         "The header alone was not enough: no ranges here"
     )
-    assert asked_at == [hub_cache, hub_cache.parent]
+    assert checked == [hub_cache, hub_cache.parent]
     assert not hub_cache.exists()
 
 
@@ -353,14 +353,14 @@ def test_dropped_connection_is_resumed_where_it_broke(
 ) -> None:
     cut = 5 * PIECE + 1000
 
-    def once(asked: Asked, say: Say) -> None:
-        say(sent(asked, CONTENT, until=None if "range" in asked.headers else cut))
+    def cut_first_response(request: Request, send: Send) -> None:
+        send(file_response(request, CONTENT, until=None if "range" in request.headers else cut))
 
-    server = raw_hub(hub_of({"a.gguf": CONTENT}, once))
+    server = raw_hub(hub_script({"a.gguf": CONTENT}, cut_first_response))
     result = download_model("acme/raw", WHY, confirm=yes, reach=reach)
     first, second = gets(server)
     assert "range" not in first.headers
-    assert second.headers["range"] == f"bytes={5 * PIECE}-"  # what was not a whole piece is lost
+    assert second.headers["range"] == f"bytes={5 * PIECE}-"  # an incomplete piece is lost
     file = result.weights[0].open()
     assert file.read(0, len(CONTENT) + 1) == CONTENT
     file.close()
@@ -371,8 +371,10 @@ def test_dropped_connection_is_resumed_where_it_broke(
 def test_reset_connection_restarts_the_file(
     raw_hub: Server, reach: Reach, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library does not resume after those; it is asked again."""
-    server = raw_hub(hub_of({"a.gguf": CONTENT}, lambda asked, say: say(sent(asked, CONTENT))))
+    """huggingface_hub does not resume after a reset, so EdgeKit calls it again."""
+    server = raw_hub(
+        hub_script({"a.gguf": CONTENT}, lambda request, send: send(file_response(request, CONTENT)))
+    )
     real, failures = file_download.http_get, [httpx2.ReadError("reset by peer")]
 
     def reset_once(url: str, temp_file: object, **rest: object) -> None:
@@ -389,28 +391,28 @@ def test_reset_connection_restarts_the_file(
 def test_endless_drops_end_with_an_error_and_no_file(
     raw_hub: Server, reach: Reach, hub_cache: Path, until: int
 ) -> None:
-    def script(asked: Asked, say: Say) -> None:
-        say(sent(asked, CONTENT, until=until))
+    def script(request: Request, send: Send) -> None:
+        send(file_response(request, CONTENT, until=until))
 
-    server = raw_hub(hub_of({"a.gguf": CONTENT}, script))
+    server = raw_hub(hub_script({"a.gguf": CONTENT}, script))
     with pytest.raises(
         RemoteInspectError, match=r"^acme/raw/a.gguf: 127.0.0.1:\d+ closed the connection; try"
     ):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
-    assert len(gets(server)) == fetch.MAX_TRIES * 6  # the library: once, and five times to resume
+    assert len(gets(server)) == fetch.MAX_TRIES * 6  # huggingface_hub resumes five times
     assert (blobs(hub_cache), links(hub_cache)) == ([], [])
 
 
 def test_server_that_always_restarts_is_given_up(
     raw_hub: Server, reach: Reach, hub_cache: Path
 ) -> None:
-    """The library would go on for as long as bytes come: each time the first few, for ever."""
+    """huggingface_hub alone would retry for ever, because each attempt receives some bytes."""
 
-    def script(asked: Asked, say: Say) -> None:
-        asked.headers.pop("range", None)
-        say(sent(asked, CONTENT, until=3 * PIECE))
+    def script(request: Request, send: Send) -> None:
+        request.headers.pop("range", None)
+        send(file_response(request, CONTENT, until=3 * PIECE))
 
-    server = raw_hub(hub_of({"a.gguf": CONTENT}, script))
+    server = raw_hub(hub_script({"a.gguf": CONTENT}, script))
     with pytest.raises(RemoteChangedError, match="was lost 4 times, and this server cannot resume"):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
     assert len(gets(server)) == 5
@@ -425,29 +427,27 @@ def test_finished_shard_is_kept_for_the_next_run(
 ) -> None:
     is_up = [False]
 
-    def script(asked: Asked, say: Say) -> None:
-        is_lost = "-00002-" in asked.line and not is_up[0]
-        say(sent(asked, CONTENT, until=0 if is_lost else None))
+    def script(request: Request, send: Send) -> None:
+        is_lost = "-00002-" in request.line and not is_up[0]
+        send(file_response(request, CONTENT, until=0 if is_lost else None))
 
-    server = raw_hub(hub_of(SHARDS, script))
+    server = raw_hub(hub_script(SHARDS, script))
     with pytest.raises(RemoteInspectError, match=r"00002-of-00002.gguf: .* closed the connection"):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
     first, second = SHARDS
     assert (blobs(hub_cache), links(hub_cache)) == ([f"{first}-1"], [first])
-    assert not list(
-        hub_cache.glob("models--*/refs/*")
-    )  # main keeps its old meaning until all is there
+    assert not list(hub_cache.glob("models--*/refs/*"))  # main changes only with the last file
     is_up[0] = True
-    server.asked.clear()
+    server.requests.clear()
     download_model("acme/raw", WHY, confirm=yes, reach=reach)
-    assert [asked.line.split("/")[-2] for asked in gets(server)] == [f"{second} HTTP"]
+    assert [request.line.split("/")[-2] for request in gets(server)] == [f"{second} HTTP"]
     assert links(hub_cache) == [first, second]
 
 
 def test_failed_update_leaves_the_old_version_usable(
     raw_hub: Server, reach: Reach, hub_cache: Path
 ) -> None:
-    """The library alone would let main mean the new commit before its files are there."""
+    """huggingface_hub alone would point main at the new commit before its files are there."""
     repository = hub_cache / "models--acme--raw"
     old = "01d" * 13 + "0"
     (repository / "snapshots" / old).mkdir(parents=True)
@@ -455,12 +455,15 @@ def test_failed_update_leaves_the_old_version_usable(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(old)
     raw_hub(
-        hub_of({"a.gguf": CONTENT}, lambda asked, say: say(sent(asked, CONTENT, until=PIECE + 1)))
+        hub_script(
+            {"a.gguf": CONTENT},
+            lambda request, send: send(file_response(request, CONTENT, until=PIECE + 1)),
+        )
     )
     with pytest.raises(RemoteInspectError, match="closed the connection"):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
-    kept = locate("acme/raw", reach=replace(reach, network=False))
-    assert kept.weights[0].size_bytes == len(HEADER) + 1024
+    old_files = locate("acme/raw", reach=replace(reach, network=False))
+    assert old_files.weights[0].size_bytes == len(HEADER) + 1024
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -469,25 +472,25 @@ def test_download_never_exceeds_the_confirmed_size(
 ) -> None:
     written: list[int] = []
 
-    def script(asked: Asked, say: Say) -> None:
-        stated = {"Transfer-Encoding": "chunked", "Content-Length": ""}
-        say(answer("200 OK", stated if chunked else {"Content-Length": str(1 << 40)}))
+    def script(request: Request, send: Send) -> None:
+        headers = {"Transfer-Encoding": "chunked", "Content-Length": ""}
+        send(response("200 OK", headers if chunked else {"Content-Length": str(1 << 40)}))
         for _ in range(1000):
-            say(b"10000\r\n" + b"\0" * PIECE + b"\r\n" if chunked else b"\0" * PIECE)
+            send(b"10000\r\n" + b"\0" * PIECE + b"\r\n" if chunked else b"\0" * PIECE)
             written.extend(path.stat().st_size for path in hub_cache.glob("models--*/blobs/*"))
 
-    server = raw_hub(hub_of({"a.gguf": CONTENT}, script))
+    server = raw_hub(hub_script({"a.gguf": CONTENT}, script))
     with pytest.raises(RemoteChangedError, match=f"sends more than the {len(CONTENT):,} bytes"):
         download_model("acme/raw", WHY, confirm=yes, reach=reach)
     assert max(written) <= len(CONTENT)
-    assert len(gets(server)) == 1  # a liar is not asked again
+    assert len(gets(server)) == 1  # it is not retried
     assert blobs(hub_cache) == []
 
 
 def test_understated_listing_is_detected_before_the_question(
     raw_hub: Server, reach: Reach, hub_cache: Path
 ) -> None:
-    raw_hub(hub_of({"a.gguf": CONTENT}, lambda *_: None, listed={"a.gguf": 10}))
+    raw_hub(hub_script({"a.gguf": CONTENT}, lambda *_: None, listed={"a.gguf": 10}))
     with pytest.raises(
         RemoteChangedError, match=f"listed with 10 bytes, but the server sends {len(CONTENT):,}"
     ):
@@ -496,7 +499,7 @@ def test_understated_listing_is_detected_before_the_question(
 
 
 @pytest.mark.parametrize(
-    "stated",
+    "headers",
     [
         {"X-Repo-Commit": ""},
         {"X-Repo-Commit": "../../etc"},
@@ -506,21 +509,21 @@ def test_understated_listing_is_detected_before_the_question(
     ],
 )
 def test_invalid_names_from_a_hub_are_refused(
-    raw_hub: Server, reach: Reach, hub_cache: Path, stated: dict[str, str]
+    raw_hub: Server, reach: Reach, hub_cache: Path, headers: dict[str, str]
 ) -> None:
-    honest = hub_of({"a.gguf": CONTENT}, lambda *_: None)
+    plain_hub = hub_script({"a.gguf": CONTENT}, lambda *_: None)
 
-    def script(asked: Asked, say: Say) -> None:
-        if not asked.line.startswith("HEAD"):
-            honest(asked, say)
+    def script(request: Request, send: Send) -> None:
+        if not request.line.startswith("HEAD"):
+            plain_hub(request, send)
             return
         fields = {
             "X-Repo-Commit": COMMIT,
             "ETag": '"a"',
             "Content-Length": str(len(CONTENT)),
-            **stated,
+            **headers,
         }
-        say(answer("200 OK", fields))
+        send(response("200 OK", fields))
 
     raw_hub(script)
     with pytest.raises(RemoteInspectError, match="does not report the commit and hash"):
@@ -532,14 +535,16 @@ def test_invalid_names_from_a_hub_are_refused(
 def test_busy_hub_is_retried(
     raw_hub: Server, reach: Reach, hub_cache: Path, tries: int, *, arrives: bool
 ) -> None:
-    busy = [answer("503 Service Unavailable", {"Retry-After": "3600"})] * tries
-    honest = hub_of({"a.gguf": CONTENT}, lambda asked, say: say(sent(asked, CONTENT)))
+    busy = [response("503 Service Unavailable", {"Retry-After": "3600"})] * tries
+    plain_hub = hub_script(
+        {"a.gguf": CONTENT}, lambda request, send: send(file_response(request, CONTENT))
+    )
 
-    def script(asked: Asked, say: Say) -> None:
-        if asked.line.startswith("HEAD") and busy:
-            say(busy.pop())
+    def script(request: Request, send: Send) -> None:
+        if request.line.startswith("HEAD") and busy:
+            send(busy.pop())
         else:
-            honest(asked, say)
+            plain_hub(request, send)
 
     raw_hub(script)
     if arrives:
@@ -573,7 +578,7 @@ except EdgekitError as error:
 """
 
 
-def child(how: str) -> subprocess.Popen[str]:
+def start_child(how: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, how],
         stdout=subprocess.PIPE,
@@ -582,14 +587,19 @@ def child(how: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
+@pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
 def test_disk_that_fills_up_during_a_download(raw_hub: Server, hub_cache: Path) -> None:
-    """The system refuses to let the file grow, as a full disk does."""
-    small = {"config.json": b"{}", "model.safetensors": CONTENT}
+    """A limit on the file size stops the write, as a full disk does."""
+    files = {"config.json": b"{}", "model.safetensors": CONTENT}
     raw_hub(
-        hub_of(small, lambda asked, say: say(sent(asked, small[asked.line.split("/")[-2][:-5]])))
+        hub_script(
+            files,
+            lambda request, send: send(
+                file_response(request, files[request.line.split("/")[-2][:-5]])
+            ),
+        )
     )
-    process = child("limited")
+    process = start_child("limited")
     printed, _ = process.communicate(timeout=PATIENCE_S)
     assert printed == (
         f"acme/raw/model.safetensors: the disk with {hub_cache} is full, or your quota on it is used up; unfinished "
@@ -598,21 +608,21 @@ def test_disk_that_fills_up_during_a_download(raw_hub: Server, hub_cache: Path) 
     assert (blobs(hub_cache), links(hub_cache)) == (["config.json-1"], ["config.json"])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are not sent like that there")
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 def test_ctrl_c_keeps_only_finished_files(raw_hub: Server, hub_cache: Path) -> None:
-    def script(asked: Asked, say: Say) -> None:
-        is_stuck = "-00002-" in asked.line
-        say(sent(asked, CONTENT, until=len(CONTENT) - 1000 if is_stuck else None))
+    def script(request: Request, send: Send) -> None:
+        is_stuck = "-00002-" in request.line
+        send(file_response(request, CONTENT, until=len(CONTENT) - 1000 if is_stuck else None))
         if is_stuck:
-            asked.hang()
+            request.hang()
 
-    raw_hub(hub_of(SHARDS, script))
-    stranger = hub_cache / "models--acme--raw/blobs/other.12345678.incomplete"
-    stranger.parent.mkdir(parents=True)
-    stranger.write_bytes(b"another process is at it")
+    raw_hub(hub_script(SHARDS, script))
+    other_download = hub_cache / "models--acme--raw/blobs/other.12345678.incomplete"
+    other_download.parent.mkdir(parents=True)
+    other_download.write_bytes(b"of another process")
     first = next(iter(SHARDS))
-    process = child("interrupted")
-    # A folder that is listed while a file is renamed may show both of its names: three alone is not the second shard.
+    process = start_child("interrupted")
+    # While a file is renamed, a listing may show both names: three blobs alone do not mean the second shard.
     wait_until(
         lambda: (
             (len(blobs(hub_cache)) == 3 and links(hub_cache) == [first])
@@ -622,7 +632,7 @@ def test_ctrl_c_keeps_only_finished_files(raw_hub: Server, hub_cache: Path) -> N
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=PATIENCE_S)
     assert printed == "interrupted\n"
-    assert blobs(hub_cache) == [f"{first}-1", stranger.name]
+    assert blobs(hub_cache) == [f"{first}-1", other_download.name]
     assert links(hub_cache) == [first]
 
 
@@ -672,10 +682,10 @@ def test_library_errors_become_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    shown = library_error(
+    translated = library_error(
         error, name="acme/a", url="http://127.0.0.1:9/a", token_sent=False, folder=tmp_path
     )
-    assert type(shown) is kind
-    assert os.linesep not in str(shown)
+    assert type(translated) is kind
+    assert os.linesep not in str(translated)
     with pytest.raises(kind, match=f"^acme/a: .*{sentence}"):
-        raise shown
+        raise translated

@@ -1,4 +1,4 @@
-"""From a hub id to a header: what it costs on the network, the first time and the second."""
+"""From a hub id to a header: the requests and bytes of the first and the second read."""
 
 from __future__ import annotations
 

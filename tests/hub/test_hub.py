@@ -1,4 +1,4 @@
-"""Models on the hub: listings, names, shards, and what is said when there is no such thing."""
+"""Models on the hub: listings, names, shards, and the errors for what does not exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.hub.nginx_hub import Hub
-from tests.hub.raw_server import RawServer, Script, answer
+from tests.hub.raw_server import RawServer, Script, response
 
 from edgekit.errors import (
     NotFoundError,
@@ -52,13 +52,11 @@ def test_listed_size_is_the_size_of_the_file(hub: Hub, reach: Reach) -> None:
     file.close()
 
 
-def test_architecture_takes_one_range_of_half_a_mebibyte(hub: Hub, reach: Reach) -> None:
+def test_opening_a_file_takes_one_range_of_half_a_mebibyte(hub: Hub, reach: Reach) -> None:
     locate_hub(HubModel(repo="acme/large-GGUF"), reach).weights[0].open().close()
     assert reach.traffic.ranges == 1
     assert reach.traffic.requests == 3  # listing, hub, cdn
-    assert (
-        reach.traffic.received_bytes < 524_288 + 2048
-    )  # nginx's page with the redirect, a listing
+    assert reach.traffic.received_bytes < 524_288 + 2048  # the redirect's page and the listing
 
 
 def test_later_ranges_skip_the_hub(hub: Hub, reach: Reach) -> None:
@@ -152,7 +150,7 @@ def test_next_page_on_another_host_is_not_followed(hub: Hub, reach: Reach) -> No
     assert hub.log("cdn") == []
 
 
-def test_answer_that_is_not_a_listing(hub: Hub, reach: Reach) -> None:
+def test_web_page_instead_of_a_listing_is_an_error(hub: Hub, reach: Reach) -> None:
     with pytest.raises(
         RemoteInspectError, match="did not answer with a file list; check HF_ENDPOINT"
     ):
@@ -166,16 +164,16 @@ def test_answer_that_is_not_a_listing(hub: Hub, reach: Reach) -> None:
 def test_damaged_listing_is_an_error(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
-    server = raw_server(lambda _, say: say(answer("200 OK", {}, body)))
+    server = raw_server(lambda _, send: send(response("200 OK", {}, body)))
     monkeypatch.setenv("HF_ENDPOINT", server.address)
     with pytest.raises(RemoteInspectError, match="not answer with a file list"):
         locate_hub(HubModel(repo="acme/any"), reach)
 
 
-def test_listing_beyond_the_size_limit(
+def test_listing_beyond_the_size_limit_is_an_error(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = raw_server(lambda _, say: say(answer("200 OK", {}, b" " * (3 << 20))))
+    server = raw_server(lambda _, send: send(response("200 OK", {}, b" " * (3 << 20))))
     monkeypatch.setenv("HF_ENDPOINT", server.address)
     with pytest.raises(
         RemoteInspectError, match="more than 2,097,152 bytes where a small document"
@@ -199,8 +197,8 @@ def test_unsafe_paths_in_a_listing_are_skipped(
     entries: list[object] = [{"type": "file", "path": path, "size": 1} for path in odd]
     entries += [3, None, {"type": "file"}, {"type": "file", "path": 3}, []]
     entries.append({"type": "file", "path": "good.gguf", "size": -1, "lfs": {"size": "many"}})
-    text = answer("200 OK", {}, json.dumps(entries).encode())
-    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(text)).address)
+    reply = response("200 OK", {}, json.dumps(entries).encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, send: send(reply)).address)
     (file,) = locate_hub(HubModel(repo="acme/any"), reach).weights
     assert (file.name, file.size_bytes) == ("good.gguf", None)
 
@@ -210,8 +208,8 @@ def test_invalid_sizes_in_a_listing_are_unknown(
     size: int, raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = f'[{{"type": "file", "path": "a.gguf", "size": {"9" * len(str(size))}}}]'
-    text = answer("200 OK", {}, entry.encode())
-    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(text)).address)
+    reply = response("200 OK", {}, entry.encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, send: send(reply)).address)
     (file,) = locate_hub(HubModel(repo="acme/any"), reach).weights
     assert file.size_bytes is None
 
@@ -220,15 +218,15 @@ def test_listing_of_too_many_files_is_given_up(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [{"type": "file", "path": f"{n}.txt", "size": 1} for n in range(20_001)]
-    text = answer("200 OK", {"Link": '<?cursor=1>; rel="next"'}, json.dumps(entries).encode())
-    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, say: say(text)).address)
+    reply = response("200 OK", {"Link": '<?cursor=1>; rel="next"'}, json.dumps(entries).encode())
+    monkeypatch.setenv("HF_ENDPOINT", raw_server(lambda _, send: send(reply)).address)
     with pytest.raises(RemoteInspectError, match="20,000 files"):
         locate_hub(HubModel(repo="acme/any"), reach)
     assert reach.traffic.requests == 1
 
 
 def test_missing_repository_is_an_error(hub: Hub, reach: Reach) -> None:
-    """The hub answers 401, to tell nobody which private ones exist."""
+    """The hub answers 401, so as not to reveal which private repositories exist."""
     with pytest.raises(RemoteNotFoundError) as caught:
         locate_hub(HubModel(repo="acme/nothing"), reach)
     assert str(caught.value) == (
@@ -245,8 +243,8 @@ def test_missing_repository_suggests_similar_ones(hub: Hub, reach: Reach) -> Non
 def test_missing_revision_is_an_error(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = answer("404 Not Found", {"X-Error-Code": "RevisionNotFound"})
-    server = raw_server(lambda _, say: say(text))
+    reply = response("404 Not Found", {"X-Error-Code": "RevisionNotFound"})
+    server = raw_server(lambda _, send: send(reply))
     monkeypatch.setenv("HF_ENDPOINT", server.address)
     with pytest.raises(RemoteNotFoundError, match="acme/a@v9: no such revision in the repository"):
         locate_hub(HubModel(repo="acme/a", revision="v9"), reach)
@@ -255,12 +253,12 @@ def test_missing_revision_is_an_error(
 def test_revisions_and_names_are_quoted_in_urls(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = raw_server(lambda _, say: say(answer("404 Not Found")))
+    server = raw_server(lambda _, send: send(response("404 Not Found")))
     monkeypatch.setenv("HF_ENDPOINT", server.address + "/")
     model = HubModel(repo="acme/a", revision="refs/pr/1", filename="é #1?.gguf")
     with pytest.raises(RemoteNotFoundError):
         locate_hub(model, reach).weights[0].open()
-    lines = [request.line for request in server.asked[:2]]
+    lines = [request.line for request in server.requests[:2]]
     assert lines == [
         "GET /acme/a/resolve/refs%2Fpr%2F1/%C3%A9%20%231%3F.gguf HTTP/1.1",
         "GET /api/models/acme/a/tree/refs%2Fpr%2F1?recursive=true HTTP/1.1",

@@ -1,4 +1,4 @@
-"""`edgekit inspect` against the loopback hub: the whole line, as a person types it."""
+"""`edgekit inspect` against the hub of the tests, from the command line to its JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.hub.nginx_hub import TOKEN, Hub
 from edgekit.cli import main
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     code = main(["inspect", *words, "--json"])
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return {"code": code, **answer}
@@ -33,13 +33,13 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_inspect_reads_every_form_of_reference(
     reference: str, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask(capsys, reference)
+    answer = inspect(capsys, reference)
     assert (answer["code"], answer["layers"], answer["tensor_bytes"]) == (0, 2, 64 * 4 * 4)
     assert answer["network"]["ranges"] == 1
 
 
 def test_inspect_lists_companion_files(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask(capsys, "acme/tiny-GGUF")
+    answer = inspect(capsys, "acme/tiny-GGUF")
     assert answer["projectors"] == ["mmproj-tiny-F16.gguf"]
     assert answer["alternatives"] == ["Q8_0"]
 
@@ -47,13 +47,13 @@ def test_inspect_lists_companion_files(hub: Hub, capsys: pytest.CaptureFixture[s
 def test_inspect_reads_a_split_file_as_one_model(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask(capsys, "acme/pair-GGUF", "--tensors")
+    answer = inspect(capsys, "acme/pair-GGUF", "--tensors")
     assert (answer["tensors"], answer["tensor_bytes"]) == (2, 2 * 64 * 4 * 4)
     assert [tensor["shard"] for tensor in answer["tensor_list"]] == [0, 1]
 
 
 def test_inspect_adds_up_safetensors_shards(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask(capsys, "acme/llama")
+    answer = inspect(capsys, "acme/llama")
     assert (answer["format"], answer["tensors"]) == ("safetensors", 2)
     assert (answer["tensor_bytes"], answer["parameters"]) == (1024 + 2048, 16 * 32 + 32 * 32)
 
@@ -62,7 +62,7 @@ def test_inspect_light_reads_only_config_and_index(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.clear_logs()
-    answer = ask(capsys, "acme/llama", "--light")
+    answer = inspect(capsys, "acme/llama", "--light")
     assert (answer["tensor_bytes"], answer["tensors"]) == (3072, None)
     assert answer["parameters_basis"] == "modelled"
     assert hub.log("cdn") == []
@@ -72,7 +72,7 @@ def test_inspect_light_reads_only_config_and_index(
 def test_inspect_light_reads_one_range_of_a_gguf(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask(capsys, "acme/large-GGUF", "--light")
+    answer = inspect(capsys, "acme/large-GGUF", "--light")
     assert (answer["complete"], answer["vocabulary"], answer["tensor_bytes"]) == (
         False,
         100_000,
@@ -87,7 +87,7 @@ def test_inspect_light_reads_one_range_of_a_gguf(
 def test_inspect_counts_packed_weights_as_weights(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask(capsys, "acme/llama-mlx")
+    answer = inspect(capsys, "acme/llama-mlx")
     assert (answer["format"], answer["parameters"]) == ("mlx", 16 * 16 * 32 // 4)
     assert answer["quantization"] == {
         "method": "affine",
@@ -101,25 +101,25 @@ def test_inspect_counts_packed_weights_as_weights(
 def test_second_inspect_transfers_no_header_bytes(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = ask(capsys, "acme/large-GGUF")
+    first = inspect(capsys, "acme/large-GGUF")
     hub.clear_logs()
-    again = ask(capsys, "acme/large-GGUF")
+    again = inspect(capsys, "acme/large-GGUF")
     assert again["tensor_bytes"] == first["tensor_bytes"]
     assert again["network"]["cached_bytes"] >= first["header_bytes"]
     assert hub.log("cdn") == []
-    assert ask(capsys, "acme/large-GGUF", "--no-cache")["network"]["cached_bytes"] == 0
+    assert inspect(capsys, "acme/large-GGUF", "--no-cache")["network"]["cached_bytes"] == 0
 
 
 def test_inspect_opens_a_gated_model_with_the_token(
     hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = ask(capsys, "acme/gated-GGUF")
+    refused = inspect(capsys, "acme/gated-GGUF")
     assert refused["code"] == 4
     assert "HF_TOKEN" in refused["error"]["message"]
     monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.clear_logs()
-    opened = ask(capsys, "acme/gated-GGUF")
+    opened = inspect(capsys, "acme/gated-GGUF")
     assert opened["code"] == 0, opened
     assert all("auth=[-]" in line for line in hub.log("cdn"))
     assert TOKEN in "".join(hub.log("hub"))
@@ -140,6 +140,6 @@ def test_inspect_opens_a_gated_model_with_the_token(
 def test_inspect_errors_are_one_sentence(
     reference: str, code: int, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask(capsys, reference.replace("{cdn}", hub.cdn))
+    answer = inspect(capsys, reference.replace("{cdn}", hub.cdn))
     assert answer["code"] == code
     assert len(answer["error"]["message"]) > 20

@@ -1,4 +1,4 @@
-"""Servers that lie, contradict themselves or send something else: one sentence, little traffic."""
+"""Servers that lie, contradict themselves or send something else: an error after little traffic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.hub.nginx_hub import Hub
-from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
+from tests.hub.raw_server import RawServer, Request, Script, Send, range_response, response
 from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError, RemoteInspectError
@@ -28,13 +28,13 @@ def open_file(url: str, reach: Reach) -> HttpFile:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "content_range",
     [
         None,
         "bytes */1048576",
         "bytes 0-524287/*",
         "bytes 1-524288/1048576",  # another start
-        "bytes 0-524288/1048576",  # one more than was asked for
+        "bytes 0-524288/1048576",  # one more than requested
         "bytes 0-524287/524287",  # past its own end
         "bytes 524287-0/1048576",
         "bytes 0-524286/1048576",  # one less than the body
@@ -46,22 +46,26 @@ def open_file(url: str, reach: Reach) -> HttpFile:
     ],
 )
 def test_wrong_content_range_is_an_error(
-    raw_server: Server, reach: Reach, place: str | None
+    raw_server: Server, reach: Reach, content_range: str | None
 ) -> None:
-    headers = {} if place is None else {"Content-Range": place.encode().decode("latin-1")}
-    server = raw_server(lambda _, say: say(answer("206 Partial Content", headers, FIRST)))
+    headers = (
+        {} if content_range is None else {"Content-Range": content_range.encode().decode("latin-1")}
+    )
+    server = raw_server(lambda _, send: send(response("206 Partial Content", headers, FIRST)))
     with pytest.raises(RemoteInspectError, match=r"the file: 127\.0\.0\.1:[0-9]+ .*check the addr"):
         open_file(server.address + "/a.gguf", reach)
     assert (reach.traffic.requests, reach.traffic.received_bytes) == (1, 0)
 
 
-@pytest.mark.parametrize("place", ["bytes 0-262143/1048576", "bytes 524289-786432/1048576"])
+@pytest.mark.parametrize("content_range", ["bytes 0-262143/1048576", "bytes 524289-786432/1048576"])
 def test_wrong_later_content_range_is_an_error(
-    raw_server: Server, reach: Reach, place: str
+    raw_server: Server, reach: Reach, content_range: str
 ) -> None:
-    def script(asked: Asked, say: Say) -> None:
-        lie = answer("206 Partial Content", {"Content-Range": place}, CONTENT[: 256 * 1024])
-        say(ranged(CONTENT, asked) if asked.number == 1 else lie)
+    def script(request: Request, send: Send) -> None:
+        lie = response(
+            "206 Partial Content", {"Content-Range": content_range}, CONTENT[: 256 * 1024]
+        )
+        send(range_response(CONTENT, request) if request.number == 1 else lie)
 
     file = open_file(raw_server(script).address + "/a.gguf", reach)
     with pytest.raises(RemoteInspectError, match="was asked for bytes 524288-786431 and announced"):
@@ -71,38 +75,38 @@ def test_wrong_later_content_range_is_an_error(
 
 
 def test_body_longer_than_announced_is_an_error(raw_server: Server, reach: Reach) -> None:
-    """Without Content-Length the body ends where the server says so, and it does not."""
-    place = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
-    text = answer("206 Partial Content", place, CONTENT * 8)
-    server = raw_server(lambda _, say: say(text))
+    """Without Content-Length the body should end after its Content-Range, and goes on."""
+    content_range = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
+    reply = response("206 Partial Content", content_range, CONTENT * 8)
+    server = raw_server(lambda _, send: send(reply))
     with pytest.raises(RemoteInspectError, match="sent more than the 524,288 bytes it announced"):
         open_file(server.address + "/a.gguf", reach)
     assert reach.traffic.received_bytes < 524_288 + 2 * 65_536  # at most a socket buffer more
 
 
 def test_body_shorter_than_announced_is_continued(raw_server: Server, reach: Reach) -> None:
-    def script(asked: Asked, say: Say) -> None:
-        if asked.number > 1:
-            say(ranged(CONTENT, asked))
+    def script(request: Request, send: Send) -> None:
+        if request.number > 1:
+            send(range_response(CONTENT, request))
             return
-        place = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
-        say(answer("206 Partial Content", place, FIRST[:1000]))
+        content_range = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
+        send(response("206 Partial Content", content_range, FIRST[:1000]))
 
     server = raw_server(script)
     file = open_file(server.address + "/a.gguf", reach)
     assert file.read(0, 524_288) == FIRST
-    assert [asked.first_byte for asked in server.asked] == [0, 1000]
+    assert [request.first_byte for request in server.requests] == [0, 1000]
     file.close()
 
 
 def test_compressed_answer_is_refused_unread(raw_server: Server, reach: Reach) -> None:
     body = gzip.compress(FIRST)
-    place = f"bytes 0-{len(body) - 1}/1048576"
-    headers = {"Content-Range": place, "Content-Encoding": "gzip"}
-    server = raw_server(lambda _, say: say(answer("206 Partial Content", headers, body)))
+    content_range = f"bytes 0-{len(body) - 1}/1048576"
+    headers = {"Content-Range": content_range, "Content-Encoding": "gzip"}
+    server = raw_server(lambda _, send: send(response("206 Partial Content", headers, body)))
     with pytest.raises(RemoteInspectError, match="sends the file compressed although"):
         open_file(server.address + "/a.gguf", reach)
-    assert server.asked[0].headers["accept-encoding"] == "identity"
+    assert server.requests[0].headers["accept-encoding"] == "identity"
     assert reach.traffic.received_bytes == 0
 
 
@@ -113,48 +117,52 @@ def test_web_page_instead_of_a_model_is_an_error(hub: Hub, reach: Reach) -> None
 
 
 @pytest.mark.parametrize(
-    "message",
+    "reply",
     [
-        answer("204 No Content"),
-        answer("304 Not Modified"),
-        answer("416 Range Not Satisfiable", {"Content-Range": "bytes */1048576"}),
-        answer("206 Partial Content", {"Content-Type": "multipart/byteranges; boundary=x"}, FIRST),
-        answer("302 Found"),
-        answer("300 Multiple Choices"),
-        answer("200 OK", {"Content-Length": "99999999999999999999999"}),
+        response("204 No Content"),
+        response("304 Not Modified"),
+        response("416 Range Not Satisfiable", {"Content-Range": "bytes */1048576"}),
+        response(
+            "206 Partial Content", {"Content-Type": "multipart/byteranges; boundary=x"}, FIRST
+        ),
+        response("302 Found"),
+        response("300 Multiple Choices"),
+        response("200 OK", {"Content-Length": "99999999999999999999999"}),
     ],
 )
-def test_nonsensical_answers_are_errors(raw_server: Server, reach: Reach, message: bytes) -> None:
-    server = raw_server(lambda _, say: say(message))
+def test_nonsensical_answers_are_errors(raw_server: Server, reach: Reach, reply: bytes) -> None:
+    server = raw_server(lambda _, send: send(reply))
     with pytest.raises(RemoteInspectError, match="the file: "):
         open_file(server.address + "/a.gguf", reach)
     assert reach.traffic.received_bytes == 0
 
 
 @pytest.mark.parametrize(
-    "message",
+    "reply",
     [
         b"SSH-2.0-OpenSSH_9.6\r\n",
         b"HTTP/1.1 abc OK\r\n\r\n",
         b"HTTP/1.1 206 OK\r\nContent-Length: -5\r\n\r\n",
-        b"HTTP/1.1 206 OK\r\n" + b"X-Filler: " + b"a" * 300_000,  # a head without an end
+        b"HTTP/1.1 206 OK\r\n" + b"X-Filler: " + b"a" * 300_000,  # headers without an end
         b"",
         b"\0" * 1000,
     ],
 )
-def test_answer_that_is_not_http(raw_server: Server, reach: Reach, message: bytes) -> None:
-    server = raw_server(lambda _, say: say(message))
+def test_answer_that_is_not_http_is_an_error(
+    raw_server: Server, reach: Reach, reply: bytes
+) -> None:
+    server = raw_server(lambda _, send: send(reply))
     with pytest.raises(RemoteInspectError, match=r"closed the connection .* .4 attempts"):
         open_file(server.address + "/a.gguf", reach)
-    assert len(server.asked) == 4
+    assert len(server.requests) == 4
 
 
 def test_unusable_validator_is_not_sent_back(raw_server: Server, reach: Reach) -> None:
     etag = {"ETag": '"\u00e9"', "Last-Modified": "x" * 5000}
-    server = raw_server(lambda asked, say: say(ranged(CONTENT, asked, etag)))
+    server = raw_server(lambda request, send: send(range_response(CONTENT, request, etag)))
     file = open_file(server.address + "/a.gguf", reach)
     assert file.read(524_288, 8) == CONTENT[524_288:524_296]
-    assert "if-range" not in server.asked[1].headers
+    assert "if-range" not in server.requests[1].headers
     file.close()
 
 
@@ -176,10 +184,10 @@ PLACES = st.builds("bytes {}-{}/{}".format, NUMBERS, NUMBERS, NUMBERS | st.just(
 )
 @settings(max_examples=100 if LONG else 40)
 def test_announced_piece_never_exceeds_the_request(status: int, headers: dict[str, str]) -> None:
-    answer = ResponseHead(status=status, headers=headers, url="https://a.example/a.gguf")
+    head = ResponseHead(status=status, headers=headers, url="https://a.example/a.gguf")
     with contextlib.suppress(EdgekitError):
         piece = announced_piece(
-            answer,
+            head,
             start=0,
             requested_bytes=524_288,
             max_whole_file_bytes=100,

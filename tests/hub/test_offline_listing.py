@@ -1,4 +1,4 @@
-"""The hub is off or down: the answer of an earlier time, from the disk, and said to be that."""
+"""The hub is off or down: the cached listing is used, and a note says so."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from edgekit.sources.cache import Version
 from edgekit.sources.hub import cached_listing, store_listing
 from edgekit.sources.types import Reach, Traffic
 
-KEPT_ON = 1_752_000_000  # a day in July 2025, wherever this runs
-DAY = time.strftime("%Y-%m-%d", time.localtime(KEPT_ON))
-SINCE = f"using the answer cached on {DAY}, which may be out of date"
+CACHED_ON = 1_752_000_000  # in July 2025 in every time zone
+DAY = time.strftime("%Y-%m-%d", time.localtime(CACHED_ON))
+NOTE = f"using the answer cached on {DAY}, which may be out of date"
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def online(reach: Reach) -> Reach:
 
 
 @pytest.fixture(autouse=True)
-def july(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept in these tests is kept on that day."""
-    real = cache.CachedRange
+def cached_in_july(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that these tests cache is dated CACHED_ON."""
+    original = cache.CachedRange
 
-    def dated(**values: object) -> cache.CachedRange:
-        return real(**{"cached_at": KEPT_ON, **values})  # type: ignore[arg-type]
+    def cached_range(**values: object) -> cache.CachedRange:
+        return original(**{"cached_at": CACHED_ON, **values})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache, "CachedRange", dated)
+    monkeypatch.setattr(cache, "CachedRange", cached_range)
 
 
 @pytest.fixture
@@ -60,29 +60,29 @@ def fresh(reach: Reach, *, network: bool = True) -> Reach:
     return replace(reach, network=network, traffic=Traffic())
 
 
-def look(reference: str, reach: Reach, depth: Depth = Depth.TENSORS) -> ModelHeader:
+def header_of(reference: str, reach: Reach, depth: Depth = Depth.TENSORS) -> ModelHeader:
     return read_header(locate(reference, reach=reach), depth=depth)
 
 
 @dataclass(frozen=True, slots=True)
-class MortalHub:
+class StoppableHub:
     hub: Hub
     process: subprocess.Popen[bytes]
 
     def stop(self) -> None:
-        """From now on nobody listens at its address."""
+        """Refuses connections from now on."""
         self.process.terminate()
         self.process.wait(10)
 
 
 @pytest.fixture
-def mortal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MortalHub]:
+def stoppable_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoppableHub]:
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed (Debian: apt install nginx-light)")
-    one = MortalHub(*start(tmp_path / "nginx"))
-    monkeypatch.setenv("HF_ENDPOINT", one.hub.endpoint)
-    yield one
-    one.stop()
+    running = StoppableHub(*start(tmp_path / "nginx"))
+    monkeypatch.setenv("HF_ENDPOINT", running.hub.endpoint)
+    yield running
+    running.stop()
 
 
 REFERENCES = [
@@ -98,11 +98,11 @@ REFERENCES = [
 
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_cached_listing_is_used_offline(hub: Hub, online: Reach, reference: str) -> None:
-    before = look(reference, fresh(online))
+    before = header_of(reference, fresh(online))
     hub.clear_logs()
     offline = fresh(online, network=False)
     files = locate(reference, reach=offline)
-    assert files.notes == (f"offline: {SINCE}",)
+    assert files.notes == (f"offline: {NOTE}",)
     after = read_header(files)
     assert (after.keys, after.tensors) == (before.keys, before.tensors)
     assert (offline.traffic.requests, hub.log("hub"), hub.log("cdn")) == (0, [], [])
@@ -110,23 +110,21 @@ def test_cached_listing_is_used_offline(hub: Hub, online: Reach, reference: str)
 
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_cached_listing_is_used_when_the_hub_is_down(
-    mortal: MortalHub, online: Reach, reference: str
+    stoppable_hub: StoppableHub, online: Reach, reference: str
 ) -> None:
-    before = look(reference, fresh(online))
-    mortal.stop()
+    before = header_of(reference, fresh(online))
+    stoppable_hub.stop()
     files = locate(reference, reach=fresh(online))
     (note,) = files.notes
-    host = mortal.hub.endpoint[7:]
-    assert re.fullmatch(
-        rf"could not reach Hugging Face \(.*cannot reach {host} .*\): {SINCE}", note
-    )
+    host = stoppable_hub.hub.endpoint[7:]
+    assert re.fullmatch(rf"could not reach Hugging Face \(.*cannot reach {host} .*\): {NOTE}", note)
     assert read_header(files).tensors == before.tensors
 
 
 def test_file_is_chosen_again_from_the_cached_listing(
     hub: Hub, online: Reach, folder: Path
 ) -> None:
-    look("acme/tiny-GGUF", fresh(online))
+    header_of("acme/tiny-GGUF", fresh(online))
     with pytest.raises(
         NotFoundError, match=r"acme/tiny-GGUF has no Q2_K\. Did you mean: Q4_K_M, Q8_0"
     ):
@@ -134,39 +132,43 @@ def test_file_is_chosen_again_from_the_cached_listing(
     assert locate("acme/tiny-GGUF", reach=fresh(online, network=False)).alternatives == ("Q8_0",)
 
 
-def test_header_that_was_never_read_is_an_error_offline(mortal: MortalHub, online: Reach) -> None:
-    """Only the architecture was read: the tensor directory is not on this disk."""
-    look("acme/large-GGUF", fresh(online), Depth.ARCHITECTURE)
+def test_header_that_was_never_read_is_an_error_offline(
+    stoppable_hub: StoppableHub, online: Reach
+) -> None:
+    """Only the architecture was read: the tensor directory is not in the cache."""
+    header_of("acme/large-GGUF", fresh(online), Depth.ARCHITECTURE)
     offline = fresh(online, network=False)
-    assert look("acme/large-GGUF", offline, Depth.ARCHITECTURE).keys["llama.block_count"] == 2
+    assert header_of("acme/large-GGUF", offline, Depth.ARCHITECTURE).keys["llama.block_count"] == 2
     with pytest.raises(
         RemoteInspectError,
         match=r"^acme/large-GGUF is not in the Hugging Face cache .*: turn it on",
     ):
-        look("acme/large-GGUF", fresh(online, network=False))
+        header_of("acme/large-GGUF", fresh(online, network=False))
     with pytest.raises(
         RemoteInspectError, match=r"^acme/tiny-GGUF is not in the Hugging Face cache"
     ):
-        look("acme/tiny-GGUF", fresh(online, network=False))
-    mortal.stop()
+        header_of("acme/tiny-GGUF", fresh(online, network=False))
+    stoppable_hub.stop()
     with pytest.raises(
         RemoteInspectError, match=r"cannot reach .* .4 attempts.; check the network"
     ):
-        look("acme/large-GGUF", fresh(online))
+        header_of("acme/large-GGUF", fresh(online))
 
 
 def test_quantisation_that_was_never_read_is_an_error_offline(hub: Hub, online: Reach) -> None:
-    look("acme/tiny-GGUF:Q8_0", fresh(online))
+    header_of("acme/tiny-GGUF:Q8_0", fresh(online))
     with pytest.raises(
         RemoteInspectError, match=r"^acme/tiny-GGUF is not in the Hugging Face cache"
     ):
-        look("acme/tiny-GGUF:Q4_K_M", fresh(online, network=False))
+        header_of("acme/tiny-GGUF:Q4_K_M", fresh(online, network=False))
 
 
-def test_disabled_cache_keeps_and_uses_no_listing(hub: Hub, online: Reach, folder: Path) -> None:
-    look("acme/llama", replace(fresh(online), cache=False))
+def test_disabled_cache_neither_stores_nor_uses_a_listing(
+    hub: Hub, online: Reach, folder: Path
+) -> None:
+    header_of("acme/llama", replace(fresh(online), cache=False))
     assert not folder.exists()
-    look("acme/llama", fresh(online))
+    header_of("acme/llama", fresh(online))
     with pytest.raises(RemoteInspectError, match="is not in the Hugging Face cache"):
         locate("acme/llama", reach=replace(fresh(online, network=False), cache=False))
 
@@ -174,35 +176,35 @@ def test_disabled_cache_keeps_and_uses_no_listing(hub: Hub, online: Reach, folde
 def test_hub_cache_is_preferred_to_the_cached_listing(
     hub: Hub, online: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look("acme/tiny-GGUF:Q8_0", fresh(online))
-    look("acme/tiny-GGUF:Q4_K_M", fresh(online))
+    header_of("acme/tiny-GGUF:Q8_0", fresh(online))
+    header_of("acme/tiny-GGUF:Q4_K_M", fresh(online))
     snapshot = tmp_path / "models--acme--tiny-GGUF/snapshots/abc"
     snapshot.mkdir(parents=True)
     (snapshot / "tiny-Q4_K_M.gguf").write_bytes(b"GGUF")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     offline = fresh(online, network=False)
     assert locate("acme/tiny-GGUF", reach=offline).notes == ()
-    # and where it has another quantisation only, the kept answer helps out
-    assert locate("acme/tiny-GGUF:Q8_0", reach=offline).notes == (f"offline: {SINCE}",)
+    # the snapshot has no Q8_0, so the cached listing is used
+    assert locate("acme/tiny-GGUF:Q8_0", reach=offline).notes == (f"offline: {NOTE}",)
 
 
 @pytest.mark.parametrize("reference", ["acme/gated-GGUF", "acme/gated-GGUF/gated-Q4_K_M.gguf"])
 def test_refusal_by_the_hub_is_not_overridden_by_the_cache(
     hub: Hub, online: Reach, monkeypatch: pytest.MonkeyPatch, reference: str
 ) -> None:
-    """The header is kept, but whoever lost access does not get it while the hub can be asked."""
+    """The header is cached, but it is not shown to a user without access while the hub can be reached."""
     with monkeypatch.context() as with_token:
         with_token.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
         with_token.setenv("HF_TOKEN", TOKEN)
-        look(reference, fresh(online))
+        header_of(reference, fresh(online))
     with pytest.raises(RemoteAccessError):
-        look(reference, fresh(online))
+        header_of(reference, fresh(online))
 
 
 def test_deleted_repository_is_not_answered_from_the_cache(hub: Hub, online: Reach) -> None:
     page = hub.root / "hub/api/models/acme/llama-mlx/tree/main/page.json"
     raw = page.read_bytes()
-    look("acme/llama-mlx", fresh(online))
+    header_of("acme/llama-mlx", fresh(online))
     page.unlink()
     try:
         with pytest.raises(RemoteNotFoundError):
@@ -226,7 +228,7 @@ def test_deleted_repository_is_not_answered_from_the_cache(hub: Hub, online: Rea
 def test_damaged_cached_listing_is_removed(
     hub: Hub, online: Reach, folder: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    look("acme/tiny-GGUF", fresh(online))
+    header_of("acme/tiny-GGUF", fresh(online))
     (entry,) = (path for path in folder.iterdir() if b"/api/models/" in path.read_bytes()[:200])
     damaged = damage(entry.read_bytes())
     assert damaged != entry.read_bytes()
@@ -265,7 +267,7 @@ def test_cached_listing_is_validated_like_the_hubs(items: object) -> None:
 def test_cached_listing_is_read_back_unchanged() -> None:
     entries = (("a.gguf", 5), ("b/c.safetensors", None), ("ü.json", 0))
     store_listing(URL, entries)
-    assert cached_listing(URL) == (entries, KEPT_ON)
+    assert cached_listing(URL) == (entries, CACHED_ON)
 
 
 def test_listing_of_an_endpoint_with_a_password_is_not_cached(folder: Path) -> None:
@@ -299,5 +301,5 @@ def test_inspect_command_uses_the_cached_listing(
     assert main(["inspect", "acme/llama", "--json", "--offline"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["tensor_bytes"] == first["tensor_bytes"]
-    assert SINCE in json.dumps(again)
+    assert NOTE in json.dumps(again)
     assert main(["inspect", "acme/llama", "--offline", "--no-cache"]) == 4

@@ -1,4 +1,4 @@
-"""`edgekit plan` against a hub: a repository of several quantisations, and one that cannot be reached."""
+"""`edgekit plan` against a hub: repositories with several quantisations, and a hub that is down."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def model_at(quant: str) -> Model:
 
 
 def add_repositories(add: Callable[..., None], _: Callable[..., None]) -> None:
-    """One with a file for each quantisation, and one whose Q6_K is really a Q8_0."""
+    """A repository with a file for each quantisation, and one whose Q6_K file is really a Q8_0."""
     named = [(REPOSITORY, quant, quant) for quant in QUANTS]
     misnamed = [(MISNAMED, "Q6_K", "Q8_0"), (MISNAMED, "Q4_K_M", "Q4_K_M")]
     for repository, quant, real in (*named, *misnamed):
@@ -83,12 +83,14 @@ def test_plan_chooses_among_the_files_of_the_repository(hub: Hub, reach: Reach) 
     session = Session(reach=reach)
     named = open_named(REPOSITORY, session)
     variants = task_to_plan(named, Request(machine=cpu(16)), session).variants
-    assert [variant.name for variant in variants] == [*QUANTS]  # nothing that would have to be made
+    assert [variant.name for variant in variants] == [
+        *QUANTS
+    ]  # none that would have to be converted
     assert {variant.reference for variant in variants} == {
         REPOSITORY,
         *(f"{REPOSITORY}:{quant}" for quant in QUANTS if quant != "Q4_K_M"),
     }
-    assert files_read(hub) == ["Q4_K_M"]  # the usual one is read first
+    assert files_read(hub) == ["Q4_K_M"]  # the default file is read first
 
 
 @pytest.mark.usefixtures("hub")
@@ -99,18 +101,18 @@ def test_quant_chooses_the_file_of_a_repository(reach: Reach) -> None:
         assert result.files.weights[0].name == f"llama-8b-{quant}.gguf"
         assert result.quant is None
     other = open_named(REPOSITORY, Session(reach=reach), quant="Q5_K_M")
-    assert other.quant == "Q5_K_M"  # no such file: as if it were quantised so
+    assert other.quant == "Q5_K_M"  # no such file: the default is converted
 
 
 # Weights: 6.1 GiB at Q6_K, 4.6 at Q4_K_M, 4.1 at IQ4_XS; 32K take 4 GiB at f16, 16K take 1.1 at q8_0.
 FAST = rated(cards(48), card=1000)
 CHOSEN_FILES = [
-    pytest.param(FAST, "Q6_K", 1, id="comfortable at Q6_K: never Q8_0 unasked"),
-    pytest.param(cards(48), "Q6_K", 1, id="an unknown speed does not stop it"),
+    pytest.param(FAST, "Q6_K", 1, id="comfortable at Q6_K; Q8_0 only on request"),
+    pytest.param(cards(48), "Q6_K", 1, id="speed unknown"),
     pytest.param(rated(cpu(48)), "Q4_K_M", 1, id="slower than reading speed"),
     pytest.param(rated(cards(12)), "Q4_K_M", 1, id="tight at Q6_K"),
-    pytest.param(rated(cards(7)), "IQ4_XS", 5, id="only fewer bits fit whole"),
-    pytest.param(rated(cards(5)), "Q4_K_M", 6, id="nothing fits whole"),
+    pytest.param(rated(cards(7)), "IQ4_XS", 5, id="only IQ4_XS fits on the GPU"),
+    pytest.param(rated(cards(5)), "Q4_K_M", 6, id="no file fits on the GPU"),
 ]
 
 
@@ -123,7 +125,7 @@ def test_plan_reads_the_header_of_the_chosen_file(
     assert (result.variant.name, result.result.step) == (quant, step)
     assert result.variant.reference in {REPOSITORY, f"{REPOSITORY}:{quant}"}
     assert result.variant.model.header.tensor_bytes == model_at(quant).header.tensor_bytes
-    assert dict(result.variant.changes) == {}  # the file, not as if
+    assert dict(result.variant.changes) == {}  # the file itself, not a conversion
     assert files_read(hub) == list(dict.fromkeys(("Q4_K_M", quant)))
     assert LlamaCppSetup.of(result.result.way.setup).mix is None
 
@@ -140,7 +142,7 @@ def test_check_and_python_choose_the_file_that_plan_chooses(
 
 
 def test_file_larger_than_its_name_says_is_judged_by_its_size(hub: Hub, reach: Reach) -> None:
-    """The Q6_K of the repository is a Q8_0: comfortable by its name, tight by its size."""
+    """Its Q6_K file is really a Q8_0: comfortable by its name, tight by its size."""
     machine = rated(cards(14))
     assert plan(Request(machine=machine), reach).variant.name == "Q6_K"
     answer = plan(Request(machine=machine), reach, MISNAMED)
@@ -152,8 +154,8 @@ def test_file_larger_than_its_name_says_is_judged_by_its_size(hub: Hub, reach: R
 
 def test_plan_is_exact_for_the_chosen_file(hub: Hub, reach: Reach) -> None:
     result = plan(Request(machine=FAST, context=16_384), reach)
-    own = estimate(model_at("Q6_K"), result.load, LlamaCppSetup.of(result.result.way.setup))
-    assert own.total_bytes == result.result.estimate.total_bytes
+    exact = estimate(model_at("Q6_K"), result.load, LlamaCppSetup.of(result.result.way.setup))
+    assert exact.total_bytes == result.result.estimate.total_bytes
     caches = [line.basis for line in result.result.estimate.lines if line.layer is not None]
     assert set(caches) == {Basis.EXACT}
     decision = result.decision(Lever.WEIGHTS)
@@ -168,7 +170,9 @@ def test_named_file_is_not_replaced(hub: Hub, reach: Reach, name: str) -> None:
     assert files_read(hub) == ["Q4_K_M"]
 
 
-def test_plan_of_a_repository_that_does_not_fit(hub: Hub, reach: Reach) -> None:
+def test_repository_that_does_not_fit_is_planned_with_changes_that_fit(
+    hub: Hub, reach: Reach
+) -> None:
     result = plan(Request(machine=cpu(3)), reach)
     assert not result.fits
     assert result.to_fit
@@ -185,7 +189,7 @@ def test_commands_name_the_chosen_file(hub: Hub, capsys: pytest.CaptureFixture[s
     assert f"llama-server -hf {REPOSITORY}:Q6_K " in capsys.readouterr().out
 
 
-# --- a hub that is not there
+# --- a hub that cannot be reached
 
 
 def test_repository_of_the_catalog_is_planned_without_the_hub(
@@ -199,10 +203,10 @@ def test_repository_of_the_catalog_is_planned_without_the_hub(
     assert plan_model(named, Request(machine=cpu(16)), Session(reach=reach)).fits
 
 
-def test_hub_that_goes_away_during_the_plan(
+def test_hub_that_goes_down_before_the_header_is_read_is_an_error(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The listing was read, and the header of the chosen file cannot be: no plan for a file that was not read."""
+    """No plan is made for a file whose header cannot be read, even if it is listed."""
     named = open_named(REPOSITORY, Session(reach=reach))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     wanted = Request(machine=FAST)
@@ -213,7 +217,7 @@ def test_hub_that_goes_away_during_the_plan(
 def test_missing_repository_is_not_answered_from_the_catalog(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The hub was reached, and it said no: whoever typed the name hears of it."""
+    """The hub answered that it does not exist, so the catalog entry of that name is not used."""
     code = main(["plan", "Qwen/Qwen3-8B", "--ram", "16G"])
     out, err = capsys.readouterr()
     assert (code, out) == (4, "")

@@ -1,4 +1,4 @@
-"""Only public servers may be asked: what is refused, and that nobody hears of it. And what is called off."""
+"""Fetching from public servers only: private addresses get no connection. And cancelling a request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from huggingface_hub import close_session
 from tests.hub.hub_files import gguf_header
 from tests.hub.name_server import never_answers
 from tests.hub.nginx_hub import Hub
-from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of, ranged
+from tests.hub.raw_server import (
+    RawServer,
+    Request,
+    Script,
+    Send,
+    hub_script,
+    range_response,
+    response,
+)
 from tests.patience import wait_until
 
 from edgekit.app.open import open_named
@@ -37,8 +45,8 @@ PUBLIC = "93.184.215.14"
 REFUSED = "is, or resolves to, an address of this machine or a private network"
 
 
-def honest(asked: Asked, say: Say) -> None:
-    say(ranged(CONTENT, asked))
+def honest(request: Request, send: Send) -> None:
+    send(range_response(CONTENT, request))
 
 
 def open_file(url: str, reach: Reach) -> HttpFile:
@@ -52,21 +60,25 @@ def public(reach: Reach) -> Reach:
 
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], list[str]]:
-    """What the name models.example means, an answer for each time it is asked; the last one stays."""
-    real = socket.getaddrinfo
+    """Sets the addresses of models.example, one answer per lookup (the last one repeats); returns the lookups."""
+    original = socket.getaddrinfo
 
     def set_answers(answers: Sequence[str]) -> list[str]:
-        requests: list[str] = []
+        lookups: list[str] = []
 
         def getaddrinfo(host: Any, port: Any, *args: Any, **kinds: Any) -> list[Any]:
             if host != "models.example":
-                return real(host, port, *args, **kinds)
-            requests.append(host)
-            means = answers[min(len(requests), len(answers)) - 1].split()
-            return [result for mean in means for result in real(mean, port, *args, **kinds)]
+                return original(host, port, *args, **kinds)
+            lookups.append(host)
+            resolves_to = answers[min(len(lookups), len(answers)) - 1].split()
+            return [
+                result
+                for address in resolves_to
+                for result in original(address, port, *args, **kinds)
+            ]
 
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        return requests
+        return lookups
 
     return set_answers
 
@@ -101,7 +113,9 @@ def test_loopback_server_is_not_contacted(host: str, raw_server: Server, public:
     with pytest.raises(PrivateAddressError, match=f"^the file: .* {REFUSED}, .*--allow-private"):
         open_file(url, public)
     assert (server.connections, public.traffic.received_bytes) == (0, 0)
-    open_file(url, replace(public, public_only=False)).close()  # the form does lead there
+    open_file(
+        url, replace(public, public_only=False)
+    ).close()  # this spelling does reach the server
     assert server.connections == 1
 
 
@@ -151,19 +165,19 @@ def test_invalid_host_is_an_error(host: str, reach: Reach, public: Reach) -> Non
 
 
 @pytest.mark.parametrize(
-    "means",
+    "resolves_to",
     ["127.0.0.1", "10.0.0.1", f"{PUBLIC} 127.0.0.1", f"127.0.0.1 {PUBLIC}", f"{PUBLIC} ::1"],
 )
 def test_name_with_any_private_address_is_refused(
-    means: str,
+    resolves_to: str,
     raw_server: Server,
     public: Reach,
     resolver: Callable[[Sequence[str]], list[str]],
 ) -> None:
-    server, request = raw_server(honest), resolver([means])
+    server, lookups = raw_server(honest), resolver([resolves_to])
     with pytest.raises(PrivateAddressError, match=f"models.example {REFUSED}"):
         open_file(f"http://models.example:{server.port}/a.gguf", public)
-    assert (server.connections, len(request)) == (0, 1)  # and it is not tried again
+    assert (server.connections, len(lookups)) == (0, 1)  # and there is no retry
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -173,11 +187,11 @@ def test_name_that_resolves_differently_the_second_time_is_refused(
     public: Reach,
     resolver: Callable[[Sequence[str]], list[str]],
 ) -> None:
-    server, request = raw_server(honest), resolver([PUBLIC, "127.0.0.1"])
+    server, lookups = raw_server(honest), resolver([PUBLIC, "127.0.0.1"])
     with pytest.raises(PrivateAddressError, match=f"models.example {REFUSED}"):
         open_file(f"{scheme}://models.example:{server.port}/a.gguf", public)
     wait_until(lambda: server.connections == 1)
-    assert (server.asked, len(request)) == ([], 2)  # not a byte, not even of TLS
+    assert (server.requests, len(lookups)) == ([], 2)  # no byte was sent, not even of TLS
 
 
 def test_unknown_name_has_the_usual_message(public: Reach) -> None:
@@ -186,7 +200,9 @@ def test_unknown_name_has_the_usual_message(public: Reach) -> None:
     assert not isinstance(caught.value, PrivateAddressError)
 
 
-def test_a_name_server_that_never_answers(public: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_name_server_ends_with_the_total_timeout(
+    public: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (
         never_answers(monkeypatch),
         pytest.raises(RemoteInspectError, match=r"timed out after 0\.4 s"),
@@ -194,7 +210,7 @@ def test_a_name_server_that_never_answers(public: Reach, monkeypatch: pytest.Mon
         open_file("https://models.example/a.gguf", replace(public, total_timeout_s=0.4))
 
 
-# --- sites that whoever runs this chose
+# --- configured sites
 
 
 def test_configured_sites_may_be_private(hub: Hub, public: Reach) -> None:
@@ -257,12 +273,12 @@ def test_redirect_to_another_private_server_is_refused(
 ) -> None:
     other = raw_server(honest)
     target = {"Location": f"http://127.0.0.1:{other.port}/a.gguf"}
-    chosen = raw_server(lambda _, say: say(answer(status, target)))
+    chosen = raw_server(lambda _, send: send(response(status, target)))
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     url = f"{chosen.address}/a.gguf"
     with pytest.raises(PrivateAddressError, match=REFUSED):
         open_file(url, public)
-    assert (len(chosen.asked), other.connections) == (1, 0)
+    assert (len(chosen.requests), other.connections) == (1, 0)
     open_file(url, replace(public, public_only=False)).close()
     assert other.connections == 1
 
@@ -272,15 +288,19 @@ def test_last_of_several_redirects_is_checked(
 ) -> None:
     other = raw_server(honest)
 
-    def script(asked: Asked, say: Say) -> None:
+    def script(request: Request, send: Send) -> None:
         last = f"http://0x7f.1:{other.port}/a.gguf"
-        say(answer("302 Found", {"Location": f"/{asked.number}" if asked.number < 4 else last}))
+        send(
+            response(
+                "302 Found", {"Location": f"/{request.number}" if request.number < 4 else last}
+            )
+        )
 
     chosen = raw_server(script)
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     with pytest.raises(PrivateAddressError, match=rf"0x7f\.1 {REFUSED}"):
         open_file(f"{chosen.address}/a.gguf", public)
-    assert (len(chosen.asked), other.connections) == (4, 0)
+    assert (len(chosen.requests), other.connections) == (4, 0)
 
 
 def test_redirected_listings_and_manifests_are_refused(
@@ -288,7 +308,7 @@ def test_redirected_listings_and_manifests_are_refused(
 ) -> None:
     other = raw_server(honest)
     target = {"Location": f"{other.address}/secrets"}
-    chosen = raw_server(lambda _, say: say(answer("302 Found", target)))
+    chosen = raw_server(lambda _, send: send(response("302 Found", target)))
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", chosen.address)
     for reference in (
@@ -302,10 +322,10 @@ def test_redirected_listings_and_manifests_are_refused(
             inspect_model_remote(reference, reach=public)
     with pytest.raises(PrivateAddressError, match=REFUSED):
         locate_ollama(OllamaModel(name="tiny", host=f"127.0.0.1:{other.port}"), public)
-    assert (len(chosen.asked), other.connections) == (4, 0)
+    assert (len(chosen.requests), other.connections) == (4, 0)
 
 
-# --- nothing else is taken in its place
+# --- no fallback for a refused address
 
 
 def test_hub_cache_does_not_answer_for_a_refused_address(
@@ -322,56 +342,60 @@ def test_hub_cache_does_not_answer_for_a_refused_address(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     reach = replace(public, read_timeout_s=0.5)
     assert "could not read it from Hugging Face" in locate("acme/raw", reach=reach).notes[-1]
-    chosen = raw_server(lambda _, say: say(answer("302 Found", {"Location": "http://10.0.0.1/"})))
+    chosen = raw_server(
+        lambda _, send: send(response("302 Found", {"Location": "http://10.0.0.1/"}))
+    )
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
-    for look in (locate, inspect_model_remote):
+    for function in (locate, inspect_model_remote):
         with pytest.raises(PrivateAddressError, match=REFUSED):
-            look("acme/raw", reach=public)
+            function("acme/raw", reach=public)
 
 
 def test_refused_redirect_uses_neither_catalog_nor_download(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is listed, and the redirect of its content leads to a private server."""
+    """The hub lists the file and redirects its content to a private server."""
     target = {"Location": "http://169.254.169.254/latest"}
-    script = hub_of({"raw.gguf": b"x"}, lambda _, say: say(answer("302 Found", target)))
+    script = hub_script({"raw.gguf": b"x"}, lambda _, send: send(response("302 Found", target)))
     chosen = raw_server(script)
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     with pytest.raises(PrivateAddressError, match=rf"169\.254\.169\.254 {REFUSED}"):
-        open_named("Qwen/Qwen3-8B", Session(reach=public))  # the catalog has it
-    with pytest.raises(PrivateAddressError, match=r"allows it\)$"):  # no word about a download
+        open_named("Qwen/Qwen3-8B", Session(reach=public))  # which is in the catalog
+    with pytest.raises(PrivateAddressError, match=r"allows it\)$"):  # no offer of a download
         open_model("acme/raw", reach=public, confirm=lambda _: True)
 
 
 def test_huggingface_hub_makes_no_requests_of_its_own(
     raw_server: Server, public: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It follows redirects wherever they lead: no full download where only public servers may be asked."""
-    text = answer("200 OK", {"Content-Type": "application/octet-stream"}, b"x" * 1_000_000)
-    chosen = raw_server(hub_of({"raw.gguf": b"x" * 1_000_000}, lambda _, say: say(text)))
+    """It follows every redirect, so there is no full download while only public servers are allowed."""
+    reply = response("200 OK", {"Content-Type": "application/octet-stream"}, b"x" * 1_000_000)
+    chosen = raw_server(hub_script({"raw.gguf": b"x" * 1_000_000}, lambda _, send: send(reply)))
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     with pytest.raises(RemoteInspectError, match="A full download may be enough, but was not all"):
         open_model("acme/raw", reach=public, confirm=lambda _: True)
-    assert not [request.line for request in chosen.asked if request.line.startswith("HEAD")]
+    assert not [lookups.line for lookups in chosen.requests if lookups.line.startswith("HEAD")]
 
 
 # --- proxies
 
 
-@pytest.mark.parametrize("means", [PUBLIC, "models.invalid"])  # known here, or to the proxy alone
+@pytest.mark.parametrize(
+    "resolves_to", [PUBLIC, "models.invalid"]
+)  # resolved here, or by the proxy only
 def test_proxy_may_be_private(
-    means: str,
+    resolves_to: str,
     raw_server: Server,
     public: Reach,
     monkeypatch: pytest.MonkeyPatch,
     resolver: Callable[[Sequence[str]], list[str]],
 ) -> None:
     proxy = raw_server(honest)
-    resolver([means])
+    resolver([resolves_to])
     monkeypatch.setenv("HTTP_PROXY", proxy.address)
     close_session()  # the next one reads it
     open_file("http://models.example/a.gguf", public).close()
-    assert proxy.asked[0].line == "GET http://models.example/a.gguf HTTP/1.1"
+    assert proxy.requests[0].line == "GET http://models.example/a.gguf HTTP/1.1"
 
 
 @pytest.mark.parametrize(
@@ -388,46 +412,46 @@ def test_proxy_is_not_used_for_private_addresses(
     assert proxy.connections == 0
 
 
-# --- called off
+# --- cancelling
 
 
 @contextlib.contextmanager
-def called_off(once: Callable[[], bool]) -> Iterator[threading.Event]:
-    """The event is set once this is so, and what runs inside ends then, though its server does not answer."""
+def cancelled_when(condition: Callable[[], bool]) -> Iterator[threading.Event]:
+    """Sets the event once `condition` holds; the block must then end with CancelledError."""
     event = threading.Event()
 
-    def give_up() -> None:
-        wait_until(once)
+    def cancel() -> None:
+        wait_until(condition)
         event.set()
 
-    waiting = threading.Thread(target=give_up)
-    waiting.start()
+    thread = threading.Thread(target=cancel)
+    thread.start()
     with pytest.raises(CancelledError, match=r"^cancelled$"):
         yield event
-    waiting.join()
+    thread.join()
 
 
-def exchanges() -> int:
-    """Threads that wait for a server."""
+def waiting_exchanges() -> int:
+    """The number of threads that wait for a server."""
     return sum(thread.name.endswith("(_work)") for thread in threading.enumerate())
 
 
-def drip(_: Asked, say: Say) -> None:
-    for byte in ranged(CONTENT, Asked("", {"range": "bytes=0-99"}, 1)):
-        say(bytes([byte]))
+def drip(_: Request, send: Send) -> None:
+    for byte in range_response(CONTENT, Request("", {"range": "bytes=0-99"}, 1)):
+        send(bytes([byte]))
         time.sleep(0.05)
 
 
-def stalled(asked: Asked, say: Say) -> None:
-    say(ranged(CONTENT, asked)[:1000])
-    asked.hang()
+def stalled(request: Request, send: Send) -> None:
+    send(range_response(CONTENT, request)[:1000])
+    request.hang()
 
 
 SLOW: dict[str, Script] = {
-    "silent": lambda asked, _: asked.hang(),
-    "head byte by byte": drip,
+    "silent": lambda request, _: request.hang(),
+    "headers byte by byte": drip,
     "body stalls": stalled,
-    "asked us to wait": lambda _, say: say(answer("503 Busy", {"Retry-After": "8"})),
+    "503 with Retry-After": lambda _, send: send(response("503 Busy", {"Retry-After": "8"})),
 }
 
 
@@ -436,15 +460,15 @@ def test_request_to_a_slow_server_is_cancelled(
     script: Script, raw_server: Server, reach: Reach
 ) -> None:
     server = raw_server(script)
-    with called_off(lambda: bool(server.asked)) as event:
+    with cancelled_when(lambda: bool(server.requests)) as event:
         open_file(f"{server.address}/a.gguf", replace(reach, cancelled=event))
-    assert len(server.asked) == 1
-    wait_until(lambda: exchanges() == 0)  # the connection is cut
+    assert len(server.requests) == 1
+    wait_until(lambda: waiting_exchanges() == 0)  # the connection is cut
 
 
 def test_name_lookup_is_cancelled(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     for public_only in (True, False):
-        with never_answers(monkeypatch) as request, called_off(request.is_set) as event:
+        with never_answers(monkeypatch) as lookups, cancelled_when(lookups.is_set) as event:
             one = replace(reach, cancelled=event, public_only=public_only)
             open_file("http://models.example/a.gguf", one)
 
@@ -452,20 +476,20 @@ def test_name_lookup_is_cancelled(reach: Reach, monkeypatch: pytest.MonkeyPatch)
 def test_request_cancelled_during_the_name_lookup_is_not_sent(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, real = raw_server(honest), socket.getaddrinfo
-    request, answered = threading.Event(), threading.Event()
+    server, original = raw_server(honest), socket.getaddrinfo
+    lookups, answered = threading.Event(), threading.Event()
 
     def slow(*args: Any, **kinds: Any) -> Any:
-        request.set()
+        lookups.set()
         answered.wait()
-        return real("127.0.0.1", *args[1:], **kinds)
+        return original("127.0.0.1", *args[1:], **kinds)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    with called_off(request.is_set) as event:
+    with cancelled_when(lookups.is_set) as event:
         open_file(f"http://models.example:{server.port}/a.gguf", replace(reach, cancelled=event))
     answered.set()
-    wait_until(lambda: exchanges() == 0)
-    assert server.asked == []
+    wait_until(lambda: waiting_exchanges() == 0)
+    assert server.requests == []
 
 
 def test_no_request_after_cancelling(raw_server: Server, reach: Reach) -> None:
@@ -474,7 +498,7 @@ def test_no_request_after_cancelling(raw_server: Server, reach: Reach) -> None:
     event.set()
     with pytest.raises(CancelledError):
         file.read(600_000, 10)
-    assert file.read(0, 10) == CONTENT[:10]  # what is here needs nobody
+    assert file.read(0, 10) == CONTENT[:10]  # received before, so it needs no request
     file.close()
     with pytest.raises(CancelledError):
         open_file(f"{server.address}/a.gguf", replace(reach, cancelled=event))
@@ -482,19 +506,19 @@ def test_no_request_after_cancelling(raw_server: Server, reach: Reach) -> None:
 
 
 def test_partial_header_is_not_cached(raw_server: Server, reach: Reach) -> None:
-    """The keys of this file need three ranges; the second does not come the first time."""
+    """The keys of this file need three ranges; the first inspection is cancelled during the second."""
     content = gguf_header(vocabulary=60_000) + bytes(1 << 20)
 
-    def script(asked: Asked, say: Say) -> None:
-        if asked.number == 2:
-            asked.hang()
+    def script(request: Request, send: Send) -> None:
+        if request.number == 2:
+            request.hang()
         else:
-            say(ranged(content, asked, {"ETag": '"a"'}))
+            send(range_response(content, request, {"ETag": '"a"'}))
 
     server = raw_server(script)
     url = f"{server.address}/a.gguf"
     reach = replace(reach, cache=True)
-    with called_off(lambda: len(server.asked) == 2) as event:
+    with cancelled_when(lambda: len(server.requests) == 2) as event:
         inspect_model_remote(url, reach=replace(reach, cancelled=event))
     assert cache.load(url) is None
     inspect_model_remote(url, reach=replace(reach, cancelled=threading.Event()))
@@ -503,10 +527,10 @@ def test_partial_header_is_not_cached(raw_server: Server, reach: Reach) -> None:
 
 def test_parallel_shard_reads_are_cancelled_together(raw_server: Server, reach: Reach) -> None:
     server = raw_server(SLOW["silent"])
-    with called_off(lambda: bool(server.asked)) as event:
+    with cancelled_when(lambda: bool(server.requests)) as event:
         patient = replace(reach, cancelled=event)
         inspect_model_remote(f"{server.address}/a-00001-of-00006.gguf", reach=patient)
-    wait_until(lambda: exchanges() == 0)
+    wait_until(lambda: waiting_exchanges() == 0)
 
 
 def test_unset_cancel_event_changes_nothing(raw_server: Server, reach: Reach) -> None:

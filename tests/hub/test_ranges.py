@@ -1,4 +1,4 @@
-"""A file over HTTP: a prefix that only grows, counted, bounded."""
+"""HttpFile: reads a growing prefix of a file by range requests, within limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.hub.hub_files import MIB, gguf_header, write_gguf
 from tests.hub.nginx_hub import Hub
-from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
+from tests.hub.raw_server import RawServer, Request, Script, Send, range_response, response
 
 from edgekit.errors import (
     HeaderLimitError,
@@ -47,7 +47,7 @@ def test_later_ranges_append_without_repeating_bytes(hub: Hub, reach: Reach) -> 
     file = open_file(hub.cdn + LARGE, reach)
     assert file.read(524_280, 16) == HEADER[524_280:524_296]  # one step of 256 KiB
     assert file.read(800_000, 100_000, ahead=300_000) == HEADER[800_000:900_000]
-    assert file.read(0, 1_200_000) == HEADER[:1_200_000]  # all here already
+    assert file.read(0, 1_200_000) == HEADER[:1_200_000]  # already received
     requests = [line.split()[3] for line in hub.log("cdn")]
     assert requests == ["bytes=0-524287", "bytes=524288-786431", "bytes=786432-1199999"]
     assert reach.traffic.received_bytes == file.available_bytes == 1_200_000
@@ -87,8 +87,8 @@ def test_empty_file_has_no_bytes(hub: Hub, reach: Reach) -> None:
 
 
 def test_status_416_with_a_total_of_zero_is_an_empty_file(raw_server: Server, reach: Reach) -> None:
-    text = answer("416 Range Not Satisfiable", {"Content-Range": "bytes */0"})
-    file = open_file(raw_server(lambda _, say: say(text)).address + "/a.gguf", reach)
+    reply = response("416 Range Not Satisfiable", {"Content-Range": "bytes */0"})
+    file = open_file(raw_server(lambda _, send: send(reply)).address + "/a.gguf", reach)
     assert file.size_bytes == 0
     file.close()
 
@@ -174,10 +174,10 @@ def test_file_that_shrinks_between_ranges_is_an_error(hub: Hub, reach: Reach) ->
 def test_status_206_of_another_version_is_an_error(
     raw_server: Server, reach: Reach, before: dict[str, str], after: dict[str, str]
 ) -> None:
-    """For servers that know no If-Range."""
+    """For servers that ignore If-Range."""
 
-    def script(asked: Asked, say: Say) -> None:
-        say(ranged(HEADER, asked, before if asked.number == 1 else after))
+    def script(request: Request, send: Send) -> None:
+        send(range_response(HEADER, request, before if request.number == 1 else after))
 
     file = open_file(raw_server(script).address + "/a.gguf", reach)
     with pytest.raises(RemoteChangedError):
@@ -186,8 +186,8 @@ def test_status_206_of_another_version_is_an_error(
 
 
 def test_status_206_of_another_total_is_an_error(raw_server: Server, reach: Reach) -> None:
-    def script(asked: Asked, say: Say) -> None:
-        say(ranged(HEADER + b"x" * asked.number, asked))
+    def script(request: Request, send: Send) -> None:
+        send(range_response(HEADER + b"x" * request.number, request))
 
     file = open_file(raw_server(script).address + "/a.gguf", reach)
     with pytest.raises(RemoteChangedError):
@@ -196,10 +196,10 @@ def test_status_206_of_another_total_is_an_error(raw_server: Server, reach: Reac
 
 
 @pytest.mark.parametrize(
-    ("stated", "sent"),
+    ("headers", "if_range"),
     [
         ({"ETag": '"a"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}, '"a"'),
-        ({"ETag": 'W/"a"'}, None),  # a weak one may not stand in If-Range
+        ({"ETag": 'W/"a"'}, None),  # If-Range must not be weak
         (
             {"ETag": 'W/"a"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"},
             "Mon, 01 Jan 2024 00:00:00 GMT",
@@ -208,12 +208,12 @@ def test_status_206_of_another_total_is_an_error(raw_server: Server, reach: Reac
     ],
 )
 def test_later_ranges_send_the_first_validator(
-    raw_server: Server, reach: Reach, stated: dict[str, str], sent: str | None
+    raw_server: Server, reach: Reach, headers: dict[str, str], if_range: str | None
 ) -> None:
-    server = raw_server(lambda asked, say: say(ranged(HEADER, asked, stated)))
+    server = raw_server(lambda request, send: send(range_response(HEADER, request, headers)))
     file = open_file(server.address + "/a.gguf", reach)
     assert file.read(600_000, 10) == HEADER[600_000:600_010]
-    assert [asked.headers.get("if-range") for asked in server.asked] == [None, sent]
+    assert [request.headers.get("if-range") for request in server.requests] == [None, if_range]
     file.close()
 
 
@@ -223,15 +223,15 @@ def test_listing_with_another_size_is_an_error(hub: Hub, reach: Reach) -> None:
 
 
 def test_server_that_sends_small_pieces_is_read(raw_server: Server, reach: Reach) -> None:
-    def script(asked: Asked, say: Say) -> None:
-        last = min(asked.first_byte + 100_000, 524_288) - 1
-        asked.headers["range"] = f"bytes={asked.first_byte}-{last}"
-        say(ranged(HEADER, asked))
+    def script(request: Request, send: Send) -> None:
+        last = min(request.first_byte + 100_000, 524_288) - 1
+        request.headers["range"] = f"bytes={request.first_byte}-{last}"
+        send(range_response(HEADER, request))
 
     server = raw_server(script)
     file = open_file(server.address + "/a.gguf", reach)
     assert file.read(0, 524_288) == HEADER[:524_288]
-    assert [asked.first_byte for asked in server.asked] == list(range(0, 524_288, 100_000))
+    assert [request.first_byte for request in server.requests] == list(range(0, 524_288, 100_000))
     file.close()
 
 
@@ -240,14 +240,14 @@ def test_server_that_sends_single_bytes_is_given_up(
 ) -> None:
     monkeypatch.setattr(remote, "MAX_RANGES", 8)
 
-    def script(asked: Asked, say: Say) -> None:
-        asked.headers["range"] = f"bytes={asked.first_byte}-{asked.first_byte}"
-        say(ranged(HEADER, asked))
+    def script(request: Request, send: Send) -> None:
+        request.headers["range"] = f"bytes={request.first_byte}-{request.first_byte}"
+        send(range_response(HEADER, request))
 
     server = raw_server(script)
     with pytest.raises(RemoteInspectError, match="8 requests were not enough"):
         open_file(server.address + "/a.gguf", reach)
-    assert len(server.asked) == 8
+    assert len(server.requests) == 8
 
 
 def test_progress_reports_what_is_about_to_be_read(hub: Hub) -> None:
@@ -267,8 +267,8 @@ def test_small_reads_share_one_request_per_step(hub: Hub, reach: Reach) -> None:
     file.close()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device without room")
-def test_full_disk_for_the_temporary_file(
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_for_the_temporary_file_is_an_error(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = partial(Path("/dev/full").open, "r+b", buffering=0)

@@ -1,4 +1,4 @@
-"""Models in an Ollama registry: manifest, blobs, and what is said when there is no such thing."""
+"""Models in an Ollama registry: manifests, blobs, and the errors for what does not exist."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_cloud_only_model_is_an_error(hub: Hub, reach: Reach) -> None:
 
 
 @pytest.mark.parametrize("tag", ["bad", "list"])
-def test_answer_that_is_not_a_manifest(hub: Hub, reach: Reach, tag: str) -> None:
+def test_answer_that_is_not_a_manifest_is_an_error(hub: Hub, reach: Reach, tag: str) -> None:
     with pytest.raises(HeaderError, match=f"tiny:{tag}: not an Ollama manifest"):
         locate_ollama(OllamaModel(name="tiny", tag=tag), reach)
 
 
 def test_other_registries_are_contacted_over_https(hub: Hub, reach: Reach) -> None:
     model = OllamaModel(name="tiny", namespace="me", host="127.0.0.1:9")
-    text = r"^127\.0\.0\.1:9/me/tiny:latest: cannot reach 127\.0\.0\.1:9 "
-    with pytest.raises(RemoteInspectError, match=text):
+    message = r"^127\.0\.0\.1:9/me/tiny:latest: cannot reach 127\.0\.0\.1:9 "
+    with pytest.raises(RemoteInspectError, match=message):
         locate_ollama(model, reach)
 
 

@@ -1,4 +1,4 @@
-"""`edgekit run` of a model on a hub: the verdict by ranges, the download only after it, then the run."""
+"""`edgekit run` of a model on a hub: the verdict from its header, then the download, then the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of
+from tests.hub.raw_server import RawServer, Request, Script, Send, hub_script, response
 from tests.patience import PATIENCE_S
 from tests.runnable import write_chatting
 
@@ -40,27 +40,27 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def server(
     raw_server: Callable[[Script], RawServer], content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> RawServer:
-    """It keeps to ranges, as the hub does."""
+    """A hub that serves ranges."""
 
-    def send(asked: Asked, say: Say) -> None:
+    def send_range(request: Request, send: Send) -> None:
         first, last, status = 0, len(content) - 1, "200 OK"
         headers = {}
-        if "range" in asked.headers:
-            start, _, end = asked.headers["range"].removeprefix("bytes=").partition("-")
+        if "range" in request.headers:
+            start, _, end = request.headers["range"].removeprefix("bytes=").partition("-")
             first, last = int(start), min(int(end or last), last)
             status = "206 Partial Content"
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
         body = content[first : last + 1]
-        say(answer(status, {**headers, "Content-Length": str(len(body))}) + body)
+        send(response(status, {**headers, "Content-Length": str(len(body))}) + body)
 
-    result = raw_server(hub_of({f"small-{mix}.gguf": content for mix in MIXES}, send))
+    result = raw_server(hub_script({f"small-{mix}.gguf": content for mix in MIXES}, send_range))
     monkeypatch.setenv("HF_ENDPOINT", result.address)
     return result
 
 
-def downloads(server: RawServer) -> list[Asked]:
-    """Requests for all of a file: a look at its header asks for a range from the start to somewhere."""
-    gets = [item for item in server.asked if re.match(r"GET /[^/]+/[^/]+/resolve/", item.line)]
+def downloads(server: RawServer) -> list[Request]:
+    """Requests for a whole file; reading a header requests ranges with an end."""
+    gets = [item for item in server.requests if re.match(r"GET /[^/]+/[^/]+/resolve/", item.line)]
     return [get for get in gets if get.headers.get("range", "bytes=0-").endswith("-")]
 
 
@@ -74,31 +74,31 @@ def test_run_downloads_after_the_verdict(
     assert "as estimated" in err
     assert len(downloads(server)) == 1
     assert next(hub_cache.glob("models--*/snapshots/*/*.gguf")).name == FILE
-    before = len(server.asked)
-    assert main((*words, "--offline")) == 0  # it is here now
-    assert len(server.asked) == before
+    before = len(server.requests)
+    assert main((*words, "--offline")) == 0  # cached now
+    assert len(server.requests) == before
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (("-c", "900000000"), 3, "Does not fit"),
         (("--no-download",), 4, "was not allowed"),
         (("--download-up-to", "10K"), 4, "was not allowed"),
     ],
 )
-def test_run_downloads_nothing_that_does_not_fit(
-    server: RawServer, hub_cache: Path, words: tuple[str, ...], code: int, told: str
+def test_run_downloads_nothing_that_does_not_fit_or_is_not_allowed(
+    server: RawServer, hub_cache: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
     text = io.StringIO()
     with contextlib.redirect_stderr(text):
         result = main(("run", "acme/raw:Q8_0", "--engine", "stream", "-p", "Hello", *words))
-    assert (result, told in text.getvalue()) == (code, True)
+    assert (result, message in text.getvalue()) == (code, True)
     assert downloads(server) == []
     assert not list(hub_cache.glob("models--*/blobs/*"))
 
 
-# A name of the catalog.
+# --- names of the catalog
 
 
 @pytest.mark.parametrize("engine", ["stream", "llama.cpp"])
@@ -111,22 +111,22 @@ def test_run_downloads_a_catalog_name_and_finds_it_the_next_time(
     assert "qwen3-0.6b at Q8_0, from Qwen/Qwen3-0.6B-GGUF" in err
     assert [download.line.split()[1].rpartition("/")[2] for download in downloads(server)] == [FILE]
     assert len(list(hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf"))) == 1
-    before = len(server.asked)
-    assert main((*NAMED, "--offline", "--engine", engine)) == 0  # here now: no consent is needed
-    assert len(server.asked) == before
+    before = len(server.requests)
+    assert main((*NAMED, "--offline", "--engine", engine)) == 0  # cached now: needs no consent
+    assert len(server.requests) == before
 
 
 def test_run_chooses_the_quantisation_of_a_catalog_name(
     server: RawServer, hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(("run", "qwen3-0.6b", *NAMED[2:], "--yes", "--json")) == 0
-    (one,) = hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf")
-    assert one.name in {f"small-{mix}.gguf" for mix in MIXES}
+    (file,) = hub_cache.glob("models--Qwen--Qwen3-0.6B-GGUF/snapshots/*/*.gguf")
+    assert file.name in {f"small-{mix}.gguf" for mix in MIXES}
     assert len(downloads(server)) == 1
 
 
 @pytest.mark.parametrize("words", [NAMED, ("serve", "qwen3-0.6b:Q8_0", "--port", "0")])
-def test_a_catalog_name_is_not_downloaded_without_consent(
+def test_catalog_name_is_not_downloaded_without_consent(
     server: RawServer, hub_cache: Path, words: tuple[str, ...], content: bytes
 ) -> None:
     text = io.StringIO()
@@ -140,35 +140,35 @@ def test_a_catalog_name_is_not_downloaded_without_consent(
     assert downloads(server) == []
 
 
-@pytest.mark.parametrize(("typed", "code"), [(b"\n", 0), (b"n\n", 2)])
+@pytest.mark.parametrize(("reply", "code"), [(b"\n", 0), (b"n\n", 2)])
 def test_run_asks_at_a_terminal_before_it_downloads_a_catalog_name(
-    server: RawServer, hub_cache: Path, monkeypatch: pytest.MonkeyPatch, typed: bytes, code: int
+    server: RawServer, hub_cache: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes, code: int
 ) -> None:
-    own, theirs = os.openpty()
-    os.write(own, typed)
+    controller, terminal_fd = os.openpty()
+    os.write(controller, reply)
     text = io.StringIO()
-    with os.fdopen(theirs) as terminal, contextlib.redirect_stderr(text):
+    with os.fdopen(terminal_fd) as terminal, contextlib.redirect_stderr(text):
         monkeypatch.setattr(sys, "stdin", terminal)
         assert main(NAMED) == code
-    os.close(own)
+    os.close(controller)
     assert "Download Qwen/Qwen3-0.6B-GGUF:Q8_0, " in text.getvalue()
     assert len(downloads(server)) == (1 if code == 0 else 0)
 
 
-def test_run_tries_the_next_repository_where_one_is_gone(
+def test_run_tries_the_next_repository_if_one_does_not_exist(
     raw_server: Callable[[Script], RawServer],
     content: bytes,
     hub_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = hub_of({FILE: content}, lambda _, say: say(answer("200 OK", {"Content-Length": str(len(content))}) + content))  # fmt: skip
+    serve_file = hub_script({FILE: content}, lambda _, send: send(response("200 OK", {"Content-Length": str(len(content))}) + content))  # fmt: skip
 
-    def script(asked: Asked, say: Say) -> None:
-        gone = "/Qwen/Qwen3-0.6B-GGUF" in asked.line
-        if gone or "?search=" in asked.line or "?author=" in asked.line:
-            say(answer("404 Not Found", {"Content-Length": "0", "X-Error-Code": "RepoNotFound"}))
+    def script(request: Request, send: Send) -> None:
+        gone = "/Qwen/Qwen3-0.6B-GGUF" in request.line
+        if gone or "?search=" in request.line or "?author=" in request.line:
+            send(response("404 Not Found", {"Content-Length": "0", "X-Error-Code": "RepoNotFound"}))
         else:
-            whole(asked, say)
+            serve_file(request, send)
 
     monkeypatch.setenv("HF_ENDPOINT", raw_server(script).address)
     assert main((*NAMED, "--yes")) == 0

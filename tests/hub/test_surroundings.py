@@ -1,4 +1,4 @@
-"""Proxies, certificates, offline mode, and what is imported when: as huggingface_hub has it."""
+"""Proxies, certificates, offline mode and the configured client, as huggingface_hub has them; lazy imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import close_session, set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 from tests.hub.nginx_hub import Hub
-from tests.hub.raw_server import RawServer, Script, ranged
+from tests.hub.raw_server import RawServer, Script, range_response
 
 from edgekit.errors import RemoteInspectError
 from edgekit.sources.http import Transport
@@ -36,42 +36,42 @@ def open_file(url: str, reach: Reach) -> HttpFile:
 
 @pytest.fixture(autouse=True)
 def fresh_session(surroundings: None) -> None:
-    """Each test opens its own: proxies and certificates are read when it opens."""
+    """A new session for each test: it reads proxies and certificates when it opens."""
     close_session()
 
 
 def test_proxy_is_used(raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
+    proxy = raw_server(lambda request, send: send(range_response(CONTENT, request)))
     monkeypatch.setenv("HTTP_PROXY", proxy.address)
     file = open_file("http://models.invalid/a.gguf", reach)
     assert file.read(0, 10) == CONTENT[:10]
-    assert proxy.asked[0].line == "GET http://models.invalid/a.gguf HTTP/1.1"
+    assert proxy.requests[0].line == "GET http://models.invalid/a.gguf HTTP/1.1"
     file.close()
 
 
 def test_no_proxy_is_respected(
     raw_server: Server, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy = raw_server(lambda _, say: say(b""))
-    server = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
+    proxy = raw_server(lambda _, send: send(b""))
+    server = raw_server(lambda request, send: send(range_response(CONTENT, request)))
     monkeypatch.setenv("HTTP_PROXY", proxy.address)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     open_file(server.address + "/a.gguf", reach).close()
-    assert (len(proxy.asked), len(server.asked)) == (0, 1)
+    assert (len(proxy.requests), len(server.requests)) == (0, 1)
 
 
 def test_configured_client_is_used_and_its_login_only_goes_to_the_hub(
     raw_server: Server, reach: Reach
 ) -> None:
-    server = raw_server(lambda asked, say: say(ranged(CONTENT, asked)))
+    server = raw_server(lambda request, send: send(range_response(CONTENT, request)))
     secrets = {"authorization": "Bearer corporate", "x-from": "factory"}
     set_client_factory(lambda: httpx2.Client(headers=secrets))
     try:
         open_file(server.address + "/a.gguf", reach).close()
     finally:
         set_client_factory(default_client_factory)
-    assert server.asked[0].headers["x-from"] == "factory"
-    assert "authorization" not in server.asked[0].headers
+    assert server.requests[0].headers["x-from"] == "factory"
+    assert "authorization" not in server.requests[0].headers
 
 
 @pytest.mark.parametrize("by", ["reach", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
@@ -137,7 +137,7 @@ def test_certificates_are_checked_and_ssl_cert_file_is_trusted(
                 RemoteInspectError, match="not trusted; if you trust it, set SSL_CERT_FILE"
             ):
                 open_file(url, reach)
-            assert reach.traffic.requests == 1  # trying again would not help
+            assert reach.traffic.requests == 1  # no retry
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
             close_session()
             file = open_file(url, reach)

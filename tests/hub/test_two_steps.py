@@ -1,4 +1,4 @@
-"""A verdict from the first range of a GGUF where that decides it, from its whole header where it does not."""
+"""The first range of a GGUF gives the verdict where it suffices; otherwise the whole header is read."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from edgekit.sources.types import Reach, Traffic
 
 MODEL, SEVERAL = "acme/gemma-GGUF", "acme/gemma-several-GGUF"
 FIRST_RANGE = "bytes=0-524287"
-# It needs 20.0 GiB with 32K and 1 is reserved: at 26G not all of its window fits. Its smallest load, 16K with a
-# 4-bit cache, needs 16.5 GiB.
+# The model needs 20.0 GiB at 32K, and 1 GiB is reserved: with 26G its native window does not fit. Its smallest
+# load, 16K with a 4-bit cache, needs 16.5 GiB.
 FITS, NEAR, ON_THE_LINE, FAILS = "256G", "26G", "17920M", "8G"
 
 
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    """With gemma-3-27b: 6.9 MB of keys, vocabulary and directory, then a hole."""
+    """With gemma-3-27b: 6.9 MB of keys, vocabulary and tensor directory, then a hole."""
     model = open_named("gemma-3-27b").opened("llama.cpp").model
     tokens = tuple(f"token number {item:06d}" for item in range(262_144))
 
     def file_at(quant: str, file_type: int) -> HollowFile:
         header = convert(model, quant).model.header
-        behind: dict[str, Value] = {
+        replaced: dict[str, Value] = {
             "tokenizer.ggml.tokens": tokens,
             "general.file_type": file_type,
         }  # as llama-quantize writes
-        keys = {name: value for name, value in header.keys.items() if name not in behind}
-        files = generated_files(replace(header, keys={**keys, **behind}), label="gemma")
+        keys = {name: value for name, value in header.keys.items() if name not in replaced}
+        files = generated_files(replace(header, keys={**keys, **replaced}), label="gemma")
         file = files.weights[0].open()
         assert isinstance(file, HollowFile)
         return file
 
-    real = nginx_hub._add_whole
+    original = nginx_hub._add_whole
 
     def with_gemma(add: Callable[..., None], add_json: Callable[..., None]) -> None:
-        real(add, add_json)
+        original(add, add_json)
         small, large = file_at("Q4_K_M", 15), file_at("Q6_K", 18)
         named = [(MODEL, "Q4_K_M", small), (SEVERAL, "Q4_K_M", small), (SEVERAL, "Q6_K", large)]
         for repository, quant, file in named:
@@ -62,7 +62,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def counted() -> Reach:
+def uncached() -> Reach:
     return Reach(cache=False, traffic=Traffic())
 
 
@@ -70,64 +70,64 @@ def ranges(hub: Hub) -> list[str]:
     return [line.split()[3] for line in hub.log("cdn")]
 
 
-def is_whole(hub: Hub) -> bool:
-    """Whether the directory was read: by ranges that follow each other, the first only once."""
-    requests = [tuple(map(int, item.removeprefix("bytes=").split("-"))) for item in ranges(hub)]
+def reads_directory(hub: Hub) -> bool:
+    """Whether the tensor directory was read. Asserts that the ranges follow each other."""
+    offsets = [tuple(map(int, item.removeprefix("bytes=").split("-"))) for item in ranges(hub)]
     assert ranges(hub)[0] == FIRST_RANGE
-    assert all(first == last + 1 for (_, last), (first, _) in pairwise(requests))
-    return len(requests) > 1
+    assert all(first == last + 1 for (_, last), (first, _) in pairwise(offsets))
+    return len(offsets) > 1
 
 
-@pytest.mark.parametrize(("ram", "whole"), [(FITS, False), (NEAR, True), (FAILS, False)])
+@pytest.mark.parametrize(("ram", "directory"), [(FITS, False), (NEAR, True), (FAILS, False)])
 def test_model_preflight_reads_the_directory_where_it_decides(
-    hub: Hub, counted: Reach, *, ram: str, whole: bool
+    hub: Hub, uncached: Reach, *, ram: str, directory: bool
 ) -> None:
-    quick = model_preflight(MODEL, ram=ram, reach=counted)
-    assert is_whole(hub) is whole
-    assert (TENSORS_NOT_CHECKED in quick.estimate.notes) is not whole
-    if not whole:
-        assert counted.traffic.requests <= 3  # the listing, the redirect, the range
-        assert counted.traffic.received_bytes < 2**20
-    exact = model_preflight(MODEL, ram=ram, exact=True, reach=replace(counted, traffic=Traffic()))
+    quick = model_preflight(MODEL, ram=ram, reach=uncached)
+    assert reads_directory(hub) is directory
+    assert (TENSORS_NOT_CHECKED in quick.estimate.notes) is not directory
+    if not directory:
+        assert uncached.traffic.requests <= 3  # the listing, the redirect, the range
+        assert uncached.traffic.received_bytes < 2**20
+    exact = model_preflight(MODEL, ram=ram, exact=True, reach=replace(uncached, traffic=Traffic()))
     assert TENSORS_NOT_CHECKED not in exact.estimate.notes
     for name in ("status", "context_tokens", "max_context", "asked"):
         assert getattr(quick, name) == getattr(exact, name)
     assert quick.required_bytes == pytest.approx(exact.required_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize(("ram", "whole"), [(NEAR, False), (ON_THE_LINE, True), (FAILS, False)])
+@pytest.mark.parametrize(("ram", "directory"), [(NEAR, False), (ON_THE_LINE, True), (FAILS, False)])
 def test_can_load_reads_the_directory_where_it_decides(
-    hub: Hub, counted: Reach, *, ram: str, whole: bool
+    hub: Hub, uncached: Reach, *, ram: str, directory: bool
 ) -> None:
-    assert can_load(MODEL, ram=ram, reach=counted) is (ram != FAILS)
-    assert is_whole(hub) is whole
+    assert can_load(MODEL, ram=ram, reach=uncached) is (ram != FAILS)
+    assert reads_directory(hub) is directory
 
 
 @pytest.mark.parametrize(
-    ("words", "whole"),
+    ("words", "directory"),
     [
         (["--ram", FITS], False),
         (["--ram", FAILS], False),
         (["--ram", NEAR], True),
         (["--ram", FITS, "--exact"], True),
         (["--ram", FITS, "--json"], True),
-        (["--device", "RTX 4090", "--ram", "64G"], True),  # layers on the host: a placement
+        (["--device", "RTX 4090", "--ram", "64G"], True),  # some layers in RAM
     ],
 )
 def test_check_reads_the_directory_where_it_decides(
-    hub: Hub, capsys: pytest.CaptureFixture[str], *, words: list[str], whole: bool
+    hub: Hub, capsys: pytest.CaptureFixture[str], *, words: list[str], directory: bool
 ) -> None:
     main(["check", MODEL, *words, "--no-cache"])
     out = " ".join(capsys.readouterr().out.split())
-    assert is_whole(hub) is whole
-    assert ("tensors were not checked" in out) is not whole
+    assert reads_directory(hub) is directory
+    assert ("tensors were not checked" in out) is not directory
 
 
 def test_check_answers_the_same_with_and_without_the_directory(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But for the size, which the first range gives within 2 %."""
-    sizes, shown = [], []
+    """Except for the size, which the first range gives within 2 %."""
+    sizes, outputs = [], []
     for more in ([], ["--exact"]):
         code = main(["check", MODEL, "--ram", FITS, *more])
         out = capsys.readouterr().out
@@ -136,45 +136,45 @@ def test_check_answers_the_same_with_and_without_the_directory(
         command = re.search(r"llama-server -hf acme/gemma-GGUF:Q4_K_M .*", out)
         assert command is not None
         sizes.append(float(headline[1]))
-        shown.append((code, headline[2], command[0]))
-    assert shown[0] == shown[1]
+        outputs.append((code, headline[2], command[0]))
+    assert outputs[0] == outputs[1]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
 
 
 # --- a repository with several quantisations
 
-ROOMY = "RTX 6000 Ada"  # 48 GB: the whole window is comfortable at Q6_K
+LARGE_CARD = "RTX 6000 Ada"  # 48 GB: the native window is comfortable at Q6_K
 
 
-def files_asked(hub: Hub) -> list[tuple[str, str]]:
-    """Quantisations and ranges, in order."""
+def ranges_by_file(hub: Hub) -> list[tuple[str, str]]:
+    """(quantisation, range) of each request, in order."""
     result = (re.search(r"gemma-(\w+)\.gguf", line) for line in hub.log("cdn"))
     names = [item[1] for item in result if item is not None]
     return list(zip(names, ranges(hub), strict=True))
 
 
-def test_one_range_of_the_chosen_file_decides(hub: Hub, counted: Reach) -> None:
-    quick = model_preflight(SEVERAL, device=ROOMY, reach=counted)
+def test_one_range_of_the_chosen_file_decides(hub: Hub, uncached: Reach) -> None:
+    quick = model_preflight(SEVERAL, device=LARGE_CARD, reach=uncached)
     assert (quick.quantization, quick.status.name, quick.step) == ("Q6_K", "PASSED", 1)
-    assert files_asked(hub) == [("Q4_K_M", FIRST_RANGE), ("Q6_K", FIRST_RANGE)]
+    assert ranges_by_file(hub) == [("Q4_K_M", FIRST_RANGE), ("Q6_K", FIRST_RANGE)]
     assert TENSORS_NOT_CHECKED in quick.estimate.notes
-    assert 2 * 2**19 <= counted.traffic.received_bytes < 2 * 2**19 + 2**18
-    exact = model_preflight(SEVERAL, device=ROOMY, exact=True)
+    assert 2 * 2**19 <= uncached.traffic.received_bytes < 2 * 2**19 + 2**18
+    exact = model_preflight(SEVERAL, device=LARGE_CARD, exact=True)
     for name in ("quantization", "cache", "step", "status", "context_tokens", "max_context"):
         assert getattr(quick, name) == getattr(exact, name)
     assert quick.required_bytes == pytest.approx(exact.required_bytes, rel=0.02)
 
 
-def test_only_the_chosen_file_is_read_completely(hub: Hub, counted: Reach) -> None:
-    """At 32 GB the window is as long as stays comfortable: the directory decides how long."""
-    result = model_preflight(SEVERAL, device="RTX 5090", ram="64G", reach=counted)
+def test_only_the_chosen_file_is_read_completely(hub: Hub, uncached: Reach) -> None:
+    """With 32 GB the context is the longest that is comfortable, which depends on the tensor directory."""
+    result = model_preflight(SEVERAL, device="RTX 5090", ram="64G", reach=uncached)
     assert (result.quantization, result.status.name) == ("Q6_K", "PASSED")
     assert TENSORS_NOT_CHECKED not in result.estimate.notes
-    request = files_asked(hub)
-    assert [item for item in request if item[0] == "Q4_K_M"] == [("Q4_K_M", FIRST_RANGE)]
-    assert len([item for item in request if item[0] == "Q6_K"]) > 1
+    ranges_read = ranges_by_file(hub)
+    assert [item for item in ranges_read if item[0] == "Q4_K_M"] == [("Q4_K_M", FIRST_RANGE)]
+    assert len([item for item in ranges_read if item[0] == "Q6_K"]) > 1
 
 
-def test_can_load_reads_one_range_where_the_usual_file_fits(hub: Hub, counted: Reach) -> None:
-    assert can_load(SEVERAL, device=ROOMY, reach=counted)
-    assert files_asked(hub) == [("Q4_K_M", FIRST_RANGE)]
+def test_can_load_reads_one_range_where_the_usual_file_fits(hub: Hub, uncached: Reach) -> None:
+    assert can_load(SEVERAL, device=LARGE_CARD, reach=uncached)
+    assert ranges_by_file(hub) == [("Q4_K_M", FIRST_RANGE)]

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.hub.hub_files import gguf_header
-from tests.hub.raw_server import Asked, RawServer, Say, answer, ranged, serve
+from tests.hub.raw_server import RawServer, Request, Send, range_response, response, serve
 from tests.patience import PATIENCE_S
 
 from edgekit.web.serving import listen, make_server
@@ -157,10 +157,10 @@ def stuck_hub() -> Iterator[tuple[RawServer, threading.Event]]:
     """A file server that has a GGUF file under every path, and sends nothing until the event is set."""
     may_answer, file = threading.Event(), gguf_header() + b"\0" * 4096
 
-    def script(request: Asked, send: Say) -> None:
+    def script(request: Request, send: Send) -> None:
         may_answer.wait()
         is_range = "range" in request.headers
-        send(ranged(file, request) if is_range else answer("200 OK", {}, file))
+        send(range_response(file, request) if is_range else response("200 OK", {}, file))
 
     with serve(script) as hub:
         try:

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Response, Route, expect
 from playwright.sync_api import Error as PlaywrightError
-from tests.hub.raw_server import Asked, RawServer, Say, serve
+from tests.hub.raw_server import RawServer, Request, Send, serve
 from tests.web.browser import PHONE, UNREACHABLE, new_visit
 from tests.web.conftest import MACHINE, Site, Visitor
 from tests.web.model_pages import choose_machine, read, ready, until
@@ -111,7 +111,7 @@ def silent() -> Iterator[RawServer]:
     """A server that takes requests, and never answers while the test runs."""
     over = threading.Event()
 
-    def script(_asked: Asked, _say: Say) -> None:
+    def script(_request: Request, _send: Send) -> None:
         over.wait(60)
 
     with serve(script) as server:
@@ -132,7 +132,7 @@ def test_a_slow_server_is_called_off(visitor: Visitor, site: Site, silent: RawSe
     box(page).fill(f"{silent.address}/slow.gguf")
     box(page).press("Enter")
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
-    until(page, silent.asked)
+    until(page, silent.requests)
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("heading", name="Cancelled")).to_be_visible()
     page.wait_for_function(

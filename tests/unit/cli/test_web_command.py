@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tests.hub.hub_files import gguf_header, split_header
-from tests.hub.raw_server import Asked, RawServer, Say, serve
+from tests.hub.raw_server import RawServer, Request, Send, serve
 from tests.patience import PATIENCE_S, wait_until
 from tests.thoroughness import costly, sampled
 from tests.web.serving import WebProcess, ask, events, start_process
@@ -44,7 +44,7 @@ def stuck() -> Iterator[RawServer]:
     """A server that takes requests and answers none before the test is over."""
     over = threading.Event()
 
-    def script(_: Asked, __: Say) -> None:
+    def script(_: Request, __: Send) -> None:
         over.wait()
 
     with serve(script) as server:
@@ -249,7 +249,7 @@ def calling(web: WebProcess, stuck: RawServer, call: str) -> Iterator[None]:
         path = f"/api/v1/{call.format(stuck.address)}"
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         if stuck.address in path:
-            wait_until(lambda: bool(stuck.asked))
+            wait_until(lambda: bool(stuck.requests))
         else:
             assert connection.recv(15) == b"HTTP/1.1 200 OK"
         yield
