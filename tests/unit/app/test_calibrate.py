@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from gguf import GGUFReader
+from tests import tiny_llama
 from tests.unit.plan.machines import cards
-from tests.unit.verify import small_model
 
 from edgekit import __version__
 from edgekit.app import calibrate as host_room
@@ -248,10 +248,10 @@ def test_few_words_say_nothing_of_other_models(
     """Tables of words are most of what is beside a bill: with 260 of them it is told, and only the speed is kept."""
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
-    path = str(small_model.write_model(tmp_path))
+    path = str(tiny_llama.write_model(tmp_path))
     result = calibrate(path, options=QUICK)
     assert result.verification is not None
-    assert result.verification.vocabulary == len(small_model.TOKENS)
+    assert result.verification.vocabulary == len(tiny_llama.TOKENS)
     assert result.verification.beside_bytes is not None
     assert "which was not saved: small.gguf has a vocabulary of only 260 tokens" in result.notes[-1]
     assert "`edgekit calibrate` without a model" in result.notes[-1]
@@ -301,7 +301,7 @@ def test_cards_that_the_engine_does_not_find(
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
     here = replace(detect(), devices=cards(24).devices)
-    result = calibrate(str(small_model.write_model(tmp_path)), machine=here, options=QUICK)
+    result = calibrate(str(tiny_llama.write_model(tmp_path)), machine=here, options=QUICK)
     assert result.engine is not None
     assert result.engine.device == device_key(here)
     assert "measured on the CPU only: the llama.cpp in xllamacpp finds no GPU" in result.notes[0]
@@ -319,7 +319,7 @@ def test_with_a_model_nothing_is_kept_without_an_engine(
     tmp_path: Path, without_engine: None
 ) -> None:
     with pytest.raises(EngineError, match=r"pip install 'edgekit-models\[llama\]'"):
-        calibrate(str(small_model.write_model(tmp_path)), options=QUICK)
+        calibrate(str(tiny_llama.write_model(tmp_path)), options=QUICK)
     assert read_calibration().calibration == Calibration()
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import tiny_llama
 from tests.documented import documented
 from tests.patience import PATIENCE_S
 from tests.thoroughness import costly
 from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
-from tests.unit.verify import small_model
 
 from edgekit.app import calibrate as calibrating
 from edgekit.app import calibrate as host_module
@@ -114,7 +114,7 @@ def test_calibrate_measures_and_saves(
 
 def test_calibrate_json(data: Path, tmp_path: Path, ask: Ask) -> None:
     pytest.importorskip("xllamacpp")
-    code, out, err = ask("calibrate", str(small_model.write_model(tmp_path)), "--json")
+    code, out, err = ask("calibrate", str(tiny_llama.write_model(tmp_path)), "--json")
     result = json.loads(out)
     assert (code, err) == (0, "")
     assert set(result) == MEASURED
@@ -252,7 +252,7 @@ def test_file_that_is_not_a_model(data: Path, tmp_path: Path, ask: Ask) -> None:
 def test_engine_crash_shows_its_last_output(data: Path, tmp_path: Path, ask: Ask) -> None:
     """Our rules take it, llama.cpp does not: a tensor of its last block is not there."""
     pytest.importorskip("xllamacpp")
-    path = small_model.write_model(tmp_path)
+    path = tiny_llama.write_model(tmp_path)
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) - 4096])  # the last weights are cut off
     code, out, err = ask("calibrate", str(path))
@@ -330,7 +330,7 @@ def test_other_machine_has_no_results(kept: Calibration, ask: Ask) -> None:
 def test_check_counts_overhead_only_on_this_machine(
     kept: Calibration, tmp_path: Path, ask: Ask
 ) -> None:
-    model = str(small_model.write_model(tmp_path))
+    model = str(tiny_llama.write_model(tmp_path))
 
     def bill(*words: str) -> Any:
         return json.loads(ask("check", model, "--json", *words)[1])["estimate"]
@@ -368,7 +368,7 @@ def test_verify_load_of_a_small_vocabulary_is_not_saved(
     data: Path, tmp_path: Path, ask: Ask
 ) -> None:
     pytest.importorskip("xllamacpp")
-    _, out, _ = ask("verify", str(small_model.write_model(tmp_path)), "--load")
+    _, out, _ = ask("verify", str(tiny_llama.write_model(tmp_path)), "--load")
     words = " ".join(out.split())
     assert "which was not saved: small.gguf has a vocabulary of only 260 tokens" in words
     assert "Remembered" not in words

@@ -18,13 +18,8 @@ from edgekit.bill.types import (
     MemoryLine,
     cache_type,
 )
-from edgekit.catalog.names import find_entry
-from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.types import Backend, Cpu, DeviceSlot, LlamaCppSetup, LlamaMode, Rules
-from edgekit.engines.llamacpp.weights import device_bytes, place, placed_sums, placed_tensors
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model import open_config
@@ -61,41 +56,6 @@ def _with_heads(model: Model, **changes: Any) -> Model:
 # What llama_context makes of a load.
 
 
-def test_cells_are_padded_to_256_and_rounded_up_for_each_sequence() -> None:
-    context = resolve(llama(), Load(context_tokens=5000, sequences=3), LIBRARY)
-    assert (context.n_ctx_seq, context.n_ctx, context.kv_streams) == (1792, 3 * 1792, 3)
-
-
-def test_the_batch_is_cut_by_the_context_as_asked_for_not_as_padded() -> None:
-    context = resolve(llama(), Load(context_tokens=100), LIBRARY)
-    assert (context.n_batch, context.n_ubatch, context.n_ctx) == (100, 100, 256)
-
-
-def test_no_context_means_the_trained_one() -> None:
-    assert resolve(llama(), Load(), LIBRARY).n_ctx == 131_072
-
-
-def test_a_window_takes_itself_and_a_micro_batch_for_all_sequences_that_share() -> None:
-    shared = resolve(gemma(), Load(context_tokens=32768, sequences=4, unified=True), LIBRARY)
-    alone = resolve(gemma(), Load(context_tokens=32768, sequences=4), LIBRARY)
-    assert shared.kv_swa_cells == 4 * 1024 + 512
-    assert alone.kv_swa_cells == 1536  # 1024 + 512, of each of four streams
-    full = Load(context_tokens=32768, full_window=True)
-    assert resolve(gemma(), full, LIBRARY).kv_swa_cells == 32768
-
-
-def test_a_server_has_four_sequences_in_one_cache_and_a_row_of_logits_for_each() -> None:
-    context = resolve(llama(), Load(context_tokens=8192), SERVER)
-    assert (context.n_seq_max, context.kv_streams, context.n_outputs) == (4, 1, 4)
-    drafting = replace(SERVER, draft_max=6)
-    assert resolve(llama(), Load(context_tokens=8192), drafting).n_outputs == 4 * 7
-
-
-def test_a_server_that_embeds_holds_the_batch_in_one_micro_batch() -> None:
-    context = resolve(llama(), Load(context_tokens=8192), replace(SERVER, embeddings=True))
-    assert context.n_batch == context.n_ubatch == 512
-
-
 @pytest.mark.parametrize(
     ("model", "load", "reason"),
     [
@@ -122,20 +82,6 @@ def test_what_the_engine_refuses_is_refused(
         llamacpp.estimate(model(), load, LIBRARY)
 
 
-def test_a_block_that_does_not_divide_the_heads_is_refused() -> None:
-    phi = engine_models()["phi-3-mini-4k", "Q4_K_M"]  # heads of 96
-    llamacpp.estimate(phi, Load(context_tokens=4096, cache_k=cache_type("q8_0")), LIBRARY)
-    narrow = _with_heads(phi, key_dim=80)
-    with pytest.raises(
-        RefusedError, match="block size 32 of K cache type q8_0 does not divide the head size 80"
-    ):
-        resolve(
-            narrow,
-            Load(context_tokens=4096, cache_k=cache_type("q8_0")),
-            LIBRARY,
-        )
-
-
 def test_an_engine_that_would_abort_says_so() -> None:
     phi = engine_models()["phi-3-medium-4k", "Q4_K_M"]
     q8 = cache_type("q8_0")
@@ -148,14 +94,6 @@ def test_an_engine_that_would_abort_says_so() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "load", [Load(context_tokens=-1), Load(batch_tokens=2**40), Load(sequences=-3)], ids=repr
-)
-def test_numbers_that_make_no_sense_are_usage_errors(load: Load) -> None:
-    with pytest.raises(UsageError, match="is not between 0 and"):
-        resolve(llama(), load, LIBRARY)
-
-
 def test_a_lying_header_gives_no_number_beyond_64_bits() -> None:
     vast = _with_heads(llama(), kv_heads=2**40)
     with pytest.raises(HeaderError, match="64-bit"):
@@ -163,71 +101,6 @@ def test_a_lying_header_gives_no_number_beyond_64_bits() -> None:
 
 
 # Where things lie.
-
-
-def test_offloaded_blocks_are_the_last_ones_and_the_output_counts_first() -> None:
-    blocks = place(llama(), replace(CUDA, n_gpu_layers=10)).blocks
-    assert blocks.count(DEVICE) == 9
-    assert blocks[:23] == (HOST,) * 23
-    assert place(llama(), replace(CUDA, n_gpu_layers=1)).output == DEVICE
-    assert place(llama(), replace(CUDA, n_gpu_layers=0)).output == HOST
-
-
-def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:
-    two = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
-    by_memory = place(llama(), replace(CUDA, devices=two))
-    assert (
-        by_memory.blocks.count(Pool(PoolKind.DEVICE, 0)) == 25
-    )  # three quarters of 33, rounded up
-    equal = place(llama(), replace(CUDA, devices=two, tensor_split=(1, 1)))
-    assert equal.blocks.count(DEVICE) == 17
-    assert equal.output == Pool(PoolKind.DEVICE, 1)
-    with pytest.raises(UsageError, match="positive shares"):
-        place(llama(), replace(CUDA, tensor_split=(0, 0)))
-
-
-@pytest.mark.parametrize(
-    "name",  # with a tied head; experts; states that stay on the host; blocks of prediction that lie idle
-    ["gemma-3-1b", "qwen3-30b-a3b", "jamba-1.5-mini", "glm-5.1"],
-)
-def test_tensors_that_are_summed_in_groups_are_those_that_are_placed_one_by_one(name: str) -> None:
-    model = convert(open_entry(find_entry(name), "llama.cpp").model, "Q4_K_M").model
-    two = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
-    for changes in (
-        {"n_gpu_layers": 0},
-        {"devices": two},
-        {"devices": two, "n_gpu_layers": 9, "load_mtp": True},
-        {"n_cpu_moe": 3},
-    ):
-        setup = replace(CUDA, **changes)
-        placement = place(model, setup)
-        sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
-        for tensor in placed_tensors(model, placement, setup):
-            size, count = sums.get((tensor.block, tensor.pool), (0, 0))
-            sums[tensor.block, tensor.pool] = size + tensor.size_bytes, count + 1
-        assert placed_sums(model, placement, setup) == sums
-
-
-def test_experts_of_some_blocks_stay_on_the_host() -> None:
-    model = engine_models()["qwen3-30b-a3b", "Q4_K_M"]
-    load = Load(context_tokens=4096)
-
-    def host_weights(setup: LlamaCppSetup) -> int:
-        bill = llamacpp.estimate(model, load, setup)
-        return bill.total(lambda x: x.component is Component.WEIGHTS and x.pool == HOST)
-
-    none, ten, every = (
-        host_weights(replace(CUDA, n_cpu_moe=0)),
-        host_weights(replace(CUDA, n_cpu_moe=10)),
-        host_weights(replace(CUDA, cpu_moe=True)),
-    )
-    assert none < ten < every
-    assert every == host_weights(replace(CUDA, n_cpu_moe=48))
-
-
-def test_a_quantised_row_is_padded_to_512_elements_on_a_device() -> None:
-    assert device_bytes(2880 * 34 // 32, 2880, 32, 34) == -(-(3060 + 192 * 34 // 32) // 128) * 128
-    assert device_bytes(4096, 1024, 1, 4) == 4096
 
 
 def test_rows_that_do_not_fit_a_512_grid_cost_a_little_more_on_a_device() -> None:

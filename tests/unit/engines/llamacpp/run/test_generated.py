@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests import tiny_llama
 from tests.header_files import UINT16, BytesSource, GrowingSource, key, model_files
-from tests.unit.verify import small_model
 
 from edgekit.engines.llamacpp.run import generated
 from edgekit.engines.llamacpp.run.generated import HollowFile, files_of, hollow_out, on_disk
@@ -16,8 +16,8 @@ from edgekit.formats import read_header
 from edgekit.sources.types import Container, Origin
 from edgekit.units import MIB
 
-WHOLE = small_model.model_bytes()
-HEADER = len(WHOLE) - sum(map(small_model.tensor_bytes, small_model.shapes().values()))
+WHOLE = tiny_llama.model_bytes()
+HEADER = len(WHOLE) - sum(map(tiny_llama.tensor_bytes, tiny_llama.shapes().values()))
 
 
 @pytest.fixture
@@ -145,10 +145,10 @@ def test_other_formats_are_refused() -> None:
 
 
 def test_every_shard_has_its_own_header() -> None:
-    names = list(small_model.shapes())
+    names = list(tiny_llama.shapes())
     split = [key("split.count", UINT16, 2)]
     shards = [
-        small_model.model_bytes(part, key("split.no", UINT16, i), *split)
+        tiny_llama.model_bytes(part, key("split.no", UINT16, i), *split)
         for i, part in enumerate((names[:5], names[5:]))
     ]
     result = hollow_out(model_files(*map(BytesSource, shards)))

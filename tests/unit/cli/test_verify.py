@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import tiny_llama
 from tests.patience import PATIENCE_S, wait_until
 from tests.thoroughness import costly, sampled
-from tests.unit.verify import small_model
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.cli import main
@@ -45,7 +45,7 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    return str(small_model.write_model(tmp_path))
+    return str(tiny_llama.write_model(tmp_path))
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests import tiny_llama
 from tests.header_files import UINT16, BytesSource, key, model_files
 from tests.patience import PATIENCE_S, wait_until
 from tests.recorded import DATA, gguf_files, header_bytes, models, rows
 from tests.thoroughness import LONG, sampled
-from tests.unit.verify import small_model
 
-from edgekit.bill.types import Component, Load, cache_type
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run import verification as check
@@ -26,7 +26,12 @@ from edgekit.engines.llamacpp.run.binding import (
     choose_method,
 )
 from edgekit.engines.llamacpp.run.generated import HollowFile, hollow_out, on_disk
-from edgekit.engines.llamacpp.run.verification import ask_engine, verify_model
+from edgekit.engines.llamacpp.run.verification import (
+    COMPUTE_FLOOR_BYTES,
+    ask_engine,
+    compare,
+    verify_model,
+)
 from edgekit.engines.llamacpp.types import (
     NEWEST,
     Backend,
@@ -35,8 +40,9 @@ from edgekit.engines.llamacpp.types import (
     answered_version,
     version_name,
 )
-from edgekit.engines.program import Verification
+from edgekit.engines.program import ComparedRow, MeasuredBytes, Verification
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
+from edgekit.machine.types import HOST
 from edgekit.sources.local import locate_path
 from edgekit.sources.types import ModelFiles
 from edgekit.units import GIB, MIB
@@ -53,7 +59,7 @@ def recorded(model: str, quant: str = "Q4_K_M") -> ModelFiles:
 
 
 def small(*more: bytes) -> ModelFiles:
-    return model_files(BytesSource(small_model.model_bytes(None, *more)))
+    return model_files(BytesSource(tiny_llama.model_bytes(None, *more)))
 
 
 def ask(files: ModelFiles, **load: object) -> Verification:
@@ -170,13 +176,13 @@ def test_the_engine_is_told_apart_from_the_rules() -> None:
 
 
 def test_shards_are_one_model() -> None:
-    names = list(small_model.shapes())
+    names = list(tiny_llama.shapes())
     split = (
         key("split.count", UINT16, 2),
         key("split.tensors.count", 5, len(names)),
     )
     shards = [
-        small_model.model_bytes(part, key("split.no", UINT16, i), *split)
+        tiny_llama.model_bytes(part, key("split.no", UINT16, i), *split)
         for i, part in enumerate((names[:5], names[5:]))
     ]
     assert off(ask(model_files(*map(BytesSource, shards)))) == off(ask(small()))
@@ -217,7 +223,7 @@ def test_a_refusal_that_the_engine_does_not_share_is_a_wrong_prediction(
 
 
 def test_a_refusal_that_the_engine_shares_is_the_answer() -> None:
-    raw = small_model.model_bytes(["token_embd.weight"])
+    raw = tiny_llama.model_bytes(["token_embd.weight"])
     with pytest.raises(RefusedError, match=r"output_norm\.weight. not found"):
         ask(model_files(BytesSource(raw)))
 
@@ -238,7 +244,7 @@ def ask_raw(header: bytes, size_bytes: int) -> None:
 
 def changed(name: str, value: int) -> bytes:
     """The small model with another number behind that key."""
-    raw = small_model.model_bytes()
+    raw = tiny_llama.model_bytes()
     at = raw.index(name.encode()) + len(name) + 4
     return raw[:at] + struct.pack("<I", value) + raw[at + 4 :]
 
@@ -249,8 +255,8 @@ def changed(name: str, value: int) -> bytes:
         (changed("llama.block_count", 2**31 - 1), "died of SIGABRT.*GGML_ASSERT.*n_layer"),
         (changed("llama.attention.head_count", 0), "exited .*error loading model"),
         (changed("llama.feed_forward_length", 4096), "exited .*wrong shape"),
-        (small_model.model_bytes()[:700], "exited .*failed to load model"),
-        (small_model.model_bytes(["output.weight"]), "exited .*not found"),
+        (tiny_llama.model_bytes()[:700], "exited .*failed to load model"),
+        (tiny_llama.model_bytes(["output.weight"]), "exited .*not found"),
         (b"GGUF\x03" + b"\xff" * 60, "exited .*failed to load model"),
         (b"", "exited .*failed to load model"),
     ],
@@ -314,50 +320,6 @@ def test_llama_fit_params_is_asked_by_its_flags(
     assert set(off(result).values()) == {0}
 
 
-def test_words_of_llama_fit_params() -> None:
-    load = Load(
-        context_tokens=4096,
-        sequences=2,
-        batch_tokens=1024,
-        microbatch_tokens=256,
-        cache_k=cache_type("q8_0"),
-        cache_v=cache_type("q8_0"),
-        flash_attention=True,
-        full_window=True,
-    )
-    setup = LlamaCppSetup(backend=Backend.CUDA, n_gpu_layers=20, n_cpu_moe=3, tensor_split=(3, 1))
-    words = binding.fit_tool_request(
-        LoadQuestion(path=Path("m.gguf"), load=load, setup=setup, timeout_s=30.0)
-    )["command"][1:]
-    assert " ".join(words) == (
-        "-m m.gguf --fit-print on --verbose -c 4096 -b 1024 -ub 256 -ctk q8_0 -ctv q8_0 -fa on -np 2 "
-        "--swa-full -ngl 20 -ncmoe 3 -ts 3,1 -nr"
-    )
-
-
-@pytest.mark.parametrize(
-    ("load", "setup", "really"),
-    [
-        ({"sequences": 4, "unified": True}, {}, False),
-        ({"output_rows": 7}, {}, False),
-        ({}, {"embeddings": True}, False),
-        ({}, {}, True),
-    ],
-)
-def test_what_llama_fit_params_cannot_be_asked(
-    load: dict[str, object], setup: dict[str, object], *, really: bool
-) -> None:
-    request = LoadQuestion(
-        path=Path("m.gguf"),
-        load=Load(**load),  # type: ignore[arg-type]
-        setup=LlamaCppSetup(**setup),  # type: ignore[arg-type]
-        really=really,
-        timeout_s=30.0,
-    )
-    with pytest.raises(UsageError, match=r"llama-fit-params cannot .*: use xllamacpp"):
-        binding.fit_tool_request(request)
-
-
 def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is over when the tool has said something, however long that takes to start."""
     spoken = tmp_path / "spoken"
@@ -396,24 +358,6 @@ def test_an_engine_that_floods_is_read_in_pieces(
     assert len(str(caught.value)) < 2000
 
 
-def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        binding,
-        "METHODS",
-        tuple(replace(placement, is_here=lambda: False) for placement in binding.METHODS),
-    )
-    with pytest.raises(
-        EngineError,
-        match=r"no llama.cpp found on this machine.*edgekit-models\[llama\].*llama-fit-params",
-    ) as caught:
-        choose_method()
-    assert caught.value.exit_code == 5
-    with pytest.raises(EngineError, match=r"to run as a library: install llama.cpp"):
-        choose_method(LlamaMode.LIBRARY)
-    with pytest.raises(UsageError, match="only xllamacpp can load a model"):
-        choose_method(LlamaMode.LIBRARY, really=True)
-
-
 def test_a_gpu_that_is_not_there() -> None:
     setup = LlamaCppSetup(backend=Backend.CUDA)
     if Path("/dev/nvidia0").exists():
@@ -426,7 +370,7 @@ def test_a_gpu_that_is_not_there() -> None:
 
 
 def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
-    files = locate_path(small_model.write_model(tmp_path))
+    files = locate_path(tiny_llama.write_model(tmp_path))
     result = verify_model(files, Load(), LlamaCppSetup(), method=SERVER, really=True)
     held = {item.when: item for item in result.resident}
     steps = ["started", "weights loaded", "context created", "8 tokens decoded"]
@@ -437,7 +381,7 @@ def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = locate_path(small_model.write_model(tmp_path))
+    files = locate_path(tiny_llama.write_model(tmp_path))
     monkeypatch.setattr(check, "available_bytes", lambda: MIB)
     with pytest.raises(
         UsageError, match=r"not loaded: it would need .* only 1.00 MiB is available"
@@ -453,3 +397,38 @@ def test_what_is_elsewhere_is_not_loaded() -> None:
 def test_available_memory_is_less_than_there_is() -> None:
     available = check.available_bytes()
     assert available is None or MIB < available < 2**60
+
+
+def row(component: Component, predicted: int, measured: int) -> ComparedRow:
+    line = MemoryLine(component=component, size_bytes=predicted, pool=HOST)
+    bill = MemoryEstimate(engine="llama.cpp", backend="cpu", lines=(line,))
+    answer = MeasuredBytes(low_bytes=measured, high_bytes=measured)
+    return next(item for item in compare(bill, {component: answer}) if item.part == component.value)
+
+
+@pytest.mark.parametrize(
+    ("measured", "allowed"),
+    [
+        (0, 4 * MIB),
+        (5 * MIB, 4 * MIB),
+        (40 * MIB, 4 * MIB),
+        (50 * MIB, 5 * MIB),
+        (1000 * MIB, 100 * MIB),
+    ],
+)
+def test_compute_within_a_tenth_or_4_mib(measured: int, allowed: int) -> None:
+    assert COMPUTE_FLOOR_BYTES == 4 * MIB
+    assert row(Component.COMPUTE, measured + allowed, measured).within
+    assert not row(Component.COMPUTE, measured + allowed + 1, measured).within
+    if measured > allowed:
+        assert row(Component.COMPUTE, measured - allowed, measured).within
+        assert not row(Component.COMPUTE, measured - allowed - 1, measured).within
+
+
+@pytest.mark.parametrize(
+    "component", [Component.WEIGHTS, Component.KV_CACHE, Component.STATE, Component.OUTPUT]
+)
+def test_of_all_else_nothing_is_allowed(component: Component) -> None:
+    assert row(component, 10 * MIB, 10 * MIB).within
+    assert not row(component, 10 * MIB - 1, 10 * MIB).within
+    assert not row(component, 10 * MIB + 1, 10 * MIB).within

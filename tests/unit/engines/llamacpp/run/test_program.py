@@ -1,0 +1,79 @@
+"""The bill compared with what a started engine reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
+
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, cache_type
+from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.companions import bill_with_drafter
+from edgekit.engines.llamacpp.run.engine import start
+from edgekit.engines.llamacpp.run.program import compare_reported, logged_part
+from edgekit.machine.types import HOST
+
+pytest.importorskip("xllamacpp")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("models") / "small.gguf")
+
+
+Q8 = cache_type("q8_0")
+
+
+F16 = cache_type("f16")
+
+
+def test_an_8_bit_cache_and_a_drafter_are_what_was_billed(model: Path, tmp_path: Path) -> None:
+    main = small_model(tmp_path / "main.gguf", layers=3, context_tokens=8192)
+    load = Load(context_tokens=8192, sequences=2, unified=True, cache_k=Q8, cache_v=Q8)
+    own = replace(load, cache_k=F16, cache_v=Q8)
+    setup = replace(SERVER, draft_max=4)
+    bill = bill_with_drafter(
+        llamacpp.estimate(model_of(main), load, setup), model_of(model), own, setup
+    )
+    launch = launch_of(main, load=load, setup=setup, drafter=model, drafter_load=own, alias="two")
+    with start(launch) as running:
+        rows = compare_reported(bill, running)
+        assert [row.part for row in rows if row.part != "compute" and not row.within] == []
+        row = 128 // 32 * 34  # of 128 numbers, at 34 bytes for 32 of them
+        assert bill.of(Component.KV_CACHE) == 8192 * (3 * (row + row) + 128 * 2 + row)
+        request = {"prompt": "the quick", "n_predict": 16, "temperature": 0, "ignore_eos": True}
+        _, answer = ask(running.address, "/completion", request)
+        assert answer["tokens_predicted"] == 16
+        assert answer["timings"]["draft_n"] > 0  # it was asked
+
+
+def test_a_window_of_sliding_layers_is_what_was_billed(tmp_path: Path) -> None:
+    path = small_model(
+        tmp_path / "g.gguf",
+        "gemma3",
+        layers=4,
+        window=256,
+        window_period=2,
+        context_tokens=4096,
+    )
+    load = Load(context_tokens=4096, sequences=1)
+    bill = llamacpp.estimate(model_of(path), load, SERVER)
+    with start(launch_of(path, load=load)) as running:
+        parts = {row.part: row for row in compare_reported(bill, running)}
+    for name in ("weights", "kv cache", "sliding kv cache", "output"):
+        assert parts[name].within, parts[name]
+    assert parts["sliding kv cache"].predicted_bytes > 0
+
+
+def test_what_the_log_does_not_tell_is_not_compared() -> None:
+    def line(part: str) -> MemoryLine:
+        return MemoryLine(component=Component.WEIGHTS, size_bytes=1, pool=HOST, part=part)
+
+    bill = MemoryEstimate(
+        engine="llama.cpp",
+        backend="cpu",
+        lines=tuple(map(line, ("", "drafter", "adapter", "projector"))),
+    )
+    assert [item.part for item in logged_part(bill).lines] == ["", "drafter"]
