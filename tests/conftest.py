@@ -51,7 +51,7 @@ WITH_ONE_SERVER = (
 
 
 # These build the same tokenizers, which takes seconds and is kept in the process: one worker runs them all.
-WITH_VOCABULARIES = ("test_tokenizer_text.py", "test_tokenizer_vectors.py")
+WITH_VOCABULARIES = ("tokenizer/test_text.py", "tokenizer/test_vectors.py")
 
 
 class _ByFile(LoadFileScheduling):  # type: ignore[misc] # xdist has no types

@@ -224,7 +224,7 @@ def _resident_pages(
 
 
 # --- the scratch of a thread: enough for the numpy and the C kernels, because the bill does not know which will run.
-# --- tests/unit/engines/native/test_kernels_cache.py checks that neither needs more.
+# --- tests/unit/engines/native/kernels/test_cache.py checks that neither needs more.
 
 TILE_FLOATS = 64 * 1024  # weights that numpy unpacks before it multiplies; the C kernels need less
 UNPACKED_FLOATS = 16 * 1024  # keys or values that numpy unpacks at a time; at least one cell

@@ -1,4 +1,4 @@
-"""The streamed forward pass against a straight one: float64, one text at a time, nothing joined."""
+"""StreamedEncoder compared with tests/straight.py: float64, one text at a time, nothing batched."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TEXTS = [[5, 9, 11], [7], [20, 21, 22, 23, 24, 25, 26, 27, 28, 29], [8, 8]]
 
 
 @contextmanager
-def opened(path: Path, **wishes: Any) -> Iterator[tuple[Encoder, EncoderPlan, Monitor]]:
-    wishes.setdefault("pooling", Pooling.MEAN)
-    limits = wishes.pop("limits", Limits())
+def opened(path: Path, **options: Any) -> Iterator[tuple[Encoder, EncoderPlan, Monitor]]:
+    options.setdefault("pooling", Pooling.MEAN)
+    limits = options.pop("limits", Limits())
     with WeightFile(path, limits) as file:
         header = scan_header(file)
-        plan = plan_encoder(header, kernels=KERNELS, limits=limits, **wishes)
+        plan = plan_encoder(header, kernels=KERNELS, limits=limits, **options)
         monitor = Monitor(budget_bytes=plan.budget_bytes)
         encoder = StreamedEncoder(file, header, kernels=KERNELS, monitor=monitor, plan=plan)
         try:
@@ -50,8 +50,8 @@ def opened(path: Path, **wishes: Any) -> Iterator[tuple[Encoder, EncoderPlan, Mo
             encoder.close()
 
 
-def encoded(path: Path, texts: Sequence[Sequence[int]], **wishes: Any) -> Floats:
-    with opened(path, **wishes) as (encoder, _, _):
+def encode(path: Path, texts: Sequence[Sequence[int]], **options: Any) -> Floats:
+    with opened(path, **options) as (encoder, _, _):
         into = np.empty((len(texts), encoder.width), np.float32)
         encoder.encode(texts, into, lambda _share: None)
     return into
@@ -62,48 +62,51 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ARCHITECTURES},
     "bert, joined qkv": ("bert", {"joined_qkv": True}),
     "bert without biases": ("bert", {"biases": False}),
-    "nomic-bert, half of a head turns": ("nomic-bert", {"rope_dims": 8}),
+    "nomic-bert, rope on half of each head": ("nomic-bert", {"rope_dims": 8}),
     "jina-bert-v2, gate in up": ("jina-bert-v2", {"joined_gate": True}),
-    "jina-bert-v2, norms of code": ("jina-bert-v2", {"query_norm": True, "joined_gate": True}),
+    "jina-bert-v2 for code: query and key norms": (
+        "jina-bert-v2",
+        {"query_norm": True, "joined_gate": True},
+    ),
     "qwen2, not causal": ("qwen2", {"causal": False}),
     "qwen2, one key head": ("qwen2", {"kv_heads": 1}),
     "qwen3, wide heads": ("qwen3", {"head_dim": 48, "heads": 2}),
-    "llama, factors": ("llama", {"rope_factors": True}),
-    "llama, own output": ("llama", {"tied": False, "rope_dims": 8}),
+    "llama, rope factors": ("llama", {"rope_factors": True}),
+    "llama, untied output": ("llama", {"tied": False, "rope_dims": 8}),
     "odd sizes": ("qwen2", {"width": 36, "inner": 100, "heads": 6, "kv_heads": 3, "head_dim": 6}),
 }
 
 
-def written(folder: Path, architecture: str, **shape: Any) -> Path:
-    request = {**SMALL, "kind": "F32", **shape}
-    request.setdefault(
-        "kv_heads", 2 if architecture in {"qwen2", "qwen3", "llama"} else request["heads"]
+def small_model(folder: Path, architecture: str, **shape: Any) -> Path:
+    sizes = {**SMALL, "kind": "F32", **shape}
+    sizes.setdefault(
+        "kv_heads", 2 if architecture in {"qwen2", "qwen3", "llama"} else sizes["heads"]
     )
-    return write_model(folder / f"{architecture}.gguf", architecture, **request)
+    return write_model(folder / f"{architecture}.gguf", architecture, **sizes)
 
 
-def assert_close(ours: Floats, straight: Wide) -> None:
-    assert np.abs(ours - straight).max() < 1e-5 * np.abs(straight).max()
+def assert_close(actual: Floats, expected: Wide) -> None:
+    assert np.abs(actual - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_family_is_the_straight_model(variant: str, tmp_path: Path) -> None:
+def test_encoder_equals_the_straight_model_in_every_family(variant: str, tmp_path: Path) -> None:
     architecture, shape = VARIANTS[variant]
-    path = written(tmp_path, architecture, **shape)
+    path = small_model(tmp_path, architecture, **shape)
     straight = Straight(path)
     for pooling in Pooling:
-        ours = encoded(path, TEXTS, pooling=pooling)
-        assert_close(ours, straight.vectors(TEXTS, pooling))
+        actual = encode(path, TEXTS, pooling=pooling)
+        assert_close(actual, straight.vectors(TEXTS, pooling))
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("architecture", ["nomic-bert", "qwen2"])
-def test_packed_weights_are_unpacked_as_gguf_does(
+def test_encoder_with_packed_weights_equals_the_straight_model(
     kind: str, architecture: str, tmp_path: Path
 ) -> None:
-    path = written(tmp_path, architecture, kind=kind, width=256, inner=512, head_dim=64)
-    ours = encoded(path, TEXTS)
-    assert_close(ours, Straight(path).vectors(TEXTS, Pooling.MEAN))
+    path = small_model(tmp_path, architecture, kind=kind, width=256, inner=512, head_dim=64)
+    actual = encode(path, TEXTS)
+    assert_close(actual, Straight(path).vectors(TEXTS, Pooling.MEAN))
 
 
 @settings(
@@ -121,7 +124,7 @@ def test_packed_weights_are_unpacked_as_gguf_does(
     threads=st.integers(1, 3),
     tight=st.booleans(),
 )
-def test_any_geometry_any_batch_any_budget(  # noqa: PLR0917 - hypothesis gives them by name
+def test_encoder_equals_the_straight_model_for_any_shape_batch_and_budget(  # noqa: PLR0917 - hypothesis gives them by name
     tmp_path: Path,
     architecture: str,
     head_dim: int,
@@ -134,7 +137,7 @@ def test_any_geometry_any_batch_any_budget(  # noqa: PLR0917 - hypothesis gives 
 ) -> None:
     is_bert = "bert" in architecture
     heads = {1: 2, 2: 4, 3: 4}[kv_heads] if is_bert else kv_heads * shared
-    path = written(
+    path = small_model(
         tmp_path,
         architecture,
         heads=heads,
@@ -148,12 +151,12 @@ def test_any_geometry_any_batch_any_budget(  # noqa: PLR0917 - hypothesis gives 
     texts = [random.integers(3, 60, length).tolist() for length in lengths]
     limits = Limits(tokens=40)
     budget = floor_bytes(path, threads, limits) if tight else None
-    ours = encoded(path, texts, threads=threads, limits=limits, budget_bytes=budget)
-    assert_close(ours, Straight(path).vectors(texts, Pooling.MEAN))
+    actual = encode(path, texts, threads=threads, limits=limits, budget_bytes=budget)
+    assert_close(actual, Straight(path).vectors(texts, Pooling.MEAN))
 
 
 def floor_bytes(path: Path, threads: int = 2, limits: Limits | None = None) -> int:
-    """The smallest budget that a plan accepts, by halving."""
+    """The smallest budget that a plan accepts, by bisection."""
     with WeightFile(path, limits or Limits()) as file:
         header = scan_header(file)
     low, high = 0, 1 << 33
@@ -177,28 +180,28 @@ def floor_bytes(path: Path, threads: int = 2, limits: Limits | None = None) -> i
 # --- batches
 
 
-def test_a_batch_is_its_texts(tmp_path: Path) -> None:
-    path = written(tmp_path, "qwen2")
-    together = encoded(path, TEXTS)
-    alone = np.concatenate([encoded(path, [text]) for text in TEXTS])
+def test_encoder_vectors_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    path = small_model(tmp_path, "qwen2")
+    together = encode(path, TEXTS)
+    alone = np.concatenate([encode(path, [text]) for text in TEXTS])
     assert np.abs(together - alone).max() < 1e-5
 
 
-def test_more_texts_than_a_pass_holds(tmp_path: Path) -> None:
-    path = written(tmp_path, "bert")
+def test_encoder_splits_texts_into_passes(tmp_path: Path) -> None:
+    path = small_model(tmp_path, "bert")
     texts = TEXTS * 9
-    wide = encoded(path, texts)
-    narrow = encoded(path, texts, limits=Limits(tokens=10), batch_tokens=1)
+    wide = encode(path, texts)
+    narrow = encode(path, texts, limits=Limits(tokens=10), batch_tokens=1)
     assert np.abs(wide - narrow).max() < 1e-5
 
 
-def test_encode_without_texts(tmp_path: Path) -> None:
-    assert encoded(written(tmp_path, "bert"), []).shape == (0, 64)
+def test_encoder_without_texts(tmp_path: Path) -> None:
+    assert encode(small_model(tmp_path, "bert"), []).shape == (0, 64)
 
 
-def test_many_callers_share_one_encoder(tmp_path: Path) -> None:
-    path = written(tmp_path, "llama")
-    expected = encoded(path, TEXTS)
+def test_encoder_may_be_called_from_several_threads(tmp_path: Path) -> None:
+    path = small_model(tmp_path, "llama")
+    expected = encode(path, TEXTS)
     with opened(path, threads=2) as (encoder, _, _):
         results = [np.empty((len(TEXTS), encoder.width), np.float32) for _ in range(6)]
         callers = [
@@ -212,16 +215,20 @@ def test_many_callers_share_one_encoder(tmp_path: Path) -> None:
     assert all(np.array_equal(into, expected) for into in results)
 
 
-# --- progress, and being called off
+# --- progress and cancellation
 
 
-class CalledOffError(Exception):
+class StoppedError(Exception):
     pass
 
 
-def test_progress_rises_to_one(tmp_path: Path) -> None:
+def test_encoder_progress_rises_to_one(tmp_path: Path) -> None:
     shares: list[float] = []
-    with opened(written(tmp_path, "qwen2", layers=6), budget_bytes=8_000_000) as (encoder, _, _):
+    with opened(small_model(tmp_path, "qwen2", layers=6), budget_bytes=8_000_000) as (
+        encoder,
+        _,
+        _,
+    ):
         encoder.encode(TEXTS, np.empty((4, 64), np.float32), shares.append)
     assert shares[-1] == 1.0
     assert shares == sorted(shares)
@@ -230,25 +237,25 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_encoder_is_usable_after_a_cancelled_call(threads: int, tmp_path: Path) -> None:
-    path = written(tmp_path, "qwen2")
+    path = small_model(tmp_path, "qwen2")
     calls = 0
 
-    def call_off(_share: float) -> None:
+    def stop(_share: float) -> None:
         nonlocal calls
         calls += 1
-        raise CalledOffError
+        raise StoppedError
 
     into = np.empty((len(TEXTS), 64), np.float32)
     with opened(path, threads=threads) as (encoder, _, _):
-        with pytest.raises(CalledOffError):
-            encoder.encode(TEXTS, into, call_off)
+        with pytest.raises(StoppedError):
+            encoder.encode(TEXTS, into, stop)
         assert calls == 1
         encoder.encode(TEXTS, into, lambda _share: None)
     assert_close(into, Straight(path).vectors(TEXTS, Pooling.MEAN))
 
 
-def test_an_encoder_that_was_closed_says_so(tmp_path: Path) -> None:
-    with opened(written(tmp_path, "bert"), threads=3) as (encoder, _, monitor):
+def test_encoder_refuses_calls_after_close(tmp_path: Path) -> None:
+    with opened(small_model(tmp_path, "bert"), threads=3) as (encoder, _, monitor):
         assert any(thread.name == "edgekit-tiles" for thread in threading.enumerate())
         encoder.close()
         assert monitor.reserved_bytes == 0
@@ -257,7 +264,7 @@ def test_an_encoder_that_was_closed_says_so(tmp_path: Path) -> None:
             encoder.encode(TEXTS, np.empty((4, 64), np.float32), lambda _share: None)
 
 
-# --- texts and weights that will not do
+# --- texts and weights that cannot be used
 
 
 @pytest.mark.parametrize(
@@ -269,35 +276,35 @@ def test_an_encoder_that_was_closed_says_so(tmp_path: Path) -> None:
         ([5] * 513, r"text 1: 513 tokens; the limit is 512 \(the model's context length\)"),
     ],
 )
-def test_texts_that_cannot_be_run(text: list[int], message: str, tmp_path: Path) -> None:
+def test_encoder_refuses_invalid_texts(text: list[int], message: str, tmp_path: Path) -> None:
     with pytest.raises(TextError, match=message):
-        encoded(written(tmp_path, "bert"), [[5], text])
+        encode(small_model(tmp_path, "bert"), [[5], text])
 
 
-def test_a_text_over_the_limit_names_the_limit(tmp_path: Path) -> None:
+def test_encoder_names_the_limit_of_a_text_that_is_too_long(tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"9 tokens; the limit is 8 \(Limits.tokens\)"):
-        encoded(written(tmp_path, "bert"), [[5] * 9], limits=Limits(tokens=8))
+        encode(small_model(tmp_path, "bert"), [[5] * 9], limits=Limits(tokens=8))
 
 
 @pytest.mark.parametrize(
     "name", ["blk.1.ffn_up.weight", "blk.0.attn_norm.weight", "token_embd.weight"]
 )
 @pytest.mark.parametrize("budget", [None, 9_000_000])
-def test_encode_names_weights_that_are_not_finite(
+def test_encoder_names_weights_that_are_not_finite(
     name: str, budget: int | None, tmp_path: Path
 ) -> None:
-    path = written(tmp_path, "qwen2")
-    tensor = next(result for result in gguf.GGUFReader(path).tensors if result.name == name)
+    path = small_model(tmp_path, "qwen2")
+    tensor = next(item for item in gguf.GGUFReader(path).tensors if item.name == name)
     row = 0 if name.endswith("norm.weight") else 7
     with path.open("r+b") as file:
         file.seek(tensor.data_offset + row * 64 * 4)
         file.write(np.array([np.nan], np.float32).tobytes())
     with pytest.raises(WeightsError, match=rf"tensor {name}, row {row}: .* not a finite number"):
-        encoded(path, [[7]], budget_bytes=budget, threads=2)
+        encode(path, [[7]], budget_bytes=budget, threads=2)
 
 
-def test_encode_notices_a_file_that_is_written_to(tmp_path: Path) -> None:
-    path = written(tmp_path, "qwen2")
+def test_encoder_notices_a_file_that_is_written_to(tmp_path: Path) -> None:
+    path = small_model(tmp_path, "qwen2")
     with opened(path, budget_bytes=floor_bytes(path), threads=2) as (encoder, plan, _):
         assert plan.streams
         with path.open("ab") as file:
@@ -306,8 +313,8 @@ def test_encode_notices_a_file_that_is_written_to(tmp_path: Path) -> None:
             encoder.encode(TEXTS, np.empty((4, 64), np.float32), lambda _share: None)
 
 
-def test_encode_notices_a_file_truncated_during_a_pass(tmp_path: Path) -> None:
-    path = written(tmp_path, "qwen2", layers=6)
+def test_encoder_notices_a_file_truncated_during_a_pass(tmp_path: Path) -> None:
+    path = small_model(tmp_path, "qwen2", layers=6)
 
     def cut(_share: float) -> None:
         with path.open("r+b") as file:
@@ -321,7 +328,7 @@ def test_encode_notices_a_file_truncated_during_a_pass(tmp_path: Path) -> None:
 
 
 def test_encoder_releases_everything_if_memory_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, "bert")
+    path = small_model(tmp_path, "bert")
     before = running()
     with WeightFile(path, Limits()) as file:
         header = scan_header(file)

@@ -1,4 +1,4 @@
-"""The plan is a promise: planned before the first weight, kept by the monitor and by numpy itself."""
+"""plan_encoder: its lines by hand, budgets it refuses, and that neither the monitor nor numpy sees more memory."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def header_of(path: Path) -> FileHeader:
         return scan_header(file)
 
 
-def planned(header: FileHeader, **wishes: Any) -> EncoderPlan:
-    wishes.setdefault("pooling", Pooling.MEAN)
-    wishes.setdefault("threads", 2)
-    return plan_encoder(header, kernels=wishes.pop("kernels", KERNELS), **wishes)
+def make_plan(header: FileHeader, **options: Any) -> EncoderPlan:
+    options.setdefault("pooling", Pooling.MEAN)
+    options.setdefault("threads", 2)
+    return plan_encoder(header, kernels=options.pop("kernels", KERNELS), **options)
 
 
-def seven_billion(tokens: int = 151_936) -> FileHeader:
-    """The header of a Qwen2-7B at four bits. There is no file behind it."""
+def header_of_7b(tokens: int = 151_936) -> FileHeader:
+    """The header of a Qwen2-7B in Q4_K, without a file."""
     q4_k, q6_k, f32 = by_name("Q4_K"), by_name("Q6_K"), by_name("F32")
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
         "token_embd.weight": (q4_k, (tokens, 3584)),
@@ -97,11 +97,11 @@ def seven_billion(tokens: int = 151_936) -> FileHeader:
     )
 
 
-# --- the arithmetic, on paper
+# --- lines of the plan
 
 
-def test_the_bill_of_a_7b_model() -> None:
-    plan = planned(seven_billion(), budget_bytes=100 * MIB, pooling=None)
+def test_plan_of_7b_line_by_line() -> None:
+    plan = make_plan(header_of_7b(), budget_bytes=100 * MIB, pooling=None)
     lines = {line.what: line for line in plan.lines}
     assert plan.pooling is Pooling.LAST
     assert plan.pass_tokens == plan.text_tokens == 2048
@@ -121,98 +121,98 @@ def test_the_bill_of_a_7b_model() -> None:
 
 
 def test_plan_of_7b_with_a_short_token_limit_needs_little_memory() -> None:
-    plan = planned(seven_billion(), budget_bytes=40 * MIB, pooling=None, limits=Limits(tokens=512))
+    plan = make_plan(header_of_7b(), budget_bytes=40 * MIB, pooling=None, limits=Limits(tokens=512))
     assert plan.pass_tokens == 512
     assert plan.total_bytes <= 34 * MIB
 
 
-def test_more_budget_is_never_used_worse() -> None:
-    header = seven_billion()
-    kept = -1
+def test_plan_with_more_budget_keeps_at_least_as_many_weights() -> None:
+    header = header_of_7b()
+    kept_bytes = -1
     for mib in (100, 200, 400, 800, 2_000, 5_000, 20_000, 40_000):
-        plan = planned(header, budget_bytes=mib * MIB)
+        plan = make_plan(header, budget_bytes=mib * MIB)
         assert plan.total_bytes <= mib * MIB * 85 // 100
         size = sum(line.size_bytes for line in plan.lines if line.what.startswith("weights"))
-        assert size >= kept
-        kept = size
+        assert size >= kept_bytes
+        kept_bytes = size
     assert not plan.streams
     assert {tensor.name for tensor in matrices(plan.model)} - plan.unpacked == {"token_embd.weight"}
 
 
-def test_weights_are_unpacked_only_when_all_are_kept() -> None:
-    header = seven_billion()
-    packed = sum(tensor.size_bytes for tensor in matrices(planned(header).model))
-    plan = planned(header, budget_bytes=packed)
+def test_plan_unpacks_weights_only_if_all_are_kept() -> None:
+    header = header_of_7b()
+    packed = sum(tensor.size_bytes for tensor in matrices(make_plan(header).model))
+    plan = make_plan(header, budget_bytes=packed)
     assert plan.kept
     assert not plan.unpacked
-    plan = planned(header, budget_bytes=2 * packed)
+    plan = make_plan(header, budget_bytes=2 * packed)
     assert len(plan.kept) == len(list(matrices(plan.model)))
     assert plan.unpacked
 
 
 def test_plan_without_a_budget_uses_at_most_a_quarter(tmp_path: Path) -> None:
     small = header_of(write_model(tmp_path / "small.gguf", "bert"))
-    rich = planned(small, available_bytes=64 * 1024 * MIB)
-    assert rich.budget_bytes < 200 * MIB
-    assert not rich.streams
-    assert {tensor.name for tensor in matrices(rich.model)} - rich.unpacked == {
+    small_plan = make_plan(small, available_bytes=64 * 1024 * MIB)
+    assert small_plan.budget_bytes < 200 * MIB
+    assert not small_plan.streams
+    assert {tensor.name for tensor in matrices(small_plan.model)} - small_plan.unpacked == {
         "token_embd.weight",
         "position_embd.weight",
     }
-    poor = planned(seven_billion(), available_bytes=400 * MIB)
-    assert poor.budget_bytes == 100 * MIB
-    large = planned(seven_billion(), available_bytes=64 * 1024 * MIB)
-    assert large.kept == frozenset(), "the system's cache holds a file that is read again and again"
+    large_plan = make_plan(header_of_7b(), available_bytes=400 * MIB)
+    assert large_plan.budget_bytes == 100 * MIB
+    large_plan = make_plan(header_of_7b(), available_bytes=64 * 1024 * MIB)
+    assert large_plan.kept == frozenset(), "the page cache already holds the file"
 
 
 def test_plan_counts_other_lines(tmp_path: Path) -> None:
     header = header_of(write_model(tmp_path / "model.gguf", "bert"))
     line = PlanLine(what="tokenizer", size_bytes=10 * MIB, basis=Basis.MODELLED, because="x")
     budget = 20 * MIB
-    plain, beside = (
-        planned(header, budget_bytes=budget),
-        planned(header, budget_bytes=budget, other_lines=[line]),
+    alone, with_tokenizer = (
+        make_plan(header, budget_bytes=budget),
+        make_plan(header, budget_bytes=budget, other_lines=[line]),
     )
-    assert beside.total_bytes <= budget * 85 // 100
-    assert beside.size_bytes == beside.total_bytes - 10 * MIB
-    assert beside.size_bytes < plain.size_bytes
-    assert beside.other_lines == (line,)
+    assert with_tokenizer.total_bytes <= budget * 85 // 100
+    assert with_tokenizer.size_bytes == with_tokenizer.total_bytes - 10 * MIB
+    assert with_tokenizer.size_bytes < alone.size_bytes
+    assert with_tokenizer.other_lines == (line,)
 
 
-# --- what is refused
+# --- refusals
 
 
-def told_bytes(message: str) -> list[int]:
-    return [parse_size(result) for result in re.findall(r"[\d.]+ [KMG]iB", message)]
+def sizes_in(message: str) -> list[int]:
+    return [parse_size(item) for item in re.findall(r"[\d.]+ [KMG]iB", message)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_budget_below_the_floor_says_the_floor(architecture: str, tmp_path: Path) -> None:
+def test_plan_names_the_least_budget_that_works(architecture: str, tmp_path: Path) -> None:
     header = header_of(write_model(tmp_path / "model.gguf", architecture))
     with pytest.raises(MemoryPressureError, match="at least") as caught:
-        planned(header, budget_bytes=MIB)
-    budget, floor, one_thread, short_texts, both = told_bytes(str(caught.value))
+        make_plan(header, budget_bytes=MIB)
+    budget, floor, one_thread, short_texts, both = sizes_in(str(caught.value))
     assert budget == MIB
-    planned(header, budget_bytes=floor)
-    planned(header, budget_bytes=one_thread, threads=1)
-    planned(header, budget_bytes=short_texts, limits=Limits(tokens=256))
-    planned(header, budget_bytes=both, threads=1, limits=Limits(tokens=256))
+    make_plan(header, budget_bytes=floor)
+    make_plan(header, budget_bytes=one_thread, threads=1)
+    make_plan(header, budget_bytes=short_texts, limits=Limits(tokens=256))
+    make_plan(header, budget_bytes=both, threads=1, limits=Limits(tokens=256))
     with pytest.raises(MemoryPressureError):
-        planned(header, budget_bytes=floor * 99 // 100)
+        make_plan(header, budget_bytes=floor * 99 // 100)
     assert both < min(one_thread, short_texts) <= max(one_thread, short_texts) < floor
 
 
-def test_plan_of_7b_works_with_the_least_budget_of_the_message() -> None:
+def test_plan_of_7b_accepts_the_budget_that_the_message_names() -> None:
     with pytest.raises(MemoryPressureError, match="at least") as caught:
-        planned(seven_billion(), budget_bytes=50 * MIB)
-    _, floor, *_ = told_bytes(str(caught.value))
-    planned(seven_billion(), budget_bytes=floor)
+        make_plan(header_of_7b(), budget_bytes=50 * MIB)
+    _, floor, *_ = sizes_in(str(caught.value))
+    make_plan(header_of_7b(), budget_bytes=floor)
 
 
-def test_a_vector_too_large_to_hold_is_refused(tmp_path: Path) -> None:
+def test_plan_refuses_a_vector_over_the_limit(tmp_path: Path) -> None:
     header = header_of(write_model(tmp_path / "model.gguf", "bert"))
     with pytest.raises(HeaderLimitError, match="must be held whole"):
-        planned(header, limits=Limits(held_tensor_bytes=256 * 4))
+        make_plan(header, limits=Limits(held_tensor_bytes=256 * 4))
 
 
 def test_plan_ignores_or_refuses_a_sliding_window(tmp_path: Path) -> None:
@@ -220,21 +220,21 @@ def test_plan_ignores_or_refuses_a_sliding_window(tmp_path: Path) -> None:
         path = write_model(
             tmp_path / "w.gguf", "llama", keys={"llama.attention.sliding_window": window}
         )
-        assert planned(header_of(path), limits=Limits(tokens=tokens)).text_tokens == min(
+        assert make_plan(header_of(path), limits=Limits(tokens=tokens)).text_tokens == min(
             tokens, 512
         )
     path = write_model(tmp_path / "w.gguf", "llama", keys={"llama.attention.sliding_window": 64})
     with pytest.raises(HeaderError, match="--max-tokens 64"):
-        planned(header_of(path))
+        make_plan(header_of(path))
 
 
 @pytest.mark.parametrize(
-    "wish", [{"threads": 0}, {"limits": Limits(tokens=0)}, {"pooling": None}], ids=str
+    "options", [{"threads": 0}, {"limits": Limits(tokens=0)}, {"pooling": None}], ids=str
 )
-def test_plan_refuses_invalid_settings(wish: dict[str, Any], tmp_path: Path) -> None:
+def test_plan_refuses_invalid_settings(options: dict[str, Any], tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "qwen2")
     with pytest.raises(UsageError):
-        planned(header_of(path), **wish)
+        make_plan(header_of(path), **options)
 
 
 def test_plan_names_the_tensor_of_an_unknown_type(tmp_path: Path) -> None:
@@ -245,15 +245,15 @@ def test_plan_names_the_tensor_of_an_unknown_type(tmp_path: Path) -> None:
     with pytest.raises(
         HeaderError, match=r"tensor blk.1.ffn_up.weight: .* does not support the type Q8_1"
     ):
-        planned(replace(header, tensors=tensors))
+        make_plan(replace(header, tensors=tensors))
 
 
-def test_threads_are_the_cores_and_not_too_many(tmp_path: Path) -> None:
+def test_plan_uses_at_most_eight_threads(tmp_path: Path) -> None:
     header = header_of(write_model(tmp_path / "model.gguf", "bert"))
-    assert planned(header, threads=None).threads == min(8, usable_cores())
+    assert make_plan(header, threads=None).threads == min(8, usable_cores())
 
 
-# --- the promise
+# --- measured memory
 
 
 @settings(
@@ -273,7 +273,7 @@ def test_threads_are_the_cores_and_not_too_many(tmp_path: Path) -> None:
     spare=st.floats(0, 1.5),
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=8),
 )
-def test_neither_the_monitor_nor_numpy_sees_more_than_planned(  # noqa: PLR0917 - hypothesis gives them by name
+def test_encoder_allocates_no_more_than_planned(  # noqa: PLR0917 - hypothesis gives them by name
     tmp_path: Path,
     architecture: str,
     kind: str,
@@ -300,19 +300,19 @@ def test_neither_the_monitor_nor_numpy_sees_more_than_planned(  # noqa: PLR0917 
     limits = Limits(tokens=tokens)
     header = header_of(path)
     with pytest.raises(MemoryPressureError) as caught:
-        planned(header, budget_bytes=1000, threads=threads, limits=limits, kernels=kernels)
-    floor = told_bytes(str(caught.value))[0]
+        make_plan(header, budget_bytes=1000, threads=threads, limits=limits, kernels=kernels)
+    floor = sizes_in(str(caught.value))[0]
     budget = floor + int(spare * 4 * MIB)
     texts = [[5] * min(length, tokens) for length in lengths]
     into = np.empty((len(texts), heads * head_dim), np.float32)
     with WeightFile(path, limits) as file:
-        import edgekit.engines.native.encoder  # noqa: F401 - code is not what is measured
+        import edgekit.engines.native.encoder  # noqa: F401 - so that importing it is not measured
 
-        Monitor()  # and neither is psutil's
+        Monitor()  # imports psutil
         gc.collect()
         tracemalloc.start()
         try:
-            plan = planned(
+            plan = make_plan(
                 header, budget_bytes=budget, threads=threads, limits=limits, kernels=kernels
             )
             monitor = Monitor(budget_bytes=budget)

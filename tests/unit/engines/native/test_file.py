@@ -1,4 +1,4 @@
-"""The weights' file: filled buffers, or an error that names what was being read."""
+"""WeightFile: buffers filled from a file, or an error that names what was being read."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def path(tmp_path: Path) -> Path:
     return result
 
 
-@pytest.fixture(params=["by offset", "by seeking"])
+@pytest.fixture(params=["preadv", "seek"])
 def file(
     request: pytest.FixtureRequest, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WeightFile]:
-    """Both ways of reading: Windows has no reads by offset."""
-    if request.param == "by seeking":
+    """A WeightFile that reads with preadv, and one that seeks, as on Windows."""
+    if request.param == "seek":
         monkeypatch.setattr(file_module, "_READ", file_module._read_by_seeking)
     elif not hasattr(os, "preadv"):
-        pytest.skip("this system cannot read by offset")
+        pytest.skip("this system has no preadv")
     opened = WeightFile(path, Limits())
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 1), (3, 1_000), (255_000, 1_000), (7, 0)])
-def test_a_buffer_is_filled(file: WeightFile, offset: int, length: int) -> None:
+def test_weight_file_read_into_fills_the_buffer(file: WeightFile, offset: int, length: int) -> None:
     array = np.full(length, 99, np.uint8)
     file.read_into(offset, array, what="a tensor")
     assert array.tobytes() == CONTENT[offset : offset + length]
@@ -60,7 +60,7 @@ def test_weight_file_is_a_byte_source(file: WeightFile, path: Path) -> None:
         file.read(-1, 1)
 
 
-def test_threads_do_not_disturb_each_other(file: WeightFile) -> None:
+def test_weight_file_can_be_read_by_several_threads(file: WeightFile) -> None:
     wrong: list[int] = []
 
     def read(seed: int) -> None:
@@ -78,30 +78,28 @@ def test_threads_do_not_disturb_each_other(file: WeightFile) -> None:
     assert not wrong
 
 
-def test_a_read_that_a_signal_cuts_short_goes_on(
+def test_weight_file_continues_a_short_read(
     file: WeightFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = file_module._READ
+    real_read = file_module._READ
     monkeypatch.setattr(
         file_module,
         "_READ",
-        lambda file, offset, buffer: whole(file, offset, memoryview(buffer)[:100]),
+        lambda file, offset, buffer: real_read(file, offset, memoryview(buffer)[:100]),
     )
     buffer = np.zeros(1_234, np.uint8)
     file.read_into(5, buffer, what="a tensor")
     assert buffer.tobytes() == CONTENT[5:1_239]
 
 
-def test_a_read_beyond_the_end_names_what_was_read(file: WeightFile) -> None:
+def test_weight_file_read_beyond_the_end_names_the_tensor(file: WeightFile) -> None:
     with pytest.raises(
         SourceError, match=r"ends before byte 256,010, inside blk\.0\.ffn_up\.weight"
     ):
         file.read_into(255_990, np.empty(20, np.uint8), what="blk.0.ffn_up.weight")
 
 
-def test_a_truncated_file_is_found_by_the_read_and_by_the_check(
-    file: WeightFile, path: Path
-) -> None:
+def test_weight_file_notices_truncation_on_read_and_on_check(file: WeightFile, path: Path) -> None:
     os.truncate(path, 1_000)
     with pytest.raises(SourceError, match=r"ends before byte 1,100.* truncated while in use"):
         file.read_into(900, np.empty(200, np.uint8), what="a tensor")
@@ -132,9 +130,9 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.skipif(
     sys.platform == "win32", reason="an open file can be neither replaced nor removed"
 )
-@pytest.mark.parametrize("how", CHANGES)
-def test_a_change_while_open_is_an_error(path: Path, how: str) -> None:
-    change, message = CHANGES[how]
+@pytest.mark.parametrize("name", CHANGES)
+def test_weight_file_notices_a_change_while_open(path: Path, name: str) -> None:
+    change, message = CHANGES[name]
     with WeightFile(path, Limits()) as file:
         file.check_unchanged()
         change(path)
@@ -142,12 +140,12 @@ def test_a_change_while_open_is_an_error(path: Path, how: str) -> None:
             file.check_unchanged()
 
 
-def test_weight_file_is_unchanged_by_reading(file: WeightFile) -> None:
+def test_weight_file_is_unchanged_after_a_read(file: WeightFile) -> None:
     file.read_into(0, np.empty(100, np.uint8), what="a tensor")
     file.check_unchanged()
 
 
-def test_a_hint_is_never_an_error(file: WeightFile) -> None:
+def test_weight_file_read_ahead_never_fails(file: WeightFile) -> None:
     file.read_ahead(0, 10**6)
     file.read_ahead(2**62, 5)
     file.close()
@@ -167,11 +165,9 @@ def test_weight_file_refuses_reads_after_close(path: Path) -> None:
             call()
 
 
-def test_a_disk_that_fails_is_named_with_the_place(
+def test_weight_file_names_tensor_and_offset_of_an_io_error(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one failure that no ordinary file can be made to have."""
-
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -183,7 +179,7 @@ def test_a_disk_that_fails_is_named_with_the_place(
             file.read_into(4_096, np.empty(1, np.uint8), what="output.weight")
 
 
-def test_a_file_over_the_limit_is_refused_and_a_limit_can_be_raised(tmp_path: Path) -> None:
+def test_weight_file_size_limit_and_raised_limit(tmp_path: Path) -> None:
     path = tmp_path / "large.gguf"
     with path.open("wb") as out:
         out.truncate(5_000_000_001)
@@ -191,7 +187,7 @@ def test_a_file_over_the_limit_is_refused_and_a_limit_can_be_raised(tmp_path: Pa
         WeightFile(path, Limits())
     with WeightFile(path, Limits(file_bytes=6_000_000_000)) as file:
         buffer = np.ones(3, np.uint8)
-        file.read_into(4_999_999_998, buffer, what="the last bytes")  # past four GiB
+        file.read_into(4_999_999_998, buffer, what="the last bytes")  # beyond 4 GiB
         assert not buffer.any()
 
 
@@ -208,12 +204,12 @@ def test_weight_file_refuses_other_than_regular_files(tmp_path: Path) -> None:
             WeightFile(Path("/dev/zero"), Limits())
 
 
-@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="permissions of another kind")
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="no POSIX permissions")
 def test_weight_file_without_permission(path: Path) -> None:
     path.chmod(0)
     before = os.geteuid()
     if before == 0:
-        os.seteuid(65_534)  # nobody: root may read all
+        os.seteuid(65_534)  # the user nobody: root may read every file
     try:
         with pytest.raises(SourceError, match="permissions"):
             WeightFile(path, Limits())
@@ -222,7 +218,7 @@ def test_weight_file_without_permission(path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counted in /proc")
-def test_a_refused_file_is_not_left_open(path: Path) -> None:
+def test_weight_file_that_is_refused_is_not_left_open(path: Path) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -1,4 +1,4 @@
-"""`scan_header` stores what an embedder needs and nothing else: one window, and less than 100 KiB in all."""
+"""scan_header stores only what an embedder needs: a single read buffer, and less than 100 KiB in total."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from edgekit.units import KIB
 ONE = entry("token_embd.weight", [32], F32, 0)
 
 
-def scanned(
+def scan(
     path: Path,
     content: bytes,
     selects: Callable[[str], bool] = lambda _: True,
@@ -54,33 +54,36 @@ def model(keys: Sequence[bytes], tensors: Sequence[bytes] = (ONE,), data_bytes: 
     return gguf(keys, tensors, data_bytes=data_bytes)
 
 
-@pytest.mark.parametrize("name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"], ids=["bert", "lfm2"])
-def test_walk_equals_the_header_reader(name: str, tmp_path: Path) -> None:
-    header = header_bytes(f"{name}.novocab.gguf.head.gz")
-    result = scanned(tmp_path, header, size_bytes=4 * 10**9)
+@pytest.mark.parametrize(
+    "model_name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"], ids=["bert", "lfm2"]
+)
+def test_scan_header_equals_read_gguf(model_name: str, tmp_path: Path) -> None:
+    header = header_bytes(f"{model_name}.novocab.gguf.head.gz")
+    result = scan(tmp_path, header, size_bytes=4 * 10**9)
     with WeightFile(tmp_path / "model.gguf", Limits()) as file:
-        whole = read_gguf(file)
-    assert whole.tensors is not None
-    assert tuple(result.tensors.values()) == whole.tensors
-    assert result.tensor_count == len(whole.tensors)
-    architecture = whole.keys["general.architecture"]
-    for kept, value in whole.keys.items():
-        if kept.startswith((f"{architecture}.", "tokenizer.")) and kept not in result.arrays:
-            assert result.keys[kept] == value
-    assert {kept: result.arrays[kept] for kept in whole.arrays} == dict(whole.arrays)
+        expected = read_gguf(file)
+    assert expected.tensors is not None
+    assert tuple(result.tensors.values()) == expected.tensors
+    assert result.tensor_count == len(expected.tensors)
+    architecture = expected.keys["general.architecture"]
+    for key_name, value in expected.keys.items():
+        is_stored = key_name.startswith((f"{architecture}.", "tokenizer."))
+        if is_stored and key_name not in result.arrays:
+            assert result.keys[key_name] == value
+    assert {name: result.arrays[name] for name in expected.arrays} == dict(expected.arrays)
 
 
 def test_scan_header_stores_only_selected_tensors_and_the_first_names(tmp_path: Path) -> None:
     tensors = [entry(f"blk.{n}.weight", [32], F32, 128 * n) for n in range(20)]
     content = model(ARCHITECTURE, tensors, data_bytes=128 * 20)
-    result = scanned(tmp_path, content, lambda name: name == "blk.7.weight")
+    result = scan(tmp_path, content, lambda name: name == "blk.7.weight")
     assert list(result.tensors) == ["blk.7.weight"]
     assert result.tensors["blk.7.weight"].offset == len(content) - 128 * 20 + 128 * 7
     assert result.tensor_count == 20
     assert result.first_names == tuple(f"blk.{n}.weight" for n in range(8))
 
 
-KEYS = {  # key: whether it is kept in a model of the architecture "llama"
+KEYS = {  # key -> whether scan_header stores it for the architecture "llama"
     "general.name": True,
     "general.license": False,
     "llama.context_length": True,
@@ -91,17 +94,17 @@ KEYS = {  # key: whether it is kept in a model of the architecture "llama"
 }
 
 
-def test_only_keys_of_the_model_and_its_vocabulary_are_kept(tmp_path: Path) -> None:
-    result = scanned(tmp_path, model([*ARCHITECTURE, *(key(name, STRING, "x") for name in KEYS)]))
-    kept = {name for name, wanted in KEYS.items() if wanted}
-    assert set(result.keys) == {"general.architecture", "llama.block_count", *kept}
+def test_scan_header_stores_only_keys_of_the_model_and_its_vocabulary(tmp_path: Path) -> None:
+    result = scan(tmp_path, model([*ARCHITECTURE, *(key(name, STRING, "x") for name in KEYS)]))
+    expected = {name for name, is_stored in KEYS.items() if is_stored}
+    assert set(result.keys) == {"general.architecture", "llama.block_count", *expected}
 
 
-def test_keys_before_the_architecture_are_kept_too(tmp_path: Path) -> None:
-    assert scanned(tmp_path, model(ARCHITECTURE[::-1])).keys["llama.block_count"] == 2
+def test_scan_header_stores_keys_before_the_architecture(tmp_path: Path) -> None:
+    assert scan(tmp_path, model(ARCHITECTURE[::-1])).keys["llama.block_count"] == 2
 
 
-def test_arrays_of_the_vocabulary_are_places_that_lead_to_them(tmp_path: Path) -> None:
+def test_scan_header_stores_where_vocabulary_arrays_are(tmp_path: Path) -> None:
     words = ["a", "", "grün", "x" * 300]
     content = model(
         [
@@ -114,7 +117,7 @@ def test_arrays_of_the_vocabulary_are_places_that_lead_to_them(tmp_path: Path) -
             key("tokenizer.ggml.add_bos_token", BOOL, 1),
         ]
     )
-    result = scanned(tmp_path, content)
+    result = scan(tmp_path, content)
     place = result.arrays["tokenizer.ggml.tokens"]
     raw = content[place.offset : place.end]
     assert (place.element, place.count) == ("string", 4)
@@ -131,8 +134,8 @@ def test_arrays_of_the_vocabulary_are_places_that_lead_to_them(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("length", [2_048, 2_049, 65_000, 1_000_000])
-def test_a_long_text_is_passed_over(tmp_path: Path, length: int) -> None:
-    result = scanned(
+def test_scan_header_skips_strings_over_2_kib(tmp_path: Path, length: int) -> None:
+    result = scan(
         tmp_path, model([*ARCHITECTURE, key("tokenizer.chat_template", STRING, "x" * length)])
     )
     assert ("tokenizer.chat_template" in result.keys) == (length <= 2_048)
@@ -148,7 +151,7 @@ class Recorder(WeightFile):
 
 
 def large_vocabulary(path: Path) -> Path:
-    """70k tokens with their merges and types, a long template, 340 tensors: a byte for each is more than 64 KiB."""
+    """70,000 tokens with merges and types, a long template, 340 tensors: one byte per token is more than 64 KiB."""
     keys = [
         *ARCHITECTURE,
         *(key(f"llama.setting_{n}", UINT32, n) for n in range(20)),
@@ -164,18 +167,17 @@ def large_vocabulary(path: Path) -> Path:
     return path
 
 
-def test_the_walk_works_in_less_than_100_kib_and_reads_32_at_a_time(tmp_path: Path) -> None:
-    """The peak is below 64 KiB too: so no single allocation can be larger."""
+def test_scan_header_needs_less_than_64_kib_and_reads_32_kib_at_a_time(tmp_path: Path) -> None:
+    """A peak below 64 KiB: no single allocation can be larger."""
     with Recorder(large_vocabulary(tmp_path / "model.gguf"), Limits()) as file:
-        scan_header(
-            file, selects=lambda name: name == "token_embd.weight"
-        )  # what is imported on first use
+        # The first call imports modules.
+        scan_header(file, selects=lambda name: name == "token_embd.weight")
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         result = scan_header(file, selects=lambda name: name == "token_embd.weight")
         held, peak = (size - before for size in tracemalloc.get_traced_memory())
         tracemalloc.stop()
-    print(f"scan_header: {peak / KIB:.1f} KiB at its peak, {held / KIB:.1f} KiB kept")
+    print(f"scan_header: {peak / KIB:.1f} KiB at its peak, {held / KIB:.1f} KiB after it")
     assert result.arrays["tokenizer.ggml.merges"].count == 70_000
     assert file.longest <= 32 * KIB
     assert peak < 64 * KIB
@@ -191,47 +193,48 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         model([*ARCHITECTURE, key("split.count", UINT32, 3)]),
         "one of 3 shards.*llama-gguf-split --merge",
     ),
-    "a shard of text": (model([key("split.count", STRING, "three")]), "one of 'three' shards"),
-    "a key twice": (model([*ARCHITECTURE, ARCHITECTURE[0]]), "occurs twice"),
-    "a tensor twice": (model(ARCHITECTURE, [ONE, ONE]), "occurs twice"),
-    "a tensor over another": (
+    "a shard count that is a string": (
+        model([key("split.count", STRING, "three")]),
+        "one of 'three' shards",
+    ),
+    "duplicate key": (model([*ARCHITECTURE, ARCHITECTURE[0]]), "occurs twice"),
+    "duplicate tensor": (model(ARCHITECTURE, [ONE, ONE]), "occurs twice"),
+    "overlapping tensors": (
         model(ARCHITECTURE, [ONE, entry("b", [32], F32, 96)], data_bytes=999),
         "overlaps",
     ),
-    "beyond the end": (
+    "tensor beyond the end": (
         model(ARCHITECTURE, data_bytes=127),
         "truncated: tensor 'token_embd.weight'",
     ),
-    "no GGUF": (b"PK\3\4" + bytes(60), "not a GGUF file"),
+    "not a GGUF file": (b"PK\3\4" + bytes(60), "not a GGUF file"),
     "empty": (b"", "empty"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_an_error(name: str, tmp_path: Path) -> None:
+def test_scan_header_refuses_a_broken_file(name: str, tmp_path: Path) -> None:
     content, message = BROKEN[name]
     with pytest.raises(HeaderError, match=message):
-        scanned(tmp_path, content)
+        scan(tmp_path, content)
 
 
 def test_scan_header_checks_the_extent_of_tensors_that_are_not_selected(tmp_path: Path) -> None:
     tensors = [ONE, entry("output.weight", [32], F32, 128)]
     with pytest.raises(HeaderError, match=r"tensor 'output\.weight' ends at byte"):
-        scanned(
-            tmp_path, model(ARCHITECTURE, tensors, 255), lambda name: name == "token_embd.weight"
-        )
+        scan(tmp_path, model(ARCHITECTURE, tensors, 255), lambda name: name == "token_embd.weight")
 
 
-def test_a_single_shard_is_a_whole_model(tmp_path: Path) -> None:
-    assert scanned(tmp_path, model([*ARCHITECTURE, key("split.count", UINT32, 1)])).tensors
+def test_scan_header_accepts_a_single_shard(tmp_path: Path) -> None:
+    assert scan(tmp_path, model([*ARCHITECTURE, key("split.count", UINT32, 1)])).tensors
 
 
-def test_more_tensors_than_any_model_has_are_not_kept(
+def test_scan_header_limits_the_number_of_stored_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_module, "STORED_TENSORS", 3)
     tensors = [entry(f"t{n}", [8], F32, 32 * n) for n in range(4)]
     content = model(ARCHITECTURE, tensors, data_bytes=128)
     with pytest.raises(HeaderLimitError, match="tensors to store: 4 is over the limit of 3"):
-        scanned(tmp_path, content)
-    assert len(scanned(tmp_path, content, lambda name: name != "t0").tensors) == 3
+        scan(tmp_path, content)
+    assert len(scan(tmp_path, content, lambda name: name != "t0").tensors) == 3

@@ -138,9 +138,9 @@ def pre_tokenizer_of(name: object, file: str) -> PreTokenizer:
 #
 # `tokenizers` has three hash tables. Their sizes are powers of two, and at most 7/8 of the slots are used; each text
 # takes two allocations. The estimate was compared with 9 vocabularies of 30,522 to 262,144 tokens
-# (test_tokenizer_cost.py): the measured resident memory is 7 to 40 % below the estimate, and the measured peak 10 to
-# 60 %. The difference is largest where merges are rebuilt from scores, because only their largest possible number is
-# known.
+# (tests/unit/engines/native/tokenizer/test_cost.py): the measured resident memory is 7 to 40 % below the estimate,
+# and the measured peak 10 to 60 %. The difference is largest where merges are rebuilt from scores, because only their
+# largest possible number is known.
 
 _LIBRARY_BYTES = 10 * MIB  # the code of `tokenizers` itself, and what any tokenizer needs
 # To tokenize the longest piece of text that is tokenized at once, with every letter spelled as bytes.

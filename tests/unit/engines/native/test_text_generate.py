@@ -1,4 +1,4 @@
-"""Tokens, one after another, with the real sampler."""
+"""generate: tokens one after another, chosen by the sampler."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def greedy(engine: StreamEngine) -> Sampler:
     return Sampler(Sampling(temperature=0), engine.vocabulary)
 
 
-def by_hand(path: Path, count: int) -> list[int]:
-    """The best token, fed again."""
+def best_tokens(path: Path, count: int) -> list[int]:
+    """The likeliest token each time, fed back to the engine."""
     result: list[int] = []
     with session(path) as engine:
         logits = engine.feed(PROMPT)
@@ -37,29 +37,29 @@ def by_hand(path: Path, count: int) -> list[int]:
     return result
 
 
-def test_the_best_token_each_time(model: Path) -> None:
+def test_generate_greedy_yields_the_likeliest_token_each_time(model: Path) -> None:
     with session(model) as engine:
-        made = list(generate(engine, PROMPT, greedy(engine), max_tokens=12, stop=NONE))
-        assert made == by_hand(model, 12)
-        assert engine.position == len(PROMPT) + 11  # nobody asked what comes after the last
+        tokens = list(generate(engine, PROMPT, greedy(engine), max_tokens=12, stop=NONE))
+        assert tokens == best_tokens(model, 12)
+        assert engine.position == len(PROMPT) + 11  # the last token is not fed back
 
 
 def test_generate_ends_before_a_stop_token(model: Path) -> None:
-    expected = by_hand(model, 12)
+    expected = best_tokens(model, 12)
     place = next(i for i in range(1, 12) if expected[i] not in expected[:i])
     with session(model) as engine:
         stop = frozenset({expected[place]})
-        made = list(generate(engine, PROMPT, greedy(engine), max_tokens=None, stop=stop))
-    assert made == expected[:place]
+        tokens = list(generate(engine, PROMPT, greedy(engine), max_tokens=None, stop=stop))
+    assert tokens == expected[:place]
 
 
 def test_generate_ends_at_a_full_window_unless_rolling(model: Path) -> None:
     with session(model, window=16) as engine:
-        made = list(generate(engine, PROMPT, greedy(engine), max_tokens=None, stop=NONE))
-        assert len(made) == 11  # the last was made of a window that holds 6 + 10
+        tokens = list(generate(engine, PROMPT, greedy(engine), max_tokens=None, stop=NONE))
+        assert len(tokens) == 11  # the last one is chosen when 6 + 10 tokens fill the window
     with session(model, window=16, setup={"rolling": True, "sinks": 2}) as engine:
-        made = list(generate(engine, PROMPT, greedy(engine), max_tokens=50, stop=NONE))
-        assert len(made) == 50
+        tokens = list(generate(engine, PROMPT, greedy(engine), max_tokens=50, stop=NONE))
+        assert len(tokens) == 50
 
 
 def test_generate_refuses_a_prompt_that_does_not_fit(model: Path) -> None:
@@ -78,7 +78,7 @@ def test_generate_refuses_a_prompt_that_does_not_fit(model: Path) -> None:
         assert len(list(generate(engine, PROMPT, greedy(engine), max_tokens=11, stop=NONE))) == 11
 
 
-def test_the_same_seed_makes_the_same_text(model: Path) -> None:
+def test_generate_same_seed_gives_the_same_tokens(model: Path) -> None:
     sampling = Sampling(temperature=1.2, seed=5)
     results = []
     with session(model) as engine:
@@ -90,24 +90,24 @@ def test_the_same_seed_makes_the_same_text(model: Path) -> None:
     assert len(set(results[0])) > 5
 
 
-def test_a_token_of_the_prompt_counts_as_a_repetition(model: Path) -> None:
-    (first,) = by_hand(model, 1)
+def test_generate_repeat_penalty_includes_the_prompt(model: Path) -> None:
+    (first,) = best_tokens(model, 1)
     prompt = [first, *PROMPT]
     with session(model) as engine:
         sampler = Sampler(Sampling(temperature=0, repeat_penalty=1e6), engine.vocabulary)
-        made = list(generate(engine, prompt, sampler, max_tokens=8, stop=NONE))
-    assert not set(made) & set(prompt)
-    assert len(set(made)) == 8
+        tokens = list(generate(engine, prompt, sampler, max_tokens=8, stop=NONE))
+    assert not set(tokens) & set(prompt)
+    assert len(set(tokens)) == 8
 
 
-def test_who_stops_listening_ends_the_work(model: Path) -> None:
+def test_generate_works_only_as_far_as_it_is_consumed(model: Path) -> None:
     with session(model) as engine:
-        making = generate(engine, PROMPT, greedy(engine), max_tokens=30, stop=NONE)
-        assert [next(making), next(making)] == by_hand(model, 2)
+        iterator = generate(engine, PROMPT, greedy(engine), max_tokens=30, stop=NONE)
+        assert [next(iterator), next(iterator)] == best_tokens(model, 2)
         assert engine.position == len(PROMPT) + 1
 
 
-def test_a_checkpoint_ends_it(model: Path) -> None:
+def test_generate_ends_if_the_checkpoint_raises(model: Path) -> None:
     def stop(_share: float) -> None:
         raise CancelledError("enough")
 

@@ -1,4 +1,4 @@
-"""The built-in encoder against real llama.cpp, on random models of every family."""
+"""The built-in encoder compared with llama.cpp itself, on random models of every family."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ YARN = {
     "qwen2.rope.scaling.original_context_length": 128,
     "qwen2.rope.scaling.attn_factor": 0.8,
 }
-# What is written, the kind of its matrices, and the least cosine. llama.cpp multiplies packed
+# Architecture, type of its matrices, least cosine, shape. llama.cpp multiplies packed
 # weights with activations that it has rounded to 8 bits, so only F32 and F16 can be exact.
 CASES: dict[str, tuple[str, str, float, dict[str, Any]]] = {
     "bert": ("bert", "F16", 0.9999, {"joined_qkv": True, "pooling": "cls"}),
     "nomic-bert": ("nomic-bert", "F16", 0.9999, {}),
-    "nomic-bert, half of a head turns": ("nomic-bert", "F32", 0.9999, {"rope_dims": 32}),
+    "nomic-bert, rope on half of each head": ("nomic-bert", "F32", 0.9999, {"rope_dims": 32}),
     "nomic-bert Q8_0": ("nomic-bert", "Q8_0", 0.999, {}),
     "jina-bert-v2": (
         "jina-bert-v2",
@@ -40,7 +40,12 @@ CASES: dict[str, tuple[str, str, float, dict[str, Any]]] = {
         0.9999,
         {"joined_gate": True, "heads": 6, "kv_heads": 6, "width": 384},
     ),
-    "jina-bert-v2, norms of code": ("jina-bert-v2", "F16", 0.9999, {"query_norm": True}),
+    "jina-bert-v2 for code: query and key norms": (
+        "jina-bert-v2",
+        "F16",
+        0.9999,
+        {"query_norm": True},
+    ),
     "qwen2": ("qwen2", "F16", 0.9999, {}),
     "qwen2 Q4_K": ("qwen2", "Q4_K", 0.998, {}),
     "qwen2, not causal, linear scaling": (
@@ -55,11 +60,11 @@ CASES: dict[str, tuple[str, str, float, dict[str, Any]]] = {
     ),
     "qwen2, yarn": ("qwen2", "F16", 0.9999, {"keys": YARN}),
     "qwen3": ("qwen3", "F16", 0.9999, {}),
-    "llama, factors": ("llama", "F16", 0.9999, {"rope_factors": True}),
+    "llama, rope factors": ("llama", "F16", 0.9999, {"rope_factors": True}),
 }
 
 
-def ours(path: Path, texts: list[list[int]], pooling: Pooling | None, kernels: str) -> Floats:
+def encode(path: Path, texts: list[list[int]], pooling: Pooling | None, kernels: str) -> Floats:
     arithmetic = choose_kernels(kernels)
     with WeightFile(path, Limits()) as file:
         header = scan_header(file)
@@ -73,16 +78,16 @@ def ours(path: Path, texts: list[list[int]], pooling: Pooling | None, kernels: s
 
 
 @pytest.mark.parametrize("case", sampled(tuple(CASES), each=3))
-def test_our_vectors_are_llamacpps(case: str, tmp_path: Path) -> None:
-    architecture, kind, least, shape = CASES[case]
+def test_encoder_vectors_equal_llamacpp(case: str, tmp_path: Path) -> None:
+    architecture, kind, min_cosine, shape = CASES[case]
     path = write_model(tmp_path / "model.gguf", architecture, kind=kind, **shape)
     random = np.random.default_rng(7)
     texts = [random.integers(5, 60, length).tolist() for length in (1, 6, 31, 100)]
     decoder = "bert" not in architecture
     pooling = Pooling.LAST if decoder and "pooling" not in shape else None
-    theirs = llamacpp_vectors(path, texts, "last" if pooling else None)
+    expected = llamacpp_vectors(path, texts, "last" if pooling else None)
     for kernels in dict.fromkeys((choose_kernels().name, "numpy")):
-        result = ours(path, texts, pooling, kernels)
-        assert cosines(result, theirs).min() >= least, kernels
-        lengths = np.linalg.norm(result, axis=1) / np.linalg.norm(theirs, axis=1)
+        actual = encode(path, texts, pooling, kernels)
+        assert cosines(actual, expected).min() >= min_cosine, kernels
+        lengths = np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
         assert np.abs(lengths - 1).max() < 0.01, kernels

@@ -1,4 +1,4 @@
-"""Rows of tokens -> one vector, and its length."""
+"""Pooling of token rows into one vector, the choice of a pooling, and normalization."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ ROWS = np.array([[1, 2], [3, 4], [8, 3]], np.float32)
     ("pooling", "expected"),
     [(Pooling.MEAN, [4, 3]), (Pooling.CLS, [1, 2]), (Pooling.LAST, [8, 3])],
 )
-def test_three_ways_to_one_vector(pooling: Pooling, expected: list[float]) -> None:
+def test_pool_mean_cls_and_last(pooling: Pooling, expected: list[float]) -> None:
     into = np.empty(2, np.float32)
     pool(ROWS, pooling, into)
     assert into.tolist() == expected
 
 
-def test_the_mean_of_many_rows_is_exact_enough() -> None:
+def test_pool_mean_of_many_rows_is_within_1e_5() -> None:
     rows = np.random.default_rng(1).normal(3, 1, (4096, 8)).astype(np.float32)
     into = np.empty(8, np.float32)
     pool(rows, Pooling.MEAN, into)
     assert np.abs(into - rows.astype(np.float64).mean(0)).max() < 1e-5
 
 
-@pytest.mark.parametrize("told", [1, 2, 3])
-def test_the_file_says_how(told: int) -> None:
-    assert choose_pooling({"bert.pooling_type": told}, "bert", None).value == told
-    assert choose_pooling({"bert.pooling_type": told}, "bert", Pooling.CLS) is Pooling.CLS
+@pytest.mark.parametrize("pooling_type", [1, 2, 3])
+def test_choose_pooling_of_the_file_unless_one_is_requested(pooling_type: int) -> None:
+    keys = {"bert.pooling_type": pooling_type}
+    assert choose_pooling(keys, "bert", None).value == pooling_type
+    assert choose_pooling(keys, "bert", Pooling.CLS) is Pooling.CLS
 
 
 @pytest.mark.parametrize(
@@ -44,31 +45,31 @@ def test_the_file_says_how(told: int) -> None:
         ({"bert.pooling_type": 0}, r"says no pooling \(bert.pooling_type is 0\): set"),
     ],
 )
-def test_a_file_that_does_not_say_is_not_guessed_at(keys: dict[str, int], message: str) -> None:
+def test_choose_pooling_asks_if_the_file_has_none(keys: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         choose_pooling(keys, "bert", None)
     assert choose_pooling(keys, "bert", Pooling.LAST) is Pooling.LAST
 
 
-@pytest.mark.parametrize("told", [9, True, "mean"])
-def test_a_pooling_that_there_is_not(told: Value) -> None:
-    keys = {"bert.pooling_type": told}
+@pytest.mark.parametrize("pooling_type", [9, True, "mean"])
+def test_choose_pooling_refuses_an_unknown_type(pooling_type: Value) -> None:
+    keys = {"bert.pooling_type": pooling_type}
     with pytest.raises(
-        HeaderError, match=f"is {told!r}, which is not a known pooling: set"
+        HeaderError, match=f"is {pooling_type!r}, which is not a known pooling: set"
     ) as caught:
         choose_pooling(keys, "bert", None)
     assert caught.value.exit_code == 5
     assert choose_pooling(keys, "bert", Pooling.LAST) is Pooling.LAST
 
 
-@pytest.mark.parametrize("wish", [None, Pooling.MEAN])
-def test_pooling_refuses_rerankers(wish: Pooling | None) -> None:
+@pytest.mark.parametrize("requested", [None, Pooling.MEAN])
+def test_choose_pooling_refuses_rerankers(requested: Pooling | None) -> None:
     with pytest.raises(UnknownArchitectureError, match="reranker") as caught:
-        choose_pooling({"qwen3.pooling_type": 4}, "qwen3", wish)
+        choose_pooling({"qwen3.pooling_type": 4}, "qwen3", requested)
     assert caught.value.exit_code == 5
 
 
-def test_vectors_get_the_length_one() -> None:
+def test_scale_row_gives_length_one_unless_nearly_zero() -> None:
     rows = np.array([[3, 4], [0, 0], [1e-10, 0], [1e25, 0]], np.float32)
     for row in rows:
         scale_row(row)
