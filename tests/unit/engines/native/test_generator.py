@@ -1,4 +1,4 @@
-"""A session of the built-in engine: what it reads, what it refuses, and how it is broken off."""
+"""StreamEngine: its logits, what it refuses, and how it is interrupted."""
 
 from __future__ import annotations
 
@@ -37,54 +37,56 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tiny(folder, name, tied=name != "qwen2") for name in FAMILIES}
 
 
-# --- what it computes
+# --- logits
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_a_straight_pass(
+def test_engine_logits_equal_the_straight_model(
     models: dict[str, Path], name: str, kernels: str
 ) -> None:
-    """gemma3's first layers forget after 8 tokens, inside a prompt and behind it."""
+    """gemma3's first layers have a window of 8 tokens, which ends inside the prompt and after it."""
     with session(models[name], kernels=choose_kernels(kernels)) as engine:
-        ours = steps(engine, TOKENS, prompt=20)
-    theirs = Session(models[name], window=64).logits(TOKENS)[19:]
-    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+        actual = steps(engine, TOKENS, prompt=20)
+    expected = Session(models[name], window=64).logits(TOKENS)[19:]
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_chunk_does_not_change_the_result(
+def test_engine_logits_do_not_depend_on_the_chunk_size(
     models: dict[str, Path], name: str, cache: str
 ) -> None:
-    """Not even with a packed cache: a chunk's tokens see each other as they will be remembered.
+    """Also with a packed cache: tokens of one chunk see each other's keys and values packed.
 
-    A sum in another order may be rounded to the next code, so a little is left of what packing does.
+    Sums in another order may round to the neighbouring code, so a fifth of the packing error is allowed.
     """
     results = []
     for kind, chunk in (("f32", 1), ("f32", 3), ("f32", 64), (cache, 1), (cache, 3), (cache, 64)):
         with session(models[name], cache=kind, chunk=chunk) as engine:
             results.append(engine.feed(TOKENS).copy())
-    exact, *others, packed, three, many = results
+    exact, *others, packed, packed_by_3, packed_by_64 = results
     for other in others:
         np.testing.assert_allclose(other, exact, atol=2e-5)
-    lost = np.abs(packed - exact).mean()
-    assert np.abs(three - packed).mean() < lost / 5
-    assert np.abs(many - packed).mean() < lost / 5
+    packing_error = np.abs(packed - exact).mean()
+    assert np.abs(packed_by_3 - packed).mean() < packing_error / 5
+    assert np.abs(packed_by_64 - packed).mean() < packing_error / 5
 
 
-@pytest.mark.parametrize(("cache", "near"), [("f16", 0.01), ("q8_0", 0.1)])
-def test_a_packed_cache_is_nearly_as_good(models: dict[str, Path], cache: str, near: float) -> None:
+@pytest.mark.parametrize(("cache", "tolerance"), [("f16", 0.01), ("q8_0", 0.1)])
+def test_engine_logits_with_a_packed_cache_are_close(
+    models: dict[str, Path], cache: str, tolerance: float
+) -> None:
     with session(models["llama"]) as engine:
         exact = engine.feed(TOKENS).copy()
     with session(models["llama"], cache=cache) as engine:
         packed = engine.feed(TOKENS)
-    assert 0 < np.abs(packed - exact).max() < near
+    assert 0 < np.abs(packed - exact).max() < tolerance
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("keep_bytes", [0, 100_000, None])
-def test_threads_and_kept_weights_change_nothing(
+def test_engine_logits_do_not_depend_on_threads_or_kept_weights(
     models: dict[str, Path], threads: int, keep_bytes: int | None
 ) -> None:
     with session(models["qwen3"]) as engine:
@@ -94,7 +96,9 @@ def test_threads_and_kept_weights_change_nothing(
         np.testing.assert_allclose(engine.feed(TOKENS), expected, atol=1e-5)
 
 
-def test_sliding_layers_with_spare_cells_see_no_more(models: dict[str, Path]) -> None:
+def test_engine_sliding_layers_with_spare_cells_see_only_their_window(
+    models: dict[str, Path],
+) -> None:
     with session(models["gemma3"]) as engine:
         expected = engine.feed(TOKENS).copy()
     with session(models["gemma3"], full=True) as engine:
@@ -111,10 +115,10 @@ def test_engine_reset_forgets_everything(models: dict[str, Path]) -> None:
         assert engine.position == 9
 
 
-# --- what it refuses
+# --- refusals
 
 
-def test_a_prompt_longer_than_the_window(models: dict[str, Path]) -> None:
+def test_feed_refuses_more_tokens_than_the_window(models: dict[str, Path]) -> None:
     with session(models["llama"], window=16) as engine:
         with pytest.raises(ContextTooLargeError, match=r"17 tokens .* context of 16: .* of 17"):
             engine.feed(TOKENS[:17])
@@ -131,13 +135,13 @@ def test_a_prompt_longer_than_the_window(models: dict[str, Path]) -> None:
 def test_feed_refuses_invalid_tokens(models: dict[str, Path], wrong: object) -> None:
     with session(models["llama"]) as engine:
         with pytest.raises(TextError, match="is not one of the model's"):
-            engine.feed([5, wrong])  # type: ignore[list-item] # that is the point
+            engine.feed([5, wrong])  # type: ignore[list-item] # wrong on purpose
         with pytest.raises(TextError, match="no tokens"):
             engine.feed([])
         assert engine.position == 0
 
 
-def test_a_model_that_does_not_generate(tmp_path: Path) -> None:
+def test_open_stream_refuses_an_embedding_model(tmp_path: Path) -> None:
     path = write_model(tmp_path / "bert.gguf", "bert")
     with pytest.raises(
         UnknownArchitectureError, match="generates with qwen2, qwen3, llama, gemma3"
@@ -145,21 +149,21 @@ def test_a_model_that_does_not_generate(tmp_path: Path) -> None:
         session(path)
 
 
-def test_one_reader_at_a_time(models: dict[str, Path]) -> None:
-    inside, go_on = threading.Event(), threading.Event()
+def test_feed_refuses_a_second_thread(models: dict[str, Path]) -> None:
+    inside, resume = threading.Event(), threading.Event()
 
     def wait(_share: float) -> None:
         inside.set()
-        go_on.wait(10)
+        resume.wait(10)
 
     with session(models["llama"]) as engine:
-        reading = threading.Thread(target=engine.feed, args=(TOKENS, wait))
-        reading.start()
+        thread = threading.Thread(target=engine.feed, args=(TOKENS, wait))
+        thread.start()
         assert inside.wait(10)
         with pytest.raises(UsageError, match="one text at a time"):
             engine.feed(TOKENS)
-        go_on.set()
-        reading.join(10)
+        resume.set()
+        thread.join(10)
         assert engine.position == len(TOKENS)
 
 
@@ -174,7 +178,7 @@ def test_checkpoint_cannot_call_its_own_engine(
         engine.feed(TOKENS, lambda _: call(engine))
 
 
-def test_a_closed_engine(models: dict[str, Path]) -> None:
+def test_engine_refuses_calls_after_close(models: dict[str, Path]) -> None:
     before = running()
     engine = session(models["llama"], setup={"threads": 4})
     assert started_since(before) == 3
@@ -199,17 +203,17 @@ def _replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [(Path.unlink, "no such file"), (_truncate, "truncated"), (_replace, "replaced by another")],
 )
 def test_engine_notices_a_changed_file(
-    tmp_path: Path, change: Callable[[Path], None], told: str
+    tmp_path: Path, change: Callable[[Path], None], message: str
 ) -> None:
     path = tiny(tmp_path, "llama")
     with session(path) as engine:
         engine.feed(TOKENS[:5])
         change(path)
-        with pytest.raises(SourceError, match=told):
+        with pytest.raises(SourceError, match=message):
             engine.feed(TOKENS[:5])
 
 
@@ -221,27 +225,27 @@ def test_engine_with_all_weights_in_memory_outlives_its_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("output_norm.weight", "the logits are not finite"),
         ("blk.1.attn_norm.weight", "keys or values of layer 1 are not finite"),
     ],
 )
-def test_engine_reports_overflow(tmp_path: Path, name: str, told: str) -> None:
-    """The weights are finite, what comes of them is not."""
+def test_engine_names_the_layer_of_an_overflow(tmp_path: Path, name: str, message: str) -> None:
+    """The weights are finite, but their products are not."""
     path = tiny(tmp_path, "llama")
     for tensor in gguf.GGUFReader(path, "r+").tensors:
         if tensor.name == name:
             tensor.data[:] = 3e38
-    with session(path) as engine, pytest.raises(WeightsError, match=told):
+    with session(path) as engine, pytest.raises(WeightsError, match=message):
         engine.feed(TOKENS)
 
 
-# --- how it is broken off
+# --- interrupts
 
 
 class Stop:
-    """Raises at the `count`-th look."""
+    """A checkpoint that raises when it has been called `count` times."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -253,35 +257,37 @@ class Stop:
 
 
 @pytest.fixture
-def _every_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint is asked between all tiles, not only every few milliseconds."""
+def _checkpoint_after_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is called between all tiles, not only every few milliseconds."""
     monkeypatch.setattr("edgekit.engines.native.crew.REPORT_EVERY_S", 0.0)
 
 
-@pytest.mark.usefixtures("_every_look")
+@pytest.mark.usefixtures("_checkpoint_after_every_tile")
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_engine_continues_after_an_interrupt(models: dict[str, Path], name: str) -> None:
-    """Wherever a step was: the next one finds the cache as it was before."""
-    looks: list[float] = []
+def test_engine_continues_after_an_interrupt_at_any_tile(
+    models: dict[str, Path], name: str
+) -> None:
+    """The next call finds the cache as it was before the interrupted one."""
+    shares: list[float] = []
     setup = {"rolling": True, "sinks": 2, "threads": 1}
     with session(models[name], window=16, setup=setup) as engine:
         expected = steps(engine, TOKENS)
-        engine.feed([7], looks.append)
+        engine.feed([7], shares.append)
         engine.reset()
         results = []
         for place, token in enumerate(TOKENS):
             with pytest.raises(CancelledError):
-                engine.feed([7], Stop(place * 5 % len(looks)))
+                engine.feed([7], Stop(place * 5 % len(shares)))
             assert engine.position == place
             assert not engine.needs_reset
             results.append(engine.feed([token]).copy())
     np.testing.assert_allclose(np.stack(results), expected, atol=1e-6)
 
 
-@pytest.mark.usefixtures("_every_look")
-def test_a_prompt_that_was_broken_off(models: dict[str, Path]) -> None:
-    """Before the window is full it can be read again; a full one has lost what cannot be had back."""
-    # One thread: of several, each looks after its own tasks, and how many those are depends on the machine.
+@pytest.mark.usefixtures("_checkpoint_after_every_tile")
+def test_engine_after_an_interrupted_prompt(models: dict[str, Path]) -> None:
+    """Until the window is full, the prompt can be continued; after that, tokens are overwritten and a reset is needed."""
+    # One thread: with several, the number of checkpoints depends on how the tasks are shared out.
     setup = {"rolling": True, "sinks": 2, "threads": 1}
     with session(models["llama"], window=16, chunk=8, setup=setup) as engine:
         expected = engine.feed(TOKENS[:12]).copy()
@@ -300,11 +306,8 @@ def test_a_prompt_that_was_broken_off(models: dict[str, Path]) -> None:
         np.testing.assert_allclose(engine.feed(TOKENS[:12]), expected, atol=1e-5)
 
 
-def test_a_look_can_be_taken_every_few_milliseconds(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As often as there are tasks, when nobody spares looks."""
-    monkeypatch.setattr("edgekit.engines.native.crew.REPORT_EVERY_S", 0.0)
+@pytest.mark.usefixtures("_checkpoint_after_every_tile")
+def test_feed_calls_the_checkpoint_after_every_tile(models: dict[str, Path]) -> None:
     shares: list[float] = []
     with session(models["llama"], window=512) as engine:
         engine.feed(some_tokens(500), shares.append)
@@ -314,7 +317,9 @@ def test_a_look_can_be_taken_every_few_milliseconds(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, CancelledError, MemoryError])
-def test_nothing_is_left_behind(models: dict[str, Path], error: type[BaseException]) -> None:
+def test_engine_leaves_no_thread_after_an_error_in_feed(
+    models: dict[str, Path], error: type[BaseException]
+) -> None:
     before = running()
 
     def stop(_share: float) -> None:
@@ -325,25 +330,25 @@ def test_nothing_is_left_behind(models: dict[str, Path], error: type[BaseExcepti
     assert started_since(before) == 0
 
 
-def _read_until(bell: threading.Timer, engine: StreamEngine, tokens: list[int]) -> None:
-    bell.start()
+def _feed_until_signal(timer: threading.Timer, engine: StreamEngine, tokens: list[int]) -> None:
+    timer.start()
     while True:
         engine.reset()
         engine.feed(tokens)
 
 
-def test_ctrl_c_waits_until_all_threads_do(models: dict[str, Path]) -> None:
-    """A real signal, at any time: the session goes on from the last chunk that was read."""
+def test_ctrl_c_during_feed_leaves_whole_chunks(models: dict[str, Path]) -> None:
+    """A real signal at ten different times: the session can be continued from the last whole chunk."""
     before, handler = running(), signal.getsignal(signal.SIGINT)
     tokens = some_tokens(32)
     with session(models["llama"], chunk=4, setup={"threads": 3}) as engine:
         expected = engine.feed(tokens).copy()
         for place in range(10):
             engine.reset()
-            bell = threading.Timer(0.003 * place, os.kill, (os.getpid(), signal.SIGINT))
+            timer = threading.Timer(0.003 * place, os.kill, (os.getpid(), signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
-                _read_until(bell, engine, tokens[:8])
-            bell.join()
+                _feed_until_signal(timer, engine, tokens[:8])
+            timer.join()
             assert signal.getsignal(signal.SIGINT) is handler
             assert engine.position in {0, 4, 8}
             result = engine.feed(tokens[engine.position :])
@@ -351,9 +356,9 @@ def test_ctrl_c_waits_until_all_threads_do(models: dict[str, Path]) -> None:
     assert started_since(before) == 0
 
 
-def test_a_second_signal_is_not_held() -> None:
+def test_deferred_interrupts_do_not_defer_a_second_signal() -> None:
     with deferred_interrupts() as interrupts:
-        signal.raise_signal(signal.SIGINT)  # waits
+        signal.raise_signal(signal.SIGINT)  # deferred
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The number planned is the number allocated: every array of the engine is a line of its bill, to the byte."""
+"""Every array of the StreamEngine is a line of its memory breakdown, to the byte."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tiny(folder, name, tied=name != "qwen3") for name in FAMILIES}
 
 
-def billed(plan: StreamPlan) -> Counter[str]:
-    """All lines but the one that the sampler allocates."""
+def billed_bytes(plan: StreamPlan) -> Counter[str]:
+    """All lines except that of the sampler, which allocates for itself."""
     result: Counter[str] = Counter()
     for line in plan.lines:
         if line_key(line) != "sampler":
@@ -38,7 +38,7 @@ def billed(plan: StreamPlan) -> Counter[str]:
     return +result
 
 
-ROLLS: dict[str, dict[str, Any]] = {
+WINDOW_KINDS: dict[str, dict[str, Any]] = {
     "full": {},
     "rolling": {"rolling": True},
     "rolling with sinks": {"rolling": True, "sinks": 4},
@@ -46,68 +46,72 @@ ROLLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "cache", "roll", "chunk"),
-    sampled(tuple(product(FAMILIES, ("f32", "f16", "q8_0"), ROLLS, (1, 7, 64))), each=5),
+    ("name", "cache", "window_kind", "chunk"),
+    sampled(tuple(product(FAMILIES, ("f32", "f16", "q8_0"), WINDOW_KINDS, (1, 7, 64))), each=5),
 )
-def test_every_array_is_a_line(
-    models: dict[str, Path], name: str, cache: str, roll: str, chunk: int
+def test_engine_arrays_equal_the_lines_of_the_plan(
+    models: dict[str, Path], name: str, cache: str, window_kind: str, chunk: int
 ) -> None:
-    with session(models[name], cache=cache, chunk=chunk, setup=ROLLS[roll]) as engine:
-        assert allocated_by(engine) == billed(engine.plan)
+    with session(models[name], cache=cache, chunk=chunk, setup=WINDOW_KINDS[window_kind]) as engine:
+        assert allocated_by(engine) == billed_bytes(engine.plan)
         assert engine.cache_bytes == sum(
             line.size_bytes
             for line in engine.plan.lines
             if line.component in {Component.KV_CACHE, Component.SLIDING_KV_CACHE}
         )
         engine.feed(some_tokens(20))
-        assert _arrays(engine) == sum(allocated_by(engine).values())
+        assert _reachable_array_bytes(engine) == sum(allocated_by(engine).values())
 
 
-def _arrays(engine: StreamEngine) -> int:
-    """Every array that owns its memory and is reachable from the engine, found without knowing where they are."""
+def _reachable_array_bytes(engine: StreamEngine) -> int:
+    """The size of all arrays that own their memory and are reachable from the engine."""
     import numpy as np
 
     result: dict[int, int] = {}
     seen: set[int] = set()
     todo: list[Any] = [engine]
     while todo:
-        one = todo.pop()
-        if id(one) in seen:
+        item = todo.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, np.ndarray):
-            while one.base is not None and isinstance(one.base, np.ndarray):
-                one = one.base
-            result[id(one)] = one.nbytes
-        elif isinstance(one, dict):
-            todo += one.values()
-        elif isinstance(one, list | tuple | set | frozenset):
-            todo += one
-        elif type(one).__module__.startswith("edgekit"):
-            slots = (name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ()))
-            todo += [getattr(one, name, None) for name in slots]
-            todo += getattr(one, "__dict__", {}).values()
-        elif type(one).__name__ == "Thread":  # holds the buffers of its worker
-            todo.append(getattr(one, "_args", None))
+        seen.add(id(item))
+        if isinstance(item, np.ndarray):
+            while item.base is not None and isinstance(item.base, np.ndarray):
+                item = item.base
+            result[id(item)] = item.nbytes
+        elif isinstance(item, dict):
+            todo += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            todo += item
+        elif type(item).__module__.startswith("edgekit"):
+            slots = (name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ()))
+            todo += [getattr(item, name, None) for name in slots]
+            todo += getattr(item, "__dict__", {}).values()
+        elif type(item).__name__ == "Thread":  # holds the buffers of its worker
+            todo.append(getattr(item, "_args", None))
     return sum(result.values())
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 30_000, None])
-def test_weights_that_stay_are_lines_too(models: dict[str, Path], keep_bytes: int | None) -> None:
+def test_engine_kept_weights_equal_the_lines_of_the_plan(
+    models: dict[str, Path], keep_bytes: int | None
+) -> None:
     for name in FAMILIES:
         with session(models[name], setup={"keep_bytes": keep_bytes}) as engine:
-            assert allocated_by(engine) == billed(engine.plan)
+            assert allocated_by(engine) == billed_bytes(engine.plan)
             kept = allocated_by(engine).get("weights kept, layer 0", 0)
             assert (kept > 0) is (keep_bytes != 0)
 
 
-def test_sliding_layers_that_keep_the_whole_window(models: dict[str, Path]) -> None:
+def test_engine_sliding_layers_with_a_full_cache_equal_the_plan(models: dict[str, Path]) -> None:
     with session(models["gemma3"], full=True) as engine:
         assert engine.plan.cells == (64, 64, 64)
-        assert allocated_by(engine) == billed(engine.plan)
+        assert allocated_by(engine) == billed_bytes(engine.plan)
 
 
-def test_keys_and_values_of_different_types(models: dict[str, Path]) -> None:
+def test_engine_cache_bytes_with_different_types_for_keys_and_values(
+    models: dict[str, Path],
+) -> None:
     with session(models["llama"], cache="q8_0", values="f16") as engine:
         # 2 key heads of 32 numbers: 2 blocks of 34 bytes, and 64 halves.
         assert allocated_by(engine)["cache, layer 1"] == 64 * (2 * 34 + 64 * 2)
@@ -128,13 +132,13 @@ def test_engine_refuses_a_small_budget_before_it_allocates(
 ) -> None:
     with session(models["llama"]) as engine:
         total = engine.plan.total_bytes
-    monitor = Monitor(budget_bytes=total)  # of which 85 % may be used
+    monitor = Monitor(budget_bytes=total)  # only 85 % of it may be used
     with pytest.raises(MemoryPressureError, match="tiles needs"):
         session(models["llama"], monitor=monitor)
     assert monitor.reserved_bytes == 0
 
 
-def test_memory_that_only_seems_free(
+def test_engine_allocation_that_fails_releases_everything(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = running()
@@ -149,16 +153,16 @@ def test_memory_that_only_seems_free(
     assert (monitor.reserved_bytes, started_since(before)) == (0, 0)
 
 
-def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
-    """Fifty tokens in a window that has begun to roll: views and small numbers only.
+def test_engine_step_allocates_almost_nothing(models: dict[str, Path]) -> None:
+    """Fifty tokens in a rolling window: only views and small numbers.
 
-    Up to twelve rounds: what another test's thread or the interpreter's own caches take is in a few
-    of them; what a step keeps is in all.
+    Up to twelve rounds: another test's thread or the interpreter's caches may allocate in some
+    of them, but what a step itself keeps would show in all.
     """
     setup = {"rolling": True, "sinks": 2, "keep_bytes": 30_000}
     with session(models["gemma3"], window=32, setup=setup) as engine:
         engine.feed(some_tokens(40))
-        _feed(engine, 10)  # what is made on first use
+        _feed(engine, 10)  # allocate what is created on first use
         gc.collect()
         tracemalloc.start()
         try:
@@ -170,13 +174,13 @@ def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
     assert _is_small(*rounds[-1]), rounds
 
 
-def _is_small(median: int, most: int, kept: int) -> bool:
-    """All of a step together; the most is where the monitor asks the system."""
-    return median < 10 * KIB and most < 64 * KIB and kept < KIB
+def _is_small(median: int, largest: int, still_held: int) -> bool:
+    """The largest step is one in which the monitor queries the system."""
+    return median < 10 * KIB and largest < 64 * KIB and still_held < KIB
 
 
 def _round(engine: StreamEngine) -> tuple[int, int, int]:
-    """Of fifty steps: the median of what one takes at its height, the most, and what all of them keep."""
+    """Of fifty steps: the median and the largest peak of a step, and what is still held after all of them."""
     tokens = some_tokens(50)
     peaks = array("q", bytes(8 * len(tokens)))
     before, _ = tracemalloc.get_traced_memory()
@@ -186,8 +190,8 @@ def _round(engine: StreamEngine) -> tuple[int, int, int]:
         engine.feed((token,))
         peaks[place] = tracemalloc.get_traced_memory()[1] - held
     gc.collect()
-    kept = tracemalloc.get_traced_memory()[0] - before
-    return sorted(peaks)[len(peaks) // 2], max(peaks), kept
+    still_held = tracemalloc.get_traced_memory()[0] - before
+    return sorted(peaks)[len(peaks) // 2], max(peaks), still_held
 
 
 def _feed(engine: StreamEngine, count: int) -> None:

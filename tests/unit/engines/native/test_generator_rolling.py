@@ -1,4 +1,4 @@
-"""A window that rolls: right however long it runs, and no dearer."""
+"""A rolling window: correct logits after any number of tokens, at constant memory and work."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(("sinks", "chunk"), [(4, 12), (0, 5), (15, 1)])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_same_as_with_all_keys_kept_and_turned_anew(
+def test_rolling_logits_equal_the_straight_model(
     models: dict[str, Path], name: str, sinks: int, chunk: int
 ) -> None:
-    """Sixteen cells, sixty tokens, in one prompt and then one by one."""
+    """60 tokens in 16 cells: a prompt of 40, then one by one. The straight model keeps all keys and rotates them again."""
     tokens = some_tokens(60, seed=sinks)
     setup = {"rolling": True, "sinks": sinks}
     with session(models[name], window=16, chunk=chunk, setup=setup) as engine:
-        ours = steps(engine, tokens, prompt=40)
-    theirs = Session(models[name], window=16, sinks=sinks, rolling=True).logits(tokens)[39:]
-    np.testing.assert_allclose(ours, theirs, atol=5e-5)
+        actual = steps(engine, tokens, prompt=40)
+    expected = Session(models[name], window=16, sinks=sinks, rolling=True).logits(tokens)[39:]
+    np.testing.assert_allclose(actual, expected, atol=5e-5)
 
 
-def test_windows_that_are_wider_than_the_session(models: dict[str, Path]) -> None:
-    """gemma3's own 8 tokens in a session of 6: all layers roll, with sinks, each turning as it was taught."""
+def test_rolling_context_below_the_sliding_window(models: dict[str, Path]) -> None:
+    """gemma3's window of 8 in a context of 6: all layers roll, with sinks, each with its own rotary base."""
     tokens = some_tokens(30)
     with session(models["gemma3"], window=6, setup={"rolling": True, "sinks": 2}) as engine:
-        ours = steps(engine, tokens)
-    theirs = Session(models["gemma3"], window=6, sinks=2, rolling=True).logits(tokens)
-    np.testing.assert_allclose(ours, theirs, atol=5e-5)
+        actual = steps(engine, tokens)
+    expected = Session(models["gemma3"], window=6, sinks=2, rolling=True).logits(tokens)
+    np.testing.assert_allclose(actual, expected, atol=5e-5)
 
 
-def test_far_from_the_beginning(models: dict[str, Path]) -> None:
-    """After millions of tokens a place is still told to a small part of a turn.
+def test_rolling_logits_are_accurate_at_position_2_to_24(models: dict[str, Path]) -> None:
+    """The rotary angle of a position is still accurate after millions of tokens.
 
-    What was before has no part in it any more when three layers have passed on 15 tokens each.
+    Three layers of 15 earlier tokens each reach back 45 tokens: from the 48th on, the start does not matter.
     """
     tokens = some_tokens(60)
     with session(models["llama"], window=16, setup={"rolling": True}) as engine:
@@ -65,8 +65,8 @@ def test_far_from_the_beginning(models: dict[str, Path]) -> None:
     np.testing.assert_allclose(far[48:], near[48:], atol=1e-4)
 
 
-class Counted:
-    """The kernels, with a count of the cells that are looked at."""
+class CountingKernels:
+    """The kernels, with a count of the cells that attention reads."""
 
     def __init__(self) -> None:
         self._real = choose_kernels()
@@ -80,13 +80,13 @@ class Counted:
         self._real.attend(span, scratch, first, last)
 
 
-def test_eight_windows_are_as_cheap_as_two(tmp_path: Path) -> None:
-    """Memory and work, window by window: time is measured in benchmarks/rolling_window.py.
+def test_rolling_memory_and_work_are_constant(tmp_path: Path) -> None:
+    """For each of eight windows; time is measured in benchmarks/rolling_window.py.
 
-    In a process of its own: in this one other tests have left memory that may come and go.
+    In its own process: in this one, memory of other tests may be allocated or freed meanwhile.
     """
     path = tiny(tmp_path, "llama", layers=1)
-    code = f"from tests.unit.engines.native.test_generator_rolling import eight_windows; eight_windows({str(path)!r})"
+    code = f"from tests.unit.engines.native.test_generator_rolling import print_cells_and_resident_bytes; print_cells_and_resident_bytes({str(path)!r})"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -98,15 +98,15 @@ def test_eight_windows_are_as_cheap_as_two(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2_000:]
     cells, resident = json.loads(done.stdout)
     assert len(set(cells[2:])) == 1
-    assert cells[1] <= cells[2] == WINDOW * WINDOW  # tokens x what each looks at
-    # Some 50 bytes for each of 1,152 tokens, beside the 54 KiB of free tuples that Python keeps for itself. A cache
-    # that grew with the tokens would take 400 KiB.
+    assert cells[1] <= cells[2] == WINDOW * WINDOW  # tokens x cells read by each
+    # Measured: about 50 bytes for each of 1,152 tokens, plus 54 KiB of free tuples that Python keeps. A cache that
+    # grew with the tokens would take 400 KiB.
     assert max(resident[2:]) - resident[1] < 256 * KIB
 
 
-def eight_windows(path: str) -> None:
-    """Prints what each window looked at, and what was resident then."""
-    kernels: Any = Counted()
+def print_cells_and_resident_bytes(path: str) -> None:
+    """For each of eight windows: the cells read in it, and the resident memory after it."""
+    kernels: Any = CountingKernels()
     resident, cells = [], []
     setup = {"rolling": True, "sinks": SINKS, "threads": 1, "keep_bytes": None}
     with session(Path(path), window=WINDOW, cache="q8_0", setup=setup, kernels=kernels) as engine:

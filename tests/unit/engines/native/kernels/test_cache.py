@@ -1,4 +1,4 @@
-"""Cells of a cache: stored bit for bit as GGML stores them, and attended to as in float64."""
+"""Kernels of the KV cache: store is bit for bit like GGML, attend and settle equal float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
 from tests.thoroughness import LONG
 
 from edgekit.bill.types import cache_type
-from edgekit.engines.native import stream_plan as bill
+from edgekit.engines.native import stream_plan
 from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import (
     BlockError,
@@ -39,7 +39,7 @@ Exact = NDArray[np.float64]
 
 CACHE_KINDS: tuple[CacheKind, ...] = ("f32", "f16", "q8_0")
 WIDTHS = (32, 40, 64, 80, 96, 128, 256)
-GUARD = 64  # floats behind the scratch that nobody may touch
+GUARD = 64  # floats after the scratch that must not change
 
 
 @pytest.fixture(params=names())
@@ -55,61 +55,63 @@ def normal(*shape: int, seed: int = 0) -> Floats:
 # ---- store
 
 
-def stored(kernels: Kernels, kind: CacheKind, x: Floats) -> U8:
+def store(kernels: Kernels, kind: CacheKind, x: Floats) -> U8:
     into = np.full((len(x), cache_type(kind).row_bytes(x.shape[1])), 77, np.uint8)
     kernels.store(kind, x, into)
     return into
 
 
-def scattered(rows: int, columns: int) -> Floats:
-    """Blocks of every size that a float32 can have, subnormal ones as halves and as floats too."""
+def of_all_magnitudes(rows: int, columns: int) -> Floats:
+    """Blocks of every magnitude of a float32, including those that are subnormal as halves and as floats."""
     draw = np.random.default_rng(5)
-    sizes = np.exp2(draw.uniform(-126, 15, (rows, columns // 32, 1)))
-    return (draw.standard_normal((rows, columns // 32, 32)) * sizes).astype(np.float32).reshape(
+    magnitudes = np.exp2(draw.uniform(-126, 15, (rows, columns // 32, 1)))
+    return (draw.standard_normal((rows, columns // 32, 32)) * magnitudes).astype(np.float32).reshape(
         rows, columns
     )  # fmt: skip
 
 
-def test_f32_is_stored_as_it_is(kernels: Kernels) -> None:
-    x = scattered(5, 96)
-    assert stored(kernels, "f32", x).tobytes() == x.tobytes()
+def test_store_f32_is_unchanged(kernels: Kernels) -> None:
+    x = of_all_magnitudes(5, 96)
+    assert store(kernels, "f32", x).tobytes() == x.tobytes()
 
 
-def test_f16_equals_numpy_bit_for_bit(kernels: Kernels) -> None:
+def test_store_f16_equals_numpy(kernels: Kernels) -> None:
     every_half = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     between = (every_half[1:] + every_half[:-1]) / 2  # ties go to even
     near = np.nextafter(between, np.float32(0)), np.nextafter(between, np.float32(np.inf))
     x = np.concatenate([every_half, between, *near, -between, -every_half])[None]
-    assert stored(kernels, "f16", x).tobytes() == x.astype(np.float16).tobytes()
+    assert store(kernels, "f16", x).tobytes() == x.astype(np.float16).tobytes()
 
 
-def test_f16_clamps_to_the_largest_half(kernels: Kernels) -> None:
+def test_store_f16_clamps_to_the_largest_half(kernels: Kernels) -> None:
     x = np.array([[65504, 65519.99, 65520, 1e30, -65504, -65520, -3.4e38]], np.float32)
-    halves = stored(kernels, "f16", x).view(np.float16)
+    halves = store(kernels, "f16", x).view(np.float16)
     assert halves.tolist() == [[65504, 65504, 65504, 65504, -65504, -65504, -65504]]
 
 
-def test_q8_0_equals_gguf_py_bit_for_bit(kernels: Kernels) -> None:
-    x = np.concatenate([scattered(40, 256), normal(40, 256), np.zeros((1, 256), np.float32)])
+def test_store_q8_0_equals_gguf_py(kernels: Kernels) -> None:
+    x = np.concatenate(
+        [of_all_magnitudes(40, 256), normal(40, 256), np.zeros((1, 256), np.float32)]
+    )
     with np.errstate(all="ignore"):
-        wanted = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0)
-    assert stored(kernels, "q8_0", x).tobytes() == wanted.tobytes()
+        expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0)
+    assert store(kernels, "q8_0", x).tobytes() == expected.tobytes()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the library shows its functions elsewhere")
-def test_q8_0_equals_ggml_bit_for_bit(kernels: Kernels) -> None:
-    x = np.concatenate([scattered(40, 256), normal(40, 256)])
-    wanted = np.empty((len(x), 272), np.uint8)
+@pytest.mark.skipif(sys.platform == "win32", reason="the library exports its functions elsewhere")
+def test_store_q8_0_equals_ggml(kernels: Kernels) -> None:
+    x = np.concatenate([of_all_magnitudes(40, 256), normal(40, 256)])
+    expected = np.empty((len(x), 272), np.uint8)
     quantize = ggml_function("quantize_row_q8_0_ref")
-    quantize(x.ctypes.data, wanted.ctypes.data, x.size)
-    blocks, wanted = stored(kernels, "q8_0", x).reshape(-1, 34), wanted.reshape(-1, 34)
-    # Of the least floats GGML takes infinity for an integer, which is another one on each kind of CPU: times a scale
-    # of 0, it is 0 everywhere.
-    answer = np.abs(x.reshape(-1, 32)).max(axis=1) > 127 / np.finfo(np.float32).max
-    assert blocks[answer].tobytes() == wanted[answer].tobytes()
-    assert blocks[:, :2].tobytes() == wanted[:, :2].tobytes()
-    assert not blocks[~answer, :2].any()
-    assert 0 < np.count_nonzero(~answer) < 20
+    quantize(x.ctypes.data, expected.ctypes.data, x.size)
+    blocks, expected = store(kernels, "q8_0", x).reshape(-1, 34), expected.reshape(-1, 34)
+    # For the smallest floats GGML converts infinity to an integer, which gives different codes on different CPUs. The
+    # scale is 0, so the values are 0 everywhere.
+    has_scale = np.abs(x.reshape(-1, 32)).max(axis=1) > 127 / np.finfo(np.float32).max
+    assert blocks[has_scale].tobytes() == expected[has_scale].tobytes()
+    assert blocks[:, :2].tobytes() == expected[:, :2].tobytes()
+    assert not blocks[~has_scale, :2].any()
+    assert 0 < np.count_nonzero(~has_scale) < 20
 
 
 def ggml_function(name: str) -> Callable[[int, int, int], None]:
@@ -123,21 +125,21 @@ def ggml_function(name: str) -> Callable[[int, int, int], None]:
     return function  # type: ignore[no-any-return]  # a foreign function is typed as Any
 
 
-def test_codes_round_half_away_from_zero(kernels: Kernels) -> None:
-    """d is 1 where the largest is 127, so that a number is its own code before it is rounded."""
+def test_store_q8_0_rounds_half_away_from_zero(kernels: Kernels) -> None:
+    """With 127 as the largest number the scale is 1, so each number is rounded to its own code."""
     x = np.zeros((1, 32), np.float32)
     x[0, :9] = (127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.49999997, 126.5)
-    block = stored(kernels, "q8_0", x)
+    block = store(kernels, "q8_0", x)
     assert block[0, :2].view(np.float16) == 1
     assert block[0, 2:11].view(np.int8).tolist() == [127, 1, 2, 3, -1, -2, -3, 0, 127]
 
 
-def test_q8_0_scale_beyond_a_half(kernels: Kernels) -> None:
-    """Too large: the largest there is. So small that it has no reciprocal: nothing."""
+def test_store_q8_0_scale_outside_the_range_of_a_half(kernels: Kernels) -> None:
+    """A scale that is too large becomes the largest half; one too small for a reciprocal becomes 0."""
     x = np.zeros((2, 32), np.float32)
     x[0, :3] = (3e38, -3e38, 65504 * 12.7)
     x[1, :2] = (1e-44, -1e-40)
-    blocks = stored(kernels, "q8_0", x)
+    blocks = store(kernels, "q8_0", x)
     assert blocks[:, :2].view(np.float16).tolist() == [[65504], [0]]
     assert blocks[0, 2:5].view(np.int8).tolist() == [127, -127, 13]
     assert (blocks[1, 2:] == 0).all()
@@ -151,22 +153,22 @@ def test_store_refuses_numbers_that_are_not_finite(
     x = normal(70, 9600)
     x[41, 9000] = x[41, 9500] = x[60, 0] = wrong
     with pytest.raises(BlockError) as raised:
-        stored(kernels, kind, x)
+        store(kernels, kind, x)
     assert raised.value.block == (41 * 9600 + 9000) // cache_type(kind).block_elements
 
 
 @pytest.mark.parametrize("kind", CACHE_KINDS)
-def test_rows_that_lie_apart_are_stored_without_gaps(kernels: Kernels, kind: CacheKind) -> None:
+def test_store_accepts_rows_with_gaps(kernels: Kernels, kind: CacheKind) -> None:
     wide = normal(7, 200)
     x = wide[:, 3:163]
-    assert (stored(kernels, kind, x) == stored(kernels, kind, x.copy())).all()
+    assert (store(kernels, kind, x) == store(kernels, kind, x.copy())).all()
 
 
-def test_nothing_is_written_outside(kernels: Kernels) -> None:
-    room = np.full(2 * 3 * 34 + 8, 99, np.uint8)
-    kernels.store("q8_0", normal(2, 96), room[3:-5])
-    assert (room[:3] == 99).all()
-    assert (room[-5:] == 99).all()
+def test_store_writes_only_its_cells(kernels: Kernels) -> None:
+    buffer = np.full(2 * 3 * 34 + 8, 99, np.uint8)
+    kernels.store("q8_0", normal(2, 96), buffer[3:-5])
+    assert (buffer[:3] == 99).all()
+    assert (buffer[-5:] == 99).all()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_store_refuses_other_sizes(
         kernels.store(kind, normal(2, columns), np.zeros(size_bytes, np.uint8))
 
 
-def test_storing_nothing(kernels: Kernels) -> None:
+def test_store_without_rows(kernels: Kernels) -> None:
     for kind in CACHE_KINDS:
         kernels.store(kind, normal(0, 64), np.zeros(0, np.uint8))
 
@@ -208,7 +210,7 @@ class Case:
 
 
 class Run:
-    """Queries over cells, with all the memory that a caller holds."""
+    """Queries over cells, with all the arrays that a caller holds."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -216,14 +218,14 @@ class Run:
         self.wide = normal(case.tokens, case.heads * case.head_dim + 3, seed=case.seed)
         self.q = self.wide[:, 2:-1]
         reference = choose_kernels("numpy")
-        self.k = stored(reference, case.k_kind, normal(case.cells, width, seed=case.seed + 1))
-        self.v = stored(reference, case.v_kind, normal(case.cells, width, seed=case.seed + 2))
+        self.k = store(reference, case.k_kind, normal(case.cells, width, seed=case.seed + 1))
+        self.v = store(reference, case.v_kind, normal(case.cells, width, seed=case.seed + 2))
         self.begin()
 
     def begin(self) -> None:
         case = self.case
-        self.room = np.zeros((case.tokens, case.heads * case.head_dim + 5), np.float32)
-        self.out = self.room[:, 1:-4]
+        self.padded_out = np.zeros((case.tokens, case.heads * case.head_dim + 5), np.float32)
+        self.out = self.padded_out[:, 1:-4]
         self.state = np.zeros((case.tokens, case.heads, 2), np.float32)
         self.state[..., 0] = -np.inf
 
@@ -236,34 +238,35 @@ class Run:
     ) -> None:
         case = self.case
         start, end = cells or (0, case.cells)
-        one, other = queries or (0, case.tokens)
+        first_query, last_query = queries or (0, case.tokens)
         first, last = heads or (0, case.kv_heads)
         floats = kernels.attend_floats(case.head_dim)
-        room = np.full(floats + GUARD, -7, np.float32)
+        scratch = np.full(floats + GUARD, -7, np.float32)
         span = CacheAttention(
-            q=self.q[one:other], k=self.k[start:end], v=self.v[start:end], out=self.out[one:other],
-            state=self.state[one:other], k_kind=case.k_kind, v_kind=case.v_kind, heads=case.heads,
-            kv_heads=case.kv_heads, head_dim=case.head_dim, scale=case.head_dim**-0.5,
-            cells=end - start, first_position=case.first_position + start,
-            query_position=case.query_position + one, reach=case.reach,
+            q=self.q[first_query:last_query], k=self.k[start:end], v=self.v[start:end],
+            out=self.out[first_query:last_query], state=self.state[first_query:last_query],
+            k_kind=case.k_kind, v_kind=case.v_kind, heads=case.heads, kv_heads=case.kv_heads,
+            head_dim=case.head_dim, scale=case.head_dim**-0.5, cells=end - start,
+            first_position=case.first_position + start,
+            query_position=case.query_position + first_query, reach=case.reach,
         )  # fmt: skip
-        kernels.attend(span, room[:floats], first, last)
-        assert (room[floats:] == -7).all()
+        kernels.attend(span, scratch[:floats], first, last)
+        assert (scratch[floats:] == -7).all()
 
-    def settled(self, kernels: Kernels) -> Floats:
+    def settle(self, kernels: Kernels) -> Floats:
         case = self.case
         kernels.settle(self.out, self.state, case.heads, case.head_dim)
-        assert (self.room[:, :1] == 0).all()
-        assert (self.room[:, -4:] == 0).all()
+        assert (self.padded_out[:, :1] == 0).all()
+        assert (self.padded_out[:, -4:] == 0).all()
         out = self.out.copy()
         self.begin()
         return out
 
-    def whole(self, kernels: Kernels) -> Floats:
+    def attend_all(self, kernels: Kernels) -> Floats:
         self.attend(kernels)
-        return self.settled(kernels)
+        return self.settle(kernels)
 
-    def unpacked(self, kind: CacheKind, cells: U8) -> Exact:
+    def unpack(self, kind: CacheKind, cells: U8) -> Exact:
         flat: Floats = gguf.quants.dequantize(cells, gguf.GGMLQuantizationType[kind.upper()])
         return flat.reshape(self.case.cells, self.case.kv_heads, self.case.head_dim).astype(
             np.float64
@@ -271,31 +274,31 @@ class Run:
 
     def exact(self) -> Exact:
         case = self.case
-        k = np.repeat(self.unpacked(case.k_kind, self.k), case.group, axis=1)
-        v = np.repeat(self.unpacked(case.v_kind, self.v), case.group, axis=1)
+        k = np.repeat(self.unpack(case.k_kind, self.k), case.group, axis=1)
+        v = np.repeat(self.unpack(case.v_kind, self.v), case.group, axis=1)
         q = self.q.reshape(case.tokens, case.heads, case.head_dim).astype(np.float64)
         scores = q.transpose(1, 0, 2) @ k.transpose(1, 2, 0) * case.head_dim**-0.5
-        scores[:, ~self.seen()] = -np.inf
+        scores[:, ~self.visible()] = -np.inf
         shares = np.exp(scores - scores.max(2, keepdims=True, initial=-1e30))
         shares /= np.maximum(shares.sum(2, keepdims=True), 1e-300)
         mixed: Exact = shares @ v.transpose(1, 0, 2)
         return mixed.transpose(1, 0, 2).reshape(case.tokens, case.heads * case.head_dim)
 
-    def seen(self) -> NDArray[np.bool_]:
+    def visible(self) -> NDArray[np.bool_]:
         case = self.case
         positions = case.first_position + np.arange(case.cells)
         away = case.query_position + np.arange(case.tokens)[:, None] - positions
         return (away >= 0) & (away < (np.inf if case.reach is None else case.reach))
 
 
-def close(one: Floats, other: Floats | Exact) -> bool:
-    return one.shape == other.shape and bool(np.abs(one - other).max(initial=0) < 1e-5)
+def close(a: Floats, b: Floats | Exact) -> bool:
+    return a.shape == b.shape and bool(np.abs(a - b).max(initial=0) < 1e-5)
 
 
 @pytest.mark.parametrize("head_dim", WIDTHS)
 @pytest.mark.parametrize("v_kind", CACHE_KINDS)
 @pytest.mark.parametrize("k_kind", CACHE_KINDS)
-def test_every_kind_and_width(
+def test_attention_every_cache_type_and_head_size(
     kernels: Kernels, k_kind: CacheKind, v_kind: CacheKind, head_dim: int
 ) -> None:
     if "q8_0" in (k_kind, v_kind) and head_dim % 32:
@@ -303,39 +306,39 @@ def test_every_kind_and_width(
     for tokens in (1, 6):
         case = Case(k_kind=k_kind, v_kind=v_kind, head_dim=head_dim, tokens=tokens)
         run = Run(case)
-        assert close(run.whole(kernels), run.exact())
+        assert close(run.attend_all(kernels), run.exact())
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 35])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 33])
-def test_every_group(kernels: Kernels, group: int, tokens: int) -> None:
+def test_attention_every_group_size(kernels: Kernels, group: int, tokens: int) -> None:
     case = Case(kv_heads=1, group=group, head_dim=32, tokens=tokens, cells=90, query_position=60)
     for k_kind, v_kind in pairwise(CACHE_KINDS):
         run = Run(replace(case, k_kind=k_kind, v_kind=v_kind))
-        assert close(run.whole(kernels), run.exact())
+        assert close(run.attend_all(kernels), run.exact())
 
 
-def test_attention_widths_that_are_not_whole_vectors(kernels: Kernels) -> None:
+def test_attention_head_sizes_that_are_not_whole_vectors(kernels: Kernels) -> None:
     for head_dim in (1, 3, 5, 8, 15, 17, 33, 100):
         for kind in ("f32", "f16"):
             run = Run(Case(k_kind=kind, v_kind=kind, head_dim=head_dim, cells=70))
-            assert close(run.whole(kernels), run.exact())
+            assert close(run.attend_all(kernels), run.exact())
 
 
-def test_many_cells(kernels: Kernels) -> None:
-    """Sums of many small shares, one span at a time."""
+def test_attention_over_8000_cells_in_spans(kernels: Kernels) -> None:
+    """Each cell has a small share of the sum."""
     case = Case(k_kind="f16", v_kind="q8_0", tokens=1, cells=8_000, query_position=8_000)
     run = Run(case)
     for first, last in pairwise(range(0, 8_001, 1_000)):
         run.attend(kernels, (first, last))
-    assert close(run.settled(kernels), run.exact())
+    assert close(run.settle(kernels), run.exact())
 
 
-def test_scores_far_apart(kernels: Kernels) -> None:
-    """exp of the largest score would be infinite, and that of the others nothing."""
+def test_attention_with_scores_that_overflow_exp(kernels: Kernels) -> None:
+    """exp of the largest score is infinite, that of the others 0."""
     run = Run(Case(cells=300, query_position=300))
     run.q *= 1000
-    result = run.whole(kernels)
+    result = run.attend_all(kernels)
     assert np.isfinite(result).all()
     assert np.abs(result - run.exact()).max() < 1e-3  # scores of 1e4 have steps of 1e-3
 
@@ -366,46 +369,48 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def cut(data: st.DataObject, count: int) -> list[tuple[int, int]]:
-    inner = data.draw(st.lists(st.integers(0, count), max_size=4))
-    return list(pairwise(sorted([0, *inner, count])))
+def split(data: st.DataObject, count: int) -> list[tuple[int, int]]:
+    bounds = data.draw(st.lists(st.integers(0, count), max_size=4))
+    return list(pairwise(sorted([0, *bounds, count])))
 
 
 @given(kernel_names, cases(), st.data())
 @settings(max_examples=80 if LONG else 20, deadline=None)
-def test_spans_may_be_cut_and_come_in_any_order(name: str, case: Case, data: st.DataObject) -> None:
+def test_attention_over_spans_in_any_order(name: str, case: Case, data: st.DataObject) -> None:
     run = Run(case)
-    spans = data.draw(st.permutations(cut(data, case.cells)))
+    spans = data.draw(st.permutations(split(data, case.cells)))
     with using(name) as kernels:
-        whole = run.whole(kernels)
+        whole = run.attend_all(kernels)
         for span in spans:
             run.attend(kernels, span)
-        parts = run.settled(kernels)
+        parts = run.settle(kernels)
     assert close(whole, run.exact())
     assert close(parts, whole)
 
 
 @given(kernel_names, cases(), st.data())
 @settings(max_examples=60 if LONG else 20, deadline=None)
-def test_queries_may_come_in_chunks(name: str, case: Case, data: st.DataObject) -> None:
+def test_attention_of_queries_in_chunks(name: str, case: Case, data: st.DataObject) -> None:
     run = Run(case)
     with using(name) as kernels:
-        whole = run.whole(kernels)
-        for queries in cut(data, case.tokens):
+        whole = run.attend_all(kernels)
+        for queries in split(data, case.tokens):
             run.attend(kernels, queries=queries)
-        assert close(run.settled(kernels), whole)
+        assert close(run.settle(kernels), whole)
 
 
 @given(kernel_names, cases(), st.data())
 @settings(max_examples=40 if LONG else 20, deadline=None)
-def test_key_heads_may_be_shared_out(name: str, case: Case, data: st.DataObject) -> None:
-    """To the bit: no head's sums depend on another's."""
+def test_attention_of_key_heads_one_after_another(
+    name: str, case: Case, data: st.DataObject
+) -> None:
+    """Bit for bit: no head's sums depend on another's."""
     run = Run(case)
     with using(name) as kernels:
-        whole = run.whole(kernels)
-        for heads in cut(data, case.kv_heads):
+        whole = run.attend_all(kernels)
+        for heads in split(data, case.kv_heads):
             run.attend(kernels, heads=heads)
-        assert (run.settled(kernels) == whole).all()
+        assert (run.settle(kernels) == whole).all()
 
 
 @given(kernel_names, cases())
@@ -414,14 +419,14 @@ def test_attention_ignores_a_span_out_of_sight(name: str, case: Case) -> None:
     run = Run(replace(case, query_position=max(0, case.first_position - case.tokens)))
     if case.first_position < case.tokens:
         return
-    behind = Run(replace(case, reach=9, query_position=case.first_position + case.cells + 8))
+    beyond_reach = Run(replace(case, reach=9, query_position=case.first_position + case.cells + 8))
     with using(name) as kernels:
-        for each in (run, behind):
-            each.room[:] = 3
-            each.state[:] = (0.5, 2)
-            each.attend(kernels)
-            assert (each.room == 3).all()
-            assert (each.state == (0.5, 2)).all()
+        for item in (run, beyond_reach):
+            item.padded_out[:] = 3
+            item.state[:] = (0.5, 2)
+            item.attend(kernels)
+            assert (item.padded_out == 3).all()
+            assert (item.state == (0.5, 2)).all()
 
 
 @pytest.mark.parametrize(
@@ -445,25 +450,25 @@ def test_attention_ignores_a_span_out_of_sight(name: str, case: Case) -> None:
 def test_attention_visible_cells_of_a_query(
     kernels: Kernels, position: int, reach: int | None, seen: Sequence[int]
 ) -> None:
-    """Keys are all the same, so that a query finds the mean of what it sees: 1, 2, 4, 8 and 16."""
+    """All keys are equal, so the result is the mean of the visible values, which are 1, 2, 4, 8 and 16."""
     case = Case(kv_heads=1, group=1, head_dim=32, tokens=1, cells=5, first_position=10,
                 query_position=position, reach=reach)  # fmt: skip
     run = Run(case)
     run.k[:] = 0
     kernels.store("f32", np.repeat(2.0 ** np.arange(5, dtype=np.float32)[:, None], 32, 1), run.v)
-    wanted = sum(2.0 ** (cell - 10) for cell in seen) / max(1, len(seen))
-    assert run.whole(kernels) == pytest.approx(wanted, rel=1e-6)
+    expected = sum(2.0 ** (cell - 10) for cell in seen) / max(1, len(seen))
+    assert run.attend_all(kernels) == pytest.approx(expected, rel=1e-6)
 
 
-# ---- what is not a number
+# ---- NaN and infinity
 
 
 @pytest.mark.parametrize("tokens", [1, 12])
 def test_attention_nan_query_affects_only_itself(kernels: Kernels, tokens: int) -> None:
     run = Run(Case(tokens=tokens))
-    fine = run.whole(kernels)
+    fine = run.attend_all(kernels)
     run.q[0, 5] = np.nan
-    result = run.whole(kernels)
+    result = run.attend_all(kernels)
     head = run.case.head_dim
     assert np.isnan(result[0, :head]).all()
     assert (result[:, head:] == fine[:, head:]).all()
@@ -477,47 +482,47 @@ def test_attention_nan_cell_affects_only_queries_that_see_it(
 ) -> None:
     case = Case(k_kind=kind, v_kind=kind, tokens=40, cells=60, query_position=20)
     run = Run(case)
-    fine = run.whole(kernels)
+    fine = run.attend_all(kernels)
     cell = getattr(run, which)[31]
     cell[:4] = np.array([np.nan], "<f4").view(np.uint8)  # of key head 0
     if kind != "f32":
         cell[:2] = np.array([np.nan], "<f2").view(np.uint8)
-    result = run.whole(kernels)
-    before, own = slice(0, 31 - 20), slice(0, case.group * case.head_dim)
+    result = run.attend_all(kernels)
+    before, heads = slice(0, 31 - 20), slice(0, case.group * case.head_dim)
     assert (result[before] == fine[before]).all()
-    assert not np.isfinite(result[11:, own]).all(axis=1).any()
-    assert (result[:, own.stop :] == fine[:, own.stop :]).all()
+    assert not np.isfinite(result[11:, heads]).all(axis=1).any()
+    assert (result[:, heads.stop :] == fine[:, heads.stop :]).all()
 
 
 @pytest.mark.parametrize("kind", CACHE_KINDS)
-def test_any_bits_at_all(kernels: Kernels, kind: CacheKind) -> None:
-    """Neither an error nor a warning, and settling is as calm."""
+def test_attention_accepts_any_bits(kernels: Kernels, kind: CacheKind) -> None:
+    """attend and settle give neither an error nor a warning."""
     run = Run(Case(k_kind=kind, v_kind=kind, tokens=9))
     draw = np.random.default_rng(3)
     for cells in (run.k, run.v):
         cells[:] = draw.integers(0, 256, cells.shape, np.uint8)
     run.wide.view(np.uint32)[:] = draw.integers(0, 2**32, run.wide.shape, np.uint32)
-    run.whole(kernels)
+    run.attend_all(kernels)
     run.state[:] = (np.inf, np.nan)
-    run.room[:, 1:-4] = np.inf
-    run.whole(kernels)
+    run.padded_out[:, 1:-4] = np.inf
+    run.attend_all(kernels)
 
 
-def test_settling_nothing_gives_zeros(kernels: Kernels) -> None:
+def test_settle_of_a_head_that_saw_nothing_gives_zeros(kernels: Kernels) -> None:
     run = Run(Case())
     run.out[:] = 5
     run.state[..., 1] = 2
     run.state[1, 2] = (-np.inf, 0)
-    out = run.settled(kernels).reshape(5, 6, 64)
+    out = run.settle(kernels).reshape(5, 6, 64)
     assert (out[1, 2] == 0).all()
     assert (np.delete(out.reshape(30, 64), 8, 0) == 2.5).all()
 
 
-# ---- sizes
+# ---- shapes
 
 
 def call(kernels: Kernels, **changed: Any) -> None:
-    wanted: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "q": normal(5, 128), "k": np.zeros((9, 128), np.uint8), "v": np.zeros((9, 68), np.uint8),
         "out": normal(5, 128), "state": np.zeros((5, 4, 2), np.float32),
         "k_kind": "f16", "v_kind": "q8_0", "heads": 4, "kv_heads": 2, "head_dim": 32, "scale": 1.0,
@@ -525,7 +530,7 @@ def call(kernels: Kernels, **changed: Any) -> None:
     }  # fmt: skip
     scratch = changed.pop("scratch", np.zeros(kernels.attend_floats(32), np.float32))
     first, last = changed.pop("first", 0), changed.pop("last", 2)
-    kernels.attend(CacheAttention(**(wanted | changed)), scratch, first, last)
+    kernels.attend(CacheAttention(**(arguments | changed)), scratch, first, last)
 
 
 @pytest.mark.parametrize(
@@ -603,14 +608,14 @@ def test_attention_refuses_mismatched_shapes(kernels: Kernels, changed: dict[str
     ],
     ids=lambda changed: " ".join(f"{name}={getattr(v, 'shape', v)}" for name, v in changed.items()),
 )
-def test_c_refuses_invalid_arrays(changed: dict[str, Any]) -> None:
+def test_attend_in_c_refuses_invalid_arrays(changed: dict[str, Any]) -> None:
     with pytest.raises((ValueError, BufferError, OverflowError)):
         call(choose_kernels("native"), **changed)
 
 
 @pytest.mark.skipif(not HAVE_NATIVE, reason="the extension was not built here")
 @pytest.mark.parametrize("name", ["store", "attend", "settle"])
-def test_wrong_numbers_of_arguments(name: str) -> None:
+def test_cache_kernels_refuse_a_wrong_number_of_arguments(name: str) -> None:
     from edgekit.engines.native.kernels import _native
 
     with pytest.raises(TypeError, match="arguments"):
@@ -628,7 +633,7 @@ def test_wrong_numbers_of_arguments(name: str) -> None:
         ((5, 128), (5, 0, 2), 0, 32),
     ],
 )
-def test_settle_refuses_too(
+def test_settle_refuses_mismatched_shapes(
     kernels: Kernels, out: tuple[int, int], state: tuple[int, ...], heads: int, head_dim: int
 ) -> None:
     with pytest.raises(ValueError):
@@ -639,29 +644,29 @@ def test_settle_refuses_too(
 
 
 @pytest.mark.parametrize("kind", CACHE_KINDS)
-def test_nothing_is_allocated_that_grows_with_the_cells(kernels: Kernels, kind: CacheKind) -> None:
+def test_attend_memory_does_not_grow_with_the_cells(kernels: Kernels, kind: CacheKind) -> None:
     peaks = []
     for cells in (400, 4_000):
         case = Case(k_kind=kind, v_kind=kind, tokens=3, cells=cells, query_position=cells - 2)
         run = Run(case)
-        room = np.empty(kernels.attend_floats(64), np.float32)
-        run.whole(kernels)  # what is made once is made now
+        scratch = np.empty(kernels.attend_floats(64), np.float32)
+        run.attend_all(kernels)  # allocate what is created on first use
         tracemalloc.start()
         span = CacheAttention(
             q=run.q, k=run.k, v=run.v, out=run.out, state=run.state, k_kind=kind, v_kind=kind,
             heads=6, kv_heads=2, head_dim=64, scale=0.125, cells=cells, first_position=0,
             query_position=cells - 2, reach=None,
         )  # fmt: skip
-        kernels.attend(span, room, 0, 2)
+        kernels.attend(span, scratch, 0, 2)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert max(peaks) < (4 if kernels.name == "native" else 48) * 1024
 
 
 @pytest.mark.parametrize("kind", CACHE_KINDS)
-def test_storing_allocates_little_however_much_there_is(kernels: Kernels, kind: CacheKind) -> None:
+def test_store_memory_does_not_grow_with_the_rows(kernels: Kernels, kind: CacheKind) -> None:
     x = normal(300, 1024)
-    into = stored(kernels, kind, x)
+    into = store(kernels, kind, x)
     tracemalloc.start()
     kernels.store(kind, x, into)
     peak = tracemalloc.get_traced_memory()[1]
@@ -669,28 +674,28 @@ def test_storing_allocates_little_however_much_there_is(kernels: Kernels, kind: 
     assert peak < (4 if kernels.name == "native" else 256) * 1024
 
 
-def test_scratch_is_within_the_bill(kernels: Kernels) -> None:
-    """The bill does not ask which kernels are installed."""
+def test_scratch_of_every_kernel_is_within_the_plan(kernels: Kernels) -> None:
+    """The plan is the same for all kernels."""
     for head_dim in (1, 2, *range(8, 520, 8), 1000, 20_000):
-        assert kernels.attend_floats(head_dim) <= bill.attend_floats(head_dim)
+        assert kernels.attend_floats(head_dim) <= stream_plan.attend_floats(head_dim)
     for name in KINDS:
         kind = by_name(name)
         for blocks in (1, 8, 500):
             columns = blocks * kind.block_elements
-            most = bill.multiply_floats(kind, columns)
-            assert kernels.scratch_floats(kind, columns) <= most
+            planned = stream_plan.multiply_floats(kind, columns)
+            assert kernels.scratch_floats(kind, columns) <= planned
 
 
-def test_attention_needs_no_more_scratch_than_products() -> None:
-    """So that a thread's scratch is what a product needs, for every head there is."""
+def test_attention_needs_no_more_scratch_than_multiply() -> None:
+    """So the scratch of a thread is what multiply needs, for every head size."""
     for head_dim in range(1, 257):
-        assert bill.attend_floats(head_dim) <= bill.multiply_floats(by_name("F16"), 1)
+        assert stream_plan.attend_floats(head_dim) <= stream_plan.multiply_floats(by_name("F16"), 1)
 
 
-def test_threads_share_out_the_heads(kernels: Kernels) -> None:
+def test_attention_with_one_thread_per_key_head(kernels: Kernels) -> None:
     case = Case(k_kind="q8_0", v_kind="f16", kv_heads=4, cells=700, query_position=700)
     run = Run(case)
-    whole = run.whole(kernels)
+    whole = run.attend_all(kernels)
     for _ in range(5):
         threads = [
             threading.Thread(target=run.attend, args=(kernels,), kwargs={"heads": (head, head + 1)})
@@ -700,4 +705,4 @@ def test_threads_share_out_the_heads(kernels: Kernels) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert (run.settled(kernels) == whole).all()
+        assert (run.settle(kernels) == whole).all()

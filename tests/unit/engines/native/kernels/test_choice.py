@@ -1,4 +1,4 @@
-"""Which kernels are used, and what they say when they are not there."""
+"""choose_kernels: the default, by name, by variable, and without the C extension."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from edgekit.formats.dtype import by_name
 
 
 @pytest.fixture(autouse=True)
-def _no_choice_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGEKIT_KERNELS", raising=False)
 
 
 @pytest.mark.skipif(not HAVE_NATIVE, reason="the extension was not built here")
-def test_native_is_the_best() -> None:
+def test_choose_kernels_prefers_native() -> None:
     assert choose_kernels().name == "native"
 
 
-def test_numpy_by_name_and_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_kernels_numpy_by_name_and_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_kernels("numpy").name == "numpy"
     monkeypatch.setenv("EDGEKIT_KERNELS", "numpy")
     assert choose_kernels().name == "numpy"
 
 
-def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_kernels_refuses_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="native or numpy"):
         choose_kernels("cuda")
     monkeypatch.setenv("EDGEKIT_KERNELS", "fast")
@@ -36,8 +36,8 @@ def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_kernels()
 
 
-def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An install without a compiler has no such module."""
+def test_choose_kernels_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an install without a C compiler."""
     monkeypatch.delitem(sys.modules, "edgekit.engines.native.kernels.native", raising=False)
     monkeypatch.setitem(sys.modules, "edgekit.engines.native.kernels._native", None)
     monkeypatch.delattr("edgekit.engines.native.kernels._native", raising=False)
@@ -54,7 +54,7 @@ def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["Q8_K", "I32", "NVFP4", "F8_E4M3"])
-def test_a_type_that_cannot_be_unpacked(name: str, kind: str) -> None:
+def test_dequantize_refuses_an_unsupported_type(name: str, kind: str) -> None:
     import numpy as np
 
     with pytest.raises(UnknownDtypeError, match=kind):

@@ -1,4 +1,4 @@
-"""codebooks.bin is what gguf-py says."""
+"""codebooks.bin has the points of gguf-py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_codebooks_file_equals_the_output_of_the_tool() -> None:
     assert read_codebooks() == all_points()
 
 
-def test_places_follow_one_another() -> None:
+def test_codebooks_are_contiguous() -> None:
     end = 0
     for book in CODEBOOKS.values():
         assert book.offset == end
@@ -26,5 +26,5 @@ def test_places_follow_one_another() -> None:
     assert end == SIZE_BYTES
 
 
-def test_signs() -> None:
+def test_sign_bits_equal_gguf_py() -> None:
     assert bytes(sign_bits(code) for code in range(SIGN_CODES)) == quants.IQ2_XXS.ksigns

@@ -1,4 +1,4 @@
-"""Every type that can be unpacked, bit for bit as gguf-py does it."""
+"""dequantize: every type, bit for bit like gguf-py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgekit.formats.dtype import by_name
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-# 0, the smallest subnormal, the largest one, the smallest normal, 1, the largest; and their negatives.
+# 0, the smallest and largest subnormal, the smallest normal, 1, the largest normal; and their negatives.
 EDGES = (
     0x0000,
     0x0001,
@@ -48,7 +48,7 @@ NOT_FINITE = (
     0x7E00,
     0x7D01,
     0xFFFF,
-)  # both infinities, a quiet and a signalling NaN
+)  # both infinities, quiet and signalling NaN
 
 
 @pytest.fixture(params=names())
@@ -61,31 +61,31 @@ def reference(name: str, blocks: Bytes) -> Floats:
     return np.asarray(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]), np.float32)
 
 
-def unpacked(kernels: Kernels, name: str, blocks: Bytes) -> Floats:
+def dequantize(kernels: Kernels, name: str, blocks: Bytes) -> Floats:
     kind = by_name(name)
     into = np.full(len(blocks) * kind.block_elements, np.nan, np.float32)
     kernels.dequantize(kind, blocks.reshape(-1), into)
     return into
 
 
-def same_bits(one: Floats, other: Floats) -> bool:
-    return bool(np.array_equal(one.reshape(-1).view(np.uint32), other.reshape(-1).view(np.uint32)))
+def same_bits(a: Floats, b: Floats) -> bool:
+    return bool(np.array_equal(a.reshape(-1).view(np.uint32), b.reshape(-1).view(np.uint32)))
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_random_blocks_equal_gguf_py_bit_for_bit(kernels: Kernels, name: str) -> None:
+def test_dequantize_random_blocks_equals_gguf_py(kernels: Kernels, name: str) -> None:
     blocks = random_blocks(name, 5000)
-    assert same_bits(unpacked(kernels, name, blocks), reference(name, blocks))
+    assert same_bits(dequantize(kernels, name, blocks), reference(name, blocks))
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_scales_at_the_edges(kernels: Kernels, name: str) -> None:
+def test_dequantize_extreme_scales_equals_gguf_py(kernels: Kernels, name: str) -> None:
     blocks = np.concatenate([with_scale(name, edge) for edge in EDGES])
-    assert same_bits(unpacked(kernels, name, blocks), reference(name, blocks))
+    assert same_bits(dequantize(kernels, name, blocks), reference(name, blocks))
 
 
 def with_scale(name: str, half: int, count: int = 20) -> Bytes:
-    """Random codes, all scales of a block the same."""
+    """Blocks of random codes, with `half` as every scale."""
     blocks = random_blocks(name, count, seed=half)
     halves = np.full(count, half, np.uint16)
     for place in scale_places(by_name(name)):
@@ -95,15 +95,14 @@ def with_scale(name: str, half: int, count: int = 20) -> Bytes:
     return blocks
 
 
-@pytest.mark.parametrize("name", ["MXFP4"])
-def test_every_exponent_that_gives_numbers(kernels: Kernels, name: str) -> None:
-    blocks = random_blocks(name, 253)
+def test_dequantize_mxfp4_every_finite_exponent(kernels: Kernels) -> None:
+    blocks = random_blocks("MXFP4", 253)
     blocks[:, 0] = np.arange(253)
-    assert same_bits(unpacked(kernels, name, blocks), reference(name, blocks))
+    assert same_bits(dequantize(kernels, "MXFP4", blocks), reference("MXFP4", blocks))
 
 
 @pytest.mark.parametrize("exponent", [253, 254, 255])
-def test_exponent_beyond_float32(kernels: Kernels, exponent: int) -> None:
+def test_dequantize_mxfp4_refuses_exponents_beyond_float32(kernels: Kernels, exponent: int) -> None:
     blocks = random_blocks("MXFP4", 7)
     blocks[5, 0] = exponent
     assert bad_block(kernels, "MXFP4", blocks) == 5
@@ -111,13 +110,15 @@ def test_exponent_beyond_float32(kernels: Kernels, exponent: int) -> None:
 
 def bad_block(kernels: Kernels, name: str, blocks: Bytes) -> int:
     with pytest.raises(BlockError) as raised:
-        unpacked(kernels, name, blocks)
+        dequantize(kernels, name, blocks)
     return raised.value.block
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if scale_places(by_name(name))])
-def test_a_scale_that_is_not_finite(kernels: Kernels, name: str) -> None:
-    """The first bad block is named, whichever of its scales is bad."""
+def test_dequantize_names_the_first_block_with_a_scale_that_is_not_finite(
+    kernels: Kernels, name: str
+) -> None:
+    """Whichever of its scales it is."""
     count = 20_000 if by_name(name).block_elements == 1 else 300
     good = random_blocks(name, count)
     for place, half in product(scale_places(by_name(name)), NOT_FINITE):
@@ -128,48 +129,50 @@ def test_a_scale_that_is_not_finite(kernels: Kernels, name: str) -> None:
             assert bad_block(kernels, name, blocks) == bad, (place, half)
 
 
-def test_a_scattered_scale_that_is_not_finite(kernels: Kernels) -> None:
+def test_dequantize_iq1_m_names_the_block_with_a_scale_that_is_not_finite(kernels: Kernels) -> None:
     blocks = random_blocks("IQ1_M", 100)
     set_scattered(blocks[70:], np.full(30, 0x7C00, np.uint16))
     assert bad_block(kernels, "IQ1_M", blocks) == 70
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_a_float_that_is_not_finite(kernels: Kernels, value: float) -> None:
+def test_dequantize_f32_names_the_first_float_that_is_not_finite(
+    kernels: Kernels, value: float
+) -> None:
     blocks = random_blocks("F32", 20_000)
     blocks[12_345:12_347] = np.full(2, value, np.float32).view(np.uint8).reshape(2, 4)
     assert bad_block(kernels, "F32", blocks) == 12_345
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_bytes_that_lie_anywhere(kernels: Kernels, name: str) -> None:
-    """A buffer read from a file gives no promise about alignment."""
+def test_dequantize_accepts_unaligned_bytes(kernels: Kernels, name: str) -> None:
+    """Tensor data in a file may start at any offset."""
     kind = by_name(name)
     blocks = random_blocks(name, 40)
     for shift in (1, 2, 3):
-        moved = np.zeros(blocks.size + shift, np.uint8)[shift:]
-        moved[:] = blocks.reshape(-1)
+        unaligned = np.zeros(blocks.size + shift, np.uint8)[shift:]
+        unaligned[:] = blocks.reshape(-1)
         into = np.empty(40 * kind.block_elements, np.float32)
-        kernels.dequantize(kind, moved.data, into)
+        kernels.dequantize(kind, unaligned.data, into)
         assert same_bits(into, reference(name, blocks))
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_any_whole_number_of_blocks(kernels: Kernels, name: str) -> None:
-    """Parts of a row give what the row gives; what lies behind them is not touched."""
+def test_dequantize_part_of_a_row_writes_only_that_part(kernels: Kernels, name: str) -> None:
+    """The values equal those of the full row, and floats after them are not touched."""
     kind = by_name(name)
     blocks = random_blocks(name, 37)
-    whole = reference(name, blocks).reshape(37, kind.block_elements)
+    expected = reference(name, blocks).reshape(37, kind.block_elements)
     for first, last in ((0, 1), (1, 4), (4, 37), (37, 37)):
         into = np.full((last - first + 1) * kind.block_elements, -7, np.float32)
         kernels.dequantize(kind, blocks[first:last].tobytes(), into)
         written = (last - first) * kind.block_elements
-        assert same_bits(into[:written], whole[first:last])
+        assert same_bits(into[:written], expected[first:last])
         assert (into[written:] == -7).all()
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_half_a_block_and_too_little_room_are_refused(kernels: Kernels, name: str) -> None:
+def test_dequantize_refuses_partial_blocks_and_small_outputs(kernels: Kernels, name: str) -> None:
     kind = by_name(name)
     into = np.empty(10 * kind.block_elements, np.float32)
     with pytest.raises(ValueError, match="whole blocks"):
@@ -182,19 +185,19 @@ def test_half_a_block_and_too_little_room_are_refused(kernels: Kernels, name: st
 
 @given(st.sampled_from(KINDS), st.data())
 @settings(max_examples=60, deadline=None)
-def test_all_kernels_agree_on_any_bits(name: str, data: st.DataObject) -> None:
-    """Also on bits that no quantiser writes, and on which block is bad."""
+def test_dequantize_of_any_bits_is_the_same_in_all_kernels(name: str, data: st.DataObject) -> None:
+    """Including bits that no quantiser writes, and the number of the first bad block."""
     kind = by_name(name)
     raw = data.draw(st.binary(min_size=kind.block_bytes, max_size=8 * kind.block_bytes))
     raw = raw[: len(raw) // kind.block_bytes * kind.block_bytes]
-    answer = {outcome(name, raw, which) for which in names()}
-    assert len(answer) == 1
+    outcomes = {outcome(name, raw, kernel_name) for kernel_name in names()}
+    assert len(outcomes) == 1
 
 
-def outcome(name: str, raw: bytes, which: str) -> bytes | int:
+def outcome(name: str, raw: bytes, kernel_name: str) -> bytes | int:
     kind = by_name(name)
     into = np.empty(len(raw) // kind.block_bytes * kind.block_elements, np.float32)
-    with using(which) as kernels:
+    with using(kernel_name) as kernels:
         try:
             kernels.dequantize(kind, raw, into)
         except BlockError as error:

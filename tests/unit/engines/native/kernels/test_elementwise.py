@@ -1,4 +1,4 @@
-"""Norms, activations and rotary positions, against the same in float64."""
+"""Norms, activations and rotary embeddings, compared with float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.embed_kernels import names, using
 from edgekit.engines.native.kernels.types import ActivationKind, Floats, Kernels
 
 Doubles = NDArray[np.float64]
-FAR = np.array([-1e30, -200, -90, -30, 0, -0.0, 1e-30, 30, 90, 200, 1e30], np.float32)
+EXTREMES = np.array([-1e30, -200, -90, -30, 0, -0.0, 1e-30, 30, 90, 200, 1e30], np.float32)
 
 
 @pytest.fixture(params=names())
@@ -48,47 +48,55 @@ def activate(kernels: Kernels, name: ActivationKind, x: Floats) -> None:
 
 
 @pytest.mark.parametrize(("name", "exact"), [("gelu", gelu), ("gelu_tanh", gelu_tanh)])
-def test_activations(
+def test_activate_equals_float64(
     kernels: Kernels, name: ActivationKind, exact: Callable[[Doubles], Doubles]
 ) -> None:
     x = np.linspace(-8, 8, 20_001, dtype=np.float32).reshape(3, -1)
-    wanted = exact(x.astype(np.float64))
+    expected = exact(x.astype(np.float64))
     activate(kernels, name, x)
-    assert (np.abs(x - wanted) / np.maximum(1, np.abs(wanted))).max() < 1e-6
+    assert (np.abs(x - expected) / np.maximum(1, np.abs(expected))).max() < 1e-6
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
-def test_activations_far_out(kernels: Kernels, name: ActivationKind) -> None:
-    """Either nothing or the number itself; never infinite, never NaN."""
-    x = FAR[None].copy()
+def test_activate_at_extremes(kernels: Kernels, name: ActivationKind) -> None:
+    """The result is 0 or the number itself, never infinite or NaN."""
+    x = EXTREMES[None].copy()
     activate(kernels, name, x)
     assert np.allclose(
-        x[0], np.where(np.abs(FAR) < 1, FAR / 2, np.maximum(FAR, 0)), rtol=1e-6, atol=1e-6
+        x[0],
+        np.where(np.abs(EXTREMES) < 1, EXTREMES / 2, np.maximum(EXTREMES, 0)),
+        rtol=1e-6,
+        atol=1e-6,
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "exact"), [("silu", silu), ("gelu", gelu), ("gelu_tanh", gelu_tanh)]
 )
-def test_gates(kernels: Kernels, kind: ActivationKind, exact: Callable[[Doubles], Doubles]) -> None:
+def test_activate_with_gate_equals_float64(
+    kernels: Kernels, kind: ActivationKind, exact: Callable[[Doubles], Doubles]
+) -> None:
     wide = random(7, 3001) * 5
     gate, up = wide[:, :1500].copy(), wide[:, 1500:3000]
-    wanted = exact(gate.astype(np.float64)) * up
+    expected = exact(gate.astype(np.float64)) * up
     size = np.maximum(1, np.abs(gate)) * np.maximum(1, np.abs(up))
     kernels.activate(gate, up, kind)
-    assert (np.abs(gate - wanted) / size).max() < 1e-6
+    assert (np.abs(gate - expected) / size).max() < 1e-6
 
 
-def test_a_gate_far_out(kernels: Kernels) -> None:
-    gate = FAR[None].copy()
+def test_activate_silu_at_extremes(kernels: Kernels) -> None:
+    gate = EXTREMES[None].copy()
     kernels.activate(gate, np.ones_like(gate), "silu")
     assert np.allclose(
-        gate[0], np.where(np.abs(FAR) < 1, FAR / 2, np.maximum(FAR, 0)), rtol=1e-6, atol=1e-6
+        gate[0],
+        np.where(np.abs(EXTREMES) < 1, EXTREMES / 2, np.maximum(EXTREMES, 0)),
+        rtol=1e-6,
+        atol=1e-6,
     )
 
 
 @pytest.mark.parametrize("columns", [1, 5, 16, 384, 1000])
-def test_layer_norm(kernels: Kernels, columns: int) -> None:
+def test_layer_norm_equals_float64(kernels: Kernels, columns: int) -> None:
     x, weight, bias = random(50, columns) * 3 + 2, random(1, columns)[0], random(2, columns)[1]
     deep = x.astype(np.float64)
     centred = deep - deep.mean(1, keepdims=True)
@@ -101,36 +109,36 @@ def test_layer_norm(kernels: Kernels, columns: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 5, 16, 3584])
-def test_rms_norm(kernels: Kernels, columns: int) -> None:
+def test_rms_norm_equals_float64(kernels: Kernels, columns: int) -> None:
     x, weight = random(30, columns) * 3 + 2, random(1, columns)[0]
     deep = x.astype(np.float64)
-    wanted = deep / np.sqrt((deep**2).mean(1, keepdims=True) + 1e-6) * weight
+    expected = deep / np.sqrt((deep**2).mean(1, keepdims=True) + 1e-6) * weight
     out = np.empty_like(x)
     kernels.rms_norm(x, out, weight, 1e-6)
-    assert np.abs(out - wanted).max() < 1e-5
+    assert np.abs(out - expected).max() < 1e-5
     kernels.rms_norm(x, x, weight, 1e-6)
     assert (x == out).all()
 
 
 @pytest.mark.parametrize("neox", [True, False])
-@pytest.mark.parametrize("turning", [2, 10, 64])
-def test_rope(kernels: Kernels, turning: int, *, neox: bool) -> None:
-    """Partial: the rest of each head is untouched, and so is what lies behind the heads."""
-    half = turning // 2
+@pytest.mark.parametrize("rope_dims", [2, 10, 64])
+def test_rope_equals_float64(kernels: Kernels, rope_dims: int, *, neox: bool) -> None:
+    """With fewer dimensions than the head has, the rest is untouched, as are the columns after the heads."""
+    half = rope_dims // 2
     x, cos, sin = (
         random(9, 4 * 64 + 5),
         random(9, half + 100)[:, :half],
         random(9, half + 90)[:, 7 : 7 + half],
     )
-    one = np.arange(half) if neox else 2 * np.arange(half)
-    other = one + half if neox else one + 1
+    first = np.arange(half) if neox else 2 * np.arange(half)
+    second = first + half if neox else first + 1
     heads = x[:, :256].astype(np.float64).reshape(9, 4, 64)
-    a, b = heads[:, :, one], heads[:, :, other]
-    wanted = heads.copy()
-    wanted[:, :, one] = a * cos[:, None] - b * sin[:, None]
-    wanted[:, :, other] = b * cos[:, None] + a * sin[:, None]
-    behind = x[:, 256:].copy()
+    a, b = heads[:, :, first], heads[:, :, second]
+    expected = heads.copy()
+    expected[:, :, first] = a * cos[:, None] - b * sin[:, None]
+    expected[:, :, second] = b * cos[:, None] + a * sin[:, None]
+    after_heads = x[:, 256:].copy()
     kernels.rope(x, cos, sin, heads=4, head_dim=64, neox=neox)
-    assert np.abs(x[:, :256].reshape(9, 4, 64) - wanted).max() < 1e-5
-    assert (x[:, :256].reshape(9, 4, 64)[:, :, turning:] == wanted[:, :, turning:]).all()
-    assert (x[:, 256:] == behind).all()
+    assert np.abs(x[:, :256].reshape(9, 4, 64) - expected).max() < 1e-5
+    assert (x[:, :256].reshape(9, 4, 64)[:, :, rope_dims:] == expected[:, :, rope_dims:]).all()
+    assert (x[:, 256:] == after_heads).all()

@@ -1,4 +1,4 @@
-"""What the kernels themselves allocate: bounded, and nothing that grows with the work."""
+"""Memory that the kernels themselves allocate: bounded, however much data there is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
 
 
 def peak_bytes(kernels: Kernels, name: str, count: int) -> int:
-    """Of one call that unpacks this many blocks into an array that was there before."""
+    """The peak of one call that unpacks `count` blocks into an existing array."""
     kind = by_name(name)
     source = random_blocks(name, count).reshape(-1)
     into = np.empty(count * kind.block_elements, np.float32)
@@ -38,9 +38,9 @@ def peak_bytes(kernels: Kernels, name: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_unpacking_allocates_little_however_much_there_is(kernels: Kernels, name: str) -> None:
+def test_dequantize_memory_does_not_grow_with_the_data(kernels: Kernels, name: str) -> None:
     count = 300_000 // by_name(name).block_elements
-    peak_bytes(kernels, name, 1)  # what is made once is made now
+    peak_bytes(kernels, name, 1)  # allocate what is created on first use
     limit = 4 * KIB if kernels.name == "native" else 96 * KIB
     assert peak_bytes(kernels, name, count) < limit
     assert peak_bytes(kernels, name, 4 * count) < limit
@@ -59,9 +59,9 @@ before = held_bytes()
 kernels.dequantize(by_name("IQ2_S"), bytes(82), into)
 print(before, held_bytes() - before)
 """
-    run_ = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    before, more = map(int, run_.stdout.split())
+    before, more = map(int, process.stdout.split())
     assert before < 4 * KIB
     assert more == 33_792

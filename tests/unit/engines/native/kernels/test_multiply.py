@@ -1,4 +1,4 @@
-"""x @ W.T with packed W: against the same in float64, for every type and many shapes."""
+"""multiply: x @ W.T with packed W, compared with float64 for every type and many shapes."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def weights(name: str, rows: int, columns: int) -> NDArray[np.uint8]:
         blocks[:, 0] = 121
     if name in {"F32", "F16", "BF16"}:
         values = np.random.default_rng(rows).standard_normal(len(blocks)).astype(np.float32)
-        blocks = as_plain(name, values).reshape(len(blocks), kind.block_bytes)
+        blocks = as_bytes(name, values).reshape(len(blocks), kind.block_bytes)
     return blocks.reshape(-1)
 
 
-def as_plain(name: str, values: Floats) -> NDArray[np.uint8]:
+def as_bytes(name: str, values: Floats) -> NDArray[np.uint8]:
     if name == "BF16":
         return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     return values.astype({"F32": np.float32, "F16": np.float16}[name]).view(np.uint8)
@@ -76,21 +76,21 @@ def random_x(tokens: int, columns: int) -> Floats:
     )
 
 
-def close(one: Floats, other: NDArray[np.float64], columns: int) -> bool:
-    """To a few units of float32, in sums of so many numbers near 1."""
-    return bool(np.abs(one - other).max() <= 2e-6 * max(np.abs(other).max(), columns**0.5))
+def close(actual: Floats, expected: NDArray[np.float64], columns: int) -> bool:
+    """Within a few float32 roundings of a sum of `columns` numbers near 1."""
+    return bool(np.abs(actual - expected).max() <= 2e-6 * max(np.abs(expected).max(), columns**0.5))
 
 
 @pytest.mark.parametrize("tokens", [1, 30])
 @pytest.mark.parametrize("name", KINDS)
-def test_every_type(kernels: Kernels, name: str, tokens: int) -> None:
+def test_multiply_every_type(kernels: Kernels, name: str, tokens: int) -> None:
     packed, x = weights(name, 45, 1280), random_x(tokens, 1280)
     assert close(products(kernels, name, packed, x, 45), exact(kernels, name, packed, x, 45), 1280)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 31, 33, 70])
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 23, 24, 29, 37, 100])
-def test_every_shape_of_tile(kernels: Kernels, tokens: int, rows: int) -> None:
+def test_multiply_every_tile_shape(kernels: Kernels, tokens: int, rows: int) -> None:
     for columns in (1, 33, 512, 1030):
         packed, x = weights("F32", rows, columns), random_x(tokens, columns)
         assert close(
@@ -101,14 +101,14 @@ def test_every_shape_of_tile(kernels: Kernels, tokens: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "columns"), [("Q4_K", 3584), ("Q6_K", 18944), ("Q8_0", 96)])
-def test_rows_as_long_as_real_ones(kernels: Kernels, name: str, columns: int) -> None:
+def test_multiply_real_row_lengths(kernels: Kernels, name: str, columns: int) -> None:
     packed, x = weights(name, 9, columns), random_x(16, columns)
     assert close(products(kernels, name, packed, x, 9), exact(kernels, name, packed, x, 9), columns)
 
 
 @pytest.mark.parametrize("tokens", [5, 40])
-def test_rows_that_lie_apart(kernels: Kernels, tokens: int) -> None:
-    """A part of the columns of larger arrays; the others are not touched."""
+def test_multiply_columns_of_larger_arrays(kernels: Kernels, tokens: int) -> None:
+    """The other columns are not touched."""
     kind = by_name("Q4_0")
     packed = weights("Q4_0", 37, 64)
     wide_x, wide_out = random_x(tokens, 100), np.full((tokens, 50), -7, np.float32)
@@ -120,7 +120,7 @@ def test_rows_that_lie_apart(kernels: Kernels, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [3, 40])
-def test_a_bad_block_is_counted_from_the_start_of_the_weights(
+def test_multiply_counts_a_bad_block_from_the_start_of_the_weights(
     kernels: Kernels, tokens: int
 ) -> None:
     packed = weights("Q4_K", 40, 1024)
@@ -130,7 +130,7 @@ def test_a_bad_block_is_counted_from_the_start_of_the_weights(
     assert raised.value.block == 37 * 4 + 2
 
 
-def test_nothing_to_do(kernels: Kernels) -> None:
+def test_multiply_without_tokens_or_rows(kernels: Kernels) -> None:
     kind = by_name("Q4_K")
     scratch = np.empty(kernels.scratch_floats(kind, 256), np.float32)
     kernels.multiply(
@@ -139,24 +139,24 @@ def test_nothing_to_do(kernels: Kernels) -> None:
     kernels.multiply(kind, b"", random_x(4, 256), np.empty((4, 0), np.float32), scratch)
 
 
-def test_columns_that_are_not_whole_blocks(kernels: Kernels) -> None:
+def test_scratch_floats_refuses_partial_blocks(kernels: Kernels) -> None:
     with pytest.raises(HeaderError, match="multiple"):
         kernels.scratch_floats(by_name("Q4_K"), 300)
 
 
-def test_scratch_does_not_grow_with_the_matrix(kernels: Kernels) -> None:
+def test_scratch_of_a_long_row_is_at_most_256_kib(kernels: Kernels) -> None:
     kind = by_name("Q4_K")
     assert kernels.scratch_floats(kind, 18944) * 4 <= 256 * 1024
 
 
-def test_threads_do_not_disturb_one_another(kernels: Kernels) -> None:
+def test_multiply_in_several_threads(kernels: Kernels) -> None:
     packed, x = weights("Q6_K", 64, 512), random_x(33, 512)
-    wanted = products(kernels, "Q6_K", packed, x, 64)
-    same: list[bool] = []
+    expected = products(kernels, "Q6_K", packed, x, 64)
+    is_same: list[bool] = []
 
     def work() -> None:
-        same.extend(
-            bool((products(kernels, "Q6_K", packed, x, 64) == wanted).all()) for _ in range(20)
+        is_same.extend(
+            bool((products(kernels, "Q6_K", packed, x, 64) == expected).all()) for _ in range(20)
         )
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -164,4 +164,4 @@ def test_threads_do_not_disturb_one_another(kernels: Kernels) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert same == [True] * 80
+    assert is_same == [True] * 80

@@ -1,4 +1,4 @@
-"""Whatever is passed to the C extension: a Python error, never a read or write outside the arrays."""
+"""Invalid arguments to the C extension: a Python error, never a read or write outside the arrays."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ SCRATCH = floats(_native.scratch_floats())
         ((F32, bytes(8), floats(1, 1, 2)), "float32"),
     ],
 )
-def test_dequantize(arguments: tuple[Any, ...], error: str) -> None:
+def test_dequantize_refuses_invalid_arrays(arguments: tuple[Any, ...], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         _native.dequantize(*arguments)
 
 
-def test_kernels_refuse_arguments_that_are_not_arrays() -> None:
+def test_dequantize_refuses_arguments_that_are_not_arrays() -> None:
     for arguments in (
         (Q4_K, 3, floats(256)),
         (Q4_K, bytes(144), None),
@@ -77,18 +77,18 @@ def test_kernels_refuse_arguments_that_are_not_arrays() -> None:
         ((F32, b"", floats(0, 2**40), floats(0, 1), SCRATCH), "rows"),
     ],
 )
-def test_multiply(arguments: tuple[Any, ...], error: str) -> None:
+def test_multiply_refuses_mismatched_arrays(arguments: tuple[Any, ...], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         _native.multiply(*arguments)
 
 
 def attention(**changed: Any) -> None:
-    wanted: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "q": floats(10, 16), "k": floats(10, 8), "v": floats(10, 8), "out": floats(10, 16),
         "starts": np.array([0, 4, 10], np.int32), "heads": 4, "kv_heads": 2, "head_dim": 4, "scale": 1.0,
         "causal": False, "slopes": None, "scratch": floats(_native.attention_floats(6, 4)), "first": 0, "last": 8,
     }  # fmt: skip
-    _native.attention(*(wanted | changed).values())
+    _native.attention(*(arguments | changed).values())
 
 
 def test_attention_with_valid_arguments() -> None:
@@ -127,7 +127,7 @@ def test_attention_with_valid_arguments() -> None:
     ],
     ids=str,
 )
-def test_attention(changed: dict[str, Any]) -> None:
+def test_attention_refuses_invalid_arguments(changed: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         attention(**changed)
 
@@ -153,12 +153,12 @@ def test_attention(changed: dict[str, Any]) -> None:
         (_native.attention_floats, (-1, 4)),
     ],
 )
-def test_the_others(function: Any, arguments: tuple[Any, ...]) -> None:
+def test_other_kernels_refuse_mismatched_arrays(function: Any, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError):
         function(*arguments)
 
 
 @pytest.mark.parametrize("name", ["multiply", "attention", "layer_norm", "activate", "rope"])
-def test_wrong_numbers_of_arguments(name: str) -> None:
+def test_kernels_refuse_a_wrong_number_of_arguments(name: str) -> None:
     with pytest.raises(TypeError, match="arguments"):
         getattr(_native, name)(1, 2)
