@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from edgekit.app.estimate import assume, estimate
 from edgekit.app.open import ResolvedModel, open_named, quantised
 from edgekit.catalog.types import Catalog
+from edgekit.cli import ReaderGoneError, show
 from edgekit.cli.console import open_session, screen
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import given_flags
@@ -75,17 +76,13 @@ def run_estimate(arguments: argparse.Namespace) -> str:
 
 
 def run_batch(path: str, reach: Reach) -> None:
-    """Answer every row of the file, until standard output is closed."""
+    """Answer every row of the file, until standard output is closed. Raises OutputError if the disk is full."""
     models = BatchModels(reach)
     with _open(path) as source:
         for line in _lines(source):
-            answer = answer_line(line, models)
-            if sys.stdout is None:  # standard output was closed before the start
-                continue
             try:
-                sys.stdout.write(f"{answer}\n")
-                sys.stdout.flush()
-            except OSError:
+                show(f"{answer_line(line, models)}\n")
+            except ReaderGoneError:
                 return
 
 

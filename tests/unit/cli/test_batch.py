@@ -281,6 +281,17 @@ def test_output_error_is_reported(tmp_path: Path) -> None:
     assert "could not be written" in run_.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no file size limits here")
+def test_disk_that_fills_up_between_rows_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps(SAMPLE) + "\n") * 20, encoding="utf-8")
+    command = f"{sys.executable} -m edgekit estimate --batch {path} > {tmp_path / 'answers'}"
+    shell = f"trap '' XFSZ; ulimit -f 1; {command}"  # one block of 1,024 bytes, then EFBIG
+    process = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert "could not be written" in process.stderr
+
+
 def test_a_further_row_of_a_model_takes_few_calls(tmp_path: Path) -> None:
     """More than two hundred rows a second on a quiet machine: the header is read once."""
     path = write_model(tmp_path, "gemma-3-4b", "Q8_0")
