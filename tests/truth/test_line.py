@@ -82,7 +82,7 @@ def _verdict(row: dict[str, Any], reserve_bytes: int | None = None) -> Verdict:
         engine="llama.cpp",
         machine=Machine(name="H200", system=System.LINUX, host=None, devices=(card,)),
         load=_load(row),
-        start=Start(setup=SETUP, settled=frozenset({"backend"})),
+        start=Start(setup=SETUP, fixed_flags=frozenset({"backend"})),
         reserve_bytes=reserve_bytes,
     )
     return judge(question)

@@ -34,7 +34,7 @@ _ELSEWHERE = {"-m": 2, "-hf": 2, "-nr": 1}
 
 ON_THE_HOST = Start(
     setup=LlamaCppSetup(mode=LlamaMode.SERVER, offload_kqv=False, rules=Rules.V0_5),
-    settled=frozenset({"offload_kqv"}),
+    fixed_flags=frozenset({"offload_kqv"}),
 )
 
 PLANS: dict[str, Callable[[], Plan]] = {

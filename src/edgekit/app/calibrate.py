@@ -44,9 +44,9 @@ from edgekit.machine.types import (
     Difference,
     Disk,
     EngineMeasured,
+    EngineSpeed,
     HostMeasured,
     Machine,
-    Pace,
 )
 from edgekit.model import OpenModel, open_model
 from edgekit.sources.download import find_weights
@@ -317,7 +317,7 @@ def remember_rows(
 
 
 def worth_keeping(
-    verification: Verification, machine: Machine, pace: Pace | None = None
+    verification: Verification, machine: Machine, pace: EngineSpeed | None = None
 ) -> Remembered:
     """The results of a real load that later answers can use. Writes nothing."""
     name, overhead, left_out = verification.estimate.engine, verification.beside_bytes, ""

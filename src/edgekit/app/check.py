@@ -247,7 +247,7 @@ def judge_model(
     def task_for(opened: OpenModel) -> tuple[Task, dict[str, Any]]:
         """The task with all weights that may be chosen; only this file if its bill includes companion files."""
         task, values = task_of(resolved, opened, engine, request, session)
-        has_companions = task.bill is not None and "mix" not in task.start.settled
+        has_companions = task.bill is not None and "mix" not in task.start.fixed_flags
         if resolved is None or (has_companions and opened.files is not None):
             return task, values
         return replace(task, variants=resolved.variants(opened, engine, task.start)), values

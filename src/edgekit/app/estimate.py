@@ -184,7 +184,7 @@ def task_of(
             load = replace(load, context_tokens=request.context)
         if request.sequences is not None:
             load = replace(load, sequences=request.sequences)
-        start = Start(setup=setup, settled=frozenset(options))
+        start = Start(setup=setup, fixed_flags=frozenset(options))
         if resolved is not None and resolved.embeds:
             start = rules.embedding_start(start)
         load = for_users(load, request.users, engine, opened.model)
@@ -196,7 +196,7 @@ def task_of(
             load = replace(load, context_tokens=0)
         if request.users is not None:
             load = replace(load, sequences=request.users)
-        start = Start(setup=setup, settled=frozenset(values))
+        start = Start(setup=setup, fixed_flags=frozenset(values))
     bill: Price | None = None
     if companions_in(rules.flags, values):
         bill = (session.pricing or price_loads)(opened, engine, values, session.reach)
@@ -231,7 +231,7 @@ def values_of(resolved: ResolvedModel | None, engine: str, request: Request) -> 
     if resolved is None:
         return request.values(engine)
     values = request.values(engine, resolved.quant)
-    if resolved.embeds and engine_named(engine).embedding_start(Start()).settled:
+    if resolved.embeds and engine_named(engine).embedding_start(Start()).fixed_flags:
         values = in_order(engine, {"embeddings": True, **values})
     return values
 

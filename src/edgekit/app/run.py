@@ -39,7 +39,7 @@ from edgekit.sources.types import Container, Origin, Reach
 if TYPE_CHECKING:
     from edgekit.catalog.types import Entry
     from edgekit.engines.chat import Prompt
-    from edgekit.engines.program import EngineProgram, Starter, Up
+    from edgekit.engines.program import EngineProgram, RunningEngine, Starter
     from edgekit.model import OpenModel
 
 
@@ -71,7 +71,7 @@ class Compared(NamedTuple):
     """The engine has started and reported what it allocated."""
 
     engine: str
-    up: Up
+    running: RunningEngine
     problem: str  # why a difference could not be saved; "" if it was saved or there is none
 
 
@@ -245,7 +245,7 @@ def _find_files(reference: str, published: tuple[str, ...], judged: Judged) -> L
 @contextmanager
 def run(
     judged: Judged, weights: LocalWeights, *, prompt: Prompt | None, new_tokens: int
-) -> Iterator[tuple[Up, Judged]]:
+) -> Iterator[tuple[RunningEngine, Judged]]:
     """An engine with a context for the prompt and the answer, until the end of the block. `prompt` None: a chat.
 
     Some engines count the tokens of a prompt only while they run. Until then their number is estimated, and if the
@@ -270,11 +270,14 @@ def run(
         address = Address(chats=prompt is None or not prompt.is_plain)
         while True:
             with ExitStack() as attempt:
-                up = attempt.enter_context(_start_engine(judged, starter, weights, address))
+                running = attempt.enter_context(_start_engine(judged, starter, weights, address))
                 is_too_short, prompt_tokens = False, 0
                 if uncounted is not None:
-                    prompt_tokens = len(up.talker.tokens(uncounted))
-                    window, native = up.talker.window_tokens, judged.check.result.native_context
+                    prompt_tokens = len(running.generator.tokens(uncounted))
+                    window, native = (
+                        running.generator.window_tokens,
+                        judged.check.result.native_context,
+                    )
                     may_grow = native is None or window < native
                     is_too_short = may_grow and prompt_tokens + new_tokens > window
                 if not is_too_short:
@@ -282,11 +285,11 @@ def run(
                     break
             judged = judged.judge_again(job(prompt_tokens))
             judged.refuse_or_warn()
-        yield up, judged
+        yield running, judged
 
 
 @contextmanager
-def serve(judged: Judged, weights: LocalWeights, address: Address) -> Iterator[Up]:
+def serve(judged: Judged, weights: LocalWeights, address: Address) -> Iterator[RunningEngine]:
     """A server, until the end of the block."""
     with ExitStack() as stack:
         starter = _program(judged.request, "serve").open(weights.model, stack, None)
@@ -317,7 +320,7 @@ def _count_tokens(judged: Judged, path: Path, prompt: Prompt) -> int | None:
 @contextmanager
 def _start_engine(
     judged: Judged, starter: Starter, weights: LocalWeights, address: Address
-) -> Iterator[Up]:
+) -> Iterator[RunningEngine]:
     """A running engine, until the end of the block. What it reports is compared with the bill."""
     request, result, session = judged.request, judged.check.result, judged.session
     (engine,) = request.engines
@@ -339,15 +342,17 @@ def _start_engine(
         say=lambda text: session.notify(EngineMessage(text)),
         warn=lambda text: session.notify(EngineMessage(text, is_warning=True)),
     )
-    with starter.start(start) as up:
-        if up.rows:
+    with starter.start(start) as running:
+        if running.rows:
             problem = ""
             try:  # `edgekit hardware` shows the predictions that were outside their bounds
-                remember_rows(judged.check.bill.label, up.rows, engine=engine, version=up.version)
+                remember_rows(
+                    judged.check.bill.label, running.rows, engine=engine, version=running.version
+                )
             except SourceError as error:
                 problem = str(error)
-            session.notify(Compared(engine, up, problem))
-        yield up
+            session.notify(Compared(engine, running, problem))
+        yield running
 
 
 def catalog_name(reference: str) -> tuple[Entry, str | None] | None:

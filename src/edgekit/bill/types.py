@@ -336,7 +336,7 @@ class Start:
     """The requested setup, and which of its fields the caller set."""
 
     setup: Setup | None = None  # None: the engine's defaults
-    settled: frozenset[str] = frozenset()
+    fixed_flags: frozenset[str] = frozenset()  # keys of the flags that were given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,15 @@ from edgekit.cli.commands import SAMPLING_FLAGS
 from edgekit.cli.console import open_session, print_event, print_line, screen
 from edgekit.cli.flags import DEFAULT_NEW_TOKENS, SERVE_PORT, read_host, read_integer
 from edgekit.engines import engine_named, startable
-from edgekit.engines.chat import Fitted, Message, Prompt, Sampling, Talker, Written, fit_prompt
+from edgekit.engines.chat import (
+    Fitted,
+    GenerationResult,
+    Message,
+    Prompt,
+    Sampling,
+    TextGenerator,
+    fit_prompt,
+)
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
 from edgekit.engines.process import LARGEST_PORT, check_port, ending_in_order, is_loopback
 from edgekit.engines.program import Address, RunOptions
@@ -59,7 +67,7 @@ from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:
     from edgekit.app.check import Check
-    from edgekit.engines.program import Up
+    from edgekit.engines.program import RunningEngine
     from edgekit.sources.download import Download
 
 
@@ -85,11 +93,13 @@ class StderrNotices:
                 warn(
                     f"{headline(check.result)}. Starting anyway (--force): it may swap, fail to allocate, or be killed"
                 )
-            case Compared(engine, up, problem):
-                self.say(comparison_text(engine, up))
-                parts = differences_words(up.rows)
+            case Compared(engine, running, problem):
+                self.say(comparison_text(engine, running))
+                parts = differences_words(running.rows)
                 if parts:
-                    warn(f"the estimate differs from what {engine} {up.version} allocated: {parts}")
+                    warn(
+                        f"the estimate differs from what {engine} {running.version} allocated: {parts}"
+                    )
                 if problem:
                     warn(f"the difference could not be saved: {problem}")
             case EngineMessage(text, is_warning):
@@ -266,15 +276,17 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
             # The prompt is not counted yet: only a model that cannot hold any prompt is refused.
             job = run.job_of(prompt, 1, new_tokens)
             judged, weights = run.fetch(reference, request, session, job=job)
-        with run.run(judged, weights, prompt=prompt, new_tokens=new_tokens) as (up, judged):
-            writer = _Writer(talker=up.talker, request=request, sampling=sampling, notices=notices)
+        with run.run(judged, weights, prompt=prompt, new_tokens=new_tokens) as (running, judged):
+            writer = _Writer(
+                generator=running.generator, request=request, sampling=sampling, notices=notices
+            )
             if prompt is None:
                 _chat(writer, arguments.system, max_tokens)
                 return "", 0
-            fitted, written = writer.fitted(prompt, new_tokens), Written()
+            fitted, written = writer.fitted(prompt, new_tokens), GenerationResult()
             if arguments.json:
                 text = "".join(writer.pieces(fitted, written))
-                return json_text(generation_json(judged.check, text, written, rows=up.rows)), 0
+                return json_text(generation_json(judged.check, text, written, rows=running.rows)), 0
             notices.say(fitted.note)
             piece = "\n"
             for piece in writer.pieces(fitted, written):
@@ -293,29 +305,29 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
 class _Writer:
     """A running engine with the settings of the answer."""
 
-    talker: Talker
+    generator: TextGenerator
     request: Request
     sampling: Sampling
     notices: StderrNotices
 
     def fitted(self, prompt: Prompt, max_tokens: int | None) -> Fitted:
         """Which part of the prompt is read, and how much can be written."""
-        tokens = self.talker.tokens(prompt)
-        if self.talker.reads_beyond:
+        tokens = self.generator.tokens(prompt)
+        if self.generator.reads_beyond:
             return Fitted(tokens=tuple(tokens), max_tokens=max_tokens)
         return fit_prompt(
             tokens,
-            window_tokens=self.talker.window_tokens,
+            window_tokens=self.generator.window_tokens,
             max_tokens=max_tokens,
             sinks=self.request.sinks,
             rolling=self.request.rolling,
         )
 
-    def pieces(self, fitted: Fitted, written: Written) -> Iterator[str]:
+    def pieces(self, fitted: Fitted, written: GenerationResult) -> Iterator[str]:
         """The answer piece by piece. `written` receives the counts and speeds."""
         limit = fitted.max_tokens
         with closing(
-            self.talker.write(fitted.tokens, self.sampling, max_tokens=limit, into=written)  # type: ignore[type-var]  # both are generators
+            self.generator.write(fitted.tokens, self.sampling, max_tokens=limit, into=written)  # type: ignore[type-var]  # both are generators
         ) as pieces:
             yield from pieces
 
@@ -325,7 +337,7 @@ def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
     first = () if system is None else (Message(role="system", content=system),)
     messages, notices = first, writer.notices
     notices.say(
-        f"chat with a context of {writer.talker.window_tokens:,} tokens;"
+        f"chat with a context of {writer.generator.window_tokens:,} tokens;"
         " /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
     )
     while True:
@@ -347,7 +359,7 @@ def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
             check_unicode("what you typed", line)
             answer, prompt = "", Prompt(messages=with_question)
             try:
-                for piece in writer.pieces(writer.fitted(prompt, max_tokens), Written()):
+                for piece in writer.pieces(writer.fitted(prompt, max_tokens), GenerationResult()):
                     answer += piece
                     show(piece)
             except KeyboardInterrupt:
@@ -387,22 +399,22 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
             arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
         ) as session:
             judged, weights = run.fetch(reference, request, session)
-        with ending_in_order(), run.serve(judged, weights, address) as up:
-            return _serve_until_end(up, judged.check, arguments, notices)
+        with ending_in_order(), run.serve(judged, weights, address) as running:
+            return _serve_until_end(running, judged.check, arguments, notices)
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json, in_one_line=True)
 
 
 def _serve_until_end(
-    up: Up, check: Check, arguments: argparse.Namespace, notices: StderrNotices
+    running: RunningEngine, check: Check, arguments: argparse.Namespace, notices: StderrNotices
 ) -> tuple[str, int]:
     """Print the address and wait. Raises EngineError or MemoryPressureError if the server ends by itself."""
-    server, guard = up.server, up.guard
+    server, guard = running.server, running.guard
     if server is None or guard is None:
         raise TypeError("this engine does not serve")
     try:
         if arguments.json:  # inside the try: a reader of the JSON may stop the server at once
-            print_event(ready_json(check, up, server))
+            print_event(ready_json(check, running, server))
         else:
             print_line(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
         ended = server.wait()

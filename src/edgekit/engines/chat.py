@@ -57,7 +57,7 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Written:
+class GenerationResult:
     """The result of one request; filled while it runs."""
 
     finish: str = ""  # "stop", "length"; "": interrupted
@@ -74,7 +74,7 @@ class Written:
         return self.timings.get("prompt_per_second")
 
 
-class Talker(Protocol):
+class TextGenerator(Protocol):
     """A running engine with its context window."""
 
     @property
@@ -90,7 +90,12 @@ class Talker(Protocol):
         ...
 
     def write(
-        self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int | None,
+        into: GenerationResult,
     ) -> Iterator[str]:
         """Streams the text. Closing the iterator cancels the request."""
         ...

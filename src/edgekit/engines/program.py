@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Component, Load, MemoryEstimate, Setup, Verdict
-    from edgekit.engines.chat import Prompt, Talker
-    from edgekit.machine.types import Machine, Pace
+    from edgekit.engines.chat import Prompt, TextGenerator
+    from edgekit.machine.types import EngineSpeed, Machine
     from edgekit.model import OpenModel
     from edgekit.model.types import Model
     from edgekit.sources.types import ModelFiles
@@ -101,10 +101,10 @@ class MemoryGuard(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Up:
+class RunningEngine:
     """An engine that is ready to answer."""
 
-    talker: Talker
+    generator: TextGenerator
     version: str = ""
     rules_version: str = ""  # the engine's version that the bill's rules follow
     rows: tuple[ComparedRow, ...] = ()  # the bill compared with the engine's report, if it has one
@@ -118,7 +118,7 @@ class Starter(Protocol):
     def tokens_in(self, prompt: Prompt, /) -> int | None:
         """The exact number of tokens in a prompt; None if only the running engine can count them."""
 
-    def start(self, given: EngineStart, /) -> AbstractContextManager[Up]:
+    def start(self, given: EngineStart, /) -> AbstractContextManager[RunningEngine]:
         """Loads the model for the duration of the block. If the engine dies in the block, raises with the reason."""
 
 
@@ -171,7 +171,7 @@ class EngineRun:
 
     machine: Machine  # with the devices that it ran on
     verification: Verification
-    pace: Pace | None = None
+    pace: EngineSpeed | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -271,7 +271,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
+class ReportedSpeed:
     """The speed that the engine itself reports."""
 
     prompt_tokens: int
@@ -308,7 +308,7 @@ class Verification:
     vocabulary: int = 0  # tokens in the file, for which the engine has tables
     resident: tuple[Resident, ...] = ()
     beside_bytes: int | None = None  # RAM of the process in addition to its bill; None: unknown
-    paced: Paced | None = None
+    reported_speed: ReportedSpeed | None = None
     notes: tuple[str, ...] = ()
 
     @property

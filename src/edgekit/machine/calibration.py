@@ -23,9 +23,9 @@ from edgekit.machine.types import (
     Difference,
     Disk,
     EngineMeasured,
+    EngineSpeed,
     HostMeasured,
     Measured,
-    Pace,
 )
 from edgekit.sources.local import create_data_folder, data_folder, open_file, replacing, try_lock
 from edgekit.units import GIB, LARGEST, MIB
@@ -157,7 +157,7 @@ def _is_bandwidth(value: object) -> bool:
     return type(value) is int and 0 < value < LARGEST
 
 
-_NESTED: dict[str, type] = {"Disk": Disk, "Pace": Pace}
+_NESTED: dict[str, type] = {"Disk": Disk, "EngineSpeed": EngineSpeed}
 # By the name of a field, else by its type.
 _CHECKS: dict[str, Callable[[object], bool]] = {
     "date": _is_date,

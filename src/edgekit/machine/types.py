@@ -249,7 +249,7 @@ class HostMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class EngineSpeed:
     """The measured speed of an engine with one model, and the speed that was expected.
 
     The expectation holds for one version of EdgeKit and one bandwidth only.
@@ -280,7 +280,7 @@ class EngineMeasured:
     overhead_bytes: int | None = None  # the maximum RAM that its process used beyond the bill
     overhead_label: str = ""  # the model with which that was measured
     samples: int = 0
-    pace: Pace | None = None
+    pace: EngineSpeed | None = None
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def _default_cache(task: Task, result: Verdict) -> Iterator[Change]:
     default = engine.default_setup()
     changed = with_setup(task, **{name: getattr(default, name) for name in engine.cache_fields})
     load = replace(task.load, cache_k=None, cache_v=None, context_tokens=result.context_tokens)
-    start = replace(changed.start, settled=changed.start.settled - {*engine.cache_fields})
+    start = replace(changed.start, fixed_flags=changed.start.fixed_flags - {*engine.cache_fields})
     changed = replace(changed, load=load, start=start, job=None)
     verdict = _judge(changed)
     if verdict is not None and result.cache != verdict.cache == cache_choices(changed)[0].name:
@@ -356,7 +356,7 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
     """The smallest current GPU and the smallest current Mac that hold the whole model."""
     tokens = result.context_tokens
     engine = engine_named(task.engine)
-    if task.start.settled & engine.placed or engine.streams_weights:
+    if task.start.fixed_flags & engine.placed or engine.streams_weights:
         return
     for kind, vendor in ((DeviceKind.GPU, Vendor.NVIDIA), (DeviceKind.MAC, Vendor.APPLE)):
         known = [
@@ -381,7 +381,7 @@ def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
     """More cards of the same kind: 2, 4 or 8, as engines split models."""
     machine, engine = task.machine, engine_named(task.engine)
     cards = engine.devices(machine)
-    if task.start.settled & engine.placed:
+    if task.start.fixed_flags & engine.placed:
         return  # settings given for these cards may not apply to others
     if len({(card.name, card.free_bytes) for card in cards}) != 1 or cards[0].unified:
         return

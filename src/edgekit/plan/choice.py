@@ -369,8 +369,8 @@ def with_cache(task: Task, choice: CacheChoice) -> Task:
     if not choice.setup:
         return changed
     changed = with_setup(changed, **choice.setup)
-    settled = changed.start.settled | choice.setup.keys()
-    return replace(changed, start=replace(changed.start, settled=settled))
+    settled = changed.start.fixed_flags | choice.setup.keys()
+    return replace(changed, start=replace(changed.start, fixed_flags=settled))
 
 
 def with_weights(task: Task, variant: Variant) -> Task:

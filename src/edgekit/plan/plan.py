@@ -182,7 +182,7 @@ def _decisions(choice: Choice, candidate: Candidate, result: Verdict) -> Iterato
     why = "the whole model fits"
     if not result.way.whole and result.way.cards and candidate.step > FEWER_BITS:
         why = "the whole model does not fit on the GPU"
-    elif candidate.task.start.settled & engine_named(result.engine).placed:
+    elif candidate.task.start.fixed_flags & engine_named(result.engine).placed:
         why = "as requested"
     yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{why}: {usage}")
     each = f" for each of {result.streams}" if result.streams > 1 else ""
@@ -197,7 +197,7 @@ def _decisions(choice: Choice, candidate: Candidate, result: Verdict) -> Iterato
 def _weights_because(choice: Choice, candidate: Candidate) -> str:
     """The reason for the weights."""
     if len(candidate.task.variants) < 2:
-        if {"mix", "quantize", "quantization"} & candidate.task.start.settled:
+        if {"mix", "quantize", "quantization"} & candidate.task.start.fixed_flags:
             return "as requested"
         return "the form it was released in" if candidate.variant.changes else "the file you named"
     if candidate.step == FEWER_BITS:

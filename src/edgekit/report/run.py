@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from edgekit.engines.chat import Written
-from edgekit.engines.program import ComparedRow, Ended, Server, Up, Verification
+from edgekit.engines.chat import GenerationResult
+from edgekit.engines.program import ComparedRow, Ended, RunningEngine, Server, Verification
 from edgekit.machine.calibration import Stored
 from edgekit.machine.types import Calibration, HostMeasured
 from edgekit.report.bill import percent
@@ -41,20 +41,22 @@ def verdict_text(check: Check) -> str:
     return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as requested'}"
 
 
-def comparison_text(engine: str, up: Up) -> str:
+def comparison_text(engine: str, running: RunningEngine) -> str:
     """The prediction compared with the engine's actual allocation."""
-    outside = [row.part for row in up.rows if not row.within]
+    outside = [row.part for row in running.rows if not row.within]
     outcome = "as predicted"
     if outside:
         outcome = f"OUTSIDE BOUNDS: {', '.join(outside)}"
-    elif any(row.difference_bytes for row in up.rows):
+    elif any(row.difference_bytes for row in running.rows):
         outcome = (
-            f"within the bounds of the estimate, which follows the rules of {up.rules_version}"
+            f"within the bounds of the estimate, which follows the rules of {running.rules_version}"
         )
-    return "\n".join([f"{engine} {up.version} is up, {outcome}", *compared_lines(up.rows)])
+    return "\n".join(
+        [f"{engine} {running.version} is up, {outcome}", *compared_lines(running.rows)]
+    )
 
 
-def written_text(written: Written, *, max_tokens: int | None) -> str:
+def written_text(written: GenerationResult, *, max_tokens: int | None) -> str:
     """The numbers of tokens read and written, and the speeds."""
     parts = []
     for tokens, verb, per_s in (
@@ -72,7 +74,7 @@ def written_text(written: Written, *, max_tokens: int | None) -> str:
 
 
 def generation_json(
-    check: Check, text: str, written: Written, *, rows: Sequence[ComparedRow] = ()
+    check: Check, text: str, written: GenerationResult, *, rows: Sequence[ComparedRow] = ()
 ) -> Json:
     return {
         "schema": SCHEMA,
@@ -85,7 +87,7 @@ def generation_json(
     }
 
 
-def ready_json(check: Check, up: Up, server: Server) -> Json:
+def ready_json(check: Check, running: RunningEngine, server: Server) -> Json:
     """The line with the address of the server."""
     return {
         "event": "ready",
@@ -93,13 +95,13 @@ def ready_json(check: Check, up: Up, server: Server) -> Json:
         "address": server.address,
         "openai_base_url": f"{server.address}/v1",
         "pid": server.pid,
-        "engine_version": up.version,
+        "engine_version": running.version,
         **fields(check.result, "context_tokens required_bytes"),
         # resident memory of the engine's process before it loads anything
         **fields(server, "idle_bytes=idle.resident_bytes"),
         "available_bytes": check.result.available_bytes,
-        "reported": [row_json(row) for row in up.rows],
-        "within": all(row.within for row in up.rows),
+        "reported": [row_json(row) for row in running.rows],
+        "within": all(row.within for row in running.rows),
     }
 
 
@@ -239,7 +241,7 @@ def _memory_rows(host: HostMeasured) -> Iterator[str]:
 
 def calibrated_json(calibrated: Calibrated, path: str) -> Json:
     verified, engine = calibrated.verification, calibrated.engine
-    timed = None if verified is None else verified.paced
+    timed = None if verified is None else verified.reported_speed
     return {
         "schema": SCHEMA,
         "path": path,

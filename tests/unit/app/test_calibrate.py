@@ -53,9 +53,9 @@ from edgekit.machine.types import (
     HOST,
     Calibration,
     EngineMeasured,
+    EngineSpeed,
     HostMeasured,
     Machine,
-    Pace,
     System,
 )
 from edgekit.model import open_model
@@ -467,7 +467,7 @@ def with_calibration(
     return replace(machine, host=memory, measured=result)
 
 
-def _pace(**values: Any) -> Pace:
+def _pace(**values: Any) -> EngineSpeed:
     usual: dict[str, Any] = {
         "label": "another model",
         "bytes_per_token": LEAST_READ_BYTES,
@@ -480,7 +480,7 @@ def _pace(**values: Any) -> Pace:
         "edgekit": __version__,
         "date": DAY,
     }
-    return Pace(**(usual | values))
+    return EngineSpeed(**(usual | values))
 
 
 def runtime_lines(estimate: MemoryEstimate) -> list[MemoryLine]:

@@ -44,7 +44,7 @@ def test_run_starts_with_the_verdict_that_was_judged(
     judged, weights = fetch(model, REQUEST, session(events))
     assert (weights.model, events) == (Path(model), [])
     with run(judged, weights, prompt=PROMPT, new_tokens=8) as (up, started):
-        assert up.talker.window_tokens == started.check.result.context_tokens
+        assert up.generator.window_tokens == started.check.result.context_tokens
     assert events[0] == Starting(started.check)
     assert [type(event) for event in events] == [Starting, EngineMessage]
     assert capsys.readouterr() == ("", "")

@@ -161,8 +161,8 @@ def test_disk_speed_alone_is_a_result(data: Path) -> None:
     result = Calibrated(host=replace(HOST, bandwidth_bytes_per_s=None))
     assert calibrated_text(result, "there").startswith("Measured: disk 2 GB/s\n")
     assert "\nSaved    there\n" in calibrated_text(result, "there")
-    paced = replace(result, engine=replace(ENGINE, overhead_bytes=None))
-    first = calibrated_text(paced, "there").splitlines()[0]
+    reported_speed = replace(result, engine=replace(ENGINE, overhead_bytes=None))
+    first = calibrated_text(reported_speed, "there").splitlines()[0]
     assert first == "Measured: disk 2 GB/s, llama.cpp speed 3.5 tokens/s"
 
 

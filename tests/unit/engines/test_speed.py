@@ -39,7 +39,15 @@ from edgekit.engines.vllm.speed import READING as VLLM_READING
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.formats.records import load_records
 from edgekit.machine.calibration import device_key
-from edgekit.machine.types import DEVICE, HOST, EngineMeasured, Machine, Measured, Pace, Vendor
+from edgekit.machine.types import (
+    DEVICE,
+    HOST,
+    EngineMeasured,
+    EngineSpeed,
+    Machine,
+    Measured,
+    Vendor,
+)
 from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
@@ -452,7 +460,7 @@ def test_a_calibration_keeps_what_the_fill_makes_of_it() -> None:
 
 def test_only_llamacpp_is_scaled_to_what_was_measured() -> None:
     machine = replace(what_if_machine(devices=("H100 80GB",)), what_if=False)
-    pace = Pace(
+    pace = EngineSpeed(
         label="another model",
         bytes_per_token=2**30,
         prompt_tokens=512,

@@ -42,10 +42,10 @@ from edgekit.machine.types import (
     Difference,
     Disk,
     EngineMeasured,
+    EngineSpeed,
     HostMeasured,
     Machine,
     Measured,
-    Pace,
 )
 from edgekit.machine.what_if import what_if_machine
 from edgekit.sources.local import try_lock
@@ -54,7 +54,7 @@ from edgekit.units import GIB, MIB
 DAY = "2026-11-16"
 DISK = Disk(folder="/tmp", read_bytes_per_s=2 * 10**9, write_bytes_per_s=10**9, date=DAY)
 HOST = HostMeasured(host="a processor", date=DAY, bandwidth_bytes_per_s=18 * 10**9, disk=DISK)
-PACE = Pace(
+PACE = EngineSpeed(
     label="a model",
     bytes_per_token=4 * GIB,
     prompt_tokens=512,

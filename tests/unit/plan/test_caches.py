@@ -107,7 +107,7 @@ def test_without_flash_attention_v_is_not_quantised(machine: Machine) -> None:
 
 def test_who_settles_the_processor_has_its_pairs() -> None:
     setup = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CPU)
-    start = Start(setup=setup, settled=frozenset({"backend"}))
+    start = Start(setup=setup, fixed_flags=frozenset({"backend"}))
     assert len(names(question(machine=cards(24), start=start))) == 5
 
 
@@ -119,7 +119,7 @@ def test_who_settles_the_processor_has_its_pairs() -> None:
     ],
 )
 def test_a_settled_setup_stays(engine: str, setup: Any, field: str, expected: list[str]) -> None:
-    start = Start(setup=setup, settled=frozenset({field}))
+    start = Start(setup=setup, fixed_flags=frozenset({field}))
     assert names(question(engine, start=start)) == expected
     assert len(names(question(engine, start=Start(setup=setup)))) > 1
 

@@ -130,7 +130,7 @@ def test_offered_device_is_the_smallest_that_holds_it(name: str) -> None:
 
 
 def holds(question: Task, device: str, tokens: int) -> bool:
-    settled = replace(question.start, settled=question.start.settled | {"n_gpu_layers"})
+    settled = replace(question.start, fixed_flags=question.start.fixed_flags | {"n_gpu_layers"})
     machine = what_if_machine(devices=(device,))
     load = replace(question.load, context_tokens=tokens)
     return judge(replace(question, machine=machine, start=settled, load=load)).can_load

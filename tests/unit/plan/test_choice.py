@@ -86,7 +86,8 @@ def test_choose_keeps_what_was_given() -> None:
     load = Load(context_tokens=131_072, cache_k=f16, cache_v=f16)
     assert judged(one_file(LLAMA, cards(16, ram=None), load=load)).failed
     start = Start(
-        setup=replace(default_setup(), n_gpu_layers=ALL_LAYERS), settled=frozenset({"n_gpu_layers"})
+        setup=replace(default_setup(), n_gpu_layers=ALL_LAYERS),
+        fixed_flags=frozenset({"n_gpu_layers"}),
     )
     assert judged(one_file("llama-3.1-70b", cards(24), start=start)).failed
 
@@ -95,7 +96,7 @@ def test_choose_keeps_what_was_given() -> None:
 def test_choose_keeps_a_division_and_sends_layers_to_the_host(split: tuple[float, float]) -> None:
     """As many layers on the GPUs as the fuller one holds."""
     start = Start(
-        setup=replace(default_setup(), tensor_split=split), settled=frozenset({"tensor_split"})
+        setup=replace(default_setup(), tensor_split=split), fixed_flags=frozenset({"tensor_split"})
     )
     f16 = cache_type("f16")
     load = Load(context_tokens=16_384, cache_k=f16, cache_v=f16)
@@ -105,12 +106,12 @@ def test_choose_keeps_a_division_and_sends_layers_to_the_host(split: tuple[float
     assert (result.step, setup.tensor_split) == (6, split)
     assert setup.n_gpu_layers > 20
     settled = frozenset({"tensor_split", "n_gpu_layers"})
-    more = Start(setup=replace(setup, n_gpu_layers=setup.n_gpu_layers + 1), settled=settled)
+    more = Start(setup=replace(setup, n_gpu_layers=setup.n_gpu_layers + 1), fixed_flags=settled)
     assert judge(replace(question, start=more)).failed
 
 
 def test_choose_spends_nothing_where_much_is_in_ram_of_unknown_size() -> None:
-    start = Start(setup=replace(default_setup(), cpu_moe=True), settled=frozenset({"cpu_moe"}))
+    start = Start(setup=replace(default_setup(), cpu_moe=True), fixed_flags=frozenset({"cpu_moe"}))
     known = replace(one_file(MOE, cards(12, ram=64)), start=start)
     assert (judge(known).status, judge(known).context_tokens) == (Status.PASSED, 40_960)
     unknown = replace(known, machine=replace(known.machine, host=None))

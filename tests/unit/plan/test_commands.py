@@ -86,7 +86,9 @@ def test_experts_on_the_host() -> None:
     plan = planned(gguf(MOE), cards(12), load=Load(context_tokens=32_768))
     count = LlamaCppSetup.of(plan.result.way.setup).n_cpu_moe
     assert after("-ncmoe", words(plan)) == str(count) != "0"
-    whole = planned(gguf(MOE), cards(12), cpu_moe=True, settled=("cpu_moe",), backend=Backend.CUDA)
+    whole = planned(
+        gguf(MOE), cards(12), cpu_moe=True, fixed_flags=("cpu_moe",), backend=Backend.CUDA
+    )
     assert "-cmoe" in words(whole)
 
 
@@ -122,7 +124,7 @@ def test_what_may_grow_is_held_within_the_host() -> None:
 
 def test_a_division_keeps_the_order_it_was_made_for() -> None:
     plan = planned(
-        gguf("mistral-small-24b"), cards(24, 12), tensor_split=(3.0, 1.0), settled=("tensor_split",), backend=Backend.CUDA
+        gguf("mistral-small-24b"), cards(24, 12), tensor_split=(3.0, 1.0), fixed_flags=("tensor_split",), backend=Backend.CUDA
     )  # fmt: skip
     text = ready(plan)["llama-server"].text
     assert text.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID llama-server ")
@@ -147,7 +149,7 @@ def test_a_card_of_another_maker_that_is_left_out() -> None:
 
 
 def test_the_cache_stays_on_the_host() -> None:
-    plan = planned(gguf(SMALL), cards(24), offload_kqv=False, settled=("offload_kqv",), backend=Backend.CUDA)  # fmt: skip
+    plan = planned(gguf(SMALL), cards(24), offload_kqv=False, fixed_flags=("offload_kqv",), backend=Backend.CUDA)  # fmt: skip
     assert "-nkvo" in words(plan)
 
 
@@ -328,7 +330,7 @@ def test_vllm_says_what_is_not_its_default() -> None:
     plan = planned(
         qwen(), cards(24, 24), engine="vllm", load=Load(context_tokens=8192), kv_cache_dtype="fp8",
         tensor_parallel_size=2, gpu_memory_utilization=0.8, enforce_eager=True, enable_prefix_caching=False,
-        settled=("tensor_parallel_size", "gpu_memory_utilization"),
+        fixed_flags=("tensor_parallel_size", "gpu_memory_utilization"),
     )  # fmt: skip
     line = words(plan, "vllm serve")
     assert line[5:] == [
@@ -345,7 +347,7 @@ def test_vllm_on_the_larger_of_two_cards() -> None:
 def test_vllm_on_two_machines() -> None:
     plan = planned(
         qwen(), cards(12, 12), engine="vllm", nodes=2, load=Load(context_tokens=8192), tensor_parallel_size=2,
-        pipeline_parallel_size=2, settled=("tensor_parallel_size", "pipeline_parallel_size"),
+        pipeline_parallel_size=2, fixed_flags=("tensor_parallel_size", "pipeline_parallel_size"),
     )  # fmt: skip
     made = ready(plan)
     assert [(item.name, item.text) for item in made.values()][:2] == [
@@ -462,7 +464,7 @@ def test_ollama_runs_a_name_without_a_modelfile(reference: str, label: str, name
 
 
 def test_ollama_needs_a_modelfile_where_its_default_is_another_placement() -> None:
-    on_cpu = planned(gguf(SMALL), cards(24), reference="", label="llama-3.1-8b", n_gpu_layers=5, settled=("n_gpu_layers",), backend=Backend.CUDA)  # fmt: skip
+    on_cpu = planned(gguf(SMALL), cards(24), reference="", label="llama-3.1-8b", n_gpu_layers=5, fixed_flags=("n_gpu_layers",), backend=Backend.CUDA)  # fmt: skip
     text = ready(on_cpu)["Ollama Modelfile"].text
     assert text == "FROM llama3.1:8b\nPARAMETER num_ctx 32768\nPARAMETER num_gpu 5\n"
 

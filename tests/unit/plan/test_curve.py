@@ -103,7 +103,7 @@ def test_so_is_one_that_is_part_of_the_setup(
         model=plan.variant.model,
         engine=make,
         machine=plan.task.machine,
-        start=Start(setup=placement.setup, settled=frozenset(setup)),
+        start=Start(setup=placement.setup, fixed_flags=frozenset(setup)),
     )
     assert [curve.cache for curve in curves(question, placement, points=2)] == names
 

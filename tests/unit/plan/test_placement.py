@@ -68,14 +68,14 @@ def test_placements_of_vllm_and_mlx_are_all_whole(engine: str) -> None:
         (
             cards(24, ram=64),
             "llama.cpp",
-            Start(setup=default_setup(), settled=frozenset({"n_cpu_moe"})),
+            Start(setup=default_setup(), fixed_flags=frozenset({"n_cpu_moe"})),
             False,
         ),
         (cpu(64), "stream", Start(), True),
         (
             cpu(64),
             "stream",
-            Start(setup=StreamSetup(keep_bytes=0), settled=frozenset({"keep"})),
+            Start(setup=StreamSetup(keep_bytes=0), fixed_flags=frozenset({"keep"})),
             False,
         ),
     ],

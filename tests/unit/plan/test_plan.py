@@ -170,13 +170,13 @@ def test_two_machines_of_eight_cards() -> None:
 
 
 def test_a_number_of_cards_that_does_not_divide_the_heads() -> None:
-    start = Start(setup=VllmSetup(tensor_parallel_size=3), settled=frozenset({"tensor_parallel_size"}))  # fmt: skip
+    start = Start(setup=VllmSetup(tensor_parallel_size=3), fixed_flags=frozenset({"tensor_parallel_size"}))  # fmt: skip
     with pytest.raises(RefusedError, match="3"):
         make_plan(from_config("qwen3-8b", cards(24, 24, 24), "vllm", 16_384, start=start))
 
 
 def test_make_plan_for_more_cards_than_the_machine_has() -> None:
-    start = Start(setup=VllmSetup(tensor_parallel_size=4), settled=frozenset({"tensor_parallel_size"}))  # fmt: skip
+    start = Start(setup=VllmSetup(tensor_parallel_size=4), fixed_flags=frozenset({"tensor_parallel_size"}))  # fmt: skip
     with pytest.raises(HardwareError, match="should use 4 GPUs, but cards has 2"):
         make_plan(from_config("qwen3-8b", cards(24, 24), "vllm", 16_384, start=start))
 

@@ -132,7 +132,7 @@ def test_all_weights_first_then_fewer_then_none() -> None:
 
 
 def test_who_says_what_is_kept_is_asked_about_nothing_else() -> None:
-    start = Start(setup=StreamSetup(keep_bytes=GIB), settled=frozenset({"keep"}))
+    start = Start(setup=StreamSetup(keep_bytes=GIB), fixed_flags=frozenset({"keep"}))
     (placement,) = placements_of(question(cpu(64), start=start))
     assert StreamSetup.of(placement.setup).keep_bytes == GIB
 
@@ -140,7 +140,7 @@ def test_who_says_what_is_kept_is_asked_about_nothing_else() -> None:
 def test_threads_are_settled_with_the_way() -> None:
     assert StreamSetup.of(first_placement(question(small(GIB, cores=4))).setup).threads == 4
     assert StreamSetup.of(first_placement(question(small(GIB, cores=64))).setup).threads == 8
-    start = Start(setup=StreamSetup(threads=3), settled=frozenset({"threads"}))
+    start = Start(setup=StreamSetup(threads=3), fixed_flags=frozenset({"threads"}))
     assert StreamSetup.of(first_placement(question(small(GIB), start=start)).setup).threads == 3
 
 
@@ -214,7 +214,7 @@ def test_a_cache_that_is_used_already_is_not_offered() -> None:
 
 
 def test_weights_that_the_user_keeps_elsewhere_are_judged_so() -> None:
-    start = Start(setup=StreamSetup(keep_bytes=0), settled=frozenset({"keep"}))
+    start = Start(setup=StreamSetup(keep_bytes=0), fixed_flags=frozenset({"keep"}))
     result = judge(question(small(64 * GIB), start=start))
     assert (result.status, result.step) == (Status.PASSED, 1)
     assert StreamSetup.of(result.way.setup).keep_bytes == 0

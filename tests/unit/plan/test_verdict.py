@@ -276,7 +276,7 @@ def test_a_dense_model_leaves_as_few_layers_as_possible_to_the_host() -> None:
     assert result.can_load
     assert 0 < layers < 81
     more = result.way.setup.changed(n_gpu_layers=layers + 1)
-    settled = Start(setup=more, settled=frozenset({"n_gpu_layers"}))
+    settled = Start(setup=more, fixed_flags=frozenset({"n_gpu_layers"}))
     assert judge(replace(question, start=settled)).failed
 
 
@@ -310,7 +310,7 @@ def test_a_host_that_is_not_known_takes_no_layers() -> None:
 
 def test_what_was_settled_is_not_changed() -> None:
     setup = LlamaCppSetup(mode=LlamaMode.SERVER, n_gpu_layers=ALL_LAYERS)
-    start = Start(setup=setup, settled=frozenset({"n_gpu_layers"}))
+    start = Start(setup=setup, fixed_flags=frozenset({"n_gpu_layers"}))
     assert judge(ask(recorded("llama-3.1-70b"), cards(24), start=start)).failed
 
 
@@ -339,7 +339,7 @@ def test_vllm_in_two_stages() -> None:
 
 def test_vllm_is_asked_for_more_cards_than_there_are() -> None:
     start = Start(
-        setup=VllmSetup(tensor_parallel_size=4), settled=frozenset({"tensor_parallel_size"})
+        setup=VllmSetup(tensor_parallel_size=4), fixed_flags=frozenset({"tensor_parallel_size"})
     )
     with pytest.raises(HardwareError, match="4 GPUs"):
         judge(ask(of_config("llama-3.1-8b"), cards(24, 24), "vllm", start=start))
@@ -353,7 +353,7 @@ def test_vllm_takes_less_of_a_card_in_use_unless_its_share_was_settled() -> None
     assert result.can_load
     assert VllmSetup.of(result.way.setup).gpu_memory_utilization == 0.74  # (60 - 0.6) / 80
     assert result.tightest.budget.available_bytes == math.ceil(80 * GIB * 0.74)
-    settled = Start(setup=VllmSetup(), settled=frozenset({"gpu_memory_utilization"}))
+    settled = Start(setup=VllmSetup(), fixed_flags=frozenset({"gpu_memory_utilization"}))
     refused = judge(replace(question, start=settled))
     assert refused.failed
     assert "does not start" in refused.reasons[0]
@@ -380,7 +380,7 @@ def test_vllm_takes_the_card_with_most_free() -> None:
 
 def test_a_pool_that_holds_no_request_does_not_start() -> None:
     start = Start(
-        setup=VllmSetup(kv_cache_memory_bytes=GIB), settled=frozenset({"kv_cache_memory_bytes"})
+        setup=VllmSetup(kv_cache_memory_bytes=GIB), fixed_flags=frozenset({"kv_cache_memory_bytes"})
     )
     load = Load(context_tokens=17_000)
     result = judge(ask(of_config("llama-3.1-8b"), cards(24), "vllm", start=start, load=load))
@@ -431,14 +431,14 @@ def test_vllm_without_compilation_needs_a_little_beyond_its_share() -> None:
     question = ask(of_config("llama-3.1-8b"), replace(machine, devices=(card,)), "vllm")
     for eager, starts in ((False, True), (True, False)):
         setup = VllmSetup(enforce_eager=eager)
-        start = Start(setup=setup, settled=frozenset({"gpu_memory_utilization"}))
+        start = Start(setup=setup, fixed_flags=frozenset({"gpu_memory_utilization"}))
         assert judge(replace(question, start=start)).passed is starts
 
 
 def test_judge_is_not_comfortable_with_much_in_ram_of_unknown_size() -> None:
     """A 70B with no layer on the card: 1 GiB of VRAM, and 40 GiB in RAM that nobody stated."""
     setup = LlamaCppSetup(mode=LlamaMode.SERVER, n_gpu_layers=0)
-    start = Start(setup=setup, settled=frozenset({"n_gpu_layers"}))
+    start = Start(setup=setup, fixed_flags=frozenset({"n_gpu_layers"}))
     unknown = judge(ask(recorded("llama-3.1-70b"), cards(24, ram=None), start=start))
     assert unknown.status is Status.WARNING
     known = judge(ask(recorded("llama-3.1-70b"), cards(24, ram=128), start=start))

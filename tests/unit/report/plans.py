@@ -54,14 +54,15 @@ def planned(
     reference: str = "./model.gguf",
     drafter: Drafter | None = None,
     nodes: int = 1,
-    settled: tuple[str, ...] = (),
+    fixed_flags: tuple[str, ...] = (),
     decisions: tuple[Any, ...] = (),
     label: str = "org/Some-Model",
     **setup: Any,
 ) -> Plan:
     """The plan for a load, without the decisions."""
     start = Start(
-        setup=replace(engine_named(engine).default_setup(), **setup), settled=frozenset(settled)
+        setup=replace(engine_named(engine).default_setup(), **setup),
+        fixed_flags=frozenset(fixed_flags),
     )
     load = load or Load(context_tokens=32_768)
     request = Task(model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes)

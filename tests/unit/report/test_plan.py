@@ -258,7 +258,7 @@ def test_plan_text_of_one_program_is_in_full() -> None:
 
 
 def test_plan_text_has_the_steps_of_a_program_in_order() -> None:
-    plan = planned(qwen(), cards(24, 24), engine="vllm", nodes=2, tensor_parallel_size=2, pipeline_parallel_size=2, settled=("tensor_parallel_size", "pipeline_parallel_size"))  # fmt: skip
+    plan = planned(qwen(), cards(24, 24), engine="vllm", nodes=2, tensor_parallel_size=2, pipeline_parallel_size=2, fixed_flags=("tensor_parallel_size", "pipeline_parallel_size"))  # fmt: skip
     text = with_commands(plan)
     steps = [line.strip() for line in commands_in(text).splitlines()]
     assert steps[:5:2] == ["# on the first machine", "# on the other machine", "# on the first machine"]  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgekit.engines.program import ComparedRow, MeasuredBytes, Up
+from edgekit.engines.program import ComparedRow, MeasuredBytes, RunningEngine
 from edgekit.report.run import comparison_text
 
 
@@ -19,10 +19,10 @@ from edgekit.report.run import comparison_text
     ],
 )
 def test_comparison_text_names_the_engine_and_its_version(predicted: int, outcome: str) -> None:
-    talker: Any = None
+    generator: Any = None
     measured = MeasuredBytes(low_bytes=100, high_bytes=100)
     row = ComparedRow(part="weights", predicted_bytes=predicted, measured=measured, allowed_bytes=1)
-    up = Up(talker=talker, version="b1", rules_version="b2", rows=(row,))
-    first, *rows = comparison_text("some engine", up).splitlines()
+    running = RunningEngine(generator=generator, version="b1", rules_version="b2", rows=(row,))
+    first, *rows = comparison_text("some engine", running).splitlines()
     assert first == f"some engine b1 is up, {outcome}"
     assert "weights" in rows[-1]

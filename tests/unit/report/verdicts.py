@@ -166,7 +166,7 @@ QWEN = {
 }  # fmt: skip
 
 
-AS_IT_IS = Start(setup=VllmSetup(), settled=frozenset({"gpu_memory_utilization"}))
+AS_IT_IS = Start(setup=VllmSetup(), fixed_flags=frozenset({"gpu_memory_utilization"}))
 
 
 def judged(

@@ -225,7 +225,7 @@ def _measure_speed(server: Any, limits: dict[str, Any], model: str, tell: Tell) 
     new = min(limits["new_tokens"], int(speed["predicted_per_second"] * share_s))
     new = max(_NEW_TOKENS, new)
     for turn in range(limits["times"]):
-        tell(paced=_time_completion(server, generator, limits, prompt, new))
+        tell(speed_run=_time_completion(server, generator, limits, prompt, new))
         if turn == 0:
             tell(**_memory(f"{prompt} tokens read", model))
         if time.monotonic() > deadline:

@@ -143,7 +143,7 @@ def sizes(model: Model, quants: tuple[str, ...] = ()) -> Iterator[Size]:
 
 def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
     """Mixes that are clearly smaller than the file and may fit, each with the flag that selects it."""
-    if task.variants or "mix" in task.start.settled:
+    if task.variants or "mix" in task.start.fixed_flags:
         return
     header = task.model.header
     now_bytes = header.tensor_bytes if header.keys else None

@@ -108,7 +108,7 @@ def placements(task: Task) -> Iterator[Placement]:
     machine, start = task.machine, task.start
     setup = LlamaCppSetup.of(start.setup or default_setup())
     cards, *fewer = _card_sets(devices(machine))
-    has_backend = "backend" in start.settled
+    has_backend = "backend" in start.fixed_flags
     if has_backend:
         vendors = {card.vendor for card in cards}
         runs = {
@@ -121,7 +121,7 @@ def placements(task: Task) -> Iterator[Placement]:
             raise HardwareError(
                 f"{machine.name} has no device for the backend {setup.backend.value}"
             )
-    if start.settled & _BY_NUMBER and (devices(machine) or setup.servers):
+    if start.fixed_flags & _BY_NUMBER and (devices(machine) or setup.servers):
         yield _requested_placement(machine, setup, has_backend=has_backend)
         return
     if not cards or (has_backend and setup.backend is Backend.CPU):
@@ -136,7 +136,7 @@ def placements(task: Task) -> Iterator[Placement]:
         because = f"{part} on {names_of(used_cards)}{_visible_cards_hint(machine, used_cards)}"
         with_devices = replace(setup, devices=_device_slots(used_cards, setup.tensor_split))
         yield replace(_device_placement(machine, used_cards, with_devices, because), whole=True)
-    if start.settled & _DECIDES_RAM_USE or machine.host is None:
+    if start.fixed_flags & _DECIDES_RAM_USE or machine.host is None:
         return
     setup = replace(setup, devices=_device_slots(cards, setup.tensor_split))
     where = f"on {names_of(cards)}{_visible_cards_hint(machine, cards)}"
@@ -479,8 +479,8 @@ def values_for_users(values: Mapping[str, Any], users: int, load: Load) -> dict[
 
 def embedding_start(start: Start) -> Start:
     """The setup for embeddings."""
-    if "embeddings" in start.settled:
+    if "embeddings" in start.fixed_flags:
         return start
     setup = start.setup or default_setup()
-    settled = start.settled | {"embeddings"}
-    return replace(start, setup=replace(setup, embeddings=True), settled=settled)
+    settled = start.fixed_flags | {"embeddings"}
+    return replace(start, setup=replace(setup, embeddings=True), fixed_flags=settled)

@@ -18,7 +18,7 @@ SMALLER_BITS = (3,)  # unquantised repositories are estimated at 4 bits already
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
     """The requested cache type, else 16, 8 and 4 bits."""
-    if "kv_bits" in task.start.settled:
+    if "kv_bits" in task.start.fixed_flags:
         requested = MlxSetup.of(task.start.setup).kv_bits
         yield CacheChoice(
             name=f"{requested} bit", place=0, flags="", is_given=True, is_eight_bit=requested == 8
@@ -77,7 +77,7 @@ def weights_name(setup: MlxSetup, name: str) -> str:
 
 def smaller_weights(task: Task, _capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
     """Smaller quantisations, each with the command that makes it. A quantised repository cannot be converted again."""
-    if "quantize" not in task.start.settled and task.model.header.quantization is None:
+    if "quantize" not in task.start.fixed_flags and task.model.header.quantization is None:
         for bits in SMALLER_BITS:
             (variant,) = at_bits(task.model, (bits,))
             yield variant, f"mlx_lm.convert -q --q-bits {bits}"

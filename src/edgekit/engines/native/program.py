@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edgekit.bill.types import Setup
 from edgekit.engines.chat import Prompt
 from edgekit.engines.native.stream_plan import StreamSetup
-from edgekit.engines.program import EngineStart, RunOptions, Up
+from edgekit.engines.program import EngineStart, RunningEngine, RunOptions
 from edgekit.errors import MissingExtraError, UsageError
 from edgekit.machine.monitor import Monitor
 
@@ -85,9 +85,9 @@ class NativeStarter:
         return len(prompt_tokens(self.text, prompt))
 
     @contextmanager
-    def start(self, given: EngineStart) -> Iterator[Up]:
+    def start(self, given: EngineStart) -> Iterator[RunningEngine]:
         from edgekit.engines.native.generator import open_stream
-        from edgekit.engines.native.text import StreamTalker
+        from edgekit.engines.native.text import StreamTextGenerator
 
         given.recheck()
         with open_stream(
@@ -98,4 +98,4 @@ class NativeStarter:
             purpose=given.purpose,
         ) as engine:
             given.say(f"the cache has {engine.cache_bytes:,} bytes, as estimated")
-            yield Up(talker=StreamTalker(engine=engine, text=self.text))
+            yield RunningEngine(generator=StreamTextGenerator(engine=engine, text=self.text))

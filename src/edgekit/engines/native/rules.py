@@ -211,7 +211,7 @@ def placements(task: Task) -> Iterator[Placement]:
     ram = budgets(machine, vocabulary_bytes=vocabulary, threads=threads)
     all_bytes = matrix_bytes(task.model)
     sizes: tuple[int | None, ...] = (setup.keep_bytes,)
-    if "keep" not in start.settled:
+    if "keep" not in start.fixed_flags:
         sizes = (None, *(all_bytes * quarters // 4 // MIB * MIB for quarters in (3, 2, 1, 0)))
     for keep_bytes in sizes:
         if keep_bytes is None or keep_bytes >= all_bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.engines.chat import Prompt, Sampling, Written
+from edgekit.engines.chat import GenerationResult, Prompt, Sampling
 from edgekit.engines.native.file import ANY_SIZE, WeightFile, scan_header
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.native.templates import ChatFormat, chat_format
@@ -172,7 +172,7 @@ def _byte_letters() -> dict[str, bytes]:
 
 
 @dataclass(slots=True, kw_only=True)
-class StreamTalker:
+class StreamTextGenerator:
     """A conversation. If a prompt continues the last one, only its new part is read."""
 
     engine: StreamEngine
@@ -195,7 +195,12 @@ class StreamTalker:
         return tokens
 
     def write(
-        self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int | None,
+        into: GenerationResult,
     ) -> Iterator[str]:
         """The text of the answer, piece by piece; `into` gets the counts, the reason for its end, and the timings."""
         sampler = Sampler(sampling, self.engine.vocabulary)

@@ -35,7 +35,7 @@ _QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
     """The requested cache type, else the model's dtype and, on GPUs that compute in it, fp8."""
-    if "kv_cache_dtype" in task.start.settled:
+    if "kv_cache_dtype" in task.start.fixed_flags:
         requested = VllmSetup.of(task.start.setup).kv_cache_dtype
         yield CacheChoice(
             name=requested, place=0, flags="", is_given=True, is_eight_bit=requested == "fp8"

@@ -125,14 +125,14 @@ def placements(task: Task) -> Iterator[Placement]:
         raise HardwareError(
             f"vLLM should use {setup.world_size} GPUs, but {machine.name} has {len(cards)}"
         )
-    if start.settled & PLACED:
+    if start.fixed_flags & PLACED:
         shapes = [(setup.tensor_parallel_size, setup.pipeline_parallel_size)]
     else:
         shapes = list(_shapes(len(one_node), task.nodes))[::-1]
     for ranks, stages in shapes:
         chosen = tuple(largest[: ranks * stages])
         share = setup.gpu_memory_utilization
-        if "gpu_memory_utilization" not in start.settled:
+        if "gpu_memory_utilization" not in start.fixed_flags:
             # lowered until vLLM starts, if GPUs are in use or NCCL needs memory
             share = startable_share(chosen, share, eager=setup.enforce_eager)
         smallest = min(chosen, key=lambda card: card.total_bytes)

@@ -9,11 +9,11 @@ import pytest
 from tests.runnable import write_chatting
 
 from edgekit.bill.types import Load
-from edgekit.engines.chat import Message, Prompt, Sampling, Written
+from edgekit.engines.chat import GenerationResult, Message, Prompt, Sampling
 from edgekit.engines.native import text as talking
 from edgekit.engines.native.generator import StreamEngine, open_stream
 from edgekit.engines.native.stream_plan import StreamSetup
-from edgekit.engines.native.text import StreamTalker, open_text
+from edgekit.engines.native.text import StreamTextGenerator, open_text
 
 GREEDY = Sampling(temperature=0)
 
@@ -24,20 +24,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def talker(model: Path) -> Iterator[StreamTalker]:
+def generator(model: Path) -> Iterator[StreamTextGenerator]:
     setup = StreamSetup(threads=1, rolling=True, sinks=2, keep_bytes=None)
     load = Load(context_tokens=64, microbatch_tokens=8)
     with open_text(model) as text, open_stream(model, load=load, setup=setup) as engine:
-        yield StreamTalker(engine=engine, text=text)
+        yield StreamTextGenerator(engine=engine, text=text)
 
 
-def said(talker: StreamTalker, tokens: Sequence[int], written: Written | None = None) -> str:
-    into = written or Written()
-    return "".join(talker.write(tokens, GREEDY, max_tokens=4, into=into))
+def said(
+    generator: StreamTextGenerator, tokens: Sequence[int], written: GenerationResult | None = None
+) -> str:
+    into = written or GenerationResult()
+    return "".join(generator.write(tokens, GREEDY, max_tokens=4, into=into))
 
 
 def test_a_prompt_that_goes_on_is_not_read_again(
-    talker: StreamTalker, monkeypatch: pytest.MonkeyPatch
+    generator: StreamTextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed: list[int] = []
     real = StreamEngine.feed
@@ -47,24 +49,24 @@ def test_a_prompt_that_goes_on_is_not_read_again(
         return real(self, tokens, *rest)  # type: ignore[arg-type]  # as it was called
 
     monkeypatch.setattr(StreamEngine, "feed", counting)
-    first = talker.tokens(Prompt(text="hello there"))
-    said(talker, first)
-    again = [*talker._read, *talker.tokens(Prompt(text=" and more"))]
+    first = generator.tokens(Prompt(text="hello there"))
+    said(generator, first)
+    again = [*generator._read, *generator.tokens(Prompt(text=" and more"))]
     fed.clear()
-    whole = said(talker, again)
+    whole = said(generator, again)
     assert fed[0] == len(again) - len(first) - 3  # four were written, and the last of them not read
-    talker.engine.reset()
-    talker._read.clear()
-    assert said(talker, again) == whole
+    generator.engine.reset()
+    generator._read.clear()
+    assert said(generator, again) == whole
 
 
 def test_after_a_prompt_was_broken_off_all_is_read_again(
-    talker: StreamTalker, monkeypatch: pytest.MonkeyPatch
+    generator: StreamTextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = talker.tokens(Prompt(text="a long text that fills the window " * 8))
-    expected = said(talker, [*tokens, *tokens])
-    talker.engine.reset()
-    talker._read.clear()
+    tokens = generator.tokens(Prompt(text="a long text that fills the window " * 8))
+    expected = said(generator, [*tokens, *tokens])
+    generator.engine.reset()
+    generator._read.clear()
 
     def broken(engine: StreamEngine, fed: Sequence[int], *_: object, **__: object) -> Iterator[int]:
         def stop(share: float) -> None:
@@ -78,22 +80,24 @@ def test_after_a_prompt_was_broken_off_all_is_read_again(
     with monkeypatch.context() as patch:
         patch.setattr(talking, "generate", broken)
         with pytest.raises(KeyboardInterrupt):
-            said(talker, tokens)
-    assert talker.engine.needs_reset
-    assert said(talker, [*tokens, *tokens]) == expected
+            said(generator, tokens)
+    assert generator.engine.needs_reset
+    assert said(generator, [*tokens, *tokens]) == expected
 
 
-def test_half_a_letter_of_an_answer_that_was_left_is_forgotten(talker: StreamTalker) -> None:
-    talker.text.pieces._decoder.decode(b"\xf0\x9f")
-    tokens = talker.tokens(Prompt(text="hello"))
-    assert not said(talker, tokens).startswith("\N{REPLACEMENT CHARACTER}")
+def test_half_a_letter_of_an_answer_that_was_left_is_forgotten(
+    generator: StreamTextGenerator,
+) -> None:
+    generator.text.pieces._decoder.decode(b"\xf0\x9f")
+    tokens = generator.tokens(Prompt(text="hello"))
+    assert not said(generator, tokens).startswith("\N{REPLACEMENT CHARACTER}")
 
 
-def test_messages_are_written_as_the_model_was_taught(talker: StreamTalker) -> None:
+def test_messages_are_written_as_the_model_was_taught(generator: StreamTextGenerator) -> None:
     request = Prompt(messages=(Message(role="user", content="Hi"),))
-    plain = talker.tokens(Prompt(text="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
-    assert talker.tokens(request) == plain
-    written = Written()
-    said(talker, plain, written)
+    plain = generator.tokens(Prompt(text="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
+    assert generator.tokens(request) == plain
+    written = GenerationResult()
+    said(generator, plain, written)
     assert (written.prompt_tokens, written.new_tokens) == (len(plain), 4)
     assert written.finish == "length"

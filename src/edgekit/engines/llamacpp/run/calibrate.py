@@ -19,11 +19,11 @@ from edgekit.engines.llamacpp.run.verification import verify_model
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.process import ending_in_order
-from edgekit.engines.program import CalibrateRequest, EngineRun, Paced
+from edgekit.engines.program import CalibrateRequest, EngineRun, ReportedSpeed
 from edgekit.engines.speed import middle, modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import stored_text, today, watched
-from edgekit.machine.types import Device, Machine, Pace
+from edgekit.machine.types import Device, EngineSpeed, Machine
 from edgekit.model import OpenModel, open_model
 from edgekit.units import format_bytes
 
@@ -100,13 +100,13 @@ def _run_on(
         )
     is_busy = other_load.share > request.options.busy_share
     pace = None
-    if verification.paced is not None and not is_busy:
-        pace = _pace(machine, opened, load, setup, verification.paced)
+    if verification.reported_speed is not None and not is_busy:
+        pace = _pace(machine, opened, load, setup, verification.reported_speed)
     notes: list[str] = []
-    if is_busy and verification.paced is not None:
+    if is_busy and verification.reported_speed is not None:
         notes.append(
-            f"llama.cpp reached {verification.paced.decode_tokens_per_s:.1f} tokens/s (prompt: "
-            f"{verification.paced.prefill_tokens_per_s:.1f} tokens/s), which was not saved: {other_load.note}"
+            f"llama.cpp reached {verification.reported_speed.decode_tokens_per_s:.1f} tokens/s (prompt: "
+            f"{verification.reported_speed.prefill_tokens_per_s:.1f} tokens/s), which was not saved: {other_load.note}"
         )
     if verification.beside_bytes is None:
         notes.append(
@@ -131,21 +131,28 @@ def _pacing(opened: OpenModel, load: Load, seconds: float) -> Pacing | None:
 
 
 def _pace(
-    machine: Machine, opened: OpenModel, load: Load, setup: LlamaCppSetup, paced: Paced
-) -> Pace:
+    machine: Machine,
+    opened: OpenModel,
+    load: Load,
+    setup: LlamaCppSetup,
+    reported_speed: ReportedSpeed,
+) -> EngineSpeed:
     """The measured speed, and the middle of the range that EdgeKit expects for the same number of tokens."""
     model = opened.model
     bill = estimate(model, load, setup)
-    filled = (paced.prompt_tokens, paced.prompt_tokens + paced.new_tokens)
+    filled = (
+        reported_speed.prompt_tokens,
+        reported_speed.prompt_tokens + reported_speed.new_tokens,
+    )
     run = sequence_run(model, load, setup, bill, machine)
     expected = modelled_speed(run, filled)
     prefill = None if expected is None else expected.prefill
-    return Pace(
+    return EngineSpeed(
         label=stored_text(opened.label),
         bytes_per_token=int(sum(pool.weights_bytes + pool.state_bytes for pool in run.reads.pools)),
-        prompt_tokens=paced.prompt_tokens,
-        decode_tokens_per_s=round(paced.decode_tokens_per_s, 3),
-        prefill_tokens_per_s=round(paced.prefill_tokens_per_s, 3),
+        prompt_tokens=reported_speed.prompt_tokens,
+        decode_tokens_per_s=round(reported_speed.decode_tokens_per_s, 3),
+        prefill_tokens_per_s=round(reported_speed.prefill_tokens_per_s, 3),
         expected_decode=None if expected is None else round(middle(expected.decode), 3),
         expected_prefill=None if prefill is None else round(middle(prefill), 3),
         bandwidth_bytes_per_s=None if machine.host is None else machine.host.bandwidth_bytes_per_s,

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgekit.bill.types import Component, Load, MemoryEstimate, Verdict, cache_type
-from edgekit.engines.chat import Prompt, Sampling, Written
+from edgekit.engines.chat import GenerationResult, Prompt, Sampling
 from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import growth_limits
@@ -41,8 +41,8 @@ from edgekit.engines.program import (
     EngineRun,
     EngineStart,
     MeasuredBytes,
+    RunningEngine,
     RunOptions,
-    Up,
     Verification,
 )
 from edgekit.errors import ContextTooLargeError, EngineError, MemoryPressureError, TextError
@@ -104,7 +104,7 @@ class LlamaCppStarter:
         """None: only the server can count tokens."""
 
     @contextmanager
-    def start(self, request: EngineStart) -> Iterator[Up]:
+    def start(self, request: EngineStart) -> Iterator[RunningEngine]:
         """Runs the engine, watched, until the end of the block."""
         running = start(_launch(request), tell=request.say, recheck=request.recheck)
         with Watch(running, warn=request.warn) as watch:
@@ -115,14 +115,14 @@ class LlamaCppStarter:
                 window_tokens = request.load.context_tokens or 0
                 if reported and reported.isdigit():
                     window_tokens = min(int(reported), window_tokens)
-                talker = LlamaTalker(
+                generator = LlamaTextGenerator(
                     running.address,
                     api_key=request.address.api_key,
                     window_tokens=window_tokens,
                     sinks=request.sinks,
                 )
-                yield Up(
-                    talker=talker,
+                yield RunningEngine(
+                    generator=generator,
                     version=running.version,
                     rules_version=version_name(*answered_version(running.version)),
                     rows=compare_reported(request.estimate, running),
@@ -184,7 +184,7 @@ class LlamaCppVerifier:
         return describe(self.load, verification.estimate)
 
 
-class LlamaTalker:
+class LlamaTextGenerator:
     """Talks to one server. Every call has its own connection: closing it ends the work.
 
     There is no timeout: a long prompt is silent for minutes, and an engine that is gone closes its end.
@@ -215,7 +215,12 @@ class LlamaTalker:
         return [int(token) for token in tokens]
 
     def write(
-        self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int | None,
+        into: GenerationResult,
     ) -> Iterator[str]:
         """Generates text piece by piece; counts and timings go to `into`."""
         body: dict[str, Any] = {

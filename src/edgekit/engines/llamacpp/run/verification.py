@@ -39,7 +39,7 @@ from edgekit.engines.program import (
     ComparedRow,
     EngineReport,
     MeasuredBytes,
-    Paced,
+    ReportedSpeed,
     Resident,
     Verification,
 )
@@ -115,7 +115,7 @@ def verify_model(
                 "wrong: please report this"
             ) from error
     resident: tuple[Resident, ...] = ()
-    paced: Paced | None = None
+    reported_speed: ReportedSpeed | None = None
     if path is not None:
         _require_memory(estimate)
         question = LoadQuestion(
@@ -126,7 +126,7 @@ def verify_model(
             pacing=pacing,
             timeout_s=timeout_s or LOAD_TIMEOUT_S,
         )
-        resident, paced = load_for_real(method, question)
+        resident, reported_speed = load_for_real(method, question)
     rows = compare(estimate, answer.parts)
     tokens = header.arrays.get("tokenizer.ggml.tokens")
     return Verification(
@@ -147,7 +147,7 @@ def verify_model(
         vocabulary=0 if tokens is None else tokens.count,
         resident=resident,
         beside_bytes=beside_bytes(resident, estimate, setup),
-        paced=paced,
+        reported_speed=reported_speed,
         notes=(*files.notes, *_notes(estimate, answer)),
     )
 
@@ -270,7 +270,7 @@ class _ChildReport:
     log: EngineLog = field(default_factory=EngineLog)
     version: str | None = None
     resident: list[Resident] = field(default_factory=list)
-    paced: list[Mapping[str, float]] = field(default_factory=list)
+    speed_runs: list[Mapping[str, float]] = field(default_factory=list)
     timed_out: bool = False
     is_complete: bool = False  # a dry run has logged all its figures
     exit_code: int | None = None
@@ -299,22 +299,22 @@ def ask_engine(method: VerifyMethod, question: LoadQuestion) -> EngineReport:
 
 def load_for_real(
     method: VerifyMethod, question: LoadQuestion
-) -> tuple[tuple[Resident, ...], Paced | None]:
+) -> tuple[tuple[Resident, ...], ReportedSpeed | None]:
     """Loads the model and decodes a few tokens.
 
     Returns the memory of the process at each step (started, weights loaded, context created, tokens decoded) and its
     speed, if that was requested.
     """
     child = _run(method, question)
-    paced = child.paced
-    if not paced:
+    runs = child.speed_runs
+    if not runs:
         return tuple(child.resident), None
     # The best of several identical runs: other load only makes them slower.
-    return tuple(child.resident), Paced(
-        prompt_tokens=int(paced[0]["prompt_n"]),
-        new_tokens=int(paced[0]["predicted_n"]),
-        prefill_tokens_per_s=max(timings["prompt_per_second"] for timings in paced),
-        decode_tokens_per_s=max(timings["predicted_per_second"] for timings in paced),
+    return tuple(child.resident), ReportedSpeed(
+        prompt_tokens=int(runs[0]["prompt_n"]),
+        new_tokens=int(runs[0]["predicted_n"]),
+        prefill_tokens_per_s=max(timings["prompt_per_second"] for timings in runs),
+        decode_tokens_per_s=max(timings["predicted_per_second"] for timings in runs),
     )
 
 
@@ -360,8 +360,8 @@ def _run_once(request: Mapping[str, Any], question: LoadQuestion) -> _ChildRepor
 
     def read_message(message: Message) -> None:
         child.version = message.get("version", child.version)
-        if "paced" in message:
-            child.paced.append(message["paced"])
+        if "speed_run" in message:
+            child.speed_runs.append(message["speed_run"])
         elif (memory := resident_at(message["when"], message["memory"])) is not None:
             with resident_lock:
                 child.resident.append(memory)
