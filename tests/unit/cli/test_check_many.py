@@ -24,17 +24,13 @@ from edgekit.app.check import Answer
 from edgekit.cli import main
 
 FITTING, TIGHT, FAILING = "tinyllama-1.1b", "llama-3.1-8b", "gemma-3-27b"
-MACHINE = (
-    "--ram",
-    "8G",
-    "--min-context",
-    "8k",
-)  # 7 GiB may be used: 0.7, 5.9 and 16.9 GiB are needed
+# 7 GiB is usable; the three models need 0.7, 5.9 and 16.9 GiB
+MACHINE = ("--ram", "8G", "--min-context", "8k")
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that paths are relative to."""
+    """The current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -44,31 +40,33 @@ def three(home: Path) -> list[str]:
     return [write_model(home, model).name for model in (FITTING, TIGHT, FAILING)]
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["check", *words])
+def run_check(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["check", *argv])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    code, out, err = ask(capsys, *words, "--json")
+def check_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
+    code, out, err = run_check(capsys, *argv, "--json")
     assert err == ""
     return code, json.loads(out)
 
 
-def references(told: dict[str, Any]) -> list[str]:
-    return [model["reference"] for model in told["models"]]
+def references(answer: dict[str, Any]) -> list[str]:
+    return [model["reference"] for model in answer["models"]]
 
 
-def say(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def set_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 
 # --- the table
 
 
-def test_a_row_for_each(three: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, *three, *MACHINE)
+def test_several_models_are_rows_of_one_table(
+    three: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run_check(capsys, *three, *MACHINE)
     assert (code, err) == (3, "")
     lines = out.splitlines()
     assert lines[0].endswith("8 GiB RAM")
@@ -87,7 +85,7 @@ def test_a_row_for_each(three: list[str], capsys: pytest.CaptureFixture[str]) ->
         ((2, 0), False, 3), ((1, 2), True, 3),
     ],
 )  # fmt: skip
-def test_the_worst_code_counts(
+def test_exit_code_is_the_worst_of_all_models(
     *,
     which: tuple[int, ...],
     strict: bool,
@@ -95,12 +93,12 @@ def test_the_worst_code_counts(
     three: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [three[place] for place in which] + ["--strict"] * strict
-    assert ask(capsys, *words, *MACHINE)[0] == code
+    argv = [three[index] for index in which] + ["--strict"] * strict
+    assert run_check(capsys, *argv, *MACHINE)[0] == code
 
 
 @pytest.mark.parametrize(
-    ("broken", "code", "outcome", "why"),
+    ("broken", "code", "outcome", "message"),
     [
         ("page.gguf", 5, "not read", "it looks like a web page"),
         ("none.gguf", 4, "not read", "no such file or folder: none.gguf"),
@@ -109,70 +107,72 @@ def test_the_worst_code_counts(
         ("sample:nope", 4, "not read", "no such sample: 'nope'"),
     ],
 )
-def test_one_broken_among_good_ones(
+def test_unreadable_model_is_a_row_with_the_reason(
     *,
     broken: str,
     code: int,
     outcome: str,
-    why: str,
+    message: str,
     home: Path,
     three: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (home / "page.gguf").write_bytes(b"<!DOCTYPE html>")
-    words = [three[0], broken, three[2]]
-    result, out, err = ask(capsys, *words, *MACHINE)
+    argv = [three[0], broken, three[2]]
+    result, out, err = run_check(capsys, *argv, *MACHINE)
     assert (result, err) == (code, "")
     assert out.splitlines()[4].startswith(outcome)
-    assert why in " ".join(out.split())
+    assert message in " ".join(out.split())
     assert out.splitlines()[-1] == "1 fits, 1 does not fit, 1 could not be read"
-    result, answer = ask_json(capsys, *words, *MACHINE)
+    result, answer = check_json(capsys, *argv, *MACHINE)
     assert result == code
-    assert references(answer) == words
-    assert why in answer["models"][1]["error"]["message"]
+    assert references(answer) == argv
+    assert message in answer["models"][1]["error"]["message"]
     assert answer["models"][2]["status"] == "failed"
 
 
-def test_what_is_the_same_is_said_once(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reason_shared_by_several_models_is_shown_once(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = [write_model(home, model).name for model in ("tinyllama-1.1b", "lfm2-1.2b", "qwen3-0.6b", "gemma-3-1b")]  # fmt: skip
-    code, out, _ = ask(capsys, *names, "--engine", "vllm", "--ram", "8G")
+    code, out, _ = run_check(capsys, *names, "--engine", "vllm", "--ram", "8G")
     assert code == 3
     assert " ".join(out.split()).count("vLLM needs an NVIDIA GPU") == 1
     assert out.splitlines()[-1] == "4 cannot run"
 
 
-def test_nothing_of_a_table_is_left_for_one(
+def test_model_given_twice_is_answered_once_without_a_table(
     three: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same model twice is one question, which is said on standard error."""
-    *once, _ = ask(capsys, three[0], *MACHINE)
+    *once, _ = run_check(capsys, three[0], *MACHINE)
     note = f"edgekit: {three[0]} was given more than once and is shown once\n"
-    assert ask(capsys, three[0], three[0], three[0], *MACHINE) == (*once, note)
+    assert run_check(capsys, three[0], three[0], three[0], *MACHINE) == (*once, note)
 
 
-def test_several_engines_for_several_models(
+def test_engine_all_of_several_models_is_a_row_for_each_pair(
     three: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, answer = ask_json(
+    code, answer = check_json(
         capsys, three[0], three[2], "--engine", "all", *MACHINE, "--ram", "768M"
     )
-    assert code == 3  # the best engine of each, the worst of the models
+    assert code == 3  # of the best engine of each model, the worst
     assert len(answer["models"]) == 2 * 4
     assert answer["summary"]["cannot_run"] == 4
-    assert answer["summary"]["fits"] == 1  # the smaller one, read from its file for every token
+    # the smaller model fits the built-in engine, which reads its weights from the file
+    assert answer["summary"]["fits"] == 1
 
 
 # --- folders
 
 
-def test_a_folder_of_models(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_is_searched_for_models(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "models" / "org" / "deep").mkdir(parents=True)
     for model in ("tinyllama-1.1b", "gemma-3-1b"):
         write_model(home / "models", model)
     write_model(home / "models" / "org" / "deep", "qwen3-0.6b")
     (home / "models" / "README.md").write_text("not a model")
     (home / "models" / ".hidden.gguf").write_bytes(b"")
-    code, answer = ask_json(capsys, "models", "--ram", "8G")
+    code, answer = check_json(capsys, "models", "--ram", "8G")
     assert code == 0
     assert references(answer) == [
         "models/gemma-3-1b.Q4_K_M.gguf",
@@ -188,107 +188,110 @@ def write_tensors(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(safetensors(table, data_bytes=1024 * 256 * 2))
 
 
-def test_folders_with_a_config_are_models(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_subfolder_with_a_config_is_a_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b/inner"):
         write_tensors(home / "models" / name)
     write_model(home / "models", "tinyllama-1.1b")
-    code, answer = ask_json(capsys, "models", "--device", "RTX 4090")
+    code, answer = check_json(capsys, "models", "--device", "RTX 4090")
     assert references(answer) == ["models/a", "models/b/inner", "models/tinyllama-1.1b.Q4_K_M.gguf"]
     assert [model["engine"]["name"] for model in answer["models"]] == ["vllm", "vllm", "llama.cpp"]
     assert code == 0
 
 
-def test_a_folder_that_is_one_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_with_a_config_is_one_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tensors(home / "model")
-    code, answer = ask_json(capsys, "model", "--ram", "8G")
+    code, answer = check_json(capsys, "model", "--ram", "8G")
     assert (code, answer["reference"]) == (0, "model")
 
 
 def test_shards_are_one_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two files of a set are one row; that they do not belong together is another matter."""
+    """Files numbered as shards of one set are one row, even if their contents do not match."""
     write_model(home, "tinyllama-1.1b")
     for number, model in ((1, "lfm2-1.2b"), (2, "qwen3-0.6b")):
         write_model(home, model).rename(home / f"big-{number:05d}-of-00002.gguf")
-    _, answer = ask_json(capsys, ".", "--ram", "8G")
+    _, answer = check_json(capsys, ".", "--ram", "8G")
     assert references(answer) == ["big-00001-of-00002.gguf", "tinyllama-1.1b.Q4_K_M.gguf"]
 
 
-def test_an_empty_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_folder_is_an_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "empty").mkdir()
-    code, out, err = ask(capsys, "empty", "--ram", "8G")
+    code, out, err = run_check(capsys, "empty", "--ram", "8G")
     assert (code, out) == (4, "")
     assert err == "edgekit: empty is empty: it has no GGUF, safetensors or config.json\n"
 
 
-def test_a_folder_and_a_model_in_it(
+def test_model_inside_a_given_folder_is_shown_once(
     home: Path, three: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, answer = ask_json(capsys, str(home), str(home / three[0]), *MACHINE)
+    _, answer = check_json(capsys, str(home), str(home / three[0]), *MACHINE)
     assert len(answer["models"]) == 3
 
 
 # --- standard input
 
 
-def test_names_on_standard_input(
+def test_stdin_lists_a_model_per_line_with_comments_and_blank_lines(
     three: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(monkeypatch, f"# mine\n\n  {three[0]}  \r\n#{three[1]}\n{three[2]}\n{three[0]}\n")
-    code, answer = ask_json(capsys, "-", *MACHINE)
+    set_stdin(monkeypatch, f"# mine\n\n  {three[0]}  \r\n#{three[1]}\n{three[2]}\n{three[0]}\n")
+    code, answer = check_json(capsys, "-", *MACHINE)
     assert (code, references(answer)) == (3, [three[0], three[2]])
 
 
-def test_standard_input_among_others(
+def test_models_from_stdin_take_the_place_of_the_dash(
     three: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(monkeypatch, f"{three[1]}\n{three[0]}")
-    _, answer = ask_json(capsys, three[2], "-", three[1], *MACHINE)
+    set_stdin(monkeypatch, f"{three[1]}\n{three[0]}")
+    _, answer = check_json(capsys, three[2], "-", three[1], *MACHINE)
     assert references(answer) == [three[2], three[1], three[0]]
 
 
-def test_one_name_on_standard_input_is_one_answer(
+def test_single_model_on_stdin_is_answered_without_a_table(
     three: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(monkeypatch, f"\ufeff{three[0]}\n")  # as some editors open a text
+    """Also after the byte order mark with which some editors begin a file."""
+    set_stdin(monkeypatch, f"\ufeff{three[0]}\n")
     assert (
-        ask(capsys, "-", "--quiet", *MACHINE)[1]
+        run_check(capsys, "-", "--quiet", *MACHINE)[1]
         == "Runs on the CPU: 0.7 of 7.0 GiB at 2K, about 32 tokens/s\n"
     )
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "   \n#\n"])
-def test_nothing_on_standard_input(
+def test_empty_stdin_is_an_error(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(monkeypatch, text)
-    assert ask(capsys, "-", "--ram", "8G") == (2, "", "edgekit: no model given\n")
+    set_stdin(monkeypatch, text)
+    assert run_check(capsys, "-", "--ram", "8G") == (2, "", "edgekit: no model given\n")
 
 
-def test_a_closed_standard_input(
+def test_closed_stdin_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert ask(capsys, "-") == (2, "", "edgekit: standard input is closed\n")
+    assert run_check(capsys, "-") == (2, "", "edgekit: standard input is closed\n")
 
 
-def test_too_many(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    say(monkeypatch, "".join(f"org/model{number}\n" for number in range(10_001)))
-    assert ask(capsys, "-") == (2, "", "edgekit: more than 10,000 models at once\n")
+def test_more_than_10_000_models_are_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_stdin(monkeypatch, "".join(f"org/model{number}\n" for number in range(10_001)))
+    assert run_check(capsys, "-") == (2, "", "edgekit: more than 10,000 models at once\n")
 
 
 @pytest.mark.parametrize(
     "raw", [b"\xff\xfe\n", b"m\0o\0d\0e\0l\0", b"\x1b[31m\n", bytes(range(256))]
 )
-def test_bytes_on_standard_input_that_are_no_names(
+def test_binary_stdin_is_an_error_without_escape_sequences(
     raw: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
-    code, out, err = ask(capsys, "-", "--ram", "8G", "--offline")
+    code, out, err = run_check(capsys, "-", "--ram", "8G", "--offline")
     assert code in {2, 4}
     assert "\x1b" not in out + err
 
 
-def test_any_bytes_on_the_standard_input_of_a_process() -> None:
+def test_binary_stdin_of_a_process_gives_no_traceback() -> None:
     raw = bytes(range(256))
     done = subprocess.run(
         [sys.executable, "-m", "edgekit", "check", "-", "--ram", "8G", "--offline"],
@@ -303,15 +306,15 @@ def test_any_bytes_on_the_standard_input_of_a_process() -> None:
 # --- many
 
 
-def fifty(folder: Path) -> list[str]:
+def write_fifty_models(folder: Path) -> list[str]:
     folder.mkdir()
     return [str(write_model(folder, model["model"], model["quant"])) for model in models()[:100:2]]
 
 
-def spent(*words: str) -> float:
-    """CPU seconds of the process that answered."""
+def cpu_seconds(*argv: str) -> float:
+    """The CPU time of a process that checks these models."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "edgekit", "check", *words],
+        [sys.executable, "-m", "edgekit", "check", *argv],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
@@ -321,11 +324,11 @@ def spent(*words: str) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def test_fifty_headers_are_fifty_rows_in_order(
+def test_many_models_are_rows_in_the_given_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    backwards = sampled(fifty(tmp_path / "models"), each=3)[::-1]
-    _, answer = ask_json(capsys, *backwards, "--ram", "24G")
+    backwards = sampled(write_fifty_models(tmp_path / "models"), each=3)[::-1]
+    _, answer = check_json(capsys, *backwards, "--ram", "24G")
     assert references(answer) == backwards
     assert sum(answer["summary"].values()) == len(backwards)
     assert answer["summary"]["not_read"] == answer["summary"]["cannot_run"] == 0
@@ -335,23 +338,22 @@ def test_fifty_headers_are_fifty_rows_in_order(
 def test_rows_are_written_while_later_models_are_read(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written when the last of thirty models was opened."""
-    one = write_model(home, FITTING)
+    model_file = write_model(home, FITTING)
     names = [f"{number:02}.gguf" for number in range(30)]
     for name in names:
-        os.link(one, home / name)
-    so_far: list[str] = []
+        os.link(model_file, home / name)
+    output_before_the_last: list[str] = []
 
-    def opened(reference: str, *arguments: Any, **more: Any) -> list[Answer]:
+    def check_and_record(reference: str, *arguments: Any, **more: Any) -> list[Answer]:
         if reference == names[-1]:
-            so_far.append(capsys.readouterr().out)
+            output_before_the_last.append(capsys.readouterr().out)
         return check(reference, *arguments, **more)
 
     check = checking.check
-    monkeypatch.setattr(checking, "check", opened)
-    code, out, _ = ask(capsys, *names, "--ram", "24G")
+    monkeypatch.setattr(checking, "check", check_and_record)
+    code, out, _ = run_check(capsys, *names, "--ram", "24G")
     assert code == 0
-    assert [line.split()[1] for line in so_far[0].splitlines()[3:]] == names[:-1]
+    assert [line.split()[1] for line in output_before_the_last[0].splitlines()[3:]] == names[:-1]
     assert [line.split()[:2] for line in out.splitlines()] == [
         ["fits", names[-1]],
         [],
@@ -359,30 +361,30 @@ def test_rows_are_written_while_later_models_are_read(
     ]
 
 
-def test_progress_counts_models_on_a_terminal_and_leaves_the_rows_alone(three: list[str]) -> None:
-    """Both streams on one terminal: the progress line is wiped before a row is written."""
+def test_progress_line_on_a_terminal_does_not_disturb_the_rows(three: list[str]) -> None:
+    """With stdout and stderr on one terminal, the progress line is erased before each row."""
     import pty
 
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     command = [sys.executable, "-m", "edgekit", "check", *three, *MACHINE]
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment):
-        os.close(theirs)
-        answer = b""
+    with subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment):
+        os.close(terminal)
+        output = b""
         with suppress(OSError):  # EIO: the other end is closed
-            while piece := os.read(ours, 65536):
-                answer += piece
-    os.close(ours)
-    assert b"checked 0 of 3 models" in answer
-    assert b"checked 2 of 3 models" in answer
-    shown = [line.rpartition(b"\x1b[K")[2].decode() for line in answer.split(b"\r\n")]
+            while chunk := os.read(controller, 65536):
+                output += chunk
+    os.close(controller)
+    assert b"checked 0 of 3 models" in output
+    assert b"checked 2 of 3 models" in output
+    shown = [line.rpartition(b"\x1b[K")[2].decode() for line in output.split(b"\r\n")]
     assert shown[3].split()[:2] == ["fits", three[0]]
     assert shown[-2] == "1 fits, 1 is tight, 1 does not fit"
 
 
-@pytest.mark.skipif(not hasattr(os, "wait4"), reason="only Unix tells what a child has used")
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="needs os.wait4")
 @wide
-def test_fifty_headers_cost_less_than_fifty_runs(tmp_path: Path) -> None:
-    names = fifty(tmp_path / "models")
-    one = min(spent(names[0], "--ram", "24G", "--quiet") for _ in range(3))
-    assert spent(*names, "--ram", "24G", "--quiet") < 25 * one
+def test_checking_fifty_models_costs_less_than_fifty_processes(tmp_path: Path) -> None:
+    names = write_fifty_models(tmp_path / "models")
+    single = min(cpu_seconds(names[0], "--ram", "24G", "--quiet") for _ in range(3))
+    assert cpu_seconds(*names, "--ram", "24G", "--quiet") < 25 * single

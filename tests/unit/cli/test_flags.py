@@ -1,4 +1,4 @@
-"""A flag means the same in every command that has it; mistakes get a suggestion and the command's own usage."""
+"""A flag means the same in every command that has it; mistyped flags get a suggestion."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from edgekit.errors import UsageError
 
 MODEL = "qwen3-0.6b"
 CARD = ("--device", "RTX 4090")
-# flag -> the commands that have it
-EVERYWHERE: dict[str, set[str]] = {
+COMMANDS_OF: dict[str, set[str]] = {
     "--device": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
     "--gpu": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
     "--vram": {"check", "plan", "recommend", "compare", "estimate", "hardware"},
@@ -36,52 +35,52 @@ EVERYWHERE: dict[str, set[str]] = {
 }  # fmt: skip
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    main([*words, "--json"])
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    main([*argv, "--json"])
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
 
-def usage_error(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        main(argv)
     assert ended.value.code == 2
     return capsys.readouterr().err.splitlines()
 
 
-@pytest.mark.parametrize("flag", EVERYWHERE)
-def test_a_flag_is_in_every_command_where_it_makes_sense(flag: str) -> None:
-    having = {name for name, one in build_parser().commands.items() if flag in one.flags}
-    assert having >= EVERYWHERE[flag]
+@pytest.mark.parametrize("flag", COMMANDS_OF)
+def test_flag_is_in_all_of_its_commands(flag: str) -> None:
+    commands = {name for name, command in build_parser().commands.items() if flag in command.flags}
+    assert commands >= COMMANDS_OF[flag]
 
 
-def test_gpu_is_device(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_is_another_name_of_device(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("check", MODEL), ("compare", MODEL), ("hardware",)):
-        named = ask(capsys, *command, "--gpu", "RTX 4090")
-        assert named == ask(capsys, *command, *CARD)
+        answer = run_json(capsys, *command, "--gpu", "RTX 4090")
+        assert answer == run_json(capsys, *command, *CARD)
 
 
-def test_users_of_check_have_a_context_each(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask(capsys, "check", MODEL, *CARD, "--users", "4", "-c", "4k")
+def test_check_users_have_a_context_each(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "check", MODEL, *CARD, "--users", "4", "-c", "4k")
     assert answer["context_tokens"] == 4 * 4096
     assert "-np 4" in answer["command"]
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm"])
-def test_users_cost_the_same_in_estimate_check_and_compare(
+def test_users_cost_the_same_in_check_and_compare(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = (MODEL, "--users", "4", "-c", "4k")
-    check = ask(capsys, "check", *request, "--engine", engine, *CARD)
-    compared = ask(capsys, "compare", *request)["engines"][engine]
+    check = run_json(capsys, "check", *request, "--engine", engine, *CARD)
+    compared = run_json(capsys, "compare", *request)["engines"][engine]
 
-    def cache(told: dict[str, Any]) -> int:
-        lines = told.get("estimate", told)["lines"]
+    def cache_bytes(answer: dict[str, Any]) -> int:
+        lines = answer.get("estimate", answer)["lines"]
         return sum(line["bytes"] for line in lines if line["component"] == "kv cache")
 
     # 28 layers x 8 heads x (128 + 128) numbers of 2 bytes for 4 x 4,096 tokens
-    assert cache(check) == 28 * 8 * 256 * 2 * 4 * 4096
-    assert compared["kv_bytes"] == cache(check)
+    assert cache_bytes(check) == 28 * 8 * 256 * 2 * 4 * 4096
+    assert compared["kv_bytes"] == cache_bytes(check)
 
 
 def test_users_and_slots_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +89,7 @@ def test_users_and_slots_exclude_each_other(capsys: pytest.CaptureFixture[str]) 
         assert "give one of them" in capsys.readouterr().err
 
 
-def test_users_of_serve_are_slots_with_a_context_each() -> None:
+def test_serve_users_are_slots_with_a_context_each() -> None:
     arguments = build_parser("serve").parse_args(["serve", MODEL, "--users", "3", "-c", "2k"])
     _, request = read_request(arguments, "serve")
     values = request.values("llama.cpp")
@@ -99,29 +98,28 @@ def test_users_of_serve_are_slots_with_a_context_each() -> None:
 
 
 def test_estimate_takes_cards_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask(capsys, "estimate", MODEL, "--device", "2x RTX 3090", "-c", "4k")
+    answer = run_json(capsys, "estimate", MODEL, "--device", "2x RTX 3090", "-c", "4k")
     assert {line["pool"] for line in answer["lines"]} >= {"device", "device 1"}
-    answer = ask(capsys, "estimate", MODEL, "--engine", "vllm", "--vram", "24G", "-c", "4k")
+    answer = run_json(capsys, "estimate", MODEL, "--engine", "vllm", "--vram", "24G", "-c", "4k")
     assert answer["facts"]["max_concurrency"] is not None
 
 
-def test_job_of_plan_is_a_context(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask(capsys, "plan", MODEL, *CARD, "--job", "6000+800", "--no-drafter")
+def test_plan_job_sets_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "plan", MODEL, *CARD, "--job", "6000+800", "--no-drafter")
     assert answer["context_tokens"] == 6000 + 800 + 64
 
 
 def test_compare_takes_cache_types(capsys: pytest.CaptureFixture[str]) -> None:
     request = ("compare", MODEL, "-c", "4k")
-    plain = ask(capsys, *request)["engines"]["llama.cpp"]["kv_bytes"]
-    assert ask(capsys, *request, "-ctk", "q8_0", "-ctv", "q8_0")["engines"]["llama.cpp"][
-        "kv_bytes"
-    ] == (plain * 34 // 64)
+    f16 = run_json(capsys, *request)["engines"]["llama.cpp"]
+    q8_0 = run_json(capsys, *request, "-ctk", "q8_0", "-ctv", "q8_0")["engines"]["llama.cpp"]
+    assert q8_0["kv_bytes"] == f16["kv_bytes"] * 34 // 64
 
 
 # --- mistakes
 
 
-def test_an_unknown_flag_gets_a_suggestion_and_the_usage_of_its_command(
+def test_unknown_flag_gets_a_suggestion_and_the_usage_of_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     usage, message = usage_error(capsys, "check", MODEL, "--devcie", "RTX 4090")
@@ -132,7 +130,9 @@ def test_an_unknown_flag_gets_a_suggestion_and_the_usage_of_its_command(
     assert "Did you mean: --quant," in message
 
 
-def test_a_flag_of_other_commands_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flag_of_other_commands_is_an_error_that_names_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     usage, message = usage_error(capsys, "run", MODEL, "--ram", "8G")
     assert usage.startswith("usage: edgekit run MODEL")
     assert message == (
@@ -140,7 +140,7 @@ def test_a_flag_of_other_commands_names_them(capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_an_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert usage_error(capsys, "chek", MODEL)[-1] == (
         "edgekit: error: unknown command 'chek'. Did you mean: check?"
     )
@@ -151,17 +151,17 @@ def test_an_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "usage"),
+    ("argv", "usage"),
     [
         (("help",), "usage: edgekit COMMAND"),
         (("help", "check"), "usage: edgekit check MODEL"),
         (("help", "catalog", "list"), "usage: edgekit catalog list"),
     ],
 )
-def test_help_explains_a_command(
-    words: tuple[str, ...], usage: str, capsys: pytest.CaptureFixture[str]
+def test_help_with_a_command_prints_its_usage(
+    argv: tuple[str, ...], usage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        main(argv)
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(usage)

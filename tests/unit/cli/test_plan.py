@@ -1,4 +1,4 @@
-"""`edgekit plan` as a person or a program meets it. No network: HF_ENDPOINT is a port where nobody listens."""
+"""`edgekit plan` as a person or a program meets it. No network: HF_ENDPOINT is a closed port."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+def llama_8b(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_model(tmp_path_factory.mktemp("llama"), "llama-3.1-8b"))
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def run_plan(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     try:
-        code = main(["plan", *words])
+        code = main(["plan", *argv])
     except SystemExit as end:  # argparse
         code = int(str(end.code))
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    _, out, err = ask(capsys, *words, "--json")
+def plan_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    _, out, err = run_plan(capsys, *argv, "--json")
     assert err == ""
     answer: dict[str, Any] = json.loads(out)
     return answer
@@ -47,7 +47,7 @@ def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "begins"),
+    ("argv", "code", "begins"),
     [
         (["--ram", "16G"], 0, "Runs on the CPU at Q4_K_M: 9.3 of 15.0 GiB at 32K"),
         (["--ram", "16G", "-c", "16k"], 0, "Runs on the CPU at Q4_K_M: 7.0 of 15.0 GiB at 16K"),
@@ -65,24 +65,24 @@ def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
         (["--device", "m4-max-64", "--engine", "mlx"], 0, "Runs fully on your M4 Max 64GB"),
     ],
 )
-def test_the_answer_comes_first(
-    words: list[str], code: int, begins: str, capsys: pytest.CaptureFixture[str]
+def test_headline_is_the_first_line(
+    argv: list[str], code: int, begins: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, out, err = ask(capsys, MODEL, *words)
+    result, out, err = run_plan(capsys, MODEL, *argv)
     assert (result, err) == (code, "")
     assert out.startswith(begins)
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 100 or "llama-server" in out
 
 
-def test_a_plan_has_reasons_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, MODEL, "--ram", "16G", "--why")
-    for word in ("weights", "placement", "context", "cache", "drafter", "sequences", "llama-server"):  # fmt: skip
-        assert word in out
+def test_why_has_every_decision_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run_plan(capsys, MODEL, "--ram", "16G", "--why")
+    for part in ("weights", "placement", "context", "cache", "drafter", "sequences", "llama-server"):  # fmt: skip
+        assert part in out
 
 
-def test_what_does_not_fit_says_what_to_add(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, MODEL, "--ram", "2G")
+def test_plan_that_does_not_fit_suggests_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_plan(capsys, MODEL, "--ram", "2G")
     answer = " ".join(out.split())
     assert code == 3
     assert "To fit" in answer
@@ -91,88 +91,92 @@ def test_what_does_not_fit_says_what_to_add(capsys: pytest.CaptureFixture[str]) 
     assert "llama-server" not in answer
 
 
-def test_why_tells_all_that_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [MODEL, "--ram", "9G"]
-    _, brief, _ = ask(capsys, *words)
-    _, out, _ = ask(capsys, *words, "--why")
+def test_why_lists_every_attempt(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [MODEL, "--ram", "9G"]
+    _, brief, _ = run_plan(capsys, *argv)
+    _, out, _ = run_plan(capsys, *argv, "--why")
     assert len(out) > len(brief)
-    answer = " ".join(out.split())
-    for tried in (
+    text = " ".join(out.split())
+    for attempt in (
         "Q4_K_M, 32,768 tokens, f16 cache needs ",
         "* Q4_K_M, 32,768 tokens, q8_0 cache fits",
     ):
-        assert tried in answer
+        assert attempt in text
 
 
 # --- for programs
 
 
 @pytest.mark.parametrize(
-    ("words", "fits"), [(["--ram", "16G"], True), (["--ram", "2G"], False), (["--device", "RTX 4090"], True)]
+    ("argv", "fits"), [(["--ram", "16G"], True), (["--ram", "2G"], False), (["--device", "RTX 4090"], True)]
 )  # fmt: skip
-def test_json(words: list[str], capsys: pytest.CaptureFixture[str], *, fits: bool) -> None:
-    answer = ask_json(capsys, MODEL, *words)
+def test_json_answer_of_a_plan(
+    argv: list[str], capsys: pytest.CaptureFixture[str], *, fits: bool
+) -> None:
+    answer = plan_json(capsys, MODEL, *argv)
     assert answer["can_load"] is fits
     assert answer["model"] == MODEL
     assert {decision["lever"] for decision in answer["decisions"]} >= {"weights"}
     assert answer["required_bytes"] <= answer["available_bytes"] or not fits
 
 
-def test_json_is_the_same_twice(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [MODEL, "--device", "RTX 4090, RTX 3060", "--ram", "64G"]
-    assert ask_json(capsys, *words) == ask_json(capsys, *words)
+def test_json_is_deterministic(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [MODEL, "--device", "RTX 4090, RTX 3060", "--ram", "64G"]
+    assert plan_json(capsys, *argv) == plan_json(capsys, *argv)
 
 
-def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, MODEL, "--ram", "16G", "--nodes", "2", "--json")
+def test_json_error_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_plan(capsys, MODEL, "--ram", "16G", "--nodes", "2", "--json")
     assert code == 2
     assert json.loads(out)["error"]["type"] == "UsageError"
     assert "only works with vLLM, not with llama.cpp" in err
 
 
-# --- wishes
+# --- what is requested
 
 
-def test_users_have_a_window_each(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, MODEL, "--users", "4", "-c", "8k", "--ram", "32G")
+def test_users_have_a_context_each(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = plan_json(capsys, MODEL, "--users", "4", "-c", "8k", "--ram", "32G")
     assert (answer["context_tokens"], answer["total_context_tokens"], answer["users"]) == (8192, 32_768, 4)  # fmt: skip
 
 
-def test_an_accurate_cache_before_a_long_context(
-    llama: str, capsys: pytest.CaptureFixture[str]
+def test_prefer_accurate_kv_shortens_the_context(
+    llama_8b: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    longest = ask_json(capsys, llama, "--ram", "8G")
-    accurate = ask_json(capsys, llama, "--ram", "8G", "--prefer-accurate-kv")
+    longest = plan_json(capsys, llama_8b, "--ram", "8G")
+    accurate = plan_json(capsys, llama_8b, "--ram", "8G", "--prefer-accurate-kv")
     assert (longest["context_tokens"], longest["cache"]["name"]) == (32_768, "q8_0")
     assert (accurate["context_tokens"], accurate["cache"]["name"]) == (16_384, "f16")
 
 
-def test_a_cache_that_was_typed_stays(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, llama, "--ram", "64G", "-ctk", "q8_0", "-ctv", "q8_0")
+def test_requested_cache_types_are_used(llama_8b: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = plan_json(capsys, llama_8b, "--ram", "64G", "-ctk", "q8_0", "-ctv", "q8_0")
     assert (answer["cache"]["type_k"], answer["cache"]["type_v"]) == ("q8_0", "q8_0")
 
 
-def test_a_mix_that_was_typed_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, MODEL, "--ram", "64G", "--mix", "Q6_K", "--no-drafter", "--why")
+def test_requested_mix_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run_plan(capsys, MODEL, "--ram", "64G", "--mix", "Q6_K", "--no-drafter", "--why")
     assert "6.26 GiB" in out  # 8.19 billion at 6.56 bits
 
 
-def test_no_drafter(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [MODEL, "--ram", "64G", "-c", "16k"]
-    assert "drafter" in {decision["lever"] for decision in ask_json(capsys, *words)["decisions"]}
-    assert "drafter" not in {decision["lever"] for decision in ask_json(capsys, *words, "--no-drafter")["decisions"]}  # fmt: skip
+def test_no_drafter_leaves_out_the_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [MODEL, "--ram", "64G", "-c", "16k"]
+    assert "drafter" in {decision["lever"] for decision in plan_json(capsys, *argv)["decisions"]}
+    assert "drafter" not in {decision["lever"] for decision in plan_json(capsys, *argv, "--no-drafter")["decisions"]}  # fmt: skip
 
 
-def test_layers_that_were_typed_stay(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, llama, "--device", "RTX 4090", "--ram", "64G", "-ngl", "20", "-c", "16k", "--for", "llama-server")  # fmt: skip
+def test_requested_gpu_layers_are_used(llama_8b: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_plan(capsys, llama_8b, "--device", "RTX 4090", "--ram", "64G", "-ngl", "20", "-c", "16k", "--for", "llama-server")  # fmt: skip
     assert code == 0
     line = shlex.split(out)
     assert line[line.index("-ngl") + 1] == "20"
 
 
-def test_two_machines_of_eight_cards(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["llama-3.1-405b", "--engine", "vllm", "--device", "8x H100", "--nodes", "2", "-c", "16k"]  # fmt: skip
-    code, out, _ = ask(capsys, *words)
+def test_two_nodes_of_eight_gpus_use_pipeline_parallelism(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["llama-3.1-405b", "--engine", "vllm", "--device", "8x H100", "--nodes", "2", "-c", "16k"]  # fmt: skip
+    code, out, _ = run_plan(capsys, *argv)
     assert code == 0
     answer = " ".join(out.replace("\\\n", " ").split())
     assert "-tp 8 -pp 2" in answer
@@ -180,26 +184,26 @@ def test_two_machines_of_eight_cards(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.fixture
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("users", "window"), [((), "50K"), (("--users", "2"), "50K for each of 2 users")]
+    ("users", "context"), [((), "50K"), (("--users", "2"), "50K for each of 2 users")]
 )
-def test_a_context_beyond_the_models_own_is_planned_and_named(
-    users: tuple[str, ...], window: str, capsys: pytest.CaptureFixture[str]
+def test_context_beyond_the_native_one_is_planned_and_marked(
+    users: tuple[str, ...], context: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, MODEL, "--ram", "32G", "-c", "50k", *users)
+    answer = plan_json(capsys, MODEL, "--ram", "32G", "-c", "50k", *users)
     assert answer["context_tokens"] == 51_200
-    assert f" at {window} (beyond the model's native 40K)" in answer["headline"]
+    assert f" at {context} (beyond the model's native 40K)" in answer["headline"]
 
 
-# --- contradictions, and what cannot be read
+# --- errors
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("argv", "code", "message"),
     [
         (["-c", "-5"], 2, ""),
         (["-c", "many"], 2, "-c/--ctx-size"),
@@ -212,25 +216,25 @@ def test_a_context_beyond_the_models_own_is_planned_and_named(
         (["--min-context", "-1"], 2, "--min-context"),
         (["--mmproj", "x.gguf"], 2, "use edgekit check MODEL --mmproj FILE, which counts"),
         (["--for", "nobody"], 2, "--for: no command for 'nobody'"),
-        (["--for", "mlx"], 2, "lm-studio, or add --engine mlx"),  # both engines have LM Studio
+        (["--for", "mlx"], 2, "lm-studio, or add --engine mlx"),  # LM Studio runs both engines
         (["--plot", "nowhere/x.svg"], 2, "cannot be written"),
         (["--plot", "x.gif"], 2, ".svg or .png"),
         (["-ctk", "q9"], 2, "q9"),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("in_an_empty_folder")
-def test_contradictions(
-    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("empty_folder")
+def test_usage_error_leaves_no_output_or_files(
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, out, err = ask(capsys, MODEL, "--ram", "16G", *words)
+    result, out, err = run_plan(capsys, MODEL, "--ram", "16G", *argv)
     assert (result, out) == (code, "")
-    assert told in err
+    assert message in err
     assert "Traceback" not in err
     assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("argv", "code", "message"),
     [
         (["-tp", "3", "--engine", "vllm", "--device", "4x RTX 4090"], 2, "not divisible by tensor parallel size 3"),
         (["-tp", "8", "--engine", "vllm", "--device", "4x RTX 4090"], 3, "should use 8 GPUs"),
@@ -239,34 +243,34 @@ def test_contradictions(
         (["--device", "nobody"], 2, "unknown device 'nobody'"),
     ],
 )  # fmt: skip
-def test_engines_and_machines_that_do_not_go_together(
-    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_engine_that_the_machine_cannot_run_is_an_error(
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, out, err = ask(capsys, MODEL, *words)
+    result, out, err = run_plan(capsys, MODEL, *argv)
     assert (result, out) == (code, "")
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "told"),
+    ("name", "code", "message"),
     [
         ("no-such-model", 4, "model not found: 'no-such-model'"),
         ("catalog:no-such-model", 4, "in the catalog"),
         ("acme/no-such-model", 4, "cannot reach"),
     ],
 )
-def test_unknown_models(
-    name: str, code: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_unknown_model_is_an_error(
+    name: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, out, err = ask(capsys, name, "--ram", "16G")
+    result, out, err = run_plan(capsys, name, "--ram", "16G")
     assert (result, out) == (code, "")
-    assert told in err
+    assert message in err
 
 
-def test_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_gguf_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + b"\xff" * 100)
-    code, out, err = ask(capsys, str(path), "--ram", "16G")
+    code, out, err = run_plan(capsys, str(path), "--ram", "16G")
     assert (code, out) == (5, "")
     assert err.startswith("edgekit: ")
 
@@ -274,35 +278,41 @@ def test_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 # --- no network
 
 
-def test_a_known_repository_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "Qwen/Qwen3-8B", "--ram", "16G", "--timeout", "2")
+def test_unreachable_repository_in_the_catalog_is_planned_with_a_note(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = plan_json(capsys, "Qwen/Qwen3-8B", "--ram", "16G", "--timeout", "2")
     assert answer["can_load"]
     assert any("taken from the catalog" in note for note in answer["notes"])
-    other = ask_json(capsys, MODEL, "--ram", "16G")["notes"]
-    assert not any("taken from the catalog" in note for note in other)
+    by_name = plan_json(capsys, MODEL, "--ram", "16G")
+    assert not any("taken from the catalog" in note for note in by_name["notes"])
 
 
-# --- ready texts
+# --- output for one program
 
 
-def test_for_one_program(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, llama, "--ram", "16G", "--for", "ollama")
+def test_for_ollama_prints_a_modelfile(llama_8b: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_plan(capsys, llama_8b, "--ram", "16G", "--for", "ollama")
     assert code == 0
-    assert f"FROM {llama}\n" in out
+    assert f"FROM {llama_8b}\n" in out
     assert "PARAMETER num_ctx 32768" in out
     assert "llama-server" not in out
 
 
-def test_for_llama_server(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, llama, "--ram", "16G", "-c", "16k", "--for", "llama-server")
+def test_for_llama_server_prints_its_command(
+    llama_8b: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run_plan(capsys, llama_8b, "--ram", "16G", "-c", "16k", "--for", "llama-server")
     line = shlex.split(out)
-    assert line[:5] == ["llama-server", "-m", llama, "-c", "16384"]
+    assert line[:5] == ["llama-server", "-m", llama_8b, "-c", "16384"]
     assert line[line.index("-dev") + 1] == "none"
 
 
-def test_a_plot(llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_writes_an_svg(
+    llama_8b: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "memory.svg"
-    code, out, err = ask(capsys, llama, "--ram", "16G", "--plot", str(path))
+    code, out, err = run_plan(capsys, llama_8b, "--ram", "16G", "--plot", str(path))
     assert (code, err) == (0, "")
     assert out.startswith("Runs on the CPU: 8.7 of 15.0 GiB at 32K")
     assert path.read_text().lstrip().startswith(("<?xml", "<svg"))
@@ -311,16 +321,16 @@ def test_a_plot(llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 # --- tiers
 
 
-def test_a_tier(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, "tier:27b", "--ram", "32G")
+def test_tier_is_planned_with_the_what_if_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_plan(capsys, "tier:27b", "--ram", "32G")
     assert code == 0
     assert out.startswith("Fits: 27B with 131,072 tokens")
     assert "what-if engine" in out
-    assert ask_json(capsys, "tier:27b", "--ram", "32G")["tier"]["name"] == "27B"
+    assert plan_json(capsys, "tier:27b", "--ram", "32G")["tier"]["name"] == "27B"
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("argv", "code", "message"),
     [
         (["tier:27b", "--ram", "8G"], 3, ""),
         (["tier:3b", "--ram", "8G"], 2, "3b"),
@@ -333,15 +343,15 @@ def test_a_tier(capsys: pytest.CaptureFixture[str]) -> None:
         (["tier:27b", "--ram", "64G", "--max-use", "20%"], 2, "--max-use does not apply to a tier"),
     ],
 )
-def test_tiers_that_do_not_go(
-    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_tier_that_does_not_fit_or_is_misused_is_an_error(
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, _, err = ask(capsys, *words)
+    result, _, err = run_plan(capsys, *argv)
     assert result == code
-    assert told in err
+    assert message in err
 
 
-def test_help_does_not_list_flags_that_a_plan_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_leaves_out_flags_that_plan_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     output = capsys.readouterr().out

@@ -20,14 +20,14 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["catalog", *words])
+def run_catalog(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["catalog", *argv])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def small_model(path: Path, *, context: int = 512, more: tuple[bytes, ...] = ()) -> Path:
-    """A llama of 2 layers, 64 wide, 4 heads, 1,000 tokens: nothing but what its loader needs."""
+def write_small_model(path: Path, *, context: int = 512, more: tuple[bytes, ...] = ()) -> Path:
+    """A Llama with 2 layers of width 64, 4 heads and 1,000 tokens: the least that its loader accepts."""
     numbers = {
         "embedding_length": 64, "attention.head_count": 4, "context_length": context, "feed_forward_length": 128,
         "vocab_size": 1000,
@@ -52,8 +52,8 @@ def small_model(path: Path, *, context: int = 512, more: tuple[bytes, ...] = ())
     return path
 
 
-def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "list")
+def test_list_prints_a_table_of_all_models(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_catalog(capsys, "list")
     assert (code, err) == (0, "")
     first, _, head, *rows = out.splitlines()
     assert re.fullmatch(r"(\d+) of \1 models", first)
@@ -62,7 +62,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "there", "not_there"),
+    ("argv", "included", "excluded"),
     [
         (("--kind", "embedding"), "nomic-embed-text-v1.5", "qwen3-8b"),
         (("--family", "QWEN3"), "qwen3-8b", "llama-2-7b"),
@@ -70,30 +70,30 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
         (("--user",), "small", "qwen3-8b"),
     ],
 )
-def test_parts_of_the_list(
-    words: tuple[str, ...],
-    there: str,
-    not_there: str,
+def test_list_is_filtered_by_flags(
+    argv: tuple[str, ...],
+    included: str,
+    excluded: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ask(capsys, "add", str(small_model(tmp_path / "small.gguf")))
-    answer = json.loads(ask(capsys, "list", "--json", *words)[1])
+    run_catalog(capsys, "add", str(write_small_model(tmp_path / "small.gguf")))
+    answer = json.loads(run_catalog(capsys, "list", "--json", *argv)[1])
     names = {model["id"] for model in answer["models"]}
-    assert there in names
-    assert not_there not in names
+    assert included in names
+    assert excluded not in names
 
 
-def test_narrow_terminals(
+def test_tables_fit_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    for words in (("list",), ("show", "qwen3-8b"), ("show", "llava-1.5-7b")):
-        assert max(map(len, ask(capsys, *words)[1].splitlines())) <= 40
+    for argv in (("list",), ("show", "qwen3-8b"), ("show", "llava-1.5-7b")):
+        assert max(map(len, run_catalog(capsys, *argv)[1].splitlines())) <= 40
 
 
-def test_one_model(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "show", "Qwen/Qwen3-30B-A3B")
+def test_show_prints_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_catalog(capsys, "show", "Qwen/Qwen3-30B-A3B")
     assert (code, err) == (0, "")
     assert out.startswith(
         "qwen3-30b-a3b: 30.53 B parameters, 3.35 B active, 40,960 tokens, for chat, reasoning\n"
@@ -103,8 +103,8 @@ def test_one_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Sources  " in out
 
 
-def test_one_model_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
+def test_show_json(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = json.loads(run_catalog(capsys, "show", "qwen3-8b", "--json")[1])
     assert answer["sizes"][0] == {
         "mix": "F16", "tensor_bytes": find_entry("qwen3-8b").sizes[0].tensor_bytes, "basis": "exact",
     }  # fmt: skip
@@ -114,101 +114,107 @@ def test_one_model_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["licence"] is None
 
 
-def test_every_name_of_the_json_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
+def test_show_json_keys_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = json.loads(run_catalog(capsys, "show", "qwen3-8b", "--json")[1])
     assert answer.keys() <= documented("catalog show")
 
 
-def test_added_shown_updated_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = small_model(tmp_path / "small-Q4_0.gguf")
-    # 1000 x 64 + 2 x (4 x 64 x 64 + 3 x 64 x 128 + 2 x 64) + 64
-    parameters = 64_000 + 2 * (16_384 + 24_576 + 128) + 64
-    assert ask(capsys, "add", str(path)) == (
-        0, f"added: small: {parameters / 1000:.2f} K parameters, 512 tokens, for chat\n", "",
-    )  # fmt: skip
-    added = find_entry("small")
-    assert (added.parameters, added.reference) == (parameters, str(path))
-    assert added.sizes[0].tensor_bytes == 4 * parameters
-    assert ask(capsys, "update") == (0, "small: unchanged\n", "")
-    small_model(path, context=1024)
-    code, out, _ = ask(capsys, "update", "small")
-    assert (code, out) == (0, "small: changed\n  native context: 512 -> 1,024\n  keys: changed\n")
-    assert find_entry("small").native_context == 1024
-    assert ask(capsys, "remove", "SMALL") == (0, "removed: small\n", "")
-    assert ask(capsys, "remove", "small")[0] == 4
-
-
-def test_a_relative_path_is_found_again_from_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_model(tmp_path / "small.gguf")
-    monkeypatch.chdir(tmp_path)
-    ask(capsys, "add", "small.gguf")
-    monkeypatch.chdir("/")
-    assert ask(capsys, "update")[:2] == (0, "small: unchanged\n")
-
-
-def test_what_cannot_be_read_again_stays(
+def test_model_is_added_updated_and_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = small_model(tmp_path / "small.gguf")
-    small_model(tmp_path / "other.gguf")
-    ask(capsys, "add", str(path), str(tmp_path / "other.gguf"))
+    path = write_small_model(tmp_path / "small-Q4_0.gguf")
+    # 1000 x 64 + 2 x (4 x 64 x 64 + 3 x 64 x 128 + 2 x 64) + 64
+    parameters = 64_000 + 2 * (16_384 + 24_576 + 128) + 64
+    assert run_catalog(capsys, "add", str(path)) == (
+        0, f"added: small: {parameters / 1000:.2f} K parameters, 512 tokens, for chat\n", "",
+    )  # fmt: skip
+    entry_added = find_entry("small")
+    assert (entry_added.parameters, entry_added.reference) == (parameters, str(path))
+    assert entry_added.sizes[0].tensor_bytes == 4 * parameters
+    assert run_catalog(capsys, "update") == (0, "small: unchanged\n", "")
+    write_small_model(path, context=1024)
+    code, out, _ = run_catalog(capsys, "update", "small")
+    assert (code, out) == (0, "small: changed\n  native context: 512 -> 1,024\n  keys: changed\n")
+    assert find_entry("small").native_context == 1024
+    assert run_catalog(capsys, "remove", "SMALL") == (0, "removed: small\n", "")
+    assert run_catalog(capsys, "remove", "small")[0] == 4
+
+
+def test_model_added_by_relative_path_is_updated_from_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_small_model(tmp_path / "small.gguf")
+    monkeypatch.chdir(tmp_path)
+    run_catalog(capsys, "add", "small.gguf")
+    monkeypatch.chdir("/")
+    assert run_catalog(capsys, "update")[:2] == (0, "small: unchanged\n")
+
+
+def test_update_keeps_a_model_whose_file_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_small_model(tmp_path / "small.gguf")
+    write_small_model(tmp_path / "other.gguf")
+    run_catalog(capsys, "add", str(path), str(tmp_path / "other.gguf"))
     path.write_bytes(b"GGUF and then nothing")
-    code, out, _ = ask(capsys, "update")
+    code, out, _ = run_catalog(capsys, "update")
     assert code == 5
     first, second, *_ = out.splitlines()
     assert first == "other: unchanged"
     assert second.startswith("small: not updated:")
     assert find_entry("small").parameters is not None
-    answer = json.loads(ask(capsys, "update", "--json")[1])
+    answer = json.loads(run_catalog(capsys, "update", "--json")[1])
     assert [item["id"] for item in answer["read"]] == ["other"]
     assert answer["failed"][0]["name"] == "small"
 
 
-def test_one_bad_reference_keeps_no_other_out(
+def test_add_continues_after_an_unreadable_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = small_model(tmp_path / "small.gguf")
-    code, out, _ = ask(capsys, "add", "./nothing.gguf", str(path))
+    path = write_small_model(tmp_path / "small.gguf")
+    code, out, _ = run_catalog(capsys, "add", "./nothing.gguf", str(path))
     assert code == 4
     assert out.splitlines()[0].startswith("added: small: ")
     assert "not added: ./nothing.gguf: no such file or folder" in out
 
 
-def test_two_models_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_add_refuses_a_second_model_of_the_same_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        small_model(tmp_path / folder / "small.gguf")
-    assert ask(capsys, "add", str(tmp_path / "a/small.gguf"))[0] == 0
-    assert ask(capsys, "add", str(tmp_path / "a/small.gguf"))[1].startswith("read again: small: ")
-    code, out, err = ask(capsys, "add", str(tmp_path / "b/small.gguf"))
+        write_small_model(tmp_path / folder / "small.gguf")
+    assert run_catalog(capsys, "add", str(tmp_path / "a/small.gguf"))[0] == 0
+    assert run_catalog(capsys, "add", str(tmp_path / "a/small.gguf"))[1].startswith(
+        "read again: small: "
+    )
+    code, out, err = run_catalog(capsys, "add", str(tmp_path / "b/small.gguf"))
     assert (code, out) == (2, "")
     assert "use --id to give this one another name" in err
-    assert ask(capsys, "add", str(tmp_path / "b/small.gguf"), "--id", "second")[0] == 0
+    assert run_catalog(capsys, "add", str(tmp_path / "b/small.gguf"), "--id", "second")[0] == 0
     assert find_entry("second").parameters == find_entry("small").parameters
 
 
-def test_a_name_of_the_packaged_ones_is_said(
+def test_add_under_a_built_in_name_says_that_it_replaces_the_entry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = small_model(tmp_path / "small.gguf")
-    _, out, _ = ask(capsys, "add", str(path), "--id", "qwen3-8b")
+    path = write_small_model(tmp_path / "small.gguf")
+    _, out, _ = run_catalog(capsys, "add", str(path), "--id", "qwen3-8b")
     assert "replaces the built-in entry" in out
 
 
-def test_a_value_that_is_no_number_is_not_kept(
+def test_add_refuses_a_model_with_an_infinite_value(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    strange = key("llama.rope.freq_base", FLOAT32, float("inf"))
-    path = small_model(tmp_path / "small.gguf", more=(strange,))
-    code, out, err = ask(capsys, "add", str(path))
+    infinite = key("llama.rope.freq_base", FLOAT32, float("inf"))
+    path = write_small_model(tmp_path / "small.gguf", more=(infinite,))
+    code, out, err = run_catalog(capsys, "add", str(path))
     assert (code, out) == (5, "")
     assert "is not a number" in err
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("argv", "code", "message"),
     [
         (
             ("show", "qwen3-9b"),
@@ -223,31 +229,35 @@ def test_a_value_that_is_no_number_is_not_kept(
         (("add", "a", "--id", "c/d"), 2, "an id may contain letters"),
     ],
 )
-def test_errors(
-    words: tuple[str, ...], code: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_error_is_one_line_and_an_exit_code(
+    argv: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, out, err = ask(capsys, *words)
+    result, out, err = run_catalog(capsys, *argv)
     assert (result, out) == (code, "")
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_a_damaged_store_is_a_note(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_user_catalog_is_a_note(
+    data_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data_folder.mkdir()
     (data_folder / "catalog.db").write_text("not a database" * 100)
-    code, out, err = ask(capsys, "list")
+    code, out, err = run_catalog(capsys, "list")
     assert (code, err) == (0, "")
     assert "the models you added are left out" in " ".join(out.split())
-    assert ask(capsys, "show", "qwen3-8b")[0] == 0
-    assert ask(capsys, "add", "sample:gemma-3-27b")[0] == 5
+    assert run_catalog(capsys, "show", "qwen3-8b")[0] == 0
+    assert run_catalog(capsys, "add", "sample:gemma-3-27b")[0] == 5
 
 
-def test_nothing_added_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(capsys, "update") == (0, "you have not added any models yet\n", "")
+def test_update_without_added_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_catalog(capsys, "update") == (0, "you have not added any models yet\n", "")
 
 
 @pytest.mark.parametrize("action", ["", "list", "show", "add", "remove", "update"])
-def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_prints_the_usage_of_each_action(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["catalog", *filter(None, [action]), "--help"])
     assert ended.value.code == 0
