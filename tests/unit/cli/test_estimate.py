@@ -1,4 +1,4 @@
-"""`edgekit estimate` as a person or a program meets it."""
+"""`edgekit estimate`: text, JSON, flags of llama.cpp and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.recorded import header_bytes, models, padded
 from edgekit.cli import main
 from edgekit.units import MIB
 
-SAMPLE = "sample:gemma-3-27b"  # 62 layers, of which 10 see everything and 52 a window of 1024
+# 62 layers: 10 with full attention, 52 with a sliding window of 1,024
+SAMPLE = "sample:gemma-3-27b"
 FULL, SLIDING, ROW = 10, 52, 2 * 16 * 128  # K and V of 16 heads of 128
 
 
@@ -31,21 +32,21 @@ def write_model(folder: Path, model: str, quant: str = "Q4_K_M") -> Path:
     return path
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["estimate", *words])
+def run_estimate(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["estimate", *argv])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    code, out, err = ask(capsys, *words, "--json")
+def estimate_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    code, out, err = run_estimate(capsys, *argv, "--json")
     assert (code, err) == (0, "")
     answer: dict[str, Any] = json.loads(out)
     return answer
 
 
-def test_one_screen_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, SAMPLE, "-c", "32k", "-ngl", "all")
+def test_text_has_the_total_a_table_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_estimate(capsys, SAMPLE, "-c", "32k", "-ngl", "all")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert re.fullmatch(r"[0-9.]+ GiB: [0-9.]+ GiB on the GPU, [0-9.]+ GiB in RAM", lines[0])
@@ -60,8 +61,8 @@ def test_one_screen_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in out
 
 
-def test_bytes_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, SAMPLE, "-c", "32k", "-np", "1", "-ngl", "all")
+def test_json_has_bytes_by_component_and_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = estimate_json(capsys, SAMPLE, "-c", "32k", "-np", "1", "-ngl", "all")
     assert answer["kv_bytes"] == FULL * 32768 * ROW * 2
     assert answer["kv_swa_bytes"] == SLIDING * (1024 + 512) * ROW * 2
     assert answer["output_bytes"] == 4 * 262144
@@ -73,9 +74,9 @@ def test_bytes_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert "layer_list" not in answer
 
 
-def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_keys_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
     names = documented("estimate")
-    answer = ask_json(capsys, SAMPLE, "--per-layer", "-ts", "1,1")
+    answer = estimate_json(capsys, SAMPLE, "--per-layer", "-ts", "1,1")
     assert answer.keys() <= names
     assert answer["lines"][0].keys() <= names
     assert answer["layer_list"][0].keys() <= names
@@ -83,7 +84,7 @@ def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "facts"),
+    ("argv", "facts"),
     [
         (["-c", "8192"], {"n_ctx": 8192, "n_seq_max": 4, "kv_streams": 1}),
         (["-c8192", "-np", "4"], {"n_ctx": 8192, "n_seq_max": 4, "kv_streams": 4}),
@@ -100,98 +101,90 @@ def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) 
         (["--embeddings"], {"n_batch": 512}),
     ],
 )
-def test_flags_of_llama_cpp(
-    words: list[str], facts: dict[str, Any], capsys: pytest.CaptureFixture[str]
+def test_llama_cpp_flags_set_the_facts(
+    argv: list[str], facts: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, SAMPLE, *words)
+    answer = estimate_json(capsys, SAMPLE, *argv)
     assert {name: answer["facts"][name] for name in facts} == facts
     assert answer["backend"] == "cpu"
     assert answer["pools"]["device"] == {"model": 0, "context": 0, "compute": 0}
 
 
-def test_cache_types_of_keys_and_values(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, SAMPLE, "-c", "4096", "-ctk", "q8_0", "-ctv", "Q4_0", "-np", "1")
+def test_cache_types_set_the_cache_size(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = estimate_json(capsys, SAMPLE, "-c", "4096", "-ctk", "q8_0", "-ctv", "Q4_0", "-np", "1")
     assert answer["kv_bytes"] == FULL * 4096 * ROW // 2 * (34 + 18) // 32
     assert "cache q8_0 and q4_0" in answer["asked"]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [["-ngl", "10"], ["-ngl", "auto"], ["--cpu-moe"], ["-ncmoe", "3"], ["-ts", "3,1"], ["-nkvo"]],
 )
-def test_a_gpu_flag_means_a_gpu(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "sample:qwen3-30b-a3b", "-c", "4k", *words)
+def test_gpu_flag_selects_a_gpu_backend(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = estimate_json(capsys, "sample:qwen3-30b-a3b", "-c", "4k", *argv)
     assert answer["backend"] == "cuda"
     assert answer["pools"]["device"]["model"] > 0
 
 
-def test_layers_are_divided_among_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    by_split = ask_json(capsys, SAMPLE, "-c", "4k", "-ts", "3,1")["pools"]["devices"]
-    by_memory = ask_json(capsys, SAMPLE, "-c", "4k", "--device-memory", "24G,8G")["pools"][
+def test_tensor_split_and_device_memory_divide_layers_alike(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    by_shares = estimate_json(capsys, SAMPLE, "-c", "4k", "-ts", "3,1")["pools"]["devices"]
+    by_memory = estimate_json(capsys, SAMPLE, "-c", "4k", "--device-memory", "24G,8G")["pools"][
         "devices"
     ]
-    assert len(by_split) == 2
-    assert by_split == by_memory
-    assert by_split[0]["context"] > by_split[1]["context"] > 0
+    assert len(by_shares) == 2
+    assert by_shares == by_memory
+    assert by_shares[0]["context"] > by_shares[1]["context"] > 0
 
 
-def test_a_drafter_is_on_the_bill(capsys: pytest.CaptureFixture[str]) -> None:
-    alone = ask_json(capsys, SAMPLE, "-c", "4k")
-    both = ask_json(capsys, SAMPLE, "-c", "4k", "-md", "sample:qwen3-30b-a3b")
-    drafter = ask_json(capsys, "sample:qwen3-30b-a3b", "-c", "4k")
+def test_draft_model_is_added_to_the_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = estimate_json(capsys, SAMPLE, "-c", "4k")
+    both = estimate_json(capsys, SAMPLE, "-c", "4k", "-md", "sample:qwen3-30b-a3b")
+    drafter = estimate_json(capsys, "sample:qwen3-30b-a3b", "-c", "4k")
     assert both["model_bytes"] == alone["model_bytes"] + drafter["model_bytes"]
     assert both["kv_bytes"] == alone["kv_bytes"] + drafter["kv_bytes"]
     assert both["facts"]["n_outputs_max"] == 4 * (1 + 3)
     assert {line["part"] for line in both["lines"]} == {None, "drafter"}
 
 
-def test_the_arithmetic_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, SAMPLE, "-c", "8k", "-np", "1", "--explain", "--per-layer")
+def test_explain_and_per_layer_show_the_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run_estimate(capsys, SAMPLE, "-c", "8k", "-np", "1", "--explain", "--per-layer")
     assert f"10 x {8192 * ROW * 2:,} bytes = {FULL * 8192 * ROW * 2:,}" in out
     assert "layers 5, 11, 17, 23, 29, 35, 41, 47, 53, 59" in out
     assert re.search(r"^61 +sliding window 1,024 ", out, re.MULTILINE)
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_the_command_says_what_was_asked(
+def test_command_repeats_the_given_flags(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "my models"
     folder.mkdir()
     path = write_model(folder, "lfm2-1.2b")
-    words = [
-        "-c",
-        "4k",
-        "-ctk",
-        "q8_0",
-        "-fa",
-        "-np",
-        "2",
-        "--kv-unified",
-        "-ngl",
-        "8",
-        "--no-mmap",
-    ]
+    argv = ["-c", "4k", "-ctk", "q8_0", "-fa", "-np", "2", "--kv-unified", "-ngl", "8", "--no-mmap"]
     for reference in (path, folder):
-        output = shlex.split(ask_json(capsys, str(reference), *words)["command"])
-        assert output == ["llama-server", "-m", str(path), "-c", "4096", "-np", "2", "-kvu", "-ngl", "8",
+        command = shlex.split(estimate_json(capsys, str(reference), *argv)["command"])
+        assert command == ["llama-server", "-m", str(path), "-c", "4096", "-np", "2", "-kvu", "-ngl", "8",
                         "-ctk", "q8_0", "-fa", "on", "-lm", "none"]  # fmt: skip
-    output = shlex.split(ask_json(capsys, str(path), "--mode", "library")["command"])
-    assert output == ["llama-cli", "-m", str(path), "-c", "128000", "-dev", "none"]
+    command = shlex.split(estimate_json(capsys, str(path), "--mode", "library")["command"])
+    assert command == ["llama-cli", "-m", str(path), "-c", "128000", "-dev", "none"]
 
 
-def test_the_command_of_a_check_on_the_cpu_says_nothing_of_layers_on_a_gpu(
+def test_command_of_a_check_on_the_cpu_has_no_gpu_layers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["check", SAMPLE, "--ram", "8G", "-c", "8k", "-ot", "exps=CPU", "--json"]
-    assert main(words) == 3
+    argv = ["check", SAMPLE, "--ram", "8G", "-c", "8k", "-ot", "exps=CPU", "--json"]
+    assert main(argv) == 3
     command = json.loads(capsys.readouterr().out)["estimate"]["command"]
     assert "-dev none -ot exps=CPU" in command
     assert "-ngl" not in command
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "sentence"),
+    ("argv", "code", "message"),
     [
         ([SAMPLE, "--engine", "tgi"], 2, "choose one of llama.cpp, vllm, mlx"),
         ([SAMPLE, "--engine", "vllm", "-ngl", "3"], 2, "--gpu-layers is a flag of llama.cpp; the engine here is vllm"),
@@ -219,38 +212,25 @@ def test_the_command_of_a_check_on_the_cpu_says_nothing_of_layers_on_a_gpu(
         (["--batch", "{folder}"], 4, "cannot be read"),
     ],
 )  # fmt: skip
-def test_errors_are_a_sentence_and_a_code(
-    words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_error_is_one_line_and_an_exit_code(
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
-    requests = [word.replace("{folder}", str(tmp_path)) for word in words]
-    result, out, err = ask(capsys, *requests)
+    requests = [word.replace("{folder}", str(tmp_path)) for word in argv]
+    result, out, err = run_estimate(capsys, *requests)
     assert (result, out) == (code, "")
     assert err.startswith("edgekit: ")
     assert len(err.strip().splitlines()) == 1
-    assert sentence in err
-    result, out, _ = ask(capsys, *requests, "--json")
+    assert message in err
+    result, out, _ = run_estimate(capsys, *requests, "--json")
     assert result == code
     assert json.loads(out)["error"]["message"] in err
 
 
-def test_flags_of_an_engine_choose_it(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = ask(capsys, SAMPLE, "--tensor-parallel-size", "2")
+def test_flag_of_one_engine_selects_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run_estimate(capsys, SAMPLE, "--tensor-parallel-size", "2")
     assert code == 2
-    assert "vLLM" in err  # which does not take this file, and says so
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, edgekit.cli.parser as p; p.build_parser(); print(' '.join(sys.modules))"
-    run_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run_.stdout.split())
-    assert loaded.isdisjoint(
-        {"json", "dataclasses", "pathlib", "shlex", "edgekit.bill", "edgekit.report", "edgekit.sources"}
-    )  # fmt: skip
-    of_engines = {name for name in loaded if name.startswith("edgekit.engines.")}
-    packages = {f"edgekit.engines.{name}" for name in ("llamacpp", "vllm", "mlx", "native")}
-    flags = {f"{name}.flags" for name in (*packages, "edgekit.engines")}
-    assert of_engines - packages == {"edgekit.engines.protocol", *flags}
+    assert "vLLM" in err  # which does not load GGUF files
 
 
 def test_help_names_the_flags_of_every_engine() -> None:
@@ -258,21 +238,17 @@ def test_help_names_the_flags_of_every_engine() -> None:
         [sys.executable, "-m", "edgekit", "estimate", "--help"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    for word in (
-        "llama.cpp:",
-        "vLLM:",
-        "MLX:",
-        "--n-cpu-moe",
-        "--max-num-seqs",
-        "--kv-bits",
-        "--batch",
-    ):
-        assert word in output
+    for heading in ("llama.cpp:", "vLLM:", "MLX:"):
+        assert heading in output
+    for flag in ("--n-cpu-moe", "--max-num-seqs", "--kv-bits", "--batch"):
+        assert flag in output
 
 
-def test_a_checkpoint_never_counts_as_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    less = ask_json(capsys, SAMPLE, "-c", "4k", "--cache-ram", "0", "--ctx-checkpoints", "0")
-    more = ask_json(capsys, SAMPLE, "-c", "4k", "--cache-ram", "4096")
+def test_checkpoints_and_prompt_cache_are_not_in_the_total(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    less = estimate_json(capsys, SAMPLE, "-c", "4k", "--cache-ram", "0", "--ctx-checkpoints", "0")
+    more = estimate_json(capsys, SAMPLE, "-c", "4k", "--cache-ram", "4096")
     assert less["later_bytes"] == 0
     assert more["later_bytes"] > 4096 * MIB
     assert less["total_bytes"] == more["total_bytes"]

@@ -1,4 +1,4 @@
-"""The command line as a person or a program meets it."""
+"""`edgekit` itself (version, usage errors, streams, environment) and `edgekit inspect`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,13 @@ import gguf
 import pytest
 from tests import header_files
 from tests.documented import documented
-from tests.recorded import header_bytes, models, padded
+from tests.recorded import models
+from tests.unit.cli.test_estimate import write_model
 
 from edgekit import __version__
 from edgekit.cli import main
 
 ROOT = Path(__file__).parents[3]
-
-
-def write_model(folder: Path, model: str = "lfm2-1.2b", quant: str = "Q4_K_M") -> Path:
-    fact = next(m for m in models() if (m["model"], m["quant"]) == (model, quant))
-    raw = header_bytes(fact["header_without_vocabulary"])
-    path = folder / f"{model}.{quant}.gguf"
-    path.write_bytes(raw)
-    os.truncate(path, padded(len(raw)) + fact["data_section_bytes"])
-    return path
 
 
 def write_keys(
@@ -50,42 +42,33 @@ def write_keys(
     return path
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(words)
+def run_edgekit(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    code, out, _ = ask(capsys, "inspect", *words, "--json")
+def inspect_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    code, out, _ = run_edgekit(capsys, "inspect", *argv, "--json")
     assert code == 0
     answer: dict[str, Any] = json.loads(out)
     return answer
 
 
 def test_version_and_help() -> None:
-    for words, expected in (
+    for argv, expected in (
         (["--version"], __version__),
         (["--help"], "examples:"),
         (["inspect", "--help"], "MODEL is any of"),
     ):
-        run_ = subprocess.run(
-            [sys.executable, "-m", "edgekit", *words], capture_output=True, text=True, check=True
+        completed = subprocess.run(
+            [sys.executable, "-m", "edgekit", *argv], capture_output=True, text=True, check=True
         )
-        assert expected in run_.stdout
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, edgekit.cli.parser as p; p.build_parser(); print(' '.join(sys.modules))"
-    run_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run_.stdout.split())
-    assert loaded.isdisjoint(
-        {"httpx2", "huggingface_hub", "numpy", "json", "edgekit.model", "edgekit.formats", "ssl"}
-    )
+        assert expected in completed.stdout
 
 
 def test_inspect_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, err = ask(capsys, "inspect", str(write_model(tmp_path)))
+    code, out, err = run_edgekit(capsys, "inspect", str(write_model(tmp_path, "lfm2-1.2b")))
     assert (code, err) == (0, "")
     assert len(out.splitlines()) <= 24
     assert "10 short convolution, 6 full attention" in out
@@ -96,7 +79,7 @@ def test_inspect_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
 def test_inspect_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fact = next(m for m in models() if (m["model"], m["quant"]) == ("lfm2-1.2b", "Q4_K_M"))
-    answer = ask_json(capsys, str(write_model(tmp_path)))
+    answer = inspect_json(capsys, str(write_model(tmp_path, "lfm2-1.2b")))
     assert answer["tensor_bytes"] == fact["tensor_bytes"]
     assert answer["parameters"] == answer["active_parameters"] == fact["n_params"]
     assert (answer["layers"], answer["hidden"], answer["mix"]) == (16, 2048, "Q4_K_M")
@@ -118,7 +101,7 @@ def test_inspect_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
 
 def test_active_parameters_leave_out_idle_experts(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "sample:qwen3-30b-a3b")
+    answer = inspect_json(capsys, "sample:qwen3-30b-a3b")
     experts = 48 * 128 * 3 * 2048 * 768
     assert answer["parameters"] - answer["active_parameters"] == experts * (128 - 8) // 128
 
@@ -126,28 +109,28 @@ def test_active_parameters_leave_out_idle_experts(capsys: pytest.CaptureFixture[
 def test_inspect_lists_layers_tensors_and_keys_on_request(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    path = str(write_model(tmp_path))
-    assert ask_json(capsys, path).keys().isdisjoint({"layer_list", "tensor_list", "keys"})
-    answer = ask_json(capsys, path, "--layers", "--tensors", "--keys")
+    path = str(write_model(tmp_path, "lfm2-1.2b"))
+    assert inspect_json(capsys, path).keys().isdisjoint({"layer_list", "tensor_list", "keys"})
+    answer = inspect_json(capsys, path, "--layers", "--tensors", "--keys")
     assert len(answer["layer_list"]) == 16
     assert len(answer["tensor_list"]) == answer["tensors"] == 148
     assert answer["keys"]["lfm2.block_count"] == 16
-    _, out, _ = ask(capsys, "inspect", path, "--layers", "--tensors", "--keys")
+    _, out, _ = run_edgekit(capsys, "inspect", path, "--layers", "--tensors", "--keys")
     assert re.search(r"^15 +short convolution", out, re.MULTILINE)
     assert re.search(r"^blk\.0\.shortconv\.conv\.weight +F32", out, re.MULTILINE)
     assert re.search(r"^lfm2\.context_length +128000", out, re.MULTILINE)
 
 
-def test_config_alone_is_enough_for_geometry(
+def test_inspect_of_a_config_without_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
               "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     for reference in (tmp_path, tmp_path / "config.json"):
-        answer = ask_json(capsys, str(reference))
+        answer = inspect_json(capsys, str(reference))
         assert (answer["format"], answer["layers"], answer["tensor_bytes"]) == ("config", 2, None)
-        # two tables, two layers of four square matrices and three of 64 x 128
+        # input and output embeddings, two layers of four square matrices and three of 64 x 128
         assert answer["parameters"] == 2 * 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128)
         assert answer["parameters_basis"] == "modelled"
 
@@ -155,17 +138,17 @@ def test_config_alone_is_enough_for_geometry(
 def test_inspect_of_a_projector(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     numbers = {"clip.vision.block_count": 27, "clip.vision.embedding_length": 1152}
     path = write_keys(tmp_path / "mmproj-model.gguf", "clip", numbers=numbers)
-    code, out, _ = ask(capsys, "inspect", str(path))
+    code, out, _ = run_edgekit(capsys, "inspect", str(path))
     assert code == 0
     assert "projector" in out
     assert "vision tower, 27 layers of 1,152" in out
-    assert ask_json(capsys, str(path))["towers"] == [
+    assert inspect_json(capsys, str(path))["towers"] == [
         {"kind": "vision", "layers": 27, "hidden": 1152}
     ]
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "sentence"),
+    ("argv", "code", "message"),
     [
         (["../no/such/file.gguf"], 4, "no/such/file.gguf"),
         (["sample:gemma-3-27"], 4, "Did you mean: gemma-3-27b"),
@@ -177,43 +160,43 @@ def test_inspect_of_a_projector(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     ],
 )
 def test_error_message_and_exit_code(
-    words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    if words[0].startswith("{folder}/"):
+    if argv[0].startswith("{folder}/"):
         (tmp_path / "empty.gguf").write_bytes(b"")
         (tmp_path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
-    requests = [word.replace("{folder}", str(tmp_path)) for word in words]
-    result, out, err = ask(capsys, "inspect", *requests)
+    requests = [word.replace("{folder}", str(tmp_path)) for word in argv]
+    result, out, err = run_edgekit(capsys, "inspect", *requests)
     assert result == code
     assert out == ""
     assert err.startswith("edgekit: ")
     assert len(err.strip().splitlines()) == 1
-    assert sentence.lower() in err.lower()
-    result, out, _ = ask(capsys, "inspect", *requests, "--json")
+    assert message.lower() in err.lower()
+    result, out, _ = run_edgekit(capsys, "inspect", *requests, "--json")
     assert result == code
     assert json.loads(out)["error"]["message"] in err
 
 
 def test_usage_error_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["inspect"], ["inspect", "a", "--nonsense"], ["nonsense"]):
+    for argv in ([], ["inspect"], ["inspect", "a", "--nonsense"], ["nonsense"]):
         with pytest.raises(SystemExit) as ended:
-            main(words)
+            main(argv)
         assert ended.value.code == 2
         assert "usage:" in capsys.readouterr().err
-    run_ = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "edgekit", "nonsense"], capture_output=True, text=True, check=False
     )
-    assert (run_.returncode, "usage:" in run_.stderr) == (2, True)
+    assert (completed.returncode, "usage:" in completed.stderr) == (2, True)
 
 
 def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
-    path = write_model(tmp_path)
+    path = write_model(tmp_path, "lfm2-1.2b")
     command = f"{sys.executable} -m edgekit inspect {path} --tensors --keys | head -1"
-    run_ = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
     )
-    assert run_.stderr == ""
-    assert run_.returncode == 0
+    assert completed.stderr == ""
+    assert completed.returncode == 0
 
 
 def test_readme_python_examples_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,16 +209,16 @@ def test_readme_python_examples_print_what_they_say(capsys: pytest.CaptureFixtur
         assert capsys.readouterr().out.splitlines() == answer
 
 
-def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "sample:gemma-3-27b", "--layers", "--tensors", "--keys")
+def test_inspect_json_keys_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = inspect_json(capsys, "sample:gemma-3-27b", "--layers", "--tensors", "--keys")
     assert answer.keys() <= documented("inspect")
 
 
-def test_json_has_the_same_names_for_every_file(
+def test_inspect_json_has_the_same_keys_for_every_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    projector = ask_json(capsys, str(write_keys(tmp_path / "mmproj.gguf", "clip")))
-    assert projector.keys() == ask_json(capsys, "sample:gemma-3-27b").keys()
+    projector = inspect_json(capsys, str(write_keys(tmp_path / "mmproj.gguf", "clip")))
+    assert projector.keys() == inspect_json(capsys, "sample:gemma-3-27b").keys()
     assert projector["layers"] is None
 
 
@@ -248,22 +231,22 @@ def test_control_characters_in_names_are_replaced(
         {"general.name": "\x1b]0;owned\x07\x1b[2J"},
         {"llama.block_count": 1, "llama.embedding_length": 32, "llama.attention.head_count": 2},
     )
-    code, out, _ = ask(capsys, "inspect", str(path), "--keys")
+    code, out, _ = run_edgekit(capsys, "inspect", str(path), "--keys")
     assert code == 0
     assert "owned" in out
     assert "\x1b" not in out
     assert "\x07" not in out
-    _, _, err = ask(capsys, "inspect", "/\x1b[2J.gguf")
+    _, _, err = run_edgekit(capsys, "inspect", "/\x1b[2J.gguf")
     assert "\x1b" not in err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_output_error_is_reported() -> None:
     command = f"{sys.executable} -m edgekit inspect sample:gemma-3-27b > /dev/full"
-    run_ = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert run_.returncode == 1
-    assert run_.stderr.startswith("edgekit: the answer could not be written: ")
-    assert len(run_.stderr.splitlines()) == 1
+    completed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert completed.returncode == 1
+    assert completed.stderr.startswith("edgekit: the answer could not be written: ")
+    assert len(completed.stderr.splitlines()) == 1
 
 
 def test_json_of_a_config_with_odd_values_is_valid(
@@ -280,19 +263,19 @@ def test_json_of_a_config_with_odd_values_is_valid(
     assert answer["keys"]["limit"] == [0.0, "inf"]
 
 
-def test_narrow_encoding_prints_question_marks() -> None:
-    run_ = subprocess.run(
+def test_ascii_output_is_not_an_error() -> None:
+    completed = subprocess.run(
         [sys.executable, "-m", "edgekit", "inspect", "sample:gemma-3-27b"],
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
-    assert "gemma3" in run_.stdout
+    assert "gemma3" in completed.stdout
 
 
-ASK_WITH_EACH = """
+RUN_WITH_EACH_VARIABLE = """
 import os, sys
 from edgekit.cli import main
-for word in sys.argv[1:]:
-    variable, _, value = word.partition("=")
+for assignment in sys.argv[1:]:
+    variable, _, value = assignment.partition("=")
     os.environ[variable] = value
     print(main(["inspect", "org/name", "--timeout", "5"]))
     del os.environ[variable]
@@ -300,7 +283,7 @@ for word in sys.argv[1:]:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "assignments",
     [
         [
             "ALL_PROXY=socks5://127.0.0.1:1",
@@ -309,28 +292,33 @@ for word in sys.argv[1:]:
             "HF_ENDPOINT=http://[::1",
             "SSL_CERT_FILE=/nonexistent",
         ],
-        ["HF_HUB_ETAG_TIMEOUT=abc"],  # read once in a process
+        ["HF_HUB_ETAG_TIMEOUT=abc"],  # huggingface_hub reads it once per process
     ],
 )
-def test_invalid_environment_variable_is_named(given: list[str]) -> None:
-    run_ = subprocess.run(
-        [sys.executable, "-c", ASK_WITH_EACH, *given], capture_output=True, text=True, check=False
+def test_invalid_environment_variable_is_named(assignments: list[str]) -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", RUN_WITH_EACH_VARIABLE, *assignments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert run_.stdout.split() == ["2"] * len(given), run_.stderr
-    for word, line in zip(given, run_.stderr.splitlines(), strict=True):
-        variable = word.partition("=")[0]
+    assert completed.stdout.split() == ["2"] * len(assignments), completed.stderr
+    for assignment, line in zip(assignments, completed.stderr.splitlines(), strict=True):
+        variable = assignment.partition("=")[0]
         assert variable in line or (variable.startswith("HF_HUB") and "HF_HUB_..." in line)
 
 
 def test_error_with_closed_stderr_is_silent() -> None:
     for redirection in ("> /dev/full", "2>&-", ">&- 2>&-"):
         command = f"{sys.executable} -m edgekit inspect ./nothing.gguf --json {redirection}"
-        run_ = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-        assert "Traceback" not in run_.stderr + run_.stdout
-        assert run_.stdout == "" or json.loads(run_.stdout)["error"]
+        completed = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, check=False
+        )
+        assert "Traceback" not in completed.stderr + completed.stdout
+        assert completed.stdout == "" or json.loads(completed.stdout)["error"]
 
 
-def test_vocabulary_tensor_without_dimensions(
+def test_embedding_without_dimensions_has_no_vocabulary_size(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     keys = [
@@ -342,7 +330,7 @@ def test_vocabulary_tensor_without_dimensions(
     tensor = header_files.entry("token_embd.weight", [], header_files.F32, 0)
     path = tmp_path / "odd.gguf"
     path.write_bytes(header_files.gguf(keys, [tensor], data_bytes=32))
-    assert ask_json(capsys, str(path))["vocabulary"] is None
+    assert inspect_json(capsys, str(path))["vocabulary"] is None
 
 
 def test_deeply_nested_config_is_refused(
@@ -351,32 +339,32 @@ def test_deeply_nested_config_is_refused(
     (tmp_path / "config.json").write_text(
         '{"model_type": "llama", "a": ' + "[" * 900 + "]" * 900 + "}"
     )
-    code, _, err = ask(capsys, "inspect", str(tmp_path), "--keys", "--json")
+    code, _, err = run_edgekit(capsys, "inspect", str(tmp_path), "--keys", "--json")
     assert code == 5
     assert "nesting: 901 is over the limit of 64" in err
 
 
-def test_shard_index_next_to_a_single_file(
+def test_single_safetensors_file_is_preferred_to_a_shard_index(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
               "intermediate_size": 8}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    whole = header_files.safetensors({"a": header_files.tensor("F16", [4], 0, 8)}, data_bytes=8)
+    content = header_files.safetensors({"a": header_files.tensor("F16", [4], 0, 8)}, data_bytes=8)
     names = (
         "model.safetensors",
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
     )
     for name in names:
-        (tmp_path / name).write_bytes(whole)
+        (tmp_path / name).write_bytes(content)
     index = {"weight_map": {"a": names[1], "b": names[2]}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert ask_json(capsys, str(tmp_path))["parameters"] == 4
+    assert inspect_json(capsys, str(tmp_path))["parameters"] == 4
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("argv", "error_message"),
     [
         (("check", "x.gguf", "--nonsense"), "unknown flag --nonsense"),
         (("serve",), "the following arguments are required: MODEL"),
@@ -385,15 +373,15 @@ def test_shard_index_next_to_a_single_file(
     ],
 )
 def test_usage_error_as_json(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], error_message: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main((*words, "--json"))
+        main((*argv, "--json"))
     out, err = capsys.readouterr()
     assert ended.value.code == 2
-    assert json.loads(out) == {"error": {"type": "UsageError", "message": why}}
-    assert ("serve" in words) == (out.count("\n") == 1)  # where every line is an event
-    assert err.endswith(f"error: {why}\n")
+    assert json.loads(out) == {"error": {"type": "UsageError", "message": error_message}}
+    assert ("serve" in argv) == (out.count("\n") == 1)  # serve prints one JSON object per line
+    assert err.endswith(f"error: {error_message}\n")
     with pytest.raises(SystemExit):
-        main(words)
+        main(argv)
     assert capsys.readouterr().out == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.recorded import header_bytes, models, padded
+from tests.unit.cli.test_estimate import write_model
 
 from edgekit.cli import main
 from edgekit.models import model_preflight
@@ -20,53 +20,44 @@ ONE_CARD = ("--device", "RTX 3060", "--ram", "64G")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Qwen3 30B A3B: its header, and a hole for the weights."""
-    facts = next(
-        item for item in models() if item["model"] == "qwen3-30b-a3b" and item["quant"] == "Q4_K_M"
-    )
-    header = header_bytes(facts["header_without_vocabulary"])
-    file = tmp_path_factory.mktemp("placements") / "model.gguf"
-    with file.open("wb") as out:
-        out.write(header)
-        out.truncate(padded(len(header)) + facts["data_section_bytes"])
-    return str(file)
+    return str(write_model(tmp_path_factory.mktemp("placements"), "qwen3-30b-a3b"))
 
 
-def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    main([*words, "--llama-version", "0.6", "--json"])
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    main([*argv, "--llama-version", "0.6", "--json"])
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = main([*words])
-    output = capsys.readouterr()
-    assert code == 2, output
-    return output.err
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    code = main(argv)
+    out, err = capsys.readouterr()
+    assert code == 2, (out, err)
+    return err
 
 
-def test_the_command_read_again_gives_the_same_bill(
+def test_estimate_of_the_printed_command_is_the_same(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = ("-c", "4096", "-ot", r"blk\.[0-9]\.ffn=CPU", "-ot", "exps=CPU", "-ncmoe", "2")
-    first = answer(capsys, "estimate", model, *request)
-    words = shlex.split(first["command"])
-    assert words[words.index("-ot") + 1] == r"blk\.[0-9]\.ffn=CPU,exps=CPU"
-    assert words.index("-ot") < words.index("-ncmoe")  # the first that matches decides
-    again = answer(capsys, "estimate", model, *words[words.index("-c") :])
+    first = run_json(capsys, "estimate", model, *request)
+    argv = shlex.split(first["command"])
+    assert argv[argv.index("-ot") + 1] == r"blk\.[0-9]\.ffn=CPU,exps=CPU"
+    assert argv.index("-ot") < argv.index("-ncmoe")  # the first pattern that matches wins
+    again = run_json(capsys, "estimate", model, *argv[argv.index("-c") :])
     assert again["lines"] == first["lines"]
 
 
-def test_experts_moved_by_a_pattern_are_billed_as_with_cpu_moe(
+def test_override_tensor_of_all_experts_costs_the_same_as_cpu_moe(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pattern = answer(capsys, "estimate", model, "-c", "4096", "-ot", "exps=CPU")
-    flag = answer(capsys, "estimate", model, "-c", "4096", "-cmoe")
+    pattern = run_json(capsys, "estimate", model, "-c", "4096", "-ot", "exps=CPU")
+    flag = run_json(capsys, "estimate", model, "-c", "4096", "-cmoe")
     assert pattern["lines"] == flag["lines"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("argv", "message"),
     [
         (("-ot", "(=CPU"), "( without a )"),
         (("-ot", "exps"), "PATTERN=BUFFER"),
@@ -84,40 +75,40 @@ def test_experts_moved_by_a_pattern_are_billed_as_with_cpu_moe(
         (("--rpc", f"{SERVER}=24G", "--backend", "cuda"), "--device-memory"),
     ],
 )
-def test_a_placement_that_cannot_be_is_an_error(
-    words: tuple[str, ...], told: str, model: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_placement_is_an_error(
+    argv: tuple[str, ...], message: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told in refused(
-        capsys, "estimate", model, "-c", "4096", *words, "--llama-version", "0.6"
+    assert message in usage_error(
+        capsys, "estimate", model, "-c", "4096", *argv, "--llama-version", "0.6"
     )
 
 
-def test_rows_are_billed_for_builds_that_have_them(
+def test_split_mode_row_is_modelled_for_builds_that_have_it(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("-c", "4096", "-sm", "row", "-ts", "1,1", "--llama-version", "b9294", "--json")
-    main(["estimate", model, *words])
+    argv = ("-c", "4096", "-sm", "row", "-ts", "1,1", "--llama-version", "b9294", "--json")
+    main(["estimate", model, *argv])
     result = json.loads(capsys.readouterr().out)
     assert {line["basis"] for line in result["lines"] if line["component"] == "weights"} >= {
         "modelled"
     }
 
 
-def test_slices_need_as_much_of_two_unlike_cards(
+def test_split_mode_tensor_needs_the_same_of_two_unlike_gpus(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = answer(capsys, "check", model, "-c", "8k", "-sm", "tensor", *TWO_CARDS)
+    result = run_json(capsys, "check", model, "-c", "8k", "-sm", "tensor", *TWO_CARDS)
     first, second = (use["required_bytes"] for use in result["budgets"][:2])
     assert abs(first - second) < first // 100
     assert "-sm tensor" in result["command"]
     assert "-ts" not in shlex.split(result["command"])
 
 
-def test_a_main_gpu_is_the_only_one_that_is_judged(
+def test_split_mode_none_uses_only_the_main_gpu(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = ("-sm", "none", "-mg", "1", *TWO_CARDS)
-    result = answer(capsys, "check", model, "-c", "8k", "--min-context", "8k", *where)
+    argv = ("-sm", "none", "-mg", "1", *TWO_CARDS)
+    result = run_json(capsys, "check", model, "-c", "8k", "--min-context", "8k", *argv)
     assert result["budgets"][0]["name"] == "RTX 3090"
     assert "RTX 4090" not in [use["name"] for use in result["budgets"]]
     assert "-sm none -mg 1" in result["command"]
@@ -125,17 +116,17 @@ def test_a_main_gpu_is_the_only_one_that_is_judged(
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
-def test_a_server_is_one_more_device_before_the_cards(
+def test_rpc_server_is_in_the_answer_and_in_the_command(
     command: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([command, model, "-c", "16k", "--rpc", f"{SERVER}=48G", *ONE_CARD])
     output = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
     assert f"RPC server {SERVER}" in output
     assert f"--rpc {SERVER}" in output
-    assert f"{SERVER}=" not in output  # which llama.cpp would not read
+    assert f"{SERVER}=" not in output  # llama.cpp does not accept a size
 
 
-def test_a_row_of_a_batch_names_them_too(
+def test_batch_row_takes_placement_options(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"n_ctx": 4096, "n_gpu_layers": 99, "llama_version": "0.6"}
@@ -154,7 +145,7 @@ def test_a_row_of_a_batch_names_them_too(
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "argv"),
     [
         ({"override_tensor": "exps=CPU"}, ("-ot", "exps=CPU")),
         ({"split_mode": "tensor"}, ("-sm", "tensor")),
@@ -162,19 +153,21 @@ def test_a_row_of_a_batch_names_them_too(
         ({"rpc": f"{SERVER}=24G"}, ("--rpc", f"{SERVER}=24G")),
     ],
 )
-def test_options_of_python_are_judged_as_flags_are(
+def test_python_options_give_the_same_answer_as_flags(
     options: dict[str, Any],
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     model: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = answer(capsys, "check", model, "-c", "16k", "--vram", "24G,16G", "--ram", "64G", *words)
-    same = {"llama_version": "0.6", **options}
+    by_flags = run_json(
+        capsys, "check", model, "-c", "16k", "--vram", "24G,16G", "--ram", "64G", *argv
+    )
+    with_version = {"llama_version": "0.6", **options}
     result = model_preflight(
-        model, "llama.cpp", context=16384, options=same, vram="24G,16G", ram="64G"
+        model, "llama.cpp", context=16384, options=with_version, vram="24G,16G", ram="64G"
     )
     assert [use.required_bytes for use in result.uses] == [
-        budget["required_bytes"] for budget in found["budgets"]
+        budget["required_bytes"] for budget in by_flags["budgets"]
     ]
 
 
@@ -187,27 +180,24 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_examples_of_the_docs_fit(example: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(example)[1:]
-    assert main([*words, "--llama-version", "0.6"]) == 0
+def test_example_in_the_docs_fits(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = shlex.split(example)[1:]
+    assert main([*argv, "--llama-version", "0.6"]) == 0
     assert shlex.split(example)[-2] in capsys.readouterr().out
 
 
-def test_a_draft_model_is_not_moved(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """llama.cpp has -otd for that."""
-    result = answer(capsys, "estimate", model, "-c", "4096", "-md", model, "-ot", "weight=CPU")
+def test_override_tensor_does_not_move_the_draft_model(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """llama.cpp has a flag of its own for that, -otd."""
+    result = run_json(capsys, "estimate", model, "-c", "4096", "-md", model, "-ot", "weight=CPU")
     draft = [line for line in result["lines"] if line["part"] == "drafter"]
     assert sum(item["bytes"] for item in draft if item["pool"] != "host") > 2**34
 
 
-def test_an_architecture_without_slices_is_refused(
+def test_split_mode_tensor_is_an_error_for_an_unsupported_architecture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = next(item for item in models() if item["model"] == "falcon-h1-1.5b")
-    header = header_bytes(facts["header_without_vocabulary"])
-    file = tmp_path / "model.gguf"
-    with file.open("wb") as out:
-        out.write(header)
-        out.truncate(padded(len(header)) + facts["data_section_bytes"])
-    output = refused(capsys, "estimate", str(file), "-c", "4096", "-sm", "tensor", "-ts", "1,1")
+    file = write_model(tmp_path, "falcon-h1-1.5b")
+    output = usage_error(capsys, "estimate", str(file), "-c", "4096", "-sm", "tensor", "-ts", "1,1")
     assert "-sm tensor for the architecture 'falcon-h1'" in output

@@ -1,4 +1,4 @@
-"""`edgekit recommend` as a person or a program meets it, without a network."""
+"""`edgekit recommend`, without a network."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["recommend", *words])
+def run_recommend(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["recommend", *argv])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    _, out, err = ask(capsys, *words, "--json")
+def recommend_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    _, out, err = run_recommend(capsys, *argv, "--json")
     assert err == ""
     answer: dict[str, Any] = json.loads(out)
     return answer
 
 
-def ids(told: dict[str, Any]) -> list[str]:
-    return [suggestion["id"] for suggestion in told["suggestions"]]
+def ids(answer: dict[str, Any]) -> list[str]:
+    return [suggestion["id"] for suggestion in answer["suggestions"]]
 
 
-def test_a_few_for_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "--ram", "8G", "--limit", "2")
+def test_text_begins_with_the_best_model(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_recommend(capsys, "--ram", "8G", "--limit", "2")
     assert (code, err) == (0, "")
     assert out.startswith("Best for chat on 8 GiB RAM: ")
     assert out.splitlines()[1].startswith("Runs on the CPU at ")
@@ -46,18 +46,17 @@ def test_a_few_for_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in out
 
 
-def test_what_comes_next_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--ram", "8G", "-c", "8k", "--users", "2", "--prefer-accurate-kv", "--limit", "1"]
-    _, out, _ = ask(capsys, *words)
+def test_suggested_plan_command_works(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--ram", "8G", "-c", "8k", "--users", "2", "--prefer-accurate-kv", "--limit", "1"]
+    _, out, _ = run_recommend(capsys, *argv)
     (line,) = (item for item in out.splitlines() if "edgekit plan " in item)
-    typed = shlex.split(line[line.index("edgekit plan") :])
-    assert main(typed[1:]) == 0
-    output = capsys.readouterr().out
-    assert " at 8K for each of 2 users" in output
+    command = shlex.split(line[line.index("edgekit plan") :])
+    assert main(command[1:]) == 0
+    assert " at 8K for each of 2 users" in capsys.readouterr().out
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "--ram", "8G", "--limit", "3")
+def test_json_suggestions_are_ordered_and_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = recommend_json(capsys, "--ram", "8G", "--limit", "3")
     assert len(answer["suggestions"]) == 3
     assert (answer["task"], answer["engine"]) == ("chat", "llama.cpp")
     worths = [
@@ -72,11 +71,13 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "kind"),
+    ("task", "kind"),
     [("embed", "embedding"), ("Embeddings", "embedding"), ("code", "code"), ("vision", "vision"), ("reason", "reasoning")],
 )  # fmt: skip
-def test_a_task(word: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "--ram", "8G", "--task", word, "--limit", "1")
+def test_task_selects_models_for_it(
+    task: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = recommend_json(capsys, "--ram", "8G", "--task", task, "--limit", "1")
     assert answer["task"] == kind
     known = {entry.id: entry for entry in read_catalog().entries}
     assert ids(answer)
@@ -84,36 +85,40 @@ def test_a_task(word: str, kind: str, capsys: pytest.CaptureFixture[str]) -> Non
         assert kind in {item.value for item in known[name].kinds}
 
 
-def test_several_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_sizes_shows_several_models_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
     families = [
         suggestion["entry"]["family"]
-        for suggestion in ask_json(capsys, "--ram", "8G", "--limit", "3")["suggestions"]
+        for suggestion in recommend_json(capsys, "--ram", "8G", "--limit", "3")["suggestions"]
     ]
     assert len(set(families)) == len(families) == 3
-    every = [suggestion["entry"]["family"] for suggestion in ask_json(capsys, "--ram", "24G", "--all-sizes")["suggestions"]]  # fmt: skip
-    assert len(set(every)) < len(every) == 5
+    families_of_all_sizes = [suggestion["entry"]["family"] for suggestion in recommend_json(capsys, "--ram", "24G", "--all-sizes")["suggestions"]]  # fmt: skip
+    assert len(set(families_of_all_sizes)) < len(families_of_all_sizes) == 5
 
 
-def test_a_context_for_users(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "--ram", "16G", "--ctx", "8k", "--users", "4", "--limit", "2")
+def test_context_and_users_are_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = recommend_json(capsys, "--ram", "16G", "--ctx", "8k", "--users", "4", "--limit", "2")
     for suggestion in answer["suggestions"]:
         assert (suggestion["plan"]["context_tokens"], suggestion["plan"]["users"]) == (8192, 4)
 
 
 @pytest.mark.parametrize(
-    ("words", "engine"),
+    ("argv", "engine"),
     [(["--device", "RTX 4090", "--engine", "vllm"], "vllm"), (["--device", "m4-max-64", "--engine", "mlx"], "mlx")],
 )  # fmt: skip
-def test_another_engine(words: list[str], engine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, *words, "--limit", "1")
+def test_engine_flag_selects_the_engine(
+    argv: list[str], engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = recommend_json(capsys, *argv, "--limit", "1")
     assert answer["suggestions"][0]["plan"]["engine"]["name"] == engine
 
 
 # --- nothing fits
 
 
-def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "--ram", "1G")
+def test_nothing_fits_names_the_smallest_model_and_what_to_add(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, err = run_recommend(capsys, "--ram", "1G")
     assert (code, err) == (3, "")
     first = out.splitlines()[0]
     assert first.startswith("Nothing fits for chat on 1 GiB RAM; nearest: ")
@@ -126,14 +131,14 @@ def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     answer = " ".join(out.split())
     assert "To fit" in answer
     assert "GiB of free RAM (1.00 GiB now)" in answer
-    assert ask_json(capsys, "--ram", "1G")["suggestions"] == []
+    assert recommend_json(capsys, "--ram", "1G")["suggestions"] == []
 
 
-# --- what cannot be
+# --- errors
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("argv", "code", "message"),
     [
         (["--task", "nope"], 2, "--task must be one of chat, code, reasoning, embed, vision (got 'nope')"),
         (["--users", "0"], 2, "--users: must be at least 1 (got 0)"),
@@ -148,17 +153,17 @@ def test_a_machine_that_holds_nothing(capsys: pytest.CaptureFixture[str]) -> Non
         (["--min-context", "x"], 2, "--min-context"),
     ],
 )  # fmt: skip
-def test_contradictions(
-    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_error_message_and_exit_code(
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, out, err = ask(capsys, "--ram", "8G", *words)
+    result, out, err = run_recommend(capsys, "--ram", "8G", *argv)
     assert (result, out) == (code, "")
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize("ram", ["no", "-1G", ""])
-def test_no_memory_at_all(ram: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, f"--ram={ram}")
+def test_invalid_ram_is_an_error(ram: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_recommend(capsys, f"--ram={ram}")
     assert (code, out) == (2, "")
     assert err.startswith("edgekit: ")
 
@@ -170,35 +175,37 @@ def test_no_memory_at_all(ram: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("ram", "code", "begins"),
     [("32G", 0, "Fits: 27B"), ("16G", 0, "Fits: 9B"), ("1G", 3, "")],
 )
-def test_tiers(ram: str, code: int, begins: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result, out, _ = ask(capsys, "--tiers", "--ram", ram)
+def test_tiers_chooses_the_largest_tier_that_fits(
+    ram: str, code: int, begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, out, _ = run_recommend(capsys, "--tiers", "--ram", ram)
     assert result == code
     assert out.startswith(begins)
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm"])
-def test_tiers_of_a_real_engine_are_refused(
+def test_tiers_with_a_real_engine_are_an_error(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, _, err = ask(capsys, "--tiers", "--ram", "32G", "--engine", engine)
+    result, _, err = run_recommend(capsys, "--tiers", "--ram", "32G", "--engine", engine)
     assert result == 2
     assert f"{engine} does not have the compressed caches" in err
 
 
-def test_tiers_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask_json(capsys, "--tiers", "--ram", "16G")["tier"]["name"] == "9B"
+def test_tiers_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recommend_json(capsys, "--tiers", "--ram", "16G")["tier"]["name"] == "9B"
 
 
-# --- a catalog is damaged
+# --- damaged catalog
 
 
-def test_what_cannot_be_read_of_the_users_catalog_is_told(
+def test_damaged_user_catalog_is_a_note(
     capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path))
     (tmp_path / "catalog.db").write_bytes(b"no database" * 100)
-    code, out, _ = ask(capsys, "--ram", "8G", "--limit", "1")
+    code, out, _ = run_recommend(capsys, "--ram", "8G", "--limit", "1")
     assert code == 0
     assert "catalog.db" in out
-    notes = ask_json(capsys, "--ram", "8G", "--limit", "1")["notes"]
+    notes = recommend_json(capsys, "--ram", "8G", "--limit", "1")["notes"]
     assert any("catalog.db" in note for note in notes)
