@@ -1,4 +1,4 @@
-"""`check` of a local GGUF imports only what it needs."""
+"""The modules that `edgekit check` of a local GGUF imports."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ NOT_NEEDED = {
 }
 
 
-def test_check_of_a_local_gguf_imports_nothing_about_other_questions(tmp_path: Path) -> None:
-    sample = next(Path(edgekit.__file__).parent.rglob("gemma-3-27b*.gguf.head.gz"))
+def test_check_of_a_local_gguf_imports_only_what_it_needs(tmp_path: Path) -> None:
+    header = next(Path(edgekit.__file__).parent.rglob("gemma-3-27b*.gguf.head.gz"))
     model = tmp_path / "model.gguf"
     with model.open("wb") as file:
-        file.write(gzip.decompress(sample.read_bytes()))
-        file.truncate(16_539_892_544)  # a hole instead of the weights
-    words = ("check", str(model), "-c", "8192", "--device", "RTX 4090", "--ram", "64G")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True
+        file.write(gzip.decompress(header.read_bytes()))
+        file.truncate(16_539_892_544)  # sparse, without the weights
+    argv = ("check", str(model), "-c", "8192", "--device", "RTX 4090", "--ram", "64G")
+    completed = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *argv], capture_output=True, text=True, check=True
     )
-    answer, _, loaded = done.stdout.rstrip("\n").rpartition("\n")
-    assert "RTX 4090" in answer
+    output, _, loaded = completed.stdout.rstrip("\n").rpartition("\n")
+    assert "RTX 4090" in output
     assert NOT_NEEDED.isdisjoint(loaded.split())
     assert len([name for name in loaded.split() if name.startswith("edgekit")]) < 190

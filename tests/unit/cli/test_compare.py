@@ -15,20 +15,18 @@ CONFIG = {
     "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024, "max_position_embeddings": 8192,
 }  # fmt: skip
+GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 
 
-A, B = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
-
-
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["compare", *words])
+def run_compare(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["compare", *argv])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def test_three_engines_in_one_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_text_is_a_table_of_engines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    code, out, err = ask(capsys, str(tmp_path), "-c", "4k")
+    code, out, err = run_compare(capsys, str(tmp_path), "-c", "4k")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].endswith("one sequence of 4,096 tokens")
@@ -37,57 +35,59 @@ def test_three_engines_in_one_table(capsys: pytest.CaptureFixture[str], tmp_path
     assert max(map(len, lines)) <= 100
 
 
-def test_the_same_load_for_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_every_engine_has_the_same_cache_size(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    code, out, _ = ask(capsys, str(tmp_path), "--json")
+    code, out, _ = run_compare(capsys, str(tmp_path), "--json")
     answer = json.loads(out)
     assert code == 0
-    assert answer["context_tokens"] == 8192  # what the model was made for
+    assert answer["context_tokens"] == 8192  # the native context
     assert [engine["kv_bytes"] for engine in answer["engines"].values()] == [
         8192 * 4 * 2 * 128 * 2
     ] * 3
 
 
-def test_without_a_machine_the_context_is_32k_or_the_models_own(
+def test_default_context_without_a_machine_is_at_most_32k(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _, out, _ = ask(capsys, A, "--json")
-    assert json.loads(out)["context_tokens"] == 32_768  # made for 131,072
+    _, out, _ = run_compare(capsys, GEMMA, "--json")
+    assert json.loads(out)["context_tokens"] == 32_768  # of a native context of 131,072
 
 
-def test_refusing_engine_has_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, "sample:gemma-3-27b", "-c", "8k")
+def test_engine_that_cannot_run_the_model_has_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_compare(capsys, "sample:gemma-3-27b", "-c", "8k")
     assert code == 0
     assert "vllm: no estimate: vLLM" in out
     assert "mlx: no estimate: " in out
     assert "give the repository that this file was converted from" in out
-    _, out, _ = ask(capsys, "sample:gemma-3-27b", "-c", "8k", "--json")
+    _, out, _ = run_compare(capsys, "sample:gemma-3-27b", "-c", "8k", "--json")
     engines = json.loads(out)["engines"]
     assert engines["mlx"]["type"] == "RefusedError"
     assert engines["llama.cpp"]["total_bytes"] > 0
 
 
 def test_error_message_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, code in ((["sample:none"], 4), (["sample:gemma-3-27b", "-c", "x"], 2),
+    for argv, code in ((["sample:none"], 4), (["sample:gemma-3-27b", "-c", "x"], 2),
                         (["sample:gemma-3-27b", "-c", "99999M"], 2)):  # fmt: skip
-        result, out, err = ask(capsys, *words)
+        result, out, err = run_compare(capsys, *argv)
         assert (result, out) == (code, "")
         assert len(err.splitlines()) == 1
 
 
-# Several models, or a machine.
+# --- several models, or a machine
 
 CARD = ("--device", "RTX 4090", "--ram", "64G")
 
 
 def rows(out: str) -> list[list[str]]:
     lines = out.splitlines()
-    head = next(place for place, line in enumerate(lines) if line.split()[-1:] == ["tokens/s"])
+    head = next(number for number, line in enumerate(lines) if line.split()[-1:] == ["tokens/s"])
     return [line.split() for line in lines[head:]]
 
 
 def test_one_row_per_model(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, A, B, *CARD, "-c", "8k")
+    code, out, err = run_compare(capsys, GEMMA, QWEN, *CARD, "-c", "8k")
     assert (code, err) == (0, "")
     assert out.splitlines()[0].endswith("RTX 4090 + 64 GiB RAM")
     head, first, second, *_ = rows(out)
@@ -99,118 +99,122 @@ def test_one_row_per_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 @costly
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "argv"),
     [
-        ((A, B), (*CARD, "-c", "8k")),
-        ((A, B), CARD),
-        ((A, B), ("--device", "RTX 3060", "--ram", "32G")),  # a smaller cache, experts in RAM
-        (("qwen3-8b", "qwen3-14b"), ("--device", "RTX 4060", "--ram", "32G")),  # weights are chosen
+        ((GEMMA, QWEN), (*CARD, "-c", "8k")),
+        ((GEMMA, QWEN), CARD),
+        # a smaller cache, experts in RAM
+        ((GEMMA, QWEN), ("--device", "RTX 3060", "--ram", "32G")),
+        # the quantisation is chosen
+        (("qwen3-8b", "qwen3-14b"), ("--device", "RTX 4060", "--ram", "32G")),
         (("qwen3-8b", "qwen3-14b"), (*CARD, "--users", "4", "--max-use", "80%")),
-        ((A, B), (*CARD, "--reserve", "4G", "-ngl", "20")),
+        ((GEMMA, QWEN), (*CARD, "--reserve", "4G", "-ngl", "20")),
     ],
 )
-def test_the_answer_for_each_model_is_that_of_check(
-    names: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+def test_answer_for_each_model_is_that_of_check(
+    names: tuple[str, ...], argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = ask(capsys, *names, *words, "--json")
+    code, out, _ = run_compare(capsys, *names, *argv, "--json")
     assert code == 0
-    for name, one in zip(names, json.loads(out)["models"], strict=True):
-        main(["check", name, *words, "--json"])
+    for name, compared_model in zip(names, json.loads(out)["models"], strict=True):
+        main(["check", name, *argv, "--json"])
         alone = json.loads(capsys.readouterr().out)
-        del alone["changes"]  # a table has no room for them
-        assert {key: one[key] for key in alone} == alone
-        assert one["total_bytes"] == alone["estimate"]["total_bytes"]
-        assert one["cache_bytes"] == sum(alone["estimate"][key] for key in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes"))  # fmt: skip
-        assert one["parameters"] >= one["active_parameters"] > 10**9
+        del alone["changes"]  # not part of a comparison
+        assert {key: compared_model[key] for key in alone} == alone
+        assert compared_model["total_bytes"] == alone["estimate"]["total_bytes"]
+        assert compared_model["cache_bytes"] == sum(alone["estimate"][key] for key in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes"))  # fmt: skip
+        assert compared_model["parameters"] >= compared_model["active_parameters"] > 10**9
 
 
-def test_the_answer_for_each_engine_is_that_of_check(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, "qwen3-8b", *CARD, "--json")
+def test_answer_for_each_engine_is_that_of_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_compare(capsys, "qwen3-8b", *CARD, "--json")
     assert code == 0
     compared = {
         model["engine"]["name"]: model for model in json.loads(out)["models"] if "status" in model
     }
     assert list(compared) == ["llama.cpp", "vllm", "stream"]
-    for engine, one in compared.items():
+    for engine, compared_model in compared.items():
         main(["check", "qwen3-8b", *CARD, "--engine", engine, "--json"])
         alone = json.loads(capsys.readouterr().out)
         for key in ("headline", "quantization", "cache", "context_tokens", "way", "flags"):
-            assert one[key] == alone[key]
+            assert compared_model[key] == alone[key]
 
 
-def test_a_model_that_cannot_be_read_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, A, "sample:none", *CARD)
+def test_unreadable_model_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_compare(capsys, GEMMA, "sample:none", *CARD)
     assert (code, err) == (0, "")
     assert rows(out)[2][:4] == ["not", "read", "sample:none", "-"]
     assert "sample:none: no such sample: 'none'" in out
     assert out.endswith("1 is tight, 1 could not be read\n")
-    _, out, _ = ask(capsys, A, "sample:none", *CARD, "--json")
+    _, out, _ = run_compare(capsys, GEMMA, "sample:none", *CARD, "--json")
     assert json.loads(out)["models"][1]["error"]["type"] == "NotFoundError"
 
 
 def test_error_if_no_model_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "sample:none", "sample:nothing", "--ram", "8G")
+    code, out, err = run_compare(capsys, "sample:none", "sample:nothing", "--ram", "8G")
     assert (code, out) == (4, "")
     assert "no such sample: 'none'" in err
 
 
-def test_without_a_context_each_has_32k_or_its_own_window(
+def test_default_context_on_a_machine_is_32k_or_the_native_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # made for 8,192
-    code, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--json")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # native context 8,192
+    code, out, _ = run_compare(capsys, GEMMA, str(tmp_path), *CARD, "--json")
     assert code == 0
     contexts = [model["context_tokens"] for model in json.loads(out)["models"]]
     assert contexts == [32_768, 8192]
 
 
-def test_each_is_judged_for_the_engine_its_files_are_for(
+def test_default_engine_follows_the_files_of_each_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    _, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--json")
+    _, out, _ = run_compare(capsys, GEMMA, str(tmp_path), *CARD, "--json")
     assert [model["engine"]["name"] for model in json.loads(out)["models"]] == ["llama.cpp", "vllm"]
-    _, out, _ = ask(capsys, A, str(tmp_path), *CARD, "--engine", "llama.cpp", "--json")
+    _, out, _ = run_compare(capsys, GEMMA, str(tmp_path), *CARD, "--engine", "llama.cpp", "--json")
     assert [model["engine"]["name"] for model in json.loads(out)["models"]] == ["llama.cpp"] * 2
 
 
-def test_engines_on_a_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_model_on_a_machine_is_a_row_per_engine(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    code, out, _ = ask(capsys, str(tmp_path), *CARD)
+    code, out, _ = run_compare(capsys, str(tmp_path), *CARD)
     assert code == 0
     assert out.splitlines()[0].startswith(tmp_path.name)
-    head, *answer = rows(out)
+    head, *engines = rows(out)
     assert head[0] == "engine"
-    assert [item[1] for item in answer[:2]] == ["llama.cpp", "vllm"]
-    assert answer[2][:3] == ["cannot", "run", "mlx"]
+    assert [row[1] for row in engines[:2]] == ["llama.cpp", "vllm"]
+    assert engines[2][:3] == ["cannot", "run", "mlx"]
 
 
 def test_model_that_does_not_fit_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, A, B, "--ram", "8G")
+    code, out, _ = run_compare(capsys, GEMMA, QWEN, "--ram", "8G")
     assert code == 0
     assert out.endswith("2 do not fit\n")
 
 
 @pytest.mark.parametrize("width", sampled([24, 60, 80], each=2))
-def test_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_table_fits_a_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr("edgekit.cli.console.screen_width", lambda: width)
-    _, out, _ = ask(capsys, A, B, *CARD)
+    _, out, _ = run_compare(capsys, GEMMA, QWEN, *CARD)
     assert max(map(len, out.splitlines())) <= width
     assert "27B Q4_K_M" in " ".join(out.split())
     assert "20.5 of 22.5" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("argv", "message"),
     [
-        ([A, B, "--engine", "voodoo"], "voodoo"),
-        ([A, B, "--device", "Voodoo 2"], "Voodoo 2"),
-        ([A, B, "--ram", "lots"], "lots"),
+        ([GEMMA, QWEN, "--engine", "voodoo"], "voodoo"),
+        ([GEMMA, QWEN, "--device", "Voodoo 2"], "Voodoo 2"),
+        ([GEMMA, QWEN, "--ram", "lots"], "lots"),
     ],
 )
-def test_options_that_do_not_apply(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_option_is_an_error(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = ask(capsys, *words)
+    code, out, err = run_compare(capsys, *argv)
     assert (code, out) == (2, "")
-    assert sentence in err
+    assert message in err

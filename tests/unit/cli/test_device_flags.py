@@ -15,7 +15,7 @@ from edgekit.units import GIB
 
 
 @pytest.mark.parametrize(
-    ("words", "joined"),
+    ("argv", "expected"),
     [
         (["--device", "2x", "RTX 3090"], ["--device", "2x RTX 3090"]),
         (["--device=2x", "RTX 3090"], ["--device=2x RTX 3090"]),
@@ -32,14 +32,14 @@ from edgekit.units import GIB
         ([], []),
     ],
 )  # fmt: skip
-def test_join_counts_joins_count_and_name(words: list[str], joined: list[str]) -> None:
-    assert join_counts(words) == joined
+def test_join_counts_joins_count_and_name(argv: list[str], expected: list[str]) -> None:
+    assert join_counts(argv) == expected
 
 
-def machine_for(*words: str) -> Machine:
+def machine_for(*argv: str) -> Machine:
     parser = argparse.ArgumentParser()
     add_options(parser, DEVICES)
-    return Request.from_argv(parser.parse_args(join_counts(words))).find_machine()
+    return Request.from_argv(parser.parse_args(join_counts(argv))).find_machine()
 
 
 def test_device_with_count_and_ram() -> None:
@@ -69,10 +69,10 @@ def test_no_options_detect_this_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [("--device", "no such card"), ("--device", "2x"), ("--device", ""), ("--ram", "1e99"), ("--ram", "0"),
      ("--vram", "24G,"), ("--ram", ""), ("--vram", "")],
 )  # fmt: skip
-def test_invalid_device_or_size_is_a_usage_error(words: tuple[str, ...]) -> None:
+def test_invalid_device_or_size_is_a_usage_error(argv: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
-        machine_for(*words)
+        machine_for(*argv)

@@ -1,4 +1,4 @@
-"""`edgekit estimate` for vLLM and MLX, and llama.cpp on files that are not converted yet."""
+"""`edgekit estimate` for vLLM and MLX, and for llama.cpp on checkpoints that are not converted yet."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    code = main(["estimate", *words, "--json"])
+def estimate_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    code = main(["estimate", *argv, "--json"])
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
     answer: dict[str, Any] = json.loads(out)
     return answer
 
 
-def test_vllm_without_a_card(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    answer = ask_json(capsys, str(folder), "--max-model-len", "4k")
+def test_vllm_without_a_gpu_estimates_one_request(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    answer = estimate_json(capsys, str(folder), "--max-model-len", "4k")
     assert (answer["engine"], answer["backend"]) == ("vllm", "cuda")
     assert answer["bytes_per_block"] == 16 * TOKEN
     assert (answer["groups"], answer["blocks_per_group"]) == ([4], [4096 // 16])
@@ -61,9 +63,11 @@ def test_vllm_without_a_card(capsys: pytest.CaptureFixture[str], folder: Path) -
     ]
 
 
-def test_vllm_fills_the_card(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    words = ["-c", "4k", "--gpu", "rtx 4090", "-tp", "2", "--kv-cache-dtype", "fp8"]
-    answer = ask_json(capsys, str(folder), "--engine", "vllm", *words)
+def test_vllm_fills_the_named_gpus_with_blocks(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    argv = ["-c", "4k", "--gpu", "rtx 4090", "-tp", "2", "--kv-cache-dtype", "fp8"]
+    answer = estimate_json(capsys, str(folder), "--engine", "vllm", *argv)
     assert answer["bytes_per_block"] == 16 * TOKEN // 2 // 2
     assert answer["kv_bytes"] == answer["num_blocks"] * answer["bytes_per_block"]
     assert answer["total_bytes"] == pytest.approx(0.92 * 24_048 * MIB, rel=0.01)
@@ -72,7 +76,7 @@ def test_vllm_fills_the_card(capsys: pytest.CaptureFixture[str], folder: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "facts"),
+    ("argv", "facts"),
     [
         (["--block-size", "32"], {"block_size": 32}),
         (["--kv-cache-memory-bytes", "1G"], {"num_blocks": GIB // (16 * TOKEN)}),
@@ -84,16 +88,16 @@ def test_vllm_fills_the_card(capsys: pytest.CaptureFixture[str], folder: Path) -
         (["--gpu-memory", "80G"], {"max_num_batched_tokens": 8192, "max_num_seqs": 1024}),
     ],
 )  # fmt: skip
-def test_flags_of_vllm(
-    words: list[str], facts: dict[str, Any], capsys: pytest.CaptureFixture[str], folder: Path
+def test_vllm_flags_set_the_facts(
+    argv: list[str], facts: dict[str, Any], capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    result = ask_json(capsys, str(folder), "--engine", "vllm", *words)["facts"]
+    result = estimate_json(capsys, str(folder), "--engine", "vllm", *argv)["facts"]
     assert {name: result[name] for name in facts} == facts
 
 
-def test_mlx(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    words = ["-c", "1000", "--max-tokens", "24", "--quantize", "bf16"]
-    answer = ask_json(capsys, str(folder), "--engine", "mlx", *words)
+def test_mlx_counts_prompt_and_new_tokens(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    argv = ["-c", "1000", "--max-tokens", "24", "--quantize", "bf16"]
+    answer = estimate_json(capsys, str(folder), "--engine", "mlx", *argv)
     assert answer["cache_bytes"] == answer["kv_bytes"] == 1024 * TOKEN
     assert answer["asked"] == "976 tokens of prompt and 24 new, 975 at once"
     weights = (
@@ -112,8 +116,8 @@ def test_mlx(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
 
 
 def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    words = ["--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0", "-c", "1024"]
-    answer = ask_json(capsys, str(folder), *words)
+    argv = ["--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0", "-c", "1024"]
+    answer = estimate_json(capsys, str(folder), *argv)
     assert answer["engine"] == "mlx"
     assert answer["cache_bytes"] == 1024 * 4 * 2 * 2 * (
         64 + 64 // 32 * 4
@@ -121,7 +125,7 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("argv", "message"),
     [
         (["--engine", "vllm", "--kv-cache-dtype", "q8_0"], "choose one of auto"),
         (["--engine", "vllm", "-tp", "3"], "not divisible by tensor parallel size 3"),
@@ -138,11 +142,11 @@ def test_mlx_with_a_quantised_cache(capsys: pytest.CaptureFixture[str], folder: 
         (["--engine", "llama.cpp", "--mix", "Q17"], "llama.cpp has no quantisation 'Q17'"),
     ],
 )
-def test_errors(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], folder: Path
+def test_error_message(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    assert main(["estimate", str(folder), *words]) == 2
-    assert sentence in capsys.readouterr().err
+    assert main(["estimate", str(folder), *argv]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -155,20 +159,22 @@ def test_errors(
         ("b300", "B300 (compute capability 10.3)"),
     ],
 )
-def test_choices_follow_the_card(
+def test_vllm_settings_are_those_of_the_named_gpu(
     name: str, card: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    notes = ask_json(capsys, str(folder), "--engine", "vllm", "--gpu", name)["notes"]
+    notes = estimate_json(capsys, str(folder), "--engine", "vllm", "--gpu", name)["notes"]
     assert f"settings for {card}" in notes
 
 
-def test_llama_cpp_before_the_conversion(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    answer = ask_json(capsys, str(folder), "--engine", "llama.cpp", "-c", "4k", "-np", "1")
+def test_llama_cpp_estimate_of_an_unconverted_checkpoint(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    answer = estimate_json(capsys, str(folder), "--engine", "llama.cpp", "-c", "4k", "-np", "1")
     assert answer["kv_bytes"] == 4096 * TOKEN
     assert answer["basis"] == "modelled"
     assert any("sizes computed for a Q4_K_M GGUF" in note for note in answer["notes"])
     assert shlex.split(answer["command"])[:3] == ["llama-server", "-m", "tiny-Q4_K_M.gguf"]
-    larger = ask_json(capsys, str(folder), "--mix", "F16", "-c", "4k", "-np", "1")
+    larger = estimate_json(capsys, str(folder), "--mix", "F16", "-c", "4k", "-np", "1")
     assert larger["engine"] == "llama.cpp"
     assert larger["model_bytes"] > 2 * answer["model_bytes"]
 
@@ -182,20 +188,20 @@ def test_llama_cpp_before_the_conversion(capsys: pytest.CaptureFixture[str], fol
         ("qwen3-8b", "vllm", "vllm serve Qwen/Qwen3-8B "),
     ],
 )
-def test_a_known_model_has_its_name_in_the_command(
+def test_command_of_a_catalog_model_names_its_repository(
     model: str, engine: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, model, "--engine", engine, "-c", "4k")
+    answer = estimate_json(capsys, model, "--engine", engine, "-c", "4k")
     assert answer["command"].startswith(command)
 
 
-def test_another_mix_of_a_gguf(capsys: pytest.CaptureFixture[str]) -> None:
-    requests = ["sample:gemma-3-27b", "-c", "4k"]
-    same = ask_json(capsys, *requests, "--mix", "Q4_K_M")
-    as_is = ask_json(capsys, *requests)
+def test_mix_changes_the_weights_of_a_gguf(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["sample:gemma-3-27b", "-c", "4k"]
+    same = estimate_json(capsys, *argv, "--mix", "Q4_K_M")
+    as_is = estimate_json(capsys, *argv)
     assert same["model_bytes"] == as_is["model_bytes"]
     assert same["compute_bytes"] == as_is["compute_bytes"]
-    assert ask_json(capsys, *requests, "--mix", "Q8_0")["model_bytes"] > as_is["model_bytes"]
+    assert estimate_json(capsys, *argv, "--mix", "Q8_0")["model_bytes"] > as_is["model_bytes"]
 
 
 @cache
@@ -208,24 +214,25 @@ def _configs() -> dict[str, dict[str, Any]]:
     [i for i, m in enumerate(models()) if m["quant"] == "Q4_K_M" and m["model"] in _configs()],
     ids=lambda index: str(models()[index]["model"]),
 )
-def test_a_config_costs_what_its_gguf_costs(index: int) -> None:
-    """Windows that llama.cpp ignores (Mistral, Phi-3) and latents that it lays out (MiniCPM3) included."""
+def test_config_costs_the_same_as_its_gguf(index: int) -> None:
+    """Including the windows that llama.cpp ignores (Mistral, Phi-3) and the latents that it expands (MiniCPM3)."""
     header, load, setup = model_header(index), Load(context_tokens=32768), LlamaCppSetup()
-    real = estimate_llamacpp(Model(header=header, geometry=read_geometry(header)), load, setup)
+    expected = estimate_llamacpp(Model(header=header, geometry=read_geometry(header)), load, setup)
     opened = open_config(_configs()[models()[index]["model"]])
-    answer = estimate_llamacpp(opened.model, load, setup)
-    assert answer.weights_bytes == pytest.approx(real.weights_bytes, rel=0.005)
-    assert answer.of(*CACHES) == real.of(*CACHES)
-    assert answer.of(Component.COMPUTE) >= 0.95 * real.of(Component.COMPUTE)
+    actual = estimate_llamacpp(opened.model, load, setup)
+    assert actual.weights_bytes == pytest.approx(expected.weights_bytes, rel=0.005)
+    assert actual.of(*CACHES) == expected.of(*CACHES)
+    assert actual.of(Component.COMPUTE) >= 0.95 * expected.of(Component.COMPUTE)
 
 
-def test_a_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "Some-Model-7B:Q8_0", "--assume")
+def test_assume_estimates_from_the_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = estimate_json(capsys, "Some-Model-7B:Q8_0", "--assume")
     assert answer["model_bytes"] == 7 * 10**9 * 85 // 80
     token = 32 * 2 * 32 * 128 * 2  # the largest cache among 7Bs: 32 layers of 32 full heads of 128
     assert answer["kv_bytes"] == 32_768 * token
     assert (
-        ask_json(capsys, "Some-Model-7B:Q8_0", "--assume", "-c", "4k")["kv_bytes"] == 4096 * token
+        estimate_json(capsys, "Some-Model-7B:Q8_0", "--assume", "-c", "4k")["kv_bytes"]
+        == 4096 * token
     )
     assert answer["basis"] == "assumed"
     assert main(["estimate", "something", "--assume"]) == 2

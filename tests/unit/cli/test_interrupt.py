@@ -9,8 +9,8 @@ import sys
 import pytest
 from tests.thoroughness import sampled
 
-# Runs `edgekit` as its console script does, and interrupts it at the n-th call of a Python function after `main` was
-# called. (Until then the interpreter starts: nothing of EdgeKit's runs yet.)
+# Runs `edgekit` as its console script does and interrupts it at the n-th call of a Python function, counted from the
+# call of `main`.
 INTERRUPTED = """
 import os, signal, sys
 
@@ -49,23 +49,23 @@ CALLS = (
 )
 
 
-def interrupted(calls: int, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", INTERRUPTED, str(calls), *words]
+def run_interrupted(calls: int, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", INTERRUPTED, str(calls), *argv]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("calls", sampled(CALLS, each=2))
-def test_interrupt_at_any_call_ends_with_130_and_one_line(calls: int) -> None:
-    answer = interrupted(calls, "check", "sample:gemma-3-27b", "--ram", "64G")
-    assert (answer.returncode, answer.stderr) == (130, "edgekit: interrupted\n")
+def test_interrupt_at_any_call_exits_with_130_and_one_line(calls: int) -> None:
+    completed = run_interrupted(calls, "check", "sample:gemma-3-27b", "--ram", "64G")
+    assert (completed.returncode, completed.stderr) == (130, "edgekit: interrupted\n")
 
 
 def test_interrupt_in_a_finaliser_is_not_lost() -> None:
-    """Python prints what a finaliser raises, and goes on."""
-    run_ = subprocess.run(
+    """Python only prints an exception that a finaliser raises, and continues."""
+    completed = subprocess.run(
         [sys.executable, "-c", FINALISER], capture_output=True, text=True, check=False
     )
-    assert (run_.returncode, run_.stderr) == (130, "edgekit: interrupted\n")
+    assert (completed.returncode, completed.stderr) == (130, "edgekit: interrupted\n")
 
 
 FINALISER = """
@@ -87,25 +87,27 @@ raise SystemExit(entry.main())
 """
 
 
-def test_interrupt_that_is_ignored_from_the_start_stays_ignored() -> None:
-    """As nohup and a job in the background of a shell have it."""
+def test_sigint_that_is_ignored_from_the_start_stays_ignored() -> None:
+    """nohup and a shell's background jobs start programs this way."""
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED
-    run_ = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, "500", "--version"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (run_.returncode, run_.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
-def test_interrupt_of_python_m_edgekit_before_anything_is_imported() -> None:
+def test_interrupt_during_the_first_import() -> None:
     code = (
         "import os, runpy, signal, sys\n"
-        "sys.addaudithook(lambda event, words: event == 'import' and words[0] == 'edgekit.cli'"
+        "sys.addaudithook(lambda event, arguments: event == 'import' and arguments[0] == 'edgekit.cli'"
         f" and os.kill(os.getpid(), {signal.SIGINT:d}))\n"
         "sys.argv = ['edgekit', 'hardware']\n"
         "runpy.run_module('edgekit', run_name='__main__')\n"
     )
-    run_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (run_.returncode, run_.stderr) == (130, "edgekit: interrupted\n")
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (completed.returncode, completed.stderr) == (130, "edgekit: interrupted\n")

@@ -1,4 +1,4 @@
-"""`edgekit serve` on real llama.cpp, as an OpenAI client meets it."""
+"""`edgekit serve` with a real llama.cpp and an OpenAI client."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.runtime_engines import ask
 from tests.thoroughness import costly
 
 from edgekit.cli import main
-from edgekit.engines.llamacpp.run import launch as settings
+from edgekit.engines.llamacpp.run import launch
 from edgekit.engines.process import is_loopback
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
     import openai
 
-SLOTS, WAITING, CLIENTS = 4, 10, 32
+SLOTS, FEW_REQUESTS, MANY_REQUESTS = 4, 10, 32
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def start_server(model: Path, *argv: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     command = [
         sys.executable,
         "-m",
@@ -50,7 +50,7 @@ def served(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], di
         "--json",
         "--port",
         "0",
-        *words,
+        *argv,
     ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -67,8 +67,8 @@ def served(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], di
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[dict[str, Any]]:
-    # One thread: two that wait for each other wait long where other tests have the cores.
-    with served(model, "-np", str(SLOTS), "-c", "2048", "--threads", "1") as (_, ready):
+    # One thread: two would wait for each other while other tests use the cores.
+    with start_server(model, "-np", str(SLOTS), "-c", "2048", "--threads", "1") as (_, ready):
         yield ready
 
 
@@ -76,11 +76,11 @@ def server(model: Path) -> Iterator[dict[str, Any]]:
 def client(server: dict[str, Any]) -> Iterator[openai.OpenAI]:
     import openai  # takes a second: not while tests are collected
 
-    with openai.OpenAI(base_url=server["openai_base_url"], api_key="none", max_retries=0) as one:
-        yield one
+    with openai.OpenAI(base_url=server["openai_base_url"], api_key="none", max_retries=0) as client:
+        yield client
 
 
-def test_an_openai_client_is_answered(client: openai.OpenAI) -> None:
+def test_openai_client_gets_chat_and_completion_answers(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "Hello"}], max_tokens=8, temperature=0
     )
@@ -91,7 +91,7 @@ def test_an_openai_client_is_answered(client: openai.OpenAI) -> None:
     assert [item.id for item in client.models.list()] == ["served.gguf"]
 
 
-def test_an_answer_comes_piece_by_piece(client: openai.OpenAI) -> None:
+def test_openai_client_can_stream_an_answer(client: openai.OpenAI) -> None:
     with client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=6, stream=True
     ) as pieces:
@@ -100,7 +100,7 @@ def test_an_answer_comes_piece_by_piece(client: openai.OpenAI) -> None:
     assert finishes[-1] in {"length", "stop"}
 
 
-def test_what_was_predicted_is_what_the_engine_reports(server: dict[str, Any]) -> None:
+def test_estimate_agrees_with_what_the_engine_reports(server: dict[str, Any]) -> None:
     off = {row["part"]: row["difference_bytes"] for row in server["reported"]}
     assert off.keys() >= {"weights", "kv cache", "output", "compute"}
     assert {off["weights"], off["kv cache"], off["output"]} == {0}
@@ -108,16 +108,22 @@ def test_what_was_predicted_is_what_the_engine_reports(server: dict[str, Any]) -
     assert server["within"]
 
 
-def test_all_that_it_holds_is_near_the_bill(server: dict[str, Any], client: openai.OpenAI) -> None:
+def test_memory_of_the_engine_is_near_the_estimate(
+    server: dict[str, Any], client: openai.OpenAI
+) -> None:
     client.completions.create(model="any", prompt="Hello", max_tokens=4)
-    held = psutil.Process(server["pid"]).memory_info().rss - server["idle_bytes"]
-    assert abs(held - server["required_bytes"]) <= 0.05 * server["required_bytes"] + 60_000_000
+    used_bytes = psutil.Process(server["pid"]).memory_info().rss - server["idle_bytes"]
+    assert (
+        abs(used_bytes - server["required_bytes"]) <= 0.05 * server["required_bytes"] + 60_000_000
+    )
 
 
-def test_more_requests_than_slots_wait_and_none_is_lost(server: dict[str, Any]) -> None:
+def test_requests_beyond_the_slots_are_queued_without_leaking_memory(
+    server: dict[str, Any],
+) -> None:
     import openai
 
-    async def one(client: openai.AsyncOpenAI, number: int) -> int:
+    async def complete(client: openai.AsyncOpenAI, number: int) -> int:
         reply = await client.completions.create(
             model="any", prompt=f"request {number}", max_tokens=16, extra_body={"ignore_eos": True}
         )
@@ -128,52 +134,50 @@ def test_more_requests_than_slots_wait_and_none_is_lost(server: dict[str, Any]) 
         async with openai.AsyncOpenAI(
             base_url=server["openai_base_url"], api_key="none", max_retries=0
         ) as client:
-            return await asyncio.gather(*(one(client, number) for number in range(count)))
+            return await asyncio.gather(*(complete(client, number) for number in range(count)))
 
     process = psutil.Process(server["pid"])
-    assert asyncio.run(all_at_once(WAITING)) == [16] * WAITING
+    assert asyncio.run(all_at_once(FEW_REQUESTS)) == [16] * FEW_REQUESTS
     before = process.memory_info().rss
-    assert asyncio.run(all_at_once(CLIENTS)) == [16] * CLIENTS
+    assert asyncio.run(all_at_once(MANY_REQUESTS)) == [16] * MANY_REQUESTS
     assert process.memory_info().rss - before < 16 * MIB
 
 
-def test_connections_that_are_kept_open_hold_up_nobody(server: dict[str, Any]) -> None:
-    """Each keeps a thread of the engine's, which would let the next one in only when it ends the connection."""
-    assert settings._HTTP_THREADS > CLIENTS
-    place = server["address"].removeprefix("http://")
+def test_idle_connections_do_not_block_new_ones(server: dict[str, Any]) -> None:
+    """Each open connection occupies an HTTP thread of the engine until it is closed."""
+    assert launch._HTTP_THREADS > MANY_REQUESTS
+    host_and_port = server["address"].removeprefix("http://")
     request = json.dumps({"prompt": "x", "n_predict": 1})
-    with ExitStack() as kept:
-        for _ in range(CLIENTS):
-            connection = http.client.HTTPConnection(place, timeout=PATIENCE_S)
-            client = kept.enter_context(closing(connection))
+    with ExitStack() as connections:
+        for _ in range(MANY_REQUESTS):
+            connection = http.client.HTTPConnection(host_and_port, timeout=PATIENCE_S)
+            client = connections.enter_context(closing(connection))
             client.request("POST", "/completion", request, {"Content-Type": "application/json"})
             reply = client.getresponse()
             reply.read()
             assert reply.status == 200
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
+def test_port_in_use_is_an_error_before_loading(
     server: dict[str, Any], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = server["address"].rpartition(":")[2]
     assert main(("serve", str(model), "--port", port)) == 2
-    assert (
-        f"port {port} of 127.0.0.1 is already in use by a model that edgekit already runs"
-        in capsys.readouterr().err
-    )
+    message = f"port {port} of 127.0.0.1 is already in use by a model that edgekit already runs"
+    assert message in capsys.readouterr().err
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen(1)
-        taken = str(other.getsockname()[1])
-        assert main(("serve", str(model), "--port", taken)) == 2
-        assert f"port {taken} of 127.0.0.1 is already in use" in capsys.readouterr().err
+        port = str(other.getsockname()[1])
+        assert main(("serve", str(model), "--port", port)) == 2
+        assert f"port {port} of 127.0.0.1 is already in use" in capsys.readouterr().err
 
 
-def test_a_killed_engine_is_noticed_and_told(model: Path) -> None:
-    with served(model, "-np", "1", "-c", "256") as (process, ready):
+def test_killed_engine_is_reported_with_its_signal(model: Path) -> None:
+    with start_server(model, "-np", "1", "-c", "256") as (process, ready):
         os.kill(ready["pid"], signal.SIGKILL)
         out, err = process.communicate(timeout=PATIENCE_S)
-    [line] = out.splitlines()  # nothing but lines, to the last
+    [line] = out.splitlines()
     ended = json.loads(line)
     assert (ended["event"], ended["signal"]) == ("ended", "SIGKILL")
     assert process.returncode == 5
@@ -182,17 +186,19 @@ def test_a_killed_engine_is_noticed_and_told(model: Path) -> None:
 
 @costly
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("number", "argv"),
     [(signal.SIGINT, ("--api-key", "secret")), (signal.SIGTERM, ("--insecure",))],
 )
-def test_it_serves_other_machines_where_that_is_asked_for_and_ends_when_asked_to(
-    model: Path, number: signal.Signals, words: tuple[str, ...]
+def test_public_host_is_served_with_a_key_or_insecure_until_a_signal(
+    model: Path, number: signal.Signals, argv: tuple[str, ...]
 ) -> None:
-    """A key or --insecure is enough; without a key it is said that there is none."""
-    answer = ("--host", "0.0.0.0", "-np", "1", "-c", "256", *words)
-    with served(model, *answer) as (process, ready):
+    """Either --api-key or --insecure is required; --insecure prints a warning."""
+    with start_server(model, "--host", "0.0.0.0", "-np", "1", "-c", "256", *argv) as (
+        process,
+        ready,
+    ):
         request = urllib.request.Request(ready["openai_base_url"] + "/models")
-        if "secret" in words:
+        if "secret" in argv:
             assert ask(ready["address"], "/v1/chat/completions", {})[0] == 401
             request.add_header("Authorization", "Bearer secret")
         with urllib.request.urlopen(request) as reply:
@@ -201,13 +207,13 @@ def test_it_serves_other_machines_where_that_is_asked_for_and_ends_when_asked_to
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    assert ("without a key" in err) is (words == ("--insecure",))
+    assert ("without a key" in err) is (argv == ("--insecure",))
     assert json.loads(out.splitlines()[0])["why"] == "stopped on request"
     wait_until(lambda: not psutil.pid_exists(ready["pid"]))
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("argv", "message"),
     [
         (("--port", "99999"), "must be at most 65,535"),
         (("--port", "x"), "--port: 'x' is not a whole number from 0 to 65,535"),
@@ -223,22 +229,22 @@ def test_it_serves_other_machines_where_that_is_asked_for_and_ends_when_asked_to
         (("--host", "0.0.0.0", "--api-key", " "), "give --api-key, or --insecure"),
     ],
 )
-def test_what_cannot_be_meant(
-    model: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+def test_usage_error_message(
+    model: Path, argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(("serve", str(model), "--port", "0", *words)) == 2
-    assert told in capsys.readouterr().err
+    assert main(("serve", str(model), "--port", "0", *argv)) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("host", "expected"),
     [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.9.9.9", True), ("0.0.0.0", False), ("192.0.2.1", False)],
 )  # fmt: skip
-def test_loopback(host: str, expected: bool) -> None:  # noqa: FBT001 - a parameter
+def test_is_loopback(host: str, expected: bool) -> None:  # noqa: FBT001 - a parameter
     assert is_loopback(host) is expected
 
 
-def test_what_does_not_fit_is_refused_with_the_report(
+def test_model_that_does_not_fit_is_refused_with_the_report(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(("serve", str(model), "--port", "0", "-c", "900000000")) == 3

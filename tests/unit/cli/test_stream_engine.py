@@ -1,4 +1,4 @@
-"""The built-in engine as a person or a program meets it: estimate, check, compare, and who refuses it."""
+"""The built-in engine on the command line: estimate, check, compare, and the commands that refuse it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from edgekit.units import GIB, MIB
 SAMPLE = "sample:gemma-3-27b"
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(list(words))
+def run_edgekit(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(list(argv))
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    code, out, err = ask(capsys, *words, "--json")
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    code, out, err = run_edgekit(capsys, *argv, "--json")
     assert (code, err) == (0, "")
     answer: dict[str, Any] = json.loads(out)
     return answer
@@ -37,34 +37,38 @@ def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 @pytest.fixture
 def seven_b(tmp_path: Path) -> str:
-    """Q4_K and Q6_K in the shape of Qwen2.5-7B."""
+    """Qwen2.5-7B at Q4_K_M."""
     return str(write_model(tmp_path, "qwen2.5-7b"))
 
 
 # --- estimate
 
 
-def test_one_screen_for_a_person(seven_b: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--engine", "stream", "-c", "4k", "--threads", "2", "--rolling", "--sinks", "4")
-    code, out, err = ask(capsys, "estimate", seven_b, *words, "-ctk", "q8_0")
+def test_estimate_text(seven_b: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--engine", "stream", "-c", "4k", "--threads", "2", "--rolling", "--sinks", "4")
+    code, out, err = run_edgekit(capsys, "estimate", seven_b, *argv, "-ctk", "q8_0")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].endswith(" MiB in RAM")
     assert f"stream {edgekit.__version__}  ·  cpu" in lines[1]
-    answer = " ".join(lines[2:4])
-    assert answer.startswith(
+    text = " ".join(lines[2:4])
+    assert text.startswith(
         "4,096 tokens of context that roll, the first 4 stay, cache q8_0 and f16"
     )
-    assert "of weights read from the file for every token" in answer
+    assert "of weights read from the file for every token" in text
     assert "exact: weights, kv cache, output, compute" in out
-    run = f"edgekit run {seven_b} --engine stream -c 4096 --rolling --sinks 4 --threads 2 -ctk q8_0"
-    assert " ".join(out.partition("Run ")[2].replace("\\\n", " ").split()) == run
+    command = (
+        f"edgekit run {seven_b} --engine stream -c 4096 --rolling --sinks 4 --threads 2 -ctk q8_0"
+    )
+    assert " ".join(out.partition("Run ")[2].replace("\\\n", " ").split()) == command
     assert max(map(len, lines)) <= 100 or seven_b in out
 
 
 @pytest.mark.parametrize("name", ["stream", "edgekit", "built-in", "Builtin", "streaming"])
-def test_names_of_the_engine(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "estimate", SAMPLE, "--engine", name, "-c", "64")
+def test_engine_name_selects_the_built_in_engine(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = run_json(capsys, "estimate", SAMPLE, "--engine", name, "-c", "64")
     assert answer["engine"] == "stream"
     assert answer["basis"] == "exact"
     assert {line["basis"] for line in answer["lines"]} == {"exact"}
@@ -72,7 +76,7 @@ def test_names_of_the_engine(name: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "facts"),
+    ("argv", "facts"),
     [
         (("--keep", "all"), {"streamed_bytes": 0}),
         (("--keep", "none"), {"kept_bytes": 0}),
@@ -86,27 +90,27 @@ def test_names_of_the_engine(name: str, capsys: pytest.CaptureFixture[str]) -> N
         (("--keep", "none", "-ctk", "q8_0"), {"cache_k": "q8_0"}),
     ],
 )
-def test_its_flags_choose_it(
-    words: tuple[str, ...], facts: dict[str, Any], capsys: pytest.CaptureFixture[str]
+def test_flag_of_the_built_in_engine_selects_it(
+    argv: tuple[str, ...], facts: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, "estimate", SAMPLE, "-c", "1k", *words)
+    answer = run_json(capsys, "estimate", SAMPLE, "-c", "1k", *argv)
     assert answer["engine"] == "stream"
     assert facts.items() <= answer["facts"].items()
 
 
-def test_a_shared_flag_alone_is_llama_cpps(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "estimate", SAMPLE, "-c", "1k", "-ctk", "q4_0")
+def test_cache_type_alone_selects_llama_cpp(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "estimate", SAMPLE, "-c", "1k", "-ctk", "q4_0")
     assert answer["engine"] == "llama.cpp"
 
 
-def test_as_much_is_kept_as_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "estimate", SAMPLE, "-c", "1k", "--keep", "1.5G")
+def test_keep_limits_the_weights_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "estimate", SAMPLE, "-c", "1k", "--keep", "1.5G")
     assert 0.9 * 1.5 * GIB < answer["facts"]["kept_bytes"] <= 1.5 * GIB
     assert answer["command"].endswith("--keep 1536M")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (("--keep", "much"), "--keep: 'much'"),
         (("--keep", "-1"), "--keep"),
@@ -124,10 +128,10 @@ def test_as_much_is_kept_as_was_asked(capsys: pytest.CaptureFixture[str]) -> Non
         (("--engine", "mlx", "--keep", "all"), "--keep is a flag of stream"),
     ],
 )
-def test_errors_are_a_sentence(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+def test_estimate_error_is_one_line(
+    argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = ask(capsys, "estimate", SAMPLE, *words)
+    code, out, err = run_edgekit(capsys, "estimate", SAMPLE, *argv)
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
@@ -137,17 +141,17 @@ def test_errors_are_a_sentence(
     ("name", "code", "message"),
     [("gemma-2-2b", 5, "engines/native/families.py"), ("mixtral-8x7b", 2, "llama.expert_count")],
 )
-def test_models_that_it_does_not_run(
+def test_unsupported_model_is_an_error(
     name: str, code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write_model(tmp_path, name))
     for command in ("estimate", "check"):
-        result, out, err = ask(capsys, command, path, "--engine", "stream")
+        result, out, err = run_edgekit(capsys, command, path, "--engine", "stream")
         assert (result, out) == (code, "")
         assert message in err
 
 
-def test_a_row_of_a_batch(seven_b: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_rows(seven_b: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {"context_tokens": 90, "threads": 2, "keep": "all", "type_k": "f32", "type_v": "f32"}
     rows = [
         {"model": seven_b, "engine": "stream", "options": options},
@@ -156,7 +160,7 @@ def test_a_row_of_a_batch(seven_b: str, tmp_path: Path, capsys: pytest.CaptureFi
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    code, out, _ = ask(capsys, "estimate", "--batch", str(path))
+    code, out, _ = run_edgekit(capsys, "estimate", "--batch", str(path))
     first, second, third = map(json.loads, out.splitlines())
     assert code == 0
     assert first["kv_bytes"] == 28 * 90 * 2 * 512 * 4
@@ -169,8 +173,10 @@ def test_a_row_of_a_batch(seven_b: str, tmp_path: Path, capsys: pytest.CaptureFi
 # --- check
 
 
-def test_a_7b_passes_on_512_megabytes(seven_b: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(
+def test_check_of_a_7b_passes_with_512_mib(
+    seven_b: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run_edgekit(
         capsys, "check", seven_b, "--engine", "stream", "--ram", "512M", "--strict"
     )
     assert (code, err) == (0, "")
@@ -181,24 +187,26 @@ def test_a_7b_passes_on_512_megabytes(seven_b: str, capsys: pytest.CaptureFixtur
     assert "-ctk q8_0 -ctv q8_0 (8-bit cache): up to " in out
     assert "--engine stream -c " in out
     assert "--keep none" in out
-    code, out, _ = ask(capsys, "check", seven_b, "--engine", "stream", "--ram", "512M", "--why")
+    code, out, _ = run_edgekit(
+        capsys, "check", seven_b, "--engine", "stream", "--ram", "512M", "--why"
+    )
     assert code == 0
     assert "for Python, its libraries and the vocabulary" in out
 
 
-def test_a_catalog_name_is_checked_as_a_q4_k_m_file(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "check", "llama-3.1-8b", "--engine", "stream", "--ram", "16G")
-    whole = ask_json(capsys, "check", "llama-3.1-8b:Q4_K_M", "--ram", "16G", "-c", "1024")
-    assert answer["quantization"] == whole["quantization"] == "Q4_K_M"
-    ours, theirs = (item["estimate"]["model_bytes"] for item in (answer, whole))
-    assert 0.98 * theirs < ours <= theirs
+def test_check_of_a_catalog_name_assumes_a_q4_k_m_file(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "check", "llama-3.1-8b", "--engine", "stream", "--ram", "16G")
+    on_llama_cpp = run_json(capsys, "check", "llama-3.1-8b:Q4_K_M", "--ram", "16G", "-c", "1024")
+    assert answer["quantization"] == on_llama_cpp["quantization"] == "Q4_K_M"
+    stream, llama_cpp = (item["estimate"]["model_bytes"] for item in (answer, on_llama_cpp))
+    assert 0.98 * llama_cpp < stream <= llama_cpp
     assert "llama-3.1-8b:Q4_K_M --engine stream" in answer["command"]
 
 
-def test_on_a_larger_machine_all_weights_stay(
+def test_check_keeps_all_weights_in_memory_where_they_fit(
     seven_b: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, "check", seven_b, "--engine", "stream", "--ram", "16G")
+    answer = run_json(capsys, "check", seven_b, "--engine", "stream", "--ram", "16G")
     assert answer["way"] == "all weights in memory"
     assert (answer["status"], answer["context_tokens"]) == ("passed", 32_768)
     assert "--keep all" in answer["command"]
@@ -207,24 +215,26 @@ def test_on_a_larger_machine_all_weights_stay(
 
 @costly
 @pytest.mark.parametrize("context", ["2048", "2500"])
-def test_the_memory_that_it_advises_is_enough_and_little_less_is_not(
+def test_suggested_memory_is_enough_and_20_mib_less_is_not(
     seven_b: str, context: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Far below the weights, which are read from the file."""
-    words = ("check", seven_b, "--engine", "stream", "-c", context, "--min-context", "256", "--ram")
-    code, out, _ = ask(capsys, *words, "256M")
+    """It is far less than the weights, which are read from the file."""
+    argv = ("check", seven_b, "--engine", "stream", "-c", context, "--min-context", "256", "--ram")
+    code, out, _ = run_edgekit(capsys, *argv, "256M")
     assert code == 3
-    result = re.search(r"([0-9]+) MiB of free RAM \(256.00 MiB now\)", out)
-    assert result is not None
-    assert ask(capsys, *words, f"{result[1]}M", "--quiet")[0] == 0
-    assert ask(capsys, *words, f"{int(result[1]) - 20}M", "--quiet")[0] == 3
+    advice = re.search(r"([0-9]+) MiB of free RAM \(256.00 MiB now\)", out)
+    assert advice is not None
+    assert run_edgekit(capsys, *argv, f"{advice[1]}M", "--quiet")[0] == 0
+    assert run_edgekit(capsys, *argv, f"{int(advice[1]) - 20}M", "--quiet")[0] == 3
 
 
-def test_what_does_not_fit_is_reported_without_weights_in_memory(
+def test_check_that_does_not_fit_counts_the_cache_but_not_the_weights(
     seven_b: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """28 layers of 2 x 512 values at 8.5 bits for each of 32,768 tokens are 952 MiB."""
-    code, out, _ = ask(capsys, "check", seven_b, "--engine", "stream", "--ram", "512M", "-c", "32k")
+    code, out, _ = run_edgekit(
+        capsys, "check", seven_b, "--engine", "stream", "--ram", "512M", "-c", "32k"
+    )
     assert code == 3
     result = re.match(
         r"Does not fit your 512 MiB RAM at 32K, even with an 8-bit cache: needs ([0-9.]+) MiB, "
@@ -237,11 +247,11 @@ def test_what_does_not_fit_is_reported_without_weights_in_memory(
     assert "of free RAM (512.00 MiB now)" in out
 
 
-def test_all_engines_at_80_columns(
+def test_check_of_all_engines_fits_80_columns(
     seven_b: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, _ = ask(capsys, "check", seven_b, "--engine", "all", "--ram", "1G")
+    code, out, _ = run_edgekit(capsys, "check", seven_b, "--engine", "all", "--ram", "1G")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     rows = [line for line in out.splitlines() if line.startswith(("fits", "tight", "does not fit"))]
@@ -250,14 +260,14 @@ def test_all_engines_at_80_columns(
 
 
 @pytest.mark.parametrize("name", ["gemma-2-2b", "mixtral-8x7b"])
-def test_among_all_engines_it_is_left_out_where_it_does_not_run(
+def test_unsupported_model_is_left_out_of_all_engines(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write_model(tmp_path, name))
-    _, out, _ = ask(capsys, "check", path, "--engine", "all", "--ram", "64G")
+    _, out, _ = run_edgekit(capsys, "check", path, "--engine", "all", "--ram", "64G")
     assert "llama.cpp" in out
     assert "stream" not in out
-    code, out, _ = ask(capsys, "compare", path, "-c", "1k")
+    code, out, _ = run_edgekit(capsys, "compare", path, "-c", "1k")
     assert code == 0
     assert "stream" not in out
 
@@ -265,33 +275,35 @@ def test_among_all_engines_it_is_left_out_where_it_does_not_run(
 # --- compare
 
 
-def test_compared_with_the_others(seven_b: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "compare", seven_b, "-c", "4k")
+def test_compare_includes_the_built_in_engine_for_a_gguf(
+    seven_b: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = run_json(capsys, "compare", seven_b, "-c", "4k")
     assert list(answer["engines"]) == ["llama.cpp", "vllm", "mlx", "stream"]
-    ours, theirs = answer["engines"]["stream"], answer["engines"]["llama.cpp"]
-    assert ours["kv_bytes"] == theirs["kv_bytes"] == 4096 * 28 * 2 * 512 * 2
-    assert ours["total_bytes"] < theirs["total_bytes"] / 10
+    stream, llama_cpp = answer["engines"]["stream"], answer["engines"]["llama.cpp"]
+    assert stream["kv_bytes"] == llama_cpp["kv_bytes"] == 4096 * 28 * 2 * 512 * 2
+    assert stream["total_bytes"] < llama_cpp["total_bytes"] / 10
 
 
-def test_a_repository_of_safetensors_is_for_others(
+def test_safetensors_are_not_for_the_built_in_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    answer = ask_json(capsys, "compare", str(tmp_path))
+    answer = run_json(capsys, "compare", str(tmp_path))
     assert list(answer["engines"]) == ["llama.cpp", "vllm", "mlx"]
-    code, _, err = ask(capsys, "estimate", str(tmp_path), "--engine", "stream")
+    code, _, err = run_edgekit(capsys, "estimate", str(tmp_path), "--engine", "stream")
     assert code == 2
     assert "reads GGUF files" in err
 
 
-# --- who refuses it
+# --- commands that refuse it
 
 
-@pytest.mark.parametrize("words", [("plan", SAMPLE), ("recommend",)])
-def test_a_plan_says_what_to_ask_instead(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("argv", [("plan", SAMPLE), ("recommend",)])
+def test_plan_and_recommend_name_the_commands_to_use_instead(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = ask(capsys, *words, "--engine", "built-in")
+    code, out, err = run_edgekit(capsys, *argv, "--engine", "built-in")
     assert (code, out) == (2, "")
     assert "edgekit check MODEL --engine stream" in err
     assert "edgekit run MODEL --engine stream" in err
@@ -301,7 +313,7 @@ def test_a_plan_says_what_to_ask_instead(
 # --- Python
 
 
-def test_the_same_from_python(seven_b: str) -> None:
+def test_model_preflight_with_the_built_in_engine(seven_b: str) -> None:
     result = model_preflight(
         seven_b, "stream", context=2048, ram="1G", options={"type_k": "q8_0", "keep": "none"}
     )
@@ -312,6 +324,6 @@ def test_the_same_from_python(seven_b: str) -> None:
     assert not can_load(seven_b, "llama.cpp", ram="2G")
 
 
-def test_options_that_it_does_not_have(seven_b: str) -> None:
+def test_model_preflight_refuses_options_of_other_engines(seven_b: str) -> None:
     with pytest.raises(UsageError, match="stream has no option 'n_gpu_layers'"):
         model_preflight(seven_b, "stream", ram="1G", options={"n_gpu_layers": 3})
