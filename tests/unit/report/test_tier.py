@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.documented import documented
-from tests.unit.engines.tier_tasks import card, planned, ram, recommended
+from tests.unit.engines.memo.tier_tasks import card, planned, ram, recommended
 
 from edgekit.catalog.tiers import find_layout
 from edgekit.report.text import Screen

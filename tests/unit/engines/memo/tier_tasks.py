@@ -1,4 +1,4 @@
-"""Machines with one memory, and the plans of tiers on them."""
+"""Machines with one card or only RAM, and the plans of tiers on them."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def task_for(
         load = load_for_users(load, users, 0)
     if layout is not None:
         load = with_layout(load, layout)
-    result = find_tier(tier) if isinstance(tier, str) else tier
-    return tier_task(result, machine, load, MemoSetup(**setup), min_context)
+    chosen = find_tier(tier) if isinstance(tier, str) else tier
+    return tier_task(chosen, machine, load, MemoSetup(**setup), min_context)
 
 
 def tier_task(
@@ -75,32 +75,32 @@ def tier_task(
     )
 
 
-def tasks_for(machine: Machine, among: tuple[Tier, ...] = (), **wish: Any) -> list[Task]:
-    return [task_for(machine, tier, **wish) for tier in among or tiers()]
+def tasks_for(machine: Machine, candidates: tuple[Tier, ...] = (), **options: Any) -> list[Task]:
+    return [task_for(machine, tier, **options) for tier in candidates or tiers()]
 
 
 def first_placement(task: Task) -> Placement:
-    """The card, if there is one."""
+    """On the card, if there is one."""
     return next(placements(task))
 
 
-def planned(machine: Machine, tier: str | Tier, **wish: Any) -> TierPlan:
-    task = task_for(machine, tier, **wish)
+def planned(machine: Machine, tier: str | Tier, **options: Any) -> TierPlan:
+    task = task_for(machine, tier, **options)
     return plan_tier(task, first_placement(task))
 
 
-def recommended(machine: Machine, among: tuple[Tier, ...] = (), **wish: Any) -> TierPlan:
-    tasks = tasks_for(machine, among, **wish)
+def recommended(machine: Machine, candidates: tuple[Tier, ...] = (), **options: Any) -> TierPlan:
+    tasks = tasks_for(machine, candidates, **options)
     return recommend_tier(tasks, first_placement(tasks[0]))
 
 
 def planned_in(placement: Placement, tier: str | None, task: Task) -> TierPlan:
-    """The task's plan in this memory: of one tier, or the best of all."""
+    """The plan of the task in this memory: of `tier`, or of the best tier if it is None."""
     setup = MemoSetup.of(task.start.setup)
     pool = MemoSetup.of(placement.setup).pool
     placed = replace(placement, setup=replace(setup, pool=pool))
-    every = [
-        tier_task(item, task.machine, task.load, setup, task.min_context)
-        for item in (tiers() if tier is None else (find_tier(tier),))
+    tasks = [
+        tier_task(candidate, task.machine, task.load, setup, task.min_context)
+        for candidate in (tiers() if tier is None else (find_tier(tier),))
     ]
-    return recommend_tier(every, placed) if tier is None else plan_tier(every[0], placed)
+    return recommend_tier(tasks, placed) if tier is None else plan_tier(tasks[0], placed)

@@ -1,4 +1,4 @@
-"""Laws of the tiers' plans: more memory is never worse, no plan exceeds its memory, the same gives the same."""
+"""Laws of the policy: more memory is never worse, no plan exceeds its memory, plans are deterministic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.thoroughness import LONG
-from tests.unit.engines.tier_tasks import planned_in, ram, task_for
+from tests.unit.engines.memo.tier_tasks import planned_in, ram, task_for
 
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Lever, Placement, Task
@@ -40,7 +40,7 @@ def budget(pool: Pool, total_bytes: int, free_bytes: int, limit_bytes: int | Non
     )
 
 
-def placed(*budgets: Budget) -> Placement:
+def placement_in(*budgets: Budget) -> Placement:
     (pool,) = budgets[0].pools
     return Placement(setup=MemoSetup(pool=pool), budgets=budgets, because="")
 
@@ -50,16 +50,16 @@ def memories(draw: st.DrawFn) -> Placement:
     total = draw(SIZES)
     pool = draw(st.sampled_from([DEVICE, HOST]))
     free = total - draw(st.integers(0, total)) // 2
-    results = [budget(pool, total, free, draw(st.none() | SIZES))]
+    budgets = [budget(pool, total, free, draw(st.none() | SIZES))]
     if pool == DEVICE and draw(st.booleans()):
-        room = draw(SIZES)
-        results.append(budget(HOST, room, room))
-    return placed(*results)
+        ram_bytes = draw(SIZES)
+        budgets.append(budget(HOST, ram_bytes, ram_bytes))
+    return placement_in(*budgets)
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Task:
-    """For any tier."""
+def tasks(draw: st.DrawFn) -> Task:
+    """Loads and settings; `plan_or_none` replaces the tier."""
     return task_for(
         ram(0),
         "2B",
@@ -74,114 +74,114 @@ def wishes(draw: st.DrawFn) -> Task:
 
 
 def rank(plan: TierPlan | None) -> tuple[float, ...]:
-    """What does not fit is as bad as what may not be spilled: there is nothing to run."""
+    """The plan's rank. No plan, because the cache must not be spilled, is as bad as one that does not fit."""
     return plan.rank if plan is not None and plan.verdict.can_load else WORST
 
 
-def planned(memory: Placement, wish: Task, name: str | None = None) -> TierPlan | None:
-    """None where the cache may not be spilled."""
+def plan_or_none(memory: Placement, task: Task, name: str | None = None) -> TierPlan | None:
+    """The plan of one tier, or of the best one; None if the cache would have to be spilled and must not be."""
     try:
-        return planned_in(memory, name, wish)
+        return planned_in(memory, name, task)
     except KvSpillUnsupportedError:
         return None
 
 
-def is_sensible(wish: Task) -> bool:
-    layout = layout_of(wish.load)
-    return layout is None or layout.holds(wish.load.context_tokens or 1)
+def layout_holds_context(task: Task) -> bool:
+    layout = layout_of(task.load)
+    return layout is None or layout.holds(task.load.context_tokens or 1)
 
 
-def enlarged(memory: Placement, more: int) -> Placement:
+def enlarged(memory: Placement, more_bytes: int) -> Placement:
     first, *others = memory.budgets
-    limit = None if first.limit_bytes is None else first.limit_bytes + more
+    limit = None if first.limit_bytes is None else first.limit_bytes + more_bytes
     larger: dict[str, Any] = {
-        "total_bytes": first.total_bytes + more,
-        "free_bytes": first.free_bytes + more,
+        "total_bytes": first.total_bytes + more_bytes,
+        "free_bytes": first.free_bytes + more_bytes,
         "limit_bytes": limit,
     }
-    return placed(replace(first, **larger), *others)
+    return placement_in(replace(first, **larger), *others)
 
 
 @given(
     memory=memories(),
-    wish=wishes(),
+    task=tasks(),
     name=st.none() | NAMES,
-    more=st.integers(1, 32 * GIB) | st.integers(1, MIB),
+    more_bytes=st.integers(1, 32 * GIB) | st.integers(1, MIB),
 )
 @settings(max_examples=400 if LONG else 60)
 def test_more_memory_is_never_worse(
-    memory: Placement, wish: Task, name: str | None, more: int
+    memory: Placement, task: Task, name: str | None, more_bytes: int
 ) -> None:
-    assume(is_sensible(wish))
-    larger = enlarged(memory, more)
-    assert rank(planned(larger, wish, name)) >= rank(planned(memory, wish, name))
+    assume(layout_holds_context(task))
+    larger = enlarged(memory, more_bytes)
+    assert rank(plan_or_none(larger, task, name)) >= rank(plan_or_none(memory, task, name))
 
 
-@given(memory=memories(), wish=wishes(), name=st.none() | NAMES)
+@given(memory=memories(), task=tasks(), name=st.none() | NAMES)
 @settings(max_examples=400 if LONG else 60)
-def test_no_plan_exceeds_its_memory(memory: Placement, wish: Task, name: str | None) -> None:
-    assume(is_sensible(wish))
-    plan = planned(memory, wish, name)
+def test_no_plan_exceeds_its_memory(memory: Placement, task: Task, name: str | None) -> None:
+    assume(layout_holds_context(task))
+    plan = plan_or_none(memory, task, name)
     if plan is None or not plan.verdict.can_load:
         return
     first = memory.budgets[0]
     assert plan.required_bytes <= first.available_bytes <= first.free_bytes
     bill = plan.verdict.estimate
     spilled = bill.total(lambda line: line.pool == HOST and line.part == "spilled")
-    _, room = store_of(memory)
-    assert room is None or spilled <= room
+    _, store_bytes = store_of(memory)
+    assert store_bytes is None or spilled <= store_bytes
     tokens = plan.verdict.context_tokens
     assert tokens <= plan.tier.window
     assert plan.layout.holds(tokens)
-    assert wish.load.context_tokens in {None, tokens}
-    assert wish.load.sequences in {None, plan.parallel}
+    assert task.load.context_tokens in {None, tokens}
+    assert task.load.sequences in {None, plan.parallel}
 
 
-@given(memory=memories(), wish=wishes(), name=st.none() | NAMES)
+@given(memory=memories(), task=tasks(), name=st.none() | NAMES)
 @settings(max_examples=400 if LONG else 60)
 def test_verdict_has_the_bill_of_its_load_and_setup(
-    memory: Placement, wish: Task, name: str | None
+    memory: Placement, task: Task, name: str | None
 ) -> None:
-    assume(is_sensible(wish))
-    plan = planned(memory, wish, name)
+    assume(layout_holds_context(task))
+    plan = plan_or_none(memory, task, name)
     if plan is None:
         return
-    result = plan.verdict
+    verdict = plan.verdict
     model = tier_model(plan.tier)
-    assert ENGINE.estimate(model, result.load, result.way.setup) == result.estimate
-    assert {line.basis for line in result.estimate.lines} == {Basis.ASSUMED}
-    assert ENGINE.cache_name(result.load, result.way.setup) == result.cache == plan.layout.name
-    if result.can_load:
-        assert result.context_tokens <= result.max_context or plan.setup.spill is not None
+    assert ENGINE.estimate(model, verdict.load, verdict.way.setup) == verdict.estimate
+    assert {line.basis for line in verdict.estimate.lines} == {Basis.ASSUMED}
+    assert ENGINE.cache_name(verdict.load, verdict.way.setup) == verdict.cache == plan.layout.name
+    if verdict.can_load:
+        assert verdict.context_tokens <= verdict.max_context or plan.setup.spill is not None
 
 
-@given(memory=memories(), wish=wishes())
+@given(memory=memories(), task=tasks())
 @settings(max_examples=100 if LONG else 30)
-def test_plan_is_deterministic(memory: Placement, wish: Task) -> None:
-    assume(is_sensible(wish))
-    assert planned(memory, wish) == planned(memory, wish)
+def test_plan_is_deterministic(memory: Placement, task: Task) -> None:
+    assume(layout_holds_context(task))
+    assert plan_or_none(memory, task) == plan_or_none(memory, task)
 
 
-@given(memory=memories(), wish=wishes(), name=st.none() | NAMES)
+@given(memory=memories(), task=tasks(), name=st.none() | NAMES)
 @settings(max_examples=300 if LONG else 60)
-@example(memory=placed(budget(HOST, 0, 0)), wish=task_for(ram(0), "2B"), name=None)
-def test_to_add_bytes_is_enough(memory: Placement, wish: Task, name: str | None) -> None:
+@example(memory=placement_in(budget(HOST, 0, 0)), task=task_for(ram(0), "2B"), name=None)
+def test_to_add_bytes_is_enough(memory: Placement, task: Task, name: str | None) -> None:
     first, *others = memory.budgets
-    memory = placed(replace(first, limit_bytes=None), *others)
-    assume(is_sensible(wish))
-    plan = planned(memory, wish, name)
+    memory = placement_in(replace(first, limit_bytes=None), *others)
+    assume(layout_holds_context(task))
+    plan = plan_or_none(memory, task, name)
     if plan is None or plan.verdict.can_load:
         return
     assert plan.to_add_bytes > 0
     larger = enlarged(memory, plan.to_add_bytes)
-    assert planned_in(larger, plan.tier.name, wish).verdict.can_load
+    assert planned_in(larger, plan.tier.name, task).verdict.can_load
 
 
-@given(memory=memories(), wish=wishes())
+@given(memory=memories(), task=tasks())
 @settings(max_examples=100 if LONG else 30)
-def test_every_step_has_a_value_and_a_reason(memory: Placement, wish: Task) -> None:
-    assume(is_sensible(wish))
-    plan = planned(memory, wish)
+def test_steps_have_a_value_a_reason_and_a_fixed_order(memory: Placement, task: Task) -> None:
+    assume(layout_holds_context(task))
+    plan = plan_or_none(memory, task)
     if plan is None:
         return
     assert all(step.value and step.because for step in plan.steps)
