@@ -1,4 +1,4 @@
-"""The tables of flags: one row says how a flag is typed, read, printed and handed to the engine."""
+"""Tables of flags: values survive a round trip through load and setup, and llama.cpp's through its command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 
 ENGINES = (*every_engine(), MEMO)
-# Values as they are typed, of every kind that a reader of the tables takes.
+# Values of flags as users type them: every kind that a reader accepts.
 TYPED: dict[str, dict[str, tuple[str, ...]]] = {
     "llama.cpp": {
         "context": ("4096", "32k"),
@@ -88,20 +88,22 @@ TYPED: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 @st.composite
-def asked(draw: st.DrawFn, engine: Engine) -> dict[str, Any]:
-    words = TYPED[engine.name]
-    keys = draw(st.lists(st.sampled_from(sorted(words)), unique=True, max_size=8))
+def flag_values(draw: st.DrawFn, engine: Engine) -> dict[str, Any]:
+    texts = TYPED[engine.name]
+    keys = draw(st.lists(st.sampled_from(sorted(texts)), unique=True, max_size=8))
     switches = [flag for flag in engine.flags if not flag.metavar]
-    turned = draw(st.lists(st.sampled_from(switches), max_size=3)) if switches else []
-    typed = {key: draw(st.sampled_from(words[key])) for key in keys}
-    return read_flags(engine.table, typed | {flag.key: flag.value for flag in turned})
+    switched = draw(st.lists(st.sampled_from(switches), max_size=3)) if switches else []
+    typed = {key: draw(st.sampled_from(texts[key])) for key in keys}
+    return read_flags(engine.table, typed | {flag.key: flag.value for flag in switched})
 
 
 @pytest.mark.parametrize("name", list(TYPED))
 @given(data=st.data())
-def test_values_are_read_again_as_the_same_load_and_setup(name: str, data: st.DataObject) -> None:
+def test_values_of_load_and_setup_give_the_same_load_and_setup(
+    name: str, data: st.DataObject
+) -> None:
     engine = next(item for item in ENGINES if item.name == name)
-    values = data.draw(asked(engine))
+    values = data.draw(flag_values(engine))
     try:
         load, setup = engine.setup(values)
     except UsageError:
@@ -110,34 +112,33 @@ def test_values_are_read_again_as_the_same_load_and_setup(name: str, data: st.Da
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
-def test_every_field_in_a_table_is_one_of_load_or_setup(engine: Engine) -> None:
+def test_fields_in_a_table_are_fields_of_load_or_setup(engine: Engine) -> None:
     load, setup = engine.setup({})
-    known = {field.name for item in (load, setup) for field in fields(item)}
-    assert {flag.field for flag in engine.table if flag.field} <= known
+    names = {field.name for instance in (load, setup) for field in fields(instance)}
+    assert {flag.field for flag in engine.table if flag.field} <= names
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
-def test_every_key_has_one_field_one_option_and_one_reader(engine: Engine) -> None:
-    """Two switches of one key are its true and its false: the first has the columns."""
+def test_keys_have_at_most_one_row_reader_parameter_and_control(engine: Engine) -> None:
+    """Two switches with one key are its true and its false; only the first has these columns."""
     for key in {flag.key for flag in engine.table}:
-        same = [flag for flag in engine.table if flag.key == key]
-        assert sum(bool(flag.row) for flag in same) <= 1
-        assert sum(flag.parameter is not None for flag in same) <= 1
-        assert sum(flag.control is not None for flag in same) <= 1
+        flags = [flag for flag in engine.table if flag.key == key]
+        assert sum(bool(flag.row) for flag in flags) <= 1
+        assert sum(flag.parameter is not None for flag in flags) <= 1
+        assert sum(flag.control is not None for flag in flags) <= 1
 
 
-def test_a_flag_is_read_and_printed_by_its_row() -> None:
-    """One row for -ncmoe: argv, REST, a row of a batch, the setup and the command."""
+def test_ncmoe_is_read_from_text_and_row_and_printed() -> None:
     engine = engine_named("llama.cpp")
-    typed = read_flags(engine.flags, {"n_cpu_moe": "3"})
-    load, setup = engine.setup(typed)
-    of_row = engine.read_row({"n_cpu_moe": 3}, None)[1]
-    assert [LlamaCppSetup.of(item).n_cpu_moe for item in (setup, of_row)] == [3, 3]
+    values = read_flags(engine.flags, {"n_cpu_moe": "3"})
+    load, setup = engine.setup(values)
+    _, row_setup = engine.read_row({"n_cpu_moe": 3}, None)
+    assert LlamaCppSetup.of(setup).n_cpu_moe == LlamaCppSetup.of(row_setup).n_cpu_moe == 3
     assert engine.values(load, setup) == {"n_cpu_moe": 3}
-    assert flag_words(engine.flags, typed) == ["-ncmoe", "3"]
+    assert flag_words(engine.flags, values) == ["-ncmoe", "3"]
 
 
-# Flags of llama.cpp that load and setup do not have, or only together with others.
+# Flags of llama.cpp that are in neither load nor setup, or only together with others.
 OTHERS = {
     "mmproj": ("auto", "p.gguf"),
     "lora": ("a.gguf,b.gguf",),
@@ -150,7 +151,7 @@ OTHERS = {
 }
 
 
-def typed(flag: Flag) -> tuple[Any, ...]:
+def example_values(flag: Flag) -> tuple[Any, ...]:
     if not flag.metavar:
         return (flag.value,)
     if flag.names[0] == "-lm":
@@ -159,15 +160,19 @@ def typed(flag: Flag) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("build", [OLDEST, NEWEST])
-def test_every_flag_on_a_command_line_of_llama_cpp_is_read_again(build: int) -> None:
-    """But for the free memory of an RPC server, which llama.cpp asks for itself."""
+def test_command_words_of_llama_cpp_are_parsed_as_the_same_values(build: int) -> None:
+    """Except the free memory of an RPC server, which llama.cpp itself requests from the server."""
     engine = engine_named("llama.cpp")
-    for flag, text in ((item, text) for item in engine.flags for text in typed(item)):
+    examples = [(flag, text) for flag in engine.flags for text in example_values(flag)]
+    for flag, text in examples:
         values = read_flags(engine.table, {flag.key: text})
         words = command_words(values, build)
         assert words or flag.ours or flag.key == "backend" or values == {"mmap": True}
         if flag.key == "rpc":
-            assert words == ["--rpc", ",".join(item.partition("=")[0] for item in values["rpc"])]
+            assert words == [
+                "--rpc",
+                ",".join(server.partition("=")[0] for server in values["rpc"]),
+            ]
         elif words:
             assert read_flags(engine.table, parsed(words)) == values
 
@@ -179,27 +184,27 @@ def parsed(words: list[str]) -> dict[str, Any]:
     return given_flags(parser.parse_args(words))[engine.name]
 
 
-def test_newer_llama_cpp_has_a_load_mode_instead_of_no_mmap() -> None:
+def test_command_words_of_newest_llama_cpp_have_a_load_mode_for_no_mmap() -> None:
     assert command_words({"mmap": False}, OLDEST) == ["--no-mmap"]
     assert command_words({"mmap": False}, NEWEST) == ["-lm", "none"]
     with pytest.raises(UsageError, match="-lm/--load-mode: 'mlock' is not one of none, mmap, auto"):
         read_flags(engine_named("llama.cpp").flags, {"mmap": "mlock"})
 
 
-def test_ot_is_before_ncmoe_on_a_command_line() -> None:
-    """The first that matches a tensor decides."""
+def test_command_words_have_ot_before_ncmoe() -> None:
+    """The first pattern that matches a tensor decides."""
     words = command_words({"n_cpu_moe": 3, "override_tensor": ("exps=CUDA0",)}, NEWEST)
     assert words == ["-ot", "exps=CUDA0", "-ncmoe", "3"]
 
 
-def test_null_in_a_row_is_not_given() -> None:
+def test_read_row_takes_null_as_not_given() -> None:
     for engine in ENGINES:
-        nothing = {flag.option or flag.key: None for flag in engine.table if flag.row}
-        assert engine.read_row(nothing, None) == engine.read_row({}, None)
+        nulls = {flag.option or flag.key: None for flag in engine.table if flag.row}
+        assert engine.read_row(nulls, None) == engine.read_row({}, None)
     assert engine_named("vllm").read_row({}, None)[0] == Load()
 
 
-def test_rpc_is_before_ot_on_a_command_line() -> None:
+def test_command_words_have_rpc_before_ot() -> None:
     """-ot may name devices that --rpc adds."""
     values = {"override_tensor": ("exps=RPC0[10.0.0.5:50052]",), "rpc": ("10.0.0.5:50052=24G",)}
     words = command_words(values, NEWEST)

@@ -1,4 +1,4 @@
-"""Adding an architecture is a single edit: with one more record in architectures.json every engine has a bill of it."""
+"""An architecture is added with a single record in architectures.json: every engine then has a bill for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-# In a process of its own, because records are read once.
+# Run in a process of its own, because records are read only once.
 PROGRAM = """
 import json, sys
 from pkgutil import get_data
@@ -43,21 +43,20 @@ from edgekit.cli import main
 from edgekit.formats import records
 
 def with_record(package, file):
-    read = json.loads(get_data(package, file))
+    data = json.loads(get_data(package, file))
     if file == "architectures.json":
-        read["records"].append(json.loads(sys.argv[1]))
-    return json.dumps(read)
+        data["records"].append(json.loads(sys.argv[1]))
+    return json.dumps(data)
 
 records.get_data = with_record
 sys.exit(main(sys.argv[2:]))
 """
 
 
-LAYER = (
-    2 * 512 * 512 + 2 * 512 * 256 + 2 * 64 + 3 * 512 * 1024 + 2 * 512
-)  # attention, its norms, feed-forward, norms
-WEIGHTS = 4 * LAYER + 2 * 1024 * 512 + 512  # and embedding, head, their norm
-KV = 2 * 4 * 64 * 2  # bytes of one token in one layer: K and V of 4 heads
+# Parameters: attention and its two norms, feed-forward, two norms.
+LAYER = 2 * 512 * 512 + 2 * 512 * 256 + 2 * 64 + 3 * 512 * 1024 + 2 * 512
+WEIGHTS = 4 * LAYER + 2 * 1024 * 512 + 512  # with embedding, head and final norm
+KV = 2 * 4 * 64 * 2  # bytes per token in one layer: K and V of 4 heads with 64 values in bf16
 
 
 def estimate(
@@ -65,15 +64,15 @@ def estimate(
 ) -> subprocess.CompletedProcess[str]:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))
-    words = ("estimate", str(config), "-c", "4096", "--engine", engine, "--json")
-    program = (sys.executable, "-c", PROGRAM, json.dumps(record), *words)
+    arguments = ("estimate", str(config), "-c", "4096", "--engine", engine, "--json")
+    program = (sys.executable, "-c", PROGRAM, json.dumps(record), *arguments)
     return subprocess.run(program, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
     ("engine", "figures"),
     [
-        # every second layer slides, over 128 tokens: 4 sequences and a micro-batch of 512 make 1,024 cells
+        # every second layer has a window of 128 tokens: 4 sequences and a micro-batch of 512 need 1,024 cells
         ("llama.cpp", {"kv_bytes": 2 * 4096 * KV, "kv_swa_bytes": 2 * 1024 * KV}),
         ("vllm", {"model_bytes": 2 * WEIGHTS, "groups": [2, 2]}),
         ("mlx", {"kv_bytes": 2 * 4096 * KV, "kv_swa_bytes": 2 * 128 * KV}),
@@ -82,13 +81,14 @@ def estimate(
 def test_one_record_gives_every_engine_a_bill(
     tmp_path: Path, engine: str, figures: dict[str, Any]
 ) -> None:
-    done = estimate(tmp_path, engine, RECORD)
-    assert done.returncode == 0, done.stderr
-    bill = json.loads(done.stdout)
+    process = estimate(tmp_path, engine, RECORD)
+    assert process.returncode == 0, process.stderr
+    bill = json.loads(process.stdout)
     assert {name: bill[name] for name in figures} == figures
-    assert bill["basis"] == "modelled"  # not assumed, as that of an unknown architecture
+    assert bill["basis"] == "modelled"  # an unknown architecture's is "assumed"
 
 
 def test_without_the_record_the_architecture_is_unknown(tmp_path: Path) -> None:
-    done = estimate(tmp_path, "mlx", {"config": ["puffin"]})
-    assert (done.returncode, "Model type plover not supported" in done.stderr) == (2, True)
+    process = estimate(tmp_path, "mlx", {"config": ["puffin"]})
+    assert process.returncode == 2
+    assert "Model type plover not supported" in process.stderr

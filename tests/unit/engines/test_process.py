@@ -1,4 +1,4 @@
-"""engines/process.py with real child processes."""
+"""ChildProcess with real child processes, and the names of signals."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from edgekit.errors import EngineError
 ECHO = """
 import json, sys
 for line in sys.stdin:
-    print("heard", file=sys.stderr, flush=True)
+    print("received", file=sys.stderr, flush=True)
     print(json.dumps({"echo": json.loads(line)}), flush=True)
 """
-DEAF = """
+IGNORES_SIGTERM = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print('{"ready": true}', flush=True)
 time.sleep(3600)
 """
-PARENT = """
+WITH_A_CHILD = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 print(f'{{"pid": {child.pid}}}', flush=True)
@@ -49,7 +49,7 @@ def running(script: str, log: list[str] | None = None) -> Iterator[ChildProcess]
         child.close()
 
 
-def test_messages_and_log_lines() -> None:
+def test_child_answers_messages_and_writes_log_lines() -> None:
     log: list[str] = []
     with running(ECHO, log) as child:
         child.send({"number": 5})
@@ -59,27 +59,26 @@ def test_messages_and_log_lines() -> None:
         child.ask_to_end()
         with pytest.raises(EOFError):
             child.message(PATIENCE_S)
-        with pytest.raises(EOFError):  # and again
+        with pytest.raises(EOFError):  # raised again by later calls
             child.message(PATIENCE_S)
-    assert log == ["heard\n"]
+    assert log == ["received\n"]
 
 
-def test_messages_to_a_callback() -> None:
-    heard: list[dict[str, object]] = []
+def test_on_message_receives_every_message() -> None:
+    messages: list[dict[str, object]] = []
     script = "print('{\"a\": 1}'); print('{\"a\": 2}')"
     child = ChildProcess(
         [sys.executable, "-c", script],
         environment=os.environ,
         on_line=lambda _: None,
-        on_message=heard.append,
+        on_message=messages.append,
     )
     assert child.wait(PATIENCE_S) == 0
     assert child.close() == 0
-    assert heard == [{"a": 1}, {"a": 2}]
+    assert messages == [{"a": 1}, {"a": 2}]
 
 
-def test_a_child_that_dies_in_the_middle_of_a_message() -> None:
-    """Half a line must not leave the reader waiting for ever."""
+def test_message_raises_eof_if_the_child_dies_in_the_middle_of_one() -> None:
     script = """import os; os.write(1, b'{"a": 1}\\n{"vectors": ["AAAA')"""
     with running(script) as child:
         assert child.message(PATIENCE_S) == {"a": 1}
@@ -87,7 +86,7 @@ def test_a_child_that_dies_in_the_middle_of_a_message() -> None:
             child.message(PATIENCE_S)
 
 
-def test_send_to_a_child_that_is_gone() -> None:
+def test_send_to_a_child_that_has_ended_does_nothing() -> None:
     with running("") as child:
         child.wait(PATIENCE_S)
         child.send({"number": 5})
@@ -96,8 +95,8 @@ def test_send_to_a_child_that_is_gone() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_close_kills_a_child_that_does_not_listen() -> None:
-    with running(DEAF) as child:
+def test_close_kills_a_child_that_ignores_sigterm() -> None:
+    with running(IGNORES_SIGTERM) as child:
         assert child.message(PATIENCE_S) == {"ready": True}
         child.ask_to_end()
         assert child.wait(0.0) is None
@@ -106,27 +105,27 @@ def test_close_kills_a_child_that_does_not_listen() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="process groups")
-def test_kill_takes_what_the_child_started_with_it() -> None:
-    with running(PARENT) as child:
+def test_kill_ends_what_the_child_has_started() -> None:
+    with running(WITH_A_CHILD) as child:
         message = child.message(PATIENCE_S)
         assert message is not None
         child.kill()
         child.wait()
 
-        def gone() -> bool:
+        def has_ended() -> bool:
             try:  # in a container a killed orphan may stay a zombie
                 return bool(psutil.Process(message["pid"]).status() == psutil.STATUS_ZOMBIE)
             except psutil.NoSuchProcess:
                 return True
 
-        wait_until(gone)
+        wait_until(has_ended)
 
 
-def test_a_program_that_does_not_exist() -> None:
+def test_child_process_of_a_missing_program_is_an_engine_error() -> None:
     with pytest.raises(EngineError, match="cannot start a process"):
         ChildProcess(["/no/such/program"], environment={}, on_line=lambda _: None)
 
 
-def test_signal_name() -> None:
+def test_signal_name_of_a_known_and_an_unknown_number() -> None:
     assert signal_name(signal.SIGTERM) == "SIGTERM"
     assert signal_name(250) == "signal 250"

@@ -10,9 +10,9 @@ from edgekit.errors import UsageError
 NAME = "blk.12.ffn_up_exps.weight"
 
 
-# Every answer was compared with std::regex_search of libstdc++.
+# Every expected value was compared with std::regex_search of libstdc++.
 @pytest.mark.parametrize(
-    ("pattern", "result"),
+    ("pattern", "matches"),
     [
         ("exps", True),
         (r"\.ffn_.*_exps\.", True),
@@ -31,12 +31,12 @@ NAME = "blk.12.ffn_up_exps.weight"
         ("|x", True),
     ],
 )
-def test_a_pattern_is_searched_as_llama_cpp_does(pattern: str, result: object) -> None:
-    assert searcher(pattern)(NAME) is result
+def test_searcher_finds_what_std_regex_finds(pattern: str, *, matches: bool) -> None:
+    assert searcher(pattern)(NAME) is matches
 
 
 @pytest.mark.parametrize(
-    ("pattern", "told"),
+    ("pattern", "message"),
     [
         ("blk.(0", "( without a )"),
         ("blk.0)", ") without a ("),
@@ -53,12 +53,12 @@ def test_a_pattern_is_searched_as_llama_cpp_does(pattern: str, result: object) -
         ("a*" * 13, "12 repeats"),
     ],
 )
-def test_a_pattern_that_cannot_be_used_is_refused(pattern: str, told: str) -> None:
+def test_searcher_rejects_an_invalid_pattern(pattern: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         searcher(pattern)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("pattern", ["(a|a)*" * 6 + "b", "(" * 10 + "a*" + ")*" * 10 + "b"])
-def test_a_pattern_that_backtracking_would_never_finish_is_answered(pattern: str) -> None:
+def test_searcher_does_not_backtrack(pattern: str) -> None:
     assert not searcher(pattern)("a" * 63)

@@ -203,8 +203,12 @@ def test_context_beyond_the_header_is_rejected() -> None:
 def test_recommend_tier_takes_the_variant_with_the_longest_context(
     catalog_window: int, native_window: int, chosen: str, tokens: int
 ) -> None:
-    windows = {"catalog_window": catalog_window, "native_window": native_window}
-    variant = replace(find_tier("2B"), name="2B-long", **windows)
+    variant = replace(
+        find_tier("2B"),
+        name="2B-long",
+        catalog_window=catalog_window,
+        native_window=native_window,
+    )
     plan = recommended(card(16), candidates=(*tiers()[:2], variant))
     assert (plan.tier.name, plan.verdict.context_tokens) == (chosen, tokens)
 
