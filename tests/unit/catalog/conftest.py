@@ -1,4 +1,4 @@
-"""Every test has a data folder of its own."""
+"""Each test has its own data folder."""
 
 from __future__ import annotations
 

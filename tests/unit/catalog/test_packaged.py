@@ -1,4 +1,4 @@
-"""The packaged catalog: what every entry must have, and some that can be checked on paper."""
+"""The packaged catalog: what every entry must have, and the facts of a few well-known models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETUPS = {
 every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 
 
-def test_all_of_it_is_readable_sorted_and_small() -> None:
+def test_packaged_entries_are_readable_sorted_and_small() -> None:
     lines = PATH.read_text(encoding="utf-8").splitlines()
     assert len(ENTRIES) == len(lines) > 100
     assert all(a.id < b.id for a, b in pairwise(ENTRIES))
@@ -41,28 +41,30 @@ def test_all_of_it_is_readable_sorted_and_small() -> None:
 
 
 @every_entry
-def test_every_fact_has_a_source(entry: Entry) -> None:
+def test_every_fact_of_an_entry_has_a_source(entry: Entry) -> None:
     facts = ("repository", "parameters", "active_parameters", "native_context", "vocabulary")
-    more = ("kinds", "licence", "released", "sizes", "family")
-    answer = {fact for fact in (*facts, *more) if getattr(entry, fact)}
-    assert answer <= entry.sources.keys()
+    others = ("kinds", "licence", "released", "sizes", "family")
+    known = {fact for fact in (*facts, *others) if getattr(entry, fact)}
+    assert known <= entry.sources.keys()
     assert not entry.is_users
-    assert not entry.speeds  # nobody measured any yet
+    assert not entry.speeds  # none was measured yet
 
 
 @every_entry
-def test_sizes_go_down_and_a_directory_is_better_than_a_config(entry: Entry) -> None:
+def test_sizes_go_down_and_are_exact_only_from_a_header(entry: Entry) -> None:
     sizes = [size.tensor_bytes for size in entry.sizes]
     assert sizes == sorted(sizes, reverse=True)
     assert {size.basis for size in entry.sizes} == {Basis.EXACT if entry.keys else Basis.MODELLED}
     at_f16 = entry.size("F16")
     assert at_f16 is not None
     assert entry.parameters is not None
-    assert 2 * entry.parameters <= at_f16.tensor_bytes <= 2.1 * entry.parameters  # some stay at f32
+    assert (
+        2 * entry.parameters <= at_f16.tensor_bytes <= 2.1 * entry.parameters
+    )  # some tensors stay at F32
 
 
 @pytest.mark.parametrize("entry", sampled(ENTRIES, each=3), ids=lambda entry: entry.id)
-def test_some_engine_gives_a_bill(entry: Entry) -> None:
+def test_every_entry_has_a_bill_by_at_least_one_engine(entry: Entry) -> None:
     load, bills = Load(context_tokens=min(entry.native_context or 2048, 2048)), []
     for engine in engine_names():
         try:
@@ -81,7 +83,7 @@ def test_some_engine_gives_a_bill(entry: Entry) -> None:
             "qwen3-8b",
             ("Qwen/Qwen3-8B", "qwen3", 8_190_735_360, 8_190_735_360, 40_960, 151_936),
         ),
-        # 48 layers x (128 - 8) experts x 3 x 2048 x 768 do not work on a token
+        # inactive for a token: 48 layers x (128 - 8) experts x 3 x 2048 x 768
         (
             "qwen3-30b-a3b",
             (
@@ -99,7 +101,7 @@ def test_some_engine_gives_a_bill(entry: Entry) -> None:
         ),
     ],
 )
-def test_what_is_known_of_some(name: str, facts: tuple[object, ...]) -> None:
+def test_facts_of_well_known_models(name: str, facts: tuple[object, ...]) -> None:
     entry = find_entry(name)
     assert facts == (
         entry.repository,
@@ -125,37 +127,37 @@ def test_what_is_known_of_some(name: str, facts: tuple[object, ...]) -> None:
         ("mamba-2.8b", ()),
     ],
 )
-def test_what_some_are_for(name: str, kinds: tuple[ModelPurpose, ...]) -> None:
+def test_purposes_of_well_known_models(name: str, kinds: tuple[ModelPurpose, ...]) -> None:
     assert find_entry(name).kinds == kinds
 
 
 @pytest.mark.parametrize("doubted", ["glm-4-32b-0414", "falcon-h1-1.5b", "gemma-3n-e4b"])
-def test_a_header_in_doubt_is_no_fact(doubted: str) -> None:
+def test_models_with_a_doubtful_header_are_not_packaged(doubted: str) -> None:
     with pytest.raises(NotFoundError):
         find_entry(doubted)
 
 
 @pytest.mark.parametrize("name", ["Qwen3-8B", " qwen/QWEN3-8b "])
-def test_it_is_found_by_id_and_repository_however_written(name: str) -> None:
+def test_find_entry_by_id_and_repository_ignores_case_and_spaces(name: str) -> None:
     assert find_entry(name).id == "qwen3-8b"
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("qwen3-9b", "qwen3-8b"), ("meta/lama-3.1-8b", "llama-3.1-8b")]
+    ("name", "similar"), [("qwen3-9b", "qwen3-8b"), ("meta/lama-3.1-8b", "llama-3.1-8b")]
 )
-def test_what_is_not_there_brings_names_that_are_near(name: str, near: str) -> None:
+def test_find_entry_of_an_unknown_name_suggests_similar_names(name: str, similar: str) -> None:
     with pytest.raises(NotFoundError) as raised:
         find_entry(name)
-    assert near in raised.value.candidates
+    assert similar in raised.value.candidates
 
 
 @pytest.mark.parametrize("name", ["", "\x00", "x" * 10_000])
-def test_a_name_that_is_none(name: str) -> None:
+def test_find_entry_rejects_impossible_names(name: str) -> None:
     with pytest.raises(NotFoundError, match="in the catalog"):
         find_entry(name)
 
 
-def test_a_header_alone_is_not_for_engines_that_load_safetensors() -> None:
+def test_open_entry_of_a_gguf_header_is_refused_by_vllm() -> None:
     entry = find_entry("llama-2-7b")
     assert open_entry(entry, "llama.cpp").model.header.keys
     with pytest.raises(RefusedError, match="which vllm cannot load"):
@@ -164,20 +166,20 @@ def test_a_header_alone_is_not_for_engines_that_load_safetensors() -> None:
         open_entry(entry, "ollama-rs")
 
 
-def test_a_config_serves_every_engine() -> None:
+def test_open_entry_of_a_config_serves_every_engine() -> None:
     entry = find_entry("qwen3-32b")
     assert not entry.keys
     assert {open_entry(entry, engine).label for engine in engine_names()} == {"qwen3-32b"}
 
 
-def test_reading_imports_no_other_room_and_no_database() -> None:
-    words = (
+def test_read_catalog_imports_no_formats_engines_or_database() -> None:
+    code = (
         "import sys; from edgekit.catalog import read_catalog; read_catalog();"
         "print([m for m in sys.modules if m == 'sqlite3' or m.startswith(('edgekit.formats', 'edgekit.engines'))])"
     )
-    result = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert result.stdout.strip() == b"[]"
 
 
-def test_nothing_is_wrong_with_it() -> None:
+def test_packaged_catalog_has_no_problems() -> None:
     assert read_catalog().problems == ()

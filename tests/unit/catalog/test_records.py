@@ -1,4 +1,4 @@
-"""Entries as lines of JSON: there and back, and every way in which a line can be damaged."""
+"""Entries as lines of JSON: the round trip, and every way in which a line can be damaged."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ ENTRY = Entry(
 )
 
 
-def test_there_and_back() -> None:
+def test_record_round_trip() -> None:
     assert read_record(record_of(ENTRY), where="here") == ENTRY
 
 
-def test_the_packaged_lines_there_and_back() -> None:
+def test_record_round_trip_of_the_packaged_entries() -> None:
     for entry in packaged_entries():
         assert isinstance(entry, Entry)
         assert read_record(record_of(entry), where="here") == entry
 
 
-def test_what_is_unknown_is_not_written() -> None:
+def test_record_of_leaves_out_unknown_fields() -> None:
     assert "licence" not in json.loads(record_of(ENTRY))
     assert read_record(record_of(replace(ENTRY, parameters=None)), where="here").parameters is None
 
@@ -56,7 +56,7 @@ def broken(**changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("", "not JSON"),
         ("{", "not JSON"),
@@ -91,11 +91,11 @@ def broken(**changes: Any) -> str:
         (broken(sources=[["x", "exact"]]), "sources: ['x', 'exact'] is not a list of 3"),
     ],
 )  # fmt: skip
-def test_a_damaged_line_says_what_is_wrong(line: object, told: str) -> None:
+def test_read_record_of_a_damaged_line_says_what_is_wrong(line: object, message: str) -> None:
     with pytest.raises(HeaderError) as raised:
         read_record(line, where="catalog.db, entry 'small'")
     assert str(raised.value).startswith("catalog.db, entry 'small': ")
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 json_values = st.recursive(
@@ -108,7 +108,7 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(sorted(json.loads(record_of(ENTRY)))), json_values)
-def test_whatever_stands_in_a_field_it_is_read_or_refused(field: str, value: Any) -> None:
+def test_read_record_reads_or_rejects_any_value_of_a_field(field: str, value: Any) -> None:
     try:
         entry = read_record(broken(**{field: value}), where="here")
     except HeaderError:
@@ -117,7 +117,7 @@ def test_whatever_stands_in_a_field_it_is_read_or_refused(field: str, value: Any
 
 
 @given(st.sampled_from(PATH.read_text(encoding="utf-8").splitlines()), st.data())
-def test_a_line_that_breaks_off_is_refused(line: str, data: st.DataObject) -> None:
+def test_read_record_rejects_a_truncated_line(line: str, data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(line) - 1))
     with pytest.raises(HeaderError):
         read_record(line[:end], where="here")
@@ -132,7 +132,7 @@ def test_a_line_that_breaks_off_is_refused(line: str, data: st.DataObject) -> No
         ("blk.*.x 64x64 F16 3,7,11-12", ["blk.3.x", "blk.7.x", "blk.11.x", "blk.12.x"]),
     ],
 )
-def test_a_line_is_tensors(line: str, names: list[str]) -> None:
+def test_tensor_runs_round_trip(line: str, names: list[str]) -> None:
     tensors = tensors_of((line,), name="small")
     assert [tensor.name for tensor in tensors] == names
     assert {(item.shape, item.size_bytes) for item in tensors} == {((64, 64), 64 * 64 * 2)}
@@ -140,7 +140,7 @@ def test_a_line_is_tensors(line: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "error", "told"),
+    ("line", "error", "message"),
     [
         ("x 1 Q9_9", UnknownDtypeError, "Q9_9"),
         ("x 7 Q8_0", HeaderError, "not a multiple"),
@@ -149,27 +149,29 @@ def test_a_line_is_tensors(line: str, names: list[str]) -> None:
         ("x", HeaderError, "small: 'x' is not a valid line of tensors"),
     ],
 )
-def test_a_line_of_no_tensor(line: str, error: type[HeaderError], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_tensors_of_rejects_invalid_lines(
+    line: str, error: type[HeaderError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         tensors_of((line,), name="small")
 
 
-def test_too_many_tensors() -> None:
+def test_tensors_of_rejects_too_many_tensors() -> None:
     with pytest.raises(HeaderError, match="more than 49,152 tensors"):
         tensors_of(("blk.*.x 1 F32 0-511",) * 97, name="small")
 
 
-def test_a_tensor_that_cannot_be_written_down() -> None:
+def test_runs_of_rejects_a_name_with_a_space() -> None:
     (tensor,) = tensors_of(("x 1 F32",), name="small")
     with pytest.raises(HeaderError, match="cannot be stored"):
         runs_of((replace(tensor, name="a b"),))
 
 
 @pytest.mark.parametrize("text", ["qwen3-8b", "a", "llama3.2:1b"])
-def test_an_id(text: str) -> None:
+def test_is_id(text: str) -> None:
     assert is_id(text)
 
 
 @pytest.mark.parametrize("text", ["", "-a", "a/b", "a b", "a\n", "é"])
-def test_no_id(text: str) -> None:
+def test_is_id_rejects_other_text(text: str) -> None:
     assert not is_id(text)

@@ -1,4 +1,4 @@
-"""The table of repositories: what every row must have, and some that can be checked on paper."""
+"""The table of repositories: what every row must have, and a few known rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgekit.catalog.repositories import (
     repository_at,
 )
 
-ROWS = [item for every in known_repositories().values() for item in every]
+ROWS = [row for rows in known_repositories().values() for row in rows]
 HUB = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]*[A-Za-z0-9]")
 TAG = re.compile(r"[a-z0-9._-]+:[A-Za-z0-9._-]+")
 LICENSED = {
@@ -27,14 +27,14 @@ LICENSED = {
 }  # fmt: skip
 
 
-def test_the_table_is_small_and_every_row_is_about_a_packaged_model() -> None:
+def test_table_is_small_without_duplicates_and_about_packaged_models() -> None:
     assert PATH.stat().st_size < 120_000
     ids = {entry.id for entry in read_catalog().entries}
     assert known_repositories().keys() <= ids
     assert len(ROWS) == len({(item.model, item.name) for item in ROWS})
 
 
-def test_every_row_has_a_name_of_its_form_and_a_source_with_a_licence() -> None:
+def test_row_has_a_name_of_its_form_and_a_licensed_source() -> None:
     for item in ROWS:
         assert (TAG if item.form is Form.OLLAMA else HUB).fullmatch(item.name), item
         assert set(item.sources) <= LICENSED, item
@@ -43,7 +43,7 @@ def test_every_row_has_a_name_of_its_form_and_a_source_with_a_licence() -> None:
         assert item.listed or item.form is Form.GGUF, item
 
 
-def test_every_model_with_repositories_has_one_original_and_no_two_share_a_repository() -> None:
+def test_model_has_one_original_and_shares_no_repository() -> None:
     by_model = groupby(sorted(ROWS, key=lambda item: item.model), key=lambda item: item.model)
     for model, rows in by_model:
         assert [row.form for row in rows].count(Form.ORIGINAL) == 1, model
@@ -67,14 +67,14 @@ def test_repository_at_a_mix(model: str, form: Form, mix: str, name: str, tag: s
     assert (result.name, result.tag(mix)) == (name, tag)
 
 
-def test_repository_at_a_mix_that_nobody_has() -> None:
+def test_repository_at_a_mix_without_a_repository_is_none() -> None:
     assert repository_at("qwen3-8b", Form.GGUF, "IQ1_S") is None
     assert repositories_of("jamba-1.5-mini", Form.GGUF) == ()
     assert repositories_of("no such model") == ()
 
 
-def test_a_moved_ollama_tag_is_not_the_old_models() -> None:
-    """qwen3:4b and qwen3:30b-a3b are the Thinking-2507 models today."""
+def test_ollama_tags_that_moved_to_another_model_are_left_out() -> None:
+    """qwen3:4b and qwen3:30b-a3b are now the Thinking-2507 models."""
     names = {item.name for item in ROWS if item.form is Form.OLLAMA and item.model in {"qwen3-4b", "qwen3-30b-a3b"}}  # fmt: skip
     assert not names & {"qwen3:4b", "qwen3:30b", "qwen3:30b-a3b"}
 
@@ -88,7 +88,7 @@ def test_a_moved_ollama_tag_is_not_the_old_models() -> None:
         ),  # known by the config of its base model
         ("sample:gemma-3-27b", "google/gemma-3-27b-it"),
         ("unsloth/Qwen3-8B-GGUF", "Qwen/Qwen3-8B"),
-        ("nobody/nothing", ""),
+        ("no-such/model", ""),
     ],
 )
 def test_original_repository(label: str, original: str) -> None:

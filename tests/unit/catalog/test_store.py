@@ -1,4 +1,4 @@
-"""What the user added: written by many, read whatever became of the file."""
+"""The user's own entries: concurrent writers, and files that are damaged, foreign or unreadable."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.patience import PATIENCE_S
 
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_entry
-from edgekit.catalog.records import MAX_RECORD_CHARS
+from edgekit.catalog.records import MAX_RECORD_CHARS, record_of
 from edgekit.catalog.store import NAME, forget_entry, packaged_entries, save_entry
 from edgekit.catalog.types import Entry
 from edgekit.errors import EdgekitError, HeaderError, SourceError
-from edgekit.sources.local import data_folder
+from edgekit.sources import local
 
 PACKAGED = sum(isinstance(entry, Entry) for entry in packaged_entries())
 OWN = Entry(
@@ -34,7 +34,7 @@ def own_ids() -> list[str]:
     return [entry.id for entry in read_catalog().entries if entry.is_users]
 
 
-def test_added_found_replaced_removed(data_folder: Path) -> None:
+def test_save_entry_adds_and_replaces_forget_entry_removes(data_folder: Path) -> None:
     assert save_entry(OWN)
     assert not save_entry(replace(OWN, parameters=7))
     assert find_entry("OWN").parameters == 7
@@ -44,7 +44,7 @@ def test_added_found_replaced_removed(data_folder: Path) -> None:
     assert own_ids() == []
 
 
-def test_the_users_entry_stands_before_the_packaged_one(data_folder: Path) -> None:
+def test_user_entry_takes_precedence_over_the_packaged_one(data_folder: Path) -> None:
     save_entry(replace(OWN, id="qwen3-8b"))
     assert find_entry("qwen3-8b").is_users
     assert len(read_catalog().entries) == PACKAGED
@@ -52,7 +52,7 @@ def test_the_users_entry_stands_before_the_packaged_one(data_folder: Path) -> No
     assert not find_entry("qwen3-8b").is_users
 
 
-def test_nothing_is_made_by_reading(data_folder: Path) -> None:
+def test_reading_and_forgetting_create_no_folder(data_folder: Path) -> None:
     read_catalog()
     assert not forget_entry("own")
     assert not data_folder.exists()
@@ -67,8 +67,8 @@ for i in range(int(sys.argv[2])):
 """
 
 
-def test_processes_that_add_at_once_lose_nothing(data_folder: Path) -> None:
-    """The file is made by whoever comes first."""
+def test_save_entry_from_several_processes_loses_nothing(data_folder: Path) -> None:
+    """None of them finds the file: the first one creates it."""
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, f"writer{i}", "15"]) for i in range(4)
     ]
@@ -77,13 +77,13 @@ def test_processes_that_add_at_once_lose_nothing(data_folder: Path) -> None:
     assert read_catalog().problems == ()
 
 
-def test_a_reader_waits_for_a_writer(data_folder: Path) -> None:
+def test_reading_and_saving_wait_for_a_writer(data_folder: Path) -> None:
     save_entry(OWN)
-    words = (
+    code = (
         "import sqlite3, sys, time; d = sqlite3.connect(sys.argv[1], isolation_level=None);"
         "d.execute('BEGIN EXCLUSIVE'); print('held', flush=True); time.sleep(0.5); d.execute('COMMIT')"
     )
-    arguments = [sys.executable, "-c", words, str(data_folder / NAME)]
+    arguments = [sys.executable, "-c", code, str(data_folder / NAME)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
@@ -91,19 +91,21 @@ def test_a_reader_waits_for_a_writer(data_folder: Path) -> None:
         assert save_entry(replace(OWN, id="second"))
 
 
-def is_left_out(told: str) -> str:
-    """The packaged part is there all the same."""
+def problem_of_the_file(message: str) -> str:
+    """The only problem of the catalog; the packaged entries are read all the same."""
     catalog = read_catalog()
     (problem,) = catalog.problems
     assert len(catalog.entries) == PACKAGED
-    assert told in problem
+    assert message in problem
     return problem
 
 
-def test_not_a_database(data_folder: Path) -> None:
+def test_file_that_is_not_a_database_is_damaged(data_folder: Path) -> None:
     data_folder.mkdir()
     (data_folder / NAME).write_bytes(b"my notes, not a database at all" * 100)
-    problem = is_left_out("the catalog is damaged (file is not a database): move the file away")
+    problem = problem_of_the_file(
+        "the catalog is damaged (file is not a database): move the file away"
+    )
     assert problem.startswith(str(data_folder / NAME))
     with pytest.raises(HeaderError, match="catalog is damaged"):
         save_entry(OWN)
@@ -111,17 +113,17 @@ def test_not_a_database(data_folder: Path) -> None:
         forget_entry("own")
 
 
-def test_a_database_with_a_torn_page(data_folder: Path) -> None:
+def test_database_with_a_torn_page_is_damaged(data_folder: Path) -> None:
     for i in range(60):
         save_entry(replace(OWN, id=f"own-{i}", repository="x" * 2000))
     path = data_folder / NAME
     pages = bytearray(path.read_bytes())
     pages[4096 : len(pages)] = b"\xff" * (len(pages) - 4096)
     path.write_bytes(pages)
-    is_left_out("catalog is damaged")
+    problem_of_the_file("catalog is damaged")
 
 
-def test_a_database_cut_short(data_folder: Path) -> None:
+def test_truncated_database_is_a_problem(data_folder: Path) -> None:
     for i in range(60):
         save_entry(replace(OWN, id=f"own-{i}", repository="x" * 2000))
     path = data_folder / NAME
@@ -130,26 +132,26 @@ def test_a_database_cut_short(data_folder: Path) -> None:
     assert len([e for e in read_catalog().entries if not e.is_users]) == PACKAGED
 
 
-def test_a_newer_schema_is_neither_read_nor_written(data_folder: Path) -> None:
+def test_newer_schema_is_neither_read_nor_written(data_folder: Path) -> None:
     save_entry(OWN)
     with sqlite3.connect(data_folder / NAME) as database:
         database.execute("PRAGMA user_version = 2")
     database.close()
-    is_left_out("created by a newer EdgeKit (schema 2, this one supports 1): upgrade")
+    problem_of_the_file("created by a newer EdgeKit (schema 2, this one supports 1): upgrade")
     with pytest.raises(HeaderError, match="newer EdgeKit"):
         save_entry(OWN)
 
 
-def test_somebody_elses_database(data_folder: Path) -> None:
+def test_database_of_another_program_has_no_entries_table(data_folder: Path) -> None:
     data_folder.mkdir()
     with sqlite3.connect(data_folder / NAME) as database:
         database.execute("CREATE TABLE songs (title)")
         database.execute("PRAGMA user_version = 1")
     database.close()
-    is_left_out("no such table: entries")
+    problem_of_the_file("no such table: entries")
 
 
-def test_a_table_that_never_ends(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_table_is_interrupted(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgekit.catalog.store.READ_S", 0.2)
     data_folder.mkdir()
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS entry FROM n"
@@ -157,11 +159,11 @@ def test_a_table_that_never_ends(data_folder: Path, monkeypatch: pytest.MonkeyPa
         database.execute(f"CREATE VIEW entries AS {endless}")
         database.execute("PRAGMA user_version = 1")
     database.close()
-    is_left_out("interrupted")
+    problem_of_the_file("interrupted")
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         (("own", "{"), "not JSON"),
         (("own", b"\x00\xff"), "not a line of text"),
@@ -172,11 +174,9 @@ def test_a_table_that_never_ends(data_folder: Path, monkeypatch: pytest.MonkeyPa
         (("own\x1b[2J", "{}"), "id: None is not a name"),
     ],
 )
-def test_a_damaged_row_is_named_and_the_others_stay(
-    row: tuple[object, object], told: str, data_folder: Path
+def test_damaged_row_is_reported_and_the_others_are_read(
+    row: tuple[object, object], message: str, data_folder: Path
 ) -> None:
-    from edgekit.catalog.records import record_of
-
     save_entry(replace(OWN, id="fine"))
     name, record = row
     record = record_of(OWN) if record is None else record
@@ -185,31 +185,31 @@ def test_a_damaged_row_is_named_and_the_others_stay(
     database.close()
     catalog = read_catalog()
     (problem,) = catalog.problems
-    assert told in problem
+    assert message in problem
     assert "\x1b" not in problem
     assert own_ids() == ["fine"]
     assert len(catalog.entries) == PACKAGED + 1
 
 
-def test_a_folder_or_a_pipe_in_its_place(data_folder: Path) -> None:
+def test_folder_or_pipe_instead_of_the_file_is_not_opened(data_folder: Path) -> None:
     (data_folder / NAME).mkdir(parents=True)
-    is_left_out("is not a regular file: move it away")
+    problem_of_the_file("is not a regular file: move it away")
     (data_folder / NAME).rmdir()
     os.mkfifo(data_folder / NAME)
-    is_left_out("is not a regular file: move it away")
+    problem_of_the_file("is not a regular file: move it away")
     with pytest.raises(SourceError, match="is not a regular file"):
         save_entry(OWN)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_a_file_that_may_not_be_read(data_folder: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read and write every file")
+def test_file_without_read_permission_is_a_problem(data_folder: Path) -> None:
     save_entry(OWN)
     (data_folder / NAME).chmod(0)
-    is_left_out("unable to open database file")
+    problem_of_the_file("unable to open database file")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_a_disk_that_may_not_be_written(data_folder: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read and write every file")
+def test_read_only_folder_can_be_read_and_not_saved_to(data_folder: Path) -> None:
     save_entry(OWN)
     (data_folder / NAME).chmod(0o400)
     data_folder.chmod(0o500)
@@ -219,7 +219,9 @@ def test_a_disk_that_may_not_be_written(data_folder: Path) -> None:
     data_folder.chmod(0o700)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_cannot_be_created_is_an_error_only_for_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
     assert own_ids() == []
@@ -237,7 +239,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
         ("linux", "EDGEKIT_DATA", "given"),
     ],
 )
-def test_where_it_lies(
+def test_data_folder_of_each_platform(
     platform: str, variable: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("EDGEKIT_DATA", "XDG_DATA_HOME", "LOCALAPPDATA"):
@@ -246,8 +248,4 @@ def test_where_it_lies(
     if variable:
         monkeypatch.setenv(variable, str(tmp_path / "given"))
     monkeypatch.setattr(sys, "platform", platform)
-    assert data_folder_now() == tmp_path / folder
-
-
-def data_folder_now() -> Path | None:
-    return data_folder()
+    assert local.data_folder() == tmp_path / folder

@@ -1,4 +1,4 @@
-"""A catalog entry at a mix has the bill of the recorded file at that mix, to the byte."""
+"""The bill of a catalog entry at a quantisation is that of the recorded file at it, to the byte."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from edgekit.catalog.store import packaged_entries
 from edgekit.catalog.types import Entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.graph.attention import widest_rotation
-from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import EdgekitError
 from edgekit.model.types import Model
@@ -26,7 +24,7 @@ from edgekit.units import Basis
 
 FROM_HEADERS = {entry.id for entry in packaged_entries() if isinstance(entry, Entry) and entry.keys}
 RECORDED = [(row["model"], row["quant"]) for row in models() if row["model"] in FROM_HEADERS]
-ASKED: dict[str, tuple[Load, dict[str, Any]]] = {
+REQUESTS: dict[str, tuple[Load, dict[str, Any]]] = {
     "CPU": (Load(context_tokens=4096), {}),
     "CUDA": (
         Load(context_tokens=8192, flash_attention=False),
@@ -45,7 +43,7 @@ def opened(name: str) -> Model:
 
 
 def bill(model: Model, load: Load, setup: LlamaCppSetup) -> Counter[object] | str:
-    """Bytes by component, pool and layer; or what the engine says against it."""
+    """Bytes by component, pool and layer; or the engine's error message."""
     try:
         estimate = llamacpp.estimate(model, load, setup)
     except EdgekitError as error:
@@ -56,29 +54,29 @@ def bill(model: Model, load: Load, setup: LlamaCppSetup) -> Counter[object] | st
     return sums
 
 
-def questions() -> Iterator[tuple[str, str, str]]:
-    """On the CPU every other one, and so every model, and the one of its mix. Where layers are placed, the same facts
-    are read: every fourth then. With LONG all.
-    """
-    lone = [item for item in RECORDED if item[1] == "MXFP4_MOE"]
-    for request in ASKED:
+def cases() -> Iterator[tuple[str, str, str]]:
+    """A sample of the recorded files, smaller with a GPU, where the same facts are read; always the only MXFP4 one."""
+    always = [item for item in RECORDED if item[1] == "MXFP4_MOE"]
+    for request in REQUESTS:
         chosen = sampled(RECORDED, each=6 if request == "CPU" else 12)
-        yield from ((name, mix, request) for name, mix in dict.fromkeys([*chosen, *lone]))
+        yield from ((name, mix, request) for name, mix in dict.fromkeys([*chosen, *always]))
 
 
-@pytest.mark.parametrize(("name", "mix", "requested"), list(questions()))
-def test_every_line_is_that_of_the_recorded_header(name: str, mix: str, requested: str) -> None:
-    load, options = ASKED[requested]
+@pytest.mark.parametrize(("name", "mix", "requested"), list(cases()))
+def test_bill_of_an_entry_equals_the_bill_of_the_recorded_header(
+    name: str, mix: str, requested: str
+) -> None:
+    load, options = REQUESTS[requested]
     recorded = bill(engine_models()[name, mix], load, LlamaCppSetup(**options))
     assert bill(opened(name), load, LlamaCppSetup(**options, mix=mix)) == recorded
 
 
-def test_all_recorded_models_without_doubt_are_there() -> None:
+def test_recorded_models_without_doubt_are_packaged_with_keys() -> None:
     assert {row["model"] for row in models() if "doubt" not in row} <= FROM_HEADERS
     assert {"Q4_K_M", "Q8_0", "F16", "MXFP4_MOE"} == {mix for _, mix in RECORDED}
 
 
-def test_its_weights_are_exact_and_the_size_that_the_entry_states() -> None:
+def test_weights_of_an_entry_are_exact_and_equal_its_size() -> None:
     entry = find_entry("llama-3.1-8b")
     setup = LlamaCppSetup(mix="Q4_K_M")
     estimate = llamacpp.estimate(
@@ -92,14 +90,8 @@ def test_its_weights_are_exact_and_the_size_that_the_entry_states() -> None:
 
 
 @pytest.mark.parametrize("name", ["deepseek-v4-flash", "glm-5.1"])
-def test_a_quantised_cache_of_a_config_with_compressed_attention_has_a_bill(name: str) -> None:
-    """Its widths are not those of attention heads: a graph that needs them is given up, not searched for ever."""
+def test_compressed_attention_with_a_quantised_cache_has_a_bill(name: str) -> None:
+    """Its widths are not those of attention heads: building the graph must give up instead of looping."""
     q8 = cache_type("q8_0")
     load = Load(context_tokens=8192, cache_k=q8, cache_v=q8)
     assert llamacpp.estimate(opened(name), load, LlamaCppSetup(mix="Q4_K_M")).lines
-
-
-def test_widest_rotation() -> None:
-    assert [widest_rotation(width) for width in (64, 80, 192, 256, 512)] == [64, 64, 64, 256, 512]
-    with pytest.raises(NoGraphError):
-        widest_rotation(0)

@@ -1,4 +1,4 @@
-"""What is packaged is what the tool makes of headers and configs."""
+"""tools/catalog.py makes the packaged entries from headers and configs."""
 
 from __future__ import annotations
 
@@ -43,41 +43,43 @@ def tool() -> Any:
 @pytest.mark.parametrize(
     "name", ["qwen3-8b", "gpt-oss-20b", "deepseek-v2-lite", "granite-4-h-tiny", "qwen2.5-1.5b"]
 )
-def test_some_headers(name: str) -> None:
+def test_header_entry_equals_the_packaged_entry(name: str) -> None:
     rows = [row for row in models() if row["model"] == name]
     made, packaged = tool().header_entry(name, rows, DATA / "headers"), find_entry(name)
     for field in FROM_HEADERS:
         assert getattr(made, field) == getattr(packaged, field), field
 
 
-def test_everything_is_there_and_every_fortieth_is_made_again() -> None:
-    """With LONG every third."""
+def test_entries_of_makes_the_packaged_lines_again() -> None:
+    """Every fortieth entry; in the long run every third."""
     if not (TRUTH / "models.json").exists():
         pytest.skip(SKIPPED)
-    named = {row["model"] for row in models() if "doubt" not in row} | set(tool().CONFIGS.values())
+    expected = {row["model"] for row in models() if "doubt" not in row} | set(
+        tool().CONFIGS.values()
+    )
     packaged = PATH.read_text(encoding="utf-8").splitlines()
-    assert {read_record(line, where="").id for line in packaged} == named | set(tool().ALIKE)
-    again = set(sorted(named)[:: 3 if LONG else 40])
-    made = [item for item in tool().entries_of(TRUTH, again) if isinstance(item, Entry)]
+    assert {read_record(line, where="").id for line in packaged} == expected | set(tool().ALIKE)
+    sample = set(sorted(expected)[:: 3 if LONG else 40])
+    made = [item for item in tool().entries_of(TRUTH, sample) if isinstance(item, Entry)]
     lines = [record_of(entry) for entry in tool().documented(made, [])]
-    assert len(lines) == len(again)
+    assert len(lines) == len(sample)
     assert set(lines) <= set(packaged)
 
 
-def test_the_kept_part_of_a_config_has_the_bills_of_the_whole() -> None:
+def test_stored_part_of_a_config_has_the_bills_of_the_whole_config() -> None:
+    """The geometry of every entry; the bills of every tenth, in the long run of all."""
     if not (TRUTH / "configs").exists():
         pytest.skip(SKIPPED)
-    """Of every tenth, or with LONG of every one; but all have its geometry."""
     configs = tool()._configs(TRUTH)
     by_id = {name: stem for stem, name in tool().CONFIGS.items()}
-    load, compared = Load(context_tokens=2048), 0
-    for place, entry in enumerate(packaged_entries()):
+    load, comparisons = Load(context_tokens=2048), 0
+    for index, entry in enumerate(packaged_entries()):
         assert isinstance(entry, Entry)
         if not entry.config or entry.id in tool().ALIKE:
             continue
         whole = open_config(configs[by_id[entry.id]]["config"], label=entry.id).model
         assert open_entry(entry, "vllm").model.geometry == whole.geometry
-        for engine in engine_names() if LONG or place % 10 == 0 else ():
+        for engine in engine_names() if LONG or index % 10 == 0 else ():
             bills: list[object] = []
             for model in (whole, open_config(entry.config, label=entry.id).model):
                 try:
@@ -86,11 +88,11 @@ def test_the_kept_part_of_a_config_has_the_bills_of_the_whole() -> None:
                 except EdgekitError as error:
                     bills.append(str(error))
             assert bills[0] == bills[1], (entry.id, engine)
-            compared += 1
-    assert compared > (300 if LONG else 30)
+            comparisons += 1
+    assert comparisons > (300 if LONG else 30)
 
 
-def test_models_of_the_same_shape_are_made_from_their_counterparts() -> None:
+def test_alike_entries_are_the_packaged_entries() -> None:
     packaged = {item.id: item for item in packaged_entries() if isinstance(item, Entry)}
     made = tool().alike_entries(packaged.values())
     assert {entry.id for entry in made} == set(tool().ALIKE)
@@ -98,8 +100,8 @@ def test_models_of_the_same_shape_are_made_from_their_counterparts() -> None:
         assert record_of(entry) == record_of(packaged[entry.id])
 
 
-def test_models_of_the_same_shape_have_the_published_numbers() -> None:
-    """Numbers of their own configs, by llmfit, litgpt and transformers: tests/data/README.md."""
+def test_alike_entries_have_the_published_numbers() -> None:
+    """The numbers that llmfit, litgpt and transformers publish for their configs: tests/data/README.md."""
     rows = json.loads((DATA / "alike.json").read_text(encoding="utf-8"))
     by_repository = {row.repository: name for name, row in tool().ALIKE.items()}
     assert by_repository.keys() - {row["repository"] for row in rows} == {
@@ -109,7 +111,7 @@ def test_models_of_the_same_shape_have_the_published_numbers() -> None:
         entry = find_entry(by_repository[row["repository"]])
         geometry = open_entry(entry, "llama.cpp").model.geometry
         attention = next(
-            one for layer in geometry.layers if isinstance(one := layer.mixer, Attention)
+            mixer for layer in geometry.layers if isinstance(mixer := layer.mixer, Attention)
         )
         result = {
             "context": entry.native_context,
@@ -123,19 +125,19 @@ def test_models_of_the_same_shape_have_the_published_numbers() -> None:
         assert result == {key: row[key] for key in result}, entry.id
         if "vision" not in {kind.value for kind in entry.kinds}:  # towers are not counted here
             assert entry.parameters is not None
-            more = entry.parameters - row["parameters"]
-            assert more in {0, 64}, entry.id  # rope_freqs, which a GGUF of Llama 3.1 has
+            extra = entry.parameters - row["parameters"]
+            assert extra in {0, 64}, entry.id  # rope_freqs, which a GGUF of Llama 3.1 has
 
 
-def test_what_nothing_reads_is_not_kept() -> None:
+def test_needed_config_drops_keys_that_nothing_reads() -> None:
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
         "max_position_embeddings": 512, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
         "bos_token_id": 1, "transformers_version": "4.40.0", "initializer_range": 0.02, "_name_or_path": "/home/me",
     }  # fmt: skip
-    kept = needed_config(config)
-    assert config.keys() - kept.keys() == {
+    needed = needed_config(config)
+    assert config.keys() - needed.keys() == {
         "bos_token_id", "transformers_version", "initializer_range", "_name_or_path",
     }  # fmt: skip
-    assert kept.items() <= config.items()
+    assert needed.items() <= config.items()

@@ -1,4 +1,4 @@
-"""Names of models: their ids and families."""
+"""Names of models: ids, families, spellings and quantisations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekit.errors import NotFoundError
 
 
 @pytest.mark.parametrize(
-    ("label", "name"),
+    ("label", "expected"),
     [
         ("unsloth/Qwen3-8B-GGUF:Q4_K_M", "qwen3-8b"),
         ("Qwen/Qwen3-8B", "qwen3-8b"),
@@ -28,12 +28,12 @@ from edgekit.errors import NotFoundError
         ("...", "model"),
     ],
 )  # fmt: skip
-def test_ids(label: str, name: str) -> None:
-    assert id_of(label) == name
+def test_id_of(label: str, expected: str) -> None:
+    assert id_of(label) == expected
 
 
 @given(st.text(max_size=300) | st.text("ab.", min_size=195, max_size=205))
-def test_every_label_gives_an_id(label: str) -> None:
+def test_id_of_any_label_is_an_id(label: str) -> None:
     assert is_id(id_of(label))
 
 
@@ -54,11 +54,8 @@ def test_every_label_gives_an_id(label: str) -> None:
         ("8b", "8b"),
     ],
 )
-def test_families(name: str, family: str) -> None:
+def test_family_of(name: str, family: str) -> None:
     assert family_of(name) == family
-
-
-# --- spellings and quantisations
 
 
 @pytest.mark.parametrize(
@@ -75,11 +72,11 @@ def test_families(name: str, family: str) -> None:
         ("phi4:latest", "phi-4"),
     ],
 )
-def test_find_entry_knows_every_spelling(name: str, entry: str) -> None:
+def test_find_entry_knows_common_spellings(name: str, entry: str) -> None:
     assert find_entry(name).id == entry
 
 
-def test_find_entry_finds_every_entry_by_spaces_capitals_and_underscores() -> None:
+def test_find_entry_accepts_spaces_capitals_and_underscores() -> None:
     catalog = read_catalog()
     for entry in catalog.entries:
         for name in (entry.id.replace("-", " ").upper(), entry.id.replace("-", "_")):
@@ -94,7 +91,7 @@ def test_find_entry_does_not_guess_another_model(name: str) -> None:
         find_entry(name)
 
 
-def test_find_entry_suggests_ids_that_can_be_typed() -> None:
+def test_find_entry_suggests_similar_ids() -> None:
     with pytest.raises(NotFoundError) as caught:
         find_entry("gpt oss")
     assert set(caught.value.candidates) >= {"gpt-oss-20b", "gpt-oss-120b"}
