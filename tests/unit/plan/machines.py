@@ -1,4 +1,4 @@
-"""Machines in whole GiB, for tests that are checked on paper."""
+"""Machines with whole GiB of memory, so that the arithmetic of a test can be checked by hand."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def cards(*gib: float, ram: int | None = 64, system: System = System.LINUX) -> M
             Device(
                 name=f"{size} GiB card",
                 vendor=Vendor.NVIDIA,
-                index=place,
+                index=index,
                 total_bytes=int(size * GIB),
                 free_bytes=int(size * GIB),
                 capability=(8, 9),
             )
-            for place, size in enumerate(gib)
+            for index, size in enumerate(gib)
         ),
     )
 

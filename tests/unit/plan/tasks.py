@@ -1,4 +1,4 @@
-"""Tasks for tests that are checked on paper: recorded models, machines in whole GiB, plain bandwidths."""
+"""Tasks from recorded models on machines with whole GiB and round bandwidths, to be checked by hand."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from tests.recorded import config_header, engine_models, rows
 
-from edgekit.bill.types import Load, Task, Variant
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Task, Variant
 from edgekit.engines import engine_named
 from edgekit.engines.choices import as_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode, Rules
-from edgekit.machine.types import Machine
+from edgekit.machine.types import HOST, Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.choice import for_users
@@ -32,13 +32,38 @@ def of_config(name: str) -> Model:
     return Model(header=header, geometry=read_geometry(header))
 
 
+def task_for(model: Model, machine: Machine, engine: str = "llama.cpp", **more: Any) -> Task:
+    """The model as it is, on a machine."""
+    return Task(model=model, engine=engine, machine=machine, **more)
+
+
+def linear_bill(bytes_per_token: int, fixed_bytes: int = 0) -> Any:
+    """A bill that is a straight line over the context."""
+
+    def bill(load: Load, _: Any) -> MemoryEstimate:
+        lines = (
+            (Component.KV_CACHE, (load.context_tokens or 0) * bytes_per_token),
+            (Component.WEIGHTS, fixed_bytes),
+        )
+        return MemoryEstimate(
+            engine="llama.cpp",
+            backend="cpu",
+            lines=tuple(
+                MemoryLine(component=component, size_bytes=size, pool=HOST)
+                for component, size in lines
+            ),
+        )
+
+    return bill
+
+
 def one_file(name: str, machine: Machine, context: int | None = None, **more: Any) -> Task:
-    """A Q4_K_M and nothing else to choose from."""
+    """The Q4_K_M file as the only choice."""
     return _task(name, as_named(gguf(name)), machine, "llama.cpp", context, **more)
 
 
 def any_mix(name: str, machine: Machine, context: int | None = None, **more: Any) -> Task:
-    """Whatever llama-quantize could make of it."""
+    """Every quantisation that llama-quantize could make of the model."""
     return _task(name, at_mixes(gguf(name, "F16")), machine, "llama.cpp", context, **more)
 
 
@@ -71,7 +96,7 @@ def _task(
 
 
 def rated(machine: Machine, *, host: int = 60, card: int = 500) -> Machine:
-    """With bandwidths in GB/s: without them nobody knows what is quick enough."""
+    """The machine with bandwidths in GB/s; without them no speed is known."""
     memory = machine.host and replace(machine.host, bandwidth_bytes_per_s=host * 10**9)
     devices = tuple(
         replace(device, bandwidth_bytes_per_s=card * 10**9) for device in machine.devices
@@ -80,11 +105,11 @@ def rated(machine: Machine, *, host: int = 60, card: int = 500) -> Machine:
 
 
 def billed(name: str, load: Load, **setup: Any) -> int:
-    """The whole bill of llama-server, straight from the engine's rules."""
+    """Total bytes of llama-server, straight from the engine's rules."""
     request = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CPU, rules=Rules.V0_5, **setup)
     return llamacpp.estimate(gguf(name), load, request).total_bytes
 
 
 def is_within(plan: Plan) -> bool:
-    """No memory is used beyond what is usable."""
+    """Whether every memory of the plan stays within what is usable."""
     return all(use.required_bytes <= use.budget.available_bytes for use in plan.result.uses)

@@ -1,4 +1,4 @@
-"""A name that is found nowhere: judged by the size and the quantisation that it states."""
+"""plan/assumed.py: a model of which only the name is known, by the size and quantisation in it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from edgekit.models import can_load, model_preflight
 from edgekit.plan.assumed import AssumedModel, assumed_estimate, bits_of, from_name
 from edgekit.units import GIB, Basis
 
+BILLION = 10**9
+ENGINE = "llama.cpp"
 NAME = "13B at Q5_K_M"
 WEIGHTS = 13 * 10**9 * 5.69 / 8  # the mix's bits per weight
 OVERHEAD = 2.5 * GIB  # of 10 to 30 billion parameters
@@ -26,18 +28,18 @@ CACHE_TOKEN = 40 * 2 * 10 * 128 * 2  # phi-3-medium: 40 layers, K and V of 10 he
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Port 9 of this machine: nobody listens."""
+    """Port 9 of loopback refuses connections."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
 
 
-def judged(name: str = NAME, **more: Any) -> Verdict:
+def preflight(name: str = NAME, **more: Any) -> Verdict:
     return model_preflight(name, context=16_384, **more)
 
 
 @pytest.mark.parametrize("name", [NAME, "Llama-13B-Q5_K_M", "llama-13b-q5_k_m", "13B Q5_K_M"])
-def test_model_preflight_adds_up_a_bare_name(name: str) -> None:
-    result = judged(name, ram="32G")
+def test_preflight_of_a_bare_name_adds_weights_cache_and_overhead(name: str) -> None:
+    result = preflight(name, ram="32G")
     bill = result.estimate
     assert bill.weights_bytes == pytest.approx(WEIGHTS, rel=1e-6)
     assert bill.kv_cache_bytes == 16_384 * CACHE_TOKEN
@@ -53,9 +55,9 @@ def test_model_preflight_adds_up_a_bare_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("ram", "status"), [("24G", "PASSED"), ("20G", "WARNING"), ("16G", "FAILED")]
 )
-def test_model_preflight_judges_an_assumed_bill_by_70_and_85_percent(ram: str, status: str) -> None:
-    """14.2 GiB: 8.6 of weights, 3.1 of cache at f16 and 2.5; 62, 75 and 95 % of what is left after 1 GiB."""
-    result = judged(ram=ram, options={"type_k": "f16", "type_v": "f16"})
+def test_preflight_judges_an_assumed_bill_by_70_and_85_percent(ram: str, status: str) -> None:
+    """14.2 GiB = 8.6 weights + 3.1 f16 cache + 2.5 overhead: 62, 75 and 95 % of the RAM less 1 GiB."""
+    result = preflight(ram=ram, options={"type_k": "f16", "type_v": "f16"})
     assert f"{result.required_gb:.1f}" == "14.2"
     assert result.status.name == status
 
@@ -63,24 +65,24 @@ def test_model_preflight_judges_an_assumed_bill_by_70_and_85_percent(ram: str, s
 @pytest.mark.parametrize(
     "flags", [("--mix", "Q8_0"), ("-md", "sample:gemma-3-27b"), ("--mmproj", "sample:gemma-3-27b")]
 )
-def test_check_refuses_what_a_bare_name_cannot_be_billed_with(
+def test_check_of_a_bare_name_rejects_flags_that_need_a_model(
     flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", NAME, *flags, "--ram", "32G"]) == 2
     assert re.search(rf"{flags[0]}\S* does not apply to '{NAME}'", capsys.readouterr().err)
 
 
-def test_an_assumed_bill_is_divided_among_cards_and_host() -> None:
-    alone, both = judged(ram="32G"), judged(ram="32G", vram="10G,10G")
-    part = judged(ram="32G", vram="10G")
-    assert both.estimate.total_bytes == alone.estimate.total_bytes
-    assert part.estimate.total_bytes == alone.estimate.total_bytes
-    assert [pool.label for pool in both.estimate.pools] == ["device", "device 1"]
-    assert [pool.label for pool in part.estimate.pools] == ["device", "host"]
-    assert part.can_load
+def test_assumed_bill_is_divided_among_cards_and_ram() -> None:
+    in_ram, on_two_cards = preflight(ram="32G"), preflight(ram="32G", vram="10G,10G")
+    partly_on_a_card = preflight(ram="32G", vram="10G")
+    assert on_two_cards.estimate.total_bytes == in_ram.estimate.total_bytes
+    assert partly_on_a_card.estimate.total_bytes == in_ram.estimate.total_bytes
+    assert [pool.label for pool in on_two_cards.estimate.pools] == ["device", "device 1"]
+    assert [pool.label for pool in partly_on_a_card.estimate.pools] == ["device", "host"]
+    assert partly_on_a_card.can_load
 
 
-def test_check_marks_what_is_assumed_and_prints_no_command(
+def test_check_of_a_bare_name_is_marked_assumed_and_has_no_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["check", NAME, "--ram", "32G"]) == 0
@@ -93,39 +95,34 @@ def test_check_marks_what_is_assumed_and_prints_no_command(
     assert (output["basis"], output["command"]) == ("assumed", None)
 
 
-def test_a_name_alone_says_nothing_about_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert judged(ram="32G").speed is None
+def test_bare_name_has_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight(ram="32G").speed is None
     main(["check", NAME, "--ram", "32G", "--why"])
     assert "tokens/s" not in capsys.readouterr().out
 
 
-def test_vllm_is_not_judged_by_a_name() -> None:
+def test_bare_name_is_refused_for_vllm() -> None:
     with pytest.raises(RefusedError, match="give a repository"):
-        judged(engine="vllm", device="RTX 4090")
+        preflight(engine="vllm", device="RTX 4090")
 
 
 @pytest.mark.parametrize("name", ["13B", "no-such-model-Q4_K_M", "no-such-13B-Q4_K_M.gguf"])
-def test_a_name_without_size_and_quantisation_is_not_found(name: str) -> None:
+def test_name_without_size_and_quantisation_is_not_found(name: str) -> None:
     with pytest.raises(NotFoundError):
-        judged(name, ram="32G")
+        preflight(name, ram="32G")
 
 
-def test_a_name_with_a_tag_is_not_judged_by_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model and its quantisation, of Ollama's or of the catalog: a guess would look like its answer."""
-    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
+def test_unknown_name_with_a_tag_is_not_estimated() -> None:
+    """NAME:TAG is a model of Ollama or of the catalog: an estimate would look like the figures of that model."""
     with pytest.raises(EdgekitError, match="acme-9b:Q8_0"):
-        judged("acme-9b:Q8_0", ram="32G")
+        preflight("acme-9b:Q8_0", ram="32G")
 
 
-def test_plan_and_can_load_need_more_than_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_can_load_of_a_bare_name_find_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", NAME, "--ram", "32G"]) == NotFoundError.exit_code
     assert "model not found" in capsys.readouterr().err
     with pytest.raises(NotFoundError):
         can_load(NAME, ram="32G")
-
-
-BILLION = 10**9
-ENGINE = "llama.cpp"
 
 
 @pytest.mark.parametrize(
@@ -143,14 +140,16 @@ ENGINE = "llama.cpp"
         ("Ling-1T", 1000 * BILLION, False),
         ("OLMoE-1B-7B", 7 * BILLION, True),
         ("Llama-3.2-3B-Instruct-4bit", 3 * BILLION, False),
-        ("Qwen2.5-7B-Instruct-1M", 7 * BILLION, False),  # a window of a million tokens
+        ("Qwen2.5-7B-Instruct-1M", 7 * BILLION, False),  # 1M is the context length
         ("Falcon3-10B-Instruct-1.58bit", 10 * BILLION, False),
         ("/models/tinyllama-1.1b-chat-v1.0.Q8_0.gguf", 11 * BILLION // 10, False),
     ],
 )
-def test_sizes_in_names(name: str, parameters: int, *, experts: bool) -> None:
-    named = from_name(name)
-    assert (named.parameters, named.has_experts) == (parameters, experts)
+def test_from_name_reads_the_number_of_parameters(
+    name: str, parameters: int, *, experts: bool
+) -> None:
+    model = from_name(name)
+    assert (model.parameters, model.has_experts) == (parameters, experts)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_sizes_in_names(name: str, parameters: int, *, experts: bool) -> None:
         "x" * 10_000,
     ],
 )
-def test_a_name_without_a_size_is_told_what_to_do(name: str) -> None:
+def test_from_name_without_a_size_is_an_error(name: str) -> None:
     with pytest.raises(
         UsageError, match=r"does not state the number of parameters.*give the model's files"
     ):
@@ -175,12 +174,12 @@ def test_a_name_without_a_size_is_told_what_to_do(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("gemma-3n-E4B-it", "E4B"),  # effective: it has nearly seven
-        ("llama-4-scout-17b-16e", "17b"),  # active: it has 109
+        ("gemma-3n-E4B-it", "E4B"),  # effective parameters: it has nearly 7B
+        ("llama-4-scout-17b-16e", "17b"),  # active parameters: it has 109B
         ("Qwen3-Next-A3B", "A3B"),
     ],
 )
-def test_a_part_of_the_parameters_is_not_taken_for_all(name: str, part: str) -> None:
+def test_from_name_rejects_active_and_effective_parameters(name: str, part: str) -> None:
     with pytest.raises(UsageError, match=f"{part} counts only some"):
         from_name(name)
 
@@ -194,26 +193,26 @@ def test_a_part_of_the_parameters_is_not_taken_for_all(name: str, part: str) -> 
         ("Qwen3-8B-BF16", 16.0),
         ("Qwen3-8B-4bit", 4.5),
         ("Qwen3-8B-MLX-8bit", 8.5),
-        ("Qwen3-8B", 16.0),  # nothing is said
+        ("Qwen3-8B", 16.0),  # no quantisation in the name
     ],
 )
-def test_bits_in_names(name: str, bits: float) -> None:
+def test_from_name_reads_the_bits_per_weight(name: str, bits: float) -> None:
     assert from_name(name).bits_per_weight == bits
 
 
-def test_a_mix_that_is_asked_for_goes_before_the_one_in_the_name() -> None:
+def test_from_name_prefers_the_requested_quantisation() -> None:
     assert from_name("Qwen3-8B-Q8_0", mix="Q4_K_M").bits_per_weight == 4.85
     with pytest.raises(UsageError, match="unknown quantisation 'Q4_K_XXL'"):
         from_name("Qwen3-8B", mix="Q4_K_XXL")
 
 
 @pytest.mark.parametrize("method", ["AWQ", "GPTQ-Int4", "FP8"])
-def test_packed_weights_cannot_be_told_from_a_name(method: str) -> None:
+def test_from_name_rejects_methods_that_quantise_only_some_weights(method: str) -> None:
     with pytest.raises(UsageError, match="quantises only some of the weights"):
         from_name(f"Qwen3-8B-{method}")
 
 
-def of_size(parameters: int, *, experts: bool = False) -> AssumedModel:
+def assumed_model(parameters: int, *, experts: bool = False) -> AssumedModel:
     return AssumedModel(
         name="x",
         parameters=parameters,
@@ -223,7 +222,7 @@ def of_size(parameters: int, *, experts: bool = False) -> AssumedModel:
     )
 
 
-def overhead(model: AssumedModel, *, wired: bool = False) -> int:
+def overhead_bytes(model: AssumedModel, *, wired: bool = False) -> int:
     return assumed_estimate(model, Load(), engine=ENGINE, wired=wired).of(Component.RUNTIME)
 
 
@@ -238,15 +237,19 @@ def overhead(model: AssumedModel, *, wired: bool = False) -> int:
         (700 * BILLION, True, 30),
     ],
 )
-def test_overhead_goes_by_size(parameters: int, *, experts: bool, tenths: int) -> None:
-    model = of_size(parameters, experts=experts)
-    assert overhead(model) == -(-tenths * GIB // 10)
-    assert overhead(model) == overhead(model, wired=engine_named("vllm").wires_memory)
-    assert overhead(model, wired=engine_named("mlx").wires_memory) == -(-tenths * 115 * GIB // 1000)
+def test_overhead_by_size_experts_and_wired_memory(
+    parameters: int, *, experts: bool, tenths: int
+) -> None:
+    model = assumed_model(parameters, experts=experts)
+    assert overhead_bytes(model) == -(-tenths * GIB // 10)
+    assert overhead_bytes(model) == overhead_bytes(model, wired=engine_named("vllm").wires_memory)
+    assert overhead_bytes(model, wired=engine_named("mlx").wires_memory) == -(
+        -tenths * 115 * GIB // 1000
+    )
 
 
-def test_weights_are_parameters_times_bits_and_more_for_experts() -> None:
-    plain, routed = of_size(8 * BILLION), of_size(8 * BILLION, experts=True)
+def test_weights_are_parameters_times_bits_plus_5_percent_with_experts() -> None:
+    plain, routed = assumed_model(8 * BILLION), assumed_model(8 * BILLION, experts=True)
     assert assumed_estimate(plain, Load(), engine=ENGINE).weights_bytes == 8 * BILLION * 9 // 16
     assert (
         assumed_estimate(routed, Load(), engine=ENGINE).weights_bytes
@@ -254,7 +257,7 @@ def test_weights_are_parameters_times_bits_and_more_for_experts() -> None:
     )
 
 
-def test_a_name_has_no_cache_and_says_so() -> None:
+def test_estimate_without_a_geometry_notes_the_missing_cache() -> None:
     bill = assumed_estimate(
         from_name("Qwen3-8B-Q4_K_M"), Load(context_tokens=32_768), engine=ENGINE
     )
@@ -281,7 +284,7 @@ CONFIG: dict[str, Any] = {
 PARAMETERS = 2 * 1000 * 256 + 2 * (256 * (256 + 128 + 128 + 256) + 3 * 256 * 512) + 5 * 256
 
 
-def of_config(load: Load, mix: str = "Q8_0", **changes: Any) -> MemoryEstimate:
+def estimate_of_config(load: Load, mix: str = "Q8_0", **changes: Any) -> MemoryEstimate:
     model = AssumedModel(
         name="of a config",
         parameters=PARAMETERS,
@@ -293,23 +296,23 @@ def of_config(load: Load, mix: str = "Q8_0", **changes: Any) -> MemoryEstimate:
     return assumed_estimate(model, load, engine=ENGINE)
 
 
-def test_assumed_estimate_of_a_geometry_counts_the_cache() -> None:
-    bill = of_config(Load(context_tokens=512))
+def test_estimate_with_a_geometry_counts_the_cache() -> None:
+    bill = estimate_of_config(Load(context_tokens=512))
     assert bill.weights_bytes == -(-PARAMETERS * 34 // 32)
     assert bill.kv_cache_bytes == 512 * 2 * (128 + 128) * 2
     assert bill.notes == ()
     assert bill.basis is Basis.ASSUMED
 
 
-def test_the_cache_follows_window_type_and_native_context() -> None:
-    assert of_config(Load()).kv_cache_bytes == 1024 * 2 * 256 * 2
+def test_cache_follows_native_context_cache_type_and_sliding_window() -> None:
+    assert estimate_of_config(Load()).kv_cache_bytes == 1024 * 2 * 256 * 2
     q8 = Load(cache_k=cache_type("q8_0"), cache_v=cache_type("q8_0"))
-    assert of_config(q8).kv_cache_bytes == 1024 * 2 * 256 * 34 // 32
-    sliding = of_config(Load(), model_type="mistral", sliding_window=256)
+    assert estimate_of_config(q8).kv_cache_bytes == 1024 * 2 * 256 * 34 // 32
+    sliding = estimate_of_config(Load(), model_type="mistral", sliding_window=256)
     assert sliding.kv_cache_bytes == 256 * 2 * 256 * 2
 
 
-def test_states_are_held_for_each_sequence() -> None:
+def test_recurrent_state_is_counted_for_each_sequence() -> None:
     mamba: dict[str, Any] = {
         "model_type": "mamba2",
         "num_heads": 8,
@@ -319,11 +322,11 @@ def test_states_are_held_for_each_sequence() -> None:
         "conv_kernel": 4,
         "expand": 2,
     }
-    bill = of_config(Load(sequences=3), **mamba)
+    bill = estimate_of_config(Load(sequences=3), **mamba)
     states = 2 * (3 * (512 + 2 * 16) + 16 * 512)
     assert bill.of(Component.STATE) == 3 * 4 * states
 
 
-def test_a_number_of_parameters_that_makes_no_sense() -> None:
+def test_from_name_rejects_an_impossible_number_of_parameters() -> None:
     with pytest.raises(UsageError, match="invalid parameter count"):
         from_name("Giant-9999T-Q4_K_M")

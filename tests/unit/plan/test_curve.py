@@ -1,4 +1,4 @@
-"""Memory against context: the exact bill at each point, and the longest context that the verdict knows too."""
+"""plan/curve.py: memory against context, and the longest context of each cache type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.unit.plan.test_verdict import per_token
+from tests.unit.plan.tasks import linear_bill
 from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 
 from edgekit.bill.types import Load, MemoryEstimate, Start, Task, cache_type, covered_bytes
@@ -36,7 +36,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
 }
 
 
-ON_THE_CPU = ["f16", "q8_0", "q8_0 + q5_1", "q8_0 + q4_0", "q4_0"]
+CPU_CACHES = ["f16", "q8_0", "q8_0 + q5_1", "q8_0 + q4_0", "q4_0"]
 
 
 @cache
@@ -46,70 +46,70 @@ def plan_of(name: str) -> Plan:
 
 @cache
 def curves_of(name: str) -> tuple[Curve, ...]:
-    """Of that plan, once for all tests that look at them."""
+    """The curves of that plan, computed once for all tests."""
     return plan_curves(plan_of(name))
 
 
-def test_a_straight_bill_is_a_straight_curve() -> None:
-    # 15 GiB may be used: 15,360 tokens at 1 MiB each, a multiple of 256
+def test_curves_of_a_linear_bill_are_straight() -> None:
+    # 15 GiB usable: 15,360 tokens at 1 MiB each, a multiple of 256
     model = gguf("llama-3.1-8b")
-    question = Task(model=model, engine="llama.cpp", machine=cpu(16), bill=per_token(MIB))
-    placement = judge(question).way
-    result = curves(question, placement)
-    assert [curve.cache for curve in result] == ON_THE_CPU
+    task = Task(model=model, engine="llama.cpp", machine=cpu(16), bill=linear_bill(MIB))
+    placement = judge(task).way
+    result = curves(task, placement)
+    assert [curve.cache for curve in result] == CPU_CACHES
     for curve in result:
         assert (curve.longest, curve.native, curve.budget_bytes) == (15_360, 131_072, 15 * GIB)
         assert all(point.required_bytes == point.tokens * MIB for point in curve.points)
 
 
-def test_every_cache_of_the_engine() -> None:
+def test_curves_of_every_cache_type_of_the_engine() -> None:
     names = {
         name: [curve.cache for curve in curves_of(name)] for name in ("q8_0", "cpu", "vllm", "mlx")
     }
-    assert names["q8_0"] == ["f16", "q8_0", "q4_0"]  # whatever the plan chose
-    assert names["cpu"] == ON_THE_CPU
+    assert names["q8_0"] == ["f16", "q8_0", "q4_0"]  # not only the one that the plan chose
+    assert names["cpu"] == CPU_CACHES
     assert names["vllm"] == ["auto", "fp8"]
     assert names["mlx"] == ["16 bit", "8 bit", "4 bit"]
 
 
-def test_a_cache_that_was_asked_for_is_drawn_beside_the_usual_ones() -> None:
+def test_curves_include_a_requested_cache_type() -> None:
     model, kind = gguf("llama-3.1-8b"), cache_type("q5_1")
-    question = Task(
+    task = Task(
         model=model, engine="llama.cpp", machine=cards(24), load=Load(cache_k=kind, cache_v=kind)
     )
-    placement = judge(question).way
-    result = curves(question, placement, points=2)
+    placement = judge(task).way
+    result = curves(task, placement, points=2)
     assert [curve.cache for curve in result] == ["f16", "q8_0", "q4_0", "q5_1"]
     last = result[-1].points[-1]
-    load = replace(question.load, context_tokens=last.tokens)
+    load = replace(task.load, context_tokens=last.tokens)
     bill = engine_named("llama.cpp").estimate(model, load, placement.setup)
     assert last.required_bytes == bill.in_pool(PoolKind.DEVICE)
 
 
 @pytest.mark.parametrize(
-    ("make", "setup", "names"),
+    ("engine", "setup", "names"),
     [
         ("vllm", {"kv_cache_dtype": "bfloat16"}, ["auto", "fp8", "bfloat16"]),
         ("vllm", {"kv_cache_dtype": "fp8"}, ["auto", "fp8"]),
         ("mlx", {"kv_bits": 6}, ["16 bit", "8 bit", "4 bit", "6 bit"]),
     ],
 )
-def test_so_is_one_that_is_part_of_the_setup(
-    make: str, setup: dict[str, Any], names: list[str]
+def test_curves_include_the_cache_type_of_the_setup(
+    engine: str, setup: dict[str, Any], names: list[str]
 ) -> None:
-    plan = plan_of(make)
+    plan = plan_of(engine)
     placement = replace(plan.result.way, setup=replace(plan.result.way.setup, **setup))
-    question = Task(
+    task = Task(
         model=plan.variant.model,
-        engine=make,
+        engine=engine,
         machine=plan.task.machine,
         start=Start(setup=placement.setup, fixed_flags=frozenset(setup)),
     )
-    assert [curve.cache for curve in curves(question, placement, points=2)] == names
+    assert [curve.cache for curve in curves(task, placement, points=2)] == names
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_points_go_from_nothing_to_the_native_window(name: str) -> None:
+def test_points_reach_from_256_tokens_to_the_native_context(name: str) -> None:
     for curve in curves_of(name):
         tokens = [point.tokens for point in curve.points]
         assert tokens == sorted(set(tokens))
@@ -120,19 +120,18 @@ def test_points_go_from_nothing_to_the_native_window(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_points_are_the_engines_own_bill(name: str) -> None:
-    """Of the most accurate cache: what the plan's own engine takes of the memory that decides."""
+def test_points_equal_the_bill_of_the_engine(name: str) -> None:
+    """For the most accurate cache type, in the memory that limits the context."""
     plan, curve = plan_of(name), curves_of(name)[0]
-    every: dict[str, dict[str, Any]] = {
+    most_accurate: dict[str, dict[str, Any]] = {
         "vllm": {"kv_cache_dtype": "auto"},
         "mlx": {"kv_bits": None},
     }
-    own = every.get(plan.task.engine, {})
-    setup = replace(plan.result.way.setup, **own)
+    setup = replace(plan.result.way.setup, **most_accurate.get(plan.task.engine, {}))
     budget = next(
-        one
-        for place, one in enumerate(plan.result.way.budgets)
-        if curve.memory in {one.name, f"{one.name} #{place}"}
+        budget
+        for index, budget in enumerate(plan.result.way.budgets)
+        if curve.memory in {budget.name, f"{budget.name} #{index}"}
     )
     for point in curve.points[:: POINTS // 4]:
         load = replace(plan.load, context_tokens=point.tokens, cache_k=None, cache_v=None)
@@ -142,25 +141,25 @@ def test_the_points_are_the_engines_own_bill(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_line_is_crossed_behind_the_longest(name: str) -> None:
-    """Of the first cache that ends before the native window: usable up to there, beyond it after."""
-    ending = next((curve for curve in curves_of(name) if 0 < curve.longest < curve.native), None)
-    if ending is None:
+def test_budget_is_exceeded_only_beyond_the_longest_context(name: str) -> None:
+    """Checked with the first cache type whose longest context is below the native one."""
+    limited = next((curve for curve in curves_of(name) if 0 < curve.longest < curve.native), None)
+    if limited is None:
         assert all(curve.longest == curve.native for curve in curves_of(name))
         return
-    limit = ending.budget_bytes
-    sizes = {point.tokens: point.required_bytes for point in ending.points}
-    assert sizes[ending.longest] <= limit
-    assert sizes[ending.native] > limit
+    limit = limited.budget_bytes
+    sizes = {point.tokens: point.required_bytes for point in limited.points}
+    assert sizes[limited.longest] <= limit
+    assert sizes[limited.native] > limit
 
 
-def test_the_longest_is_that_of_the_verdict() -> None:
+def test_longest_context_equals_that_of_the_verdict() -> None:
     f16, q8_0, _ = curves_of("card")
     assert f16.longest == plan_of("card").result.max_context
     assert q8_0.longest == plan_of("q8_0").result.max_context > f16.longest
 
 
-def test_a_smaller_cache_never_costs_more_on_llama_cpp() -> None:
+def test_smaller_cache_types_never_need_more_memory_on_llama_cpp() -> None:
     for name in ("cpu", "card", "layers on the host", "two cards"):
         result = curves_of(name)
         for larger, smaller in pairwise(result):
@@ -170,27 +169,27 @@ def test_a_smaller_cache_never_costs_more_on_llama_cpp() -> None:
             assert all(point.required_bytes <= sizes[point.tokens] for point in common)
 
 
-def test_a_cache_that_the_engine_refuses_is_left_out() -> None:
+def test_curves_leave_out_a_refused_cache_type() -> None:
     def bill(load: Load, setup: Any) -> MemoryEstimate:
         if load.cache_k is not None and load.cache_k.name == "q8_0":
             raise RefusedError("its heads are no multiple of 32")
-        result: MemoryEstimate = per_token(MIB)(load, setup)
+        result: MemoryEstimate = linear_bill(MIB)(load, setup)
         return result
 
-    question = Task(model=gguf("qwen3-0.6b"), engine="llama.cpp", machine=cpu(16), bill=bill)
-    placement = judge(question).way
-    assert [curve.cache for curve in curves(question, placement)] == ["f16", "q4_0"]
+    task = Task(model=gguf("qwen3-0.6b"), engine="llama.cpp", machine=cpu(16), bill=bill)
+    placement = judge(task).way
+    assert [curve.cache for curve in curves(task, placement)] == ["f16", "q4_0"]
 
 
-def test_nothing_fits_and_there_is_still_a_picture() -> None:
+def test_curves_have_points_even_if_nothing_fits() -> None:
     plan = planned(gguf("llama-3.1-70b"), cards(12, ram=None), load=Load(context_tokens=16_384))
     result = plan_curves(plan)
     assert [curve.longest for curve in result] == [0, 0, 0]
     assert all(curve.points for curve in result)
 
 
-def test_one_point_is_no_curve() -> None:
+def test_curves_reject_a_single_point() -> None:
     plan = plan_of("cpu")
-    question = Task(model=plan.variant.model, engine="llama.cpp", machine=cpu(8))
+    task = Task(model=plan.variant.model, engine="llama.cpp", machine=cpu(8))
     with pytest.raises(UsageError, match="a curve of 1 points"):
-        curves(question, plan.result.way, points=1)
+        curves(task, plan.result.way, points=1)

@@ -1,12 +1,13 @@
-"""Plans for the report's tests, from real verdicts on recorded models."""
+"""Plans with real verdicts on recorded models."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from tests.recorded import config_header, engine_models
+from tests.recorded import config_header
 from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.tasks import gguf
 from tests.unit.report.verdicts import QWEN
 
 from edgekit.bill.types import Drafter, Load, Speed, Start, Task, Variant
@@ -21,17 +22,13 @@ from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 __all__ = ["cards", "cpu", "gguf", "mac", "planned", "qwen"]
 
 
-def gguf(name: str, mix: str = "Q4_K_M") -> Model:
-    return engine_models()[name, mix]
-
-
 def qwen(**more: Any) -> Model:
     header = config_header({**QWEN, **more})
     return Model(header=header, geometry=read_geometry(header))
 
 
-def found(label: str, origin: Origin = Origin.LOCAL, **more: Any) -> ModelFiles:
-    file = ModelFile(name=label.rsplit("/", maxsplit=1)[-1], open=_never, size_bytes=1)
+def model_files(label: str, origin: Origin = Origin.LOCAL, **more: Any) -> ModelFiles:
+    file = ModelFile(name=label.rsplit("/", maxsplit=1)[-1], open=no_file, size_bytes=1)
     plain: dict[str, Any] = {
         "reference": label,
         "container": Container.GGUF,
@@ -40,7 +37,7 @@ def found(label: str, origin: Origin = Origin.LOCAL, **more: Any) -> ModelFiles:
     return ModelFiles(label=label, origin=origin, **{**plain, **more})
 
 
-def _never() -> Any:
+def no_file() -> Any:
     msg = "a ready command opens no file"
     raise AssertionError(msg)
 
@@ -59,18 +56,18 @@ def planned(
     label: str = "org/Some-Model",
     **setup: Any,
 ) -> Plan:
-    """The plan for a load, without the decisions."""
+    """The plan of a task, without decisions of its own."""
     start = Start(
         setup=replace(engine_named(engine).default_setup(), **setup),
         fixed_flags=frozenset(fixed_flags),
     )
     load = load or Load(context_tokens=32_768)
-    request = Task(model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes)
+    given = Task(model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes)
     variant = Variant(name="Q4_K_M", model=model, accuracy=4, reference=reference)
-    judged = judge(request)
-    load = replace(load, context_tokens=judged.context_tokens)
-    result = replace(judged, variant=variant, load=load)
-    task = replace(request, label=label, variants=(variant,), load=load, start=Start())
+    verdict = judge(given)
+    load = replace(load, context_tokens=verdict.context_tokens)
+    result = replace(verdict, variant=variant, load=load)
+    task = replace(given, label=label, variants=(variant,), load=load, start=Start())
     return Plan(
         task=task,
         variant=variant,
@@ -81,5 +78,5 @@ def planned(
 
 
 def at_speed(plan: Plan, speed: Speed | None, **more: Any) -> Plan:
-    """The plan with another speed in its verdict."""
+    """The plan with this speed in its verdict."""
     return replace(plan, result=replace(plan.result, speed=speed), **more)

@@ -1,4 +1,4 @@
-"""The rule of thumb by which models are ordered: parameters that there are and that work, doubling with time."""
+"""plan/recommend.py: the rule of thumb that ranks models by total and active parameters and by age."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ def entry(parameters: int | None, active: int | None = None, released: str | Non
     [
         (8 * 10**9, None, "2023-01-01", 8.0),
         (8 * 10**9, 8 * 10**9, "2023-01-01", 8.0),
-        (32 * 10**9, 2 * 10**9, "2023-01-01", 8.0),  # the root of 64
-        (8 * 10**9, None, "2020-01-01", 8.0),  # nothing is held against age before 2023
+        (32 * 10**9, 2 * 10**9, "2023-01-01", 8.0),  # the square root of 32 x 2
+        (8 * 10**9, None, "2020-01-01", 8.0),  # no penalty for dates before 2023
         (None, None, "2023-01-01", 0.0),
     ],
 )
-def test_size(parameters: int | None, active: int | None, released: str, rank: float) -> None:
+def test_rank_of_parameters(
+    parameters: int | None, active: int | None, released: str, rank: float
+) -> None:
     assert rank_of(entry(parameters, active, released)) == pytest.approx(rank)
 
 
-def test_it_doubles_with_time() -> None:
+def test_rank_doubles_with_time() -> None:
     once, twice = (
         FIRST + timedelta(days=round(times * DOUBLING_MONTHS * 30.44)) for times in (1, 2)
     )
@@ -40,7 +42,7 @@ def test_it_doubles_with_time() -> None:
 
 
 @pytest.mark.parametrize("released", [None, "", "soon", "2025-13-40", "\u0662\u0660"])
-def test_who_is_not_dated_counts_as_of_2024(released: str | None) -> None:
+def test_rank_without_a_valid_date_is_that_of_2024(released: str | None) -> None:
     assert rank_of(entry(10**9, None, released)) == rank_of(entry(10**9, None, "2024-01-01"))
 
 
@@ -48,15 +50,17 @@ DAYS = st.dates(date(2000, 1, 1), date(2100, 1, 1)).map(str)
 
 
 @given(st.integers(1, 10**13), st.integers(1, 10**13), DAYS, DAYS)
-def test_more_and_newer_is_never_worse(one: int, other: int, day: str, later: str) -> None:
-    (one, other), (day, later) = sorted((one, other)), sorted((day, later))
-    assert rank_of(entry(one, None, day)) <= rank_of(entry(other, None, day))
-    assert rank_of(entry(one, None, day)) <= rank_of(entry(one, None, later))
-    assert math.isfinite(rank_of(entry(other, None, later)))
+def test_rank_never_falls_with_parameters_or_date(
+    few: int, many: int, early: str, late: str
+) -> None:
+    (few, many), (early, late) = sorted((few, many)), sorted((early, late))
+    assert rank_of(entry(few, None, early)) <= rank_of(entry(many, None, early))
+    assert rank_of(entry(few, None, early)) <= rank_of(entry(few, None, late))
+    assert math.isfinite(rank_of(entry(many, None, late)))
 
 
 @pytest.mark.parametrize(
-    ("name", "result"),
+    ("name", "expected"),
     [
         ("qwen3.6-27b", ("qwen-27b", (3, 6))),
         ("gemma-4-26b-a4b", ("gemma-26b-a4b", (4,))),
@@ -66,5 +70,5 @@ def test_more_and_newer_is_never_worse(one: int, other: int, day: str, later: st
         ("", ("", ())),
     ],
 )
-def test_the_version_in_a_name(name: str, result: tuple[str, tuple[int, ...]]) -> None:
-    assert version_of(name) == result
+def test_version_of(name: str, expected: tuple[str, tuple[int, ...]]) -> None:
+    assert version_of(name) == expected
