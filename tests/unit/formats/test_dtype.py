@@ -1,4 +1,4 @@
-"""Block sizes are facts of ggml and of safetensors: both are asked, not remembered."""
+"""The table of data types, compared with ggml's structs, gguf-py and the safetensors library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgekit.sources.filenames import SHORT_MIXES
 
 _DESERIALIZE: Any = safetensors.deserialize  # untyped
 
-# sizeof() of the structs in ggml-common.h, added up on paper: fields of one block, weights in it
+# sizeof() of the structs in ggml-common.h, added up by hand: (bytes of a block, weights in it)
 STRUCTS = {
     "Q1_0": (2 + 128 // 8, 128),
     "Q2_0": (2 + 64 // 4, 64),
@@ -48,7 +48,7 @@ STRUCTS = {
     "MXFP4": (1 + 16, 32),
     "NVFP4": (4 + 32, 64),
 }
-# gguf-py, constants.py: Q8_1 as 4 + 4 + 32. In ggml d and s have been halves since May 2024.
+# gguf-py, constants.py, has Q8_1 as 4 + 4 + 32. In ggml, d and s have been halves since May 2024.
 GGUF_PY_ERRORS = {"Q8_1": 40}
 
 
@@ -73,7 +73,7 @@ def test_tensor_types_equal_gguf_py(kind: GGMLQuantizationType) -> None:
 
 
 def test_gguf_py_still_has_its_known_error() -> None:
-    """When this fails, gguf-py was put right: empty GGUF_PY_ERRORS."""
+    """If this fails, gguf-py has fixed the error: empty GGUF_PY_ERRORS."""
     for name, size_bytes in GGUF_PY_ERRORS.items():
         assert GGML_QUANT_SIZES[GGMLQuantizationType[name]][1] == size_bytes
 
@@ -94,7 +94,9 @@ def test_every_ggml_id_is_a_row_or_removed() -> None:
     ("look_up", "unknown"),
     [(dtype.by_ggml_id, 99), (dtype.by_safetensors, "F5"), (dtype.by_name, "Q9_K")],
 )
-def test_unknown_type_names_the_table(look_up: Callable[[Any], object], unknown: object) -> None:
+def test_unknown_type_error_names_the_table(
+    look_up: Callable[[Any], object], unknown: object
+) -> None:
     with pytest.raises(UnknownDtypeError, match=r"formats/dtype\.py"):
         look_up(unknown)
 
@@ -113,16 +115,16 @@ def test_safetensors_dtypes_are_complete() -> None:
 
 
 @pytest.mark.parametrize("name", SAFETENSORS_BITS)
-def test_safetensors_dtypes_agree_with_the_library(name: str) -> None:
+def test_safetensors_sizes_agree_with_the_library(name: str) -> None:
     size_bytes = dtype.by_safetensors(name).row_bytes(24)
-    right = safetensors_file({"x": tensor(name, [2, 12], 0, size_bytes)}, data_bytes=size_bytes)
-    assert len(_DESERIALIZE(right)[0][1]["data"]) == size_bytes
+    valid = safetensors_file({"x": tensor(name, [2, 12], 0, size_bytes)}, data_bytes=size_bytes)
+    assert len(_DESERIALIZE(valid)[0][1]["data"]) == size_bytes
     for wrong_bytes in (size_bytes - 1, size_bytes + 1):
-        wrong = safetensors_file(
+        invalid = safetensors_file(
             {"x": tensor(name, [2, 12], 0, wrong_bytes)}, data_bytes=wrong_bytes
         )
         with pytest.raises(safetensors.SafetensorError):
-            _DESERIALIZE(wrong)
+            _DESERIALIZE(invalid)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +139,12 @@ def test_safetensors_dtypes_agree_with_the_library(name: str) -> None:
         ("Q4_0", 2**70, 2**65 * 18),
     ],
 )
-def test_size_bytes_is_exact(name: str, elements: int, size_bytes: int) -> None:
-    assert dtype.by_name(name).row_bytes(elements) == size_bytes
+def test_row_bytes_is_exact(name: str, elements: int, size_bytes: int) -> None:
     assert dtype.by_name(name).row_bytes(elements) == size_bytes
 
 
 @pytest.mark.parametrize(("name", "elements"), [("Q4_K", 255), ("F4", 3), ("F6_E3M2", 6)])
-def test_row_that_does_not_end_with_a_block_is_an_error(name: str, elements: int) -> None:
+def test_row_bytes_of_a_partial_block_is_an_error(name: str, elements: int) -> None:
     with pytest.raises(HeaderError, match="not a multiple"):
         dtype.by_name(name).row_bytes(elements)
 
@@ -173,16 +174,16 @@ def test_file_types_of_mixes_equal_gguf_py() -> None:
     for mix in all_mixes():
         assert known.get(mix.name, mix.file_type) == mix.file_type
     unlisted = {mix.name for mix in all_mixes()} - set(known)
-    assert unlisted <= {"Q2_0"}  # newer than the oldest gguf-py that is allowed
+    assert unlisted <= {"Q2_0"}  # newer than the oldest supported gguf-py
 
 
-def test_a_mix_is_found_by_name_alias_and_file_type() -> None:
+def test_mix_is_found_by_name_alias_and_file_type() -> None:
     q4_k_m = mix_by_name("q4_k_m")
     assert q4_k_m is not None
     assert q4_k_m.file_type == 15
     assert mix_by_name("Q4_K") is q4_k_m
     assert stated_mix({"general.file_type": 15}) == "Q4_K_M"
-    assert stated_mix({"general.file_type": 15 + 1024}) == "Q4_K_M"  # guessed by a tool
+    assert stated_mix({"general.file_type": 15 + 1024}) == "Q4_K_M"  # LLAMA_FTYPE_GUESSED
     assert mix_by_name("Q4_K_XL") is None
     assert stated_mix({"general.file_type": 4}) is None
     assert all(mix_by_name(alias) for alias in SHORT_MIXES)

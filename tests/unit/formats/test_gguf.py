@@ -1,4 +1,4 @@
-"""GGUF: what a right file gives, and the one sentence that each wrong one gets."""
+"""GGUF headers: valid, split and remote files, and the error message of each broken file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(data: bytes, *, size_bytes: int | None = None) -> ModelHeader:
     return read_gguf(BytesSource(data, size_bytes=size_bytes))
 
 
-# --- right files
+# --- valid files
 
 VALUES: tuple[tuple[str, int, Any], ...] = (
     ("k.uint8", 0, 255),
@@ -122,7 +122,7 @@ def test_tensor_sizes_of_quantised_rows_and_zero_dimensions() -> None:
     ]
 
 
-def test_general_alignment_moves_the_data() -> None:
+def test_general_alignment_moves_the_tensor_data() -> None:
     head = gguf([*ARCHITECTURE, key("general.alignment", UINT32, 4096)], [entry("t", [8], F32, 0)])
     file = read(head, size_bytes=4096 + 32)
     assert file.tensors is not None
@@ -131,7 +131,7 @@ def test_general_alignment_moves_the_data() -> None:
 
 @pytest.mark.parametrize("file", [models()[0], models()[-1]], ids=lambda model: str(model["model"]))
 def test_read_gguf_never_reads_the_weights(file: dict[str, Any]) -> None:
-    """Not a byte of the weights: the furthest byte asked for is the directory's last."""
+    """The furthest byte read is at the end of the tensor directory."""
     header = header_bytes(file["header_without_vocabulary"])
     source = BytesSource(header, size_bytes=padded(len(header)) + file["data_section_bytes"])
     result = read_gguf(source)
@@ -141,7 +141,7 @@ def test_read_gguf_never_reads_the_weights(file: dict[str, Any]) -> None:
     assert result.header_bytes - 32 < source.furthest <= len(header)
 
 
-# --- what is kept, and what is only counted
+# --- stored values and counted arrays
 
 
 def test_small_arrays_are_stored_and_large_ones_counted() -> None:
@@ -194,7 +194,7 @@ def test_string_arrays_with_many_or_long_entries_are_counted_not_stored() -> Non
     }
 
 
-def test_strings_over_64_kib_are_noted_not_stored() -> None:
+def test_length_of_strings_over_64_kib_is_stored_not_the_text() -> None:
     longest, longer = "x" * 65_536, "x" * 65_537
     file = read(gguf([key("longest", STRING, longest), key("longer", STRING, longer)]))
     assert file.keys == {"longest": longest}
@@ -214,11 +214,11 @@ def test_invalid_utf8_in_a_value_is_replaced() -> None:
     }
 
 
-# --- wrong files
+# --- broken files
 
-ONE = entry("t", [32], F32, 0)
+TENSOR = entry("t", [32], F32, 0)
 HUGE = 2**60
-WRONG: dict[str, tuple[bytes, str]] = {
+BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the file is empty"),
     "cut in the magic": (b"GG", "truncated"),
     "cut in the version": (b"GGUF\3", "truncated"),
@@ -278,7 +278,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "alignment 0": (gguf([key("general.alignment", UINT32, 0)]), "not a power of two"),
     "alignment 48": (gguf([key("general.alignment", UINT32, 48)]), "not a power of two"),
     "alignment text": (gguf([key("general.alignment", STRING, "32")]), "not a power of two"),
-    "tensor twice": (gguf([], [ONE, ONE], data_bytes=256), "tensor 't' occurs twice"),
+    "tensor twice": (gguf([], [TENSOR, TENSOR], data_bytes=256), "tensor 't' occurs twice"),
     "tensor name of 300": (gguf([], [entry("n" * 300, [32], F32, 0)]), "tensor's name: 300"),
     "tensor name not UTF-8": (gguf([], [entry(b"\xff", [32], F32, 0)]), "is not UTF-8"),
     "5 dimensions": (gguf([], [entry("t", [1] * 5, F32, 0)]), "dimensions: 5 is over"),
@@ -291,16 +291,16 @@ WRONG: dict[str, tuple[bytes, str]] = {
         "tensor 'b' overlaps tensor 'a'",
     ),
     "past the end": (
-        gguf([], [ONE], data_bytes=127),
+        gguf([], [TENSOR], data_bytes=127),
         "file is truncated: tensor 't' ends at byte 192, but the file has 191",
     ),
     "offset of 2^63": (gguf([], [entry("t", [32], F32, 2**63)]), "file is truncated: tensor 't'"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", BROKEN)
 def test_read_gguf_names_the_fault_of_a_broken_file(name: str) -> None:
-    data, sentence = WRONG[name]
+    data, sentence = BROKEN[name]
     with pytest.raises(HeaderError, match=sentence) as caught:
         read_gguf(BytesSource(data, name="file.gguf"))
     message = str(caught.value)
@@ -322,7 +322,7 @@ def test_unknown_tensor_type_is_an_error(kind: int, sentence: str) -> None:
         (gguf([key("k" * 1_025, UINT8, 0)]), limits.KEY_BYTES),
     ],
 )
-def test_header_limit_error_has_value_and_limit(data: bytes, limit: int) -> None:
+def test_header_limit_error_contains_value_and_limit(data: bytes, limit: int) -> None:
     with pytest.raises(HeaderLimitError) as caught:
         read(data)
     assert (caught.value.value, caught.value.limit) == (limit + 1, limit)
@@ -407,23 +407,23 @@ def split_keys(number: int, *, count: int = 2, tensors: int = 2) -> list[bytes]:
             gguf([*split_keys(1), key("general.architecture", STRING, "qwen3")]),
             "another model: general.architecture is 'qwen3'",
         ),
-        (gguf(split_keys(1), [ONE], data_bytes=128), "tensor 't' is in two shards"),
+        (gguf(split_keys(1), [TENSOR], data_bytes=128), "tensor 't' is in two shards"),
         (gguf(split_keys(1)), "the shards have 1 tensors, but the first shard lists 2"),
     ],
 )
 def test_shards_of_different_models_are_an_error(second: bytes, sentence: str) -> None:
-    first = gguf([*ARCHITECTURE, *split_keys(0)], [ONE], data_bytes=128)
+    first = gguf([*ARCHITECTURE, *split_keys(0)], [TENSOR], data_bytes=128)
     with pytest.raises(HeaderError, match=sentence):
         read_split(first, second)
 
 
 # --- remote files
 
-SEEN = [*ARCHITECTURE, key("llama.context_length", UINT32, 8192)]
+LLAMA_KEYS = [*ARCHITECTURE, key("llama.context_length", UINT32, 8192)]
 
 
 def vocabulary(tokens: int, merges: int) -> bytes:
-    """A header shaped like Llama 3's: entries grow longer towards the end, file_type stands last."""
+    """A header like Llama 3's: tokens and merges grow longer towards the end, file_type comes last."""
     words = [f"{'x' * (1 + index * 12 // tokens)}" for index in range(tokens)]
     pairs = [f"{'x' * (4 + index * 8 // merges)} {'y' * 4}" for index in range(merges)]
     directory = [
@@ -432,7 +432,7 @@ def vocabulary(tokens: int, merges: int) -> bytes:
     ]
     return gguf(
         [
-            *SEEN,
+            *LLAMA_KEYS,
             key("tokenizer.ggml.tokens", ARRAY, (STRING, words)),
             key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * tokens)),
             key("tokenizer.ggml.merges", ARRAY, (STRING, pairs)),
@@ -500,24 +500,25 @@ def test_architecture_keys_after_a_long_value_are_fetched() -> None:
 
 def test_directory_beyond_the_first_request_is_not_fetched() -> None:
     filler = key("tokenizer.notes", ARRAY, (UINT8, [0] * 524_288))
-    source = GrowingSource(gguf([*ARCHITECTURE, filler], [ONE], data_bytes=128))
+    source = GrowingSource(gguf([*ARCHITECTURE, filler], [TENSOR], data_bytes=128))
     file = read_gguf(source, Depth.ARCHITECTURE)
     assert (file.complete, file.tensors) == (True, None)
     assert len(source.requests) == 1
 
 
 def test_architecture_of_remote_shards_opens_only_the_first() -> None:
-    first = GrowingSource(gguf([*ARCHITECTURE, *split_keys(0)], [ONE], data_bytes=128), name="a")
+    first = GrowingSource(gguf([*ARCHITECTURE, *split_keys(0)], [TENSOR], data_bytes=128), name="a")
     second = GrowingSource(
         gguf(split_keys(1), [entry("u", [32], F32, 0)], data_bytes=128), name="b"
     )
     files = model_files(first, second, origin=Origin.HUB)
-    light = read_header(files, depth=Depth.ARCHITECTURE)
-    assert (light.tensors, light.tensor_count, light.tensor_bytes) == (None, 2, None)
-    assert light.file_bytes == first.size_bytes + second.size_bytes
+    architecture = read_header(files, depth=Depth.ARCHITECTURE)
+    assert architecture.tensors is None
+    assert (architecture.tensor_count, architecture.tensor_bytes) == (2, None)
+    assert architecture.file_bytes == first.size_bytes + second.size_bytes
     assert (first.kept, first.closed, second.requests) == (True, True, [])
-    whole = read_header(files)
-    assert whole.tensor_bytes == 2 * 128
+    header = read_header(files)
+    assert header.tensor_bytes == 2 * 128
     assert second.kept
 
 
@@ -532,7 +533,7 @@ WITH_VOCABULARY = [model for model in models() if model.get("header_with_vocabul
 
 
 @pytest.mark.parametrize("model", WITH_VOCABULARY, ids=lambda model: str(model["model"]))
-def test_real_headers_with_their_vocabularies(model: dict[str, Any]) -> None:
+def test_read_gguf_of_real_headers_with_vocabularies(model: dict[str, Any]) -> None:
     folder = TRUTH / "headers"
     if not (folder / model["header_with_vocabulary"]).is_file():
         pytest.skip("headers with vocabularies are not part of the project; set EDGEKIT_TRUTH")
@@ -546,9 +547,9 @@ def test_real_headers_with_their_vocabularies(model: dict[str, Any]) -> None:
     assert file.arrays["tokenizer.ggml.tokens"].count == model["real_layout"]["n_vocab"]
     assert len(remote.requests) <= 8
     assert remote.available_bytes <= len(header) + 2**20
-    light = GrowingSource(header, size_bytes=size)
-    assert read_gguf(light, Depth.ARCHITECTURE).keys.keys() <= file.keys.keys()
-    assert light.requests == [(0, 524_288)]
+    architecture = GrowingSource(header, size_bytes=size)
+    assert read_gguf(architecture, Depth.ARCHITECTURE).keys.keys() <= file.keys.keys()
+    assert architecture.requests == [(0, 524_288)]
     local = BytesSource(header, size_bytes=size)
     assert read_gguf(local).tensors == file.tensors
     assert local.furthest <= len(header)

@@ -1,4 +1,4 @@
-"""Limits over several files, each with a set that breaks it; limits of one file are in tests/attacks."""
+"""Limits of shards, indexes and metadata, each with files that exceed it. (More: tests/attacks.)"""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_limit_of_tensors_in_gguf_shards(monkeypatch: pytest.MonkeyPatch) -> Non
         read_header(model_files(*sources))
 
 
-def test_limit_of_an_indexs_length() -> None:
+def test_limit_of_index_bytes() -> None:
     index = BytesSource(
         b"{", name="model.safetensors.index.json", size_bytes=limits.INDEX_BYTES + 1
     )
@@ -59,7 +59,7 @@ def test_limit_of_an_indexs_length() -> None:
         read_header(files, depth=Depth.ARCHITECTURE)
 
 
-def test_limit_of_tensors_in_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_tensors_listed_in_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = shards_of(2)
     listed = {f"t{i}": source.name for i, source in enumerate(shards)}
     index = BytesSource(

@@ -1,4 +1,4 @@
-"""Quantisation: how configs say it, and how many weights packed tensors stand for."""
+"""Quantisation: how configs state it, and how many weights packed tensors hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_mlx_bits_per_weight_include_scale_and_bias(bits: int, expected: float) 
     assert mlx_bits_per_weight(bits) == expected
 
 
-# --- configs. Each as some tool really writes it.
+# --- configs, each as a real tool writes it
 
 Q = Quantization
 CONFIGS: dict[str, tuple[dict[str, Any], Quantization | None]] = {
@@ -32,15 +32,15 @@ CONFIGS: dict[str, tuple[dict[str, Any], Quantization | None]] = {
         {"quantization": {"mode": "nvfp4"}},
         Q(method="nvfp4", bits=4, group_size=16, mlx=True),
     ),
-    "mlx, only the copy": (
+    "mlx, only quantization_config": (
         {"quantization_config": {"group_size": 32, "bits": 8, "mode": "affine"}},
         Q(method="affine", bits=8, group_size=32, mlx=True),
     ),
-    "mlx, named as the method": (
+    "mlx as quant_method": (
         {"quantization_config": {"quant_method": "mlx", "bits": 4, "group_size": 32}},
         Q(method="affine", bits=4, group_size=32, mlx=True),
     ),
-    "mlx, named as the method in capitals": (
+    "MLX as quant_method, in capitals": (
         {"quantization_config": {"quant_method": "MLX", "mode": "mxfp4"}},
         Q(method="mxfp4", bits=4, group_size=32, mlx=True),
     ),
@@ -161,15 +161,15 @@ CONFIGS: dict[str, tuple[dict[str, Any], Quantization | None]] = {
         {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}},
         Q(method="fp8", bits=8),
     ),
-    "a method nobody knows": (
+    "unknown method": (
         {"quantization_config": {"quant_method": "squeeze9"}},
         Q(method="squeeze9"),
     ),
-    "nonsense": (
+    "invalid values": (
         {"quantization_config": {"quant_method": 7, "config_groups": 5, "quantized_layers": [1]}},
         Q(method="unknown"),
     ),
-    "nonsense in MLX": (
+    "invalid values, MLX": (
         {"quantization": {"bits": "four", "group_size": True, "mode": ["affine"], "a": 1}},
         Q(method="affine", mlx=True),
     ),
@@ -201,13 +201,13 @@ def test_read_quantization_of_configs(name: str) -> None:
         ({}, None),
     ],
 )
-def test_read_quantization_of_the_quantisers_file(
+def test_read_quantization_of_a_quantiser_file(
     extra: dict[str, Any], expected: Quantization | None
 ) -> None:
     assert read_quantization({}, extra) == expected
 
 
-def test_read_quantization_prefers_the_config() -> None:
+def test_read_quantization_prefers_the_config_to_the_quantiser_file() -> None:
     result = read_quantization({"quantization": {"bits": 4, "group_size": 64}}, {"bits": 8})
     assert result is not None
     assert result.bits == 4
@@ -227,10 +227,10 @@ def test_read_quantization_of_every_public_config() -> None:
     assert read == stated > 0
 
 
-# --- weights behind packed tensors
+# --- weights in packed tensors
 
 
-def make(name: str, kind: str, *shape: int) -> Tensor:
+def tensor(name: str, kind: str, *shape: int) -> Tensor:
     elements = 1
     for dimension in shape:
         elements *= dimension
@@ -240,118 +240,122 @@ def make(name: str, kind: str, *shape: int) -> Tensor:
 
 MLX4 = Q(method="affine", bits=4, group_size=64, mlx=True, overrides=(("gate", {"bits": 8}),))
 COUNTS: dict[str, tuple[Quantization | None, list[Tensor], int | None]] = {
-    "plain": (None, [make("a.weight", "BF16", 3, 64), make("a.scales", "F32", 5)], 3 * 64 + 5),
-    "GGUF": (None, [make("t", "Q4_K", 2, 256)], 2 * 256),
-    "MLX, 4 bits: 8 in an U32": (
+    "plain": (None, [tensor("a.weight", "BF16", 3, 64), tensor("a.scales", "F32", 5)], 3 * 64 + 5),
+    "GGUF": (None, [tensor("t", "Q4_K", 2, 256)], 2 * 256),
+    "MLX, 4 bits: 8 weights in a U32": (
         MLX4,
         [
-            make("q.weight", "U32", 10, 64 * 4 // 32),
-            make("q.scales", "BF16", 10, 1),
-            make("q.biases", "BF16", 10, 1),
-            make("q.bias", "BF16", 10),
-            make("norm.weight", "BF16", 64),
+            tensor("q.weight", "U32", 10, 64 * 4 // 32),
+            tensor("q.scales", "BF16", 10, 1),
+            tensor("q.biases", "BF16", 10, 1),
+            tensor("q.bias", "BF16", 10),
+            tensor("norm.weight", "BF16", 64),
         ],
         10 * 64 + 10 + 64,
     ),
-    "MLX, a module of its own": (MLX4, [make("gate.weight", "U32", 10, 64 * 8 // 32)], 10 * 64),
+    "MLX, a module with an override": (
+        MLX4,
+        [tensor("gate.weight", "U32", 10, 64 * 8 // 32)],
+        10 * 64,
+    ),
     "MLX, 3 bits": (
         Q(method="affine", bits=3, group_size=64, mlx=True),
-        [make("q.weight", "U32", 5, 64 * 3 // 32)],
+        [tensor("q.weight", "U32", 5, 64 * 3 // 32)],
         5 * 64,
     ),
     "GPTQ": (
         Q(method="gptq", bits=4, group_size=128),
         [
-            make("q.qweight", "I32", 512 * 4 // 32, 96),
-            make("q.qzeros", "I32", 4, 12),
-            make("q.scales", "F16", 4, 96),
-            make("q.g_idx", "I32", 512),
-            make("q.bias", "F16", 96),
+            tensor("q.qweight", "I32", 512 * 4 // 32, 96),
+            tensor("q.qzeros", "I32", 4, 12),
+            tensor("q.scales", "F16", 4, 96),
+            tensor("q.g_idx", "I32", 512),
+            tensor("q.bias", "F16", 96),
         ],
         512 * 96 + 96,
     ),
     "GPTQ, 3 bits": (
         Q(method="gptq", bits=3),
-        [make("q.qweight", "I32", 512 * 3 // 32, 96)],
+        [tensor("q.qweight", "I32", 512 * 3 // 32, 96)],
         512 * 96,
     ),
     "fp8": (
         Q(method="fp8", bits=8),
         [
-            make("q.weight", "F8_E4M3", 256, 128),
-            make("q.weight_scale_inv", "F32", 2, 1),
-            make("q.input_scale", "F32"),
-            make("attn.k_scale", "F32"),
+            tensor("q.weight", "F8_E4M3", 256, 128),
+            tensor("q.weight_scale_inv", "F32", 2, 1),
+            tensor("q.input_scale", "F32"),
+            tensor("attn.k_scale", "F32"),
         ],
         256 * 128,
     ),
-    "fp8 with experts in four bits": (
+    "fp8 with 4-bit experts": (
         Q(method="fp8", bits=8),
-        [make("w1.weight", "I8", 64, 32), make("w1.scale", "F8_E8M0", 64, 2)],
+        [tensor("w1.weight", "I8", 64, 32), tensor("w1.scale", "F8_E8M0", 64, 2)],
         64 * 64,
     ),
     "NVFP4 of ModelOpt": (
         Q(method="modelopt", bits=4, group_size=16),
         [
-            make("q.weight", "U8", 64, 32),
-            make("q.weight_scale", "F8_E4M3", 64, 4),
-            make("q.weight_scale_2", "F32"),
-            make("q.input_scale", "F32"),
-            make("k.weight", "F8_E4M3", 8, 8),
+            tensor("q.weight", "U8", 64, 32),
+            tensor("q.weight_scale", "F8_E4M3", 64, 4),
+            tensor("q.weight_scale_2", "F32"),
+            tensor("q.input_scale", "F32"),
+            tensor("k.weight", "F8_E4M3", 8, 8),
         ],
         64 * 64 + 8 * 8,
     ),
     "gpt-oss": (
         Q(method="mxfp4", bits=4, group_size=32),
         [
-            make("experts.gate_up_proj_blocks", "U8", 32, 60, 90, 16),
-            make("experts.gate_up_proj_scales", "U8", 32, 60, 90),
-            make("experts.gate_up_proj_bias", "BF16", 32, 60),
+            tensor("experts.gate_up_proj_blocks", "U8", 32, 60, 90, 16),
+            tensor("experts.gate_up_proj_scales", "U8", 32, 60, 90),
+            tensor("experts.gate_up_proj_bias", "BF16", 32, 60),
         ],
         32 * 60 * 90 * 32 + 32 * 60,
     ),
     "compressed-tensors, packed": (
         Q(method="compressed-tensors", bits=4, group_size=32),
         [
-            make("q.weight_packed", "I32", 64, 16),
-            make("q.weight_scale", "BF16", 64, 4),
-            make("q.weight_shape", "I64", 2),
+            tensor("q.weight_packed", "I32", 64, 16),
+            tensor("q.weight_scale", "BF16", 64, 4),
+            tensor("q.weight_shape", "I64", 2),
         ],
         64 * 128,
     ),
-    "compressed-tensors, four-bit floats": (
+    "compressed-tensors, 4-bit floats": (
         Q(method="compressed-tensors", bits=4, group_size=16),
         [
-            make("q.weight_packed", "U8", 64, 32),
-            make("q.weight_scale", "F8_E4M3", 64, 4),
-            make("q.weight_global_scale", "F32", 1),
-            make("q.input_global_scale", "F32", 1),
+            tensor("q.weight_packed", "U8", 64, 32),
+            tensor("q.weight_scale", "F8_E4M3", 64, 4),
+            tensor("q.weight_global_scale", "F32", 1),
+            tensor("q.input_global_scale", "F32", 1),
         ],
         64 * 64,
     ),
     "bitsandbytes, 4 bits": (
         Q(method="bitsandbytes", bits=4),
         [
-            make("q.weight", "U8", 2048, 1),
-            make("q.weight.absmax", "U8", 64),
-            make("q.weight.quant_map", "F32", 16),
-            make("q.weight.nested_absmax", "F32", 1),
-            make("q.weight.nested_quant_map", "F32", 256),
-            make("q.weight.quant_state.bitsandbytes__nf4", "U8", 90),
+            tensor("q.weight", "U8", 2048, 1),
+            tensor("q.weight.absmax", "U8", 64),
+            tensor("q.weight.quant_map", "F32", 16),
+            tensor("q.weight.nested_absmax", "F32", 1),
+            tensor("q.weight.nested_quant_map", "F32", 256),
+            tensor("q.weight.quant_state.bitsandbytes__nf4", "U8", 90),
         ],
         2048 * 2,
     ),
     "bitsandbytes, 8 bits": (
         Q(method="bitsandbytes", bits=8),
-        [make("q.weight", "I8", 8, 8), make("q.SCB", "F32", 8)],
+        [tensor("q.weight", "I8", 8, 8), tensor("q.SCB", "F32", 8)],
         64,
     ),
     "a scale without a weight is a parameter": (
         Q(method="fp8", bits=8),
-        [make("logit_scale", "F32"), make("ln.scale", "F32", 64)],
+        [tensor("logit_scale", "F32"), tensor("ln.scale", "F32", 64)],
         65,
     ),
-    "a method nobody knows": (Q(method="squeeze9"), [make("q.weight", "U32", 4, 4)], None),
+    "unknown method": (Q(method="squeeze9"), [tensor("q.weight", "U32", 4, 4)], None),
 }
 
 
@@ -361,29 +365,29 @@ def test_count_weights_of_packed_tensors(name: str) -> None:
     assert count_weights(tensors, quantization) == expected
 
 
-def test_count_weights_of_one_tensor() -> None:
-    packed = make("q.weight", "U32", 10, 8)
+def test_count_weights_with_and_without_quantization() -> None:
+    packed = tensor("q.weight", "U32", 10, 8)
     assert count_weights([packed], MLX4) == 640
     assert count_weights([packed], None) == 80
 
 
-def test_count_weights_with_invalid_bits() -> None:
+def test_count_weights_with_invalid_bits_is_unknown() -> None:
     for bits in (0, -1, "many", None, 4.5, 2**70, True):
         setting = Q(method="affine", bits=4, mlx=True, overrides=(("q", {"bits": bits}),))
-        assert count_weights([make("q.weight", "U32", 10, 8)], setting) is None
+        assert count_weights([tensor("q.weight", "U32", 10, 8)], setting) is None
 
 
 @pytest.mark.parametrize("bits", [4, 4.0, "4"])
-def test_bits_may_be_int_float_or_text(bits: object) -> None:
+def test_count_weights_accepts_bits_as_int_float_or_text(bits: object) -> None:
     result = read_quantization({"quantization_config": {"quant_method": "gptq", "bits": bits}})
     assert result is not None
-    assert count_weights([make("q.qweight", "I32", 10, 8)], result) == 640
+    assert count_weights([tensor("q.qweight", "I32", 10, 8)], result) == 640
 
 
 def test_count_weights_by_scales_if_bits_differ_by_pattern() -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {".*q": {"bits": 8}}}
     result = read_quantization({"quantization_config": config})
-    packed, scales = make("q.qweight", "I32", 16, 8), make("q.scales", "F16", 2, 8)
+    packed, scales = tensor("q.qweight", "I32", 16, 8), tensor("q.scales", "F16", 2, 8)
     assert count_weights([packed, scales], result) == 2 * 32 * 8
     assert count_weights([packed], result) is None
 
@@ -395,5 +399,5 @@ def test_count_weights_by_scales_if_groups_differ() -> None:
     }
     config = {"quant_method": "compressed-tensors", "config_groups": groups}
     result = read_quantization({"quantization_config": config})
-    tensors = [make("q.weight_packed", "I32", 8, 16), make("q.weight_scale", "F16", 8, 2)]
+    tensors = [tensor("q.weight_packed", "I32", 8, 16), tensor("q.weight_scale", "F16", 8, 2)]
     assert count_weights(tensors, result) == 8 * 2 * 32

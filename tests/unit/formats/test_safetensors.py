@@ -1,4 +1,4 @@
-"""Safetensors: header, index, shards, config; and the one sentence that each wrong one gets."""
+"""Safetensors: headers, indexes, shards and configs, and the error message of each broken one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_read_safetensors_reads_only_the_header() -> None:
 
 
 def test_header_longer_than_a_window_is_read_in_chunks() -> None:
-    """Names with letters of two and four bytes, so that pieces end inside a letter."""
+    """Tensor names contain characters of two and four bytes, so that chunks end inside a character."""
     header = {
         f"ü.{index}.😀": tensor("F4", [2, 2], 2 * index, 2 * index + 2) for index in range(9_000)
     }
@@ -88,10 +88,10 @@ def test_remote_header_takes_at_most_two_requests() -> None:
     assert source.available_bytes < len(data)
 
 
-# --- wrong files
+# --- broken files
 
 
-def one(**changes: Any) -> bytes:
+def one_tensor(**changes: Any) -> bytes:
     return safetensors({"a": A | changes}, data_bytes=24)
 
 
@@ -100,7 +100,7 @@ def raw(header: bytes, data_bytes: int = 0) -> bytes:
 
 
 ENTRY = json.dumps(A).encode()
-WRONG: dict[str, tuple[bytes, str]] = {
+BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the file is empty"),
     "3 bytes": (b"\1\0\0", "truncated"),
     "length only": (struct.pack("<Q", 0), "must start with '{'"),
@@ -115,9 +115,12 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "not an object": (raw(b"[1,2]"), "must start with '{'"),
     "blank before the brace": (raw(b" {}"), "must start with '{'"),
     "not JSON": (raw(b'{"a" 1}'), "expected ':'"),
-    "breaks off": (raw(b'{"a":{"dtype":"F32"'), "is cut off"),
+    "cut off": (raw(b'{"a":{"dtype":"F32"'), "is cut off"),
     "no last brace": (raw(b'{"a":' + ENTRY, 24), "expected '}'"),
-    "something behind": (raw(b'{"a":' + ENTRY + b"}x", 24), "after the header's last brace"),
+    "text after the last brace": (
+        raw(b'{"a":' + ENTRY + b"}x", 24),
+        "after the header's last brace",
+    ),
     "trailing comma": (raw(b'{"a":' + ENTRY + b",}", 24), "not a string"),
     "not UTF-8": (raw(b'{"\xff":' + ENTRY + b"}", 24), "not UTF-8"),
     "half a surrogate": (
@@ -131,17 +134,23 @@ WRONG: dict[str, tuple[bytes, str]] = {
         "no valid dtype",
     ),
     "no offsets": (safetensors({"a": {"dtype": "F32", "shape": []}}), "no valid data_offsets"),
-    "shape is a number": (one(shape=6), "no valid shape"),
-    "negative dimension": (one(shape=[-2, -3]), "shape contains -2"),
-    "dimension is a float": (one(shape=[2.0, 3]), "shape contains 2.0"),
-    "dimension is true": (one(shape=[True, 6]), "shape contains True"),
-    "dimension of 2^63": (one(shape=[2**63]), "which is not a valid count"),
-    "product overflows": (one(shape=[2**32, 2**32]), "overflow.* an int64"),
-    "65 dimensions": (one(shape=[1] * 64 + [6]), "dimensions: 65 is over"),
-    "three offsets": (one(data_offsets=[0, 8, 24]), "must be a start and an end"),
-    "offsets backwards": (one(data_offsets=[24, 0]), "must be a start and an end"),
-    "wrong span": (one(data_offsets=[0, 23]), "takes 24 bytes, but its data_offsets span 23"),
-    "odd F4": (one(dtype="F4", shape=[3], data_offsets=[0, 1]), "3 elements are not a multiple"),
+    "shape is a number": (one_tensor(shape=6), "no valid shape"),
+    "negative dimension": (one_tensor(shape=[-2, -3]), "shape contains -2"),
+    "dimension is a float": (one_tensor(shape=[2.0, 3]), "shape contains 2.0"),
+    "dimension is true": (one_tensor(shape=[True, 6]), "shape contains True"),
+    "dimension of 2^63": (one_tensor(shape=[2**63]), "which is not a valid count"),
+    "product overflows": (one_tensor(shape=[2**32, 2**32]), "overflow.* an int64"),
+    "65 dimensions": (one_tensor(shape=[1] * 64 + [6]), "dimensions: 65 is over"),
+    "three offsets": (one_tensor(data_offsets=[0, 8, 24]), "must be a start and an end"),
+    "end before start": (one_tensor(data_offsets=[24, 0]), "must be a start and an end"),
+    "wrong span": (
+        one_tensor(data_offsets=[0, 23]),
+        "takes 24 bytes, but its data_offsets span 23",
+    ),
+    "odd F4": (
+        one_tensor(dtype="F4", shape=[3], data_offsets=[0, 1]),
+        "3 elements are not a multiple",
+    ),
     "hole": (
         safetensors({"a": tensor("U8", [4], 0, 4), "b": tensor("U8", [4], 8, 12)}, data_bytes=12),
         "tensor 'b' leaves a gap before it",
@@ -167,14 +176,14 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "metadata of numbers": (safetensors({"__metadata__": {"a": 1}}), "is not a string"),
     "metadata is a list": (safetensors({"__metadata__": []}), "expected '{'"),
 }
-# What safetensors lets pass: of two tensors with one name it keeps one, and it skips blanks although
-# its own specification says that the header begins with a brace.
+# safetensors itself accepts these: it keeps one of two tensors with the same name, and skips blanks
+# although its specification says that the header begins with a brace.
 STRICTER = ("tensor twice", "blank before the brace", "65 dimensions")
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", BROKEN)
 def test_read_safetensors_names_the_fault_of_a_broken_file(name: str) -> None:
-    data, sentence = WRONG[name]
+    data, sentence = BROKEN[name]
     with pytest.raises(HeaderError, match=sentence) as caught:
         read_safetensors(BytesSource(data, name="file.safetensors"))
     message = str(caught.value)
@@ -183,28 +192,28 @@ def test_read_safetensors_names_the_fault_of_a_broken_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRICTER)
-def test_files_that_only_we_refuse(name: str) -> None:
-    """When this fails, safetensors has changed its mind: take the name out of STRICTER."""
-    _DESERIALIZE(WRONG[name][0])
+def test_broken_files_that_the_library_accepts(name: str) -> None:
+    """If this fails, safetensors has become stricter: remove the name from STRICTER."""
+    _DESERIALIZE(BROKEN[name][0])
 
 
-@pytest.mark.parametrize("name", sorted(set(WRONG) - set(STRICTER)))
-def test_files_that_the_library_refuses_too(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(BROKEN) - set(STRICTER)))
+def test_broken_files_that_the_library_refuses_too(name: str) -> None:
     with pytest.raises(official.SafetensorError):
-        _DESERIALIZE(WRONG[name][0])
+        _DESERIALIZE(BROKEN[name][0])
 
 
-def test_unknown_dtype_names_the_tensor_and_the_table() -> None:
+def test_unknown_dtype_error_names_the_tensor_and_the_table() -> None:
     with pytest.raises(UnknownDtypeError, match=r"tensor 'a': .*'F5'.* formats/dtype\.py"):
-        read(one(dtype="F5"))
+        read(one_tensor(dtype="F5"))
 
 
-def test_every_limit_is_enforced() -> None:
+def test_read_safetensors_enforces_its_limits() -> None:
     long_name = "n" * (limits.NAME_BYTES + 1)
     with pytest.raises(HeaderLimitError, match="257 is over the limit of 256"):
         read(safetensors({long_name: A}, data_bytes=24))
     with pytest.raises(HeaderLimitError, match="tensor 'a': length"):
-        read(one(note="x" * limits.ENTRY_BYTES))
+        read(one_tensor(note="x" * limits.ENTRY_BYTES))
     with pytest.raises(HeaderLimitError, match="length of __metadata__"):
         read(safetensors({"__metadata__": {str(n): "x" * 65_536 for n in range(65)}}))
     with pytest.raises(HeaderLimitError, match="header length: 100,000,001"):
@@ -234,26 +243,26 @@ def read_model(
 
 
 def test_shards_are_joined_to_one_header() -> None:
-    one, two = shard("m-1.safetensors", "a", "b"), shard("m-2.safetensors", "c")
-    listing = index({"a": one.name, "b": one.name, "c": two.name}, total_size=48)
-    header = read_model(one, two, index=listing)
+    first, second = shard("m-1.safetensors", "a", "b"), shard("m-2.safetensors", "c")
+    listing = index({"a": first.name, "b": first.name, "c": second.name}, total_size=48)
+    header = read_model(first, second, index=listing)
     assert header.tensors is not None
     assert [(t.name, t.shard) for t in header.tensors] == [("a", 0), ("b", 0), ("c", 1)]
     assert (header.tensor_count, header.tensor_bytes) == (3, 3 * 16)
-    assert header.file_bytes == len(one.data) + len(two.data)
+    assert header.file_bytes == len(first.data) + len(second.data)
     assert header.header_bytes == header.file_bytes - 48
     assert header.config == {"model_type": "llama"}
-    assert (one.closed, two.closed, listing.closed) == (True, True, True)
+    assert (first.closed, second.closed, listing.closed) == (True, True, True)
 
 
 def test_architecture_needs_only_config_and_index() -> None:
-    one = shard("m-1.safetensors", "a")
+    first = shard("m-1.safetensors", "a")
     header = read_model(
-        one, index=index({"a": one.name}, total_size=16.0), depth=Depth.ARCHITECTURE
+        first, index=index({"a": first.name}, total_size=16.0), depth=Depth.ARCHITECTURE
     )
     assert (header.tensors, header.tensor_bytes) == (None, 16)
-    assert header.file_bytes == len(one.data)
-    assert one.furthest == 0
+    assert header.file_bytes == len(first.data)
+    assert first.furthest == 0
 
 
 def test_remote_shards_are_read_in_parallel() -> None:
@@ -265,22 +274,22 @@ def test_remote_shards_are_read_in_parallel() -> None:
     assert all(source.kept and source.closed for source in shards)
 
 
-def test_file_that_the_index_does_not_list_is_ignored() -> None:
-    one, copy = shard("m-1.safetensors", "a"), shard("consolidated.safetensors", "a", "b")
-    header = read_model(one, copy, index=index({"a": one.name}))
-    assert (header.tensor_count, header.file_bytes) == (1, len(one.data))
+def test_file_not_listed_in_the_index_is_ignored() -> None:
+    first, copy = shard("m-1.safetensors", "a"), shard("consolidated.safetensors", "a", "b")
+    header = read_model(first, copy, index=index({"a": first.name}))
+    assert (header.tensor_count, header.file_bytes) == (1, len(first.data))
 
 
 def test_index_and_shards_that_disagree_are_an_error() -> None:
-    one, two = shard("m-1.safetensors", "a"), shard("m-2.safetensors", "a")
+    first, second = shard("m-1.safetensors", "a"), shard("m-2.safetensors", "a")
     with pytest.raises(HeaderError, match=r"in 'm-9\.safetensors', which is missing"):
-        read_model(one, index=index({"a": "m-9.safetensors"}))
+        read_model(first, index=index({"a": "m-9.safetensors"}))
     with pytest.raises(HeaderError, match=r"tensor 'b' is not in 'm-1\.safetensors'"):
-        read_model(one, index=index({"b": one.name}))
+        read_model(first, index=index({"b": first.name}))
     with pytest.raises(HeaderError, match=r"tensor 'a' is also in m-1\.safetensors"):
-        read_model(one, two)
+        read_model(first, second)
     with pytest.raises(HeaderError, match="lists no tensors"):
-        read_model(one, index=BytesSource(b"{}", name="index"))
+        read_model(first, index=BytesSource(b"{}", name="index"))
     with pytest.raises(HeaderError, match="no safetensors file"):
         read_model()
 
@@ -304,11 +313,11 @@ def test_index_and_shards_that_disagree_are_an_error() -> None:
         ('{"weight_map": {}}', Totals()),
     ],
 )
-def test_walk_index_totals_of_an_index(text: str, totals: Totals) -> None:
+def test_walk_index_totals(text: str, totals: Totals) -> None:
     assert walk_index(BytesSource(text.encode())) == totals
 
 
-def test_walk_index_totals_of_a_large_index_takes_one_small_read() -> None:
+def test_walk_index_reads_the_totals_of_a_large_index_in_one_request() -> None:
     names = {
         f"model.layers.{n}.self_attn.q_proj.weight": "model-00001.safetensors" for n in range(9_999)
     }
@@ -327,12 +336,12 @@ def test_mlx_is_recognised_by_quantisation_or_files() -> None:
     assert not read_model(shard("m", "a")).mlx
 
 
-def test_quantisers_file_is_opened_only_if_the_config_has_no_settings() -> None:
-    beside = BytesSource(b'{"bits": 4, "group_size": 128}', name="quantize_config.json")
-    header = read_model(shard("m", "a"), quantization=beside)
+def test_quantiser_file_is_opened_only_if_the_config_has_no_settings() -> None:
+    settings = BytesSource(b'{"bits": 4, "group_size": 128}', name="quantize_config.json")
+    header = read_model(shard("m", "a"), quantization=settings)
     assert header.quantization is not None
     assert header.quantization.method == "gptq"
-    unread = BytesSource(beside.data)
+    unread = BytesSource(settings.data)
     packed = BytesSource(b'{"quantization": {"group_size": 64, "bits": 4}}', name="config.json")
     assert read_model(shard("m", "a"), config=packed, quantization=unread).mlx
     assert unread.furthest == 0
