@@ -1,4 +1,4 @@
-"""What was measured: kept, merged, removed, and never lost to damage or to another process."""
+"""The calibration file: stored, merged, removed, and never lost to damage or another process."""
 
 from __future__ import annotations
 
@@ -102,19 +102,19 @@ def plant(folder: Path, content: bytes) -> Path:
     return folder / NAME
 
 
-def test_nothing_is_made_by_reading(folder: Path) -> None:
+def test_reading_creates_no_files(folder: Path) -> None:
     assert read_calibration() == Stored()
     assert forget_calibration() == Stored()
     assert not folder.exists()
 
 
-def test_what_is_kept_is_read_back(folder: Path) -> None:
+def test_change_calibration_writes_what_read_calibration_returns(folder: Path) -> None:
     assert change_calibration(lambda _: ALL) == Stored(calibration=ALL)
     assert read_calibration() == Stored(calibration=ALL)
     assert sorted(path.name for path in folder.iterdir()) == [NAME, LOCK]
 
 
-def test_removed(folder: Path) -> None:
+def test_forget_calibration_removes_the_file(folder: Path) -> None:
     change_calibration(lambda _: ALL)
     assert forget_calibration() == Stored(calibration=ALL)
     assert not (folder / NAME).exists()
@@ -124,8 +124,8 @@ def test_removed(folder: Path) -> None:
 # -- damage ----------------------------------------------------------------------------------
 
 
-def changed(**values: object) -> bytes:
-    """The host's row with other values."""
+def file_with_host(**values: object) -> bytes:
+    """A file with a single host, with these values."""
     row = {
         "host": "x",
         "date": DAY,
@@ -137,33 +137,33 @@ def changed(**values: object) -> bytes:
 
 
 DAMAGED = {
-    "no JSON": b"my notes",
+    "not JSON": b"my notes",
     "binary": bytes(range(256)),
     "empty": b"",
-    "cut short": changed()[:-9],
+    "cut short": file_with_host()[:-9],
     "a list": b"[]",
     "no schema": b'{"hosts": []}',
     "no rows": b'{"schema": 1}',
-    "a number for rows": b'{"schema": 1, "hosts": 3, "engines": [], "differences": []}',
-    "another name": changed(more=1),
-    "a text for a number": changed(bandwidth_bytes_per_s="fast"),
-    "true for a number": changed(bandwidth_bytes_per_s=True),
-    "nothing a second": changed(bandwidth_bytes_per_s=0),
-    "less than nothing": changed(bandwidth_bytes_per_s=-1),
-    "beyond any machine": changed(bandwidth_bytes_per_s=2**62),
-    "no day": changed(date="yesterday"),
-    "a day that never was": changed(date="2026-02-30"),
-    "a text without end": changed(host="x" * (MOST_TEXT + 1)),
-    "what steers a terminal": changed(host="\x1b[2J"),
-    "a disk that is none": changed(disk=[1]),
-    "a deep list": b'{"schema": 1, "hosts": ' + b"[" * 100_000,
+    "number instead of rows": b'{"schema": 1, "hosts": 3, "engines": [], "differences": []}',
+    "unknown field": file_with_host(more=1),
+    "text instead of a number": file_with_host(bandwidth_bytes_per_s="fast"),
+    "true instead of a number": file_with_host(bandwidth_bytes_per_s=True),
+    "zero bandwidth": file_with_host(bandwidth_bytes_per_s=0),
+    "negative bandwidth": file_with_host(bandwidth_bytes_per_s=-1),
+    "impossible bandwidth": file_with_host(bandwidth_bytes_per_s=2**62),
+    "not a date": file_with_host(date="yesterday"),
+    "impossible date": file_with_host(date="2026-02-30"),
+    "text too long": file_with_host(host="x" * (MOST_TEXT + 1)),
+    "terminal control sequence": file_with_host(host="\x1b[2J"),
+    "disk is a list": file_with_host(disk=[1]),
+    "deeply nested list": b'{"schema": 1, "hosts": ' + b"[" * 100_000,
     "a long number": b'{"schema": ' + b"9" * 5000 + b"}",
     "too long": b" " * (MAX_FILE_BYTES + 1),
 }
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_file_is_told_left_out_and_kept_aside(folder: Path, content: bytes) -> None:
+def test_damaged_file_is_reported_ignored_and_moved_aside(folder: Path, content: bytes) -> None:
     path = plant(folder, content)
     result = read_calibration()
     assert result.calibration == Calibration()
@@ -185,7 +185,7 @@ def test_a_damaged_file_is_told_left_out_and_kept_aside(folder: Path, content: b
     "name",
     ["decode_tokens_per_s", "prefill_tokens_per_s", "expected_decode", "expected_prefill"],
 )
-def test_a_speed_that_no_machine_has_is_refused(folder: Path, name: str, value: object) -> None:
+def test_impossible_speed_is_reported(folder: Path, name: str, value: object) -> None:
     change_calibration(lambda _: ALL)
     answer = json.loads((folder / NAME).read_bytes())
     answer["engines"][0]["pace"][name] = value
@@ -193,14 +193,14 @@ def test_a_speed_that_no_machine_has_is_refused(folder: Path, name: str, value: 
     assert name in read_calibration().problem
 
 
-def test_every_damaged_file_is_kept(folder: Path) -> None:
+def test_every_damaged_file_is_moved_to_a_name_of_its_own(folder: Path) -> None:
     for number, content in enumerate((b"first", b"second"), 1):
         plant(folder, content)
         change_calibration(lambda before: before)
         assert (folder / f"calibration.damaged-{number}.json").read_bytes() == content
 
 
-def test_a_damaged_file_is_moved_aside_where_all_is_removed(folder: Path) -> None:
+def test_forget_calibration_moves_a_damaged_file_aside(folder: Path) -> None:
     plant(folder, b"my notes")
     result = forget_calibration()
     assert "moved to" in result.problem
@@ -208,7 +208,7 @@ def test_a_damaged_file_is_moved_aside_where_all_is_removed(folder: Path) -> Non
     assert not (folder / NAME).exists()
 
 
-def test_a_newer_file_is_neither_read_nor_written(folder: Path) -> None:
+def test_file_of_a_newer_schema_is_neither_read_nor_written(folder: Path) -> None:
     path = plant(folder, b'{"schema": 2, "moons": []}')
     assert (
         "made by a newer EdgeKit (schema 2, this one knows 1): upgrade"
@@ -222,7 +222,9 @@ def test_a_newer_file_is_neither_read_nor_written(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_a_folder_or_a_pipe_in_its_place(folder: Path, make: Callable[[Path], None]) -> None:
+def test_folder_or_pipe_in_place_of_the_file_is_an_error(
+    folder: Path, make: Callable[[Path], None]
+) -> None:
     folder.mkdir()
     make(folder / NAME)
     assert "is not a file: move it away" in read_calibration().problem
@@ -230,7 +232,9 @@ def test_a_folder_or_a_pipe_in_its_place(folder: Path, make: Callable[[Path], No
         change_calibration(lambda _: ALL)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_folder_that_cannot_be_created_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "file" / "data"))
     assert read_calibration() == Stored()
@@ -238,7 +242,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
         change_calibration(lambda _: ALL)
 
 
-def test_a_full_disk_leaves_what_was_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_file_unchanged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change_calibration(lambda _: ALL)
 
     def full(_: int) -> None:
@@ -252,7 +256,7 @@ def test_a_full_disk_leaves_what_was_there(folder: Path, monkeypatch: pytest.Mon
     assert sorted(path.name for path in folder.iterdir()) == [NAME, LOCK]
 
 
-# -- several at once -------------------------------------------------------------------------
+# -- concurrent writers ----------------------------------------------------------------------
 
 WRITER = """
 import sys
@@ -265,8 +269,8 @@ for i in range(int(sys.argv[2])):
 """
 
 
-def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
-    """The file is made by whoever comes first."""
+def test_concurrent_writers_lose_nothing(folder: Path) -> None:
+    """The file does not exist yet: the first writer creates it."""
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, f"writer{i}", "15"]) for i in range(3)
     ]
@@ -278,7 +282,7 @@ def test_processes_that_write_at_once_lose_nothing(folder: Path) -> None:
     assert not list(folder.glob("*.part"))
 
 
-def test_whoever_holds_it_too_long_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_held_too_long_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "WAIT_S", 0.1)
     folder.mkdir()
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
@@ -295,7 +299,7 @@ def test_whoever_holds_it_too_long_is_named(folder: Path, monkeypatch: pytest.Mo
 # -- rows ------------------------------------------------------------------------------------
 
 
-def test_the_largest_overhead_stays_and_the_newest_pace() -> None:
+def test_with_engine_keeps_the_largest_overhead_and_the_newest_pace() -> None:
     faster = replace(PACE, decode_tokens_per_s=4.0)
     smaller = replace(ENGINE, overhead_bytes=50 * MIB, overhead_label="small", pace=faster)
     (row,) = with_engine(Calibration(engines=(ENGINE,)), smaller).engines
@@ -305,19 +309,19 @@ def test_the_largest_overhead_stays_and_the_newest_pace() -> None:
     (row,) = with_engine(Calibration(engines=(row,)), larger).engines
     assert (row.overhead_bytes, row.overhead_label, row.samples) == (95 * MIB, "large", 3)
     assert row.pace == faster
-    untold = replace(ENGINE, overhead_bytes=None, overhead_label="", samples=0)
-    (row,) = with_engine(Calibration(engines=(row,)), untold).engines
+    unmeasured = replace(ENGINE, overhead_bytes=None, overhead_label="", samples=0)
+    (row,) = with_engine(Calibration(engines=(row,)), unmeasured).engines
     assert (row.overhead_bytes, row.overhead_label, row.samples) == (95 * MIB, "large", 3)
 
 
 @pytest.mark.parametrize("field", ["engine", "through", "version", "host", "device"])
-def test_another_engine_version_machine_or_device_is_another_row(field: str) -> None:
+def test_with_engine_adds_a_row_for_another_engine_version_host_or_device(field: str) -> None:
     changes: dict[str, Any] = {field: "another"}
     other = replace(ENGINE, **changes)
     assert len(with_engine(Calibration(engines=(ENGINE,)), other).engines) == 2
 
 
-def test_what_could_not_be_measured_again_stays_with_its_day() -> None:
+def test_with_host_keeps_earlier_values_that_were_not_measured_again() -> None:
     later = HostMeasured(host="a processor", date="2026-12-01")
     assert with_host(Calibration(hosts=(HOST,)), later).hosts == (HOST,)
     again = replace(later, bandwidth_bytes_per_s=20 * 10**9)
@@ -325,7 +329,7 @@ def test_what_could_not_be_measured_again_stays_with_its_day() -> None:
     assert (row.bandwidth_bytes_per_s, row.date, row.disk) == (20 * 10**9, "2026-12-01", DISK)
 
 
-def test_the_same_difference_is_kept_once() -> None:
+def test_with_differences_replaces_a_row_of_the_same_version() -> None:
     again = replace(DIFFERENCE, measured_bytes=21 * MIB)
     assert with_differences(ALL, [again]).differences == (again,)
     newer = replace(DIFFERENCE, version="0.7.0")
@@ -333,7 +337,7 @@ def test_the_same_difference_is_kept_once() -> None:
 
 
 def longest_rows() -> Calibration:
-    """The longest texts, every character of which takes four bytes."""
+    """More rows than are stored, with the longest texts of four-byte characters."""
     text = "\N{GRINNING FACE}" * (MOST_TEXT - 3)
     result = Calibration()
     for i in range(max(MOST_HOSTS, MOST_ENGINES, MOST_DIFFERENCES) + 9):
@@ -348,7 +352,7 @@ def longest_rows() -> Calibration:
     return result
 
 
-def test_the_file_never_outgrows_what_is_read(folder: Path) -> None:
+def test_largest_calibration_that_is_written_can_be_read(folder: Path) -> None:
     most = longest_rows()
     assert (len(most.hosts), len(most.engines), len(most.differences)) == (32, 64, 64)
     assert most.hosts[-1].host.endswith("072")
@@ -359,24 +363,24 @@ def test_the_file_never_outgrows_what_is_read(folder: Path) -> None:
 # -- of this machine -------------------------------------------------------------------------
 
 
-def here(tmp_path: Path, stored: Stored) -> Machine:
+def this_machine(tmp_path: Path, stored: Stored) -> Machine:
     """The recorded machine without a card, with a calibration."""
     return detect(replace(machine(tmp_path, recorded("hybrid_tree")), calibration=lambda: stored))
 
 
-def own(tmp_path: Path, **engine: Any) -> Stored:
-    plain = here(tmp_path, Stored())
+def stored_here(tmp_path: Path, **engine: Any) -> Stored:
+    plain = this_machine(tmp_path, Stored())
     key = host_key(plain)
     row = replace(ENGINE, **({"host": key, "device": device_key(plain)} | engine))
     return Stored(calibration=Calibration(hosts=(replace(HOST, host=key),), engines=(row,)))
 
 
-def test_this_machine_has_what_was_measured_on_it(
+def test_detect_includes_what_was_measured_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "installed_version", lambda _: "2026.10")
-    stored = own(tmp_path)
-    result = here(tmp_path, stored)
+    stored = stored_here(tmp_path)
+    result = this_machine(tmp_path, stored)
     assert result.host is not None
     assert result.host.bandwidth_bytes_per_s == 18 * 10**9
     assert result.host.bandwidth_because == f"measured here on {DAY}"
@@ -389,34 +393,36 @@ def test_this_machine_has_what_was_measured_on_it(
     ("engine", "installed"),
     [({"version": "2026.9"}, "2026.10"), ({"host": "another"}, "2026.10"), ({}, None)],
 )
-def test_another_version_or_machine_does_not_count(
+def test_measured_on_ignores_other_versions_and_machines(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     engine: dict[str, str],
     installed: str | None,
 ) -> None:
     monkeypatch.setattr(calibration, "installed_version", lambda _: installed)
-    stored = own(tmp_path, **engine)
-    result = measured_on(here(tmp_path, Stored()), stored.calibration)
+    stored = stored_here(tmp_path, **engine)
+    result = measured_on(this_machine(tmp_path, Stored()), stored.calibration)
     assert result is not None
     assert result.engines == ()
 
 
-def test_nothing_measured_is_no_calibration(tmp_path: Path) -> None:
-    result = here(tmp_path, Stored(calibration=Calibration(hosts=(HOST,), engines=(ENGINE,))))
+def test_detect_ignores_the_calibration_of_another_machine(tmp_path: Path) -> None:
+    result = this_machine(
+        tmp_path, Stored(calibration=Calibration(hosts=(HOST,), engines=(ENGINE,)))
+    )
     assert result.measured is None
     assert result.host is not None
     assert (result.host.bandwidth_bytes_per_s, result.host.bandwidth_because) == (None, "")
 
 
-def test_a_file_that_cannot_be_read_is_a_note(folder: Path) -> None:
+def test_detect_notes_a_damaged_calibration_file(folder: Path) -> None:
     plant(folder, b"my notes")
     result = detect()
     assert "ignoring earlier measurements" in result.notes[-1]
     assert result.measured is None
 
 
-def test_a_calibration_that_breaks_is_none(tmp_path: Path) -> None:
+def test_detect_ignores_a_calibration_that_raises(tmp_path: Path) -> None:
     def broken() -> Stored:
         raise RuntimeError
 
@@ -424,19 +430,19 @@ def test_a_calibration_that_breaks_is_none(tmp_path: Path) -> None:
     assert (result.measured, result.notes) == (None, ())
 
 
-def test_a_machine_that_is_wished_for_has_none(folder: Path) -> None:
+def test_what_if_machine_has_no_calibration(folder: Path) -> None:
     plain = detect()
     change_calibration(lambda _: Calibration(hosts=(replace(HOST, host=host_key(plain)),)))
     assert detect().measured is not None
-    wished = what_if_machine(devices=(), ram="16G", vram=None)
-    assert wished.measured is None
-    assert wished.host is not None
-    assert wished.host.bandwidth_bytes_per_s is None
+    what_if = what_if_machine(devices=(), ram="16G", vram=None)
+    assert what_if.measured is None
+    assert what_if.host is not None
+    assert what_if.host.bandwidth_bytes_per_s is None
 
 
-def test_machines_are_told_apart() -> None:
-    one = detect()
-    assert host_key(one) == host_key(detect())
-    assert host_key(replace(one, cores=(one.cores or 0) + 1)) != host_key(one)
-    assert host_key(replace(one, processor="another")) != host_key(one)
-    assert host_key(replace(one, processor="", host=None)).startswith("an unnamed processor")
+def test_host_key_differs_by_cores_and_processor() -> None:
+    detected = detect()
+    assert host_key(detected) == host_key(detect())
+    assert host_key(replace(detected, cores=(detected.cores or 0) + 1)) != host_key(detected)
+    assert host_key(replace(detected, processor="another")) != host_key(detected)
+    assert host_key(replace(detected, processor="", host=None)).startswith("an unnamed processor")

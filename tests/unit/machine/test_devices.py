@@ -1,4 +1,4 @@
-"""The table of devices: every row, the names people and drivers use, and what no row may promise."""
+"""The table of devices: its rows, the names people and drivers use, and bounds on the memory."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ GB_S = 10**9
 
 
 def rows_of(kind: DeviceKind) -> Sequence[KnownDevice]:
-    """Of a kind with many devices, in the normal run a sample."""
+    """The devices of a kind, or a sample of them if there are many."""
     rows = [device for device in all_devices() if device.kind is kind]
     return sampled(rows, each=5) if len(rows) > 50 else rows
 
 
 @pytest.mark.parametrize("kind", DeviceKind)
-def test_every_row(kind: DeviceKind) -> None:
+def test_device_rows_are_consistent(kind: DeviceKind) -> None:
     assert rows_of(kind)
     for device in rows_of(kind):
         check_row(device)
@@ -48,7 +48,7 @@ def test_every_row(kind: DeviceKind) -> None:
 
 def check_row(device: KnownDevice) -> None:
     assert 0 < device.usable_bytes <= device.memory_bytes
-    assert device.memory_bytes <= device.size_gb * GIB * 1.003  # of "277", 277.55
+    assert device.memory_bytes <= device.size_gb * GIB * 1.003  # "277" is 277.55
     assert device.memory_bytes >= min(device.size_gb * 0.89 * GIB, device.size_gb * GIB - 600 * MIB)
     assert device.source
     assert device.unified == (device.kind is not DeviceKind.GPU)
@@ -61,14 +61,14 @@ def check_row(device: KnownDevice) -> None:
     assert (device.vendor is Vendor.APPLE) >= (device.kind is DeviceKind.MAC)
 
 
-def test_names_are_told_apart() -> None:
+def test_device_names_and_ids_are_unique() -> None:
     names = [words_of(device.name) for device in all_devices()]
     assert len(set(names)) == len(names) > 400
     assert len({device.id for device in all_devices()}) == len(names)
 
 
 @pytest.mark.parametrize("kind", DeviceKind)
-def test_every_other_name_leads_to_it(kind: DeviceKind) -> None:
+def test_device_like_finds_every_alias(kind: DeviceKind) -> None:
     for device in rows_of(kind):
         for name in (device.model, *device.also):
             result = device_like(f"{name} {device.size_gb}GB", memory_bytes=device.memory_bytes)
@@ -76,7 +76,7 @@ def test_every_other_name_leads_to_it(kind: DeviceKind) -> None:
             assert result.memory_bytes == device.memory_bytes, (name, device.id)
 
 
-# The least that CUDA was seen to call the total, in GiB with two digits: half a last digit less is sure.
+# The smallest total that CUDA was seen to report, in GiB rounded to two decimals.
 LEAST_LOGGED = {
     "RTX 3080": 9.78, "Tesla K80": 11.17, "RTX 4080": 15.57, "RTX 4090": 23.64, "RTX 5090": 31.34, "H100": 79.10,
     "Quadro RTX 8000": 47.46, "RTX 4070 Laptop": 7.62, "GH200 144GB": 142.50, "DGX Spark": 119.18,
@@ -84,7 +84,7 @@ LEAST_LOGGED = {
 
 
 @pytest.mark.parametrize(("name", "gib"), LEAST_LOGGED.items())
-def test_usable_is_never_more_than_a_logged_total(name: str, gib: float) -> None:
+def test_usable_memory_is_never_more_than_a_logged_total(name: str, gib: float) -> None:
     assert find_device(name).usable_bytes <= (gib - 0.005) * GIB
 
 
@@ -100,22 +100,22 @@ def test_usable_is_never_more_than_a_logged_total(name: str, gib: float) -> None
         ("RTX 2080 Ti 22GB", 22_528, 21_959),
     ],
 )
-def test_what_is_modelled(name: str, memory: int, usable: int) -> None:
+def test_usable_memory_without_a_log_is_modelled(name: str, memory: int, usable: int) -> None:
     device = find_device(name)
     assert (device.memory_bytes // MIB, device.usable_bytes // MIB) == (memory, usable)
 
 
-# The size on the box, and what Linux reports of it or less, MiB: 600 and 7.5 % are kept
+# The size on the box less 600 MiB or 7.5 %, whichever is more: a lower bound of what Linux reports.
 @pytest.mark.parametrize(
     ("name", "mib"),
     [("Jetson Nano", 3_496), ("Jetson Orin Nano 4GB", 3_496), ("Jetson Orin NX 8GB", 7_577),
      ("Jetson Orin NX 16GB", 15_155), ("Raspberry Pi 5 4GB", 3_496), ("Raspberry Pi 5 16GB", 15_155)],
 )  # fmt: skip
-def test_a_small_board_keeps_as_much_as_a_larger_one(name: str, mib: int) -> None:
+def test_memory_of_small_boards(name: str, mib: int) -> None:
     assert find_device(name).memory_bytes == mib * MIB
 
 
-# nvidia-smi's total and the least that CUDA was seen to give of it, MiB
+# nvidia-smi's total and the smallest total that CUDA was seen to report, MiB
 LOGGED = {
     "GTX 1650": (4_096, 3_712), "GTX 1660 Ti": (6_144, 5_747), "T4": (15_360, 14_904),
     "RTX 5060 Ti 16GB": (16_311, 15_825), "L4": (23_034, 22_553), "A10G": (23_028, 22_471),
@@ -129,25 +129,27 @@ LOGGED = {
 
 
 @pytest.mark.parametrize(("name", "logged"), LOGGED.items())
-def test_what_drivers_logged(name: str, logged: tuple[int, int]) -> None:
+def test_memory_of_cards_is_what_drivers_logged(name: str, logged: tuple[int, int]) -> None:
     device = find_device(name)
     assert (device.memory_bytes // MIB, device.usable_bytes // MIB) == logged
 
 
-def test_no_model_promises_more_than_a_driver_gave() -> None:
+def test_modelled_memory_is_never_more_than_the_recorded_one() -> None:
     cards = [
         device
         for device in all_devices()
         if device.kind is DeviceKind.GPU and device.vendor is Vendor.NVIDIA
     ]
-    seen = [
+    pairs = [
         (devices._usable_bytes(card.kind, card.vendor, card.memory_bytes), card) for card in cards
     ]
-    assert all(modelled <= one.usable_bytes for modelled, one in seen)
-    assert sum(modelled < one.usable_bytes for modelled, one in seen) >= 29
-    for one in cards:
-        if one.name.startswith(("RTX", "GTX")) and "ECC on" not in one.source:
-            assert devices._reported_bytes(one.kind, one.vendor, one.size_gb) <= one.memory_bytes
+    assert all(modelled <= card.usable_bytes for modelled, card in pairs)
+    assert sum(modelled < card.usable_bytes for modelled, card in pairs) >= 29
+    for card in cards:
+        if card.name.startswith(("RTX", "GTX")) and "ECC on" not in card.source:
+            assert (
+                devices._reported_bytes(card.kind, card.vendor, card.size_gb) <= card.memory_bytes
+            )
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_no_model_promises_more_than_a_driver_gave() -> None:
         ("Samsung Galaxy S24", "Galaxy S24"),
     ],
 )
-def test_found(text: str, name: str) -> None:
+def test_find_device(text: str, name: str) -> None:
     assert find_device(text).name == name
 
 
@@ -253,7 +255,7 @@ def test_found(text: str, name: str) -> None:
         ("H20", "H20 96GB, H20 141GB"),
         ("raspberry pi 5", "Raspberry Pi 5 4GB, Raspberry Pi 5 8GB, Raspberry Pi 5 16GB"),
         ("GTX 780M", "unknown device"),
-        ("RTX 3060 Ti laptop", "unknown device"),  # there is none
+        ("RTX 3060 Ti laptop", "unknown device"),  # does not exist
         ("rtx 4900", "RTX 4090"),
         ("Voodoo 2", "unknown device 'Voodoo 2'; for example RTX 4090, H100"),
         ("nvidia", "for example"),
@@ -262,7 +264,7 @@ def test_found(text: str, name: str) -> None:
         ("x" * 10_000, f"unknown device '{'x' * 40}'; for example"),
     ],
 )
-def test_not_found(text: str, sentence: str) -> None:
+def test_find_device_of_unknown_or_ambiguous_names(text: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_device(text)
     assert sentence in str(caught.value)
@@ -271,12 +273,12 @@ def test_not_found(text: str, sentence: str) -> None:
 
 @settings(max_examples=100 if LONG else 40)
 @given(st.text() | st.text(alphabet="rtxm34 09-gbGB+\x00"))
-def test_any_text_is_answered(text: str) -> None:
+def test_find_device_of_any_text_is_a_device_or_a_printable_error(text: str) -> None:
     device_like(text)
-    assert told(text).isprintable()
+    assert answer(text).isprintable()
 
 
-def told(text: str) -> str:
+def answer(text: str) -> str:
     try:
         return find_device(text).name
     except UsageError as error:
@@ -321,7 +323,7 @@ def told(text: str) -> str:
         ("Apple M3 Max", 64 * 1024, "M3 Max 64GB", 400),
     ],
 )
-def test_what_a_driver_calls_it(
+def test_device_like_of_driver_names(
     reported: str, mib: int | None, name: str, gb_s: float | None
 ) -> None:
     device = device_like(reported, memory_bytes=None if mib is None else mib * MIB)
@@ -335,11 +337,11 @@ def test_what_a_driver_calls_it(
     ["", "GPU", "Orin", "NVIDIA Graphics Device", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "llvmpipe",
      "Apple M9 Max", "RTX 6000", "NVIDIA GeForce GTX 780M", "\udcff" * 5000],
 )  # fmt: skip
-def test_nothing_is_guessed(reported: str) -> None:
+def test_device_like_does_not_guess(reported: str) -> None:
     assert device_like(reported) is None
 
 
-# The table that --gpu had: developer.nvidia.com/cuda-gpus
+# From developer.nvidia.com/cuda-gpus
 @pytest.mark.parametrize(
     ("capability", "names"),
     [
@@ -357,12 +359,12 @@ def test_nothing_is_guessed(reported: str) -> None:
         ((12, 1), "DGX Spark"),
     ],
 )
-def test_compute_capability(capability: tuple[int, int], names: str) -> None:
+def test_compute_capability_of_devices(capability: tuple[int, int], names: str) -> None:
     for name in names.split(", "):
         assert find_device(name).capability == capability
 
 
-def test_every_nvidia_device_since_volta_has_one() -> None:
+def test_every_nvidia_device_since_turing_has_a_compute_capability() -> None:
     for device in all_devices():
         modern = device.vendor is Vendor.NVIDIA and device.released >= "2018-09"
         before = device.name.startswith(("Quadro P", "GTX 10", "Jetson Nano"))
@@ -377,11 +379,11 @@ def test_every_nvidia_device_since_volta_has_one() -> None:
      ("mi325x", 6000), ("4090", 1008), ("5090", 1792), ("iphone 16 pro", 60), ("Jetson AGX Orin 32GB", 204.8),
      ("Arc Pro B70", 608), ("RX 580 4GB", 224), ("RX 580 8GB", 256), ("Raspberry Pi 5 4GB", 17), ("MI300A", 5300)],
 )  # fmt: skip
-def test_bandwidth(name: str, gb_s: float) -> None:
+def test_bandwidth_of_devices(name: str, gb_s: float) -> None:
     assert find_device(name).bandwidth_bytes_per_s == round(gb_s * GB_S)
 
 
-def test_usual_devices_are_a_few_dozen_the_smallest_first() -> None:
+def test_usual_devices_are_a_few_dozen_sorted_by_memory() -> None:
     usual = usual_devices()
     assert 40 <= len(usual) <= 90
     assert [item.usable_bytes for item in usual] == sorted(item.usable_bytes for item in usual)
@@ -389,7 +391,7 @@ def test_usual_devices_are_a_few_dozen_the_smallest_first() -> None:
     assert {item.vendor for item in usual} == set(Vendor)
 
 
-def test_no_usual_device_is_rebuilt_or_one_of_several_on_a_board() -> None:
+def test_usual_devices_exclude_rebuilt_and_multi_gpu_boards() -> None:
     words = ("rebuilt", "one of its", "one of the board", "four of them")
     unusual = [device for device in all_devices() if any(word in device.source for word in words)]
     result = {item.name for item in unusual}
@@ -397,13 +399,13 @@ def test_no_usual_device_is_rebuilt_or_one_of_several_on_a_board() -> None:
     assert not any(item.usual for item in unusual)
 
 
-def test_nothing_is_read_before_it_is_asked_for() -> None:
-    words = "import edgekit.machine.devices as d; print(d.all_devices.cache_info().currsize)"
-    result = subprocess.run([sys.executable, "-c", words], capture_output=True, check=True)
+def test_importing_devices_does_not_read_the_table() -> None:
+    code = "import edgekit.machine.devices as d; print(d.all_devices.cache_info().currsize)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert result.stdout.strip() == b"0"
 
 
-def test_what_was_collected_is_what_the_tool_makes() -> None:
+def test_collected_tsv_equals_the_output_of_the_tool() -> None:
     collection = TRUTH / "devices.json"
     if not collection.exists():
         pytest.skip("the collection of devices is not part of the project; set EDGEKIT_TRUTH")
@@ -412,8 +414,8 @@ def test_what_was_collected_is_what_the_tool_makes() -> None:
     assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    made = tool.collected(json.loads(collection.read_text(encoding="utf-8")))
-    assert (tool.DATA / "collected.tsv").read_text(encoding="utf-8") == made
+    expected = tool.collected(json.loads(collection.read_text(encoding="utf-8")))
+    assert (tool.DATA / "collected.tsv").read_text(encoding="utf-8") == expected
 
 
 @pytest.mark.parametrize(
@@ -427,7 +429,7 @@ def test_what_was_collected_is_what_the_tool_makes() -> None:
         ("24GB card", DeviceKind.GPU, 24),
     ],
 )
-def test_suggestions_are_of_the_kind_and_then_of_the_memory_that_is_named(
+def test_suggestions_match_the_kind_and_memory_in_the_text(
     text: str, kind: DeviceKind, size_gb: int | None
 ) -> None:
     with pytest.raises(UsageError) as caught:

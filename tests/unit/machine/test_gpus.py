@@ -28,15 +28,15 @@ def radeon(**changed: str) -> dict[str, Any]:
     return tree
 
 
-def only_card(tree: dict[str, Any], card: str) -> dict[str, Any]:
-    """Without the other one."""
-    tree["files"] = {path: text for path, text in tree["files"].items() if card not in path}
+def without(tree: dict[str, Any], part: str) -> dict[str, Any]:
+    """The tree without the files whose path contains `part`."""
+    tree["files"] = {path: text for path, text in tree["files"].items() if part not in path}
     return tree
 
 
 def test_amd_card(tmp_path: Path) -> None:
-    """24,560 MiB, of which 560 are taken."""
-    assert find_amd(machine(tmp_path, only_card(radeon(), "card0"))) == Findings(
+    """24,560 MiB, of which 560 are in use."""
+    assert find_amd(machine(tmp_path, without(radeon(), "card0"))) == Findings(
         devices=(
             Device(
                 name="AMD Radeon RX 7900 XTX",
@@ -53,15 +53,15 @@ def test_amd_card(tmp_path: Path) -> None:
 
 
 def test_amd_integrated_gpu_shares_the_ram(tmp_path: Path) -> None:
-    """GTT (32 GiB, 30 MiB of it taken) is more than the carve-out (512 MiB, 40 taken): one pool of both."""
-    (device,) = find_amd(machine(tmp_path, only_card(radeon(), "card1"))).devices
+    """GTT (32 GiB, 30 MiB in use) is more than the carve-out (512 MiB, 40 in use): one pool of both."""
+    (device,) = find_amd(machine(tmp_path, without(radeon(), "card1"))).devices
     assert device.unified
     assert (device.total_bytes, device.free_bytes) == (HOST.total_bytes, HOST.usable_bytes)
     assert device.limit_bytes == 32 * GIB - 30 * MIB + 512 * MIB - 40 * MIB
 
 
 def test_amd_strix_halo(tmp_path: Path) -> None:
-    """96 GiB mappable less 1 GiB, and 4 GiB of its own less 300 MiB; a host of 64 GiB still gives no more than it has."""
+    """96 GiB mappable less 1 GiB, and a carve-out of 4 GiB less 300 MiB. The host of 64 GiB caps what is free."""
     (device,) = find_amd(machine(tmp_path, recorded("synthetic_strix_halo"))).devices
     assert (device.name, device.unified) == ("AMD Radeon 8060S", True)
     assert (device.limit_bytes, device.free_bytes) == (99 * GIB - 300 * MIB, 50 * GIB)
@@ -74,7 +74,7 @@ def test_amd_strix_halo(tmp_path: Path) -> None:
 
 
 def test_amd_carve_out_larger_than_gtt_is_own_memory(tmp_path: Path) -> None:
-    """96 GiB set in the BIOS are gone from the host: two memories, not one."""
+    """96 GiB set in the BIOS are no longer the host's: two memories, not one."""
     tree = recorded("synthetic_strix_halo")
     tree["files"][f"{AMD_CARD}/mem_info_vram_total"] = f"{96 * GIB}\n"
     tree["files"][f"{AMD_CARD}/mem_info_gtt_total"] = f"{16 * GIB}\n"
@@ -84,9 +84,7 @@ def test_amd_carve_out_larger_than_gtt_is_own_memory(tmp_path: Path) -> None:
 
 
 def test_amd_mi300a_is_unified(tmp_path: Path) -> None:
-    tree = only_card(
-        radeon(gpu_metrics="x\0\x01\x05", mem_info_vram_total=f"{96 * GIB}\n"), "card0"
-    )
+    tree = without(radeon(gpu_metrics="x\0\x01\x05", mem_info_vram_total=f"{96 * GIB}\n"), "card0")
     tree["files"][f"{AMD_CARD}/uevent"] = (
         "DRIVER=amdgpu\nPCI_ID=1002:74A0\nPCI_SLOT_NAME=0000:01:00.0\n"
     )
@@ -95,8 +93,8 @@ def test_amd_mi300a_is_unified(tmp_path: Path) -> None:
 
 
 def test_amd_old_integrated_gpu_has_its_carve_out(tmp_path: Path) -> None:
-    """Without gpu_metrics nothing tells it from a card: its own part is the least it has."""
-    tree = only_card(radeon(), "card1")
+    """Without gpu_metrics it cannot be told from a card, so only its carve-out counts."""
+    tree = without(radeon(), "card1")
     del tree["files"][f"{AMD_APU}/gpu_metrics"]
     (device,) = find_amd(machine(tmp_path, tree)).devices
     assert (device.unified, device.total_bytes) == (False, 512 * MIB)
@@ -104,41 +102,41 @@ def test_amd_old_integrated_gpu_has_its_carve_out(tmp_path: Path) -> None:
 
 def test_amd_memory_partition_nps4(tmp_path: Path) -> None:
     tree = radeon(current_memory_partition="NPS4\n", product_name="AMD Instinct MI300X\n")
-    (device,) = find_amd(machine(tmp_path, only_card(tree, "card0"))).devices
+    (device,) = find_amd(machine(tmp_path, without(tree, "card0"))).devices
     assert (device.partition, device.basis) == ("NPS4", Basis.MODELLED)
     assert (device.total_bytes, device.free_bytes) == (24_560 * MIB // 4, 24_000 * MIB // 4)
 
 
-@pytest.mark.parametrize(
-    ("message", "parts"), [("NPS1\n", 1), ("NPS9\n", 1), ("NPS\n", 1), ("x", 1)]
-)
-def test_amd_memory_partition_invalid(tmp_path: Path, message: str, parts: int) -> None:
-    tree = only_card(radeon(current_memory_partition=message), "card0")
+@pytest.mark.parametrize("partition", ["NPS1\n", "NPS9\n", "NPS\n", "x"])
+def test_amd_memory_partition_nps1_or_invalid_divides_nothing(
+    tmp_path: Path, partition: str
+) -> None:
+    tree = without(radeon(current_memory_partition=partition), "card0")
     (device,) = find_amd(machine(tmp_path, tree)).devices
-    assert device.total_bytes == 24_560 * MIB // parts
+    assert device.total_bytes == 24_560 * MIB
 
 
 @pytest.mark.parametrize("garbage", ["", "many\n", "-5\n", "0\n", f"{2**63}\n"])
-def test_amd_card_without_memory_is_a_note(tmp_path: Path, garbage: str) -> None:
-    seen = find_amd(machine(tmp_path, only_card(radeon(mem_info_vram_total=garbage), "card0")))
-    assert seen.devices == ()
-    assert seen.notes[0].endswith("does not report its memory: not counted.")
+def test_amd_card_that_does_not_report_its_memory_is_a_note(tmp_path: Path, garbage: str) -> None:
+    findings = find_amd(machine(tmp_path, without(radeon(mem_info_vram_total=garbage), "card0")))
+    assert findings.devices == ()
+    assert findings.notes[0].endswith("does not report its memory: not counted.")
 
 
-def test_amd_card_not_passed_to_the_container(tmp_path: Path) -> None:
-    """/sys shows every card of the machine; /dev only_card those that were passed in."""
-    tree = only_card(only_card(radeon(), "card0"), "/dev/dri")
-    seen = find_amd(machine(tmp_path, tree))
-    assert seen.devices == ()
-    assert "/dev/dri/renderD128 does not exist" in seen.notes[0]
+def test_amd_card_not_passed_to_the_container_is_a_note(tmp_path: Path) -> None:
+    """/sys shows every card of the machine; /dev only those that were passed in."""
+    tree = without(without(radeon(), "card0"), "/dev/dri")
+    findings = find_amd(machine(tmp_path, tree))
+    assert findings.devices == ()
+    assert "/dev/dri/renderD128 does not exist" in findings.notes[0]
 
 
-def test_amd_driver_without_render_node(tmp_path: Path) -> None:
-    tree = only_card(only_card(radeon(), "card0"), "renderD")
+def test_amd_driver_without_render_node_is_a_note(tmp_path: Path) -> None:
+    tree = without(without(radeon(), "card0"), "renderD")
     assert "has no render node" in find_amd(machine(tmp_path, tree)).notes[0]
 
 
-def test_amd_not_on_other_systems(tmp_path: Path) -> None:
+def test_find_amd_finds_nothing_on_other_systems(tmp_path: Path) -> None:
     assert find_amd(machine(tmp_path, radeon(), system=System.WINDOWS)) == Findings()
 
 
@@ -147,13 +145,13 @@ def test_amd_not_on_other_systems(tmp_path: Path) -> None:
 INTEL_CARD = "/sys/class/drm/card1"
 
 
-def arc(pci: str = "8086:E20B", *, window: int = 16 * GIB, tile: bool = False) -> dict[str, Any]:
-    """A card behind a window of this size; its memory told by a file, or not."""
+def arc(pci: str = "8086:E20B", *, bar_bytes: int = 16 * GIB, tile: bool = False) -> dict[str, Any]:
+    """A card with a BAR of this size, with or without the file that states its memory."""
     tree = recorded("synthetic_arc_b580")
     files = tree["files"]
     files[f"{INTEL_CARD}/device/uevent"] = f"DRIVER=xe\nPCI_ID={pci}\nPCI_SLOT_NAME=0000:04:00.0\n"
     first = files[f"{INTEL_CARD}/device/resource"].splitlines()[:2]
-    last = f"0x{2**38:016x} 0x{2**38 + window - 1:016x} 0x000000000014220c"
+    last = f"0x{2**38:016x} 0x{2**38 + bar_bytes - 1:016x} 0x000000000014220c"
     files[f"{INTEL_CARD}/device/resource"] = "\n".join([*first, last]) + "\n"
     if not tile:
         del files[f"{INTEL_CARD}/device/tile0/physical_vram_size_bytes"]
@@ -161,40 +159,42 @@ def arc(pci: str = "8086:E20B", *, window: int = 16 * GIB, tile: bool = False) -
 
 
 def test_intel_card_with_xe(tmp_path: Path) -> None:
-    """12 GiB by its file; a sixteenth is assumed to be taken, and the number says so."""
-    seen = find_intel(machine(tmp_path, recorded("synthetic_arc_b580")))
-    _, device = seen.devices
+    """12 GiB according to its file, of which a sixteenth is assumed to be in use."""
+    findings = find_intel(machine(tmp_path, recorded("synthetic_arc_b580")))
+    _, device = findings.devices
     assert (device.name, device.unified, device.basis) == ("Intel Arc B580", False, Basis.ASSUMED)
     assert (device.total_bytes, device.free_bytes) == (12 * GIB, 12 * GIB * 15 // 16)
     assert device.because.startswith("xe physical_vram_size_bytes;")
-    assert seen.notes == ()
+    assert findings.notes == ()
 
 
 @pytest.mark.parametrize(
-    ("pci", "window", "total_bytes"),
+    ("pci", "bar_bytes", "total_bytes"),
     [
-        ("8086:E20B", 16 * GIB, 12 * GIB),  # B580: the window is the next power of two
+        ("8086:E20B", 16 * GIB, 12 * GIB),  # B580: the BAR is the next power of two
         ("8086:E20B", 256 * MIB, 12 * GIB),  # without resizable BAR
         ("8086:E223", 32 * GIB, 32 * GIB),  # Arc Pro B70
         ("8086:56A0", 16 * GIB, 16 * GIB),  # A770, sold with 8 and with 16
         ("8086:56A0", 8 * GIB, 8 * GIB),
-        ("8086:56A0", 256 * MIB, 8 * GIB),  # no telling which: the smaller
-        ("8086:FFFF", 16 * GIB, 8 * GIB),  # unknown: more than half of its window is certain
+        ("8086:56A0", 256 * MIB, 8 * GIB),  # either: the smaller counts
+        ("8086:FFFF", 16 * GIB, 8 * GIB),  # unknown: half of its BAR is certain
     ],
 )
 def test_intel_card_without_reported_memory(
-    tmp_path: Path, pci: str, window: int, total_bytes: int
+    tmp_path: Path, pci: str, bar_bytes: int, total_bytes: int
 ) -> None:
-    _, device = find_intel(machine(tmp_path, arc(pci, window=window))).devices
+    _, device = find_intel(machine(tmp_path, arc(pci, bar_bytes=bar_bytes))).devices
     assert device.total_bytes == total_bytes
 
 
 def test_intel_unknown_card_with_small_bar_is_a_note(tmp_path: Path) -> None:
-    tree = arc("8086:FFFF", window=256 * MIB)
+    tree = arc("8086:FFFF", bar_bytes=256 * MIB)
     tree["files"] = {path: text for path, text in tree["files"].items() if "card0" not in path}
-    seen = find_intel(machine(tmp_path, tree))
-    assert seen.devices == ()
-    assert seen.notes == ("Intel GPU ffff (0000:04:00.0) does not report its memory: not counted.",)
+    findings = find_intel(machine(tmp_path, tree))
+    assert findings.devices == ()
+    assert findings.notes == (
+        "Intel GPU ffff (0000:04:00.0) does not report its memory: not counted.",
+    )
 
 
 def test_intel_card_with_lmem_total_bytes(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_intel_card_with_lmem_total_bytes(tmp_path: Path) -> None:
     ("host", "limit_bytes"),
     [
         (HOST, 48 * GIB),  # three quarters of 64 GiB
-        (HostMemory(total_bytes=4 * GIB, free_bytes=3 * GIB), 2 * GIB),  # a half of 4
+        (HostMemory(total_bytes=4 * GIB, free_bytes=3 * GIB), 2 * GIB),  # half of 4 GiB
     ],
 )
 def test_intel_integrated_graphics(tmp_path: Path, host: HostMemory, limit_bytes: int) -> None:
@@ -221,16 +221,16 @@ def test_intel_integrated_graphics(tmp_path: Path, host: HostMemory, limit_bytes
 
 
 @pytest.mark.parametrize("resource", ["", "0x0 0x0\n", "a b c\nd\ne f\n", "0x0\n0x0\n0x5\n", "\0"])
-def test_intel_invalid_bar(tmp_path: Path, resource: str) -> None:
+def test_intel_card_with_invalid_bar_is_not_found(tmp_path: Path, resource: str) -> None:
     tree = arc("8086:FFFF")
     tree["files"][f"{INTEL_CARD}/device/resource"] = resource
-    seen = find_intel(machine(tmp_path, tree))
-    assert [device.name for device in seen.devices] == ["Intel integrated graphics"]
+    findings = find_intel(machine(tmp_path, tree))
+    assert [device.name for device in findings.devices] == ["Intel integrated graphics"]
 
 
 # -- apple ------------------------------------------------------------------------------------------
 
-# GiB of memory: recommendedMaxWorkingSetSize in MB (10^6), as llama.cpp logs it; in public logs of
+# GiB of memory: recommendedMaxWorkingSetSize in MB (10^6), as in public logs of llama.cpp on
 # macOS before 26 (its GPU family ends with Metal3) ...
 LOGGED = {
     8: 5726.63,  # M1
@@ -245,7 +245,7 @@ LOGGED = {
     256: 223338.30,  # M3 Ultra: 208 GiB
     512: 498216.21,  # M3 Ultra: 464 GiB
 }
-# ... and since (Metal4), where iogpu.wired_limit_mb was left alone.
+# ... and from macOS 26 on (Metal4), where iogpu.wired_limit_mb was not set.
 LOGGED_26 = {
     16: 12713.12,  # M3, M4
     18: 14302.25,  # M3 Pro
@@ -264,7 +264,7 @@ def test_working_set_as_logged(gib: int) -> None:
 
 
 @pytest.mark.parametrize("gib", LOGGED_26)
-def test_working_set_as_logged_with_macos_26(gib: int) -> None:
+def test_working_set_as_logged_on_macos_26(gib: int) -> None:
     assert f"{default_working_set_bytes(gib * GIB, macos=26) / 1e6:.2f}" == f"{LOGGED_26[gib]:.2f}"
 
 
@@ -280,7 +280,9 @@ def test_working_set_grows_with_the_memory(total: int, more: int) -> None:
         share = default_working_set_bytes(total, macos=macos)
         assert total // 2 < share < total
         assert share <= default_working_set_bytes(total + more, macos=macos)
-    if total <= 256 * GIB:  # of larger ones there is no log since 26: the smaller holds
+    if (
+        total <= 256 * GIB
+    ):  # for larger ones there are no logs of macOS 26: the smaller value applies
         assert default_working_set_bytes(total) <= default_working_set_bytes(total, macos=26)
 
 
@@ -304,7 +306,7 @@ def test_apple_gpu(tmp_path: Path) -> None:
     assert (device.name, device.unified, device.basis) == ("Apple M3 Max", True, Basis.MODELLED)
     assert (device.total_bytes, device.free_bytes) == (36 * GIB, 36 * GIB)  # of HOST's 50 free
     assert device.bandwidth_bytes_per_s == 300 * 10**9
-    assert device.limit_bytes == 27 * GIB  # three quarters: no version is told here
+    assert device.limit_bytes == 27 * GIB  # three quarters: the macOS version is not known here
 
 
 @pytest.mark.parametrize(
@@ -319,38 +321,38 @@ def test_apple_gpu(tmp_path: Path) -> None:
 def test_apple_limit_depends_on_the_macos_version(
     tmp_path: Path, version: str, limit_bytes: int
 ) -> None:
-    here = machine(tmp_path, mac(kern__osproductversion=version), system=System.MACOS)
-    (device,) = find_apple(here).devices
+    surroundings = machine(tmp_path, mac(kern__osproductversion=version), system=System.MACOS)
+    (device,) = find_apple(surroundings).devices
     assert (device.limit_bytes, device.basis) == (limit_bytes, Basis.MODELLED)
 
 
 def test_apple_wired_limit_set(tmp_path: Path) -> None:
-    here = machine(tmp_path, mac(iogpu__wired_limit_mb=30_000), system=System.MACOS)
-    (device,) = find_apple(here).devices
+    surroundings = machine(tmp_path, mac(iogpu__wired_limit_mb=30_000), system=System.MACOS)
+    (device,) = find_apple(surroundings).devices
     assert (device.limit_bytes, device.basis) == (30_000 * MIB, Basis.MODELLED)
     assert "free and inactive pages" in device.because
     assert device.limit_because == "iogpu.wired_limit_mb is set to 30000"
 
 
 def test_apple_wired_limit_above_the_memory(tmp_path: Path) -> None:
-    here = machine(tmp_path, mac(iogpu__wired_limit_mb=10**6), system=System.MACOS)
-    assert find_apple(here).devices[0].limit_bytes == 36 * GIB
+    surroundings = machine(tmp_path, mac(iogpu__wired_limit_mb=10**6), system=System.MACOS)
+    assert find_apple(surroundings).devices[0].limit_bytes == 36 * GIB
 
 
-def test_apple_gpu_not_on_an_intel_mac(tmp_path: Path) -> None:
-    here = machine(tmp_path, mac(hw__optional__arm64=0), system=System.MACOS)
-    assert find_apple(here) == Findings()
+def test_find_apple_finds_nothing_on_an_intel_mac(tmp_path: Path) -> None:
+    surroundings = machine(tmp_path, mac(hw__optional__arm64=0), system=System.MACOS)
+    assert find_apple(surroundings) == Findings()
 
 
 def test_apple_unreadable_memory_is_a_note(tmp_path: Path) -> None:
-    seen = find_apple(machine(tmp_path, mac(), system=System.MACOS, host=None))
-    assert (seen.devices, len(seen.notes)) == ((), 1)
+    findings = find_apple(machine(tmp_path, mac(), system=System.MACOS, host=None))
+    assert (findings.devices, len(findings.notes)) == ((), 1)
 
 
-def test_apple_not_on_other_systems(tmp_path: Path) -> None:
+def test_find_apple_finds_nothing_on_other_systems(tmp_path: Path) -> None:
     assert find_apple(machine(tmp_path, mac())) == Findings()
 
 
 def test_sysctl_of_an_unknown_name() -> None:
-    """On a Mac it answers; elsewhere there is no such kernel."""
+    """None both on a Mac, where the name is unknown, and elsewhere, where sysctl is missing."""
     assert Surroundings().sysctl("edgekit.no.such.name") is None

@@ -1,4 +1,4 @@
-"""RAM, and the limits that leave a process less of it."""
+"""RAM, and the limits that let a process use less of it."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def limits_text(address_space: str, data: str = "unlimited") -> str:
 def test_find_host_of_recorded_machines(
     tmp_path: Path, tree: str, total_bytes: int, free_bytes: int
 ) -> None:
-    """MemAvailable of meminfo, in bytes; a container's limit above all there is changes nothing."""
-    answer = recorded(tree)
-    host, notes = find_host(machine(tmp_path, answer))
+    """MemAvailable of meminfo, in bytes; a container limit above all the RAM changes nothing."""
+    recording = recorded(tree)
+    host, notes = find_host(machine(tmp_path, recording))
     assert (host.total_bytes, host.free_bytes, host.usable_bytes) == (
         total_bytes,
         free_bytes,
         free_bytes,
     )
     assert notes == ()
-    assert f"MemTotal:       {total_bytes // KIB} kB" in answer["files"]["/proc/meminfo"]
+    assert f"MemTotal:       {total_bytes // KIB} kB" in recording["files"]["/proc/meminfo"]
 
 
 def psutil_answers(total: int, available: int, swap: int = 0) -> dict[str, Any]:
@@ -80,7 +80,9 @@ def test_find_host_does_not_count_swap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("available", "free"), [(9 * GIB, 8 * GIB), (-1, 0)])
-def test_find_host_available_at_most_total(tmp_path: Path, available: int, free: int) -> None:
+def test_find_host_free_memory_is_between_zero_and_the_total(
+    tmp_path: Path, available: int, free: int
+) -> None:
     host, _ = find_host(machine(tmp_path, psutil_answers(8 * GIB, available)))
     assert host.free_bytes == free
 
@@ -101,7 +103,7 @@ def test_find_host_with_unreadable_swap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "status", "wanted"),
+    ("limits", "status", "expected"),
     [
         (limits_text("unlimited"), "VmSize:\t  100 kB\n", []),
         (
@@ -120,18 +122,18 @@ def test_find_host_with_unreadable_swap(tmp_path: Path) -> None:
     ],
 )
 def test_process_limits(
-    tmp_path: Path, limits: str, status: str, wanted: list[tuple[str, int]]
+    tmp_path: Path, limits: str, status: str, expected: list[tuple[str, int]]
 ) -> None:
     root = plant(tmp_path, {"/proc/self/limits": limits, "/proc/self/status": status})
-    assert [(limit.name, limit.left_bytes) for limit in process_limits(root)] == wanted
+    assert [(limit.name, limit.left_bytes) for limit in process_limits(root)] == expected
 
 
 def test_find_host_on_this_machine() -> None:
-    """No tree: the real psutil. MemAvailable moves while we look, by less than a tenth."""
-    here = Surroundings()
-    host, _ = find_host(here)
+    """The real psutil: MemAvailable may change meanwhile, by less than a tenth of the RAM."""
+    surroundings = Surroundings()
+    host, _ = find_host(surroundings)
     assert 0 < host.free_bytes <= host.total_bytes
-    if here.system is System.LINUX:
+    if surroundings.system is System.LINUX:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         kib = {
             key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)
@@ -169,13 +171,13 @@ def test_commit_limits_linux(
 
 
 @pytest.mark.parametrize(
-    ("messages", "left"), [((40 * GIB, 12 * GIB), [12 * GIB]), ((GIB, 2 * GIB), [GIB]), (None, [])]
+    ("page_file", "left"), [((40 * GIB, 12 * GIB), [12 * GIB]), ((GIB, 2 * GIB), [GIB]), (None, [])]
 )
 def test_commit_limits_windows(
-    tmp_path: Path, messages: tuple[int, int] | None, left: list[int]
+    tmp_path: Path, page_file: tuple[int, int] | None, left: list[int]
 ) -> None:
-    here = replace(machine(tmp_path, system=System.WINDOWS), page_file=lambda: messages)
-    assert [limit.left_bytes for limit in commit_limits(here)] == left
+    surroundings = replace(machine(tmp_path, system=System.WINDOWS), page_file=lambda: page_file)
+    assert [limit.left_bytes for limit in commit_limits(surroundings)] == left
 
 
 def test_commit_limits_macos(tmp_path: Path) -> None:
@@ -217,7 +219,7 @@ def v1_group(path: str, limit: str, *, used: int = 0, inactive: int = 0) -> dict
 
 
 def test_cgroup_v2_recorded(tmp_path: Path) -> None:
-    """The group above ours has 128 GiB; of 835,620,864 bytes used, 753,709,056 can be dropped."""
+    """The parent group has 128 GiB; 753,709,056 of the 835,620,864 bytes in use can be dropped."""
     limits, notes = cgroup_limits(plant(tmp_path, recorded("h200_tree")["files"]))
     assert notes == ()
     assert [(limit.name, limit.limit_bytes, limit.used_bytes) for limit in limits] == [
@@ -229,11 +231,11 @@ def test_cgroup_v1_recorded_without_limit(tmp_path: Path) -> None:
     assert cgroup_limits(plant(tmp_path, recorded("hybrid_tree")["files"])) == ((), ())
 
 
-def test_cgroup_none(tmp_path: Path) -> None:
+def test_cgroup_limits_without_cgroups(tmp_path: Path) -> None:
     assert cgroup_limits(tmp_path) == ((), ())
 
 
-# name: /proc/self/cgroup, mountinfo, files -> what is left, smallest first
+# name: /proc/self/cgroup, mountinfo, files -> (limit, left), least left first
 GROUP_CASES = {
     "one group": (
         "0::/box\n",
@@ -250,19 +252,19 @@ GROUP_CASES = {
         },
         [(4 * GIB, GIB), (8 * GIB, 7 * GIB)],
     ),
-    "only the root of three says something": (
+    "only the root of three has a limit": (
         "0::/a/b/c\n",
         V2,
         {**v2_group("/a", str(2 * GIB)), **v2_group("/a/b", "max"), **v2_group("/a/b/c", "max")},
         [(2 * GIB, 2 * GIB)],
     ),
-    "a namespace: our group is its root": (
+    "namespace: our group is its root": (
         "0::/\n",
         V2,
         v2_group("", str(2 * GIB), used=GIB),
         [(2 * GIB, GIB)],
     ),
-    "outside of the namespace: what is mounted counts": (
+    "outside the namespace: the mounted group counts": (
         "0::/../other\n",
         V2,
         v2_group("", str(2 * GIB)),
@@ -288,7 +290,7 @@ GROUP_CASES = {
         [],
     ),
     "used up": ("0::/box\n", V2, v2_group("/box", str(GIB), used=2 * GIB), [(GIB, 0)]),
-    "two mounts: the one that shows the groups above": (
+    "two mounts: the one that includes the parents counts": (
         "0::/pod/box\n",
         V2.replace("0:26 / ", "0:26 /pod/box ").replace("/sys/fs/cgroup ", "/mine ") + V2,
         {
@@ -305,7 +307,7 @@ GROUP_CASES = {
         {"/other/memory.max": f"{GIB}\n", **v2_group("/box", str(8 * GIB))},
         [(8 * GIB, 8 * GIB)],
     ),
-    "a blank in the path of the mount": (
+    "space in the mount path": (
         "0::/\n",
         V2.replace("/sys/fs/cgroup ", "/sys/my\\040groups "),
         {"/sys/my groups/memory.max": f"{GIB}\n", "/sys/my groups/memory.current": "0\n"},
@@ -316,18 +318,18 @@ GROUP_CASES = {
 
 @pytest.mark.parametrize("name", GROUP_CASES)
 def test_cgroup_limits(tmp_path: Path, name: str) -> None:
-    groups, mounts, files, wanted = GROUP_CASES[name]
-    answer = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
-    limits, notes = cgroup_limits(plant(tmp_path, {**answer, **files}))
+    groups, mounts, files, expected = GROUP_CASES[name]
+    proc = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
+    limits, notes = cgroup_limits(plant(tmp_path, {**proc, **files}))
     assert notes == ()
     results = [(limit.limit_bytes, limit.left_bytes) for limit in limits]
-    assert sorted(results, key=lambda pair: pair[1]) == wanted
+    assert sorted(results, key=lambda pair: pair[1]) == expected
 
 
-def test_cgroup_tightest_limit(tmp_path: Path) -> None:
+def test_tightest_cgroup_limit_decides_what_is_usable(tmp_path: Path) -> None:
     groups, mounts, files, _ = GROUP_CASES["the parent is tighter"]
-    answer = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
-    limits, _ = cgroup_limits(plant(tmp_path, {**answer, **files}))
+    proc = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
+    limits, _ = cgroup_limits(plant(tmp_path, {**proc, **files}))
     host = HostMemory(total_bytes=64 * GIB, free_bytes=60 * GIB, limits=limits)
     assert host.usable_bytes == GIB
     assert host.tightest is not None
@@ -335,28 +337,28 @@ def test_cgroup_tightest_limit(tmp_path: Path) -> None:
 
 
 def test_cgroup_memory_high_is_a_limit(tmp_path: Path) -> None:
-    """Beyond it everything is throttled, so a model that needs more does not fit."""
+    """Beyond memory.high the group is throttled, so a model that needs more does not fit."""
     files = v2_group("/box", str(8 * GIB), used=GIB)
     files["/sys/fs/cgroup/box/memory.high"] = f"{6 * GIB}\n"
-    answer = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
-    limits, _ = cgroup_limits(plant(tmp_path, {**answer, **files}))
+    proc = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
+    limits, _ = cgroup_limits(plant(tmp_path, {**proc, **files}))
     assert [limit.left_bytes for limit in limits] == [7 * GIB, 5 * GIB]
 
 
 def test_cgroup_v1_limit_above_the_container(tmp_path: Path) -> None:
-    """The group of the pod is not mounted here, but the smallest limit of the tree is told."""
+    """The pod's group is not mounted, but memory.stat states the smallest limit of the tree."""
     files = v1_group("", str(8 * GIB), used=GIB)
     files["/sys/fs/cgroup/memory/memory.stat"] += f"hierarchical_memory_limit {3 * GIB}\n"
     mounts = V1.replace("0:32 / ", "0:32 /pod/box ")
-    answer = {"/proc/self/cgroup": "4:memory:/pod/box\n", "/proc/self/mountinfo": mounts}
-    limits, _ = cgroup_limits(plant(tmp_path, {**answer, **files}))
+    proc = {"/proc/self/cgroup": "4:memory:/pod/box\n", "/proc/self/mountinfo": mounts}
+    limits, _ = cgroup_limits(plant(tmp_path, {**proc, **files}))
     assert [limit.left_bytes for limit in limits] == [7 * GIB, 2 * GIB]
 
 
 @pytest.mark.parametrize("garbage", ["", "lots", "-1", "1e9", "12 GiB", "\0\0", "maximum"])
 def test_cgroup_invalid_limit_is_a_note(tmp_path: Path, garbage: str) -> None:
-    answer = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
-    limits, notes = cgroup_limits(plant(tmp_path, {**answer, **v2_group("/box", garbage)}))
+    proc = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
+    limits, notes = cgroup_limits(plant(tmp_path, {**proc, **v2_group("/box", garbage)}))
     assert limits == ()
     assert len(notes) == 1
     assert notes[0].startswith("/sys/fs/cgroup/box/memory.max contains")
@@ -365,8 +367,8 @@ def test_cgroup_invalid_limit_is_a_note(tmp_path: Path, garbage: str) -> None:
 def test_cgroup_limit_with_unreadable_usage(tmp_path: Path) -> None:
     files = v2_group("/box", str(GIB))
     del files["/sys/fs/cgroup/box/memory.current"]
-    answer = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
-    limits, notes = cgroup_limits(plant(tmp_path, {**answer, **files}))
+    proc = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}
+    limits, notes = cgroup_limits(plant(tmp_path, {**proc, **files}))
     assert [limit.left_bytes for limit in limits] == [GIB]
     assert "memory.current cannot be read" in notes[0]
 
@@ -378,24 +380,29 @@ def test_cgroup_not_mounted_is_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "mounts", "files", "told"),
+    ("groups", "mounts", "files", "note_count"),
     [
         ("0::/box\n", V2, v2_group("/box", "max"), 0),
         ("0::/\n", V2, {}, 0),  # the real root
-        ("0::/\n", V2, {"/sys/fs/cgroup/cgroup.events": "populated 1\n"}, 1),  # of a namespace
+        (
+            "0::/\n",
+            V2,
+            {"/sys/fs/cgroup/cgroup.events": "populated 1\n"},
+            1,
+        ),  # the root of a namespace
         ("0::/pod/box\n", V2.replace("0:26 / ", "0:26 /pod/box "), v2_group("", "max"), 1),
         ("0::/\n", V2.replace("0:26 / ", "0:26 /../.. "), v2_group("", "max"), 1),
         ("0::/../other\n", V2, v2_group("", "max"), 1),
-        ("0::/../other\n", V2, v2_group("", str(GIB)), 0),  # one limit is seen, and holds
+        ("0::/../other\n", V2, v2_group("", str(GIB)), 0),  # one limit is visible
         ("4:memory:/\n0::/\n", V1 + V2, {"/sys/fs/cgroup/cgroup.events": "populated 1\n"}, 0),
     ],
 )
 def test_cgroup_limit_above_the_mount_is_a_note(
-    tmp_path: Path, groups: str, mounts: str, files: dict[str, str], told: int
+    tmp_path: Path, groups: str, mounts: str, files: dict[str, str], note_count: int
 ) -> None:
-    fields = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
-    _, notes = cgroup_limits(plant(tmp_path, {**fields, **files}))
-    assert len(notes) == told
+    proc = {"/proc/self/cgroup": groups, "/proc/self/mountinfo": mounts}
+    _, notes = cgroup_limits(plant(tmp_path, {**proc, **files}))
+    assert len(notes) == note_count
     assert all("would not be visible" in note for note in notes)
 
 
@@ -419,7 +426,7 @@ def test_cgroup_limits_never_raise(groups: str, mounts: str, limit: str) -> None
 def node(
     number: int, total: int, free: int, *, inactive: int = 0, cpus: str = ""
 ) -> dict[str, str]:
-    """A node of so many GiB."""
+    """A NUMA node with these sizes in GiB."""
     folder = f"/sys/devices/system/node/node{number}"
     sizes = {"MemTotal": total, "MemFree": free, "Inactive(file)": inactive, "Active(file)": 1}
     lines = [f"Node {number} {name}:  {size * GIB // KIB} kB" for name, size in sizes.items()]
@@ -430,7 +437,7 @@ TWO_NODES = {**node(0, 64, 50, inactive=4, cpus="0-31"), **node(1, 64, 60, cpus=
 
 
 @pytest.mark.parametrize(
-    ("allowed", "policy", "wanted"),
+    ("allowed", "policy", "expected"),
     [
         ("0-1", "default", []),
         ("0,1", "prefer:0", []),
@@ -439,20 +446,20 @@ TWO_NODES = {**node(0, 64, 50, inactive=4, cpus="0-31"), **node(1, 64, 60, cpus=
         ("0-1", "bind:1", [("memory of NUMA node 1 (numactl --membind)", 60)]),
         ("0-1", "bind=static:0", [("memory of NUMA node 0 (numactl --membind)", 54)]),
         ("0-1", "bind:0-1", []),
-        ("7", "default", []),  # a node that is not there binds to nothing
+        ("7", "default", []),  # a node that does not exist is ignored
         ("0-", "bind:x", []),
         ("", "", []),
     ],
 )
 def test_bound_limits(
-    tmp_path: Path, allowed: str, policy: str, wanted: list[tuple[str, int]]
+    tmp_path: Path, allowed: str, policy: str, expected: list[tuple[str, int]]
 ) -> None:
-    answer = {
+    proc = {
         "/proc/self/status": f"Name:\tpython\nMems_allowed_list:\t{allowed}\n",
         "/proc/self/numa_maps": f"55d0af000 {policy} file=/usr/bin/python3 mapped=2 N0=2\n",
     }
-    limits = bound_limits(plant(tmp_path, {**TWO_NODES, **answer}))
-    assert [(limit.name, limit.left_bytes // GIB) for limit in limits] == wanted
+    limits = bound_limits(plant(tmp_path, {**TWO_NODES, **proc}))
+    assert [(limit.name, limit.left_bytes // GIB) for limit in limits] == expected
     assert all(limit.limit_bytes == 64 * GIB for limit in limits)
 
 
@@ -488,7 +495,7 @@ def numa_card(name: str) -> Device:
 
 @pytest.mark.parametrize("name", ["NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA GB300"])
 def test_without_gpu_memory_of_a_coherent_gpu(tmp_path: Path, name: str) -> None:
-    """Of 576 GiB 96 are the numa_card's; of 550 free 94 and the 1 that holds files."""
+    """96 of the 576 GiB are the GPU's, and 94 + 1 (pages of files) of the 550 GiB free."""
     host, (note,) = without_gpu_memory(GRACE_HOST, (numa_card(name),), plant(tmp_path, GH200))
     assert (host.total_bytes, host.free_bytes) == (480 * GIB, 455 * GIB)
     assert note.startswith("Linux reports 96.00 GiB of the GPU")
@@ -530,7 +537,7 @@ def device(vendor: Vendor, *, unified: bool = True) -> Device:
         total_bytes=64 * GIB,
         free_bytes=50 * GIB,
         unified=unified,
-        limit_bytes=60 * GIB,  # two thirds are 40
+        limit_bytes=60 * GIB,  # two thirds is 40 GiB
     )
 
 
@@ -553,17 +560,17 @@ def test_shared_memory_notes_by_vendor(
     assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * len(words)
 
 
-@pytest.mark.parametrize(("limit", "told"), [(8, 1), (60, 0)])
-def test_shared_memory_notes_in_a_container(tmp_path: Path, limit: int, told: int) -> None:
+@pytest.mark.parametrize(("limit", "note_count"), [(8, 1), (60, 0)])
+def test_shared_memory_notes_in_a_container(tmp_path: Path, limit: int, note_count: int) -> None:
     name = "cgroup v2 /sys/fs/cgroup/box/memory.max"
-    held = MemoryLimit(name=name, limit_bytes=limit * GIB, used_bytes=0)
-    host = HostMemory(total_bytes=64 * GIB, free_bytes=50 * GIB, limits=(held,))
+    memory_limit = MemoryLimit(name=name, limit_bytes=limit * GIB, used_bytes=0)
+    host = HostMemory(total_bytes=64 * GIB, free_bytes=50 * GIB, limits=(memory_limit,))
     notes = shared_memory_notes(host, (device(Vendor.INTEL),), tmp_path)
-    assert len(notes) == told
+    assert len(notes) == note_count
     assert all(CONTAINER in note for note in notes)
 
 
-def test_shared_memory_notes_of_a_card(tmp_path: Path) -> None:
+def test_shared_memory_notes_only_for_unified_memory_and_a_known_host(tmp_path: Path) -> None:
     cards = (device(Vendor.NVIDIA, unified=False),)
     assert shared_memory_notes(SHARED_HOST, cards, tmp_path) == ()
     assert shared_memory_notes(None, (device(Vendor.NVIDIA),), tmp_path) == ()

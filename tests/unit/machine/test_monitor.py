@@ -1,4 +1,4 @@
-"""The monitor says no before the kernel does, and says why in numbers."""
+"""The memory monitor: it refuses before the kernel does, and its message has the numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOWHERE = Path("/nonexistent")  # a machine without control groups and resource 
 
 
 def monitor(budget_bytes: int | None = None, **options: int | bool) -> Monitor:
-    """One that this machine cannot disturb."""
+    """A monitor that does not depend on this machine."""
     settings: dict[str, int | bool] = {"critical_bytes": 0, **options}
     return Monitor(budget_bytes=budget_bytes, root=NOWHERE, **settings)  # type: ignore[arg-type] # each has its own type
 
@@ -42,7 +42,7 @@ def allows(watch: Monitor, size_bytes: int) -> bool:
     return True
 
 
-def test_85_percent_of_a_budget_may_be_reserved_and_not_a_byte_more() -> None:
+def test_monitor_allows_85_percent_of_its_budget_and_not_a_byte_more() -> None:
     watch = monitor(1_000)
     assert usable_bytes(1_000) == 850 == watch.usable_bytes
     assert allows(watch, 850)
@@ -58,14 +58,14 @@ def test_85_percent_of_a_budget_may_be_reserved_and_not_a_byte_more() -> None:
     assert (watch.reserved_bytes, watch.peak_reserved_bytes) == (0, 850)
 
 
-def test_without_limits_everything_goes() -> None:
+def test_monitor_without_limits_allows_everything() -> None:
     watch = monitor()
     assert (watch.limits, watch.usable_bytes) == ((), None)
     assert allows(watch, 1)
     watch.check()
 
 
-def test_a_refusal_has_all_the_numbers() -> None:
+def test_memory_pressure_error_has_all_numbers() -> None:
     watch = monitor(100 * MIB)
     watch.try_allocate(60 * MIB, "the table")
     with pytest.raises(MemoryPressureError) as caught:
@@ -78,13 +78,13 @@ def test_a_refusal_has_all_the_numbers() -> None:
     assert watch.reserved_bytes == 60 * MIB
 
 
-def test_a_reservation_is_given_back_once() -> None:
+def test_reservation_is_released_once() -> None:
     watch = monitor(1_000)
-    held = watch.try_allocate(100, "a")
-    with held:
+    reservation = watch.try_allocate(100, "a")
+    with reservation:
         pass
-    held.release()
-    held.release()
+    reservation.release()
+    reservation.release()
     assert watch.reserved_bytes == 0
     with pytest.raises(RuntimeError), watch.try_allocate(100, "b"):
         raise RuntimeError
@@ -93,16 +93,16 @@ def test_a_reservation_is_given_back_once() -> None:
         watch.try_allocate(-1, "less than nothing")
 
 
-def test_threads_reserve_no_more_than_there_is() -> None:
+def test_threads_never_reserve_more_than_allowed() -> None:
     watch = monitor(1_000)
-    given: list[int] = []
+    reserved: list[int] = []
     start = threading.Barrier(8)
 
     def work() -> None:
         start.wait()
         for _ in range(50):
             with contextlib.suppress(MemoryPressureError), watch.try_allocate(170, "a part"):
-                given.append(watch.reserved_bytes)
+                reserved.append(watch.reserved_bytes)
                 time.sleep(0)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -111,13 +111,13 @@ def test_threads_reserve_no_more_than_there_is() -> None:
     for thread in threads:
         thread.join()
     assert watch.reserved_bytes == 0
-    assert 170 <= max(given) <= watch.peak_reserved_bytes <= 850 == 5 * 170
+    assert 170 <= max(reserved) <= watch.peak_reserved_bytes <= 850 == 5 * 170
 
 
-def test_a_machine_that_is_nearly_out_of_memory_is_critical(
+def test_monitor_refuses_when_the_machine_is_nearly_out_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rest of the machine does what it likes: so what it has available is a number of ours."""
+    """The available memory is set by the test, because that of this machine changes."""
     available = 100 * MIB
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
     watch = monitor(critical_bytes=available + 1)
@@ -130,15 +130,15 @@ def test_a_machine_that_is_nearly_out_of_memory_is_critical(
         watch.try_allocate(10 * MIB, "a tile")
     roomy = monitor(critical_bytes=available)
     roomy.check()
-    assert not allows(roomy, 1)  # it would be, with that
+    assert not allows(roomy, 1)  # would leave less than critical_bytes
 
 
-def test_256_mb_are_critical_unless_told_otherwise() -> None:
+def test_critical_bytes_default_to_256_mb() -> None:
     assert monitor_module.CRITICAL_BYTES == 256_000_000
 
 
 def run_in_child(code: str, *, shell: str = "") -> str:
-    """What a process of its own prints, whose memory no other test changes."""
+    """The output of a child process, whose memory no other test changes."""
     command = [sys.executable, "-c", code]
     if shell:
         command = ["/bin/sh", "-c", f'{shell} && exec "$0" -c "$1"', sys.executable, code]
@@ -166,12 +166,12 @@ def allows(watch, size_bytes):
         return False
     return True
 
-monitor(2**30)  # all that it imports is in memory now
+monitor(2**30)  # imports everything it needs
 resident = psutil.Process().memory_info().rss
 """
 
 
-def test_the_process_itself_counts_where_it_is_ours() -> None:
+def test_own_process_counts_against_the_budget() -> None:
     message = run_in_child(
         OWN
         + """
@@ -191,28 +191,28 @@ except MemoryPressureError as error:
     assert "memory budget (all of this process)" in message
 
 
-def test_what_is_reserved_counts_before_its_pages_are_touched() -> None:
-    """85 % of twice what is held now leave 70 % of that."""
-    answers = run_in_child(
+def test_reservation_counts_before_its_pages_are_touched() -> None:
+    """85 % of twice the resident memory leaves 70 % of it for reservations."""
+    output = run_in_child(
         OWN
         + """
 watch = monitor(2 * resident)
-with watch.try_allocate(resident // 2, "a buffer that nobody has written to"):
+with watch.try_allocate(resident // 2, "a buffer not written to yet"):
     print(allows(watch, resident // 2), allows(watch, 0))
 """
     )
-    assert answers == "False True"
+    assert output == "False True"
 
 
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time as the monitor sees it: it stands still until the test moves it."""
+    """The clock of the monitor, which only the test advances."""
     now = [100.0]
     monkeypatch.setattr(monitor_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
-def test_a_check_measures_now_and_then_and_a_large_reservation_always(
+def test_check_measures_now_and_then_and_large_reservations_always(
     monkeypatch: pytest.MonkeyPatch, now_s: list[float]
 ) -> None:
     watch = monitor(10**9)
@@ -238,10 +238,10 @@ def test_a_check_measures_now_and_then_and_a_large_reservation_always(
     assert len(measured) == 3
 
 
-def test_a_slow_measurement_counts_for_longer(
+def test_slow_measurement_is_reused_for_longer(
     monkeypatch: pytest.MonkeyPatch, now_s: list[float]
 ) -> None:
-    """One of 0.1 s counts for 5 s: measuring takes 2 % of the time at most."""
+    """One that takes 0.1 s is reused for 5 s, so that measuring takes at most 2 % of the time."""
     measured = []
     real = psutil.virtual_memory
 
@@ -260,8 +260,8 @@ def test_a_slow_measurement_counts_for_longer(
     assert len(measured) == 2
 
 
-def test_a_check_sees_memory_go(tmp_path: Path, now_s: list[float]) -> None:
-    """The group's use grows while we work, by somebody else's doing."""
+def test_check_detects_that_the_control_group_fills_up(tmp_path: Path, now_s: list[float]) -> None:
+    """The group's usage grows meanwhile, because of another process."""
     root = tmp_path
     group = root / "sys/fs/cgroup"
     group.mkdir(parents=True)
@@ -272,7 +272,7 @@ def test_a_check_sees_memory_go(tmp_path: Path, now_s: list[float]) -> None:
     )
     (group / "memory.max").write_text("1000000\n")
     (group / "memory.stat").write_text("anon 1\ninactive_file 200000\nactive_file 300000\n")
-    (group / "memory.current").write_text("900000\n")  # of it half are pages of files
+    (group / "memory.current").write_text("900000\n")  # of which 500,000 are pages of files
     watch = Monitor(root=root, critical_bytes=0)
     assert [(limit.limit_bytes, limit.used_bytes) for limit in watch.limits] == [
         (1_000_000, 900_000 - 200_000 - 300_000)
@@ -284,7 +284,7 @@ def test_a_check_sees_memory_go(tmp_path: Path, now_s: list[float]) -> None:
         watch.check()
 
 
-# Real limits, in children of their own
+# Real limits, in child processes
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 
@@ -293,19 +293,19 @@ import sys
 from edgekit.machine.monitor import Monitor
 from edgekit.errors import MemoryPressureError
 watch = Monitor(critical_bytes=0)
-held = []
+tiles = []
 try:
     for _ in range(1000):
-        held.append((watch.try_allocate(8 * 2**20, "a tile"), bytearray(8 * 2**20)))
+        tiles.append((watch.try_allocate(8 * 2**20, "a tile"), bytearray(8 * 2**20)))
         watch.check()
 except MemoryPressureError as error:
-    print(len(held), error)
+    print(len(tiles), error)
 except MemoryError:
     print("too late")
 """
 
 
-def told_by(code: str, *, shell: str = "") -> tuple[int, str]:
+def number_and_text(code: str, *, shell: str = "") -> tuple[int, str]:
     count, _, message = run_in_child(code, shell=shell).partition(" ")
     return int(count), message
 
@@ -313,33 +313,35 @@ def told_by(code: str, *, shell: str = "") -> tuple[int, str]:
 @linux
 @costly
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_a_resource_limit_stops_us_before_memory_ends(kind: str) -> None:
+def test_resource_limit_stops_allocation_before_memory_ends(kind: str) -> None:
     limit = 400 * MIB
     set_it = f"import resource; resource.setrlimit(resource.{kind}, ({limit}, {limit}))"
-    count, message = told_by(f"{set_it}\n{GROW}")
+    count, message = number_and_text(f"{set_it}\n{GROW}")
     assert 0 < count < 340 // 8
     assert f"of 400.00 MiB ({kind} " in message
     assert "85 % (340.00 MiB)" in message
 
 
 @linux
-def test_ulimit_of_a_shell_is_the_same_limit() -> None:
-    count, message = told_by(GROW, shell=f"ulimit -v {400 * 1024}")
+def test_ulimit_stops_allocation_before_memory_ends() -> None:
+    count, message = number_and_text(GROW, shell=f"ulimit -v {400 * 1024}")
     assert 0 < count < 340 // 8
     assert "RLIMIT_AS (ulimit -v)" in message
 
 
 @pytest.fixture
 def group() -> Iterator[tuple[CgroupVersion, Path]]:
-    """A control group of our own, inside the one we are in."""
+    """A new control group inside the current one."""
     yield from own_group("monitor")
 
 
 @linux
-def test_a_control_group_stops_us_before_the_killer(group: tuple[CgroupVersion, Path]) -> None:
+def test_control_group_stops_allocation_before_the_oom_killer(
+    group: tuple[CgroupVersion, Path],
+) -> None:
     version, folder = group
     (folder / version.limits[0]).write_text(str(128 * MIB))
-    count, message = told_by(enter(folder) + GROW)
+    count, message = number_and_text(enter(folder) + GROW)
     assert 0 < count <= 108 // 8
     assert f"of 128.00 MiB ({version.name} {folder / version.limits[0]})" in message
     assert "85 % (108.80 MiB)" in message
@@ -364,10 +366,10 @@ print(limit.used_bytes // 2**20, limit.name)
 
 
 @linux
-def test_pages_of_a_file_that_is_read_again_and_again_do_not_stop_us(
+def test_pages_of_a_file_read_repeatedly_do_not_count_as_used(
     group: tuple[CgroupVersion, Path], tmp_path: Path
 ) -> None:
-    """The kernel calls them active then, and still drops them for whatever is needed more."""
+    """Pages of a file read several times are active, but the kernel still drops them if it must."""
     version, folder = group
     (folder / version.limits[0]).write_text(str(192 * MIB))
     weights = tmp_path / "weights"
@@ -375,15 +377,15 @@ def test_pages_of_a_file_that_is_read_again_and_again_do_not_stop_us(
         out.write(os.urandom(MIB) * 128)
         out.flush()
         os.fsync(out.fileno())
-        # The pages are ours now: they become those of whoever reads them next.
+        # The pages are charged to our group; once dropped, the group of the next reader is charged.
         os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     code = f"{enter(folder)}import sys; sys.argv[1:] = [{str(weights)!r}]\n{STREAM}"
-    used_mib, name = told_by(code)
-    assert used_mib < 64  # with the file it would be 128 more
+    used_mib, name = number_and_text(code)
+    assert used_mib < 64  # with the pages of the file it would be 128 more
     assert name.startswith(version.name)
 
 
-def test_limits_of_this_machine_are_named_and_sorted() -> None:
+def test_limits_are_sorted_and_include_the_budget() -> None:
     watch = Monitor(budget_bytes=GIB)
     remaining = [watch._remaining_bytes(limit) for limit in watch.limits]
     assert remaining == sorted(remaining)

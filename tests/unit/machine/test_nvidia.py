@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs."""
+"""Detection of NVIDIA GPUs, their visibility, and limits of the address space."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TWO = "synthetic_two_cards_nvml"
 
 
 def answers(name: str) -> Answers:
-    found: Answers = recorded(name)["answers"]
-    return found
+    result: Answers = recorded(name)["answers"]
+    return result
 
 
-def found(root: Path, text: Answers, **environment: str) -> Findings:
-    return find_nvidia(machine(root, DRIVER, answers=text, environment=environment))
+def find(root: Path, recording: Answers, **environment: str) -> Findings:
+    return find_nvidia(machine(root, DRIVER, answers=recording, environment=environment))
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def found(root: Path, text: Answers, **environment: str) -> Findings:
 def test_find_nvidia_recorded_h200(
     tmp_path: Path, name: str, free_bytes: int, users: tuple[Process, ...]
 ) -> None:
-    """Its driver tells 150,754,820,096 bytes, of which it keeps 644,939,776: CUDA has the rest."""
-    answer = recorded(name)
+    """The driver reports 150,754,820,096 bytes and keeps 644,939,776 of them: CUDA has the rest."""
+    recording = recorded(name)
     total_bytes = 150_754_820_096 - 644_939_776
-    assert total_bytes == answer["about"]["cuda"][0]["cuDeviceTotalMem"]
-    assert found(tmp_path, answer["answers"]) == Findings(
+    assert total_bytes == recording["about"]["cuda"][0]["cuDeviceTotalMem"]
+    assert find(tmp_path, recording["answers"]) == Findings(
         devices=(
             Device(
                 name="NVIDIA H200",
@@ -69,8 +69,8 @@ def test_find_nvidia_recorded_h200(
     )
 
 
-def test_free_memory_is_cudas() -> None:
-    """Both were asked while one empty context was there."""
+def test_recorded_free_memory_of_nvml_equals_cudas() -> None:
+    """Both were recorded while one empty context existed."""
     for name in ("h200_nvml", "h200_busy_nvml"):
         (cuda,) = recorded(name)["about"]["cuda"]
         assert cuda["cuMemGetInfo_free"] == cuda["nvml_free_beside_the_context"]
@@ -78,15 +78,15 @@ def test_free_memory_is_cudas() -> None:
 
 def test_bandwidth_of_a_card_not_in_the_table(tmp_path: Path) -> None:
     """6,016 bit x 3,201 MHz x 2 = 4.81 TB/s: the H200's own numbers under another name."""
-    text = answers("h200_nvml")
-    text["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
-    (device,) = found(tmp_path, text).devices
+    recording = answers("h200_nvml")
+    recording["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
+    (device,) = find(tmp_path, recording).devices
     assert device.bandwidth_bytes_per_s == 6016 // 8 * 3201 * 10**6 * 2 == 4_814_304_000_000
 
 
 def test_find_nvidia_two_cards(tmp_path: Path) -> None:
-    """One program draws and computes on the 3090 (told once), of another nothing may be known."""
-    first, second = found(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").devices
+    """A program that both draws and computes on the 3090 is listed once; another one is unreadable."""
+    first, second = find(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").devices
     assert (first.total_bytes, first.free_bytes) == (24 * GIB - 300 * MIB, 22 * GIB)
     assert (second.total_bytes, second.free_bytes) == (24 * GIB - 400 * MIB, 23 * GIB)
     assert (first.capability, second.capability) == ((8, 6), (8, 9))
@@ -97,16 +97,16 @@ def test_find_nvidia_two_cards(tmp_path: Path) -> None:
 
 
 def test_different_cards_have_an_order_note(tmp_path: Path) -> None:
-    (note,) = found(tmp_path, answers(TWO)).notes
+    (note,) = find(tmp_path, answers(TWO)).notes
     assert "CUDA by speed" in note
-    assert found(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").notes == ()
+    assert find(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").notes == ()
     alike = answers(TWO)
     alike["nvmlDeviceGetName"]["gpu1"] = alike["nvmlDeviceGetName"]["gpu0"]
-    assert found(tmp_path, alike).notes == ()
+    assert find(tmp_path, alike).notes == ()
 
 
 @pytest.mark.parametrize(
-    ("wanted", "indices"),
+    ("value", "indices"),
     [
         ("0,1", [0, 1]),
         ("1,0", [1, 0]),
@@ -122,47 +122,47 @@ def test_different_cards_have_an_order_note(tmp_path: Path) -> None:
         ("GPU-bbbbbbbb-0000-4000-8000-000000000002,0", [1, 0]),
         ("GPU-", []),
         ("GPU-ffff", []),
-        ("\u0660", []),  # a digit, but none of ours
+        ("\u0660", []),  # a digit, but not an ASCII one
     ],
 )
-def test_cuda_visible_devices(tmp_path: Path, wanted: str, indices: list[int]) -> None:
-    seen = found(
-        tmp_path, answers(TWO), CUDA_VISIBLE_DEVICES=wanted, CUDA_DEVICE_ORDER="PCI_BUS_ID"
+def test_cuda_visible_devices(tmp_path: Path, value: str, indices: list[int]) -> None:
+    findings = find(
+        tmp_path, answers(TWO), CUDA_VISIBLE_DEVICES=value, CUDA_DEVICE_ORDER="PCI_BUS_ID"
     )
-    assert [device.index for device in seen.devices] == indices
-    assert len(seen.notes) == (len(indices) < 2)
+    assert [device.index for device in findings.devices] == indices
+    assert len(findings.notes) == (len(indices) < 2)
 
 
 def test_mig_slices(tmp_path: Path) -> None:
-    """The card itself cannot be used; a program gets one slice, an eighth of the H100's 3,352 GB/s."""
-    seen = found(tmp_path, answers("synthetic_mig_nvml"))
-    (device,) = seen.devices
+    """A program gets one slice, not the card: an eighth of the H100's 3,352 GB/s."""
+    findings = find(tmp_path, answers("synthetic_mig_nvml"))
+    (device,) = findings.devices
     assert (device.partition, device.total_bytes, device.free_bytes) == (
         "MIG 1g.10gb",
         10 * GIB,
         9 * GIB,
     )
     assert device.bandwidth_bytes_per_s == 3_352 * 10**9 // 8
-    assert "is split into 2 MIG slices" in seen.notes[0]
-    assert "MIG-00000000" in seen.notes[0]
+    assert "is split into 2 MIG slices" in findings.notes[0]
+    assert "MIG-00000000" in findings.notes[0]
 
 
-@pytest.mark.parametrize("wanted", ["MIG-22222222", "MIG-2"])
-def test_mig_slice_by_uuid(tmp_path: Path, wanted: str) -> None:
-    seen = found(tmp_path, answers("synthetic_mig_nvml"), CUDA_VISIBLE_DEVICES=wanted)
-    assert [device.partition for device in seen.devices] == ["MIG 3g.40gb"]
+@pytest.mark.parametrize("value", ["MIG-22222222", "MIG-2"])
+def test_mig_slice_by_uuid(tmp_path: Path, value: str) -> None:
+    findings = find(tmp_path, answers("synthetic_mig_nvml"), CUDA_VISIBLE_DEVICES=value)
+    assert [device.partition for device in findings.devices] == ["MIG 3g.40gb"]
 
 
 def test_mig_without_slices(tmp_path: Path) -> None:
-    text = answers("synthetic_mig_nvml")
-    text["nvmlDeviceGetMaxMigDeviceCount"]["gpu0"] = 0
-    seen = found(tmp_path, text)
-    assert seen.devices == ()
-    assert "is in MIG mode but has no slice" in seen.notes[0]
+    recording = answers("synthetic_mig_nvml")
+    recording["nvmlDeviceGetMaxMigDeviceCount"]["gpu0"] = 0
+    findings = find(tmp_path, recording)
+    assert findings.devices == ()
+    assert "is in MIG mode but has no slice" in findings.notes[0]
 
 
 def test_integrated_gpu_shares_the_ram(tmp_path: Path) -> None:
-    (device,) = found(tmp_path, answers("synthetic_spark_nvml")).devices
+    (device,) = find(tmp_path, answers("synthetic_spark_nvml")).devices
     assert device.unified
     assert (device.total_bytes, device.free_bytes) == (HOST.total_bytes, HOST.usable_bytes)
     assert device.capability == (12, 1)
@@ -170,23 +170,23 @@ def test_integrated_gpu_shares_the_ram(tmp_path: Path) -> None:
 
 
 def test_integrated_gpu_with_unreadable_ram(tmp_path: Path) -> None:
-    here = machine(tmp_path, DRIVER, answers=answers("synthetic_spark_nvml"), host=None)
-    seen = find_nvidia(here)
-    assert seen.devices == ()
-    assert "shares the RAM, whose size could not be read" in seen.notes[0]
+    surroundings = machine(tmp_path, DRIVER, answers=answers("synthetic_spark_nvml"), host=None)
+    findings = find_nvidia(surroundings)
+    assert findings.devices == ()
+    assert "shares the RAM, whose size could not be read" in findings.notes[0]
 
 
 @pytest.mark.parametrize("code", [3, 4, 15, 16, 18, 999, 4711])
-def test_silent_card_is_a_note(tmp_path: Path, code: int) -> None:
-    """Also a card that is no shared memory and refuses to tell its own (3): never the host's."""
+def test_card_that_does_not_answer_is_a_note(tmp_path: Path, code: int) -> None:
+    """Including "not supported" (3) from a card with its own memory: the host's is not used instead."""
     for function in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"):
-        text = answers(TWO)
+        recording = answers(TWO)
         key = "0" if function.endswith("Index") else "gpu0"
-        text[function][key] = {"error": code}
-        seen = found(tmp_path, text)
-        assert [device.index for device in seen.devices] == [1]
-        assert seen.notes[0].startswith("NVIDIA GPU 0 does not answer and is not counted:")
-        assert "Fix:" in seen.notes[0]
+        recording[function][key] = {"error": code}
+        findings = find(tmp_path, recording)
+        assert [device.index for device in findings.devices] == [1]
+        assert findings.notes[0].startswith("NVIDIA GPU 0 does not answer and is not counted:")
+        assert "Fix:" in findings.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -199,75 +199,77 @@ def test_silent_card_is_a_note(tmp_path: Path, code: int) -> None:
         (999, "unknown error"),
     ],
 )
-def test_silent_driver_is_a_note(tmp_path: Path, code: int, words: str) -> None:
-    seen = found(tmp_path, {"nvmlInit": {"": {"error": code}}})
-    assert seen.devices == ()
-    assert words in seen.notes[0]
+def test_driver_that_does_not_answer_is_a_note(tmp_path: Path, code: int, words: str) -> None:
+    findings = find(tmp_path, {"nvmlInit": {"": {"error": code}}})
+    assert findings.devices == ()
+    assert words in findings.notes[0]
 
 
 @pytest.mark.parametrize("code", [9, 12])
 @pytest.mark.parametrize("system", [System.WINDOWS, System.LINUX])
-def test_no_driver_and_no_library(tmp_path: Path, code: int, system: System) -> None:
-    """On Linux: inside of Windows, which shows its cards whosever they are."""
+def test_missing_driver_on_windows_and_wsl_is_not_a_note(
+    tmp_path: Path, code: int, system: System
+) -> None:
+    """Linux stands for WSL, where /dev/dxg exists for cards of any vendor."""
     tree = {"files": {"/dev/dxg": ""}}
-    text: Answers = {"nvmlInit": {"": {"error": code}}}
-    assert find_nvidia(machine(tmp_path, tree, answers=text, system=system)) == Findings()
+    recording: Answers = {"nvmlInit": {"": {"error": code}}}
+    assert find_nvidia(machine(tmp_path, tree, answers=recording, system=system)) == Findings()
 
 
 @pytest.mark.parametrize("system", [System.LINUX, System.MACOS, System.OTHER])
-def test_driver_not_asked_without_a_card(tmp_path: Path, system: System) -> None:
+def test_nvml_is_not_used_without_a_card(tmp_path: Path, system: System) -> None:
     def never() -> Nvml:
-        raise AssertionError("NVML was asked")
+        raise AssertionError("NVML was used")
 
-    here = replace(machine(tmp_path, system=system), nvml=never)
-    assert find_nvidia(here) == Findings()
+    surroundings = replace(machine(tmp_path, system=system), nvml=never)
+    assert find_nvidia(surroundings) == Findings()
 
 
 def test_card_without_driver_is_a_note(tmp_path: Path) -> None:
     slot = "/sys/bus/pci/devices/0000:01:00.0"
     sound = "/sys/bus/pci/devices/0000:01:00.1"
     files = {f"{slot}/vendor": "0x10de\n", f"{slot}/class": "0x030000\n"}
-    seen = find_nvidia(machine(tmp_path, {"files": files}))
-    assert "An NVIDIA GPU (0000:01:00.0) is in this machine, but not counted" in seen.notes[0]
+    findings = find_nvidia(machine(tmp_path, {"files": files}))
+    assert "An NVIDIA GPU (0000:01:00.0) is in this machine, but not counted" in findings.notes[0]
     other = {f"{sound}/vendor": "0x10de\n", f"{sound}/class": "0x040300\n"}
     assert find_nvidia(machine(tmp_path / "sound", {"files": other})) == Findings()
 
 
-@pytest.mark.parametrize(("count", "cards", "told"), [(0, 1, 1), (1, 1, 0), (1, 0, 0)])
+@pytest.mark.parametrize(("count", "cards", "note_count"), [(0, 1, 1), (1, 1, 0), (1, 0, 0)])
 def test_cards_without_permission_are_a_note(
-    tmp_path: Path, count: int, cards: int, told: int
+    tmp_path: Path, count: int, cards: int, note_count: int
 ) -> None:
-    """As seen on the H200 with /dev/nvidia0 closed: NVML counts none, and refuses nothing."""
+    """As seen on an H200 with /dev/nvidia0 unreadable: NVML counts no cards and returns no error."""
     tree = recorded("h200_tree")
     for card in range(cards):
         tree["files"][f"/proc/driver/nvidia/gpus/0000:00:0{card}.0/information"] = "Model: H200\n"
-    text = answers("h200_nvml")
-    text["nvmlDeviceGetCount"][""] = count
-    seen = find_nvidia(machine(tmp_path, tree, answers=text))
-    assert (len(seen.devices), len(seen.notes)) == (count, told)
-    assert all("you may not open them" in note for note in seen.notes)
+    recording = answers("h200_nvml")
+    recording["nvmlDeviceGetCount"][""] = count
+    findings = find_nvidia(machine(tmp_path, tree, answers=recording))
+    assert (len(findings.devices), len(findings.notes)) == (count, note_count)
+    assert all("you may not open them" in note for note in findings.notes)
 
 
-def test_hanging_driver_times_out(tmp_path: Path) -> None:
+def test_hanging_driver_is_a_note_after_the_deadline(tmp_path: Path) -> None:
     release = threading.Event()
 
     def hangs(function: str, *arguments: Any) -> Any:
         release.wait(30)
 
-    here = replace(machine(tmp_path, DRIVER), nvml=lambda: hangs, deadline_s=0.05)
+    surroundings = replace(machine(tmp_path, DRIVER), nvml=lambda: hangs, deadline_s=0.05)
     try:
-        seen = find_nvidia(here)
+        findings = find_nvidia(surroundings)
     finally:
         release.set()
-    assert seen.devices == ()
-    assert "did not answer within 0.05 s" in seen.notes[0]
+    assert findings.devices == ()
+    assert "did not answer within 0.05 s" in findings.notes[0]
 
 
 @pytest.mark.parametrize("total", [0, -1, 2**64 - 1])
 def test_impossible_memory_size_is_a_note(tmp_path: Path, total: int) -> None:
-    text = answers(TWO)
-    text["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": 5, "used": 0}
-    assert [device.index for device in found(tmp_path, text).devices] == [1]
+    recording = answers(TWO)
+    recording["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": 5, "used": 0}
+    assert [device.index for device in find(tmp_path, recording).devices] == [1]
 
 
 @pytest.mark.parametrize("system", [System.WINDOWS, System.LINUX])
@@ -279,43 +281,43 @@ def test_impossible_memory_size_is_a_note(tmp_path: Path, total: int) -> None:
         (8 * GIB, 900 * MIB, 0),
     ],
 )
-def test_windows_uses_part_of_the_memory(
+def test_windows_and_wsl_use_part_of_the_free_memory(
     tmp_path: Path, system: System, total: int, free: int, left: int
 ) -> None:
-    """NVML's total is CUDA's there, free is less. On Linux: inside of Windows. The free of 32,000 MiB is made up."""
-    text = answers("h200_nvml")
-    text["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": free, "used": 0}
-    here = machine(tmp_path, {"files": {"/dev/dxg": ""}}, answers=text, system=system)
-    seen = find_nvidia(here)
-    (device,) = seen.devices
+    """There NVML's total is CUDA's, but less is free. Linux stands for WSL. The 32,000 MiB free are synthetic."""
+    recording = answers("h200_nvml")
+    recording["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": free, "used": 0}
+    surroundings = machine(tmp_path, {"files": {"/dev/dxg": ""}}, answers=recording, system=system)
+    findings = find_nvidia(surroundings)
+    (device,) = findings.devices
     assert (device.total_bytes, device.free_bytes, device.basis) == (total, left, Basis.ASSUMED)
-    assert "spills into RAM" in seen.notes[0]
+    assert "spills into RAM" in findings.notes[0]
 
 
-def test_free_memory_at_most_total(tmp_path: Path) -> None:
-    text = answers(TWO)
-    text["nvmlDeviceGetMemoryInfo"]["gpu0"]["free"] = 99 * GIB
-    assert found(tmp_path, text).devices[0].free_bytes == 24 * GIB - 300 * MIB
+def test_free_memory_is_at_most_the_total(tmp_path: Path) -> None:
+    recording = answers(TWO)
+    recording["nvmlDeviceGetMemoryInfo"]["gpu0"]["free"] = 99 * GIB
+    assert find(tmp_path, recording).devices[0].free_bytes == 24 * GIB - 300 * MIB
 
 
 def test_old_driver_without_memory_v2(tmp_path: Path) -> None:
-    text = answers(TWO)
-    text["nvmlDeviceGetMemoryInfo_v2"]["gpu0"] = {"error": 13}
-    first = found(tmp_path, text).devices[0]
+    recording = answers(TWO)
+    recording["nvmlDeviceGetMemoryInfo_v2"]["gpu0"] = {"error": 13}
+    first = find(tmp_path, recording).devices[0]
     assert (first.total_bytes, first.free_bytes) == (24 * GIB, 22 * GIB)
 
 
-def test_pynvml_has_the_functions() -> None:
-    """Here without a driver: it refuses by a number, as a recording does."""
+def test_nvml_functions_without_a_driver_are_errors() -> None:
+    """Without a driver they fail with an error code, as in a recording."""
     nvml = Surroundings().nvml()
     for function in ("nvmlDeviceGetCount", "nvmlSystemGetDriverVersion"):
         with pytest.raises(NvmlError):
             nvml(function)
     with pytest.raises(NvmlError):
         nvml("nvmlDeviceGetMemoryInfo_v2", None)
-    with pytest.raises(NvmlError) as refused:
+    with pytest.raises(NvmlError) as caught:
         nvml("nvmlNoSuchFunction")
-    assert refused.value.code == 13
+    assert caught.value.code == 13
 
 
 def test_recorded_functions_exist_in_pynvml() -> None:
@@ -323,7 +325,7 @@ def test_recorded_functions_exist_in_pynvml() -> None:
 
     named = {*recorded("h200_nvml")["answers"], *answers(TWO), *answers("synthetic_mig_nvml")}
     assert [name for name in sorted(named) if not hasattr(pynvml, name)] == [
-        "nvmlDeviceGetMemoryInfo_v2"  # there an argument of the first form
+        "nvmlDeviceGetMemoryInfo_v2"  # in pynvml, an argument of nvmlDeviceGetMemoryInfo
     ]
 
 
@@ -351,38 +353,38 @@ def test_jetson_in_a_container(tmp_path: Path) -> None:
 def test_jetson_without_nvml_library(tmp_path: Path) -> None:
     tree = recorded("synthetic_orin")
     tree["files"]["/dev/nvidiactl"] = ""
-    text: Answers = {"nvmlInit": {"": {"error": 12}}}
-    seen = find_nvidia(machine(tmp_path, tree, answers=text, host=JETSON_HOST))
-    assert (len(seen.devices), seen.notes) == (1, ())
+    recording: Answers = {"nvmlInit": {"": {"error": 12}}}
+    findings = find_nvidia(machine(tmp_path, tree, answers=recording, host=JETSON_HOST))
+    assert (len(findings.devices), findings.notes) == (1, ())
 
 
 def test_jetson_hidden_by_cuda_visible_devices(tmp_path: Path) -> None:
-    here = machine(
+    surroundings = machine(
         tmp_path,
         recorded("synthetic_orin"),
         host=JETSON_HOST,
         environment={"CUDA_VISIBLE_DEVICES": ""},
     )
-    assert find_nvidia(here).devices == ()
+    assert find_nvidia(surroundings).devices == ()
 
 
 @pytest.mark.parametrize(
     "compatible", ["raspberrypi,5-model-b\0brcm,bcm2712\0", "nvidia,tegra\0", "", "\0\0"]
 )
 def test_other_boards_are_not_jetsons(tmp_path: Path, compatible: str) -> None:
-    here = machine(tmp_path, {"files": {COMPATIBLE: compatible}}, host=JETSON_HOST)
-    assert find_nvidia(here) == Findings()
+    surroundings = machine(tmp_path, {"files": {COMPATIBLE: compatible}}, host=JETSON_HOST)
+    assert find_nvidia(surroundings) == Findings()
 
 
 def test_jetson_with_unreadable_ram(tmp_path: Path) -> None:
-    seen = find_nvidia(machine(tmp_path, recorded("synthetic_orin"), host=None))
-    assert seen.devices == ()
-    assert "shares the RAM, whose size could not be read" in seen.notes[0]
+    findings = find_nvidia(machine(tmp_path, recorded("synthetic_orin"), host=None))
+    assert findings.devices == ()
+    assert "shares the RAM, whose size could not be read" in findings.notes[0]
 
 
 # -- visible_devices -------------------------------------------------------------------------------
 
-SEEN = tuple(
+CARDS = tuple(
     Device(
         name=f"card {index}",
         vendor=Vendor.NVIDIA,
@@ -396,20 +398,20 @@ SEEN = tuple(
 
 
 @given(st.text() | st.text(alphabet="0123456789,-GPU "))
-def test_visible_shows_each_existing_device_once(wanted: str) -> None:
-    shown = visible_devices("IT", wanted, SEEN).devices
+def test_visible_devices_are_existing_devices_without_duplicates(value: str) -> None:
+    shown = visible_devices("IT", value, CARDS).devices
     assert len({device.index for device in shown}) == len(shown)
-    assert all(device in SEEN for device in shown)
+    assert all(device in CARDS for device in shown)
 
 
 @given(st.lists(st.integers(0, 11), unique=True))
-def test_visible_keeps_the_order(indices: list[int]) -> None:
-    shown = visible_devices("IT", ",".join(map(str, indices)), SEEN).devices
+def test_visible_devices_keep_the_given_order(indices: list[int]) -> None:
+    shown = visible_devices("IT", ",".join(map(str, indices)), CARDS).devices
     assert [device.index for device in shown] == indices
 
 
-def test_visible_not_set() -> None:
-    assert visible_devices("IT", None, SEEN).devices == SEEN
+def test_visible_devices_without_the_variable_are_all() -> None:
+    assert visible_devices("IT", None, CARDS).devices == CARDS
 
 
 # -- address space ----------------------------------------------------------------------------------
@@ -434,7 +436,7 @@ def host(left: int, name: str = ADDRESS_SPACE) -> HostMemory:
 @pytest.mark.parametrize(
     ("left", "cards", "free"),
     [
-        (40, 1, [22]),  # 27 are left for one
+        (40, 1, [22]),  # 27 GiB would be left for it
         (35, 1, [22]),
         (33, 1, [20]),
         (14, 1, [1]),
@@ -444,11 +446,13 @@ def host(left: int, name: str = ADDRESS_SPACE) -> HostMemory:
         (57, 2, [22, 22]),
     ],
 )
-def test_within_address_space(left: int, cards: int, free: list[int]) -> None:
-    seen = within_address_space((card(),) * cards, host(left))
-    assert [device.free_bytes for device in seen.devices] == [size * GIB for size in free]
-    assert len(seen.notes) == (free != [22] * cards)
-    assert all("ulimit -v unlimited" in note for note in seen.notes)
+def test_within_address_space_limits_the_free_memory(
+    left: int, cards: int, free: list[int]
+) -> None:
+    findings = within_address_space((card(),) * cards, host(left))
+    assert [device.free_bytes for device in findings.devices] == [size * GIB for size in free]
+    assert len(findings.notes) == (free != [22] * cards)
+    assert all("ulimit -v unlimited" in note for note in findings.notes)
 
 
 def test_within_address_space_reason() -> None:
@@ -460,13 +464,13 @@ def test_within_address_space_reason() -> None:
 
 
 def test_within_address_space_unified() -> None:
-    """Of a unified memory the host's is judged: the limit is on the GPU's half."""
+    """With unified memory, the limit applies to the GPU's share of it."""
     (device,) = within_address_space((card(unified=True),), host(33)).devices
     assert (device.limit_bytes, device.limit_because) == (20 * GIB, ADDRESS_SPACE)
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "ram",
     [
         None,
         HostMemory(total_bytes=GIB, free_bytes=GIB),
@@ -474,8 +478,8 @@ def test_within_address_space_unified() -> None:
         host(1, "cgroup v2 /sys/fs/cgroup/box/memory.max"),
     ],
 )
-def test_within_address_space_without_limit(beside: HostMemory | None) -> None:
-    assert within_address_space((card(),), beside) == Findings(devices=(card(),))
+def test_within_address_space_without_limit(ram: HostMemory | None) -> None:
+    assert within_address_space((card(),), ram) == Findings(devices=(card(),))
 
 
 def test_within_address_space_without_cards() -> None:

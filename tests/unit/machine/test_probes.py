@@ -1,4 +1,4 @@
-"""What the probes make of a machine."""
+"""detect and choose: the machine as the probes see it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edgekit.units import GIB
 
 
 def test_detect_recorded_gpu_machine(tmp_path: Path) -> None:
-    text = recorded("h200_nvml")["answers"]
-    result = detect(machine(tmp_path, recorded("h200_tree"), answers=text))
+    answers = recorded("h200_nvml")["answers"]
+    result = detect(machine(tmp_path, recorded("h200_tree"), answers=answers))
     assert result.host is not None
     assert (result.name, result.system, result.notes) == ("this machine", System.LINUX, ())
     assert [device.name for device in result.devices] == ["NVIDIA H200"]
@@ -47,10 +47,10 @@ def test_detect_mac(tmp_path: Path) -> None:
 
 
 def test_detect_windows_note(tmp_path: Path) -> None:
-    """Synthetic: no driver of NVIDIA's. AMD's and Intel's cards would not be found."""
+    """Synthetic: no NVIDIA driver; cards of AMD and Intel would not be found."""
     tree = {"psutil": recorded("synthetic_mac")["psutil"]}
-    fields: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
-    result = detect(machine(tmp_path, tree, answers=fields, system=System.WINDOWS))
+    answers: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
+    result = detect(machine(tmp_path, tree, answers=answers, system=System.WINDOWS))
     assert result.devices == ()
     assert result.notes == (
         "On windows only NVIDIA GPUs are detected: describe others with --vram.",
@@ -58,10 +58,10 @@ def test_detect_windows_note(tmp_path: Path) -> None:
 
 
 def test_detect_wsl_note(tmp_path: Path) -> None:
-    """Synthetic: WSL2 shows one device for the cards of every maker."""
+    """Synthetic: WSL2 shows one device for the cards of all vendors."""
     tree = {"psutil": recorded("synthetic_mac")["psutil"], "files": {"/dev/dxg": ""}}
-    fields: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
-    result = detect(machine(tmp_path, tree, answers=fields))
+    answers: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
+    result = detect(machine(tmp_path, tree, answers=answers))
     assert (result.devices, result.notes) == (
         (),
         ("In WSL2 only NVIDIA GPUs are detected: describe others with --vram.",),
@@ -69,15 +69,15 @@ def test_detect_wsl_note(tmp_path: Path) -> None:
 
 
 def test_detect_coherent_gpu_memory_counts_once(tmp_path: Path) -> None:
-    """Synthetic: the recorded H200 under another name, 20 GiB of a node without processors."""
+    """Synthetic: the recorded H200 under another name, and a NUMA node of 20 GiB without processors."""
     tree = recorded("h200_tree")
     kib = 20 * GIB // 1024
     node = "/sys/devices/system/node/node1"
     tree["files"][f"{node}/cpulist"] = "\n"
     tree["files"][f"{node}/meminfo"] = f"Node 1 MemTotal: {kib} kB\nNode 1 MemFree: {kib} kB\n"
-    text = recorded("h200_nvml")["answers"]
-    text["nvmlDeviceGetName"]["gpu0"] = "NVIDIA GH200 144G HBM3e"
-    result = detect(machine(tmp_path, tree, answers=text))
+    answers = recorded("h200_nvml")["answers"]
+    answers["nvmlDeviceGetName"]["gpu0"] = "NVIDIA GH200 144G HBM3e"
+    result = detect(machine(tmp_path, tree, answers=answers))
     assert result.host is not None
     assert result.host.usable_bytes == 134_601_003_008 - 20 * GIB
     assert "counts it once, as the GPU's" in result.notes[0]
@@ -120,8 +120,8 @@ def test_detect_this_machine() -> None:
     assert result.cores is None or result.cores > 0
 
 
-def test_detect_imports() -> None:
-    """A machine without an NVIDIA driver is not asked through NVML, and no device table is read."""
+def test_detect_imports_neither_psutil_nor_pynvml_without_need() -> None:
+    """Without an NVIDIA driver: importing does not import psutil, and detecting not pynvml."""
     if Path("/proc/driver/nvidia/version").exists() or sys.platform != "linux":
         pytest.skip("a machine with NVIDIA's driver, or not Linux")
     code = (
@@ -133,7 +133,7 @@ def test_detect_imports() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-# -- chosen -----------------------------------------------------------------------------------------
+# -- choose -----------------------------------------------------------------------------------------
 
 
 def device(name: str, vendor: Vendor) -> Device:
@@ -143,7 +143,7 @@ def device(name: str, vendor: Vendor) -> Device:
 RTX = device("RTX", Vendor.NVIDIA)
 RADEON = device("Radeon", Vendor.AMD)
 RYZEN = replace(device("Ryzen", Vendor.AMD), unified=True)
-CARVED = replace(device("Carved", Vendor.AMD), integrated=True)  # with a memory of its own
+CARVE_OUT = replace(device("Carve-out", Vendor.AMD), integrated=True)  # with its own memory
 ARC = device("Arc", Vendor.INTEL)
 UHD = replace(device("UHD", Vendor.INTEL), unified=True)
 
@@ -152,12 +152,12 @@ UHD = replace(device("UHD", Vendor.INTEL), unified=True)
     ("devices", "chosen"),
     [
         ((RADEON, RYZEN), [RADEON]),
-        ((RADEON, CARVED), [RADEON]),
-        ((RYZEN, ARC), [ARC]),  # of another maker
-        ((CARVED, ARC, UHD), [ARC]),
+        ((RADEON, CARVE_OUT), [RADEON]),
+        ((RYZEN, ARC), [ARC]),  # of another vendor
+        ((CARVE_OUT, ARC, UHD), [ARC]),
         ((RTX, UHD), [RTX]),
         ((RTX, RADEON, ARC), [RTX, RADEON, ARC]),
-        ((CARVED,), [CARVED]),
+        ((CARVE_OUT,), [CARVE_OUT]),
         ((RYZEN, UHD), [RYZEN, UHD]),
         ((), []),
     ],
@@ -170,7 +170,7 @@ def test_choose_cards_before_integrated(devices: tuple[Device, ...], chosen: lis
 
 
 @pytest.mark.parametrize(
-    ("wanted", "chosen", "notes"),
+    ("value", "chosen", "notes"),
     [
         ("0,1", [RTX, RADEON, ARC], 0),
         ("1", [RTX, ARC], 2),
@@ -179,9 +179,9 @@ def test_choose_cards_before_integrated(devices: tuple[Device, ...], chosen: lis
         ("9", [RTX], 1),
     ],
 )
-def test_choose_by_vulkan_variable(wanted: str, chosen: list[Device], notes: int) -> None:
-    """NVIDIA's card is CUDA's: it stays."""
-    result = choose((RTX, RADEON, ARC), {"GGML_VK_VISIBLE_DEVICES": wanted})
+def test_choose_by_vulkan_variable(value: str, chosen: list[Device], notes: int) -> None:
+    """The NVIDIA card is used with CUDA, so it stays."""
+    result = choose((RTX, RADEON, ARC), {"GGML_VK_VISIBLE_DEVICES": value})
     assert (list(result.devices), len(result.notes)) == (chosen, notes)
 
 
@@ -191,7 +191,7 @@ def test_choose_integrated_by_vulkan_variable() -> None:
 
 
 @pytest.mark.parametrize("name", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
-def test_choose_rocm_variables_are_notes(name: str) -> None:
+def test_choose_notes_rocm_variables(name: str) -> None:
     result = choose((RADEON,), {name: ""})
     assert result.devices == (RADEON,)
     assert result.notes[0].startswith(f"{name}= applies to ROCm only")

@@ -1,4 +1,4 @@
-"""A child inside a real limit sees the limit, not the machine."""
+"""detect in a child process with a real limit reports the limit, not the memory of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgekit.units import GIB, MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 
-ASK = """
+DETECT = """
 import json
 from edgekit.machine.probes import detect
 host = detect().host
@@ -27,7 +27,7 @@ print(json.dumps({"usable": host.usable_bytes, "free": host.free_bytes,
 """
 
 
-def told_by(code: str) -> dict[str, Any]:
+def output_of(code: str) -> dict[str, Any]:
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     result: dict[str, Any] = json.loads(done.stdout)
@@ -35,23 +35,23 @@ def told_by(code: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_resource_limit(kind: str) -> None:
+def test_detect_with_a_resource_limit(kind: str) -> None:
     limit = 2 * GIB
     set_it = f"import resource; resource.setrlimit(resource.{kind}, ({limit}, {limit}))"
-    answer = told_by(f"{set_it}\n{ASK}")
+    answer = output_of(f"{set_it}\n{DETECT}")
     assert 0 < answer["usable"] < limit < answer["free"]
     assert answer["tightest"].startswith(kind)
 
 
 @pytest.fixture
 def group() -> Iterator[tuple[CgroupVersion, Path]]:
-    """A control group of our own, inside the one we are in."""
+    """A new control group inside the current one."""
     yield from own_group("limits")
 
 
-def test_control_group(group: tuple[CgroupVersion, Path]) -> None:
+def test_detect_in_a_control_group(group: tuple[CgroupVersion, Path]) -> None:
     version, folder = group
     (folder / version.limits[0]).write_text(str(256 * MIB))
-    answer = told_by(enter(folder) + ASK)
+    answer = output_of(enter(folder) + DETECT)
     assert 0 < answer["usable"] < 256 * MIB < answer["free"]
     assert answer["tightest"] == f"{version.name} {folder / version.limits[0]}"

@@ -1,4 +1,4 @@
-"""Described machines."""
+"""Machines described by --device, --ram and --vram."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgekit.machine.types import System, Vendor
 from edgekit.machine.what_if import machine_of, what_if_machine
 from edgekit.units import GIB, MIB, Basis
 
-RTX_4090 = 24_048 * MIB  # of 24,564
-RTX_3090 = 24_121 * MIB  # of 24,576
-RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # a model: no log
+RTX_4090 = 24_048 * MIB  # the driver reports 24,564
+RTX_3090 = 24_121 * MIB  # the driver reports 24,576
+RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # modelled: no log
 
 
-@pytest.mark.parametrize("here", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("cpu", ["x86_64", "aarch64"])
 @pytest.mark.parametrize(
-    ("text", "is_arm"),
+    ("description", "is_arm"),
     [
         ({"devices": ["2x RTX 3090"], "ram": "64G"}, False),
         ({"vram": "24G", "ram": "64G"}, False),
@@ -35,14 +35,14 @@ RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # a model: no
         ({"devices": ["DGX Spark"]}, True),
         ({"devices": ["GH200 96GB"], "ram": "480G"}, True),
         ({"devices": ["GH200 96GB", "RTX 4090"]}, True),
-        ({"ram": "64G"}, False),  # whatever CPU asks
+        ({"ram": "64G"}, False),  # whatever this machine has
     ],
 )
-def test_processor_architecture(
-    *, text: dict[str, Any], is_arm: bool, here: str, monkeypatch: pytest.MonkeyPatch
+def test_processor_architecture_follows_the_devices(
+    *, description: dict[str, Any], is_arm: bool, cpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("platform.machine", lambda: here)
-    assert what_if_machine(**text).arm == is_arm
+    monkeypatch.setattr("platform.machine", lambda: cpu)
+    assert what_if_machine(**description).arm == is_arm
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_card_from_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "name", "ram", "cards"),
+    ("description", "name", "ram", "cards"),
     [
         ({"ram": "32G", "vram": "24G,24G"}, "2x 24 GiB GPU + 32 GiB RAM", 32, [24, 24]),
         ({"ram": "32 GB", "vram": "2x24g"}, "2x 24 GiB GPU + 32 GiB RAM", 32, [24, 24]),
@@ -89,9 +89,9 @@ def test_card_from_the_table() -> None:
     ],
 )
 def test_ram_and_vram_sizes(
-    requested: dict[str, Any], name: str, ram: float | None, cards: list[int] | None
+    description: dict[str, Any], name: str, ram: float | None, cards: list[int] | None
 ) -> None:
-    machine = what_if_machine(**requested)
+    machine = what_if_machine(**description)
     assert machine.name == name
     assert (machine.host and machine.host.total_bytes) == (ram and ram * GIB)
     assert (machine.host and machine.host.free_bytes) == (ram and ram * GIB)
@@ -116,12 +116,14 @@ def test_ram_and_vram_sizes(
         ("m4-max-128", System.MACOS, 128 * GIB, 96 * GIB),  # may run macOS 15
         ("dgx spark", System.LINUX, 122_035 * MIB, None),
         ("jetson agx orin 64", System.LINUX, 62_827 * MIB, None),
-        ("Ryzen AI Max+ 395 128GB", None, 127_936 * MIB, 63_968 * MIB),  # the kernel logs the half
+        ("Ryzen AI Max+ 395 128GB", None, 127_936 * MIB, 63_968 * MIB),  # half, as the kernel logs
         ("Radeon 780M 32GB", None, 29_491 * MIB, 29_491 * MIB // 2),  # 900/1000 of 32 GiB
         ("Jetson Nano", System.LINUX, (4096 - 600) * MIB, None),
     ],
 )
-def test_unified_memory(text: str, system: System | None, total: int, limit: int | None) -> None:
+def test_unified_memory_of_devices(
+    text: str, system: System | None, total: int, limit: int | None
+) -> None:
     machine = what_if_machine(devices=[text])
     assert machine.host is not None
     (gpu,) = machine.devices
@@ -165,14 +167,14 @@ def test_gpu_limit_by_system(
         ("iPad Pro M4 16GB", 16, 11_444),  # 12 GB
     ],
 )
-def test_phone_app_limit(text: str, size: int, app_mib: int) -> None:
+def test_phone_memory_is_the_limit_of_one_app(text: str, size: int, app_mib: int) -> None:
     machine = what_if_machine(devices=[text])
     assert machine.host is not None
     assert (machine.devices, machine.system) == ((), System.OTHER)
     assert machine.host.total_bytes == size * GIB
     assert machine.host.usable_bytes == app_mib * MIB
     (budget,) = llamacpp_budgets(machine, ())
-    assert budget.available_bytes == app_mib * MIB  # the system's share is out already
+    assert budget.available_bytes == app_mib * MIB  # the system's share is already excluded
     assert any("one app" in note or "kills an app" in note for note in machine.notes)
 
 
@@ -202,13 +204,13 @@ def test_machine_without_modelled_gpu(text: str, total: int, system: System | No
     assert system in {None, machine.system}
 
 
-def test_ram_equal_to_unified_memory() -> None:
+def test_ram_equal_to_the_unified_memory_is_accepted() -> None:
     assert what_if_machine(devices=["m3-max-64"], ram="64G").name == "M3 Max 64GB"
     assert what_if_machine(devices=["dgx spark"], ram="128 GB").name == "DGX Spark"
 
 
 @pytest.mark.parametrize(
-    ("requested", "sentence"),
+    ("description", "sentence"),
     [
         ({}, "describe a machine with --device, --ram or --vram"),
         ({"ram": "0"}, "--ram: '0' is too small"),
@@ -242,22 +244,22 @@ def test_ram_equal_to_unified_memory() -> None:
         ({"devices": ["4090"], "vram": "24G"}, "give one of them"),
     ],
 )  # fmt: skip
-def test_refused_descriptions(requested: dict[str, Any], sentence: str) -> None:
+def test_invalid_description_is_a_usage_error(description: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
-        what_if_machine(**requested)
+        what_if_machine(**description)
     assert sentence in str(caught.value)
     assert len(str(caught.value)) < 250
 
 
 @settings(max_examples=100 if LONG else 40)
 @given(st.lists(st.text(max_size=40), max_size=3), st.none() | st.text(), st.none() | st.text())
-def test_any_description_is_answered_or_refused(
+def test_any_description_is_a_machine_or_a_printable_error(
     devices: Sequence[str], ram: str | None, vram: str | None
 ) -> None:
-    assert told(devices, ram, vram).isprintable()
+    assert answer(devices, ram, vram).isprintable()
 
 
-def told(devices: Sequence[str], ram: str | None, vram: str | None) -> str:
+def answer(devices: Sequence[str], ram: str | None, vram: str | None) -> str:
     try:
         return what_if_machine(devices=devices, ram=ram, vram=vram).name
     except UsageError as error:
@@ -268,14 +270,16 @@ def told(devices: Sequence[str], ram: str | None, vram: str | None) -> str:
     ("platform", "system"),
     [("linux", System.LINUX), ("win32", System.WINDOWS), ("freebsd14", System.OTHER)],
 )
-def test_system_is_this_one(platform: str, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_defaults_to_this_one(
+    platform: str, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     assert what_if_machine(devices=["4090"]).system is system
     assert what_if_machine(ram="16G").system is system
     assert what_if_machine(devices=["m4-16"]).system is System.MACOS
 
 
-def test_system_with_cards_is_not_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_with_cards_described_on_a_mac_is_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert what_if_machine(devices=["4090"]).system is System.LINUX
     assert what_if_machine(ram="16G").system is System.MACOS
@@ -284,16 +288,8 @@ def test_system_with_cards_is_not_macos(monkeypatch: pytest.MonkeyPatch) -> None
 def test_machine_of_every_device() -> None:
     for device in all_devices():
         machine = machine_of(device)
-        held = machine.host.usable_bytes if machine.host else machine.devices[0].free_bytes
-        assert (machine.name, held) == (device.name, device.usable_bytes)
+        usable_bytes = machine.host.usable_bytes if machine.host else machine.devices[0].free_bytes
+        assert (machine.name, usable_bytes) == (device.name, device.usable_bytes)
         assert bool(machine.devices) == device.has_gpu
         assert device.has_gpu <= (device.kind is not DeviceKind.PHONE)
     assert machine_of(find_device("4090")).devices == what_if_machine(devices=["4090"]).devices
-
-
-@pytest.mark.parametrize("cpu", ["aarch64", "x86_64"])
-def test_description_is_independent_of_this_machine(
-    cpu: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: cpu)
-    assert not what_if_machine(ram="16G").arm

@@ -1,4 +1,4 @@
-"""Recorded and made-up machines -> a tree of files and answers that probes read in place of the real ones."""
+"""Recorded and synthetic machines: files and answers that probes read instead of the real ones."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def machine(
     host: HostMemory | None = HOST,
     system: System = System.LINUX,
 ) -> Surroundings:
-    """Surroundings of a planted tree; what was not recorded is not asked of the machine we are on."""
+    """Surroundings that read a planted tree. Nothing falls back to the machine that runs the tests."""
     tree = tree or {}
-    here = Surroundings(
+    surroundings = Surroundings(
         system=system,
         root=plant(root, tree.get("files", {})),
         environment=environment or {},
@@ -51,50 +51,50 @@ def machine(
         psutil=lambda: _Psutil(tree.get("psutil", {})),
         sysctl=sysctl(tree.get("sysctl", {})),
     )
-    return here if answers is None else replace(here, nvml=lambda: replay(answers))
+    return surroundings if answers is None else replace(surroundings, nvml=lambda: replay(answers))
 
 
 def replay(answers: Answers) -> Nvml:
-    """The driver again, from its recorded answers: see test_nvidia.py for their form."""
+    """A driver that repeats recorded answers: {function: {arguments joined by commas: answer}}."""
 
-    def ask(function: str, *arguments: Any) -> Any:
+    def call(function: str, *arguments: Any) -> Any:
         answer = answers[function][",".join(map(str, arguments))]
         if isinstance(answer, dict) and "error" in answer:
             raise NvmlError(answer["error"])
         return _shaped(answer)
 
-    return ask
+    return call
 
 
 def _shaped(answer: Any) -> Any:
-    """Objects become structs, as NVML has them."""
+    """The answer with objects as structs, as in NVML."""
     if isinstance(answer, dict):
         return SimpleNamespace(**answer)
     return [_shaped(each) for each in answer] if isinstance(answer, list) else answer
 
 
 def sysctl(values: Mapping[str, int | str]) -> Callable[[str], bytes | None]:
-    """Numbers as eight bytes, texts with a NUL at their end; what is not named there is not."""
+    """Numbers as eight bytes, texts ending with NUL, None for any other name."""
 
-    def ask(name: str) -> bytes | None:
+    def read(name: str) -> bytes | None:
         value = values.get(name)
         if isinstance(value, int):
             return value.to_bytes(8, "little")
         return None if value is None else value.encode() + b"\0"
 
-    return ask
+    return read
 
 
 class _Psutil:
-    def __init__(self, message: Mapping[str, Any]) -> None:
-        self.said = message
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self.answers = answers
 
     def virtual_memory(self) -> Any:
-        return SimpleNamespace(**self.said["virtual_memory"])
+        return SimpleNamespace(**self.answers["virtual_memory"])
 
     def swap_memory(self) -> Any:
-        return SimpleNamespace(**self.said["swap_memory"])
+        return SimpleNamespace(**self.answers["swap_memory"])
 
     def cpu_count(self, logical: bool = True) -> int | None:  # noqa: FBT001, FBT002 - psutil's own
-        count: int | None = None if logical else self.said["cpu_count"]
+        count: int | None = None if logical else self.answers["cpu_count"]
         return count

@@ -1,4 +1,4 @@
-"""The limit on what a GPU may use of a unified memory, and the command that raises it."""
+"""raised_limit: how much unified memory a GPU may use, and the command that raises the limit."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from edgekit.units import GIB, MIB
 @pytest.mark.parametrize(
     ("gib", "limit_gib", "mib"),
     [
-        (8, 5, None),  # 8 - 3 is no more than now
+        (8, 5, None),  # 8 - 3 is not more than now
         (16, 10, 13 * 1024),  # 3 GiB stay with macOS
-        (32, 21, 28 * 1024),  # an eighth does
+        (32, 21, 28 * 1024),  # an eighth stays with macOS
         (64, 48, 57_344),
-        (64, 60, None),  # higher already
+        (64, 60, None),  # already higher
     ],
 )
-def test_macos(gib: int, limit_gib: int, mib: int | None) -> None:
+def test_raised_limit_on_macos(gib: int, limit_gib: int, mib: int | None) -> None:
     raised = raised_limit(mac(gib, limit_gib))
     assert (None if raised is None else raised.how) == (
         None if mib is None else f"sudo sysctl iogpu.wired_limit_mb={mib}"
@@ -39,7 +39,7 @@ def test_macos(gib: int, limit_gib: int, mib: int | None) -> None:
         assert "until the next restart" in raised.note
 
 
-def test_the_sentence_says_the_effect() -> None:
+def test_raised_limit_sentence() -> None:
     raised = raised_limit(mac(64, 48))
     assert raised is not None
     assert raised.sentence("fits at 32K") == (
@@ -48,8 +48,8 @@ def test_the_sentence_says_the_effect() -> None:
     )
 
 
-def test_strix_halo_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    """124.94 GiB less an eighth, in whole GiB: 109, which are 109 x 262,144 pages."""
+def test_raised_limit_of_strix_halo_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    """124.94 GiB less an eighth, in whole GiB: 109 GiB, or 109 x 262,144 pages."""
     monkeypatch.setattr("sys.platform", "linux")
     raised = raised_limit(what_if_machine(devices=["Strix Halo 128GB"]))
     assert raised is not None
@@ -61,7 +61,7 @@ def test_strix_halo_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised_limit(raised.machine) is None
 
 
-def test_strix_halo_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raised_limit_of_strix_halo_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "win32")
     raised = raised_limit(what_if_machine(devices=["Strix Halo 128GB"]))
     assert raised is not None
@@ -70,20 +70,20 @@ def test_strix_halo_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert raised.limit_bytes == 127_936 * MIB * 3 // 4
 
 
-def test_a_carve_out_stays_on_top_of_what_is_mapped(tmp_path: Path) -> None:
-    """Of 64 GiB 56 can be mapped, besides the 4 GiB less 300 MiB of its own; 96 GiB are more than that already."""
+def test_raised_limit_includes_the_carve_out(tmp_path: Path) -> None:
+    """56 of 64 GiB can be mapped, and the carve-out adds 4 GiB less 300 MiB. The recorded GTT of 96 GiB is more."""
     tree = recorded("synthetic_strix_halo")
-    assert raised_limit(with_gpu(tmp_path / "a", tree)) is None
+    assert raised_limit(apu(tmp_path / "a", tree)) is None
     gtt = next(path for path in tree["files"] if path.endswith("mem_info_gtt_total"))
     tree["files"][gtt] = f"{32 * GIB}\n"
-    raised = raised_limit(with_gpu(tmp_path / "b", tree))
+    raised = raised_limit(apu(tmp_path / "b", tree))
     assert raised is not None
     assert raised.how == "sudo amd-ttm --set 56"
     assert raised.before_bytes == (31 + 4) * GIB - 300 * MIB
     assert raised.limit_bytes == (56 + 4) * GIB - 300 * MIB
 
 
-def with_gpu(root: Path, tree: dict[str, Any]) -> Machine:
+def apu(root: Path, tree: dict[str, Any]) -> Machine:
     devices = find_amd(planted(root, tree)).devices
     return Machine(name="APU", system=System.LINUX, host=HOST, devices=devices)
 
@@ -104,11 +104,11 @@ def with_gpu(root: Path, tree: dict[str, Any]) -> Machine:
         ),
     ],
 )
-def test_no_limit_to_raise(machine: Machine) -> None:
+def test_raised_limit_is_none_without_a_limit_to_raise(machine: Machine) -> None:
     assert raised_limit(machine) is None
 
 
-def test_nothing_else_is_changed() -> None:
+def test_raised_limit_changes_only_the_limit() -> None:
     raised = raised_limit(mac(64, 48))
     assert raised is not None
     assert raised.machine.host == mac(64, 48).host
