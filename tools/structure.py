@@ -267,9 +267,9 @@ def _short(words: Iterable[str]) -> Iterator[str]:
 
 
 def _imports(checkout: Checkout) -> Iterator[Figure]:
-    for title, is_typing in (("circles of imports", False), ("circles with TYPE_CHECKING", True)):
-        result = circles(import_graph(checkout.trees, with_typing=is_typing))
-        places = tuple(" ".join(sorted(circle)) for circle in result)
+    for title, is_typing in (("import cycles", False), ("import cycles with TYPE_CHECKING", True)):
+        result = cycles(import_graph(checkout.trees, with_typing=is_typing))
+        places = tuple(" ".join(sorted(cycle)) for cycle in result)
         yield Figure(f"{title} between files", len(places), places)
     linter = Path(checkout.python).with_name("lint-imports")
     done = subprocess.run(
@@ -314,7 +314,7 @@ def _module(path: str) -> str:
     return ".".join(("edgekit", *Path(path).with_suffix("").parts)).removesuffix(".__init__")
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+def cycles(graph: Mapping[str, set[str]]) -> list[set[str]]:
     """Groups of modules that all reach each other."""
     reached: dict[str, set[str]] = {}
     for start in graph:

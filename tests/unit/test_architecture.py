@@ -1,4 +1,4 @@
-"""docs/architecture.md says what is true of the source."""
+"""docs/architecture.md agrees with the source."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "edgekit"
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-# Packages that are not part of the line: data, entry points, and an import path that docs/python.md promised.
-OUTSIDE = {"samples", "source", "__init__", "__main__"}
+# Not in the import order: data, entry points, and an import path that docs/python.md documents.
+UNORDERED = {"samples", "source", "__init__", "__main__"}
 
 
 def _section(title: str) -> str:
@@ -25,7 +25,7 @@ def _documented() -> list[str]:
     return [name.strip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
-def test_import_order_is_the_contract() -> None:
+def test_documented_import_order_is_the_contract_of_import_linter() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = settings["tool"]["importlinter"]["contracts"]
     layers = [
@@ -36,21 +36,21 @@ def test_import_order_is_the_contract() -> None:
     assert _documented() == layers
 
 
-def test_every_package_has_its_place_in_the_order() -> None:
-    result = {
+def test_every_package_is_in_the_documented_import_order() -> None:
+    packages = {
         path.stem
         for path in SOURCE.iterdir()
         if path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").exists())
     }
-    assert result - OUTSIDE == set(_documented())
+    assert packages - UNORDERED == set(_documented())
 
 
 PATHS = sorted(set(re.findall(r"`([\w/]+(?:/|\.\w+))`", _section("Where things are added"))))
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_where_things_are_added_exists(path: str) -> None:
-    """NAME is any name; a bare file is one of every engine's folder."""
+def test_paths_of_where_things_are_added_exist(path: str) -> None:
+    """NAME stands for any name; a bare file name is a file in an engine's folder."""
     pattern = path.replace("NAME", "*")
-    places = (ROOT, SOURCE, SOURCE / "engines" / "llamacpp")
-    assert any(list(place.glob(pattern.rstrip("/"))) for place in places)
+    folders = (ROOT, SOURCE, SOURCE / "engines" / "llamacpp")
+    assert any(list(folder.glob(pattern.rstrip("/"))) for folder in folders)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# An extra or an installation under the other project's name.
+# Installs the other project, or names an extra of it.
 FOREIGN = re.compile(
     r"(?<![-\w./])edgekit\\?\[[a-z,]+\]|(?:pip install|uvx|uv tool run) '?edgekit(?![-\w])"
 )
@@ -32,18 +32,18 @@ def test_distribution_name_is_edgekit_models_with_both_commands() -> None:
 
 
 def test_no_text_installs_the_other_project() -> None:
-    result = {
+    matches = {
         str(path.relative_to(ROOT)): FOREIGN.findall(path.read_text(encoding="utf-8"))
         for path in TEXTS
     }
-    assert {path: hits for path, hits in result.items() if hits} == {}
+    assert {path: hits for path, hits in matches.items() if hits} == {}
 
 
 @pytest.mark.parametrize(
     "text",
     ["pip install 'edgekit[web]'", "needs edgekit[llama]", "uvx edgekit", "pip install edgekit"],
 )
-def test_the_other_projects_name_is_recognised(text: str) -> None:
+def test_foreign_pattern_finds_the_other_project(text: str) -> None:
     assert FOREIGN.search(text)
 
 
@@ -51,5 +51,5 @@ def test_the_other_projects_name_is_recognised(text: str) -> None:
     "text",
     ["pip install 'edgekit-models[web]'", "uvx edgekit-models", "pip install .", "edgekit.models"],
 )
-def test_our_own_name_is_not_mistaken_for_it(text: str) -> None:
+def test_foreign_pattern_ignores_our_own_name(text: str) -> None:
     assert not FOREIGN.search(text)

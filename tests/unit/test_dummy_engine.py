@@ -1,6 +1,6 @@
-"""Adding an engine touches 1 folder + 1 line: tests/data/dummy_engine, and its name in the list of the engines.
+"""A new engine is one folder (here tests/data/dummy_engine) and one line in the list of engines.
 
-Every front end then has the engine: its name, its flag, its bill and its command.
+Every front end then has its name, its flag, its bill and its command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMMAND = "dummy-server gemma-3-27b.Q4_K_M.gguf --tokens 8192 --dummy-spare 1073
 
 
 @pytest.fixture(autouse=True)
-def _one_line_more(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(engines, "LIST", (*engines.LIST, FOLDER))
     engines._by_name.cache_clear()
     yield
@@ -37,30 +37,30 @@ def _one_line_more(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     engines._by_name.cache_clear()
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = main(list(words))
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    code = main(list(arguments))
     out, err = capsys.readouterr()
     assert not code, err
     return out
 
 
-def test_every_engine_has_the_new_one_last() -> None:
+def test_engine_names_has_the_dummy_engine_last() -> None:
     assert engines.engine_names() == ("llama.cpp", "vllm", "mlx", "stream", "dummy")
     assert engines.engine_named("DumDum").name == "dummy"
 
 
-@pytest.mark.parametrize("verb", ["check", "plan"])
-def test_check_and_plan_print_its_bill_and_command(
-    capsys: pytest.CaptureFixture[str], verb: str
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_check_and_plan_print_bill_and_command(
+    capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    text = printed(capsys, verb, MODEL, *SETTINGS, "--ram", "64G")
+    text = output_of(capsys, command, MODEL, *SETTINGS, "--ram", "64G")
     assert "Runs on the CPU: 20.3 of 62.0 GiB at 8K" in text
     assert "·  dummy  ·" in text
     assert COMMAND in " ".join(text.split())
 
 
-def test_check_json_has_its_bill_and_command(capsys: pytest.CaptureFixture[str]) -> None:
-    result = json.loads(printed(capsys, "check", MODEL, *SETTINGS, "--ram", "64G", "--json"))
+def test_check_json_has_bill_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads(output_of(capsys, "check", MODEL, *SETTINGS, "--ram", "64G", "--json"))
     assert result["engine"] == {"name": "dummy", "version": "dummy 1.0"}
     assert (result["required_bytes"], result["basis"]) == (BILL_BYTES, "exact")
     assert result["flags"] == {"context": "8192", "dummy_spare": "1073741824"}
@@ -69,27 +69,27 @@ def test_check_json_has_its_bill_and_command(capsys: pytest.CaptureFixture[str])
     assert result["estimate"]["asked"] == "8,192 dummy tokens"
 
 
-def test_plan_chooses_a_context_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (MODEL, "--engine", "dummy", "--ram", "32G", "--json")
-    result = json.loads(printed(capsys, "plan", *words))
+def test_plan_chooses_a_context(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (MODEL, "--engine", "dummy", "--ram", "32G", "--json")
+    result = json.loads(output_of(capsys, "plan", *arguments))
     cache_bytes = result["required_bytes"] - WEIGHTS_BYTES
     assert cache_bytes == CACHE_BYTES // 8192 * result["context_tokens"]
     assert result["required_bytes"] <= result["available_bytes"] == 30 * 2**30
 
 
-def test_estimate_has_its_bill_and_command(capsys: pytest.CaptureFixture[str]) -> None:
-    result = json.loads(printed(capsys, "estimate", MODEL, *SETTINGS, "--json"))
+def test_estimate_json_has_bill_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads(output_of(capsys, "estimate", MODEL, *SETTINGS, "--json"))
     sizes = (result["model_bytes"], result["kv_bytes"], result["runtime_bytes"])
     assert sizes == (WEIGHTS_BYTES, CACHE_BYTES, SPARE_BYTES)
     assert (result["engine_version"], result["command"]) == ("dummy 1.0", COMMAND)
 
 
-def test_check_of_all_engines_has_a_row_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "check", MODEL, "--engine", "all", "-c", "8192", "--ram", "64G")
+def test_check_of_all_engines_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output_of(capsys, "check", MODEL, "--engine", "all", "-c", "8192", "--ram", "64G")
     assert "dummy" in [line.split()[1] for line in text.splitlines() if line.startswith("fits")]
 
 
-def test_help_lists_its_name_and_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_name_and_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["check", "--help"])
     text = " ".join(capsys.readouterr().out.split())
@@ -97,26 +97,26 @@ def test_help_lists_its_name_and_flag(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Dummy: --dummy-spare SIZE memory to allocate for nothing" in text
 
 
-def test_its_flag_alone_chooses_it(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (MODEL, "--dummy-spare", "1G", "--ram", "64G", "--json")
-    assert json.loads(printed(capsys, "check", *words))["engine"]["name"] == "dummy"
+def test_flag_alone_chooses_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (MODEL, "--dummy-spare", "1G", "--ram", "64G", "--json")
+    assert json.loads(output_of(capsys, "check", *arguments))["engine"]["name"] == "dummy"
 
 
-def test_its_flag_is_refused_for_another_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flag_is_refused_for_another_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", MODEL, "--engine", "vllm", "--dummy-spare", "1G"]) == 2
     assert "--dummy-spare is a flag of dummy" in capsys.readouterr().err
 
 
-def test_model_preflight_takes_its_option_as_a_number() -> None:
+def test_model_preflight_takes_the_option_as_a_number() -> None:
     options = {"dummy_spare": SPARE_BYTES}
     result = model_preflight(MODEL, "dummy", ram="64G", context=8192, options=options)
     assert (result.engine, result.estimate.total_bytes) == ("dummy", BILL_BYTES)
 
 
 @pytest.fixture
-def _web_of_the_longer_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imported again: the fields of the calls are made from the list when edgekit.web is imported."""
-    import edgekit.web.app  # so that all of it is as it was at the end
+def _web_with_dummy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports edgekit.web again, which makes the fields of its calls from the list of engines."""
+    import edgekit.web.app  # so that the first import can be restored
 
     monkeypatch.setattr(edgekit, "web", edgekit.web)
     for name in list(sys.modules):
@@ -124,32 +124,32 @@ def _web_of_the_longer_list(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delitem(sys.modules, name)
 
 
-def answer_of(verb: str, call: str, fields: dict[str, Any] | None = None) -> Any:
-    status, answer = response_of(verb, call, fields)
-    assert status == 200, answer
-    return answer
+def call_api(method: str, call: str, fields: dict[str, Any] | None = None) -> Any:
+    status, body = response_of(method, call, fields)
+    assert status == 200, body
+    return body
 
 
-@pytest.mark.usefixtures("_web_of_the_longer_list")
-def test_page_api_has_it() -> None:
-    check = answer_of("POST", "check", {**FIELDS, "ram": "64G"})
+@pytest.mark.usefixtures("_web_with_dummy_engine")
+def test_rest_api_has_the_engine() -> None:
+    check = call_api("POST", "check", {**FIELDS, "ram": "64G"})
     assert (check["engine"]["name"], check["required_bytes"]) == ("dummy", BILL_BYTES)
     assert check["command"] == COMMAND
 
-    fit = answer_of("POST", "fit", {**FIELDS, "ram": "64G"})
+    fit = call_api("POST", "fit", {**FIELDS, "ram": "64G"})
     assert (fit["engine"], fit["bars"][0]["required_bytes"]) == ("dummy", BILL_BYTES)
     assert (fit["command"], fit["flags"]["dummy_spare"]) == (COMMAND, "1073741824")
 
-    plan = answer_of("POST", "plan", {**FIELDS, "ram": "64G"})
+    plan = call_api("POST", "plan", {**FIELDS, "ram": "64G"})
     assert (plan["engine"]["name"], plan["required_bytes"]) == ("dummy", BILL_BYTES)
 
-    estimate = answer_of("POST", "estimate", FIELDS)
+    estimate = call_api("POST", "estimate", FIELDS)
     assert (estimate["engine"], estimate["total_bytes"]) == ("dummy", BILL_BYTES)
 
-    curves = answer_of("POST", "curves", {**FIELDS, "ram": "64G", "points": 2})
+    curves = call_api("POST", "curves", {**FIELDS, "ram": "64G", "points": 2})
     assert [curve["cache"] for curve in curves["curves"]] == ["f16"]
 
-    *_, last = answer_of("GET", "engines")["engines"]
+    *_, last = call_api("GET", "engines")["engines"]
     assert (last["name"], last["label"], last["program"]) == ("dummy", "Dummy", "dummy-server")
     assert last["cache"]["types"] == ["f16"]
     assert [row["key"] for row in last["controls"]] == ["dummy_spare"]

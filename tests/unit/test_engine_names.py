@@ -30,7 +30,7 @@ COUNTED = {
     'T.get("llama.cpp", {})': TABLE,
     'def f(engine="llama.cpp"): ...': VALUE,
     'engine_named("vllm")': VALUE,
-    'engine = asked or "llama.cpp"': VALUE,
+    'engine = requested or "llama.cpp"': VALUE,
 }
 NOT_COUNTED = (
     '"""vllm"""',
@@ -38,7 +38,7 @@ NOT_COUNTED = (
     'NAME = "llama"\nprint(f"{NAME}")',
     'if shard.format == "mlx": ...',
     'if (method or "").lower() == "mlx": ...',
-    'body = {**asked, "stream": True}',
+    'body = {**fields, "stream": True}',
     'answer = {"native": 8192, "longest": 4096}',
     'body.get("stream")',
     'words = ["vllm", "serve", name]',
@@ -67,7 +67,7 @@ SCRIPTS_NOT_COUNTED = (
 )
 
 
-def found_in(folder: Path, name: str, text: str, *, strict: bool = False) -> set[str]:
+def kinds_in(folder: Path, name: str, text: str, *, strict: bool = False) -> set[str]:
     for path, content in {
         "names.py": 'MLX = "mlx"',
         "engines/vllm/types.py": "class Setup: ...",
@@ -77,22 +77,26 @@ def found_in(folder: Path, name: str, text: str, *, strict: bool = False) -> set
         file = folder / "src" / "edgekit" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text if path == name else content)
-    return {each.kind for each in dependences(folder, strict=strict) if each.path == name}
+    return {
+        dependence.kind
+        for dependence in dependences(folder, strict=strict)
+        if dependence.path == name
+    }
 
 
 @pytest.mark.parametrize("text", COUNTED)
-def test_dependences_finds_python(tmp_path: Path, text: str) -> None:
-    assert COUNTED[text] in found_in(tmp_path, "plan/one.py", text)
+def test_dependences_finds_engine_names_in_python(tmp_path: Path, text: str) -> None:
+    assert COUNTED[text] in kinds_in(tmp_path, "plan/one.py", text)
 
 
 @pytest.mark.parametrize("text", NOT_COUNTED)
-def test_dependences_leaves_out_other_meanings(tmp_path: Path, text: str) -> None:
-    assert found_in(tmp_path, "plan/one.py", text) == set()
+def test_dependences_ignores_other_uses_of_the_words(tmp_path: Path, text: str) -> None:
+    assert kinds_in(tmp_path, "plan/one.py", text) == set()
 
 
 @pytest.mark.parametrize("text", COUNTED)
-def test_dependences_leaves_out_the_engines_folder(tmp_path: Path, text: str) -> None:
-    assert found_in(tmp_path, "engines/vllm/one.py", text) == set()
+def test_dependences_ignores_the_folder_of_the_engine(tmp_path: Path, text: str) -> None:
+    assert kinds_in(tmp_path, "engines/vllm/one.py", text) == set()
 
 
 @pytest.mark.parametrize(
@@ -110,14 +114,14 @@ def test_dependences_leaves_out_the_engines_folder(tmp_path: Path, text: str) ->
 def test_strict_dependences_allow_an_engine_its_own_name_only(
     tmp_path: Path, path: str, text: str, kinds: set[str]
 ) -> None:
-    assert found_in(tmp_path, path, text, strict=True) == kinds
+    assert kinds_in(tmp_path, path, text, strict=True) == kinds
 
 
 @pytest.mark.parametrize("text", SCRIPTS)
-def test_dependences_finds_scripts(tmp_path: Path, text: str) -> None:
-    assert SCRIPTS[text] in found_in(tmp_path, "web/pages/one.js", text)
+def test_dependences_finds_engine_names_in_scripts(tmp_path: Path, text: str) -> None:
+    assert SCRIPTS[text] in kinds_in(tmp_path, "web/pages/one.js", text)
 
 
 @pytest.mark.parametrize("text", SCRIPTS_NOT_COUNTED)
-def test_dependences_leaves_out_comments_and_fields(tmp_path: Path, text: str) -> None:
-    assert found_in(tmp_path, "web/pages/one.js", text) == set()
+def test_dependences_ignores_comments_and_fields_in_scripts(tmp_path: Path, text: str) -> None:
+    assert kinds_in(tmp_path, "web/pages/one.js", text) == set()

@@ -1,4 +1,4 @@
-"""The notation of the recorded answers: what differs must look different."""
+"""tools/golden_text.py: different answers must have different recorded texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools.golden_text import (
     with_short_lists,
 )
 
-# Words that look like the notation's own signs.
+# Words that look like the notation.
 SIGNS = (
     "",
     "-",
@@ -55,14 +55,14 @@ VALUES = st.recursive(
 
 @settings(max_examples=300 if LONG else 20)
 @given(VALUES, VALUES)
-def test_two_values_have_two_texts(one: Any, other: Any) -> None:
-    assume(json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True))
-    assert json_text(one) != json_text(other)
+def test_json_text_differs_for_different_values(first: Any, second: Any) -> None:
+    assume(json.dumps(first, sort_keys=True) != json.dumps(second, sort_keys=True))
+    assert json_text(first) != json_text(second)
 
 
 @settings(max_examples=300 if LONG else 20)
 @given(VALUES, st.data())
-def test_a_changed_part_changes_the_text(value: Any, data: st.DataObject) -> None:
+def test_json_text_changes_with_every_part(value: Any, data: st.DataObject) -> None:
     places = list(_places(value))
     assume(places)
     parent, key = data.draw(st.sampled_from(places))
@@ -76,7 +76,7 @@ PART, OTHER = [f"one {'part' * 20}"], [f"another {'part' * 20}"]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ({"a": {"b": PART}, "a.b": OTHER, "c": PART}, {"a": {"b": PART}, "a.b": OTHER, "c": OTHER}),
         ({"a": [PART], "a[0]": OTHER, "c": PART}, {"a": [PART], "a[0]": OTHER, "c": OTHER}),
@@ -84,8 +84,8 @@ PART, OTHER = [f"one {'part' * 20}"], [f"another {'part' * 20}"]
     ],
     ids=["a dot in a key", "brackets in a key", "an empty key"],
 )
-def test_a_key_that_looks_like_the_notation_is_quoted(one: Any, other: Any) -> None:
-    assert json_text(one) != json_text(other)
+def test_json_text_quotes_keys_that_look_like_notation(first: Any, second: Any) -> None:
+    assert json_text(first) != json_text(second)
 
 
 def _places(value: Any) -> Any:
@@ -104,12 +104,12 @@ LINES = st.lists(
 
 
 @given(LINES, LINES)
-def test_a_text_that_repeats_another_can_be_read_back(lines: list[str], base: list[str]) -> None:
-    text, known = ("".join(f"{line}\n" for line in some) for some in (lines, base))
+def test_shortened_text_can_be_read_back(lines: list[str], base: list[str]) -> None:
+    text, known = ("".join(f"{line}\n" for line in part_lines) for part_lines in (lines, base))
     assert lengthened(shortened(text, known), known) == text
 
 
-def test_a_text_that_repeats_another_names_the_first_and_the_last_line() -> None:
+def test_shortened_names_the_first_and_last_repeated_line() -> None:
     base = "one\n  -x  what x does\n        in two lines\n  -y  what y does\nend\n"
     text = base.replace("one", "two").replace("end", "another end")
     assert shortened(text, base) == "two\n= -x  what x does .. -y  what y does\nanother end\n"
@@ -122,23 +122,23 @@ def test_a_text_that_repeats_another_names_the_first_and_the_last_line() -> None
         ({"name": "RAM", "bytes": None, "because": "of this" * 20}, {"bytes": 0}),
     ],
 )
-def test_a_hash_changes_with_what_it_stands_for(part: dict[str, Any], change: Any) -> None:
+def test_hash_in_brief_changes_with_the_hashed_part(part: dict[str, Any], change: Any) -> None:
     more = ["x" * 50] * (LONG_ANSWER // 50)
-    one, other = (
+    first, second = (
         brief({"machine": part, "more": more}),
         brief({"machine": part | change, "more": more}),
     )
-    assert one["machine"].startswith("RAM #")
-    assert one["machine"] != other["machine"]
+    assert first["machine"].startswith("RAM #")
+    assert first["machine"] != second["machine"]
     assert brief({"machine": part}) == {"machine": part}, "a short answer is recorded in full"
 
 
-def test_a_hashed_sentence_shows_how_it_begins() -> None:
+def test_hashed_shows_the_start_of_a_sentence() -> None:
     assert hashed("one two three", head=7).startswith('"one two"… #')
     assert hashed("one two three", head=7) != hashed("one two four", head=7)
 
 
-def test_hashed_texts_shows_what_each_new_hash_stands_for() -> None:
+def test_hashed_texts_shows_the_text_of_each_new_hash() -> None:
     sentence, part = "one two three", {"name": "RAM", "bytes": 2}
     hashes = [hashed(item).rpartition(" ")[2] for item in (sentence, part)]
     text = f"a: {hashes[1]}; b: {hashes[0]}\nagain {hashes[0]}\nnot from here: #00000000\n"
@@ -149,18 +149,20 @@ def test_hashed_texts_shows_what_each_new_hash_stands_for() -> None:
     assert list(hashed_texts(f"- {hashes[1]}", text)) == [f"{hashes[0]}: one two three"]
 
 
-def test_hashed_texts_shows_how_a_long_text_begins() -> None:
+def test_hashed_texts_shows_the_start_of_a_long_text() -> None:
     (line,) = hashed_texts("", hashed("ab" * 1000))
     assert line.endswith(f": {'ab' * (SHOWN // 2)}… ({SHOWN} of 2000 characters)")
 
 
-def test_a_bar_is_written_as_the_number_of_its_characters() -> None:
+def test_with_short_bars_counts_repeated_characters() -> None:
     assert with_short_bars(f"RAM [{'█' * 12}{'·' * 3}|{'·' * 4}]") == "RAM [█*12···|·*4]"
 
 
-def test_a_long_list_keeps_every_line_and_a_hash_of_its_columns() -> None:
+def test_with_short_lists_keeps_lines_and_hashes_their_columns() -> None:
     lines = [f"{name:<8}1" for name in range(300)]
     wider = [*lines[:-1], f"{lines[-1][:-1]} 1"]
-    one, other = (with_short_lists("\n".join(some)).splitlines() for some in (lines, wider))
-    assert one[:-1] == other[:-1] == [*lines[:100], *(f"{name}  1" for name in range(100, 300))]
-    assert one[-1] != other[-1]
+    first, second = (
+        with_short_lists("\n".join(part_lines)).splitlines() for part_lines in (lines, wider)
+    )
+    assert first[:-1] == second[:-1] == [*lines[:100], *(f"{name}  1" for name in range(100, 300))]
+    assert first[-1] != second[-1]

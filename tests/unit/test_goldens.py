@@ -1,4 +1,4 @@
-"""The answers that people get today, compared with the recorded ones in tests/golden."""
+"""EdgeKit's answers, compared with the recorded ones in tests/golden."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ AGAIN = (
     "\nAnswers differ from tests/golden. Where that is meant, record them again with"
     " `python tools/goldens.py`, and read every changed answer before you commit it."
 )
-# The questions of `make test`: those that together take the most branches for their time. `make test-all` asks all.
+# The questions of `make test`: those that together cover the most branches for their time. `make test-all` asks all.
 SAMPLE = (GOLDEN / "sample.list").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.skipif(LONG, reason="all of the questions are asked")
-def test_a_sample_of_the_questions_is_answered_as_recorded() -> None:
-    differ = ""
+@pytest.mark.skipif(LONG, reason="make test-all asks every question")
+def test_sampled_questions_are_answered_as_recorded() -> None:
+    changes = ""
     for group in GROUPS:
         if group.is_comparable:
             answers = group.answers(
                 question for question in group.questions if question.title in SAMPLE
             )
             recorded = group.recorded()
-            differ += difference({title: recorded.get(title, "") for title in answers}, answers)
-    assert not differ, differ + AGAIN
+            changes += difference({title: recorded.get(title, "") for title in answers}, answers)
+    assert not changes, changes + AGAIN
 
 
-def test_the_questions_of_the_sample_are_among_those_that_are_asked() -> None:
+def test_sample_list_names_existing_questions() -> None:
     assert set(SAMPLE) <= {question.title for group in GROUPS for question in group.questions}
 
 
@@ -36,12 +36,12 @@ def test_the_questions_of_the_sample_are_among_those_that_are_asked() -> None:
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
 def test_all_questions_are_answered_as_recorded(group: Group) -> None:
     if not group.is_comparable:
-        pytest.skip("recorded with another Python, whose argparse words its answers in another way")
-    differ = difference(group.recorded(), group.answers())
-    assert not differ, differ + AGAIN
+        pytest.skip("recorded with another Python, whose argparse prints other texts")
+    changes = difference(group.recorded(), group.answers())
+    assert not changes, changes + AGAIN
 
 
-def test_the_recorded_questions_are_those_that_are_asked() -> None:
+def test_recorded_questions_are_those_of_each_group() -> None:
     for group in GROUPS:
         assert list(group.recorded()) == [question.title for question in group.questions], (
             group.name + AGAIN

@@ -1,4 +1,4 @@
-"""The face of EdgeKit: seven names, what importing them costs, and what they answer."""
+"""edgekit.models, the public API: its seven names, the cost of importing it, and its answers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from edgekit.models import (
 )
 from edgekit.units import GIB
 
-FACE = {
+PUBLIC_NAMES = {
     "MemoryEstimate", "ModelMetadata", "PreflightResult", "RemoteInspectError",
     "can_load", "inspect_model_remote", "model_preflight",
 }  # fmt: skip
 SAMPLE = "sample:gemma-3-27b"
-LLAMA_TOKEN = 32 * 2 * 8 * 128 * 2  # llama-3.1-8b: 32 layers, K and V of 8 heads of 128, 16 bit
+# llama-3.1-8b: 32 layers, K and V of 8 heads of 128, 16 bit
+LLAMA_TOKEN_BYTES = 32 * 2 * 8 * 128 * 2
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def llama(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Four layers of a Qwen3 that nobody has converted."""
+    """config.json of a Qwen3 with four layers, without weights."""
     path = tmp_path / "tiny"
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
@@ -62,37 +63,37 @@ def folder(tmp_path: Path) -> Path:
 # --- the names
 
 
-def test_exactly_seven_names() -> None:
-    assert set(edgekit.models.__all__) == FACE
+def test_models_exports_exactly_seven_names() -> None:
+    assert set(edgekit.models.__all__) == PUBLIC_NAMES
     assert len(edgekit.models.__all__) == 7
-    assert set(dir(edgekit.models)) == FACE
-    for name in FACE - {"PreflightResult"}:
+    assert set(dir(edgekit.models)) == PUBLIC_NAMES
+    for name in PUBLIC_NAMES - {"PreflightResult"}:
         assert getattr(edgekit.models, name).__name__ == name
     assert edgekit.models.PreflightResult is Verdict
 
 
-def test_a_star_brings_the_seven() -> None:
-    result: dict[str, Any] = {}
-    exec("from edgekit.models import *", result)
-    assert result.keys() - {"__builtins__"} == FACE
+def test_star_import_brings_the_seven_names() -> None:
+    namespace: dict[str, Any] = {}
+    exec("from edgekit.models import *", namespace)
+    assert namespace.keys() - {"__builtins__"} == PUBLIC_NAMES
 
 
-def test_no_other_name_is_there() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"'edgekit\.models' has no attribute 'judge'"):
         edgekit.models.judge  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["model_preflight", "can_load", "inspect_model_remote"])
-def test_two_arguments_and_the_rest_by_name(name: str) -> None:
+def test_functions_take_two_arguments_and_the_rest_by_keyword(name: str) -> None:
     first, second, *rest = inspect.signature(getattr(edgekit.models, name)).parameters.values()
     assert (first.name, second.name) == ("model_id", "engine")
     assert {item.kind for item in rest} == {inspect.Parameter.KEYWORD_ONLY}
     assert all(item.default is not inspect.Parameter.empty for item in rest)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="another reserve")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has another reserve")
 @pytest.mark.parametrize("name", edgekit.models.__all__)
-def test_examples_run_and_are_right(name: str) -> None:
+def test_docstring_examples_are_right(name: str) -> None:
     tests = doctest.DocTestFinder().find(getattr(edgekit.models, name), name)
     assert [test.name for test in tests if test.examples] == [name]
     messages: list[str] = []
@@ -104,25 +105,25 @@ def test_examples_run_and_are_right(name: str) -> None:
 # --- what an import costs
 
 
-def test_an_import_brings_nothing_but_the_standard_library_that_typing_needs() -> None:
-    """31 modules, most of them loaded by Python itself: any further import of ours, or a heavy one, is more."""
+def test_importing_models_loads_fewer_than_50_modules() -> None:
+    """31 at present, most of them loaded by Python itself; a heavy library would add hundreds."""
     code = "import sys; before = set(sys.modules); import edgekit.models; print(*set(sys.modules) - before)"
-    run_ = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
     )
-    loaded = set(run_.stdout.split())
+    loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith("edgekit")} <= {"edgekit", "edgekit.models"}
     assert len(loaded) < 50
 
 
-def test_a_local_file_needs_no_network_library(llama: Path) -> None:
+def test_model_preflight_of_a_local_file_imports_no_network_library(llama: Path) -> None:
     code = (
         "import sys; from edgekit.models import model_preflight\n"
         f"assert model_preflight({str(llama)!r}, ram='24G').passed\n"
         "print(*sys.modules)"
     )
-    run_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run_.stdout.split())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
     assert loaded.isdisjoint({"huggingface_hub", "httpx2", "psutil", "pynvml", "numpy"})
 
 
@@ -132,13 +133,13 @@ def test_a_local_file_needs_no_network_library(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("requested", "status", "tokens", "longest", "cache"),
     [
-        # 4.6 GiB of weights and 0.15 of the rest; 1 GiB is reserved. 32K take 4 GiB at f16, 2.1 at q8_0.
+        # 4.6 GiB of weights and 0.15 GiB of other memory; 1 GiB is reserved. 32K take 4 GiB at f16, 2.1 at q8_0.
         ({"ram": "24G"}, "PASSED", 32_768, 131_072, "f16"),
         ({"ram": "24G", "window_budget_bytes": GIB}, "PASSED", 8_192, 131_072, "f16"),
         ({"ram": "24G", "context": 8_192}, "PASSED", 8_192, 131_072, "f16"),
         ({"ram": "24G", "job": (6_000, 800)}, "PASSED", 6_000 + 800 + 64, 131_072, "f16"),
         ({"ram": "32G", "job": (100_000, 100_000)}, "PASSED", 131_072, 131_072, "f16"),
-        ({"ram": "32G", "context": 0}, "PASSED", 131_072, 131_072, "f16"),  # 0: the native window
+        ({"ram": "32G", "context": 0}, "PASSED", 131_072, 131_072, "f16"),  # 0: the native context
         ({"ram": "16G", "context": 83_712}, "WARNING", 83_712, 83_712, "f16"),
         ({"ram": "16G", "context": 83_713}, "PASSED", 83_713, 131_072, "q8_0"),
         ({"ram": "16G", "context": 0}, "WARNING", 131_072, 131_072, "q8_0"),
@@ -146,9 +147,9 @@ def test_a_local_file_needs_no_network_library(llama: Path) -> None:
         ({"ram": "8G"}, "WARNING", 32_768, 35_072, "q8_0"),
         ({"ram": "7G"}, "WARNING", 16_384, 19_968, "q8_0"),
         ({"ram": "6500M"}, "WARNING", 16_384, 18_688, "q4_0"),
-        ({"ram": "6G"}, "FAILED", 16_384, 4_608, "q8_0"),  # the shortest that is offered unasked
+        ({"ram": "6G"}, "FAILED", 16_384, 4_608, "q8_0"),  # the default minimum
         ({"ram": "6G", "min_context": 4_096}, "WARNING", 4_096, 4_608, "q8_0"),
-        ({"ram": "6G", "context": 2_048}, "WARNING", 2_048, 2_304, "f16"),  # judged as asked
+        ({"ram": "6G", "context": 2_048}, "WARNING", 2_048, 2_304, "f16"),  # explicit: no minimum
         ({"ram": "8G", "context": 98_304}, "FAILED", 98_304, 35_072, "q8_0"),
         ({"ram": "8G", "min_context": 40_000}, "WARNING", 40_000, 40_960, "q8_0 + q5_1"),
         ({"ram": "4G"}, "FAILED", 16_384, 0, "q8_0"),
@@ -156,7 +157,7 @@ def test_a_local_file_needs_no_network_library(llama: Path) -> None:
         ({"ram": "4G", "min_context": 0}, "FAILED", 256, 0, "q8_0"),
     ],
 )
-def test_the_window_the_longest_and_the_cache(
+def test_model_preflight_chooses_context_and_cache_type(
     *, requested: dict[str, Any], status: str, tokens: int, longest: int, cache: str, llama: Path
 ) -> None:
     result = model_preflight(llama, "llama.cpp", **requested)
@@ -180,24 +181,26 @@ def test_the_window_the_longest_and_the_cache(
         ({"ram": "24G", "context": 8_192}, "as requested"),
     ],
 )  # fmt: skip
-def test_why_the_context_is_this_long(requested: dict[str, Any], window: str, llama: Path) -> None:
+def test_model_preflight_states_where_the_context_comes_from(
+    requested: dict[str, Any], window: str, llama: Path
+) -> None:
     assert model_preflight(llama, "llama.cpp", **requested).window == window
 
 
-def test_one_step_more_does_not_fit(llama: Path) -> None:
-    """With the cache type given: without, a smaller one is tried."""
+def test_one_token_above_max_context_does_not_fit(llama: Path) -> None:
+    """The cache type is given; otherwise a smaller one would be tried."""
     request: dict[str, Any] = {"ram": "16G", "options": {"type_k": "f16", "type_v": "f16"}}
-    edge = model_preflight(llama, **request).max_context
-    assert edge % 256 == 0
-    assert model_preflight(llama, context=edge, **request).can_load
-    assert model_preflight(llama, context=edge + 1, **request).failed
+    longest = model_preflight(llama, **request).max_context
+    assert longest % 256 == 0
+    assert model_preflight(llama, context=longest, **request).can_load
+    assert model_preflight(llama, context=longest + 1, **request).failed
 
 
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "auto", {"ram": "24G"}),
     ("llama", "auto", {"ram": "8G"}),
     ("llama", "auto", {"ram": "8G", "min_context": 2_048}),
-    ("llama", "llama.cpp", {"ram": "300M"}),  # nothing may be used of it
+    ("llama", "llama.cpp", {"ram": "300M"}),  # less than the reserve
     ("llama", "llama.cpp", {"device": "RTX 4090"}),
     ("llama", "llama.cpp", {"device": "RTX 3060", "ram": "64G", "context": 65_536}),
     ("llama", "llama.cpp", {"device": "2x RTX 3090", "context": 0}),
@@ -213,11 +216,11 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("model", "engine", "requested"), CASES)
-def test_properties_agree_with_each_other(
+def test_properties_of_preflight_result_agree(
     model: str, engine: str, requested: dict[str, Any], llama: Path, folder: Path
 ) -> None:
-    answer = {"llama": llama, "folder": folder}.get(model, model)
-    result = model_preflight(answer, engine, **requested)
+    reference = {"llama": llama, "folder": folder}.get(model, model)
+    result = model_preflight(reference, engine, **requested)
     assert isinstance(result, PreflightResult)
     assert isinstance(result.estimate, MemoryEstimate)
     assert [result.passed, result.warning, result.failed].count(True) == 1
@@ -241,18 +244,18 @@ def test_properties_agree_with_each_other(
         result.raise_if_failed()
 
 
-def test_a_failure_is_raised_with_its_numbers(llama: Path) -> None:
+def test_raise_if_failed_names_need_budget_and_longest_context(llama: Path) -> None:
     result = model_preflight(llama, ram="6G")
     with pytest.raises(MemoryError) as caught:
         result.raise_if_failed()
-    # 16,384 * 131,072 * 17 / 32 bytes of cache, 4.58 GiB of weights, 0.12 of the rest, in 6 less 1 of reserve
+    # 16,384 * 131,072 * 17 / 32 bytes of cache, 4.58 GiB of weights, 0.12 GiB of other memory; 6 GiB less 1 GiB reserve
     assert str(caught.value) == (
         "16,384 tokens need 5.76 GiB; RAM has 5.00 GiB usable; "
         "the longest context that fits is 4,608 tokens"
     )
 
 
-def test_a_native_window_below_the_minimum_is_raised_as_that(tmp_path: Path) -> None:
+def test_raise_if_failed_explains_a_native_context_below_the_minimum(tmp_path: Path) -> None:
     path = write_model(tmp_path, "phi-3-mini-4k")
     result = model_preflight(path, ram="64G", min_context=32_768)
     with pytest.raises(MemoryError, match=r"4,096 tokens, and --min-context asks for 32,768"):
@@ -263,26 +266,28 @@ def test_a_native_window_below_the_minimum_is_raised_as_that(tmp_path: Path) -> 
 # --- max_use and reserve
 
 
-def test_max_use_is_one_more_limit(llama: Path) -> None:
-    """8.7 of 15 GiB are 58 %; 16K with an 8-bit cache are 5.8 GiB, 39 %, with a 4-bit one 35 %."""
-    free = model_preflight(llama, ram="16G")
-    assert (free.status.name, free.cache) == ("PASSED", "f16")
-    assert model_preflight(llama, ram="16G", max_use=1).required_bytes == free.required_bytes
-    assert model_preflight(llama, ram="16G", max_use=0.59).required_bytes == free.required_bytes
+def test_max_use_limits_the_share_of_memory_used(llama: Path) -> None:
+    """32K at f16 use 8.7 of 15 GiB (58 %); 16K use 5.8 GiB (39 %) with an 8-bit cache and 35 % with a 4-bit one."""
+    unlimited = model_preflight(llama, ram="16G")
+    assert (unlimited.status.name, unlimited.cache) == ("PASSED", "f16")
+    assert model_preflight(llama, ram="16G", max_use=1).required_bytes == unlimited.required_bytes
+    assert (
+        model_preflight(llama, ram="16G", max_use=0.59).required_bytes == unlimited.required_bytes
+    )
     half = model_preflight(llama, ram="16G", max_use=0.5)
     assert (half.status.name, half.context_tokens, half.cache) == ("PASSED", 32_768, "q8_0")
     assert half.utilization <= 0.5
-    assert half.available_bytes == free.available_bytes
-    little = model_preflight(llama, ram="16G", max_use=0.3)
-    assert little.failed
-    assert "of which --max-use allows 30%" in little.reasons[0]
+    assert half.available_bytes == unlimited.available_bytes
+    too_small = model_preflight(llama, ram="16G", max_use=0.3)
+    assert too_small.failed
+    assert "of which --max-use allows 30%" in too_small.reasons[0]
     tight = model_preflight(llama, ram="10G")
     assert model_preflight(llama, ram="10G", max_use=0.99).status is tight.status  # never looser
 
 
-def test_reserve_replaces_the_memory_that_is_left_free(llama: Path) -> None:
-    usual = model_preflight(llama, ram="16G")
-    assert usual.available_bytes == 15 * GIB
+def test_reserve_replaces_the_default_reserve(llama: Path) -> None:
+    default = model_preflight(llama, ram="16G")
+    assert default.available_bytes == 15 * GIB
     for reserve in (0, GIB // 2, 6 * GIB):
         result = model_preflight(llama, ram="16G", reserve=reserve)
         assert result.available_bytes == 16 * GIB - reserve
@@ -292,12 +297,12 @@ def test_reserve_replaces_the_memory_that_is_left_free(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_use": 0.9}, {"reserve": 0}])
-def test_vllm_takes_a_share_and_no_other_limit(limits: dict[str, Any], folder: Path) -> None:
+def test_vllm_refuses_max_use_and_reserve(limits: dict[str, Any], folder: Path) -> None:
     with pytest.raises(UsageError, match="use --gpu-memory-utilization"):
         model_preflight(folder, "vllm", device="RTX 4090", **limits)
 
 
-def test_a_machine_that_is_at_hand(llama: Path) -> None:
+def test_model_preflight_uses_the_free_memory_of_a_given_machine(llama: Path) -> None:
     machine = Machine(
         name="a box",
         system=System.LINUX,
@@ -305,12 +310,12 @@ def test_a_machine_that_is_at_hand(llama: Path) -> None:
     )
     result = model_preflight(llama, machine=machine)
     assert result.machine is machine
-    assert result.available_bytes == 11 * GIB  # what is free less 1 GiB, whatever is built in
+    assert result.available_bytes == 11 * GIB  # free memory less 1 GiB, whatever the total
     windows = Machine(name="a PC", system=System.WINDOWS, host=machine.host)
     assert model_preflight(llama, machine=windows).available_bytes == 10 * GIB
 
 
-def test_without_a_machine_it_is_this_one(llama: Path) -> None:
+def test_model_preflight_without_a_machine_uses_this_one(llama: Path) -> None:
     result = model_preflight(llama, "llama.cpp", options={"backend": "cpu"})
     assert not result.machine.what_if
     assert result.machine.host is not None
@@ -320,64 +325,68 @@ def test_without_a_machine_it_is_this_one(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "cache_bytes"),
     [
-        ({}, 8_192 * LLAMA_TOKEN),
-        ({"type_k": "q8_0", "type_v": "q8_0"}, 8_192 * LLAMA_TOKEN * 34 // 64),
-        ({"type_k": "q8_0"}, 8_192 * (LLAMA_TOKEN // 2 * 34 // 64 + LLAMA_TOKEN // 2)),
-        ({"type_k": "f32", "type_v": "f32"}, 8_192 * LLAMA_TOKEN * 2),
-        # four sequences that share nothing have four caches of a quarter each
-        ({"n_seq_max": 4, "kv_unified": False}, 8_192 * LLAMA_TOKEN),
+        ({}, 8_192 * LLAMA_TOKEN_BYTES),
+        ({"type_k": "q8_0", "type_v": "q8_0"}, 8_192 * LLAMA_TOKEN_BYTES * 34 // 64),
+        ({"type_k": "q8_0"}, 8_192 * (LLAMA_TOKEN_BYTES // 2 * 34 // 64 + LLAMA_TOKEN_BYTES // 2)),
+        ({"type_k": "f32", "type_v": "f32"}, 8_192 * LLAMA_TOKEN_BYTES * 2),
+        # four sequences without a shared cache have a quarter each
+        ({"n_seq_max": 4, "kv_unified": False}, 8_192 * LLAMA_TOKEN_BYTES),
     ],
 )
-def test_options_of_llama_cpp(options: dict[str, Any], cache_bytes: int, llama: Path) -> None:
+def test_options_of_llama_cpp_change_the_cache(
+    options: dict[str, Any], cache_bytes: int, llama: Path
+) -> None:
     result = model_preflight(llama, "llama.cpp", ram="64G", context=8_192, options=options)
     assert result.estimate.kv_cache_bytes == cache_bytes
 
 
-def test_layers_on_the_card_as_asked(llama: Path) -> None:
+def test_n_gpu_layers_divides_the_cache_between_card_and_ram(llama: Path) -> None:
     request: dict[str, Any] = {"device": "RTX 4090", "ram": "64G", "context": 8_192}
     half = model_preflight(llama, "llama.cpp", options={"n_gpu_layers": 16}, **request)
     assert half.way.because == "as requested, on RTX 4090"
     card, host = half.uses
-    assert card.required_bytes > 16 * 8_192 * LLAMA_TOKEN // 32
-    assert host.required_bytes > 16 * 8_192 * LLAMA_TOKEN // 32
-    none = model_preflight(llama, "llama.cpp", options={"backend": "cpu"}, **request)
-    assert none.way.because == "fully on the CPU"
+    assert card.required_bytes > 16 * 8_192 * LLAMA_TOKEN_BYTES // 32
+    assert host.required_bytes > 16 * 8_192 * LLAMA_TOKEN_BYTES // 32
+    cpu_only = model_preflight(llama, "llama.cpp", options={"backend": "cpu"}, **request)
+    assert cpu_only.way.because == "fully on the CPU"
 
 
 @pytest.mark.parametrize(
     ("options", "token_bytes"),
     [
-        ({}, TOKEN // 2),  # of each card: both are used
+        ({}, TOKEN // 2),  # per card: both are used
         ({"kv_cache_dtype": "fp8"}, TOKEN // 4),
         ({"tensor_parallel_size": 2}, TOKEN // 2),
         ({"tensor_parallel_size": 1}, TOKEN),
     ],
 )
-def test_options_of_vllm(options: dict[str, Any], token_bytes: int, folder: Path) -> None:
+def test_options_of_vllm_change_the_cache(
+    options: dict[str, Any], token_bytes: int, folder: Path
+) -> None:
     result = model_preflight(folder, "vllm", device="2x RTX 4090", context=4_096, options=options)
     assert result.engine == "vllm"
     assert result.estimate.kv_cache_bytes == 4_096 * token_bytes
 
 
-def test_a_share_of_the_card(folder: Path) -> None:
-    whole = model_preflight(folder, "vllm", device="RTX 4090")
+def test_gpu_memory_utilization_sets_the_available_memory(folder: Path) -> None:
+    default = model_preflight(folder, "vllm", device="RTX 4090")
     half = model_preflight(
         folder, "vllm", device="RTX 4090", options={"gpu_memory_utilization": 0.5}
     )
-    total = whole.uses[0].budget.total_bytes
-    assert whole.available_bytes == pytest.approx(total * 0.92, abs=1)
+    total = default.uses[0].budget.total_bytes
+    assert default.available_bytes == pytest.approx(total * 0.92, abs=1)
     assert half.available_bytes == pytest.approx(total * 0.5, abs=1)
 
 
-def test_options_of_mlx(folder: Path) -> None:
+def test_options_of_mlx_change_the_cache(folder: Path) -> None:
     request: dict[str, Any] = {"device": "m3-max-36", "context": 8_192}
-    plain = model_preflight(folder, "mlx", **request)
-    eight = model_preflight(
+    f16 = model_preflight(folder, "mlx", **request)
+    quantized = model_preflight(
         folder, "mlx", options={"kv_bits": 8, "quantized_kv_start": 0}, **request
     )
-    assert plain.estimate.kv_cache_bytes == 8_192 * TOKEN
-    # 64 numbers of 8 bits share a scale and a bias of 16: 8.5 bits of 16
-    assert eight.estimate.kv_cache_bytes == 8_192 * TOKEN * 17 // 32
+    assert f16.estimate.kv_cache_bytes == 8_192 * TOKEN
+    # 64 numbers of 8 bits share a 16-bit scale and bias: 8.5 bits instead of 16
+    assert quantized.estimate.kv_cache_bytes == 8_192 * TOKEN * 17 // 32
 
 
 @pytest.mark.parametrize(
@@ -407,13 +416,15 @@ def test_options_of_mlx(folder: Path) -> None:
         ("llama", "auto", {"ram": "8G", "sequences": 300}, RefusedError, "256"),
         ("llama", "auto", {"ram": "8G", "options": {"type_k": "q7_0"}}, UsageError, "q7_0"),
         ("llama", "auto", {"ram": "8G", "options": {"n_gpu_layers": "all"}}, UsageError, "n_gpu_layers"),
+        ("llama", "auto", {"ram": "24G", "options": {"tpye_k": "q8_0"}}, UsageError, "tpye_k"),
+        ("folder", "vllm", {"device": "RTX 4090", "options": {"gpu_memory_utilization": float("nan")}}, UsageError, "gpu_memory_utilization"),
         ("folder", "mlx", {"device": "m3-max-36", "options": {"kv_bits": 7}}, RefusedError, "7 bits"),
         ("none.gguf", "auto", {"ram": "8G"}, NotFoundError, "no such file"),
         ("", "auto", {"ram": "8G"}, UsageError, "no model given"),
         ("a\0b", "auto", {"ram": "8G"}, UsageError, "control characters"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_said(
+def test_invalid_arguments_are_named_in_the_error(
     *,
     model: str,
     engine: str,
@@ -423,21 +434,10 @@ def test_what_makes_no_sense_is_said(
     llama: Path,
     folder: Path,
 ) -> None:
-    result = {"llama": llama, "folder": folder}.get(model, model)
+    reference = {"llama": llama, "folder": folder}.get(model, model)
     with pytest.raises(error) as caught:
-        model_preflight(result, engine, **requested)
+        model_preflight(reference, engine, **requested)
     assert sentence in str(caught.value)
-
-
-def test_a_misspelt_option_is_said(llama: Path) -> None:
-    with pytest.raises(UsageError, match="tpye_k"):
-        model_preflight(llama, ram="24G", options={"tpye_k": "q8_0"})
-
-
-def test_a_share_that_is_no_number(folder: Path) -> None:
-    options = {"gpu_memory_utilization": float("nan")}
-    with pytest.raises(UsageError, match="gpu_memory_utilization"):
-        model_preflight(folder, "vllm", device="RTX 4090", options=options)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_a_share_that_is_no_number(folder: Path) -> None:
         (["--device", "RTX 3060", "--ram", "64G", "--reserve", "4G"], {"device": "RTX 3060", "ram": "64G", "reserve": 4 * GIB}),
     ],
 )  # fmt: skip
-def test_the_command_line_says_the_same(
+def test_check_json_agrees_with_model_preflight(
     words: list[str], requested: dict[str, Any], llama: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["check", str(llama), *words, "--json"])
@@ -478,7 +478,7 @@ def test_the_command_line_says_the_same(
 
 
 @pytest.mark.parametrize(
-    ("model", "engine", "requested", "yes"),
+    ("model", "engine", "requested", "loads"),
     [
         ("llama", "auto", {"ram": "24G"}, True),
         ("llama", "auto", {"ram": "6G"}, False),
@@ -491,8 +491,8 @@ def test_the_command_line_says_the_same(
         ("llama", "auto", {"ram": "16G", "context": 83_713, "options": {"type_k": "f16", "type_v": "f16"}}, False),
         ("llama", "auto", {"ram": "6G", "min_context": 1, "options": {"type_k": "q4_0", "type_v": "q4_0"}}, True),
         ("llama", "llama.cpp", {"device": "RTX 4090"}, True),
-        ("llama", "mlx", {"device": "RTX 4090"}, False),  # no Apple silicon there
-        ("llama", "vllm", {"ram": "64G"}, False),  # no GPU there
+        ("llama", "mlx", {"device": "RTX 4090"}, False),  # not Apple silicon
+        ("llama", "vllm", {"ram": "64G"}, False),  # no GPU
         ("llama", "vllm", {"device": "RTX 4090"}, False),  # vLLM does not load a GGUF
         ("folder", "vllm", {"device": "RTX 4090"}, True),
         ("folder", "mlx", {"device": "m3-max-36"}, True),
@@ -500,33 +500,35 @@ def test_the_command_line_says_the_same(
         (SAMPLE, "auto", {"device": "m3-max-36"}, True),
     ],
 )  # fmt: skip
-def test_yes_or_no(
-    model: str, engine: str, requested: dict[str, Any], *, yes: bool, llama: Path, folder: Path
+def test_can_load_is_true_only_if_the_model_fits_and_runs(
+    model: str, engine: str, requested: dict[str, Any], *, loads: bool, llama: Path, folder: Path
 ) -> None:
-    result = {"llama": llama, "folder": folder}.get(model, model)
-    assert can_load(result, engine, **requested) is yes
+    reference = {"llama": llama, "folder": folder}.get(model, model)
+    assert can_load(reference, engine, **requested) is loads
     with suppress(HardwareError, RefusedError):
-        assert model_preflight(result, engine, **requested).can_load is yes
+        assert model_preflight(reference, engine, **requested).can_load is loads
 
 
 @pytest.mark.parametrize(
-    ("model", "least_gib"), [("gemma-3-4b", 4), ("qwen3-30b-a3b", 19), ("mamba-2.8b", 3)]
+    ("model", "min_gib"), [("gemma-3-4b", 4), ("qwen3-30b-a3b", 19), ("mamba-2.8b", 3)]
 )
-def test_yes_or_no_agrees_with_the_verdict(model: str, least_gib: int, tmp_path: Path) -> None:
+def test_can_load_agrees_with_model_preflight_around_the_limit(
+    model: str, min_gib: int, tmp_path: Path
+) -> None:
     path = write_model(tmp_path, model)
-    messages = []
-    for gib in range(least_gib - 1, least_gib + 1):
-        there = f"{gib}G"
-        messages.append(can_load(path, ram=there))
-        assert messages[-1] == model_preflight(path, ram=there).can_load, there
-    assert set(messages) == {True, False}  # the edge is among them
+    answers = []
+    for gib in range(min_gib - 1, min_gib + 1):
+        ram = f"{gib}G"
+        answers.append(can_load(path, ram=ram))
+        assert answers[-1] == model_preflight(path, ram=ram).can_load, ram
+    assert set(answers) == {True, False}  # the limit is between them
 
 
 @pytest.mark.parametrize(
     ("name", "raw", "error"),
     [("page.gguf", b"<!DOCTYPE html>", HeaderError), ("empty.gguf", b"", HeaderError), (None, b"", NotFoundError)],
 )  # fmt: skip
-def test_what_cannot_be_told_is_no_answer(
+def test_can_load_raises_for_an_unreadable_file(
     name: str | None, raw: bytes, error: type[Exception], tmp_path: Path
 ) -> None:
     path = tmp_path / (name or "none.gguf")
@@ -536,13 +538,13 @@ def test_what_cannot_be_told_is_no_answer(
         can_load(path, ram="8G")
 
 
-def test_the_network_switched_off_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_can_load_raises_for_a_remote_model_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(RemoteInspectError, match="network is off"):
         can_load("acme/model", ram="8G")
 
 
-def test_an_unknown_engine_is_no_answer(llama: Path) -> None:
+def test_can_load_raises_for_an_unknown_engine(llama: Path) -> None:
     with pytest.raises(UsageError, match=r"choose one of llama\.cpp, vllm, mlx"):
         can_load(llama, "tgi", ram="8G")
 
@@ -553,7 +555,7 @@ FIELDS = ("architecture", "num_layers", "hidden_size", "num_attention_heads", "n
 
 
 @pytest.mark.parametrize(
-    ("model", "quant", "plain", "more"),
+    ("model", "quant", "expected", "other_fields"),
     [
         ("llama-3.1-70b", "Q4_K_M", ("llama", 80, 8192, 64, 8, 128, 131_072), {"kv_lora_rank": None, "is_moe": False, "quantization": "Q4_K_M"}),
         ("deepseek-v3", "Q4_K_M", ("deepseek2", 61, 7168, 128, 1, 128 + 64, 163_840), {"kv_lora_rank": 512, "num_experts": 256, "num_experts_used": 8}),
@@ -565,17 +567,17 @@ FIELDS = ("architecture", "num_layers", "hidden_size", "num_attention_heads", "n
         ("gpt-oss-20b", "MXFP4_MOE", ("gpt-oss", 24, 2880, 64, 8, 64, 131_072), {"sliding_window": 128, "quantization": "MXFP4_MOE"}),
     ],
 )  # fmt: skip
-def test_what_a_model_is(
-    model: str, quant: str, plain: tuple[Any, ...], more: dict[str, Any], tmp_path: Path
+def test_inspect_model_remote_has_hyperparameters(
+    model: str, quant: str, expected: tuple[Any, ...], other_fields: dict[str, Any], tmp_path: Path
 ) -> None:
     result = inspect_model_remote(write_model(tmp_path, model, quant))
     assert isinstance(result, ModelMetadata)
-    assert tuple(getattr(result, name) for name in FIELDS) == plain
-    assert {name: getattr(result, name) for name in more} == more
+    assert tuple(getattr(result, name) for name in FIELDS) == expected
+    assert {name: getattr(result, name) for name in other_fields} == other_fields
     assert result.format == "gguf"
 
 
-def test_sizes_of_a_model(tmp_path: Path) -> None:
+def test_inspect_model_remote_has_parameters_and_sizes(tmp_path: Path) -> None:
     result = inspect_model_remote(write_model(tmp_path, "llama-3.1-70b"))
     assert result.num_parameters == 70_553_706_560
     assert result.exact_model_size_bytes == 42_512_531_712
@@ -583,7 +585,7 @@ def test_sizes_of_a_model(tmp_path: Path) -> None:
     assert result.bits_per_weight == 42_512_531_712 * 8 / 70_553_706_560
 
 
-def test_a_config_alone_has_no_exact_size(folder: Path) -> None:
+def test_inspect_model_remote_of_a_config_has_no_exact_size(folder: Path) -> None:
     result = inspect_model_remote(folder, "vllm")
     assert (result.architecture, result.num_layers, result.num_kv_heads) == ("qwen3", 4, 2)
     assert (
@@ -592,7 +594,7 @@ def test_a_config_alone_has_no_exact_size(folder: Path) -> None:
         is result.bits_per_weight
         is None
     )
-    # embedding and output, then in each layer Q, K, V, O and three of the feed-forward; norms are not worth counting
+    # embedding and output, then in each layer Q, K, V, O and three of the feed-forward; without norms
     layer = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 512
     assert result.num_parameters == 2 * 1024 * 256 + 4 * layer
 
@@ -610,7 +612,7 @@ def test_a_config_alone_has_no_exact_size(folder: Path) -> None:
         ("clip.json", b"{}", "clip.json"),
     ],
 )
-def test_whatever_stands_in_the_way_is_one_error(
+def test_inspect_model_remote_raises_one_error_type_for_bad_files(
     name: str, raw: bytes | None, sentence: str, tmp_path: Path
 ) -> None:
     if raw is not None:
@@ -621,6 +623,6 @@ def test_whatever_stands_in_the_way_is_one_error(
     assert caught.value.__cause__ is not None
 
 
-def test_an_engine_that_is_none_is_a_usage_error(llama: Path) -> None:
+def test_inspect_model_remote_raises_for_an_unknown_engine(llama: Path) -> None:
     with pytest.raises(UsageError, match="unknown engine 'tgi'"):
         inspect_model_remote(llama, "tgi")

@@ -1,4 +1,4 @@
-"""tools/structure.py and tools/traced_command.py: circles of imports, and parses of one text."""
+"""tools/structure.py and tools/traced_command.py: import cycles, upward imports, single-use helpers, and parses of a value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tools.structure import (
-    circles,
+    cycles,
     import_graph,
     inner_imports,
     lines_with_any,
@@ -26,16 +26,16 @@ RING = {
 }
 
 
-def test_circles_of_imports_inside_functions_and_for_types() -> None:
+def test_cycles_counts_imports_in_functions_and_for_types() -> None:
     trees = {path: ast.parse(text) for path, text in RING.items()}
     ring = {"edgekit.a.one", "edgekit.a.two", "edgekit.a.three"}
-    assert circles(import_graph(trees, with_typing=False)) == [ring]
-    assert circles(import_graph(trees, with_typing=True)) == [ring, {"edgekit.b", "edgekit.c"}]
+    assert cycles(import_graph(trees, with_typing=False)) == [ring]
+    assert cycles(import_graph(trees, with_typing=True)) == [ring, {"edgekit.b", "edgekit.c"}]
 
 
-def test_circles_of_a_line() -> None:
+def test_cycles_of_imports_in_one_direction_is_empty() -> None:
     trees = {"a.py": ast.parse("from edgekit.b import x"), "b.py": ast.parse("x = 1")}
-    assert circles(import_graph(trees, with_typing=True)) == []
+    assert cycles(import_graph(trees, with_typing=True)) == []
 
 
 def innermost(text: str) -> int:
@@ -57,7 +57,7 @@ def test_trace_counts_the_innermost_parses() -> None:
     assert trace.called == {"test_structure.py"}
 
 
-def test_upward_imports() -> None:
+def test_upward_imports_finds_imports_of_a_higher_layer() -> None:
     trees = {
         "high/one.py": ast.parse("from edgekit.low import two"),
         "low/two.py": ast.parse("def f():\n    from edgekit.high.one import x"),
@@ -85,6 +85,6 @@ def shown(x):
 
 def test_single_use_helpers_inner_imports_and_any() -> None:
     tree = ast.parse(SHORT)
-    assert [each.name for each in single_use_helpers(tree)] == ["_once"]
+    assert [helper.name for helper in single_use_helpers(tree)] == ["_once"]
     assert inner_imports(tree) == [6]
     assert lines_with_any(tree) == [4]

@@ -1,4 +1,4 @@
-"""Messages, notes and help: phrases that a native speaker would not write."""
+"""Messages, notes and help contain no phrase that reads like a translation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import edgekit
 
 ROOT = Path(edgekit.__file__).parent
-ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 AVOID = re.compile(
     r"\b((?<!there )is no (?!longer)|are no (?!such)|so many|so long a|(?<!no-)drafter|host memory|beside\b|somebody|nobody|whoever"
     r"|make(s)? no sense|lies in|lie in|stands (in|for|where|before)|switched off|gone on with|made-up|was told"
@@ -21,7 +21,7 @@ AVOID = re.compile(
 
 
 def shown_texts(path: Path) -> list[str]:
-    """Every string literal of a module that is not a docstring; of an f-string what is written out."""
+    """Every string literal of a module except docstrings; of an f-string, its literal parts."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
@@ -33,12 +33,12 @@ def shown_texts(path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_messages_avoid_translated_phrases(room: str) -> None:
-    results = [
+@pytest.mark.parametrize("package", PACKAGES)
+def test_messages_avoid_translated_phrases(package: str) -> None:
+    phrases = [
         f"{path.relative_to(ROOT)}: {text!r}"
-        for path in sorted((ROOT / room).rglob("*.py"))
+        for path in sorted((ROOT / package).rglob("*.py"))
         for text in shown_texts(path)
-        if " " in text and AVOID.search(text)  # one word is a key
+        if " " in text and AVOID.search(text)  # a single word is a key
     ]
-    assert not results
+    assert not phrases

@@ -1,4 +1,4 @@
-"""The tests themselves: how they were started does not change what they find."""
+"""tests/signals.py: a test run that ignores signals (nohup, background job) starts children that do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.patience import PATIENCE_S
 
 CHILD = "import signal; print(*(signal.getsignal(getattr(signal, name)).name for name in ('SIGHUP', 'SIGTERM')))"
-# As the tests begin in conftest.py, and then start a process.
+# As conftest.py does at the start of a run.
 RUN = f"""
 import subprocess, sys
 from tests.signals import restore_for_children
@@ -21,7 +21,7 @@ sys.exit(subprocess.run([sys.executable, "-c", {CHILD!r}]).returncode)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 @pytest.mark.parametrize("ignored", ["", "trap '' HUP INT QUIT TERM; "])
-def test_processes_get_signals_though_the_run_ignores_them(ignored: str) -> None:
+def test_restore_for_children_gives_children_default_handlers(ignored: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f'{ignored}exec "$0" -c "$1"', sys.executable, RUN],
         capture_output=True,
@@ -34,7 +34,7 @@ def test_processes_get_signals_though_the_run_ignores_them(ignored: str) -> None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-def test_a_run_that_ignores_the_end_of_its_terminal_still_does() -> None:
+def test_restore_for_children_keeps_ignoring_sighup_itself() -> None:
     code = (
         "import os, signal; from tests.signals import restore_for_children; restore_for_children();"
         " os.kill(os.getpid(), signal.SIGHUP); print('still here')"
