@@ -1,8 +1,8 @@
-"""Engine.settle: flags that, read again, are the bill that was judged."""
+"""Engines' commands modules: the flags of a verdict (settle), and what they say about its pool and its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,13 @@ Q8 = cache_type("q8_0")
 SMALL, MOE = "qwen3-0.6b", "qwen3-30b-a3b"
 
 
-def settled(verdict: Verdict, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def settle(verdict: Verdict, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The flags that make the engine run as judged."""
     return engine_named(verdict.engine).settle(verdict, given or {})
 
 
 @pytest.mark.parametrize(
-    ("verdict", "keys"),
+    ("make_verdict", "keys"),
     [
         (lambda: planned(gguf(SMALL), cpu(8)).result, {"context"}),
         (lambda: planned(gguf(SMALL), cards(24), load=Load(context_tokens=8192, cache_k=Q8, cache_v=Q8)).result, {"context", "type_k", "type_v", "n_gpu_layers"}),
@@ -34,86 +35,89 @@ def settled(verdict: Verdict, given: Mapping[str, Any] | None = None) -> dict[st
         (lambda: planned(qwen(), mac(32), engine="mlx", kv_bits=8, quantized_kv_start=0).result, {"context", "kv_bits", "quantized_kv_start"}),
     ],
 )  # fmt: skip
-def test_settle_is_the_judged_bill_when_read_again(verdict: Any, keys: set[str]) -> None:
-    result = verdict()
-    values = settled(result)
-    assert values.keys() - {"cache_ram", "ctx_checkpoints"} <= keys
-    load, setup = engine_named(result.engine).setup(values)
-    same = {
-        name: getattr(result.way.setup, name)
+def test_flags_of_settle_give_the_judged_bill(
+    make_verdict: Callable[[], Verdict], keys: set[str]
+) -> None:
+    verdict = make_verdict()
+    flags = settle(verdict)
+    assert flags.keys() - {"cache_ram", "ctx_checkpoints"} <= keys
+    engine = engine_named(verdict.engine)
+    load, setup = engine.setup(flags)
+    of_machine = {
+        name: getattr(verdict.way.setup, name)
         for name in ("devices", "gpu", "backend", "cpu", "overhead")
-        if hasattr(result.way.setup, name)
+        if hasattr(verdict.way.setup, name)
     }
-    again = engine_named(result.engine).estimate(result.variant.model, load, replace(setup, **same))
-    assert again.total_bytes == result.estimate.total_bytes
+    assert verdict.variant is not None
+    bill = engine.estimate(verdict.variant.model, load, replace(setup, **of_machine))
+    assert bill.total_bytes == verdict.estimate.total_bytes
 
 
 def test_settle_never_replaces_a_flag_that_was_given() -> None:
     verdict = planned(
         gguf("gemma-3-27b"), cards(24, ram=16), load=Load(context_tokens=16_384)
     ).result
-    assert settled(verdict)["cache_ram"] < 8192
-    assert settled(verdict, {"cache_ram": 8192})["cache_ram"] == 8192
+    assert settle(verdict)["cache_ram"] < 8192
+    assert settle(verdict, {"cache_ram": 8192})["cache_ram"] == 8192
 
 
-def test_settle_turns_the_devices_off_for_a_model_on_the_cpu() -> None:
+def test_settle_has_backend_cpu_for_a_model_on_the_cpu_of_a_machine_with_a_card() -> None:
     on_card = planned(gguf(SMALL), cards(24)).result
-    assert "backend" not in settled(on_card)
-    alone = replace(planned(gguf(SMALL), cpu(16)).result, machine=cards(24))
-    assert settled(alone)["backend"] == "cpu"
+    assert "backend" not in settle(on_card)
+    on_cpu = replace(planned(gguf(SMALL), cpu(16)).result, machine=cards(24))
+    assert settle(on_cpu)["backend"] == "cpu"
 
 
-def test_repacked_weights_that_do_not_fit_are_turned_off_once_for_flags_and_command() -> None:
+def test_repacking_is_off_in_flags_and_command_if_it_does_not_fit() -> None:
     verdict = planned(gguf(SMALL), cpu(64)).result
     on_arm = replace(verdict.way, setup=verdict.way.setup.changed(cpu=Cpu.ARM))
     verdict = replace(verdict, way=on_arm)
-    size, _ = repacking(verdict)
-    assert size > 0
-    for left, words in ((size, False), (size - 1, True)):
+    repacked_bytes, _ = repacking(verdict)
+    assert repacked_bytes > 0
+    for left_bytes, is_off in ((repacked_bytes, False), (repacked_bytes - 1, True)):
         used = tuple(
-            replace(use, budget=replace(use.budget, total_bytes=use.required_bytes + left, free_bytes=use.required_bytes + left, reserve_bytes=0, has_default_reserve=False))
+            replace(use, budget=replace(use.budget, total_bytes=use.required_bytes + left_bytes, free_bytes=use.required_bytes + left_bytes, reserve_bytes=0, has_default_reserve=False))
             for use in verdict.uses
         )  # fmt: skip
         tight = replace(verdict, uses=used)
-        assert repacking(tight) == (size, not words)
-        assert (settled(tight).get("repack") is False) is words
+        assert repacking(tight) == (repacked_bytes, not is_off)
+        assert (settle(tight).get("repack") is False) is is_off
         server = commands_of(tight, label="m")[0]
-        assert (" -nr" in server.text) is words
+        assert (" -nr" in server.text) is is_off
 
 
-def test_no_advice_to_turn_repacking_off_where_it_is_off(
+def test_check_advises_nr_only_if_repacking_is_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = ["check", "qwen3-4b", "--device", "phone-8", "--llama-version", "0.6", "--why"]
-    for more, advised in (([], True), (["-nr"], False)):
-        main([*line, *more])
-        assert ("-nr turns it off" in " ".join(capsys.readouterr().out.split())) is advised
+    arguments = ["check", "qwen3-4b", "--device", "phone-8", "--llama-version", "0.6", "--why"]
+    for flags, is_advised in (([], True), (["-nr"], False)):
+        main([*arguments, *flags])
+        assert ("-nr turns it off" in " ".join(capsys.readouterr().out.split())) is is_advised
 
 
-def test_describe_of_vllm_tells_of_the_pool_it_takes() -> None:
+def test_describe_of_vllm_has_the_requests_that_its_pool_holds_at_once() -> None:
     verdict = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192)).result
     vllm = engine_named("vllm")
     assert "such requests at once" in vllm.describe(verdict.load, vllm.taken(verdict))
 
 
-def test_offload_of_engines_that_divide_nothing_is_empty() -> None:
+def test_offload_of_vllm_is_empty() -> None:
     verdict = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192)).result
     assert not any(engine_named("vllm").offload(verdict))
 
 
-def test_offload_counts_the_layers_on_the_cards() -> None:
+def test_offload_of_llama_cpp_counts_the_layers_on_the_cards() -> None:
     verdict = planned(gguf("llama-3.1-70b"), cards(24), load=Load(context_tokens=16_384)).result
     layers = LlamaCppSetup.of(verdict.way.setup).n_gpu_layers
     assert engine_named("llama.cpp").offload(verdict).layers == f"{layers} of 81 layers"
 
 
-def test_flags_are_in_the_order_in_which_they_were_shown_before() -> None:
-    """Those that were given stay in their place; the experts of whole layers come before parts of them."""
+def test_settle_has_given_flags_first_and_ncmoe_before_ot() -> None:
     load = Load(context_tokens=8192, microbatch_tokens=128)
     verdict = planned(gguf(SMALL), cards(24), load=load).result
     given = {"context": 8192, "ubatch": 128}
-    assert list(settled(verdict, given)) == ["context", "ubatch", "n_gpu_layers"]
-    parts = (Override(pattern="blk.7.ffn_down_exps", buffer="CPU"),)
-    setup = verdict.way.setup.changed(n_cpu_moe=7, overrides=parts)
-    moe = replace(verdict, way=replace(verdict.way, setup=setup))
-    assert list(settled(moe, given))[2:] == ["n_gpu_layers", "n_cpu_moe", "override_tensor"]
+    assert list(settle(verdict, given)) == ["context", "ubatch", "n_gpu_layers"]
+    overrides = (Override(pattern="blk.7.ffn_down_exps", buffer="CPU"),)
+    setup = verdict.way.setup.changed(n_cpu_moe=7, overrides=overrides)
+    with_experts = replace(verdict, way=replace(verdict.way, setup=setup))
+    assert list(settle(with_experts, given))[2:] == ["n_gpu_layers", "n_cpu_moe", "override_tensor"]
