@@ -1,4 +1,4 @@
-"""`edgekit check` as a person or a program meets it."""
+"""`edgekit check` of one model: text, JSON, flags, machines, errors and notes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +37,20 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Four layers of a Qwen3 that nobody has converted."""
+    """A checkpoint with four layers of a Qwen3, not converted to GGUF."""
     path = tmp_path_factory.mktemp("tiny")
     (path / "config.json").write_text(json.dumps(CONFIG))
     return str(path)
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["check", *words])
+def run_check(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["check", *argv])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    _, out, err = ask(capsys, *words, "--json")
+def check_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    _, out, err = run_check(capsys, *argv, "--json")
     assert err == ""
     answer: dict[str, Any] = json.loads(out)
     return answer
@@ -74,25 +75,25 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "code", "line"), ANSWERS)
-def test_the_answer_comes_first(
-    words: list[str], code: int, line: str, llama: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("argv", "code", "line"), ANSWERS)
+def test_headline_is_the_first_line_and_the_quiet_answer(
+    argv: list[str], code: int, line: str, llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, quiet, err = ask(capsys, llama, *words, "--quiet")
+    result, quiet, err = run_check(capsys, llama, *argv, "--quiet")
     assert (result, err) == (code, "")
     assert re.sub(r", about [\d.,]+ tokens/s", "", quiet) == f"{line}\n"
-    result, out, err = ask(capsys, llama, *words)
+    result, out, err = run_check(capsys, llama, *argv)
     assert (result, err) == (code, "")
     assert " ".join(out.split()).startswith(quiet.rstrip())
 
 
-def test_a_cache_flag_that_keeps_the_model_from_fitting_is_dropped_first(
+def test_first_suggestion_drops_a_cache_flag_that_costs_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """mlx-lm has no fused attention over a quantised cache: with it the same context needs more."""
-    words = ("qwen3-8b", "--engine", "mlx", "--device", "m2-16", "-c", "32k")
-    assert ask(capsys, *words, "--quiet")[0] == 0
-    code, out, _ = ask(capsys, *words, "--kv-bits", "8")
+    """mlx-lm has no fused attention over a quantised cache, so the same context needs more memory."""
+    argv = ("qwen3-8b", "--engine", "mlx", "--device", "m2-16", "-c", "32k")
+    assert run_check(capsys, *argv, "--quiet")[0] == 0
+    code, out, _ = run_check(capsys, *argv, "--kv-bits", "8")
     assert code == 3
     assert "and 32K with an 8-bit cache: needs" in out
     assert "fits up\nto 14,080 tokens" in out
@@ -101,17 +102,17 @@ def test_a_cache_flag_that_keeps_the_model_from_fitting_is_dropped_first(
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("argv", "code"),
     [(["--ram", "24G"], 0), (["--ram", "24G", "-c", "128k"], 1), (["--ram", "8G", "-c", "128k"], 3)],
 )  # fmt: skip
-def test_strict_minds_what_is_tight(
-    words: list[str], code: int, llama: str, capsys: pytest.CaptureFixture[str]
+def test_strict_exits_with_1_when_memory_is_tight(
+    argv: list[str], code: int, llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(capsys, llama, *words, "--strict", "--quiet")[0] == code
+    assert run_check(capsys, llama, *argv, "--strict", "--quiet")[0] == code
 
 
-def test_one_screen_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, llama, "--ram", "24G")
+def test_text_of_a_model_that_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run_check(capsys, llama, "--ram", "24G")
     lines = out.splitlines()
     assert lines[1].startswith(
         "llama-3.1-8b.Q4_K_M.gguf  ·  llama.cpp  ·  max context 131,072  ·  "
@@ -122,15 +123,15 @@ def test_one_screen_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str])
     assert "Basis" not in out
 
 
-def test_a_shorter_context_is_the_first_thing_that_would_help(
+def test_first_suggestion_is_a_shorter_context(
     llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, out, _ = ask(capsys, llama, "--ram", "8G", "-c", "128k")
+    _, out, _ = run_check(capsys, llama, "--ram", "8G", "-c", "128k")
     assert re.search(r"\nTo fit   -c 3\d{4}: fits with an 8-bit cache\n", out)
 
 
-def test_why_has_the_rest(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, llama, "--ram", "24G", "--why")
+def test_why_shows_every_section(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run_check(capsys, llama, "--ram", "24G", "--why")
     lines = out.splitlines()
     assert lines[1].startswith("llama-3.1-8b.Q4_K_M.gguf  ·  llama.cpp 0.5.0")
     assert lines[1].endswith("24 GiB RAM, fully on the CPU")
@@ -141,15 +142,15 @@ def test_why_has_the_rest(llama: str, capsys: pytest.CaptureFixture[str]) -> Non
         assert f"\n{label}" in out
 
 
-def test_one_screen_of_what_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [SAMPLE, "--device", "RTX 4070"]
-    code, out, _ = ask(capsys, *words)
+def test_text_of_a_model_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [SAMPLE, "--device", "RTX 4070"]
+    code, out, _ = run_check(capsys, *argv)
     assert code == 3
     fit = out.partition("\nTo fit")[2].partition("\n\n")[0]
     assert 1 <= len([line for line in fit.splitlines() if not line.startswith(" " * 11)]) <= 3
     assert "GiB of free RAM (--ram): fits with " in fit
     assert "\nRun" not in out  # nothing to run
-    code, why, _ = ask(capsys, *words, "--why")
+    code, why, _ = run_check(capsys, *argv, "--why")
     flat = " ".join(why.split())
     assert "Why 16,384 tokens need " in flat
     assert "the smallest current GPU that holds the whole model" in flat
@@ -157,39 +158,38 @@ def test_one_screen_of_what_does_not(capsys: pytest.CaptureFixture[str]) -> None
     assert "goes to system RAM, whose size is unknown and was not checked" in flat
 
 
-@pytest.mark.parametrize("words", sampled((["-c", "14336", "--min-context", "14336"], ["-ctk", "q8_0", "-ctv", "q8_0"], ["--mix", "IQ4_XS"], ["--ram", "64G"]), each=2))  # fmt: skip
-def test_what_is_said_to_make_it_fit_does(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each of them alone: without any of them it does not fit, as the test above shows."""
-    assert ask(capsys, SAMPLE, "--device", "RTX 4090", "--quiet", *words)[0] == 0
-
-
-@pytest.mark.parametrize("device", ["RTX 5090", "M4 Max 36GB"])
-def test_the_smallest_device_holds_it(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, SAMPLE, "--device", device, "--quiet")
-    assert answer["can_load"]
-    assert answer["max_context"] >= 16_384
+def test_every_suggested_machine_holds_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run_check(capsys, SAMPLE, "--device", "RTX 4070", "--why")
+    suggestions = out.partition("\nTo fit")[2].partition("\n\n")[0]
+    ram = re.search(r"([0-9.]+) GiB of free RAM", suggestions)
+    assert ram is not None
+    devices = re.findall(r"^ *(\S.*): (?:enough for|the smallest) ", suggestions, re.MULTILINE)
+    assert len(devices) == 3  # two GPUs of the same kind, a larger GPU, a Mac
+    machines = [("--device", "RTX 4070", "--ram", f"{ram[1]}G")]
+    for machine in (*machines, *(("--device", device) for device in devices)):
+        answer = check_json(capsys, SAMPLE, *machine)
+        assert answer["can_load"], machine
+        assert answer["max_context"] >= 16_384
 
 
 # --- for programs
 
 
-def test_json_is_documented(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_keys_are_documented(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = documented("check", "check, several")
-    answer = ask_json(capsys, llama, "--device", "RTX 4090", "-c", "1M")
+    answer = check_json(capsys, llama, "--device", "RTX 4090", "-c", "1M")
     assert answer.keys() <= names
     assert answer["budgets"][0].keys() <= names
     assert answer["changes"][0].keys() <= names
     assert answer["engine"].keys() <= names
-    several = ask_json(capsys, llama, "none.gguf", "--ram", "8G")
+    several = check_json(capsys, llama, "none.gguf", "--ram", "8G")
     assert several.keys() <= names
     assert several["models"][1].keys() <= names
     assert several["summary"].keys() <= names
 
 
-def test_json_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, llama, "--ram", "24G", "-c", "8k")
+def test_json_of_a_model_that_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = check_json(capsys, llama, "--ram", "24G", "-c", "8k")
     assert (answer["status"], answer["can_load"], answer["context_asked"]) == ("passed", True, True)
     assert (answer["context_tokens"], answer["context_because"]) == (8_192, "as requested")
     assert answer["estimate"]["kv_bytes"] == 8_192 * LLAMA_TOKEN
@@ -201,35 +201,35 @@ def test_json_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> No
     assert shlex.split(answer["command"])[:3] == ["llama-server", "-m", llama]
 
 
-def test_json_of_what_does_not(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, llama, "--ram", "300M")
+def test_json_of_a_model_that_does_not_fit(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = check_json(capsys, llama, "--ram", "300M")
     assert (answer["status"], answer["can_load"], answer["command"]) == ("failed", False, None)
     assert (answer["available_bytes"], answer["utilization"]) == (0, None)  # a share of nothing
     assert answer["reasons"]
 
 
-def test_bytes_and_tokens_are_whole(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--device", "RTX 3060", "--ram", "64G", "-c", "100k"]
+def test_json_bytes_and_tokens_are_integers(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--device", "RTX 3060", "--ram", "64G", "-c", "100k"]
 
-    def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    def floats(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
-            for inner, one in value.items():
-                yield from numbers(one, inner)
+            for key, item in value.items():
+                yield from floats(item, key)
         elif isinstance(value, list):
-            for one in value:
-                yield from numbers(one, name)
+            for item in value:
+                yield from floats(item, name)
         elif isinstance(value, float):
             yield name, value
 
-    result = {name for name, _ in numbers(ask_json(capsys, llama, *words))}
-    assert result <= {"utilization", "within", "typical", "decode", "prefill"}  # shares and rates
+    names = {name for name, _ in floats(check_json(capsys, llama, *argv))}
+    assert names <= {"utilization", "within", "typical", "decode", "prefill"}  # shares and rates
 
 
 # --- flags of the engines
 
 
 @pytest.mark.parametrize(
-    ("words", "cache_bytes"),
+    ("argv", "cache_bytes"),
     [
         ([], 8_192 * LLAMA_TOKEN),
         (["-ctk", "q8_0", "-ctv", "q8_0"], 8_192 * LLAMA_TOKEN * 34 // 64),
@@ -237,15 +237,15 @@ def test_bytes_and_tokens_are_whole(llama: str, capsys: pytest.CaptureFixture[st
         (["-np", "4", "--no-kv-unified"], 8_192 * LLAMA_TOKEN),
     ],
 )
-def test_flags_of_llama_cpp(
-    words: list[str], cache_bytes: int, llama: str, capsys: pytest.CaptureFixture[str]
+def test_llama_cpp_flags_set_the_cache_size(
+    argv: list[str], cache_bytes: int, llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, llama, "--ram", "64G", "-c", "8k", *words)
+    answer = check_json(capsys, llama, "--ram", "64G", "-c", "8k", *argv)
     assert answer["estimate"]["kv_bytes"] == cache_bytes
 
 
 @pytest.mark.parametrize(
-    ("words", "placement"),
+    ("argv", "placement"),
     [
         (["-ngl", "10"], "as requested, on RTX 4090"),
         (["--cpu-moe"], "as requested, on RTX 4090"),
@@ -257,19 +257,19 @@ def test_flags_of_llama_cpp(
         ),
     ],
 )
-def test_where_the_layers_lie(
-    words: list[str], placement: str, capsys: pytest.CaptureFixture[str]
+def test_placement_follows_the_flags(
+    argv: list[str], placement: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(
-        capsys, MOE, "--device", "RTX 4090", "--ram", "64G", "-c", "16k", "--quiet", *words
+    answer = check_json(
+        capsys, MOE, "--device", "RTX 4090", "--ram", "64G", "-c", "16k", "--quiet", *argv
     )
     assert answer["way"] == placement
     card = next((budget for budget in answer["budgets"] if budget["name"] == "RTX 4090"), None)
-    assert (card is None) == (words == ["--backend", "cpu"])
+    assert (card is None) == (argv == ["--backend", "cpu"])
 
 
 @pytest.mark.parametrize(
-    ("words", "engine", "token_bytes", "messages"),
+    ("argv", "engine", "token_bytes", "flags"),
     [
         (["--device", "RTX 4090"], "vllm", TOKEN, []),
         (["--device", "RTX 4090", "--kv-cache-dtype", "fp8"], "vllm", TOKEN // 2, ["--kv-cache-dtype", "fp8"]),
@@ -279,34 +279,33 @@ def test_where_the_layers_lie(
         (["--ram", "8G"], "llama.cpp", TOKEN, []),
     ],
 )  # fmt: skip
-def test_the_engine_for_the_files_and_the_machine(
+def test_engine_is_chosen_for_the_files_and_the_machine(
     *,
-    words: list[str],
+    argv: list[str],
     engine: str,
     token_bytes: int,
-    messages: list[str],
+    flags: list[str],
     folder: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    answer = ask_json(capsys, folder, "-c", "4k", *words)
+    answer = check_json(capsys, folder, "-c", "4k", *argv)
     assert answer["engine"]["name"] == engine
-    assert (
-        answer["estimate"]["kv_bytes" if engine != "mlx" else "cache_bytes"] == 4_096 * token_bytes
-    )
-    assert " ".join(messages) in answer["command"]
+    key = "cache_bytes" if engine == "mlx" else "kv_bytes"
+    assert answer["estimate"][key] == 4_096 * token_bytes
+    assert " ".join(flags) in answer["command"]
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
 @pytest.mark.parametrize(
-    ("messages", "batch"),
+    ("flags", "batch"),
     [((), 8192), (("-b", "8k"), 8192), (("-ub", "8k"), 8192), (("-b", "1k"), 1024), (("-ub", "512"), 512)],
 )  # fmt: skip
-def test_a_text_is_embedded_at_once(
-    messages: tuple[str, ...], batch: int, command: str, capsys: pytest.CaptureFixture[str]
+def test_embedding_model_gets_a_batch_as_long_as_its_context(
+    flags: tuple[str, ...], batch: int, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of batch and micro-batch one is of no use without the other; a smaller one that was said is kept, and told."""
-    words = ("jina-embeddings-v2-base-en", "-c", "8k", "--ram", "16G", "--json", *messages)
-    assert main([command, *words]) == 0
+    """Batch and micro-batch are equal. A smaller one that is requested sets both, with a note."""
+    argv = ("jina-embeddings-v2-base-en", "-c", "8k", "--ram", "16G", "--json", *flags)
+    assert main([command, *argv]) == 0
     output = json.loads(capsys.readouterr().out)
     started = output["command"] if command == "check" else output["commands"][0]["text"]
     assert f"-b {batch} -ub {batch}" in started
@@ -316,7 +315,7 @@ def test_a_text_is_embedded_at_once(
         assert any(note in item for item in output["estimate"]["notes"]) == (batch < 8192)
 
 
-def test_check_and_plan_start_an_embedding_file_alike(
+def test_check_and_plan_start_an_embedding_file_with_the_same_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(write_model(tmp_path, "all-minilm-l6-v2", quant="Q8_0"))
@@ -326,10 +325,13 @@ def test_check_and_plan_start_an_embedding_file_alike(
         output = json.loads(capsys.readouterr().out)
         commands.append(output["command"] if command == "check" else output["commands"][0]["text"])
     assert all("--embeddings" in item for item in commands)
-    assert all("-b 512 -ub 512" in item for item in commands)  # a text of the whole window at once
+    # a text as long as the context in one batch
+    assert all("-b 512 -ub 512" in item for item in commands)
 
 
-def test_check_and_plan_bill_a_name_at_its_own_4_bits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_plan_count_a_model_published_at_4_bits_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     weights = []
     for command in ("check", "plan"):
         assert main([command, "gpt-oss-120b", "--ram", "256G", "--json"]) == 0
@@ -344,23 +346,23 @@ def test_check_and_plan_bill_a_name_at_its_own_4_bits(capsys: pytest.CaptureFixt
     ("device", "more"),
     [("RTX 4090", ()), ("m3-max-64", ()), ("m3-max-64", ("-dev", "none", "--repack"))],
 )
-def test_another_machine_is_judged_alike_wherever_it_is_asked(
+def test_described_machine_gets_the_same_answer_on_any_processor(
     device: str,
     more: tuple[str, ...],
     llama: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Weights are rearranged for its processor, not for the one at hand."""
-    messages = []
-    for here in ("x86_64", "aarch64"):
-        monkeypatch.setattr("platform.machine", lambda here=here: here)
-        messages.append(ask_json(capsys, llama, "-c", "4k", "--device", device, *more))
-    assert messages[0] == messages[1]
+    """Weights are repacked for the described processor, not for the one that runs the check."""
+    answers = []
+    for processor in ("x86_64", "aarch64"):
+        monkeypatch.setattr("platform.machine", lambda processor=processor: processor)
+        answers.append(check_json(capsys, llama, "-c", "4k", "--device", device, *more))
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "argv"),
     [
         ("llama", ["--ram", "24G"]),
         ("llama", ["--ram", "24G", "-c", "8k", "-ctk", "q8_0", "-ctv", "q8_0", "-np", "2"]),
@@ -381,24 +383,24 @@ def test_another_machine_is_judged_alike_wherever_it_is_asked(
         ("folder", ["--ram", "8G"]),
     ],
 )
-def test_the_command_starts_what_was_judged(
+def test_estimate_of_the_printed_command_is_the_same(
     *,
     model: str,
-    words: list[str],
+    argv: list[str],
     llama: str,
     folder: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its flags, handed to `edgekit estimate`, give the same bill."""
+    """`edgekit estimate` with its flags gives the same memory."""
     reference = {"llama": llama, "folder": folder}.get(model, model)
-    answer = ask_json(capsys, reference, "--quiet", *words)
+    answer = check_json(capsys, reference, "--quiet", *argv)
     program, *rest = shlex.split(answer["command"])
     flags = rest[2:]  # after -m FILE, serve MODEL, --model MODEL
-    if program == "mlx_lm.generate":  # it has no such flags
+    if program == "mlx_lm.generate":  # which has no flags for the context and the quantisation
         assert any("mlx_lm.convert --hf-path" in note and "-q --q-bits 6 --q-group-size 64 --mlx-path" in note for note in answer["notes"])  # fmt: skip
         assert flags[:2] == ["--prompt", "-"]
         flags = [*flags[2:], "-c", str(answer["context_tokens"]), "--quantize", "q6"]
-    if "mix" in answer["flags"]:  # of a file that has to be made
+    if "mix" in answer["flags"]:  # of a file that is still to be converted
         assert rest[1].endswith(f"-{answer['flags']['mix']}.gguf")
         flags += ["--mix", answer["flags"]["mix"]]
     if flags[-2:] == ["-dev", "none"]:
@@ -408,14 +410,13 @@ def test_the_command_starts_what_was_judged(
     bill = json.loads(capsys.readouterr().out)
     assert code == 0
     sums = {name: size for name, size in bill.items() if name.endswith("_bytes")}
-    assert (
-        sums.pop("later_bytes") <= answer["estimate"]["later_bytes"]
-    )  # the command may hold it back
+    # the command may limit the prompt cache
+    assert sums.pop("later_bytes") <= answer["estimate"]["later_bytes"]
     assert {name: answer["estimate"][name] for name in sums} == sums
 
 
 @pytest.mark.parametrize(
-    ("model", "words", "flags"),
+    ("model", "argv", "flags"),
     [
         ("sample:qwen3-30b-a3b", ("--device", "RTX 3060", "--ram", "32G", "-c", "32k"), {"context": "32768", "n_gpu_layers": "all", "n_cpu_moe": "30", "override_tensor": "blk.30.ffn_gate_exps=CPU,blk.30.ffn_down_exps=CPU"}),
         (SAMPLE, ("--device", "RTX 4090", "--ram", "64G"), {"context": "32768", "n_gpu_layers": "all", "ctx_checkpoints": "29"}),
@@ -424,19 +425,19 @@ def test_the_command_starts_what_was_judged(
         (SAMPLE, ("--ram", "512G", "-c", "8k", "--no-mmap", "-np", "2"), {"context": "8192", "mmap": False, "parallel": "2"}),
     ],
 )  # fmt: skip
-def test_json_has_the_flags_that_were_settled(
+def test_json_flags_are_those_of_the_command(
     model: str,
-    words: tuple[str, ...],
+    argv: tuple[str, ...],
     flags: dict[str, str | bool],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By key, as they are typed: whoever reads them need not take the command apart."""
-    assert main(["check", model, *words, "--json", "--quiet"]) == 0
+    """By option name, so that programs need not parse the command."""
+    assert main(["check", model, *argv, "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["flags"] == flags
 
 
-def test_all_engines_at_once(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, folder, "--engine", "all", "--device", "RTX 4090")
+def test_engine_all_is_a_table_of_engines(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_check(capsys, folder, "--engine", "all", "--device", "RTX 4090")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()]
     assert [row[:2] for row in rows[3:5]] == [["fits", "llama.cpp"], ["fits", "vllm"]]
@@ -445,9 +446,11 @@ def test_all_engines_at_once(folder: str, capsys: pytest.CaptureFixture[str]) ->
     assert out.splitlines()[-1] == "2 fit, 1 cannot run"
 
 
-def test_all_engines_for_a_program(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A GGUF runs on two of them: the best of the codes counts."""
-    code, out, _ = ask(capsys, llama, "--engine", "all", "--ram", "24G", "--json")
+def test_engine_all_as_json_exits_with_the_best_code(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GGUF runs on two of the four engines."""
+    code, out, _ = run_check(capsys, llama, "--engine", "all", "--ram", "24G", "--json")
     answer = json.loads(out)
     assert code == 0
     assert answer["summary"] == {
@@ -464,9 +467,11 @@ def test_all_engines_for_a_program(llama: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("name", ["auto", "AUTO", "llama.cpp", "llamacpp", "LLAMA.CPP", "ollama"])
-def test_names_of_engines(name: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_name_of_llama_cpp_selects_it(
+    name: str, llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (
-        ask_json(capsys, llama, "--ram", "24G", "--quiet", "--engine", name)["engine"]["name"]
+        check_json(capsys, llama, "--ram", "24G", "--quiet", "--engine", name)["engine"]["name"]
         == "llama.cpp"
     )
 
@@ -475,24 +480,26 @@ def test_names_of_engines(name: str, llama: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("size", ["24G", "24 GB", "24g", "24GiB", "24gib", " 24G ", "24576M", "24_576MB", "0.0234375T"])  # fmt: skip
-def test_sizes(size: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--ram", size], [f"--ram={size}"]):
-        assert ask_json(capsys, llama, "--quiet", *words)["available_bytes"] == 23 * GIB
+def test_ram_takes_every_spelling_of_a_size(
+    size: str, llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for argv in (["--ram", size], [f"--ram={size}"]):
+        assert check_json(capsys, llama, "--quiet", *argv)["available_bytes"] == 23 * GIB
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "1e99", "abc", "", " ", "24", "24X", "0x18", "nan", "inf", "9" * 30 + "G", "G", "-24G", "24G,24G"])  # fmt: skip
-def test_sizes_that_are_none(size: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, llama, f"--ram={size}")
+def test_invalid_ram_is_an_error(size: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_check(capsys, llama, f"--ram={size}")
     assert (code, out) == (2, "")
     assert re.fullmatch(r"edgekit: --ram: ('|must not be negative).*\n", err)
 
 
-def test_a_bare_number_is_asked_back(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "needs a unit, such as 24G" in ask(capsys, llama, "--vram", "24")[2]
+def test_size_without_a_unit_is_an_error(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "needs a unit, such as 24G" in run_check(capsys, llama, "--vram", "24")[2]
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("argv", "names"),
     [
         (["--device", "RTX 4090"], ["RTX 4090"]),
         (["--device", "rtx4090"], ["RTX 4090"]),
@@ -507,14 +514,14 @@ def test_a_bare_number_is_asked_back(llama: str, capsys: pytest.CaptureFixture[s
         (["--vram", "2x24G"], ["24 GiB GPU", "24 GiB GPU"]),
     ],
 )
-def test_devices(
-    words: list[str], names: list[str], llama: str, capsys: pytest.CaptureFixture[str]
+def test_device_and_vram_describe_the_machine(
+    argv: list[str], names: list[str], llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, llama, "--quiet", *words)
+    answer = check_json(capsys, llama, "--quiet", *argv)
     assert [device["name"] for device in answer["machine"]["devices"]] == names
 
 
-# --- what a person reads when it cannot be done
+# --- errors
 
 ERRORS = [
     (["{llama}", "--engine", "tgi"], 2, "unknown engine 'tgi'; choose one of llama.cpp, vllm, mlx"),
@@ -572,48 +579,53 @@ ERRORS = [
 
 
 @pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory, llama: str) -> str:
+def damaged_files(tmp_path_factory: pytest.TempPathFactory, llama: str) -> str:
     path = tmp_path_factory.mktemp("bad")
     (path / "empty").mkdir()
     (path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
     (path / "zero.gguf").write_bytes(b"")
-    with Path(llama).open("rb") as whole:
-        (path / "cut.gguf").write_bytes(whole.read(3000))
+    with Path(llama).open("rb") as file:
+        (path / "cut.gguf").write_bytes(file.read(3000))
     (path / "v4.gguf").write_bytes(b"GGUF" + bytes([4, 0, 0, 0]))
-    named = key("general.architecture", STRING, "zzz")
+    architecture = key("general.architecture", STRING, "zzz")
     numbers = {"block_count": 2, "embedding_length": 64, "attention.head_count": 4, "context_length": 2048, "feed_forward_length": 128}  # fmt: skip
-    keys = [named, *(key(f"zzz.{name}", UINT32, value) for name, value in numbers.items())]
+    keys = [architecture, *(key(f"zzz.{name}", UINT32, value) for name, value in numbers.items())]
     (path / "unknown.gguf").write_bytes(gguf(keys))
-    (path / "bare.gguf").write_bytes(gguf([named]))
+    (path / "bare.gguf").write_bytes(gguf([architecture]))
     (path / "clip.gguf").write_bytes(gguf([key("general.architecture", STRING, "clip")]))
     return str(path)
 
 
-@pytest.mark.parametrize(("words", "code", "sentence"), ERRORS)
-def test_errors_are_a_sentence_and_a_code(
+@pytest.mark.parametrize(("argv", "code", "message"), ERRORS)
+def test_error_is_one_line_and_an_exit_code(
     *,
-    words: list[str],
+    argv: list[str],
     code: int,
-    sentence: str,
+    message: str,
     llama: str,
     folder: str,
-    bad: str,
+    damaged_files: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    places = {"llama": llama, "folder": folder, "bad": bad, "near": str(Path(llama).parent)}
-    requests = [re.sub(r"\{(\w+)\}", lambda found: places[found[1]], word) for word in words]
-    found, out, err = ask(capsys, *requests)
-    assert (found, out) == (code, "")
+    paths = {
+        "llama": llama,
+        "folder": folder,
+        "bad": damaged_files,
+        "near": str(Path(llama).parent),
+    }
+    filled = [re.sub(r"\{(\w+)\}", lambda match: paths[match[1]], word) for word in argv]
+    result, out, err = run_check(capsys, *filled)
+    assert (result, out) == (code, "")
     assert err.startswith("edgekit: ")
     assert len(err.strip().splitlines()) == 1
-    assert sentence.replace("{llama}", llama) in err
+    assert message.replace("{llama}", llama) in err
     assert "\x1b" not in err
-    found, out, _ = ask(capsys, *requests, "--json")
-    assert found == code
+    result, out, _ = run_check(capsys, *filled, "--json")
+    assert result == code
     assert json.loads(out)["error"]["message"]
 
 
-def test_flags_of_the_machine_are_not_flags_of_an_engine(
+def test_memory_flags_of_estimate_are_not_flags_of_check(
     llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for flag in ("--gpu-memory", "--device-memory"):
@@ -626,21 +638,21 @@ def test_flags_of_the_machine_are_not_flags_of_an_engine(
 # --- terminals and pipes
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
-def test_a_terminal_gets_colour_unless_it_says_no(llama: str) -> None:
-    shown = on_a_terminal(llama, "--ram", "24G")
-    assert len(shown) == len(ON_TERMINALS)
-    for text, coloured in zip(shown, (True, False, False), strict=True):
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_terminal_gets_colour_unless_it_is_dumb_or_no_color_is_set(llama: str) -> None:
+    outputs = run_on_terminals(llama, "--ram", "24G")
+    assert len(outputs) == len(TERMINAL_ENVIRONMENTS)
+    for text, coloured in zip(outputs, (True, False, False), strict=True):
         assert b"Runs on the CPU: 8.7 of 23.0 GiB at 32K" in text
         assert (b"\x1b[1;32mRuns on the CPU: 8.7 of 23.0 GiB at 32K" in text) == coloured
         assert (b"\x1b" in text) == coloured
 
 
-ON_TERMINALS: tuple[dict[str, str], ...] = ({}, {"NO_COLOR": ""}, {"TERM": "dumb"})
-ASK_ON_EACH = f"""
+TERMINAL_ENVIRONMENTS: tuple[dict[str, str], ...] = ({}, {"NO_COLOR": ""}, {"TERM": "dumb"})
+RUN_ON_EACH_TERMINAL = f"""
 import os, sys
 from edgekit.cli import main
-for number, environment in enumerate({ON_TERMINALS}):
+for number, environment in enumerate({TERMINAL_ENVIRONMENTS}):
     os.environ.pop("NO_COLOR", None)
     os.environ.update({{"TERM": "xterm", **environment}})
     print("", end="\\0" if number else "", flush=True)
@@ -648,28 +660,26 @@ for number, environment in enumerate({ON_TERMINALS}):
 """
 
 
-def on_a_terminal(*words: str) -> list[bytes]:
-    """What one process shows there, asked once in each of these environments."""
+def run_on_terminals(*argv: str) -> list[bytes]:
+    """The output of one process that runs the command once in each of these environments."""
     import pty
 
-    here, there = pty.openpty()
+    controller, terminal = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", ASK_ON_EACH, "check", *words],
+        [sys.executable, "-c", RUN_ON_EACH_TERMINAL, "check", *argv],
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
         stdin=subprocess.DEVNULL,
-        stdout=there,
-        stderr=there,
+        stdout=terminal,
+        stderr=terminal,
     )
-    os.close(there)
-    shown = b""
-    try:
-        while piece := os.read(here, 65536):
-            shown += piece
-    except OSError:  # how Linux says that nobody writes any more
-        pass
-    os.close(here)
+    os.close(terminal)
+    output = b""
+    with suppress(OSError):  # EIO: the other end is closed
+        while chunk := os.read(controller, 65536):
+            output += chunk
+    os.close(controller)
     assert process.wait(PATIENCE_S) == 0
-    return shown.split(b"\0")
+    return output.split(b"\0")
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 300] if LONG else [20])
@@ -681,7 +691,7 @@ def test_no_line_is_wider_than_the_screen(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.chdir(Path(folder).parent)
-    short = Path(folder).name  # a path is a word, and words are not cut
+    short = Path(folder).name  # a path is not broken
     screens = (
         [SAMPLE, "--device", "RTX 4090"],
         [SAMPLE, "--device", "RTX 4090", "--ram", "64G"],
@@ -690,39 +700,38 @@ def test_no_line_is_wider_than_the_screen(
         [short, MOE, "none.gguf", "--ram", "8G"],
         [SAMPLE, "--device", "2x RTX 3090", "--ram", "64G"],
     )
-    for words in sampled(screens, each=2):
-        _, out, _ = ask(capsys, *words)
-        body = out.split("\nRun")[0]  # the command's words are not cut either
-        assert max(map(len, body.splitlines())) <= min(columns, 100), words
+    for argv in sampled(screens, each=2):
+        _, out, _ = run_check(capsys, *argv)
+        body = out.split("\nRun")[0]  # nor are the words of the command
+        assert max(map(len, body.splitlines())) <= min(columns, 100), argv
 
 
 @pytest.mark.parametrize(
-    "words", [[SAMPLE, "--ram", "64G"], [SAMPLE, MOE, "--ram", "64G"], [MOE, "--device", "RTX 3060"]]
+    "argv", [[SAMPLE, "--ram", "64G"], [SAMPLE, MOE, "--ram", "64G"], [MOE, "--device", "RTX 3060"]]
 )  # fmt: skip
-def test_an_output_that_knows_only_ascii(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ascii_output_has_no_replaced_characters(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
-    assert main(["check", *words]) in {0, 3}
+    assert main(["check", *argv]) in {0, 3}
     text = written.getvalue().decode("ascii")
     assert "?" not in text  # nothing was replaced
-    if len(words) == 3:
+    if len(argv) == 3:
         assert "[###" in text
 
 
-def test_a_reader_that_has_seen_enough(llama: str) -> None:
-    """A pipe, which gets no colour."""
-    line = (
-        f"{shlex.quote(sys.executable)} -m edgekit check {shlex.quote(llama)} --ram 24G | head -1"
-    )
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, timeout=PATIENCE_S)  # fmt: skip
-    assert done.stdout == "Runs on the CPU: 8.7 of 23.0 GiB at 32K, about 4.1 tokens/s\n"
-    assert done.stderr == ""
+def test_closed_pipe_is_not_an_error(llama: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m edgekit check {shlex.quote(llama)} --ram 24G"
+    completed = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True, check=True, timeout=PATIENCE_S)  # fmt: skip
+    assert completed.stdout == "Runs on the CPU: 8.7 of 23.0 GiB at 32K, about 4.1 tokens/s\n"
+    assert completed.stderr == ""
 
 
-# --- inside a limit
+# --- resource limits
 
 
-LIMITED = f"""
+CHECK_UNDER_LIMITS = f"""
 import resource, sys
 from edgekit.cli import main
 words = ["check", *sys.argv[1:], "--backend", "cpu"]
@@ -733,18 +742,18 @@ for limit, more in (({2**20 * GIB}, ["--json"]), ({4 * GIB}, ["--json"]), ({4 * 
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
-def test_the_verdict_follows_the_limit(llama: str) -> None:
-    """A process that may have more than there is, and then, as with ulimit -v, 4 GiB."""
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is a limit of Linux")
+def test_address_space_limit_counts_as_the_memory(llama: str) -> None:
+    """First a limit far above the RAM, then 4 GiB, as `ulimit -v` sets it."""
     import psutil
 
     if psutil.virtual_memory().available < 9 * GIB:
-        pytest.skip("the machine itself has no room for 6.7 GiB")
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, llama], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        pytest.skip("needs 9 GiB of free memory")
+    completed = subprocess.run(
+        [sys.executable, "-c", CHECK_UNDER_LIMITS, llama], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    wide, wide_code, narrow, narrow_code, text, text_code, _ = done.stdout.split("\0")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    wide, wide_code, narrow, narrow_code, text, text_code, _ = completed.stdout.split("\0")
     assert (wide_code, narrow_code, text_code) == ("0", "3", "3")
     for answer in (json.loads(wide), json.loads(narrow)):
         names = [limit["name"] for limit in answer["machine"]["host"]["limits"]]
@@ -759,68 +768,74 @@ def test_the_verdict_follows_the_limit(llama: str) -> None:
     assert "now), limited by RLIMIT_AS (ulimit -v)" in " ".join(text.split())
 
 
-# --- what is not so yet
+# --- contexts and jobs
 
 
-@pytest.mark.parametrize("there", [["--ram", "8G"], ["--device", "m3-max-36"]])
-def test_a_window_is_never_longer_than_the_models_own(
-    there: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("machine", [["--ram", "8G"], ["--device", "m3-max-36"]])
+def test_default_context_is_at_most_the_native_one(
+    machine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 100}))
-    assert ask_json(capsys, str(tmp_path), *there)["context_tokens"] == 100
+    assert check_json(capsys, str(tmp_path), *machine)["context_tokens"] == 100
 
 
 @pytest.mark.parametrize("device", ["RTX 4090", "m3-max-36"])
-def test_zero_is_the_native_window_on_every_engine(
+def test_context_0_is_the_native_context_on_every_engine(
     device: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, folder, "--device", device, "-c", "0", "--window-budget", "1M")
+    answer = check_json(capsys, folder, "--device", device, "-c", "0", "--window-budget", "1M")
     assert (answer["context_tokens"], answer["context_asked"]) == (8_192, True)
 
 
-def test_a_job_that_is_cut_is_told(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, llama, "--ram", "64G", "--job", "100k+100k")
+def test_job_longer_than_the_native_context_is_marked(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run_check(capsys, llama, "--ram", "64G", "--job", "100k+100k")
     assert " at 128K (the model's limit, shorter than the job)" in " ".join(out.split())
 
 
-def test_a_job_and_a_context_are_one_too_many(
+def test_job_and_context_exclude_each_other(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_check(capsys, llama, "--ram", "64G", "--job", "6000+800", "-c", "8k")[0] == 2
+
+
+def test_min_context_beyond_the_native_one_does_not_fit(
     llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(capsys, llama, "--ram", "64G", "--job", "6000+800", "-c", "8k")[0] == 2
+    assert run_check(capsys, llama, "--ram", "64G", "--min-context", "200k", "--quiet")[0] == 3
 
 
-def test_no_less_than_was_asked_for(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(capsys, llama, "--ram", "64G", "--min-context", "200k", "--quiet")[0] == 3
+def test_decimal_comma_is_an_error(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """1,5G would read as 15 GiB with a thousands separator, but as 1.5 GiB in much of the world."""
+    assert run_check(capsys, llama, "--ram", "1,5G")[0] == 2
 
 
-def test_a_comma_is_no_decimal_point(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """1,5G would be 15 GiB to us, and a tenth of it to half of the world."""
-    assert ask(capsys, llama, "--ram", "1,5G")[0] == 2
+def test_min_context_0_does_not_make_large_weights_fit(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_check(capsys, llama, "--ram", "4G", "--min-context", "0", "--quiet")[0] == 3
 
 
-def test_any_context_will_do(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask(capsys, llama, "--ram", "4G", "--min-context", "0", "--quiet")[0] == 3
-
-
-def test_a_pipe_gets_no_colour(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, llama, "--ram", "24G")
+def test_output_that_is_not_a_terminal_has_no_colour(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run_check(capsys, llama, "--ram", "24G")
     assert (code, err) == (0, "")
     assert not {"\x1b", "\r"} & set(out)
 
 
-def test_every_layer_on_the_card_is_tried_where_the_next_way_needs_more_of_it(
+def test_all_experts_in_ram_is_tried_where_another_placement_needs_more_vram(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With its experts on the host the model needs less of the card than with its head there too."""
+    """With only the experts in RAM the model needs less VRAM than with the output layer there too."""
     machine = ("--device", "RTX 4060", "--ram", "16G", "-ub", "2048", "--llama-version", "0.6")
-    words = ("gemma-4-26b-a4b", "--mix", "IQ4_XS", "-c", "115712", *machine)
-    answer = ask_json(capsys, *words, "--quiet")
+    argv = ("gemma-4-26b-a4b", "--mix", "IQ4_XS", "-c", "115712", *machine)
+    answer = check_json(capsys, *argv, "--quiet")
     assert answer["status"] == "warning"
     assert answer["way"] == "all but the experts on RTX 4060"
 
 
 @pytest.mark.parametrize(
-    ("cards", "engine", "message"),
+    ("gpus", "engine", "begins"),
     [
         (
             "1G,24G",
@@ -831,36 +846,36 @@ def test_every_layer_on_the_card_is_tried_where_the_next_way_needs_more_of_it(
         ("2G,24G", "vllm", "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1 vllm serve "),
     ],
 )
-def test_the_command_keeps_to_the_cards_that_were_judged(
-    cards: str, engine: str, message: str, folder: str, capsys: pytest.CaptureFixture[str]
+def test_command_selects_the_gpus_that_were_judged(
+    gpus: str, engine: str, begins: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(
-        capsys, folder, "--engine", engine, "--vram", cards, "--ram", "64G", "-c", "2k"
+    answer = check_json(
+        capsys, folder, "--engine", engine, "--vram", gpus, "--ram", "64G", "-c", "2k"
     )
-    assert answer["command"].startswith(message)
+    assert answer["command"].startswith(begins)
 
 
-def test_a_name_with_a_nul_does_not_end_the_list(
+def test_name_with_a_nul_does_not_end_the_list(
     llama: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"~a\0b\n{llama}\n".encode())))
-    code, out, _ = ask(capsys, "-", "--ram", "64G")
+    code, out, _ = run_check(capsys, "-", "--ram", "64G")
     assert code == 2
     assert "contains control characters" in out
     assert "fits" in out
 
 
-def test_for_another_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_for_prints_the_command_of_another_program(capsys: pytest.CaptureFixture[str]) -> None:
     machine = ("--device", "RTX 4060", "--ram", "32G")
-    code, out, _ = ask(capsys, "qwen3-8b", *machine, "--for", "Ollama")
+    code, out, _ = run_check(capsys, "qwen3-8b", *machine, "--for", "Ollama")
     assert code == 0
     assert out.splitlines()[-1] == "ollama run hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"
-    answer = ask_json(capsys, "qwen3-8b", *machine, "--for", "llama-cli")
+    answer = check_json(capsys, "qwen3-8b", *machine, "--for", "llama-cli")
     assert answer["command"].startswith("llama-cli -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 1 ")
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    ("argv", "hint"),
     [
         (("--for", "vllm"), ", or add --engine vllm"),
         (("--for", "llama-server", "--engine", "vllm"), ", or add --engine llama.cpp"),
@@ -868,42 +883,44 @@ def test_for_another_program(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_for_a_program_of_another_engine_names_the_engine(
-    words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+    argv: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = ask(capsys, "qwen3-8b", "--device", "RTX 4090", "--ram", "32G", *words)
+    code, _, err = run_check(capsys, "qwen3-8b", "--device", "RTX 4090", "--ram", "32G", *argv)
     assert code == 2
     assert err.splitlines()[-1].endswith(hint)
 
 
-@pytest.mark.parametrize("words", [("qwen3-8b", "qwen3-4b"), ("qwen3-8b", "--engine", "all")])
-def test_for_needs_one_answer(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = ask(capsys, *words, "--ram", "32G", "--for", "ollama")
+@pytest.mark.parametrize("argv", [("qwen3-8b", "qwen3-4b"), ("qwen3-8b", "--engine", "all")])
+def test_for_needs_one_model_and_one_engine(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_check(capsys, *argv, "--ram", "32G", "--for", "ollama")
     assert (code, "--for prints the command of one model and one engine" in err) == (2, True)
 
 
-def test_flags_that_were_given_are_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("--context-shift", "-cram", "100", "-ctxcp", "2", "--repack")
+def test_requested_flags_are_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--context-shift", "-cram", "100", "-ctxcp", "2", "--repack")
     for command in ("check", "plan"):
-        main([command, "qwen3-8b", "--ram", "32G", "-c", "8k", *given, "--json"])
+        main([command, "qwen3-8b", "--ram", "32G", "-c", "8k", *flags, "--json"])
         output = json.loads(capsys.readouterr().out)["estimate"]["command"]
         assert output.endswith(" -dev none --context-shift --repack -cram 100 -ctxcp 2")
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "flag"),
     [
         ("gemma-3-1b", "-hfd ggml-org/gemma-3-1b-it-GGUF"),
         ("Gemma 3 1B", "-hfd ggml-org/gemma-3-1b-it-GGUF"),
     ],
 )
-def test_check_with_a_draft_model_of_the_catalog_runs_its_repository(
-    name: str, words: str, capsys: pytest.CaptureFixture[str]
+def test_draft_model_of_the_catalog_is_its_repository_in_the_command(
+    name: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["check", "gemma-3-27b", "-md", name, "--device", "RTX 4090", "--json"])
-    assert words in json.loads(capsys.readouterr().out)["command"]
+    assert flag in json.loads(capsys.readouterr().out)["command"]
 
 
-def test_a_draft_model_is_counted_at_the_quantisation_it_is_named_with(
+def test_draft_model_is_counted_at_the_quantisation_in_its_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def weights(draft: str) -> int:
@@ -920,14 +937,14 @@ def test_a_draft_model_is_counted_at_the_quantisation_it_is_named_with(
 # --- notes
 
 
-def notes_of(command: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main([command, *words]) == 0
-    shown = capsys.readouterr().out.split("\nNote ")[1].split("\n\n")[0]
-    return " ".join(shown.split())
+def read_note(command: str, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main([command, *argv]) == 0
+    note = capsys.readouterr().out.split("\nNote ")[1].split("\n\n")[0]
+    return " ".join(note.split())
 
 
 @pytest.mark.parametrize(
-    ("words", "note"),
+    ("argv", "note"),
     [
         (["qwen3-8b", "-c", "128k", "--device", "rtx-4090"], "the native context is 40,960 tokens: beyond it"),
         (["qwen3-8b", "--engine", "mlx", "--device", "m2-16"], "accepts requests of any length"),
@@ -938,15 +955,15 @@ def notes_of(command: str, capsys: pytest.CaptureFixture[str], *words: str) -> s
     ],
 )  # fmt: skip
 def test_check_and_plan_have_the_same_notes(
-    words: list[str], note: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], note: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = notes_of("check", capsys, *words)
+    result = read_note("check", capsys, *argv)
     assert note in result
-    assert notes_of("plan", capsys, *words) == result
+    assert read_note("plan", capsys, *argv) == result
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["qwen3-8b", "--ram", "16G"],
         ["qwen3-8b", "--ram", "16G", "--engine", "stream"],
@@ -955,34 +972,36 @@ def test_check_and_plan_have_the_same_notes(
         ["qwen3-0.6b", "--ram", "2G", "--engine", "stream", "--max-use", "95%"],
     ],
 )
-def test_what_a_note_suggests_is_accepted(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+def test_flag_suggested_by_a_note_is_accepted(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    note = notes_of("check", capsys, *words)
+    note = read_note("check", capsys, *argv)
     suggested = re.findall(r"with (--reserve|--max-use) (\S+)", note)
     assert suggested or "otherwise idle" in note
     for flag in suggested:
-        assert flag[0] not in words
-        code, _, err = ask(capsys, *words, *flag)
+        assert flag[0] not in argv
+        code, _, err = run_check(capsys, *argv, *flag)
         assert (code, err) in {(0, ""), (3, "")}
 
 
-def test_the_projector_of_a_catalog_model_has_no_known_size(
+def test_projector_of_a_catalog_model_must_be_a_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, _, err = ask(capsys, "gemma-3-27b", "--device", "rtx-4090", "--mmproj", "auto")
+    code, _, err = run_check(capsys, "gemma-3-27b", "--device", "rtx-4090", "--mmproj", "auto")
     assert code == 2
     assert "download it and give its path with --mmproj FILE" in err
 
 
-def test_a_draft_model_without_a_known_repository_says_what_to_replace(
+def test_draft_model_without_a_repository_is_a_placeholder_to_replace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _, out, _ = ask(capsys, "qwen3-8b", "-md", "qwen3-0.6b:F16", "-c", "8k", "--device", "RTX 4090")
+    _, out, _ = run_check(
+        capsys, "qwen3-8b", "-md", "qwen3-0.6b:F16", "-c", "8k", "--device", "RTX 4090"
+    )
     assert "-md DRAFT.gguf" in out
     assert "replace DRAFT.gguf with the file of qwen3-0.6b:F16" in out
 
 
-def test_shares_that_llama_cpp_cannot_read_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = ask(capsys, "qwen3-8b", "-ts", "1e-320,1", "--device", "2x RTX 3060")
+def test_tensor_split_below_float_precision_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run_check(capsys, "qwen3-8b", "-ts", "1e-320,1", "--device", "2x RTX 3060")
     assert (code, "is not a list of shares" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""`edgekit estimate --batch`: one answer for each row, whatever a row holds."""
+"""`edgekit estimate --batch`: one answer for each row, also for a row with an error."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from tests.calls import calls_of
 from tests.patience import PATIENCE_S
-from tests.recorded import asked_of, header_bytes, models, padded, rows
+from tests.recorded import asked_of, rows
+from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import open_named
 from edgekit.cli import estimate as batch
-from edgekit.cli import estimate as batch_models
 from edgekit.cli import main
 from edgekit.cli.estimate import BatchModels, answer_line
 from edgekit.sources.types import Reach
@@ -30,19 +30,10 @@ KEYS = {
 SAMPLE = {"model": "sample:gemma-3-27b", "engine": "llama.cpp", "options": {"n_ctx": 4096}}
 
 
-def write_model(folder: Path, model: str, quant: str) -> Path:
-    fact = next(m for m in models() if (m["model"], m["quant"]) == (model, quant))
-    raw = header_bytes(fact["header_without_vocabulary"])
-    path = folder / f"{model}.{quant}.gguf"
-    path.write_bytes(raw)
-    os.truncate(path, padded(len(raw)) + fact["data_section_bytes"])
-    return path
-
-
-def answers(
+def batch_answers(
     capsys: pytest.CaptureFixture[str], folder: Path, lines: list[Any]
 ) -> list[dict[str, Any]]:
-    """What the command answers; a row that is no text is written as JSON."""
+    """The answers to these rows, which are written as JSON unless they are strings."""
     path = folder / "rows.jsonl"
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
@@ -52,7 +43,9 @@ def answers(
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_recorded_cpu_rows_are_answered_with_the_recorded_bytes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     wanted = {("gemma-3-4b", "Q8_0"), ("lfm2-1.2b", "Q4_K_M"), ("deepseek-v2-lite", "Q4_K_M")}
     recorded = [r for r in rows("llama_cpp_cpu.jsonl.gz") if (r["model"], r["quant"]) in wanted]
     paths = {key: write_model(tmp_path, *key) for key in wanted}
@@ -66,7 +59,7 @@ def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         }
         for i, row in enumerate(recorded)
     ]
-    result = answers(capsys, tmp_path, requests)
+    result = batch_answers(capsys, tmp_path, requests)
     assert [answer["id"] for answer in result] == list(range(len(recorded)))
     for row, answer in zip(recorded, result, strict=True):
         actual = row["actual"]
@@ -74,7 +67,7 @@ def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: 
             assert answer["type"] == "RefusedError"
             continue
         assert answer.keys() == KEYS | {"id", "ignored"}
-        assert answer["ignored"] == ["threads"]  # it changes no buffer
+        assert answer["ignored"] == ["threads"]  # it does not change the memory
         assert answer["model_bytes"] == actual["model_buffer_bytes"]
         for name in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes", "output_bytes"):
             assert answer[name] == actual[name], (name, row)
@@ -84,7 +77,9 @@ def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         )
 
 
-def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_recorded_gpu_rows_are_answered_with_the_recorded_bytes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = write_model(tmp_path, "qwen3-30b-a3b", "Q4_K_M")
     recorded = [
         row
@@ -96,14 +91,14 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         for row in recorded
     ]
     assert len(requests) > 20
-    for row, answer in zip(recorded, answers(capsys, tmp_path, requests), strict=True):
+    for row, answer in zip(recorded, batch_answers(capsys, tmp_path, requests), strict=True):
         model, context, _ = row["breakdown"]["CUDA0"]
         assert answer["pools"]["device"]["model"] == model
         assert answer["pools"]["device"]["context"] == context
 
 
 @pytest.mark.parametrize(
-    ("row", "sentence"),
+    ("row", "message"),
     [
         ("nonsense", "not valid JSON"),
         ("[1, 2]", "is a list, not an object"),
@@ -144,11 +139,11 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
     ],
 )  # fmt: skip
 def test_failed_row_has_an_error(
-    row: Any, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    row: Any, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """And the rows around it are answered."""
-    first, wrong, last = answers(capsys, tmp_path, [SAMPLE, row, SAMPLE])
-    assert sentence in wrong["error"]
+    """The rows before and after it are answered."""
+    first, wrong, last = batch_answers(capsys, tmp_path, [SAMPLE, row, SAMPLE])
+    assert message in wrong["error"]
     assert wrong["error"]
     assert wrong["type"]
     assert first == last
@@ -156,7 +151,7 @@ def test_failed_row_has_an_error(
 
 
 def test_blank_lines_are_skipped(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert len(answers(capsys, tmp_path, ["", SAMPLE, "   ", "\t\r", SAMPLE, ""])) == 2
+    assert len(batch_answers(capsys, tmp_path, ["", SAMPLE, "   ", "\t\r", SAMPLE, ""])) == 2
 
 
 def test_too_long_row_is_skipped(
@@ -164,29 +159,29 @@ def test_too_long_row_is_skipped(
 ) -> None:
     monkeypatch.setattr(batch, "ROW_BYTES", 1000)
     long = SAMPLE | {"comment": "x" * 5000}
-    result = answers(capsys, tmp_path, [SAMPLE, long, SAMPLE])
+    result = batch_answers(capsys, tmp_path, [SAMPLE, long, SAMPLE])
     assert ["error" in answer for answer in result] == [False, True, False]
     assert "longer than 1,000 bytes" in result[1]["error"]
 
 
 def test_row_ids_are_repeated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    named = [SAMPLE | {"id": name} for name in ("a", 7, 1.5, None, {"a": 1})]
-    result = answers(capsys, tmp_path, [*named, {"id": "b"}])
+    with_ids = [SAMPLE | {"id": name} for name in ("a", 7, 1.5, None, {"a": 1})]
+    result = batch_answers(capsys, tmp_path, [*with_ids, {"id": "b"}])
     assert [answer.get("id") for answer in result] == ["a", 7, 1.5, None, None, "b"]
 
 
-def test_the_engine_of_the_files_is_the_default(
+def test_default_engine_follows_the_files(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    given, default = answers(
+    with_engine, default = batch_answers(
         capsys, tmp_path, [SAMPLE, {k: v for k, v in SAMPLE.items() if k != "engine"}]
     )
-    assert given == default
+    assert with_engine == default
 
 
-def test_names_of_the_catalog(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_row_may_name_a_catalog_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     row = {"model": "qwen3-8b", "options": {"n_ctx": 4096}}
-    by_name, for_vllm = answers(
+    by_name, for_vllm = batch_answers(
         capsys, tmp_path, [row, row | {"engine": "vllm", "options": {"max_model_len": 4096}}]
     )
     assert by_name["model_bytes"] == 5_021_827_072  # its size at Q4_K_M in the catalog
@@ -194,40 +189,42 @@ def test_names_of_the_catalog(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert for_vllm["model_bytes"] > 3 * by_name["model_bytes"]  # as published, 16 bits
 
 
-def test_a_model_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_opened_again_only_when_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
     real = open_named
 
-    def counted(reference: str, *more: Any) -> Any:
+    def open_and_record(reference: str, *more: Any) -> Any:
         opened.append(reference)
         return real(reference, *more)
 
-    monkeypatch.setattr(batch_models, "open_named", counted)
-    models_of_batch = BatchModels(Reach(network=False))
+    monkeypatch.setattr(batch, "open_named", open_and_record)
+    batch_models = BatchModels(Reach(network=False))
     path = write_model(tmp_path, "lfm2-1.2b", "Q4_K_M")
     missing = str(tmp_path / "missing.gguf")
     for _ in range(3):
         for reference in (str(path), missing):
-            answer_line(json.dumps({"model": reference}).encode(), models_of_batch)
+            answer_line(json.dumps({"model": reference}).encode(), batch_models)
     assert opened == [str(path), missing]
-    os.utime(path, ns=(1, 1))  # written anew
-    answer_line(json.dumps({"model": str(path)}).encode(), models_of_batch)
+    os.utime(path, ns=(1, 1))  # as if it had been written again
+    answer_line(json.dumps({"model": str(path)}).encode(), batch_models)
     assert opened[2:] == [str(path)]
 
 
 def test_model_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_models, "MAX_MODELS", 2)
-    monkeypatch.setattr(batch_models, "ANSWERS_BEFORE_RESET", 2)
-    kept = BatchModels(Reach(network=False))
+    monkeypatch.setattr(batch, "MAX_MODELS", 2)
+    monkeypatch.setattr(batch, "ANSWERS_BEFORE_RESET", 2)
+    batch_models = BatchModels(Reach(network=False))
     gemma, qwen = ({"model": f"sample:{name}"} for name in ("gemma-3-27b", "qwen3-30b-a3b"))
-    _, first, _ = kept.of_row(gemma)
-    _, second, _ = kept.of_row(gemma)
-    assert second is not first  # what engines kept with it is gone
-    assert second.header is first.header  # but nothing is read again
-    kept.of_row(qwen)
+    _, first, _ = batch_models.of_row(gemma)
+    _, second, _ = batch_models.of_row(gemma)
+    assert second is not first  # the engines' caches for it are dropped
+    assert second.header is first.header  # but its header is not read again
+    batch_models.of_row(qwen)
     with pytest.raises(Exception, match="sample"):
-        kept.of_row({"model": "sample:none"})
-    assert kept.of_row(gemma)[1].header is not first.header  # it was the oldest of three
+        batch_models.of_row({"model": "sample:none"})
+    assert batch_models.of_row(gemma)[1].header is not first.header  # it was the oldest of three
 
 
 def test_internal_error_fails_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +236,7 @@ def test_internal_error_fails_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer == {"error": "ZeroDivisionError: oh", "type": "InternalError"}
 
 
-def test_standard_input(
+def test_rows_are_read_from_stdin(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(SAMPLE).encode())))
@@ -247,7 +244,7 @@ def test_standard_input(
     assert json.loads(capsys.readouterr().out).keys() == KEYS
 
 
-def test_answers_come_while_rows_are_still_written() -> None:
+def test_answers_are_written_before_all_rows_are_read() -> None:
     command = [sys.executable, "-m", "edgekit", "estimate", "--batch", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -264,11 +261,11 @@ def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text((json.dumps(SAMPLE) + "\n") * 2000, encoding="utf-8")
     command = f"{sys.executable} -m edgekit estimate --batch {path} | head -1"
-    run_ = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
     )
-    assert (run_.returncode, run_.stderr) == (0, "")
-    assert len(run_.stdout.splitlines()) == 1
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert len(completed.stdout.splitlines()) == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -276,9 +273,9 @@ def test_output_error_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(SAMPLE) + "\n", encoding="utf-8")
     command = f"{sys.executable} -m edgekit estimate --batch {path} > /dev/full"
-    run_ = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert run_.returncode == 1
-    assert "could not be written" in run_.stderr
+    completed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert completed.returncode == 1
+    assert "could not be written" in completed.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no file size limits here")
@@ -292,8 +289,8 @@ def test_disk_that_fills_up_between_rows_is_reported(tmp_path: Path) -> None:
     assert "could not be written" in process.stderr
 
 
-def test_a_further_row_of_a_model_takes_few_calls(tmp_path: Path) -> None:
-    """More than two hundred rows a second on a quiet machine: the header is read once."""
+def test_next_row_of_a_model_takes_few_calls(tmp_path: Path) -> None:
+    """Over 200 rows a second on an idle machine, because the header is read once."""
     path = write_model(tmp_path, "gemma-3-4b", "Q8_0")
     lines = [
         json.dumps(
@@ -301,8 +298,8 @@ def test_a_further_row_of_a_model_takes_few_calls(tmp_path: Path) -> None:
         ).encode()
         for i in range(10)
     ]
-    kept = BatchModels(Reach(network=False))
-    answer_line(lines[0], kept)
+    batch_models = BatchModels(Reach(network=False))
+    answer_line(lines[0], batch_models)
     for line in lines[1:]:
-        assert b'"error"' not in answer_line(line, kept).encode()
-        assert calls_of(partial(answer_line, line, kept)) < 10_000
+        assert b'"error"' not in answer_line(line, batch_models).encode()
+        assert calls_of(partial(answer_line, line, batch_models)) < 10_000

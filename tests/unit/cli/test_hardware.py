@@ -1,4 +1,4 @@
-"""`edgekit hardware` as a person or a program meets it."""
+"""`edgekit hardware`: this machine, described machines and the table of devices."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from edgekit.machine.devices import all_devices, find_device
 from edgekit.units import GIB, MIB
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["hardware", *words])
+def run_hardware(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["hardware", *argv])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys)
+def test_text_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_hardware(capsys)
     assert (code, err) == (0, "")
     assert out.startswith("this machine: ")
     assert "\nUsable   llama.cpp  " in out
 
 
-def test_this_machine_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "--json")
+def test_json_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_hardware(capsys, "--json")
     answer = json.loads(out)
     assert (code, err) == (0, "")
     assert list(answer["engines"]) == ["llama.cpp", "vllm", "mlx", "stream"]
     assert answer["machine"]["host"]["total_bytes"] > 0
 
 
-def test_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, "--json", "--ram", "32G", "--vram", "24G,24G")
+def test_json_of_a_described_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_hardware(capsys, "--json", "--ram", "32G", "--vram", "24G,24G")
     answer = json.loads(out)["engines"]["llama.cpp"]
     assert code == 0
     assert [budget["available_bytes"] for budget in answer["budgets"]] == [
@@ -44,18 +44,18 @@ def test_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_narrow_terminals(
+def test_text_fits_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = ask(capsys, "--ram", "32G")
+    _, out, _ = run_hardware(capsys, "--ram", "32G")
     assert max(map(len, out.splitlines())) <= 40
 
 
-def test_an_unknown_device_is_a_sentence_with_names_that_are_near(
+def test_unknown_device_is_one_line_with_similar_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, err = ask(capsys, "--device", "RTX 4091")
+    code, out, err = run_hardware(capsys, "--device", "RTX 4091")
     assert (code, out) == (2, "")
     assert "RTX 4090" in err
     assert len(err.splitlines()) == 1
@@ -68,45 +68,45 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert 'edgekit hardware --device 2x "RTX 3090" --ram 64G' in capsys.readouterr().out
 
 
-def test_the_table_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "--devices")
+def test_devices_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_hardware(capsys, "--devices")
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert lines[0].startswith(f"{len(all_devices())} devices; the first ")
     assert any(line.startswith("RTX 4090 ") and " 1,008 GB/s " in line for line in lines)
-    assert len(lines) == len(all_devices()) + 4  # a title, a head, and two empty lines
+    assert len(lines) == len(all_devices()) + 4  # a title, a header and two blank lines
 
 
-def test_the_table_of_devices_on_a_narrow_screen(
+def test_devices_table_fits_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "50")
-    _, out, _ = ask(capsys, "--devices")
+    _, out, _ = run_hardware(capsys, "--devices")
     assert max(map(len, out.splitlines())) <= 50
     assert "free when idle" in out
 
 
-def test_the_table_of_devices_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ask(capsys, "--devices", "--json")
-    answer = json.loads(out)["devices"]
+def test_devices_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_hardware(capsys, "--devices", "--json")
+    devices = json.loads(out)["devices"]
     assert code == 0
-    assert {item["name"] for item in answer} == {device.name for device in all_devices()}
-    usual = [item["usual"] for item in answer]
+    assert {item["name"] for item in devices} == {device.name for device in all_devices()}
+    usual = [item["usual"] for item in devices]
     assert usual == sorted(usual, reverse=True)
-    (card,) = [item for item in answer if item["name"] == "RTX 4090"]
+    (card,) = [item for item in devices if item["name"] == "RTX 4090"]
     assert card["memory_bytes"] == 24_564 * MIB
     assert card["usable_bytes"] == 24_048 * MIB
     assert card["capability"] == [8, 9]
     assert card["bandwidth_bytes_per_s"] == 1_008_000_000_000
 
 
-def test_every_device_of_the_table_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = ask(capsys, "--devices", "--json")
+def test_every_device_of_the_table_is_found_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run_hardware(capsys, "--devices", "--json")
     for item in sampled(json.loads(out)["devices"], each=10, turn=3):
         assert find_device(item["name"]).name == item["name"]
 
 
-def test_the_table_is_not_asked_about_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "--devices", "--ram", "32G")
+def test_devices_with_a_described_machine_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_hardware(capsys, "--devices", "--ram", "32G")
     assert (code, out) == (2, "")
     assert "cannot be combined with" in err

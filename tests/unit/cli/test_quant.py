@@ -24,27 +24,27 @@ Q8_0 = ("--quant", "Q8_0")
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Port 9 of this machine: nothing listens there."""
+    """Port 9 of this machine is closed."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main([*argv, "--json"]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
 
-def weights(told: dict[str, Any]) -> int:
-    lines = told.get("estimate", told)["lines"]
+def weights_bytes(answer: dict[str, Any]) -> int:
+    lines = answer.get("estimate", answer)["lines"]
     return sum(line["bytes"] for line in lines if line["component"] == "weights")
 
 
-# --- what a name means to an engine
+# --- the name of a quantisation for each engine
 
 
 @pytest.mark.parametrize(
-    ("engine", "name", "own"),
+    ("engine", "name", "expected"),
     [
         ("llama.cpp", "q4_k", "Q4_K_M"),
         ("llama.cpp", "fp16", "F16"),
@@ -54,8 +54,10 @@ def weights(told: dict[str, Any]) -> int:
         ("vllm", "FP8", "fp8"),
     ],
 )
-def test_read_quant(engine: str, name: str, own: str) -> None:
-    assert read_quant(engine, name) == own
+def test_read_quant_gives_the_name_that_the_engine_uses(
+    engine: str, name: str, expected: str
+) -> None:
+    assert read_quant(engine, name) == expected
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "mlx", "vllm"])
@@ -72,12 +74,14 @@ def test_read_quant_takes_every_name_that_it_lists(engine: str) -> None:
         ("stream", "Q8_0", "runs a GGUF file as it is"),
     ],
 )  # fmt: skip
-def test_read_quant_names_those_there_are(engine: str, name: str, message: str) -> None:
+def test_read_quant_error_lists_the_quantisations_of_the_engine(
+    engine: str, name: str, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         read_quant(engine, name)
 
 
-def test_with_quant_refuses_two_quantisations() -> None:
+def test_options_with_quant_refuses_two_quantisations() -> None:
     with pytest.raises(UsageError, match="give one"):
         options_with_quant("llama.cpp", {"mix": "Q4_K_M"}, "Q8_0")
 
@@ -86,7 +90,7 @@ def test_with_quant_refuses_two_quantisations() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         (NAME, *Q8_0),
         (f"{NAME}:Q8_0",),
@@ -99,29 +103,29 @@ def test_with_quant_refuses_two_quantisations() -> None:
 )
 @pytest.mark.parametrize("command", ["check", "estimate"])
 def test_every_spelling_of_a_quantisation_is_the_same(
-    command: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    command: str, argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = ("--ram", "64G") if command == "check" else ()
-    assert weights(ask(capsys, command, *words, *machine)) == Q8_0_BYTES
+    assert weights_bytes(run_json(capsys, command, *argv, *machine)) == Q8_0_BYTES
 
 
 def test_plan_takes_a_quantisation(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask(capsys, "plan", NAME, *Q8_0, "--ram", "64G", "-c", "4k", "--no-drafter")
-    assert weights(answer) == Q8_0_BYTES
+    answer = run_json(capsys, "plan", NAME, *Q8_0, "--ram", "64G", "-c", "4k", "--no-drafter")
+    assert weights_bytes(answer) == Q8_0_BYTES
 
 
-def test_inspect_takes_the_quantisation_that_a_file_has(
+def test_inspect_takes_only_the_quantisation_that_a_file_has(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = str(write_model(tmp_path, "gemma-3-1b"))
-    own = ask(capsys, "inspect", path)
-    assert ask(capsys, "inspect", path, "--quant", "q4_k_m") == own
+    expected = run_json(capsys, "inspect", path)
+    assert run_json(capsys, "inspect", path, "--quant", "q4_k_m") == expected
     assert main(["inspect", path, *Q8_0]) == 2
     assert "has no file at Q8_0: inspect shows files as they are" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b:q8_0", "Qwen3 8B Q8_0", "qwen3:8b-q8_0"])
-def test_run_reads_names_of_the_catalog_as_check_does(name: str) -> None:
+def test_run_reads_catalog_names_as_check_does(name: str) -> None:
     result = catalog_name(name)
     assert result is not None
     known = open_named(f"catalog:{name}")
@@ -131,30 +135,31 @@ def test_run_reads_names_of_the_catalog_as_check_does(name: str) -> None:
 def test_inspect_shows_a_catalog_model_at_a_quantisation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for words in ((NAME, *Q8_0), (f"{NAME}:Q8_0",)):
-        assert ask(capsys, "inspect", *words)["tensor_bytes"] == Q8_0_BYTES
+    for argv in ((NAME, *Q8_0), (f"{NAME}:Q8_0",)):
+        assert run_json(capsys, "inspect", *argv)["tensor_bytes"] == Q8_0_BYTES
 
 
-def test_a_quantisation_chooses_the_engine_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantisation_selects_the_engine_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     machine = ("--device", "m3-max-64")
-    assert ask(capsys, "check", NAME, "--quant", "4bit", *machine)["engine"]["name"] == "mlx"
+    assert run_json(capsys, "check", NAME, "--quant", "4bit", *machine)["engine"]["name"] == "mlx"
     assert (
-        ask(capsys, "check", NAME, "--quant", "fp8", "--device", "h100")["engine"]["name"] == "vllm"
+        run_json(capsys, "check", NAME, "--quant", "fp8", "--device", "h100")["engine"]["name"]
+        == "vllm"
     )
 
 
-def test_a_flag_of_one_engine_is_the_quantisation_of_another(
+def test_short_quant_flag_works_for_mlx(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    answer = ask(capsys, "check", NAME, "--engine", "mlx", "-q", "4", "--device", "m3-max-64")
-    same = ask(
+    answer = run_json(capsys, "check", NAME, "--engine", "mlx", "-q", "4", "--device", "m3-max-64")
+    same = run_json(
         capsys, "check", NAME, "--engine", "mlx", "--quantize", "q4", "--device", "m3-max-64"
     )
     assert answer["required_bytes"] == same["required_bytes"]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ("check", f"{NAME}:Q4_K_M", *Q8_0),
         ("check", NAME, *Q8_0, "--mix", "Q4_K_M"),
@@ -162,9 +167,9 @@ def test_a_flag_of_one_engine_is_the_quantisation_of_another(
     ],
 )
 def test_two_quantisations_are_an_error(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == UsageError.exit_code
+    assert main(argv) == UsageError.exit_code
     assert "quantisations: give one" in capsys.readouterr().err
 
 
@@ -174,11 +179,11 @@ def test_run_does_not_requantise_a_file(tmp_path: Path, capsys: pytest.CaptureFi
     assert "a file is loaded as it is" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("run", f"{NAME}:Q8_0", "-p", "hi"), ("serve", NAME, *Q8_0)])
+@pytest.mark.parametrize("argv", [("run", f"{NAME}:Q8_0", "-p", "hi"), ("serve", NAME, *Q8_0)])
 def test_run_and_serve_look_for_weights_at_the_quantisation(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == NotFoundError.exit_code  # the tests have no network
+    assert main(argv) == NotFoundError.exit_code  # the tests have no network
     assert capsys.readouterr().err.startswith(f"{NAME} at Q8_0, from Qwen/Qwen3-8B-GGUF\n")
 
 
@@ -191,7 +196,7 @@ def test_run_of_a_quantisation_without_a_known_repository_lists_the_known_ones(
     assert "edgekit run ORG/REPOSITORY:QUANT" in output
 
 
-def test_rows_of_a_batch_take_names_and_quantisations(
+def test_batch_rows_take_names_and_quantisations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
@@ -209,12 +214,15 @@ def test_rows_of_a_batch_take_names_and_quantisations(
     assert "vLLM has no quantisation 'Q8_0'" in refused["error"]
 
 
-def test_a_file_of_that_quantisation_is_taken_as_it_is(
+def test_file_already_at_the_quantisation_is_used_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write_model(tmp_path, "gemma-3-1b", "Q8_0"))
-    answer = ask(capsys, "check", path, *Q8_0, "--ram", "16G")
-    assert answer["required_bytes"] == ask(capsys, "check", path, "--ram", "16G")["required_bytes"]
+    answer = run_json(capsys, "check", path, *Q8_0, "--ram", "16G")
+    assert (
+        answer["required_bytes"]
+        == run_json(capsys, "check", path, "--ram", "16G")["required_bytes"]
+    )
     assert "mix" not in answer["flags"]
 
 
@@ -235,31 +243,33 @@ def test_model_preflight_takes_a_quantisation() -> None:
         model_preflight(NAME, "vllm", device="h100", quant="Q8_0")
 
 
-# --- names
+# --- model names
 
 
 @pytest.mark.parametrize(
     "name", ["gemma3:27b", "google/gemma-3-27b-it", "hf.co/google/gemma-3-27b-it"]
 )
-def test_names_that_cannot_be_read_come_from_the_catalog_with_a_note(name: str) -> None:
+def test_unreachable_name_comes_from_the_catalog_with_a_note(name: str) -> None:
     result = open_named(name)
     assert result.entry is not None
     assert result.entry.id == "gemma-3-27b"
     assert result.notes[0].startswith("taken from the catalog (gemma-3-27b), because")
 
 
-def test_a_name_of_ollama_without_a_tag_has_the_size_that_ollama_gives_it(
+def test_ollama_name_without_a_tag_has_the_default_size_of_ollama(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("llama3.1", "llama3.1:latest"):
-        assert ask(capsys, "check", name, "--ram", "32G", "--offline")["model"] == "llama-3.1-8b"
+        assert (
+            run_json(capsys, "check", name, "--ram", "32G", "--offline")["model"] == "llama-3.1-8b"
+        )
 
 
-def test_a_tag_of_such_a_name_is_its_quantisation() -> None:
+def test_tag_of_a_repository_is_its_quantisation() -> None:
     assert open_named("unsloth/gemma-3-27b-it-GGUF:Q8_0").quant == "Q8_0"
 
 
-def test_a_hub_id_is_not_the_model_that_the_user_added_under_a_similar_name(
+def test_hub_id_is_not_an_added_model_with_a_similar_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
@@ -271,7 +281,7 @@ def test_a_hub_id_is_not_the_model_that_the_user_added_under_a_similar_name(
         open_named("acme/mine")
 
 
-def test_a_missing_file_is_not_taken_from_the_catalog() -> None:
+def test_missing_file_is_not_taken_from_the_catalog() -> None:
     for name in ("gemma-3-27b.gguf", "./gemma-3-27b", "models/gemma-3-27b.gguf"):
         with pytest.raises(NotFoundError, match="no such file"):
             open_named(name)

@@ -1,4 +1,4 @@
-"""`edgekit run` on both engines, as a person or a program meets it."""
+"""`edgekit run` on llama.cpp and on the built-in engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgekit.cli import main
 from edgekit.machine.what_if import requested_machine
 
 ENGINES = ("llama.cpp", "stream")
-Ask = Callable[..., tuple[int, str, str]]
+RunCli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -33,114 +33,122 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str], model: Path) -> Ask:
-    def asked(*words: object, file: Path = model) -> tuple[int, str, str]:
-        code = main(("run", str(file), *map(str, words)))
+def run_cli(capsys: pytest.CaptureFixture[str], model: Path) -> RunCli:
+    def run(*argv: object, file: Path = model) -> tuple[int, str, str]:
+        code = main(("run", str(file), *map(str, argv)))
         out, err = capsys.readouterr()
         return code, out, err
 
-    return asked
+    return run
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_question_in_a_window_of_its_size(ask: Ask, engine: str) -> None:
-    words = ("-p", "Hello there", "--max-tokens", 12, "--temp", 0, "--engine", engine, "--json")
-    code, out, _ = ask(*words)
+def test_context_is_sized_for_the_prompt_and_the_answer(run_cli: RunCli, engine: str) -> None:
+    argv = ("-p", "Hello there", "--max-tokens", 12, "--temp", 0, "--engine", engine, "--json")
+    code, out, _ = run_cli(*argv)
     assert code == 0
     answer = json.loads(out)
     assert answer["engine"] == engine
     assert 1 <= answer["new_tokens"] <= 12
     assert answer["finish"] in {"stop", "length"}
-    # llama.cpp is sized by bytes, before it can count: never too small, never by much too large
-    most = 11 if engine == "llama.cpp" else answer["prompt_tokens"]
-    assert answer["context_tokens"] == most + 12 + 64
+    # for llama.cpp a short prompt counts as its bytes, "Hello there" as 11: never too few tokens
+    prompt_tokens = 11 if engine == "llama.cpp" else answer["prompt_tokens"]
+    assert answer["context_tokens"] == prompt_tokens + 12 + 64
     assert answer["plan"]["can_load"]
     if engine == "stream":
         assert answer["plan"]["basis"] == "exact"
     else:
-        off = {row["part"]: row["difference_bytes"] for row in answer["reported"]}
-        assert off["weights"] == off["kv cache"] == 0
+        differences = {row["part"]: row["difference_bytes"] for row in answer["reported"]}
+        assert differences["weights"] == differences["kv cache"] == 0
 
 
-def test_both_engines_go_on_alike(ask: Ask) -> None:
+def test_both_engines_give_the_same_greedy_answer(run_cli: RunCli) -> None:
     """The same file, the same prompt, the likeliest token each time."""
-    words = ("-p", "Once upon a time", "--raw", "--temp", 0, "--max-tokens", 8, "-q")
+    argv = ("-p", "Once upon a time", "--raw", "--temp", 0, "--max-tokens", 8, "-q")
     options = ("-ctk", "f32", "-ctv", "f32")
-    fields = {engine: ask(*words, "--engine", engine, *options)[1] for engine in ENGINES}
-    # of a letter that was never finished the built-in engine shows that it is missing
-    assert fields["llama.cpp"].rstrip() == fields["stream"].rstrip("\n\N{REPLACEMENT CHARACTER}")
-    assert fields["stream"].strip()
+    answers = {engine: run_cli(*argv, "--engine", engine, *options)[1] for engine in ENGINES}
+    # for an incomplete character at the end the built-in engine prints a replacement character
+    assert answers["llama.cpp"].rstrip() == answers["stream"].rstrip("\n\N{REPLACEMENT CHARACTER}")
+    assert answers["stream"].strip()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_same_seed_gives_the_same_answer(ask: Ask, engine: str) -> None:
-    words = ("-p", "a", "--raw", "--max-tokens", 16, "--temp", 60, "--top-k", 0, "-q")
-    wild = ("--top-p", 1, "--min-p", 0)
-    messages = [ask(*words, *wild, "--seed", seed, "--engine", engine)[1] for seed in (1, 1, 2)]
-    assert messages[0] == messages[1] != messages[2]
+def test_same_seed_gives_the_same_answer(run_cli: RunCli, engine: str) -> None:
+    argv = ("-p", "a", "--raw", "--max-tokens", 16, "--temp", 60, "--top-k", 0, "-q")
+    sampling = ("--top-p", 1, "--min-p", 0)
+    answers = [
+        run_cli(*argv, *sampling, "--seed", seed, "--engine", engine)[1] for seed in (1, 1, 2)
+    ]
+    assert answers[0] == answers[1] != answers[2]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_prompt_longer_than_the_window(ask: Ask, engine: str) -> None:
-    words = ("-p", "word " * 500, "--raw", "-c", 256, "--max-tokens", 4, "--engine", engine)
-    code, out, err = ask(*words)
+def test_prompt_longer_than_the_context_needs_rolling(run_cli: RunCli, engine: str) -> None:
+    argv = ("-p", "word " * 500, "--raw", "-c", 256, "--max-tokens", 4, "--engine", engine)
+    code, out, err = run_cli(*argv)
     assert (code, out) == (3, "")
     assert "256" in err
     assert "--rolling" in err
-    code, out, err = ask(*words, "--rolling", "--sinks", 4)
+    code, out, err = run_cli(*argv, "--rolling", "--sinks", 4)
     assert code == 0, err
     assert out
 
 
-def test_a_long_prompt_is_counted_not_guessed(ask: Ask) -> None:
-    code, out, _ = ask("-p", "hello " * 600, "--raw", "--max-tokens", 2, "--json")
+def test_context_of_a_long_prompt_is_sized_by_its_tokens(run_cli: RunCli) -> None:
+    code, out, _ = run_cli("-p", "hello " * 600, "--raw", "--max-tokens", 2, "--json")
     answer = json.loads(out)
     assert code == 0
     assert answer["prompt_tokens"] < 3000
     assert answer["context_tokens"] == answer["prompt_tokens"] + 2 + 64
 
 
-def test_a_system_message_and_standard_input(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_from_stdin_with_a_system_message(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"What is this?")))
-    code, _, err = ask("--engine", "stream", "-n", "3", "--system", "Be short.")
+    code, _, err = run_cli("--engine", "stream", "-n", "3", "--system", "Be short.")
     assert code == 0, err
     assert "as estimated" in err
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers(ask: Ask) -> None:
+def test_context_that_does_not_fit_is_refused_with_suggestions(run_cli: RunCli) -> None:
     for engine in ENGINES:
-        code, out, err = ask("-p", "Hello", "-c", 900_000_000, "--engine", engine)
+        code, out, err = run_cli("-p", "Hello", "-c", 900_000_000, "--engine", engine)
         assert (code, out) == (3, "")
         assert "Does not fit" in err
         assert "To fit" in err
-        assert "-c " in err  # the nearest that does
+        assert "-c " in err  # the longest context that fits
 
 
-def test_a_budget_is_kept_or_refused(ask: Ask, model: Path) -> None:
-    code, _, err = ask("-p", "Hello", "--engine", "stream", "--budget", "20M")
+def test_budget_too_small_or_for_llama_cpp_is_an_error(run_cli: RunCli, model: Path) -> None:
+    code, _, err = run_cli("-p", "Hello", "--engine", "stream", "--budget", "20M")
     assert code == 3
     assert "Does not fit" in err
-    code, _, err = ask("-p", "Hello", "--budget", "2G")
+    code, _, err = run_cli("-p", "Hello", "--budget", "2G")
     assert code == 2
     assert "--engine stream" in err
 
 
-def test_without_an_engine_the_line_to_type(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_engine_names_the_package_to_install(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("edgekit.engines.llamacpp.run.binding.has_xllamacpp", lambda: False)
-    code, _, err = ask("-p", "Hello")
+    code, _, err = run_cli("-p", "Hello")
     assert code == 2
     assert "pip install 'edgekit-models[llama]'" in err
 
 
-def test_a_model_that_only_the_engine_rejects(ask: Ask, tmp_path: Path) -> None:
+def test_model_that_only_the_engine_rejects_shows_its_last_output(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
     file = write_chatting(tmp_path / "odd.gguf", keys={"tokenizer.ggml.pre": "no-such-pre"})
-    code, _, err = ask("-p", "Hello", file=file)
+    code, _, err = run_cli("-p", "Hello", file=file)
     assert code == 5
-    assert "no-such-pre" in err  # its last words
+    assert "no-such-pre" in err  # the last output of llama.cpp
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("argv", "code", "message"),
     [
         (("-p", " "), 2, "the prompt is empty"),
         (("-p", "a", "--max-tokens", "0"), 2, "--max-tokens"),
@@ -155,31 +163,35 @@ def test_a_model_that_only_the_engine_rejects(ask: Ask, tmp_path: Path) -> None:
         (("-p", "a", "--engine", "stream", "-ctk", "q4_0"), 2, "f32, f16, q8_0"),
     ],
 )
-def test_what_cannot_be_meant(ask: Ask, words: tuple[str, ...], code: int, told: str) -> None:
-    result, out, err = ask(*words)
+def test_error_message_and_exit_code(
+    run_cli: RunCli, argv: tuple[str, ...], code: int, message: str
+) -> None:
+    result, out, err = run_cli(*argv)
     assert (result, out) == (code, "")
-    assert told in err
+    assert message in err
 
 
-def test_an_embedding_model_answers_nothing(ask: Ask, tmp_path: Path) -> None:
+def test_embedding_model_is_refused_in_favour_of_edgekit_embed(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
     file = write_model(tmp_path / "bert.gguf", "bert")
     for engine in ENGINES:
-        code, _, err = ask("-p", "a", "--engine", engine, file=file)
+        code, _, err = run_cli("-p", "a", "--engine", engine, file=file)
         assert code == 2
         assert "edgekit embed" in err
 
 
-def test_a_prompt_is_counted_before_it_is_refused(ask: Ask, tmp_path: Path) -> None:
-    """1,050 bytes are fewer tokens than that, and the window of so many bytes would not fit."""
+def test_prompt_is_tokenised_before_it_is_refused(run_cli: RunCli, tmp_path: Path) -> None:
+    """Sized by its 1,053 bytes, the context would be longer than the native 512 tokens."""
     file = write_chatting(tmp_path / "short.gguf", tied=False, context_tokens=512)
-    words = ("-p", "hello there, " * 81, "--raw", "-n", 1, "--engine", "stream", "--json")
-    code, out, _ = ask(*words, file=file)
+    argv = ("-p", "hello there, " * 81, "--raw", "-n", 1, "--engine", "stream", "--json")
+    code, out, _ = run_cli(*argv, file=file)
     answer = json.loads(out)
     assert code == 0
     assert answer["context_tokens"] == min(answer["prompt_tokens"] + 1 + 64, 512)
 
 
-def test_the_prompt_itself_is_in_the_budget(model: Path, tmp_path: Path) -> None:
+def test_prompt_tokens_count_against_the_budget(model: Path, tmp_path: Path) -> None:
     long = tmp_path / "long.txt"
     long.write_text("word " * 2_000_000)
     command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", "stream"]
@@ -195,7 +207,7 @@ def test_run_refuses_a_header_without_weights(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("jamba-1.5-mini", "no known repository has a GGUF of jamba-1.5-mini. Search https://"),
         ("gpt-oss-20b:IQ3_XXS", "no known repository has a GGUF of gpt-oss-20b at IQ3_XXS (known: mxfp4, "),
@@ -203,10 +215,10 @@ def test_run_refuses_a_header_without_weights(capsys: pytest.CaptureFixture[str]
     ],
 )  # fmt: skip
 def test_run_refuses_a_catalog_name_without_a_repository(
-    name: str, told: str, capsys: pytest.CaptureFixture[str]
+    name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(("run", name, "-p", "a", "--yes", "--offline")) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_run_judges_a_catalog_name_before_any_download(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,27 +249,27 @@ def test_run_chooses_the_quantisation_that_check_chooses(
 
 
 @pytest.mark.parametrize("engine", sampled(ENGINES, each=2, turn=1))
-def test_a_conversation(model: Path, engine: str) -> None:
-    """On a terminal: two turns, one forgotten, and its end."""
-    text = _typed(
+def test_conversation_on_a_terminal(model: Path, engine: str) -> None:
+    """Two turns with /reset between them, and /exit."""
+    text = type_on_terminal(
         model, engine, b"Hello\n/reset\n\nAgain\n/exit\n", "--max-tokens", "4", "-c", "512"
     )
     assert text.count("> ") >= 4
     assert "forgotten" in text
 
 
-def _typed(model: Path, engine: str, typed: bytes, *words: str) -> str:
-    own, theirs = pty.openpty()
-    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", engine, *words]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        os.write(own, typed)
+def type_on_terminal(model: Path, engine: str, typed: bytes, *argv: str) -> str:
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", engine, *argv]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        os.write(controller, typed)
         text = b""
-        with suppress(OSError):  # its end
-            while more := os.read(own, 4096):
-                text += more
+        with suppress(OSError):  # EIO: the other end is closed
+            while chunk := os.read(controller, 4096):
+                text += chunk
         assert process.wait(timeout=PATIENCE_S) == 0, text.decode(errors="replace")
-    os.close(own)
+    os.close(controller)
     return text.decode(errors="replace")
 
 
@@ -266,15 +278,15 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_endless(tmp_path_factory.mktemp("run") / "endless.gguf")
 
 
-def _endless(model: Path, engine: str, *words: str) -> list[str]:
-    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", engine, *words]
-    wild = ["--temp", "60", "--top-k", "5", "--top-p", "1", "--min-p", "0"]
-    return [*command, "-p", "go", "--raw", *wild, "-c", "512", "--rolling", "-n", "1000000"]
+def endless_command(model: Path, engine: str, *argv: str) -> list[str]:
+    command = [sys.executable, "-m", "edgekit", "run", str(model), "--engine", engine, *argv]
+    sampling = ["--temp", "60", "--top-k", "5", "--top-p", "1", "--min-p", "0"]
+    return [*command, "-p", "go", "--raw", *sampling, "-c", "512", "--rolling", "-n", "1000000"]
 
 
-def test_an_engine_that_dies_in_an_answer_is_no_answer(endless: Path) -> None:
+def test_engine_killed_during_an_answer_is_an_error(endless: Path) -> None:
     with subprocess.Popen(
-        _endless(endless, "llama.cpp", "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        endless_command(endless, "llama.cpp", "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.read(1)
@@ -287,9 +299,9 @@ def test_an_engine_that_dies_in_an_answer_is_no_answer(endless: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", sampled(ENGINES, each=2))
-def test_a_reader_that_has_seen_enough(endless: Path, engine: str) -> None:
+def test_closed_pipe_is_not_an_error(endless: Path, engine: str) -> None:
     with subprocess.Popen(
-        _endless(endless, engine, "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        endless_command(endless, engine, "-q"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.read(3)
@@ -298,12 +310,12 @@ def test_a_reader_that_has_seen_enough(endless: Path, engine: str) -> None:
     assert (process.returncode, err) == (0, b"")
 
 
-def test_a_disk_that_is_full_and_no_output_at_all(
-    ask: Ask, model: Path, monkeypatch: pytest.MonkeyPatch
+def test_full_disk_is_an_error_and_closed_stdout_is_not(
+    run_cli: RunCli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--engine", "stream", "-q", "-p", "go", "--raw", "-n", "2"]
+    argv = ["--engine", "stream", "-q", "-p", "go", "--raw", "-n", "2"]
     closed = subprocess.run(
-        ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-m", "edgekit", "run", model, *words],
+        ["sh", "-c", 'exec "$0" "$@" >&-', sys.executable, "-m", "edgekit", "run", model, *argv],
         stderr=subprocess.PIPE,
         timeout=PATIENCE_S,
         check=False,
@@ -311,15 +323,15 @@ def test_a_disk_that_is_full_and_no_output_at_all(
     assert (closed.returncode, closed.stderr) == (0, b"")
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr("sys.stdout", full)
-        code, _, err = ask(*words)
+        code, _, err = run_cli(*argv)
     assert code == 1
     assert "could not be written: No space left" in err
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_ctrl_c_ends_an_answer_and_what_runs_it(endless: Path, engine: str) -> None:
+def test_ctrl_c_during_an_answer_exits_with_130(endless: Path, engine: str) -> None:
     with subprocess.Popen(
-        _endless(endless, engine),
+        endless_command(endless, engine),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
