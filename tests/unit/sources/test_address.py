@@ -1,4 +1,4 @@
-"""Which addresses are public, written in every form that reaches them."""
+"""Which addresses and host names are public, in all forms in which they can be written."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
-def test_not_public(address: str) -> None:
+def test_is_public_rejects_private_and_special_addresses(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_public(address: str) -> None:
+def test_is_public_accepts_public_addresses(address: str) -> None:
     assert is_public(address)
 
 
 @given(address=st.ip_addresses())
-def test_what_is_public_is_global_to_the_standard_library_too(
+def test_is_public_accepts_only_what_the_standard_library_calls_global(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     if not is_public(str(address)):
@@ -111,19 +111,19 @@ def test_what_is_public_is_global_to_the_standard_library_too(
         ("huggingface.co", False),
         ("mylocalhost.com", False),
         ("local.example", False),
-        ("127.0.0.1", False),  # a number: is_public says what it is
+        ("127.0.0.1", False),  # an address, which is_public checks
         ("2130706433", False),
         ("0x7f000001", False),
         ("::1", False),
     ],
 )
-def test_names_of_machines_near_by(host: str, *, expected: bool) -> None:
+def test_is_local_name(host: str, *, expected: bool) -> None:
     assert is_local_name(host) is expected
 
 
-def test_a_connection_to_an_own_address_stays_on_this_machine() -> None:
+def test_is_elsewhere_of_peer_and_own_address() -> None:
     assert is_elsewhere("8.8.8.8", "192.168.0.7")
-    assert not is_elsewhere("8.8.8.8", "8.8.8.8")  # a server that has a public address itself
+    assert not is_elsewhere("8.8.8.8", "8.8.8.8")  # a server that itself has a public address
     assert not is_elsewhere("192.168.0.1", "192.168.0.7")
 
 
@@ -140,14 +140,14 @@ def test_a_connection_to_an_own_address_stays_on_this_machine() -> None:
         "https://localhost:9/",
     ],
 )
-def test_the_client_connects_to_the_place_that_was_checked(url: str) -> None:
-    """Were it another place, the guard would take it for a proxy's."""
-    places = []
+def test_connection_target_is_where_the_client_connects(url: str) -> None:
+    """If they differed, the guard would take the connection for one to a proxy."""
+    targets = []
 
     def trace(event: str, info: dict[str, object]) -> None:
         if event == "connection.connect_tcp.started":
-            places.append((info["host"], info["port"]))
+            targets.append((info["host"], info["port"]))
 
     with httpx2.Client(trust_env=False) as client, pytest.raises(httpx2.ConnectError):
         client.get(url, extensions={"trace": trace})
-    assert places == [connection_target(httpx2.URL(url))]
+    assert targets == [connection_target(httpx2.URL(url))]

@@ -1,4 +1,4 @@
-"""Entries of the header cache that a disk, or somebody, has damaged."""
+"""Damaged entries of the header cache."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PREFIX = b"GGUF and some more"
 
 @pytest.fixture
 def entry() -> Path:
-    """The file of the only entry."""
-    whole = cache.CachedRange(
+    """The file of a new entry, the only one."""
+    cached = cache.CachedRange(
         version=Version(
             total_bytes=1000, etag='"a"', last_modified="Tue, 17 Nov 2026 10:00:00 GMT"
         ),
@@ -28,7 +28,7 @@ def entry() -> Path:
         prefix=io.BytesIO(PREFIX),
         length=len(PREFIX),
     )
-    cache.store(URL, whole)
+    cache.store(URL, cached)
     folder = cache.cache_folder()
     assert folder is not None
     (path,) = folder.iterdir()
@@ -44,12 +44,12 @@ def read() -> bytes | None:
         return prefix.read()
 
 
-def test_every_flipped_bit_is_harmless_or_removes_the_entry(entry: Path) -> None:
+def test_flipped_bit_is_harmless_or_removes_the_entry(entry: Path) -> None:
     raw = entry.read_bytes()
-    for place in range(len(raw)):
+    for position in range(len(raw)):
         for bit in range(8):
             damaged = bytearray(raw)
-            damaged[place] ^= 1 << bit
+            damaged[position] ^= 1 << bit
             entry.write_bytes(damaged)
             result = read()
             assert result in {None, PREFIX}
@@ -58,18 +58,18 @@ def test_every_flipped_bit_is_harmless_or_removes_the_entry(entry: Path) -> None
 
 @pytest.mark.parametrize("value", [[1], {}, 1.5, True, -1, math.inf, 10**400, "\n"])
 @pytest.mark.parametrize("name", ["url", "etag", "last_modified", "linked_etag", "total_bytes", "length", "kept_at", "sha256"])  # fmt: skip
-def test_a_title_with_a_value_of_another_kind_removes_the_entry(
+def test_entry_with_an_invalid_value_in_its_first_line_is_removed(
     entry: Path, name: str, value: object
 ) -> None:
-    title, newline, rest = entry.read_bytes().partition(b"\n")
-    changed = {**json.loads(title), name: value}
-    entry.write_bytes(json.dumps(changed).encode() + newline + rest)
+    first_line, newline, rest = entry.read_bytes().partition(b"\n")
+    altered = {**json.loads(first_line), name: value}
+    entry.write_bytes(json.dumps(altered).encode() + newline + rest)
     assert read() is None
     assert not entry.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_a_pipe_in_place_of_an_entry_is_not_waited_for(entry: Path) -> None:
+def test_pipe_in_place_of_an_entry_does_not_block(entry: Path) -> None:
     entry.unlink()
     os.mkfifo(entry)
     assert read() is None

@@ -1,4 +1,4 @@
-"""Which files of a listing are the model."""
+"""choose_files: which files of a listing are the model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgekit.sources.filenames import choose_files, close_names, quant_tag, shar
 from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles, Origin
 
 
-def _never_opened() -> ByteSource:
-    raise AssertionError("choosing opens nothing")
+def _fail_to_open() -> ByteSource:
+    raise AssertionError("choose_files opened a file")
 
 
 def choose(
@@ -25,7 +25,7 @@ def choose(
     filename: str | None = None,
     origin: Origin = Origin.HUB,
 ) -> ModelFiles:
-    files = [ModelFile(name=name, open=_never_opened, size_bytes=1) for name in names]
+    files = [ModelFile(name=name, open=_fail_to_open, size_bytes=1) for name in names]
     return choose_files(files, label="org/name", origin=origin, quant=quant, filename=filename)
 
 
@@ -63,7 +63,7 @@ def shards(stem: str, count: int, suffix: str = "gguf", *, first: int = 1) -> li
         ("FQ4_K_Mx.gguf", None),
     ],
 )
-def test_the_quantisation_is_read_from_the_name(name: str, tag: str | None) -> None:
+def test_quant_tag_of_a_file_name(name: str, tag: str | None) -> None:
     assert quant_tag(name) == tag
 
 
@@ -83,7 +83,7 @@ QUANTS = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q4_K_XL.gguf", "m
         ("Q4_K", "m-Q4_K_M.gguf"),
     ],
 )
-def test_a_quantisation_is_found_however_it_is_spelt(quant: str | None, expected: str) -> None:
+def test_quantisation_is_chosen_in_any_spelling(quant: str | None, expected: str) -> None:
     result = choose(*QUANTS, "README.md", quant=quant)
     assert names(result.weights) == [expected]
     assert result.container is Container.GGUF
@@ -101,7 +101,7 @@ def test_a_quantisation_is_found_however_it_is_spelt(quant: str | None, expected
         (("m.gguf",), "m.gguf", False),
     ],
 )
-def test_without_a_quantisation_q4_k_m_then_q8_0_then_the_first(
+def test_default_quantisation_is_q4_k_m_then_q8_0_then_the_first_file(
     listing: tuple[str, ...], expected: str, *, noted: bool
 ) -> None:
     result = choose(*listing)
@@ -109,31 +109,31 @@ def test_without_a_quantisation_q4_k_m_then_q8_0_then_the_first(
     assert bool(result.notes) is noted
 
 
-def test_a_quantisation_that_is_absent_names_those_that_are_there() -> None:
+def test_missing_quantisation_lists_those_available() -> None:
     with pytest.raises(NotFoundError, match="org/name has no Q5_K_S") as caught:
         choose(*QUANTS, quant="Q5_K_S")
     assert set(caught.value.candidates) == {"Q2_K", "Q4_K_M", "Q8_0", "UD-Q4_K_XL", "F16"}
 
 
-def test_a_quantisation_of_a_repository_without_gguf_is_not_found() -> None:
+def test_quantisation_of_a_repository_without_gguf_is_not_found() -> None:
     with pytest.raises(NotFoundError, match="no GGUF files"):
         choose("config.json", "model.safetensors", quant="Q4_K_M")
 
 
-def test_shards_are_one_model_in_order() -> None:
+def test_shards_are_one_model_in_order_of_their_numbers() -> None:
     listing = shards("Q4_K_M/m-Q4_K_M", 12) + shards("Q8_0/m-Q8_0", 20)
     result = choose(*reversed(listing))
     assert names(result.weights) == shards("Q4_K_M/m-Q4_K_M", 12)
     assert result.alternatives == ("Q8_0",)
 
 
-def test_a_missing_shard_is_named() -> None:
+def test_missing_shard_is_named_in_the_error() -> None:
     listing = [name for name in shards("m-Q4_K_M", 5) if "00003-of" not in name]
     with pytest.raises(NotFoundError, match=r"is missing 1 of its shards \(00003\)"):
         choose(*listing)
 
 
-def test_a_set_that_claims_a_million_shards_costs_nothing() -> None:
+def test_file_that_claims_a_million_shards_takes_little_memory() -> None:
     tracemalloc.start()
     with pytest.raises(NotFoundError, match="is missing 999,998 of its shards"):
         choose("m-000001-of-999999.gguf")
@@ -143,19 +143,19 @@ def test_a_set_that_claims_a_million_shards_costs_nothing() -> None:
     assert shard_names("m-000001-of-999999.gguf") == ["m-000001-of-999999.gguf"]
 
 
-def test_projectors_go_with_the_model_nearest_in_bits_first() -> None:
+def test_projectors_are_sorted_by_how_near_their_bits_are() -> None:
     result = choose("m-Q4_K_M.gguf", "mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf")
     assert names(result.weights) == ["m-Q4_K_M.gguf"]
     assert names(result.projectors) == ["mmproj-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"]
     assert result.alternatives == ()
 
 
-def test_a_projector_in_another_folder_is_not_the_models() -> None:
+def test_projector_in_a_sibling_folder_is_ignored() -> None:
     result = choose("a/m-Q4_K_M.gguf", "a/mmproj-F16.gguf", "b/mmproj-F16.gguf", "mmproj-F16.gguf")
     assert names(result.projectors) == ["a/mmproj-F16.gguf", "mmproj-F16.gguf"]
 
 
-def test_where_models_share_a_folder_a_projector_belongs_to_its_namesake() -> None:
+def test_projector_in_a_shared_folder_belongs_to_the_model_it_is_named_after() -> None:
     listing = ("gemma-4b-Q4_K_M.gguf", "qwen-vl-Q4_K_M.gguf", "mmproj-qwen_vl-F16.gguf")
     results = [choose(*listing, filename=name, origin=Origin.LOCAL) for name in listing[:2]]
     assert [names(item.projectors) for item in results] == [[], ["mmproj-qwen_vl-F16.gguf"]]
@@ -169,17 +169,17 @@ def test_companions_are_not_models(companion: str) -> None:
     assert names(choose("m-Q2_K.gguf", companion).weights) == ["m-Q2_K.gguf"]
 
 
-def test_a_model_made_with_an_imatrix_is_a_model() -> None:
+def test_file_with_imatrix_inside_its_name_is_a_model() -> None:
     assert names(choose("m-imatrix-Q2_K.gguf").weights) == ["m-imatrix-Q2_K.gguf"]
 
 
-def test_a_folder_of_several_models_lists_them() -> None:
+def test_folder_of_several_models_lists_them() -> None:
     with pytest.raises(NotFoundError, match="different models") as caught:
         choose("gemma-Q4_K_M.gguf", "qwen-Q8_0.gguf", origin=Origin.LOCAL)
     assert caught.value.candidates == ("gemma-Q4_K_M.gguf", "qwen-Q8_0.gguf")
 
 
-def test_a_repository_with_one_quantisation_of_two_models_lists_them() -> None:
+def test_quantisation_that_two_models_have_lists_both() -> None:
     with pytest.raises(NotFoundError, match="different models") as caught:
         choose("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf", "m-4b-Q8_0.gguf")
     assert caught.value.candidates == ("m-1b-Q4_K_M.gguf", "m-4b-Q4_K_M.gguf")
@@ -187,7 +187,7 @@ def test_a_repository_with_one_quantisation_of_two_models_lists_them() -> None:
     assert names(result.weights) == ["m-4b-Q8_0.gguf"]
 
 
-SIDE = ("config.json", "tokenizer.json", "README.md")
+CONFIG_FILES = ("config.json", "tokenizer.json", "README.md")
 
 
 @pytest.mark.parametrize(
@@ -217,19 +217,19 @@ SIDE = ("config.json", "tokenizer.json", "README.md")
         (["model.safetensors", "onnx/model.safetensors"], ["model.safetensors"]),
     ],
 )
-def test_a_safetensors_set_is_what_transformers_would_load(
+def test_safetensors_files_are_those_that_transformers_would_load(
     listing: list[str], weights: list[str]
 ) -> None:
-    result = choose(*SIDE, *listing)
+    result = choose(*CONFIG_FILES, *listing)
     assert result.container is Container.SAFETENSORS
     assert names(result.weights) == weights
     assert result.config is not None
     assert result.label == "org/name"
 
 
-def test_what_lies_beside_the_weights_comes_along() -> None:
+def test_index_and_quantisation_settings_are_part_of_the_model() -> None:
     result = choose(
-        *SIDE,
+        *CONFIG_FILES,
         *shards("model", 2, "safetensors"),
         "model.safetensors.index.json",
         "hf_quant_config.json",
@@ -240,13 +240,13 @@ def test_what_lies_beside_the_weights_comes_along() -> None:
     assert result.quantization.name == "hf_quant_config.json"
 
 
-def test_with_an_index_files_of_any_name_are_one_set() -> None:
+def test_safetensors_of_any_name_are_one_model_with_an_index() -> None:
     listing = ["layers-0.safetensors", "layers-1.safetensors", "other.safetensors"]
-    result = choose(*SIDE, *listing, "model.safetensors.index.json")
+    result = choose(*CONFIG_FILES, *listing, "model.safetensors.index.json")
     assert names(result.weights) == listing
 
 
-def test_without_an_index_files_of_any_name_are_listed() -> None:
+def test_safetensors_of_any_name_are_listed_without_an_index() -> None:
     with pytest.raises(NotFoundError, match="2 safetensors files and no index") as caught:
         choose("a.safetensors", "b.safetensors", "config.json")
     assert caught.value.candidates == ("a.safetensors", "b.safetensors")
@@ -262,7 +262,7 @@ def test_without_an_index_files_of_any_name_are_listed() -> None:
         (("model-00001-of-00002.safetensors", "config.json"), None, Container.GGUF),
     ],
 )
-def test_in_a_mixed_repository_the_whole_original_comes_first(
+def test_complete_safetensors_are_preferred_to_gguf(
     listing: tuple[str, ...], quant: str | None, container: Container
 ) -> None:
     result = choose(*listing, "m-Q8_0.gguf", quant=quant)
@@ -270,22 +270,26 @@ def test_in_a_mixed_repository_the_whole_original_comes_first(
     assert result.alternatives == (("Q8_0",) if container is Container.SAFETENSORS else ())
 
 
-def test_a_config_alone_is_a_geometry() -> None:
-    result = choose(*SIDE)
+def test_config_without_weights_is_a_config_container() -> None:
+    result = choose(*CONFIG_FILES)
     assert result.container is Container.CONFIG
     assert result.weights == ()
     assert result.config is not None
     assert result.notes == ()
 
 
-def test_pickled_weights_are_not_read_and_the_config_still_is() -> None:
-    result = choose(*SIDE, "pytorch_model.bin")
+def test_pickled_weights_are_not_read_but_their_config_is() -> None:
+    result = choose(*CONFIG_FILES, "pytorch_model.bin")
     assert result.container is Container.CONFIG
     assert "pytorch_model.bin was not read" in result.notes[0]
 
 
-def test_a_partly_cached_model_is_its_config() -> None:
-    listing = [*SIDE, *shards("model", 5, "safetensors")[1:], "model.safetensors.index.json"]
+def test_partly_cached_model_is_reduced_to_its_config() -> None:
+    listing = [
+        *CONFIG_FILES,
+        *shards("model", 5, "safetensors")[1:],
+        "model.safetensors.index.json",
+    ]
     result = choose(*listing, origin=Origin.HUB_CACHE)
     assert result.container is Container.CONFIG
     assert result.index is not None
@@ -304,14 +308,14 @@ def test_a_partly_cached_model_is_its_config() -> None:
         (("pytorch_model.bin",), "unpickling"),
     ],
 )
-def test_what_is_not_a_language_model_is_said_to_be_something_else(
+def test_adapters_pipelines_and_pickles_are_named_in_the_error(
     listing: tuple[str, ...], sentence: str
 ) -> None:
     with pytest.raises(HeaderError, match=sentence):
         choose(*listing)
 
 
-def test_nothing_usable_lists_what_is_there() -> None:
+def test_listing_without_a_model_names_its_files() -> None:
     with pytest.raises(NotFoundError, match=r"only a\.txt, b\.txt, x/config\.json") as caught:
         choose("a.txt", "b.txt", "x/config.json")
     assert caught.value.candidates == ("x",)
@@ -334,7 +338,7 @@ def test_nothing_usable_lists_what_is_there() -> None:
         ("sub/config.json", []),
     ],
 )
-def test_a_file_that_was_named_is_taken_with_its_set(filename: str, weights: list[str]) -> None:
+def test_named_file_is_chosen_with_its_shards(filename: str, weights: list[str]) -> None:
     result = choose(
         "m-Q8_0.gguf",
         "mmproj-F16.gguf",
@@ -354,7 +358,7 @@ def test_a_file_that_was_named_is_taken_with_its_set(filename: str, weights: lis
 
 
 @pytest.mark.parametrize("filename", ["m-Q4_K_S.gguf", "nothing.gguf"])
-def test_a_file_that_is_not_there_names_the_nearest(filename: str) -> None:
+def test_missing_file_suggests_the_nearest_name(filename: str) -> None:
     with pytest.raises(NotFoundError, match=f"org/name has no file {filename}") as caught:
         choose("m-Q4_K_M.gguf", "README.md", filename=filename)
     assert caught.value.candidates == ("m-Q4_K_M.gguf",)
@@ -364,37 +368,37 @@ def test_a_file_that_is_not_there_names_the_nearest(filename: str) -> None:
     ("filename", "sentence"),
     [("README.md", "not a .gguf"), ("adapter_model.safetensors", "adapter")],
 )
-def test_a_file_of_another_kind_is_refused(filename: str, sentence: str) -> None:
+def test_named_file_that_is_not_a_model_is_an_error(filename: str, sentence: str) -> None:
     with pytest.raises(HeaderError, match=sentence):
         choose(filename, filename=filename)
 
 
-def test_names_with_control_characters_never_reach_a_message() -> None:
+def test_control_characters_in_names_are_not_printed() -> None:
     with pytest.raises(NotFoundError) as caught:
         choose("\x1b]0;x\x07.gguf", "a.txt")
     assert str(caught.value).isprintable()
 
 
-def test_a_long_listing_is_chosen_from_in_no_time() -> None:
-    """Twice as many names are at most about twice as much work, and over 500 of them none is compared."""
+def test_choosing_from_a_long_listing_takes_linear_time() -> None:
+    """Twice as many names take about twice the calls; only the first 500 are compared."""
 
-    def look(count: int) -> None:
+    def choose_missing(count: int) -> None:
         with pytest.raises(NotFoundError):
             choose(*(f"{i:05d}/m-Q8_0-{i}.gguf" for i in range(count)), quant="Q5_K_M")
 
-    def compare_alike(count: int) -> None:
+    def compare_similar(count: int) -> None:
         assert len(close_names("a" * 500, (f"{i}" + "a" * 500 for i in range(count)))) == 6
 
-    def compare_strange(count: int) -> None:
+    def compare_different(count: int) -> None:
         assert close_names("a" * 500, (f"{i}" for i in range(count))) == ()
 
-    for work, count, times in (
-        (look, 150, 2.5),
-        (compare_alike, 100, 2.5),
-        (compare_strange, 500, 1.1),
+    for work, count, most in (
+        (choose_missing, 150, 2.5),
+        (compare_similar, 100, 2.5),
+        (compare_different, 500, 1.1),
     ):
-        fewer, more = (calls_of(partial(work, names)) for names in (count, 2 * count))
-        assert more < times * fewer
+        fewer, more = (calls_of(partial(work, files)) for files in (count, 2 * count))
+        assert more < most * fewer
 
 
 PART = st.sampled_from(
@@ -423,7 +427,7 @@ NAME = st.builds(lambda parts, end: "".join(parts) + end, st.lists(PART, max_siz
     st.sampled_from([None, "m.gguf", "model.safetensors", "config.json"]),
     st.sampled_from(list(Origin)),
 )
-def test_any_listing_is_a_model_of_its_own_files_or_one_of_our_errors(
+def test_any_listing_is_a_model_of_its_files_or_an_edgekit_error(
     listing: list[str], quant: str | None, filename: str | None, origin: Origin
 ) -> None:
     try:

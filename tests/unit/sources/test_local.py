@@ -1,4 +1,4 @@
-"""Paths on this machine: files, shard sets, folders, and everything else that a path can be."""
+"""Paths on this machine: files, shards, folders, and everything else that a path can be."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def put(root: Path, *names: str, data: bytes = b"GGUF") -> None:
         path.write_bytes(data)
 
 
-def weights(found: ModelFiles) -> list[str]:
-    return [file.name for file in found.weights]
+def weights(files: ModelFiles) -> list[str]:
+    return [file.name for file in files.weights]
 
 
-# One file's bytes
+# Reading a file
 
 
-def test_a_file_is_read_at_any_place_and_ends_where_it_ends(tmp_path: Path) -> None:
+def test_local_file_is_read_at_any_offset_up_to_its_end(tmp_path: Path) -> None:
     put(tmp_path, "f", data=bytes(range(100)))
     file = LocalFile(tmp_path / "f")
     assert file.size_bytes == 100
@@ -57,14 +57,14 @@ def test_a_file_is_read_at_any_place_and_ends_where_it_ends(tmp_path: Path) -> N
     file.close()
 
 
-def test_a_file_is_opened_by_the_first_read_only(tmp_path: Path) -> None:
+def test_local_file_is_opened_by_the_first_read(tmp_path: Path) -> None:
     file = LocalFile(tmp_path / "later")
     put(tmp_path, "later", data=b"abc")
     assert file.read(1, 2) == b"bc"
     file.close()
 
 
-def test_reading_past_four_gib_works(tmp_path: Path) -> None:
+def test_local_file_is_read_past_four_gib(tmp_path: Path) -> None:
     with (tmp_path / "big").open("wb") as out:
         out.truncate(5 * 2**30)
         out.seek(5 * 2**30 - 3)
@@ -74,7 +74,7 @@ def test_reading_past_four_gib_works(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+def test_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     put(tmp_path, "f", data=b"x" * 100)
     file = LocalFile(tmp_path / "f")
     assert file.read(0, 1) == b"x"
@@ -84,24 +84,24 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     file.close()
 
 
-# What is no file
+# Paths that cannot be read
 
 
-def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+def test_pipe_is_an_error_and_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "p.gguf")
     caught: list[BaseException] = []
 
-    def attempt() -> None:
-        for act in (
+    def read_pipe() -> None:
+        for read in (
             lambda: locate_path(tmp_path / "p.gguf"),
             lambda: LocalFile(tmp_path / "p.gguf").read(0, 1),
         ):
             try:
-                act()
+                read()
             except SourceError as error:
                 caught.append(error)
 
-    thread = threading.Thread(target=attempt, daemon=True)
+    thread = threading.Thread(target=read_pipe, daemon=True)
     thread.start()
     thread.join(timeout=PATIENCE_S)
     assert [str(error).split("p.gguf ")[1] for error in caught] == [
@@ -109,10 +109,10 @@ def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_a_pipe_that_takes_the_files_place_is_not_waited_for(
+def test_pipe_that_replaces_a_file_does_not_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name is checked, then opened: in between it may come to mean something else."""
+    """A path may change between the check and the opening."""
     put(tmp_path, "f")
     os.mkfifo(tmp_path / "pipe")
     status = (tmp_path / "f").stat()
@@ -121,8 +121,8 @@ def test_a_pipe_that_takes_the_files_place_is_not_waited_for(
         LocalFile(tmp_path / "pipe").read(0, 1)
 
 
-def test_a_socket_and_a_device_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a socket's name has a short limit
+def test_socket_and_device_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("s.gguf")
         with pytest.raises(SourceError, match="is a socket"):
@@ -132,24 +132,24 @@ def test_a_socket_and_a_device_are_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["a.gguf", "folder"])
-def test_links_in_a_circle_are_an_error(tmp_path: Path, name: str) -> None:
+def test_circular_links_are_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / name)
     with pytest.raises(SourceError, match="points to itself"):
         locate(str(tmp_path / name))
 
 
-def test_a_link_to_nothing_is_not_found_and_says_where_it_leads(tmp_path: Path) -> None:
+def test_broken_link_is_not_found_and_names_its_target(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").symlink_to(tmp_path / "gone.gguf")
     with pytest.raises(NotFoundError, match=r"a link to '.*gone\.gguf', which does not exist"):
         locate(str(tmp_path / "a.gguf"))
 
 
 @pytest.fixture
-def closed(tmp_path: Path) -> Iterator[Path]:
-    """A folder that may not be entered; root may enter everything, so be somebody else meanwhile."""
-    put(tmp_path, "closed/m.gguf")
-    folder = tmp_path / "closed"
+def unreadable(tmp_path: Path) -> Iterator[Path]:
+    """A folder without permissions. Root may read everything, so the test runs as another user."""
+    put(tmp_path, "unreadable/m.gguf")
+    folder = tmp_path / "unreadable"
     folder.chmod(0)
     user = os.geteuid()
     if user == 0:
@@ -159,20 +159,20 @@ def closed(tmp_path: Path) -> Iterator[Path]:
     folder.chmod(0o700)
 
 
-def test_no_permission_is_an_error_that_says_so(closed: Path) -> None:
-    for path in (closed / "m.gguf", closed):
+def test_path_without_permission_is_an_error(unreadable: Path) -> None:
+    for path in (unreadable / "m.gguf", unreadable):
         with pytest.raises(SourceError, match="cannot be read by this user") as caught:
             locate(str(path))
         assert caught.value.exit_code == 4
 
 
-def test_a_path_through_a_file_is_an_error(tmp_path: Path) -> None:
+def test_path_through_a_file_is_an_error(tmp_path: Path) -> None:
     put(tmp_path, "m.gguf")
     with pytest.raises(SourceError, match="part of the path is a file"):
         locate(f"{tmp_path}/m.gguf/x.gguf")
 
 
-def test_a_path_that_is_too_long_is_an_error() -> None:
+def test_path_that_is_too_long_is_an_error() -> None:
     with pytest.raises(SourceError, match="too long for a path"):
         locate("/" + "x" * 5000 + ".gguf")
 
@@ -180,7 +180,7 @@ def test_a_path_that_is_too_long_is_an_error() -> None:
 @pytest.mark.parametrize(
     "text", ["./gemma-Q4_K_N.gguf", "gemma-Q4_K_N.gguf", "../here/gemma-Q4_K_N.gguf"]
 )
-def test_a_path_that_is_not_there_names_its_neighbours(
+def test_missing_path_suggests_similar_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     put(tmp_path, "here/gemma-Q4_K_M.gguf", "here/other.txt")
@@ -193,7 +193,7 @@ def test_a_path_that_is_not_there_names_its_neighbours(
 @pytest.mark.parametrize(
     "text", ["/nowhere/x", "~/x", ".", "..", "./x", "C:\\models\\x", "D:/x", "a\\b", "a/b.gguf"]
 )
-def test_what_looks_like_a_path_is_never_taken_for_a_name(
+def test_text_that_looks_like_a_path_is_never_a_model_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -202,15 +202,15 @@ def test_what_looks_like_a_path_is_never_taken_for_a_name(
         locate(text)
 
 
-def test_a_home_is_expanded() -> None:
+def test_tilde_is_expanded() -> None:
     put(Path.home(), "models/m.gguf")
     assert locate("~/models/m.gguf").label == "m.gguf"
 
 
-# Single files and their sets
+# Files and their shards
 
 
-def test_a_gguf_alone(tmp_path: Path) -> None:
+def test_single_gguf_file(tmp_path: Path) -> None:
     put(tmp_path, "m-Q4_K_M.gguf", data=b"GGUF" + bytes(60))
     files = locate(str(tmp_path / "m-Q4_K_M.gguf"))
     assert (files.container, files.origin) == (Container.GGUF, Origin.LOCAL)
@@ -223,25 +223,27 @@ def test_a_gguf_alone(tmp_path: Path) -> None:
     source.close()
 
 
-def test_any_shard_means_the_set(tmp_path: Path) -> None:
+def test_any_shard_stands_for_all_of_them(tmp_path: Path) -> None:
     names = [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     put(tmp_path, *names, "other-00001-of-00003.gguf", "mmproj-F16.gguf")
     files = locate(str(tmp_path / names[1]))
     assert weights(files) == names
     assert files.label == names[0]
-    assert files.projectors == ()  # it may be the other model's
+    assert files.projectors == ()  # may belong to the other model
     (tmp_path / "other-00001-of-00003.gguf").unlink()
     files = locate(str(tmp_path / names[2]))
     assert [file.name for file in files.projectors] == ["mmproj-F16.gguf"]
 
 
-def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_shard_is_named_in_the_error(tmp_path: Path) -> None:
     put(tmp_path, "m-00001-of-00003.gguf", "m-00003-of-00003.gguf")
     with pytest.raises(NotFoundError, match=r"is missing 1 of its shards \(00002\)"):
         locate(str(tmp_path / "m-00003-of-00003.gguf"))
 
 
-def test_a_file_in_a_huge_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_in_a_folder_over_the_entry_limit_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk, "MAX_FOLDER_ENTRIES", 5)
     put(
         tmp_path, *(f"{i}.txt" for i in range(20)), "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"
@@ -249,7 +251,7 @@ def test_a_file_in_a_huge_folder_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(locate(str(tmp_path / "m-00001-of-00002.gguf")).weights) == 2
 
 
-def test_a_safetensors_file_brings_its_config_and_its_set(tmp_path: Path) -> None:
+def test_safetensors_shard_or_index_is_found_with_config_and_shards(tmp_path: Path) -> None:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     put(tmp_path, *names, "config.json", "model.safetensors.index.json", "extra.safetensors")
     for name in (names[0], "model.safetensors.index.json"):
@@ -262,7 +264,7 @@ def test_a_safetensors_file_brings_its_config_and_its_set(tmp_path: Path) -> Non
     assert weights(files) == ["extra.safetensors"]
 
 
-def test_a_config_means_geometry_and_its_folder_means_the_model(tmp_path: Path) -> None:
+def test_config_path_is_a_config_and_its_folder_is_the_model(tmp_path: Path) -> None:
     put(tmp_path, "config.json", "model.safetensors")
     alone, folder = locate(str(tmp_path / "config.json")), locate(str(tmp_path))
     assert (alone.container, alone.weights) == (Container.CONFIG, ())
@@ -277,7 +279,7 @@ def test_a_config_means_geometry_and_its_folder_means_the_model(tmp_path: Path) 
         (struct.pack("<Q", 16) + b'{"a":{}}        ', Container.SAFETENSORS),
     ],
 )
-def test_a_file_without_a_telling_name_is_known_by_its_start(
+def test_file_without_a_suffix_is_recognised_by_its_first_bytes(
     tmp_path: Path, data: bytes, container: Container
 ) -> None:
     put(tmp_path, "sha256-abc", data=data)
@@ -296,7 +298,7 @@ def test_a_file_without_a_telling_name_is_known_by_its_start(
         ("m.html", b"<!DOCTYPE html>", "neither GGUF nor safetensors"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(
+def test_file_of_another_format_is_an_error(
     tmp_path: Path, name: str, data: bytes, sentence: str
 ) -> None:
     put(tmp_path, name, data=data)
@@ -308,13 +310,13 @@ def test_a_file_of_another_kind_is_refused(
 # Folders
 
 
-def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
+def test_empty_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     with pytest.raises(NotFoundError, match="models is empty"):
         locate(str(tmp_path / "models"))
 
 
-def test_a_folder_that_is_named_like_a_hub_model_wins(
+def test_folder_named_like_a_hub_model_takes_precedence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, "org/name/config.json")
@@ -323,7 +325,7 @@ def test_a_folder_that_is_named_like_a_hub_model_wins(
     assert (files.origin, files.label) == (Origin.LOCAL, "name")
 
 
-def test_a_folder_of_one_models_quantisations(tmp_path: Path) -> None:
+def test_folder_with_quantisations_of_one_model(tmp_path: Path) -> None:
     put(tmp_path, "m-Q8_0.gguf", "sub/m-Q4_K_M.gguf", "mmproj-F16.gguf", ".cache/m-Q4_K_M.gguf")
     files = locate(str(tmp_path))
     assert weights(files) == ["sub/m-Q4_K_M.gguf"]
@@ -331,21 +333,21 @@ def test_a_folder_of_one_models_quantisations(tmp_path: Path) -> None:
     assert [file.name for file in files.projectors] == ["mmproj-F16.gguf"]
 
 
-def test_a_folder_of_several_models_lists_them(tmp_path: Path) -> None:
+def test_folder_of_several_models_lists_them(tmp_path: Path) -> None:
     put(tmp_path, "gemma-Q4_K_M.gguf", "llama-Q4_K_M.gguf")
     with pytest.raises(NotFoundError, match="different models") as caught:
         locate(str(tmp_path))
     assert caught.value.candidates == ("gemma-Q4_K_M.gguf", "llama-Q4_K_M.gguf")
 
 
-def test_a_folder_with_pickled_weights_is_its_config(tmp_path: Path) -> None:
+def test_folder_with_pickled_weights_is_reduced_to_its_config(tmp_path: Path) -> None:
     put(tmp_path, "config.json", "pytorch_model.bin")
     files = locate(str(tmp_path))
     assert files.container is Container.CONFIG
     assert files.notes
 
 
-def test_a_folder_that_loops_is_walked_once(tmp_path: Path) -> None:
+def test_list_folder_follows_no_loops_and_skips_deep_and_special_files(tmp_path: Path) -> None:
     put(tmp_path, "a/b/m.gguf", "a/b/c/too-deep.gguf", "m.gguf")
     (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
     (tmp_path / "self").symlink_to(tmp_path / "self")
@@ -354,7 +356,7 @@ def test_a_folder_that_loops_is_walked_once(tmp_path: Path) -> None:
     assert sorted(file.name for file in list_folder(tmp_path)) == ["a/b/m.gguf", "m.gguf"]
 
 
-def test_a_folder_with_too_much_in_it_is_refused(
+def test_folder_over_the_entry_limit_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "MAX_FOLDER_ENTRIES", 10)
@@ -365,28 +367,28 @@ def test_a_folder_with_too_much_in_it_is_refused(
         locate(str(tmp_path))
 
 
-def test_the_real_limit_is_reached_in_bounded_time(tmp_path: Path) -> None:
+def test_folder_over_the_real_entry_limit_is_an_error(tmp_path: Path) -> None:
     for number in range(disk.MAX_FOLDER_ENTRIES + 1):
         (tmp_path / f"{number}").touch()
     with pytest.raises(SourceError, match="more than 20,000"):
         locate(str(tmp_path))
 
 
-def test_a_name_that_is_not_text_is_passed_over(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8_is_ignored(tmp_path: Path) -> None:
     put(tmp_path, "config.json")
     (tmp_path / os.fsdecode(b"\xff\xfe.gguf")).write_bytes(b"GGUF")
     assert locate(str(tmp_path)).container is Container.CONFIG
 
 
-def test_a_folder_of_snapshots_is_not_a_cache(tmp_path: Path) -> None:
+def test_folder_with_snapshots_is_not_taken_for_a_hub_cache(tmp_path: Path) -> None:
     put(tmp_path, "mine/config.json", "mine/snapshots/1/config.json")
     assert locate(str(tmp_path / "mine")).origin is Origin.LOCAL
 
 
-# A repository of the hub's cache, given by its path
+# Folders of the hub's cache, given by path
 
 
-def cached(root: Path, *, ref: str | None, commits: tuple[str, ...]) -> Path:
+def hub_cache(root: Path, *, ref: str | None, commits: tuple[str, ...]) -> Path:
     folder = root / "models--org--name"
     for number, commit in enumerate(commits):
         put(folder, f"blobs/{commit}", data=b"{}")
@@ -399,8 +401,8 @@ def cached(root: Path, *, ref: str | None, commits: tuple[str, ...]) -> Path:
     return folder
 
 
-def test_a_cache_folder_means_its_main_revision(tmp_path: Path) -> None:
-    folder = cached(tmp_path, ref=COMMIT, commits=("newest", COMMIT))
+def test_hub_cache_folder_stands_for_its_main_revision(tmp_path: Path) -> None:
+    folder = hub_cache(tmp_path, ref=COMMIT, commits=("newest", COMMIT))
     files = locate(str(folder))
     assert (files.label, files.origin) == ("org/name", Origin.HUB_CACHE)
     assert files.config is not None
@@ -408,8 +410,10 @@ def test_a_cache_folder_means_its_main_revision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ref", [None, "gone", "../../..", "/", "x" * 200, "\xff"])
-def test_without_a_main_revision_the_newest_snapshot(tmp_path: Path, ref: str | None) -> None:
-    folder = cached(tmp_path, ref=ref, commits=("newest", "older"))
+def test_snapshot_folder_without_a_valid_main_ref_is_the_newest(
+    tmp_path: Path, ref: str | None
+) -> None:
+    folder = hub_cache(tmp_path, ref=ref, commits=("newest", "older"))
     assert snapshot_folder(folder) == folder / "snapshots" / "newest"
 
 
@@ -425,22 +429,22 @@ def test_without_a_main_revision_the_newest_snapshot(tmp_path: Path, ref: str | 
         ("a\\b", None),
     ],
 )
-def test_a_revision_is_a_ref_or_a_commit_and_stays_inside(
+def test_snapshot_folder_of_a_revision_stays_inside_the_cache(
     tmp_path: Path, revision: str, expected: str | None
 ) -> None:
-    folder = cached(tmp_path, ref="newest", commits=("newest", "older"))
+    folder = hub_cache(tmp_path, ref="newest", commits=("newest", "older"))
     put(folder, "refs/refs/pr/1", data=b"older\n")
     result = snapshot_folder(folder, revision)
     assert result == (None if expected is None else folder / "snapshots" / expected)
 
 
-def test_a_cache_folder_without_a_snapshot_is_not_found(tmp_path: Path) -> None:
+def test_hub_cache_folder_without_a_snapshot_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "models--org--name" / "snapshots").mkdir(parents=True)
     with pytest.raises(NotFoundError, match="without a snapshot"):
         locate(str(tmp_path / "models--org--name"))
 
 
-def test_a_slip_in_a_path_that_looks_like_a_hub_name(
+def test_mistyped_path_that_looks_like_a_hub_name_suggests_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "folder").mkdir()

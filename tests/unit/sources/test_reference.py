@@ -1,4 +1,4 @@
-"""What people type, and what it is taken to mean."""
+"""parse_reference: what a user types, and the model it refers to."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ OTHERS: list[tuple[str, Reference]] = [
 
 
 @pytest.mark.parametrize(("text", "expected"), [*HUB, *OLLAMA, *OTHERS])
-def test_what_people_type_is_understood(text: str, expected: Reference) -> None:
+def test_parse_reference(text: str, expected: Reference) -> None:
     assert parse_reference(text) == expected
 
 
@@ -179,7 +179,7 @@ def test_what_people_type_is_understood(text: str, expected: Reference) -> None:
         "n" * 300,
     ],
 )
-def test_what_can_be_no_model_is_a_usage_error(text: str) -> None:
+def test_parse_reference_of_an_invalid_text_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_reference(text)
     assert str(caught.value).isprintable()
@@ -202,12 +202,12 @@ def test_what_can_be_no_model_is_a_usage_error(text: str) -> None:
         ("http://127.0.0.1:99/org/m.gguf", WebFile(url="http://127.0.0.1:99/org/m.gguf")),
     ],
 )
-def test_an_endpoint_of_ones_own_is_the_hub(text: str, expected: Reference) -> None:
+def test_parse_reference_treats_given_hosts_as_the_hub(text: str, expected: Reference) -> None:
     hosts = HUB_HOSTS | {"127.0.0.1:9", "hub.corp/hf"}
     assert parse_reference(text, hub_hosts=hosts) == expected
 
 
-# Tags are llama.cpp's and Ollama's way of writing, and www. is a browser's: huggingface_hub has neither.
+# huggingface_hub knows neither tags (llama.cpp and Ollama have them) nor www.
 ADDRESSES = [
     text
     for text, model in HUB
@@ -216,18 +216,18 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("text", ADDRESSES)
-def test_addresses_mean_what_huggingface_hub_reads_in_them(text: str) -> None:
-    theirs, ours = parse_hf_uri(text), parse_reference(text)
-    assert isinstance(ours, HubModel)
-    assert (ours.repo, ours.revision, ours.filename or "") == (
-        theirs.id,
-        theirs.revision,
-        theirs.path_in_repo,
+def test_parse_reference_of_hub_addresses_agrees_with_huggingface_hub(text: str) -> None:
+    expected, actual = parse_hf_uri(text), parse_reference(text)
+    assert isinstance(actual, HubModel)
+    assert (actual.repo, actual.revision, actual.filename or "") == (
+        expected.id,
+        expected.revision,
+        expected.path_in_repo,
     )
 
 
 @given(st.text("ab.-_/", min_size=1, max_size=12).filter(lambda t: t.count("/") == 1))
-def test_repository_names_are_valid_when_huggingface_hub_says_so(repo: str) -> None:
+def test_valid_repository_names_are_those_of_huggingface_hub(repo: str) -> None:
     try:
         validate_repo_id(repo)
         valid = True
@@ -242,7 +242,7 @@ def test_repository_names_are_valid_when_huggingface_hub_says_so(repo: str) -> N
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_reference_or_a_usage_error_that_can_be_printed(text: str) -> None:
+def test_any_text_is_a_reference_or_a_printable_usage_error(text: str) -> None:
     message = ""
     try:
         parse_reference(text)
@@ -251,7 +251,7 @@ def test_any_text_is_a_reference_or_a_usage_error_that_can_be_printed(text: str)
     assert message.isprintable()
 
 
-def test_a_bare_name_becomes_the_registrys_latest() -> None:
+def test_ollama_model_of_a_bare_name_has_the_tag_latest() -> None:
     assert ollama_model(BareName(name="qwen3")) == OllamaModel(name="qwen3", tag="latest")
     with pytest.raises(UsageError):
         ollama_model(BareName(name="my model"))

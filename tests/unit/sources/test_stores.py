@@ -1,4 +1,4 @@
-"""Models that are already on this machine, by name; samples; and in which order places are tried."""
+"""Models already on this machine, found by name; samples; and the order in which stores are searched."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def put(root: Path, *names: str, data: bytes = b"GGUF") -> None:
         (root / name).write_bytes(data)
 
 
-def first_bytes(found: ModelFiles) -> bytes:
-    source = found.weights[0].open()
+def first_bytes(files: ModelFiles) -> bytes:
+    source = files.weights[0].open()
     try:
         return source.read(0, 4)
     finally:
@@ -67,7 +67,7 @@ def layer(kind: str, digit: str, **more: Any) -> dict[str, Any]:
 
 
 def pull(name: str, *layers: Any, blobs: str = "", store: Path | None = None) -> Path:
-    """What `ollama pull` leaves behind."""
+    """The files that `ollama pull` writes."""
     store = store or Path.home() / ".ollama" / "models"
     manifest = json.dumps({"schemaVersion": 2, "layers": list(layers)}).encode()
     put(store, f"manifests/{name}", data=manifest)
@@ -75,7 +75,7 @@ def pull(name: str, *layers: Any, blobs: str = "", store: Path | None = None) ->
     return store
 
 
-def test_ollamas_model_is_its_blob() -> None:
+def test_ollama_model_is_its_blob() -> None:
     pull("registry.ollama.ai/library/llama3.2/3b", layer(MODEL, "a"), blobs="a")
     result = find_ollama(OllamaModel(name="llama3.2", tag="3b"))
     assert result is not None
@@ -85,7 +85,7 @@ def test_ollamas_model_is_its_blob() -> None:
     assert result.projectors == ()
 
 
-def test_ollamas_names_ignore_case_and_default_to_latest() -> None:
+def test_ollama_names_ignore_case_and_default_to_latest() -> None:
     pull("registry.ollama.ai/library/Qwen3/latest", layer(MODEL, "a"), blobs="a")
     assert find_ollama(BareName(name="qwen3")) is not None
     assert find_ollama(OllamaModel(name="QWEN3", tag="LATEST")) is not None
@@ -94,7 +94,7 @@ def test_ollamas_names_ignore_case_and_default_to_latest() -> None:
     assert find_ollama(BareName(name="not an ollama name")) is None
 
 
-def test_ollamas_projector_comes_along_and_other_hosts_are_known(
+def test_ollama_model_of_another_host_with_a_projector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
@@ -105,7 +105,7 @@ def test_ollamas_projector_comes_along_and_other_hosts_are_known(
     assert len(files.projectors) == 1
 
 
-def test_a_blob_that_is_gone_says_so() -> None:
+def test_ollama_model_without_its_blob_is_an_error() -> None:
     pull("registry.ollama.ai/library/m/latest", layer(MODEL, "a"))
     with pytest.raises(NotFoundError, match="though Ollama lists m:latest: pull it again"):
         find_ollama(BareName(name="m"))
@@ -135,20 +135,20 @@ def test_a_blob_that_is_gone_says_so() -> None:
         b"\xff\xfe",
     ],
 )
-def test_a_manifest_that_is_none_is_one_of_our_errors(manifest: bytes) -> None:
+def test_invalid_ollama_manifest_is_a_header_error(manifest: bytes) -> None:
     store = Path.home() / ".ollama" / "models"
     put(store, "manifests/registry.ollama.ai/library/m/latest", data=manifest)
     with pytest.raises(HeaderError):
         find_ollama(BareName(name="m"))
 
 
-def test_a_model_that_runs_in_ollamas_cloud_has_no_files() -> None:
+def test_ollama_cloud_model_has_no_weights() -> None:
     pull("registry.ollama.ai/library/big/cloud")
     with pytest.raises(NotFoundError, match="no weights"):
         find_ollama(OllamaModel(name="big", tag="cloud"))
 
 
-def test_a_name_does_not_lead_out_of_the_store(tmp_path: Path) -> None:
+def test_ollama_name_cannot_leave_the_store(tmp_path: Path) -> None:
     store = Path.home() / ".ollama" / "models"
     put(store, "manifests/registry.ollama.ai/x")
     put(store, "secret/latest", data=b'{"layers": []}')
@@ -163,7 +163,7 @@ def test_a_name_does_not_lead_out_of_the_store(tmp_path: Path) -> None:
 # LM Studio
 
 
-def test_lm_studios_models_are_found_by_repository_or_file() -> None:
+def test_lm_studio_models_are_found_by_repository_or_file() -> None:
     models = Path.home() / ".lmstudio" / "models"
     put(models, "pub/Repo-GGUF/m-Q4_K_M.gguf", "pub/Repo-GGUF/m-Q8_0.gguf")
     put(models, "pub/Repo-GGUF/mmproj-m-F16.gguf", "mlx/Other-4bit/config.json")
@@ -185,7 +185,7 @@ def test_lm_studios_models_are_found_by_repository_or_file() -> None:
     assert [file.name for file in with_quant.weights] == ["m-Q8_0.gguf"]
 
 
-def test_lm_studios_name_for_two_models_lists_both() -> None:
+def test_ambiguous_lm_studio_name_lists_all_matches() -> None:
     models = Path.home() / ".lmstudio" / "models"
     put(models, "a/Repo/m-Q4_K_M.gguf", "b/Repo/m-Q4_K_M.gguf")
     with pytest.raises(NotFoundError, match="more than once") as caught:
@@ -196,13 +196,13 @@ def test_lm_studios_name_for_two_models_lists_both() -> None:
     assert caught.value.candidates == ("a/Repo/m-Q4_K_M.gguf", "b/Repo/m-Q4_K_M.gguf")
 
 
-@pytest.mark.parametrize("placement", ["pointer", "cache", "settings"])
-def test_lm_studios_folder_is_found_wherever_it_was_moved(tmp_path: Path, placement: str) -> None:
+@pytest.mark.parametrize("place", ["pointer", "cache", "settings"])
+def test_lm_studio_folder_is_found_in_all_its_places(tmp_path: Path, place: str) -> None:
     home = Path.home()
-    if placement == "pointer":
+    if place == "pointer":
         put(home, ".lmstudio-home-pointer", data=f"{tmp_path}\n".encode())
         models = tmp_path / "models"
-    elif placement == "settings":
+    elif place == "settings":
         settings = json.dumps({"downloadsFolder": str(tmp_path / "moved")})
         put(home, ".lmstudio/settings.json", data=settings.encode())
         models = tmp_path / "moved"
@@ -213,7 +213,7 @@ def test_lm_studios_folder_is_found_wherever_it_was_moved(tmp_path: Path, placem
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\x00", b"[" * 100_000, b'{"downloadsFolder": 1}'])
-def test_lm_studios_broken_settings_do_not_stop_the_search(data: bytes) -> None:
+def test_invalid_lm_studio_settings_are_ignored(data: bytes) -> None:
     home = Path.home()
     put(home, ".lmstudio/settings.json", ".lmstudio-home-pointer", data=data[:4000])
     put(home, ".lmstudio/models/pub/repo/m.gguf")
@@ -227,7 +227,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def download(cache: Path, repo: str, *names: str, commit: str = COMMIT, ref: str = "main") -> None:
-    """What huggingface_hub leaves behind: blobs, links to them, and a ref."""
+    """The files that huggingface_hub writes: blobs, links to them, and a ref."""
     folder = cache / ("models--" + repo.replace("/", "--"))
     for name in names:
         blob = folder / "blobs" / name.replace("/", "_")
@@ -238,22 +238,22 @@ def download(cache: Path, repo: str, *names: str, commit: str = COMMIT, ref: str
     put(folder, f"refs/{ref}", data=commit.encode())
 
 
-def test_the_cache_holds_what_was_downloaded() -> None:
+def test_find_hub_cached_by_quantisation_file_and_revision() -> None:
     assert find_hub_cached(HubModel(repo="org/name")) is None
     download(hub_cache_folder(), "org/name", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "config.json")
     result = find_hub_cached(HubModel(repo="org/name", quant="q8_0"))
     assert result is not None
     assert (result.label, result.origin) == ("org/name:Q8_0", Origin.HUB_CACHE)
     assert first_bytes(result) == b"GGUF"
-    named = find_hub_cached(HubModel(repo="org/name", filename="config.json"))
-    assert named is not None
-    assert named.container is Container.CONFIG
+    config = find_hub_cached(HubModel(repo="org/name", filename="config.json"))
+    assert config is not None
+    assert config.container is Container.CONFIG
     assert find_hub_cached(HubModel(repo="org/other")) is None
     assert find_hub_cached(HubModel(repo="org/name", revision="v2")) is None
     assert find_hub_cached(HubModel(repo="org/name", revision=COMMIT)) is not None
 
 
-def test_a_broken_link_in_the_cache_is_not_there() -> None:
+def test_broken_links_in_the_hub_cache_are_ignored() -> None:
     cache = hub_cache_folder()
     download(cache, "org/name", "model.safetensors", "config.json")
     (cache / "models--org--name" / "blobs" / "model.safetensors").unlink()
@@ -264,14 +264,14 @@ def test_a_broken_link_in_the_cache_is_not_there() -> None:
     assert find_hub_cached(HubModel(repo="org/name")) is None
 
 
-def test_what_the_cache_lacks_is_named() -> None:
+def test_quantisation_missing_from_the_hub_cache_lists_the_others() -> None:
     download(hub_cache_folder(), "org/name", "m-Q4_K_M.gguf")
     with pytest.raises(NotFoundError, match="no Q8_0") as caught:
         find_hub_cached(HubModel(repo="org/name", quant="Q8_0"))
     assert caught.value.candidates == ("Q4_K_M",)
 
 
-def test_the_cache_is_searched_by_a_repositorys_name() -> None:
+def test_find_hub_cached_name_ignores_the_owner_and_case() -> None:
     cache = hub_cache_folder()
     download(cache, "org/Name", "config.json")
     download(cache, "gpt2", "config.json")
@@ -300,33 +300,33 @@ def test_the_cache_is_searched_by_a_repositorys_name() -> None:
         {"HF_HOME": ""},
     ],
 )
-def test_the_cache_is_where_huggingface_hub_has_it(
+def test_hub_cache_folder_agrees_with_huggingface_hub(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
     clean = {"HOME": str(Path.home()), "PATH": os.environ["PATH"], **environment}
-    theirs = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True
     )
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert hub_cache_folder() == Path(theirs.stdout.strip())
+    assert hub_cache_folder() == Path(done.stdout.strip())
 
 
 # Samples
 
 
 @pytest.mark.parametrize(("name", "tensors"), [("gemma-3-27b", 808), ("qwen3-30b-a3b", 579)])
-def test_a_sample_is_the_header_of_a_file_of_its_real_size(
+def test_sample_is_a_valid_header_with_the_size_of_the_real_file(
     tmp_path: Path, name: str, tensors: int
 ) -> None:
     files = locate(f"sample:{name.upper()}")
     assert (files.origin, files.container) == (Origin.SAMPLE, Container.GGUF)
     source = files.weights[0].open()
     assert source.size_bytes == files.weights[0].size_bytes
-    # A file with a hole for its weights: gguf's own reader must find every tensor inside it.
+    # In a sparse file of that size, gguf's own reader must find every tensor.
     with (tmp_path / "m.gguf").open("wb") as out:
         out.write(source.read(0, 1_000_000))
         out.truncate(source.size_bytes)
@@ -336,7 +336,7 @@ def test_a_sample_is_the_header_of_a_file_of_its_real_size(
     assert -(-(last.data_offset + last.n_bytes) // 32) * 32 == source.size_bytes
 
 
-def test_a_sample_has_no_weights() -> None:
+def test_reading_the_weights_of_a_sample_is_an_error() -> None:
     source = locate_sample("gemma-3-27b").weights[0].open()
     header = source.read(0, 1_000_000)
     assert len(header) == 48_960
@@ -349,7 +349,7 @@ def test_a_sample_has_no_weights() -> None:
     source.close()
 
 
-def test_an_unknown_sample_names_those_there_are() -> None:
+def test_unknown_sample_suggests_existing_ones() -> None:
     with pytest.raises(NotFoundError) as caught:
         locate("sample:gemma-3-27")
     assert caught.value.candidates == ("gemma-3-27b",)
@@ -358,10 +358,10 @@ def test_an_unknown_sample_names_those_there_are() -> None:
     assert caught.value.candidates == sample_names()
 
 
-# The order of places
+# The order of the stores
 
 
-def test_importing_the_source_loads_no_network_and_no_slow_modules() -> None:
+def test_locating_a_sample_imports_no_network_and_no_slow_modules() -> None:
     code = (
         "import sys, edgekit.sources; edgekit.sources.locate('sample:gemma-3-27b').weights[0].open();"
         "print([m for m in ('httpx2', 'huggingface_hub', 'ssl', 'difflib', 'asyncio') if m in sys.modules])"
@@ -370,26 +370,26 @@ def test_importing_the_source_loads_no_network_and_no_slow_modules() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_bare_name_is_looked_for_in_each_store_in_turn(
+def test_bare_name_is_searched_in_each_store_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Path.home()
     monkeypatch.chdir(tmp_path)
-    look = partial(locate, "thing", reach=OFFLINE)
+    locate_thing = partial(locate, "thing", reach=OFFLINE)
     with pytest.raises(NotFoundError, match="network was not searched"):
-        look()
+        locate_thing()
     download(hub_cache_folder(), "org/thing", "config.json")
-    assert look().origin is Origin.HUB_CACHE
+    assert locate_thing().origin is Origin.HUB_CACHE
     put(home, ".lmstudio/models/pub/thing/m.gguf")
-    assert look().origin is Origin.LM_STUDIO
+    assert locate_thing().origin is Origin.LM_STUDIO
     pull("registry.ollama.ai/library/thing/latest", layer(MODEL, "a"), blobs="a")
-    assert look().origin is Origin.OLLAMA_STORE
-    assert look().reference == "thing"
+    assert locate_thing().origin is Origin.OLLAMA_STORE
+    assert locate_thing().reference == "thing"
     put(tmp_path, "thing")
-    assert look().origin is Origin.LOCAL
+    assert locate_thing().origin is Origin.LOCAL
 
 
-def test_an_unknown_name_lists_what_this_machine_has() -> None:
+def test_known_names_are_suggested_for_an_unknown_name() -> None:
     pull("registry.ollama.ai/library/qwen3/8b", layer(MODEL, "a"), blobs="a")
     pull("hf.co/me/mine/q8", layer(MODEL, "a"))
     put(Path.home(), ".lmstudio/models/pub/gemma-3/m.gguf")
@@ -402,7 +402,7 @@ def test_an_unknown_name_lists_what_this_machine_has() -> None:
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", None])
-def test_offline_a_hub_model_comes_from_the_cache_or_not_at_all(
+def test_hub_model_offline_comes_from_a_store_on_this_machine(
     variable: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if variable is not None:
@@ -420,13 +420,13 @@ def test_offline_a_hub_model_comes_from_the_cache_or_not_at_all(
 
 
 @pytest.mark.parametrize("text", ["https://127.0.0.1:9/m.gguf", "llama3:8b", "ollama:x"])
-def test_without_a_network_nothing_is_asked_of_it(text: str) -> None:
+def test_remote_model_offline_is_an_error(text: str) -> None:
     with pytest.raises(RemoteInspectError, match="not on this machine, and --offline is set"):
         locate(text, reach=OFFLINE)
 
 
-def test_find_weights_of_an_address_says_to_download_the_file() -> None:
-    """The network is allowed, so --offline is not the reason."""
+def test_find_weights_of_a_url_says_to_download_the_file() -> None:
+    """The network is allowed, so the message must not blame --offline."""
     with pytest.raises(RemoteInspectError) as caught:
         find_weights("https://127.0.0.1:9/m.gguf")
     assert str(caught.value) == (
@@ -434,7 +434,7 @@ def test_find_weights_of_an_address_says_to_download_the_file() -> None:
     )
 
 
-class _Refuser(BaseHTTPRequestHandler):
+class _NotFoundHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_error(404)
 
@@ -443,20 +443,22 @@ class _Refuser(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def refuser() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Refuser) as server:
+def not_found_server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _NotFoundHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_the_hubs_cache_is_read_where_the_hub_is_down_or_says_no(
-    refuser: str, monkeypatch: pytest.MonkeyPatch, *, down: bool
+def test_hub_cache_is_used_if_the_hub_is_down_or_has_no_such_model(
+    not_found_server: str, monkeypatch: pytest.MonkeyPatch, *, down: bool
 ) -> None:
     reach = Reach(connect_timeout_s=5.0, total_timeout_s=20.0, cache=False)
     download(hub_cache_folder(), "org/name", "config.json")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9" if down else refuser)  # 9: discard
+    monkeypatch.setenv(
+        "HF_ENDPOINT", "http://127.0.0.1:9" if down else not_found_server
+    )  # port 9 (discard): nothing listens
     files = locate("org/name", reach=reach)
     assert files.origin is Origin.HUB_CACHE
     assert "could not read it from Hugging Face" in files.notes[-1]
@@ -464,10 +466,10 @@ def test_the_hubs_cache_is_read_where_the_hub_is_down_or_says_no(
         locate("org/other", reach=reach)
 
 
-def test_a_name_that_no_place_knows_is_not_found(
-    refuser: str, monkeypatch: pytest.MonkeyPatch
+def test_name_unknown_to_all_stores_and_registries_is_not_found(
+    not_found_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", refuser)
+    monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", not_found_server)
     pull("registry.ollama.ai/library/llama3.2/3b", layer(MODEL, "a"), blobs="a")
     with pytest.raises(NotFoundError, match="or in Ollama's registry") as caught:
         locate("llama3.2-3b")
