@@ -38,7 +38,7 @@ def parts(*kinds: str) -> Iterable[Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("format_", ["gguf", "config"])
-def test_no_name_has_two_records(format_: str) -> None:
+def test_every_name_has_only_one_record(format_: str) -> None:
     counts = Counter(name for record in records() for name in record.get(format_, ()))
     assert [name for name, count in counts.items() if count > 1] == []
 
@@ -46,7 +46,7 @@ def test_no_name_has_two_records(format_: str) -> None:
 def test_every_architecture_of_gguf_py_is_known() -> None:
     known = set(gguf.MODEL_ARCH_NAMES.values())
     assert len(known) > 100
-    # clip's second name there is that of a projector too.
+    # mmproj is gguf-py's name for the projectors of vision models.
     reasons = section_by_name("not_a_language_model").keys()
     assert known - names(gguf=True) - reasons - {"mmproj"} == set()
 
@@ -102,15 +102,15 @@ def test_every_field_is_set_by_a_record() -> None:
     assert tensors - {"attention_bias"} == {item.name for item in fields(TensorRecipe)}
 
 
-def test_defaults_are_hyperparameters() -> None:
-    words = {word for part in parts("library", "constants", "gguf_constants") for word in part}
-    assert words <= SPELLINGS.keys()
+def test_defaults_and_constants_are_known_hyperparameters() -> None:
+    keys = {key for part in parts("library", "constants", "gguf_constants") for key in part}
+    assert keys <= SPELLINGS.keys()
 
 
 def test_gguf_names_with_their_own_tensors_are_not_model_types() -> None:
-    own = [record for record in records() if "gguf_tensors" in record]
-    assert own
-    assert all(not names(gguf=False) & set(record["gguf"]) for record in own)
+    with_tensors = [record for record in records() if "gguf_tensors" in record]
+    assert with_tensors
+    assert all(not names(gguf=False) & set(record["gguf"]) for record in with_tensors)
 
 
 def test_architectures_json_is_formatted_by_the_tool() -> None:
@@ -119,7 +119,9 @@ def test_architectures_json_is_formatted_by_the_tool() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b'{"records": [', b"{}"])
-def test_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+def test_damaged_architectures_json_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
     monkeypatch.setattr(reading, "get_data", lambda *_: text)
     with pytest.raises(
         EdgekitError, match=r"installation .* damaged: architectures.json .* install it again"
@@ -128,7 +130,7 @@ def test_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes) 
 
 
 @pytest.mark.parametrize(
-    ("section", "what"),
+    ("section", "fault"),
     [
         ({"attend": "telepathy"}, "telepathy"),
         ({"arrange": {"rule": "windows", "perod": 4}}, "missing a required argument: 'period'"),
@@ -138,6 +140,6 @@ def test_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes) 
         ({"sublayers": "two"}, "'two' is not of type int"),
     ],
 )
-def test_damaged_record_is_reported(section: dict[str, Any], what: str) -> None:
-    with pytest.raises(EdgekitError, match=f"damaged: architectures.json, made-up: .*{what}"):
+def test_damaged_record_is_an_error(section: dict[str, Any], fault: str) -> None:
+    with pytest.raises(EdgekitError, match=f"damaged: architectures.json, made-up: .*{fault}"):
         read_section(Architecture, section, RULES, where="made-up")

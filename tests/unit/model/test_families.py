@@ -1,4 +1,4 @@
-"""What single families do otherwise than their keys suggest: one small config each, numbers to check on paper."""
+"""Families whose geometry differs from what their keys suggest: one small config each, checked by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MLA = {
 }
 
 
-def of(model_type: str, **changes: Any) -> ModelGeometry:
+def geometry_of(model_type: str, **changes: Any) -> ModelGeometry:
     merged = {**PLAIN, "model_type": model_type, **changes}
     return read_geometry(config_header({k: v for k, v in merged.items() if v is not ...}))
 
@@ -55,7 +55,7 @@ def parameters(model_type: str, role: TensorRole, **changes: Any) -> int:
 
 
 def spans(geometry: ModelGeometry) -> str:
-    """F full, W window, R recurrence, B both."""
+    """One letter per layer: F full attention, W window, R recurrence, B both, - neither."""
     return "".join(_letter(layer.mixer) for layer in geometry.layers)
 
 
@@ -75,11 +75,11 @@ def widths(geometry: ModelGeometry) -> list[int]:
 
 
 # Feed-forwards.
-def test_recurrent_gemma_states_gate_plus_up_and_one_cycle() -> None:
-    geometry = of("recurrent_gemma", attention_window_size=16, num_hidden_layers=5)
+def test_recurrent_gemma_halves_its_stated_width_and_repeats_block_types() -> None:
+    geometry = geometry_of("recurrent_gemma", attention_window_size=16, num_hidden_layers=5)
     assert widths(geometry) == [128 // 2] * 5
     assert spans(geometry) == "RRWRR"
-    short = of(
+    short = geometry_of(
         "recurrent_gemma",
         attention_window_size=16,
         num_hidden_layers=2,
@@ -87,7 +87,7 @@ def test_recurrent_gemma_states_gate_plus_up_and_one_cycle() -> None:
     )
     assert spans(short) == "RW"
     with pytest.raises(HeaderError, match="block_types"):
-        of("recurrent_gemma", attention_window_size=16, block_types=["conv"])
+        geometry_of("recurrent_gemma", attention_window_size=16, block_types=["conv"])
 
 
 GRANITE = {
@@ -101,29 +101,31 @@ GRANITE = {
 }
 
 
-def test_granite_hybrid_without_experts_has_the_shared_width() -> None:
-    dense = of("granitemoehybrid", **GRANITE, num_local_experts=0)
+def test_granite_hybrid_without_experts_has_dense_layers_of_the_shared_width() -> None:
+    dense = geometry_of("granitemoehybrid", **GRANITE, num_local_experts=0)
     assert widths(dense) == [96] * 4
-    routed = of("granitemoehybrid", **GRANITE, num_local_experts=4, num_experts_per_tok=2)
+    routed = geometry_of("granitemoehybrid", **GRANITE, num_local_experts=4, num_experts_per_tok=2)
     assert widths(routed) == [0] * 4
     assert [layer.experts.shared_width for layer in routed.layers if layer.experts] == [96] * 4
-    assert spans(of("granitemoehybrid", **{**GRANITE, "layer_types": None})) == "RRRR"
+    assert spans(geometry_of("granitemoehybrid", **{**GRANITE, "layer_types": None})) == "RRRR"
 
 
 def test_arctic_has_a_dense_part_as_wide_as_the_model() -> None:
-    geometry = of("arctic", num_local_experts=4, num_experts_per_tok=2, moe_layer_frequency=2)
+    geometry = geometry_of(
+        "arctic", num_local_experts=4, num_experts_per_tok=2, moe_layer_frequency=2
+    )
     assert widths(geometry) == [128, 64, 128, 64]
     assert [layer.experts is not None for layer in geometry.layers] == [False, True, False, True]
 
 
-def test_grok_2_has_a_dense_part_and_experts() -> None:
+def test_grok_2_has_a_dense_part_next_to_its_experts_if_residual() -> None:
     mixed = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    assert widths(of("grok-1", **mixed)) == [0] * 4
-    assert widths(of("grok-1", **mixed, residual_moe=True)) == [128] * 4
+    assert widths(geometry_of("grok-1", **mixed)) == [0] * 4
+    assert widths(geometry_of("grok-1", **mixed, residual_moe=True)) == [128] * 4
 
 
-def test_openelm_has_a_ratio_per_layer() -> None:
-    geometry = of(
+def test_openelm_has_an_ffn_multiplier_per_layer() -> None:
+    geometry = geometry_of(
         "openelm",
         intermediate_size=...,
         num_attention_heads=...,
@@ -135,25 +137,34 @@ def test_openelm_has_a_ratio_per_layer() -> None:
         ffn_dim_divisor=16,
         share_input_output_layers=True,
     )
-    assert widths(geometry) == [32, 80, 128, 256]  # 1.123 x 64 = 71.9: 64 is a tenth too little
+    assert widths(geometry) == [
+        32,
+        80,
+        128,
+        256,
+    ]  # 1.123 x 64 = 71.9, and 64 would be more than 10 % too little
     assert kv_heads(geometry) == [1, 1, 2, 2]
     assert geometry.tied_embeddings is True
 
 
 def test_lille_rounds_eight_thirds_to_the_nearest_256() -> None:
-    geometry = of("lille-130m", intermediate_size=..., hidden_size=..., n_embd=640)
+    geometry = geometry_of("lille-130m", intermediate_size=..., hidden_size=..., n_embd=640)
     assert widths(geometry) == [1792] * 4  # 640 x 8 / 3 = 1706
 
 
-def test_layer_without_experts_or_width_is_refused() -> None:
+def test_layer_without_experts_or_width_is_an_error() -> None:
     with pytest.raises(UnknownArchitectureError, match="feed_forward"):
-        of("deepseek_v3", **MLA, **EXPERTS, intermediate_size=..., first_k_dense_replace=1)
-    every = of("deepseek_v3", **MLA, **EXPERTS, intermediate_size=..., first_k_dense_replace=0)
-    assert all(layer.experts is not None for layer in every.layers)
+        geometry_of("deepseek_v3", **MLA, **EXPERTS, intermediate_size=..., first_k_dense_replace=1)
+    all_experts = geometry_of(
+        "deepseek_v3", **MLA, **EXPERTS, intermediate_size=..., first_k_dense_replace=0
+    )
+    assert all(layer.experts is not None for layer in all_experts.layers)
 
 
 def test_phixtral_experts_are_four_times_hidden() -> None:
-    geometry = of("phi-msft", intermediate_size=..., num_local_experts=4, num_experts_per_tok=2)
+    geometry = geometry_of(
+        "phi-msft", intermediate_size=..., num_local_experts=4, num_experts_per_tok=2
+    )
     experts = geometry.layers[0].experts
     assert experts is not None
     assert (experts.width, experts.gated) == (4 * 64, False)
@@ -161,24 +172,24 @@ def test_phixtral_experts_are_four_times_hidden() -> None:
 
 # Attention.
 def test_plamo_shares_each_kv_head_among_eight() -> None:
-    assert kv_heads(of("plamo", num_key_value_heads=...)) == [1] * 4
-    assert kv_heads(of("plamo", num_key_value_heads=..., n_shared_head=4)) == [2] * 4
+    assert kv_heads(geometry_of("plamo", num_key_value_heads=...)) == [1] * 4
+    assert kv_heads(geometry_of("plamo", num_key_value_heads=..., n_shared_head=4)) == [2] * 4
 
 
 def test_mimo_has_twice_the_kv_heads_in_sliding_layers() -> None:
     mimo = {**EXPERTS, "num_experts": ..., "n_routed_experts": 4, "sliding_window": 16}
-    plain = of("mimo_v2_flash", **mimo, num_hidden_layers=7, head_dim=8, v_head_dim=4)
+    plain = geometry_of("mimo_v2_flash", **mimo, num_hidden_layers=7, head_dim=8, v_head_dim=4)
     assert spans(plain) == "FWWWWFW"
     assert kv_heads(plain) == [2, 4, 4, 4, 4, 2, 4]
     assert plain.layers[0].dense is not None
-    stated = of(
+    stated = geometry_of(
         "mimo_v2_flash", **mimo, hybrid_layer_pattern=[0, 1, 1, 0], swa_num_key_value_heads=8
     )
     assert (spans(stated), kv_heads(stated)) == ("FWWF", [2, 8, 8, 2])
 
 
 def test_laguna_has_heads_per_layer() -> None:
-    geometry = of(
+    geometry = geometry_of(
         "laguna",
         **EXPERTS,
         head_dim=8,
@@ -187,7 +198,7 @@ def test_laguna_has_heads_per_layer() -> None:
     )
     mixers = [layer.mixer for layer in geometry.layers]
     assert [m.heads for m in mixers if isinstance(m, Attention)] == [8, 16, 16, 16]
-    assert spans(geometry) == "FFFF"  # all are full where no list says otherwise
+    assert spans(geometry) == "FFFF"  # without a list of types, all are full
 
 
 def test_olmo_hybrid_queries_have_no_gate() -> None:
@@ -198,7 +209,7 @@ def test_olmo_hybrid_queries_have_no_gate() -> None:
         "linear_value_head_dim": 8,
     }
     for model_type, gated in (("olmo_hybrid", False), ("qwen3_next", True)):
-        last = of(model_type, **delta, head_dim=8).layers[3].mixer
+        last = geometry_of(model_type, **delta, head_dim=8).layers[3].mixer
         assert isinstance(last, Attention)
         assert last.gated is gated
 
@@ -214,13 +225,13 @@ def test_olmo_hybrid_queries_have_no_gate() -> None:
 def test_minimax_m3_has_an_indexer_only_in_sparse_layers(
     changes: dict[str, Any], indexed: list[int]
 ) -> None:
-    geometry = of("minimax_m3_vl_text", index_head_dim=16, **EXPERTS, **changes)
+    geometry = geometry_of("minimax_m3_vl_text", index_head_dim=16, **EXPERTS, **changes)
     mixers = [layer.mixer for layer in geometry.layers]
     assert [m.index_dim for m in mixers if isinstance(m, Attention)] == indexed
 
 
-def test_afm_reads_the_last_owners_cache() -> None:
-    geometry = of(
+def test_afm_shares_the_cache_of_the_last_layer_that_has_one() -> None:
+    geometry = geometry_of(
         "afm7",
         hidden_size=...,
         hidden_dim=64,
@@ -237,7 +248,7 @@ def test_afm_reads_the_last_owners_cache() -> None:
 
 
 def test_iquest_second_round_has_a_short_window() -> None:
-    geometry = of("iquestloopcoder")
+    geometry = geometry_of("iquestloopcoder")
     assert (spans(geometry), geometry.loops) == ("FFFFWWWW", 2)
     mixer = geometry.layers[4].mixer
     assert isinstance(mixer, Attention)
@@ -245,7 +256,7 @@ def test_iquest_second_round_has_a_short_window() -> None:
 
 
 def test_baichuan_m1_stores_the_tail_of_its_convolution() -> None:
-    geometry = of(
+    geometry = geometry_of(
         "baichuan_m1",
         sliding_window=16,
         sliding_window_layers=[1, 3],
@@ -254,9 +265,9 @@ def test_baichuan_m1_stores_the_tail_of_its_convolution() -> None:
         conv_window=2,
     )
     states = [sum(s.elements for s in layer.mixer.states) for layer in geometry.layers]
-    assert states == [2 * 2 * 8, 2 * 4 * 16, 2 * 2 * 8, 2 * 4 * 16]  # K and V, heads, width
+    assert states == [2 * 2 * 8, 2 * 4 * 16, 2 * 2 * 8, 2 * 4 * 16]  # (K and V) x heads x width
     streams = [layer.mixer.streams for layer in geometry.layers]
-    assert [[s.span_tokens for s in both] for both in streams] == [[0, 0], [16, 16]] * 2
+    assert [[s.span_tokens for s in pair] for pair in streams] == [[0, 0], [16, 16]] * 2
 
 
 # Arrangements.
@@ -273,10 +284,10 @@ def test_baichuan_m1_stores_the_tail_of_its_convolution() -> None:
         ("minimax", {"num_local_experts": 4, "num_experts_per_tok": 2}, "FRFR"),
     ],
 )
-def test_layers_without_a_list_of_types(
+def test_arrangement_of_layers_without_a_list_of_types(
     model_type: str, changes: dict[str, Any], expected: str
 ) -> None:
-    assert spans(of(model_type, sliding_window=16, **changes)) == expected
+    assert spans(geometry_of(model_type, sliding_window=16, **changes)) == expected
 
 
 PLAMO2 = {
@@ -289,7 +300,7 @@ PLAMO2 = {
 
 
 def test_plamo_2_convolves_only_its_inner_width() -> None:
-    geometry = of("plamo2", **PLAMO2)
+    geometry = geometry_of("plamo2", **PLAMO2)
     assert spans(geometry) == "RFRFRF"
     mixer = geometry.layers[0].mixer
     assert isinstance(mixer, Recurrent)
@@ -297,7 +308,7 @@ def test_plamo_2_convolves_only_its_inner_width() -> None:
     attention = geometry.layers[1].mixer
     assert isinstance(attention, Attention)
     assert attention.key_dim == 16
-    assert spans(of("plamo2", **PLAMO2, mamba_step=3)) == "RFRRFR"
+    assert spans(geometry_of("plamo2", **PLAMO2, mamba_step=3)) == "RFRRFR"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +321,7 @@ def test_plamo_2_convolves_only_its_inner_width() -> None:
 def test_bailing_hybrids_of_both_generations(
     changes: dict[str, Any], cell: Cell, states: int
 ) -> None:
-    geometry = of(
+    geometry = geometry_of(
         "bailing_hybrid",
         **MLA,
         **EXPERTS,
@@ -319,21 +330,21 @@ def test_bailing_hybrids_of_both_generations(
         num_hidden_layers=7,
         **changes,
     )
-    assert spans(geometry) == "RRFRRFF"  # the seventh is no whole group
+    assert spans(geometry) == "RRFRRFF"  # the seventh is not a complete group
     mixer = geometry.layers[0].mixer
     assert isinstance(mixer, Recurrent)
     assert (mixer.cell, sum(s.elements for s in mixer.states)) == (cell, states)
 
 
 def test_ring_linear_caches_only_in_attention_layers() -> None:
-    geometry = of("bailing_moe_linear", **EXPERTS, head_dim=8, layer_group_size=2)
+    geometry = geometry_of("bailing_moe_linear", **EXPERTS, head_dim=8, layer_group_size=2)
     assert spans(geometry) == "RFRF"
     assert sum(s.elements for s in geometry.layers[1].mixer.streams) == 2 * 2 * 8
 
 
 def test_gear_convolves_keys_and_values_instead_of_attention() -> None:
     kinds = ["conv_mixer", "sliding_attention", "conv_mixer", "full_attention"]
-    geometry = of("gear", head_dim=8, sliding_window=16, conv_L_cache=3, layer_types=kinds)
+    geometry = geometry_of("gear", head_dim=8, sliding_window=16, conv_L_cache=3, layer_types=kinds)
     assert spans(geometry) == "RWRF"
     assert [s.elements for s in geometry.layers[0].mixer.states] == [2 * 2 * 2 * 8]
 
@@ -343,7 +354,7 @@ def test_language_models_of_vision_models_are_known(name: str) -> None:
     assert name in names(gguf=False)
 
 
-def test_windows_of_architectures_that_list_them_in_a_gguf() -> None:
+def test_sliding_window_pattern_of_a_gguf_lists_the_windows() -> None:
     keys = {
         "general.architecture": "spark2_5",
         "spark2_5.block_count": 3,
@@ -370,13 +381,15 @@ def test_longcat_has_tables_for_preceding_tokens() -> None:
         emb_split_num=2,
         emb_neighbor_num=3,
     )
-    tables = sum(3 * 1000 + 2 * i + 1 for i in range(4)) * 16  # four of a quarter of the width
+    tables = (
+        sum(3 * 1000 + 2 * i + 1 for i in range(4)) * 16
+    )  # four tables, each a quarter of the width
     assert count == tables + 4 * 64 * 16
 
 
 def test_ernie_vl_has_a_second_set_of_experts() -> None:
-    two = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": [32, 16]}
-    count = parameters("ernie4_5_vl_moe_text", TensorRole.EXPERT_UP, **two)
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": [32, 16]}
+    count = parameters("ernie4_5_vl_moe_text", TensorRole.EXPERT_UP, **experts)
     assert count == 3 * 4 * (32 + 16) * 64  # the first layer is dense
 
 
@@ -400,7 +413,7 @@ def test_talkie_has_gains_instead_of_norms() -> None:
     assert parameters("talkie", TensorRole.SCALE) == 4 * (8 + 3) + 1
 
 
-# What config.json leaves out.
+# Defaults of keys that config.json omits.
 def test_library_defaults_of_a_text_config() -> None:
     text = {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 4}
     geometry = read_geometry(config_header({"model_type": "qwen3_5_moe", "text_config": text}))
@@ -412,21 +425,23 @@ def test_library_defaults_of_a_text_config() -> None:
 
 
 def test_hidden_size_has_no_library_default() -> None:
-    small = of("qwen3")
-    mixer = small.layers[0].mixer
+    geometry = geometry_of("qwen3")
+    mixer = geometry.layers[0].mixer
     assert isinstance(mixer, Attention)
-    assert (mixer.key_dim, small.basis) == (128, Basis.MODELLED)
+    assert (mixer.key_dim, geometry.basis) == (128, Basis.MODELLED)
     with pytest.raises(UnknownArchitectureError, match="hidden"):
-        of("qwen3", hidden_size=...)
+        geometry_of("qwen3", hidden_size=...)
 
 
 def test_null_overrides_the_library_default() -> None:
-    assert spans(of("mistral")) == "WWWW"  # the library's window
-    assert spans(of("mistral", sliding_window=None)) == "FFFF"
+    assert spans(geometry_of("mistral")) == "WWWW"  # the library's default window
+    assert spans(geometry_of("mistral", sliding_window=None)) == "FFFF"
 
 
 def test_kv_heads_default_that_does_not_divide_is_ignored() -> None:
-    assert kv_heads(of("qwen2", num_key_value_heads=...)) == [8] * 4  # the library's is 32
+    assert (
+        kv_heads(geometry_of("qwen2", num_key_value_heads=...)) == [8] * 4
+    )  # the library's default is 32
 
 
 def test_some_library_defaults_apply_only_to_nested_sections() -> None:

@@ -1,4 +1,4 @@
-"""Geometry on small hand-made headers: one test for each way that real files spell things."""
+"""read_geometry on small hand-written headers: one test per spelling found in real files."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def kinds(geometry: ModelGeometry) -> dict[str, int]:
 
 
 def attention(geometry: ModelGeometry, layer: int = 0) -> Attention:
-    kind = geometry.layers[layer].mixer
-    assert isinstance(kind, Attention)
-    return kind
+    mixer = geometry.layers[layer].mixer
+    assert isinstance(mixer, Attention)
+    return mixer
 
 
 def per_token(geometry: ModelGeometry) -> int:
@@ -75,7 +75,7 @@ def per_token(geometry: ModelGeometry) -> int:
     [
         pytest.param({}, 4 * 2 * (2 * 8), id="grouped queries"),
         pytest.param(
-            {"num_key_value_heads": ...}, 4 * 2 * (8 * 8), id="no kv heads: as many as heads"
+            {"num_key_value_heads": ...}, 4 * 2 * (8 * 8), id="no kv heads: same as heads"
         ),
         pytest.param(
             {"num_key_value_heads": ..., "n_kv_heads": 4}, 4 * 2 * (4 * 8), id="n_kv_heads"
@@ -89,7 +89,7 @@ def per_token(geometry: ModelGeometry) -> int:
         pytest.param({"num_hidden_layers": ..., "num_layers": 5}, 5 * 2 * 16, id="num_layers"),
         pytest.param({"hidden_size": ..., "n_embd": 128}, 4 * 2 * 32, id="n_embd"),
         pytest.param({"hidden_size": ..., "d_model": 32}, 4 * 2 * 8, id="d_model"),
-        pytest.param({"v_head_dim": 0}, 4 * 2 * 16, id="v_head_dim 0 is none"),
+        pytest.param({"v_head_dim": 0}, 4 * 2 * 16, id="v_head_dim 0 means unset"),
     ],
 )
 def test_elements_per_token_by_spelling(changes: dict[str, Any], expected: int) -> None:
@@ -97,7 +97,7 @@ def test_elements_per_token_by_spelling(changes: dict[str, Any], expected: int) 
 
 
 @pytest.mark.parametrize("section", ["text_config", "llm_config", "language_config"])
-def test_nested_configs(section: str) -> None:
+def test_text_and_vision_sections_of_a_nested_config(section: str) -> None:
     config = {
         "model_type": "some_vlm",
         section: LLAMA,
@@ -127,7 +127,7 @@ def test_nested_config_with_library_defaults_is_modelled() -> None:
     assert "hidden" in geometry.because
 
 
-def test_wrong_value_is_named_as_the_file_spells_it() -> None:
+def test_error_of_an_invalid_value_uses_the_key_of_the_file() -> None:
     with pytest.raises(HeaderError, match=r"^config\.json: n_layer is 'many', not a whole number$"):
         of_config(num_hidden_layers=..., n_layer="many")
 
@@ -168,7 +168,7 @@ def test_rope_parameters_replace_rope_scaling() -> None:
     assert of_config(rope_parameters={"rope_type": "linear", "factor": 2.0}).native_context == 8192
 
 
-def test_gemma3_states_its_extended_context() -> None:
+def test_gemma3_context_already_includes_rope_scaling() -> None:
     geometry = of_config(
         model_type="gemma3_text",
         rope_scaling={"rope_type": "linear", "factor": 8.0},
@@ -178,7 +178,7 @@ def test_gemma3_states_its_extended_context() -> None:
     assert geometry.native_context == 4096
 
 
-def test_max_length_is_a_generation_default_not_a_context() -> None:
+def test_max_length_is_not_a_context() -> None:
     assert of_config(max_position_embeddings=..., max_length=20).native_context is None
 
 
@@ -218,7 +218,7 @@ def test_max_length_is_a_generation_default_not_a_context() -> None:
         pytest.param({"model_type": "llama"}, "FFFF", id="llama has no windows"),
     ],
 )
-def test_sliding_layers(changes: dict[str, Any], expected: str) -> None:
+def test_sliding_window_layers(changes: dict[str, Any], expected: str) -> None:
     geometry = of_config(**{"sliding_window": 100, **changes})
     letters = "".join(
         "F" if attention(geometry, i).span is Span.ALL else "W" for i in range(len(geometry.layers))
@@ -255,7 +255,7 @@ def test_keys_and_values_of_different_width() -> None:
     assert [s.elements for s in geometry.layers[0].mixer.streams] == [2 * 24, 2 * 16]
 
 
-def test_shared_caches_store_nothing_and_name_their_source() -> None:
+def test_shared_caches_have_no_streams_and_name_their_source() -> None:
     geometry = of_config(
         model_type="gemma4_text",
         sliding_window=16,
@@ -263,9 +263,9 @@ def test_shared_caches_store_nothing_and_name_their_source() -> None:
         num_kv_shared_layers=2,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
     )
-    late = geometry.layers[4].mixer, geometry.layers[5].mixer
-    assert all(isinstance(kind, SharedCache) and kind.streams == () for kind in late)
-    assert [kind.source_layer for kind in late if isinstance(kind, SharedCache)] == [3, 2]
+    shared = geometry.layers[4].mixer, geometry.layers[5].mixer
+    assert all(isinstance(kind, SharedCache) and kind.streams == () for kind in shared)
+    assert [kind.source_layer for kind in shared if isinstance(kind, SharedCache)] == [3, 2]
 
 
 def test_llama4_has_chunked_attention_in_three_of_four_layers() -> None:
@@ -287,7 +287,7 @@ MLA = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
-    "num_key_value_heads": 8,  # printed by every such config, and not what is stored
+    "num_key_value_heads": 8,  # in every such config, though it is not what is cached
     "first_k_dense_replace": 1,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
@@ -453,7 +453,7 @@ def test_mamba_model_needs_no_feed_forward() -> None:
     assert all(layer.dense is None and layer.experts is None for layer in geometry.layers)
 
 
-def test_rwkv_and_short_convolutions() -> None:
+def test_states_of_rwkv_and_short_convolutions() -> None:
     assert (
         sum(s.elements for s in of_gguf("rwkv7", wkv__head_size=16).layers[0].mixer.states)
         == 2 * 64 + 64 * 16
@@ -462,8 +462,8 @@ def test_rwkv_and_short_convolutions() -> None:
     assert [s.elements for s in lfm.layers[0].mixer.states] == [64 * 2]
 
 
-# Pruned models, prediction blocks, counts that are not what they seem.
-def test_block_configs_switch_attention_off() -> None:
+# Pruned models, prediction blocks, misleading counts.
+def test_block_configs_switch_attention_off_and_set_widths() -> None:
     blocks = [
         {"attention": {"n_heads_in_group": 4, "no_op": False}, "ffn": {"ffn_mult": 1.5}},
         {"attention": {"no_op": True, "n_heads_in_group": None}, "ffn": {"no_op": True}},
@@ -496,13 +496,13 @@ def test_leading_dense_block_count_is_not_block_count() -> None:
     assert [layer.experts is not None for layer in geometry.layers] == [False, True, True, True]
 
 
-def test_general_keys_are_not_hyperparameters() -> None:
+def test_general_keys_of_a_gguf_are_not_hyperparameters() -> None:
     keys = {"general.architecture": "qwen2", "general.block_count": 9, "llama.block_count": 4,
             "llama.embedding_length": 64, "llama.attention.head_count": 8}  # fmt: skip
     assert len(read_geometry(gguf_header(keys)).layers) == 4
 
 
-def test_llama_keys_replace_missing_ones() -> None:
+def test_llama_keys_of_a_gguf_replace_missing_ones() -> None:
     geometry = of_gguf("qwen2", attention__head_count_kv=...)
     assert attention(geometry).kv_heads == 8
     keys = {"general.architecture": "qwen2", "qwen2.block_count": 2, "llama.block_count": 9,
@@ -530,12 +530,12 @@ def test_moe_layer_freq_may_be_a_list() -> None:
     ],
 )  # fmt: skip
 def test_derived_feed_forward_widths(changes: dict[str, Any], width: int) -> None:
-    half = of_config(**changes).layers[0].dense
-    assert half is not None
-    assert half.width == width
+    dense = of_config(**changes).layers[0].dense
+    assert dense is not None
+    assert dense.width == width
 
 
-def test_encoders_store_nothing() -> None:
+def test_encoder_has_no_cache() -> None:
     geometry = of_gguf(
         "bert", attention__causal=False, pooling_type=1, attention__head_count_kv=...
     )
@@ -543,7 +543,7 @@ def test_encoders_store_nothing() -> None:
     assert (geometry.causal, geometry.pooling, per_token(geometry)) == (False, "mean", 0)
 
 
-def test_falcon_ignores_its_stated_kv_heads() -> None:
+def test_falcon_and_chatglm_use_stated_kv_heads_only_with_their_flag() -> None:
     old = of_config(model_type="falcon", num_key_value_heads=..., num_kv_heads=8, multi_query=True)
     new = of_config(
         model_type="falcon", num_key_value_heads=..., num_kv_heads=4, new_decoder_architecture=True
@@ -562,8 +562,8 @@ def test_key_that_is_too_long_to_store_is_an_error() -> None:
         read_geometry(replace(gguf_header(keys), arrays=arrays))
 
 
-# What newer configs write, and families with a rule of their own.
-def test_per_layer_overrides() -> None:
+# Newer config keys, and families with special rules.
+def test_per_layer_config_overrides_single_layers() -> None:
     geometry = of_config(
         model_type="gemma4_text",
         head_dim=8,
@@ -580,7 +580,7 @@ def test_per_layer_overrides() -> None:
         (2, 8),
         (1, 32),
         (2, 8),
-        (2, 512),  # the library's default for a layer that sees everything
+        (2, 512),  # the library's default for layers with full attention
     ]
     assert [layer.dense.width for layer in geometry.layers if layer.dense] == [128, 128, 128, 256]
 
@@ -598,7 +598,7 @@ def test_refined_web_is_read_as_falcon() -> None:
     assert attention(of_config(model_type="RefinedWebModel", **old)).kv_heads == 1
 
 
-def test_looped_model_has_a_cache_for_every_round() -> None:
+def test_looped_model_has_a_cache_per_round() -> None:
     looped, once = of_config(model_type="nanbeige", num_loops=3), of_config(model_type="nanbeige")
     assert (per_token(looped), looped.loops) == (3 * per_token(once), 3)
     assert count_parameters(looped) == count_parameters(once)
@@ -653,7 +653,7 @@ def test_hunyuan_shares_caches_in_pairs() -> None:
     assert [type(layer.mixer) for layer in geometry.layers] == [Attention, SharedCache] * 2
 
 
-def test_compression_ratio_by_layer_type() -> None:
+def test_compression_ratio_depends_on_the_layer_type() -> None:
     geometry = of_config(
         model_type="deepseek_v4", head_dim=16, num_key_value_heads=1, sliding_window=8, index_head_dim=4,
         layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
@@ -674,17 +674,19 @@ def test_compression_ratio_by_layer_type() -> None:
     [
         pytest.param("phi3", 4, {"full attention": 4}, id="phi3: llama.cpp switches it off"),
         pytest.param("starcoder2", 4, {"full attention": 4}, id="starcoder2: never read"),
-        pytest.param("exaone4", 4, {"full attention": 4}, id="exaone4: only the 32B slides"),
+        pytest.param("exaone4", 4, {"full attention": 4}, id="exaone4: only the 32B has windows"),
         pytest.param("exaone4", 64, {"sliding window": 48, "full attention": 16}, id="exaone4 32B"),
         pytest.param(
             "plamo3", 8, {"sliding window": 7, "full attention": 1}, id="plamo3: every eighth"
         ),
         pytest.param(
-            "brand-new", 4, {"full attention": 4}, id="unknown: a bare window is not trusted"
+            "brand-new", 4, {"full attention": 4}, id="unknown: a window alone is ignored"
         ),
     ],
 )
-def test_windows_of_ggufs(architecture: str, layers: int, expected: dict[str, int]) -> None:
+def test_sliding_windows_of_gguf_architectures(
+    architecture: str, layers: int, expected: dict[str, int]
+) -> None:
     assert (
         kinds(of_gguf(architecture, block_count=layers, attention__sliding_window=100)) == expected
     )
@@ -752,28 +754,28 @@ def test_nested_section_without_kv_heads_is_modelled() -> None:
     assert of_config(num_key_value_heads=...).basis is Basis.EXACT
 
 
-def test_gated_bert_by_its_feed_forward_type() -> None:
-    half = of_config(model_type="bert", feed_forward_type="geglu").layers[0].dense
-    assert half is not None
-    assert half.gated
+def test_bert_is_gated_if_its_feed_forward_type_is_geglu() -> None:
+    gated = of_config(model_type="bert", feed_forward_type="geglu").layers[0].dense
+    assert gated is not None
+    assert gated.gated
     plain = of_config(model_type="bert").layers[0].dense
     assert plain is not None
     assert not plain.gated
 
 
-def test_unknown_architecture_without_a_vocabulary_is_refused() -> None:
+def test_unknown_architecture_without_a_vocabulary_is_an_error() -> None:
     with pytest.raises(UnknownArchitectureError, match="does not state its vocabulary"):
         of_config(model_type="brand_new", vocab_size=...)
 
 
-def test_pure_mamba_states_its_inner_width() -> None:
+def test_falcon_mamba_uses_its_stated_inner_width() -> None:
     geometry = of_config(
         model_type="falcon_mamba", intermediate_size=96, expand=16, state_size=4, conv_kernel=4
     )
     assert sum(s.elements for s in geometry.layers[0].mixer.states) == 3 * 96 + 4 * 96
 
 
-def test_context_of_a_gguf_is_that_of_llama_cpp() -> None:
+def test_native_context_of_a_gguf_is_extended_only_by_yarn() -> None:
     stretched = of_gguf(rope__scaling__type="linear", rope__scaling__factor=4.0)
     assert stretched.native_context == 4096
     yarn: dict[str, Any] = {
@@ -784,7 +786,7 @@ def test_context_of_a_gguf_is_that_of_llama_cpp() -> None:
     assert of_gguf(**yarn).native_context == 4 * 4096
 
 
-def test_list_of_expert_widths_is_the_widest() -> None:
+def test_expert_width_of_a_list_is_the_widest() -> None:
     geometry = of_config(
         model_type="ernie4_5_vl_moe",
         moe_num_experts=4,
@@ -796,7 +798,7 @@ def test_list_of_expert_widths_is_the_widest() -> None:
     assert geometry.layers[1].experts.width == 32
 
 
-# The unknown and the impossible.
+# Unknown architectures and invalid values.
 def test_unknown_architecture_with_standard_keys_is_assumed() -> None:
     geometry = of_config(model_type="brand_new")
     assert geometry.basis is Basis.ASSUMED
@@ -804,12 +806,12 @@ def test_unknown_architecture_with_standard_keys_is_assumed() -> None:
     assert per_token(geometry) == 4 * 2 * 16
 
 
-def test_unknown_architecture_with_states_is_refused() -> None:
+def test_unknown_architecture_with_states_is_an_error() -> None:
     with pytest.raises(UnknownArchitectureError, match=r"brand-new.*architectures\.json"):
         of_gguf("brand-new", ssm__conv_kernel=4)
 
 
-def test_unknown_layer_type_is_refused() -> None:
+def test_unknown_layer_type_is_an_error() -> None:
     with pytest.raises(HeaderError, match="warp_attention"):
         of_config(layer_types=["warp_attention"] * 4)
 
@@ -823,7 +825,7 @@ def test_unknown_layer_type_is_refused() -> None:
         config_header({"model_type": "mbart", "is_encoder_decoder": True}),
     ],
 )
-def test_not_a_language_model_says_what_it_is(header: Any) -> None:
+def test_not_a_language_model_has_a_reason(header: Any) -> None:
     assert not_a_language_model(header)
 
 
@@ -887,6 +889,6 @@ def test_not_a_language_model_says_what_it_is(header: Any) -> None:
         ),
     ],
 )
-def test_impossible_numbers_are_refused(changes: dict[str, Any], error: type[EdgekitError]) -> None:
+def test_invalid_values_are_errors(changes: dict[str, Any], error: type[EdgekitError]) -> None:
     with pytest.raises(error):
         of_config(**changes)

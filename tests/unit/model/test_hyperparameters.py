@@ -1,4 +1,4 @@
-"""GgufKeys: values by their GGUF names, checked as they are read. Hyper is tested by the geometries it makes."""
+"""GgufKeys: values by their GGUF names, checked as they are read. (Hyper: test_geometry.py)"""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def test_get_returns_any_value_under_the_prefix() -> None:
         (MAX_NUMBER, {}, MAX_NUMBER),
     ],
 )
-def test_whole(value: object, options: dict[str, int], expected: int) -> None:
+def test_whole_number_of_a_key_or_of_a_layer(
+    value: object, options: dict[str, int], expected: int
+) -> None:
     assert keys(count=value).whole("count", **options) == expected
 
 
@@ -47,17 +49,17 @@ def test_whole(value: object, options: dict[str, int], expected: int) -> None:
         (9, "llama.count: 9 is over the limit of 8"),
     ],
 )
-def test_whole_refuses(value: object, message: str) -> None:
+def test_whole_number_that_is_invalid_is_an_error(value: object, message: str) -> None:
     with pytest.raises(HeaderError, match=f"^m.gguf: {message}$"):
         keys(count=value).whole("count", least=1, most=8)
 
 
-def test_whole_over_its_limit_is_a_limit_error() -> None:
+def test_whole_number_over_its_limit_is_a_limit_error() -> None:
     with pytest.raises(HeaderLimitError):
         keys(count=MAX_NUMBER + 1).whole("count")
 
 
-def test_per_layer() -> None:
+def test_per_layer_values_of_a_number_list_or_default() -> None:
     assert keys(heads=4).per_layer("heads", 3) == (4, 4, 4)
     assert keys(heads=(4, 2, 1, 1)).per_layer("heads", 3) == (4, 2, 1)
     assert keys(heads=(True, False)).per_layer("heads", 2) == (1, 0)
@@ -73,12 +75,12 @@ def test_per_layer() -> None:
         ((4, -2, 1), "llama.heads is -2, but must be at least 0"),
     ],
 )
-def test_per_layer_refuses(value: object, message: str) -> None:
+def test_per_layer_values_that_are_invalid_are_an_error(value: object, message: str) -> None:
     with pytest.raises(HeaderError, match=f"^m.gguf: {message}$"):
         keys(heads=value).per_layer("heads", 3)
 
 
-def test_number_and_flag() -> None:
+def test_number_and_flag_with_defaults() -> None:
     assert keys(base=10_000).number("base") == 10_000.0
     assert keys().number("base", default=0.5) == 0.5
     assert keys(causal=False).flag("causal", default=True) is False
@@ -86,12 +88,12 @@ def test_number_and_flag() -> None:
 
 
 @pytest.mark.parametrize("value", ["x", True, -1.0, float("inf"), float("nan"), None])
-def test_number_refuses(value: object) -> None:
+def test_number_that_is_invalid_is_an_error(value: object) -> None:
     with pytest.raises(HeaderError):
         keys(base=value).number("base")
 
 
 @pytest.mark.parametrize("value", ["x", 1, None])
-def test_flag_refuses(value: object) -> None:
+def test_flag_that_is_invalid_is_an_error(value: object) -> None:
     with pytest.raises(HeaderError):
         keys(causal=value).flag("causal")

@@ -1,4 +1,4 @@
-"""Results that are cached with a model: typed, bounded, freed with it."""
+"""Results cached with a model: made once, bounded, and freed with it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_cached_by_makes_one_result_per_key() -> None:
 
 
 def test_cached_does_not_store_a_failure() -> None:
-    once: Cached[int] = Cached()
-    by: CachedBy[str, int] = CachedBy()
+    cached: Cached[int] = Cached()
+    cached_by: CachedBy[str, int] = CachedBy()
     with pytest.raises(ValueError):
-        once.get(fail)
+        cached.get(fail)
     with pytest.raises(ValueError):
-        by.get("a", fail)
-    assert (once.get(lambda: 1), by.get("a", lambda: 1)) == (1, 1)
+        cached_by.get("a", fail)
+    assert (cached.get(lambda: 1), cached_by.get("a", lambda: 1)) == (1, 1)
 
 
 def test_cached_by_is_bounded_and_drops_the_oldest() -> None:
@@ -67,14 +67,14 @@ def test_cached_by_is_shared_by_threads() -> None:
     start = threading.Barrier(4)
     wrong: list[int] = []
 
-    def ask() -> None:
+    def read_keys() -> None:
         start.wait()
         for turn in range(4 * MOST_RESULTS):
             key = turn * 7 % (2 * MOST_RESULTS)
             if cached.get(key, partial(int, key)) != key:
                 wrong.append(key)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=read_keys) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,16 +83,16 @@ def test_cached_by_is_shared_by_threads() -> None:
     assert len(cached) <= MOST_RESULTS + len(threads)
 
 
-def test_a_model_has_one_prepared_object_of_each_class() -> None:
-    one, other = model(), model()
+def test_model_has_one_prepared_object_per_class() -> None:
+    first, second = model(), model()
     kinds = (LlamaCppPrepared, MlxPrepared, VllmPrepared)
-    prepared = [one.prepared(kind) for kind in kinds]
+    prepared = [first.prepared(kind) for kind in kinds]
     assert [type(result) for result in prepared] == list(kinds)
-    assert [one.prepared(kind) for kind in kinds] == prepared
-    assert all(other.prepared(kind) not in prepared for kind in kinds)
+    assert [first.prepared(kind) for kind in kinds] == prepared
+    assert all(second.prepared(kind) not in prepared for kind in kinds)
 
 
-def test_forget_frees_what_was_prepared() -> None:
+def test_forget_frees_prepared_objects() -> None:
     result = model()
     bill = estimate(result, Load(context_tokens=4096), LlamaCppSetup())
     freed = weakref.ref(prepare(result))

@@ -1,4 +1,4 @@
-"""What is added up over a tensor directory: roles, working weights, tied embeddings, what a sequence holds."""
+"""inspect_model: roles of tensors, active weights, tied embeddings, and the size of caches."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_blocks_after_the_last_layer_are_mtp() -> None:
     assert set(roles_of([tensor(name) for name in names], layers=61)) == {Role.MTP}
 
 
-def test_roles_of_many_names_are_fast() -> None:
-    """A real file has a few hundred shapes of names; one made to be slow has as many as tensors.
+def test_roles_of_many_names_take_linear_time() -> None:
+    """A real file has a few hundred patterns of names, a malicious one as many as tensors.
 
-    Twice as many are twice as much work, and not four times.
+    Twice as many must take about twice the work, not four times.
     """
     letters = "abcdefghijklmnopqrstuvwxyz"
 
@@ -112,7 +112,7 @@ def test_active_weights_exclude_idle_experts_mtp_and_towers(name: str, tmp_path:
         "model.embed_tokens.weight": [10, 8],
         "visual.patch.weight": [6, 6],
     }
-    for layer in (0, 1, 2):  # layer 2 predicts
+    for layer in (0, 1, 2):  # layer 2 is an MTP block
         if "{e}" in name:
             shapes |= {f"model.layers.{layer}.{name.format(e=e)}": [4, 8] for e in range(4)}
         else:
@@ -141,20 +141,22 @@ def test_active_weights_are_unknown_if_experts_are_not_recognised(tmp_path: Path
         ("false", ["lm_head.weight"], False),
     ],
 )
-def test_tied_embeddings(stated: object, names: list[str], tied: bool, tmp_path: Path) -> None:  # noqa: FBT001
+def test_tied_embeddings_of_config_and_tensor_names(
+    stated: object, names: list[str], tmp_path: Path, *, tied: bool
+) -> None:
     config = MOE if stated is None else {**MOE, "tie_word_embeddings": stated}
     inspection = inspect_model(write_model(tmp_path, config, {name: [10, 8] for name in names}))
     assert inspection.geometry is not None
     assert inspection.geometry.tied_embeddings is tied
 
 
-def test_full_context_bytes_are_streams_and_states() -> None:
+def test_full_context_bytes_of_full_and_sliding_layers() -> None:
     inspection = inspect_model("sample:gemma-3-27b")
     full, sliding = 10 * 2 * 16 * 128, 52 * 2 * 16 * 128
     assert inspection.full_context_bytes == 2 * (131_072 * full + 1_024 * sliding)
 
 
-def test_state_bytes_do_not_depend_on_the_context(tmp_path: Path) -> None:
+def test_full_context_bytes_of_a_mamba_model_are_its_states(tmp_path: Path) -> None:
     config = {
         **MOE,
         "model_type": "mamba2",
@@ -184,31 +186,31 @@ def test_projections_of_recurrent_layers_are_not_attention() -> None:
     assert roles == (Role.RECURRENT, Role.ATTENTION, Role.RECURRENT)
 
 
-def test_inspect_model_accepts_a_path_object(tmp_path: Path) -> None:
+def test_inspect_model_accepts_a_path_and_has_a_short_repr(tmp_path: Path) -> None:
     write_model(tmp_path, MOE, {"model.embed_tokens.weight": [10, 8]})
     assert inspect_model(tmp_path).header.tensor_count == 1
     assert len(repr(inspect_model(tmp_path))) < 1_000
 
 
-def test_parameters_stated_by_the_index_are_used(tmp_path: Path) -> None:
+def test_parameters_stated_by_the_index_count_until_tensors_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**MOE, "vocab_size": None}))
     index = {
         "metadata": {"total_size": 8, "total_parameters": 744},
         "weight_map": {"a": "model.safetensors"},
     }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    write = tensors_header({"a": ("F16", [4], 8)}) + bytes(8)
-    (tmp_path / "model.safetensors").write_bytes(write)
-    light = inspect_model(tmp_path, depth=Depth.ARCHITECTURE).weights
-    assert light is not None
-    assert (light.total, light.basis) == (744, Basis.EXACT)
-    assert (light.active, light.active_basis) == (None, Basis.MODELLED)
-    whole = inspect_model(tmp_path).weights
-    assert whole is not None
-    assert whole.total == 4
+    data = tensors_header({"a": ("F16", [4], 8)}) + bytes(8)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    architecture = inspect_model(tmp_path, depth=Depth.ARCHITECTURE).weights
+    assert architecture is not None
+    assert (architecture.total, architecture.basis) == (744, Basis.EXACT)
+    assert (architecture.active, architecture.active_basis) == (None, Basis.MODELLED)
+    weights = inspect_model(tmp_path).weights
+    assert weights is not None
+    assert weights.total == 4
 
 
-def test_window_wider_than_the_context_is_limited_by_it(tmp_path: Path) -> None:
+def test_window_wider_than_the_context_is_limited_to_the_context(tmp_path: Path) -> None:
     config = {**MOE, "model_type": "mistral", "sliding_window": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = inspection_text(inspect_model(tmp_path))
@@ -216,7 +218,7 @@ def test_window_wider_than_the_context_is_limited_by_it(tmp_path: Path) -> None:
     assert "at most 2.00 KiB" in text  # 64 tokens x 2 layers x (4 + 4) elements x 2 bytes
 
 
-def test_pooling_of_an_encoder() -> None:
+def test_inspection_text_names_the_pooling_of_an_encoder() -> None:
     index = next(i for i, m in enumerate(models()) if m["model"] == "all-minilm-l6-v2")
     files = gguf_files(
         "minilm",
