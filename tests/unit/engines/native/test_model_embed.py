@@ -1,4 +1,4 @@
-"""Headers that are no embedding model, or one that would be computed wrongly: each has its error."""
+"""read_model of embedding models: each header that the encoder cannot compute correctly has its own error."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Tensor
 
 
-def header_of(tmp_path: Path, architecture: str, **wishes: Any) -> FileHeader:
-    path = write_model(tmp_path / "model.gguf", architecture, **wishes)
+def header_of(tmp_path: Path, architecture: str, **shape: Any) -> FileHeader:
+    path = write_model(tmp_path / "model.gguf", architecture, **shape)
     with WeightFile(path, Limits()) as file:
         return scan_header(file)
 
 
 def with_keys(header: FileHeader, **keys: Any) -> FileHeader:
-    """The header with other keys; None removes one. head_count=3 -> {architecture}.head_count."""
+    """The header with other keys; None removes a key. head_count=3 -> {architecture}.head_count."""
     name = header.keys["general.architecture"]
     changed = {f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()}
-    kept = {**header.keys, **changed}
-    return replace(header, keys={key: value for key, value in kept.items() if value is not None})
+    merged = {**header.keys, **changed}
+    return replace(header, keys={key: value for key, value in merged.items() if value is not None})
 
 
-def holding(header: FileHeader, name: str, shape: tuple[int, ...] | None) -> FileHeader:
-    """The same with a tensor of that shape; None takes it away."""
+def with_tensor(header: FileHeader, name: str, shape: tuple[int, ...] | None) -> FileHeader:
+    """The header with a tensor of that shape; None removes the tensor."""
     tensors = dict(header.tensors)
     if shape is None:
         del tensors[name]
@@ -53,7 +53,7 @@ def holding(header: FileHeader, name: str, shape: tuple[int, ...] | None) -> Fil
     [family for family in FAMILIES if ModelUse.EMBED in family.uses],
     ids=lambda family: family.architecture,
 )
-def test_every_family_has_a_model(family: Any, tmp_path: Path) -> None:
+def test_read_model_of_every_family(family: Any, tmp_path: Path) -> None:
     model = read_model(header_of(tmp_path, family.architecture))
     assert model.family is family
     assert model.causal is family.causal
@@ -62,7 +62,7 @@ def test_every_family_has_a_model(family: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "t5", None, 7, "nomic-bert-moe", "x" * 500])
-def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_path: Path) -> None:
+def test_read_model_lists_the_known_architectures(architecture: Any, tmp_path: Path) -> None:
     header = header_of(tmp_path, "bert")
     changed = replace(header, keys={**header.keys, "general.architecture": architecture})
     with pytest.raises(
@@ -125,7 +125,9 @@ def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_
         ("context_length", None, "context_length is missing"),
     ],
 )
-def test_keys_that_lie_or_ask_for_more(key: str, value: Any, message: str, tmp_path: Path) -> None:
+def test_read_model_refuses_invalid_or_unsupported_keys(
+    key: str, value: Any, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(HeaderError, match=message):
         read_model(with_keys(header_of(tmp_path, "qwen2"), **{key: value}))
 
@@ -142,12 +144,12 @@ def test_keys_that_lie_or_ask_for_more(key: str, value: Any, message: str, tmp_p
         ("something_new", 3),
     ],
 )
-def test_keys_that_change_nothing(key: str, value: Any, tmp_path: Path) -> None:
+def test_read_model_accepts_keys_without_effect(key: str, value: Any, tmp_path: Path) -> None:
     read_model(with_keys(header_of(tmp_path, "qwen2"), **{key: value}))
 
 
 @pytest.mark.parametrize("name", ["ext_factor", "attn_factor", "beta_fast", "beta_slow"])
-def test_yarn_numbers_that_engines_disagree_about(name: str, tmp_path: Path) -> None:
+def test_read_model_refuses_unusual_yarn_numbers(name: str, tmp_path: Path) -> None:
     yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
     usual = {"ext_factor": 1.0, "attn_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
     header = with_keys(header_of(tmp_path, "qwen2"), **yarn)
@@ -159,27 +161,27 @@ def test_yarn_numbers_that_engines_disagree_about(name: str, tmp_path: Path) -> 
 # --- tensors
 
 
-def test_missing_tensors_are_named_but_not_all(tmp_path: Path) -> None:
+def test_read_model_names_some_of_the_missing_tensors(tmp_path: Path) -> None:
     header = header_of(tmp_path, "bert")
-    one = holding(header, "blk.1.ffn_up.weight", None)
+    without_weight = with_tensor(header, "blk.1.ffn_up.weight", None)
     with pytest.raises(WeightsError, match=r"1 tensors are missing, .*: 'blk.1.ffn_up.weight'$"):
-        read_model(holding(one, "blk.1.ffn_up.bias", None))
-    none = replace(header, tensors={"token_embd.weight": header.tensors["token_embd.weight"]})
+        read_model(with_tensor(without_weight, "blk.1.ffn_up.bias", None))
+    only_table = replace(header, tensors={"token_embd.weight": header.tensors["token_embd.weight"]})
     with pytest.raises(WeightsError, match=r"not an embedding model of .* and 27 more") as caught:
-        read_model(none)
+        read_model(only_table)
     assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("name", ["attn_q", "attn_k", "attn_v"])
-def test_half_of_the_attention_is_not_enough(name: str, tmp_path: Path) -> None:
+def test_read_model_names_a_missing_attention_matrix(name: str, tmp_path: Path) -> None:
     header = header_of(tmp_path, "llama")
     with pytest.raises(WeightsError, match=f"'blk.2.{name}.weight'"):
-        read_model(holding(header, f"blk.2.{name}.weight", None))
+        read_model(with_tensor(header, f"blk.2.{name}.weight", None))
 
 
-def test_chat_model_without_a_table_is_refused(tmp_path: Path) -> None:
+def test_read_model_refuses_a_model_without_token_table(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"token_embd.weight is missing"):
-        read_model(holding(header_of(tmp_path, "llama"), "token_embd.weight", None))
+        read_model(with_tensor(header_of(tmp_path, "llama"), "token_embd.weight", None))
 
 
 @pytest.mark.parametrize(
@@ -198,14 +200,14 @@ def test_chat_model_without_a_table_is_refused(tmp_path: Path) -> None:
         "mm.0.weight",
     ],
 )
-def test_model_refuses_tensors_it_would_ignore(name: str, tmp_path: Path) -> None:
+def test_read_model_refuses_tensors_it_would_ignore(name: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=name):
-        read_model(holding(header_of(tmp_path, "qwen2"), name, (256,)))
+        read_model(with_tensor(header_of(tmp_path, "qwen2"), name, (256,)))
 
 
 @pytest.mark.parametrize("name", ["output.weight", "cls.weight", "cls.output.weight"])
-def test_model_accepts_tensors_of_other_uses(name: str, tmp_path: Path) -> None:
-    read_model(holding(header_of(tmp_path, "qwen2"), name, (1, 2)))
+def test_read_model_accepts_output_tensors(name: str, tmp_path: Path) -> None:
+    read_model(with_tensor(header_of(tmp_path, "qwen2"), name, (1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -221,44 +223,48 @@ def test_model_accepts_tensors_of_other_uses(name: str, tmp_path: Path) -> None:
         ("token_embd.weight", (97, 255)),
     ],
 )
-def test_wrong_shapes_are_named(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_read_model_names_a_tensor_of_the_wrong_shape(
+    name: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
     with pytest.raises(WeightsError, match=f"'{name}' has the shape"):
-        read_model(holding(header_of(tmp_path, "qwen2"), name, shape))
+        read_model(with_tensor(header_of(tmp_path, "qwen2"), name, shape))
 
 
 @pytest.mark.parametrize("shape", [(256,), (0, 256), (2**40, 256), (3, 97, 256)])
-def test_a_table_of_tokens_has_a_row_for_each(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_read_model_refuses_a_token_table_of_the_wrong_shape(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
     with pytest.raises(WeightsError, match=r"token_embd.weight has the shape"):
-        read_model(holding(header_of(tmp_path, "qwen2"), "token_embd.weight", shape))
+        read_model(with_tensor(header_of(tmp_path, "qwen2"), "token_embd.weight", shape))
 
 
-def test_layers_are_built_alike(tmp_path: Path) -> None:
-    header = holding(header_of(tmp_path, "qwen2"), "blk.1.attn_q.bias", None)
+def test_read_model_refuses_layers_with_different_tensors(tmp_path: Path) -> None:
+    header = with_tensor(header_of(tmp_path, "qwen2"), "blk.1.attn_q.bias", None)
     with pytest.raises(
         WeightsError, match=r"layer 1 differs from layer 0 in its tensors: 'attn_q.bias'"
     ):
         read_model(header)
 
 
-def test_a_gate_stands_in_one_place(tmp_path: Path) -> None:
+def test_read_model_refuses_a_gate_next_to_a_combined_one(tmp_path: Path) -> None:
     header = header_of(tmp_path, "jina-bert-v2", joined_gate=True, layers=1)
     with pytest.raises(WeightsError, match="gate and up combined"):
-        read_model(holding(header, "blk.0.ffn_gate.weight", (512, 256)))
+        read_model(with_tensor(header, "blk.0.ffn_gate.weight", (512, 256)))
 
 
-def test_a_bias_is_as_long_as_its_weight(tmp_path: Path) -> None:
+def test_read_model_refuses_a_bias_of_another_length(tmp_path: Path) -> None:
     header = header_of(tmp_path, "jina-bert-v2", joined_gate=True, layers=1)
     with pytest.raises(WeightsError, match=r"ffn_up.bias and its weight have different lengths"):
-        read_model(holding(header, "blk.0.ffn_up.bias", (512,)))
+        read_model(with_tensor(header, "blk.0.ffn_up.bias", (512,)))
 
 
-def test_limits_name_themselves(tmp_path: Path) -> None:
+def test_read_model_error_has_the_limit(tmp_path: Path) -> None:
     with pytest.raises(HeaderLimitError) as caught:
         read_model(with_keys(header_of(tmp_path, "qwen2"), block_count=10**18))
     assert caught.value.limit == 512
 
 
-def test_slopes_are_those_of_the_paper() -> None:
+def test_alibi_slopes_equal_the_paper() -> None:
     assert alibi_slopes(8) == [2.0**-n for n in range(1, 9)]
     assert alibi_slopes(12) == [
         *(2.0**-n for n in range(1, 9)),
@@ -267,7 +273,7 @@ def test_slopes_are_those_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "jina-bert-v2"])
-def test_an_encoder_that_claims_to_be_causal(tmp_path: Path, architecture: str) -> None:
+def test_read_model_refuses_a_causal_encoder(tmp_path: Path, architecture: str) -> None:
     path = write_model(tmp_path / "m.gguf", architecture, causal=True)
     with (
         pytest.raises(HeaderError, match="both directions"),
@@ -276,7 +282,7 @@ def test_an_encoder_that_claims_to_be_causal(tmp_path: Path, architecture: str) 
         read_model(scan_header(file))
 
 
-def test_vectors_of_another_width(tmp_path: Path) -> None:
+def test_read_model_refuses_another_output_width(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", "qwen2", keys={"qwen2.embedding_length_out": 128})
     with (
         pytest.raises(HeaderError, match="embedding_length_out"),

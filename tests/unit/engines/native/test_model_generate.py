@@ -1,4 +1,4 @@
-"""Headers of models that generate: windows, turns and scales as llama.cpp has them, and what is refused."""
+"""stream_model of generating models: windows, rotary bases and scales as in llama.cpp, and what is refused."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ def recorded(name: str) -> Model:
 
 
 def with_keys(model: Model, **keys: Any) -> Model:
-    """The same with other keys of its architecture; None takes one away. rope__freq_base -> {architecture}.rope.freq_base."""
+    """The model with other keys; None removes a key. rope__freq_base -> {architecture}.rope.freq_base."""
     name = model.header.keys["general.architecture"]
     changed = {f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()}
-    kept = {**model.header.keys, **changed}
+    merged = {**model.header.keys, **changed}
     header = replace(
-        model.header, keys={key: value for key, value in kept.items() if value is not None}
+        model.header, keys={key: value for key, value in merged.items() if value is not None}
     )
     return Model(header=header, geometry=model.geometry)
 
 
 def with_tensor(model: Model, name: str, kind: str, *shape: int) -> Model:
-    """The same with a tensor more, or with another of its name."""
-    own = by_name(kind)
-    size = own.row_bytes(math.prod(shape))
-    more = Tensor(name=name, type=own, shape=shape, size_bytes=size, offset=0)
+    """The model with a tensor added or replaced."""
+    tensor_type = by_name(kind)
+    size = tensor_type.row_bytes(math.prod(shape))
+    tensor = Tensor(name=name, type=tensor_type, shape=shape, size_bytes=size, offset=0)
     others = tuple(item for item in model.header.tensors or () if item.name != name)
-    header = replace(model.header, tensors=(*others, more))
+    header = replace(model.header, tensors=(*others, tensor))
     return Model(header=header, geometry=model.geometry)
 
 
-def test_the_engine_has_a_name_and_our_own_version() -> None:
+def test_stream_engine_version_is_that_of_edgekit() -> None:
     engine = engine_named("built-in")
     shown = f"{engine.name} {engine.version(engine.default_setup())}"
     assert shown == f"stream {edgekit.__version__}"
 
 
 @pytest.mark.parametrize("name", ["stream", "edgekit", "built-in", "builtin", "Streaming"])
-def test_other_names_of_it(name: str) -> None:
+def test_stream_engine_has_other_names(name: str) -> None:
     assert engine_name(name) == "stream"
 
 
-def test_who_generates_and_who_embeds() -> None:
+def test_families_for_generating_and_embedding() -> None:
     assert set(families_for(ModelUse.GENERATE)) == {"llama", "qwen2", "qwen3", "gemma3"}
     assert "gemma3" not in families_for(ModelUse.EMBED)
     assert {"bert", "nomic-bert", "jina-bert-v2"}.isdisjoint(families_for(ModelUse.GENERATE))
@@ -76,7 +76,7 @@ def test_who_generates_and_who_embeds() -> None:
 # --- gemma3
 
 
-def test_of_six_layers_of_gemma_the_last_sees_all() -> None:
+def test_gemma3_1b_windows_rope_and_scales() -> None:
     model = stream_model(recorded("gemma-3-1b"))
     assert model.windows == tuple(None if place % 6 == 5 else 512 for place in range(26))
     assert model.rope is not None
@@ -87,7 +87,7 @@ def test_of_six_layers_of_gemma_the_last_sees_all() -> None:
     assert model.query_scale == 1 / math.sqrt(256)
 
 
-def test_scores_of_the_27b_are_scaled_by_another_number() -> None:
+def test_gemma3_27b_query_scale_and_rope_scaling() -> None:
     model = stream_model(recorded("gemma-3-27b"))
     assert model.query_scale == 1 / math.sqrt(5376 // 32)
     assert model.dimensions.head_dim == 128
@@ -100,30 +100,30 @@ def test_scores_of_the_27b_are_scaled_by_another_number() -> None:
     ("period", "full"),
     [(None, {5, 11, 17, 23}), (4, set(range(3, 26, 4))), (1, set(range(26))), (0, set())],
 )
-def test_the_period_of_windows(period: int | None, full: set[int]) -> None:
-    """set_swa_pattern: 1 leaves every layer its whole sight, 0 none."""
+def test_gemma3_window_period(period: int | None, full: set[int]) -> None:
+    """llama.cpp's set_swa_pattern: with 1 no layer has a window, with 0 all have one."""
     header = with_keys(recorded("gemma-3-1b"), attention__sliding_window_pattern=period)
     windows = stream_model(header).windows
-    assert {place for place, window in enumerate(windows) if window is None} == full
+    assert {layer for layer, window in enumerate(windows) if window is None} == full
 
 
-def test_window_list_must_match_the_period() -> None:
+def test_gemma3_window_list_must_match_the_period() -> None:
     model = recorded("gemma-3-1b")
     usual = tuple(place % 6 < 5 for place in range(26))
-    same = with_keys(model, attention__sliding_window_pattern=usual)
-    assert stream_model(same).windows == stream_model(model).windows
+    equal = with_keys(model, attention__sliding_window_pattern=usual)
+    assert stream_model(equal).windows == stream_model(model).windows
     other = with_keys(model, attention__sliding_window_pattern=(True,) * 26)
     with pytest.raises(RefusedError, match="one full layer in every 6"):
         stream_model(other)
 
 
-def test_gemma_without_windows_turns_every_layer_alike() -> None:
+def test_gemma3_without_windows_has_one_rotary_base() -> None:
     model = stream_model(with_keys(recorded("gemma-3-1b"), attention__sliding_window=0))
     assert set(model.windows) == {None}
     assert model.local_rope is None
 
 
-def test_a_base_for_the_layers_with_a_window() -> None:
+def test_gemma3_rotary_base_of_sliding_layers() -> None:
     model = stream_model(with_keys(recorded("gemma-3-1b"), rope__freq_base_swa=5000.0))
     assert model.local_rope is not None
     assert model.local_rope.base == 5000.0
@@ -145,18 +145,16 @@ def test_a_base_for_the_layers_with_a_window() -> None:
         ({"attn_logit_softcapping": 50.0}, "the built-in engine does not support"),
     ],
 )
-def test_model_refuses_keys_that_would_change_the_result(
-    keys: dict[str, Any], message: str
-) -> None:
+def test_gemma3_refuses_unsupported_keys(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         stream_model(with_keys(recorded("gemma-3-1b"), **keys))
 
 
-def test_softcapping_of_zero_is_off() -> None:
+def test_gemma3_accepts_softcapping_of_zero() -> None:
     stream_model(with_keys(recorded("gemma-3-1b"), final_logit_softcapping=0.0, logit_scale=1.0))
 
 
-# --- the others
+# --- other families
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b-v0.1"])
@@ -168,15 +166,15 @@ def test_other_families_ignore_window_keys(name: str) -> None:
     assert model.query_scale == 1 / math.sqrt(model.dimensions.head_dim)
 
 
-def test_keys_of_windows_are_for_families_that_have_them() -> None:
+def test_llama_refuses_a_rotary_base_of_sliding_layers() -> None:
     with pytest.raises(RefusedError, match=r"rope.freq_base_swa"):
         stream_model(with_keys(recorded("llama-3.1-8b"), rope__freq_base_swa=10_000.0))
 
 
-# --- the head
+# --- the output matrix
 
 
-def test_a_head_of_its_own_is_a_matrix_after_the_layers() -> None:
+def test_output_matrix_comes_after_the_layers() -> None:
     model = stream_model(recorded("llama-3.1-8b"))
     assert "output.weight" in model.outside
     assert [tensor.name for tensor in matrices(model)][-2:] == [
@@ -185,36 +183,36 @@ def test_a_head_of_its_own_is_a_matrix_after_the_layers() -> None:
     ]
 
 
-def test_without_one_the_embedding_serves() -> None:
+def test_tied_output_uses_the_token_table() -> None:
     model = stream_model(recorded("gemma-3-1b"))
     assert "output.weight" not in model.outside
     assert [tensor.name for tensor in matrices(model)].count("token_embd.weight") == 1
 
 
-def test_the_bias_of_a_head_is_held() -> None:
+def test_output_bias_is_kept_in_memory() -> None:
     model = with_tensor(recorded("qwen2.5-7b"), "output.bias", "F32", 152_064)
     assert "output.bias" in {tensor.name for tensor in vectors(stream_model(model))}
-    less = estimate(recorded("qwen2.5-7b"), Load(context_tokens=64), SETUP)
-    more = estimate(model, Load(context_tokens=64), SETUP)
-    assert more.weights_bytes - less.weights_bytes == 152_064 * 4
+    without_bias = estimate(recorded("qwen2.5-7b"), Load(context_tokens=64), SETUP)
+    with_bias = estimate(model, Load(context_tokens=64), SETUP)
+    assert with_bias.weights_bytes - without_bias.weights_bytes == 152_064 * 4
 
 
-def test_a_head_of_another_size_does_not_belong_there() -> None:
+def test_output_matrix_of_another_size_is_refused() -> None:
     model = with_tensor(recorded("llama-3.1-8b"), "output.weight", "F32", 1000, 4096)
     with pytest.raises(RefusedError, match=r"'output.weight' has the shape 1000 x 4096"):
         stream_model(model)
 
 
-def test_an_unknown_tensor_is_not_passed_over() -> None:
+def test_unknown_tensor_is_refused() -> None:
     with pytest.raises(RefusedError, match=r"'dense_2.weight'"):
         stream_model(with_tensor(recorded("gemma-3-1b"), "dense_2.weight", "F32", 3072, 1152))
 
 
-# --- files that are not for it
+# --- unsupported files
 
 
 @pytest.mark.parametrize("name", ["gemma-2-2b", "qwen3-30b-a3b", "mamba-2.8b", "starcoder2-3b"])
-def test_another_family_names_the_table_and_the_other_engine(name: str) -> None:
+def test_unsupported_family_error_suggests_llamacpp(name: str) -> None:
     with pytest.raises(
         UnknownArchitectureError,
         match=r"use engine llama.cpp, or add a row to engines/native/families.py",
@@ -222,13 +220,13 @@ def test_another_family_names_the_table_and_the_other_engine(name: str) -> None:
         estimate(recorded(name), Load(), SETUP)
 
 
-def test_experts_are_refused() -> None:
+def test_mixture_of_experts_is_refused() -> None:
     with pytest.raises(RefusedError, match=r"llama.expert_count"):
         estimate(recorded("mixtral-8x7b"), Load(), SETUP)
 
 
-def changed(model: Model, **header: Any) -> Model:
-    return Model(header=replace(model.header, **header), geometry=model.geometry)
+def with_header(model: Model, **fields: Any) -> Model:
+    return Model(header=replace(model.header, **fields), geometry=model.geometry)
 
 
 @pytest.mark.parametrize(
@@ -238,34 +236,34 @@ def changed(model: Model, **header: Any) -> Model:
         ({"tensors": None}, HeaderError, "read the whole header"),
     ],
 )
-def test_model_refuses_unsupported_files(
+def test_big_endian_or_partial_header_is_refused(
     header: dict[str, Any], kind: type[EdgekitError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        estimate(changed(recorded("llama-3.1-8b"), **header), Load(), SETUP)
+        estimate(with_header(recorded("llama-3.1-8b"), **header), Load(), SETUP)
 
 
-def test_shards_are_joined_first() -> None:
+def test_shards_are_refused() -> None:
     model = recorded("llama-3.1-8b")
     keys = {**model.header.keys, "split.count": 3}
     with pytest.raises(RefusedError, match="llama-gguf-split --merge"):
-        estimate(changed(model, keys=keys), Load(), SETUP)
+        estimate(with_header(model, keys=keys), Load(), SETUP)
 
 
-def test_other_formats() -> None:
+def test_config_without_gguf_is_refused() -> None:
     model = Model(header=config_header({}), geometry=recorded("llama-3.1-8b").geometry)
     with pytest.raises(RefusedError, match="reads GGUF files"):
         estimate(model, Load(), SETUP)
 
 
-def test_a_file_that_says_nothing() -> None:
+def test_header_without_architecture_is_refused() -> None:
     header = replace(gguf_header({}), tensors=())
     model = Model(header=header, geometry=recorded("llama-3.1-8b").geometry)
     with pytest.raises(UnknownArchitectureError, match="architecture None"):
         estimate(model, Load(), SETUP)
 
 
-def test_model_refuses_unknown_weight_types() -> None:
+def test_unsupported_weight_type_is_refused() -> None:
     model = with_tensor(recorded("llama-3.1-8b"), "blk.3.ffn_up.weight", "NVFP4", 14336, 4096)
     with pytest.raises(UnknownDtypeError, match=r"tensor blk.3.ffn_up.weight: .* NVFP4"):
         estimate(model, Load(), SETUP)

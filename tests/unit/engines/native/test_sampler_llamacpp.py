@@ -1,4 +1,4 @@
-"""Kept tokens and their probabilities beside real llama.cpp's, from the logits of a random model."""
+"""Sampler compared with llama.cpp itself: candidates and probabilities from the logits of a random model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgekit.engines.native.sampler import Sampler
 
 PROMPT = [1, 300, 310, 320, 310, 400]
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-WAYS: tuple[dict[str, Any], ...] = (
+SAMPLINGS: tuple[dict[str, Any], ...] = (
     OFF,
     {},
     OFF | {"top_k": 7},
@@ -32,15 +32,15 @@ WAYS: tuple[dict[str, Any], ...] = (
     OFF | {"repeat_penalty": 1.5},
     OFF | {"repeat_penalty": 1.5, "repeat_last": 3, "top_k": 40},
 )
-FIELDS = {"repeat_last": "repeat_last_n"}
+LLAMACPP_NAMES = {"repeat_last": "repeat_last_n"}
 
 
 @cache
 def replies(path: Path) -> tuple[NDArray[np.float32], list[dict[int, float]]]:
-    """Logits less a number that is the same for all, and what is left of the tokens each way."""
+    """The logits (minus an unknown constant), and for each sampling the candidates with their probabilities."""
     vocabulary = sentencepiece()
     write_model(path, "llama", kind="F32", layers=1, width=64, inner=64, heads=2, kv_heads=2, head_dim=32, spread=0.3)  # fmt: skip
-    # One byte of a letter is not told of: such a token must not come.
+    # The server omits tokens that are only part of a character, so they are banned.
     banned = [number for number, kind in enumerate(vocabulary.types) if kind == BYTE]
     common = {
         "prompt": PROMPT,
@@ -50,51 +50,57 @@ def replies(path: Path) -> tuple[NDArray[np.float32], list[dict[int, float]]]:
         "seed": 3,
     }
     requests = [
-        {FIELDS.get(field, field): value for field, value in placement.items()}
+        {LLAMACPP_NAMES.get(field, field): value for field, value in sampling.items()}
         | {"post_sampling_probs": True}
-        for placement in WAYS
+        for sampling in SAMPLINGS
     ]
-    told = llamacpp_replies(path, [("/completion", common | more) for more in ({}, *requests)])
-    chances = [reply["completion_probabilities"][0] for reply in told]
+    responses = llamacpp_replies(path, [("/completion", common | more) for more in ({}, *requests)])
+    probabilities_of = [reply["completion_probabilities"][0] for reply in responses]
     logits = np.full(len(vocabulary.tokens), -np.inf, np.float32)
-    for top_logprob in chances[0]["top_logprobs"]:
+    for top_logprob in probabilities_of[0]["top_logprobs"]:
         logits[top_logprob["id"]] = top_logprob["logprob"]
     logits[banned] = -np.inf
     return logits, [
-        {top_prob["id"]: top_prob["prob"] for top_prob in row["top_probs"]} for row in chances[1:]
+        {top_prob["id"]: top_prob["prob"] for top_prob in row["top_probs"]}
+        for row in probabilities_of[1:]
     ]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def llamacpp_results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("xllamacpp")
     return replies(tmp_path_factory.mktemp("sampling") / "model.gguf")
 
 
-def shift_of(logits: NDArray[np.float32], theirs: dict[int, float], penalty: float) -> float:
-    """What the server leaves out of its logits: only a penalty shows it. A token that was likely tells how far it fell,
-    which is a half of a logit below 0 or a third of one above; all others confirm it.
+def shift_of(logits: NDArray[np.float32], expected: dict[int, float], penalty: float) -> float:
+    """The constant that the server subtracts from its logits, found from the effect of the repeat penalty.
+
+    With a penalty of 1.5 a repeated token loses a half of a logit below 0, or a third of one above.
     """
     seen, other = PROMPT[-1], 500
-    fell = float(logits[seen] - logits[other]) - math.log(theirs[seen] / theirs[other])
-    below, above = -fell / (penalty - 1), fell / (1 - 1 / penalty)
+    drop = float(logits[seen] - logits[other]) - math.log(expected[seen] / expected[other])
+    below, above = -drop / (penalty - 1), drop / (1 - 1 / penalty)
     unlikely = PROMPT[1]
-    rose = float(logits[unlikely] - logits[other]) - math.log(theirs[unlikely] / theirs[other])
-    logit = below if rose > fell else above  # below 0 the unlikely one falls further
+    unlikely_drop = float(logits[unlikely] - logits[other]) - math.log(
+        expected[unlikely] / expected[other]
+    )
+    logit = below if unlikely_drop > drop else above  # below 0 the unlikely token drops further
     return logit - float(logits[seen])
 
 
-@pytest.mark.parametrize("number", range(len(WAYS)), ids=[str(placement) for placement in WAYS])
-def test_llama_cpp_keeps_the_same_tokens(told: Any, number: int) -> None:
-    logits, rows = told
-    placement, theirs = WAYS[number], rows[number]
-    if penalty := placement.get("repeat_penalty"):
-        row = rows[WAYS.index(OFF | {"repeat_penalty": penalty})]
+@pytest.mark.parametrize(
+    "number", range(len(SAMPLINGS)), ids=[str(sampling) for sampling in SAMPLINGS]
+)
+def test_sampler_candidates_equal_llamacpp(llamacpp_results: Any, number: int) -> None:
+    logits, rows = llamacpp_results
+    sampling, expected = SAMPLINGS[number], rows[number]
+    if penalty := sampling.get("repeat_penalty"):
+        row = rows[SAMPLINGS.index(OFF | {"repeat_penalty": penalty})]
         logits = logits + np.float32(shift_of(logits, row, penalty))
-    sampler = Sampler(Sampling(**placement, seed=1), len(logits))
+    sampler = Sampler(Sampling(**sampling, seed=1), len(logits))
     for token in PROMPT:
         sampler.accept(token)
-    ours = probabilities(sampler, logits)
-    assert set(ours) == set(theirs)
-    for token, share in ours.items():
-        assert share == pytest.approx(theirs[token], rel=2e-4, abs=1e-7)
+    actual = probabilities(sampler, logits)
+    assert set(actual) == set(expected)
+    for token, share in actual.items():
+        assert share == pytest.approx(expected[token], rel=2e-4, abs=1e-7)

@@ -1,4 +1,4 @@
-"""What one token of 262,144 allocates: a table of what is allowed, measured."""
+"""Memory that Sampler allocates per token, with a vocabulary of 262,144 tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 FLAT, PEAKED = 0.01, 4.0
 OBJECTS_BYTES = 4 * KIB  # Python's own: frames, numbers, views
 
-# What may be allocated for one token, and what is allowed for it: categorical nothing, top-k 8 KB up to 1,024
-# tokens, top-p one vector of 2 MB. None grows with the vocabulary.
+# Sampling, deviation of the logits, bytes allowed per token. Categorical sampling needs nothing, top-k up to 1,024
+# tokens needs 8 KiB, top-p and larger top-k need 512 KiB.
 TABLE: dict[str, tuple[dict[str, Any], float, int]] = {
     "greedy": ({"temperature": 0.0}, FLAT, 0),
     "categorical": (OFF, FLAT, 0),
@@ -47,7 +47,7 @@ def logits_of(vocabulary: int, deviation: float) -> NDArray[np.float32]:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most that was allocated at once while it ran, beyond what was there before."""
+    """The peak of what `work` allocates."""
     tracemalloc.start()
     try:
         begin, _ = tracemalloc.get_traced_memory()
@@ -63,20 +63,20 @@ def token_bytes(vocabulary: int, changes: dict[str, Any], deviation: float) -> i
     sampler = Sampler(Sampling(**changes, seed=1), vocabulary)
     for token in range(64):
         sampler.accept(token)
-    sampler.sample(logits)  # what numpy and Python keep from the first call on
+    sampler.sample(logits)  # allocate what numpy and Python keep after the first call
     return peak_bytes(lambda: sampler.sample(logits))
 
 
 @pytest.mark.parametrize("row", TABLE)
-def test_a_token_allocates_no_more_than_the_table_says(row: str) -> None:
+def test_sampler_allocates_no_more_per_token_than_the_table(row: str) -> None:
     changes, deviation, allowed_bytes = TABLE[row]
     result = token_bytes(VOCABULARY, changes, deviation)
     assert result <= allowed_bytes + OBJECTS_BYTES
     assert result <= token_bytes(SMALL, changes, deviation) + allowed_bytes // 8 + OBJECTS_BYTES
 
 
-def test_the_measure_sees_what_numpy_allocates() -> None:
-    """A plain version holds several vectors of the vocabulary's length."""
+def test_peak_bytes_includes_numpy_arrays() -> None:
+    """A plain implementation holds several vectors of the vocabulary's size."""
     logits = logits_of(VOCABULARY, FLAT)
 
     def plain() -> None:
@@ -87,25 +87,25 @@ def test_the_measure_sees_what_numpy_allocates() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 32_000, 128_256, VOCABULARY, VOCABULARY + 1])
-def test_a_sampler_allocates_what_the_bill_says(vocabulary: int) -> None:
+def test_sampler_arrays_equal_sampler_bytes(vocabulary: int) -> None:
     chooser = Sampler(Sampling(), vocabulary)._chooser
     arrays = [array for array in vars(chooser).values() if isinstance(array, np.ndarray)]
     assert sum(array.nbytes for array in arrays) == sampler_bytes(vocabulary)
-    made = peak_bytes(lambda: Sampler(Sampling(seed=1), vocabulary))
-    assert sampler_bytes(vocabulary) <= made <= sampler_bytes(vocabulary) + 16 * KIB
+    peak = peak_bytes(lambda: Sampler(Sampling(seed=1), vocabulary))
+    assert sampler_bytes(vocabulary) <= peak <= sampler_bytes(vocabulary) + 16 * KIB
 
 
-def test_the_workspace_is_a_sixth_of_one_vector_of_pairs() -> None:
-    """Where a sorted copy of the vocabulary would be 2 MB."""
+def test_sampler_bytes_are_below_a_sixth_of_a_sorted_vocabulary() -> None:
+    """A sorted copy of the vocabulary, 8 bytes per token, would be 2 MiB."""
     assert sampler_bytes(VOCABULARY) < VOCABULARY * 8 // 6
 
 
-def test_hundreds_of_tokens_leave_nothing_behind() -> None:
+def test_sampler_memory_does_not_grow_with_the_tokens() -> None:
     logits = logits_of(SMALL, PEAKED)
     sampler = Sampler(Sampling(repeat_penalty=1.1, seed=1), SMALL)
     for _ in range(20):
         sampler.accept(sampler.sample(logits))
-    # What a token leaves would be left each time; what other threads of the tests allocate is not.
+    # A leak would show in each of four rounds; allocations of other threads do not.
     assert any(_grown_bytes(sampler, logits) < 4 * KIB for _ in range(4))
 
 

@@ -1,4 +1,4 @@
-"""The bill of the built-in engine: numbers that can be checked on paper, laws, and what is refused."""
+"""The memory breakdown of the built-in engine: sums by hand, laws, and refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def llama() -> Model:
     return engine_models()["llama-3.1-8b", "Q4_K_M"]  # 32 layers of 8 x 128
 
 
-def bill(model: Model, load: Load | None = None, **setup: Any) -> MemoryEstimate:
+def breakdown(model: Model, load: Load | None = None, **setup: Any) -> MemoryEstimate:
     return estimate(model, load or Load(context_tokens=2048), StreamSetup(threads=2, **setup))
 
 
@@ -52,7 +52,7 @@ def plan(model: Model, load: Load, **setup: Any) -> StreamPlan:
 
 
 def by_array(estimate: MemoryEstimate) -> dict[str, int]:
-    """What stands before the colon -> bytes, layers together."""
+    """Name of the array (before the colon of its line) -> bytes of all layers."""
     sums: dict[str, int] = {}
     for line in estimate.lines:
         name = line.because.partition(":")[0]
@@ -63,20 +63,22 @@ def by_array(estimate: MemoryEstimate) -> dict[str, int]:
 # --- the cache
 
 
-def test_a_job_of_six_and_twenty_tokens() -> None:
-    """SPEC W4: 6 + 20 + 64 tokens of gemma-3-1b at f32."""
-    cache = bill(gemma(), Load(context_tokens=6 + 20 + 64, cache_k=F32, cache_v=F32)).kv_cache_bytes
+def test_cache_bytes_of_gemma_with_90_tokens_in_f32() -> None:
+    """A prompt of 6, 20 new tokens and 64 to spare."""
+    cache = breakdown(
+        gemma(), Load(context_tokens=6 + 20 + 64, cache_k=F32, cache_v=F32)
+    ).kv_cache_bytes
     assert cache == 26 * 90 * 2 * 256 * 4 == 4_792_320
 
 
-def test_the_whole_window_of_the_same_with_every_layer_full() -> None:
+def test_cache_bytes_of_gemma_with_full_window() -> None:
     load = Load(context_tokens=32_768, cache_k=F32, cache_v=F32, full_window=True)
-    cache = bill(gemma(), load).kv_cache_bytes
+    cache = breakdown(gemma(), load).kv_cache_bytes
     assert cache == 26 * 32_768 * 2 * 256 * 4 == 1_744_830_464
 
 
-def test_layers_with_a_window_hold_no_more_than_it() -> None:
-    result = bill(gemma(), Load(context_tokens=32_768))
+def test_sliding_layers_hold_their_window_only() -> None:
+    result = breakdown(gemma(), Load(context_tokens=32_768))
     assert result.of(Component.KV_CACHE) == 4 * 32_768 * 2 * 256 * 2
     assert result.of(Component.SLIDING_KV_CACHE) == 22 * 512 * 2 * 256 * 2
     assert dict(result.facts)["cells"] == 32_768
@@ -84,7 +86,7 @@ def test_layers_with_a_window_hold_no_more_than_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "values", "row"),
+    ("keys", "values", "token_bytes"),
     [
         ("f32", "f32", 1024 * 4 * 2),
         ("f16", "f16", 1024 * 2 * 2),
@@ -93,24 +95,26 @@ def test_layers_with_a_window_hold_no_more_than_it() -> None:
         ("f32", "q8_0", 1024 * 4 + 1024 // 32 * 34),
     ],
 )
-def test_keys_and_values_have_each_their_type(keys: str, values: str, row: int) -> None:
+def test_cache_bytes_with_different_types_for_keys_and_values(
+    keys: str, values: str, token_bytes: int
+) -> None:
     load = Load(context_tokens=1000, cache_k=cache_type(keys), cache_v=cache_type(values))
-    result = bill(llama(), load)
-    assert result.kv_cache_bytes == 32 * 1000 * row  # nothing is padded
-    assert by_array(result)["staging"] == 64 * row
+    result = breakdown(llama(), load)
+    assert result.kv_cache_bytes == 32 * 1000 * token_bytes  # without padding
+    assert by_array(result)["staging"] == 64 * token_bytes
 
 
-def test_no_context_means_the_native_one() -> None:
-    assert dict(bill(llama(), Load()).facts)["window"] == 131_072
+def test_context_defaults_to_the_native_one() -> None:
+    assert dict(breakdown(llama(), Load()).facts)["window"] == 131_072
 
 
-# --- all the rest
+# --- weights, buffers and threads
 
 
-def test_every_array_of_an_8b() -> None:
-    result = by_array(bill(llama()))
+def test_breakdown_of_llama_8b_by_array() -> None:
+    result = by_array(breakdown(llama()))
     assert result == {
-        "norms and biases": (32 * 2 + 1) * 4096 * 4 + 64 * 4,  # and the factors of its turns
+        "norms and biases": (32 * 2 + 1) * 4096 * 4 + 64 * 4,  # the last are the rope factors
         "cache": 32 * 2048 * 2 * 1024 * 2,
         "logits": 128_256 * 4,
         "sampler": sampler_bytes(128_256),
@@ -125,28 +129,28 @@ def test_every_array_of_an_8b() -> None:
     }
 
 
-def test_a_window_that_rolls_around_its_beginning_turns_queries_twice() -> None:
-    still, rolled = by_array(bill(gemma())), by_array(bill(gemma(), rolling=True))
-    assert rolled == still
-    sinks = by_array(bill(gemma(), rolling=True, sinks=4))
+def test_rolling_with_sinks_doubles_rotary_tables_and_rotated_queries() -> None:
+    full, rolling = by_array(breakdown(gemma())), by_array(breakdown(gemma(), rolling=True))
+    assert rolling == full
+    sinks = by_array(breakdown(gemma(), rolling=True, sinks=4))
     assert sinks.pop("queries of sinks") == 64 * 1024 * 4
     assert (
-        sinks.pop("rotary") == 2 * still.pop("rotary") == 8 * 64 * 128 * 4
-    )  # both kinds of layers
-    assert sinks == still
+        sinks.pop("rotary") == 2 * full.pop("rotary") == 8 * 64 * 128 * 4
+    )  # full and sliding layers
+    assert sinks == full
 
 
-def test_kept_weights_are_those_of_the_file() -> None:
+def test_kept_weights_are_as_large_as_in_the_file() -> None:
     sizes = {tensor.name: tensor.size_bytes for tensor in llama().header.tensors or ()}
     rows = {name: size for name, size in sizes.items() if "norm" not in name and "rope" not in name}
     assert matrix_bytes(llama()) == sum(rows.values())
-    everything = bill(llama(), keep_bytes=None)
-    assert by_array(everything)["weights kept"] == sum(rows.values())
-    assert dict(everything.facts)["streamed_bytes"] == 0
-    first = {name: size for name, size in rows.items() if name.startswith("blk.0.")}
-    one = bill(llama(), keep_bytes=sum(first.values()))
-    assert [line.layer for line in one.lines if line.because.startswith("weights kept")] == [0]
-    assert by_array(one)["weights kept"] == sum(first.values())
+    all_kept = breakdown(llama(), keep_bytes=None)
+    assert by_array(all_kept)["weights kept"] == sum(rows.values())
+    assert dict(all_kept.facts)["streamed_bytes"] == 0
+    first_layer = {name: size for name, size in rows.items() if name.startswith("blk.0.")}
+    one_kept = breakdown(llama(), keep_bytes=sum(first_layer.values()))
+    assert [line.layer for line in one_kept.lines if line.because.startswith("weights kept")] == [0]
+    assert by_array(one_kept)["weights kept"] == sum(first_layer.values())
 
 
 def test_plan_keeps_smaller_matrices_if_not_all_fit() -> None:
@@ -157,9 +161,9 @@ def test_plan_keeps_smaller_matrices_if_not_all_fit() -> None:
     assert plan(llama(), Load(), keep_bytes=smallest - 1).kept == frozenset()
 
 
-def test_every_line_is_exact_and_on_the_host() -> None:
+def test_every_line_is_exact_and_in_ram() -> None:
     for model in (gemma(), llama()):
-        result = bill(model, keep_bytes=None, rolling=True, sinks=4)
+        result = breakdown(model, keep_bytes=None, rolling=True, sinks=4)
         assert {line.basis for line in result.lines} == {Basis.EXACT}
         assert {line.pool for line in result.lines} == {HOST}
         assert all(line.size_bytes > 0 and line.because for line in result.lines)
@@ -172,29 +176,29 @@ def test_plan_chunk_is_no_longer_than_the_cache() -> None:
     assert plan(llama(), Load(context_tokens=40, microbatch_tokens=8)).chunk_tokens == 8
 
 
-def test_threads_are_as_many_as_cores_up_to_eight() -> None:
+def test_plan_uses_as_many_threads_as_cores_up_to_eight() -> None:
     assert plan_stream(stream_model(gemma()), Load(), StreamSetup()).threads == usual_threads()
     assert [usual_threads(cores) for cores in (1, 4, 64)] == [1, 4, 8]
 
 
-# --- the kernels do not decide
+# --- the same for both kernels
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_the_bill_holds_for_both_kernels(name: str) -> None:
+def test_scratch_of_both_kernels_is_within_the_plan(name: str) -> None:
     kernels = choose_kernels(name)
     for model in (gemma(), llama()):
         result = plan(model, Load())
         size = result.model.dimensions
         assert kernels.attend_floats(size.head_dim) <= result.scratch_floats
         for tensor in matrices(result.model):
-            need = kernels.scratch_floats(tensor.type, tensor.shape[1])
-            assert need <= multiply_floats(tensor.type, tensor.shape[1]) <= result.scratch_floats
+            needed = kernels.scratch_floats(tensor.type, tensor.shape[1])
+            assert needed <= multiply_floats(tensor.type, tensor.shape[1]) <= result.scratch_floats
     for head_dim in (32, 128, 1024):
         assert kernels.attend_floats(head_dim) <= attend_floats(head_dim)
 
 
-def test_types_that_are_unpacked_are_those_of_both_kernels() -> None:
+def test_unpacked_types_equal_those_of_both_kernels() -> None:
     from edgekit.engines.native.kernels import _native
 
     ids = {row.name: row.ggml_id for row in TENSOR_TYPES}
@@ -202,17 +206,17 @@ def test_types_that_are_unpacked_are_those_of_both_kernels() -> None:
     assert {ids[name] for name in UNPACKED} == set(_native.type_ids())
 
 
-# --- a cache that lies partly on the disk
+# --- a cache that is partly on disk
 
 
-def test_the_resident_part_is_whole_pages_and_one_to_read_back_into() -> None:
+def test_resident_cache_is_whole_pages_plus_one_to_read_into() -> None:
     load = Load(context_tokens=131_072)
-    result = bill(gemma(), load, resident_tokens=5000)
-    row = 2 * 256 * 2
-    pages = 5000 // 256 * 256
-    assert by_array(result)["cache"] == (4 * pages + 22 * 512) * row
-    assert by_array(result)["page read back"] == PAGE_TOKENS * row
-    assert dict(result.facts)["resident_tokens"] == pages
+    result = breakdown(gemma(), load, resident_tokens=5000)
+    token_bytes = 2 * 256 * 2
+    resident = 5000 // 256 * 256
+    assert by_array(result)["cache"] == (4 * resident + 22 * 512) * token_bytes
+    assert by_array(result)["page read back"] == PAGE_TOKENS * token_bytes
+    assert dict(result.facts)["resident_tokens"] == resident
 
 
 @pytest.mark.parametrize(
@@ -224,16 +228,18 @@ def test_the_resident_part_is_whole_pages_and_one_to_read_back_into() -> None:
         (131_072, 0, "at least 2 pages are needed"),
     ],
 )
-def test_plan_cache_that_cannot_be_divided(window: int, resident: int, message: str) -> None:
+def test_plan_refuses_to_spill_small_windows_or_keep_under_two_pages(
+    window: int, resident: int, message: str
+) -> None:
     with pytest.raises(KvSpillUnsupportedError, match=message):
-        bill(llama(), Load(context_tokens=window), resident_tokens=resident)
+        breakdown(llama(), Load(context_tokens=window), resident_tokens=resident)
 
 
-def test_a_cache_that_is_resident_as_a_whole_is_not_divided() -> None:
+def test_plan_does_not_spill_a_cache_that_is_fully_resident() -> None:
     assert plan(llama(), Load(context_tokens=100), resident_tokens=100).resident_pages is None
 
 
-# --- what is refused
+# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -265,9 +271,9 @@ def test_a_cache_that_is_resident_as_a_whole_is_not_divided() -> None:
 def test_plan_refuses_invalid_numbers(
     load: dict[str, Any], setup: dict[str, Any], kind: type[EdgekitError], message: str
 ) -> None:
-    request = Load(**{"context_tokens": 2048, **load})
+    full_load = Load(**{"context_tokens": 2048, **load})
     with pytest.raises(kind, match=message):
-        estimate(llama(), request, replace(SETUP, **setup))
+        estimate(llama(), full_load, replace(SETUP, **setup))
 
 
 @pytest.mark.parametrize(
@@ -277,11 +283,11 @@ def test_plan_refuses_unknown_cache_types(name: str) -> None:
     kind = cache_type(name)
     for load in (Load(cache_k=kind), Load(cache_v=kind)):
         with pytest.raises(RefusedError, match=f"f32, f16, q8_0, not {name}"):
-            bill(llama(), load)
+            breakdown(llama(), load)
 
 
-def test_heads_that_eight_bits_do_not_divide() -> None:
-    """A head of 80 numbers is not whole blocks of 32."""
+def test_plan_refuses_q8_0_with_a_head_size_of_80() -> None:
+    """80 is not a multiple of the block size, 32."""
     model = stream_model(llama())
     odd = replace(model, dimensions=replace(model.dimensions, head_dim=80))
     with pytest.raises(RefusedError, match="the head size 80"):
@@ -296,22 +302,24 @@ LAWS = settings(max_examples=40, deadline=None)
 
 
 def total(name: str, load: Load, **setup: Any) -> int:
-    return bill(engine_models()[name, "Q4_K_M"], load, **setup).total_bytes
+    return breakdown(engine_models()[name, "Q4_K_M"], load, **setup).total_bytes
 
 
 @LAWS
-@given(name=models, one=tokens, other=tokens, kind=st.sampled_from((F32, F16, Q8_0)))
-def test_a_longer_context_is_never_cheaper(name: str, one: int, other: int, kind: Any) -> None:
-    short, long = sorted((one, other))
-    request = Load(cache_k=kind, cache_v=kind)
-    assert total(name, replace(request, context_tokens=short)) <= total(
-        name, replace(request, context_tokens=long)
+@given(name=models, first=tokens, second=tokens, kind=st.sampled_from((F32, F16, Q8_0)))
+def test_memory_never_shrinks_with_a_longer_context(
+    name: str, first: int, second: int, kind: Any
+) -> None:
+    short, long = sorted((first, second))
+    load = Load(cache_k=kind, cache_v=kind)
+    assert total(name, replace(load, context_tokens=short)) <= total(
+        name, replace(load, context_tokens=long)
     )
 
 
 @LAWS
 @given(name=models, count=tokens)
-def test_a_smaller_type_is_a_smaller_cache(name: str, count: int) -> None:
+def test_memory_shrinks_with_a_smaller_cache_type(name: str, count: int) -> None:
     sizes = [
         total(name, Load(context_tokens=count, cache_k=kind, cache_v=kind))
         for kind in (Q8_0, F16, F32)
@@ -320,20 +328,22 @@ def test_a_smaller_type_is_a_smaller_cache(name: str, count: int) -> None:
 
 
 @LAWS
-@given(name=models, one=st.integers(0, 6 * 2**30), other=st.integers(0, 6 * 2**30))
-def test_more_room_keeps_more_and_never_more_than_it(name: str, one: int, other: int) -> None:
-    less, more = sorted((one, other))
+@given(name=models, first=st.integers(0, 6 * 2**30), second=st.integers(0, 6 * 2**30))
+def test_kept_weights_grow_with_keep_bytes_and_stay_within_it(
+    name: str, first: int, second: int
+) -> None:
+    less, more = sorted((first, second))
     load = Load(context_tokens=64)
-    bare = total(name, load, keep_bytes=0)
-    kept = [total(name, load, keep_bytes=size) - bare for size in (less, more)]
-    assert 0 <= kept[0] <= kept[1] <= total(name, load, keep_bytes=None) - bare
+    without = total(name, load, keep_bytes=0)
+    kept = [total(name, load, keep_bytes=size) - without for size in (less, more)]
+    assert 0 <= kept[0] <= kept[1] <= total(name, load, keep_bytes=None) - without
     assert kept[0] <= less
     assert kept[1] <= more
 
 
 @LAWS
 @given(name=models, count=st.integers(8, 200_000), threads=st.integers(1, 64))
-def test_rolling_costs_no_cache_and_a_thread_always_the_same(
+def test_rolling_has_no_cost_and_each_thread_costs_the_same(
     name: str, count: int, threads: int
 ) -> None:
     model = stream_model(engine_models()[name, "Q4_K_M"])

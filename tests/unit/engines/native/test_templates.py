@@ -1,4 +1,4 @@
-"""Chat formats beside real llama.cpp's: each by its name, and those that a file's own program changes."""
+"""Chat formats compared with llama.cpp: each by its name, and the templates in model files."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ CHATS: tuple[Chat, ...] = (
 )
 TINY: dict[str, Any] = {"kind": "F16", "layers": 1, "width": 64, "inner": 64, "heads": 1, "kv_heads": 1}  # fmt: skip
 
-# Programs in the manner of those that models have, to be run by llama.cpp.
+# Templates like those of real models; llama.cpp runs them.
 CHATML = (
-    "{% for one in messages %}{{ '<|im_start|>' + one['role'] + '\\n' + one['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 WITH_SYSTEM = (
@@ -49,9 +49,9 @@ WITH_SYSTEM = (
     "{{ '<|im_start|>system\\nYou are a small machine.<|im_end|>\\n' }}{% endif %}" + CHATML
 )
 WITH_THOUGHTS = (
-    "{% for one in messages %}{% set text = one['content'] %}{% if one['role'] == 'assistant' and '</think>' in text %}"
+    "{% for message in messages %}{% set text = message['content'] %}{% if message['role'] == 'assistant' and '</think>' in text %}"
     "{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
-    "{{ '<|im_start|>' + one['role'] + '\\n' + text + '<|im_end|>\\n' }}{% endfor %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + text + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
 )
 LLAMA31 = (
@@ -59,14 +59,14 @@ LLAMA31 = (
     "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}"
     "{{ '<|start_header_id|>system<|end_header_id|>\\n\\n' }}{{ 'Cutting Knowledge Date: December 2023\\n' }}"
     "{{ 'Today Date: 26 Jul 2024\\n\\n' }}{{ system }}{{ '<|eot_id|>' }}"
-    "{% for one in messages %}{{ '<|start_header_id|>' + one['role'] + '<|end_header_id|>\\n\\n' }}"
-    "{{ one['content']|trim + '<|eot_id|>' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
+    "{{ message['content']|trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
-PROGRAMS = {
+TEMPLATES = {
     "chatml": CHATML,
-    "a system of its own": WITH_SYSTEM,
-    "thoughts": WITH_THOUGHTS,
+    "default system message": WITH_SYSTEM,
+    "thinking": WITH_THOUGHTS,
     "llama 3.1": LLAMA31,
 }
 
@@ -75,7 +75,7 @@ def messages(chat: Chat) -> list[Message]:
     return [Message(role=role, content=content) for role, content in chat]
 
 
-def asked(chats: Sequence[Chat]) -> list[list[dict[str, str]]]:
+def as_json(chats: Sequence[Chat]) -> list[list[dict[str, str]]]:
     return [[{"role": role, "content": content} for role, content in chat] for chat in chats]
 
 
@@ -83,31 +83,29 @@ def asked(chats: Sequence[Chat]) -> list[list[dict[str, str]]]:
 def by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     pytest.importorskip("xllamacpp")
     path = write_model(tmp_path_factory.mktemp("names") / "model.gguf", "llama", **TINY)
-    return llamacpp_prompts(path, list(FORMATS), asked(CHATS))
+    return llamacpp_prompts(path, list(FORMATS), as_json(CHATS))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_written_as_llama_cpp_writes_it(
-    name: str, by_name: dict[str, list[str]]
-) -> None:
+def test_chat_format_equals_llamacpp(name: str, by_name: dict[str, list[str]]) -> None:
     assert [ChatFormat(name=name).text(messages(chat)) for chat in CHATS] == by_name[name]
 
 
-@pytest.mark.parametrize("told", PROGRAMS)
-def test_a_program_is_followed_as_llama_cpp_runs_it(told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_chat_template_of_the_file_equals_llamacpp(name: str, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     path = write_model(
-        tmp_path / "model.gguf", "llama", keys={"tokenizer.chat_template": PROGRAMS[told]}, **TINY
+        tmp_path / "model.gguf", "llama", keys={"tokenizer.chat_template": TEMPLATES[name]}, **TINY
     )
     chats = (*CHATS[:4], (("user", "Hi"), ("assistant", "<think>\nhm\n</think>\n\nYes"), ("user", "Bye")))  # fmt: skip
-    theirs = llamacpp_prompts(path, [""], asked(chats))[""]
+    expected = llamacpp_prompts(path, [""], as_json(chats))[""]
     with WeightFile(path, Limits()) as file:
         result = chat_format(file, scan_header(file), ())
     assert result is not None
-    assert [result.text(messages(chat)) for chat in chats] == theirs
+    assert [result.text(messages(chat)) for chat in chats] == expected
 
 
-# --- which format
+# --- recognising a format
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def test_a_program_is_followed_as_llama_cpp_runs_it(told: str, tmp_path: Path) -
         ("'[SYSTEM_PROMPT]' '[INST]'", "mistral-v7-tekken"),
     ],
 )
-def test_a_format_is_known_by_its_marks(template: str, name: str) -> None:
+def test_format_of_a_template(template: str, name: str) -> None:
     result = format_of(template)
     assert result is not None
     assert result.name == name
@@ -147,11 +145,11 @@ def test_a_format_is_known_by_its_marks(template: str, name: str) -> None:
         "<|start|>user<|message|>hi<|end|>",  # gpt-oss
     ],
 )
-def test_template_without_a_row_is_unknown(template: str) -> None:
+def test_format_of_an_unknown_template_is_none(template: str) -> None:
     assert format_of(template) is None
 
 
-def test_template_gets_the_date_if_it_uses_it() -> None:
+def test_chat_format_contains_the_date_if_the_template_uses_it() -> None:
     template = LLAMA31.replace("26 Jul 2024", "' + strftime_now('%d %b %Y') + '")
     result = format_of(template, today="16 Nov 2026")
     assert result is not None
@@ -171,35 +169,35 @@ def find_format(path: Path, **keys: Any) -> ChatFormat | None:
         return chat_format(file, header, read_vocabulary(file, header).named)
 
 
-def test_a_long_program_is_read_too(tmp_path: Path) -> None:
-    """A FileHeader has strings of up to 2 KiB; llama.cpp's longest one has 16 KiB."""
+def test_chat_format_of_a_template_of_30_kib(tmp_path: Path) -> None:
+    """A FileHeader stores strings of up to 2 KiB; the longest template in llama.cpp has 16 KiB."""
     template = "{# " + "x" * 30_000 + " #}" + CHATML
     assert find_format(tmp_path / "m.gguf", **{"tokenizer.chat_template": template}) == ChatFormat(name="chatml")  # fmt: skip
 
 
-def test_template_over_the_limit_is_unknown(tmp_path: Path) -> None:
+def test_chat_format_of_a_template_over_the_limit_is_none(tmp_path: Path) -> None:
     template = CHATML + "{#" + "x" * TEMPLATE_BYTES + "#}"
     assert find_format(tmp_path / "m.gguf", **{"tokenizer.chat_template": template}) is None
 
 
-def test_template_that_is_not_text_is_ignored(tmp_path: Path) -> None:
+def test_chat_format_of_a_template_that_is_not_a_string_is_none(tmp_path: Path) -> None:
     result = find_format(tmp_path / "m.gguf", vocabulary=sentencepiece(), **{"tokenizer.chat_template": 7})  # fmt: skip
     assert result is None
 
 
-def test_without_a_program_the_vocabulary_tells(tmp_path: Path) -> None:
+def test_chat_format_without_a_template_follows_from_the_vocabulary(tmp_path: Path) -> None:
     assert find_format(tmp_path / "im_end.gguf") == ChatFormat(name="chatml")
     assert find_format(tmp_path / "none.gguf", vocabulary=sentencepiece()) is None
 
 
-@pytest.mark.parametrize("adds", ["the file", "the program"])
-def test_tokens_are_those_that_llama_cpp_makes(adds: str, tmp_path: Path) -> None:
-    """With the first token from the program where the file adds none, and never twice."""
+@pytest.mark.parametrize("bos_from", ["vocabulary", "template"])
+def test_chat_tokens_equal_llamacpp(bos_from: str, tmp_path: Path) -> None:
+    """The BOS token comes from the template if the vocabulary adds none, and never twice."""
     pytest.importorskip("xllamacpp")
     path = write_model(
         tmp_path / "model.gguf",
         "qwen2",
-        vocabulary=byte_bpe(bos=adds == "the file"),
+        vocabulary=byte_bpe(bos=bos_from == "vocabulary"),
         keys={"tokenizer.chat_template": "{{ bos_token }}" + CHATML},
         **TINY,
     )
@@ -209,30 +207,30 @@ def test_tokens_are_those_that_llama_cpp_makes(adds: str, tmp_path: Path) -> Non
         result = chat_format(file, header, ())
     assert result is not None
     chats = (*CHATS[:2], CHATS[-1])
-    begin = "" if tokenizer.before else "<|endoftext|>"
-    texts = [begin + result.text(messages(chat)) for chat in chats]
-    prompts = [("/apply-template", {"messages": chat}) for chat in asked(chats)]
+    bos = "" if tokenizer.before else "<|endoftext|>"
+    texts = [bos + result.text(messages(chat)) for chat in chats]
+    prompts = [("/apply-template", {"messages": chat}) for chat in as_json(chats)]
     tokens = [("/tokenize", {"content": text, "add_special": True}) for text in texts]
-    answer = llamacpp_replies(path, [*prompts, *tokens])
-    assert [reply["prompt"] for reply in answer[: len(chats)]] == texts
-    ours = [result.tokens(tokenizer, messages(chat)) for chat in chats]
-    assert ours == [reply["tokens"] for reply in answer[len(chats) :]]
+    replies = llamacpp_replies(path, [*prompts, *tokens])
+    assert [reply["prompt"] for reply in replies[: len(chats)]] == texts
+    actual = [result.tokens(tokenizer, messages(chat)) for chat in chats]
+    assert actual == [reply["tokens"] for reply in replies[len(chats) :]]
 
 
 # --- bad input
 
 
-def test_template_without_messages() -> None:
+def test_chat_format_refuses_an_empty_list_of_messages() -> None:
     with pytest.raises(UsageError, match="no message to answer"):
         ChatFormat(name="chatml").text([])
 
 
-def test_template_message_with_an_unknown_role() -> None:
+def test_chat_format_refuses_an_unknown_role() -> None:
     with pytest.raises(UsageError, match="'tool': choose one of system, user, assistant"):
         ChatFormat(name="chatml").text([Message(role="tool", content="x")])
 
 
-def test_every_row_has_its_marks() -> None:
+def test_every_chat_format_has_marks() -> None:
     from edgekit.engines.native import templates
 
     rows = templates._DATA["marks"]

@@ -1,4 +1,4 @@
-"""Tokens back into text: round trips, letters that come in parts, and real llama.cpp's own texts and end tokens."""
+"""TextPieces: tokens back into text, characters split over tokens, and end tokens, compared with llama.cpp."""
 
 from __future__ import annotations
 
@@ -61,13 +61,15 @@ def pieces_of(path: Path) -> Iterator[TextPieces]:
         yield TextPieces(file, header, read_vocabulary(file, header))
 
 
-def told(pieces: TextPieces, tokens: list[int]) -> str:
+def decode(pieces: TextPieces, tokens: list[int]) -> str:
     return "".join([pieces.push(token) for token in tokens]) + pieces.flush()
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A tokenizer and the pieces of its file; the space that sentencepiece puts before a text."""
+def coder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """A tokenizer, the TextPieces of its file, and the space that sentencepiece adds before a text."""
     path = write(tmp_path_factory.mktemp("pieces") / "model.gguf", KINDS[request.param]())
     with WeightFile(path, Limits()) as file:
         header = scan_header(file)
@@ -76,32 +78,32 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield build_tokenizer(vocabulary), TextPieces(file, header, vocabulary), prefix
 
 
-Both = tuple[TextTokenizer, TextPieces, str]
+Coder = tuple[TextTokenizer, TextPieces, str]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_comes_back(both: Both, text: str) -> None:
-    tokenizer, pieces, prefix = both
+def test_pieces_round_trip(coder: Coder, text: str) -> None:
+    tokenizer, pieces, prefix = coder
     tokens = tokenizer.encode_plain(text, parse_special=False)
-    plain = text.replace("\u2581", " ") if prefix else text  # sentencepiece's space is no letter
-    assert told(pieces, tokens) == (prefix + plain if text else "")
+    plain = text.replace("\u2581", " ") if prefix else text  # sentencepiece's space is not a letter
+    assert decode(pieces, tokens) == (prefix + plain if text else "")
 
 
 @given(
     text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=30)
 )
 @settings(max_examples=60, deadline=None)
-def test_any_text_comes_back(both: Both, text: str) -> None:
-    tokenizer, pieces, prefix = both
+def test_pieces_round_trip_of_any_text(coder: Coder, text: str) -> None:
+    tokenizer, pieces, prefix = coder
     tokens = tokenizer.encode_plain(text, parse_special=False)
-    assert told(pieces, tokens) == (prefix + text if text else "")
+    assert decode(pieces, tokens) == (prefix + text if text else "")
 
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_any_tokens_give_whole_letters_only(both: Both, data: st.DataObject) -> None:
-    """What is shown early is the beginning of what all of it says."""
-    _, pieces, _ = both
+def test_pieces_of_any_tokens_are_whole_characters(coder: Coder, data: st.DataObject) -> None:
+    """The text so far is always a prefix of the final text."""
+    _, pieces, _ = coder
     tokens = data.draw(st.lists(st.integers(0, len(pieces._kinds) - 1), max_size=20))
     raw = b"".join(pieces.piece(token) for token in tokens)
     shown = ""
@@ -111,24 +113,24 @@ def test_any_tokens_give_whole_letters_only(both: Both, data: st.DataObject) -> 
     assert shown + pieces.flush() == raw.decode(errors="replace")
 
 
-# In the normal run one of each kind: sentencepiece's, bytes as letters, letters themselves.
+# The normal run has one of each kind: sentencepiece, bytes as letters, letters themselves.
 NAMES = sampled(("llama-spm", "llama-bpe", "falcon", "qwen2", "gemma-4", "phi-3"), each=2)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_llama_cpps_own_texts_come_back(name: str) -> None:
+def test_pieces_round_trip_of_llamacpp_texts(name: str) -> None:
     path = find_vocabulary(name)
     prefix = " " if name in ("llama-spm", "phi-3") else ""
     with pieces_of(path) as pieces:
         for text, tokens in vectors(name):
-            assert told(pieces, tokens) == (prefix + text if text else "")
+            assert decode(pieces, tokens) == (prefix + text if text else "")
 
 
-# --- letters in parts
+# --- characters split over tokens
 
 
 def byte_tokens(text: str) -> list[int]:
-    """Of the sentencepiece vocabulary: <0x00> is number 3."""
+    """Byte tokens of the sentencepiece vocabulary, in which <0x00> is token 3."""
     return [3 + byte for byte in text.encode()]
 
 
@@ -139,7 +141,7 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextPieces]:
         yield pieces
 
 
-def test_a_letter_is_shown_when_its_last_byte_has_come(spm: TextPieces) -> None:
+def test_pieces_show_a_character_after_its_last_byte(spm: TextPieces) -> None:
     assert [spm.push(token) for token in byte_tokens("a\u00e9\u4e2d\U0001f600")] == [
         "a", "", "\u00e9", "", "", "\u4e2d", "", "", "", "\U0001f600",
     ]  # fmt: skip
@@ -150,15 +152,15 @@ def test_pieces_incomplete_character_at_the_end(spm: TextPieces) -> None:
     half = byte_tokens("\U0001f600")[:3]
     assert [spm.push(token) for token in half] == ["", "", ""]
     assert spm.flush() == "\ufffd"
-    assert told(spm, byte_tokens("a")) == "a"  # and nothing of it is left
+    assert decode(spm, byte_tokens("a")) == "a"  # flush discarded the incomplete character
     assert [spm.push(token) for token in (half[0], *byte_tokens("b"))] == ["", "\ufffdb"]
 
 
 def test_pieces_bytes_that_start_no_character(spm: TextPieces) -> None:
-    assert told(spm, [3 + 0xFF, 3 + 0x80, 3 + 0x41]) == "\ufffd\ufffdA"
+    assert decode(spm, [3 + 0xFF, 3 + 0x80, 3 + 0x41]) == "\ufffd\ufffdA"
 
 
-# --- what is shown
+# --- tokens that are shown
 
 
 def mixed() -> Vocabulary:
@@ -181,13 +183,13 @@ def mixed() -> Vocabulary:
 
 
 def test_pieces_show_only_text_tokens(tmp_path: Path) -> None:
-    """A user's own token is shown as it is written, its spaces too."""
+    """A user-defined token is shown literally, including U+2581."""
     vocabulary = mixed()
     first = len(vocabulary.tokens) - 7
     with pieces_of(write(tmp_path / "m.gguf", vocabulary)) as pieces:
         shown = [pieces.push(first + place) for place in range(7)]
         assert shown == ["<|tool|>", "\u2581raw\u2581", "", "", "", "", "  two"]
-        assert told(pieces, [0, 1, 2]) == ""
+        assert decode(pieces, [0, 1, 2]) == ""
 
 
 def test_pieces_character_outside_the_byte_alphabet(tmp_path: Path) -> None:
@@ -198,8 +200,8 @@ def test_pieces_character_outside_the_byte_alphabet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [mixed, byte_bpe], ids=["sentencepiece", "byte-level"])
-def test_llama_cpp_gives_the_same_text(make: Any, tmp_path: Path) -> None:
-    """Every token of a kind that is shown, alone and in runs: /detokenize also shows those that are special."""
+def test_pieces_equal_llamacpp_detokenize(make: Any, tmp_path: Path) -> None:
+    """Tokens that are shown, alone and in runs. /detokenize also shows special tokens."""
     pytest.importorskip("xllamacpp")
     vocabulary = make()
     path = write(tmp_path / "m.gguf", vocabulary)
@@ -208,18 +210,18 @@ def test_llama_cpp_gives_the_same_text(make: Any, tmp_path: Path) -> None:
     runs = [[token] for token in plain if vocabulary.types[token] != BYTE]
     runs = [run for run in runs if not vocabulary.tokens[run[0]].isascii()][:150]
     runs += [random.choice(plain, 30).tolist() for _ in range(10)]
-    if vocabulary.model == "gpt2":  # parts of letters, which the server cannot put in JSON
+    if vocabulary.model == "gpt2":  # parts of characters, which the server cannot put in JSON
         runs = [[token for token in run if vocabulary.tokens[token].isascii()] for run in runs]
     replies = llamacpp_replies(path, [("/detokenize", {"tokens": run}) for run in runs])
     with pieces_of(path) as pieces:
-        assert [told(pieces, run) for run in runs] == [reply["content"] for reply in replies]
+        assert [decode(pieces, run) for run in runs] == [reply["content"] for reply in replies]
 
 
 # --- tokens that end an answer
 
 
 def many_ends(*, leave_out: frozenset[str] = frozenset(), **keys: int) -> Vocabulary:
-    """Every text that ends an answer somewhere, and some that do not."""
+    """Every text that ends an answer in some model, and some that do not."""
     plain = sentencepiece()
     texts = {*ANSWER_ENDS, *(text for texts in FILL_ENDS.values() for text in texts[:1])}
     texts |= {"<|im_start|>", "<|fim_prefix|>", "<|channel|>", "<end_of_turns>", "</S>", "[eos]"}
@@ -251,43 +253,50 @@ VOCABULARIES = {
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
-    """Each token that might be one is forced to come: the server says why it stopped."""
+def test_end_tokens_equal_llamacpp(name: str, tmp_path: Path) -> None:
+    """Each candidate is forced with a logit bias, and the server says why it stopped."""
     pytest.importorskip("xllamacpp")
     vocabulary = VOCABULARIES[name]
     path = write(tmp_path / "m.gguf", vocabulary)
-    requests = [1, 2, *range(298, 312), *range(len(sentencepiece().tokens), len(vocabulary.tokens))]
+    candidates = [
+        1,
+        2,
+        *range(298, 312),
+        *range(len(sentencepiece().tokens), len(vocabulary.tokens)),
+    ]
     body = {"prompt": [1, 300], "n_predict": 1, "temperature": 0, "samplers": ["temperature"]}
     replies = llamacpp_replies(
-        path, [("/completion", body | {"logit_bias": [[token, 1e6]]}) for token in requests]
+        path, [("/completion", body | {"logit_bias": [[token, 1e6]]}) for token in candidates]
     )
-    theirs = {
-        token for token, reply in zip(requests, replies, strict=True) if reply["stop_type"] == "eos"
+    expected = {
+        token
+        for token, reply in zip(candidates, replies, strict=True)
+        if reply["stop_type"] == "eos"
     }
-    assert theirs
+    assert expected
     with WeightFile(path, Limits()) as file:
         header = scan_header(file)
-        ours = TextPieces(file, header, read_vocabulary(file, header)).ends
-    assert {token for token in ours if token in requests} == theirs
+        actual = TextPieces(file, header, read_vocabulary(file, header)).ends
+    assert {token for token in actual if token in candidates} == expected
 
 
-# --- what a file may hold instead
+# --- memory and invalid files
 
 
-def test_memory_is_five_bytes_a_token(tmp_path: Path) -> None:
+def test_pieces_need_five_bytes_per_token(tmp_path: Path) -> None:
     with pieces_of(write(tmp_path / "m.gguf", sentencepiece())) as pieces:
         assert pieces._text_ends.itemsize == 4
         assert len(pieces._text_ends) == len(pieces._kinds) == len(sentencepiece().tokens)
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])
-def test_a_token_that_does_not_exist(spm: TextPieces, token: int) -> None:
+def test_pieces_refuse_a_token_that_does_not_exist(spm: TextPieces, token: int) -> None:
     with pytest.raises(TextError, match="does not exist"):
         spm.push(token)
 
 
 @pytest.mark.parametrize("text", ["<0xG0>", "<0x1>", "A", ""])
-def test_pieces_invalid_byte_token(text: str, tmp_path: Path) -> None:
+def test_pieces_refuse_an_invalid_byte_token(text: str, tmp_path: Path) -> None:
     plain = sentencepiece()
     vocabulary = replace(plain, tokens=(*plain.tokens[:3], text, *plain.tokens[4:]))
     with (
@@ -297,29 +306,29 @@ def test_pieces_invalid_byte_token(text: str, tmp_path: Path) -> None:
         pieces.push(3)
 
 
-def test_pieces_token_that_is_not_utf8(tmp_path: Path) -> None:
+def test_pieces_refuse_a_token_that_is_not_utf8(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", byte_bpe())
     path.write_bytes(path.read_bytes().replace("\u0120quick".encode(), b"\xffxquick", 1))
     with pytest.raises(HeaderError, match="not valid UTF-8"), pieces_of(path):
         pass
 
 
-def test_pieces_after_the_file_is_closed(tmp_path: Path) -> None:
+def test_pieces_refuse_tokens_after_the_file_is_closed(tmp_path: Path) -> None:
     with pieces_of(write(tmp_path / "m.gguf", sentencepiece())) as pieces:
         pass
     with pytest.raises(SourceError, match="closed"):
         pieces.push(300)
 
 
-def test_a_token_beyond_the_limit(tmp_path: Path) -> None:
+def test_pieces_refuse_a_token_over_the_length_limit(tmp_path: Path) -> None:
     plain = sentencepiece()
     vocabulary = replace(plain, tokens=(*plain.tokens[:-1], "x" * 5000))
     with pytest.raises(HeaderLimitError), pieces_of(write(tmp_path / "m.gguf", vocabulary)):
         pass
 
 
-def test_wordpieces_are_joined_as_llama_cpp_joins_them(tmp_path: Path) -> None:
+def test_pieces_of_wordpiece_join_words_like_llamacpp(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", "bert", **TINY)
     tokens = [wordpiece().tokens.index(text) for text in ("\u2581hello", "ed", "\u2581world")]
     with pieces_of(path) as pieces:
-        assert told(pieces, tokens) == " helloed world"
+        assert decode(pieces, tokens) == " helloed world"

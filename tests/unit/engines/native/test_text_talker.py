@@ -1,4 +1,4 @@
-"""A conversation with the built-in engine: what is read again, and what is not."""
+"""StreamTextGenerator: a prompt that continues the last one is not read again; messages and counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.runnable import write_chatting
 
 from edgekit.bill.types import Load
 from edgekit.engines.chat import GenerationResult, Message, Prompt, Sampling
-from edgekit.engines.native import text as talking
+from edgekit.engines.native import text as text_module
 from edgekit.engines.native.generator import StreamEngine, open_stream
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.text import StreamTextGenerator, open_text
@@ -20,7 +20,7 @@ GREEDY = Sampling(temperature=0)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_chatting(tmp_path_factory.mktemp("talk") / "talk.gguf", tied=False)
+    return write_chatting(tmp_path_factory.mktemp("generator") / "model.gguf", tied=False)
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def generator(model: Path) -> Iterator[StreamTextGenerator]:
         yield StreamTextGenerator(engine=engine, text=text)
 
 
-def said(
+def write(
     generator: StreamTextGenerator, tokens: Sequence[int], written: GenerationResult | None = None
 ) -> str:
     into = written or GenerationResult()
     return "".join(generator.write(tokens, GREEDY, max_tokens=4, into=into))
 
 
-def test_a_prompt_that_goes_on_is_not_read_again(
+def test_text_generator_reads_only_the_new_part_of_a_prompt(
     generator: StreamTextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed: list[int] = []
@@ -50,54 +50,58 @@ def test_a_prompt_that_goes_on_is_not_read_again(
 
     monkeypatch.setattr(StreamEngine, "feed", counting)
     first = generator.tokens(Prompt(text="hello there"))
-    said(generator, first)
+    write(generator, first)
     again = [*generator._read, *generator.tokens(Prompt(text=" and more"))]
     fed.clear()
-    whole = said(generator, again)
-    assert fed[0] == len(again) - len(first) - 3  # four were written, and the last of them not read
+    output = write(generator, again)
+    assert fed[0] == len(again) - len(first) - 3  # of the four tokens written, the last was not fed
     generator.engine.reset()
     generator._read.clear()
-    assert said(generator, again) == whole
+    assert write(generator, again) == output
 
 
-def test_after_a_prompt_was_broken_off_all_is_read_again(
+def test_text_generator_reads_everything_again_after_an_interrupt(
     generator: StreamTextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = generator.tokens(Prompt(text="a long text that fills the window " * 8))
-    expected = said(generator, [*tokens, *tokens])
+    expected = write(generator, [*tokens, *tokens])
     generator.engine.reset()
     generator._read.clear()
 
-    def broken(engine: StreamEngine, fed: Sequence[int], *_: object, **__: object) -> Iterator[int]:
+    def interrupted_generate(
+        engine: StreamEngine, fed: Sequence[int], *_: object, **__: object
+    ) -> Iterator[int]:
         def stop(share: float) -> None:
             if engine.position > 64:
                 raise KeyboardInterrupt
 
         engine.feed(fed, stop)
-        raise AssertionError("it was to be broken off")
+        raise AssertionError("feed was not interrupted")
         yield 0
 
     with monkeypatch.context() as patch:
-        patch.setattr(talking, "generate", broken)
+        patch.setattr(text_module, "generate", interrupted_generate)
         with pytest.raises(KeyboardInterrupt):
-            said(generator, tokens)
+            write(generator, tokens)
     assert generator.engine.needs_reset
-    assert said(generator, [*tokens, *tokens]) == expected
+    assert write(generator, [*tokens, *tokens]) == expected
 
 
-def test_half_a_letter_of_an_answer_that_was_left_is_forgotten(
+def test_text_generator_discards_a_partial_character_of_the_last_answer(
     generator: StreamTextGenerator,
 ) -> None:
     generator.text.pieces._decoder.decode(b"\xf0\x9f")
     tokens = generator.tokens(Prompt(text="hello"))
-    assert not said(generator, tokens).startswith("\N{REPLACEMENT CHARACTER}")
+    assert not write(generator, tokens).startswith("\N{REPLACEMENT CHARACTER}")
 
 
-def test_messages_are_written_as_the_model_was_taught(generator: StreamTextGenerator) -> None:
-    request = Prompt(messages=(Message(role="user", content="Hi"),))
+def test_text_generator_applies_the_chat_template_to_messages(
+    generator: StreamTextGenerator,
+) -> None:
+    prompt = Prompt(messages=(Message(role="user", content="Hi"),))
     plain = generator.tokens(Prompt(text="<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
-    assert generator.tokens(request) == plain
+    assert generator.tokens(prompt) == plain
     written = GenerationResult()
-    said(generator, plain, written)
+    write(generator, plain, written)
     assert (written.prompt_tokens, written.new_tokens) == (len(plain), 4)
     assert written.finish == "length"

@@ -1,4 +1,4 @@
-"""The mean of token rows: equal to gguf-py's rows added up, whatever the type and the width."""
+"""TokenMean: equal to the mean of rows unpacked by gguf-py, for every type and width."""
 
 from __future__ import annotations
 
@@ -56,25 +56,27 @@ def _both_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("EDGEKIT_KERNELS", request.param)
 
 
-def never(_: float) -> None:
-    """A checkpoint that lets everything pass."""
+def no_checkpoint(_: float) -> None:
+    """A checkpoint that never raises."""
 
 
-def roomy() -> Monitor:
+def large_monitor() -> Monitor:
     return Monitor(critical_bytes=0)
 
 
 def opened(path: Path, monitor: Monitor | None = None) -> tuple[WeightFile, TokenMean]:
     file = WeightFile(path, Limits())
     result = scan_header(file, selects=lambda name: name == TABLE)
-    return file, TokenMean(file, result, kernels=choose_kernels(), monitor=monitor or roomy())
+    return file, TokenMean(
+        file, result, kernels=choose_kernels(), monitor=monitor or large_monitor()
+    )
 
 
 def means(path: Path, texts: list[list[int]]) -> Floats:
     file, mean = opened(path)
     with file:
         into = np.full((len(texts), mean.width), np.nan, np.float32)
-        mean.encode(texts, into, never)
+        mean.encode(texts, into, no_checkpoint)
         mean.close()
     return into
 
@@ -88,14 +90,14 @@ def table(
     return written
 
 
-def added_up(kind: str, rows: list[Bytes]) -> Floats:
+def mean_of(kind: str, rows: list[Bytes]) -> Floats:
     total = np.zeros_like(unpacked(by_name(kind), rows[0]))
     for row in rows:
         total += unpacked(by_name(kind), row)
     return total / np.float32(len(rows))
 
 
-WIDTHS = {  # what one row needs, in reads of 32 KiB and decodes of 16 KiB
+WIDTHS = {  # (type, width) -> number of reads of 32 KiB, and of dequantize calls of 16 KiB, per row
     ("Q4_K", 3_584): (1, 1),
     ("Q4_K", 8_192): (1, 2),
     ("Q6_K", 18_944 - 18_944 % 256): (1, 5),
@@ -110,24 +112,22 @@ WIDTHS = {  # what one row needs, in reads of 32 KiB and decodes of 16 KiB
 
 
 @pytest.mark.parametrize(("kind", "width"), WIDTHS)
-def test_token_mean_equals_the_mean_of_rows_bit_for_bit(
-    kind: str, width: int, tmp_path: Path
-) -> None:
+def test_token_mean_equals_the_mean_of_rows(kind: str, width: int, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     rows = table(path, kind, width, [0, 7, 499], rows=500)
     result = means(path, [[7], [0, 7, 499, 7], [499]])
-    assert (result[0] == added_up(kind, [rows[7]])).all()
-    assert (result[1] == added_up(kind, [rows[n] for n in (0, 7, 499, 7)])).all()
-    assert (result[2] == added_up(kind, [rows[499]])).all()
+    assert (result[0] == mean_of(kind, [rows[7]])).all()
+    assert (result[1] == mean_of(kind, [rows[n] for n in (0, 7, 499, 7)])).all()
+    assert (result[2] == mean_of(kind, [rows[499]])).all()
 
 
 @pytest.mark.parametrize(("kind", "width"), WIDTHS)
-def test_a_row_goes_through_two_small_buffers(
+def test_token_mean_reads_a_row_through_two_small_buffers(
     kind: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.gguf"
     table(path, kind, width, [1], rows=3)
-    monitor = roomy()
+    monitor = large_monitor()
     file, mean = opened(path, monitor)
     read_bytes: list[int] = []
     floats: list[int] = []
@@ -144,7 +144,7 @@ def test_a_row_goes_through_two_small_buffers(
     monkeypatch.setattr(WeightFile, "read_into", counted_read)
     monkeypatch.setattr(mean._kernels, "dequantize", counted_unpack)
     with file:
-        mean.encode([[1]], np.empty((1, width), np.float32), never)
+        mean.encode([[1]], np.empty((1, width), np.float32), no_checkpoint)
         assert (len(read_bytes), len(floats)) == WIDTHS[kind, width]
         assert max(read_bytes) <= 32 * 1024
         assert max(floats) * 4 <= 16 * 1024
@@ -161,19 +161,19 @@ def test_token_mean_reads_a_sparse_7b_table_in_place(tmp_path: Path) -> None:
     rows = table(path, "Q4_K", 3_584, [0, 76_000, 152_063])
     assert path.stat().st_size > 152_064 * 2_016
     result = means(path, [[0, 76_000, 152_063], [5]])
-    assert (result[0] == added_up("Q4_K", list(rows.values()))).all()
-    assert not result[1].any()  # a hole is a row of zeros
+    assert (result[0] == mean_of("Q4_K", list(rows.values()))).all()
+    assert not result[1].any()  # a hole in the sparse file is a row of zeros
 
 
-def test_numbers_of_numpy_are_tokens_too(tmp_path: Path) -> None:
-    """Their products would wrap around: row 1,200,000 of 2,016 bytes is beyond an int32."""
+def test_token_mean_accepts_numpy_integers(tmp_path: Path) -> None:
+    """The offset of row 1,200,000, of 2,016 bytes each, does not fit in an int32."""
     path = tmp_path / "model.gguf"
     rows = table(path, "Q4_K", 3_584, [1_199_999], rows=1_200_000)
     file, mean = opened(path)
     with file:
         into = np.empty((1, 3_584), np.float32)
-        mean.encode([np.array([1_199_999], np.int32)], into, never)  # type: ignore[list-item] # as callers do
-    assert (into[0] == added_up("Q4_K", [rows[1_199_999]])).all()
+        mean.encode([np.array([1_199_999], np.int32)], into, no_checkpoint)  # type: ignore[list-item] # callers pass arrays
+    assert (into[0] == mean_of("Q4_K", [rows[1_199_999]])).all()
 
 
 def test_token_mean_checkpoint_every_megabyte(tmp_path: Path) -> None:
@@ -183,14 +183,14 @@ def test_token_mean_checkpoint_every_megabyte(tmp_path: Path) -> None:
     shares: list[float] = []
     with file:
         mean.encode([[3] * 1_000, [3] * 1_000], np.empty((2, 1_024), np.float32), shares.append)
-        # 244 rows of 4,096 bytes are a megabyte: 8 times in 2,000, more where time was short
+        # 244 rows of 4,096 bytes are a megabyte: at least 8 calls in 2,000 rows, more if reading is slow
         assert len(shares) >= 2_000 // (1_000_000 // 4_096)
         assert shares == sorted(shares)
         assert 0 < shares[0] <= 244 / 2_000
         assert shares[-1] <= 1
 
         def stop(_: float) -> None:
-            raise CancelledError("called off")
+            raise CancelledError("cancelled")
 
         with pytest.raises(CancelledError):
             mean.encode([[3] * 1_000], np.empty((1, 1_024), np.float32), stop)
@@ -216,7 +216,7 @@ def test_token_mean_checkpoints_on_a_slow_disk(
 
 
 @pytest.mark.parametrize("token", [10, 10**6, -1])
-def test_a_token_without_a_row_is_an_error(token: int, tmp_path: Path) -> None:
+def test_token_mean_refuses_a_token_without_a_row(token: int, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     table(path, "Q8_0", 32, [], rows=10)
     with pytest.raises(WeightsError, match=rf"{TABLE}: token {token:,} has no row .10 rows"):
@@ -236,7 +236,7 @@ def test_token_mean_refuses_arrays_of_another_shape(shape: tuple[int, ...], tmp_
     table(path, "Q8_0", 32, [], rows=10)
     file, mean = opened(path)
     with file, pytest.raises(ValueError, match="output must be float32"):
-        mean.encode([[1]], np.empty(shape, np.float32), never)
+        mean.encode([[1]], np.empty(shape, np.float32), no_checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_token_mean_notices_a_file_that_is_written_to(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="written to while in use"):
             mean.encode([[3] * 1_000], into, lambda _: write_later(path, b"GGUF"))
         with pytest.raises(SourceError, match="written to while in use"):
-            mean.encode([[3]], into, never)
+            mean.encode([[3]], into, no_checkpoint)
 
 
 def test_token_mean_notices_a_truncated_file(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def _keys(width: int = 32, *more: bytes) -> list[bytes]:
     return [*ARCHITECTURE, key("llama.embedding_length", UINT32, width), *more]
 
 
-_WORDS = key("tokenizer.ggml.tokens", ARRAY, (STRING, ["a", "b", "c"]))
-MISFITS: dict[str, tuple[bytes, type[EdgekitError], str]] = {
+_THREE_TOKENS = key("tokenizer.ggml.tokens", ARRAY, (STRING, ["a", "b", "c"]))
+UNUSABLE: dict[str, tuple[bytes, type[EdgekitError], str]] = {
     "no table": (
         gguf(_keys(), [entry("v.patch_embd.weight", [32], F32, 0)], data_bytes=128),
         WeightsError,
@@ -322,17 +322,17 @@ MISFITS: dict[str, tuple[bytes, type[EdgekitError], str]] = {
         WeightsError,
         "has rows of 32, but embedding_length is 64",
     ),
-    "more words than rows": (
-        gguf(_keys(32, _WORDS), [entry(TABLE, [32, 2], F32, 0)], data_bytes=256),
+    "more tokens than rows": (
+        gguf(_keys(32, _THREE_TOKENS), [entry(TABLE, [32, 2], F32, 0)], data_bytes=256),
         WeightsError,
         "has 2 rows, but the vocabulary has 3 tokens",
     ),
-    "a row wider than any": (
+    "a row over the limit": (
         gguf(_keys(65_537), [entry(TABLE, [65_537, 1], F32, 0)], data_bytes=4 * 65_537),
         HeaderLimitError,
         "65,537 is over the limit of 65,536",
     ),
-    "a type that is no number": (
+    "a type that is not a number": (
         gguf(_keys(), [entry(TABLE, [32, 2], 26, 0)], data_bytes=256),
         UnknownDtypeError,
         rf"tensor {TABLE}: .*I32",
@@ -340,16 +340,16 @@ MISFITS: dict[str, tuple[bytes, type[EdgekitError], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.parametrize("name", UNUSABLE)
 def test_token_mean_refuses_unusable_tables(name: str, tmp_path: Path) -> None:
-    content, error, message = MISFITS[name]
+    content, error, message = UNUSABLE[name]
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(error, match=message):
         opened(path)
 
 
-def test_token_mean_sums_may_overflow(tmp_path: Path) -> None:
+def test_token_mean_overflow_is_infinite(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     huge = np.full(32, 3e38, np.float32).view(np.uint8)
     write_table(path, "F32", (2, 32), {1: huge})

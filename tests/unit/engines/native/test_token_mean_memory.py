@@ -1,4 +1,4 @@
-"""Token mode in a process of its own, on a table of 7B shape: its working set, counted to the byte."""
+"""Memory of TokenMean with a table of 7B size, measured in its own process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from edgekit.formats.dtype import by_name
 from edgekit.units import KIB
 
 ROWS, WIDTH = 152_064, 3_584  # Qwen2 7B
-WORDS = 30_000  # of its vocabulary: a pointer for each is more than `scan_header` may hold
-# What numpy needs beyond C are the fixed buffers it unpacks through.
-MOST_BYTES = {"native": 100 * KIB, "numpy": 160 * KIB}
+TOKENS = 30_000  # of the vocabulary: one pointer per token is more than `scan_header` may hold
+# numpy needs fixed buffers to unpack that the C kernels do not.
+LIMIT_BYTES = {"native": 100 * KIB, "numpy": 160 * KIB}
 
 CHILD = """
 import gc, json, sys, tracemalloc
@@ -36,8 +36,8 @@ from edgekit.engines.native.file import scan_header
 
 path, kernels, tokens = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 
-def outside():
-    "What C holds, and tracemalloc cannot see."
+def native_bytes():
+    "Memory of the C extension, which tracemalloc does not see."
     if kernels != "native":
         return 0
     from edgekit.engines.native.kernels._native import held_bytes
@@ -57,11 +57,11 @@ def embed(monitor, peaks):
         into = np.empty((1, mean.width), np.float32)
         for _ in range(3):
             mean.encode([tokens], into, lambda share: monitor.check())
-        peaks["mean"] = tracemalloc.get_traced_memory()[1] + outside()
+        peaks["mean"] = tracemalloc.get_traced_memory()[1] + native_bytes()
         mean.close()
         return into
 
-embed(Monitor(critical_bytes=0), {})  # imports, caches of the interpreter
+embed(Monitor(critical_bytes=0), {})  # allocate modules and caches first
 gc.collect()
 before_rss = resident() if sys.platform == "linux" else 0
 tracemalloc.start(1)
@@ -81,34 +81,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(1)
     rows = {n: random_row(by_name("Q4_K"), WIDTH, random) for n in (0, 1_000, ROWS - 1)}
     keys = [
-        key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(WORDS)])),
-        key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * WORDS)),
-        key("tokenizer.ggml.merges", ARRAY, (STRING, [f"a{n} b{n}" for n in range(WORDS)])),
+        key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(TOKENS)])),
+        key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * TOKENS)),
+        key("tokenizer.ggml.merges", ARRAY, (STRING, [f"a{n} b{n}" for n in range(TOKENS)])),
     ]
     write_table(path, "Q4_K", (ROWS, WIDTH), rows, keys=keys, others=339)
     return path
 
 
-@pytest.mark.parametrize("kernels", MOST_BYTES if LONG else ["native"])
-def test_token_mode_works_in_very_little(kernels: str, model: Path) -> None:
+@pytest.mark.parametrize("kernels", LIMIT_BYTES if LONG else ["native"])
+def test_token_mean_memory_is_within_its_limits(kernels: str, model: Path) -> None:
     if kernels == "native" and not importlib.util.find_spec(
         "edgekit.engines.native.kernels._native"
     ):
         pytest.skip("installed without a compiler")
     tokens = json.dumps([0, 1_000, ROWS - 1, 5] * 128)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CHILD, str(model), kernels, tokens],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_S,
     )
-    assert done.returncode == 0, done.stderr[-2_000:]
-    peaks = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr[-2_000:]
+    peaks = json.loads(process.stdout)
     print(
         f"{kernels}: {', '.join(f'{name} {peaks[name] / KIB:.1f} KiB' for name in peaks if name != 'sum')}"
     )
     assert peaks["sum"] != 0
     assert peaks["scan_header"] < 100 * KIB
-    assert peaks["mean"] < MOST_BYTES[kernels]
-    assert peaks["rss"] < 1024 * KIB  # pages, and whatever tracemalloc keeps for itself
+    assert peaks["mean"] < LIMIT_BYTES[kernels]
+    assert peaks["rss"] < 1024 * KIB  # whole pages, and the memory of tracemalloc itself

@@ -1,4 +1,4 @@
-"""The form of a tokenizer that stays on the disk: used again, never believed when broken."""
+"""build_tokenizer with a cache folder: files are written once, reused, and replaced if damaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.vocabularies import write_model
 
 from edgekit.engines.native.file import Limits, WeightFile, scan_header
-from edgekit.engines.native.tokenizer import build as kept
+from edgekit.engines.native.tokenizer import build as build_module
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from edgekit.errors import SourceError
@@ -41,23 +41,25 @@ def files_in(cache: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_written_once_and_used_again(vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_tokenizer_cache_is_written_once(vocabulary: Vocabulary, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     plain = build_tokenizer(vocabulary).encode(TEXT)
     assert not cache.exists()
     assert build_tokenizer(vocabulary, cache=cache).encode(TEXT) == plain
     first = files_in(cache)
-    assert sorted(first) == sorted((kept.VOCABULARY_FILE, kept.MERGES_FILE, kept.DIGESTS_FILE))
+    assert sorted(first) == sorted(
+        (build_module.VOCABULARY_FILE, build_module.MERGES_FILE, build_module.DIGESTS_FILE)
+    )
     assert build_tokenizer(vocabulary, cache=cache).encode(TEXT) == plain
     assert files_in(cache) == first
 
 
-def cut_off(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
 def scramble(path: Path) -> None:
-    """Well-formed still: other merges, other numbers."""
+    """Still well-formed, but with other merges or other numbers."""
     raw = path.read_bytes()
     path.write_bytes(
         raw.replace(b"a b\nb c", b"b c\na b").replace(b":1,", b":9,").replace(b"0", b"1")
@@ -68,30 +70,34 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
-def nest(path: Path) -> None:
+def nest_deeply(path: Path) -> None:
     path.write_bytes(b"[" * 100_000)
 
 
-def pipe(path: Path) -> None:
+def replace_by_pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("name", [kept.VOCABULARY_FILE, kept.MERGES_FILE, kept.DIGESTS_FILE])
-@pytest.mark.parametrize("harm", [cut_off, scramble, remove, nest, pipe])
-def test_broken_files_are_written_anew(
-    name: str, harm: Callable[[Path], None], vocabulary: Vocabulary, tmp_path: Path
+@pytest.mark.parametrize(
+    "name", [build_module.VOCABULARY_FILE, build_module.MERGES_FILE, build_module.DIGESTS_FILE]
+)
+@pytest.mark.parametrize("damage", [truncate, scramble, remove, nest_deeply, replace_by_pipe])
+def test_tokenizer_cache_replaces_damaged_files(
+    name: str, damage: Callable[[Path], None], vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     plain = build_tokenizer(vocabulary, cache=cache).encode(TEXT)
-    whole = {name: content for name, (_, content) in files_in(cache).items()}
+    intact = {name: content for name, (_, content) in files_in(cache).items()}
     (file,) = cache.rglob(name)
-    harm(file)
+    damage(file)
     assert build_tokenizer(vocabulary, cache=cache).encode(TEXT) == plain
-    assert {name: content for name, (_, content) in files_in(cache).items()} == whole
+    assert {name: content for name, (_, content) in files_in(cache).items()} == intact
 
 
-def test_another_vocabulary_has_another_place(vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_tokenizer_cache_has_one_folder_per_vocabulary(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     build_tokenizer(vocabulary, cache=cache)
     path = tmp_path / "other.gguf"
@@ -102,7 +108,7 @@ def test_another_vocabulary_has_another_place(vocabulary: Vocabulary, tmp_path: 
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_done_without(
+def test_build_tokenizer_without_a_writable_cache_folder(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
     locked = tmp_path / "locked"
@@ -110,14 +116,14 @@ def test_a_folder_that_cannot_be_written_is_done_without(
     assert build_tokenizer(vocabulary, cache=locked / "cache").encode(TEXT)
 
 
-def test_a_file_in_the_place_of_the_folder_is_done_without(
+def test_build_tokenizer_with_a_file_in_place_of_the_cache_folder(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("not a folder")
     assert build_tokenizer(vocabulary, cache=tmp_path / "cache").encode(TEXT)
 
 
-def test_build_tokenizer_without_a_temporary_folder(
+def test_build_tokenizer_without_a_temporary_folder_is_an_error(
     vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
@@ -125,7 +131,7 @@ def test_build_tokenizer_without_a_temporary_folder(
         build_tokenizer(vocabulary)
 
 
-def test_several_at_once(vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_build_tokenizer_in_several_threads(vocabulary: Vocabulary, tmp_path: Path) -> None:
     plain = build_tokenizer(vocabulary).encode(TEXT)
     result: list[list[int]] = []
     threads = [

@@ -1,4 +1,4 @@
-"""What a tokenizer costs is never more than was said before, measured in a process of its own."""
+"""tokenizer_cost_bytes: never below the memory measured in a separate process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S
 from tests.thoroughness import LONG, costly, sampled
 from tests.vocabularies import find_vocabulary
 
-# Each kind of tokenizer, the small of it and the large; the others are built as one of these.
+# A small and a large vocabulary of each kind; other kinds are built like one of these.
 NAMES = ["bert-bge", "qwen2", "gpt-2", "llama-spm", "nomic-bert-moe", "gemma-4"]
 NAMES += ["llama-bpe", "command-r", "baichuan"] if LONG else []
 
@@ -33,7 +33,7 @@ from edgekit.engines.native.file import scan_header
 
 with WeightFile(Path(sys.argv[1]), Limits()) as file:
     header = scan_header(file)
-    said = tokenizer_cost_bytes(header)
+    estimated = tokenizer_cost_bytes(header)
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     tokenizer = build_tokenizer(read_vocabulary(file, header))
@@ -41,25 +41,22 @@ with WeightFile(Path(sys.argv[1]), Limits()) as file:
 worst = ["\\U0001f469\\u200d\\U0001f4bb" * 9000, "e\\u0302" * 9000, "a" * 17000, "!?" * 9000, "w " * 9000]
 for text in worst:
     tokenizer.encode(text, limit_tokens=2048, truncate=True)
-print(json.dumps([*said, status("VmRSS") - before, max(peak, status("VmHWM") - before)]))
+print(json.dumps([*estimated, status("VmRSS") - before, max(peak, status("VmHWM") - before)]))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 @costly
-@pytest.mark.parametrize(
-    "name",
-    sampled(NAMES, each=2),
-)
+@pytest.mark.parametrize("name", sampled(NAMES, each=2))
 def test_tokenizer_cost_is_never_below_the_measurement(name: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CHILD, str(find_vocabulary(name))],
         capture_output=True,
         check=True,
         timeout=PATIENCE_S,
     )
-    resident_said, peak_said, resident, peak = json.loads(done.stdout)
-    answer = f"{name}: said {resident_said:,} {peak_said:,}, measured {resident:,} {peak:,}"
-    assert resident <= resident_said, answer
-    assert peak <= peak_said, answer
-    assert peak_said < 2.2 * peak, answer  # and not a number out of the air
+    estimated_resident, estimated_peak, resident, peak = json.loads(process.stdout)
+    message = f"{name}: estimated {estimated_resident:,} {estimated_peak:,}, measured {resident:,} {peak:,}"
+    assert resident <= estimated_resident, message
+    assert peak <= estimated_peak, message
+    assert estimated_peak < 2.2 * peak, message  # the estimate is not far too high either

@@ -1,4 +1,4 @@
-"""Texts of any kind: limits, special tokens, threads, and time."""
+"""TextTokenizer: special tokens, length limits, threads, and texts that make slow tokenizers hang."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edgekit.engines.native.tokenizer.vocabulary import STRETCH_CHARACTERS
 from edgekit.errors import TextError
 
 
-def test_special_tokens_in_a_text() -> None:
-    """As llama.cpp's server (parse_special) and sentence-transformers; letters if one asks for that."""
+def test_tokenizer_special_tokens_in_a_text() -> None:
+    """Parsed as by llama.cpp's server and sentence-transformers; plain text with parse_special=False."""
     bert = tokenizer_of("bert-bge")
     assert bert.encode("a [SEP] b") == [101, 1037, 102, 1038, 102]
     assert 102 not in bert.encode_plain("a [SEP] b", parse_special=False)
@@ -25,7 +25,7 @@ def test_special_tokens_in_a_text() -> None:
     assert xlmr.encode_plain("a  <mask>b") == xlmr.encode_plain("a<mask>b")
 
 
-def test_longer_than_the_limit() -> None:
+def test_tokenizer_refuses_or_truncates_a_text_over_the_limit() -> None:
     bert = tokenizer_of("bert-bge")
     assert len(bert.encode("a " * 510, limit_tokens=512)) == 512
     with pytest.raises(TextError, match="more than 512 tokens"):
@@ -36,30 +36,28 @@ def test_longer_than_the_limit() -> None:
         bert.encode("a", limit_tokens=1)
 
 
-def test_the_beginning_does_not_depend_on_the_limit() -> None:
+def test_tokenizer_truncation_does_not_change_the_first_tokens() -> None:
     gpt = tokenizer_of("gpt-2")
     text = "The quick brown fox, 漢字です。 " * 1_000
-    whole = gpt.encode(text)
-    assert gpt.encode(text, limit_tokens=2_048, truncate=True) == whole[:2_048]
+    tokens = gpt.encode(text)
+    assert gpt.encode(text, limit_tokens=2_048, truncate=True) == tokens[:2_048]
 
 
-def test_half_a_character() -> None:
+def test_tokenizer_refuses_a_lone_surrogate() -> None:
     with pytest.raises(TextError, match=r"character 2 is '\\ud800'"):
         tokenizer_of("bert-bge").encode("ab\ud800")
 
 
-def test_an_empty_text_has_its_frame() -> None:
+def test_tokenizer_empty_text_has_only_special_tokens() -> None:
     assert tokenizer_of("bert-bge").encode("") == [101, 102]
     assert tokenizer_of("llama-spm").encode("") == [1]
     assert tokenizer_of("gpt-2").encode("") == []
 
 
 MANY = 1_000_000
-
-
-HURTING = ["bert-bge", "gpt-2", "llama-spm", "nomic-bert-moe"]  # one of each kind
-HURTING += ["qwen2", "deepseek-llm"] if LONG else []
-HURT: dict[str, Callable[[], str]] = {
+SLOW_NAMES = ["bert-bge", "gpt-2", "llama-spm", "nomic-bert-moe"]  # one of each kind
+SLOW_NAMES += ["qwen2", "deepseek-llm"] if LONG else []
+SLOW_TEXTS: dict[str, Callable[[], str]] = {
     "word": lambda: "a" * 4 * MANY,
     "spaces": lambda: " " * MANY,
     "spaces then x": lambda: " " * MANY + "x",
@@ -75,23 +73,23 @@ HURT: dict[str, Callable[[], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HURTING)
-def test_a_text_made_to_hurt(name: str) -> None:
-    """Millions of letters are refused or cut; in 0.01 to 1.5 s, where a slow way would take hours.
+@pytest.mark.parametrize("name", SLOW_NAMES)
+def test_tokenizer_refuses_or_truncates_texts_of_a_million_characters(name: str) -> None:
+    """They are refused or truncated in 0.01 to 1.5 s, where a quadratic algorithm would take hours.
 
-    Each vocabulary has every fourth text, the next one others; with LONG all.
+    Each vocabulary has a different quarter of the texts; with LONG, all of them.
     """
     tokenizer = tokenizer_of(name)
-    for kind in sampled(tuple(HURT), each=4, turn=HURTING.index(name)):
-        text = HURT[kind]()
+    for kind in sampled(tuple(SLOW_TEXTS), each=4, turn=SLOW_NAMES.index(name)):
+        text = SLOW_TEXTS[kind]()
         try:
             assert len(tokenizer.encode(text, limit_tokens=2_048)) <= 2_048, kind
         except TextError as error:
-            assert "truncate" in str(error), kind  # noqa: PT017 - both are right
+            assert "truncate" in str(error), kind  # noqa: PT017 - an error is not required
         assert len(tokenizer.encode(text, limit_tokens=2_048, truncate=True)) <= 2_048, kind
 
 
-def test_a_stretch_without_a_place_to_part_it() -> None:
+def test_tokenizer_refuses_a_stretch_that_cannot_be_split() -> None:
     gpt = tokenizer_of("gpt-2")
     assert len(gpt.encode("a" * STRETCH_CHARACTERS)) > 1_000
     with pytest.raises(TextError, match="8,192 characters without a place"):
@@ -104,10 +102,10 @@ def test_tokenizer_in_several_threads() -> None:
     alone = [tokenizer.encode(text) for text in texts]
     result: list[list[list[int]]] = []
 
-    def cut_all() -> None:
+    def encode_all() -> None:
         result.append([tokenizer.encode(text) for text in texts])
 
-    threads = [threading.Thread(target=cut_all) for _ in range(4)]
+    threads = [threading.Thread(target=encode_all) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

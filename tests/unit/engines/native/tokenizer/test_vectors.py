@@ -1,6 +1,6 @@
-"""Against llama.cpp: its own vectors, and what it answered to 362 texts in many scripts; in pieces as in one.
+"""TextTokenizer compared with llama.cpp: its own test vectors, and its recorded tokens of 362 texts in many scripts.
 
-Tests of one vocabulary, or of one way to cut, follow each other: building a tokenizer takes up to three seconds.
+Tests of one vocabulary or pre-tokenizer follow each other: building a tokenizer takes up to three seconds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from edgekit.engines.native.tokenizer.kinds import pre_tokenizers
 from edgekit.engines.native.tokenizer.text import TextTokenizer, windows
 from edgekit.errors import UnknownTokenizerError
 
-# Reading a vocabulary takes a second or two: in the normal run there is one of each kind, with WITHOUT_VECTORS.
-# The others merge pairs as gpt-2 or llama-spm do, and the ways they cut into words are WAYS.
+# Reading a vocabulary takes a second or two: the normal run has one of each kind, including WITHOUT_VECTORS.
+# The others merge like gpt-2 or llama-spm, and their pre-tokenizers are in PRE_TOKENIZERS.
 WITH_VECTORS = ["bert-bge", "gpt-2", "llama-spm"]
 if LONG:
     WITH_VECTORS += [
@@ -34,13 +34,13 @@ if LONG:
         "starcoder",
     ]
 WITHOUT_VECTORS = ("baichuan", "nomic-bert-moe")
-REFUSED = ("aquila", "gpt-neox")  # of before tokenizer.ggml.pre
-WAYS = sorted({row: name for name, row in pre_tokenizers().items()}.values())
+REFUSED = ("aquila", "gpt-neox")  # older than the key tokenizer.ggml.pre
+PRE_TOKENIZERS = sorted({row: name for name, row in pre_tokenizers().items()}.values())
 ALPHABET = "aB\u00e9\u0301\u4e2d\u304b1\u00bd .,'s!\u3002\uff0c\n\r\t\u00a0\u3000\U0001f600-_<|>"
 
 
 @pytest.mark.parametrize("name", WITH_VECTORS, scope="module")
-def test_llama_cpps_own_vectors(name: str) -> None:
+def test_tokenizer_equals_llamacpp_test_vectors(name: str) -> None:
     result = vectors(name)
     assert len(result) >= 46
     tokenizer = tokenizer_of(name)
@@ -50,75 +50,75 @@ def test_llama_cpps_own_vectors(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*WITH_VECTORS, *WITHOUT_VECTORS], scope="module")
 def test_tokenizer_equals_recorded_llama_cpp(name: str) -> None:
-    """As its server embeds a text; and as plain text, where special tokens would change it.
+    """As its server tokenizes a text to embed; and as plain text, where special tokens would change it.
 
-    BERT is held against its own tokenizer where llama.cpp departs from it: see docs/embed.md.
+    Where llama.cpp differs from BERT's own tokenizer, the latter is expected: see docs/embed.md.
     """
     answers = tokenizer_answers()
-    theirs, own = answers["vocabularies"][name], answers["own"].get(name, {})
+    llamacpp, own = answers["vocabularies"][name], answers["own"].get(name, {})
     tokenizer = tokenizer_of(name)
     for index, text in enumerate(answers["texts"]):
-        expected = own.get(str(index), theirs["embedded"][index])
+        expected = own.get(str(index), llamacpp["embedded"][index])
         assert tokenizer.encode(text) == expected, text
-    for index, tokens in theirs["plain"].items():
+    for index, tokens in llamacpp["plain"].items():
         text = answers["texts"][int(index)]
         assert tokenizer.encode_plain(text, parse_special=False) == tokens, text
 
 
-def test_bert_departs_from_llama_cpp_in_few_texts() -> None:
-    """Hangul, marks that take room, and three kinds of spaces. A new departure is a new finding."""
+def test_bert_differs_from_llamacpp_in_34_texts() -> None:
+    """Hangul, Indic spacing marks, and three kinds of spaces. Any new difference needs a look."""
     answers = tokenizer_answers()
-    departing = [answers["texts"][int(index)] for index in answers["own"]["bert-bge"]]
-    assert len(departing) == 34
-    odd = range(0x0900, 0x0C00), range(0xAC00, 0xD7A4), (0x0B, 0x0C, 0x85)
-    assert all(any(ord(c) in codes for c in text for codes in odd) for text in departing)
+    differing = [answers["texts"][int(index)] for index in answers["own"]["bert-bge"]]
+    assert len(differing) == 34
+    ranges = range(0x0900, 0x0C00), range(0xAC00, 0xD7A4), (0x0B, 0x0C, 0x85)
+    assert all(any(ord(c) in codes for c in text for codes in ranges) for text in differing)
 
 
-def test_a_word_of_more_than_100_letters_is_unknown_to_bert() -> None:
-    """As in its training; llama.cpp cuts it into pieces."""
+def test_bert_word_of_more_than_100_letters_is_unknown() -> None:
+    """As in BERT's own tokenizer; llama.cpp splits such a word."""
     tokenizer = tokenizer_of("bert-bge")
     assert len(tokenizer.encode("x" * 100)) > 3
     assert tokenizer.encode("x" * 101) == [101, 100, 102]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_vocabulary_that_does_not_say_how_is_refused(name: str) -> None:
+def test_tokenizer_refuses_a_vocabulary_without_pre_tokenizer(name: str) -> None:
     with pytest.raises(UnknownTokenizerError, match="convert the model again"):
         tokenizer_of(name)
 
 
-@pytest.mark.parametrize("pre", WAYS, scope="module")
-def test_every_way_to_cut_into_words(pre: str) -> None:
-    """Names that stand for the same way were asked together, or each had the same answers."""
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS, scope="module")
+def test_pre_tokenizer_equals_recorded_llamacpp(pre: str) -> None:
+    """Names of the same pre-tokenizer were recorded as one group, or in groups with equal tokens."""
     answers, tokenizer = tokenizer_answers(), pairs_tokenizer(pre)
-    requests = [group for group in answers["pre"] if is_among(pre, group["names"])]
-    assert requests
-    for group in requests:
+    groups = [group for group in answers["pre"] if has_pre_tokenizer(pre, group["names"])]
+    assert groups
+    for group in groups:
         for text, tokens in zip(answers["texts"], group["plain"], strict=True):
             assert tokenizer.encode_plain(text, parse_special=False) == tokens, text
 
 
-def is_among(pre: str, names: list[str]) -> bool:
+def has_pre_tokenizer(pre: str, names: list[str]) -> bool:
     return any(pre_tokenizers()[name] == pre_tokenizers()[pre] for name in names)
 
 
 def test_every_pre_tokenizer_is_recorded() -> None:
-    requests = [name for group in tokenizer_answers()["pre"] for name in group["names"]]
-    assert sorted(requests) == sorted(pre_tokenizers())
+    recorded = [name for group in tokenizer_answers()["pre"] for name in group["names"]]
+    assert sorted(recorded) == sorted(pre_tokenizers())
 
 
-@pytest.mark.parametrize("pre", WAYS, scope="module")
-def test_pieces_have_the_tokens_of_the_whole(pre: str) -> None:
-    """Every way to cut into words, at every place where a text may be parted."""
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS, scope="module")
+def test_tokens_of_split_text_equal_those_of_the_whole_text(pre: str) -> None:
+    """Split at every possible point, with every pre-tokenizer."""
     tokenizer = pairs_tokenizer(pre)
-    _check_pieces(tokenizer, " ".join(tokenizer_answers()["texts"]))
+    _check_split(tokenizer, " ".join(tokenizer_answers()["texts"]))
 
     @settings(
         max_examples=200 if LONG else 15, deadline=None, suppress_health_check=list(HealthCheck)
     )
     @given(st.text(st.sampled_from(ALPHABET), max_size=60))
     def check(text: str) -> None:
-        _check_pieces(tokenizer, text)
+        _check_split(tokenizer, text)
 
     check()
 
@@ -128,14 +128,14 @@ def test_pieces_have_the_tokens_of_the_whole(pre: str) -> None:
     ["bert-bge", "llama-spm", "baichuan", "nomic-bert-moe", *(["phi-3"] if LONG else [])],
     scope="module",
 )
-def test_pieces_have_the_tokens_of_the_whole_without_words(name: str) -> None:
+def test_tokens_of_split_text_without_pre_tokenizer(name: str) -> None:
     tokenizer = tokenizer_of(name)
     for text in tokenizer_answers()["texts"]:
-        _check_pieces(tokenizer, text)
+        _check_split(tokenizer, text)
 
 
-def _check_pieces(tokenizer: TextTokenizer, text: str) -> None:
+def _check_split(tokenizer: TextTokenizer, text: str) -> None:
     parts = list(windows(text, tokenizer._split_points, truncate=False, window_characters=1))
     assert "".join(parts) == text
-    pieces = [n for index, part in enumerate(parts) for n in tokenizer._cut(part, index == 0)]
-    assert pieces == tokenizer._cut(text, True)
+    tokens = [n for index, part in enumerate(parts) for n in tokenizer._cut(part, index == 0)]
+    assert tokens == tokenizer._cut(text, True)

@@ -1,4 +1,4 @@
-"""Vocabularies that lie: a clear error each, soon, and in little memory."""
+"""read_vocabulary and build_tokenizer: valid files of each kind, and invalid ones, each with its own error."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def t5(**keys: Any) -> dict[str, Any]:
 
 
 def _keys(usual: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """None takes a key away."""
+    """The keys with their prefix; a value of None removes the key."""
     return {GGML + key: value for key, value in {**usual, **other}.items() if value is not None}
 
 
@@ -110,7 +110,9 @@ def build(folder: Path, keys: dict[str, Any]) -> list[int]:
         (t5(), [3, 6, 2, 1]),
     ],
 )
-def test_honest_ones_are_read(keys: dict[str, Any], tokens: list[int], tmp_path: Path) -> None:
+def test_build_tokenizer_of_each_kind(
+    keys: dict[str, Any], tokens: list[int], tmp_path: Path
+) -> None:
     assert build(tmp_path, keys) == tokens
 
 
@@ -158,38 +160,38 @@ def test_honest_ones_are_read(keys: dict[str, Any], tokens: list[int], tmp_path:
         (t5(precompiled_charsmap=struct.pack("<II", 4, 0xFFFFFFFF) + b"x\0"), HeaderError, "points outside itself"),
     ],
 )  # fmt: skip
-def test_liars_are_refused(
+def test_build_tokenizer_refuses_invalid_vocabularies(
     keys: dict[str, Any], error: type[EdgekitError], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
         build(tmp_path, keys)
 
 
-def test_vocabulary_accepts_an_invalid_token_that_is_not_used(tmp_path: Path) -> None:
-    """llama.cpp warns; files with a padding or beginning that they never use exist."""
+def test_build_tokenizer_accepts_an_invalid_special_token_that_is_not_used(tmp_path: Path) -> None:
+    """Some files have an invalid BOS or padding token that they never use; llama.cpp only warns."""
     assert build(tmp_path, gpt2(bos_token_id=4_000_000_000)) == [5]
 
 
-def test_more_ways_to_make_a_token_than_real_ones_have(tmp_path: Path) -> None:
-    runs = ["a" * length for length in range(1, 40)]
+def test_build_tokenizer_limits_the_merges_rebuilt_from_scores(tmp_path: Path) -> None:
+    short = ["a" * length for length in range(1, 40)]
     keys = spm(
-        tokens=["<unk>", "<s>", "</s>", *BYTES, *runs],
-        scores=[0.0] * (259 + len(runs)),
-        token_type=[2, 3, 3] + [6] * 256 + [1] * len(runs),
+        tokens=["<unk>", "<s>", "</s>", *BYTES, *short],
+        scores=[0.0] * (259 + len(short)),
+        token_type=[2, 3, 3] + [6] * 256 + [1] * len(short),
     )
-    assert build(tmp_path, keys)  # 741 ways for 298 tokens
-    longer = ["a" * length for length in range(1, 60)]
+    assert build(tmp_path, keys)  # 741 merges for 298 tokens
+    long = ["a" * length for length in range(1, 60)]
     keys = spm(
-        tokens=["<unk>", "<s>", "</s>", *BYTES, *longer],
-        scores=[0.0] * (259 + len(longer)),
-        token_type=[2, 3, 3] + [6] * 256 + [1] * len(longer),
+        tokens=["<unk>", "<s>", "</s>", *BYTES, *long],
+        scores=[0.0] * (259 + len(long)),
+        token_type=[2, 3, 3] + [6] * 256 + [1] * len(long),
     )
     with pytest.raises(HeaderLimitError, match="ways to build a token"):  # 1,711 for 318
         build(tmp_path, keys)
 
 
 @pytest.mark.parametrize("claimed", [10**9, 2**63])
-def test_a_billion_tokens_claimed(claimed: int, tmp_path: Path) -> None:
+def test_read_vocabulary_refuses_a_claimed_billion_tokens(claimed: int, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     key, model = b"tokenizer.ggml.tokens", b"tokenizer.ggml.model"
     path.write_bytes(
@@ -206,7 +208,7 @@ def test_a_billion_tokens_claimed(claimed: int, tmp_path: Path) -> None:
     assert peak < 1_000_000
 
 
-def test_counts_over_the_limits_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_read_vocabulary_checks_limits_before_it_reads(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, gpt2())
     with WeightFile(path, Limits()) as file:
@@ -215,18 +217,18 @@ def test_counts_over_the_limits_are_refused_before_anything_is_read(tmp_path: Pa
             ("tokens", tokenizer_limits.MOST_TOKENS),
             ("merges", tokenizer_limits.MOST_MERGES),
         ):
-            place = header.arrays[GGML + key]
-            many = replace(place, count=limit + 1)
-            lying = replace(header, arrays={**header.arrays, GGML + key: many})
+            array = header.arrays[GGML + key]
+            too_many = replace(array, count=limit + 1)
+            changed = replace(header, arrays={**header.arrays, GGML + key: too_many})
             with pytest.raises(HeaderLimitError, match=f"{key}: number of entries"):
-                read_vocabulary(file, lying)
-            long = replace(place, end=place.offset + tokenizer_limits.MOST_STRINGS_BYTES + 1)
-            lying = replace(header, arrays={**header.arrays, GGML + key: long})
+                read_vocabulary(file, changed)
+            too_long = replace(array, end=array.offset + tokenizer_limits.MOST_STRINGS_BYTES + 1)
+            changed = replace(header, arrays={**header.arrays, GGML + key: too_long})
             with pytest.raises(HeaderLimitError, match="length in bytes"):
-                read_vocabulary(file, lying)
+                read_vocabulary(file, changed)
 
 
-def test_a_file_cut_off_after_its_header_was_walked(tmp_path: Path) -> None:
+def test_read_vocabulary_of_a_file_truncated_after_scan_header(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(
         path, gpt2(tokens=["<s>", "a", "b", "ab", "c", "abc", *(f"x{n}" for n in range(5_000))])
@@ -239,7 +241,7 @@ def test_a_file_cut_off_after_its_header_was_walked(tmp_path: Path) -> None:
             read_vocabulary(file, header)
 
 
-def test_a_cost_needs_a_known_kind(tmp_path: Path) -> None:
+def test_tokenizer_cost_refuses_an_unknown_kind(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, gpt2(model="plamo2"))
     with WeightFile(path, Limits()) as file, pytest.raises(UnknownTokenizerError):
@@ -247,7 +249,7 @@ def test_a_cost_needs_a_known_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "lowers"),
+    ("keys", "lowercase"),
     [
         ({}, True),
         ({"tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581Berlin", "b"]}, False),
@@ -260,12 +262,12 @@ def test_a_cost_needs_a_known_kind(tmp_path: Path) -> None:
         ),
         ({"normalizer.lowercase": False}, False),
     ],
-    ids=["silent", "silent, with capitals", "it says so", "it says no"],
+    ids=["no key", "no key, capitals in tokens", "key true", "key false"],
 )
-def test_whether_a_wordpiece_file_lowers_texts(
-    tmp_path: Path, keys: dict[str, Any], *, lowers: bool
+def test_wordpiece_lowercase_by_key_or_by_tokens(
+    tmp_path: Path, keys: dict[str, Any], *, lowercase: bool
 ) -> None:
     path = tmp_path / "v.gguf"
     write_model(path, bert(**keys))
     with WeightFile(path, Limits()) as file:
-        assert read_vocabulary(file, scan_header(file)).lowercase is lowers
+        assert read_vocabulary(file, scan_header(file)).lowercase is lowercase
