@@ -26,7 +26,7 @@ from turns import Work, best_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.embed_kernels import KINDS, random_blocks, scale_places, set_half
+from tests.embed_kernels import KINDS, random_blocks, scale_offsets, set_half
 
 from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import Bytes, Floats, Kernels
@@ -113,7 +113,7 @@ def _weights(name: str, rows: int, columns: int) -> np.ndarray[tuple[int], np.dt
     blocks = random_blocks(name, rows * columns // kind.block_elements)
     if name == "F32":
         return np.random.default_rng(0).standard_normal(len(blocks), np.float32).view(np.uint8)
-    for place in scale_places(kind):
+    for place in scale_offsets(kind):
         set_half(blocks, place, np.full(len(blocks), 0x2000, np.uint16))
     return blocks.reshape(-1)
 

@@ -121,9 +121,9 @@ def _ours(path: str, threads: int, tokens: int, keep_bytes: int | None) -> dict[
 def _llama(path: str, threads: int, tokens: int) -> dict[str, float]:
     """A request for each token: what is before it is in the cache."""
     import xllamacpp
-    from tests.embed_oracle import post, wishes
+    from tests.embed_oracle import post, server_params
 
-    wanted = wishes({"model": path, "threads": threads}, longest=CONTEXT_TOKENS)
+    wanted = server_params({"model": path, "threads": threads}, longest=CONTEXT_TOKENS)
     server = xllamacpp.Server(wanted)
     request: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
     address = f"{server.listening_address}/completion"

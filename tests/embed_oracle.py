@@ -1,4 +1,4 @@
-"""Real llama.cpp, asked through xllamacpp in a process of its own: vectors and tokens to hold ours against."""
+"""llama.cpp through xllamacpp, in a child process: vectors and tokens to compare with ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.patience import PATIENCE_S
 
-# The child has no numbers to work with: it is there for the engine, a hundred times in a run of the tests.
+# The child, which is started a hundred times in a test run, does not need numpy.
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -39,23 +39,23 @@ def llamacpp_vectors(
 
 
 def llamacpp_tokens(path: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Each text as llama.cpp itself cuts it for an embedding: special tokens added, and known in the text."""
+    """The tokens of each text as llama.cpp embeds it: special tokens are added, and parsed in the text."""
     return list(ask(path, {"texts": list(texts)})["tokens"])
 
 
-def cosines(ours: Floats, theirs: Floats) -> Floats:
-    """Of the rows of one with the rows of the other."""
+def cosines(actual: Floats, expected: Floats) -> Floats:
+    """The cosine similarity of each pair of rows."""
     import numpy as np
 
-    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    return np.asarray((ours * theirs).sum(axis=1) / lengths, dtype=np.float32)
+    lengths = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
+    return np.asarray((actual * expected).sum(axis=1) / lengths, dtype=np.float32)
 
 
-def ask(path: Path, asked: Mapping[str, Any], script: str = __file__) -> dict[str, Any]:
-    """What a script that calls `answer` says. The engine writes on standard output too, so it comes in a file."""
+def ask(path: Path, parameters: Mapping[str, Any], script: str = __file__) -> dict[str, Any]:
+    """The output of a script that calls `answer`; in a file, because the engine writes to standard output."""
     with tempfile.TemporaryDirectory(prefix="edgekit-oracle-") as folder:
-        request = {**asked, "model": str(path), "answer": str(Path(folder) / "answer.json")}
-        done = subprocess.run(
+        request = {**parameters, "model": str(path), "answer": str(Path(folder) / "answer.json")}
+        process = subprocess.run(
             [sys.executable, script],
             input=json.dumps(request),
             capture_output=True,
@@ -65,32 +65,32 @@ def ask(path: Path, asked: Mapping[str, Any], script: str = __file__) -> dict[st
             check=False,
             env={**os.environ, "GGML_NO_BACKTRACE": "1", "PYTHONPATH": str(ROOT)},
         )
-        answer = Path(request["answer"])
-        if not answer.exists():
+        answer_path = Path(request["answer"])
+        if not answer_path.exists():
             raise RuntimeError(
-                f"llama.cpp did not answer ({done.returncode}): {done.stderr[-3000:]}"
+                f"llama.cpp did not answer ({process.returncode}): {process.stderr[-3000:]}"
             )
-        output: dict[str, Any] = json.loads(answer.read_text())
+        output: dict[str, Any] = json.loads(answer_path.read_text())
         return output
 
 
 # --- the child
 
 
-def answer(tell: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def answer(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     request = json.loads(sys.stdin.read())
-    Path(request["answer"]).write_text(json.dumps(tell(request)))
+    Path(request["answer"]).write_text(json.dumps(handle(request)))
     os._exit(0)
 
 
-def _told(asked: dict[str, Any]) -> dict[str, Any]:
-    return _vectors(asked) if "tokens" in asked else _tokens(asked)
+def _handle(request: dict[str, Any]) -> dict[str, Any]:
+    return _vectors(request) if "tokens" in request else _tokens(request)
 
 
-def _vectors(asked: dict[str, Any]) -> dict[str, Any]:
-    server = _server(asked, longest=max(map(len, asked["tokens"])))
+def _vectors(request: dict[str, Any]) -> dict[str, Any]:
+    server = _server(request, longest=max(map(len, request["tokens"])))
     results = []
-    for tokens in asked["tokens"]:
+    for tokens in request["tokens"]:
         reply = server.handle_embeddings({"input": tokens, "embd_normalize": -1})
         if "data" not in reply:
             raise RuntimeError(json.dumps(reply)[:2000])
@@ -98,52 +98,52 @@ def _vectors(asked: dict[str, Any]) -> dict[str, Any]:
     return {"vectors": results}
 
 
-def _tokens(asked: dict[str, Any]) -> dict[str, Any]:
-    """By HTTP on this machine's own address: the binding has no call for it."""
-    server = _server(asked, longest=64)
+def _tokens(request: dict[str, Any]) -> dict[str, Any]:
+    """By HTTP on loopback, because the binding has no function for it."""
+    server = _server(request, longest=64)
     special = {"add_special": True, "parse_special": True}
     return {
         "tokens": [
             post(f"{server.listening_address}/tokenize", {"content": text, **special})["tokens"]
-            for text in asked["texts"]
+            for text in request["texts"]
         ]
     }
 
 
-def post(address: str, asked: dict[str, Any]) -> Any:
+def post(address: str, body: dict[str, Any]) -> Any:
     import urllib.request
 
     request = urllib.request.Request(
-        address, data=json.dumps(asked).encode(), headers={"Content-Type": "application/json"}
+        address, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
         return json.load(reply)
 
 
-def wishes(asked: dict[str, Any], *, longest: int) -> Any:
-    """A server for one short text at a time, on this machine's own address."""
+def server_params(request: dict[str, Any], *, longest: int) -> Any:
+    """Parameters of a server on loopback for one short text at a time."""
     import xllamacpp
 
-    wanted = xllamacpp.CommonParams()
-    wanted.model.path = asked["model"]
-    wanted.warmup, wanted.fit_params = False, False
-    wanted.n_gpu_layers, wanted.n_parallel = 0, 1
-    wanted.n_ctx = wanted.n_batch = wanted.n_ubatch = max(64, -(-longest // 64) * 64)
-    wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = asked.get("threads", 1)
-    wanted.hostnames, wanted.port, wanted.n_threads_http = ["127.0.0.1"], 0, 1
-    return wanted
+    params = xllamacpp.CommonParams()
+    params.model.path = request["model"]
+    params.warmup, params.fit_params = False, False
+    params.n_gpu_layers, params.n_parallel = 0, 1
+    params.n_ctx = params.n_batch = params.n_ubatch = max(64, -(-longest // 64) * 64)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = request.get("threads", 1)
+    params.hostnames, params.port, params.n_threads_http = ["127.0.0.1"], 0, 1
+    return params
 
 
-def _server(asked: dict[str, Any], *, longest: int) -> Any:
+def _server(request: dict[str, Any], *, longest: int) -> Any:
     import xllamacpp
 
-    wanted = wishes(asked, longest=longest)
-    wanted.embedding = True
-    if asked.get("pooling"):
-        name = f"LLAMA_POOLING_TYPE_{asked['pooling'].upper()}"
-        wanted.pooling_type = getattr(xllamacpp.llama_pooling_type, name)
-    return xllamacpp.Server(wanted)
+    params = server_params(request, longest=longest)
+    params.embedding = True
+    if request.get("pooling"):
+        name = f"LLAMA_POOLING_TYPE_{request['pooling'].upper()}"
+        params.pooling_type = getattr(xllamacpp.llama_pooling_type, name)
+    return xllamacpp.Server(params)
 
 
 if __name__ == "__main__":
-    answer(_told)
+    answer(_handle)

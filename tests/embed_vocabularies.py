@@ -1,4 +1,4 @@
-"""Vocabularies as GGUF files have them: small ones that cut real words, and one of Qwen2's size made by rule."""
+"""Vocabularies as in GGUF files: small ones that tokenize real words, and a generated one of Qwen2's size."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ class Vocabulary:
     more: tuple[tuple[str, Any], ...] = ()  # keys after "tokenizer.ggml."
 
     def keys(self) -> dict[str, Any]:
-        """All keys of the file that speak of it."""
+        """The keys of the file that describe the vocabulary."""
         arrays = {
             "tokens": self.tokens,
             "scores": self.scores,
             "token_type": self.types,
             "merges": self.merges,
         }
-        answer: dict[str, Any] = {"model": self.model, "pre": self.pre, **dict(self.more)}
-        answer |= {name: values for name, values in arrays.items() if values}
-        return {f"tokenizer.ggml.{name}": value for name, value in answer.items()}
+        result: dict[str, Any] = {"model": self.model, "pre": self.pre, **dict(self.more)}
+        result |= {name: values for name, values in arrays.items() if values}
+        return {f"tokenizer.ggml.{name}": value for name, value in result.items()}
 
 
 def wordpiece() -> Vocabulary:
-    """BERT's: word starts begin with U+2581, the rest of a word with nothing (its ## is gone)."""
+    """BERT's kind: the first piece of a word begins with U+2581, the others have no prefix (## is removed)."""
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     letters = ascii_lowercase + digits + _LETTERS
     starts = ("\u2581" + piece for piece in chain(letters, punctuation, WORDS))
-    tokens = _once(chain(special, starts, letters, _ENDINGS))
+    tokens = _unique(chain(special, starts, letters, _ENDINGS))
     return Vocabulary(
         model="bert",
-        pre="jina-v2-en",  # what llama.cpp's converter calls BERT's own
+        pre="jina-v2-en",  # llama.cpp's converter's name for BERT's own
         tokens=tokens,
         types=(CONTROL,) * len(special) + (NORMAL,) * (len(tokens) - len(special)),
         more=(
@@ -73,16 +73,16 @@ def wordpiece() -> Vocabulary:
             ("unknown_token_id", 1),
             ("cls_token_id", 2),
             ("bos_token_id", 2),
-            ("seperator_token_id", 3),  # GGUF spells it so
+            ("seperator_token_id", 3),  # GGUF's spelling
             ("mask_token_id", 4),
         ),
     )
 
 
 def byte_bpe(pre: str = "qwen2", *, bos: bool = False, eos: bool = False) -> Vocabulary:
-    """GPT-2's kind: 256 bytes as letters, merges, three control tokens; `bos`, `eos`: added to a text."""
+    """GPT-2's kind: 256 bytes as letters, merges, three control tokens; `bos`, `eos`: whether they are added to a text."""
     merges = tuple(_merges_of(WORDS))
-    tokens = _once(chain(_byte_letters(), (pair.replace(" ", "") for pair in merges)))
+    tokens = _unique(chain(_byte_letters(), (pair.replace(" ", "") for pair in merges)))
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     first = len(tokens)
     return Vocabulary(
@@ -102,11 +102,11 @@ def byte_bpe(pre: str = "qwen2", *, bos: bool = False, eos: bool = False) -> Voc
 
 
 def sentencepiece() -> Vocabulary:
-    """Llama's first kind: pieces with scores, and a token for every byte that has none."""
+    """Llama 2's kind: pieces with scores, and a token for every byte."""
     parts = ascii_letters + digits + punctuation + _LETTERS
-    grown = _once(chain.from_iterable(_prefixes("\u2581" + word) for word in WORDS))
-    pieces = tuple(piece for piece in grown if len(piece) > 1)
-    singles = _once(chain("\u2581", parts))
+    prefixes = _unique(chain.from_iterable(_prefixes("\u2581" + word) for word in WORDS))
+    pieces = tuple(piece for piece in prefixes if len(piece) > 1)
+    singles = _unique(chain("\u2581", parts))
     tokens = (
         "<unk>",
         "<s>",
@@ -126,9 +126,9 @@ def sentencepiece() -> Vocabulary:
 
 
 def qwen2_sized() -> Vocabulary:
-    """As many tokens and merges as Qwen2 has, about as long; every token is the join of two earlier ones."""
+    """As many tokens and merges as Qwen2, of about the same length; every token joins two earlier ones."""
     letters = _byte_letters()
-    merges = tuple(islice(_ruled_merges(), QWEN2_NORMAL - len(letters)))
+    merges = tuple(islice(_generated_merges(), QWEN2_NORMAL - len(letters)))
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     normal = (*letters, *(pair.replace(" ", "") for pair in merges))
     unused = tuple(f"[PAD{number}]" for number in range(QWEN2_NORMAL + 3, QWEN2_TOKENS))
@@ -147,8 +147,8 @@ def qwen2_sized() -> Vocabulary:
     )
 
 
-def _ruled_merges() -> Iterator[str]:
-    """Two letters, three, four; the same after a space; then pairs of those of four, 8 letters long."""
+def _generated_merges() -> Iterator[str]:
+    """Of 2, 3 and 4 letters; the same after a space; then of two 4-letter tokens, 8 letters long."""
     pairs = ["".join(two) for two in product(ascii_lowercase, repeat=2)]
     yield from (f"{pair[0]} {pair[1]}" for pair in pairs)
     yield from (f"Ġ {letter}" for letter in ascii_lowercase)
@@ -161,7 +161,7 @@ def _ruled_merges() -> Iterator[str]:
 
 
 def _merges_of(words: Sequence[str]) -> Iterator[str]:
-    """The letters of each word joined from the left; with a space before it first, as most words have one."""
+    """Each word's letters joined from the left, first with a space before the word, then without."""
     seen = set()
     for word in chain(("Ġ" + word for word in words), words):
         for end in range(1, len(word)):
@@ -175,7 +175,7 @@ def _prefixes(word: str) -> Iterator[str]:
     return (word[:end] for end in range(2, len(word) + 1))
 
 
-def _once(values: Iterator[str]) -> tuple[str, ...]:
+def _unique(values: Iterator[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 

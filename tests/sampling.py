@@ -1,4 +1,4 @@
-"""The probabilities that a sampler draws with, which the sampler itself never lists."""
+"""The probabilities with which a sampler draws; the sampler itself never lists them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.embed_oracle import answer, ask, post, wishes
+from tests.embed_oracle import answer, ask, post, server_params
 
 Request = tuple[str, dict[str, Any]]
 
@@ -37,7 +37,7 @@ def _told(asked: dict[str, Any]) -> dict[str, Any]:
 def _replies(asked: dict[str, Any], chat_template: str) -> list[Any]:
     import xllamacpp
 
-    wanted = wishes(asked, longest=256)
+    wanted = server_params(asked, longest=256)
     if chat_template:
         wanted.chat_template, wanted.use_jinja = chat_template, False
     server = xllamacpp.Server(wanted)  # gone when nobody holds it

@@ -27,10 +27,10 @@ TINY: dict[str, Any] = {
 
 
 def tiny(folder: Path, architecture: str, **shape: Any) -> Path:
-    """Of a few hundred tokens; of gemma3's three layers two look back 8 tokens."""
-    own = {"window": 8} if architecture == "gemma3" else {}
-    request = {"kind": "F32", **TINY, **own, **shape}
-    return write_model(folder / f"{architecture}.gguf", architecture, **request)
+    """A model with a few hundred tokens; two of gemma3's three layers have a window of 8 tokens."""
+    window = {"window": 8} if architecture == "gemma3" else {}
+    sizes = {"kind": "F32", **TINY, **window, **shape}
+    return write_model(folder / f"{architecture}.gguf", architecture, **sizes)
 
 
 def session(
@@ -44,7 +44,7 @@ def session(
     setup: dict[str, Any] | None = None,
     **more: Any,
 ) -> StreamEngine:
-    """`setup` is of StreamSetup, `more` of open_stream."""
+    """`setup` has fields of StreamSetup, `more` parameters of open_stream."""
     load = Load(
         context_tokens=window,
         microbatch_tokens=chunk,
@@ -62,26 +62,25 @@ def some_tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def steps(engine: StreamEngine, tokens: list[int], prompt: int = 1) -> Floats:
-    """Logits after the prompt, and after each token behind it."""
+    """Logits after the first `prompt` tokens, and after each of the others."""
     rows = [engine.feed(tokens[:prompt]).copy()]
     rows += [engine.feed([token]).copy() for token in tokens[prompt:]]
     return np.stack(rows)
 
 
 def allocated_by(engine: StreamEngine) -> dict[str, int]:
-    """The size of each array as numpy reports it, under the key of the line of the bill that pays for it."""
+    """The size of each array as numpy reports it, by the key of its line in the memory breakdown."""
     weights, buffers, caches = engine._weights, engine._buffers, engine._caches
     sink_query, local_rotary = buffers.sink_query, buffers.local_rotary
-    kept: dict[str, int] = {}
+    kept_weights: dict[str, int] = {}
     for name, rows in weights.rows.items():
         if rows.in_memory is not None:
             layer = f", layer {name.split('.')[1]}" if name.startswith("blk.") else ""
-            kept[f"weights kept{layer}"] = (
-                kept.get(f"weights kept{layer}", 0) + rows.in_memory.nbytes
-            )
+            key = f"weights kept{layer}"
+            kept_weights[key] = kept_weights.get(key, 0) + rows.in_memory.nbytes
     result = {
         "norms and biases": sum(vector.nbytes for vector in weights.held.values()),
-        **kept,
+        **kept_weights,
         **{f"cache, layer {layer}": cache.size_bytes for layer, cache in enumerate(caches)},
         "page read back": max(
             (cache.page_bytes for cache in caches if isinstance(cache, PagedCache)), default=0

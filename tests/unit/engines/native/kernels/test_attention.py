@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.embed_kernels import names, using
+from tests.embed_kernels import kernel_names, use_kernels
 
 from edgekit.engines.native.kernels.types import Floats, Kernels, TextAttention
 
@@ -17,9 +17,9 @@ TEXTS = len(STARTS) - 1
 LONGEST = 74
 
 
-@pytest.fixture(params=names())
+@pytest.fixture(params=kernel_names())
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    with using(request.param) as chosen:
+    with use_kernels(request.param) as chosen:
         yield chosen
 
 

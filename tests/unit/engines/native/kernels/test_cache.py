@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
+from tests.embed_kernels import HAVE_NATIVE, KINDS, kernel_names, use_kernels
 from tests.thoroughness import LONG
 
 from edgekit.bill.types import cache_type
@@ -42,9 +42,9 @@ WIDTHS = (32, 40, 64, 80, 96, 128, 256)
 GUARD = 64  # floats after the scratch that must not change
 
 
-@pytest.fixture(params=names())
+@pytest.fixture(params=kernel_names())
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    with using(request.param) as chosen:
+    with use_kernels(request.param) as chosen:
         yield chosen
 
 
@@ -346,7 +346,7 @@ def test_attention_with_scores_that_overflow_exp(kernels: Kernels) -> None:
 # ---- laws
 
 widths = st.sampled_from(WIDTHS)
-kernel_names = st.sampled_from(names())
+any_kernels = st.sampled_from(kernel_names())
 
 
 @st.composite
@@ -374,12 +374,12 @@ def split(data: st.DataObject, count: int) -> list[tuple[int, int]]:
     return list(pairwise(sorted([0, *bounds, count])))
 
 
-@given(kernel_names, cases(), st.data())
+@given(any_kernels, cases(), st.data())
 @settings(max_examples=80 if LONG else 20, deadline=None)
 def test_attention_over_spans_in_any_order(name: str, case: Case, data: st.DataObject) -> None:
     run = Run(case)
     spans = data.draw(st.permutations(split(data, case.cells)))
-    with using(name) as kernels:
+    with use_kernels(name) as kernels:
         whole = run.attend_all(kernels)
         for span in spans:
             run.attend(kernels, span)
@@ -388,39 +388,39 @@ def test_attention_over_spans_in_any_order(name: str, case: Case, data: st.DataO
     assert close(parts, whole)
 
 
-@given(kernel_names, cases(), st.data())
+@given(any_kernels, cases(), st.data())
 @settings(max_examples=60 if LONG else 20, deadline=None)
 def test_attention_of_queries_in_chunks(name: str, case: Case, data: st.DataObject) -> None:
     run = Run(case)
-    with using(name) as kernels:
+    with use_kernels(name) as kernels:
         whole = run.attend_all(kernels)
         for queries in split(data, case.tokens):
             run.attend(kernels, queries=queries)
         assert close(run.settle(kernels), whole)
 
 
-@given(kernel_names, cases(), st.data())
+@given(any_kernels, cases(), st.data())
 @settings(max_examples=40 if LONG else 20, deadline=None)
 def test_attention_of_key_heads_one_after_another(
     name: str, case: Case, data: st.DataObject
 ) -> None:
     """Bit for bit: no head's sums depend on another's."""
     run = Run(case)
-    with using(name) as kernels:
+    with use_kernels(name) as kernels:
         whole = run.attend_all(kernels)
         for heads in split(data, case.kv_heads):
             run.attend(kernels, heads=heads)
         assert (run.settle(kernels) == whole).all()
 
 
-@given(kernel_names, cases())
+@given(any_kernels, cases())
 @settings(max_examples=30 if LONG else 20, deadline=None)
 def test_attention_ignores_a_span_out_of_sight(name: str, case: Case) -> None:
     run = Run(replace(case, query_position=max(0, case.first_position - case.tokens)))
     if case.first_position < case.tokens:
         return
     beyond_reach = Run(replace(case, reach=9, query_position=case.first_position + case.cells + 8))
-    with using(name) as kernels:
+    with use_kernels(name) as kernels:
         for item in (run, beyond_reach):
             item.padded_out[:] = 3
             item.state[:] = (0.5, 2)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.embed_kernels import (
     KINDS,
-    names,
+    kernel_names,
     random_blocks,
-    scale_places,
+    scale_offsets,
     set_half,
-    set_scattered,
-    using,
+    set_iq1_m_scale,
+    use_kernels,
 )
 
 from edgekit.engines.native.kernels.types import BlockError, Kernels
@@ -51,9 +51,9 @@ NOT_FINITE = (
 )  # both infinities, quiet and signalling NaN
 
 
-@pytest.fixture(params=names())
+@pytest.fixture(params=kernel_names())
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    with using(request.param) as chosen:
+    with use_kernels(request.param) as chosen:
         yield chosen
 
 
@@ -88,10 +88,10 @@ def with_scale(name: str, half: int, count: int = 20) -> Bytes:
     """Blocks of random codes, with `half` as every scale."""
     blocks = random_blocks(name, count, seed=half)
     halves = np.full(count, half, np.uint16)
-    for place in scale_places(by_name(name)):
+    for place in scale_offsets(by_name(name)):
         set_half(blocks, place, halves)
     if name == "IQ1_M":
-        set_scattered(blocks, halves)
+        set_iq1_m_scale(blocks, halves)
     return blocks
 
 
@@ -114,14 +114,14 @@ def bad_block(kernels: Kernels, name: str, blocks: Bytes) -> int:
     return raised.value.block
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if scale_places(by_name(name))])
+@pytest.mark.parametrize("name", [name for name in KINDS if scale_offsets(by_name(name))])
 def test_dequantize_names_the_first_block_with_a_scale_that_is_not_finite(
     kernels: Kernels, name: str
 ) -> None:
     """Whichever of its scales it is."""
     count = 20_000 if by_name(name).block_elements == 1 else 300
     good = random_blocks(name, count)
-    for place, half in product(scale_places(by_name(name)), NOT_FINITE):
+    for place, half in product(scale_offsets(by_name(name)), NOT_FINITE):
         bits = half if name != "BF16" else (half & 0x8000) | 0x7F80 | (half & 0x7F)
         blocks = good.copy()
         for bad in (count - 1, count // 2):
@@ -131,7 +131,7 @@ def test_dequantize_names_the_first_block_with_a_scale_that_is_not_finite(
 
 def test_dequantize_iq1_m_names_the_block_with_a_scale_that_is_not_finite(kernels: Kernels) -> None:
     blocks = random_blocks("IQ1_M", 100)
-    set_scattered(blocks[70:], np.full(30, 0x7C00, np.uint16))
+    set_iq1_m_scale(blocks[70:], np.full(30, 0x7C00, np.uint16))
     assert bad_block(kernels, "IQ1_M", blocks) == 70
 
 
@@ -190,14 +190,14 @@ def test_dequantize_of_any_bits_is_the_same_in_all_kernels(name: str, data: st.D
     kind = by_name(name)
     raw = data.draw(st.binary(min_size=kind.block_bytes, max_size=8 * kind.block_bytes))
     raw = raw[: len(raw) // kind.block_bytes * kind.block_bytes]
-    outcomes = {outcome(name, raw, kernel_name) for kernel_name in names()}
+    outcomes = {outcome(name, raw, kernel_name) for kernel_name in kernel_names()}
     assert len(outcomes) == 1
 
 
 def outcome(name: str, raw: bytes, kernel_name: str) -> bytes | int:
     kind = by_name(name)
     into = np.empty(len(raw) // kind.block_bytes * kind.block_elements, np.float32)
-    with using(kernel_name) as kernels:
+    with use_kernels(kernel_name) as kernels:
         try:
             kernels.dequantize(kind, raw, into)
         except BlockError as error:

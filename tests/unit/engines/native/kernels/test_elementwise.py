@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.embed_kernels import names, using
+from tests.embed_kernels import kernel_names, use_kernels
 
 from edgekit.engines.native.kernels.types import ActivationKind, Floats, Kernels
 
@@ -16,9 +16,9 @@ Doubles = NDArray[np.float64]
 EXTREMES = np.array([-1e30, -200, -90, -30, 0, -0.0, 1e-30, 30, 90, 200, 1e30], np.float32)
 
 
-@pytest.fixture(params=names())
+@pytest.fixture(params=kernel_names())
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    with using(request.param) as chosen:
+    with use_kernels(request.param) as chosen:
         yield chosen
 
 

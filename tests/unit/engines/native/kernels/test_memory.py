@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.embed_kernels import HAVE_NATIVE, KINDS, names, random_blocks, using
+from tests.embed_kernels import HAVE_NATIVE, KINDS, kernel_names, random_blocks, use_kernels
 
 from edgekit.engines.native.kernels.types import Kernels
 from edgekit.formats.dtype import by_name
@@ -17,9 +17,9 @@ from edgekit.formats.dtype import by_name
 KIB = 1024
 
 
-@pytest.fixture(params=names())
+@pytest.fixture(params=kernel_names())
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    with using(request.param) as chosen:
+    with use_kernels(request.param) as chosen:
         yield chosen
 
 

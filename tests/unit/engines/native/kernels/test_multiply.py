@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from tests.embed_kernels import (
     KINDS,
-    names,
+    kernel_names,
     random_blocks,
-    scale_places,
+    scale_offsets,
     set_half,
-    set_scattered,
-    using,
+    set_iq1_m_scale,
+    use_kernels,
 )
 
 from edgekit.engines.native.kernels.types import BlockError, Floats, Kernels
@@ -23,9 +23,9 @@ from edgekit.errors import HeaderError
 from edgekit.formats.dtype import by_name
 
 
-@pytest.fixture(params=names())
+@pytest.fixture(params=kernel_names())
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    with using(request.param) as chosen:
+    with use_kernels(request.param) as chosen:
         yield chosen
 
 
@@ -34,10 +34,10 @@ def weights(name: str, rows: int, columns: int) -> NDArray[np.uint8]:
     kind = by_name(name)
     blocks = random_blocks(name, rows * columns // kind.block_elements, seed=rows + columns)
     scales = np.full(len(blocks), 0x2000, np.uint16)
-    for place in scale_places(kind):
+    for place in scale_offsets(kind):
         set_half(blocks, place, scales)
     if name == "IQ1_M":
-        set_scattered(blocks, scales)
+        set_iq1_m_scale(blocks, scales)
     if name == "MXFP4":
         blocks[:, 0] = 121
     if name in {"F32", "F16", "BF16"}:
