@@ -1,4 +1,4 @@
-"""report/bill.py, with an estimate made by hand: every figure can be checked on paper."""
+"""report/bill.py, with an estimate whose figures can be checked by hand."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ outside                    536,870,912            -  947,912,704  GPU + RAM
 """
 
 
-def test_bill_text() -> None:
+def test_bill_text_of_every_kind_of_line() -> None:
     assert bill_text(BILL) == TEXT
 
 
@@ -155,15 +155,15 @@ def test_bill_text_with_colour_marks_the_headline_only() -> None:
     assert rest == TEXT.splitlines()[1:]
 
 
-def test_explain_text() -> None:
+def test_explain_text_has_the_arithmetic() -> None:
     assert explain_text(BILL) == EXPLAINED
 
 
-def test_layers_table() -> None:
+def test_layers_table_has_every_layer() -> None:
     assert layers_table(BILL) == LAYERS
 
 
-def test_ranges() -> None:
+def test_ranges_joins_consecutive_numbers() -> None:
     assert ranges([7, 0, 1, 2, 4, 6]) == "0-2, 4, 6-7"
     assert ranges([3]) == "3"
 
@@ -181,9 +181,9 @@ def test_bill_text_fits_100_columns() -> None:
             facts=(("groups", tuple(range(90))),),
         ),
     )
-    shown = bill_text(long) + explain_text(long)
-    assert max(map(len, shown.splitlines())) <= 100
-    run = shown[shown.index("Run      ") : shown.index("weights: ")]
+    text = bill_text(long) + explain_text(long)
+    assert max(map(len, text.splitlines())) <= 100
+    run = text[text.index("Run      ") : text.index("weights: ")]
     assert run.replace("\\\n", "").split()[1:] == long.command.split()
 
 
@@ -218,17 +218,17 @@ def test_how_known_weighs_bounds_by_size() -> None:
 
 
 def test_bill_json_sums_are_those_of_the_lines() -> None:
-    answer = bill_json(BILL, layers=True)
-    assert answer["total_bytes"] == sum(item.size_bytes for item in LINES if item.reserved)
-    assert answer["total_bytes"] == sum(
-        item["bytes"] for item in answer["lines"] if item["reserved"]
+    document = bill_json(BILL, layers=True)
+    assert document["total_bytes"] == sum(item.size_bytes for item in LINES if item.reserved)
+    assert document["total_bytes"] == sum(
+        item["bytes"] for item in document["lines"] if item["reserved"]
     )
-    assert answer["later_bytes"] == 8 * GIB
-    assert answer["basis"] == "assumed"
-    assert answer["pools"] == {
+    assert document["later_bytes"] == 8 * GIB
+    assert document["basis"] == "assumed"
+    assert document["pools"] == {
         "device": {"model": 5 * GIB, "context": 512 * MIB, "compute": 100 * MIB, "runtime": 500 * MIB},
         "host": {"model": 512 * MIB, "context": 0, "compute": 300 * MIB},
     }  # fmt: skip
-    assert answer["output_bytes"] == 4 * MIB
-    assert [layer["context"] for layer in answer["layer_list"]] == [256 * MIB, 0, 256 * MIB]
-    assert sum(sum(row.values()) for row in pool_sums(ESTIMATE).values()) == answer["total_bytes"]
+    assert document["output_bytes"] == 4 * MIB
+    assert [layer["context"] for layer in document["layer_list"]] == [256 * MIB, 0, 256 * MIB]
+    assert sum(sum(row.values()) for row in pool_sums(ESTIMATE).values()) == document["total_bytes"]

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 from tests.thoroughness import sampled
-from tests.unit.report.plans import at_speed, cpu, gguf, mac, planned
-from tests.unit.report.test_plan import (
+from tests.unit.report.plans import (
     SPEED,
-    experts_on_the_host,
+    at_speed,
+    cpu,
+    experts_in_ram,
+    gguf,
+    mac,
     nothing_fits,
     one_card,
+    planned,
     two_cards,
 )
 
@@ -59,30 +63,32 @@ MOE = Entry(
 )
 
 
-def suggested(plan: Plan, entry: Entry, rank: float = 1.0) -> Suggestion:
+def suggestion(plan: Plan, entry: Entry, rank: float = 1.0) -> Suggestion:
     return Suggestion(entry=entry, plan=plan, rank=rank)
 
 
-def made(*shown: Suggestion, **more: Any) -> Recommendation:
-    request = more.pop("request", None) or Request(machine=shown[0].plan.task.machine)
-    return Recommendation(request=complete(request), suggestions=shown, **more)
+def recommendation(*suggestions: Suggestion, **more: Any) -> Recommendation:
+    request = more.pop("request", None) or Request(machine=suggestions[0].plan.task.machine)
+    return Recommendation(request=complete(request), suggestions=suggestions, **more)
 
 
 def best_two() -> Recommendation:
-    plan, speed = experts_on_the_host(), replace(SPEED, decode=(1.4, 8.2), basis=Basis.ASSUMED)
+    plan, speed = experts_in_ram(), replace(SPEED, decode=(1.4, 8.2), basis=Basis.ASSUMED)
     slow = at_speed(plan, speed, steady_tokens_per_s=3.4)
     over = (("too large", 26), ("with too short a context", 1))
-    return made(suggested(one_card(), GEMMA), suggested(slow, MOE), passed_over=over)
+    return recommendation(suggestion(one_card(), GEMMA), suggestion(slow, MOE), passed_over=over)
 
 
 def none_fits() -> Recommendation:
     plan = nothing_fits()
     request = Request(machine=plan.task.machine)
-    return made(request=request, nearest=suggested(plan, GEMMA), passed_over=(("too large", 90),))
+    return recommendation(
+        request=request, nearest=suggestion(plan, GEMMA), passed_over=(("too large", 90),)
+    )
 
 
 @cache
-def of_the_catalog(device: str) -> Recommendation:
+def best_of_the_catalog(device: str) -> Recommendation:
     machine = requested_machine(devices=(device,), ram="32G")
     return find_best(sampled(read_catalog().entries, each=3), Request(machine=machine))
 
@@ -111,7 +117,7 @@ RAM       [#########.......................................|.]  10.6 of 63.0 GiB
 """
 
 
-def test_cards_text_is_a_table_of_the_best_with_the_command_to_go_on_with() -> None:
+def test_cards_text_is_a_table_of_the_best_with_the_next_command() -> None:
     assert (
         cards_text(best_two(), screen=Screen(width=80), words="--device 'RTX 4090' --ram 64G")
         == TABLE
@@ -125,7 +131,7 @@ def test_cards_text_with_why_has_the_headline_and_the_bars_of_each() -> None:
     assert "Basis    memory modelled; speed modelled for 1, assumed for 2; ranked" in text
 
 
-def test_cards_text_where_nothing_fits_has_the_nearest_and_what_would_help() -> None:
+def test_cards_text_if_nothing_fits_has_the_nearest_and_what_would_help() -> None:
     text = cards_text(none_fits(), screen=Screen(width=80, glyphs=ASCII))
     assert text.startswith(
         "Nothing fits for chat on 8 GiB RAM; nearest: gemma-3-27b\n"
@@ -136,15 +142,15 @@ def test_cards_text_where_nothing_fits_has_the_nearest_and_what_would_help() -> 
     assert text.endswith("Next     edgekit plan gemma-3-27b --why\n")
 
 
-def test_cards_text_of_this_machine_goes_on_with_run() -> None:
+def test_cards_text_of_this_machine_suggests_run_next() -> None:
     plan = one_card()
     machine = replace(plan.task.machine, what_if=False)
-    text = cards_text(made(suggested(plan, GEMMA), request=Request(machine=machine)))
+    text = cards_text(recommendation(suggestion(plan, GEMMA), request=Request(machine=machine)))
     assert text.endswith("Next     edgekit run gemma-3-27b\n         edgekit plan gemma-3-27b\n")
 
 
 def test_cards_text_fits_80_columns_and_24_lines() -> None:
-    result = of_the_catalog("RTX 3060")
+    result = best_of_the_catalog("RTX 3060")
     lines = cards_text(
         result, screen=Screen(width=80), words="--device 'RTX 3060' --ram 32G"
     ).splitlines()
@@ -153,8 +159,8 @@ def test_cards_text_fits_80_columns_and_24_lines() -> None:
     assert len(lines) < 24
 
 
-def test_cards_answer_where_the_engine_runs_nothing() -> None:
-    result = made(
+def test_cards_headline_if_the_engine_runs_nothing() -> None:
+    result = recommendation(
         request=Request(
             machine=requested_machine(ram="8G"), engines=("mlx",), purpose=ModelPurpose.CODE
         )
@@ -164,17 +170,17 @@ def test_cards_answer_where_the_engine_runs_nothing() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 20, 30, 40, 60, 80, 100, 200])
-@pytest.mark.parametrize("result", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
+@pytest.mark.parametrize("result", [best_two, none_fits, lambda: best_of_the_catalog("RTX 3060")])
 @pytest.mark.parametrize("why", [False, True])
 def test_cards_text_fits_the_width(result: Any, width: int, why: bool) -> None:  # noqa: FBT001 - a table
     text = cards_text(result(), screen=Screen(width=width), why=why)
-    page = text.partition("\nNext")[0]  # commands are not cut
-    assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
-    assert "".join(page.split()).startswith("".join(cards_headline(result()).split()))
+    before_next = text.partition("\nNext")[0]  # commands are not wrapped to the width
+    assert max(map(len, before_next.splitlines())) <= min(max(width, 20), 100)
+    assert "".join(before_next.split()).startswith("".join(cards_headline(result()).split()))
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
-@pytest.mark.parametrize("result", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
+@pytest.mark.parametrize("result", [best_two, none_fits, lambda: best_of_the_catalog("RTX 3060")])
 def test_cards_text_with_colour_and_in_ascii(result: Any, width: int) -> None:
     painted = cards_text(result(), screen=Screen(width=width, colour=True))
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == cards_text(
@@ -184,14 +190,14 @@ def test_cards_text_with_colour_and_in_ascii(result: Any, width: int) -> None:
     assert cards_text(result(), screen=Screen(width=width, glyphs=ASCII)).isascii()
 
 
-def test_cards_text_next_command_is_one_command() -> None:
+def test_cards_text_next_command_can_be_pasted_as_one() -> None:
     words = "--device '2x RTX 4090, RTX 3060' --users 4"
     after = cards_text(best_two(), screen=Screen(width=40), words=words).partition("\nNext")[2]
     command = after.replace("\\\n", " ")
     assert shlex.split(command) == ["edgekit", "plan", "gemma-3-27b", *shlex.split(words)]
 
 
-def test_cards_text_names_a_damaged_entry() -> None:
+def test_cards_text_shows_the_note_of_a_damaged_entry() -> None:
     text = cards_text(replace(best_two(), notes=("entry 'x' is damaged: skipped",)))
     assert "entry 'x' is damaged: skipped" in text
 
@@ -216,7 +222,7 @@ def test_parameters_words(count: int, active: int | None, words: str) -> None:
     assert parameters_words(count, active) == words
 
 
-def here(*devices: Device, cores: int | None = 2) -> Machine:
+def this_machine(*devices: Device, cores: int | None = 2) -> Machine:
     host = HostMemory(total_bytes=32 * GIB, free_bytes=24 * GIB)
     return Machine(
         name="this machine", system=System.LINUX, cores=cores, host=host, devices=devices
@@ -226,11 +232,13 @@ def here(*devices: Device, cores: int | None = 2) -> Machine:
 def test_machine_words_of_a_detected_machine() -> None:
     card = Device(name="RTX 4090", vendor=Vendor.NVIDIA, total_bytes=24 * GIB, free_bytes=23 * GIB)
     gpu = replace(card, name="M3 Max", vendor=Vendor.APPLE, unified=True)
-    assert machine_words(here()) == "this machine (2 cores, 24.0 GiB free)"
-    printed = "this machine (RTX 4090 with 23.0 GiB free, 1 core, 24.0 GiB of RAM free)"
-    assert machine_words(here(card, cores=1)) == printed
-    assert machine_words(here(gpu)) == "this machine (M3 Max, 2 cores, 24.0 GiB of RAM free)"
-    assert machine_words(replace(here(card), what_if=True)) == "this machine"
+    assert machine_words(this_machine()) == "this machine (2 cores, 24.0 GiB free)"
+    words = "this machine (RTX 4090 with 23.0 GiB free, 1 core, 24.0 GiB of RAM free)"
+    assert machine_words(this_machine(card, cores=1)) == words
+    assert (
+        machine_words(this_machine(gpu)) == "this machine (M3 Max, 2 cores, 24.0 GiB of RAM free)"
+    )
+    assert machine_words(replace(this_machine(card), what_if=True)) == "this machine"
 
 
 @pytest.mark.parametrize(
@@ -243,46 +251,52 @@ def test_machine_words_of_a_detected_machine() -> None:
         ({"users": 4}, "Best for chat with 4 users at once on "),
     ],
 )  # fmt: skip
-def test_cards_answer_repeats_the_question(more: dict[str, Any], words: str) -> None:
+def test_cards_headline_repeats_the_request(more: dict[str, Any], words: str) -> None:
     request = Request(machine=one_card().task.machine, **more)
-    assert cards_headline(made(suggested(one_card(), GEMMA), request=request)).startswith(words)
+    assert cards_headline(
+        recommendation(suggestion(one_card(), GEMMA), request=request)
+    ).startswith(words)
 
 
-def test_cards_answer_says_that_the_best_is_slow() -> None:
+def test_cards_headline_says_that_the_best_is_slow() -> None:
     for typical, end in ((2.0, ", but slower than reading speed"), (7.9, ", but slower than reading speed"), (7.96, "")):  # fmt: skip
         speed = replace(SPEED, decode=(typical, typical))
         first = at_speed(one_card(), speed, steady_tokens_per_s=9.0)
-        assert cards_headline(made(suggested(first, GEMMA))).endswith(f": gemma-3-27b{end}")
+        assert cards_headline(recommendation(suggestion(first, GEMMA))).endswith(
+            f": gemma-3-27b{end}"
+        )
 
 
 def cells(plan: Plan, entry: Entry = GEMMA) -> list[str]:
-    text = cards_text(made(suggested(plan, entry)), screen=Screen(width=100))
+    text = cards_text(recommendation(suggestion(plan, entry)), screen=Screen(width=100))
     return re.split(r"  +", next(row for row in text.splitlines() if row.startswith("1  ")))
 
 
 def test_cards_text_of_an_embedding_model_has_its_reading_speed() -> None:
     embedder = replace(GEMMA, kinds=(ModelPurpose.EMBEDDING,))
     assert cells(one_card(), embedder)[-2] == "1,900"  # the geometric mean of 940 and 3,721
-    unread = at_speed(one_card(), replace(SPEED, prefill=None))
-    assert cells(unread, embedder)[-2] == "?"
+    without_prefill = at_speed(one_card(), replace(SPEED, prefill=None))
+    assert cells(without_prefill, embedder)[-2] == "?"
     assert cells(at_speed(one_card(), None))[-2] == "?"
 
 
 def test_cards_text_shows_cache_type_and_users() -> None:
     plan = one_card()
-    small = replace(plan, result=replace(plan.result, cache="q8_0"))
-    assert cells(small)[4] == "32K q8_0"
-    shared = replace(plan, task=replace(plan.task, users=4), result=replace(plan.result, streams=4))
-    assert cells(shared)[4] == "4 x 8K"
+    with_q8_0 = replace(plan, result=replace(plan.result, cache="q8_0"))
+    assert cells(with_q8_0)[4] == "32K q8_0"
+    for_four_users = replace(
+        plan, task=replace(plan.task, users=4), result=replace(plan.result, streams=4)
+    )
+    assert cells(for_four_users)[4] == "4 x 8K"
 
 
 @pytest.mark.parametrize(
     "name", ["llama-3.3-nemotron-super-49b-v1", "qwen3-coder-30b-a3b-instruct"]
 )
 def test_cards_text_cuts_no_name_at_80_columns(name: str) -> None:
-    """Other columns give way: parameters, usable memory, the download. Where it runs is always shown."""
+    """Other columns are left out: parameters, usable memory, the download. Where it runs is always shown."""
     text = cards_text(
-        made(suggested(experts_on_the_host(), replace(MOE, id=name))), screen=Screen(width=80)
+        recommendation(suggestion(experts_in_ram(), replace(MOE, id=name))), screen=Screen(width=80)
     )
     row = next(line for line in text.splitlines() if line.startswith(f"1  {name}  Q4_K_M "))
     assert row.endswith("  GPU + CPU")
@@ -294,7 +308,7 @@ def test_cards_text_cuts_no_name_at_80_columns(name: str) -> None:
     [
         (one_card, "GPU"),
         (two_cards, "2 GPUs"),
-        (experts_on_the_host, "GPU + CPU"),
+        (experts_in_ram, "GPU + CPU"),
         (lambda: planned(gguf("qwen3-0.6b"), cpu(8)), "CPU"),
         (lambda: planned(gguf("qwen3-0.6b"), mac(8, 3)), "GPU"),
     ],
@@ -307,24 +321,24 @@ def test_cards_text_shows_where_a_model_runs(plan: Any, where: str) -> None:
 
 
 def test_cards_json_has_the_plan_of_each() -> None:
-    printed = json.loads(json_text(cards_json(replace(best_two(), notes=("a problem",)))))
-    assert (printed["schema"], printed["task"], printed["engine"]) == (1, "chat", "llama.cpp")
-    assert [suggestion["id"] for suggestion in printed["suggestions"]] == [
+    document = json.loads(json_text(cards_json(replace(best_two(), notes=("a problem",)))))
+    assert (document["schema"], document["task"], document["engine"]) == (1, "chat", "llama.cpp")
+    assert [suggestion["id"] for suggestion in document["suggestions"]] == [
         "gemma-3-27b",
         "qwen3-30b-a3b",
     ]
-    first, second = printed["suggestions"]
+    first, second = document["suggestions"]
     assert first["plan"]["estimate"]["total_bytes"] == one_card().result.estimate.total_bytes
     assert first["plan"]["variant"]["name"] == "Q4_K_M"
     assert (first["is_quick"], second["is_quick"]) == (True, False)
     assert (first["entry"]["licence"], second["entry"]["licence"]) == ("gemma", None)
-    assert printed["passed_over"][0] == {"because": "too large", "count": 26}
-    assert printed["nearest"] is None
-    assert "a problem" in printed["notes"]
+    assert document["passed_over"][0] == {"because": "too large", "count": 26}
+    assert document["nearest"] is None
+    assert "a problem" in document["notes"]
 
 
 def test_cards_json_without_suggestions_has_the_nearest() -> None:
-    printed = json.loads(json_text(cards_json(none_fits())))
-    assert printed["suggestions"] == []
-    assert printed["nearest"]["plan"]["can_load"] is False
-    assert printed["nearest"]["plan"]["to_fit"]
+    document = json.loads(json_text(cards_json(none_fits())))
+    assert document["suggestions"] == []
+    assert document["nearest"]["plan"]["can_load"] is False
+    assert document["nearest"]["plan"]["to_fit"]

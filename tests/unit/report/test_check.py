@@ -16,9 +16,9 @@ from tests.unit.report.verdicts import (
     RECORDED,
     TOO_LARGE,
     card,
+    check_from_lines,
     line,
     machine,
-    made,
     recorded,
     with_change,
 )
@@ -89,7 +89,7 @@ Note     a note of the model
 Run      llama-server -m tiny.gguf -c 32768 -ngl all
 """
 SPEED = Speed(decode=(24.0, 60.0), prefill=None, because="")
-HOPELESS = with_change(
+TOO_LARGE_WITH_CHANGES = with_change(
     with_change(
         with_change(
             with_change(TOO_LARGE, "--engine stream: holds it, slowly", ChangeKind.ENGINE),
@@ -104,16 +104,16 @@ HOPELESS = with_change(
 )
 
 
-def test_check_text_is_the_answer_the_bars_the_command_and_no_more() -> None:
-    assert check_text(made(speed=SPEED), screen=Screen(width=80)) == FITS
+def test_check_text_is_the_headline_the_bars_the_command_and_notes() -> None:
+    assert check_text(check_from_lines(speed=SPEED), screen=Screen(width=80)) == FITS
 
 
-def test_check_text_of_what_does_not_fit_has_the_three_cheapest_changes_and_no_command() -> None:
-    assert check_text(HOPELESS, screen=Screen(width=60, glyphs=ASCII)) == DOES_NOT_FIT
+def test_check_text_if_it_does_not_fit_has_three_changes_and_no_command() -> None:
+    assert check_text(TOO_LARGE_WITH_CHANGES, screen=Screen(width=60, glyphs=ASCII)) == DOES_NOT_FIT
 
 
 def test_check_text_says_that_tensors_were_not_checked() -> None:
-    check = made()
+    check = check_from_lines()
     estimate = replace(check.bill.estimate, notes=("how it was billed", TENSORS_NOT_CHECKED))
     text = check_text(replace(check, bill=replace(check.bill, estimate=estimate)))
     assert TENSORS_NOT_CHECKED in " ".join(text.split())
@@ -121,13 +121,13 @@ def test_check_text_says_that_tensors_were_not_checked() -> None:
 
 
 def test_check_text_with_why_has_everything() -> None:
-    assert check_text(made(speed=SPEED), screen=Screen(width=100), why=True) == WHY
-    whole = check_text(HOPELESS, why=True)
-    assert "Why      32,768 tokens need 24.00 GiB; RAM has" in whole
-    assert all(change.told in whole for change in HOPELESS.changes)
+    assert check_text(check_from_lines(speed=SPEED), screen=Screen(width=100), why=True) == WHY
+    text = check_text(TOO_LARGE_WITH_CHANGES, why=True)
+    assert "Why      32,768 tokens need 24.00 GiB; RAM has" in text
+    assert all(change.told in text for change in TOO_LARGE_WITH_CHANGES.changes)
 
 
-def test_check_text_on_a_narrow_screen_has_the_bar_below_its_figures() -> None:
+def test_check_text_on_a_narrow_screen_has_bars_below_their_figures() -> None:
     lines = check_text(TOO_LARGE, screen=Screen(width=40)).splitlines()
     assert lines[:2] == ["Does not fit your RAM at 32K: needs 24.0", "GiB, 15.0 usable"]
     place = lines.index("RAM: 24.0 of 15.0 GiB")
@@ -135,8 +135,8 @@ def test_check_text_on_a_narrow_screen_has_the_bar_below_its_figures() -> None:
 
 
 def test_quiet_text_is_the_headline() -> None:
-    assert quiet_text(made(speed=SPEED)) == FITS.splitlines()[0] + "\n"
-    assert quiet_text(replace(made(), is_assumed=True)).endswith(
+    assert quiet_text(check_from_lines(speed=SPEED)) == FITS.splitlines()[0] + "\n"
+    assert quiet_text(replace(check_from_lines(), is_assumed=True)).endswith(
         " (rough estimate from the name alone)\n"
     )
 
@@ -146,13 +146,13 @@ def test_quiet_text_is_the_headline() -> None:
 @pytest.mark.parametrize("why", [False, True])
 def test_check_text_fits_the_width(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
     text = check_text(recorded(name), screen=Screen(width=width), why=why)
-    page, _, command = text.partition("\nRun")
+    before_run, _, command = text.partition("\nRun")
     command = command.partition("\n\n")[0]
-    assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
+    assert max(map(len, before_run.splitlines())) <= min(max(width, 20), 100)
     assert "".join(text.split()).startswith("".join(quiet_text(recorded(name)).split()))
-    given = recorded(name).bill.command
+    expected = recorded(name).bill.command
     assert shlex.split(command.replace("\\\n", " ")) == (
-        shlex.split(given) if recorded(name).result.can_load else []
+        shlex.split(expected) if recorded(name).result.can_load else []
     )
 
 
@@ -167,27 +167,27 @@ def test_check_text_with_colour_only_decorates(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_check_text_in_ascii(name: str) -> None:
+def test_check_text_in_ascii_and_in_blocks(name: str) -> None:
     check_text(recorded(name), screen=Screen(width=80, glyphs=ASCII)).encode("ascii")
     assert not check_text(recorded(name), screen=Screen(width=80, glyphs=BLOCKS)).isascii()
 
 
 def test_check_text_has_no_control_characters() -> None:
     evil = "RTX\x1b]0;owned\x07 4090\n\x9b31m"
-    check = made(on=machine(card(evil, 24), ram_gib=16, notes=(evil,)))
+    check = check_from_lines(on=machine(card(evil, 24), ram_gib=16, notes=(evil,)))
     bill = replace(check.bill, label=evil, notes=(evil,), command=f"run '{evil}'", asked=evil)
-    shown = check_text(replace(check, bill=bill), screen=Screen(width=100))
-    assert not any(c in shown for c in "\x1b\x07\x9b")
-    assert all(c == "\n" or c.isprintable() for c in shown)
+    text = check_text(replace(check, bill=bill), screen=Screen(width=100))
+    assert not any(c in text for c in "\x1b\x07\x9b")
+    assert all(c == "\n" or c.isprintable() for c in text)
     assert quiet_text(replace(check, bill=bill)).count("\n") == 1
 
 
-def test_check_text_does_not_judge_ram_of_unknown_size() -> None:
-    check = made(on=machine(card("RTX 4090", 24), ram_gib=None))
+def test_check_text_says_that_ram_of_unknown_size_was_not_checked() -> None:
+    check = check_from_lines(on=machine(card("RTX 4090", 24), ram_gib=None))
     assert "RAM" not in check_text(check, screen=Screen(width=100))
     why = check_text(check, screen=Screen(width=100), why=True)
     assert "1.50 GiB goes to system RAM, whose size is unknown and was not checked" in why
-    assert "█ model 8.00 GiB  ▓ context 2.00 GiB" in why  # of the card alone
+    assert "█ model 8.00 GiB  ▓ context 2.00 GiB" in why  # the card only
     assert (
         "RAM use may grow by up to 8.00 GiB of prompt cache, and the size of the RAM is unknown"
         in why
@@ -197,37 +197,37 @@ def test_check_text_does_not_judge_ram_of_unknown_size() -> None:
 def test_check_text_names_the_limit_of_a_container() -> None:
     assert MACHINE.host is not None
     limit = MemoryLimit(name="cgroup v2 /c/memory.max", limit_bytes=8 * GIB, used_bytes=GIB)
-    check = made(on=replace(MACHINE, host=replace(MACHINE.host, limits=(limit,))))
+    check = check_from_lines(on=replace(MACHINE, host=replace(MACHINE.host, limits=(limit,))))
     why = check_text(check, why=True)
     assert "RAM: 7.00 GiB free within cgroup v2 /c/memory.max, minus 1 GiB" in why
     assert "RTX 4090: 24.00 GiB free minus 1 GiB" in why
 
 
 def test_check_text_groups_cards_with_the_same_figures() -> None:
-    alike = check_text(made(on=machine(card("T4", 24), card("T4", 24))), why=True)
+    alike = check_text(check_from_lines(on=machine(card("T4", 24), card("T4", 24))), why=True)
     assert "T4 #0  " in alike
     assert "T4 #1  " in alike
     assert "         T4: 24.00 GiB free minus 1 GiB reserve" in alike
     unlike = check_text(
-        made(on=machine(card("T4", 24), card("T4", 24, free_bytes=20 * GIB))), why=True
+        check_from_lines(on=machine(card("T4", 24), card("T4", 24, free_bytes=20 * GIB))), why=True
     )
     assert "         T4 #0: 24.00 GiB free minus" in unlike
     assert "         T4 #1: 20.00 GiB free minus" in unlike
 
 
 def test_check_text_with_unknown_native_context() -> None:
-    text = check_text(made(native_context=None), why=True)
+    text = check_text(check_from_lines(native_context=None), why=True)
     assert "recommended 59,392; native context unknown" in text
 
 
-def test_check_text_of_what_does_not_load_has_no_later_section() -> None:
-    small = made((*LINES, line(Component.WEIGHTS, 40 * GIB)))
-    assert small.result.failed
-    assert "Later" not in check_text(small, why=True)
+def test_check_text_if_it_does_not_fit_has_no_later_section() -> None:
+    check = check_from_lines((*LINES, line(Component.WEIGHTS, 40 * GIB)))
+    assert check.result.failed
+    assert "Later" not in check_text(check, why=True)
 
 
 def test_check_text_has_no_empty_sections() -> None:
-    bare = made(LINES[:1], machine(card("RTX 4090", 24), ram_gib=None))
+    bare = check_from_lines(LINES[:1], machine(card("RTX 4090", 24), ram_gib=None))
     estimate = replace(bare.bill.estimate, notes=())
     check = Check(
         bill=replace(bare.bill, notes=(), command="", estimate=estimate), result=bare.result
@@ -239,7 +239,9 @@ def test_check_text_has_no_empty_sections() -> None:
 
 
 def test_check_text_beyond_the_native_context_has_no_maximum() -> None:
-    check = made(context_tokens=262_144, max_context=131_072, recommended_context=104_857)
+    check = check_from_lines(
+        context_tokens=262_144, max_context=131_072, recommended_context=104_857
+    )
     assert "max context" not in check_text(check)
     assert "recommended 104,857; native context 131,072" in check_text(check, why=True)
 
@@ -260,57 +262,70 @@ MISSING = Unanswered(
 
 
 def test_check_json_has_the_figures_of_the_tightest_memory() -> None:
-    shown = check_json(made())
-    assert list(shown) == NAMES
-    assert (shown["status"], shown["can_load"]) == ("passed", True)
-    assert (shown["required_bytes"], shown["available_bytes"]) == (11 * GIB + GIB // 2, 23 * GIB)
-    assert shown["utilization"] == 0.5
-    assert (shown["context_tokens"], shown["context_asked"], shown["context_because"]) == (
+    document = check_json(check_from_lines())
+    assert list(document) == NAMES
+    assert (document["status"], document["can_load"]) == ("passed", True)
+    assert (document["required_bytes"], document["available_bytes"]) == (
+        11 * GIB + GIB // 2,
+        23 * GIB,
+    )
+    assert document["utilization"] == 0.5
+    assert (document["context_tokens"], document["context_asked"], document["context_because"]) == (
         32_768,
         True,
         None,
     )
-    assert (shown["max_context"], shown["recommended_context"], shown["native_context"]) == (
+    assert (
+        document["max_context"],
+        document["recommended_context"],
+        document["native_context"],
+    ) == (
         74_240,
         59_392,
         131_072,
     )
-    assert shown["engine"] == {"name": "llama.cpp", "version": "1.0"}
-    assert shown["basis"] == "assumed"
-    assert shown["command"] == "llama-server -m tiny.gguf -c 32768 -ngl all"
-    assert shown["notes"] == ["a note of the model", "a note of the bill"]
-    assert shown["estimate"]["total_bytes"] == sum(
+    assert document["engine"] == {"name": "llama.cpp", "version": "1.0"}
+    assert document["basis"] == "assumed"
+    assert document["command"] == "llama-server -m tiny.gguf -c 32768 -ngl all"
+    assert document["notes"] == ["a note of the model", "a note of the bill"]
+    assert document["estimate"]["total_bytes"] == sum(
         item.size_bytes for item in LINES if item.reserved
     )
 
 
-def test_check_json_has_the_headline_and_what_was_chosen() -> None:
+def test_check_json_has_the_headline_speed_and_choices() -> None:
     speed = Speed(decode=(24.0, 60.0), prefill=(900.0, 3600.0), because="a token reads 8 GiB")
-    shown = check_json(made(speed=speed, quantization="Q4_K_M", cache="q8_0", step=2))
-    assert shown["headline"].startswith("Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K")
-    assert (shown["quantization"], shown["cache"], shown["step"]) == ("Q4_K_M", "q8_0", 2)
-    assert shown["speed"] == {
+    document = check_json(
+        check_from_lines(speed=speed, quantization="Q4_K_M", cache="q8_0", step=2)
+    )
+    assert document["headline"].startswith("Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K")
+    assert (document["quantization"], document["cache"], document["step"]) == ("Q4_K_M", "q8_0", 2)
+    assert document["speed"] == {
         "typical": 37.95, "decode": [24.0, 60.0], "prefill": [900.0, 3600.0], "basis": "modelled",
         "because": "a token reads 8 GiB",
     }  # fmt: skip
-    bare = check_json(made())
+    bare = check_json(check_from_lines())
     assert (bare["quantization"], bare["cache"], bare["speed"]) == (None, None, None)
 
 
 def test_check_json_has_every_budget() -> None:
-    card, host = check_json(made())["budgets"]
+    card, host = check_json(check_from_lines())["budgets"]
     assert set(card) == BUDGET
     assert (card["name"], card["pools"], card["reserve_bytes"]) == ("RTX 4090", ["device"], GIB)
     assert (host["required_bytes"], host["available_bytes"]) == (GIB + GIB // 2, 15 * GIB)
     assert (host["utilization"], host["status"], host["blocked"]) == (0.1, "passed", None)
 
 
-def test_check_json_of_what_does_not_fit_has_reasons_and_no_command() -> None:
-    shown = check_json(TOO_LARGE)
-    assert (shown["status"], shown["can_load"], shown["command"]) == ("failed", False, None)
-    assert shown["reasons"] == ["32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable"]
-    assert shown["context_because"] == "the default minimum"
-    assert shown["changes"] == [
+def test_check_json_if_it_does_not_fit_has_reasons_and_no_command() -> None:
+    document = check_json(TOO_LARGE)
+    assert (document["status"], document["can_load"], document["command"]) == (
+        "failed",
+        False,
+        None,
+    )
+    assert document["reasons"] == ["32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable"]
+    assert document["context_because"] == "the default minimum"
+    assert document["changes"] == [
         {
             "kind": "cache",
             "value": "q8_0",
@@ -322,45 +337,49 @@ def test_check_json_of_what_does_not_fit_has_reasons_and_no_command() -> None:
 
 
 def test_check_json_utilization_of_an_empty_budget_is_null() -> None:
-    shown = check_json(recorded("nothing free"))
-    assert shown["available_bytes"] == 0
-    assert shown["utilization"] is None
-    assert shown["budgets"][0]["utilization"] is None
+    document = check_json(recorded("nothing free"))
+    assert document["available_bytes"] == 0
+    assert document["utilization"] is None
+    assert document["budgets"][0]["utilization"] is None
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_check_json_is_valid_with_whole_bytes(name: str) -> None:
-    shown = check_json(recorded(name))
-    assert json.loads(json.dumps(shown, allow_nan=False)) == shown | {
-        "estimate": json.loads(json.dumps(shown["estimate"]))
+    document = check_json(recorded(name))
+    assert json.loads(json.dumps(document, allow_nan=False)) == document | {
+        "estimate": json.loads(json.dumps(document["estimate"]))
     }
-    for key, value in _leaves(shown):
+    for key, value in leaves(document):
         if key.endswith("_bytes"):
             assert value is None or type(value) is int, key
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     match value:
         case dict():
-            for name, one in value.items():
-                yield from _leaves(one, name)
+            for name, item in value.items():
+                yield from leaves(item, name)
         case list():
-            for one in value:
-                yield from _leaves(one, key)
+            for item in value:
+                yield from leaves(item, key)
         case _:
             yield key, value
 
 
-def test_checks_json() -> None:
-    shown = checks_json([made(), MISSING, TOO_LARGE])
-    assert shown["schema"] == 1
-    assert shown["models"] == [check_json(made()), unanswered_json(MISSING), check_json(TOO_LARGE)]
-    assert shown["models"][1] == {
+def test_checks_json_of_checks_and_errors() -> None:
+    document = checks_json([check_from_lines(), MISSING, TOO_LARGE])
+    assert document["schema"] == 1
+    assert document["models"] == [
+        check_json(check_from_lines()),
+        unanswered_json(MISSING),
+        check_json(TOO_LARGE),
+    ]
+    assert document["models"][1] == {
         "reference": "no/such",
         "engine": "vllm",
         "error": {"type": "NotFoundError", "message": "there is no such model"},
     }
-    assert shown["summary"] == {
+    assert document["summary"] == {
         "fits": 1,
         "tight": 0,
         "does_not_fit": 1,

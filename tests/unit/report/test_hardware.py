@@ -41,7 +41,7 @@ SLICE = card("H100", 10, index=1, partition="MIG 1g.10gb", because="NVML")
 HERE = machine(
     BUSY, SLICE, host=HOST, processor="Ryzen 9 7950X", cores=16, notes=("GPU 2 does not answer",)
 )  # fmt: skip
-TEXT = """\
+HERE_TEXT = """\
 this machine: 13.00 of 16.00 GiB of RAM free, RTX 4090 with 18.00 of 24.00 GiB free, H100 with 10.00
 of 10.00 GiB free
 Linux  ·  Ryzen 9 7950X, 16 cores
@@ -72,7 +72,7 @@ Usable   llama.cpp  17.00 GiB of RTX 4090: 18.00 GiB free minus 1 GiB reserve
 
 Note     GPU 2 does not answer
 """
-MAC = """\
+MAC_TEXT = """\
 M3 Max: 36.00 of 36.00 GiB of RAM free, M3 Max GPU shares it
 macOS
 
@@ -93,7 +93,7 @@ Usable   llama.cpp  27.00 GiB of unified memory: 36.00 GiB free; macOS lets the 
          stream     35.94 GiB of RAM: 36.00 GiB free minus 64.25 MiB for Python and its libraries
                     (plus the vocabulary)
 """
-WISHED = """\
+FOUR_TEXT = """\
 4x T4: RAM unknown, 4x T4 with 16.00 of 16.00 GiB free
 Linux
 
@@ -110,76 +110,82 @@ Usable   llama.cpp  15.00 GiB of T4: 16.00 GiB free minus 1 GiB reserve, on each
          stream     RAM unknown: add --ram 32G
 """
 CARDS = tuple(card("T4", 16, index=i, basis=Basis.MODELLED, because="a table") for i in range(4))
-FOUR = machine(*CARDS, ram_gib=None, name="4x T4")
-NOTHING = machine(ram_gib=None, name="a box")
+FOUR_CARDS = machine(*CARDS, ram_gib=None, name="4x T4")
+UNKNOWN = machine(ram_gib=None, name="a box")
 
 
-@pytest.mark.parametrize(("result", "shown"), [(HERE, TEXT), (mac(36), MAC), (FOUR, WISHED)])
-def test_hardware_text(result: Machine, shown: str) -> None:
-    assert hardware_text(result) == shown
-    assert hardware_text(result, screen=Screen(glyphs=ASCII)) == shown.replace("·", "-")
+@pytest.mark.parametrize(
+    ("hardware", "text"), [(HERE, HERE_TEXT), (mac(36), MAC_TEXT), (FOUR_CARDS, FOUR_TEXT)]
+)
+def test_hardware_text_of_three_machines(hardware: Machine, text: str) -> None:
+    assert hardware_text(hardware) == text
+    assert hardware_text(hardware, screen=Screen(glyphs=ASCII)) == text.replace("·", "-")
 
 
 def test_hardware_text_groups_equal_cards() -> None:
     cards = [replace(item, name="L4") if item.index == 1 else item for item in CARDS]
-    shown = hardware_text(machine(*cards))
-    assert "\nGPU 0, 2-3\n         T4, 16.00 GiB" in shown
-    assert "\nGPU 1    L4, 16.00 GiB" in shown
+    text = hardware_text(machine(*cards))
+    assert "\nGPU 0, 2-3\n         T4, 16.00 GiB" in text
+    assert "\nGPU 1    L4, 16.00 GiB" in text
 
 
 def test_hardware_text_with_colour_marks_the_headline_only() -> None:
-    first, *rest = hardware_text(FOUR, screen=Screen(colour=True)).splitlines()
-    assert first == f"\x1b[1m{WISHED.splitlines()[0]}\x1b[0m"
-    assert rest == WISHED.splitlines()[1:]
+    first, *rest = hardware_text(FOUR_CARDS, screen=Screen(colour=True)).splitlines()
+    assert first == f"\x1b[1m{FOUR_TEXT.splitlines()[0]}\x1b[0m"
+    assert rest == FOUR_TEXT.splitlines()[1:]
 
 
 def test_hardware_text_of_an_unknown_machine() -> None:
-    shown = hardware_text(NOTHING)
-    assert shown.startswith("a box: RAM unknown\n")
-    assert "llama.cpp  RAM unknown: add --ram 32G" in shown
-    assert set(hardware_json(NOTHING)["engines"]["llama.cpp"]) == {"error"}
+    text = hardware_text(UNKNOWN)
+    assert text.startswith("a box: RAM unknown\n")
+    assert "llama.cpp  RAM unknown: add --ram 32G" in text
+    assert set(hardware_json(UNKNOWN)["engines"]["llama.cpp"]) == {"error"}
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 100, 200])
 def test_hardware_text_fits_the_width(width: int) -> None:
-    for result in (HERE, mac(36), FOUR, NOTHING):
-        lines = hardware_text(result, screen=Screen(width=width)).splitlines()
+    for hardware in (HERE, mac(36), FOUR_CARDS, UNKNOWN):
+        lines = hardware_text(hardware, screen=Screen(width=width)).splitlines()
         assert max(map(len, lines)) <= min(max(width, 20), 100)
 
 
 def test_hardware_text_has_no_control_characters() -> None:
     evil = "RTX\x1b[2J\n4090\x07"
     user = Process(pid=1, name=evil, used_bytes=GIB)
-    result = machine(
+    hardware = machine(
         card(evil, 24, partition=evil, users=(user,), because=evil),
         name=evil,
         processor=evil,
         notes=(evil,),
     )
-    shown = hardware_text(result)
-    assert all(c == "\n" or c.isprintable() for c in shown)
-    json.dumps(hardware_json(result), allow_nan=False)
+    text = hardware_text(hardware)
+    assert all(c == "\n" or c.isprintable() for c in text)
+    json.dumps(hardware_json(hardware), allow_nan=False)
 
 
-def test_hardware_text_names_the_largest_processes() -> None:
+def test_hardware_text_names_only_the_five_largest_processes() -> None:
     users = tuple(Process(pid=i, name=f"p{i}", used_bytes=i * GIB) for i in range(1, 9))
-    shown = " ".join(hardware_text(machine(card("T4", 64, users=users))).split())
-    assert "used by p8 (8) 8.00 GiB, p7 (7) 7.00 GiB, p6 (6) 6.00 GiB, p5 (5) 5.00 GiB, p4 (4) 4.00 GiB and 3 more" in shown  # fmt: skip
+    text = " ".join(hardware_text(machine(card("T4", 64, users=users))).split())
+    assert "used by p8 (8) 8.00 GiB, p7 (7) 7.00 GiB, p6 (6) 6.00 GiB, p5 (5) 5.00 GiB, p4 (4) 4.00 GiB and 3 more" in text  # fmt: skip
 
 
-def test_hardware_json() -> None:
-    shown = hardware_json(HERE)
-    assert list(shown) == ["schema", "machine", "engines"]
-    result = shown["machine"]
-    assert (result["name"], result["system"], result["cores"]) == ("this machine", "linux", 16)
-    assert result["host"]["usable_bytes"] == 13 * GIB
-    assert result["host"]["limits"][0]["left_bytes"] == 13 * GIB
-    assert result["host"]["swap_free_bytes"] == 7 * GIB
-    assert result["devices"][0]["users"][2] == {"pid": 9, "name": None, "used_bytes": None}
-    assert result["devices"][0]["capability"] == [8, 9]
-    assert result["devices"][1]["partition"] == "MIG 1g.10gb"
-    assert result["notes"] == ["GPU 2 does not answer"]
-    engines = shown["engines"]
+def test_hardware_json_of_two_gpus() -> None:
+    document = hardware_json(HERE)
+    assert list(document) == ["schema", "machine", "engines"]
+    described = document["machine"]
+    assert (described["name"], described["system"], described["cores"]) == (
+        "this machine",
+        "linux",
+        16,
+    )
+    assert described["host"]["usable_bytes"] == 13 * GIB
+    assert described["host"]["limits"][0]["left_bytes"] == 13 * GIB
+    assert described["host"]["swap_free_bytes"] == 7 * GIB
+    assert described["devices"][0]["users"][2] == {"pid": 9, "name": None, "used_bytes": None}
+    assert described["devices"][0]["capability"] == [8, 9]
+    assert described["devices"][1]["partition"] == "MIG 1g.10gb"
+    assert described["notes"] == ["GPU 2 does not answer"]
+    engines = document["engines"]
     assert list(engines) == ["llama.cpp", "vllm", "mlx", "stream"]
     assert engines["llama.cpp"]["devices"] == ["RTX 4090", "H100"]
     assert [budget["available_bytes"] for budget in engines["llama.cpp"]["budgets"]] == [
@@ -189,7 +195,7 @@ def test_hardware_json() -> None:
     ]
     assert "--gpu-memory-utilization 0.66" in engines["vllm"]["budgets"][0]["because"]
     assert engines["mlx"]["error"]["type"] == "HardwareError"
-    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
 def test_hardware_json_of_unified_memory_is_one_budget_of_two_pools() -> None:
@@ -198,11 +204,11 @@ def test_hardware_json_of_unified_memory_is_one_budget_of_two_pools() -> None:
         ("unified memory", ["device", "host"]),
     ]
     assert (budgets[0]["limit_bytes"], budgets[0]["available_bytes"]) == (27 * GIB, 27 * GIB)
-    assert hardware_json(NOTHING)["machine"]["host"] is None
+    assert hardware_json(UNKNOWN)["machine"]["host"] is None
 
 
 def test_hardware_json_leaves_out_cards_of_another_vendor() -> None:
-    """Those of one vendor are used together, NVIDIA's first."""
+    """Only cards of one vendor are used together, preferably NVIDIA."""
     other = replace(card("Arc", 16), vendor=Vendor.INTEL)
-    shown = hardware_json(machine(other, card("T4", 16)))["engines"]
-    assert shown["llama.cpp"]["devices"] == ["T4"]
+    engines = hardware_json(machine(other, card("T4", 16)))["engines"]
+    assert engines["llama.cpp"]["devices"] == ["T4"]

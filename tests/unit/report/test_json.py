@@ -1,4 +1,4 @@
-"""report/json.py: fields and documents."""
+"""report/json.py: fields of objects, and documents as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part:
     layer: int = 0
 
 
-def test_fields() -> None:
+def test_fields_of_an_object() -> None:
     assert fields(Part(), "name basis shape because") == {
         "name": "cache",
         "basis": "exact",
@@ -41,11 +41,11 @@ class Whole:
     part: Part | None
 
 
-def test_fields_have_other_keys_and_paths() -> None:
+def test_fields_with_paths_and_other_keys() -> None:
     names = "label=part.name shape=part.shape known=part.basis.name why=part.because?"
-    answer = {"label": "cache", "shape": [2, 3], "known": "EXACT", "why": None}
-    assert fields(Whole(Part()), names) == answer
-    assert fields(Whole(None), names) == dict.fromkeys(answer)
+    expected = {"label": "cache", "shape": [2, 3], "known": "EXACT", "why": None}
+    assert fields(Whole(Part()), names) == expected
+    assert fields(Whole(None), names) == dict.fromkeys(expected)
 
 
 def test_json_text_and_json_line_write_infinite_numbers_as_strings() -> None:

@@ -7,85 +7,56 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.thoroughness import sampled
-from tests.unit.report.plans import at_speed, cards, gguf, mac, planned, qwen
+from tests.unit.report.plans import (
+    GEMMA,
+    SPEED,
+    at_speed,
+    cards,
+    experts_in_ram,
+    gguf,
+    mac,
+    nothing_fits,
+    one_card,
+    planned,
+    qwen,
+    sample_plan,
+    two_cards,
+)
 
-from edgekit.bill.types import Change, ChangeKind, Decision, Lever, Load, Speed, Task, Tried
+from edgekit.bill.types import Change, ChangeKind, Decision, Lever, Tried
 from edgekit.engines.commands import Command
-from edgekit.engines.llamacpp.choices import at_mixes
-from edgekit.machine.types import System
-from edgekit.machine.what_if import requested_machine
-from edgekit.model import open_model
 from edgekit.plan.commands import by_program, ready_commands
-from edgekit.plan.plan import Plan, make_plan
+from edgekit.plan.plan import Plan
 from edgekit.report.check import MAX_CHANGES, headline, rate_words, speed_row
 from edgekit.report.json import json_text
 from edgekit.report.plan import plan_json, plan_text
 from edgekit.report.text import ASCII, BLOCKS, Screen
 from edgekit.units import Basis
 
-GEMMA, QWEN_MOE = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
-# Invented: the report does not depend on how a speed is found.
-SPEED = Speed(decode=(24.6, 52.9), prefill=(940.0, 3721.0), because="a token reads 15.40 GiB")
 
-
-@cache
-def sample(name: str, device: str, ram: str, context: int | None = None) -> Plan:
-    model = open_model(name).model
-    machine = requested_machine(devices=(device,) if device else (), ram=ram)
-    task = Task(
-        label=name,
-        model=model,
-        variants=at_mixes(model),
-        engine="llama.cpp",
-        machine=replace(machine, system=System.LINUX),
-        load=Load(context_tokens=context),
-    )
-    plan = make_plan(task)
-    if not plan.fits:
-        return plan
-    return at_speed(plan, SPEED, steady_tokens_per_s=36.0)
-
-
-def one_card() -> Plan:
-    return sample(GEMMA, "RTX 4090", "64G", 32768)
-
-
-def experts_on_the_host() -> Plan:
-    return sample(QWEN_MOE, "RTX 3060", "64G")
-
-
-def nothing_fits() -> Plan:
-    return sample(GEMMA, "", "8G")
-
-
-def two_cards() -> Plan:
-    return sample(QWEN_MOE, "RTX 4090, RTX 3060", "64G")
-
-
-def one_vllm() -> Plan:
+def vllm_plan() -> Plan:
     return planned(qwen(), cards(24), engine="vllm")
 
 
-def one_mlx() -> Plan:
+def mlx_plan() -> Plan:
     return planned(qwen(), mac(32, 24), engine="mlx")
 
 
 PLANS: dict[str, Callable[[], Plan]] = {
     "one card": one_card,
-    "experts on the host": experts_on_the_host,
+    "experts in RAM": experts_in_ram,
     "two cards": two_cards,
     "nothing fits": nothing_fits,
-    "cpu": lambda: sample(GEMMA, "", "64G"),
+    "cpu": lambda: sample_plan(GEMMA, "", "64G"),
     "mac": lambda: planned(gguf("qwen3-0.6b"), mac(32, 24)),
-    "vllm": one_vllm,
-    "mlx": one_mlx,
+    "vllm": vllm_plan,
+    "mlx": mlx_plan,
 }
 
 ONE_CARD = """\
@@ -114,17 +85,17 @@ Plan     weights    Q4_K_M: a larger one would push more layers off the GPU
 
 def decided(plan: Plan, *decisions: Decision) -> Plan:
     """The plan with these decisions instead of the planner's own."""
-    mine = {decision.lever for decision in decisions}
+    levers = {decision.lever for decision in decisions}
     return replace(
         plan,
         decisions=(
             *decisions,
-            *(decision for decision in plan.decisions if decision.lever not in mine),
+            *(decision for decision in plan.decisions if decision.lever not in levers),
         ),
     )
 
 
-def test_plan_text_is_the_answer_the_bars_the_command_and_what_could_be_changed() -> None:
+def test_plan_text_is_the_headline_the_bars_the_command_and_changes() -> None:
     run = Command(
         program="llama-server",
         name="llama-server",
@@ -143,7 +114,7 @@ def test_plan_text_is_the_answer_the_bars_the_command_and_what_could_be_changed(
     assert "draft model" not in plan_text(decided(one_card(), none))
 
 
-def test_plan_text_with_why_shows_everything_that_was_tried() -> None:
+def test_plan_text_with_why_shows_what_was_tried_for_the_weights() -> None:
     tried = (
         Tried(value="Q5_K_M", outcome="does not fit"),
         Tried(value="Q4_K_M", outcome="17.28 GiB of weights", taken=True),
@@ -154,13 +125,13 @@ def test_plan_text_with_why_shows_everything_that_was_tried() -> None:
         because="a larger one would push more layers off the GPU",
         tried=tried,
     )
-    text = plan_text(decided(experts_on_the_host(), weights), screen=Screen(width=80), why=True)
+    text = plan_text(decided(experts_in_ram(), weights), screen=Screen(width=80), why=True)
     assert WHY in text
     assert text.startswith("Runs with the experts of 31 layers in RAM at Q4_K_M, just: ")
     assert "| usable" in text
 
 
-def test_plan_text_of_what_does_not_fit_has_no_command() -> None:
+def test_plan_text_if_nothing_fits_has_changes_and_no_command() -> None:
     run = Command(
         program="llama-server", name="llama-server", kind="command", text="llama-server -m x.gguf"
     )
@@ -207,13 +178,13 @@ def test_plan_text_with_why_has_every_decision_and_try(name: str, glyphs: Any) -
             assert f"{'* ' if tried.taken else ''}{tried.value} {tried.told}" in flat
 
 
-def test_plan_text_has_levers_in_their_order() -> None:
+def test_plan_text_does_not_depend_on_the_order_of_decisions() -> None:
     plan = one_card()
-    turned = replace(plan, decisions=plan.decisions[::-1])
-    assert plan_text(turned) == plan_text(plan)
+    reordered = replace(plan, decisions=plan.decisions[::-1])
+    assert plan_text(reordered) == plan_text(plan)
 
 
-def test_plan_text_has_the_context_of_each_user() -> None:
+def test_plan_text_names_the_context_of_each_user() -> None:
     plan = one_card()
     text = plan_text(replace(plan, result=replace(plan.result, streams=4)))
     assert " GiB at 8K for each of 4 users" in text.splitlines()[0]
@@ -245,7 +216,7 @@ def test_plan_text_has_the_main_command_in_full_and_the_others_by_name() -> None
     assert all(" ".join(note.split()) in notes for note in server.notes)
 
 
-def test_plan_text_of_one_program_is_in_full() -> None:
+def test_plan_text_of_one_program_has_all_its_commands_in_full() -> None:
     plan = one_card()
     ollama = by_program(ready_commands(plan))["ollama"]
     text = plan_text(plan, ready=ollama)
@@ -268,14 +239,14 @@ def test_plan_text_has_the_steps_of_a_program_in_order() -> None:
     assert "\nAlso" not in text
 
 
-def test_plan_text_does_not_offer_the_gpu_limit_as_a_program() -> None:
+def test_plan_text_does_not_show_the_gpu_limit_as_a_program() -> None:
     limit = Command(
         program="limit", name="GPU memory limit", kind="command", text="sudo sysctl x=1"
     )
     server = Command(
         program="mlx", name="mlx_lm.server", kind="command", text="mlx_lm.server --model x"
     )
-    text = plan_text(one_mlx(), ready=(limit, server))
+    text = plan_text(mlx_plan(), ready=(limit, server))
     assert commands_in(text).strip() == server.text
     assert "sysctl" not in text
 
@@ -300,14 +271,14 @@ def test_rate_words(rates: tuple[float, float], words: str) -> None:
 
 
 @given(st.floats(0.05, 1e6), st.floats(1, 10))
-def test_rate_words_are_near_with_no_more_than_two_digits(slow: float, times: float) -> None:
-    result = re.findall(r"[\d,.]+", rate_words((slow, slow * times)))
+def test_rate_words_round_to_at_most_two_digits(slow: float, times: float) -> None:
+    numbers = re.findall(r"[\d,.]+", rate_words((slow, slow * times)))
     middle = slow * times**0.5
-    assert float(result[0].replace(",", "")) == pytest.approx(middle, rel=0.051, abs=0.051)
-    assert float(result[-1].replace(",", "")) == pytest.approx(
-        slow * times if len(result) > 1 else middle, rel=0.051, abs=0.051
+    assert float(numbers[0].replace(",", "")) == pytest.approx(middle, rel=0.051, abs=0.051)
+    assert float(numbers[-1].replace(",", "")) == pytest.approx(
+        slow * times if len(numbers) > 1 else middle, rel=0.051, abs=0.051
     )
-    assert all(len(item.replace(",", "").replace(".", "").strip("0")) <= 2 for item in result)
+    assert all(len(number.replace(",", "").replace(".", "").strip("0")) <= 2 for number in numbers)
 
 
 def test_speed_row_says_what_is_slower_than_reading_speed() -> None:
@@ -319,7 +290,7 @@ def test_speed_row_says_what_is_slower_than_reading_speed() -> None:
     assert speed_row(None) == "not known"
 
 
-def test_is_slow_only_where_the_speed_is_known() -> None:
+def test_is_slow_only_if_the_speed_is_known() -> None:
     assert at_speed(one_card(), replace(SPEED, decode=(4.0, 4.0))).is_slow
     assert not at_speed(one_card(), replace(SPEED, decode=(8.0, 8.0))).is_slow
     assert not at_speed(one_card(), None).is_slow
@@ -329,35 +300,35 @@ def test_is_slow_only_where_the_speed_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_plan_json(name: str) -> None:
+def test_plan_json_has_the_figures_of_the_plan(name: str) -> None:
     plan = PLANS[name]()
     ready = ready_commands(plan) if plan.fits else ()
-    shown = json.loads(json_text(plan_json(plan, ready=ready, notes=("a note",))))
-    assert shown["schema"] == 1
-    assert shown["status"] == plan.result.status.value
-    assert shown["can_load"] is plan.fits
-    assert shown["context_tokens"] == plan.context_tokens
-    assert [decision["lever"] for decision in shown["decisions"]] == [
+    document = json.loads(json_text(plan_json(plan, ready=ready, notes=("a note",))))
+    assert document["schema"] == 1
+    assert document["status"] == plan.result.status.value
+    assert document["can_load"] is plan.fits
+    assert document["context_tokens"] == plan.context_tokens
+    assert [decision["lever"] for decision in document["decisions"]] == [
         d.lever.value for d in plan.decisions
     ]
-    assert [command["text"] for command in shown["commands"]] == [item.text for item in ready]
-    assert [item["told"] for item in shown["to_fit"]] == [item.told for item in plan.to_fit]
-    assert [budget["required_bytes"] for budget in shown["budgets"]] == [
+    assert [command["text"] for command in document["commands"]] == [item.text for item in ready]
+    assert [item["told"] for item in document["to_fit"]] == [item.told for item in plan.to_fit]
+    assert [budget["required_bytes"] for budget in document["budgets"]] == [
         use.required_bytes for use in plan.result.uses
     ]
-    estimate = shown["estimate"]
+    estimate = document["estimate"]
     reserved = sum(line["bytes"] for line in estimate["lines"] if line["reserved"])
     assert reserved == estimate["total_bytes"] == plan.result.estimate.total_bytes
-    assert "a note" in shown["notes"]
+    assert "a note" in document["notes"]
 
 
-def test_plan_json_has_nulls_for_what_is_unknown() -> None:
+def test_plan_json_is_null_for_unknown_values() -> None:
     plan = at_speed(one_card(), None)
-    shown = plan_json(plan)
-    assert (shown["speed"], shown["drafter"], shown["users"]) == (None, None, None)
-    assert shown["cache"] == {"name": "f16", "type_k": None, "type_v": None}
-    assert shown["headline"].startswith("Runs on your RTX 4090 at Q4_K_M, just: ")
-    assert shown["estimate"]["command"] is None
+    document = plan_json(plan)
+    assert (document["speed"], document["drafter"], document["users"]) == (None, None, None)
+    assert document["cache"] == {"name": "f16", "type_k": None, "type_v": None}
+    assert document["headline"].startswith("Runs on your RTX 4090 at Q4_K_M, just: ")
+    assert document["estimate"]["command"] is None
     assert plan_json(one_card())["speed"] == {
         "typical": 36.07, "decode": [24.6, 52.9], "prefill": [940.0, 3721.0], "steady": 36.0, "basis": "modelled",
         "because": "a token reads 15.40 GiB",

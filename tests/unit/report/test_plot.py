@@ -1,4 +1,4 @@
-"""report/plot.py: pictures are written atomically, reproducible, and readable without colour."""
+"""report/plot.py: plots are written atomically, are reproducible, and can be read without colour."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from edgekit.report.plot import STYLES, write_plot
 from edgekit.units import GIB
 
 pytest.importorskip(
-    "matplotlib", reason="the picture is matplotlib's: pip install 'edgekit-models[plot]'"
+    "matplotlib", reason="plots need matplotlib: pip install 'edgekit-models[plot]'"
 )
 
 
 def curve(cache: str, bytes_per_token: int, longest: int, native: int = 131_072) -> Curve:
-    """10 GiB and so many bytes for each token, where 20 GiB may be used."""
+    """10 GiB plus `bytes_per_token` for each token, with 20 GiB usable."""
     tokens = sorted({256, *range(native // 8, native + 1, native // 8), longest} - {0})
     points = tuple(Point(tokens=n, required_bytes=10 * GIB + n * bytes_per_token) for n in tokens)
     return Curve(
@@ -35,7 +35,7 @@ def curve(cache: str, bytes_per_token: int, longest: int, native: int = 131_072)
 CURVES = (curve("f16", 128 * 1024, 57_344), curve("q8_0", 64 * 1024, 114_688), curve("q4_0", 32 * 1024, 131_072))  # fmt: skip
 
 
-def drawn(curves: tuple[Curve, ...] = CURVES, **more: str) -> Any:
+def figure_of(curves: tuple[Curve, ...] = CURVES, **more: str) -> Any:
     names = {"model": "gemma-3-27b", "machine": "RTX 4090", **more}
     import matplotlib as mpl
 
@@ -49,7 +49,7 @@ def texts(figure: Any) -> list[str]:
     return [figure.get_suptitle(), axes.get_xlabel(), axes.get_ylabel(), *legend, *(t.get_text() for t in axes.texts)]  # fmt: skip
 
 
-def test_write_plot_png(tmp_path: Path) -> None:
+def test_write_plot_writes_a_png(tmp_path: Path) -> None:
     write_plot(CURVES, tmp_path / "plot.png", model="m", machine="x")
     data = (tmp_path / "plot.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
@@ -61,45 +61,45 @@ def test_write_plot_png(tmp_path: Path) -> None:
 def test_write_plot_svg_is_reproducible(tmp_path: Path) -> None:
     for name in ("a.svg", "b.SVG"):
         write_plot(CURVES, tmp_path / name, model="m", machine="x")
-    one, other = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.SVG"))
-    assert one == other
-    assert ET.fromstring(one).tag == "{http://www.w3.org/2000/svg}svg"
-    assert b"<dc:date>" not in one
+    first, second = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.SVG"))
+    assert first == second
+    assert ET.fromstring(first).tag == "{http://www.w3.org/2000/svg}svg"
+    assert b"<dc:date>" not in first
 
 
-def test_plot_labels() -> None:
-    shown = texts(drawn())
+def test_draw_labels_axes_and_curves() -> None:
+    shown = texts(figure_of())
     assert shown[:3] == ["gemma-3-27b on RTX 4090", "context, tokens (1k = 1,024)", "RTX 4090, GiB"]
     assert shown[3:6] == ["f16: 57,344", "q8_0: 114,688", "q4_0: 131,072 (all)"]
     assert {"20.00 GiB usable", "f16", "q8_0", "q4_0"} <= set(shown)
 
 
-def test_plot_budget_lines() -> None:
-    heights = {tuple(line.get_ydata()) for line in drawn().axes[0].lines}
+def test_draw_marks_the_usable_memory_with_one_line() -> None:
+    heights = {tuple(line.get_ydata()) for line in figure_of().axes[0].lines}
     assert (20.0, 20.0) in heights
-    assert (17.0, 17.0) not in heights  # one line, at what is usable
+    assert (17.0, 17.0) not in heights  # only one line, at the usable memory
 
 
-def test_plot_ticks_are_in_k() -> None:
-    labels = [label.get_text() for label in drawn().axes[0].get_xticklabels()]
+def test_draw_has_ticks_in_k() -> None:
+    labels = [label.get_text() for label in figure_of().axes[0].get_xticklabels()]
     assert labels == ["0", "16k", "32k", "48k", "64k", "80k", "96k", "112k", "128k"]
 
 
-def test_plot_lines_have_different_dashes() -> None:
+def test_styles_differ_in_dashes_and_colours() -> None:
     assert len({str(dashes) for _, dashes in STYLES}) == len({colour for colour, _ in STYLES}) == len(STYLES)  # fmt: skip
 
 
-def test_plot_with_more_cache_types_than_styles() -> None:
+def test_draw_more_cache_types_than_styles() -> None:
     many = tuple(curve(f"type {n}", 1024 * n, 131_072) for n in range(1, len(STYLES) + 3))
-    assert "type 7: 131,072 (all)" in texts(drawn(many))
+    assert "type 7: 131,072 (all)" in texts(figure_of(many))
 
 
-def test_plot_where_nothing_fits() -> None:
-    assert "f16: does not fit" in texts(drawn((curve("f16", 10**6, 0),)))
+def test_draw_says_that_a_cache_type_does_not_fit() -> None:
+    assert "f16: does not fit" in texts(figure_of((curve("f16", 10**6, 0),)))
 
 
-def test_plot_of_hostile_names_is_text() -> None:
-    shown = texts(drawn(model="$x_{1", machine="\x1b[2J 漢字" + "y" * 500))
+def test_draw_shows_hostile_names_as_text() -> None:
+    shown = texts(figure_of(model="$x_{1", machine="\x1b[2J 漢字" + "y" * 500))
     assert shown[0].startswith("$x_{1 on \N{REPLACEMENT CHARACTER}[2J 漢字yyy")
     assert len(shown[0]) == 84
 
@@ -110,18 +110,18 @@ def test_write_plot_with_hostile_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.pdf", "plot.svg.txt", ".svg"])
-def test_write_plot_refuses_other_suffixes(name: str, tmp_path: Path) -> None:
+def test_write_plot_rejects_other_suffixes(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ends in \.svg or \.png"):
         write_plot(CURVES, tmp_path / name, model="m", machine="x")
     assert not list(tmp_path.iterdir())
 
 
-def test_write_plot_refuses_no_curves(tmp_path: Path) -> None:
+def test_write_plot_rejects_no_curves(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to draw"):
         write_plot((), tmp_path / "plot.svg", model="m", machine="x")
 
 
-def test_write_plot_to_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+def test_write_plot_to_a_path_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file or directory"):
         write_plot(CURVES, tmp_path / "none" / "plot.svg", model="m", machine="x")
     (tmp_path / "folder.png").mkdir()
@@ -130,7 +130,7 @@ def test_write_plot_to_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
-def test_write_plot_keeps_the_old_picture_on_failure(
+def test_write_plot_keeps_the_old_file_on_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "plot.png"
@@ -153,18 +153,20 @@ def test_write_plot_without_matplotlib_says_how_to_install_it(
         write_plot(CURVES, tmp_path / "plot.svg", model="m", machine="x")
 
 
-def test_write_plot_leaves_no_window_or_settings() -> None:
+def test_draw_changes_no_global_settings_and_opens_no_window() -> None:
     script = (
-        "import sys; from tests.unit.report.test_plot import drawn; drawn(); import matplotlib;"
+        "import sys; from tests.unit.report.test_plot import figure_of; figure_of(); import matplotlib;"
         "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None;"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     import matplotlib as mpl
 
-    known_fonts = {"MPLCONFIGDIR": mpl.get_cachedir()}  # or it looks through all of the machine's
+    font_cache = {
+        "MPLCONFIGDIR": mpl.get_cachedir()
+    }  # or matplotlib searches all fonts of the machine
     subprocess.run(
         [sys.executable, "-c", script],
         check=True,
         cwd=Path(__file__).parents[3],
-        env={**os.environ, **known_fonts},
+        env={**os.environ, **font_cache},
     )

@@ -1,4 +1,4 @@
-"""The lines about a start of an engine."""
+"""report/run.py: what is printed when an engine has started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgekit.report.run import comparison_text
         (103, "OUTSIDE BOUNDS: weights"),
     ],
 )
-def test_comparison_text_names_the_engine_and_its_version(predicted: int, outcome: str) -> None:
+def test_comparison_text_says_whether_memory_is_as_predicted(predicted: int, outcome: str) -> None:
     generator: Any = None
     measured = MeasuredBytes(low_bytes=100, high_bytes=100)
     row = ComparedRow(part="weights", predicted_bytes=predicted, measured=measured, allowed_bytes=1)

@@ -1,4 +1,4 @@
-"""Verdicts on many models, or of all engines on one."""
+"""report/tables.py: verdicts on many models, or of all engines on one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.unit.report.verdicts import LINES, TOO_LARGE, line, made, recorded
+from tests.unit.report.verdicts import LINES, TOO_LARGE, check_from_lines, line, recorded
 
-from edgekit.app.check import Answer as Found
-from edgekit.app.check import Check, Unanswered
+from edgekit.app.check import Answer, Check, Unanswered
 from edgekit.bill.types import Component, Status
 from edgekit.errors import EdgekitError, HardwareError, HeaderError, NotFoundError, RefusedError
 from edgekit.machine.types import HOST
@@ -24,7 +23,7 @@ from edgekit.report.tables import (
 from edgekit.report.text import ASCII, Screen
 from edgekit.units import GIB
 
-TIGHT = made((*LINES, line(Component.WEIGHTS, 12 * GIB, HOST)))
+TIGHT = check_from_lines((*LINES, line(Component.WEIGHTS, 12 * GIB, HOST)))
 
 
 def named(check: Check, name: str, engine: str = "llama.cpp") -> Check:
@@ -33,16 +32,16 @@ def named(check: Check, name: str, engine: str = "llama.cpp") -> Check:
     return replace(check, bill=bill, result=replace(check.result, engine=engine))
 
 
-def unread(name: str, shown: str = "it breaks off") -> Unanswered:
+def unreadable(name: str, shown: str = "truncated file") -> Unanswered:
     return Unanswered(reference=name, engine=None, error=HeaderError(shown))
 
 
-MANY: tuple[Found, ...] = (
-    named(made(), "one.gguf"),
-    named(made(max_context=1_048_576), "two-Q8_0.gguf"),
+MANY: tuple[Answer, ...] = (
+    named(check_from_lines(), "one.gguf"),
+    named(check_from_lines(max_context=1_048_576), "two-Q8_0.gguf"),
     named(TIGHT, "three.gguf"),
     named(TOO_LARGE, "four.gguf"),
-    unread("./five.gguf"),
+    unreadable("./five.gguf"),
 )
 TABLE = """\
 llama.cpp 1.0  ·  this machine
@@ -54,12 +53,12 @@ tight         three.gguf         32K  72K  13.5 of 15.0         ?
 does not fit  four.gguf          32K    -  24.0 of 15.0         -
 not read      ./five.gguf          -    -             -         -
 
-./five.gguf: it breaks off
+./five.gguf: truncated file
 
 2 fit, 1 is tight, 1 does not fit, 1 could not be read
 """
-ENGINES: tuple[Found, ...] = (
-    named(made(), "one.gguf"),
+ENGINES: tuple[Answer, ...] = (
+    named(check_from_lines(), "one.gguf"),
     Unanswered(reference="./one.gguf", engine="vllm", error=RefusedError("vLLM loads no GGUF")),
     Unanswered(reference="./one.gguf", engine="mlx", error=HardwareError("no Apple silicon here")),
 )
@@ -86,7 +85,7 @@ does not fit  four.gguf
   32K, 24.0 of 15.0 GiB
 not read  ./five.gguf
 
-./five.gguf: it breaks off
+./five.gguf: truncated file
 
 1 fits, 1 does not fit, 1 could
 not be read
@@ -109,54 +108,56 @@ def test_check_table_on_a_narrow_screen_has_several_lines_per_model() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 70, 80, 100, 200])
 def test_check_table_fits_the_width(width: int) -> None:
     long = "an-organisation/a-model-with-a-very-long-name-Instruct-2507-GGUF:Q4_K_M"
-    rows = (*MANY, *ENGINES, named(TIGHT, long), unread("x" * 300, "word " * 50))
+    rows = (*MANY, *ENGINES, named(TIGHT, long), unreadable("x" * 300, "word " * 50))
     lines = check_table(rows, screen=Screen(width=width)).splitlines()
     assert max(map(len, lines)) <= max(width, 20)
 
 
-def test_table_pieces_shows_each_row_before_the_next_is_known() -> None:
-    asked = 0
+def test_table_pieces_shows_each_row_before_reading_the_next() -> None:
+    rows_read = 0
 
-    def rows() -> Iterator[Found]:
-        nonlocal asked
+    def rows() -> Iterator[Answer]:
+        nonlocal rows_read
         for number in range(FIRST_ROWS + 5):
-            asked += 1
-            yield named(made(), f"{number:02}.gguf")
+            rows_read += 1
+            yield named(check_from_lines(), f"{number:02}.gguf")
 
     pieces = table_pieces(rows())
     first = next(pieces)
-    assert asked == FIRST_ROWS
+    assert rows_read == FIRST_ROWS
     assert [line.split()[1] for line in first.splitlines()[3:]] == [
         f"{number:02}.gguf" for number in range(FIRST_ROWS)
     ]
     for number in range(FIRST_ROWS, FIRST_ROWS + 5):
         line = next(pieces)
-        assert asked == number + 1
+        assert rows_read == number + 1
         assert line == first.splitlines()[3].replace("00.gguf", f"{number:02}.gguf") + "\n"
     assert list(pieces) == [f"\n{FIRST_ROWS + 5} fit\n"]
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 70, 80, 100, 200])
 def test_check_table_later_rows_fit_the_width(width: int) -> None:
-    later = (named(made(max_context=1_048_576), "x" * 300), unread("y" * 300), named(TIGHT, "z" * 60, "mlx"))  # fmt: skip
+    later = (named(check_from_lines(max_context=1_048_576), "x" * 300), unreadable("y" * 300), named(TIGHT, "z" * 60, "mlx"))  # fmt: skip
     lines = check_table((*[MANY[0]] * FIRST_ROWS, *later), screen=Screen(width=width)).splitlines()
     assert max(map(len, lines)) <= max(width, 20)
 
 
-def test_check_table_later_row_of_another_engine_names_it() -> None:
-    shown = check_table((*[MANY[0], MANY[1]] * FIRST_ROWS, named(made(), "last", "mlx")))
+def test_check_table_later_row_names_another_engine() -> None:
+    shown = check_table(
+        (*[MANY[0], MANY[1]] * FIRST_ROWS, named(check_from_lines(), "last", "mlx"))
+    )
     assert "last (mlx)" in shown
 
 
-def test_check_table_keeps_the_ends_of_a_long_name() -> None:
-    rows = (named(made(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
+def test_check_table_shortens_a_long_name_in_the_middle() -> None:
+    rows = (named(check_from_lines(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
     shown = check_table(rows, screen=Screen(width=70)).splitlines()
     assert shown[3] == "fits  meta-llama-...-Q4_K_M.gguf      32K  72K  11.5 of 23.0         ?"
     assert max(map(len, shown)) == 70
 
 
 def test_check_table_shows_cache_weights_and_users() -> None:
-    check = named(made(), "a")
+    check = named(check_from_lines(), "a")
     chosen = replace(check.result, quantization="Q4_K_M", cache="q8_0")
     shared = replace(check.result, quantization="MXFP4_MOE", streams=4)
     shown = check_table((replace(check, result=chosen), replace(check, result=shared))).splitlines()
@@ -177,13 +178,16 @@ def test_check_table_shows_cache_weights_and_users() -> None:
         (50, "fits  model-one.gguf  llama.cpp"),
     ],
 )
-def test_check_table_on_a_narrow_screen_has_fewer_columns(width: int, head: str) -> None:
-    rows = (named(made(), "model-one.gguf"), named(made(), "model-two.gguf", "mlx"))
+def test_check_table_leaves_out_columns_on_a_narrow_screen(width: int, head: str) -> None:
+    rows = (
+        named(check_from_lines(), "model-one.gguf"),
+        named(check_from_lines(), "model-two.gguf", "mlx"),
+    )
     assert check_table(rows, screen=Screen(width=width), sizes=True).splitlines()[2] == head
 
 
-def test_check_table_of_a_context_beyond_the_native_one() -> None:
-    shown = check_table((named(made(context_tokens=262_144), "a"), MANY[0]))
+def test_check_table_of_a_context_beyond_the_native_one_has_no_smaller_max() -> None:
+    shown = check_table((named(check_from_lines(context_tokens=262_144), "a"), MANY[0]))
     assert [row.split()[2:4] for row in shown.splitlines()[3:5]] == [
         ["256K", "256K"],
         ["32K", "72K"],
@@ -196,7 +200,7 @@ def test_check_table_has_each_reason_once() -> None:
         result
         for name in ("a", "b", "c", "d")
         for result in (
-            named(made(), name),
+            named(check_from_lines(), name),
             Unanswered(reference=f"./{name}", engine="mlx", error=none_here),
         )
     ]
@@ -206,7 +210,9 @@ def test_check_table_has_each_reason_once() -> None:
 
 def test_check_table_has_reasons_that_the_figures_do_not_show() -> None:
     blocked = named(recorded("vllm blocked"), "qwen", "vllm")
-    short = named(made(status=Status.FAILED, reasons=("at most 4,096 tokens fit",)), "short.gguf")
+    short = named(
+        check_from_lines(status=Status.FAILED, reasons=("at most 4,096 tokens fit",)), "short.gguf"
+    )
     shown = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), screen=Screen(width=200))
     assert "\nqwen on vllm: vLLM does not start: it reserves 22.08 GiB of RTX 4090" in shown
     assert "\nshort.gguf on llama.cpp: at most 4,096 tokens fit\n" in shown
@@ -226,7 +232,7 @@ def test_outcome_of_an_error(error: EdgekitError, outcome: str) -> None:
     assert outcome_of(Unanswered(reference="x", engine=None, error=error)) == outcome
 
 
-def test_counts() -> None:
+def test_counts_and_summary() -> None:
     assert counts(MANY) == {
         "fits": 2,
         "tight": 1,
@@ -238,13 +244,13 @@ def test_counts() -> None:
     assert summary(()) == "no models"
     assert check_table(()) == "no models\n"
     assert (
-        check_table([unread("x")])
+        check_table([unreadable("x")])
         == "          model  context  max  GiB used  tokens/s\nnot read  x            -    -         -         -\n\n"
-        "x: it breaks off\n\n1 could not be read\n"
+        "x: truncated file\n\n1 could not be read\n"
     )
 
 
 def test_check_table_has_no_control_characters() -> None:
     evil = "a\x1b[2J\r\x07b"
-    shown = check_table((named(made(), evil), unread(evil, evil), MANY[0]))
+    shown = check_table((named(check_from_lines(), evil), unreadable(evil, evil), MANY[0]))
     assert all(c == "\n" or c.isprintable() for c in shown)

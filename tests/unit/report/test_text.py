@@ -1,4 +1,4 @@
-"""report/text.py: views as text."""
+"""report/text.py: sections, tables, glyphs and commands as text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rendered(screen: Screen) -> str:
     return render("Fits", sections, screen, title=title, status=Status.PASSED)
 
 
-def test_render() -> None:
+def test_render_of_sections() -> None:
     assert (
         rendered(Screen(width=50))
         == f"""\
@@ -68,21 +68,21 @@ def test_table_aligns_words_left_and_numbers_right() -> None:
     ]
 
 
-def test_fitted_table_leaves_out_the_last_columns() -> None:
+def test_fitted_table_leaves_out_columns_that_do_not_fit() -> None:
     rows = [("a", "10.5", "x" * 9)]
     assert fitted_table(("name", "GiB", "more"), rows, 12) == ["name   GiB", "a     10.5"]
 
 
 @pytest.mark.parametrize(
-    ("encoding", "result"),
+    ("encoding", "expected"),
     [("utf-8", BLOCKS), ("cp437", BLOCKS), ("ascii", ASCII), ("latin-1", ASCII), (None, ASCII), ("no such", ASCII)],
 )  # fmt: skip
-def test_glyphs_for_an_encoding(encoding: str | None, result: object) -> None:
-    assert glyphs_for(encoding) is result
+def test_glyphs_for_an_encoding(encoding: str | None, expected: object) -> None:
+    assert glyphs_for(encoding) is expected
 
 
 @pytest.mark.parametrize(
-    ("command", "width", "mark", "lines"),
+    ("command", "width", "continuation", "lines"),
     [
         ("a -b 1 -c 2", 80, "\\", ["a -b 1 -c 2"]),
         ("a -b 1 -c 2", 8, "\\", ["a -b 1 \\", "-c 2"]),
@@ -92,8 +92,8 @@ def test_glyphs_for_an_encoding(encoding: str | None, result: object) -> None:
         ("a  b", 3, "\\", ["a  b"]),
     ],
 )
-def test_command_lines(command: str, width: int, mark: str, lines: list[str]) -> None:
-    assert command_lines(command, width, mark) == lines
+def test_command_lines(command: str, width: int, continuation: str, lines: list[str]) -> None:
+    assert command_lines(command, width, continuation) == lines
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8), st.integers(4, 40))

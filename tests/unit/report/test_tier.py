@@ -1,4 +1,4 @@
-"""A tier's plan as text and as JSON."""
+"""report/tier.py: the plan of a tier as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "tiers.md"
 PLANS = {
     "fits": recommended(ram(48 * GIB)),
     "tight": recommended(card(24 * GIB, name="24 GB card")),
-    "nothing holds": recommended(ram(2 * GIB)),
+    "nothing fits": recommended(ram(2 * GIB)),
     "spilled": planned(card(6 * GIB, host_bytes=32 * GIB), "4B", context=131_072),
     "users": planned(card(24 * GIB), "2B", users=4),
     "real engine": planned(card(16 * GIB), "9B", engine="llama.cpp", layout=find_layout("q8_0")),
@@ -27,7 +27,7 @@ PLANS = {
 
 @pytest.mark.parametrize("width", [20, 40, 80, 100])
 @pytest.mark.parametrize("name", PLANS)
-def test_tier_text_stays_within_the_width(name: str, width: int) -> None:
+def test_tier_text_fits_the_width(name: str, width: int) -> None:
     widest = len("  drafter working set    1.50 GiB")  # a row of figures is not cut
     assert max(map(len, tier_text(PLANS[name], Screen(width=width)).splitlines())) <= max(
         width, widest
@@ -44,42 +44,47 @@ def test_tier_text_says_that_figures_are_assumed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"),
+    ("name", "headline"),
     [
         ("fits", "Fits: 27B with 131,072 tokens, cache qjl1_256+q4_polar, 9B as draft model, 8 sequences: 30.25 GiB of 46.50 GiB"),
         ("tight", "Tight: 27B with 131,072 tokens, cache qjl1_256+q4_polar, 8 sequences: 22.13 GiB of 24.00 GiB"),
-        ("nothing holds", "Does not fit: 0.8B with 16,384 tokens, cache qjl1_256+q4_polar: 1.46 GiB of 512.00 MiB"),
+        ("nothing fits", "Does not fit: 0.8B with 16,384 tokens, cache qjl1_256+q4_polar: 1.46 GiB of 512.00 MiB"),
         ("users", "Fits: 2B with 131,072 tokens for each of 4, cache qjl1_256+q4_polar, 4 sequences: 13.59 GiB of 24.00 GiB"),
     ],
 )  # fmt: skip
-def test_tier_text_begins_with_the_answer(name: str, answer: str) -> None:
-    assert tier_headline(PLANS[name]) == answer
-    assert " ".join(tier_text(PLANS[name]).split()).startswith(answer)
+def test_tier_text_begins_with_the_headline(name: str, headline: str) -> None:
+    assert tier_headline(PLANS[name]) == headline
+    assert " ".join(tier_text(PLANS[name]).split()).startswith(headline)
 
 
-def test_tier_text_says_what_to_add() -> None:
-    assert "To fit   add 1005.00 MiB of memory to RAM\n" in tier_text(PLANS["nothing holds"])
+def test_tier_text_says_how_much_memory_to_add() -> None:
+    assert "To fit   add 1005.00 MiB of memory to RAM\n" in tier_text(PLANS["nothing fits"])
 
 
 def test_tier_text_escapes_control_characters() -> None:
     assert "\x1b" not in tier_text(recommended(card(0, name="\x1b[2Jcard")))
 
 
-def test_docs_show_the_text() -> None:
+def test_docs_show_the_tier_text() -> None:
     assert tier_text(PLANS["tight"]) in DOCS.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_json(name: str) -> None:
+def test_tier_json(name: str) -> None:
     plan = PLANS[name]
-    read = json.loads(json.dumps(tier_json(plan)))
-    assert read["holds"] is plan.verdict.can_load
-    beside = sum(line["size_bytes"] for line in read["lines"] if line["part"] == "spilled")
-    assert sum(line["size_bytes"] for line in read["lines"]) == read["required_bytes"] + beside
-    assert (read["spill"] is not None) is (name == "spilled")
-    assert [step["lever"] for step in read["steps"]][:3] == ["weights", "context", "cache"]
+    document = json.loads(json.dumps(tier_json(plan)))
+    assert document["holds"] is plan.verdict.can_load
+    spilled_bytes = sum(
+        line["size_bytes"] for line in document["lines"] if line["part"] == "spilled"
+    )
+    assert (
+        sum(line["size_bytes"] for line in document["lines"])
+        == document["required_bytes"] + spilled_bytes
+    )
+    assert (document["spill"] is not None) is (name == "spilled")
+    assert [step["lever"] for step in document["steps"]][:3] == ["weights", "context", "cache"]
 
 
-def test_docs_list_every_json_key() -> None:
+def test_docs_list_every_key_of_tier_json() -> None:
     names = {name for plan in PLANS.values() for name in tier_json(plan)}
     assert names <= documented("tiers")

@@ -1,4 +1,4 @@
-"""Verdicts for the report's tests: some made by hand in whole GiB, some judged from recorded headers."""
+"""Checks of every kind: some from lines in whole GiB, to be checked by hand, some from recorded headers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from tests.recorded import config_header, engine_models
+from tests.recorded import config_header
+from tests.unit.plan.tasks import gguf
 
 from edgekit.app.check import Check
 from edgekit.app.estimate import EstimateAnswer
@@ -51,20 +52,20 @@ def line(component: Component, size_bytes: int, pool: Pool = DEVICE, **more: Any
 
 
 def card(name: str, gib: int, **more: Any) -> Device:
-    plain: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "vendor": Vendor.NVIDIA,
         "total_bytes": gib * GIB,
         "free_bytes": gib * GIB,
     }
-    return Device(name=name, **{**plain, **more})
+    return Device(name=name, **{**defaults, **more})
 
 
 def machine(*cards: Device, ram_gib: int | None = 64, **more: Any) -> Machine:
     host = (
         None if ram_gib is None else HostMemory(total_bytes=ram_gib * GIB, free_bytes=ram_gib * GIB)
     )
-    plain: dict[str, Any] = {"name": "this machine", "system": System.LINUX, "host": host}
-    return Machine(devices=cards, **{**plain, **more})
+    defaults: dict[str, Any] = {"name": "this machine", "system": System.LINUX, "host": host}
+    return Machine(devices=cards, **{**defaults, **more})
 
 
 def mac(gib: int) -> Machine:
@@ -79,7 +80,7 @@ def mac(gib: int) -> Machine:
     return machine(gpu, ram_gib=gib, name="M3 Max", system=System.MACOS)
 
 
-# 8 + 2 + 1 + 0.5 GiB on a card of 24, 1 + 0.5 GiB on a host of 16, less 1 GiB each.
+# 8 + 2 + 1 + 0.5 GiB on a card of 24, 1 + 0.5 GiB in 16 of RAM; 1 GiB of each is reserved.
 LINES = (
     line(Component.WEIGHTS, 8 * GIB),
     line(Component.KV_CACHE, 2 * GIB),
@@ -92,21 +93,23 @@ LINES = (
 MACHINE = machine(card("RTX 4090", 24), ram_gib=16)
 
 
-def made(
+def check_from_lines(
     lines: tuple[MemoryLine, ...] = LINES,
     on: Machine = MACHINE,
     *,
     budgets: tuple[Budget, ...] | None = None,
     **more: Any,
 ) -> Check:
-    """A verdict from lines and budgets; the status is what they make it unless it is given."""
+    """A check of this bill; the status follows from lines and budgets unless it is given."""
     estimate = MemoryEstimate(
         engine="llama.cpp", backend="cuda", lines=lines, notes=("a note of the bill",)
     )
-    held = llamacpp_budgets(on, on.devices) if budgets is None else budgets
-    uses = tuple(Usage(budget=item, required_bytes=estimate.in_pools(item.pools)) for item in held)
+    used_budgets = llamacpp_budgets(on, on.devices) if budgets is None else budgets
+    uses = tuple(
+        Usage(budget=item, required_bytes=estimate.in_pools(item.pools)) for item in used_budgets
+    )
     worst = (Status.PASSED, Status.WARNING, Status.FAILED)
-    plain: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "engine": "llama.cpp",
         "status": max((use.status for use in uses), key=worst.index),
         "context_tokens": 32_768,
@@ -120,7 +123,7 @@ def made(
         "window": "",
         "way": Placement(
             setup=LlamaCppSetup(mode=LlamaMode.SERVER),
-            budgets=held,
+            budgets=used_budgets,
             because="fully on RTX 4090",
             cards=on.devices,
             whole=True,
@@ -136,7 +139,7 @@ def made(
         notes=("a note of the model",),
         estimate=estimate,
     )
-    return Check(bill=bill, result=Verdict(**{**plain, **more}))
+    return Check(bill=bill, result=Verdict(**{**defaults, **more}))
 
 
 def with_change(check: Check, shown: str, kind: ChangeKind = ChangeKind.CACHE) -> Check:
@@ -145,9 +148,9 @@ def with_change(check: Check, shown: str, kind: ChangeKind = ChangeKind.CACHE) -
     return replace(check, changes=(*check.changes, change))
 
 
-# 20 GiB of weights and 4 of cache where 15 are available.
+# 20 GiB of weights and 4 of cache, with 15 usable.
 TOO_LARGE = with_change(
-    made(
+    check_from_lines(
         (line(Component.WEIGHTS, 20 * GIB, HOST), line(Component.KV_CACHE, 4 * GIB, HOST)),
         machine(ram_gib=16),
         max_context=0,
@@ -166,10 +169,10 @@ QWEN = {
 }  # fmt: skip
 
 
-AS_IT_IS = Start(setup=VllmSetup(), fixed_flags=frozenset({"gpu_memory_utilization"}))
+FIXED_UTILIZATION = Start(setup=VllmSetup(), fixed_flags=frozenset({"gpu_memory_utilization"}))
 
 
-def judged(
+def check_of(
     model: Model,
     on: Machine,
     *,
@@ -177,7 +180,7 @@ def judged(
     context: int | None = None,
     start: Start | None = None,
 ) -> Check:
-    """As the engine's own rules bill it."""
+    """The check of a model by the engine's own rules."""
     load = Load(context_tokens=context)
     result = judge(Task(model=model, engine=engine, machine=on, load=load, start=start or Start()))
     shown = engine_named(engine).describe(
@@ -194,11 +197,7 @@ def judged(
     return Check(bill=bill, result=result)
 
 
-def _known(name: str, mix: str = "Q4_K_M") -> Model:
-    return engine_models()[name, mix]
-
-
-def _qwen() -> Model:
+def qwen() -> Model:
     header = config_header(QWEN)
     return Model(header=header, geometry=read_geometry(header))
 
@@ -208,19 +207,19 @@ BUSY = machine(card("RTX 4090", 24, free_bytes=18 * GIB))
 TWO = machine(card("RTX 3090", 24), card("RTX 3090", 24), ram_gib=128)
 ALONE = machine(card("RTX 4070", 12), ram_gib=None)
 
-# One of every kind of verdict and machine.
+# One check of every kind of verdict and machine.
 RECORDED: dict[str, Callable[[], Check]] = {
-    "fits": lambda: judged(_known("mistral-small-24b"), TWO),
-    "tight": lambda: judged(_known("mistral-small-24b"), RTX_4070),
-    "too large": lambda: judged(_known("llama-3.1-70b"), RTX_4070),
-    "experts on the host": lambda: judged(_known("qwen3-30b-a3b"), RTX_4070),
-    "host unknown": lambda: judged(_known("qwen3-30b-a3b"), ALONE),
-    "mac": lambda: judged(_known("gemma-3-27b"), mac(36), context=131_072),
-    "nothing free": lambda: judged(_known("mistral-small-24b"), machine(ram_gib=1)),
-    "vllm": lambda: judged(_qwen(), machine(card("RTX 4090", 24)), engine="vllm"),
-    "vllm blocked": lambda: judged(_qwen(), BUSY, engine="vllm", start=AS_IT_IS),
-    "mlx": lambda: judged(_qwen(), mac(16), engine="mlx"),
-    "small": lambda: judged(_known("all-minilm-l6-v2", "F16"), machine(ram_gib=8)),
+    "fits": lambda: check_of(gguf("mistral-small-24b"), TWO),
+    "tight": lambda: check_of(gguf("mistral-small-24b"), RTX_4070),
+    "too large": lambda: check_of(gguf("llama-3.1-70b"), RTX_4070),
+    "experts in RAM": lambda: check_of(gguf("qwen3-30b-a3b"), RTX_4070),
+    "RAM of unknown size": lambda: check_of(gguf("qwen3-30b-a3b"), ALONE),
+    "mac": lambda: check_of(gguf("gemma-3-27b"), mac(36), context=131_072),
+    "nothing free": lambda: check_of(gguf("mistral-small-24b"), machine(ram_gib=1)),
+    "vllm": lambda: check_of(qwen(), machine(card("RTX 4090", 24)), engine="vllm"),
+    "vllm blocked": lambda: check_of(qwen(), BUSY, engine="vllm", start=FIXED_UTILIZATION),
+    "mlx": lambda: check_of(qwen(), mac(16), engine="mlx"),
+    "small": lambda: check_of(gguf("all-minilm-l6-v2", "F16"), machine(ram_gib=8)),
 }
 
 

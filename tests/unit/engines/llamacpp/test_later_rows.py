@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.report.verdicts import LINES, card, line, machine, made
+from tests.unit.report.verdicts import LINES, card, check_from_lines, line, machine
 
 from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.estimate import later_rows
@@ -35,7 +35,7 @@ def test_later_rows_limit_growth_to_the_ram_that_is_left(
         line(Component.PROMPT_CACHE, prompts_gib * GIB, HOST, reserved=False),
         line(Component.CHECKPOINTS, checkpoints_gib * GIB, HOST, reserved=False),
     )
-    check = made((*LINES[:-1], *grows), machine(card("RTX 4090", 24), ram_gib=ram_gib))
+    check = check_from_lines((*LINES[:-1], *grows), machine(card("RTX 4090", 24), ram_gib=ram_gib))
     sizes = f"{prompts_gib}.00 GiB of prompt cache"
     if checkpoints_gib:
         sizes += f" and {checkpoints_gib}.00 GiB of checkpoints"
@@ -43,10 +43,12 @@ def test_later_rows_limit_growth_to_the_ram_that_is_left(
 
 
 def test_later_rows_are_empty_if_nothing_grows() -> None:
-    assert list(later_rows(made(LINES[:-1]).result)) == []
+    assert list(later_rows(check_from_lines(LINES[:-1]).result)) == []
 
 
 def test_later_rows_count_unified_memory_as_ram() -> None:
     unified = machine(card("Orin", 21, unified=True), ram_gib=21)
     # 21 - 1 reserved - 11.5 - 1.5 required = 7
-    assert "only 7.00 GiB is left: --cache-ram 7168" in next(later_rows(made(on=unified).result))
+    assert "only 7.00 GiB is left: --cache-ram 7168" in next(
+        later_rows(check_from_lines(on=unified).result)
+    )

@@ -1,4 +1,4 @@
-"""report/bars.py: memories as bars and in words."""
+"""report/text.py: memories as bars and in words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgekit.report.text import (
 from edgekit.units import GIB, KIB, MIB
 
 
-def use(required: int, available: int, reserve: int = 0) -> Usage:
+def usage_of(required: int, available: int, reserve: int = 0) -> Usage:
     budget = Budget(
         name="a card",
         pools=frozenset({DEVICE}),
@@ -36,8 +36,8 @@ def use(required: int, available: int, reserve: int = 0) -> Usage:
 
 
 def memory(sizes: tuple[int, ...], available: int, reserve: int = 0) -> Memory:
-    held = use(sum(sizes), available, reserve)
-    return Memory(name="a card", use=held, whole_bytes=available + reserve, parts=parts(*sizes))
+    usage = usage_of(sum(sizes), available, reserve)
+    return Memory(name="a card", use=usage, whole_bytes=available + reserve, parts=parts(*sizes))
 
 
 def parts(*sizes: int) -> dict[str, int]:
@@ -58,7 +58,7 @@ def parts(*sizes: int) -> dict[str, int]:
         ((1, 0, 0, 0), 0, 0, "[|]####################"),
     ],
 )
-def test_bar(sizes: tuple[int, ...], available: int, reserve: int, drawn: str) -> None:
+def test_bar_of_parts(sizes: tuple[int, ...], available: int, reserve: int, drawn: str) -> None:
     assert bar(memory(sizes, available, reserve), 23, ASCII, in_parts=True) == drawn
 
 
@@ -74,7 +74,9 @@ sizes = st.integers(0, 2**45)
 
 
 @given(st.tuples(sizes, sizes, sizes, sizes), sizes, sizes, st.integers(18, 100))
-def test_bar_laws(taken: tuple[int, ...], available: int, reserve: int, width: int) -> None:
+def test_bar_cells_are_sorted_and_beyond_the_mark_only_if_it_fails(
+    taken: tuple[int, ...], available: int, reserve: int, width: int
+) -> None:
     held = memory(taken, available, reserve)
     drawn = bar(held, width, ASCII, in_parts=True)
     assert len(drawn) == min(width, MOST_CELLS + 3)
@@ -88,7 +90,7 @@ def test_bar_laws(taken: tuple[int, ...], available: int, reserve: int, width: i
     assert not used.rstrip(".") or held.required_bytes
 
 
-def test_memories_of_a_mac_are_one_with_the_limit_of_its_gpu() -> None:
+def test_memories_of_a_mac_are_one_with_the_gpu_limit() -> None:
     # 36 GiB of unified memory, of which macOS lets the GPU use 27: the limit decides, the bar is the memory
     (result,) = memories(recorded("mac").result)
     assert (result.name, result.whole_bytes) == ("unified memory", 36 * GIB)
@@ -97,7 +99,7 @@ def test_memories_of_a_mac_are_one_with_the_limit_of_its_gpu() -> None:
     )  # what the CPU holds does not count against it
 
 
-def test_memories_of_alike_cards_are_numbered() -> None:
+def test_memories_of_equal_cards_are_numbered() -> None:
     assert [item.name for item in memories(recorded("fits").result)] == [
         "RTX 3090 #0",
         "RTX 3090 #1",
@@ -105,7 +107,7 @@ def test_memories_of_alike_cards_are_numbered() -> None:
     ]
 
 
-def test_bytes_by_part_counts_reserved_lines() -> None:
+def test_bytes_by_part_counts_only_reserved_lines() -> None:
     def line(component: Component, size_bytes: int, *, reserved: bool = True) -> MemoryLine:
         return MemoryLine(
             component=component, size_bytes=size_bytes, pool=DEVICE, reserved=reserved
@@ -122,7 +124,7 @@ def test_bytes_by_part_counts_reserved_lines() -> None:
         MemoryLine(component=Component.WEIGHTS, size_bytes=128, pool=HOST),
     )
     estimate = MemoryEstimate(engine="llama.cpp", backend="cuda", lines=lines)
-    pools = use(63, 100).budget.pools
+    pools = usage_of(63, 100).budget.pools
     in_pools = (line for line in estimate.lines if line.pool in pools)
     assert bytes_by_part(in_pools) == parts(1, 2 + 4, 8, 16 + 32)
 
@@ -166,16 +168,16 @@ def test_sizes_words_share_a_unit(part: int, whole: int, shown: str) -> None:
     ],
 )
 def test_share_words(required: int, available: int, shown: str) -> None:
-    assert share_words(use(required, available)) == shown
+    assert share_words(usage_of(required, available)) == shown
 
 
 @given(st.integers(1, 2**45), st.integers(1, 2**45))
 def test_share_words_agree_with_the_status(required: int, available: int) -> None:
-    held = use(required, available)
-    shown = share_words(held)
+    usage = usage_of(required, available)
+    shown = share_words(usage)
     bare = shown.removeprefix("<").removesuffix(" %").replace(",", "")
     number = float(bare.split()[-1])
     if bare.startswith("just"):
         number += 0.001
     status = Status.PASSED if number <= 85 else Status.WARNING if number <= 100 else Status.FAILED
-    assert status is held.status
+    assert status is usage.status

@@ -1,4 +1,4 @@
-"""bars_json: the estimate by memory and component."""
+"""report/check.py: bars_json has the estimate by memory and component."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MACHINES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("wished", MACHINES, ids=str)
-def test_bars_json_parts_add_up_to_required_bytes(wished: dict[str, Any]) -> None:
-    result = model_preflight("sample:gemma-3-27b", "llama.cpp", context=8192, **wished)
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+def test_bars_json_parts_add_up_to_required_bytes(machine: dict[str, Any]) -> None:
+    result = model_preflight("sample:gemma-3-27b", "llama.cpp", context=8192, **machine)
     bars = bars_json(result.uses, result.estimate)
     order = [component.value for component in Component]
     for bar, use in zip(bars, result.uses, strict=True):
@@ -41,7 +41,7 @@ def test_bars_json_parts_add_up_to_required_bytes(wished: dict[str, Any]) -> Non
     json.dumps(bars, allow_nan=False)
 
 
-def test_bars_json_numbers_equal_cards() -> None:
+def test_bars_json_numbers_cards_of_the_same_name() -> None:
     result = model_preflight("sample:gemma-3-27b", "llama.cpp", device="2x RTX 3090", ram="64G")
     names = [bar["memory"] for bar in bars_json(result.uses, result.estimate)]
     assert names == ["RTX 3090 #0", "RTX 3090 #1", "RAM"]
@@ -51,7 +51,7 @@ def line(component: Component, size: int, pool: Pool, *, reserved: bool = True) 
     return MemoryLine(component=component, size_bytes=size, pool=pool, reserved=reserved)
 
 
-def test_bars_json_of_unified_memory_is_one_bar_without_later_lines() -> None:
+def test_bars_json_of_unified_memory_is_one_bar_of_reserved_lines() -> None:
     estimate = MemoryEstimate(
         engine="llama.cpp",
         backend="metal",
@@ -94,8 +94,8 @@ def test_bars_json_of_unified_memory_is_one_bar_without_later_lines() -> None:
 
 def test_bars_json_shows_a_gpu_limit_as_reserve() -> None:
     """36 GiB free, of which the GPU may use 27."""
-    machine = what_if_machine(devices=["m3-max-36"])
-    (budget,) = llamacpp_budgets(machine, machine.devices)
+    hardware = what_if_machine(devices=["m3-max-36"])
+    (budget,) = llamacpp_budgets(hardware, hardware.devices)
     estimate = MemoryEstimate(engine="llama.cpp", backend="metal", lines=())
     (bar,) = bars_json([Usage(budget=budget, required_bytes=0)], estimate)
     assert (bar["available_bytes"], bar["reserve_bytes"]) == (27 * GIB, 9 * GIB)

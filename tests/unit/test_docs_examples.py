@@ -1,4 +1,4 @@
-"""What README.md, the pages in docs/ and docs/data/setups.tsv show is what the commands print."""
+"""README.md, docs/ and docs/data/setups.tsv: examples print what they show, links and keys exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.report.tables import checks_json
 from edgekit.units import GIB
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 EXAMPLE = re.compile(r"`(edgekit [^`\n]+)`\n\n```text\n(.*?)```", re.DOTALL)
 PAGES = [
@@ -35,8 +35,8 @@ PAGES = [
         "docs/plan.md",
     )
 ]
-EXAMPLES = [found for page in PAGES for found in EXAMPLE.findall(page)]
-SET_UPS = [
+EXAMPLES = [example for page in PAGES for example in EXAMPLE.findall(page)]
+SETUPS = [
     tuple(line.split("\t")[:2])
     for line in (DOCS / "data" / "setups.tsv").read_text(encoding="utf-8").splitlines()[1:]
 ]
@@ -50,7 +50,7 @@ HERE = machine(
 
 @pytest.fixture
 def as_in_docs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As tools/doc_examples.py runs them."""
+    """The environment of tools/doc_examples.py."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("EDGEKIT_LLAMA_VERSION", "0.6")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -59,24 +59,26 @@ def as_in_docs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="another reserve")
 @pytest.mark.usefixtures("as_in_docs")
 @pytest.mark.parametrize(("command", "printed"), EXAMPLES)
-def test_examples_are_real(capsys: pytest.CaptureFixture[str], command: str, printed: str) -> None:
+def test_examples_print_what_they_show(
+    capsys: pytest.CaptureFixture[str], command: str, printed: str
+) -> None:
     main(shlex.split(command)[1:])
     assert capsys.readouterr().out == printed
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="another reserve")
 @pytest.mark.usefixtures("as_in_docs")
-@pytest.mark.parametrize(("command", "headline"), SET_UPS)
-def test_set_ups_get_the_answers_of_the_table(
+@pytest.mark.parametrize(("command", "headline"), SETUPS)
+def test_setups_have_the_headlines_of_the_table(
     capsys: pytest.CaptureFixture[str], command: str, headline: str
 ) -> None:
     main([*shlex.split(command)[1:], "--quiet"])
     assert " ".join(capsys.readouterr().out.split()) == headline
 
 
-def test_there_are_examples() -> None:
+def test_number_of_examples_and_setups() -> None:
     assert len(EXAMPLES) == 12
-    assert len(SET_UPS) == 20
+    assert len(SETUPS) == 20
 
 
 def test_readme_is_short_and_shows_the_three_main_commands() -> None:
@@ -89,50 +91,50 @@ def test_readme_is_short_and_shows_the_three_main_commands() -> None:
     ]
 
 
-def _names(value: Any, *, without: frozenset[str]) -> Iterator[str]:
+def keys_of(value: Any, *, without: frozenset[str]) -> Iterator[str]:
     """Every key, except those of objects that are documented by themselves."""
     match value:
         case dict():
-            for name, one in value.items():
+            for name, item in value.items():
                 yield name
                 if name not in without:
-                    yield from _names(one, without=without)
+                    yield from keys_of(item, without=without)
         case list():
-            for one in value:
-                yield from _names(one, without=without)
+            for item in value:
+                yield from keys_of(item, without=without)
 
 
-def test_json_documentation_names_every_key() -> None:
+def test_json_tsv_names_every_key() -> None:
     missing = Unanswered(reference="x", engine=None, error=HeaderError("x"))
-    shown = [check_json(recorded(name)) for name in RECORDED]
-    shown += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
-    shown += [devices_json()]
-    named = set(_names(shown, without=frozenset({"estimate", "engines"})))
-    assert named == documented("check", "check, several", "hardware", "hardware --devices")
+    documents = [check_json(recorded(name)) for name in RECORDED]
+    documents += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
+    documents += [devices_json()]
+    keys = set(keys_of(documents, without=frozenset({"estimate", "engines"})))
+    assert keys == documented("check", "check, several", "hardware", "hardware --devices")
 
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 SOURCES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
-def _anchors(page: Path) -> set[str]:
-    """What GitHub makes of the headings of a page."""
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", SOURCES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+def test_links_lead_to_an_existing_file_and_heading(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), link
-        assert not anchor or anchor in _anchors(target), link
+        assert not anchor or anchor in anchors_of(target), link
 
 
-def test_pages_that_help_and_messages_name_exist() -> None:
+def test_pages_named_in_messages_exist() -> None:
     sources = sorted((ROOT / "src" / "edgekit").rglob("*.py"))
     text = "\n".join(source.read_text(encoding="utf-8") for source in sources)
     named = set(re.findall(r"\((docs/[\w./-]+\.md)\)", text))
