@@ -1,4 +1,4 @@
-"""Real llama.cpp for the tests of the runtime: small random models, how they are started, and plain HTTP."""
+"""Real llama.cpp processes in tests: small random models, launches of them, and plain HTTP requests."""
 
 from __future__ import annotations
 
@@ -10,36 +10,44 @@ from typing import Any
 from tests.patience import PATIENCE_S
 
 from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.run.engine import EngineProcess
 from edgekit.engines.llamacpp.run.launch import Launch
+from edgekit.engines.llamacpp.run.watch import Probes
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
-from edgekit.engines.program import Address, LocalWeights
+from edgekit.engines.program import Address, Ended, LocalWeights
 from edgekit.formats import read_header
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.local import locate_path
+from edgekit.units import GIB
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 SERVER = LlamaCppSetup(mode=LlamaMode.SERVER, cache_ram_mib=0)
+COMPLETION = {"prompt": "the quick brown fox", "n_predict": 8, "ignore_eos": True}
+# What a watch sees on a machine with plenty of memory.
+CALM = Probes(limits=lambda _: (), available_bytes=lambda: GIB, devices=tuple)
 
 
 def small_model(path: Path, architecture: str = "llama", **changes: Any) -> Path:
-    """With a chat template; a megabyte unless it is changed."""
-    from tests.embed_models import write_model  # a second of imports that a child does not need
+    """Random weights and a chat template: a megabyte unless `changes` make it larger."""
+    from tests.embed_models import (
+        write_model,  # takes a second to import: child processes do not need it
+    )
 
-    answer: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "layers": 1,
         "kind": "F16",
         "context_tokens": 2048,
         "keys": {"tokenizer.chat_template": TEMPLATE},
     }
-    return write_model(path, architecture, **(answer | changes))
+    return write_model(path, architecture, **(defaults | changes))
 
 
 def launch_of(path: Path, **changes: Any) -> Launch:
-    """One thread: two that wait for each other are slow on a busy machine."""
+    """One thread: two that wait for each other are slow on a busy machine. `changes`: fields of Launch, LocalWeights and Address."""
     files = {
         key: changes.pop(key) for key in ("drafter", "adapters", "projector") if key in changes
     }
@@ -51,7 +59,7 @@ def launch_of(path: Path, **changes: Any) -> Launch:
         "chat": "chats",
     }
     address = {field: changes.pop(key) for key, field in names.items() if key in changes}
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "weights": LocalWeights(model=path, **files),
         "at": Address(**address),
         "load": Load(context_tokens=512, sequences=1),
@@ -59,7 +67,7 @@ def launch_of(path: Path, **changes: Any) -> Launch:
         "threads": 1,
         "timeout_s": PATIENCE_S,
     }
-    return Launch(**(given | changes))
+    return Launch(**(defaults | changes))
 
 
 def model_of(path: Path) -> Model:
@@ -68,17 +76,23 @@ def model_of(path: Path) -> Model:
 
 
 def ask(
-    address: str, path: str, asked: dict[str, Any] | None = None, key: str | None = None
+    address: str, path: str, body: dict[str, Any] | None = None, key: str | None = None
 ) -> tuple[int, Any]:
-    """POST where something is asked, else GET -> the status and what JSON came back."""
+    """POSTs `body`, or GETs if it is None. Returns the status and the JSON of the response."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE_S)
     headers = {"Content-Type": "application/json"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
-    body = None if asked is None else json.dumps(asked)
+    raw = None if body is None else json.dumps(body)
     try:
-        connection.request("GET" if asked is None else "POST", path, body, headers)
-        reply = connection.getresponse()
-        return reply.status, json.loads(reply.read() or b"null")
+        connection.request("GET" if body is None else "POST", path, raw, headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read() or b"null")
     finally:
         connection.close()
+
+
+def wait_for_end(running: EngineProcess) -> Ended:
+    result = running.wait(PATIENCE_S)
+    assert result is not None, "the engine has not ended"
+    return result

@@ -7,16 +7,11 @@ from contextlib import closing
 
 import pytest
 
-from edgekit.engines import process as ports
-from edgekit.engines.process import check_port
-from edgekit.errors import (
-    UsageError,
-)
-
-pytest.importorskip("xllamacpp")
+from edgekit.engines.process import check_port, connectable, in_address
+from edgekit.errors import UsageError
 
 
-def test_a_port_of_another_program() -> None:
+def test_check_port_names_the_process_that_listens() -> None:
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -29,7 +24,7 @@ def test_a_port_of_another_program() -> None:
     check_port("127.0.0.1", port)
 
 
-def test_a_port_whose_connections_fade_away_is_free() -> None:
+def test_check_port_ignores_connections_that_are_closing() -> None:
     with closing(socket.socket()) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", 0))
@@ -37,20 +32,20 @@ def test_a_port_whose_connections_fade_away_is_free() -> None:
         port = other.getsockname()[1]
         with closing(socket.create_connection(("127.0.0.1", port))):
             accepted, _ = other.accept()
-            accepted.close()  # the side that closes first waits
+            accepted.close()  # the side that closes first stays in TIME_WAIT
     check_port("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["no such host", "203.0.113.7", "x" * 70])
-def test_an_address_of_somebody_else(host: str) -> None:
+def test_check_port_rejects_an_address_of_another_machine(host: str) -> None:
     with pytest.raises(UsageError, match=r"use 127.0.0.1"):
         check_port(host, 0)
 
 
-def test_where_a_server_is_reached() -> None:
-    assert [ports.connectable(host) for host in ("0.0.0.0", "::", "10.0.0.1")] == [
+def test_connectable_address_of_a_server() -> None:
+    assert [connectable(host) for host in ("0.0.0.0", "::", "10.0.0.1")] == [
         "127.0.0.1",
         "::1",
         "10.0.0.1",
     ]
-    assert ports.in_address("::1") == "[::1]"
+    assert in_address("::1") == "[::1]"

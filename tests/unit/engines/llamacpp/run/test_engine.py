@@ -1,4 +1,4 @@
-"""What can go wrong before an engine answers, and how it is started."""
+"""What can go wrong until a started engine is ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
-from edgekit.bill.types import Load, cache_type
+from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.engine import Progress, start
 from edgekit.engines.llamacpp.types import Backend
@@ -36,19 +36,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engines() -> set[int]:
-    """Processes that were started here and are still there."""
+    """Child processes of this one that have not ended."""
     return {child.pid for child in psutil.Process().children()}
 
 
-# --- started as it was said
-
-
-Q8 = cache_type("q8_0")
-F16 = cache_type("f16")
-
-
 def small_adapter(path: Path, model: Path) -> Path:
-    """A LoRA of rank 1 that adds one direction to all that the first layer gives, and much of it."""
+    """A LoRA of rank 1 that changes the output of the first layer strongly."""
     name = "blk.0.ffn_down.weight"
     tensors = model_of(model).header.tensors or ()
     (shape,) = (tensor.shape for tensor in tensors if tensor.name == name)
@@ -66,8 +59,8 @@ def small_adapter(path: Path, model: Path) -> Path:
     return path
 
 
-def test_an_adapter_on_a_model_whose_template_is_broken(tmp_path: Path) -> None:
-    broken = {"tokenizer.chat_template": "{% for one in messages %}{{ one.content "}
+def test_start_with_a_broken_chat_template_and_an_adapter(tmp_path: Path) -> None:
+    broken = {"tokenizer.chat_template": "{% for message in messages %}{{ message.content "}
     path = small_model(tmp_path / "m.gguf", keys=broken)
     with pytest.raises(EngineError, match=r"chat template"):
         start(launch_of(path))
@@ -76,44 +69,45 @@ def test_an_adapter_on_a_model_whose_template_is_broken(tmp_path: Path) -> None:
     with start(launch_of(path, adapters=(adapter,), chat=False)) as running:
         _, loaded = ask(running.address, "/lora-adapters")
         assert [(item["path"], item["scale"]) for item in loaded] == [(str(adapter), 1.0)]
-        _, with_it = ask(running.address, "/completion", request)
+        _, adapted = ask(running.address, "/completion", request)
         without = {"lora": [{"id": 0, "scale": 0.0}]}
         _, plain = ask(running.address, "/completion", request | without)
-    assert with_it["tokens_predicted"] == plain["tokens_predicted"] == 8
-    assert with_it["content"] != plain["content"]
+    assert adapted["tokens_predicted"] == plain["tokens_predicted"] == 8
+    assert adapted["content"] != plain["content"]
 
 
-# --- an engine that does not come up
-
-
-def test_a_projector_that_is_none(model: Path) -> None:
+def test_start_with_a_projector_file_that_is_not_one(model: Path) -> None:
     with pytest.raises(EngineError, match=r"failed to load multimodal model|clip"):
         start(launch_of(model, projector=model))
 
 
-def test_progress_is_told_when_there_is_some() -> None:
-    def told(size_bytes: int, *held: int) -> list[str]:
+def test_progress_is_shown_in_steps_of_a_tenth_or_1_gib() -> None:
+    def shown(size_bytes: int, *resident: int) -> list[str]:
         messages: list[str] = []
         progress = Progress(title="m", size_bytes=size_bytes, tell=messages.append)
-        for resident_bytes in held:
+        for resident_bytes in resident:
             progress.show(Resident(when="now", resident_bytes=resident_bytes))
         progress.show(None)
         return messages
 
-    assert told(4 * MIB, 36 * MIB, 37 * MIB, 36 * MIB, 39 * MIB) == [
+    assert shown(4 * MIB, 36 * MIB, 37 * MIB, 36 * MIB, 39 * MIB) == [
         "loading m: 36.00 MiB in memory, file size 4.00 MiB"
     ]
-    assert len(told(100 * MIB, 40 * MIB, 49 * MIB, 50 * MIB, 59 * MIB)) == 2  # a tenth
-    assert len(told(100 * GIB, GIB, GIB + 900 * MIB, 2 * GIB, 3 * GIB)) == 3
+    assert len(shown(100 * MIB, 40 * MIB, 49 * MIB, 50 * MIB, 59 * MIB)) == 2  # steps of a tenth
+    assert len(shown(100 * GIB, GIB, GIB + 900 * MIB, 2 * GIB, 3 * GIB)) == 3  # steps of 1 GiB
 
 
-def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+def test_start_without_xllamacpp_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
     monkeypatch.setattr(binding, "has_xllamacpp", lambda: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'edgekit-models\[llama\]'"):
         start(launch_of(model))
 
 
-def test_a_file_that_the_engine_rejects(tmp_path: Path) -> None:
+def test_start_with_a_missing_tensor_quotes_the_engine_and_leaves_no_process(
+    tmp_path: Path,
+) -> None:
     broken = small_model(tmp_path / "broken.gguf", leave_out=("blk.0.ffn_up.weight",))
     before = engines()
     with pytest.raises(
@@ -123,13 +117,13 @@ def test_a_file_that_the_engine_rejects(tmp_path: Path) -> None:
     assert engines() == before
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_start_with_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"no such file: .*nothing.gguf"):
         start(launch_of(tmp_path / "nothing.gguf"))
 
 
-def test_a_window_that_cannot_roll_is_not_left_standing(tmp_path: Path) -> None:
-    """Sliding layers hold too few cells to be turned: llama.cpp would go on without."""
+def test_start_with_rolling_context_needs_the_full_window_of_sliding_layers(tmp_path: Path) -> None:
+    """llama.cpp cannot shift the small cache of sliding layers: it only warns and turns context shift off."""
     path = small_model(tmp_path / "g.gguf", "gemma3", window=256, context_tokens=4096)
     load = Load(context_tokens=4096, sequences=1)
     with pytest.raises(EngineError, match=r"this model's KV cache cannot roll.*--swa-full"):
@@ -138,13 +132,13 @@ def test_a_window_that_cannot_roll_is_not_left_standing(tmp_path: Path) -> None:
         assert running.poll() is None
 
 
-def test_a_drafter_of_another_language_is_not_dropped_silently(tmp_path: Path, model: Path) -> None:
+def test_start_with_a_draft_model_of_another_vocabulary(tmp_path: Path, model: Path) -> None:
     other = small_model(tmp_path / "other.gguf", "qwen2")
     with pytest.raises(EngineError, match="the draft model does not work with this model"):
         start(launch_of(model, drafter=other))
 
 
-def test_layers_for_a_gpu_that_is_not_there(model: Path) -> None:
+def test_start_with_layers_on_a_missing_gpu(model: Path) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has a GPU: what is tested is its absence")
     with pytest.raises(
@@ -153,31 +147,28 @@ def test_layers_for_a_gpu_that_is_not_there(model: Path) -> None:
         start(launch_of(model, setup=replace(SERVER, backend=Backend.CUDA)))
 
 
-def test_a_slow_engine_is_ended(model: Path) -> None:
+def test_start_that_takes_too_long_ends_the_engine(model: Path) -> None:
     before = engines()
     with pytest.raises(EngineError, match=r"did not start within 0.01 s: "):
         start(launch_of(model, timeout_s=0.01))
     assert engines() == before
 
 
-def test_memory_that_is_gone_by_now(model: Path) -> None:
-    """Checked again just before anything is loaded."""
+def test_start_rechecks_memory_before_it_starts_a_process(model: Path) -> None:
     before = engines()
 
     def recheck() -> None:
         assert engines() == before
-        raise MemoryPressureError("somebody took it")
+        raise MemoryPressureError("another program took it")
 
-    with pytest.raises(MemoryPressureError, match="somebody took it"):
+    with pytest.raises(MemoryPressureError, match="another program took it"):
         start(launch_of(model), recheck=recheck)
     assert engines() == before
 
 
-# --- ports
-
-
-def test_somebody_who_was_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between our look and the engine's bind."""
+def test_start_on_a_port_taken_after_it_was_checked(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

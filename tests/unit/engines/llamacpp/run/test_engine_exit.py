@@ -15,21 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.patience import PATIENCE_S, wait_until
-from tests.runtime_engines import ask, launch_of, small_model
+from tests.runtime_engines import CALM, COMPLETION, ask, launch_of, small_model, wait_for_end
 from tests.thoroughness import costly
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
-from edgekit.engines.llamacpp.run.watch import Probes, Watch
-from edgekit.engines.program import Ended
-from edgekit.units import GIB, MIB
+from edgekit.engines.llamacpp.run.watch import Watch
+from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")
-
-
-FINE = Probes(limits=lambda _: (), available_bytes=lambda: GIB, devices=tuple)
-
-
-COMPLETION = {"prompt": "the quick brown fox", "n_predict": 8, "ignore_eos": True}
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +42,6 @@ def running(model: Path) -> Iterator[EngineProcess]:
         yield running
 
 
-def ended(running: EngineProcess) -> Ended:
-    result = running.wait(PATIENCE_S)
-    assert result is not None, "it is still there"
-    return result
-
-
 def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -62,9 +49,9 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_killed_engine_is_noticed(running: EngineProcess) -> None:
+def test_end_of_a_killed_engine_names_the_signal(running: EngineProcess) -> None:
     os.kill(running.pid, signal.SIGKILL)
-    result = ended(running)
+    result = wait_for_end(running)
     assert (result.signal, result.exit_code) == ("SIGKILL", None)
     assert result.why.startswith("llama.cpp died of SIGKILL: ")
     assert running.stop("too late") is result
@@ -73,28 +60,28 @@ def test_a_killed_engine_is_noticed(running: EngineProcess) -> None:
         ask(running.address, "/health")
 
 
-def test_it_stops_when_it_is_asked(running: EngineProcess) -> None:
-    """Also while a watch finds a reason of its own, and comes too late with it."""
+def test_stop_reports_the_first_reason(running: EngineProcess) -> None:
+    """The caller stops it first: its reason is reported, and the watch has none."""
 
     def available() -> int:
         running.stop("the test is over")
         return MIB
 
-    with Watch(running, probes=replace(FINE, available_bytes=available), every_s=0.02) as watch:
-        result = ended(running)
+    with Watch(running, probes=replace(CALM, available_bytes=available), every_s=0.02) as watch:
+        result = wait_for_end(running)
         assert (watch.reason, watch.starved) == ("", False)
     assert (result.exit_code, result.signal, result.why) == (0, None, "the test is over")
     assert running.stop() is running.poll() is result
 
 
-def test_one_that_does_not_hear_is_killed(running: EngineProcess) -> None:
+def test_stop_kills_an_engine_that_does_not_respond(running: EngineProcess) -> None:
     os.kill(running.pid, signal.SIGSTOP)
     result = running.stop("it hangs", grace_s=0.2)
     assert (result.signal, result.why) == ("SIGKILL", "it hangs")
 
 
-def test_it_stops_in_the_middle_of_a_request(running: EngineProcess) -> None:
-    """Nobody waits for a client that has more time than memory. It asks again and again: an answer ends with the window."""
+def test_stop_in_the_middle_of_a_request(running: EngineProcess) -> None:
+    """The engine does not wait for the client, which repeats its request: each response ends when the context is full."""
     request = {"prompt": "the", "n_predict": -1, "ignore_eos": True}
     failed: list[BaseException] = []
 
@@ -102,23 +89,23 @@ def test_it_stops_in_the_middle_of_a_request(running: EngineProcess) -> None:
         try:
             while True:
                 ask(running.address, "/completion", request)
-        except Exception as error:  # noqa: BLE001 - any: it is looked at below
+        except Exception as error:  # noqa: BLE001 - counted below
             failed.append(error)
 
-    waiting = threading.Thread(target=client)
-    waiting.start()
+    client_thread = threading.Thread(target=client)
+    client_thread.start()
     wait_until(lambda: bool(ask(running.address, "/slots")[1][0]["is_processing"] or failed))
     assert running.stop("enough").exit_code == 0
-    waiting.join(PATIENCE_S)
+    client_thread.join(PATIENCE_S)
     assert len(failed) == 1
 
 
-def test_a_file_that_is_cut_under_the_engines_feet(running: EngineProcess, model: Path) -> None:
-    """Faster than anybody looks: it dies, and is not left hanging."""
+def test_end_of_an_engine_whose_file_is_truncated(running: EngineProcess, model: Path) -> None:
+    """Without a watch: reading a missing page kills it."""
     os.truncate(model, 4096)
     with pytest.raises((OSError, EOFError)):
         ask(running.address, "/completion", COMPLETION)
-    result = ended(running)
+    result = wait_for_end(running)
     assert result.signal == "SIGBUS"
     assert f"llama.cpp died of SIGBUS: {model} was truncated from" in result.why
 
@@ -171,12 +158,12 @@ def parent(model: Path, moment: str) -> Iterator[tuple[subprocess.Popen[str], in
     ("moment", "number"),
     [
         ("loading", signal.SIGKILL),
-        ("stopped", signal.SIGKILL),  # it cannot hear: only the kernel can end it
+        ("stopped", signal.SIGKILL),  # it handles no signal: only the kernel can end it
         ("in a thread", signal.SIGTERM),
         ("running", signal.SIGINT),  # Ctrl-C
     ],
 )
-def test_no_engine_outlives_its_parent(model: Path, moment: str, number: int) -> None:
+def test_engine_ends_with_its_parent(model: Path, moment: str, number: int) -> None:
     with parent(model, moment) as (process, engine):
         if moment == "stopped":
             os.kill(engine, signal.SIGSTOP)
@@ -187,13 +174,13 @@ def test_no_engine_outlives_its_parent(model: Path, moment: str, number: int) ->
         wait_until(lambda: is_gone(engine))
 
 
-def test_the_thread_that_started_it_may_end(model: Path) -> None:
-    """Linux ends a child with the thread that made it, where it is asked to."""
-    result: list[EngineProcess] = []
-    thread = threading.Thread(target=lambda: result.append(start(launch_of(model))))
+def test_engine_outlives_the_thread_that_started_it(model: Path) -> None:
+    """Linux can end a child together with the thread, not the process, that started it (PR_SET_PDEATHSIG)."""
+    started: list[EngineProcess] = []
+    thread = threading.Thread(target=lambda: started.append(start(launch_of(model))))
     thread.start()
     thread.join()
-    with result[0] as running:
+    with started[0] as running:
         task = Path(f"/proc/self/task/{thread.native_id}")
-        wait_until(lambda: not task.exists())  # join returns a little earlier
+        wait_until(lambda: not task.exists())  # join returns before the kernel's thread is gone
         assert ask(running.address, "/completion", COMPLETION)[0] == 200

@@ -1,4 +1,4 @@
-"""A session longer than its window: pinned first tokens, a window that rolls, memory that stays as it is."""
+"""A session longer than its context: the first tokens are pinned, older ones are dropped, memory stays flat."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from edgekit.units import MIB
 pytest.importorskip("xllamacpp")
 
 WINDOW, WINDOWS, SINKS = 512, 3, 4
-# A random model ends when it likes to: without ignore_eos there would be no session.
-ASKED: dict[str, Any] = {"prompt": "the quick brown fox", "ignore_eos": True, "temperature": 0}
+# Without ignore_eos the random weights would end the session at any token.
+REQUEST: dict[str, Any] = {"prompt": "the quick brown fox", "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def events(running: EngineProcess, tokens: int) -> Iterator[dict[str, Any]]:
-    """What the server sends, token by token."""
+    """The response, token by token."""
     connection = http.client.HTTPConnection(
         running.address.removeprefix("http://"), timeout=PATIENCE_S
     )
-    request = {**ASKED, "n_predict": tokens, "stream": True}
+    request = {**REQUEST, "n_predict": tokens, "stream": True}
     connection.request(
         "POST", "/completion", json.dumps(request), {"Content-Type": "application/json"}
     )
@@ -46,14 +46,14 @@ def events(running: EngineProcess, tokens: int) -> Iterator[dict[str, Any]]:
     connection.close()
 
 
-def own_bytes(running: EngineProcess) -> int:
-    held = running.resident()
-    assert held is not None
-    return held.anonymous_bytes or held.resident_bytes
+def private_bytes(running: EngineProcess) -> int:
+    resident = running.resident()
+    assert resident is not None
+    return resident.anonymous_bytes or resident.resident_bytes
 
 
-def test_memory_stays_flat_over_windows(model: Path) -> None:
-    """With an 8-bit cache, whose keys are unpacked and turned when the window moves on."""
+def test_memory_stays_flat_over_three_contexts(model: Path) -> None:
+    """With an 8-bit cache, whose keys are dequantised and rotated at each context shift."""
     q8 = cache_type("q8_0")
     load = Load(context_tokens=WINDOW, sequences=1, cache_k=q8, cache_v=q8)
     with start(launch_of(model, load=load, sinks=SINKS, rolling=True)) as running:
@@ -62,19 +62,19 @@ def test_memory_stays_flat_over_windows(model: Path) -> None:
         for event in events(running, WINDOWS * WINDOW):
             last = event
             if event["tokens_predicted"] >= (len(after) + 1) * WINDOW:
-                after.append(own_bytes(running))
+                after.append(private_bytes(running))
         assert last["tokens_predicted"] == WINDOWS * WINDOW
         assert last["truncated"]
         assert len(after) == WINDOWS
         assert max(after[1:]) - after[1] < 2 * MIB
         shifts = [line for line in running.recent if "context shift" in line]
         assert shifts
-        # the request did not name them: the launch's sinks count, and llama.cpp's own first token
+        # the request names no n_keep: the sinks of the launch apply, and the first token of llama.cpp
         assert all(f"n_keep = {SINKS + 1}," in line for line in shifts)
 
 
-def test_keys_that_are_unpacked_for_it_are_in_the_bill(tmp_path: Path) -> None:
-    """2,048 cells x (2 x 256 floats + 1) x 4 bytes = 4.2 MB, beside a compute buffer for 32 tokens."""
+def test_dequantised_keys_of_a_context_shift_are_in_the_bill(tmp_path: Path) -> None:
+    """2,048 cells x (2 x 256 floats + 1) x 4 bytes = 4.2 MB; the compute buffer is small, for 32 tokens."""
     path = small_model(tmp_path / "wide.gguf", kv_heads=4, context_tokens=2048)
     q8 = cache_type("q8_0")
     load = Load(
@@ -86,27 +86,29 @@ def test_keys_that_are_unpacked_for_it_are_in_the_bill(tmp_path: Path) -> None:
         cache_v=q8,
     )
     setup = replace(SERVER, ctx_shift=True)
-    bill, flat = (llamacpp.estimate(model_of(path), load, item) for item in (setup, SERVER))
-    line = bill.total_bytes - flat.total_bytes
-    assert line == 2048 * (2 * 256 + 1) * 4 - flat.of(Component.COMPUTE)
+    bill, bill_without_shift = (
+        llamacpp.estimate(model_of(path), load, item) for item in (setup, SERVER)
+    )
+    shift_bytes = bill.total_bytes - bill_without_shift.total_bytes
+    assert shift_bytes == 2048 * (2 * 256 + 1) * 4 - bill_without_shift.of(Component.COMPUTE)
     with start(launch_of(path, load=load, setup=setup, sinks=SINKS, rolling=True)) as running:
         assert all(row.within for row in compare_reported(bill, running))
-        request = {**ASKED, "prompt": [300] * 2032, "n_predict": 4}
+        request = {**REQUEST, "prompt": [300] * 2032, "n_predict": 4}
         _, answer = ask(running.address, "/completion", request)
         assert not answer["truncated"]
-        before = own_bytes(running)
+        before = private_bytes(running)
         _, answer = ask(running.address, "/completion", {**request, "n_predict": 24})
         assert answer["truncated"]
-        grown = own_bytes(running) - before
-    assert 0.7 * line < grown < line + MIB
+        grown = private_bytes(running) - before
+    assert 0.7 * shift_bytes < grown < shift_bytes + MIB
 
 
-def test_without_it_the_window_is_the_end(model: Path) -> None:
+def test_without_rolling_the_answer_ends_with_the_context(model: Path) -> None:
     with start(launch_of(model)) as running:
-        status, answer = ask(running.address, "/completion", {**ASKED, "n_predict": 2 * WINDOW})
+        status, answer = ask(running.address, "/completion", {**REQUEST, "n_predict": 2 * WINDOW})
         assert status == 200
         assert answer["tokens_evaluated"] + answer["tokens_predicted"] <= WINDOW
         assert answer["stop_type"] == "limit"
-        status, answer = ask(running.address, "/completion", {**ASKED, "prompt": [300] * 600})
+        status, answer = ask(running.address, "/completion", {**REQUEST, "prompt": [300] * 600})
         assert (status, answer["error"]["type"]) == (400, "exceed_context_size_error")
         assert answer["error"]["n_prompt_tokens"] == 600

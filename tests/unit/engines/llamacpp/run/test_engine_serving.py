@@ -1,4 +1,4 @@
-"""One llama.cpp, started as a plan says, under everything that is asked of it while it is up."""
+"""A running llama.cpp server: its health, answers, memory and port."""
 
 from __future__ import annotations
 
@@ -33,35 +33,33 @@ SETUP = LlamaCppSetup(mode=LlamaMode.SERVER, cache_ram_mib=0)
 class Served(NamedTuple):
     running: EngineProcess
     bill: MemoryEstimate
-    said: list[str]  # while it loaded
     statuses: set[int | None]  # of /health, before it was up
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """4 layers x 32,768 cells x 256 numbers x 2 x 2 bytes = 128 MiB of cache beside 10 MB of weights."""
+    """4 layers x 32,768 cells x 256 numbers x (K + V) x 2 bytes = 128 MiB of cache; 10 MB of weights."""
     path = tmp_path_factory.mktemp("models") / "served.gguf"
     small_model(path, layers=4, kv_heads=4, context_tokens=32_768, tied=False)
     port = free_port()
-    address, over = f"http://127.0.0.1:{port}", threading.Event()
+    address, started = f"http://127.0.0.1:{port}", threading.Event()
     statuses: set[int | None] = set()
 
-    def look() -> None:
-        while not over.is_set():
+    def poll_health() -> None:
+        while not started.is_set():
             statuses.add(health(address))
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    messages: list[str] = []
+    poller = threading.Thread(target=poll_health)
+    poller.start()
     try:
         launch = launch_of(path, load=LOAD, setup=SETUP, port=port, api_key=KEY, alias="served")
-        running = start(launch, tell=messages.append)
+        running = start(launch)
     finally:
-        over.set()
-        looking.join()
+        started.set()
+        poller.join()
     bill = llamacpp.estimate(model_of(path), LOAD, SETUP)
     with running:
-        yield Served(running, bill, messages, statuses)
+        yield Served(running, bill, statuses)
 
 
 def free_port() -> int:
@@ -71,7 +69,7 @@ def free_port() -> int:
 
 
 def complete(served: Served, number: int = 0) -> str:
-    """A prompt of so many tokens more than one: the answer says how many it was for."""
+    """A prompt of 1 + `number` tokens, so that the usage in the response shows which prompt it answers."""
     request = {
         "prompt": [300 + number] * (1 + number),
         "max_tokens": TOKENS,
@@ -85,14 +83,14 @@ def complete(served: Served, number: int = 0) -> str:
     return str(answer["choices"][0]["text"])
 
 
-def test_health_says_when_it_is_ready(served: Served) -> None:
+def test_health_is_503_while_loading_and_200_when_ready(served: Served) -> None:
     assert served.statuses <= {None, 503, 200}
     assert 503 in served.statuses  # it listens before it can answer
     assert health(served.running.address) == 200
     assert ask(served.running.address, "/health") == (200, {"status": "ok"})
 
 
-def test_it_answers_as_openai_does(served: Served) -> None:
+def test_openai_endpoints_answer(served: Served) -> None:
     assert complete(served)
     request = {
         "messages": [{"role": "user", "content": "hello world"}],
@@ -108,14 +106,14 @@ def test_it_answers_as_openai_does(served: Served) -> None:
     assert answer["prompt"] == "user: hello world\nassistant: "  # the file's own template
 
 
-def test_only_with_the_key(served: Served) -> None:
+def test_requests_need_the_api_key(served: Served) -> None:
     for key in (None, "another"):
         status, answer = ask(served.running.address, "/v1/completions", {"prompt": "a"}, key)
         assert (status, answer["error"]["type"]) == (401, "authentication_error")
     assert KEY not in repr(served.running.launch)
 
 
-def test_the_bill_is_what_the_engine_reports(served: Served) -> None:
+def test_bill_is_what_the_engine_reports(served: Served) -> None:
     rows = {row.part: row for row in compare_reported(served.bill, served.running)}
     assert all(row.within for row in rows.values()), rows
     cache = served.running.allocations.parts[Component.KV_CACHE]
@@ -127,32 +125,32 @@ def test_the_bill_is_what_the_engine_reports(served: Served) -> None:
     assert rows["kv cache"].allowed_bytes == rows["weights"].allowed_bytes == 0
 
 
-def test_a_bill_that_is_off_is_seen(served: Served) -> None:
-    more = llamacpp.estimate(
+def test_bill_for_a_longer_context_is_outside_the_bounds(served: Served) -> None:
+    longer = llamacpp.estimate(
         model_of(served.running.launch.weights.model),
         Load(context_tokens=33_024, sequences=4),
         SETUP,
     )
-    rows = {row.part: row for row in compare_reported(more, served.running)}
+    rows = {row.part: row for row in compare_reported(longer, served.running)}
     assert not rows["kv cache"].within
     assert rows["weights"].within
 
 
-def test_memory_is_what_was_promised(served: Served) -> None:
-    """The process after work, against the bill and the same process before it loaded: 5 % and 60 MB."""
+def test_resident_memory_is_what_the_bill_predicts(served: Served) -> None:
+    """The bill plus the process before it loaded is within 5 % and 60 MB of the process after four requests."""
     for number in range(4):
         complete(served, number)
-    held, idle = served.running.resident(), served.running.idle
-    assert held is not None
+    resident, idle = served.running.resident(), served.running.idle
+    assert resident is not None
     assert idle is not None
-    promised = served.bill.total_bytes + idle.resident_bytes
-    assert promised > 190 * MIB  # the bound is smaller than any large line
-    assert abs(held.resident_bytes - promised) < 0.05 * promised + 60e6
-    assert held.file_bytes is not None
-    assert held.file_bytes > served.bill.weights_bytes  # mapped, not copied
+    predicted = served.bill.total_bytes + idle.resident_bytes
+    assert predicted > 190 * MIB  # the bound is smaller than any large line
+    assert abs(resident.resident_bytes - predicted) < 0.05 * predicted + 60e6
+    assert resident.file_bytes is not None
+    assert resident.file_bytes > served.bill.weights_bytes  # mapped, not copied
 
 
-def test_what_the_engine_made_of_the_options(served: Served) -> None:
+def test_engine_resolves_the_context_as_the_bill_does(served: Served) -> None:
     facts = dict(served.bill.facts)
     for name in ("n_ctx", "n_ctx_seq", "n_seq_max", "n_batch", "n_ubatch"):
         assert served.running.allocations.resolved[name] == str(facts[name])
@@ -162,7 +160,7 @@ def test_what_the_engine_made_of_the_options(served: Served) -> None:
 
 @pytest.mark.parametrize("clients", [10, 32])
 def test_more_clients_than_slots_are_queued(served: Served, clients: int) -> None:
-    """Four slots; none is lost, and each gets its own answer."""
+    """Four slots: no request is lost, and each client gets the answer to its own prompt."""
     before = served.running.resident()
     with ThreadPoolExecutor(clients) as pool:
         texts = list(pool.map(lambda number: complete(served, number), range(clients)))
@@ -172,25 +170,25 @@ def test_more_clients_than_slots_are_queued(served: Served, clients: int) -> Non
     assert after is not None
     assert (
         after.resident_bytes - before.resident_bytes < 24 * MIB
-    )  # threads of the server, and no cache that grows
+    )  # for threads of the server: no cache grows
 
 
-def test_its_port_is_taken(served: Served) -> None:
+def test_port_of_a_running_engine_is_in_use(served: Served) -> None:
     port = int(served.running.address.rpartition(":")[2])
-    taken = rf"port {port} of 127.0.0.1 is already in use by a model that edgekit already runs \(served, process "
-    with pytest.raises(UsageError, match=taken):
+    message = rf"port {port} of 127.0.0.1 is already in use by a model that edgekit already runs \(served, process "
+    with pytest.raises(UsageError, match=message):
         check_port("127.0.0.1", port)
     rechecked: list[int] = []
-    with pytest.raises(UsageError, match=taken):
+    with pytest.raises(UsageError, match=message):
         start(
             launch_of(served.running.launch.weights.model, port=port),
             recheck=lambda: rechecked.append(1),
         )
-    assert rechecked == []  # told before anything else is done
+    assert rechecked == []  # the port is checked before anything else
     assert health(served.running.address) == 200
 
 
-def test_it_is_watched_and_nothing_is_wrong(served: Served) -> None:
+def test_watch_of_a_healthy_engine_stays_silent(served: Served) -> None:
     messages: list[str] = []
     with Watch(served.running, warn=messages.append, every_s=0.05) as watch:
         complete(served)

@@ -26,7 +26,7 @@ Q8 = cache_type("q8_0")
 F16 = cache_type("f16")
 
 
-def test_the_settings_are_the_launch() -> None:
+def test_settings_of_a_launch_with_every_option() -> None:
     launch = launch_of(
         Path("m.gguf"),
         load=Load(
@@ -59,26 +59,26 @@ def test_the_settings_are_the_launch() -> None:
         port=8080,
         alias="name",
     )
-    answer = make_settings(launch)
-    assert {name: answer["parameters"][name] for name in EXPECTED} == EXPECTED
-    assert answer["enums"] == {
+    settings = make_settings(launch)
+    assert {name: settings["parameters"][name] for name in EXPECTED} == EXPECTED
+    assert settings["enums"] == {
         "load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_NONE"),
         "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_ENABLED"),
         "cache_type_k": ("ggml_type", "GGML_TYPE_Q8_0"),
         "cache_type_v": ("ggml_type", "GGML_TYPE_Q8_0"),
     }
-    assert answer["needs_device"]
-    assert answer["drafter"] == {
+    assert settings["needs_device"]
+    assert settings["drafter"] == {
         "path": "d.gguf",
         "type": "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE",
         "parameters": {"n_gpu_layers": -1, "n_max": 6},
-        "enums": {  # its own, not the model's
+        "enums": {  # the draft model's own cache types
             "cache_type_k": ("ggml_type", "GGML_TYPE_F16"),
             "cache_type_v": ("ggml_type", "GGML_TYPE_F16"),
         },
     }
-    assert answer["adapters"] == ["a.gguf", "b.gguf"]
-    assert answer["projector"] is None
+    assert settings["adapters"] == ["a.gguf", "b.gguf"]
+    assert settings["projector"] is None
     assert launch.files == (Path("m.gguf"), Path("d.gguf"), Path("a.gguf"), Path("b.gguf"))
 
 
@@ -103,7 +103,7 @@ EXPECTED: dict[str, Any] = {
     "hostnames": ["127.0.0.1"],
     "port": 8080,
     "api_keys": [],
-    "cors_origins": "localhost",  # web pages of others have no key
+    "cors_origins": "localhost",  # without a key other web pages are not allowed to use it
     "model_alias": ["name"],
     "chat_template": "",
     "no_mmproj": True,
@@ -111,26 +111,28 @@ EXPECTED: dict[str, Any] = {
 }
 
 
-def test_a_projector_and_a_template_of_ones_own() -> None:
+def test_settings_with_a_projector_and_without_a_chat_template() -> None:
     launch = launch_of(Path("m.gguf"), projector=Path("p.gguf"), chat=False)
-    answer = make_settings(launch)
-    assert answer["projector"] == "p.gguf"
-    assert answer["parameters"]["no_mmproj"] is False
-    assert answer["parameters"]["mmproj_use_gpu"] is False  # it is billed to the host
-    assert answer["parameters"]["chat_template"] == "chatml"
+    settings = make_settings(launch)
+    assert settings["projector"] == "p.gguf"
+    assert settings["parameters"]["no_mmproj"] is False
+    assert (
+        settings["parameters"]["mmproj_use_gpu"] is False
+    )  # as in the bill: the projector is in RAM
+    assert settings["parameters"]["chat_template"] == "chatml"
     assert launch.files == (Path("m.gguf"), Path("p.gguf"))
     assert [launch.maps(path) for path in launch.files] == [True, False]
 
 
-def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
+def test_settings_with_multi_token_prediction_have_a_draft_of_the_model_itself() -> None:
     setup = replace(SERVER, load_mtp=True, draft_max=3)
-    answer = make_settings(
+    settings = make_settings(
         launch_of(Path("m.gguf"), setup=setup, load=Load(cache_k=Q8, cache_v=Q8))
     )
-    assert answer["parameters"]["load_mtp"]
-    assert answer["drafter"]["path"] is None
-    assert answer["drafter"]["type"] == "COMMON_SPECULATIVE_TYPE_DRAFT_MTP"
-    assert answer["drafter"]["enums"] == {}  # their cache is f16, as the bill has it
+    assert settings["parameters"]["load_mtp"]
+    assert settings["drafter"]["path"] is None
+    assert settings["drafter"]["type"] == "COMMON_SPECULATIVE_TYPE_DRAFT_MTP"
+    assert settings["drafter"]["enums"] == {}  # default cache type f16, as in the bill
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,6 @@ def test_blocks_that_predict_further_tokens_are_a_drafter() -> None:
         ({"port": 65_536}, "port 65,536 is not between 0 and 65,535"),
     ],
 )
-def test_what_makes_no_sense(changes: dict[str, Any], message: str) -> None:
+def test_start_rejects_impossible_launches(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         start(launch_of(Path("m.gguf"), **changes))

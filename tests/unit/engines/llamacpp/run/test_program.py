@@ -29,27 +29,31 @@ Q8 = cache_type("q8_0")
 F16 = cache_type("f16")
 
 
-def test_an_8_bit_cache_and_a_drafter_are_what_was_billed(model: Path, tmp_path: Path) -> None:
+def test_bill_of_an_8_bit_cache_and_a_draft_model_is_what_the_engine_reports(
+    model: Path, tmp_path: Path
+) -> None:
     main = small_model(tmp_path / "main.gguf", layers=3, context_tokens=8192)
     load = Load(context_tokens=8192, sequences=2, unified=True, cache_k=Q8, cache_v=Q8)
-    own = replace(load, cache_k=F16, cache_v=Q8)
+    drafter_load = replace(load, cache_k=F16, cache_v=Q8)
     setup = replace(SERVER, draft_max=4)
     bill = bill_with_drafter(
-        llamacpp.estimate(model_of(main), load, setup), model_of(model), own, setup
+        llamacpp.estimate(model_of(main), load, setup), model_of(model), drafter_load, setup
     )
-    launch = launch_of(main, load=load, setup=setup, drafter=model, drafter_load=own, alias="two")
+    launch = launch_of(
+        main, load=load, setup=setup, drafter=model, drafter_load=drafter_load, alias="two"
+    )
     with start(launch) as running:
         rows = compare_reported(bill, running)
         assert [row.part for row in rows if row.part != "compute" and not row.within] == []
-        row = 128 // 32 * 34  # of 128 numbers, at 34 bytes for 32 of them
-        assert bill.of(Component.KV_CACHE) == 8192 * (3 * (row + row) + 128 * 2 + row)
+        q8_row = 128 // 32 * 34  # 128 numbers: 34 bytes for each block of 32
+        assert bill.of(Component.KV_CACHE) == 8192 * (3 * (q8_row + q8_row) + 128 * 2 + q8_row)
         request = {"prompt": "the quick", "n_predict": 16, "temperature": 0, "ignore_eos": True}
         _, answer = ask(running.address, "/completion", request)
         assert answer["tokens_predicted"] == 16
-        assert answer["timings"]["draft_n"] > 0  # it was asked
+        assert answer["timings"]["draft_n"] > 0  # the draft model was used
 
 
-def test_a_window_of_sliding_layers_is_what_was_billed(tmp_path: Path) -> None:
+def test_bill_of_sliding_layers_is_what_the_engine_reports(tmp_path: Path) -> None:
     path = small_model(
         tmp_path / "g.gguf",
         "gemma3",
@@ -67,7 +71,7 @@ def test_a_window_of_sliding_layers_is_what_was_billed(tmp_path: Path) -> None:
     assert parts["sliding kv cache"].predicted_bytes > 0
 
 
-def test_what_the_log_does_not_tell_is_not_compared() -> None:
+def test_logged_part_leaves_out_adapters_and_projector() -> None:
     def line(part: str) -> MemoryLine:
         return MemoryLine(component=Component.WEIGHTS, size_bytes=1, pool=HOST, part=part)
 

@@ -1,4 +1,4 @@
-"""Every way for an engine to end: killed, starved, its file cut, its GPU gone, its parent dead."""
+"""Why a watch stops an engine (out of memory, a truncated file, a lost GPU) and what it only warns of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 from tests.control_groups import enter, own_group
 from tests.patience import PATIENCE_S, wait_until
-from tests.runtime_engines import SERVER, ask, launch_of, small_model
+from tests.runtime_engines import (
+    CALM,
+    COMPLETION,
+    SERVER,
+    ask,
+    launch_of,
+    small_model,
+    wait_for_end,
+)
 from tests.unit.machine.trees import machine, recorded
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
@@ -28,9 +36,6 @@ from edgekit.machine.types import MemoryLimit
 from edgekit.units import GIB, MIB
 
 pytest.importorskip("xllamacpp")
-
-FINE = Probes(limits=lambda _: (), available_bytes=lambda: GIB, devices=tuple)
-COMPLETION = {"prompt": "the quick brown fox", "n_predict": 8, "ignore_eos": True}
 
 
 @pytest.fixture(autouse=True)
@@ -50,37 +55,25 @@ def running(model: Path) -> Iterator[EngineProcess]:
         yield running
 
 
-def ended(running: EngineProcess) -> Ended:
-    result = running.wait(PATIENCE_S)
-    assert result is not None, "it is still there"
-    return result
-
-
-# --- by a signal
-
-
-# --- by what the watch sees
-
-
 def watched(
     running: EngineProcess, probes: Probes, messages: list[str] | None = None
 ) -> tuple[Ended, Watch]:
     notes: list[str] = [] if messages is None else messages
     with Watch(running, warn=notes.append, probes=probes, every_s=0.02) as watch:
-        return ended(running), watch
+        return wait_for_end(running), watch
 
 
-def test_a_gpu_that_is_gone(running: EngineProcess) -> None:
+def test_watch_stops_an_engine_whose_gpu_is_gone_twice_in_a_row(running: EngineProcess) -> None:
     lost = ProbedDevice(name="GPU 0", gone="it has fallen off the bus. What to do: reboot.")
     looks = count()
 
     def devices() -> tuple[ProbedDevice, ...]:
-        """There, away for one look, there again, and gone."""
+        """There, gone for one look, there again, gone for two."""
         return (
             (lost,) if next(looks) in {1, 3, 4} else (ProbedDevice(name="GPU 0", free_bytes=GIB),)
         )
 
-    result, watch = watched(running, replace(FINE, devices=devices))
+    result, watch = watched(running, replace(CALM, devices=devices))
     assert (watch.reason, watch.starved) == (result.why, False)
     assert (
         result.why
@@ -90,9 +83,9 @@ def test_a_gpu_that_is_gone(running: EngineProcess) -> None:
     assert next(looks) == 5
 
 
-def test_a_machine_that_runs_out_of_memory(running: EngineProcess) -> None:
-    left = iter((GIB, 300 * MIB, 200 * MIB))
-    result, watch = watched(running, replace(FINE, available_bytes=lambda: next(left)))
+def test_watch_stops_an_engine_before_the_machine_is_out_of_memory(running: EngineProcess) -> None:
+    available = iter((GIB, 300 * MIB, 200 * MIB))
+    result, watch = watched(running, replace(CALM, available_bytes=lambda: next(available)))
     assert (watch.reason, watch.starved) == (result.why, True)
     assert result.why.startswith(
         "stopped before the machine runs out of memory: 200.00 MiB is available, and 244.14 MiB must stay free"
@@ -101,60 +94,68 @@ def test_a_machine_that_runs_out_of_memory(running: EngineProcess) -> None:
     assert result.signal is None
 
 
-def test_a_limit_that_is_nearly_reached(running: EngineProcess) -> None:
-    """Above 95 % it goes on as long as nothing rises: a full cache is full, and no more."""
+def test_watch_stops_an_engine_close_to_a_rising_memory_limit(running: EngineProcess) -> None:
+    """Use above 95 % of the limit is not enough to stop: a full cache does not grow."""
     used = iter((96, 96, 95, 97))
-    requests: list[int] = []
+    pids: list[int] = []
 
     def limits(pid: int) -> tuple[MemoryLimit, ...]:
-        requests.append(pid)
-        return (MemoryLimit(name="a box", limit_bytes=100 * MIB, used_bytes=next(used) * MIB),)
+        pids.append(pid)
+        return (
+            MemoryLimit(name="a container", limit_bytes=100 * MIB, used_bytes=next(used) * MIB),
+        )
 
-    result, watch = watched(running, replace(FINE, limits=limits))
+    result, watch = watched(running, replace(CALM, limits=limits))
     assert watch.reason == result.why
-    assert "97.00 MiB of 100.00 MiB (a box) is in use, more than 95 % and rising" in result.why
-    assert requests == [running.pid] * 4
+    assert (
+        "97.00 MiB of 100.00 MiB (a container) is in use, more than 95 % and rising" in result.why
+    )
+    assert pids == [running.pid] * 4
 
 
-def test_a_probe_that_fails_does_not_end_the_watch(running: EngineProcess) -> None:
-    left = iter((GIB, GIB, MIB))
+def test_watch_goes_on_after_a_probe_has_failed(running: EngineProcess) -> None:
+    available = iter((GIB, GIB, MIB))
 
     def limits(_: int) -> tuple[MemoryLimit, ...]:
         raise PermissionError("not yours")
 
     messages: list[str] = []
-    probes = replace(FINE, limits=limits, available_bytes=lambda: next(left))
+    probes = replace(CALM, limits=limits, available_bytes=lambda: next(available))
     result, _ = watched(running, probes, messages)
     assert messages == ["limits cannot be watched: not yours"]
     assert "runs out of memory" in result.why
 
 
-def test_memory_that_ends_while_it_loads(model: Path) -> None:
+def test_start_stops_loading_when_memory_runs_out(model: Path) -> None:
     with pytest.raises(
         MemoryPressureError, match=r"stopped before the machine runs out of memory: 1.00 MiB"
     ):
-        start(launch_of(model), probes=replace(FINE, available_bytes=lambda: MIB))
+        start(launch_of(model), probes=replace(CALM, available_bytes=lambda: MIB))
 
 
-def test_a_file_that_is_deleted_and_then_cut(running: EngineProcess, model: Path) -> None:
+def test_watch_warns_of_a_deleted_file_and_stops_when_it_is_truncated(
+    running: EngineProcess, model: Path
+) -> None:
     messages: list[str] = []
-    with model.open("r+b") as held, Watch(running, warn=messages.append, every_s=0.02) as watch:
+    with model.open("r+b") as file, Watch(running, warn=messages.append, every_s=0.02) as watch:
         model.unlink()
         wait_until(lambda: bool(messages))
-        goes_on = (
+        consequence = (
             "the engine continues with what it has loaded, but cannot be restarted from this file"
         )
-        assert messages == [f"{model} was deleted while in use: {goes_on}"]
+        assert messages == [f"{model} was deleted while in use: {consequence}"]
         assert ask(running.address, "/completion", COMPLETION)[0] == 200
-        size = os.fstat(held.fileno()).st_size
-        held.truncate(4096)
-        result = ended(running)
+        size = os.fstat(file.fileno()).st_size
+        file.truncate(4096)
+        result = wait_for_end(running)
     assert watch.reason == result.why
     assert f"{model} was truncated from {size:,} to 4,096 bytes while in use" in result.why
     assert (result.exit_code, result.signal) == (0, None)
 
 
-def test_a_file_that_is_replaced_or_written_to(running: EngineProcess, model: Path) -> None:
+def test_watch_warns_once_of_a_file_that_is_written_to_and_then_replaced(
+    running: EngineProcess, model: Path
+) -> None:
     messages: list[str] = []
     looks: list[int] = []
 
@@ -162,7 +163,7 @@ def test_a_file_that_is_replaced_or_written_to(running: EngineProcess, model: Pa
         looks.append(len(messages))
         return GIB
 
-    probes = replace(FINE, available_bytes=available)
+    probes = replace(CALM, available_bytes=available)
     with Watch(running, warn=messages.append, probes=probes, every_s=0.02):
         os.utime(model, (1, 1))
         wait_until(lambda: len(messages) == 1)
@@ -170,14 +171,13 @@ def test_a_file_that_is_replaced_or_written_to(running: EngineProcess, model: Pa
         seen = len(looks)
         wait_until(lambda: len(looks) >= seen + 3)
     assert "was written to" in messages[0]
-    assert len(messages) == 1  # what has its name now is not what is mapped, and not asked about
+    assert (
+        len(messages) == 1
+    )  # the worst change of a file is reported, and its replacement is not worse
     assert ask(running.address, "/completion", COMPLETION)[0] == 200
 
 
-# --- with its parent
-
-
-# --- with real limits
+# --- real memory limits
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ from edgekit.engines.llamacpp.run.watch import probes_of
 from edgekit.engines.llamacpp.run.engine import start
 from edgekit.engines.llamacpp.run.watch import Watch
 
-launch, looks, taken = launch_of(Path(sys.argv[1])), [], []
+launch, looks, blocks = launch_of(Path(sys.argv[1])), [], []
 real = probes_of(launch)
 
 def limits(pid):
@@ -206,21 +206,21 @@ with (
     Watch(running, probes=replace(real, limits=limits), every_s=0.02) as watch,
 ):
     while running.poll() is None:
-        if len(taken) > 200:
-            sys.exit("it was never stopped")
-        taken.append(bytearray(b"x" * 4_000_000))
-        seen = len(looks)  # the next but one is a look that began after this was taken
+        if len(blocks) > 200:
+            sys.exit("the engine was never stopped")
+        blocks.append(bytearray(b"x" * 4_000_000))
+        seen = len(looks)  # the second look from now begins after this allocation
         while len(looks) < seen + 2 and running.wait(0.01) is None:
             pass
     ended = running.poll()
-print(json.dumps({"reason": watch.reason, "exit_code": ended.exit_code, "taken": len(taken)}))
+print(json.dumps({"reason": watch.reason, "exit_code": ended.exit_code, "blocks": len(blocks)}))
 """
 
 
-def test_it_is_stopped_before_the_kernel_does(
+def test_watch_stops_an_engine_before_the_kernel_kills_it(
     model: Path, group: tuple[CgroupVersion, Path]
 ) -> None:
-    """A neighbour in the same control group takes what is left of it, 4 MB at a time."""
+    """Another process in the same control group allocates what is left of it, 4 MB at a time."""
     version, folder = group
     (folder / version.limits[0]).write_text(str(192 * MIB))
     done = subprocess.run(
@@ -236,62 +236,62 @@ def test_it_is_stopped_before_the_kernel_does(
     assert "of 192.00 MiB (cgroup" in output["reason"]
     assert "more than 95 % and rising" in output["reason"]
     assert output["exit_code"] == 0
-    assert output["taken"] > 5
+    assert output["blocks"] > 5
 
 
-# --- what the probes read
+# --- probes
 
 
-def test_the_cards_that_a_program_sees(tmp_path: Path) -> None:
-    text = recorded("h200_nvml")["answers"]
+def test_nvidia_probe_reports_free_memory_and_errors_of_a_gpu(tmp_path: Path) -> None:
+    answers = recorded("h200_nvml")["answers"]
     here = machine(
-        tmp_path, {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}, answers=text
+        tmp_path, {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}, answers=answers
     )
     launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
     look = probes_of(launch, here).devices
     assert look() == (ProbedDevice(name="GPU 0", free_bytes=150_109_880_320),)
-    memory = text["nvmlDeviceGetMemoryInfo"]
-    for code, words in ((15, "the GPU has fallen off the bus"), (16, "the GPU needs a reset")):
+    memory = answers["nvmlDeviceGetMemoryInfo"]
+    for code, message in ((15, "the GPU has fallen off the bus"), (16, "the GPU needs a reset")):
         memory[next(iter(memory))] = {"error": code}
         (result,) = look()
-        assert result.gone.startswith(words)
-    for code in (3, 999):  # does not tell, and is there
+        assert result.gone.startswith(message)
+    for code in (3, 999):  # errors that do not mean that it is gone
         memory[next(iter(memory))] = {"error": code}
         assert look() == (ProbedDevice(name="GPU 0", silent=nvml_message(code)),)
     assert probes_of(launch_of(tmp_path / "m.gguf"), here).devices() == ()
 
 
 @pytest.mark.parametrize(
-    ("ours", "its", "cards"),
+    ("environment", "launch_environment", "indexes"),
     [
         ({}, {}, "01"),
         ({}, {"CUDA_VISIBLE_DEVICES": "1"}, "1"),
         ({"CUDA_VISIBLE_DEVICES": "0"}, {}, "0"),
     ],
 )
-def test_only_the_cards_that_the_engine_sees(
-    tmp_path: Path, ours: dict[str, str], its: dict[str, str], cards: str
+def test_nvidia_probe_watches_only_gpus_visible_to_the_engine(
+    tmp_path: Path, environment: dict[str, str], launch_environment: dict[str, str], indexes: str
 ) -> None:
-    loaded = {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}
-    text = recorded("synthetic_two_cards_nvml")["answers"]
-    here = machine(tmp_path, loaded, answers=text, environment=ours)
+    driver = {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}
+    answers = recorded("synthetic_two_cards_nvml")["answers"]
+    here = machine(tmp_path, driver, answers=answers, environment=environment)
     launch = launch_of(
         tmp_path / "m.gguf",
         setup=replace(SERVER, backend=Backend.CUDA),
-        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **its},
+        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **launch_environment},
     )
-    seen = probes_of(launch, here).devices()
-    assert [item.name for item in seen] == [f"GPU {index}" for index in cards]
+    devices = probes_of(launch, here).devices()
+    assert [item.name for item in devices] == [f"GPU {index}" for index in indexes]
 
 
-def test_no_card_is_not_silence(tmp_path: Path) -> None:
+def test_nvidia_probe_without_a_gpu_says_so(tmp_path: Path) -> None:
     launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
     (result,) = probes_of(launch, machine(tmp_path)).devices()
     assert (result.name, result.silent) == ("the NVIDIA driver", "no GPU found")
 
 
-def test_the_limits_are_those_of_the_engine(running: EngineProcess) -> None:
-    """ulimit -v of the engine's process, not ours: nobody set one, so there is none to hit."""
+def test_probes_read_limits_of_the_engines_process(running: EngineProcess) -> None:
+    """Nobody has set `ulimit -v` for the engine, so no RLIMIT is reported."""
     names = {limit.name for limit in probes_of(running.launch).limits(running.pid)}
     assert not {name for name in names if name.startswith("RLIMIT")}
     assert probes_of(running.launch).available_bytes() > MIB
