@@ -1,4 +1,4 @@
-"""A whole small llama model with a vocabulary of bytes: 2 layers, 64 wide, weights all zero."""
+"""A complete tiny llama model as GGUF: 2 layers, 64 wide, a vocabulary of bytes, all weights zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.header_files import (
 LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, CONTEXT = 2, 64, 128, 4, 2, 512
 KV_WIDTH = HIDDEN // HEADS * KV_HEADS
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
-_TYPES = [2, 3, 3, *[6] * 256, 1]  # llama.h: unknown, control, byte, normal
+_TYPES = [2, 3, 3, *[6] * 256, 1]  # LLAMA_TOKEN_TYPE of llama.h: unknown, control, byte, normal
 
 
 def keys(*more: bytes) -> list[bytes]:
@@ -45,14 +45,14 @@ def keys(*more: bytes) -> list[bytes]:
 
 
 def shapes() -> dict[str, list[int]]:
-    """Innermost dimension first."""
+    """Each tensor's shape, innermost dimension first."""
     result = {
         "token_embd.weight": [HIDDEN, len(TOKENS)],
         "output.weight": [HIDDEN, len(TOKENS)],
         "output_norm.weight": [HIDDEN],
     }
     for block in range(LAYERS):
-        of_block = {
+        block_shapes = {
             "attn_norm": [HIDDEN],
             "attn_q": [HIDDEN, HIDDEN],
             "attn_k": [HIDDEN, KV_WIDTH],
@@ -63,7 +63,7 @@ def shapes() -> dict[str, list[int]]:
             "ffn_up": [HIDDEN, FEED_FORWARD],
             "ffn_down": [FEED_FORWARD, HIDDEN],
         }
-        result |= {f"blk.{block}.{name}.weight": shape for name, shape in of_block.items()}
+        result |= {f"blk.{block}.{name}.weight": shape for name, shape in block_shapes.items()}
     return result
 
 
@@ -75,7 +75,7 @@ def tensor_bytes(shape: list[int]) -> int:
 
 
 def model_bytes(names: list[str] | None = None, *more: bytes) -> bytes:
-    """A file with those tensors (all of them), and more keys."""
+    """A GGUF file with the tensors of these names (None: all of them), and further keys."""
     tensors, offset = [], 0
     for name, shape in shapes().items():
         if names is None or name in names:

@@ -1,4 +1,4 @@
-"""`edgekit verify` as a person or a program meets it."""
+"""`edgekit verify`: its text, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ from edgekit.units import MIB
 pytest.importorskip("xllamacpp")
 
 PARTS = ["weights", "kv cache", "sliding kv cache", "recurrent state", "output", "compute"]
-NAMES = {
+FIELDS = {
     "schema", "model", "within", "rules_version", "engine", "facts", "parts", "total", "resident",
     "beside_bytes", "notes",
 }  # fmt: skip
-ROW = {
+ROW_FIELDS = {
     "part", "predicted_bytes", "engine_bytes", "engine_low_bytes", "engine_high_bytes",
     "difference_bytes", "difference_share", "allowed_bytes", "within",
 }  # fmt: skip
 
 
-def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(("verify", *words))
+def verify(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(("verify", *arguments))
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 @pytest.fixture
@@ -50,12 +54,12 @@ def model(tmp_path: Path) -> str:
 
 @pytest.fixture
 def compute(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts another figure for the compute buffer into every prediction."""
+    """Sets the predicted compute buffer to another size."""
     estimate = llamacpp.estimate
 
     def set_to(size_bytes: int) -> None:
-        def predict(*asked: Any) -> MemoryEstimate:
-            bill = estimate(*asked)
+        def predict(*request: Any) -> MemoryEstimate:
+            bill = estimate(*request)
             others = [line for line in bill.lines if line.component is not Component.COMPUTE]
             line = MemoryLine(component=Component.COMPUTE, size_bytes=size_bytes, pool=HOST)
             return replace(bill, lines=(*others, line))
@@ -66,70 +70,68 @@ def compute(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def engine_compute(capsys: pytest.CaptureFixture[str], model: str) -> int:
-    _, out, _ = ask(capsys, model, "--json")
+    _, out, _ = verify(capsys, model, "--json")
     size: int = json.loads(out)["parts"][-1]["engine_bytes"]
     return size
 
 
-def test_within_bounds_is_0_and_outside_is_1(
+def test_exit_code_is_0_within_bounds_and_1_outside(
     capsys: pytest.CaptureFixture[str], model: str, compute: Any
 ) -> None:
     measured = engine_compute(capsys, model)
     assert measured < 40 * MIB  # a tenth of it is less than 4 MiB
     compute(measured + 3 * MIB)
-    code, out, err = ask(capsys, model)
+    code, out, err = verify(capsys, model)
     assert (code, err) == (0, "")
     assert out.startswith("Within bounds")
-    assert "predicted engine precision difference" in " ".join(out.split())
-    assert "compute within 10 %, or 4 MiB if that is more" in " ".join(out.split())
+    assert "predicted engine precision difference" in one_line(out)
+    assert "compute within 10 %, or 4 MiB if that is more" in one_line(out)
     compute(measured + 5 * MIB)
-    code, out, err = ask(capsys, model)
+    code, out, err = verify(capsys, model)
     assert (code, err) == (1, "")
     assert out.startswith("OUTSIDE BOUNDS: compute\n")
 
 
-def test_of_a_large_graph_a_tenth_is_allowed(
+def test_large_compute_buffer_may_differ_by_a_tenth(
     capsys: pytest.CaptureFixture[str], compute: Any
 ) -> None:
     model = "sample:qwen3-30b-a3b"
     measured = engine_compute(capsys, model)
     assert measured > 40 * MIB
     compute(measured * 91 // 100)
-    code, out, err = ask(capsys, model)
+    code, out, err = verify(capsys, model)
     assert (code, err) == (0, "")
     compute(measured * 88 // 100)
-    code, out, err = ask(capsys, model)
+    code, out, err = verify(capsys, model)
     assert (code, err) == (1, "")
     assert out.startswith("OUTSIDE BOUNDS: compute\n")
     (line,) = (line for line in out.splitlines() if line.startswith("compute"))
     assert line.endswith("-12 %  outside")
-    assert "may come from a change in that version" in " ".join(out.split())
+    assert "may come from a change in that version" in one_line(out)
 
 
-def test_a_sample_is_within_bounds(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = ask(capsys, "sample:qwen3-30b-a3b", "-c", "8k")
+def test_sample_is_within_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = verify(capsys, "sample:qwen3-30b-a3b", "-c", "8k")
     assert (code, err) == (0, ""), out
 
 
-def test_the_text_names_both_versions_and_every_part(
+def test_text_names_both_versions_and_every_part(
     capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
-    _, out, _ = ask(capsys, model, "-c", "256", "-np", "1")
-    words = " ".join(out.split())
-    assert (
-        f"predicted for llama.cpp {version_name(NEWEST, None)} · measured with xllamacpp" in words
-    )
-    assert "256 tokens of context for 1 sequence" in words
-    shown = [line.split("  ")[0] for line in out.split("difference\n")[1].splitlines()]
-    assert shown[:5] == ["weights", "kv cache", "output", "compute", "total"]
+    _, out, _ = verify(capsys, model, "-c", "256", "-np", "1")
+    text = one_line(out)
+    assert f"predicted for llama.cpp {version_name(NEWEST, None)} · measured with xllamacpp" in text
+    assert "256 tokens of context for 1 sequence" in text
+    parts = [line.split("  ")[0] for line in out.split("difference\n")[1].splitlines()]
+    assert parts[:5] == ["weights", "kv cache", "output", "compute", "total"]
 
 
-def test_json_has_its_documented_shape(capsys: pytest.CaptureFixture[str], model: str) -> None:
-    _, out, _ = ask(capsys, model, "--json", "-c", "300", "-np", "2", "-no-kvu")
+def test_json_fields(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    _, out, _ = verify(capsys, model, "--json", "-c", "300", "-np", "2", "-no-kvu")
     result = json.loads(out)
-    assert set(result) == NAMES
+    assert set(result) == FIELDS
     assert [row["part"] for row in result["parts"]] == PARTS
-    assert all(set(row) == ROW for row in (*result["parts"], result["total"]))
+    assert all(set(row) == ROW_FIELDS for row in (*result["parts"], result["total"]))
     cache = result["parts"][1]
     # 2 sequences x 256 cells x 2 layers x (K 32 + V 32) x 2 bytes
     assert cache["predicted_bytes"] == 2 * 256 * 2 * (32 + 32) * 2
@@ -142,19 +144,19 @@ def test_json_has_its_documented_shape(capsys: pytest.CaptureFixture[str], model
     assert result["within"] is all(row["within"] for row in result["parts"])
 
 
-def test_load_tells_the_memory_of_the_process(
+def test_load_shows_the_memory_of_the_process(
     capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
-    _, out, _ = ask(capsys, model, "--json", "--load")
+    _, out, _ = verify(capsys, model, "--json", "--load")
     steps = json.loads(out)["resident"]
     assert [step["when"] for step in steps][-1] == "8 tokens decoded"
     assert steps[-1]["resident_bytes"] > 10 * MIB
-    _, out, _ = ask(capsys, model, "--load")
+    _, out, _ = verify(capsys, model, "--load")
     assert "memory of the process" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("arguments", "code", "message"),
     [
         (["/nowhere.gguf"], 4, "no such file"),
         (["{}", "-ctv", "q8_0", "-fa", "off"], 2, "requires flash attention"),
@@ -164,22 +166,22 @@ def test_load_tells_the_memory_of_the_process(
         (["{}", "-ngl", "all"], 5, "finds no GPU on this machine"),
     ],
 )
-def test_errors_have_their_code(
-    capsys: pytest.CaptureFixture[str], model: str, words: list[str], code: int, message: str
+def test_exit_code_of_an_error(
+    capsys: pytest.CaptureFixture[str], model: str, arguments: list[str], code: int, message: str
 ) -> None:
     if "GPU" in message and Path("/dev/nvidia0").exists():
         pytest.skip("this machine has a GPU: what is tested is its absence")
-    result, out, err = ask(capsys, *(word.format(model) for word in words))
-    assert (result, out) == (code, "")
+    exit_code, out, err = verify(capsys, *(word.format(model) for word in arguments))
+    assert (exit_code, out) == (code, "")
     assert message in err
 
 
-def test_without_an_engine(
+def test_verify_without_an_engine_says_what_to_install(
     capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    none = tuple(replace(placement, is_here=lambda: False) for placement in binding.METHODS)
-    monkeypatch.setattr(binding, "METHODS", none)
-    code, out, err = ask(capsys, model, "--json")
+    missing = tuple(replace(method, is_here=lambda: False) for method in binding.METHODS)
+    monkeypatch.setattr(binding, "METHODS", missing)
+    code, out, err = verify(capsys, model, "--json")
     assert code == 5
     assert "pip install 'edgekit-models[llama]'" in err
     assert json.loads(out)["error"]["type"] == "EngineError"
@@ -190,7 +192,7 @@ def test_without_an_engine(
     ("number", "code"),
     sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], each=2),
 )
-def test_an_interruption_ends_the_engine_and_leaves_no_file(
+def test_interrupted_verify_ends_the_engine_and_leaves_no_file(
     tmp_path: Path, model: str, number: signal.Signals, code: int
 ) -> None:
     tools, temporary = tmp_path / "bin", tmp_path / "tmp"

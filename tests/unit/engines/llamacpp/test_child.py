@@ -1,4 +1,4 @@
-"""The child process sets what the wheel of xllamacpp at hand can do, by the name it has there."""
+"""The child process sets parameters by the names that the installed xllamacpp has for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Model:
 
 
 def wheel(*names: str) -> Any:
-    """A wheel whose parameters are these; no others can be set."""
+    """A version of xllamacpp that has these parameters and no others."""
 
     class CommonParams:
         __slots__ = ("model", *names)
@@ -30,16 +30,15 @@ def wheel(*names: str) -> Any:
             for name in names:
                 setattr(self, name, None)
 
-    kinds = SimpleNamespace(LLAMA_LOAD_MODE_NONE=0, LLAMA_LOAD_MODE_MMAP=1)
-    return SimpleNamespace(CommonParams=CommonParams, llama_load_mode=kinds)
+    load_modes = SimpleNamespace(LLAMA_LOAD_MODE_NONE=0, LLAMA_LOAD_MODE_MMAP=1)
+    return SimpleNamespace(CommonParams=CommonParams, llama_load_mode=load_modes)
 
 
 def request(**parameters: Any) -> dict[str, Any]:
-    mode = ("llama_load_mode", "LLAMA_LOAD_MODE_NONE")
     return {
         "model": "m.gguf",
         "parameters": parameters,
-        "enums": {"load_mode": mode},
+        "enums": {"load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_NONE")},
         "stop_at": None,
     }
 
@@ -52,33 +51,35 @@ def test_make_parameters_of_october_2026() -> None:
 
 
 def test_make_parameters_of_may_2026() -> None:
-    requested = request(hostnames=["::1"], load_mtp=False, cors_origins="*")
-    made = make_parameters(wheel("hostname", "use_mmap"), requested)
+    settings = request(hostnames=["::1"], load_mtp=False, cors_origins="*")
+    made = make_parameters(wheel("hostname", "use_mmap"), settings)
     assert (made.model.path, made.hostname, made.use_mmap) == ("m.gguf", "::1", False)
 
 
 @pytest.mark.parametrize(
-    "requested", [{"load_mtp": True}, {"cors_origins": "localhost"}, {"n_ctx": 5}]
+    "settings", [{"load_mtp": True}, {"cors_origins": "localhost"}, {"n_ctx": 5}]
 )
-def test_make_parameters_does_not_drop_what_the_wheel_cannot_do(requested: dict[str, Any]) -> None:
+def test_make_parameters_rejects_a_parameter_that_the_wheel_does_not_have(
+    settings: dict[str, Any],
+) -> None:
     with pytest.raises(AttributeError):
-        make_parameters(wheel("hostname", "use_mmap"), request(**requested))
+        make_parameters(wheel("hostname", "use_mmap"), request(**settings))
 
 
-WATCHER = """
+IMPORT_HOOK = """
 import sys
-def note(event, args):
+def report(event, args):
     if event == "import" and args[0] in ("edgekit", "xllamacpp"):
         print("imported", args[0], file=sys.stderr, flush=True)
-sys.addaudithook(note)
+sys.addaudithook(report)
 """
 
 
 @pytest.mark.parametrize("job", ["verify", "serve", "embed"])
-def test_a_running_child_has_not_imported_edgekit(tmp_path: Path, job: str) -> None:
+def test_running_child_has_not_imported_edgekit(tmp_path: Path, job: str) -> None:
     pytest.importorskip("xllamacpp")
-    (tmp_path / "sitecustomize.py").write_text(WATCHER)
-    requested = {
+    (tmp_path / "sitecustomize.py").write_text(IMPORT_HOOK)
+    settings = {
         **request(port=0, embedding=job == "embed", n_ctx=64, n_threads_http=1, warmup=False),
         "model": str(small_model(tmp_path / "model.gguf")),
         "parent": os.getpid(),
@@ -89,7 +90,7 @@ def test_a_running_child_has_not_imported_edgekit(tmp_path: Path, job: str) -> N
     }
     log: list[str] = []
     path = {"PYTHONPATH": str(tmp_path)}
-    child = start_child(job, requested, environment=NO_DEVICES | path, on_line=log.append)
+    child = start_child(job, settings, environment=NO_DEVICES | path, on_line=log.append)
     try:
         message = child.message(PATIENCE_S)
         while job == "serve" and message is not None and "address" not in message:

@@ -1,4 +1,4 @@
-"""How llama.cpp is run for edgekit verify: llama-fit-params' command, and a method that is installed."""
+"""The command of llama-fit-params, and the choice between it and xllamacpp."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgekit.errors import EngineError, UsageError
 pytest.importorskip("xllamacpp")
 
 
-def test_words_of_llama_fit_params() -> None:
+def test_fit_tool_request_with_every_option() -> None:
     load = Load(
         context_tokens=4096,
         sequences=2,
@@ -35,10 +35,10 @@ def test_words_of_llama_fit_params() -> None:
         full_window=True,
     )
     setup = LlamaCppSetup(backend=Backend.CUDA, n_gpu_layers=20, n_cpu_moe=3, tensor_split=(3, 1))
-    words = binding.fit_tool_request(
+    arguments = binding.fit_tool_request(
         LoadQuestion(path=Path("m.gguf"), load=load, setup=setup, timeout_s=30.0)
     )["command"][1:]
-    assert " ".join(words) == (
+    assert " ".join(arguments) == (
         "-m m.gguf --fit-print on --verbose -c 4096 -b 1024 -ub 256 -ctk q8_0 -ctv q8_0 -fa on -np 2 "
         "--swa-full -ngl 20 -ncmoe 3 -ts 3,1 -nr"
     )
@@ -53,10 +53,10 @@ def test_words_of_llama_fit_params() -> None:
         ({}, {}, True),
     ],
 )
-def test_what_llama_fit_params_cannot_be_asked(
+def test_fit_tool_request_rejects_what_only_xllamacpp_can_do(
     load: dict[str, object], setup: dict[str, object], *, really: bool
 ) -> None:
-    request = LoadQuestion(
+    question = LoadQuestion(
         path=Path("m.gguf"),
         load=Load(**load),  # type: ignore[arg-type]
         setup=LlamaCppSetup(**setup),  # type: ignore[arg-type]
@@ -64,21 +64,23 @@ def test_what_llama_fit_params_cannot_be_asked(
         timeout_s=30.0,
     )
     with pytest.raises(UsageError, match=r"llama-fit-params cannot .*: use xllamacpp"):
-        binding.fit_tool_request(request)
+        binding.fit_tool_request(question)
 
 
-def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_method_without_an_engine_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         binding,
         "METHODS",
-        tuple(replace(placement, is_here=lambda: False) for placement in binding.METHODS),
+        tuple(replace(method, is_here=lambda: False) for method in binding.METHODS),
     )
     with pytest.raises(
         EngineError,
         match=r"no llama.cpp found on this machine.*edgekit-models\[llama\].*llama-fit-params",
-    ) as caught:
+    ) as error:
         choose_method()
-    assert caught.value.exit_code == 5
+    assert error.value.exit_code == 5
     with pytest.raises(EngineError, match=r"to run as a library: install llama.cpp"):
         choose_method(LlamaMode.LIBRARY)
     with pytest.raises(UsageError, match="only xllamacpp can load a model"):

@@ -1,4 +1,4 @@
-"""Lines of real logs -> numbers."""
+"""Sizes, resolved options and complaints read from lines of real logs."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def read(log: str, *more: str) -> EngineLog:
     return result
 
 
-def test_a_printed_number_is_an_interval() -> None:
+def test_printed_size_is_an_interval() -> None:
     assert hundredths("0.00").low_bytes == 0
     half = MIB // 200
     assert hundredths("16.00").low_bytes == 16 * MIB - half - 2 - 1
     assert hundredths("16.00").high_bytes == 16 * MIB + half + 2 + 1
-    # A 32-bit float holds 131,072.00 MiB only to the next 16 KiB.
+    # llama.cpp prints a 32-bit float, whose steps at 131,072.00 MiB are 16 KiB.
     assert hundredths("131072.00").resolution_bytes > 16 * 1024
     assert whole_mib("1137") == MeasuredBytes(low_bytes=1137 * MIB, high_bytes=1138 * MIB - 1)
 
@@ -68,7 +68,7 @@ def test_off_by_is_zero_inside_the_interval() -> None:
     assert [measured.off_by(size) for size in (90, 100, 105, 110, 111)] == [-10, 0, 0, 0, 1]
 
 
-def test_sliding_and_full_caches_are_told_apart() -> None:
+def test_parts_separate_sliding_and_full_caches() -> None:
     parts = read(SLIDING).parts()
     assert parts[Component.KV_CACHE] == hundredths("16.00")
     assert parts[Component.SLIDING_KV_CACHE] == hundredths("55.00")
@@ -78,13 +78,13 @@ def test_sliding_and_full_caches_are_told_apart() -> None:
     assert parts[Component.WEIGHTS] == whole_mib("1907")
 
 
-def test_states_and_rearranged_weights_count() -> None:
+def test_parts_include_states_and_repacked_weights() -> None:
     parts = read(HYBRID).parts()
     assert parts[Component.STATE] == hundredths("55.37")
     assert parts[Component.WEIGHTS] == whole_mib("4258") + whole_mib("13432")
 
 
-def test_buffers_of_a_gpu_are_added_to_the_hosts() -> None:
+def test_parts_add_buffers_of_a_gpu_to_those_of_the_host() -> None:
     log = read(DEVICE)
     parts = log.parts()
     assert log.devices == ["CUDA0 (NVIDIA H200)"]
@@ -92,7 +92,7 @@ def test_buffers_of_a_gpu_are_added_to_the_hosts() -> None:
     assert parts[Component.COMPUTE] == hundredths("30.50") + hundredths("12.02")
 
 
-def test_it_is_complete_with_the_line_after_the_breakdown() -> None:
+def test_log_is_complete_with_the_line_after_the_breakdown() -> None:
     assert not read(SLIDING).complete
     log = read(SLIDING, "common_params_fit_impl: projected to use 2036 MiB")
     assert log.complete
@@ -100,13 +100,13 @@ def test_it_is_complete_with_the_line_after_the_breakdown() -> None:
     assert log.parts()[Component.OUTPUT] == hundredths("4.00")
 
 
-def test_a_second_context_is_not_added_to_the_first() -> None:
+def test_parts_of_a_log_with_two_contexts_are_those_of_the_second() -> None:
     before, breakdown = SLIDING.split("0.00.047.281", 1)
     again = read(before + before + "0.00.047.281" + breakdown)
     assert again.parts() == read(SLIDING).parts()
 
 
-def test_what_the_engine_resolved() -> None:
+def test_resolved_options() -> None:
     assert read(SLIDING).resolved == {
         "n_seq_max": "4",
         "kv_unified": "true",
@@ -123,12 +123,12 @@ def test_what_the_engine_resolved() -> None:
         ("breakdown_print", "print", "did not finish its answer"),
     ],
 )
-def test_a_log_of_another_kind_is_no_answer(old: str, new: str, message: str) -> None:
+def test_parts_of_an_unknown_log_format_is_an_error(old: str, new: str, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         read(SLIDING.replace(old, new)).parts()
 
 
-def test_last_words_are_the_complaints() -> None:
+def test_last_words_are_complaints_else_the_last_lines() -> None:
     log = read(
         "0.00.1 I llama_model_loader: - kv 1: general.name str = x\n"
         "0.00.2 E llama_model_load: error loading model: tensor 'a' not found\n"
@@ -139,7 +139,7 @@ def test_last_words_are_the_complaints() -> None:
     assert EngineLog().last_words() == "no output"
 
 
-def test_endless_lines_and_endless_logs_are_cut() -> None:
+def test_last_words_of_endless_lines_and_logs_are_short() -> None:
     log = EngineLog()
     for _ in range(1000):
         log.add("x" * 100_000)
@@ -149,12 +149,12 @@ def test_endless_lines_and_endless_logs_are_cut() -> None:
     assert log.last_words() == "error: 0 | error: 1 | error: 2"
 
 
-def test_an_abort_in_the_middle_of_the_log_is_found() -> None:
+def test_last_words_find_an_abort_in_the_middle_of_the_log() -> None:
     log = read("0.00.1 I load: /src/ggml-impl.h:330: fatal error\n", *["0.00.2 D more"] * 1000)
     assert log.last_words() == "load: /src/ggml-impl.h:330: fatal error"
 
 
-REAL = """\
+LOADED = """\
 0.00.012.140 I load_tensors: loading model tensors, this can take a while... (load_mode = mmap)
 0.00.012.809 I load_tensors:   CPU_Mapped model buffer size =     3.87 MiB
 0.00.012.809 I load_tensors:        CUDA0 model buffer size =    16.00 MiB
@@ -167,11 +167,11 @@ REAL = """\
 """
 
 
-def test_a_real_run_tells_its_weights_and_a_drafters_context() -> None:
-    drafter = REAL.replace("0.75 MiB", "0.25 MiB").replace(
+def test_allocations_of_a_model_and_its_draft_model() -> None:
+    draft_log = LOADED.replace("0.75 MiB", "0.25 MiB").replace(
         "n_seq_max             = 2", "n_rs_seq = 0"
     )
-    allocations = read(REAL + drafter).allocations()
+    allocations = read(LOADED + draft_log).allocations()
     assert (
         allocations.weights
         == (
@@ -183,17 +183,17 @@ def test_a_real_run_tells_its_weights_and_a_drafters_context() -> None:
     assert allocations.parts[Component.KV_CACHE] == hundredths("0.75") + hundredths("0.25")
     assert allocations.parts[Component.COMPUTE] == hundredths("5.77") + hundredths("5.77")
     assert allocations.parts[Component.STATE].high_bytes == 0
-    assert allocations.resolved == {"n_seq_max": "2"}  # the model's own
+    assert allocations.resolved == {"n_seq_max": "2"}  # of the model, not of the draft model
 
 
-def test_what_is_reserved_again_is_not_counted_twice() -> None:
+def test_allocations_count_the_last_reservation() -> None:
     reserved = "sched_reserve: reserving ...\nsched_reserve: CPU compute buffer size =     7.00 MiB"
-    assert read(REAL, *reserved.splitlines()).allocations().parts[Component.COMPUTE] == hundredths(
-        "7.00"
-    )
+    assert read(LOADED, *reserved.splitlines()).allocations().parts[
+        Component.COMPUTE
+    ] == hundredths("7.00")
 
 
 @pytest.mark.parametrize("word", ["model buffer", "compute buffer", "output buffer"])
-def test_a_real_run_of_another_kind_is_not_understood(word: str) -> None:
+def test_allocations_of_an_unknown_log_format_is_an_error(word: str) -> None:
     with pytest.raises(EngineError, match="it does not list its buffers"):
-        read(REAL.replace(word, "other")).allocations()
+        read(LOADED.replace(word, "other")).allocations()

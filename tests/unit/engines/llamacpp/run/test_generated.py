@@ -1,4 +1,4 @@
-"""Files without their weights: what is read, what is written, what is left behind."""
+"""Copies of model files without their weights: what is read, written and cleaned up."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from edgekit.formats import read_header
 from edgekit.sources.types import Container, Origin
 from edgekit.units import MIB
 
-WHOLE = tiny_llama.model_bytes()
-HEADER = len(WHOLE) - sum(map(tiny_llama.tensor_bytes, tiny_llama.shapes().values()))
+MODEL = tiny_llama.model_bytes()
+HEADER_BYTES = len(MODEL) - sum(map(tiny_llama.tensor_bytes, tiny_llama.shapes().values()))
 
 
 @pytest.fixture
@@ -26,63 +26,65 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_only_the_header_is_read() -> None:
-    source = BytesSource(WHOLE)
+def test_hollow_out_reads_only_the_header() -> None:
+    source = BytesSource(MODEL)
     (result,) = hollow_out(model_files(source))
-    assert source.furthest == HEADER
-    assert result == HollowFile(name="model", header=WHOLE[:HEADER], size_bytes=len(WHOLE))
+    assert source.furthest == HEADER_BYTES
+    assert result == HollowFile(name="model", header=MODEL[:HEADER_BYTES], size_bytes=len(MODEL))
     assert source.closed
 
 
-def test_a_remote_header_is_fetched_once() -> None:
-    source = GrowingSource(WHOLE[:HEADER], size_bytes=10**9)
+def test_hollow_out_fetches_a_remote_header_once() -> None:
+    source = GrowingSource(MODEL[:HEADER_BYTES], size_bytes=10**9)
     files = model_files(source, origin=Origin.URL)
     (result,) = hollow_out(files)
     assert source.requests == [(0, 524_288)]
-    again = read_header(files_of(files, [result]))
+    header = read_header(files_of(files, [result]))
     assert source.requests == [(0, 524_288)]
-    assert again.header_bytes == HEADER
-    assert again.file_bytes == 10**9
+    assert header.header_bytes == HEADER_BYTES
+    assert header.file_bytes == 10**9
 
 
-def test_the_hole_reads_as_zeros() -> None:
+def test_hollow_file_reads_zeros_for_its_weights() -> None:
     file = HollowFile(name="model", header=b"head", size_bytes=10)
     assert file.read(2, 4) == b"ad\0\0"
     assert file.read(8, 100) == b"\0\0"
     assert file.read(20, 1) == b""
 
 
-def test_the_copy_has_the_length_and_takes_no_room(temporary: Path) -> None:
-    with on_disk([HollowFile(name="model", header=WHOLE[:HEADER], size_bytes=400 * 10**9)]) as path:
+def test_on_disk_has_the_full_length_and_takes_no_space(temporary: Path) -> None:
+    with on_disk(
+        [HollowFile(name="model", header=MODEL[:HEADER_BYTES], size_bytes=400 * 10**9)]
+    ) as path:
         assert path.name == "model.gguf"
         assert path.stat().st_size == 400 * 10**9
         assert path.stat().st_blocks * 512 < MIB
         with path.open("rb") as file:
-            assert file.read(HEADER) == WHOLE[:HEADER]
+            assert file.read(HEADER_BYTES) == MODEL[:HEADER_BYTES]
     assert list(temporary.iterdir()) == []
 
 
-def test_shards_have_the_names_that_llama_cpp_looks_for(temporary: Path) -> None:
-    three = [HollowFile(name=str(i), header=b"GGUF", size_bytes=100 + i) for i in range(3)]
-    with on_disk(three) as path:
+def test_on_disk_names_shards_as_llama_cpp_expects(temporary: Path) -> None:
+    shards = [HollowFile(name=str(i), header=b"GGUF", size_bytes=100 + i) for i in range(3)]
+    with on_disk(shards) as path:
         assert path.name == "model-00001-of-00003.gguf"
         sizes = {item.name: item.stat().st_size for item in path.parent.iterdir()}
     assert sizes == {f"model-0000{i + 1}-of-00003.gguf": 100 + i for i in range(3)}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, EngineError, SystemExit])
-def test_nothing_is_left_behind(temporary: Path, error: type[BaseException]) -> None:
-    def stumble() -> None:
+def test_on_disk_leaves_no_file_after_an_error(temporary: Path, error: type[BaseException]) -> None:
+    def fail() -> None:
         with on_disk([HollowFile(name="m", header=b"GGUF", size_bytes=10**9)]):
             assert list(temporary.iterdir())
             raise error
 
     with pytest.raises(error):
-        stumble()
+        fail()
     assert list(temporary.iterdir()) == []
 
 
-def test_a_file_system_without_holes_is_refused(
+def test_on_disk_needs_sparse_files_for_large_models(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generated, "_keeps_holes", lambda folder: False)
@@ -92,11 +94,11 @@ def test_a_file_system_without_holes_is_refused(
     ):
         pass
     with on_disk([HollowFile(name="m", header=b"GGUF", size_bytes=MIB)]) as path:
-        assert path.stat().st_size == MIB  # small enough to be written out
+        assert path.stat().st_size == MIB  # small enough to be written in full
     assert list(temporary.iterdir()) == []
 
 
-def test_a_length_that_no_file_has(temporary: Path) -> None:
+def test_on_disk_with_an_impossible_length(temporary: Path) -> None:
     with (
         pytest.raises(EngineError, match=r"cannot write the header to .*; set TMPDIR"),
         on_disk([HollowFile(name="m", header=b"GGUF", size_bytes=2**63 - 1)]),
@@ -105,7 +107,7 @@ def test_a_length_that_no_file_has(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_a_temporary_folder_that_is_not_there(
+def test_on_disk_with_a_missing_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
@@ -116,25 +118,27 @@ def test_a_temporary_folder_that_is_not_there(
         pass
 
 
-def test_errors_of_the_work_itself_are_not_ours(temporary: Path) -> None:
-    def stumble() -> None:
+def test_on_disk_does_not_change_errors_of_its_caller(temporary: Path) -> None:
+    def fail() -> None:
         with on_disk([HollowFile(name="m", header=b"GGUF", size_bytes=100)]):
             raise FileNotFoundError("something else")
 
     with pytest.raises(FileNotFoundError, match="something else"):
-        stumble()
+        fail()
 
 
-def test_holes_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_files_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert generated._keeps_holes(tmp_path)
     monkeypatch.setattr(generated, "_blocks", lambda descriptor: generated._PROBE_BYTES // 512)
     assert not generated._keeps_holes(tmp_path)
-    monkeypatch.setattr(generated, "_blocks", lambda descriptor: None)  # Windows does not say
+    monkeypatch.setattr(
+        generated, "_blocks", lambda descriptor: None
+    )  # as on Windows, where it is unknown
     assert not generated._keeps_holes(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_formats_are_refused() -> None:
+def test_hollow_out_reads_only_gguf() -> None:
     files = model_files(BytesSource(b""), container=Container.SAFETENSORS)
     with pytest.raises(
         UsageError, match=r"safetensors, but verify runs llama.cpp, which only reads GGUF"
@@ -144,7 +148,7 @@ def test_other_formats_are_refused() -> None:
         hollow_out(model_files())
 
 
-def test_every_shard_has_its_own_header() -> None:
+def test_hollow_out_of_two_shards() -> None:
     names = list(tiny_llama.shapes())
     split = [key("split.count", UINT16, 2)]
     shards = [

@@ -13,16 +13,11 @@ from edgekit.bill.types import Load, cache_type
 from edgekit.engines.llamacpp.run.engine import start
 from edgekit.engines.llamacpp.run.launch import make_settings
 from edgekit.engines.llamacpp.types import Backend
-from edgekit.errors import (
-    UsageError,
-)
+from edgekit.errors import UsageError
 
 pytest.importorskip("xllamacpp")
 
-
 Q8 = cache_type("q8_0")
-
-
 F16 = cache_type("f16")
 
 

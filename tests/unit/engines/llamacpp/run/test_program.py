@@ -24,8 +24,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Q8 = cache_type("q8_0")
-
-
 F16 = cache_type("f16")
 
 
