@@ -1,4 +1,4 @@
-"""llama.cpp's own arithmetic, on numbers a reader can check on paper."""
+"""Lines of llama.cpp's bill, with figures that a reader can check on paper; and models and loads that it refuses."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from tests.recorded import engine_models
 
 from edgekit.bill.types import (
     CACHES,
-    TABLE,
     Component,
     Load,
-    MemoryEstimate,
-    MemoryLine,
     cache_type,
 )
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, Cpu, DeviceSlot, LlamaCppSetup, LlamaMode, Rules
-from edgekit.errors import HeaderError, RefusedError, UsageError
-from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
+from edgekit.errors import HeaderError, RefusedError
+from edgekit.machine.types import DEVICE, Pool, PoolKind
 from edgekit.model import open_config
 from edgekit.model.types import Attention, Model
 from edgekit.units import MIB, Basis
@@ -36,24 +33,21 @@ def llama() -> Model:
 
 
 def gemma() -> Model:
-    return engine_models()["gemma-3-27b", "Q4_K_M"]  # windows of 1024
+    return engine_models()["gemma-3-27b", "Q4_K_M"]  # sliding layers of 1024 tokens
 
 
 def deepseek() -> Model:
     return engine_models()["deepseek-v3", "Q4_K_M"]
 
 
-def _with_heads(model: Model, **changes: Any) -> Model:
-    """The same model with other heads in every layer."""
+def with_attention(model: Model, **changes: Any) -> Model:
+    """The same model with these changes to the attention of every layer."""
     layers = []
     for layer in model.geometry.layers:
         assert isinstance(layer.mixer, Attention)
         changed = replace(layer.mixer, **changes)
         layers.append(replace(layer, mixer=changed))
     return Model(header=model.header, geometry=replace(model.geometry, layers=tuple(layers)))
-
-
-# What llama_context makes of a load.
 
 
 @pytest.mark.parametrize(
@@ -75,14 +69,14 @@ def _with_heads(model: Model, **changes: Any) -> Model:
         ),
     ],
 )
-def test_what_the_engine_refuses_is_refused(
+def test_estimate_refuses_what_llama_cpp_refuses(
     model: Callable[[], Model], load: Load, reason: str
 ) -> None:
     with pytest.raises(RefusedError, match=reason):
         llamacpp.estimate(model(), load, LIBRARY)
 
 
-def test_an_engine_that_would_abort_says_so() -> None:
+def test_estimate_refuses_a_graph_with_too_many_tensors() -> None:
     phi = engine_models()["phi-3-medium-4k", "Q4_K_M"]
     q8 = cache_type("q8_0")
     with pytest.raises(
@@ -94,16 +88,13 @@ def test_an_engine_that_would_abort_says_so() -> None:
         )
 
 
-def test_a_lying_header_gives_no_number_beyond_64_bits() -> None:
-    vast = _with_heads(llama(), kv_heads=2**40)
+def test_header_with_sizes_beyond_64_bits_is_an_error() -> None:
+    huge = with_attention(llama(), kv_heads=2**40)
     with pytest.raises(HeaderError, match="64-bit"):
-        llamacpp.estimate(vast, Load(context_tokens=2**20), LIBRARY)
+        llamacpp.estimate(huge, Load(context_tokens=2**20), LIBRARY)
 
 
-# Where things lie.
-
-
-def test_rows_that_do_not_fit_a_512_grid_cost_a_little_more_on_a_device() -> None:
+def test_kv_cache_rows_are_padded_on_a_device() -> None:
     model = engine_models()["gpt-oss-20b", "MXFP4_MOE"]
     q8 = cache_type("q8_0")
     load = Load(context_tokens=4096, cache_k=q8, cache_v=q8)
@@ -112,10 +103,7 @@ def test_rows_that_do_not_fit_a_512_grid_cost_a_little_more_on_a_device() -> Non
     assert host <= device <= host + 24 * 2 * 1024
 
 
-# The bill.
-
-
-def test_the_cache_on_paper() -> None:
+def test_bytes_of_a_kv_cache() -> None:
     bill = llamacpp.estimate(llama(), Load(context_tokens=8192), LIBRARY)
     assert bill.of(Component.KV_CACHE) == 32 * 8192 * (1024 + 1024) * 2
     q8 = Load(context_tokens=8192, cache_k=cache_type("q8_0"), cache_v=cache_type("q8_0"))
@@ -125,17 +113,17 @@ def test_the_cache_on_paper() -> None:
     )
 
 
-def test_mla_keeps_one_latent() -> None:
+def test_mla_caches_one_latent_vector_per_token() -> None:
     bill = llamacpp.estimate(deepseek(), Load(context_tokens=131072), LIBRARY)
     assert bill.of(Component.KV_CACHE) == 61 * 131072 * 576 * 2
 
 
-def test_a_server_lists_what_may_grow_without_adding_it() -> None:
+def test_server_lists_growing_caches_outside_the_total() -> None:
     bill = llamacpp.estimate(gemma(), Load(context_tokens=8192), SERVER)
-    later = {line.component: line for line in bill.lines if not line.reserved}
-    assert later[Component.PROMPT_CACHE].size_bytes == 8192 * MIB
+    growing = {line.component: line for line in bill.lines if not line.reserved}
+    assert growing[Component.PROMPT_CACHE].size_bytes == 8192 * MIB
     window = bill.of(Component.SLIDING_KV_CACHE) // 4
-    assert later[Component.CHECKPOINTS].size_bytes == 32 * 4 * window
+    assert growing[Component.CHECKPOINTS].size_bytes == 32 * 4 * window
     assert bill.total_bytes == sum(line.size_bytes for line in bill.lines if line.reserved)
     assert Component.CHECKPOINTS not in {
         line.component
@@ -143,14 +131,14 @@ def test_a_server_lists_what_may_grow_without_adding_it() -> None:
     }
 
 
-def test_lines_that_may_grow_carry_a_bound() -> None:
+def test_growing_caches_have_a_bound() -> None:
     bill = llamacpp.estimate(gemma(), Load(context_tokens=32768), SERVER)
-    later = {line.component: line for line in bill.lines if not line.reserved}
-    assert later[Component.PROMPT_CACHE].within == later[Component.CHECKPOINTS].within == 0.05
+    growing = {line.component: line for line in bill.lines if not line.reserved}
+    assert growing[Component.PROMPT_CACHE].within == growing[Component.CHECKPOINTS].within == 0.05
 
 
-def test_a_prompt_larger_than_the_prompt_cache_is_in_its_bound() -> None:
-    """Builds before July 2026 hold one prompt, however large: here all that the cache has room for."""
+def test_bound_of_the_prompt_cache_includes_one_larger_prompt() -> None:
+    """Builds before July 2026 keep one prompt of any size: at most a full KV cache."""
     setup = replace(SERVER, cache_ram_mib=1024)
     bill = llamacpp.estimate(llama(), Load(context_tokens=131_072), setup)
     (line,) = [item for item in bill.lines if item.component is Component.PROMPT_CACHE]
@@ -158,7 +146,7 @@ def test_a_prompt_larger_than_the_prompt_cache_is_in_its_bound() -> None:
     assert line.size_bytes * (1 + line.within) == pytest.approx(bill.kv_cache_bytes)
 
 
-def test_a_device_pays_for_its_context_and_the_first_decode() -> None:
+def test_cuda_has_a_runtime_line_for_its_context_and_the_first_decode() -> None:
     dense = llamacpp.estimate(llama(), Load(context_tokens=4096), CUDA)
     assert dense.of(Component.RUNTIME) == (527 + 97) * MIB
     experts = llamacpp.estimate(
@@ -171,14 +159,15 @@ def test_a_device_pays_for_its_context_and_the_first_decode() -> None:
     assert not llamacpp.estimate(llama(), Load(context_tokens=4096), LIBRARY).of(Component.RUNTIME)
 
 
-def test_other_backends_are_modelled() -> None:
-    for backend in (Backend.METAL, Backend.VULKAN):
-        bill = llamacpp.estimate(llama(), Load(context_tokens=4096), replace(CUDA, backend=backend))
-        assert bill.basis is Basis.MODELLED
-        assert bill.in_pool(PoolKind.DEVICE) > bill.weights_bytes
+@pytest.mark.parametrize("backend", [Backend.METAL, Backend.VULKAN])
+def test_backends_without_measurements_are_modelled(backend: Backend) -> None:
+    bill = llamacpp.estimate(llama(), Load(context_tokens=4096), replace(CUDA, backend=backend))
+    assert bill.basis is Basis.MODELLED
+    assert {line.basis for line in bill.lines if line.pool == DEVICE} == {Basis.MODELLED}
+    assert bill.in_pool(PoolKind.DEVICE) > bill.weights_bytes
 
 
-def test_an_estimate_has_the_face_of_three_parts() -> None:
+def test_total_in_gb_is_weights_kv_cache_and_overhead() -> None:
     bill = llamacpp.estimate(llama(), Load(context_tokens=8192), LIBRARY)
     assert bill.weights_gb + bill.kv_cache_gb + bill.overhead_gb == pytest.approx(bill.total_gb)
     assert bill.kv_cache_gb == 1.0
@@ -186,40 +175,7 @@ def test_an_estimate_has_the_face_of_three_parts() -> None:
     assert [pool.label for pool in bill.pools] == ["host"]
 
 
-def test_the_basis_of_a_bill_is_that_of_its_weakest_line() -> None:
-    lines = tuple(
-        MemoryLine(component=Component.WEIGHTS, size_bytes=1, pool=HOST, basis=basis)
-        for basis in (Basis.EXACT, Basis.ASSUMED, Basis.MODELLED)
-    )
-    assert MemoryEstimate(engine="x", backend="cpu", lines=lines).basis is Basis.ASSUMED
-    assert MemoryEstimate(engine="x", backend="cpu", lines=()).basis is Basis.EXACT
-
-
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    [
-        ("f32", 32),
-        ("f16", 16),
-        ("q8_0", 8.5),
-        ("q5_1", 6),
-        ("q4_0", 4.5),
-        ("iq4_nl", 4.5),
-        ("qjl1_256", 2.125),
-        ("turbo3_0", 3.5),
-        ("q4_polar", 4.5),
-    ],
-)
-def test_cache_types_by_their_blocks(name: str, bits: float) -> None:
-    assert cache_type(name).bits == bits
-
-
-def test_an_unknown_cache_type_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match="unknown cache type 'q3_7'; choose one of f32, f16, bf16"):
-        cache_type("q3_7")
-    assert len({row.name for row in TABLE}) == len(TABLE)
-
-
-def test_rearranged_weights_stand_beside_the_mapped_file() -> None:
+def test_repacked_weights_are_added_to_the_mapped_file() -> None:
     load = Load(context_tokens=4096)
     plain = llamacpp.estimate(llama(), load, LIBRARY).weights_bytes
     mapped = llamacpp.estimate(
@@ -231,11 +187,11 @@ def test_rearranged_weights_stand_beside_the_mapped_file() -> None:
     assert copied == plain
     assert 1.9 * plain < mapped < 2 * plain
     tied = engine_models()["llama-3.2-1b", "Q4_K_M"]
-    once = llamacpp.estimate(tied, load, LIBRARY).weights_bytes
-    twice = llamacpp.estimate(
+    tied_plain = llamacpp.estimate(tied, load, LIBRARY).weights_bytes
+    tied_copied = llamacpp.estimate(
         tied, load, replace(LIBRARY, repack=True, cpu=Cpu.ARM, use_mmap=False)
     ).weights_bytes
-    assert twice - once == 128256 * 2048 * 210 // 256  # token_embd at Q6_K
+    assert tied_copied - tied_plain == 128256 * 2048 * 210 // 256  # token_embd at Q6_K
 
 
 def test_repacked_bytes_of_a_tied_head_follow_the_head() -> None:
@@ -261,12 +217,16 @@ def test_repacked_bytes_of_an_encoder_have_no_head() -> None:
     assert llamacpp.repacked_bytes(encoder, replace(LIBRARY, cpu=Cpu.ARM)) == 0
 
 
-def test_one_model_asked_twice_is_not_answered_with_what_was_asked_before() -> None:
-    model, load = llama(), Load(context_tokens=4096)
+def test_repeated_estimates_of_a_model_depend_only_on_the_setup() -> None:
+    cached, load = llama(), Load(context_tokens=4096)
     setups = [LIBRARY, replace(LIBRARY, repack=True, cpu=Cpu.ARM), replace(LIBRARY, repack=True)]
-    own = [llamacpp.estimate(llama(), load, setup).weights_bytes for setup in setups]
-    assert [llamacpp.estimate(model, load, setup).weights_bytes for setup in setups] == own
-    assert len(set(own)) == 3
+    fresh = [Model(header=cached.header, geometry=cached.geometry) for _ in setups]
+    expected = [
+        llamacpp.estimate(model, load, setup).weights_bytes
+        for model, setup in zip(fresh, setups, strict=True)
+    ]
+    assert [llamacpp.estimate(cached, load, setup).weights_bytes for setup in setups] == expected
+    assert len(set(expected)) == 3
 
 
 @pytest.mark.parametrize("make", [llama, gemma, deepseek])
@@ -281,32 +241,32 @@ def test_one_model_asked_twice_is_not_answered_with_what_was_asked_before() -> N
         replace(CUDA, offload_kqv=False),
     ],
 )
-def test_what_is_held_is_the_bill_without_its_buffers(
+def test_held_bytes_are_weights_and_caches_of_the_bill(
     make: Callable[[], Model], setup: LlamaCppSetup
 ) -> None:
     load = Load(context_tokens=8192)
     bill = llamacpp.estimate(make(), load, setup)
-    held = llamacpp.held_bytes(make(), load, setup)
+    held_bytes = llamacpp.held_bytes(make(), load, setup)
     kinds = {Component.WEIGHTS, *CACHES}
     billed: dict[Pool, int] = {}
     for line in bill.lines:
         if line.component in kinds:
             billed[line.pool] = billed.get(line.pool, 0) + line.size_bytes
-    assert held == billed
+    assert held_bytes == billed
     assert llamacpp.load_facts(make(), load, setup) == bill.facts
 
 
-def test_an_architecture_the_engine_does_not_have_is_refused() -> None:
+def test_unknown_architecture_is_refused() -> None:
     model = llama()
-    strange = Model(
+    unknown = Model(
         header=model.header,
         geometry=replace(model.geometry, architecture="foo", basis=Basis.ASSUMED),
     )
     with pytest.raises(RefusedError, match="does not support architecture 'foo'"):
-        llamacpp.estimate(strange, Load(context_tokens=4096), LIBRARY)
+        llamacpp.estimate(unknown, Load(context_tokens=4096), LIBRARY)
 
 
-def test_nothing_is_better_known_than_the_layers() -> None:
+def test_bill_of_guessed_layers_is_assumed() -> None:
     model = llama()
     guessed = Model(header=model.header, geometry=replace(model.geometry, basis=Basis.ASSUMED))
     bill = llamacpp.estimate(guessed, Load(context_tokens=4096), LIBRARY)
@@ -316,36 +276,31 @@ def test_nothing_is_better_known_than_the_layers() -> None:
     }
 
 
-def test_a_backend_that_was_not_measured_is_modelled_on_the_device() -> None:
-    bill = llamacpp.estimate(
-        llama(), Load(context_tokens=4096), replace(CUDA, backend=Backend.METAL)
-    )
-    assert {line.basis for line in bill.lines if line.pool == DEVICE} == {Basis.MODELLED}
-
-
-def test_drafting_with_the_models_own_blocks_is_a_second_context() -> None:
+def test_multi_token_prediction_is_a_second_context() -> None:
     with pytest.raises(RefusedError, match="no layers for multi-token prediction"):
         llamacpp.estimate(llama(), Load(context_tokens=4096), replace(LIBRARY, load_mtp=True))
     predicting = Model(header=llama().header, geometry=replace(llama().geometry, mtp_layers=1))
     bill = llamacpp.estimate(predicting, Load(context_tokens=4096), replace(LIBRARY, load_mtp=True))
-    own = {line.component: line for line in bill.lines if line.part == "prediction"}
-    assert own[Component.KV_CACHE].size_bytes == 4096 * 2048 * 2
-    assert own[Component.OUTPUT].size_bytes == 128256 * 4
-    assert own[Component.COMPUTE].basis is Basis.MODELLED
+    lines = {line.component: line for line in bill.lines if line.part == "prediction"}
+    assert lines[Component.KV_CACHE].size_bytes == 4096 * 2048 * 2
+    assert lines[Component.OUTPUT].size_bytes == 128256 * 4
+    assert lines[Component.COMPUTE].basis is Basis.MODELLED
 
 
-def test_a_file_without_the_tensors_of_a_block_is_refused() -> None:
+def test_missing_tensors_are_refused() -> None:
     model = llama()
-    some = tuple(item for item in model.header.tensors or () if not item.name.startswith("blk.7."))
-    holed = Model(header=replace(model.header, tensors=some), geometry=model.geometry)
+    tensors = tuple(
+        item for item in model.header.tensors or () if not item.name.startswith("blk.7.")
+    )
+    incomplete = Model(header=replace(model.header, tensors=tensors), geometry=model.geometry)
     with pytest.raises(RefusedError, match=r"tensor 'blk.7.attn_norm.weight' not found"):
-        llamacpp.estimate(holed, Load(context_tokens=4096), LIBRARY)
+        llamacpp.estimate(incomplete, Load(context_tokens=4096), LIBRARY)
     empty = Model(header=replace(model.header, tensors=()), geometry=model.geometry)
     with pytest.raises(RefusedError, match=r"tensor 'token_embd.weight' not found"):
         llamacpp.estimate(empty, Load(context_tokens=4096), LIBRARY)
 
 
-def test_a_model_type_that_nothing_converts_is_refused() -> None:
+def test_model_type_without_a_converter_is_refused() -> None:
     config = {
         "model_type": "phi3small",
         "hidden_size": 4096,
@@ -358,3 +313,13 @@ def test_a_model_type_that_nothing_converts_is_refused() -> None:
     }
     with pytest.raises(RefusedError, match="converter does not support phi3small"):
         llamacpp.estimate(open_config(config).model, Load(context_tokens=4096), LIBRARY)
+
+
+def test_cache_type_whose_blocks_do_not_divide_the_head_size_is_refused() -> None:
+    phi = engine_models()["phi-3-mini-4k", "Q4_K_M"]  # heads of 96
+    llamacpp.estimate(phi, Load(context_tokens=4096, cache_k=cache_type("q8_0")), LIBRARY)
+    narrow = with_attention(phi, key_dim=80)
+    with pytest.raises(
+        RefusedError, match="block size 32 of K cache type q8_0 does not divide the head size 80"
+    ):
+        llamacpp.estimate(narrow, Load(context_tokens=4096, cache_k=cache_type("q8_0")), LIBRARY)

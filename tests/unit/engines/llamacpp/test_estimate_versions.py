@@ -1,4 +1,4 @@
-"""Two versions of llama.cpp, two bills: the newer one mostly needs a little more, and only to compute."""
+"""The bills of two versions of llama.cpp differ only in compute; the newer one mostly needs a little more."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def bill(name: str, setup: LlamaCppSetup) -> MemoryEstimate:
 
 @pytest.mark.parametrize("backend", [Backend.CPU, Backend.CUDA])
 @pytest.mark.parametrize("name", NAMES)
-def test_only_what_is_computed_with_differs(name: str, backend: Backend) -> None:
+def test_versions_differ_only_in_compute(name: str, backend: Backend) -> None:
     old = bill(name, replace(SERVER, backend=backend))
     new = bill(name, replace(SERVER, backend=backend, rules=NEWEST))
-    # Two hidden states more at most, and all states but one; less where what is freed lies better by chance (DeepSeek).
+    # 0.6 keeps up to two more hidden states and all states but one; freed blocks may be reused better (DeepSeek).
     assert new.of(Component.COMPUTE) != old.of(Component.COMPUTE)
     assert old.total_bytes * 0.99 < new.total_bytes < old.total_bytes * 1.01 + 40_000_000
     others = [
@@ -47,8 +47,8 @@ def test_only_what_is_computed_with_differs(name: str, backend: Backend) -> None
 
 
 @pytest.mark.parametrize("backend", [Backend.CPU, Backend.CUDA])
-def test_compute_is_exact_for_the_recorded_builds_alone(backend: Backend) -> None:
-    known = {
+def test_compute_is_exact_only_for_recorded_builds(backend: Backend) -> None:
+    bases = {
         rules: {
             line.basis
             for line in bill("llama-3.2-1b", replace(SERVER, backend=backend, rules=rules)).lines
@@ -56,14 +56,14 @@ def test_compute_is_exact_for_the_recorded_builds_alone(backend: Backend) -> Non
         }
         for rules in (Rules.V0_5, NEWEST, 9713)
     }
-    assert known == {
+    assert bases == {
         Rules.V0_5: {Basis.EXACT},
         NEWEST: {Basis.EXACT},
         9713: {Basis.MODELLED},  # known from the engine's log
     }
 
 
-def test_the_version_that_is_told() -> None:
+def test_version_of_each_engine() -> None:
     assert engine_named("llama.cpp").version(SERVER) == "0.5.0-dev (0c1e570)"
     newest = engine_named("llama.cpp").version(replace(SERVER, rules=NEWEST))
     assert newest == llamacpp.VERSION == "0.6.0-dev (b11549)"
@@ -76,8 +76,8 @@ def test_compute_of_a_build_newer_than_the_rules_is_not_exact() -> None:
     assert {line.basis for line in compute} == {Basis.MODELLED}
 
 
-def test_a_hybrid_whose_layers_all_attend_has_a_bill() -> None:
-    """Granite 4 Micro: its architecture scans, but no layer has a state to scan."""
+def test_hybrid_architecture_with_only_attention_layers() -> None:
+    """Granite 4 Micro: its architecture has Mamba layers, this model has none."""
     config = {
         "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_size": 2560,
         "intermediate_size": 8192, "shared_intermediate_size": 8192, "num_hidden_layers": 4,

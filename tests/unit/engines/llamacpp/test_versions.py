@@ -1,4 +1,4 @@
-"""How a version of llama.cpp is named, which rules it follows, and which one is the default."""
+"""Versions of llama.cpp: how they are named, whose rules apply, and which one is the default."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from edgekit.request import Request
         ("2026.10.11549.post1", NEWEST, "0.6.0-dev (b11549)"),
         ("2027.1", NEWEST, "2027.1"),
         ("b12000", NEWEST, "b12000"),
-        ("b11300", 11300, "b11300"),  # between two that were read: rules that need more
+        ("b11300", 11300, "b11300"),  # between two known builds: the rules that need more memory
         ("version: 9294 (ab12cd3)\nbuilt with GNU 13.2.0", 9294, "b9294"),
         ("B9294", 9294, "b9294"),
         ("version: 0.6.0-dev (build 11549, commit ab12cd3)", NEWEST, "0.6.0-dev (b11549)"),
@@ -75,9 +75,9 @@ from edgekit.request import Request
     ],
 )
 def test_read_version(text: str, rules: int, name: str) -> None:
-    result = read_version(text)
-    assert result.rules == rules
-    assert version_name(*result) == name
+    version = read_version(text)
+    assert version.rules == rules
+    assert version_name(*version) == name
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_builds_between_0_5_and_0_6_are_billed_as_0_6() -> None:
     ("text", "rules"),
     [
         ("2026.10.11549 (llama.cpp 0.6.0-dev)", NEWEST),
-        ("2026.5.9294", 9294),  # a wheel without a version string is known by its build
+        ("2026.5.9294", 9294),  # a wheel without a version string is identified by its build
         ("2026.9.10809 (llama.cpp 0.4.0-dev)", 10809),
         ("0.2.13 (llama.cpp 0.6.0-dev)", NEWEST),
         ("0.5.0-dev (build 1, commit 0c1e570)", Rules.V0_5),
@@ -120,7 +120,7 @@ def test_is_newer() -> None:
     assert [is_newer(read_version(text).version) for text in known] == [False] * 5
 
 
-def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     info = folder / f"xllamacpp-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: xllamacpp\nVersion: {version}\n")
@@ -143,14 +143,14 @@ def _fresh_default() -> Iterator[None]:
 def test_default_version_is_that_of_the_installed_wheel(
     version: str, rules: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed(tmp_path, monkeypatch, version)
+    install(tmp_path, monkeypatch, version)
     assert default_version().rules == rules
-    every_door = (
+    setups = (
         read_row({}, None)[1],
         default_setup(),
         engine_named("llama.cpp").default_setup(),
     )
-    assert {LlamaCppSetup.of(setup).rules for setup in every_door} == {rules}
+    assert {LlamaCppSetup.of(setup).rules for setup in setups} == {rules}
 
 
 @pytest.mark.usefixtures("_fresh_default")
@@ -164,33 +164,33 @@ def test_default_version_is_the_newest_known_without_an_engine(
     assert default_version() == LlamaVersion(NEWEST)
 
 
-def test_default_version_is_what_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_version_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "b9294")
     assert default_version() == LlamaVersion(9294, "b9294")
 
 
 @pytest.mark.parametrize(
-    "words", [["check", "qwen3-8b"], ["recommend"], ["check", "qwen3-8b", "qwen3-4b"]]
+    "arguments", [["check", "qwen3-8b"], ["recommend"], ["check", "qwen3-8b", "qwen3-4b"]]
 )
-def test_a_variable_that_names_no_version_is_named_itself(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_invalid_variable_is_named_in_the_error(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(VARIABLE, "junk")
-    assert main([*words, "--ram", "16G"]) == 2
-    printed = capsys.readouterr()
-    assert f"{VARIABLE}: 'junk' is not a llama.cpp version" in printed.out + printed.err
+    assert main([*arguments, "--ram", "16G"]) == 2
+    captured = capsys.readouterr()
+    assert f"{VARIABLE}: 'junk' is not a llama.cpp version" in captured.out + captured.err
 
 
-@pytest.mark.parametrize("verb", ["check", "plan"])
-def test_a_version_that_is_given_needs_no_variable(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_flag_llama_version_overrides_an_invalid_variable(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(VARIABLE, "junk")
-    assert main([verb, "qwen3-8b", "--ram", "16G", "-c", "8k", "--llama-version", "0.6"]) == 0
+    assert main([command, "qwen3-8b", "--ram", "16G", "-c", "8k", "--llama-version", "0.6"]) == 0
     assert "llama-server" in capsys.readouterr().out
 
 
-def test_recommendations_are_remembered_for_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_recommendations_are_keyed_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(ram="16G", engines=("llama.cpp",))
     keys = set()
     for version in ("0.5", "0.6"):
@@ -199,7 +199,7 @@ def test_recommendations_are_remembered_for_one_version(monkeypatch: pytest.Monk
     assert len(keys) == 2
 
 
-def test_wheel_version_before_builds_were_named_is_the_oldest() -> None:
+def test_wheel_version_without_a_build_number_is_the_oldest() -> None:
     assert wheel_version("0.2.14") == wheel_version("nightly") == LlamaVersion(OLDEST)
 
 
@@ -207,7 +207,7 @@ def test_wheel_version_before_builds_were_named_is_the_oldest() -> None:
 def test_every_command_bills_the_installed_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    installed(tmp_path, monkeypatch, "2026.12.12345")
+    install(tmp_path, monkeypatch, "2026.12.12345")
     for command in (("check", "--why"), ("plan", "--why"), ("estimate",)):
         main((*command, "sample:gemma-3-27b", "-c", "4k"))
         output = capsys.readouterr().out
@@ -216,51 +216,54 @@ def test_every_command_bills_the_installed_version(
 
 
 def test_flag_llama_version(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("estimate", "sample:gemma-3-27b", "-c", "4k", "--json", "--llama-version")
-    result = {}
+    command = ("estimate", "sample:gemma-3-27b", "-c", "4k", "--json", "--llama-version")
+    bills = {}
     for version in ("b9294", "0.5", "0.6", "2026.10"):
-        assert main((*words, version)) == 0
-        result[version] = json.loads(capsys.readouterr().out)
-    assert result["b9294"]["engine_version"] == "b9294"
-    assert result["2026.10"] == result["0.6"]
-    # A row of 262,144 logits for each of 512 tokens, where later builds keep four.
-    more = result["b9294"]["total_bytes"] - result["0.5"]["total_bytes"]
-    assert more > 300 * 2**20
-    assert main((*words, "7")) == 2
+        assert main((*command, version)) == 0
+        bills[version] = json.loads(capsys.readouterr().out)
+    assert bills["b9294"]["engine_version"] == "b9294"
+    assert bills["2026.10"] == bills["0.6"]
+    # b9294 has 262,144 logits for each of 512 tokens, later builds only for four.
+    difference = bills["b9294"]["total_bytes"] - bills["0.5"]["total_bytes"]
+    assert difference > 300 * 2**20
+    assert main((*command, "7")) == 2
     assert "'7' is not a llama.cpp version" in capsys.readouterr().err
 
 
-def more_model(name: str) -> Model:
+def model_of(name: str) -> Model:
     head = header_bytes(f"{name}.head.gz", DATA / "headers_more")
     header = read_header(gguf_files(f"{name}.gguf", head, 2**40))
     return Model(header=header, geometry=read_geometry(header))
 
 
-def test_an_architecture_that_a_build_does_not_have_yet_is_refused() -> None:
-    model = more_model("hy-v3-trunk-small.Q4_K_M")
+def test_architecture_is_refused_by_builds_before_it_was_added() -> None:
+    model = model_of("hy-v3-trunk-small.Q4_K_M")
     assert llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": "b9993"}, None)).lines
     with pytest.raises(
         RefusedError, match=r"b9992 does not support architecture 'hy_v3': it was added in b9993"
     ):
         llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": "b9992"}, None))
+
+
+def test_first_build_of_an_architecture_is_a_known_build() -> None:
     builds = [known_architecture(name).first_build for name in architecture_names()]
     assert all(OLDEST < build <= NEWEST for build in builds if build)
 
 
-def test_weights_of_prediction_blocks_are_loaded_always_before_b10212() -> None:
-    """llama.cpp of b10068 loads 521 MiB more of this header than of b10566."""
-    model = more_model("qwen35moe-mtp.Q4_K_M")
-    loaded = [
+def test_prediction_blocks_are_always_loaded_before_b10212() -> None:
+    """For this header, llama.cpp b10068 loads 521 MiB more than b10566."""
+    model = model_of("qwen35moe-mtp.Q4_K_M")
+    weights_bytes = [
         llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": build}, None)).of(
             Component.WEIGHTS
         )
         for build in ("b10211", "b10212", "0.6")
     ]
-    assert loaded[0] - loaded[1] == 546_695_168  # all tensors of blk.40
-    assert loaded[1] == loaded[2]
+    assert weights_bytes[0] - weights_bytes[1] == 546_695_168  # all tensors of blk.40
+    assert weights_bytes[1] == weights_bytes[2]
 
 
-def test_a_quantised_cache_with_a_fused_matrix_aborts_before_b9027() -> None:
+def test_quantised_cache_with_a_fused_matrix_aborts_before_b9027() -> None:
     model = engine_models()["phi-3-medium-4k", "Q4_K_M"]
     options = {"n_ctx": 4096, "type_k": "q8_0", "type_v": "q8_0"}
     assert llamacpp.estimate(model, *read_row({**options, "llama_version": "b9027"}, "cpu")).lines
@@ -268,7 +271,7 @@ def test_a_quantised_cache_with_a_fused_matrix_aborts_before_b9027() -> None:
         llamacpp.estimate(model, *read_row({**options, "llama_version": "b9026"}, "cpu"))
 
 
-def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> None:
+def test_records_of_architectures_and_conversions_are_complete() -> None:
     known, converted = section_by_name("llamacpp"), section_by_name("conversion", ("config",))
     for name in known:
         known_architecture(name)
@@ -278,7 +281,7 @@ def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> N
     assert used == {item.name for item in fields(LlamaCppArchitecture)}
     used = {key for section in converted.values() for key in section}
     assert used == {item.name for item in fields(Conversion)}
-    # A model_type becomes an architecture that llama.cpp has, and that becomes itself.
+    # Each model_type converts to an architecture of llama.cpp, and an architecture's name to itself.
     targets = {section["to"] for section in converted.values() if "to" in section}
     assert targets <= architecture_names()
     assert {conversion_of(name).to for name in architecture_names()} <= architecture_names()

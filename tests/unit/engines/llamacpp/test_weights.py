@@ -23,8 +23,6 @@ from edgekit.model.types import Model
 from edgekit.units import MIB
 
 LIBRARY = LlamaCppSetup(rules=Rules.V0_5)
-
-
 CUDA = LlamaCppSetup(backend=Backend.CUDA, rules=Rules.V0_5)
 
 
@@ -32,7 +30,7 @@ def llama() -> Model:
     return engine_models()["llama-3.1-8b", "Q4_K_M"]  # 32 layers of 8 x 128 keys and values
 
 
-def test_offloaded_blocks_are_the_last_ones_and_the_output_counts_first() -> None:
+def test_offloaded_layers_are_the_output_and_then_the_last_blocks() -> None:
     blocks = place(llama(), replace(CUDA, n_gpu_layers=10)).blocks
     assert blocks.count(DEVICE) == 9
     assert blocks[:23] == (HOST,) * 23
@@ -40,30 +38,29 @@ def test_offloaded_blocks_are_the_last_ones_and_the_output_counts_first() -> Non
     assert place(llama(), replace(CUDA, n_gpu_layers=0)).output == HOST
 
 
-def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:
-    two = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
-    by_memory = place(llama(), replace(CUDA, devices=two))
-    assert (
-        by_memory.blocks.count(Pool(PoolKind.DEVICE, 0)) == 25
-    )  # three quarters of 33, rounded up
-    equal = place(llama(), replace(CUDA, devices=two, tensor_split=(1, 1)))
-    assert equal.blocks.count(DEVICE) == 17
-    assert equal.output == Pool(PoolKind.DEVICE, 1)
+def test_layers_are_split_by_free_memory_or_by_tensor_split() -> None:
+    devices = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
+    by_memory = place(llama(), replace(CUDA, devices=devices))
+    # three quarters of 32 blocks and the output, rounded up
+    assert by_memory.blocks.count(Pool(PoolKind.DEVICE, 0)) == 25
+    by_shares = place(llama(), replace(CUDA, devices=devices, tensor_split=(1, 1)))
+    assert by_shares.blocks.count(DEVICE) == 17
+    assert by_shares.output == Pool(PoolKind.DEVICE, 1)
     with pytest.raises(UsageError, match="positive shares"):
         place(llama(), replace(CUDA, tensor_split=(0, 0)))
 
 
 @pytest.mark.parametrize(
-    "name",  # with a tied head; experts; states that stay on the host; blocks of prediction that lie idle
+    "name",  # a tied head; experts; states that stay in RAM; unused blocks of multi-token prediction
     ["gemma-3-1b", "qwen3-30b-a3b", "jamba-1.5-mini", "glm-5.1"],
 )
-def test_tensors_that_are_summed_in_groups_are_those_that_are_placed_one_by_one(name: str) -> None:
+def test_placed_sums_equal_the_sums_of_placed_tensors(name: str) -> None:
     model = convert(open_entry(find_entry(name), "llama.cpp").model, "Q4_K_M").model
-    two = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
+    devices = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
     for changes in (
         {"n_gpu_layers": 0},
-        {"devices": two},
-        {"devices": two, "n_gpu_layers": 9, "load_mtp": True},
+        {"devices": devices},
+        {"devices": devices, "n_gpu_layers": 9, "load_mtp": True},
         {"n_cpu_moe": 3},
     ):
         setup = replace(CUDA, **changes)
@@ -75,13 +72,13 @@ def test_tensors_that_are_summed_in_groups_are_those_that_are_placed_one_by_one(
         assert placed_sums(model, placement, setup) == sums
 
 
-def test_experts_of_some_blocks_stay_on_the_host() -> None:
+def test_more_experts_on_the_cpu_need_more_ram() -> None:
     model = engine_models()["qwen3-30b-a3b", "Q4_K_M"]
     load = Load(context_tokens=4096)
 
     def host_weights(setup: LlamaCppSetup) -> int:
         bill = llamacpp.estimate(model, load, setup)
-        return bill.total(lambda x: x.component is Component.WEIGHTS and x.pool == HOST)
+        return bill.total(lambda line: line.component is Component.WEIGHTS and line.pool == HOST)
 
     none, ten, every = (
         host_weights(replace(CUDA, n_cpu_moe=0)),
@@ -92,6 +89,6 @@ def test_experts_of_some_blocks_stay_on_the_host() -> None:
     assert every == host_weights(replace(CUDA, n_cpu_moe=48))
 
 
-def test_a_quantised_row_is_padded_to_512_elements_on_a_device() -> None:
+def test_device_bytes_pad_a_quantised_row_to_512_elements() -> None:
     assert device_bytes(2880 * 34 // 32, 2880, 32, 34) == -(-(3060 + 192 * 34 // 32) // 128) * 128
     assert device_bytes(4096, 1024, 1, 4) == 4096

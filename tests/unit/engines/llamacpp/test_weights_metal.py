@@ -2,7 +2,7 @@
 
 gemma-4-E4B-it-Q8_0: github.com/acdtrx/llama-runner @ ac4543b, llama-server.log
 gemma-4-E2B-it-Q4_K_M: github.com/coin1860/kb-agent, blob 62a68f5, llama_server.log
-The tensors are those of these files: their sizes add up to the logs' figures to a hundredth of a MiB.
+The tensors have the shapes and types of these files: their sizes add up to the logs' figures to 0.01 MiB.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ VOCABULARY, PER_LAYER = 262_144, 256
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
-    """One log: the file's shapes and types, how it was started, and what it printed."""
+    """One log: shapes and types of the file, the load, and the sizes that llama-server printed."""
 
     hidden: int
     layers: int
     kv_heads: int
     full_every: int
-    own_caches: int
+    layers_with_cache: int
     feed_forward: Callable[[int], int]
     types: dict[str, str]
     load: Load
@@ -46,8 +46,8 @@ class Logged:
     compute_mib: float
 
 
-def _more_bits(layer: int, layers: int) -> bool:
-    """Which layers Q4_K_M gives more bits (llama-quant.cpp)."""
+def _has_more_bits(layer: int, layers: int) -> bool:
+    """True for the layers to which Q4_K_M gives more bits (use_more_bits of llama-quant.cpp)."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
@@ -56,7 +56,7 @@ E4B = Logged(
     layers=42,
     kv_heads=2,
     full_every=6,
-    own_caches=24,
+    layers_with_cache=24,
     feed_forward=lambda _layer: 10_240,
     types={"": "Q8_0", "token_embd": "Q8_0", "per_layer_token_embd": "Q8_0", "more": "Q8_0"},
     load=Load(context_tokens=65_536, sequences=1, microbatch_tokens=512),
@@ -69,7 +69,7 @@ E2B = Logged(
     layers=35,
     kv_heads=1,
     full_every=5,
-    own_caches=15,
+    layers_with_cache=15,
     feed_forward=lambda layer: 6144 if layer < 15 else 12_288,
     types={"": "Q4_K", "token_embd": "Q4_K", "per_layer_token_embd": "Q5_K", "more": "Q6_K"},
     load=Load(
@@ -87,8 +87,8 @@ E2B = Logged(
 
 
 def _shapes(log: Logged) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """In the order of llama-quantize: outside of blocks by name, then block by block."""
-    plain, more = log.types[""], log.types["more"]
+    """Name, shape and type of each tensor, as llama-quantize orders them: those outside of blocks first."""
+    base_type, larger_type = log.types[""], log.types["more"]
     width = log.layers * PER_LAYER
     yield "output_norm.weight", (log.hidden,), "F32"
     yield "per_layer_model_proj.weight", (width, log.hidden), "F16"
@@ -100,19 +100,19 @@ def _shapes(log: Logged) -> Iterator[tuple[str, tuple[int, ...], str]]:
         dim = 512 if layer % log.full_every == log.full_every - 1 else 256
         queries, keys = 8 * dim, log.kv_heads * dim
         inner = log.feed_forward(layer)
-        wide = more if _more_bits(layer, log.layers) else plain
-        result = {
-            "attn_k": ((keys, log.hidden), plain),
+        wide_type = larger_type if _has_more_bits(layer, log.layers) else base_type
+        block = {
+            "attn_k": ((keys, log.hidden), base_type),
             "attn_k_norm": ((dim,), "F32"),
             "attn_norm": ((log.hidden,), "F32"),
-            "attn_output": ((log.hidden, queries), plain),
-            "attn_q": ((queries, log.hidden), plain),
+            "attn_output": ((log.hidden, queries), base_type),
+            "attn_q": ((queries, log.hidden), base_type),
             "attn_q_norm": ((dim,), "F32"),
-            "attn_v": ((keys, log.hidden), wide),
-            "ffn_down": ((log.hidden, inner), wide),
-            "ffn_gate": ((inner, log.hidden), plain),
+            "attn_v": ((keys, log.hidden), wide_type),
+            "ffn_down": ((log.hidden, inner), wide_type),
+            "ffn_gate": ((inner, log.hidden), base_type),
             "ffn_norm": ((log.hidden,), "F32"),
-            "ffn_up": ((inner, log.hidden), plain),
+            "ffn_up": ((inner, log.hidden), base_type),
             "inp_gate": ((PER_LAYER, log.hidden), "F32"),
             "layer_output_scale": ((1,), "F32"),
             "post_attention_norm": ((log.hidden,), "F32"),
@@ -120,13 +120,13 @@ def _shapes(log: Logged) -> Iterator[tuple[str, tuple[int, ...], str]]:
             "post_norm": ((log.hidden,), "F32"),
             "proj": ((log.hidden, PER_LAYER), "F32"),
         }
-        for name, (shape, kind) in sorted(result.items()):
+        for name, (shape, kind) in sorted(block.items()):
             yield f"blk.{layer}.{name}.weight", shape, kind
 
 
 def _model(log: Logged) -> Model:
     tensors: list[Tensor] = []
-    position = 15_800_000 // 32 * 32  # behind a header with the vocabulary
+    position = 15_800_000 // 32 * 32  # after a header with the vocabulary
     for name, shape, kind in _shapes(log):
         type_ = by_name(kind)
         elements = 1
@@ -151,7 +151,7 @@ def _model(log: Logged) -> Model:
         "gemma4.attention.value_length_swa": 256,
         "gemma4.attention.sliding_window": 512,
         "gemma4.attention.sliding_window_pattern": slides,
-        "gemma4.attention.shared_kv_layers": log.layers - log.own_caches,
+        "gemma4.attention.shared_kv_layers": log.layers - log.layers_with_cache,
         "gemma4.embedding_length_per_layer_input": PER_LAYER,
         "gemma4.rope.dimension_count": 512,
         "gemma4.rope.dimension_count_swa": 256,
@@ -171,20 +171,22 @@ def _bytes(bill: MemoryEstimate, pool: Pool, *components: Component) -> int:
 
 
 @pytest.mark.parametrize("log", [E4B, E2B], ids=["E4B", "E2B"])
-def test_metal_maps_the_span_that_two_logs_printed(log: Logged) -> None:
+def test_metal_maps_the_span_that_the_log_printed(log: Logged) -> None:
     bill = llamacpp.estimate(_model(log), log.load, METAL)
     weights = _bytes(bill, DEVICE, Component.WEIGHTS)
     assert log.mapped_mib - 0.005 <= weights / MIB <= log.mapped_mib + 0.005 + 2 * PAGE_BYTES / MIB
-    assert _bytes(bill, HOST, Component.WEIGHTS) == 0  # the CPU reads pages of the same span
+    assert (
+        _bytes(bill, HOST, Component.WEIGHTS) == 0
+    )  # the CPU reads its tensors from the same span
     device = bill.total(
         lambda line: line.pool == DEVICE and line.component is not Component.RUNTIME
     )
     logged = log.mapped_mib + log.cache_mib + log.compute_mib
-    assert logged <= device / MIB <= 1.03 * logged  # the graph of April is a little smaller
+    assert logged <= device / MIB <= 1.03 * logged  # the graph of April 2026 is a little smaller
 
 
 @pytest.mark.parametrize("log", [E4B, E2B], ids=["E4B", "E2B"])
-def test_without_mmap_only_the_tensors_of_the_gpu_are_on_it(log: Logged) -> None:
+def test_without_mmap_token_embeddings_are_in_ram(log: Logged) -> None:
     copied = llamacpp.estimate(_model(log), log.load, replace(METAL, use_mmap=False))
     embeddings = sum(
         tensor.size_bytes
@@ -196,27 +198,31 @@ def test_without_mmap_only_the_tensors_of_the_gpu_are_on_it(log: Logged) -> None
     assert mapped_mib < 0.7 * log.mapped_mib
 
 
-def test_experts_on_the_host_stay_in_the_span() -> None:
+def test_experts_on_the_cpu_stay_in_the_mapped_span() -> None:
     model = engine_models()["qwen3-30b-a3b", "Q4_K_M"]
     load = Load(context_tokens=8192)
-    whole = llamacpp.estimate(model, load, METAL)
-    spread = llamacpp.estimate(model, load, replace(METAL, cpu_moe=True))
+    on_gpu = llamacpp.estimate(model, load, METAL)
+    with_cpu_experts = llamacpp.estimate(model, load, replace(METAL, cpu_moe=True))
     ends = [tensor.offset + tensor.size_bytes for tensor in model.header.tensors or ()]
-    for bill in (whole, spread):
+    for bill in (on_gpu, with_cpu_experts):
         assert _bytes(bill, DEVICE, Component.WEIGHTS) <= max(ends)
-    lost = _bytes(whole, DEVICE, Component.WEIGHTS) - _bytes(spread, DEVICE, Component.WEIGHTS)
-    assert lost < GIB  # of 16: at most the experts behind the last tensor of the GPU
-    in_all = _bytes(spread, DEVICE, Component.WEIGHTS) + _bytes(spread, HOST, Component.WEIGHTS)
+    saved = _bytes(on_gpu, DEVICE, Component.WEIGHTS) - _bytes(
+        with_cpu_experts, DEVICE, Component.WEIGHTS
+    )
+    assert saved < GIB  # of 16 GiB: at most the experts after the last tensor of the GPU
+    total = _bytes(with_cpu_experts, DEVICE, Component.WEIGHTS) + _bytes(
+        with_cpu_experts, HOST, Component.WEIGHTS
+    )
     assert (
-        in_all
+        total
         <= sum(tensor.size_bytes + 32 for tensor in model.header.tensors or ()) + 2 * PAGE_BYTES
     )
 
 
-def test_a_model_without_a_directory_is_laid_out_as_llama_quantize_writes_it() -> None:
+def test_tensors_without_offsets_are_laid_out_as_llama_quantize_writes_them() -> None:
     model = _model(E4B)
-    unplaced = tuple(replace(tensor, offset=0) for tensor in model.header.tensors or ())
-    header = replace(model.header, tensors=tuple(reversed(unplaced)))
+    without_offsets = tuple(replace(tensor, offset=0) for tensor in model.header.tensors or ())
+    header = replace(model.header, tensors=tuple(reversed(without_offsets)))
     other = Model(header=header, geometry=model.geometry)
     mapped = [
         _bytes(llamacpp.estimate(item, E4B.load, METAL), DEVICE, Component.WEIGHTS)
@@ -225,7 +231,7 @@ def test_a_model_without_a_directory_is_laid_out_as_llama_quantize_writes_it() -
     assert abs(mapped[0] - mapped[1]) <= PAGE_BYTES
 
 
-def test_each_file_of_a_split_model_is_mapped_for_itself() -> None:
+def test_each_file_of_a_split_model_is_mapped_separately() -> None:
     """The second file begins with block 20: the gap before it is in no span."""
     model = _model(E4B)
     tensors = tuple(
@@ -242,28 +248,29 @@ def test_each_file_of_a_split_model_is_mapped_for_itself() -> None:
     assert abs(mapped[0] - mapped[1]) <= 2 * PAGE_BYTES
 
 
-def test_a_span_longer_than_a_buffer_is_mapped_in_views_that_overlap_by_the_largest_tensor() -> (
-    None
-):
+def test_buffer_bytes_of_views_that_overlap_by_the_largest_tensor() -> None:
     page = PAGE_BYTES
     assert buffer_bytes(0, 100 * page, 5 * page, 100 * page) == 100 * page
-    # Views of 60 pages, each 60 - (5 + 1) after the one before: [0, 60) and [54, 100).
+    # Each view of 60 pages starts 60 - (5 + 1) after the previous one: [0, 60) and [54, 100).
     assert buffer_bytes(0, 100 * page, 5 * page, 60 * page) == 60 * page + 46 * page
     # [0, 40), [34, 74), [68, 100)
     assert buffer_bytes(0, 100 * page, 5 * page, 40 * page) == (40 + 40 + 32) * page
 
 
-def test_whole_pages_are_mapped() -> None:
+def test_buffer_bytes_are_whole_pages() -> None:
     assert buffer_bytes(PAGE_BYTES - 1, PAGE_BYTES + 1, 1, None) == 2 * PAGE_BYTES
 
 
-def test_the_longest_buffer_of_the_device_counts() -> None:
+def test_max_buffer_of_the_gpu_splits_the_span() -> None:
     model, largest = _model(E4B), 262_144 * 42 * 256 * 34 // 32
     setup = replace(METAL, devices=(DeviceSlot(max_buffer_bytes=6 * GIB),))
-    whole, cut = (
+    one_buffer, two_buffers = (
         _bytes(llamacpp.estimate(model, E4B.load, item), DEVICE, Component.WEIGHTS)
         for item in (METAL, setup)
     )
-    # per_layer_token_embd is the host's, so the largest tensor of the GPU's context is the tied head.
-    assert cut - whole == -(-(262_144 * 2560 * 34 // 32) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
-    assert cut - whole < largest
+    # per_layer_token_embd is in RAM, so the largest tensor on the GPU is the tied head.
+    assert (
+        two_buffers - one_buffer
+        == -(-(262_144 * 2560 * 34 // 32) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
+    )
+    assert two_buffers - one_buffer < largest

@@ -1,4 +1,4 @@
-"""Best fit in a sorted free list, and sections that repeat."""
+"""The high-water mark of an allocator with best fit, for programs whose sections repeat."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_empty_blocks_take_no_space() -> None:
 
 
 class Reference:
-    """ggml_dyn_tallocr transcribed literally: one list of [start, length]."""
+    """A literal transcription of ggml_dyn_tallocr: one list of [start, length]."""
 
     def __init__(self) -> None:
         self.free = [[0, 2**62]]
@@ -98,18 +98,18 @@ class Reference:
     def release(self, start: int, size: int) -> None:
         self.free.append([start, size])
         self.free.sort()
-        joined = [self.free[0]]
+        merged = [self.free[0]]
         for block in self.free[1:]:
-            if joined[-1][0] + joined[-1][1] == block[0]:
-                joined[-1][1] += block[1]
+            if merged[-1][0] + merged[-1][1] == block[0]:
+                merged[-1][1] += block[1]
             else:
-                joined.append(block)
-        self.free = joined
+                merged.append(block)
+        self.free = merged
 
 
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[list[Event], int]:
-    """Events of one round. Slots below `n` are blocks of the previous round, the next `n` are its own."""
+    """Events of one round. Slots below `n` are blocks of the previous round, the next `n` those of this round."""
     n = draw(st.integers(1, 6))
     carried = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=3))
     freed_here = [i for i in range(n) if i not in carried]
@@ -127,10 +127,10 @@ block_sizes = st.integers(1, 9).map(lambda count: count * UNIT)
 
 
 @given(bodies(), st.data(), st.integers(1, 40))
-def test_looked_up_rounds_equal_rounds_that_run(
+def test_high_water_of_repeated_rounds_equals_the_reference(
     body: tuple[list[Event], int], data: st.DataObject, rounds: int
 ) -> None:
-    """Rounds have one of a few sets of sizes, like layers whose weights have one of a few types."""
+    """Each round has one of a few sets of sizes, like layers whose weights have one of a few types."""
     events, n = body
     classes = data.draw(st.lists(st.tuples(*[block_sizes] * n), min_size=1, max_size=3))
     order = data.draw(st.lists(st.sampled_from(classes), min_size=rounds + 1, max_size=rounds + 1))
@@ -152,15 +152,15 @@ def test_looked_up_rounds_equal_rounds_that_run(
         slots=3 * n,
     )
     heap = Reference()
-    places = {slot: heap.allocate(order[0][size]) for _, slot, size, _ in first}
+    starts = {slot: heap.allocate(order[0][size]) for _, slot, size, _ in first}
     for before, now in pairwise(order):
         sizes = (*now, *before)
         for kind, slot, size, _ in events:
             if kind == ALLOCATE:
-                places[slot] = heap.allocate(sizes[size])
+                starts[slot] = heap.allocate(sizes[size])
             else:
-                heap.release(places[slot], sizes[size])
-        places = {slot - n: start for slot, start in places.items() if slot >= n}
+                heap.release(starts[slot], sizes[size])
+        starts = {slot - n: start for slot, start in starts.items() if slot >= n}
     assert high_water(folded, {}) == heap.top
 
 

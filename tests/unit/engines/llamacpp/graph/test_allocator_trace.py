@@ -1,4 +1,4 @@
-"""What is allocated, overwritten and freed, in graphs of a few nodes."""
+"""Allocations, frees and reused blocks in graphs of a few nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def traced(*tensors: GraphTensor, buffer: Buffer = CPU) -> Log:
 
 
 def events(log: Log) -> list[str]:
-    """+N: block N is allocated, -N: freed."""
+    """ "+N": block N is allocated; "-N": it is freed."""
     return [f"{'-' if kind else '+'}{slot}" for kind, slot, *_ in log.parts[0]]
 
 
@@ -88,14 +88,14 @@ def test_unread_inputs_stay_allocated() -> None:
 
 
 def test_inputs_are_allocated_first() -> None:
-    """The mask, although only the last node reads it."""
+    """Also the mask, which only the last node reads."""
     mask = leaf(4, T)
     log = traced(ggml.soft_max(ggml.norm(ggml.norm(leaf(4, T))), mask))
     assert events(log) == ["+0", "+1", "+2", "-0", "+3", "-2", "-1"]
 
 
 def test_tail_of_a_reused_larger_block_is_freed() -> None:
-    """As with flash attention on a GPU, which takes more bytes than its result."""
+    """As for flash attention on a GPU, which allocates more bytes than its result needs."""
     buffer = Buffer(
         name="GPU", alignment=128, extra_bytes=lambda item: 1000 if item.op == "NORM" else 0
     )

@@ -1,4 +1,4 @@
-"""Shapes, types and views of operations, as ggml.c has them."""
+"""Shapes, types and views of the results of operations, as in ggml.c."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def weight(*dims: Size, kind: TensorType = F16) -> GraphTensor:
         ),
     ],
 )
-def test_shape(made: Make, ne: Shape) -> None:
+def test_shape_of_a_result(made: Make, ne: Shape) -> None:
     assert made().ne == ne
 
 
@@ -105,7 +105,7 @@ def test_shape(made: Make, ne: Shape) -> None:
         (lambda: ggml.mean(leaf(8, T, kind=F16)), "F32"),
     ],
 )
-def test_type(made: Make, kind: str) -> None:
+def test_type_of_a_result(made: Make, kind: str) -> None:
     assert made().type.name == kind
 
 
@@ -116,7 +116,9 @@ ELEMENTWISE = (
 
 
 @pytest.mark.parametrize("op", ELEMENTWISE, ids=lambda op: op.__name__)
-def test_elementwise_result_is_like_its_source(op: Callable[[GraphTensor], GraphTensor]) -> None:
+def test_elementwise_result_has_the_shape_of_its_source(
+    op: Callable[[GraphTensor], GraphTensor],
+) -> None:
     x = leaf(8, T)
     made = op(x)
     assert (made.ne, made.type, made.src, made.view_src) == (x.ne, F32, (x,), None)
@@ -136,16 +138,16 @@ def test_outer_strides_of_a_view_follow_from_its_shape() -> None:
     assert ggml.view(x, 32).nb == (4, 128, 128, 128)
 
 
-def test_writes_are_views_of_what_is_written() -> None:
+def test_set_rows_and_cpy_are_views_of_their_destination() -> None:
     cache, rows = weight(64, 256), leaf(64, T)
-    at = leaf(T, kind=I32)
-    assert ggml.set_rows(cache, rows, at).src == (rows, at, cache)
-    assert ggml.set_rows(cache, rows, at).view_src is cache
+    indexes = leaf(T, kind=I32)
+    assert ggml.set_rows(cache, rows, indexes).src == (rows, indexes, cache)
+    assert ggml.set_rows(cache, rows, indexes).view_src is cache
     assert ggml.cpy(rows, cache).src == (rows, cache)
     assert ggml.cpy(rows, cache).view_src is cache
 
 
-def test_a_cast_has_itself_as_source() -> None:
+def test_cast_is_its_own_second_source() -> None:
     x = leaf(8, T)
     made = ggml.cast(x, F16)
     assert made.src == (x, made)
@@ -154,7 +156,7 @@ def test_a_cast_has_itself_as_source() -> None:
     assert graph.nodes == [made]
 
 
-def test_bytes() -> None:
+def test_bytes_of_tensors_and_views() -> None:
     assert leaf(8, T, 2).bytes == 4 * 8 * 2 * T
     assert weight(256, 3, kind=by_name("Q4_K")).bytes == 3 * 144
     x = leaf(96, 10)

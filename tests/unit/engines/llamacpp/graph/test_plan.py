@@ -1,4 +1,4 @@
-"""Plans of a few layers and symbolic sizes agree with full graphs; graphs that cannot be built raise."""
+"""Plans with a few layers and symbolic sizes equal full graphs; graphs that cannot be built are errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_plan_of_a_few_layers_equals_the_full_graph(
 
 
 def test_plan_is_rebuilt_for_a_load_whose_sizes_coincide() -> None:
-    """With 128 tokens and 128 experts the router's scores are square, unlike in the plan of other loads."""
+    """With 128 tokens and 128 experts the router's scores are square, unlike in the plans of other loads."""
     model = model_of("qwen3-30b-a3b")
     for tokens in (64, 128, 8, 2048):
         at = context(model, context_tokens=4096, microbatch_tokens=tokens, output_rows=8)
@@ -77,13 +77,13 @@ def test_plan_is_rebuilt_for_a_load_whose_sizes_coincide() -> None:
 def test_graph_with_more_tensors_than_the_table_is_refused() -> None:
     model = model_of("phi-3-medium-4k")
     q8 = cache_type("q8_0")
-    four = {"context_tokens": 4096, "sequences": 4, "cache_k": q8, "cache_v": q8}
+    four_sequences = {"context_tokens": 4096, "sequences": 4, "cache_k": q8, "cache_v": q8}
     with pytest.raises(RefusedError, match="2,058 tensors, but its table only has room for 2,053"):
-        compute_bytes(model, context(model, **four))
-    assert compute_bytes(model, context(model, **four, unified=True))
+        compute_bytes(model, context(model, **four_sequences))
+    assert compute_bytes(model, context(model, **four_sequences, unified=True))
 
 
-def without(model: Model, name: str) -> Model:
+def without_tensor(model: Model, name: str) -> Model:
     tensors = tuple(item for item in model.header.tensors or () if item.name != name)
     return Model(header=replace(model.header, tensors=tensors), geometry=model.geometry)
 
@@ -100,9 +100,9 @@ LLAMA = model_of("llama-3.2-1b")
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (without(LLAMA, "blk.3.ffn_down.weight"), None),
-        (without(LLAMA, "blk.3.attn_q.weight"), "no tensor blk.3.attn_q.weight"),
-        (without(LLAMA, "token_embd.weight"), "no tensor token_embd.weight"),
+        (without_tensor(LLAMA, "blk.3.ffn_down.weight"), None),
+        (without_tensor(LLAMA, "blk.3.attn_q.weight"), "no tensor blk.3.attn_q.weight"),
+        (without_tensor(LLAMA, "token_embd.weight"), "no tensor token_embd.weight"),
         (
             Model(header=replace(LLAMA.header, tensors=None), geometry=LLAMA.geometry),
             "was not read",
@@ -127,25 +127,26 @@ LLAMA = model_of("llama-3.2-1b")
         ),
     ],
 )
-def test_graph_that_cannot_be_built_raises(model: Model, message: str | None) -> None:
+def test_graph_that_cannot_be_built_is_an_error(model: Model, message: str | None) -> None:
     with pytest.raises(NoGraphError, match=message):
         compute_bytes(model, context(LLAMA, context_tokens=4096))
 
 
-def test_a_hostile_number_of_experts_takes_bounded_time() -> None:
+def test_graph_with_a_different_number_of_used_experts_per_layer_is_refused() -> None:
+    """No two layers are alike, so none can be left out: it is refused instead of taking long."""
     model = model_of("mixtral-8x7b")
     hostile = with_keys(model, expert_count=1024, expert_used_count=tuple(range(993, 1025)))
     with pytest.raises((NoGraphError, RefusedError)):
         compute_bytes(hostile, context(model, context_tokens=4096))
 
 
-def test_further_loads_reuse_the_plan() -> None:
-    cached = model_of("llama-3.1-70b")
-    model = Model(header=cached.header, geometry=cached.geometry)  # without cached plans
+def test_plan_is_reused_for_other_contexts() -> None:
+    recorded = model_of("llama-3.1-70b")
+    model = Model(header=recorded.header, geometry=recorded.geometry)  # without cached plans
     compute_bytes(model, context(model, context_tokens=4096))
-    requests = [context(model, context_tokens=8192 + 256 * i) for i in range(20)]
+    contexts = [context(model, context_tokens=8192 + 256 * i) for i in range(20)]
     prepared = model.prepared(PreparedGraphs)
     before = len(prepared.plans), len(prepared.structures)
-    for at in requests:
+    for at in contexts:
         compute_bytes(model, at)
     assert (len(prepared.plans), len(prepared.structures)) == before == (1, 1)

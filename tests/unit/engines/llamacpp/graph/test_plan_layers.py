@@ -1,4 +1,4 @@
-"""Which layers are built."""
+"""Which layers of a model a plan builds, and which layers each of them represents."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from edgekit.engines.llamacpp.graph.plan import LayerStretch, sample_layers
         ("abcdefgh", [*range(8)], []),
     ],
 )
-def test_sampled_layers(keys: str, layers: list[int], stretches: list[tuple[int, ...]]) -> None:
+def test_sample_layers(keys: str, layers: list[int], stretches: list[tuple[int, ...]]) -> None:
     sample = sample_layers(keys)
     assert list(sample.layers) == layers
     assert list(sample.stretches) == [LayerStretch(*stretch) for stretch in stretches]
 
 
-def test_layers_that_are_all_different_are_all_built() -> None:
+def test_sample_layers_that_are_all_different() -> None:
     assert sample_layers(range(1024)).layers == tuple(range(1024))
 
 
-def test_built_layers_after_a_stretch_stand_for_its_last_ones() -> None:
-    """Of nine equal layers and a last one, 0 to 4 and the last are built; 3 and 4 stand for 7 and 8."""
+def test_final_numbers_of_layers_after_a_stretch() -> None:
+    """Of nine equal layers and a last one, 0 to 4 and the last are built; 3 and 4 represent 7 and 8."""
     assert sample_layers("aaaaaaaaaz").final_numbers == [0, 1, 2, 7, 8, 9]
 
 
-def test_a_longer_stretch_has_the_same_shape() -> None:
-    short, long = "aaaaaaabbbbbbbz", "aaaaaaaaaaabbbbbbz"
-    assert sample_layers(short).shape(short) == sample_layers(long).shape(long)
-    assert sample_layers(short).shape(short) != sample_layers("aaaaabbbbbbbz").shape(
-        "aaaaabbbbbbbz"
-    )
+def test_shape_of_a_longer_stretch_is_the_same() -> None:
+    shorter, longer = "aaaaaaabbbbbbbz", "aaaaaaaaaaabbbbbbz"
+    too_short = "aaaaabbbbbbbz"  # five a's are built without a stretch
+    assert sample_layers(shorter).shape(shorter) == sample_layers(longer).shape(longer)
+    assert sample_layers(shorter).shape(shorter) != sample_layers(too_short).shape(too_short)

@@ -76,7 +76,7 @@ def context_and_target(
 
 @settings(deadline=None, max_examples=120 if LONG else 12)
 @given(st.sampled_from(NAMES), loads, setups)
-def test_structure_of_a_few_layers_equals_the_full_graph(
+def test_plan_on_devices_equals_the_full_graph(
     name: str, load: dict[str, Any], setup: LlamaCppSetup
 ) -> None:
     model = model_of(name)
@@ -90,7 +90,7 @@ def test_structure_of_a_few_layers_equals_the_full_graph(
 
 @settings(deadline=None, max_examples=80 if LONG else 8)
 @given(st.sampled_from(NAMES), loads, setups)
-def test_cached_plans_do_not_change_the_answer(
+def test_cached_plans_give_the_same_bytes_as_fresh_ones(
     name: str, load: dict[str, Any], setup: LlamaCppSetup
 ) -> None:
     model = model_of(name)
@@ -102,29 +102,29 @@ def test_cached_plans_do_not_change_the_answer(
     assert cached == compute_bytes(fresh, *context_and_target(fresh, load, setup))
 
 
-def test_layers_whose_shared_experts_differ_in_type_are_not_alike() -> None:
-    """CUDA runs it with the routed experts only where the types are the same."""
-    one = model_of("qwen3-next-80b-a3b")
+def test_layers_with_other_types_of_shared_experts_are_built_separately() -> None:
+    """CUDA moves a shared expert next to the routed ones only if their types are equal."""
+    recorded = model_of("qwen3-next-80b-a3b")
     tensors = tuple(
         replace(tensor, type=by_name("Q8_0"))
         if "ffn_up_shexp" in tensor.name and not tensor.name.startswith("blk.20.")
         else tensor
-        for tensor in one.header.tensors or ()
+        for tensor in recorded.header.tensors or ()
     )
-    model = Model(header=replace(one.header, tensors=tensors), geometry=one.geometry)
+    model = Model(header=replace(recorded.header, tensors=tensors), geometry=recorded.geometry)
     setup = LlamaCppSetup(backend=Backend.CUDA, rules=NEWEST, mode=LlamaMode.SERVER)
     context, target = context_and_target(model, {"context_tokens": 4096}, setup)
     assert compute_bytes(model, context, target) == full_graph_bytes(model, context, target)
 
 
-def structures(model: Model) -> int:
+def count_structures(model: Model) -> int:
     return len(model.prepared(PreparedGraphs).structures)
 
 
-def test_other_numbers_of_layers_share_a_structure() -> None:
-    one = model_of("llama-3.1-8b")
-    model = Model(header=one.header, geometry=one.geometry)
+def test_placements_with_other_numbers_of_layers_share_a_structure() -> None:
+    recorded = model_of("llama-3.1-8b")
+    model = Model(header=recorded.header, geometry=recorded.geometry)
     for layers in (10, 15, 20, 26):
         setup = LlamaCppSetup(backend=Backend.CUDA, n_gpu_layers=layers)
         compute_bytes(model, *context_and_target(model, {"context_tokens": 4096}, setup))
-    assert structures(model) == 1
+    assert count_structures(model) == 1

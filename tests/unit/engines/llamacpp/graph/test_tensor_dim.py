@@ -1,4 +1,4 @@
-"""Polynomials over a load's numbers."""
+"""Sizes as polynomials over the variables of a load."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ AT = {"T": 512, "S": 4, "C": 4096}
 sizes = st.recursive(
     st.integers(-9, 9) | st.sampled_from([T, S, C]),
     lambda smaller: (
-        st.tuples(smaller, smaller).map(lambda two: two[0] + two[1] * 2)
-        | st.tuples(smaller, smaller).map(lambda two: two[0] * two[1])
+        st.tuples(smaller, smaller).map(lambda pair: pair[0] + pair[1] * 2)
+        | st.tuples(smaller, smaller).map(lambda pair: pair[0] * pair[1])
     ),
     max_leaves=6,
 )
@@ -66,10 +66,10 @@ def test_repr() -> None:
 
 
 @given(sizes, sizes)
-def test_arithmetic_agrees_with_numbers(one: Size, other: Size) -> None:
-    a, b = value(one, AT), value(other, AT)
-    assert value(one + other, AT) == a + b
-    assert value(one - other, AT) == a - b
-    assert value(one * other, AT) == a * b
-    if isinstance(one, Dim) and one == other:
+def test_arithmetic_equals_that_of_numbers(first: Size, second: Size) -> None:
+    a, b = value(first, AT), value(second, AT)
+    assert value(first + second, AT) == a + b
+    assert value(first - second, AT) == a - b
+    assert value(first * second, AT) == a * b
+    if isinstance(first, Dim) and first == second:
         assert a == b

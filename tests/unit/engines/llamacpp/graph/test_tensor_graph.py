@@ -1,4 +1,4 @@
-"""The order of nodes and leafs, and what is contiguous."""
+"""The order of a graph's nodes and leafs, contiguous tensors, and polynomials assumed to differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def leaf(name: str) -> GraphTensor:
     return ggml.graph_input(F32, 8, T, name=name)
 
 
-def test_sources_come_first_and_from_left_to_right() -> None:
+def test_expand_adds_sources_first_from_left_to_right() -> None:
     a, b, c = leaf("a"), leaf("b"), leaf("c")
     left, right = ggml.scale(b), ggml.unary(a)
     top = ggml.add(left, ggml.mul(right, c))
@@ -22,7 +22,7 @@ def test_sources_come_first_and_from_left_to_right() -> None:
     assert [item.name for item in graph.leafs] == ["b", "a", "c"]
 
 
-def test_expanding_twice_adds_a_node_once() -> None:
+def test_expand_adds_a_node_once() -> None:
     a = leaf("a")
     shared = ggml.scale(a)
     graph = Graph()
@@ -33,8 +33,8 @@ def test_expanding_twice_adds_a_node_once() -> None:
     assert graph.leafs == [a]
 
 
-def test_a_long_chain() -> None:
-    """As in a model that only expands its last layer."""
+def test_expand_a_chain_of_10_000_nodes() -> None:
+    """As when a model expands only its last layer: expand does not recurse."""
     tensor = leaf("a")
     for _ in range(10_000):
         tensor = ggml.scale(tensor)
@@ -43,7 +43,7 @@ def test_a_long_chain() -> None:
     assert len(graph.nodes) == 10_000
 
 
-def test_contiguous() -> None:
+def test_is_contiguous() -> None:
     graph, x = Graph(), leaf("a")
     assert graph.is_contiguous(x)
     assert graph.is_contiguous(ggml.reshape(x, 4, 2, T))
@@ -52,12 +52,12 @@ def test_contiguous() -> None:
     assert not graph.is_contiguous(ggml.transpose(x))
 
 
-def test_dimension_of_one_element_may_have_any_stride() -> None:
+def test_is_contiguous_with_any_stride_of_a_dimension_of_one() -> None:
     wide = ggml.graph_input(F32, 96, 1, name="qkv")
     assert Graph().is_contiguous(ggml.view(wide, 8, 4, 1, strides=(32, 384)))
 
 
-def test_polynomials_assumed_to_differ_are_recorded() -> None:
+def test_same_records_polynomials_assumed_to_differ() -> None:
     graph = Graph()
     assert graph.same(T * 4, 4 * T)
     assert not graph.same(8, 9)
