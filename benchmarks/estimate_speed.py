@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.recorded import asked_of, engine_models, header_bytes, models, padded, rows
+from tests.recorded import engine_models, header_bytes, models, options_of, padded, rows
 
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.setups import read_row
@@ -96,7 +96,7 @@ def batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         ("mlx", None, "mlx.jsonl.gz"),
     ):
         results = [
-            {"engine": engine, "backend": backend, "options": asked_of(row), **_model(row)}
+            {"engine": engine, "backend": backend, "options": options_of(row), **_model(row)}
             for row in rows(file)
             if "options" in row
         ]

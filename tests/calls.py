@@ -1,4 +1,4 @@
-"""How much work something is, counted in calls of functions: unlike its duration this is the same on every machine."""
+"""The cost of a function in calls, which unlike its duration is the same on every machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import cProfile
 from collections.abc import Callable
 
 
-def calls_of(work: Callable[[], object]) -> int:
-    """Of Python's functions and of those in C."""
+def calls_of(function: Callable[[], object]) -> int:
+    """The number of calls of Python and C functions that `function` makes."""
     profile = cProfile.Profile()
-    profile.runcall(work)
+    profile.runcall(function)
     return sum(entry.callcount for entry in profile.getstats())

@@ -1,4 +1,4 @@
-"""No test sees this machine's tokens, caches or models, or waits long for a server that is not there."""
+"""No test sees this machine's tokens, caches or models, or waits long for a server that does not answer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from xdist.scheduler import LoadFileScheduling
 
 from edgekit.sources import http as transport
 
-# Hundreds of tests start EdgeKit in a process of its own: what one has compiled, the next one reads.
+# Hundreds of tests start EdgeKit in a new process: bytecode files spare each of them the compilation.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 restore_for_children()
 
-# Figures in tests are those of the llama.cpp whose answers are recorded, whatever is installed.
+# Figures in tests are those of the recorded llama.cpp, whatever is installed.
 os.environ["EDGEKIT_LLAMA_VERSION"] = "0.5"
 
-# No example fails for taking long. The same examples are tried each time, unless EDGEKIT_RANDOM=1 asks for new ones.
+# No example fails for being slow. Every run tries the same examples, unless EDGEKIT_RANDOM=1 asks for new ones.
 settings.register_profile(
     "edgekit",
     deadline=None,
@@ -36,7 +36,7 @@ settings.register_profile(
 )
 settings.load_profile("edgekit")
 
-# The longest files, each handed to a worker as a whole: begun last, one of them keeps a worker while the others idle.
+# The longest files run first: a worker takes a whole file, and would finish long after the others if it began one last.
 LONGEST = (
     "web/test_pages.py", "web/test_model_page.py", "cli/test_embed.py", "cli/test_check.py",
     "web/test_cards.py", "embed/test_stdio.py", "web/test_page_errors.py", "embed/test_embedder.py", "cli/test_run.py",
@@ -44,13 +44,13 @@ LONGEST = (
 )  # fmt: skip
 
 
-# These share a server, which works out the cards of every machine once: one worker runs them all.
+# These share a server, which computes the cards of each machine once: one worker runs them all.
 WITH_ONE_SERVER = (
     "test_accessibility.py", "test_model_page.py", "test_page_errors.py", "test_pages.py",
 )  # fmt: skip
 
 
-# These build the same tokenizers, which takes seconds and is kept in the process: one worker runs them all.
+# These share tokenizers, which take seconds to build and are cached in the process: one worker runs them all.
 WITH_VOCABULARIES = ("tokenizer/test_text.py", "tokenizer/test_vectors.py")
 
 
@@ -78,25 +78,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """At most --cases of a table, of a costly one a single case.
+    """Keeps at most --cases cases of each test, spread evenly; of a costly test one.
 
-    The others are not made at all, which would take longer than collecting the rest.
+    They are removed before pytest makes items of them, which would take longer than collecting the rest.
     """
-    most = metafunc.config.getoption("cases")
-    if most is not None and metafunc._calls:
-        most = 1 if metafunc.definition.get_closest_marker("costly") else most
-        metafunc._calls[:] = metafunc._calls[:: -(-len(metafunc._calls) // most)]
+    max_cases = metafunc.config.getoption("cases")
+    if max_cases is not None and metafunc._calls:
+        max_cases = 1 if metafunc.definition.get_closest_marker("costly") else max_cases
+        metafunc._calls[:] = metafunc._calls[:: -(-len(metafunc._calls) // max_cases)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, the others in their order."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
+    """Runs the longest files first, and the others in their order."""
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get("/".join(item.path.parts[-2:]), len(ranks)))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Thousands of tests are made, and all stay: no search for garbage among them, now or later."""
+    """No garbage collection while thousands of items are made; none of them is searched later."""
     gc.disable()
     try:
         return (yield)
@@ -108,9 +108,9 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_open() -> Iterator[None]:
-    """A file, socket or process that a test did not close is reported in its own file, not in a later one.
+    """Collects garbage after each file, so that a file or socket that was not closed is reported there.
 
-    What is left then stays (modules, caches of the session): the next search does not go through it again.
+    What is left (modules, caches of the session) is frozen: later collections do not search it again.
     """
     yield
     gc.collect()
@@ -119,7 +119,7 @@ def _nothing_left_open() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One folder after the other. (pytest's own numbering looks at all that are there, each time.)"""
+    """Numbered folders. (tmp_path would list all existing ones each time.)"""
     folder = tmp_path_factory.mktemp("homes")
     return (folder / str(number) for number in count())
 
@@ -143,5 +143,5 @@ def _own_environment(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HF_HOME", str(home / "huggingface"))
     monkeypatch.setenv("EDGEKIT_CACHE", str(home / "edgekit-cache"))
     monkeypatch.setenv("EDGEKIT_DATA", str(home / "edgekit-data"))
-    monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.02)  # waits of 1.4 s would add up
-    import huggingface_hub.constants  # noqa: F401 - reads HF_HUB_OFFLINE once: here, where it is not set
+    monkeypatch.setattr(transport, "FIRST_PAUSE_S", 0.02)  # the usual waits add up to 1.4 s
+    import huggingface_hub.constants  # noqa: F401 - reads HF_HUB_OFFLINE on import, so import it while unset

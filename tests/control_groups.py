@@ -1,4 +1,4 @@
-"""A real control group for tests: made inside the one we are in, and removed afterwards."""
+"""A real control group for tests, made inside that of this process and removed afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekit.machine.host import CgroupVersion, memory_groups
 
 
 def own_group(name: str) -> Iterator[tuple[CgroupVersion, Path]]:
-    """For a fixture; skips the test where no group with a memory limit can be made."""
+    """Yields a new group, for a fixture; skips the test if no group with a memory limit can be made."""
     for group in memory_groups(Path("/"))[0]:
         version, folder = group.version, Path(group.folder) / f"edgekit-{name}-{os.getpid()}"
         with contextlib.suppress(OSError):
@@ -28,5 +28,5 @@ def own_group(name: str) -> Iterator[tuple[CgroupVersion, Path]]:
 
 
 def enter(folder: Path) -> str:
-    """Python that puts the process that runs it into the group."""
+    """Python code that moves its process into the group."""
     return f"import os; open({str(folder / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"

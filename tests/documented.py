@@ -10,7 +10,7 @@ ROWS = [line.split("\t") for line in PAGE.read_text(encoding="utf-8").splitlines
 
 
 def documented(*answers: str) -> set[str]:
-    """Every name in backquotes in the rows of these answers."""
+    """The names in backquotes in the rows of these answers."""
     assert set(answers) <= {answer for answer, _, _ in ROWS}
     text = "\n".join(f"{names} {meaning}" for answer, names, meaning in ROWS if answer in answers)
     return set(re.findall(r"`([a-z_]+)`", text))

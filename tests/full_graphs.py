@@ -1,4 +1,4 @@
-"""What llama.cpp's compute buffers need if every layer is built, with the numbers of one load."""
+"""Compute buffers of llama.cpp from a graph of every layer, for comparison with plans of a few layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgekit.model.types import Model
 
 
 def full_graph_bytes(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[int, ...]:
-    """Bytes per buffer. Asserts that the plan of a few layers counts as many tensors."""
+    """Bytes per buffer. Asserts that the plan from a few layers has as many tensors."""
     facts, values = graph_facts(model), load_values(context)
     every = all_layers(len(facts.layers))
     build = build_graph(facts, every, options_of(context), sizes_of(context, values))

@@ -1,4 +1,4 @@
-"""Small GGUF and safetensors files made by hand, right or wrong in one place, and sources for them."""
+"""Builds small GGUF and safetensors files, valid or with one fault, and sources that read them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F32, F16, Q4_0, Q8_0, Q4_K = 0, 1, 2, 8, 12
 
 
 class BytesSource:
-    """A ByteSource over bytes in hand; `size_bytes` beyond them is a hole, as in a sparse file."""
+    """A ByteSource over `data`; up to `size_bytes` it continues with zeros, as a sparse file does."""
 
     def __init__(self, data: bytes, *, name: str = "model", size_bytes: int | None = None) -> None:
         self.data = data
@@ -37,7 +37,7 @@ class BytesSource:
 
 
 class GrowingSource(BytesSource):
-    """A remote file: a prefix that grows by ranges, the first of 512 KiB, none less than 64 KiB."""
+    """Grows by ranges as a remote file does: the first of 512 KiB, the others of at least 64 KiB."""
 
     def __init__(self, data: bytes, *, name: str = "remote", size_bytes: int | None = None) -> None:
         super().__init__(data, name=name, size_bytes=size_bytes)
@@ -48,8 +48,8 @@ class GrowingSource(BytesSource):
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
         start = self.available_bytes
         if offset + length > start:
-            wanted = max(offset + length + ahead, start + 65_536) if self.requests else 524_288
-            self.available_bytes = min(max(wanted, offset + length), self.size_bytes)
+            end = max(offset + length + ahead, start + 65_536) if self.requests else 524_288
+            self.available_bytes = min(max(end, offset + length), self.size_bytes)
             self.requests.append((start, self.available_bytes))
         return super().read(offset, length)
 
@@ -63,11 +63,11 @@ def model_files(
     origin: Origin = Origin.LOCAL,
     **others: ByteSource,
 ) -> ModelFiles:
-    """`others`: config, index, quantization."""
+    """`others`: sources for config, index or quantization."""
     extra: dict[str, Any] = {name: _unopened(source) for name, source in others.items()}
     return ModelFiles(
-        reference="given",
-        label="given",
+        reference="test",
+        label="test",
         origin=origin,
         container=container,
         weights=tuple(map(_unopened, sources)),
@@ -88,7 +88,7 @@ def text(value: str | bytes, order: str = "<") -> bytes:
 
 
 def key(name: str | bytes, kind: int, value: Any, order: str = "<") -> bytes:
-    """One key with its value: a number, a str, or (element kind, list) for an array."""
+    """A key with its value: a number, a str, or (element kind, list) for an array."""
     head = text(name, order) + struct.pack(order + "I", kind)
     if kind == STRING:
         return head + text(value, order)
@@ -104,7 +104,7 @@ def key(name: str | bytes, kind: int, value: Any, order: str = "<") -> bytes:
 def entry(
     name: str | bytes, dimensions: Sequence[int], kind: int, offset: int, order: str = "<"
 ) -> bytes:
-    """One tensor of the directory; dimensions innermost first, as the file has them."""
+    """A tensor of the directory; dimensions innermost first, as in the file."""
     packed = f"{order}I{len(dimensions)}QIQ"
     return text(name, order) + struct.pack(packed, len(dimensions), *dimensions, kind, offset)
 
@@ -119,7 +119,7 @@ def gguf(
     key_count: int | None = None,
     tensor_count: int | None = None,
 ) -> bytes:
-    """A whole file. The counts may lie."""
+    """A complete file. `key_count` and `tensor_count` replace the true counts."""
     counts = (
         len(tensors) if tensor_count is None else tensor_count,
         len(keys) if key_count is None else key_count,
@@ -141,7 +141,7 @@ ARCHITECTURE = (
 def safetensors(
     header: dict[str, Any] | bytes, *, data_bytes: int = 0, length: int | None = None
 ) -> bytes:
-    """A whole file. The length may lie."""
+    """A complete file. `length` replaces the true length of the header."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + bytes(data_bytes)
 

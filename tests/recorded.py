@@ -1,4 +1,4 @@
-"""Recorded facts -> headers and rows for the tests, and where more of them may lie."""
+"""Recorded headers and rows of engines in tests/data, and the path of a larger collection."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from edgekit.model.types import Model
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 DATA = Path(__file__).parent / "data"
-# A larger collection (configs, headers with vocabularies) that is not part of the project.
+# A larger collection (configs, headers with vocabularies) outside of the project.
 TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", Path(__file__).parents[2] / "shared" / "truth"))
 
 
 class HeaderOnly:
-    """A file whose header is here and whose weights are a hole."""
+    """A file with a recorded header; reading its weights is an error."""
 
     def __init__(self, name: str, header: bytes, size_bytes: int) -> None:
         self.name = name
@@ -68,10 +68,10 @@ def model_header(index: int) -> ModelHeader:
 
 
 class EngineModels(dict[tuple[str, str], Model]):
-    """(model, quantisation) -> the model, read when it is first asked for."""
+    """(model, quantisation) -> the model, which is read on first use."""
 
     def __missing__(self, key: tuple[str, str]) -> Model:
-        index = next(i for i, one in enumerate(models()) if (one["model"], one["quant"]) == key)
+        index = next(i for i, item in enumerate(models()) if (item["model"], item["quant"]) == key)
         header = model_header(index)
         model = self[key] = Model(header=header, geometry=read_geometry(header))
         return model
@@ -83,10 +83,10 @@ def engine_models() -> EngineModels:
 
 
 def further_model(file: str, data_bytes: int) -> Model:
-    """A model of headers_more, or of the recorded headers, by the name that rows have for its file."""
-    more = DATA / "headers_more" / f"{file}.head.gz"
-    head = header_bytes(more.name, more.parent) if more.exists() else _without_vocabulary(file)
-    header = read_header(gguf_files(f"{file}.gguf", head, data_bytes))
+    """A model by the file name in a row: of headers_more, or else of the recorded headers."""
+    path = DATA / "headers_more" / f"{file}.head.gz"
+    raw = header_bytes(path.name, path.parent) if path.exists() else _without_vocabulary(file)
+    header = read_header(gguf_files(f"{file}.gguf", raw, data_bytes))
     return Model(header=header, geometry=read_geometry(header))
 
 
@@ -107,19 +107,19 @@ def gguf_header(keys: dict[str, Any], name: str = "model.gguf") -> ModelHeader:
     return ModelHeader(name=name, container=Container.GGUF, keys=keys)
 
 
-LLAMA_VERSION = "0.5"  # of the llama.cpp whose answers are recorded
-OF_LLAMA = ("llama_cpp_cpu.jsonl.gz", "llama_cpp_cuda.jsonl.gz", "llama_cpp_more.jsonl.gz")
+LLAMA_VERSION = "0.5"  # of the recorded llama.cpp
+LLAMA_FILES = ("llama_cpp_cpu.jsonl.gz", "llama_cpp_cuda.jsonl.gz", "llama_cpp_more.jsonl.gz")
 
 
 def rows(file: str) -> Iterator[dict[str, Any]]:
-    """Recorded rows; those of llama.cpp name its version, whatever is installed."""
+    """Recorded rows. LLAMA_VERSION is added to the options of llama.cpp, so that the installed one does not matter."""
     with gzip.open(DATA / file, "rt", encoding="utf-8") as lines:
         for row in map(json.loads, lines):
-            if file in OF_LLAMA and "options" in row:
+            if file in LLAMA_FILES and "options" in row:
                 row["options"]["llama_version"] = LLAMA_VERSION
             yield row
 
 
-def asked_of(row: dict[str, Any]) -> dict[str, Any]:
-    """The options of a recorded row that EdgeKit knows: "decode" is one of the program that recorded it."""
+def options_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The options of a recorded row, without "decode", which is for the recording program only."""
     return {name: value for name, value in row["options"].items() if name != "decode"}

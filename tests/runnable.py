@@ -1,4 +1,4 @@
-"""Small models with random weights that real llama.cpp and the built-in engine run and chat with."""
+"""Small random models with a chat template that llama.cpp and the built-in engine can run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SMALL: dict[str, Any] = {"layers": 2, "context_tokens": 4096}
 
 
 def write_endless(path: Path) -> Path:
-    """It never ends an answer as long as only its few best tokens are drawn from: logits of all ends are 0."""
+    """A model whose answers do not end: the logits of its end tokens are 0, never among the best few."""
     write_chatting(path, tied=False)
     reader = GGUFReader(path, "r+")
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
     [output] = [tensor.data for tensor in reader.tensors if tensor.name == "output.weight"]
-    for word in ENDS:
-        output[tokens.index(word)] = 0
+    for token in ENDS:
+        output[tokens.index(token)] = 0
     del output, reader
     return path
 

@@ -1,4 +1,4 @@
-"""Signals that this process inherited as ignored, as under nohup or in a background job of a script."""
+"""Signals that this process inherited as ignored, for example under nohup or as a background job."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _NAMES = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM")
 
 
 def restore_for_children() -> None:
-    """Gives every child that is started from now on the default handling of these signals.
+    """Lets later children handle these signals by default.
 
-    An ignored signal stays ignored in a child; a signal with a handler has its default there again.
-    So the tests need no launcher. The handler does nothing: the run still survives the end of its
-    terminal. Only SIGINT interrupts, as tests send it to this process as well.
+    A child inherits ignored signals, but not handlers. So each ignored signal gets a handler that
+    does nothing: the run itself still survives the end of its terminal. SIGINT gets the default
+    handler, because tests send it to this process as well.
     """
     for name in _NAMES:
         number = getattr(signal, name, None)  # Windows has no SIGHUP

@@ -1,4 +1,4 @@
-"""Threads that a test itself has started: those of others, which may end meanwhile, do not count."""
+"""Counts the threads that a test started; threads of others, which may end meanwhile, do not count."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def running() -> frozenset[threading.Thread]:
 
 
 def started_since(before: frozenset[threading.Thread]) -> int:
-    """How many of them are still there."""
+    """The number of running threads that were not running before."""
     return len(running() - before)

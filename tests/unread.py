@@ -1,4 +1,4 @@
-"""Recorded models as they are known before their tensor directory is read: from keys alone, from config.json alone."""
+"""Recorded models without their tensor directory: from the keys of the GGUF, or from config.json."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edgekit.model import read_geometry
 from edgekit.model.types import Model
 
 SAME_CONFIG = {"qwen3.5-9b": "qwen3.5-9b-text", "qwen3.5-27b": "qwen3.5-27b-text"}
-# What a converter writes of these configs and the recorded headers were made without: groups of experts, and the block
-# that predicts (one of the blocks that -ngl counts).
+# Fields of these configs that the recorded headers were made without: expert groups, and the prediction block (which
+# -ngl counts).
 NOT_IN_HEADER: dict[str, dict[str, Any]] = {
     "deepseek-v3": {"n_group": None, "topk_group": None},
     "qwen3.5-9b": {"mtp_num_hidden_layers": 0},
     "qwen3.5-27b": {"mtp_num_hidden_layers": 0},
 }
-# How an encoder pools is in another file than config.json; the legacy header is what an old converter made.
+# The pooling of an encoder is not in config.json; the legacy header is that of an old converter.
 WITHOUT_CONFIG = {
     "all-minilm-l6-v2",
     "nomic-embed-code",
@@ -38,16 +38,16 @@ def configs() -> dict[str, dict[str, Any]]:
     }
     result |= {model: result[other] for model, other in SAME_CONFIG.items()}
     result |= json.loads((DATA / "configs.json").read_text(encoding="utf-8"))
-    for model, words in NOT_IN_HEADER.items():
-        result[model] = {**result[model], **words}
+    for model, fields in NOT_IN_HEADER.items():
+        result[model] = {**result[model], **fields}
     return result
 
 
 @lru_cache(maxsize=1)
 def from_keys(model: str, quant: str) -> Model:
-    facts = next(item for item in models() if (item["model"], item["quant"]) == (model, quant))
-    file = facts["header_without_vocabulary"]
-    files = gguf_files(file, header_bytes(file), facts["data_section_bytes"])
+    recorded = next(item for item in models() if (item["model"], item["quant"]) == (model, quant))
+    file = recorded["header_without_vocabulary"]
+    files = gguf_files(file, header_bytes(file), recorded["data_section_bytes"])
     header = read_header(files, depth=Depth.ARCHITECTURE)
     header = replace(header, tensors=None, tensor_bytes=None)
     return Model(header=header, geometry=read_geometry(header))

@@ -1,4 +1,4 @@
-"""Headers with one lie each: what llama.cpp refuses to load is refused, with its reason; nothing that it loads is."""
+"""Headers with one false key or tensor: EdgeKit refuses exactly those that llama.cpp refuses, with the same reason."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.header_changes import EditableHeader, recorded_header, single_changes
 from tests.header_files import FLOAT32, STRING
-from tests.header_lies import Lie, lies, recorded_header
 from tests.recorded import DATA, TRUTH, gguf_files, header_bytes
 from tests.thoroughness import LONG, sampled
 
@@ -38,117 +38,119 @@ def read(data: bytes, data_bytes: int) -> Model:
     return Model(header=header, geometry=read_geometry(header))
 
 
-def answer(lie: Lie) -> str:
-    """Why it is refused, empty where there is a bill."""
+def our_reason(changed: EditableHeader) -> str:
+    """The reason of EdgeKit's refusal; empty if there is a bill."""
     try:
-        llamacpp.estimate(read(*lie.build()), LOAD, SETUP)
+        llamacpp.estimate(read(*changed.build()), LOAD, SETUP)
     except EdgekitError as error:
         return str(error)
     return ""
 
 
 @cache
-def qwen3() -> Lie:
+def qwen3() -> EditableHeader:
     return recorded_header(QWEN3)
 
 
-def no_tensor(name: str) -> Callable[[Lie], object]:
-    return lambda lie: lie.tensors.pop(name)
+def without_tensor(name: str) -> Callable[[EditableHeader], object]:
+    return lambda changed: changed.tensors.pop(name)
 
 
-def no_key(name: str) -> Callable[[Lie], object]:
-    return lambda lie: lie.drop_key(name)
+def without_key(name: str) -> Callable[[EditableHeader], object]:
+    return lambda changed: changed.drop_key(name)
 
 
-def shape(name: str, *dimensions: int) -> Callable[[Lie], object]:
-    return lambda lie: lie.reshape(name, list(dimensions))
+def with_shape(name: str, *dimensions: int) -> Callable[[EditableHeader], object]:
+    return lambda changed: changed.reshape(name, list(dimensions))
 
 
-def put(name: str, value: object, kind: int = 4) -> Callable[[Lie], object]:
-    return lambda lie: lie.put(name, value, kind)
+def with_key(name: str, value: object, kind: int = 4) -> Callable[[EditableHeader], object]:
+    return lambda changed: changed.put(name, value, kind)
 
 
-def kind(name: str, number: int) -> Callable[[Lie], object]:
-    return lambda lie: lie.tensors.update({name: (lie.tensors[name][0], number)})
+def with_type(name: str, number: int) -> Callable[[EditableHeader], object]:
+    return lambda changed: changed.tensors.update({name: (changed.tensors[name][0], number)})
 
 
-def more(*names: str) -> Callable[[Lie], object]:
-    return lambda lie: lie.tensors.update({name: ([32, 4], 0) for name in names})
+def with_tensors(*names: str) -> Callable[[EditableHeader], object]:
+    return lambda changed: changed.tensors.update({name: ([32, 4], 0) for name in names})
 
 
-def another_block(lie: Lie) -> None:
-    own = {n: t for n, t in lie.tensors.items() if n.startswith("blk.0.")}
-    lie.tensors |= {name.replace("blk.0.", "blk.99."): tensor for name, tensor in own.items()}
+def add_block(changed: EditableHeader) -> None:
+    first_block = {n: t for n, t in changed.tensors.items() if n.startswith("blk.0.")}
+    changed.tensors |= {
+        name.replace("blk.0.", "blk.99."): tensor for name, tensor in first_block.items()
+    }
 
 
 NAN = float("nan")
-# What llama.cpp b11549 says of each; nothing where it loads the file.
+# A change, and the error of llama.cpp b11549 (empty if it loads the file).
 # fmt: off
-ONE_LIE: list[tuple[Callable[[Lie], object], str]] = [
+CHANGES: list[tuple[Callable[[EditableHeader], object], str]] = [
     (lambda _: None, ""),
-    (more("blk.0.bogus.weight"), "wrong number of tensors; expected 311, got 310"),
-    (more("bogus"), "wrong number of tensors; expected 311, got 310"),
-    (another_block, "wrong number of tensors; expected 321, got 310"),
-    (no_tensor("token_embd.weight"), "tensor 'token_embd.weight' not found"),
-    (no_tensor("output_norm.weight"), "tensor 'output_norm.weight' not found"),
-    (no_tensor("blk.0.attn_q.weight"), "tensor 'blk.0.attn_q.weight' not found"),
-    (no_tensor("blk.5.attn_k_norm.weight"), "tensor 'blk.5.attn_k_norm.weight' not found"),
-    (no_tensor("blk.3.ffn_down.weight"), "tensor 'blk.3.ffn_down.weight' not found"),
-    (no_tensor("blk.7.attn_norm.weight"), "tensor 'blk.7.attn_norm.weight' not found"),
-    (no_tensor("blk.27.ffn_norm.weight"), "tensor 'blk.27.ffn_norm.weight' not found"),
-    (shape("blk.0.attn_q.weight", 1024, 32),
+    (with_tensors("blk.0.bogus.weight"), "wrong number of tensors; expected 311, got 310"),
+    (with_tensors("bogus"), "wrong number of tensors; expected 311, got 310"),
+    (add_block, "wrong number of tensors; expected 321, got 310"),
+    (without_tensor("token_embd.weight"), "tensor 'token_embd.weight' not found"),
+    (without_tensor("output_norm.weight"), "tensor 'output_norm.weight' not found"),
+    (without_tensor("blk.0.attn_q.weight"), "tensor 'blk.0.attn_q.weight' not found"),
+    (without_tensor("blk.5.attn_k_norm.weight"), "tensor 'blk.5.attn_k_norm.weight' not found"),
+    (without_tensor("blk.3.ffn_down.weight"), "tensor 'blk.3.ffn_down.weight' not found"),
+    (without_tensor("blk.7.attn_norm.weight"), "tensor 'blk.7.attn_norm.weight' not found"),
+    (without_tensor("blk.27.ffn_norm.weight"), "tensor 'blk.27.ffn_norm.weight' not found"),
+    (with_shape("blk.0.attn_q.weight", 1024, 32),
      "tensor 'blk.0.attn_q.weight' has wrong shape; expected 1024, 2048, got 1024, 32, 1, 1"),
-    (shape("blk.0.attn_q.weight", 32, 2048), "'blk.0.attn_q.weight' has wrong shape"),
-    (shape("blk.2.ffn_down.weight", 3072, 2048), "'blk.2.ffn_down.weight' has wrong shape"),
-    (shape("blk.2.ffn_up.weight", 1024, 64), "'blk.2.ffn_up.weight' has wrong shape"),
-    (shape("token_embd.weight", 1024, 1), "'token_embd.weight' has wrong shape; expected 1024, 151936, got 1024, 1, 1, 1"),
-    (shape("token_embd.weight", 1024, 0), "'token_embd.weight' has wrong shape"),
-    (shape("output_norm.weight", 1), "'output_norm.weight' has wrong shape"),
-    (shape("blk.4.attn_k_norm.weight", 64), "'blk.4.attn_k_norm.weight' has wrong shape; expected 128"),
-    (shape("blk.0.attn_v.weight", 1024, 1024, 2), "'blk.0.attn_v.weight' has wrong shape"),
-    (shape("blk.0.attn_norm.weight", 1024, 2), "'blk.0.attn_norm.weight' has wrong shape"),
-    (shape("blk.9.attn_output.weight", 2048, 1), "'blk.9.attn_output.weight' has wrong shape"),
-    (kind("blk.0.attn_q.weight", 27), ""), (kind("blk.0.attn_norm.weight", 24), ""), (kind("token_embd.weight", 28), ""),
-    (kind("blk.1.ffn_up.weight", 9), ""), (kind("blk.1.ffn_up.weight", 15), ""),
-    (put("block_count", 1), "wrong number of tensors; expected 310, got 13"),
-    (put("block_count", 27), "wrong number of tensors; expected 310, got 299"),
-    (put("block_count", 29), "tensor 'blk.28.attn_norm.weight' not found"),
-    (put("context_length", 0), ""), (put("context_length", 1), ""), (put("context_length", 2**32 - 1), ""),
-    (put("attention.head_count", 15), "15 attention heads cannot be divided evenly among 8 KV heads"),
-    (put("attention.head_count", 32), "'blk.0.attn_q.weight' has wrong shape"),
-    (put("attention.head_count_kv", 3), "16 attention heads cannot be divided evenly among 3 KV heads"),
-    (put("attention.head_count_kv", 16), "'blk.0.attn_k.weight' has wrong shape"),
-    (put("attention.head_count_kv", 1), "'blk.0.attn_k.weight' has wrong shape"),
-    (put("attention.key_length", 64), "'blk.0.attn_q.weight' has wrong shape"),
-    (put("attention.key_length", 127), "'blk.0.attn_q.weight' has wrong shape"),
-    (put("attention.value_length", 256), "'blk.0.attn_k.weight' has wrong shape"),
-    (put("feed_forward_length", 1), "'blk.0.ffn_gate.weight' has wrong shape"),
-    (put("feed_forward_length", 2**31), "'blk.0.ffn_gate.weight' has wrong shape"),
-    (put("embedding_length", 2048), "'token_embd.weight' has wrong shape"),
-    (put("vocab_size", 1), "'token_embd.weight' has wrong shape"),
-    (put("vocab_size", 2**31), "'token_embd.weight' has wrong shape"),
-    (put("rope.freq_base", 0.0), ""), (put("rope.freq_base", NAN), ""),
-    (put("rope.dimension_count", 127), "GGML_ASSERT(n_embd_head == n_rot) failed"),
-    (put("rope.dimension_count", 4096), "GGML_ASSERT(n_embd_head == n_rot) failed"),
-    (put("attention.layer_norm_rms_epsilon", NAN), ""), (put("attention.layer_norm_rms_epsilon", -1.0), ""),
-    (put("expert_count", 8), "invalid expert counts: 0 used of 8"),
-    (put("attention.sliding_window", 1), ""), (put("attention.causal", False, 7), ""), (put("pooling_type", 3), ""),
-    (put("rope.scaling.type", "bogus", STRING), "rope_scaling_type_train != LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED"),
-    (put("rope.scaling.factor", 0.0, FLOAT32), ""),
-    (no_key("attention.layer_norm_rms_epsilon"), "key not found in model: qwen3.attention.layer_norm_rms_epsilon"),
-    (no_key("attention.head_count"), "does not state its heads"),
-    (no_key("context_length"), "key not found in model: qwen3.context_length"),
+    (with_shape("blk.0.attn_q.weight", 32, 2048), "'blk.0.attn_q.weight' has wrong shape"),
+    (with_shape("blk.2.ffn_down.weight", 3072, 2048), "'blk.2.ffn_down.weight' has wrong shape"),
+    (with_shape("blk.2.ffn_up.weight", 1024, 64), "'blk.2.ffn_up.weight' has wrong shape"),
+    (with_shape("token_embd.weight", 1024, 1), "'token_embd.weight' has wrong shape; expected 1024, 151936, got 1024, 1, 1, 1"),
+    (with_shape("token_embd.weight", 1024, 0), "'token_embd.weight' has wrong shape"),
+    (with_shape("output_norm.weight", 1), "'output_norm.weight' has wrong shape"),
+    (with_shape("blk.4.attn_k_norm.weight", 64), "'blk.4.attn_k_norm.weight' has wrong shape; expected 128"),
+    (with_shape("blk.0.attn_v.weight", 1024, 1024, 2), "'blk.0.attn_v.weight' has wrong shape"),
+    (with_shape("blk.0.attn_norm.weight", 1024, 2), "'blk.0.attn_norm.weight' has wrong shape"),
+    (with_shape("blk.9.attn_output.weight", 2048, 1), "'blk.9.attn_output.weight' has wrong shape"),
+    (with_type("blk.0.attn_q.weight", 27), ""), (with_type("blk.0.attn_norm.weight", 24), ""), (with_type("token_embd.weight", 28), ""),
+    (with_type("blk.1.ffn_up.weight", 9), ""), (with_type("blk.1.ffn_up.weight", 15), ""),
+    (with_key("block_count", 1), "wrong number of tensors; expected 310, got 13"),
+    (with_key("block_count", 27), "wrong number of tensors; expected 310, got 299"),
+    (with_key("block_count", 29), "tensor 'blk.28.attn_norm.weight' not found"),
+    (with_key("context_length", 0), ""), (with_key("context_length", 1), ""), (with_key("context_length", 2**32 - 1), ""),
+    (with_key("attention.head_count", 15), "15 attention heads cannot be divided evenly among 8 KV heads"),
+    (with_key("attention.head_count", 32), "'blk.0.attn_q.weight' has wrong shape"),
+    (with_key("attention.head_count_kv", 3), "16 attention heads cannot be divided evenly among 3 KV heads"),
+    (with_key("attention.head_count_kv", 16), "'blk.0.attn_k.weight' has wrong shape"),
+    (with_key("attention.head_count_kv", 1), "'blk.0.attn_k.weight' has wrong shape"),
+    (with_key("attention.key_length", 64), "'blk.0.attn_q.weight' has wrong shape"),
+    (with_key("attention.key_length", 127), "'blk.0.attn_q.weight' has wrong shape"),
+    (with_key("attention.value_length", 256), "'blk.0.attn_k.weight' has wrong shape"),
+    (with_key("feed_forward_length", 1), "'blk.0.ffn_gate.weight' has wrong shape"),
+    (with_key("feed_forward_length", 2**31), "'blk.0.ffn_gate.weight' has wrong shape"),
+    (with_key("embedding_length", 2048), "'token_embd.weight' has wrong shape"),
+    (with_key("vocab_size", 1), "'token_embd.weight' has wrong shape"),
+    (with_key("vocab_size", 2**31), "'token_embd.weight' has wrong shape"),
+    (with_key("rope.freq_base", 0.0), ""), (with_key("rope.freq_base", NAN), ""),
+    (with_key("rope.dimension_count", 127), "GGML_ASSERT(n_embd_head == n_rot) failed"),
+    (with_key("rope.dimension_count", 4096), "GGML_ASSERT(n_embd_head == n_rot) failed"),
+    (with_key("attention.layer_norm_rms_epsilon", NAN), ""), (with_key("attention.layer_norm_rms_epsilon", -1.0), ""),
+    (with_key("expert_count", 8), "invalid expert counts: 0 used of 8"),
+    (with_key("attention.sliding_window", 1), ""), (with_key("attention.causal", False, 7), ""), (with_key("pooling_type", 3), ""),
+    (with_key("rope.scaling.type", "bogus", STRING), "rope_scaling_type_train != LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED"),
+    (with_key("rope.scaling.factor", 0.0, FLOAT32), ""),
+    (without_key("attention.layer_norm_rms_epsilon"), "key not found in model: qwen3.attention.layer_norm_rms_epsilon"),
+    (without_key("attention.head_count"), "does not state its heads"),
+    (without_key("context_length"), "key not found in model: qwen3.context_length"),
 ]
 # fmt: on
 
 
-@pytest.mark.parametrize(("change", "reason"), ONE_LIE, ids=range(len(ONE_LIE)))
-def test_header_with_one_lie_is_refused_like_the_engine(
-    change: Callable[[Lie], object], reason: str
+@pytest.mark.parametrize(("change", "reason"), CHANGES, ids=range(len(CHANGES)))
+def test_header_with_one_change_is_refused_like_the_engine(
+    change: Callable[[EditableHeader], object], reason: str
 ) -> None:
-    lie = deepcopy(qwen3())
-    change(lie)
-    result = answer(lie)
+    changed = deepcopy(qwen3())
+    change(changed)
+    result = our_reason(changed)
     assert reason in result
     assert bool(reason) is bool(result)
 
@@ -184,13 +186,13 @@ FAMILIES = (
     "qwen35-4b.Q4_K_M.head.gz",
     "lfm2-1.2b.Q8_0.novocab.gguf.head.gz",
 )
-# The loader's own ways to say no. A crash while the graph is built comes after it.
+# Errors of llama.cpp's loader. A crash while it builds the graph does not count.
 LOADER_REFUSES = ("error loading model", "failed to load model")
 
 
-def engine_answer(lie: Lie) -> str:
-    """The last words of the installed llama.cpp, empty where it loads the file."""
-    data, data_bytes = lie.build()
+def engine_reason(changed: EditableHeader) -> str:
+    """The error of the installed llama.cpp; empty if it loads the file."""
+    data, data_bytes = changed.build()
     file = HollowFile(name="model.gguf", header=data, size_bytes=len(data) + data_bytes)
     with on_disk([file]) as path:
         try:
@@ -203,19 +205,19 @@ def engine_answer(lie: Lie) -> str:
     return ""
 
 
-@pytest.mark.skipif(not binding.has_xllamacpp(), reason="asks the llama.cpp of xllamacpp")
+@pytest.mark.skipif(not binding.has_xllamacpp(), reason="needs xllamacpp")
 @pytest.mark.parametrize("file", FAMILIES)
-def test_lies_are_refused_exactly_where_the_engine_refuses(file: str) -> None:
+def test_changed_headers_are_refused_exactly_where_the_engine_refuses(file: str) -> None:
     turn = FAMILIES.index(file)
-    result = list(lies(recorded_header(file)))
-    differ = {}
-    for name, lie in sampled(result, each=len(result), turn=7 * turn):
-        ours, engine = answer(lie), engine_answer(lie)
+    changes = list(single_changes(recorded_header(file)))
+    disagreements = {}
+    for name, changed in sampled(changes, each=len(changes), turn=7 * turn):
+        ours, engine = our_reason(changed), engine_reason(changed)
         refused_too_much = bool(ours) and not engine
         refused_too_little = not ours and any(word in engine for word in LOADER_REFUSES)
         if refused_too_much or refused_too_little:
-            differ[name] = (ours, engine[-300:])
-    assert differ == {}
+            disagreements[name] = (ours, engine[-300:])
+    assert disagreements == {}
 
 
 def test_big_endian_file_is_inspected_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +230,12 @@ def test_big_endian_file_is_inspected_and_refused(monkeypatch: pytest.MonkeyPatc
     assert llamacpp.estimate(read(data, data_bytes), LOAD, SETUP).lines
 
 
-def test_missing_key_is_refused_without_the_directory() -> None:
+def test_missing_key_is_refused_without_the_tensor_directory() -> None:
     model = read(*qwen3().build())
-    light = Model(header=replace(model.header, tensors=None), geometry=model.geometry)
-    assert llamacpp.estimate(light, LOAD, SETUP).lines
-    short = replace(
-        light.header, keys={k: v for k, v in light.header.keys.items() if "rms" not in k}
+    unread = Model(header=replace(model.header, tensors=None), geometry=model.geometry)
+    assert llamacpp.estimate(unread, LOAD, SETUP).lines
+    incomplete = replace(
+        unread.header, keys={k: v for k, v in unread.header.keys.items() if "rms" not in k}
     )
     with pytest.raises(RefusedError, match="key not found"):
-        llamacpp.estimate(Model(header=short, geometry=model.geometry), LOAD, SETUP)
+        llamacpp.estimate(Model(header=incomplete, geometry=model.geometry), LOAD, SETUP)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.calls import calls_of
 from tests.patience import PATIENCE_S
-from tests.recorded import asked_of, rows
+from tests.recorded import options_of, rows
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import open_named
@@ -87,7 +87,7 @@ def test_recorded_gpu_rows_are_answered_with_the_recorded_bytes(
         if (row["model"], row["quant"]) == ("qwen3-30b-a3b", "Q4_K_M") and "breakdown" in row
     ]
     requests = [
-        {"model": str(path), "engine": "llama.cpp", "backend": "cuda", "options": asked_of(row)}
+        {"model": str(path), "engine": "llama.cpp", "backend": "cuda", "options": options_of(row)}
         for row in recorded
     ]
     assert len(requests) > 20

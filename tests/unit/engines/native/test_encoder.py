@@ -1,4 +1,4 @@
-"""StreamedEncoder compared with tests/straight.py: float64, one text at a time, nothing batched."""
+"""StreamedEncoder compared with tests/reference_model.py: float64, one text at a time, nothing batched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.embed_models import write_model
-from tests.straight import Straight
+from tests.reference_model import ReferenceModel
 from tests.thoroughness import LONG
 from tests.threads import running, started_since
 
@@ -93,10 +93,10 @@ def assert_close(actual: Floats, expected: Wide) -> None:
 def test_encoder_equals_the_straight_model_in_every_family(variant: str, tmp_path: Path) -> None:
     architecture, shape = VARIANTS[variant]
     path = small_model(tmp_path, architecture, **shape)
-    straight = Straight(path)
+    reference = ReferenceModel(path)
     for pooling in Pooling:
         actual = encode(path, TEXTS, pooling=pooling)
-        assert_close(actual, straight.vectors(TEXTS, pooling))
+        assert_close(actual, reference.vectors(TEXTS, pooling))
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K"])
@@ -106,7 +106,7 @@ def test_encoder_with_packed_weights_equals_the_straight_model(
 ) -> None:
     path = small_model(tmp_path, architecture, kind=kind, width=256, inner=512, head_dim=64)
     actual = encode(path, TEXTS)
-    assert_close(actual, Straight(path).vectors(TEXTS, Pooling.MEAN))
+    assert_close(actual, ReferenceModel(path).vectors(TEXTS, Pooling.MEAN))
 
 
 @settings(
@@ -152,7 +152,7 @@ def test_encoder_equals_the_straight_model_for_any_shape_batch_and_budget(  # no
     limits = Limits(tokens=40)
     budget = floor_bytes(path, threads, limits) if tight else None
     actual = encode(path, texts, threads=threads, limits=limits, budget_bytes=budget)
-    assert_close(actual, Straight(path).vectors(texts, Pooling.MEAN))
+    assert_close(actual, ReferenceModel(path).vectors(texts, Pooling.MEAN))
 
 
 def floor_bytes(path: Path, threads: int = 2, limits: Limits | None = None) -> int:
@@ -251,7 +251,7 @@ def test_encoder_is_usable_after_a_cancelled_call(threads: int, tmp_path: Path) 
             encoder.encode(TEXTS, into, stop)
         assert calls == 1
         encoder.encode(TEXTS, into, lambda _share: None)
-    assert_close(into, Straight(path).vectors(TEXTS, Pooling.MEAN))
+    assert_close(into, ReferenceModel(path).vectors(TEXTS, Pooling.MEAN))
 
 
 def test_encoder_refuses_calls_after_close(tmp_path: Path) -> None:

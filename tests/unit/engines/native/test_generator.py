@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from tests.embed_models import write_model
-from tests.straight import Session
+from tests.reference_model import ReferenceSession
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
 from tests.threads import running, started_since
 
@@ -48,7 +48,7 @@ def test_engine_logits_equal_the_straight_model(
     """gemma3's first layers have a window of 8 tokens, which ends inside the prompt and after it."""
     with session(models[name], kernels=choose_kernels(kernels)) as engine:
         actual = steps(engine, TOKENS, prompt=20)
-    expected = Session(models[name], window=64).logits(TOKENS)[19:]
+    expected = ReferenceSession(models[name], window=64).logits(TOKENS)[19:]
     np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 

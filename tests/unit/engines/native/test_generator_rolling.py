@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.patience import PATIENCE_S
-from tests.straight import Session
+from tests.reference_model import ReferenceSession
 from tests.stream_sessions import FAMILIES, allocated_by, session, some_tokens, steps, tiny
 
 from edgekit.engines.native.kernels import choose_kernels
@@ -33,12 +33,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_rolling_logits_equal_the_straight_model(
     models: dict[str, Path], name: str, sinks: int, chunk: int
 ) -> None:
-    """60 tokens in 16 cells: a prompt of 40, then one by one. The straight model keeps all keys and rotates them again."""
+    """60 tokens in 16 cells: a prompt of 40, then one by one. The reference model keeps all keys and rotates them again."""
     tokens = some_tokens(60, seed=sinks)
     setup = {"rolling": True, "sinks": sinks}
     with session(models[name], window=16, chunk=chunk, setup=setup) as engine:
         actual = steps(engine, tokens, prompt=40)
-    expected = Session(models[name], window=16, sinks=sinks, rolling=True).logits(tokens)[39:]
+    expected = ReferenceSession(models[name], window=16, sinks=sinks, rolling=True).logits(tokens)[
+        39:
+    ]
     np.testing.assert_allclose(actual, expected, atol=5e-5)
 
 
@@ -47,7 +49,7 @@ def test_rolling_context_below_the_sliding_window(models: dict[str, Path]) -> No
     tokens = some_tokens(30)
     with session(models["gemma3"], window=6, setup={"rolling": True, "sinks": 2}) as engine:
         actual = steps(engine, tokens)
-    expected = Session(models["gemma3"], window=6, sinks=2, rolling=True).logits(tokens)
+    expected = ReferenceSession(models["gemma3"], window=6, sinks=2, rolling=True).logits(tokens)
     np.testing.assert_allclose(actual, expected, atol=5e-5)
 
 

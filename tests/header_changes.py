@@ -1,4 +1,4 @@
-"""A recorded GGUF header, taken apart so that one thing in it can be changed, and put together again."""
+"""A recorded GGUF header as keys and tensors, in which a test changes one thing, and built again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q
 
 
 @dataclass
-class Lie:
+class EditableHeader:
     """Keys as name -> (type, value), tensors as name -> (dimensions innermost first, ggml type)."""
 
     keys: dict[str, tuple[int, Any]]
@@ -53,20 +53,20 @@ class Lie:
         return gguf(keys, entries, order=order), offset
 
 
-def take_apart(data: bytes) -> Lie:
-    at = 24
+def parse_header(data: bytes) -> EditableHeader:
+    position = 24
 
     def read(code: str) -> Any:
-        nonlocal at
-        result = struct.unpack_from(f"<{code}", data, at)
-        at += struct.calcsize(f"<{code}")
+        nonlocal position
+        result = struct.unpack_from(f"<{code}", data, position)
+        position += struct.calcsize(f"<{code}")
         return result if len(result) > 1 or code[0].isdecimal() else result[0]
 
     def text() -> str:
-        nonlocal at
+        nonlocal position
         length = read("Q")
-        at += length
-        return data[at - length : at].decode()
+        position += length
+        return data[position - length : position].decode()
 
     def value(kind: int) -> Any:
         if kind == STRING:
@@ -89,52 +89,52 @@ def take_apart(data: bytes) -> Lie:
         dimensions = list(read(f"{rank}Q"))
         kind, _ = read("IQ")
         tensors[name] = (dimensions, kind)
-    return Lie(keys=keys, tensors=tensors)
+    return EditableHeader(keys=keys, tensors=tensors)
 
 
-def recorded_header(file: str) -> Lie:
+def recorded_header(file: str) -> EditableHeader:
     folder = DATA / "headers"
-    return take_apart(
+    return parse_header(
         header_bytes(file, folder if Path(folder / file).exists() else DATA / "headers_more")
     )
 
 
-def lies(base: Lie) -> Iterator[tuple[str, Lie]]:
-    """One change each: tensors dropped, misshapen, too many; keys dropped, doubled, one less, or one; arrays cut short."""
-    chance = random.Random(0)
+def single_changes(base: EditableHeader) -> Iterator[tuple[str, EditableHeader]]:
+    """Headers with one change each: a tensor missing, added or misshapen; a key missing or with another value."""
+    rng = random.Random(0)
     stems: dict[str, list[str]] = {}
     for name in base.tensors:
         stems.setdefault(re.sub(r"^blk\.\d+\.", "blk.N.", name), []).append(name)
     for names in stems.values():
-        lie, name = deepcopy(base), chance.choice(names)
-        del lie.tensors[name]
-        yield f"no {name}", lie
-        lie, name = deepcopy(base), chance.choice(names)
-        if dimensions := lie.tensors[name][0]:
-            dimensions[chance.randrange(len(dimensions))] *= 2
-            yield f"{name} {dimensions}", lie
+        changed, name = deepcopy(base), rng.choice(names)
+        del changed.tensors[name]
+        yield f"no {name}", changed
+        changed, name = deepcopy(base), rng.choice(names)
+        if dimensions := changed.tensors[name][0]:
+            dimensions[rng.randrange(len(dimensions))] *= 2
+            yield f"{name} {dimensions}", changed
     for extra in ("blk.0.bogus.weight", "bogus", "blk.999.attn_norm.weight"):
-        lie = deepcopy(base)
-        lie.tensors[extra] = ([32], 0)
-        yield f"more {extra}", lie
+        changed = deepcopy(base)
+        changed.tensors[extra] = ([32], 0)
+        yield f"more {extra}", changed
     for name in base.keys:
         if name.startswith(f"{base.architecture}."):
-            yield from _lies_of_key(base, name)
-    lie = deepcopy(base)
-    lie.put("rope.scaling.type", "bogus", STRING)
-    yield "bogus rope scaling", lie
+            yield from _changes_of_key(base, name)
+    changed = deepcopy(base)
+    changed.put("rope.scaling.type", "bogus", STRING)
+    yield "bogus rope scaling", changed
 
 
-def _lies_of_key(base: Lie, name: str) -> Iterator[tuple[str, Lie]]:
-    lie = deepcopy(base)
-    kind, value = lie.keys.pop(name)
-    yield f"no {name}", lie
+def _changes_of_key(base: EditableHeader, name: str) -> Iterator[tuple[str, EditableHeader]]:
+    changed = deepcopy(base)
+    kind, value = changed.keys.pop(name)
+    yield f"no {name}", changed
     others: list[Any] = []
     if kind in {UINT32, INT32, UINT64}:
         others = sorted({value * 2, max(value - 1, 0), 1} - {value})
     elif kind == ARRAY and value[1]:
         others = [(value[0], value[1][:-1])]
     for other in others:
-        lie = deepcopy(base)
-        lie.keys[name] = (kind, other)
-        yield f"{name} = {other}"[:120], lie
+        changed = deepcopy(base)
+        changed.keys[name] = (kind, other)
+        yield f"{name} = {other}"[:120], changed
