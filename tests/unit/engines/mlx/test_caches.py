@@ -1,4 +1,4 @@
-"""Lengths of mlx-lm's caches: the closed forms against the caches, played step by step."""
+"""Lengths of mlx-lm's caches: the closed forms compared with caches simulated call by call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sessions = st.builds(
 
 
 def calls(run: MlxSession) -> Iterator[int]:
-    """Tokens of each call of the model."""
+    """The number of tokens in each call of the model."""
     left = run.prompt_tokens - 1
     while left > 0:
         yield min(run.step, left)
@@ -39,12 +39,12 @@ def calls(run: MlxSession) -> Iterator[int]:
     yield from (1 for _ in range(1 + run.new_tokens))
 
 
-def played(run: MlxSession, keep: int | None = None) -> int:
-    """KVCache; with `keep` a ChunkedKVCache."""
+def simulated_length(run: MlxSession, chunk: int | None = None) -> int:
+    """Rows of a KVCache; with `chunk` those of a ChunkedKVCache."""
     used = rows = 0
     for tokens in calls(run):
-        if keep is not None and used > keep:
-            used = rows = keep
+        if chunk is not None and used > chunk:
+            used = rows = chunk
         if used + tokens > rows:
             if used % BLOCK:
                 rows = used
@@ -53,8 +53,8 @@ def played(run: MlxSession, keep: int | None = None) -> int:
     return rows
 
 
-def rotated(run: MlxSession, window: int) -> tuple[int, int]:
-    """RotatingKVCache: rows at the end, and the most there were."""
+def simulated_rotating_lengths(run: MlxSession, window: int) -> tuple[int, int]:
+    """Rows of a RotatingKVCache: at the end, and at most."""
     rows = seen = most = 0
     for tokens in calls(run):
         if tokens > 1:
@@ -70,17 +70,17 @@ def rotated(run: MlxSession, window: int) -> tuple[int, int]:
 
 @given(sessions)
 def test_full_length_equals_the_simulated_cache(run: MlxSession) -> None:
-    assert full_length(run) == played(run)
+    assert full_length(run) == simulated_length(run)
 
 
 @given(sessions, st.integers(1, 2_000))
 def test_chunked_length_equals_the_simulated_cache(run: MlxSession, chunk: int) -> None:
-    assert full_length(run, chunk) == played(run, keep=chunk)
+    assert full_length(run, chunk) == simulated_length(run, chunk)
 
 
 @given(sessions, st.integers(5, 2_000))
 def test_rotating_length_equals_the_simulated_cache(run: MlxSession, window: int) -> None:
-    rows, most = rotated(run, window)
+    rows, most = simulated_rotating_lengths(run, window)
     assert rotating_length(run, window) == rows
     assert widest_rotating(run, window) == most
 
@@ -101,7 +101,7 @@ def test_full_length_of_known_sessions(prompt: int, new: int, step: int, rows: i
 
 
 @given(sessions, st.integers(1, 4), st.integers(1, 2_000))
-def test_full_length_never_shrinks_with_whole_blocks(
+def test_longer_prompts_never_have_shorter_caches_with_steps_of_whole_blocks(
     run: MlxSession, blocks: int, more: int
 ) -> None:
     step = blocks * BLOCK
@@ -111,5 +111,5 @@ def test_full_length_never_shrinks_with_whole_blocks(
     assert rotating_length(short, 1024) <= rotating_length(long, 1024)
 
 
-def test_full_length_is_fast_for_any_step() -> None:
+def test_full_length_of_a_huge_session_is_not_counted_call_by_call() -> None:
     assert full_length(session(10**12, 10**12, 3)) >= 2 * 10**12

@@ -1,7 +1,7 @@
-"""What MLX holds while a prompt goes through, against public logs of a Mac.
+"""Memory that MLX holds while it reads a prompt, compared with public logs of a Mac.
 
 mlx_lm/BENCHMARKS.md of ml-explore/mlx-lm @ d78bf58: mlx-lm 0.28.2, MLX 0.29.2, M4 Max with 64 GB, a prompt of 2,048 tokens
-and 128 new ones. GB are 10^9 bytes, as mlx.core.get_peak_memory() / 1e9 is printed.
+and 128 new ones. The logs print mlx.core.get_peak_memory() / 1e9: a GB is 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
+# Config, bits, group size, and the peak in GB.
 LOGS = [
     (QWEN3_4B, None, None, 9.02),
     (QWEN3_4B, 8, 64, 5.254),
@@ -74,35 +75,36 @@ def _bill(config: dict[str, Any], bits: int | None, group: int | None) -> Memory
 
 
 @pytest.mark.parametrize(("config", "bits", "group", "peak_gb"), LOGS)
-def test_compute_has_the_logged_size(
+def test_compute_is_near_the_logged_peak(
     config: dict[str, Any], bits: int | None, group: int | None, peak_gb: float
 ) -> None:
-    """The peak is in the prompt: caches have 2,048 rows then, and 2,304 at the end. Nothing of the runtime is in it."""
+    """The peak is during the prompt: caches have 2,048 rows then, and 2,304 at the end. The runtime is not in it."""
     bill = _bill(config, bits, group)
     caches = bill.kv_cache_bytes * 2048 // 2304
-    logged = peak_gb * 1e9 - bill.weights_bytes - caches
+    logged_compute = peak_gb * 1e9 - bill.weights_bytes - caches
     compute = bill.of(Component.COMPUTE)
-    assert 0.85 * compute < logged < 1.1 * compute
+    assert 0.85 * compute < logged_compute < 1.1 * compute
     assert all(line.within for line in bill.lines if line.component is Component.COMPUTE)
 
 
-def test_runtime_lines_carry_a_bound() -> None:
-    lines = [x for x in _bill(QWEN3_4B, 4, 64).lines if x.component is Component.RUNTIME]
+def test_runtime_lines_have_a_bound() -> None:
+    bill = _bill(QWEN3_4B, 4, 64)
+    lines = [line for line in bill.lines if line.component is Component.RUNTIME]
     assert [(line.basis, line.within) for line in lines] == [(Basis.MODELLED, 1.0)] * 2
 
 
-def test_held_numbers_of_eleven_waiting_buffers_and_a_twelfth() -> None:
+def test_held_numbers_are_those_of_at_most_twelve_buffers() -> None:
     tokens = BUFFER_NUMBERS
     assert held_numbers((Operation(1, 1),), 64, tokens, 0.0) == 12 * tokens
     assert held_numbers((Operation(1, 1),), 5, tokens, 0.0) == 5 * tokens
 
 
-def test_held_numbers_of_small_results_close_at_51_operations() -> None:
+def test_buffer_of_small_results_ends_after_51_operations() -> None:
     layer = (Operation(1, 1),) * BUFFER_OPERATIONS
     assert held_numbers(layer, 64, 1, 0.0) == 12 * BUFFER_OPERATIONS
 
 
-def test_held_numbers_count_weights_towards_a_buffer() -> None:
+def test_weights_that_are_read_count_towards_the_end_of_a_buffer() -> None:
     layer = (Operation(1, 1, BUFFER_NUMBERS),)
     assert held_numbers(layer, 64, 10, 1.0) == 12 * 10
     assert held_numbers(layer, 64, 10, 0.0) == 64 * 10
