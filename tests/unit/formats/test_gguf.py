@@ -459,7 +459,10 @@ def test_remote_header_takes_few_requests_and_little_extra(
     assert len(source.requests) <= 8
     assert source.available_bytes <= len(data) + 2**20
     starts = [start for start, _ in source.requests]
-    assert starts == [0, *(end for _, end in source.requests[:-1])]  # appended, never from 0 again
+    assert starts == [
+        0,
+        *(end for _, end in source.requests[:-1]),
+    ]  # each request continues the one before
 
 
 def test_architecture_of_a_remote_file_takes_one_request(llama3: tuple[bytes, int]) -> None:
@@ -468,7 +471,7 @@ def test_architecture_of_a_remote_file_takes_one_request(llama3: tuple[bytes, in
     file = read_gguf(source, Depth.ARCHITECTURE)
     assert source.requests == [(0, 524_288)]
     assert file.keys["llama.context_length"] == 8192
-    assert file.arrays["tokenizer.ggml.tokens"].count == 128_256  # its header was seen
+    assert file.arrays["tokenizer.ggml.tokens"].count == 128_256  # its type and length were read
     assert "general.file_type" not in file.keys
     assert (file.complete, file.tensors, file.header_bytes) == (False, None, None)
     assert file.tensor_count == 291

@@ -39,8 +39,8 @@ def test_llamacpp_reserves_one_gib_and_two_on_windows(system: System, reserve_gi
 
 def test_llamacpp_budgets_of_every_card_and_the_host() -> None:
     machine = cards(24, 12, ram=64)
-    result = llamacpp_budgets(machine, machine.devices)
-    assert [(item.available_bytes // GIB, set(item.pools)) for item in result] == [
+    budgets = llamacpp_budgets(machine, machine.devices)
+    assert [(budget.available_bytes // GIB, set(budget.pools)) for budget in budgets] == [
         (23, {Pool(PoolKind.DEVICE, 0)}),
         (11, {Pool(PoolKind.DEVICE, 1)}),
         (63, {HOST}),
@@ -64,8 +64,8 @@ def test_gpu_budgets_are_cards_and_limited_shares() -> None:
     machine = mac(36, limit_gib=27)
     (share,) = gpu_budgets(llamacpp_budgets(machine, machine.devices))
     assert (set(share.pools), share.available_bytes) == ({DEVICE}, 27 * GIB)
-    result = llamacpp_budgets(cards(24, 12), cards(24, 12).devices)
-    assert gpu_budgets(result) == result[:2]
+    budgets = llamacpp_budgets(cards(24, 12), cards(24, 12).devices)
+    assert gpu_budgets(budgets) == budgets[:2]
     board = what_if_machine(devices=["DGX Spark"])
     assert gpu_budgets(llamacpp_budgets(board, board.devices)) == ()
 
@@ -250,10 +250,9 @@ def test_vllm_budget_of_a_small_card_is_blocked_by_the_cuda_context(
 
 
 def test_vllm_budget_of_several_cards_needs_room_for_nccl() -> None:
+    """8 % of 24 GiB is 1.92 GiB. The CUDA context takes 0.6 GiB of it, NCCL another 1.5."""
     (single,) = vllm_budgets(cards(24).devices, 0.92)
-    (pair,) = vllm_budgets(
-        cards(24, 24).devices, 0.92
-    )  # 8 % of 24 GiB is 1.92 GiB; context and NCCL need 0.6 + 1.5
+    (pair,) = vllm_budgets(cards(24, 24).devices, 0.92)
     assert not single.blocked
     assert "or use 0.91" in pair.blocked
 

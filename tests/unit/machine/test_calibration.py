@@ -187,9 +187,9 @@ def test_damaged_file_is_reported_ignored_and_moved_aside(folder: Path, content:
 )
 def test_impossible_speed_is_reported(folder: Path, name: str, value: object) -> None:
     change_calibration(lambda _: ALL)
-    answer = json.loads((folder / NAME).read_bytes())
-    answer["engines"][0]["pace"][name] = value
-    plant(folder, json.dumps(answer).encode())
+    content = json.loads((folder / NAME).read_bytes())
+    content["engines"][0]["pace"][name] = value
+    plant(folder, json.dumps(content).encode())
     assert name in read_calibration().problem
 
 
@@ -360,7 +360,7 @@ def test_largest_calibration_that_is_written_can_be_read(folder: Path) -> None:
     assert read_calibration() == Stored(calibration=most)
 
 
-# -- of this machine -------------------------------------------------------------------------
+# -- detect ------------------------------------------------------------------------------------
 
 
 def this_machine(tmp_path: Path, stored: Stored) -> Machine:

@@ -76,7 +76,7 @@ def test_device_like_finds_every_alias(kind: DeviceKind) -> None:
             assert result.memory_bytes == device.memory_bytes, (name, device.id)
 
 
-# The smallest total that CUDA was seen to report, in GiB rounded to two decimals.
+# The smallest total that CUDA was seen to report, in GiB rounded to two decimals: 0.005 may be missing.
 LEAST_LOGGED = {
     "RTX 3080": 9.78, "Tesla K80": 11.17, "RTX 4080": 15.57, "RTX 4090": 23.64, "RTX 5090": 31.34, "H100": 79.10,
     "Quadro RTX 8000": 47.46, "RTX 4070 Laptop": 7.62, "GH200 144GB": 142.50, "DGX Spark": 119.18,
@@ -386,17 +386,26 @@ def test_bandwidth_of_devices(name: str, gb_s: float) -> None:
 def test_usual_devices_are_a_few_dozen_sorted_by_memory() -> None:
     usual = usual_devices()
     assert 40 <= len(usual) <= 90
-    assert [item.usable_bytes for item in usual] == sorted(item.usable_bytes for item in usual)
-    assert {item.kind for item in usual} == set(DeviceKind)
-    assert {item.vendor for item in usual} == set(Vendor)
+    assert [device.usable_bytes for device in usual] == sorted(
+        device.usable_bytes for device in usual
+    )
+    assert {device.kind for device in usual} == set(DeviceKind)
+    assert {device.vendor for device in usual} == set(Vendor)
 
 
 def test_usual_devices_exclude_rebuilt_and_multi_gpu_boards() -> None:
     words = ("rebuilt", "one of its", "one of the board", "four of them")
     unusual = [device for device in all_devices() if any(word in device.source for word in words)]
-    result = {item.name for item in unusual}
-    assert result >= {"RTX 4090 48GB", "RTX 2080 Ti 22GB", "Tesla K80", "Tesla M60", "A16", "MI250"}
-    assert not any(item.usual for item in unusual)
+    unusual_names = {device.name for device in unusual}
+    assert unusual_names >= {
+        "RTX 4090 48GB",
+        "RTX 2080 Ti 22GB",
+        "Tesla K80",
+        "Tesla M60",
+        "A16",
+        "MI250",
+    }
+    assert not any(device.usual for device in unusual)
 
 
 def test_importing_devices_does_not_read_the_table() -> None:
@@ -435,6 +444,6 @@ def test_suggestions_match_the_kind_and_memory_in_the_text(
     with pytest.raises(UsageError) as caught:
         find_device(text)
     names = str(caught.value).partition("did you mean ")[2].rstrip("?").split(", ")
-    results = [find_device(name) for name in names]
-    assert {item.kind for item in results} == {kind}
-    assert size_gb is None or {item.size_gb for item in results} == {size_gb}
+    suggested = [find_device(name) for name in names]
+    assert {device.kind for device in suggested} == {kind}
+    assert size_gb is None or {device.size_gb for device in suggested} == {size_gb}

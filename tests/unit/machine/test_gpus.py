@@ -1,4 +1,4 @@
-"""The GPUs of AMD, Intel and Apple."""
+"""Detection of the GPUs of AMD, Intel and Apple."""
 
 from __future__ import annotations
 
@@ -280,19 +280,18 @@ def test_working_set_grows_with_the_memory(total: int, more: int) -> None:
         share = default_working_set_bytes(total, macos=macos)
         assert total // 2 < share < total
         assert share <= default_working_set_bytes(total + more, macos=macos)
-    if (
-        total <= 256 * GIB
-    ):  # for larger ones there are no logs of macOS 26: the smaller value applies
+    # Larger machines have no logs of macOS 26, so that a cautious share is assumed there.
+    if total <= 256 * GIB:
         assert default_working_set_bytes(total) <= default_working_set_bytes(total, macos=26)
 
 
 @pytest.mark.parametrize(
-    ("gib", "least"), [(192, 144 * GIB), (256, 208 * GIB), (512, 512 * GIB * 84 // 100)]
+    ("gib", "share"), [(192, 144 * GIB), (256, 208 * GIB), (512, 512 * GIB * 84 // 100)]
 )
-def test_working_set_of_unlogged_sizes(gib: int, least: int) -> None:
-    """The smaller of 84 % and all but 48 GiB."""
+def test_working_set_of_unlogged_sizes(gib: int, share: int) -> None:
+    """The smaller of 84 % of the memory and all but 48 GiB."""
     result = default_working_set_bytes(gib * GIB, macos=26)
-    assert 0 <= result - least < 16384  # rounded up to a page
+    assert 0 <= result - share < 16384  # rounded up to a page
 
 
 def mac(**changed: Any) -> dict[str, Any]:
@@ -304,9 +303,9 @@ def mac(**changed: Any) -> dict[str, Any]:
 def test_apple_gpu(tmp_path: Path) -> None:
     (device,) = find_apple(machine(tmp_path, mac(), system=System.MACOS)).devices
     assert (device.name, device.unified, device.basis) == ("Apple M3 Max", True, Basis.MODELLED)
-    assert (device.total_bytes, device.free_bytes) == (36 * GIB, 36 * GIB)  # of HOST's 50 free
+    assert (device.total_bytes, device.free_bytes) == (36 * GIB, 36 * GIB)  # HOST has 50 GiB free
     assert device.bandwidth_bytes_per_s == 300 * 10**9
-    assert device.limit_bytes == 27 * GIB  # three quarters: the macOS version is not known here
+    assert device.limit_bytes == 27 * GIB  # three quarters, as the macOS version is unknown
 
 
 @pytest.mark.parametrize(

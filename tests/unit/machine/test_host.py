@@ -384,12 +384,8 @@ def test_cgroup_not_mounted_is_a_note(tmp_path: Path) -> None:
     [
         ("0::/box\n", V2, v2_group("/box", "max"), 0),
         ("0::/\n", V2, {}, 0),  # the real root
-        (
-            "0::/\n",
-            V2,
-            {"/sys/fs/cgroup/cgroup.events": "populated 1\n"},
-            1,
-        ),  # the root of a namespace
+        # the root of a namespace
+        ("0::/\n", V2, {"/sys/fs/cgroup/cgroup.events": "populated 1\n"}, 1),
         ("0::/pod/box\n", V2.replace("0:26 / ", "0:26 /pod/box "), v2_group("", "max"), 1),
         ("0::/\n", V2.replace("0:26 / ", "0:26 /../.. "), v2_group("", "max"), 1),
         ("0::/../other\n", V2, v2_group("", "max"), 1),
@@ -507,7 +503,7 @@ def test_without_gpu_memory_of_a_coherent_gpu(tmp_path: Path, name: str) -> None
         ("NVIDIA H200", GH200),  # a node without processors may be memory in a slot (CXL)
         ("NVIDIA GH200 480GB", TWO_NODES),
         ("NVIDIA GH200 480GB", {}),
-        ("NVIDIA GH200 480GB", node(1, 999, 1)),  # more than there is
+        ("NVIDIA GH200 480GB", node(1, 999, 1)),  # more than the host has
     ],
 )
 def test_without_gpu_memory_of_other_machines(

@@ -53,7 +53,7 @@ def test_monitor_allows_85_percent_of_its_budget_and_not_a_byte_more() -> None:
         assert watch.usable_bytes == 0
         with pytest.raises(MemoryPressureError):
             watch.try_allocate(1, "one byte")
-        watch.check()  # at the breaker, not beyond it
+        watch.check()  # exactly at the limit
     first.release()
     assert (watch.reserved_bytes, watch.peak_reserved_bytes) == (0, 850)
 

@@ -108,7 +108,7 @@ def test_detect_failing_probe_is_a_note(tmp_path: Path) -> None:
 
 
 def test_detect_unreadable_ram_is_a_note(tmp_path: Path) -> None:
-    result = detect(machine(tmp_path, {}))  # a psutil without an answer
+    result = detect(machine(tmp_path, {}))  # psutil has no data
     assert result.host is None
     assert "Detecting RAM failed" in result.notes[0]
 
@@ -121,7 +121,7 @@ def test_detect_this_machine() -> None:
 
 
 def test_detect_imports_neither_psutil_nor_pynvml_without_need() -> None:
-    """Without an NVIDIA driver: importing does not import psutil, and detecting not pynvml."""
+    """Importing probes does not import psutil, and detect without an NVIDIA driver not pynvml."""
     if Path("/proc/driver/nvidia/version").exists() or sys.platform != "linux":
         pytest.skip("a machine with NVIDIA's driver, or not Linux")
     code = (

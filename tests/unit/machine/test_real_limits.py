@@ -38,9 +38,9 @@ def output_of(code: str) -> dict[str, Any]:
 def test_detect_with_a_resource_limit(kind: str) -> None:
     limit = 2 * GIB
     set_it = f"import resource; resource.setrlimit(resource.{kind}, ({limit}, {limit}))"
-    answer = output_of(f"{set_it}\n{DETECT}")
-    assert 0 < answer["usable"] < limit < answer["free"]
-    assert answer["tightest"].startswith(kind)
+    host = output_of(f"{set_it}\n{DETECT}")
+    assert 0 < host["usable"] < limit < host["free"]
+    assert host["tightest"].startswith(kind)
 
 
 @pytest.fixture
@@ -52,6 +52,6 @@ def group() -> Iterator[tuple[CgroupVersion, Path]]:
 def test_detect_in_a_control_group(group: tuple[CgroupVersion, Path]) -> None:
     version, folder = group
     (folder / version.limits[0]).write_text(str(256 * MIB))
-    answer = output_of(enter(folder) + DETECT)
-    assert 0 < answer["usable"] < 256 * MIB < answer["free"]
-    assert answer["tightest"] == f"{version.name} {folder / version.limits[0]}"
+    host = output_of(enter(folder) + DETECT)
+    assert 0 < host["usable"] < 256 * MIB < host["free"]
+    assert host["tightest"] == f"{version.name} {folder / version.limits[0]}"

@@ -107,12 +107,8 @@ def test_ram_and_vram_sizes(
     [
         ("m3-max-64", System.MACOS, 64 * GIB, 48 * GIB),  # three quarters
         ("m3-max-36", System.MACOS, 36 * GIB, 27 * GIB),
-        (
-            "m5-max-128",
-            System.MACOS,
-            128 * GIB,
-            115_448_725_504,
-        ),  # logged; no M5 runs less than macOS 26
+        # logged on macOS 26, the oldest that an M5 runs
+        ("m5-max-128", System.MACOS, 128 * GIB, 115_448_725_504),
         ("m4-max-128", System.MACOS, 128 * GIB, 96 * GIB),  # may run macOS 15
         ("dgx spark", System.LINUX, 122_035 * MIB, None),
         ("jetson agx orin 64", System.LINUX, 62_827 * MIB, None),

@@ -63,18 +63,16 @@ def test_every_section_is_known_and_has_a_source() -> None:
     sources = json.loads(FILE.read_text())["sources"]
     used = {part for record in records() for part in record}
     assert used == set(PARTS)
-    changes = {
-        part for part in used if part.startswith("gguf_") or part == "constants"
-    }  # of layers, tensors
-    assert used - changes - {"like", "note", "not_a_language_model"} == sources.keys()
+    overrides = {part for part in used if part.startswith("gguf_") or part == "constants"}
+    assert used - overrides - {"like", "note", "not_a_language_model"} == sources.keys()
 
 
 def test_every_rule_is_named_by_a_record() -> None:
     rules = {
         name
-        for place in (layers, mixers)
-        for name, rule in vars(place).items()
-        if isfunction(rule) and rule.__module__ == place.__name__ and not name.startswith("_")
+        for source in (layers, mixers)
+        for name, rule in vars(source).items()
+        if isfunction(rule) and rule.__module__ == source.__name__ and not name.startswith("_")
     }
     others = {
         "as_stated",
@@ -93,13 +91,13 @@ def test_every_rule_is_named_by_a_record() -> None:
 
 def test_every_field_is_set_by_a_record() -> None:
     layers = {key for part in parts("layers", "gguf_layers") for key in part}
-    assert layers == {item.name for item in fields(Architecture)} - {
+    assert layers == {field.name for field in fields(Architecture)} - {
         "constants",
         "library",
         "tied_by_default",
     }
     tensors = {key for part in parts("tensors", "gguf_tensors") for key in part}
-    assert tensors - {"attention_bias"} == {item.name for item in fields(TensorRecipe)}
+    assert tensors - {"attention_bias"} == {field.name for field in fields(TensorRecipe)}
 
 
 def test_defaults_and_constants_are_known_hyperparameters() -> None:

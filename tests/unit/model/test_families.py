@@ -137,12 +137,8 @@ def test_openelm_has_an_ffn_multiplier_per_layer() -> None:
         ffn_dim_divisor=16,
         share_input_output_layers=True,
     )
-    assert widths(geometry) == [
-        32,
-        80,
-        128,
-        256,
-    ]  # 1.123 x 64 = 71.9, and 64 would be more than 10 % too little
+    # 1.123 x 64 = 71.9 is rounded to 80, because 64 is more than 10 % less.
+    assert widths(geometry) == [32, 80, 128, 256]
     assert kv_heads(geometry) == [1, 1, 2, 2]
     assert geometry.tied_embeddings is True
 
@@ -381,9 +377,8 @@ def test_longcat_has_tables_for_preceding_tokens() -> None:
         emb_split_num=2,
         emb_neighbor_num=3,
     )
-    tables = (
-        sum(3 * 1000 + 2 * i + 1 for i in range(4)) * 16
-    )  # four tables, each a quarter of the width
+    # Four tables, each as wide as a quarter of the model.
+    tables = sum(3 * 1000 + 2 * i + 1 for i in range(4)) * 16
     assert count == tables + 4 * 64 * 16
 
 
@@ -439,9 +434,8 @@ def test_null_overrides_the_library_default() -> None:
 
 
 def test_kv_heads_default_that_does_not_divide_is_ignored() -> None:
-    assert (
-        kv_heads(geometry_of("qwen2", num_key_value_heads=...)) == [8] * 4
-    )  # the library's default is 32
+    """The library's default is 32."""
+    assert kv_heads(geometry_of("qwen2", num_key_value_heads=...)) == [8] * 4
 
 
 def test_some_library_defaults_apply_only_to_nested_sections() -> None:

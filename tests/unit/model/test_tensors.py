@@ -120,9 +120,7 @@ def test_tensors_of_latent_attention_and_a_leading_dense_layer() -> None:
     assert shapes(rows, TensorRole.OUTPUT) == [(64, 8 * 16)] * 2
     assert shapes(rows, TensorRole.GATE) == [(160, 64)]
     assert shapes(rows, TensorRole.ROUTER, TensorKind.RAW) == [(4, 64)]
-    assert shapes(rows, TensorRole.ROUTER, TensorKind.BIAS) == [
-        (4,)
-    ]  # affects which experts are chosen, not their weights
+    assert shapes(rows, TensorRole.ROUTER, TensorKind.BIAS) == [(4,)]
 
 
 def test_indexer_reads_the_compressed_queries() -> None:
@@ -197,9 +195,9 @@ def test_recurrence_without_known_tensors_is_an_error() -> None:
         expected_tensors(geometry)
 
 
-@pytest.mark.parametrize("wrong", [-1, 2**40, "many", 1.5])
-def test_invalid_number_of_index_heads_is_an_error(wrong: object) -> None:
+@pytest.mark.parametrize("value", [-1, 2**40, "many", 1.5])
+def test_invalid_number_of_index_heads_is_an_error(value: object) -> None:
     config = {**LLAMA, **MLA, "model_type": "deepseek_v32", "index_head_dim": 16}
     geometry = read_geometry(config_header(config))
     with pytest.raises(HeaderError, match="index_n_heads"):
-        expected_tensors(geometry, {**config, "index_n_heads": wrong})
+        expected_tensors(geometry, {**config, "index_n_heads": value})

@@ -20,7 +20,7 @@ from edgekit.engines.vllm.prepared import VllmPrepared
 from edgekit.model.types import MOST_RESULTS, Cached, CachedBy, Model
 
 
-def model() -> Model:
+def new_model() -> Model:
     result = engine_models()["qwen3-0.6b", "Q8_0"]
     return Model(header=result.header, geometry=result.geometry)
 
@@ -84,7 +84,7 @@ def test_cached_by_is_shared_by_threads() -> None:
 
 
 def test_model_has_one_prepared_object_per_class() -> None:
-    first, second = model(), model()
+    first, second = new_model(), new_model()
     kinds = (LlamaCppPrepared, MlxPrepared, VllmPrepared)
     prepared = [first.prepared(kind) for kind in kinds]
     assert [type(result) for result in prepared] == list(kinds)
@@ -93,21 +93,21 @@ def test_model_has_one_prepared_object_per_class() -> None:
 
 
 def test_forget_frees_prepared_objects() -> None:
-    result = model()
-    bill = estimate(result, Load(context_tokens=4096), LlamaCppSetup())
-    freed = weakref.ref(prepare(result))
-    assert len(result.prepared(PreparedGraphs).plans) == 1
-    result.forget()
+    model = new_model()
+    bill = estimate(model, Load(context_tokens=4096), LlamaCppSetup())
+    freed = weakref.ref(prepare(model))
+    assert len(model.prepared(PreparedGraphs).plans) == 1
+    model.forget()
     gc.collect()
     assert freed() is None
-    assert len(result.prepared(PreparedGraphs).plans) == 0
-    assert estimate(result, Load(context_tokens=4096), LlamaCppSetup()) == bill
+    assert len(model.prepared(PreparedGraphs).plans) == 0
+    assert estimate(model, Load(context_tokens=4096), LlamaCppSetup()) == bill
 
 
 def test_prepared_objects_are_freed_with_the_model() -> None:
-    result = model()
-    estimate(result, Load(context_tokens=4096), LlamaCppSetup())
-    freed = weakref.ref(result.prepared(LlamaCppPrepared))
-    del result
+    model = new_model()
+    estimate(model, Load(context_tokens=4096), LlamaCppSetup())
+    freed = weakref.ref(model.prepared(LlamaCppPrepared))
+    del model
     gc.collect()
     assert freed() is None

@@ -157,8 +157,8 @@ def test_projector_in_a_sibling_folder_is_ignored() -> None:
 
 def test_projector_in_a_shared_folder_belongs_to_the_model_it_is_named_after() -> None:
     listing = ("gemma-4b-Q4_K_M.gguf", "qwen-vl-Q4_K_M.gguf", "mmproj-qwen_vl-F16.gguf")
-    results = [choose(*listing, filename=name, origin=Origin.LOCAL) for name in listing[:2]]
-    assert [names(item.projectors) for item in results] == [[], ["mmproj-qwen_vl-F16.gguf"]]
+    models = [choose(*listing, filename=name, origin=Origin.LOCAL) for name in listing[:2]]
+    assert [names(model.projectors) for model in models] == [[], ["mmproj-qwen_vl-F16.gguf"]]
 
 
 @pytest.mark.parametrize(

@@ -456,9 +456,8 @@ def test_hub_cache_is_used_if_the_hub_is_down_or_has_no_such_model(
 ) -> None:
     reach = Reach(connect_timeout_s=5.0, total_timeout_s=20.0, cache=False)
     download(hub_cache_folder(), "org/name", "config.json")
-    monkeypatch.setenv(
-        "HF_ENDPOINT", "http://127.0.0.1:9" if down else not_found_server
-    )  # port 9 (discard): nothing listens
+    closed_port = "http://127.0.0.1:9"
+    monkeypatch.setenv("HF_ENDPOINT", closed_port if down else not_found_server)
     files = locate("org/name", reach=reach)
     assert files.origin is Origin.HUB_CACHE
     assert "could not read it from Hugging Face" in files.notes[-1]
