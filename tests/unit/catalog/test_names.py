@@ -70,6 +70,10 @@ def test_family_of(name: str, family: str) -> None:
         ("gpt oss 20b", "gpt-oss-20b"),
         ("qwen3-30b", "qwen3-30b-a3b"),
         ("phi4:latest", "phi-4"),
+        ("Qwen3-8B", "qwen3-8b"),
+        (" qwen/QWEN3-8b ", "qwen3-8b"),
+        ("google/Gemma-3-27b-it", "gemma-3-27b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),  # the publisher's repository
     ],
 )
 def test_find_entry_knows_common_spellings(name: str, entry: str) -> None:
@@ -91,10 +95,27 @@ def test_find_entry_does_not_guess_another_model(name: str) -> None:
         find_entry(name)
 
 
-def test_find_entry_suggests_similar_ids() -> None:
+@pytest.mark.parametrize("name", ["", "\x00", "x" * 10_000])
+def test_find_entry_of_an_impossible_name_is_not_found(name: str) -> None:
+    with pytest.raises(NotFoundError, match="in the catalog"):
+        find_entry(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "similar"),
+    [
+        ("gpt oss", {"gpt-oss-20b", "gpt-oss-120b"}),
+        ("qwen3-9b", {"qwen3-8b"}),
+        ("meta/lama-3.1-8b", {"llama-3.1-8b"}),
+    ],
+)
+def test_find_entry_suggests_similar_ids(name: str, similar: set[str]) -> None:
     with pytest.raises(NotFoundError) as caught:
-        find_entry("gpt oss")
-    assert set(caught.value.candidates) >= {"gpt-oss-20b", "gpt-oss-120b"}
+        find_entry(name)
+    assert similar <= set(caught.value.candidates)
+
+
+def test_find_entry_suggests_the_most_similar_id_first() -> None:
     with pytest.raises(NotFoundError) as caught:
         find_entry("gemma-3-28b")
     assert caught.value.candidates[0] == "gemma-3-27b"

@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
-from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
+from edgekit.errors import EdgekitError, NotFoundError
 from edgekit.units import Basis
 
 ENTRIES = [item for item in packaged_entries() if isinstance(item, Entry)]
@@ -135,41 +135,6 @@ def test_purposes_of_well_known_models(name: str, kinds: tuple[ModelPurpose, ...
 def test_models_with_a_doubtful_header_are_not_packaged(doubted: str) -> None:
     with pytest.raises(NotFoundError):
         find_entry(doubted)
-
-
-@pytest.mark.parametrize("name", ["Qwen3-8B", " qwen/QWEN3-8b "])
-def test_find_entry_by_id_and_repository_ignores_case_and_spaces(name: str) -> None:
-    assert find_entry(name).id == "qwen3-8b"
-
-
-@pytest.mark.parametrize(
-    ("name", "similar"), [("qwen3-9b", "qwen3-8b"), ("meta/lama-3.1-8b", "llama-3.1-8b")]
-)
-def test_find_entry_of_an_unknown_name_suggests_similar_names(name: str, similar: str) -> None:
-    with pytest.raises(NotFoundError) as raised:
-        find_entry(name)
-    assert similar in raised.value.candidates
-
-
-@pytest.mark.parametrize("name", ["", "\x00", "x" * 10_000])
-def test_find_entry_rejects_impossible_names(name: str) -> None:
-    with pytest.raises(NotFoundError, match="in the catalog"):
-        find_entry(name)
-
-
-def test_open_entry_of_a_gguf_header_is_refused_by_vllm() -> None:
-    entry = find_entry("llama-2-7b")
-    assert open_entry(entry, "llama.cpp").model.header.keys
-    with pytest.raises(RefusedError, match="which vllm cannot load"):
-        open_entry(entry, "vllm")
-    with pytest.raises(UsageError, match="unknown engine"):
-        open_entry(entry, "ollama-rs")
-
-
-def test_open_entry_of_a_config_serves_every_engine() -> None:
-    entry = find_entry("qwen3-32b")
-    assert not entry.keys
-    assert {open_entry(entry, engine).label for engine in engine_names()} == {"qwen3-32b"}
 
 
 def test_read_catalog_imports_no_formats_engines_or_database() -> None:

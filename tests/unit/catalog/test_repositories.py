@@ -8,7 +8,6 @@ from itertools import groupby
 import pytest
 
 from edgekit.catalog import read_catalog
-from edgekit.catalog.names import find_entry
 from edgekit.catalog.repositories import (
     PATH,
     Form,
@@ -93,8 +92,3 @@ def test_ollama_tags_that_moved_to_another_model_are_left_out() -> None:
 )
 def test_original_repository(label: str, original: str) -> None:
     assert original_repository(label) == original
-
-
-def test_find_entry_by_the_publishers_repository() -> None:
-    assert find_entry("google/Gemma-3-27b-it").id == "gemma-3-27b"
-    assert find_entry("meta-llama/Llama-3.1-8B-Instruct").id == "llama-3.1-8b"

@@ -18,7 +18,6 @@ from edgekit.catalog.records import MAX_RECORD_CHARS, record_of
 from edgekit.catalog.store import NAME, forget_entry, packaged_entries, save_entry
 from edgekit.catalog.types import Entry
 from edgekit.errors import EdgekitError, HeaderError, SourceError
-from edgekit.sources import local
 
 PACKAGED = sum(isinstance(entry, Entry) for entry in packaged_entries())
 OWN = Entry(
@@ -227,25 +226,3 @@ def test_folder_that_cannot_be_created_is_an_error_only_for_saving(
     assert own_ids() == []
     with pytest.raises(SourceError, match="set EDGEKIT_DATA to another folder"):
         save_entry(OWN)
-
-
-@pytest.mark.parametrize(
-    ("platform", "variable", "folder"),
-    [
-        ("linux", "", "home/.local/share/edgekit"),
-        ("linux", "XDG_DATA_HOME", "given/edgekit"),
-        ("darwin", "", "home/Library/Application Support/edgekit"),
-        ("win32", "LOCALAPPDATA", "given/edgekit"),
-        ("linux", "EDGEKIT_DATA", "given"),
-    ],
-)
-def test_data_folder_of_each_platform(
-    platform: str, variable: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("EDGEKIT_DATA", "XDG_DATA_HOME", "LOCALAPPDATA"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    if variable:
-        monkeypatch.setenv(variable, str(tmp_path / "given"))
-    monkeypatch.setattr(sys, "platform", platform)
-    assert local.data_folder() == tmp_path / folder

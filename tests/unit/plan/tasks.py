@@ -106,8 +106,10 @@ def rated(machine: Machine, *, host: int = 60, card: int = 500) -> Machine:
 
 def billed(name: str, load: Load, **setup: Any) -> int:
     """Total bytes of llama-server, straight from the engine's rules."""
-    request = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CPU, rules=Rules.V0_5, **setup)
-    return llamacpp.estimate(gguf(name), load, request).total_bytes
+    llamacpp_setup = LlamaCppSetup(
+        mode=LlamaMode.SERVER, backend=Backend.CPU, rules=Rules.V0_5, **setup
+    )
+    return llamacpp.estimate(gguf(name), load, llamacpp_setup).total_bytes
 
 
 def is_within(plan: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""plan/changes.py: what would change a verdict. Every suggestion is followed, and must hold what it says."""
+"""plan/changes.py: what would change a verdict. Suggestions are followed to see that they do what they say."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def judged(name: str) -> tuple[Verdict, tuple[Change, ...]]:
 
 def offered(task: Task | str) -> dict[ChangeKind, Change]:
     if isinstance(task, str):
-        result, found = judged(task)
+        result, suggestions = judged(task)
     else:
         result = judge(task)
-        found = changes(task, result)
+        suggestions = changes(task, result)
     assert result.failed
-    return {change.kind: change for change in reversed(found)}
+    return {change.kind: change for change in reversed(suggestions)}
 
 
 @pytest.mark.parametrize("name", sampled(tuple(FAILING), each=2))
@@ -112,14 +112,14 @@ def test_offered_ram_next_to_a_card() -> None:
 @pytest.mark.parametrize("name", ["dense on a card", "a Mac", "vLLM"])
 def test_offered_device_is_the_smallest_that_holds_it(name: str) -> None:
     task = FAILING[name]
-    result, found = judged(name)
-    names = [change.value for change in found if change.kind is ChangeKind.DEVICE]
+    result, suggestions = judged(name)
+    names = [change.value for change in suggestions if change.kind is ChangeKind.DEVICE]
     assert names
     for kind in (DeviceKind.GPU, DeviceKind.MAC):
-        known = [item for item in usual_devices() if item.kind is kind]
-        for device in (item for item in known if item.name in names):
+        devices = [item for item in usual_devices() if item.kind is kind]
+        for device in (item for item in devices if item.name in names):
             assert holds(task, device.name, result.context_tokens)
-            smaller = [item for item in known if item.usable_bytes < device.usable_bytes and item.vendor is device.vendor]  # fmt: skip
+            smaller = [item for item in devices if item.usable_bytes < device.usable_bytes and item.vendor is device.vendor]  # fmt: skip
             assert not any(holds(task, item.name, result.context_tokens) for item in smaller)
 
 
@@ -131,8 +131,8 @@ def holds(task: Task, device: str, tokens: int) -> bool:
 
 
 def test_offered_cards_of_the_same_kind() -> None:
-    _, found = judged("vLLM")
-    assert "2x 16 GiB card" in [change.value for change in found]
+    _, suggestions = judged("vLLM")
+    assert "2x 16 GiB card" in [change.value for change in suggestions]
     assert judge(replace(FAILING["vLLM"], machine=cards(16, 16))).can_load
 
 
@@ -230,9 +230,9 @@ def test_higher_limit_is_offered_and_not_assumed() -> None:
 
 def test_higher_limit_is_not_offered_without_a_gain() -> None:
     assert make_plan(one_file("llama-3.1-8b", mac(16, 10), 16_384)).decision(Lever.LIMIT) is None
-    whole = make_plan(from_config("qwen3-0.6b", mac(64, 48), "mlx"))
-    assert whole.context_tokens == 40_960
-    assert whole.decision(Lever.LIMIT) is None
+    plan = make_plan(from_config("qwen3-0.6b", mac(64, 48), "mlx"))
+    assert plan.context_tokens == 40_960
+    assert plan.decision(Lever.LIMIT) is None
 
 
 def test_higher_limit_moves_a_model_to_the_gpu_of_a_mac() -> None:

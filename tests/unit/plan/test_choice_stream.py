@@ -36,7 +36,7 @@ from edgekit.units import GIB, MIB
 SEVEN_B = "qwen2.5-7b"  # 28 layers of 4 x 128 keys and values: 57,344 bytes per token at f16
 
 
-def small(size_bytes: int, *, cores: int | None = 2) -> Machine:
+def small_machine(size_bytes: int, *, cores: int | None = 2) -> Machine:
     memory = HostMemory(total_bytes=size_bytes, free_bytes=size_bytes)
     return Machine(name="small", system=System.LINUX, host=memory, cores=cores, what_if=True)
 
@@ -145,24 +145,26 @@ def test_placements_of_a_given_keep_are_a_single_one() -> None:
 
 
 def test_threads_follow_the_cores_unless_given() -> None:
-    assert StreamSetup.of(first_placement(task_on(small(GIB, cores=4))).setup).threads == 4
-    assert StreamSetup.of(first_placement(task_on(small(GIB, cores=64))).setup).threads == 8
+    assert StreamSetup.of(first_placement(task_on(small_machine(GIB, cores=4))).setup).threads == 4
+    assert StreamSetup.of(first_placement(task_on(small_machine(GIB, cores=64))).setup).threads == 8
     start = Start(setup=StreamSetup(threads=3), fixed_flags=frozenset({"threads"}))
-    assert StreamSetup.of(first_placement(task_on(small(GIB), start=start)).setup).threads == 3
+    assert (
+        StreamSetup.of(first_placement(task_on(small_machine(GIB), start=start)).setup).threads == 3
+    )
 
 
 @pytest.mark.parametrize(("memory", "quarters"), [(16 * GIB, 4), (9 * GIB // 2, 3), (GIB, 0)])
 def test_judge_keeps_as_many_weights_as_fit(memory: int, quarters: int) -> None:
-    result = judge(task_on(small(memory), load=Load(context_tokens=4096)))
+    result = judge(task_on(small_machine(memory), load=Load(context_tokens=4096)))
     assert result.can_load
-    assert result.way == tuple(placements_of(task_on(small(memory))))[4 - quarters]
+    assert result.way == tuple(placements_of(task_on(small_machine(memory))))[4 - quarters]
 
 
 # --- context and cache
 
 
 def test_judge_a_7b_on_512_mib() -> None:
-    result = judge(task_on(small(512 * MIB)))
+    result = judge(task_on(small_machine(512 * MIB)))
     assert result.status is Status.PASSED
     assert result.context_tokens >= 1024
     assert StreamSetup.of(result.way.setup).keep_bytes == 0
@@ -171,20 +173,20 @@ def test_judge_a_7b_on_512_mib() -> None:
 
 def test_judge_a_7b_without_grouped_query_attention_on_512_mib() -> None:
     """Its cache takes 512 KiB per token; 512 tokens are enough to chat in a rolling context."""
-    result = judge(task_on(small(512 * MIB), "llama-2-7b"))
+    result = judge(task_on(small_machine(512 * MIB), "llama-2-7b"))
     assert result.can_load
     assert result.context_tokens >= 512
 
 
 def test_judge_on_6_gib_keeps_all_weights_at_32k() -> None:
-    result = judge(task_on(small(6 * GIB)))
+    result = judge(task_on(small_machine(6 * GIB)))
     assert (result.context_tokens, result.cache) == (32_768, "q8_0")
     assert StreamSetup.of(result.way.setup).keep_bytes is None
 
 
 def test_judge_prefers_a_long_context_to_keeping_all_weights() -> None:
     """The weights alone take 4.4 GiB, which would leave a context of a few tokens."""
-    result = judge(task_on(small(9 * GIB // 2)))
+    result = judge(task_on(small_machine(9 * GIB // 2)))
     assert result.context_tokens == 32_768
     assert StreamSetup.of(result.way.setup).keep_bytes is not None
 
@@ -200,21 +202,21 @@ def test_judge_prefers_a_long_context_to_keeping_all_weights() -> None:
 def test_judge_prefers_16k_with_an_8_bit_cache_to_a_shorter_context(
     mebibytes: int, step: int, tokens: Sequence[int], cache: str
 ) -> None:
-    result = judge(task_on(small(mebibytes * MIB)))
+    result = judge(task_on(small_machine(mebibytes * MIB)))
     assert (result.step, result.cache) == (step, cache)
     assert result.context_tokens in tokens
     assert result.speed is None  # a disk may have to be read
 
 
 def test_judge_if_nothing_fits_reports_the_shortest_context_and_no_weights() -> None:
-    result = judge(task_on(small(256 * MIB)))
+    result = judge(task_on(small_machine(256 * MIB)))
     assert (result.status, result.context_tokens) == (Status.FAILED, 512)
     assert StreamSetup.of(result.way.setup).keep_bytes == 0
     assert result.required_bytes < 256 * MIB
 
 
 def test_changes_do_not_offer_the_cache_type_in_use() -> None:
-    task = task_on(small(1024 * MIB))
+    task = task_on(small_machine(1024 * MIB))
     result = judge(task)
     assert result.cache == "q8_0"
     assert ChangeKind.CACHE not in {change.kind for change in changes(task, result)}
@@ -222,18 +224,18 @@ def test_changes_do_not_offer_the_cache_type_in_use() -> None:
 
 def test_judge_of_keep_0_keeps_no_weights() -> None:
     start = Start(setup=StreamSetup(keep_bytes=0), fixed_flags=frozenset({"keep"}))
-    result = judge(task_on(small(64 * GIB), start=start))
+    result = judge(task_on(small_machine(64 * GIB), start=start))
     assert (result.status, result.step) == (Status.PASSED, 1)
     assert StreamSetup.of(result.way.setup).keep_bytes == 0
 
 
 def test_judge_of_a_job_has_its_context() -> None:
-    result = judge(task_on(small(512 * MIB), job=Job(prompt_tokens=100, new_tokens=36)))
+    result = judge(task_on(small_machine(512 * MIB), job=Job(prompt_tokens=100, new_tokens=36)))
     assert (result.context_tokens, result.passed) == (200, True)
 
 
 def test_changes_if_nothing_fits_offer_context_and_memory() -> None:
-    task = task_on(small(512 * MIB), load=Load(context_tokens=16_384))
+    task = task_on(small_machine(512 * MIB), load=Load(context_tokens=16_384))
     result = judge(task)
     assert result.failed
     offered = changes(task, result)
@@ -245,13 +247,13 @@ def test_changes_if_nothing_fits_offer_context_and_memory() -> None:
 
 
 def test_changes_offer_an_8_bit_cache_for_a_longer_context() -> None:
-    task = task_on(small(512 * MIB), load=Load(context_tokens=2048))
+    task = task_on(small_machine(512 * MIB), load=Load(context_tokens=2048))
     result = judge(task)
     (change,) = changes(task, result)
     assert (change.kind, change.value) == (ChangeKind.CACHE, "q8_0")
     assert change.told.startswith("-ctk q8_0 -ctv q8_0 (8-bit cache): up to ")
     load = Load(context_tokens=1024, cache_k=cache_type("f32"), cache_v=cache_type("f32"))
-    with_f32 = task_on(small(512 * MIB), load=load)
+    with_f32 = task_on(small_machine(512 * MIB), load=load)
     assert changes(with_f32, judge(with_f32)) == ()
 
 
@@ -278,7 +280,9 @@ def test_check_planned_rejects_the_built_in_engine() -> None:
 @given(first_mib=st.integers(300, 30_000), second_mib=st.integers(300, 30_000))
 def test_max_context_never_falls_with_more_memory(first_mib: int, second_mib: int) -> None:
     less_mib, more_mib = sorted((first_mib, second_mib))
-    results = [judge(task_on(small(size * MIB), "qwen3-0.6b")) for size in (less_mib, more_mib)]
+    results = [
+        judge(task_on(small_machine(size * MIB), "qwen3-0.6b")) for size in (less_mib, more_mib)
+    ]
     assert results[0].max_context <= results[1].max_context
     for result in results:
         used = result.required_bytes + result.tightest.budget.reserve_bytes

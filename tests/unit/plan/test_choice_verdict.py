@@ -30,7 +30,6 @@ from edgekit.bill.types import (
 )
 from edgekit.cli import main
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError, HardwareError
 from edgekit.machine.types import DEVICE, HOST, Budget, MemoryLimit
@@ -253,13 +252,6 @@ def test_judge_of_a_dense_model_puts_as_few_layers_as_possible_in_ram() -> None:
     assert judge(replace(task, start=start)).failed
 
 
-def test_judge_moves_experts_to_ram_before_layers() -> None:
-    result = judge(task_for(gguf("qwen3-30b-a3b"), cards(12)))
-    assert result.can_load
-    assert any(map(has_experts_on_host(LlamaCppSetup.of(result.way.setup)), range(48)))
-    assert LlamaCppSetup.of(result.way.setup).n_gpu_layers == ALL_LAYERS
-
-
 def test_judge_falls_back_to_the_cpu_if_the_gpu_is_too_small() -> None:
     result = judge(task_for(gguf("llama-3.1-70b"), cards(1, ram=64)))
     assert result.can_load
@@ -283,10 +275,16 @@ def test_judge_puts_no_layers_in_ram_of_unknown_size() -> None:
 
 def test_vllm_splits_a_model_that_one_card_cannot_hold() -> None:
     model = of_config("llama-3.1-8b")
-    one = judge(task_for(model, cards(24), "vllm"))
-    assert (one.can_load, VllmSetup.of(one.way.setup).tensor_parallel_size) == (True, 1)
-    two = judge(task_for(model, cards(16, 16), "vllm"))
-    assert (two.can_load, VllmSetup.of(two.way.setup).tensor_parallel_size) == (True, 2)
+    on_one_card = judge(task_for(model, cards(24), "vllm"))
+    assert (on_one_card.can_load, VllmSetup.of(on_one_card.way.setup).tensor_parallel_size) == (
+        True,
+        1,
+    )
+    on_two_cards = judge(task_for(model, cards(16, 16), "vllm"))
+    assert (on_two_cards.can_load, VllmSetup.of(on_two_cards.way.setup).tensor_parallel_size) == (
+        True,
+        2,
+    )
     assert judge(task_for(model, cards(16), "vllm")).failed
 
 
@@ -361,17 +359,17 @@ def test_sequences_without_a_unified_cache_have_a_context_each() -> None:
 
 
 def test_judge_of_an_impossible_native_context_uses_the_requested_one() -> None:
-    known = gguf("llama-3.1-8b")
-    model = Model(header=known.header, geometry=replace(known.geometry, native_context=2**32 - 1))
+    base = gguf("llama-3.1-8b")
+    model = Model(header=base.header, geometry=replace(base.geometry, native_context=2**32 - 1))
     result = judge(task_for(model, cpu(32), load=Load(context_tokens=16_384)))
     assert result.status is Status.PASSED
 
 
 def test_unified_gpus_are_judged_as_one_memory() -> None:
-    whole = mac(24, 18)
-    card = replace(whole.devices[0], limit_bytes=None)
-    two = replace(whole, devices=(card, replace(card, index=1)))
-    result = judge(task_for(gguf("llama-3.1-8b"), two, load=Load(context_tokens=8192)))
+    one_gpu = mac(24, 18)
+    card = replace(one_gpu.devices[0], limit_bytes=None)
+    two_gpus = replace(one_gpu, devices=(card, replace(card, index=1)))
+    result = judge(task_for(gguf("llama-3.1-8b"), two_gpus, load=Load(context_tokens=8192)))
     assert result.status is Status.PASSED
 
 
@@ -415,15 +413,15 @@ def keys_only(model: Model) -> Model:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_is_decided_by_keys_only_agrees_with_the_full_header(name: str) -> None:
-    whole = gguf(name)
-    light, decisions = keys_only(whole), 0
+    model = gguf(name)
+    without_tensors, decisions = keys_only(model), 0
     for machine in sampled(MACHINES, each=2, turn=MODELS.index(name)):
         try:
-            task = task_for(light, machine)
+            task = task_for(without_tensors, machine)
             quick = judge(task)
         except EdgekitError:
             continue  # the tensor directory is needed
-        exact = judge(task_for(whole, machine))
+        exact = judge(task_for(model, machine))
         if is_decided(task, quick, loads_only=True):
             assert quick.can_load == exact.can_load
         if is_decided(task, quick):
@@ -464,9 +462,9 @@ def test_download_bytes_for_mlx_are_those_of_the_packed_weights() -> None:
 def test_download_is_shown_for_names_and_not_for_files(
     command: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known = not model.startswith("sample:")
+    is_name = not model.startswith("sample:")
     main([command, model, "--device", "RTX 4090"])
-    assert ("16.5 GB download" in capsys.readouterr().out) is known
+    assert ("16.5 GB download" in capsys.readouterr().out) is is_name
     main([command, model, "--device", "RTX 4090", "--json"])
     size = json.loads(capsys.readouterr().out)["download_bytes"]
-    assert (size is not None) is known
+    assert (size is not None) is is_name

@@ -36,7 +36,7 @@ def ready(plan: Plan, **more: Any) -> dict[str, Command]:
     return {command.name: command for command in ready_commands(plan, **more)}
 
 
-def words(plan: Plan, name: str = "llama-server", **more: Any) -> list[str]:
+def arguments_of(plan: Plan, name: str = "llama-server", **more: Any) -> list[str]:
     return shlex.split(ready(plan, **more)[name].text)
 
 
@@ -60,14 +60,14 @@ def test_ready_commands_of_each_engine(plan: Any, names: list[str]) -> None:
 
 
 def test_llama_server_on_the_cpu() -> None:
-    line = words(planned(gguf(SMALL), cpu(16)))
+    line = arguments_of(planned(gguf(SMALL), cpu(16)))
     assert line[:5] == ["llama-server", "-m", "./model.gguf", "-c", "32768"]
     assert after("-dev", line) == "none"
     assert not {"-ngl", "-ctk", "-fa", "-np", "-ts"} & set(line)
 
 
 def test_llama_server_fully_on_the_gpu() -> None:
-    line = words(planned(gguf(SMALL), cards(24)))
+    line = arguments_of(planned(gguf(SMALL), cards(24)))
     assert after("-ngl", line) == "all"
     assert "-dev" not in line
 
@@ -76,17 +76,17 @@ def test_llama_server_with_some_layers_on_the_gpu() -> None:
     plan = planned(gguf("llama-3.1-70b"), cards(24, ram=64), load=Load(context_tokens=16_384))
     layers = LlamaCppSetup.of(plan.result.way.setup).n_gpu_layers
     assert 0 < layers < 80
-    assert after("-ngl", words(plan)) == str(layers)
+    assert after("-ngl", arguments_of(plan)) == str(layers)
 
 
 def test_llama_server_with_experts_in_ram() -> None:
     plan = planned(gguf(MOE), cards(12), load=Load(context_tokens=32_768))
     count = LlamaCppSetup.of(plan.result.way.setup).n_cpu_moe
-    assert after("-ncmoe", words(plan)) == str(count) != "0"
+    assert after("-ncmoe", arguments_of(plan)) == str(count) != "0"
     all_experts = planned(
         gguf(MOE), cards(12), cpu_moe=True, fixed_flags=("cpu_moe",), backend=Backend.CUDA
     )
-    assert "-cmoe" in words(all_experts)
+    assert "-cmoe" in arguments_of(all_experts)
 
 
 @pytest.mark.parametrize(
@@ -101,20 +101,20 @@ def test_llama_server_with_experts_in_ram() -> None:
     ],
 )  # fmt: skip
 def test_llama_server_flags_of_a_load(load: Load, expected: list[str]) -> None:
-    line = words(planned(gguf(SMALL), cpu(16), load=load))
+    line = arguments_of(planned(gguf(SMALL), cpu(16), load=load))
     at = line.index(expected[0])
     assert line[at : at + len(expected)] == expected
 
 
 def test_llama_cli_has_one_sequence_and_the_context_of_one_user() -> None:
     plan = planned(gguf(SMALL), cpu(16), load=Load(context_tokens=32_768, sequences=4))
-    line = words(plan, "llama-cli")
+    line = arguments_of(plan, "llama-cli")
     assert (after("-c", line), after("-np", line)) == (str(32_768 // 4), "1")
 
 
 def test_llama_server_limits_prompt_cache_and_checkpoints_to_the_ram() -> None:
     plan = planned(gguf("gemma-3-27b"), cards(24, ram=16), load=Load(context_tokens=16_384))
-    line = words(plan)
+    line = arguments_of(plan)
     assert int(after("-cram", line)) < 8192
     assert int(after("-ctxcp", line)) < 32
 
@@ -147,7 +147,7 @@ def test_llama_server_notes_an_unused_amd_card() -> None:
 
 def test_llama_server_with_the_cache_in_ram() -> None:
     plan = planned(gguf(SMALL), cards(24), offload_kqv=False, fixed_flags=("offload_kqv",), backend=Backend.CUDA)  # fmt: skip
-    assert "-nkvo" in words(plan)
+    assert "-nkvo" in arguments_of(plan)
 
 
 DRAFT = gguf(SMALL)
@@ -164,7 +164,7 @@ DRAFT = gguf(SMALL)
 def test_draft_words_are_separate_from_the_command(drafter: Drafter, expected: list[str]) -> None:
     plan = planned(gguf("llama-3.1-8b"), cards(24), drafter=drafter)
     assert engine_named("llama.cpp").draft_words(plan.result, drafter) == expected
-    assert expected[0] not in words(plan)
+    assert expected[0] not in arguments_of(plan)
 
 
 # The emitted flags, read back as flags of `estimate`, must have the plan's bill.
@@ -185,15 +185,15 @@ NOT_BILLED = {"-ngld": 2, "--no-mmproj": 1}
 )  # fmt: skip
 def test_llama_server_flags_have_the_planned_bill(plan: Any) -> None:
     plan = plan()
-    line = words(plan)
+    line = arguments_of(plan)
     values = read_setup_flags(line[line.index("llama-server") + 3 :])
     load, setup = llamacpp_setup(values)
     setup = replace(setup, devices=plan.result.way.setup.devices)
     if "backend" not in values:
         setup = replace(setup, backend=plan.result.way.setup.backend)
-    again = estimate(plan.variant.model, load, setup)
-    assert again.total_bytes == plan.result.estimate.total_bytes
-    assert {again.in_pools(use.budget.pools) for use in plan.result.uses} == {
+    estimated = estimate(plan.variant.model, load, setup)
+    assert estimated.total_bytes == plan.result.estimate.total_bytes
+    assert {estimated.in_pools(use.budget.pools) for use in plan.result.uses} == {
         use.required_bytes + use.covered_bytes for use in plan.result.uses
     }
 
@@ -226,16 +226,16 @@ def read_setup_flags(line: list[str]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_model_words_of_a_reference(reference: str, expected: list[str]) -> None:
-    line = words(planned(gguf(SMALL), cpu(16), reference=reference))
+    line = arguments_of(planned(gguf(SMALL), cpu(16), reference=reference))
     assert line[1 : 1 + len(expected)] == expected
 
 
 def test_model_words_take_the_tag_of_the_files_if_the_reference_has_none() -> None:
     files = model_files("org/name-GGUF:Q4_K_M", Origin.HUB, reference="org/name-GGUF")
     plan = planned(gguf(SMALL), cpu(16), reference="org/name-GGUF")
-    assert words(plan, files=files)[1:3] == ["-hf", "org/name-GGUF:Q4_K_M"]
+    assert arguments_of(plan, files=files)[1:3] == ["-hf", "org/name-GGUF:Q4_K_M"]
     other = planned(gguf(SMALL), cpu(16), reference="org/name-GGUF:Q8_0")
-    assert words(other, files=files)[1:3] == ["-hf", "org/name-GGUF:Q8_0"]
+    assert arguments_of(other, files=files)[1:3] == ["-hf", "org/name-GGUF:Q8_0"]
 
 
 def test_model_words_without_a_known_repository_name_a_placeholder_and_the_search() -> None:
@@ -263,7 +263,7 @@ def test_model_words_of_the_catalog_name_a_repository(
     label: str, mix: str, expected: list[str]
 ) -> None:
     plan = planned(gguf(SMALL), cpu(16), reference="", label=label, mix=mix)
-    assert words(plan)[1:4] == expected
+    assert arguments_of(plan)[1:4] == expected
     assert "no repository" not in " ".join(ready(plan)["llama-server"].notes)
 
 
@@ -282,10 +282,10 @@ def test_model_words_of_a_local_file_at_another_mix_say_how_it_is_made() -> None
 def test_hostile_names_stay_single_words(label: str) -> None:
     plan = planned(gguf(SMALL), cpu(16), reference=f"./{label}.gguf", label=label)
     commands = ready(plan)
-    shown = re.sub(r"[\n\x1b]", "\N{REPLACEMENT CHARACTER}", label)
-    assert words(plan)[2] == f"./{shown}.gguf"
+    escaped = re.sub(r"[\n\x1b]", "\N{REPLACEMENT CHARACTER}", label)
+    assert arguments_of(plan)[2] == f"./{escaped}.gguf"
     assert "\n" not in commands["llama-server"].text
-    assert commands["Ollama Modelfile"].text.splitlines()[0] == f"FROM ./{shown}.gguf"
+    assert commands["Ollama Modelfile"].text.splitlines()[0] == f"FROM ./{escaped}.gguf"
     assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", shlex.split(commands["Ollama"].text)[2])
 
 
@@ -316,7 +316,7 @@ def test_shell_text_quotes_for_powershell(words: list[str], text: str) -> None:
 def test_vllm_serve() -> None:
     files = model_files("Qwen/Qwen3-8B", Origin.HUB)
     plan = planned(qwen(), cards(24), engine="vllm", reference="Qwen/Qwen3-8B", load=Load(context_tokens=8192))  # fmt: skip
-    line = words(plan, "vllm serve", files=files)
+    line = arguments_of(plan, "vllm serve", files=files)
     assert line[:5] == ["vllm", "serve", "Qwen/Qwen3-8B", "--max-model-len", "8192"]
     assert "--distributed-executor-backend" not in line
 
@@ -327,7 +327,7 @@ def test_vllm_serve_has_a_flag_for_each_value_that_is_not_the_default() -> None:
         tensor_parallel_size=2, gpu_memory_utilization=0.8, enforce_eager=True, enable_prefix_caching=False,
         fixed_flags=("tensor_parallel_size", "gpu_memory_utilization"),
     )  # fmt: skip
-    line = words(plan, "vllm serve")
+    line = arguments_of(plan, "vllm serve")
     assert line[5:] == [
         "-tp", "2", "--kv-cache-dtype", "fp8", "--gpu-memory-utilization", "0.8",
         "--no-enable-prefix-caching", "--enforce-eager",
@@ -362,9 +362,9 @@ def test_vllm_serve_with_only_nodes_given_starts_ray() -> None:
 
 def test_vllm_serve_limits_sequences_to_the_users() -> None:
     plan = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192))
-    assert "--max-num-seqs" not in words(plan, "vllm serve")
+    assert "--max-num-seqs" not in arguments_of(plan, "vllm serve")
     several = replace(plan, task=replace(plan.task, users=3))
-    assert after("--max-num-seqs", words(several, "vllm serve")) == "3"
+    assert after("--max-num-seqs", arguments_of(several, "vllm serve")) == "3"
 
 
 # MLX
@@ -394,7 +394,11 @@ def test_mlx_uses_a_known_quantised_repository() -> None:
 
 def test_vllm_serve_of_a_catalog_model_takes_the_instruct_repository() -> None:
     plan = planned(qwen(), cards(24), engine="vllm", reference="", label="llama-3.1-8b")
-    assert words(plan, "vllm serve")[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"]
+    assert arguments_of(plan, "vllm serve")[:3] == [
+        "vllm",
+        "serve",
+        "meta-llama/Llama-3.1-8B-Instruct",
+    ]
 
 
 def test_mlx_convert_uses_the_planned_quantisation() -> None:
@@ -406,7 +410,7 @@ def test_mlx_convert_uses_the_planned_quantisation() -> None:
 def test_mlx_server_limits_its_prompt_cache_to_the_plan() -> None:
     load = Load(context_tokens=8192, sequences=2)
     plan = planned(qwen(), mac(32), engine="mlx", load=load)
-    line = words(plan, "mlx_lm.server")
+    line = arguments_of(plan, "mlx_lm.server")
     assert (after("--decode-concurrency", line), after("--prompt-concurrency", line)) == ("2", "2")
     size_bytes = int(after("--prompt-cache-bytes", line))
     tightest = plan.result.tightest

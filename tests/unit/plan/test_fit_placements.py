@@ -37,12 +37,12 @@ def task_on(machine: Machine, engine: str, start: Start | None = None) -> Task:
 @pytest.mark.parametrize("engine", [engine.name for engine in every_engine()])
 def test_placements_of_puts_undivided_models_first(engine: str) -> None:
     task = task_on(MACHINES[engine], engine)
-    placements, whole = tuple(placements_of(task)), whole_placements(task)
-    assert whole
-    assert whole == placements[: len(whole)]
-    assert not any(placement.whole for placement in placements[len(whole) :])
+    placements, undivided = tuple(placements_of(task)), whole_placements(task)
+    assert undivided
+    assert undivided == placements[: len(undivided)]
+    assert not any(placement.whole for placement in placements[len(undivided) :])
     assert first_placement(task) == placements[0]
-    assert can_divide(task) is (len(whole) < len(placements))
+    assert can_divide(task) is (len(undivided) < len(placements))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "mlx"])

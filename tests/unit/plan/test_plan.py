@@ -270,8 +270,8 @@ def test_every_decision_has_a_reason(name: str, machine: Any) -> None:
 
 def test_estimate_of_the_load_and_setup_of_a_plan_is_its_bill() -> None:
     plan = make_plan(any_mix(LLAMA, rated(cards(12)), 16_384))
-    again = estimate(plan.variant.model, plan.load, LlamaCppSetup.of(plan.result.way.setup))
-    assert again.lines == plan.result.estimate.lines
+    estimated = estimate(plan.variant.model, plan.load, LlamaCppSetup.of(plan.result.way.setup))
+    assert estimated.lines == plan.result.estimate.lines
 
 
 @pytest.mark.parametrize("thorough", [True, False])
@@ -429,9 +429,9 @@ def test_drafter_is_billed_with_its_own_cache() -> None:
     task = one_file(LLAMA, rated(cards(24)), 32_768, drafters=(SMALL,))
     plain = make_plan(replace(task, drafters=()))
     assert make_plan(task).drafter is SMALL
-    request = engine_named(task.engine).with_drafter(task, SMALL.model, SMALL.mix)
-    assert request.bill is not None
-    bill = request.bill(plain.load, plain.result.way.setup.changed(draft_max=3))
+    with_drafter = engine_named(task.engine).with_drafter(task, SMALL.model, SMALL.mix)
+    assert with_drafter.bill is not None
+    bill = with_drafter.bill(plain.load, plain.result.way.setup.changed(draft_max=3))
     caches = sum(line.size_bytes for line in bill.lines if line.part and line.component in CACHES)
     assert caches == 32_768 * 16 * 2 * 8 * 64 * 2  # 16 layers, K and V of 8 heads of 64, 16 bit
     weights = bill.weights_bytes - plain.result.estimate.weights_bytes
@@ -518,12 +518,14 @@ BIG = entry("big", 32_000)
 CASES = {
     "same": entry("same", 4000),  # an eighth
     "smaller": entry("smaller", 1000),
-    "too near": entry("too near", 4001),
+    "too large": entry("too large", 4001),
     "other family": entry("other family", 1000, family="llama"),
-    "a few words more": entry("a few words more", 1000, vocabulary=151_936 + 128),
-    "more words": entry("more words", 1000, vocabulary=151_936 + 129),
-    "fewer words": entry("fewer words", 1000, vocabulary=151_936 - 129),
-    "unknown words": entry("unknown words", 1000, vocabulary=None),
+    "slightly larger vocabulary": entry(
+        "slightly larger vocabulary", 1000, vocabulary=151_936 + 128
+    ),
+    "larger vocabulary": entry("larger vocabulary", 1000, vocabulary=151_936 + 129),
+    "smaller vocabulary": entry("smaller vocabulary", 1000, vocabulary=151_936 - 129),
+    "unknown vocabulary": entry("unknown vocabulary", 1000, vocabulary=None),
     "unknown size": replace(entry("unknown size", 1), parameters=None),
     "embedding": entry("embedding", 1000, kinds=(ModelPurpose.EMBEDDING,)),
 }
@@ -531,7 +533,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("name", "drafts"),
-    [(name, name in {"same", "smaller", "a few words more"}) for name in CASES],
+    [(name, name in {"same", "smaller", "slightly larger vocabulary"}) for name in CASES],
 )
 def test_catalog_drafters_have_the_same_family_and_vocabulary(name: str, *, drafts: bool) -> None:
     result = catalog_drafters(BIG, (BIG, CASES[name]))
@@ -540,7 +542,7 @@ def test_catalog_drafters_have_the_same_family_and_vocabulary(name: str, *, draf
 
 def test_catalog_drafters_come_largest_first() -> None:
     result = catalog_drafters(BIG, CASES.values())
-    assert [item.name.partition(" at ")[0] for item in result] == ["same", "smaller", "a few words more"]  # fmt: skip
+    assert [item.name.partition(" at ")[0] for item in result] == ["same", "smaller", "slightly larger vocabulary"]  # fmt: skip
     assert all(item.mix == "Q4_K_M" and item.model is not None for item in result)
 
 

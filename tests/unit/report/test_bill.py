@@ -195,9 +195,9 @@ def test_bill_text_has_no_control_characters() -> None:
 def test_bill_text_numbers_several_devices() -> None:
     second = Pool(PoolKind.DEVICE, 1)
     estimate = replace(ESTIMATE, lines=(*LINES, line(Component.WEIGHTS, GIB, second, layer=1)))
-    shown = bill_text(replace(BILL, estimate=estimate)).splitlines()
-    assert shown[0] == ("7.88 GiB: 6.09 GiB on GPU 0, 1.00 GiB on GPU 1, 816.00 MiB in RAM")
-    assert [row.split("  ")[0] for row in shown[5:9]] == ["GPU 0", "GPU 1", "RAM", "total"]
+    lines = bill_text(replace(BILL, estimate=estimate)).splitlines()
+    assert lines[0] == ("7.88 GiB: 6.09 GiB on GPU 0, 1.00 GiB on GPU 1, 816.00 MiB in RAM")
+    assert [row.split("  ")[0] for row in lines[5:9]] == ["GPU 0", "GPU 1", "RAM", "total"]
     pools = sums_json(estimate)["pools"]
     assert pools["device"]["model"] == 6 * GIB
     assert [device["model"] for device in pools["devices"]] == [5 * GIB, GIB]
@@ -205,9 +205,9 @@ def test_bill_text_numbers_several_devices() -> None:
 
 def test_bill_text_of_one_pool_has_no_total_row() -> None:
     estimate = replace(ESTIMATE, lines=tuple(item for item in LINES if item.pool is HOST))
-    shown = bill_text(replace(BILL, estimate=estimate)).splitlines()
-    assert shown[0] == "816.00 MiB in RAM"
-    assert sum(row.startswith(("RAM", "total", "GPU")) for row in shown) == 1
+    lines = bill_text(replace(BILL, estimate=estimate)).splitlines()
+    assert lines[0] == "816.00 MiB in RAM"
+    assert sum(row.startswith(("RAM", "total", "GPU")) for row in lines) == 1
 
 
 def test_how_known_weighs_bounds_by_size() -> None:

@@ -130,8 +130,8 @@ def test_check_text_with_why_has_everything() -> None:
 def test_check_text_on_a_narrow_screen_has_bars_below_their_figures() -> None:
     lines = check_text(TOO_LARGE, screen=Screen(width=40)).splitlines()
     assert lines[:2] == ["Does not fit your RAM at 32K: needs 24.0", "GiB, 15.0 usable"]
-    place = lines.index("RAM: 24.0 of 15.0 GiB")
-    assert len(lines[place + 1]) == 40
+    index = lines.index("RAM: 24.0 of 15.0 GiB")
+    assert len(lines[index + 1]) == 40
 
 
 def test_quiet_text_is_the_headline() -> None:
@@ -204,15 +204,15 @@ def test_check_text_names_the_limit_of_a_container() -> None:
 
 
 def test_check_text_groups_cards_with_the_same_figures() -> None:
-    alike = check_text(check_from_lines(on=machine(card("T4", 24), card("T4", 24))), why=True)
-    assert "T4 #0  " in alike
-    assert "T4 #1  " in alike
-    assert "         T4: 24.00 GiB free minus 1 GiB reserve" in alike
-    unlike = check_text(
+    equal = check_text(check_from_lines(on=machine(card("T4", 24), card("T4", 24))), why=True)
+    assert "T4 #0  " in equal
+    assert "T4 #1  " in equal
+    assert "         T4: 24.00 GiB free minus 1 GiB reserve" in equal
+    different = check_text(
         check_from_lines(on=machine(card("T4", 24), card("T4", 24, free_bytes=20 * GIB))), why=True
     )
-    assert "         T4 #0: 24.00 GiB free minus" in unlike
-    assert "         T4 #1: 20.00 GiB free minus" in unlike
+    assert "         T4 #0: 24.00 GiB free minus" in different
+    assert "         T4 #1: 20.00 GiB free minus" in different
 
 
 def test_check_text_with_unknown_native_context() -> None:

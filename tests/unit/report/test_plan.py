@@ -210,8 +210,8 @@ def test_plan_text_has_the_main_command_in_full_and_the_others_by_name() -> None
     text = plan_text(plan, ready=ready, screen=Screen(width=60))
     server = next(item for item in ready if item.name == "llama-server")
     assert shlex.split(commands_in(text).replace("\\\n", " ")) == shlex.split(server.text)
-    shown = " ".join(commands_in(text, "Also").split())
-    assert shown == "--for llama-cli | ollama | lm-studio: the same for another program"
+    others = " ".join(commands_in(text, "Also").split())
+    assert others == "--for llama-cli | ollama | lm-studio: the same for another program"
     notes = " ".join(text.split())
     assert all(" ".join(note.split()) in notes for note in server.notes)
 

@@ -68,10 +68,14 @@ def test_write_plot_svg_is_reproducible(tmp_path: Path) -> None:
 
 
 def test_draw_labels_axes_and_curves() -> None:
-    shown = texts(figure_of())
-    assert shown[:3] == ["gemma-3-27b on RTX 4090", "context, tokens (1k = 1,024)", "RTX 4090, GiB"]
-    assert shown[3:6] == ["f16: 57,344", "q8_0: 114,688", "q4_0: 131,072 (all)"]
-    assert {"20.00 GiB usable", "f16", "q8_0", "q4_0"} <= set(shown)
+    labels = texts(figure_of())
+    assert labels[:3] == [
+        "gemma-3-27b on RTX 4090",
+        "context, tokens (1k = 1,024)",
+        "RTX 4090, GiB",
+    ]
+    assert labels[3:6] == ["f16: 57,344", "q8_0: 114,688", "q4_0: 131,072 (all)"]
+    assert {"20.00 GiB usable", "f16", "q8_0", "q4_0"} <= set(labels)
 
 
 def test_draw_marks_the_usable_memory_with_one_line() -> None:
@@ -99,9 +103,9 @@ def test_draw_says_that_a_cache_type_does_not_fit() -> None:
 
 
 def test_draw_shows_hostile_names_as_text() -> None:
-    shown = texts(figure_of(model="$x_{1", machine="\x1b[2J 漢字" + "y" * 500))
-    assert shown[0].startswith("$x_{1 on \N{REPLACEMENT CHARACTER}[2J 漢字yyy")
-    assert len(shown[0]) == 84
+    labels = texts(figure_of(model="$x_{1", machine="\x1b[2J 漢字" + "y" * 500))
+    assert labels[0].startswith("$x_{1 on \N{REPLACEMENT CHARACTER}[2J 漢字yyy")
+    assert len(labels[0]) == 84
 
 
 def test_write_plot_with_hostile_names(tmp_path: Path) -> None:

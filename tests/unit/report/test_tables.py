@@ -32,8 +32,8 @@ def named(check: Check, name: str, engine: str = "llama.cpp") -> Check:
     return replace(check, bill=bill, result=replace(check.result, engine=engine))
 
 
-def unreadable(name: str, shown: str = "truncated file") -> Unanswered:
-    return Unanswered(reference=name, engine=None, error=HeaderError(shown))
+def unreadable(name: str, message: str = "truncated file") -> Unanswered:
+    return Unanswered(reference=name, engine=None, error=HeaderError(message))
 
 
 MANY: tuple[Answer, ...] = (
@@ -143,25 +143,25 @@ def test_check_table_later_rows_fit_the_width(width: int) -> None:
 
 
 def test_check_table_later_row_names_another_engine() -> None:
-    shown = check_table(
+    table = check_table(
         (*[MANY[0], MANY[1]] * FIRST_ROWS, named(check_from_lines(), "last", "mlx"))
     )
-    assert "last (mlx)" in shown
+    assert "last (mlx)" in table
 
 
 def test_check_table_shortens_a_long_name_in_the_middle() -> None:
     rows = (named(check_from_lines(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
-    shown = check_table(rows, screen=Screen(width=70)).splitlines()
-    assert shown[3] == "fits  meta-llama-...-Q4_K_M.gguf      32K  72K  11.5 of 23.0         ?"
-    assert max(map(len, shown)) == 70
+    table = check_table(rows, screen=Screen(width=70)).splitlines()
+    assert table[3] == "fits  meta-llama-...-Q4_K_M.gguf      32K  72K  11.5 of 23.0         ?"
+    assert max(map(len, table)) == 70
 
 
 def test_check_table_shows_cache_weights_and_users() -> None:
     check = named(check_from_lines(), "a")
     chosen = replace(check.result, quantization="Q4_K_M", cache="q8_0")
     shared = replace(check.result, quantization="MXFP4_MOE", streams=4)
-    shown = check_table((replace(check, result=chosen), replace(check, result=shared))).splitlines()
-    assert shown[2:5] == [
+    table = check_table((replace(check, result=chosen), replace(check, result=shared))).splitlines()
+    assert table[2:5] == [
         "      weights   context  max      GiB used  tokens/s",
         "fits  Q4_K_M   32K q8_0  72K  11.5 of 23.0         ?",
         "fits  MXFP4      4 x 8K  72K  11.5 of 23.0         ?",
@@ -187,8 +187,8 @@ def test_check_table_leaves_out_columns_on_a_narrow_screen(width: int, head: str
 
 
 def test_check_table_of_a_context_beyond_the_native_one_has_no_smaller_max() -> None:
-    shown = check_table((named(check_from_lines(context_tokens=262_144), "a"), MANY[0]))
-    assert [row.split()[2:4] for row in shown.splitlines()[3:5]] == [
+    table = check_table((named(check_from_lines(context_tokens=262_144), "a"), MANY[0]))
+    assert [row.split()[2:4] for row in table.splitlines()[3:5]] == [
         ["256K", "256K"],
         ["32K", "72K"],
     ]
@@ -213,10 +213,10 @@ def test_check_table_has_reasons_that_the_figures_do_not_show() -> None:
     short = named(
         check_from_lines(status=Status.FAILED, reasons=("at most 4,096 tokens fit",)), "short.gguf"
     )
-    shown = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), screen=Screen(width=200))
-    assert "\nqwen on vllm: vLLM does not start: it reserves 22.08 GiB of RTX 4090" in shown
-    assert "\nshort.gguf on llama.cpp: at most 4,096 tokens fit\n" in shown
-    assert "four.gguf on" not in shown
+    table = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), screen=Screen(width=200))
+    assert "\nqwen on vllm: vLLM does not start: it reserves 22.08 GiB of RTX 4090" in table
+    assert "\nshort.gguf on llama.cpp: at most 4,096 tokens fit\n" in table
+    assert "four.gguf on" not in table
 
 
 @pytest.mark.parametrize(
@@ -252,5 +252,5 @@ def test_counts_and_summary() -> None:
 
 def test_check_table_has_no_control_characters() -> None:
     evil = "a\x1b[2J\r\x07b"
-    shown = check_table((named(check_from_lines(), evil), unreadable(evil, evil), MANY[0]))
-    assert all(c == "\n" or c.isprintable() for c in shown)
+    table = check_table((named(check_from_lines(), evil), unreadable(evil, evil), MANY[0]))
+    assert all(c == "\n" or c.isprintable() for c in table)

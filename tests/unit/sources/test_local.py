@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -452,3 +453,28 @@ def test_mistyped_path_that_looks_like_a_hub_name_suggests_the_file(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RemoteInspectError, match=r"Similar names on this machine: .*model\.gguf"):
         locate("folder/model.ggu", reach=Reach(network=False))
+
+
+# The data folder
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable", "folder"),
+    [
+        ("linux", "", "home/.local/share/edgekit"),
+        ("linux", "XDG_DATA_HOME", "given/edgekit"),
+        ("darwin", "", "home/Library/Application Support/edgekit"),
+        ("win32", "LOCALAPPDATA", "given/edgekit"),
+        ("linux", "EDGEKIT_DATA", "given"),
+    ],
+)
+def test_data_folder_of_each_platform(
+    platform: str, variable: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EDGEKIT_DATA", "XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if variable:
+        monkeypatch.setenv(variable, str(tmp_path / "given"))
+    monkeypatch.setattr(sys, "platform", platform)
+    assert disk.data_folder() == tmp_path / folder
