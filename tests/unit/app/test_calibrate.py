@@ -1,4 +1,4 @@
-"""A machine measured for real, in small; and what later estimates make of it."""
+"""`app.calibrate` on this machine with a small model, and how later estimates use its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import tiny_llama
 from tests.unit.plan.machines import cards
 
 from edgekit import __version__
-from edgekit.app import calibrate as host_room
+from edgekit.app import calibrate as app_calibrate
 from edgekit.app.calibrate import (
     calibrate,
     memory_bandwidth,
@@ -67,28 +67,28 @@ from edgekit.units import GIB, MIB, Basis
 
 DAY = "2026-11-16"
 SMALL = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=256)
-# Whatever else runs here meanwhile: what is measured is only whether it is measured.
+# busy_share=1.0: the results are saved whatever else runs on this machine.
 QUICK = CalibrateOptions(
     read_bytes=16 * MIB, read_seconds=0.05, shape=SMALL, pace_seconds=0.2, busy_share=1.0
 )
-WORDS = 100_000  # the fewest with which what llama.cpp holds besides is kept
+LARGE_VOCABULARY = 100_000  # the smallest vocabulary with which llama.cpp's overhead is saved
 MODEL = "sample:qwen3-30b-a3b"
 
 
 @pytest.fixture
 def without_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = tuple(replace(placement, is_here=lambda: False) for placement in binding.METHODS)
+    none = tuple(replace(method, is_here=lambda: False) for method in binding.METHODS)
     monkeypatch.setattr(binding, "METHODS", none)
 
 
-# -- memory ----------------------------------------------------------------------------------
+# --- memory
 
 
-def test_memory_is_read_at_a_speed_that_a_machine_has() -> None:
+def test_memory_bandwidth_is_plausible() -> None:
     assert 10**8 < memory_bandwidth(64 * MIB, 2, seconds=0.1) < 10**13
 
 
-def test_how_much_is_read() -> None:
+def test_read_bytes_depends_on_the_free_memory() -> None:
     assert read_bytes(None) == GIB
     assert read_bytes(64 * GIB) == GIB
     assert read_bytes(4 * GIB) == GIB // 2
@@ -96,13 +96,15 @@ def test_how_much_is_read() -> None:
     assert read_bytes(GIB // 2 - 1) == 0
 
 
-def test_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_bandwidth_without_numpy_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'edgekit-models\[embed\]'"):
         memory_bandwidth(MIB, 1, seconds=0.1)
 
 
-def test_no_room_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_bandwidth_without_memory_is_an_error_and_no_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import numpy as np
 
     def full(*_: object) -> None:
@@ -113,8 +115,8 @@ def test_no_room_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> Non
         memory_bandwidth(MIB, 1, seconds=0.1)
 
 
-def test_a_neighbour_is_noticed() -> None:
-    """A child that has not ended yet counts as one."""
+def test_watched_measures_the_cpu_time_of_other_programs() -> None:
+    """A child process that is still running counts as another program."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         with watched() as others:
             time.sleep(0.5)
@@ -123,21 +125,21 @@ def test_a_neighbour_is_noticed() -> None:
     assert f"other programs used {others.share * 100:.0f} % of the CPU" in others.note
 
 
-# -- the made-up model -----------------------------------------------------------------------
+# --- the generated test model
 
 
-def test_the_made_up_model_is_what_it_says(tmp_path: Path) -> None:
-    path = tmp_path / "made-up.gguf"
+def test_write_test_model_has_the_size_vocabulary_and_shape(tmp_path: Path) -> None:
+    path = tmp_path / "generated.gguf"
     write_test_model(path, SMALL)
     assert path.stat().st_size == file_bytes(SMALL)
     result = GGUFReader(path)
     names = [tensor.name for tensor in result.tensors]
     assert len(names) == 2 + 9 * 2
     assert names[:2] == ["token_embd.weight", "output_norm.weight"]
-    tokens = [str(bytes(result.fields["tokenizer.ggml.tokens"].parts[at]), "utf-8") for at in result.fields["tokenizer.ggml.tokens"].data]  # fmt: skip
+    tokens = [str(bytes(result.fields["tokenizer.ggml.tokens"].parts[index]), "utf-8") for index in result.fields["tokenizer.ggml.tokens"].data]  # fmt: skip
     assert len(set(tokens)) == 2048
     assert tokens[0] == "<|end|>"
-    # the space is a byte that cannot be seen: GPT-2 writes the 33rd of those for it
+    # GPT-2 writes unprintable bytes as U+0100 and following; the space is the 33rd of them
     assert (tokens[1 + ord("A")], tokens[1 + ord(" ")]) == ("A", "\u0120")
     merges = result.fields["tokenizer.ggml.merges"].data
     assert len(merges) == 2048 - 1 - 256
@@ -145,16 +147,16 @@ def test_the_made_up_model_is_what_it_says(tmp_path: Path) -> None:
     assert (geometry.vocabulary, geometry.native_context, len(geometry.layers)) == (2048, 256, 2)
 
 
-def test_the_usual_one_is_larger_than_caches_and_has_as_many_words_as_real_ones() -> None:
+def test_default_test_model_is_larger_than_a_cache() -> None:
     assert file_bytes(Shape()) == 428_612_000 > LEAST_READ_BYTES
 
 
-# -- the whole -------------------------------------------------------------------------------
+# --- calibrate
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[str]]:
-    """Once, for real: what it found, where it kept it, what it told meanwhile."""
+    """One real calibration: its result, its data folder and its progress messages."""
     pytest.importorskip("xllamacpp")
     folder = tmp_path_factory.mktemp("calibrated")
     temporary = folder / "tmp"
@@ -162,53 +164,58 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[
     messages: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEKIT_DATA", str(folder / "data"))
-        options = replace(QUICK, folder=temporary, shape=replace(SMALL, vocabulary=WORDS))
+        options = replace(
+            QUICK, folder=temporary, shape=replace(SMALL, vocabulary=LARGE_VOCABULARY)
+        )
         result = calibrate(tell=messages.append, options=options)
     assert list(temporary.iterdir()) == []
     return result, folder / "data", messages
 
 
-def test_a_machine_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
-    result, _, answer = measured
+def test_calibrate_measures_the_machine_and_reports_progress(
+    measured: tuple[Any, Path, list[str]],
+) -> None:
+    result, _, progress = measured
     assert result.host.host == host_key(detect())
     assert result.host.bandwidth_bytes_per_s > 10**8
     assert all(row.within for row in result.verification.rows if row.part != "compute")
-    assert answer[0].startswith("reading 16.00 MiB of memory")
-    assert answer[-2].startswith("writing a generated test model ")
-    assert "with a generated test model on the CPU" in answer[-1]
+    assert progress[0].startswith("reading 16.00 MiB of memory")
+    assert progress[-2].startswith("writing a generated test model ")
+    assert "with a generated test model on the CPU" in progress[-1]
 
 
-def test_what_llama_cpp_holds_besides_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
-    """Python, the libraries, a vocabulary of 100,000 words: some 80 MiB; never more than it held in all."""
+def test_calibrate_measures_the_overhead_of_llama_cpp(
+    measured: tuple[Any, Path, list[str]],
+) -> None:
+    """Python, its libraries and a vocabulary of 100,000 tokens: about 80 MiB, and less than the whole process."""
     result, _, _ = measured
     row = result.engine
     resident = result.verification.resident[-1]
     assert 40 * MIB < row.overhead_bytes < 400 * MIB
     assert row.overhead_bytes < resident.resident_bytes
-    # its bill and what is beside it are all that it held when it had decoded a few tokens
+    # the estimate and the overhead cover the whole process after it decoded a few tokens
     after = next(item for item in result.verification.resident if item.model_bytes is not None)
-    held = after.resident_bytes + after.swapped_bytes
-    bill = result.verification.estimate
-    assert held <= row.overhead_bytes + bill.total_bytes
+    used_bytes = after.resident_bytes + after.swapped_bytes
+    assert used_bytes <= row.overhead_bytes + result.verification.estimate.total_bytes
     assert (row.engine, row.through, row.samples) == ("llama.cpp", "xllamacpp", 1)
     assert row.version == installed_version("xllamacpp")
     assert row.device == device_key(detect())
 
 
-def test_how_fast_llama_cpp_is_is_measured(measured: tuple[Any, Path, list[str]]) -> None:
+def test_calibrate_measures_the_speed_of_llama_cpp(measured: tuple[Any, Path, list[str]]) -> None:
     result, _, _ = measured
     pace = result.engine.pace
     assert pace.decode_tokens_per_s > 0.1
     assert pace.prefill_tokens_per_s > 0.1
-    # 2 layers of 2 x 256 x 256 + 2 x 256 x 128 + 3 x 256 x 512, and the head: words x 256, at 4.5 bits; norms
-    weights = 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) + WORDS * 256
+    # 2 layers of 2 x 256 x 256 + 2 x 256 x 128 + 3 x 256 x 512, and the output: vocabulary x 256, at 4.5 bits; norms
+    weights = 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) + LARGE_VOCABULARY * 256
     assert pace.bytes_per_token == pytest.approx(weights * 4.5 / 8 + 5 * 256 * 4, rel=0.01)
     assert pace.bandwidth_bytes_per_s == result.host.bandwidth_bytes_per_s
     assert pace.expected_decode > 0
     assert pace.expected_prefill > 0
 
 
-def test_it_is_remembered(
+def test_calibrate_saves_what_detect_reads(
     measured: tuple[Any, Path, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, folder, _ = measured
@@ -223,16 +230,18 @@ def test_it_is_remembered(
     assert here.host.bandwidth_bytes_per_s == result.host.bandwidth_bytes_per_s
 
 
-def test_a_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrate_on_a_busy_machine_saves_the_overhead_but_no_speeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
+    monkeypatch.setattr(app_calibrate, "memory_bandwidth", lambda *_, **__: 18 * GB)
     path = tmp_path / "large.gguf"
-    write_test_model(path, replace(SMALL, vocabulary=WORDS))
+    write_test_model(path, replace(SMALL, vocabulary=LARGE_VOCABULARY))
     options = replace(QUICK, busy_share=-1.0)
     result = calibrate(str(path), options=options)
     assert result.engine is not None
     assert result.engine.overhead_label == "large.gguf"
-    # the machine is never idle enough: speeds are told, memory is kept
+    # with busy_share=-1 the machine is never idle enough: speeds are reported, but not saved
     assert (result.host.bandwidth_bytes_per_s, result.engine.pace) == (None, None)
     assert (
         "memory bandwidth was 18.0 GB/s, which was not saved: other programs used"
@@ -242,12 +251,12 @@ def test_a_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert read_calibration().calibration.engines == (result.engine,)
 
 
-def test_few_words_say_nothing_of_other_models(
+def test_overhead_with_a_small_vocabulary_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tables of words are most of what is beside a bill: with 260 of them it is told, and only the speed is kept."""
+    """Most of the overhead is the vocabulary: with 260 tokens only the speed is saved."""
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
+    monkeypatch.setattr(app_calibrate, "memory_bandwidth", lambda *_, **__: 18 * GB)
     path = str(tiny_llama.write_model(tmp_path))
     result = calibrate(path, options=QUICK)
     assert result.verification is not None
@@ -263,23 +272,25 @@ def test_few_words_say_nothing_of_other_models(
     assert measured_overhead(detect()) is None
 
 
-def test_as_few_words_as_may_be_kept(measured: tuple[Any, Path, list[str]]) -> None:
+def test_worth_keeping_needs_a_vocabulary_of_100_000_tokens(
+    measured: tuple[Any, Path, list[str]],
+) -> None:
     result, _, _ = measured
-    assert result.verification.vocabulary == WORDS
-    fewer = replace(result.verification, vocabulary=WORDS - 1)
-    kept, left = worth_keeping(result.verification, HERE), worth_keeping(fewer, HERE)
-    assert kept.engine is not None
-    assert (kept.engine.overhead_bytes, kept.left_out) == (result.engine.overhead_bytes, "")
-    assert left.engine is None
-    assert "a vocabulary of only 99,999 tokens" in left.left_out
+    assert result.verification.vocabulary == LARGE_VOCABULARY
+    fewer = replace(result.verification, vocabulary=LARGE_VOCABULARY - 1)
+    enough, too_few = worth_keeping(result.verification, HERE), worth_keeping(fewer, HERE)
+    assert enough.engine is not None
+    assert (enough.engine.overhead_bytes, enough.left_out) == (result.engine.overhead_bytes, "")
+    assert too_few.engine is None
+    assert "a vocabulary of only 99,999 tokens" in too_few.left_out
 
 
-def test_nothing_measured_is_nothing_written(
+def test_calibrate_that_measures_nothing_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_engine: None
 ) -> None:
-    """Without numpy neither the memory nor the disk is, and nothing is announced that is not done."""
+    """Without numpy neither memory nor disk is measured, and no step is announced."""
     monkeypatch.setitem(sys.modules, "numpy", None)
-    monkeypatch.setattr(host_room, "_filesystem", lambda _: "ext4")
+    monkeypatch.setattr(app_calibrate, "_filesystem", lambda _: "ext4")
     messages: list[str] = []
     result = calibrate(tell=messages.append, options=replace(QUICK, folder=tmp_path))
     assert messages == []
@@ -293,13 +304,13 @@ def test_nothing_measured_is_nothing_written(
     assert not (data_folder() or tmp_path / "nowhere").exists()
 
 
-def test_cards_that_the_engine_does_not_find(
+def test_calibrate_notes_a_gpu_that_the_engine_does_not_find(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if Path("/dev/nvidia0").exists():
-        pytest.skip("this machine has a GPU: what is tested is its absence")
+        pytest.skip("needs a machine without a GPU")
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
+    monkeypatch.setattr(app_calibrate, "memory_bandwidth", lambda *_, **__: 18 * GB)
     here = replace(detect(), devices=cards(24).devices)
     result = calibrate(str(tiny_llama.write_model(tmp_path)), machine=here, options=QUICK)
     assert result.engine is not None
@@ -307,7 +318,7 @@ def test_cards_that_the_engine_does_not_find(
     assert "measured on the CPU only: the llama.cpp in xllamacpp finds no GPU" in result.notes[0]
 
 
-def test_without_an_engine_the_machine_is_measured(without_engine: None) -> None:
+def test_calibrate_without_an_engine_measures_the_machine(without_engine: None) -> None:
     result = calibrate(options=QUICK)
     assert result.host.bandwidth_bytes_per_s is not None
     assert result.engine is None
@@ -315,7 +326,7 @@ def test_without_an_engine_the_machine_is_measured(without_engine: None) -> None
     assert read_calibration().calibration == Calibration(hosts=(result.host,))
 
 
-def test_with_a_model_nothing_is_kept_without_an_engine(
+def test_calibrate_with_a_model_but_no_engine_saves_nothing(
     tmp_path: Path, without_engine: None
 ) -> None:
     with pytest.raises(EngineError, match=r"pip install 'edgekit-models\[llama\]'"):
@@ -324,23 +335,27 @@ def test_with_a_model_nothing_is_kept_without_an_engine(
 
 
 @pytest.mark.parametrize(
-    ("reference", "error", "told"),
+    ("reference", "error", "message"),
     [
         ("/nowhere.gguf", SourceError, "no such file"),
         ("sample:gemma-3-27b", UsageError, "only a header, without weights"),
         ("nobody/nothing-GGUF", SourceError, "nobody/nothing-GGUF"),
     ],
 )
-def test_a_model_that_is_not_here(reference: str, error: type[Exception], told: str) -> None:
+def test_calibrate_with_a_missing_model_saves_nothing(
+    reference: str, error: type[Exception], message: str
+) -> None:
     pytest.importorskip("xllamacpp")
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         calibrate(reference, options=QUICK)
     assert read_calibration().calibration == Calibration()
 
 
-def test_a_disk_without_room_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrate_without_disk_space_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(host_room, "memory_bandwidth", lambda *_, **__: 18 * GB)
+    monkeypatch.setattr(app_calibrate, "memory_bandwidth", lambda *_, **__: 18 * GB)
     shape = Shape(vocabulary=300, layers=1, width=2**20, inner=2**30)
     result = calibrate(options=replace(QUICK, shape=shape, folder=tmp_path))
     assert result.engine is None
@@ -349,9 +364,9 @@ def test_a_disk_without_room_is_a_note(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_disk_is_measured(tmp_path: Path, without_engine: None) -> None:
-    if host_room._filesystem(tmp_path) in host_room.IN_MEMORY:
-        pytest.skip("temporary files lie in memory here")
+def test_calibrate_measures_the_disk(tmp_path: Path, without_engine: None) -> None:
+    if app_calibrate._filesystem(tmp_path) in app_calibrate.IN_MEMORY:
+        pytest.skip("temporary files are in RAM here")
     disk = calibrate(options=replace(QUICK, folder=tmp_path)).host.disk
     assert disk is not None
     assert disk.folder == str(tmp_path)
@@ -360,20 +375,20 @@ def test_the_disk_is_measured(tmp_path: Path, without_engine: None) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_in_memory_is_no_disk(
+def test_calibrate_does_not_measure_a_folder_in_ram(
     monkeypatch: pytest.MonkeyPatch, without_engine: None
 ) -> None:
     if not Path("/dev/shm").is_dir():
-        pytest.skip("no such folder here")
+        pytest.skip("no /dev/shm here")
     result = calibrate(options=replace(QUICK, folder=Path("/dev/shm")))
     assert result.host.disk is None
     assert "is in RAM (tmpfs)" in result.notes[0]
 
 
-# -- what is beside a bill -------------------------------------------------------------------
+# --- overhead: the memory of the process beyond the estimate
 
 
-def bill(**sizes: int) -> MemoryEstimate:
+def estimate_of(**sizes: int) -> MemoryEstimate:
     lines = (
         MemoryLine(component=Component[name.upper()], size_bytes=size * MIB, pool=HOST)
         for name, size in sizes.items()
@@ -381,7 +396,7 @@ def bill(**sizes: int) -> MemoryEstimate:
     return MemoryEstimate(engine="llama.cpp", backend="cpu", lines=tuple(lines))
 
 
-def at(resident: int, model: int | None, swapped: int = 0) -> Resident:
+def process_memory(resident: int, model: int | None, swapped: int = 0) -> Resident:
     return Resident(
         when="then",
         resident_bytes=resident * MIB,
@@ -390,47 +405,50 @@ def at(resident: int, model: int | None, swapped: int = 0) -> Resident:
     )
 
 
-BILL = bill(weights=400, kv_cache=64, state=6, output=2, compute=70)
+ESTIMATE = estimate_of(weights=400, kv_cache=64, state=6, output=2, compute=70)
 
 
 @pytest.mark.parametrize(
     ("resident", "mapped", "beside"),
     [
         ([], True, None),
-        ([at(999, None)], True, None),  # nothing was decoded yet
-        ([at(560, 400)], True, 560 - 400 - 64 - 6),
-        ([at(460, 300)], True, 460 - 300 - 64 - 6),  # weights that were not read yet are not there
-        ([at(560, 400, 20)], True, 560 + 20 - 400 - 64 - 6),  # what was swapped out counts
-        ([at(560, 0)], False, 560 - 400 - 64 - 6),  # weights in memory of its own
-        ([at(560, 400), at(620, 400)], True, 90),  # 620 - 400 - 70 - 72 = 78 is less
-        ([at(560, 400), at(660, 400)], True, 660 - 400 - 70 - 72),
-        ([at(60, 0)], True, 0),  # never less than nothing
+        ([process_memory(999, None)], True, None),  # before anything was decoded
+        ([process_memory(560, 400)], True, 560 - 400 - 64 - 6),
+        ([process_memory(460, 300)], True, 460 - 300 - 64 - 6),  # some weights are not read yet
+        ([process_memory(560, 400, 20)], True, 560 + 20 - 400 - 64 - 6),  # swapped memory counts
+        ([process_memory(560, 0)], False, 560 - 400 - 64 - 6),  # weights that are not mapped
+        # 560 - 400 - 64 - 6, more than 620 - 400 - 70 - 72
+        ([process_memory(560, 400), process_memory(620, 400)], True, 90),
+        ([process_memory(560, 400), process_memory(660, 400)], True, 660 - 400 - 70 - 72),
+        ([process_memory(60, 0)], True, 0),  # never negative
     ],
 )
-def test_what_is_beside_a_bill(resident: list[Resident], mapped: bool, beside: int | None) -> None:  # noqa: FBT001 - a table
-    result = beside_bytes(resident, BILL, LlamaCppSetup(use_mmap=mapped))
+def test_beside_bytes(resident: list[Resident], mapped: bool, beside: int | None) -> None:  # noqa: FBT001 - a table
+    result = beside_bytes(resident, ESTIMATE, LlamaCppSetup(use_mmap=mapped))
     assert result == (None if beside is None else beside * MIB)
 
 
-def test_rearranged_weights_hide_it() -> None:
-    assert beside_bytes([at(560, 400)], BILL, LlamaCppSetup(repack=True)) is None
+def test_beside_bytes_of_repacked_weights_is_unknown() -> None:
+    assert beside_bytes([process_memory(560, 400)], ESTIMATE, LlamaCppSetup(repack=True)) is None
 
 
-def test_a_difference_is_remembered() -> None:
-    answer = MeasuredBytes(low_bytes=20 * MIB, high_bytes=20 * MIB)
+def test_remember_rows_saves_a_difference_beyond_its_bound() -> None:
+    measurement = MeasuredBytes(low_bytes=20 * MIB, high_bytes=20 * MIB)
     rows = [
-        ComparedRow(part="weights", predicted_bytes=20 * MIB, measured=answer, allowed_bytes=0),
         ComparedRow(
-            part="compute", predicted_bytes=17 * MIB, measured=answer, allowed_bytes=2 * MIB
+            part="weights", predicted_bytes=20 * MIB, measured=measurement, allowed_bytes=0
+        ),
+        ComparedRow(
+            part="compute", predicted_bytes=17 * MIB, measured=measurement, allowed_bytes=2 * MIB
         ),
     ]
-    (one,) = remember_rows("a\x1b model", rows, engine="llama.cpp", version="0.6.0")
-    assert (one.label, one.part, one.predicted_bytes, one.measured_bytes) == ("a model", "compute", 17 * MIB, 20 * MIB)  # fmt: skip
-    assert read_calibration().calibration.differences == (one,)
+    (row,) = remember_rows("a\x1b model", rows, engine="llama.cpp", version="0.6.0")
+    assert (row.label, row.part, row.predicted_bytes, row.measured_bytes) == ("a model", "compute", 17 * MIB, 20 * MIB)  # fmt: skip
+    assert read_calibration().calibration.differences == (row,)
     assert remember_rows("a model", rows[:1], engine="llama.cpp", version="0.6.0") == ()
 
 
-# -- what later estimates make of it ---------------------------------------------------------
+# --- later estimates
 
 HERE = Machine(
     name="this machine",
@@ -487,7 +505,7 @@ def runtime_lines(estimate: MemoryEstimate) -> list[MemoryLine]:
     return [line for line in estimate.lines if line.component is Component.RUNTIME]
 
 
-def test_a_bill_has_a_line_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_has_a_line_for_the_measured_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     before = model_preflight(MODEL, "llama.cpp", context=8192, machine=HERE)
     after = model_preflight(MODEL, "llama.cpp", context=8192, machine=with_calibration(monkeypatch))
     assert runtime_lines(before.estimate) == []
@@ -499,17 +517,19 @@ def test_a_bill_has_a_line_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("includes 123.00 MiB of RAM that llama.cpp needs" in note for note in after.estimate.notes)  # fmt: skip
 
 
-def test_it_is_paid_once_with_a_card_and_with_a_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overhead_is_counted_once_with_a_gpu_and_with_a_drafter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = with_calibration(monkeypatch, replace(HERE, devices=cards(24).devices))
     result = model_preflight(MODEL, "llama.cpp", context=8192, machine=machine)
     host = [line for line in runtime_lines(result.estimate) if line.pool == HOST]
     assert [line.size_bytes for line in host] == [123 * MIB]
-    assert "on the CPU only" in host[0].because  # a card's driver takes more
+    assert "on the CPU only" in host[0].because  # a GPU's driver needs more
     plan = plan_model(open_named(MODEL), Request(machine=with_calibration(monkeypatch), engines=("llama.cpp",)))  # fmt: skip
     assert len(runtime_lines(plan.result.estimate)) == 1
 
 
-def test_what_was_measured_with_a_card_counts_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overhead_measured_with_a_gpu_is_used_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = with_calibration(monkeypatch, replace(HERE, devices=cards(24).devices))
     assert machine.measured is not None
     (row,) = machine.measured.engines
@@ -523,7 +543,7 @@ def test_what_was_measured_with_a_card_counts_for_it(monkeypatch: pytest.MonkeyP
     assert alone.size_bytes == 123 * MIB
 
 
-def test_a_machine_that_is_wished_for_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_described_machine_does_not_use_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     with_calibration(monkeypatch)
     request: dict[str, Any] = {"context": 8192, "ram": "64G"}
     before = model_preflight(MODEL, "llama.cpp", **request)
@@ -531,12 +551,12 @@ def test_a_machine_that_is_wished_for_has_no_such_line(monkeypatch: pytest.Monke
     after = model_preflight(MODEL, "llama.cpp", **request)
     assert before.estimate == after.estimate
     assert runtime_lines(before.estimate) == []
-    wished = replace(with_calibration(monkeypatch), what_if=True)
-    assert measured_overhead(wished) is None
-    assert measured_ratio(wished, LlamaCppSetup()) is None
+    described = replace(with_calibration(monkeypatch), what_if=True)
+    assert measured_overhead(described) is None
+    assert measured_ratio(described, LlamaCppSetup()) is None
 
 
-def test_the_memory_is_as_fast_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_speed_uses_the_measured_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, result = host_speed(HERE), host_speed(with_calibration(monkeypatch))
     assert plain.assumed
     assert not result.assumed
@@ -548,7 +568,7 @@ def test_the_memory_is_as_fast_as_it_was_measured(monkeypatch: pytest.MonkeyPatc
     assert fast / slow < plain.rates()[1] / plain.rates()[0]
 
 
-def test_a_fit_has_the_overhead_in_its_bars_and_in_its_estimate(
+def test_fit_has_the_overhead_in_its_bars_and_in_its_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request = Request(machine=with_calibration(monkeypatch), engines=("llama.cpp",), context=4096)
@@ -566,7 +586,7 @@ def speed_on(machine: Machine) -> Any:
     return plan.speed
 
 
-def test_speeds_rest_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_speed_uses_the_measured_bandwidth_and_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = speed_on(HERE)
     assert (plain.basis, "assumed" in plain.because) == (Basis.ASSUMED, True)
     memory = speed_on(with_calibration(monkeypatch))
@@ -579,7 +599,7 @@ def test_speeds_rest_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> No
         f"scaled to another model as measured here with xllamacpp 2026.10 on {DAY}"
     )
     assert engine.decode[1] / engine.decode[0] < memory.decode[1] / memory.decode[0]
-    # twice as fast as expected with the other model, so with this one: around twice the middle
+    # twice the measured speed of the other model is twice the expected speed of this one
     slower = speed_on(with_calibration(monkeypatch, decode_tokens_per_s=10.0))
     assert engine.decode == pytest.approx([2 * item for item in slower.decode])
 
@@ -587,22 +607,20 @@ def test_speeds_rest_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "stale",
     [
-        {"edgekit": "0"},  # another version expects other speeds
-        {"bandwidth_bytes_per_s": 50 * GB},  # ... and another memory
+        {"edgekit": "0"},  # another version predicts other speeds
+        {"bandwidth_bytes_per_s": 50 * GB},  # the bandwidth has changed
         {"bandwidth_bytes_per_s": None},
-        {"bytes_per_token": LEAST_READ_BYTES - 1},  # a cache may have held it
+        {"bytes_per_token": LEAST_READ_BYTES - 1},  # a CPU cache may have held the model
         {"expected_decode": None},
     ],
 )
-def test_what_says_nothing_any_more_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, stale: dict[str, Any]
-) -> None:
+def test_outdated_speed_is_not_used(monkeypatch: pytest.MonkeyPatch, stale: dict[str, Any]) -> None:
     setup = LlamaCppSetup()
     assert measured_ratio(with_calibration(monkeypatch, edgekit=__version__), setup)
     assert measured_ratio(with_calibration(monkeypatch, **stale), setup) is None
 
 
-def test_it_holds_for_the_place_it_was_measured_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_measured_on_the_cpu_is_not_used_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = with_calibration(monkeypatch, decode_tokens_per_s=20.0)
     with_card = replace(machine, devices=cards(24).devices)
     from edgekit.engines.llamacpp.types import Backend
@@ -618,10 +636,10 @@ def test_it_holds_for_the_place_it_was_measured_in(monkeypatch: pytest.MonkeyPat
     assert measured_ratio(both, replace(on_card, cpu_moe=True)) is None
 
 
-def test_nothing_is_passed_over_that_a_quick_machine_could_do(
+def test_fastest_tokens_per_s_is_raised_by_a_faster_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is sorted out at a glance is slow also by what was measured."""
+    """So a model that the measured machine could run fast enough is not skipped as too slow."""
     plain = fastest_tokens_per_s(GIB, GIB, with_calibration(monkeypatch))
     quick = fastest_tokens_per_s(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=30.0))  # fmt: skip
     slow = fastest_tokens_per_s(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=1.0))  # fmt: skip
@@ -630,7 +648,7 @@ def test_nothing_is_passed_over_that_a_quick_machine_could_do(
     assert slow == plain
 
 
-def test_nothing_heavy_is_imported_by_a_look_at_the_machine() -> None:
+def test_detect_imports_nothing_heavy() -> None:
     words = (
         "import sys; from edgekit.machine.probes import detect; detect();"
         "print([name for name in ('numpy', 'xllamacpp', 'edgekit.engines.llamacpp.run') if name in sys.modules])"

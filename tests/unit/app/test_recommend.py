@@ -1,4 +1,4 @@
-"""The best few for a machine: their order, why others are not among them, and what is said where nothing fits."""
+"""`app.recommend`: the order of suggestions, why models are skipped, and the nearest one if nothing fits."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ CARD = rated(cards(24), card=1000)
 
 
 @cache
-def few() -> tuple[Entry, ...]:
+def few_entries() -> tuple[Entry, ...]:
     return tuple(find_entry(name) for name in NAMES)
 
 
 @cache
-def asked(machine: Machine, **more: Any) -> Recommendation:
-    """Of the few, once for all tests that only look at the answer."""
-    return find_best(few(), Request(machine=machine, **more))
+def best_of_few(machine: Machine, **more: Any) -> Recommendation:
+    """The best of these models for this machine, cached for several tests."""
+    return find_best(few_entries(), Request(machine=machine, **more))
 
 
 def entry(name: str, **more: Any) -> Entry:
     return replace(find_entry(name), **more)
 
 
-def ids(found: Recommendation) -> list[str]:
-    return [suggestion.entry.id for suggestion in found.suggestions]
+def ids(recommendation: Recommendation) -> list[str]:
+    return [suggestion.entry.id for suggestion in recommendation.suggestions]
 
 
-def over(found: Recommendation) -> dict[str, int]:
-    return dict(found.passed_over)
+def skipped(recommendation: Recommendation) -> dict[str, int]:
+    return dict(recommendation.passed_over)
 
 
 # --- the order
 
 
-def test_the_best_rank_first_one_of_a_family() -> None:
-    result = asked(CARD)
+def test_suggestions_are_ordered_with_one_per_family() -> None:
+    result = best_of_few(CARD)
     orders = [suggestion.order for suggestion in result.suggestions]
     assert orders == sorted(orders, reverse=True)
     families = [suggestion.entry.family for suggestion in result.suggestions]
@@ -68,33 +68,33 @@ def test_the_best_rank_first_one_of_a_family() -> None:
         assert is_within(suggestion.plan)
 
 
-def test_the_first_of_its_family_is_its_best_that_fits() -> None:
+def test_each_family_shows_its_best_model_that_fits() -> None:
     # 30.5 billion with 3.4 active come before 8.2: the root of 102 is 10.1
-    assert ids(asked(CARD))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
-    assert "qwen3-30b-a3b" in ids(asked(CARD))
-    small = asked(rated(cards(12, ram=4), card=1000))
+    assert ids(best_of_few(CARD))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
+    assert "qwen3-30b-a3b" in ids(best_of_few(CARD))
+    small = best_of_few(rated(cards(12, ram=4), card=1000))
     assert [name for name in ids(small) if name.startswith("qwen3")] == ["qwen3-8b"]
-    assert over(small)[TOO_LARGE] >= 2
+    assert skipped(small)[TOO_LARGE] >= 2
 
 
 def test_all_sizes_shows_several_of_a_family() -> None:
-    result = asked(CARD, all_sizes=True, limit=10)
+    result = best_of_few(CARD, all_sizes=True, limit=10)
     assert sum(suggestion.entry.family == "qwen3" for suggestion in result.suggestions) == 3
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_limit(most: int) -> None:
-    whole = ids(asked(CARD, limit=10))
-    assert ids(asked(CARD, limit=most)) == whole[:most]
+@pytest.mark.parametrize("limit", [1, 3])
+def test_limit_keeps_the_first_suggestions(limit: int) -> None:
+    all_ids = ids(best_of_few(CARD, limit=10))
+    assert ids(best_of_few(CARD, limit=limit)) == all_ids[:limit]
 
 
-def test_the_order_of_the_catalog_does_not_matter() -> None:
-    one, other = asked(CARD), find_best(few()[::-1], Request(machine=CARD))
-    assert answer(one) == answer(other)
+def test_order_of_the_catalog_does_not_matter() -> None:
+    one, other = best_of_few(CARD), find_best(few_entries()[::-1], Request(machine=CARD))
+    assert summary(one) == summary(other)
     assert one.passed_over == other.passed_over
 
 
-def answer(found: Recommendation) -> list[tuple[Any, ...]]:
+def summary(recommendation: Recommendation) -> list[tuple[Any, ...]]:
     return [
         (
             suggestion.entry.id,
@@ -104,7 +104,7 @@ def answer(found: Recommendation) -> list[tuple[Any, ...]]:
             suggestion.plan.result.estimate,
             suggestion.plan.speed,
         )
-        for suggestion in found.suggestions
+        for suggestion in recommendation.suggestions
     ]
 
 
@@ -113,12 +113,12 @@ def test_equal_ranks_are_ordered_by_name() -> None:
     assert ids(find_best(twins, Request(machine=CARD))) == ["a", "b", "c"]
 
 
-# --- slow ones
+# --- slow models
 
 
-def test_a_slow_model_is_worth_less() -> None:
-    # 16.5 GB for a token at 60 GB/s of the processor: about three times a second
-    result = asked(rated(cpu(64)), limit=10)
+def test_slow_model_is_worth_less() -> None:
+    # 16.5 GB per token at 60 GB/s of RAM: between three and four tokens per second
+    result = best_of_few(rated(cpu(64)), limit=10)
     orders = [suggestion.order for suggestion in result.suggestions]
     assert orders == sorted(orders, reverse=True)
     slow = next(
@@ -133,16 +133,16 @@ def test_a_slow_model_is_worth_less() -> None:
 
 
 def test_no_slow_model_ranks_before_one_at_reading_speed() -> None:
-    """The dense 31B writes about four tokens a second there, its sibling with experts 24."""
+    """The dense 31B writes about 4 tokens/s there, its mixture-of-experts sibling 24."""
     names = ("gemma-4-31b-it", "gemma-4-26b-a4b", "qwen3.6-27b", "gpt-oss-20b", "gemma-4-e2b-it")
-    entries, ask = [find_entry(name) for name in names], Request(machine=what_if_machine(devices=["M3 Pro 36GB"]))  # fmt: skip
-    result = find_best(entries, ask)
+    entries, request = [find_entry(name) for name in names], Request(machine=what_if_machine(devices=["M3 Pro 36GB"]))  # fmt: skip
+    result = find_best(entries, request)
     assert ids(result) == ["gemma-4-26b-a4b", "gpt-oss-20b", "qwen3.6-27b"]
     assert [suggestion.is_quick for suggestion in result.suggestions] == [True, True, False]
-    assert over(result) == {SLOW: 1}
+    assert skipped(result) == {SLOW: 1}
 
 
-def test_a_small_fast_model_does_not_displace_a_better_slow_one() -> None:
+def test_small_fast_model_does_not_displace_a_better_slow_one() -> None:
     names = ("gemma-4-26b-a4b", "gemma-4-e2b-it", "deepseek-v2-lite", "gpt-oss-20b")
     entries = [find_entry(name) for name in names]
     for gib in (21.5, 22, 23):
@@ -159,94 +159,94 @@ def test_only_the_newest_version_of_a_model_is_shown() -> None:
     assert ids(find_best(both[:1], Request(machine=CARD))) == ["qwen3.5-27b"]
 
 
-def test_a_large_model_that_is_much_too_slow_is_skipped() -> None:
-    result = asked(rated(cpu(64), host=5), limit=1)
-    assert over(result)[SLOW] >= 1
+def test_large_model_that_is_much_too_slow_is_skipped() -> None:
+    result = best_of_few(rated(cpu(64), host=5), limit=1)
+    assert skipped(result)[SLOW] >= 1
 
 
 def test_small_speed_change_keeps_the_list() -> None:
-    lists = [ids(asked(rated(cpu(64), host=rate))) for rate in (59, 60, 61)]
+    lists = [ids(best_of_few(rated(cpu(64), host=rate))) for rate in (59, 60, 61)]
     assert lists[0] == lists[1] == lists[2]
 
 
-def test_all_models_slow() -> None:
-    result = asked(rated(cpu(64), host=1), limit=10)
+def test_slow_models_are_suggested_if_all_are_slow() -> None:
+    result = best_of_few(rated(cpu(64), host=1), limit=10)
     assert result.suggestions
     assert not any(suggestion.is_quick for suggestion in result.suggestions)
     families = [suggestion.entry.family for suggestion in result.suggestions]
     assert len(set(families)) == len(families)
 
 
-def test_among_slow_ones_the_best_at_reading_speed_is_shown() -> None:
-    """30 GB/s: 8B models write four tokens a second, a 0.6B model more than eight."""
-    result = asked(rated(cpu(64), host=30), limit=2)
+def test_best_model_at_reading_speed_is_shown_among_slow_ones() -> None:
+    """At 30 GB/s, 8B models write 4 tokens/s, a 0.6B model more than 8."""
+    result = best_of_few(rated(cpu(64), host=30), limit=2)
     assert [suggestion.is_quick for suggestion in result.suggestions] == [False, True]
 
 
-def test_a_slow_embedding_model_is_worth_less() -> None:
+def test_slow_embedding_model_is_worth_less() -> None:
     both = [find_entry(name) for name in ("qwen3-embedding-8b", "nomic-embed-text-v1.5")]
     best = {}
     for machine in (CARD, what_if_machine(devices=["Raspberry Pi 5 16GB"])):
-        ask = Request(machine=machine, purpose=ModelPurpose.EMBEDDING)
-        best[machine.name] = ids(find_best(both, ask))[0]
+        request = Request(machine=machine, purpose=ModelPurpose.EMBEDDING)
+        best[machine.name] = ids(find_best(both, request))[0]
     assert list(best.values()) == ["qwen3-embedding-8b", "nomic-embed-text-v1.5"]
 
 
 def test_unknown_speed_is_not_slow() -> None:
-    result = asked(cards(24))
+    result = best_of_few(cards(24))
     assert result.suggestions
     assert all(
         suggestion.is_quick and suggestion.plan.speed is None for suggestion in result.suggestions
     )
 
 
-# --- who is passed over
+# --- skipped models
 
 
-def test_another_task() -> None:
-    result = asked(CARD, purpose=ModelPurpose.EMBEDDING)
+def test_purpose_without_models_has_no_suggestion() -> None:
+    result = best_of_few(CARD, purpose=ModelPurpose.EMBEDDING)
     assert result.suggestions == ()
     assert result.nearest is None
 
 
-def test_context_too_short() -> None:
+def test_models_with_too_short_a_context_are_counted() -> None:
     short = entry("qwen3-8b", native_context=4096)
     result = find_best([short], Request(machine=CARD))
     assert ids(result) == []
-    assert over(result) == {"with too short a context": 1}
-    wanted = asked(CARD, context=100_000)
-    assert set(ids(wanted)) <= {"llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b"}
+    assert skipped(result) == {"with too short a context": 1}
+    long_context = best_of_few(CARD, context=100_000)
+    assert set(ids(long_context)) <= {"llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b"}
 
 
 def test_refused_models_are_counted() -> None:
     refused = entry("phi-3-small-8k-instruct", native_context=32_768, kinds=(ModelPurpose.CHAT,))
     result = find_best([refused, find_entry("qwen3-0.6b")], Request(machine=CARD))
     assert ids(result) == ["qwen3-0.6b"]
-    assert over(result) == {"not supported by the engine": 1}
+    assert skipped(result) == {"not supported by the engine": 1}
 
 
 def test_damaged_models_are_counted() -> None:
     damaged = entry("qwen3-8b", tensors=("nonsense",))
     result = find_best([damaged, find_entry("qwen3-0.6b")], Request(machine=CARD, all_sizes=True))
     assert ids(result) == ["qwen3-0.6b"]
-    assert sum(over(result).values()) == 1
+    assert sum(skipped(result).values()) == 1
 
 
-def test_unknown_context_length() -> None:
+def test_model_of_unknown_context_length_is_skipped() -> None:
     result = find_best([entry("qwen3-8b", native_context=None)], Request(machine=CARD))
     assert ids(result) == []
-    assert sum(over(result).values()) == 1
+    assert sum(skipped(result).values()) == 1
 
 
 def test_models_without_files_for_the_engine_are_counted() -> None:
     bare = entry("qwen3-8b", config={})
     result = find_best([bare, find_entry("qwen3-0.6b")], Request(machine=CARD, engines=("vllm",)))
     assert ids(result) == ["qwen3-0.6b"]
-    assert sum(over(result).values()) == 1
+    assert sum(skipped(result).values()) == 1
 
 
 def test_three_bit_weights_are_not_recommended() -> None:
-    # 5 GiB: 4 usable, less than 4.3 of an 8B at four bits, more than 3.1 at three
+    # 4 of 5 GiB are usable; an 8B needs 4.3 at four bits and 3.1 at three
     result = find_best([find_entry("llama-3.1-8b")], Request(machine=rated(cpu(5), host=400)))
     assert result.suggestions == ()
     assert result.nearest is not None
@@ -257,35 +257,35 @@ def test_three_bit_weights_are_not_recommended() -> None:
 # --- nothing fits
 
 
-def test_nearest_model_and_what_would_help() -> None:
-    result = asked(rated(cpu(1)))
+def test_nearest_model_is_the_smallest_with_suggested_changes() -> None:
+    result = best_of_few(rated(cpu(1)))
     assert result.suggestions == ()
-    assert over(result)[TOO_LARGE] == len(few())
+    assert skipped(result)[TOO_LARGE] == len(few_entries())
     assert result.nearest is not None
-    assert result.nearest.entry.id == "qwen3-0.6b"  # the fewest bytes
+    assert result.nearest.entry.id == "qwen3-0.6b"  # the smallest
     assert not result.nearest.plan.fits
     assert {ChangeKind.MEMORY} <= {change.kind for change in result.nearest.plan.to_fit}
 
 
-def test_empty_catalog() -> None:
+def test_empty_catalog_has_no_suggestion() -> None:
     result = find_best([], Request(machine=CARD))
     assert (result.suggestions, result.passed_over, result.nearest) == ((), (), None)
 
 
 @pytest.mark.parametrize(("engine", "machine"), [("vllm", cpu(64)), ("mlx", cards(24))])
-def test_no_hardware_for_the_engine(engine: str, machine: Machine) -> None:
+def test_missing_hardware_for_the_engine_is_an_error(engine: str, machine: Machine) -> None:
     with pytest.raises(HardwareError):
-        find_best(few(), Request(machine=machine, engines=(engine,)))
+        find_best(few_entries(), Request(machine=machine, engines=(engine,)))
 
 
-# --- what is asked for reaches the plan
+# --- options of the request
 
 
 @pytest.mark.parametrize(
     ("engine", "machine"), [("llama.cpp", CARD), ("vllm", rated(cards(48))), ("mlx", rated(mac(64, 48)))]
 )  # fmt: skip
-def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
-    result = asked(machine, engines=(engine,), context=16_384, users=2, limit=2)  # fmt: skip
+def test_context_and_users_are_planned_for(engine: str, machine: Machine) -> None:
+    result = best_of_few(machine, engines=(engine,), context=16_384, users=2, limit=2)  # fmt: skip
     assert len(result.suggestions) == 2
     for suggestion in result.suggestions:
         assert suggestion.plan.context_tokens == 16_384
@@ -293,10 +293,10 @@ def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
         assert suggestion.plan.task.engine == engine
 
 
-def test_prefer_accurate_kv() -> None:
-    ask = Request(machine=rated(cards(9), card=1000))
+def test_prefer_accurate_kv_shortens_the_context() -> None:
+    request = Request(machine=rated(cards(9), card=1000))
     entries = [find_entry("llama-3.1-8b")]
-    (longest,), (accurate,) = (find_best(entries, replace(ask, prefer_accurate_kv=prefer)).suggestions for prefer in (False, True))  # fmt: skip
+    (longest,), (accurate,) = (find_best(entries, replace(request, prefer_accurate_kv=prefer)).suggestions for prefer in (False, True))  # fmt: skip
     assert (longest.plan.context_tokens, longest.plan.result.cache) == (32_768, "q8_0")
     assert (accurate.plan.context_tokens, accurate.plan.result.cache) == (16_384, "f16")
 
@@ -311,9 +311,13 @@ def test_embedding_model_starts_with_embeddings() -> None:
         assert suggestion.plan.result.way.setup.embeddings
 
 
-def test_progress() -> None:
+def test_progress_message_names_a_model() -> None:
     messages: list[str] = []
-    find_best(few(), Request(machine=CARD, limit=1), Session(reach=Reach(progress=messages.append)))
+    find_best(
+        few_entries(),
+        Request(machine=CARD, limit=1),
+        Session(reach=Reach(progress=messages.append)),
+    )
     assert messages
     assert all(any(name in line for name in NAMES) for line in messages)
 
@@ -323,7 +327,7 @@ def test_task_has_the_repository_of_its_weights() -> None:
     assert (task.label, task.repository) == ("qwen3-8b", "Qwen/Qwen3-8B")
 
 
-# --- the whole catalog (in the normal run a part of it)
+# --- the whole catalog (a sample of it in the default run)
 
 
 @pytest.mark.parametrize("machine", [rated(cpu(8)), rated(cards(8))], ids=["processor", "card"])
@@ -334,15 +338,15 @@ def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
     assert all(suggestion.plan.variant.is_good for suggestion in result.suggestions)
 
 
-def test_a_model_that_fills_the_ram_is_worth_a_quarter() -> None:
-    """Other programs need some of it. A full GPU does not count."""
-    ask = Request(machine=rated(cpu(10), host=1000), context=32_768)
-    (full,) = find_best([find_entry("llama-3.1-8b")], ask).suggestions
+def test_model_that_fills_the_ram_is_worth_a_quarter() -> None:
+    """Because other programs need some of it. A full GPU does not matter."""
+    request = Request(machine=rated(cpu(10), host=1000), context=32_768)
+    (full,) = find_best([find_entry("llama-3.1-8b")], request).suggestions
     assert full.plan.result.warning
     assert full.plan.speed is not None
     assert full.worth == pytest.approx(full.rank * quickness(full.plan.speed.typical) / 4)
     (card,) = find_best(
-        [find_entry("llama-3.1-8b")], replace(ask, machine=rated(cards(8)))
+        [find_entry("llama-3.1-8b")], replace(request, machine=rated(cards(8)))
     ).suggestions
     assert card.plan.result.warning
     assert card.plan.speed is not None

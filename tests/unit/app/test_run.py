@@ -1,4 +1,4 @@
-"""`app.run`: what is passed to Session.notify while an engine is started. Nothing is printed."""
+"""`app.run`: the events passed to Session.notify, and the errors, while an engine is started."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def session(events: list[Any]) -> Session:
     return Session(reach=Reach(network=False), notify=events.append)
 
 
-def test_run_starts_with_the_verdict_that_was_judged(
+def test_run_notifies_of_the_check_and_prints_nothing(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events: list[Any] = []
@@ -50,7 +50,7 @@ def test_run_starts_with_the_verdict_that_was_judged(
     assert capsys.readouterr() == ("", "")
 
 
-def test_fetch_refuses_with_the_check(model: str) -> None:
+def test_fetch_of_a_model_that_does_not_fit_raises_with_the_check(model: str) -> None:
     small = Request(engines=("stream",), budget_bytes=MIB)
     with pytest.raises(DoesNotFitError) as refused:
         fetch(model, small, session([]))
@@ -58,7 +58,7 @@ def test_fetch_refuses_with_the_check(model: str) -> None:
     assert refused.value.exit_code == 3
 
 
-def test_fetch_with_force_says_what_does_not_fit(model: str) -> None:
+def test_fetch_with_force_notifies_that_it_does_not_fit(model: str) -> None:
     events: list[Any] = []
     small = Request(engines=("stream",), budget_bytes=MIB, force=True)
     judged, _ = fetch(model, small, session(events))
@@ -76,6 +76,6 @@ def test_fetch_names_the_weights_of_a_catalog_name(monkeypatch: pytest.MonkeyPat
     assert (events[0].name, events[0].mix) == ("qwen3-8b", "Q6_K")
 
 
-def test_fetch_of_an_embedding_model() -> None:
+def test_fetch_of_an_embedding_model_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot chat: use edgekit embed"):
         fetch("nomic-embed-text-v1.5", Request(engines=("llama.cpp",)), session([]))

@@ -1,4 +1,4 @@
-"""`edgekit embed` as a person or a program meets it."""
+"""`edgekit embed`: texts on the command line, and jobs over files that can be resumed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
     "kv_heads": 2,
     "head_dim": 32,
 }
-BUDGET = ("--budget", "4G")  # of the whole process, and that is pytest here
+BUDGET = ("--budget", "4G")  # for the whole process, which is pytest here
 ROWS, SOME_ROWS = 400, 500
 
 
@@ -46,16 +46,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str], model: Path) -> Callable[..., tuple[int, str, str]]:
-    def asked(*words: object) -> tuple[int, str, str]:
-        code = main(("embed", str(model), *map(str, words), *BUDGET))
+def run_embed(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> Callable[..., tuple[int, str, str]]:
+    def run(*argv: object) -> tuple[int, str, str]:
+        code = main(("embed", str(model), *map(str, argv), *BUDGET))
         out, err = capsys.readouterr()
         return code, out, err
 
-    return asked
+    return run
 
 
-def embedded(model: Path, texts: list[str], **choices: Any) -> Any:
+def expected_vectors(model: Path, texts: list[str], **choices: Any) -> Any:
     with open_embedder(model, memory_budget="400M", **choices) as embedder:
         return embedder.embed(texts)
 
@@ -70,10 +72,10 @@ def write_rows(path: Path, count: int) -> Path:
 # --- a few texts
 
 
-def test_a_look_at_vectors(ask: Any, model: Path) -> None:
-    code, out, err = ask("hello world", "other text")
+def test_text_shows_the_first_numbers_of_each_vector(run_embed: Any, model: Path) -> None:
+    code, out, err = run_embed("hello world", "other text")
     assert (code, err) == (0, "")
-    vectors = embedded(model, ["hello world", "other text"])
+    vectors = expected_vectors(model, ["hello world", "other text"])
     assert "64 dimensions, mean pooling" in out
     assert " ".join(f"{x:+.4f}" for x in vectors[0][:6]) in out
     assert f"cosine similarity to the first {vectors[0] @ vectors[1]:.4f}" in out
@@ -81,31 +83,33 @@ def test_a_look_at_vectors(ask: Any, model: Path) -> None:
     assert "\x1b" not in out
 
 
-def test_all_numbers_for_a_program(ask: Any, model: Path) -> None:
-    code, out, _ = ask(
+def test_json_has_all_numbers_of_a_vector(run_embed: Any, model: Path) -> None:
+    code, out, _ = run_embed(
         "hello world", "--json", "--dimensions", "7", "--no-normalize", "--pooling", "cls"
     )
     answer = json.loads(out)
     assert code == 0
     assert (answer["dimensions"], answer["pooling"], answer["mode"]) == (7, "cls", "encoder")
-    wanted = embedded(model, ["hello world"], dimensions=7, normalize=False, pooling="cls")
+    expected = expected_vectors(
+        model, ["hello world"], dimensions=7, normalize=False, pooling="cls"
+    )
     result = np.array([vector["vector"] for vector in answer["vectors"]], dtype=np.float32)
-    assert result.tobytes() == wanted.tobytes()
+    assert result.tobytes() == expected.tobytes()
     assert answer["vectors"][0]["tokens"] > 2
 
 
-def test_texts_may_stand_among_options(ask: Any, model: Path) -> None:
-    code, out, _ = ask("--prefix", "query: ", "one", "--json", "two")
+def test_texts_may_be_mixed_with_options(run_embed: Any, model: Path) -> None:
+    code, out, _ = run_embed("--prefix", "query: ", "one", "--json", "two")
     assert code == 0
     answer = json.loads(out)
-    wanted = embedded(model, ["query: one", "query: two"])
+    expected = expected_vectors(model, ["query: one", "query: two"])
     result = np.array([vector["vector"] for vector in answer["vectors"]], dtype=np.float32)
-    assert result.tobytes() == wanted.tobytes()
+    assert result.tobytes() == expected.tobytes()
     assert answer["prefix"] == "query: "
 
 
-def test_the_plan_embeds_nothing(ask: Any) -> None:
-    code, out, _ = ask("--plan", "--json")
+def test_plan_shows_the_memory_without_embedding(run_embed: Any) -> None:
+    code, out, _ = run_embed("--plan", "--json")
     plan = json.loads(out)
     assert code == 0
     assert plan["budget_bytes"] == 4 * 1024**3
@@ -114,22 +118,22 @@ def test_the_plan_embeds_nothing(ask: Any) -> None:
         == sum(line["size_bytes"] for line in plan["lines"])
         < plan["budget_bytes"]
     )
-    code, out, _ = ask("--plan")
+    code, out, _ = run_embed("--plan")
     assert code == 0
     assert re.match(r"[\d.]+ [MG]iB of memory, with a budget of 4.00 GiB\n", out)
 
 
-def test_token_mode(ask: Any, model: Path) -> None:
-    _, out, _ = ask("hello world", "--json", "--mode", "tokens")
+def test_mode_tokens_gives_the_vectors_of_the_python_embedder(run_embed: Any, model: Path) -> None:
+    _, out, _ = run_embed("hello world", "--json", "--mode", "tokens")
     result = json.loads(out)["vectors"][0]["vector"]
     assert (
         np.array(result, dtype=np.float32).tobytes()
-        == embedded(model, ["hello world"], mode="tokens").tobytes()
+        == expected_vectors(model, ["hello world"], mode="tokens").tobytes()
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("argv", "message"),
     [
         ((), "give texts on the command line, a file"),
         (("a", "--input", "x.txt"), "not both"),
@@ -150,26 +154,28 @@ def test_token_mode(ask: Any, model: Path) -> None:
         (("a", " "), "text 2: it is empty"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_2(ask: Any, words: tuple[str, ...], why: str) -> None:
-    code, out, err = ask(*words)
-    assert (code, out != "") == (2, "--json" in words)
+def test_usage_error_exits_with_2(run_embed: Any, argv: tuple[str, ...], message: str) -> None:
+    code, out, err = run_embed(*argv)
+    assert (code, out != "") == (2, "--json" in argv)
     assert err.startswith("edgekit: ")
-    assert why in err
+    assert message in err
 
 
-def test_budgets_that_do_not_do_are_3(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_small_budget_exits_with_3_and_small_max_file_with_5(
+    capsys: pytest.CaptureFixture[str], model: Path
+) -> None:
     assert main(("embed", str(model), "a", "--budget", "1M")) == 3
     assert "too small" in capsys.readouterr().err
     assert main(("embed", str(model), "a", "--max-file", "1k")) == 5
     assert "over the limit" in capsys.readouterr().err
 
 
-def test_what_is_not_there_is_4(
-    capsys: pytest.CaptureFixture[str], ask: Any, tmp_path: Path
+def test_missing_model_or_input_exits_with_4(
+    capsys: pytest.CaptureFixture[str], run_embed: Any, tmp_path: Path
 ) -> None:
     assert main(("embed", str(tmp_path / "none.gguf"), "a", "--json")) == 4
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "NotFoundError"
-    code, _, err = ask("--input", tmp_path / "none.txt", "--output", tmp_path / "out.npy")
+    code, _, err = run_embed("--input", tmp_path / "none.txt", "--output", tmp_path / "out.npy")
     assert code == 4
     assert "none.txt cannot be read" in err
     assert list(tmp_path.iterdir()) == []
@@ -178,7 +184,9 @@ def test_what_is_not_there_is_4(
 # --- jobs
 
 
-def test_every_input_gives_the_same_vectors(ask: Any, model: Path, tmp_path: Path) -> None:
+def test_every_input_format_gives_the_same_vectors(
+    run_embed: Any, model: Path, tmp_path: Path
+) -> None:
     texts = [f"this is text {i}" for i in range(50)]
     (tmp_path / "in.txt").write_text("\n".join(texts), encoding="utf-8")
     (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
@@ -191,53 +199,57 @@ def test_every_input_gives_the_same_vectors(ask: Any, model: Path, tmp_path: Pat
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
     for kind in ("txt", "jsonl", "csv", "tsv", "parquet"):
         out = tmp_path / f"{kind}.npy"
-        code, answer, err = ask("--input", tmp_path / f"in.{kind}", "--output", out, "--json")
+        code, answer, err = run_embed("--input", tmp_path / f"in.{kind}", "--output", out, "--json")
         assert (code, err) == (0, "")
         summary = json.loads(answer)
         assert (summary["rows"], summary["vectors"], summary["skipped"]) == (50, 50, 0)
         assert np.load(out).shape == (50, 64)
         assert out.read_bytes() == (tmp_path / "txt.npy").read_bytes()
-    wanted = embedded(model, texts)
-    assert np.abs(np.load(tmp_path / "txt.npy") - wanted).max() < 1e-6
+    expected = expected_vectors(model, texts)
+    assert np.abs(np.load(tmp_path / "txt.npy") - expected).max() < 1e-6
 
 
-def test_every_output_holds_the_same_vectors(ask: Any, tmp_path: Path) -> None:
+def test_every_output_format_holds_the_same_vectors(run_embed: Any, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", 30)
     for kind in ("npy", "jsonl", "parquet"):
         ids = () if kind == "npy" else ("--id-field", "id")
-        code, _, err = ask("--input", source, "--output", tmp_path / f"out.{kind}", *ids)
+        code, _, err = run_embed("--input", source, "--output", tmp_path / f"out.{kind}", *ids)
         assert (code, err) == (0, "")
-    wanted = np.load(tmp_path / "out.npy")
+    expected = np.load(tmp_path / "out.npy")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     table = pq.read_table(tmp_path / "out.parquet")
     assert [line["id"] for line in lines] == table["id"].to_pylist() == [f"r{i}" for i in range(30)]
     for result in ([line["vector"] for line in lines], table["vector"].to_pylist()):
-        assert np.array(result, dtype=np.float32).tobytes() == wanted.tobytes()
+        assert np.array(result, dtype=np.float32).tobytes() == expected.tobytes()
 
 
-def test_texts_to_a_file(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a whole path may be so long that its line is broken
-    code, out, err = ask("one", "two", "--output", "out.npy")
+def test_output_file_is_replaced_only_with_overwrite(
+    run_embed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a long path would be broken into two lines
+    code, out, err = run_embed("one", "two", "--output", "out.npy")
     assert (code, err) == (0, "")
     assert out.startswith("2 vectors of 64 dimensions in out.npy\n2 rows, ")
     assert np.load(tmp_path / "out.npy").shape == (2, 64)
-    code, out, err = ask("one", "two", "--output", tmp_path / "out.npy", "-q")
+    code, out, err = run_embed("one", "two", "--output", tmp_path / "out.npy", "-q")
     assert code == 2
     assert "exists: --overwrite" in err
-    assert ask("one", "--output", tmp_path / "out.npy", "--overwrite", "-q") == (0, "", "")
+    assert run_embed("one", "--output", tmp_path / "out.npy", "--overwrite", "-q") == (0, "", "")
     assert np.load(tmp_path / "out.npy").shape == (1, 64)
 
 
-def test_one_is_one_row(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_of_one_are_singular(
+    run_embed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "one"}\n{"text": null}\n')
-    words = ("--input", source, "--output", "out.npy", "--skip-bad", "--dimensions", "1")
-    code, out, err = ask(*words)
+    argv = ("--input", source, "--output", "out.npy", "--skip-bad", "--dimensions", "1")
+    code, out, err = run_embed(*argv)
     assert (code, err) == (0, "")
     assert out.startswith("1 vector of 1 dimension in out.npy\n1 row, ")
     assert "\n1 row could not be embedded" in out
-    assert "1 dimension, mean pooling" in ask("one", "--dimensions", "1")[1]
+    assert "1 dimension, mean pooling" in run_embed("one", "--dimensions", "1")[1]
     status = BulkStatus(
         mark=ResumeMark(number=1), begun=ResumeMark(), seconds=1, share=None, share_begun=None
     )
@@ -245,7 +257,7 @@ def test_one_is_one_row(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("argv", "message"),
     [
         (
             ("--dimensions", "3.5"),
@@ -255,10 +267,10 @@ def test_one_is_one_row(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (("--batch", "1.5"), "--batch: '1.5' is not a whole number"),
     ],
 )
-def test_half_a_dimension_is_refused(ask: Any, words: tuple[str, ...], told: str) -> None:
-    code, out, err = ask("one", *words)
+def test_fractional_number_is_an_error(run_embed: Any, argv: tuple[str, ...], message: str) -> None:
+    code, out, err = run_embed("one", *argv)
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
 
 
 BAD = '{"text": "one"}\n{"text": null}\n{"text": "three"}\nnonsense\n{"text": "%s"}\n' % (
@@ -266,16 +278,16 @@ BAD = '{"text": "one"}\n{"text": null}\n{"text": "three"}\nnonsense\n{"text": "%
 )
 
 
-def test_bad_rows_stop_it_or_are_listed(ask: Any, tmp_path: Path) -> None:
+def test_bad_row_is_an_error_or_with_skip_bad_is_listed(run_embed: Any, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(BAD)
     out = tmp_path / "out.npy"
-    code, answer, err = ask("--input", source, "--output", out)
+    code, answer, err = run_embed("--input", source, "--output", out)
     assert (code, answer) == (2, "")
     assert f"{source}, row 2: 'text' is null, not a string (--skip-bad skips such rows)" in err
     assert "0 vectors are saved; run the same command again to continue" in err
     assert not out.exists()
-    code, answer, err = ask("--input", source, "--output", out, "--skip-bad", "--json")
+    code, answer, err = run_embed("--input", source, "--output", out, "--skip-bad", "--json")
     assert (code, err) == (0, "")
     summary = json.loads(answer)
     assert (summary["rows"], summary["vectors"], summary["skipped"]) == (5, 2, 3)
@@ -286,9 +298,9 @@ def test_bad_rows_stop_it_or_are_listed(ask: Any, tmp_path: Path) -> None:
     assert np.load(out).shape == (2, 64)
 
 
-def test_truncation_makes_a_long_row_a_good_one(ask: Any, tmp_path: Path) -> None:
+def test_truncate_embeds_a_row_that_is_too_long(run_embed: Any, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(BAD)
-    _, answer, _ = ask("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--skip-bad",
+    _, answer, _ = run_embed("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--skip-bad",
                      "--truncate", "--json")  # fmt: skip
     assert json.loads(answer)["vectors"] == 3
 
@@ -298,32 +310,32 @@ def test_truncation_makes_a_long_row_a_good_one(ask: Any, tmp_path: Path) -> Non
     "ending",
     ["", ".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal"],
 )
-@pytest.mark.parametrize("words", [(), ("--overwrite",)])
-def test_an_output_that_is_the_input_is_refused(
-    ask: Any, tmp_path: Path, link: str | None, ending: str, words: tuple[str, ...]
+@pytest.mark.parametrize("argv", [(), ("--overwrite",)])
+def test_output_that_is_the_input_is_an_error(
+    run_embed: Any, tmp_path: Path, link: str | None, ending: str, argv: tuple[str, ...]
 ) -> None:
     out = tmp_path / "out.jsonl"
-    taken = tmp_path / f"out.jsonl{ending}"
-    source = taken if link is None else tmp_path / "in.jsonl"
+    same_file = tmp_path / f"out.jsonl{ending}"
+    source = same_file if link is None else tmp_path / "in.jsonl"
     source.write_text('{"text": "precious"}\n')
     if link == "symlink":
-        taken.symlink_to(source)
+        same_file.symlink_to(source)
     elif link == "hardlink":
-        taken.hardlink_to(source)
+        same_file.hardlink_to(source)
     before = {path.name for path in tmp_path.iterdir()}
-    code, _, err = ask("--input", source, "--format", "jsonl", "--output", out, *words)
+    code, _, err = run_embed("--input", source, "--format", "jsonl", "--output", out, *argv)
     assert code == 2
-    assert f"{taken} is the input itself" in err
+    assert f"{same_file} is the input itself" in err
     assert source.read_text() == '{"text": "precious"}\n'
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_an_output_that_is_the_model_or_standard_input_is_refused(
-    ask: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_output_that_is_the_model_or_stdin_is_an_error(
+    run_embed: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.npy"
     out.hardlink_to(model)
-    code, _, err = ask("one", "--output", out, "--overwrite")
+    code, _, err = run_embed("one", "--output", out, "--overwrite")
     assert code == 2
     assert f"{out} is the model itself" in err
     assert out.samefile(model)
@@ -331,33 +343,37 @@ def test_an_output_that_is_the_model_or_standard_input_is_refused(
     source.write_text('{"text": "precious"}\n')
     with source.open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
-        code, _, err = ask("--input", "-", "--format", "jsonl", "--output", source, "--overwrite")
+        code, _, err = run_embed(
+            "--input", "-", "--format", "jsonl", "--output", source, "--overwrite"
+        )
     assert code == 2
     assert "is the input itself" in err
     assert source.read_text() == '{"text": "precious"}\n'
 
 
-def test_an_input_that_is_no_parquet_is_4(ask: Any, tmp_path: Path) -> None:
+def test_damaged_parquet_exits_with_4(run_embed: Any, tmp_path: Path) -> None:
     (tmp_path / "in.parquet").write_bytes(b"PAR1 this is not")
-    code, _, err = ask("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.npy")
+    code, _, err = run_embed("--input", tmp_path / "in.parquet", "--output", tmp_path / "out.npy")
     assert code == 4
     assert "in.parquet is not a Parquet file" in err
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
-def test_no_rows_are_made_up_behind_a_record_that_is_too_long(ask: Any, tmp_path: Path) -> None:
+def test_csv_record_over_the_limit_is_an_error_also_when_resumed(
+    run_embed: Any, tmp_path: Path
+) -> None:
     source = tmp_path / "in.csv"
     source.write_text('id,text\n1,first\n2,"' + ("spam," * 200 + "line\n") * 9_000 + '"\n3,third\n')
-    words = ("--input", source, "--output", tmp_path / "out.npy", "--skip-bad")
-    for _ in range(2):  # and not when it goes on
-        code, _, err = ask(*words)
+    argv = ("--input", source, "--output", tmp_path / "out.npy", "--skip-bad")
+    for _ in range(2):  # the second time as a resumed job
+        code, _, err = run_embed(*argv)
         assert code == 2
         assert "in.csv, row 2 (from byte 16 on): a record longer than 8,000,000 bytes" in err
         assert not (tmp_path / "out.npy").exists()
 
 
 SMALL_BUDGET = "192M"
-PEAK = """
+PRINT_PEAK_MEMORY = """
 import sys
 from edgekit.cli import main
 code = main(sys.argv[1:])
@@ -368,7 +384,7 @@ sys.exit(code)
 
 
 def long_text(number: int, size: int) -> str:
-    """Mostly one byte a character, but four in memory."""
+    """Mostly one byte per character in UTF-8, but four in memory."""
     return "\N{GRINNING FACE}" + (f"word{number} " * (size // 6))[:size]
 
 
@@ -389,13 +405,13 @@ def write_long_rows(path: Path, size: int, count: int = 6) -> Path:
     ("kind", "size"),
     sampled(tuple(product(("txt", "csv", "parquet"), (1_100_000, 3_000_000, 7_200_000))), each=4),
 )
-def test_long_rows_stay_inside_the_budget(
+def test_long_rows_stay_within_the_memory_budget(
     model: Path, tmp_path: Path, kind: str, size: int
 ) -> None:
-    """Under the limit of a row, and over it."""
-    budget_mib = 320 if kind == "parquet" else 192  # arrow alone may take 130
+    """Rows below and above the row limit."""
+    budget_mib = 320 if kind == "parquet" else 192  # Arrow alone may use 130 MiB
     source = write_long_rows(tmp_path / f"in.{kind}", size)
-    words = (
+    argv = (
         "embed",
         model,
         "--input",
@@ -406,7 +422,7 @@ def test_long_rows_stay_inside_the_budget(
         "-q",
     )
     result = subprocess.run(
-        [sys.executable, "-c", PEAK, *map(str, words), "--budget", f"{budget_mib}M"],
+        [sys.executable, "-c", PRINT_PEAK_MEMORY, *map(str, argv), "--budget", f"{budget_mib}M"],
         capture_output=True,
         check=False,
     )
@@ -419,17 +435,17 @@ def test_long_rows_stay_inside_the_budget(
 
 
 @pytest.mark.parametrize(("budget", "limit_bytes"), [("192M", 1_572_864), ("4G", 8_000_000)])
-def test_a_parquet_page_far_over_the_limit_is_2(
+def test_parquet_page_far_over_the_limit_exits_with_2(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], budget: str, limit_bytes: int
 ) -> None:
-    """A few KB that unpack to more than may be held: nothing of it is unpacked."""
+    """A few KB that would unpack to more than the limit are not unpacked at all."""
     source, most_bytes = tmp_path / "in.parquet", 3 * limit_bytes
     texts = ["fits", "a" * (most_bytes + 1)]
     pq.write_table(pa.table({"text": texts}), source, compression="zstd", row_group_size=1)
     del texts
     assert source.stat().st_size < 64 * 1024
-    words = ("--input", source, "--output", tmp_path / "out.npy", "--skip-bad", "--budget", budget)
-    assert main(["embed", str(model), *map(str, words)]) == 2
+    argv = ("--input", source, "--output", tmp_path / "out.npy", "--skip-bad", "--budget", budget)
+    assert main(["embed", str(model), *map(str, argv)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert re.search(
@@ -441,7 +457,7 @@ def test_a_parquet_page_far_over_the_limit_is_2(
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
-def test_a_job_goes_on_with_the_limit_of_its_rows(model: Path, tmp_path: Path) -> None:
+def test_resumed_job_keeps_its_row_limit(model: Path, tmp_path: Path) -> None:
     source, out = write_long_rows(tmp_path / "in.txt", 1_600_000, 2), tmp_path / "out.npy"
     run = [sys.executable, "-m", "edgekit", "embed", str(model), "--input", str(source)]
     run += ["--output", str(out), "-q"]
@@ -453,8 +469,8 @@ def test_a_job_goes_on_with_the_limit_of_its_rows(model: Path, tmp_path: Path) -
     assert listed.count("a line longer than 1,572,864 bytes") == 2
 
 
-# A mark after every batch. Once it vouches for more rows than that, the job stays where it is until it is ended.
-HELD = """
+# Saves a mark after every batch. Once a mark covers more rows than given, the job waits until it is killed.
+HOLD_AFTER_ROWS = """
 import sys, threading
 from edgekit.cli import main
 from edgekit.embed.bulk import output
@@ -463,7 +479,7 @@ most, save = int(sys.argv.pop(1)), output.FileOutput.save
 
 def hold(self, digest, *, now=False):
     save(self, digest, now=now)
-    if self.mark.number > most and not now:  # now: it ends
+    if self.mark.number > most and not now:  # now: the job is ending
         threading.Event().wait()
 
 output.FileOutput.save = hold
@@ -471,11 +487,13 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def start(*words: object, held_at_rows: int | None = None, **how: Any) -> subprocess.Popen[bytes]:
-    """A job in a process of its own."""
-    program = ("-m", "edgekit") if held_at_rows is None else ("-c", HELD, str(held_at_rows))
+def start(*argv: object, held_at_rows: int | None = None, **how: Any) -> subprocess.Popen[bytes]:
+    """Starts a job in its own process."""
+    program = (
+        ("-m", "edgekit") if held_at_rows is None else ("-c", HOLD_AFTER_ROWS, str(held_at_rows))
+    )
     return subprocess.Popen(
-        [sys.executable, *program, "embed", *map(str, words), *BUDGET],
+        [sys.executable, *program, "embed", *map(str, argv), *BUDGET],
         stdout=how.pop("stdout", subprocess.PIPE),
         stderr=subprocess.PIPE,
         **how,
@@ -488,7 +506,7 @@ def finish(process: subprocess.Popen[bytes], data: bytes | None = None) -> tuple
 
 
 def rows_marked(journal: Path) -> int:
-    """How many rows the last whole mark of a running job vouches for."""
+    """The number of rows that the last complete mark of a running job covers."""
     try:
         lines = journal.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -514,18 +532,17 @@ def some_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 @pytest.mark.parametrize("kind", ["npy", "jsonl", "parquet"] if LONG else ["parquet"])
-def test_killed_twice_it_gives_what_one_run_gives(
-    ask: Any, model: Path, many_rows: Path, tmp_path: Path, kind: str
+def test_job_killed_twice_writes_the_same_file_as_one_run(
+    run_embed: Any, model: Path, many_rows: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Nothing lost, nothing twice, to the bit."""
     ids = () if kind == "npy" else ("--id-field", "id")
-    words = ("--input", many_rows, *ids, "--batch", "32")
+    argv = ("--input", many_rows, *ids, "--batch", "32")
     once, out = tmp_path / f"once.{kind}", tmp_path / f"out.{kind}"
-    code, _, err = ask(*words, "--output", once)
+    code, _, err = run_embed(*argv, "--output", once)
     assert (code, err) == (0, "")
     marked = 0
     for least in (ROWS // 10, ROWS // 4):
-        killed = start(model, *words, "--output", out, held_at_rows=least)
+        killed = start(model, *argv, "--output", out, held_at_rows=least)
         marked = wait_until_marked(killed, tmp_path / f"out.{kind}.journal", least)
         killed.kill()
         finish(killed)
@@ -533,7 +550,7 @@ def test_killed_twice_it_gives_what_one_run_gives(
         assert least < marked < ROWS
         assert not out.exists()
         assert (tmp_path / f"out.{kind}.partial").exists()
-    code, answer, err = ask(*words, "--output", out, "--json")
+    code, answer, err = run_embed(*argv, "--output", out, "--json")
     assert (code, err) == (0, "")
     summary = json.loads(answer)
     assert marked <= summary["resumed_rows"] < ROWS
@@ -545,16 +562,16 @@ def test_killed_twice_it_gives_what_one_run_gives(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="other signals")
-def test_interrupted_and_changed_in_between(
-    ask: Any, model: Path, some_rows: Path, tmp_path: Path
+def test_interrupted_job_is_not_resumed_with_other_options_or_input(
+    run_embed: Any, model: Path, some_rows: Path, tmp_path: Path
 ) -> None:
     out, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
     source = tmp_path / "in.jsonl"
     source.write_bytes(some_rows.read_bytes())
-    words = ("--input", source, "--output", out, "--batch", "4")
-    process = start(model, *words, held_at_rows=0)
+    argv = ("--input", source, "--output", out, "--batch", "4")
+    process = start(model, *argv, held_at_rows=0)
     wait_until_marked(process, journal, 0)
-    code, _, err = ask(*words)  # while the first one runs
+    code, _, err = run_embed(*argv)  # while the first one runs
     assert code == 2
     assert "another job is writing to" in err
     process.send_signal(signal.SIGINT)
@@ -570,55 +587,55 @@ def test_interrupted_and_changed_in_between(
         (("--threads", "1"), "plan threads changed"),
         (("--mode", "tokens"), "options mode"),
     ):
-        code, _, err = ask(*words, *more)
+        code, _, err = run_embed(*argv, *more)
         assert code == 2
         assert changed in err
         assert "start over with --overwrite" in err
     os.utime(source, ns=(0, 0))
-    code, _, err = ask(*words)
+    code, _, err = run_embed(*argv)
     assert code == 2
     assert "input modified ns changed" in err
     short = tmp_path / "short.jsonl"
     write_rows(short, 10)
-    code, _, _ = ask("--input", short, "--output", out, "--overwrite")
+    code, _, _ = run_embed("--input", short, "--output", out, "--overwrite")
     assert code == 0
     assert np.load(out).shape == (10, 64)
     assert not journal.exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="other signals")
-def test_standard_input_goes_on_when_it_begins_the_same(
-    ask: Any, model: Path, some_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_job_from_stdin_is_resumed_if_the_input_begins_the_same(
+    run_embed: Any, model: Path, some_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("--input", "-", "--format", "jsonl", "--batch", "32")
+    argv = ("--input", "-", "--format", "jsonl", "--batch", "32")
     once, out = tmp_path / "once.npy", tmp_path / "out.npy"
     data = some_rows.read_bytes()
 
-    def ask_with(given: bytes, *more: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
-        answer: tuple[int, str, str] = ask(*words, *more)
+    def run_with_stdin(stdin: bytes, *more: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        answer: tuple[int, str, str] = run_embed(*argv, *more)
         return answer
 
-    assert ask_with(data, "--output", once)[0] == 0
+    assert run_with_stdin(data, "--output", once)[0] == 0
     with some_rows.open("rb") as rows:
-        process = start(model, *words, "--output", out, stdin=rows, held_at_rows=0)
+        process = start(model, *argv, "--output", out, stdin=rows, held_at_rows=0)
         marked = wait_until_marked(process, tmp_path / "out.npy.journal", 0)
         process.kill()
         finish(process)
-    code, _, err = ask_with(b"x" + data, "--output", out)
+    code, _, err = run_with_stdin(b"x" + data, "--output", out)
     assert code == 4
     assert "differs from the input of the unfinished job" in err
-    code, _, err = ask_with(data[:1000], "--output", out)
+    code, _, err = run_with_stdin(data[:1000], "--output", out)
     assert code == 4
     assert "standard input ends after 1,000 bytes" in err
-    resumed = start(model, *words, "--output", out, "--json", stdin=subprocess.PIPE)
-    code, shown, _ = finish(resumed, data)
+    resumed = start(model, *argv, "--output", out, "--json", stdin=subprocess.PIPE)
+    code, answer, _ = finish(resumed, data)
     assert code == 0
-    assert marked <= json.loads(shown)["resumed_rows"] < SOME_ROWS
+    assert marked <= json.loads(answer)["resumed_rows"] < SOME_ROWS
     assert out.read_bytes() == once.read_bytes()
 
 
-def test_lines_on_standard_output(model: Path, tmp_path: Path) -> None:
+def test_output_dash_writes_json_lines_to_stdout(model: Path, tmp_path: Path) -> None:
     data = b"one\n\ntwo\n"
     code, out, err = finish(
         start(model, "--input", "-", "--output", "-", "--skip-bad", stdin=subprocess.PIPE), data
@@ -629,8 +646,8 @@ def test_lines_on_standard_output(model: Path, tmp_path: Path) -> None:
     assert b"2 vectors of 64 dimensions in standard output" in err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such devices")
-def test_a_reader_who_has_seen_enough(model: Path, some_rows: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipes of this kind")
+def test_closed_pipe_is_not_an_error(model: Path, some_rows: Path) -> None:
     process = start(model, "--input", some_rows, "--output", "-")
     assert process.stdout is not None
     assert process.stderr is not None
@@ -642,14 +659,14 @@ def test_a_reader_who_has_seen_enough(model: Path, some_rows: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_behind_standard_output(model: Path) -> None:
+def test_full_disk_behind_stdout_is_an_error(model: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         code, _, err = finish(start(model, "one", "--output", "-", stdout=full))
     assert code == 1
     assert err == b"edgekit: standard output cannot be written: No space left on device.\n"
 
 
-LIMITED = """
+LIMIT_FILE_SIZE = """
 import resource, sys
 from edgekit.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
@@ -657,14 +674,26 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such limit")
-def test_a_disk_that_fills_up(ask: Any, model: Path, some_rows: Path, tmp_path: Path) -> None:
-    """No more than 100,000 bytes may be written to a file: as on a full disk, the write fails half-way."""
+@pytest.mark.skipif(sys.platform == "win32", reason="no RLIMIT_FSIZE")
+def test_job_that_filled_the_disk_is_resumed(
+    run_embed: Any, model: Path, some_rows: Path, tmp_path: Path
+) -> None:
+    """A limit of 100,000 bytes per file stands for the full disk: the write fails half-way."""
     once, out = tmp_path / "once.npy", tmp_path / "out.npy"
-    words = ("--input", str(some_rows), "--batch", "64", "--output")
-    assert ask(*words, once, "-q") == (0, "", "")
+    argv = ("--input", str(some_rows), "--batch", "64", "--output")
+    assert run_embed(*argv, once, "-q") == (0, "", "")
     full = subprocess.run(
-        [sys.executable, "-c", LIMITED, "100000", "embed", str(model), *BUDGET, *words, str(out)],
+        [
+            sys.executable,
+            "-c",
+            LIMIT_FILE_SIZE,
+            "100000",
+            "embed",
+            str(model),
+            *BUDGET,
+            *argv,
+            str(out),
+        ],
         capture_output=True,
         check=False,
     )
@@ -674,19 +703,19 @@ def test_a_disk_that_fills_up(ask: Any, model: Path, some_rows: Path, tmp_path: 
         full.stderr,
     )
     assert not out.exists()
-    assert ask(*words, out, "-q") == (0, "", "")
+    assert run_embed(*argv, out, "-q") == (0, "", "")
     assert out.read_bytes() == once.read_bytes()
 
 
-def test_outputs_that_cannot_be(ask: Any, tmp_path: Path) -> None:
-    code, _, err = ask("one", "--output", tmp_path / "nowhere" / "out.npy")
+def test_unusable_output_is_an_error(run_embed: Any, tmp_path: Path) -> None:
+    code, _, err = run_embed("one", "--output", tmp_path / "nowhere" / "out.npy")
     assert code == 1
     assert "does not exist: create it first" in err
     (tmp_path / "out.npy").mkdir()
-    code, _, err = ask("one", "--output", tmp_path / "out.npy")
+    code, _, err = run_embed("one", "--output", tmp_path / "out.npy")
     assert code == 2
     assert "is a folder" in err
-    code, _, err = ask(
+    code, _, err = run_embed(
         "--input",
         write_rows(tmp_path / "a.jsonl", 1),
         "--id-field",
@@ -699,15 +728,15 @@ def test_outputs_that_cannot_be(ask: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
-def test_progress_on_a_terminal_alone(model: Path, some_rows: Path, tmp_path: Path) -> None:
+def test_progress_is_shown_on_a_terminal(model: Path, some_rows: Path, tmp_path: Path) -> None:
     import pty
 
-    ours, theirs = pty.openpty()
-    shown_often = "import sys\nfrom edgekit.cli import embed, main\nembed.SHOW_EVERY_S = 0.0\nsys.exit(main())"
-    words = [
+    controller, terminal = pty.openpty()
+    program = "import sys\nfrom edgekit.cli import embed, main\nembed.SHOW_EVERY_S = 0.0\nsys.exit(main())"
+    argv = [
         sys.executable,
         "-c",
-        shown_often,
+        program,
         "embed",
         str(model),
         "--input",
@@ -717,26 +746,26 @@ def test_progress_on_a_terminal_alone(model: Path, some_rows: Path, tmp_path: Pa
     environment = {**os.environ, "TERM": "xterm"}
     environment.pop("NO_COLOR", None)
     subprocess.run(
-        [*words, "--output", str(tmp_path / "out.npy"), "--batch", "16"],
-        stderr=theirs, stdout=subprocess.DEVNULL, check=True, env=environment,
+        [*argv, "--output", str(tmp_path / "out.npy"), "--batch", "16"],
+        stderr=terminal, stdout=subprocess.DEVNULL, check=True, env=environment,
     )  # fmt: skip
-    os.close(theirs)
-    shown = os.read(ours, 100_000).decode()
-    os.close(ours)
-    assert re.search(r"\[#+\.*\] \d+%  [\d,]+ rows  [\d,.]+ rows/s  [\d,]+ tokens/s  \d", shown)
-    assert re.search(r"[\d.]+ s left", shown)
-    assert shown.endswith("\r\x1b[K")  # wiped away in the end
+    os.close(terminal)
+    output = os.read(controller, 100_000).decode()
+    os.close(controller)
+    assert re.search(r"\[#+\.*\] \d+%  [\d,]+ rows  [\d,.]+ rows/s  [\d,]+ tokens/s  \d", output)
+    assert re.search(r"[\d.]+ s left", output)
+    assert output.endswith("\r\x1b[K")  # erased at the end
 
 
-def test_documentation_names_every_key(ask: Any, tmp_path: Path) -> None:
-    named: set[str] = set()
-    for words in (
+def test_json_keys_are_documented(run_embed: Any, tmp_path: Path) -> None:
+    keys: set[str] = set()
+    for argv in (
         ("a", "--json"),
         ("--plan", "--json"),
         ("a", "--json", "--output", tmp_path / "out.npy"),
     ):
-        answer = json.loads(ask(*words)[1])
-        named |= answer.keys() | {key for line in answer.get("lines", []) for key in line}
-        named |= {key for vector in answer["vectors"] for key in vector} if "lines" not in answer and isinstance(
+        answer = json.loads(run_embed(*argv)[1])
+        keys |= answer.keys() | {key for line in answer.get("lines", []) for key in line}
+        keys |= {key for vector in answer["vectors"] for key in vector} if "lines" not in answer and isinstance(
             answer["vectors"], list) else set()  # fmt: skip
-    assert named == documented("embed", "embed --output", "embed --plan")
+    assert keys == documented("embed", "embed --output", "embed --plan")

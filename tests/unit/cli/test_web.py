@@ -1,4 +1,4 @@
-"""`edgekit web` as a process: where it answers, who may ask, and how it ends."""
+"""`edgekit web` as a process: address, token, browser and shutdown."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from edgekit.web import serving
 from edgekit.web.serving import TRIED_PORTS, address_of, listen, show_browser
 from edgekit.web.types import DEFAULT_PORT, WebSettings
 
-# For tests of how it ends: with these limits only an orderly end, or a second signal, ends it.
-NEVER_CUT_OFF = f"""
+# Limits so long that only an orderly shutdown or a second signal ends the process.
+WITHOUT_TIME_LIMITS = f"""
 from edgekit.web import serving
 serving.GRACE_S = serving.PATIENCE_S = {10 * PATIENCE_S}
 """
 
 
 @pytest.fixture
-def stuck() -> Iterator[RawServer]:
-    """A server that takes requests and answers none before the test is over."""
+def hanging_server() -> Iterator[RawServer]:
+    """A server that accepts requests and answers none of them before the test is over."""
     over = threading.Event()
 
     def script(_: Request, __: Send) -> None:
@@ -54,184 +54,184 @@ def stuck() -> Iterator[RawServer]:
             over.set()
 
 
-def ended(web: WebProcess, number: signal.Signals) -> tuple[str, str]:
-    """What else it printed before it ended with exit code 0."""
+def stop(web: WebProcess, number: signal.Signals) -> tuple[str, str]:
+    """Stops the process with this signal; returns the rest of its output."""
     web.process.send_signal(number)
     out, error = web.process.communicate(timeout=PATIENCE_S)
     assert web.process.returncode == 0, error
     return out, error
 
 
-class TestItsStart:
-    def test_with_a_file_allows_that_file_alone(self, tmp_path: Path) -> None:
-        """And its address has the brackets of IPv6, where there is any."""
-        for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
-            (tmp_path / name).write_bytes(split_header(int(name[6]) - 1, 2) + b"\0" * 4096)
-        (tmp_path / "b.gguf").write_bytes(gguf_header() + b"\0" * 4096)
-        named = str(tmp_path / "a-00001-of-00002.gguf")
-        try:
-            listen("::1", 0).close()
-            host = "[::1]"
-        except UsageError:
-            host = "127.0.0.1"
-        with start_process(named, "--offline", "--host", host) as web:
-            assert web.address.startswith(f"http://{host}:")
-            assert web.ready.keys() == {"event", "url", "token", "pid"}
-            assert (web.ready["event"], web.ready["token"]) == ("ready", None)
-            assert web.ready["pid"] == web.process.pid
-            url = urlsplit(web.ready["url"])
-            assert url.path == "/model"
-            (reference,) = parse_qs(url.query)["ref"]
-            assert reference == named
-            answer = ask(web.address, "/api/v1/inspect", {"model": reference})
-            assert (answer.status, answer.json()["format"]) == (200, "gguf"), answer.body
-            beside = ask(web.address, "/api/v1/inspect", {"model": str(tmp_path / "b.gguf")})
-            assert (beside.status, beside.error["type"]) == (403, "NotAllowedError")
+def test_web_with_a_file_serves_only_that_file(tmp_path: Path) -> None:
+    """On IPv6 where it is available, so that the address has brackets."""
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
+        (tmp_path / name).write_bytes(split_header(int(name[6]) - 1, 2) + b"\0" * 4096)
+    (tmp_path / "b.gguf").write_bytes(gguf_header() + b"\0" * 4096)
+    path = str(tmp_path / "a-00001-of-00002.gguf")
+    try:
+        listen("::1", 0).close()
+        host = "[::1]"
+    except UsageError:
+        host = "127.0.0.1"
+    with start_process(path, "--offline", "--host", host) as web:
+        assert web.address.startswith(f"http://{host}:")
+        assert web.ready.keys() == {"event", "url", "token", "pid"}
+        assert (web.ready["event"], web.ready["token"]) == ("ready", None)
+        assert web.ready["pid"] == web.process.pid
+        url = urlsplit(web.ready["url"])
+        assert url.path == "/model"
+        (reference,) = parse_qs(url.query)["ref"]
+        assert reference == path
+        answer = ask(web.address, "/api/v1/inspect", {"model": reference})
+        assert (answer.status, answer.json()["format"]) == (200, "gguf"), answer.body
+        other = ask(web.address, "/api/v1/inspect", {"model": str(tmp_path / "b.gguf")})
+        assert (other.status, other.error["type"]) == (403, "NotAllowedError")
 
 
-class TestItsPort:
-    def test_is_the_next_one_where_ours_is_taken(self) -> None:
-        with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
-            ports = [item.getsockname()[1] for item in (first, second)]
-        assert DEFAULT_PORT <= ports[0] < ports[1] < DEFAULT_PORT + TRIED_PORTS
+def test_listen_takes_the_next_port_if_the_default_is_in_use() -> None:
+    with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
+        ports = [item.getsockname()[1] for item in (first, second)]
+    assert DEFAULT_PORT <= ports[0] < ports[1] < DEFAULT_PORT + TRIED_PORTS
 
-    def test_is_not_there_when_all_are_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with listen("127.0.0.1", 0) as taken:
-            monkeypatch.setattr(serving, "DEFAULT_PORT", taken.getsockname()[1])
-            monkeypatch.setattr(serving, "TRIED_PORTS", 1)
-            with pytest.raises(UsageError, match="use --port 0 to pick any free port"):
-                listen("127.0.0.1", None)
 
-    def test_that_was_asked_for_and_is_taken_is_an_error(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with listen("127.0.0.1", 0) as taken:
-            port = str(taken.getsockname()[1])
-            assert main(("web", "--no-browser", "--port", port, "--json")) == 2
-        out, error = capsys.readouterr()
-        assert f"port {port} of 127.0.0.1 is already in use" in error
-        assert json.loads(out)["error"]["type"] == "UsageError"
+def test_listen_without_a_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        monkeypatch.setattr(serving, "DEFAULT_PORT", taken.getsockname()[1])
+        monkeypatch.setattr(serving, "TRIED_PORTS", 1)
+        with pytest.raises(UsageError, match="use --port 0 to pick any free port"):
+            listen("127.0.0.1", None)
 
-    @pytest.mark.parametrize(
-        ("words", "code", "told"),
-        [
-            (("--port", "65536"), 2, "--port"),
-            (("--port", "abc"), 2, "--port: 'abc' is not a whole number from 0 to 65,535"),
-            (("--port", "32k"), 2, "--port: '32k' is not a whole number"),
-            (("--port", "-1"), 2, "--port: must not be negative (got -1)"),
-            (("--port", "9" * 5000), 2, "--port"),
-            (("--host", "no.such.host.invalid"), 2, "no.such.host.invalid"),
-            (("--host", "192.0.2.1"), 2, "for this machine only, use 127.0.0.1"),
-            (("--rate", "0"), 2, "--rate: must be at least 1 (got 0)"),
-            (("--rate", "x"), 2, "--rate: 'x' is not a whole number from 1 to 1,000,000"),
-            (("--models-dir", "a" * 300), 4, "is too long for a path"),
-            (("--models-dir", "a\0b"), 4, "--models-dir: no such folder: 'a\\x00b'"),
-            (("--models-dir", __file__), 4, "--models-dir: no such folder"),
-            (("a" * 300 + ".gguf",), 4, "is too long for a path"),
-            (("./a\0b.gguf",), 2, "contains control characters"),
-            (("--timeout", "nan"), 2, "--timeout"),
-            (("--models-dir", "nowhere"), 4, "--models-dir: no such folder: 'nowhere'"),
-            (("./nowhere.gguf",), 4, "nowhere.gguf"),
-            (("--token", "short"), 2, "--token needs 8 to 200 characters"),
-            (("--token", "with a space in it"), 2, "--token"),
-            (("--token", ""), 2, "--token needs 8 to 200 characters"),
-            (("--models-dir", ""), 4, "--models-dir: no such folder: ''"),
-            (("--models-dir", "~no-such-user/x"), 4, "--models-dir: no such folder: '~no-such"),
-            (("--port", "0", "a", "b"), 2, "unexpected argument: b"),
-        ],
+
+def test_requested_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(("web", "--no-browser", "--port", port, "--json")) == 2
+    out, error = capsys.readouterr()
+    assert f"port {port} of 127.0.0.1 is already in use" in error
+    assert json.loads(out)["error"]["type"] == "UsageError"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (("--port", "65536"), 2, "--port"),
+        (("--port", "abc"), 2, "--port: 'abc' is not a whole number from 0 to 65,535"),
+        (("--port", "32k"), 2, "--port: '32k' is not a whole number"),
+        (("--port", "-1"), 2, "--port: must not be negative (got -1)"),
+        (("--port", "9" * 5000), 2, "--port"),
+        (("--host", "no.such.host.invalid"), 2, "no.such.host.invalid"),
+        (("--host", "192.0.2.1"), 2, "for this machine only, use 127.0.0.1"),
+        (("--rate", "0"), 2, "--rate: must be at least 1 (got 0)"),
+        (("--rate", "x"), 2, "--rate: 'x' is not a whole number from 1 to 1,000,000"),
+        (("--models-dir", "a" * 300), 4, "is too long for a path"),
+        (("--models-dir", "a\0b"), 4, "--models-dir: no such folder: 'a\\x00b'"),
+        (("--models-dir", __file__), 4, "--models-dir: no such folder"),
+        (("a" * 300 + ".gguf",), 4, "is too long for a path"),
+        (("./a\0b.gguf",), 2, "contains control characters"),
+        (("--timeout", "nan"), 2, "--timeout"),
+        (("--models-dir", "nowhere"), 4, "--models-dir: no such folder: 'nowhere'"),
+        (("./nowhere.gguf",), 4, "nowhere.gguf"),
+        (("--token", "short"), 2, "--token needs 8 to 200 characters"),
+        (("--token", "with a space in it"), 2, "--token"),
+        (("--token", ""), 2, "--token needs 8 to 200 characters"),
+        (("--models-dir", ""), 4, "--models-dir: no such folder: ''"),
+        (("--models-dir", "~no-such-user/x"), 4, "--models-dir: no such folder: '~no-such"),
+        (("--port", "0", "a", "b"), 2, "unexpected argument: b"),
+    ],
+)
+def test_error_message_and_exit_code(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], code: int, message: str
+) -> None:
+    try:
+        result = main(("web", "--no-browser", *argv))
+    except SystemExit as end:
+        result = int(end.code or 0)
+    error = capsys.readouterr().err
+    assert (result, message in error) == (code, True), error
+    assert "with a space in it" not in error
+
+
+@pytest.mark.parametrize("argv", [("--models-dir", "/shut/x"), ("/shut/x.gguf",)])
+def test_unreadable_folder_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: tuple[str, ...],
+) -> None:
+    stat = os.stat
+
+    def refuse(path: Any, *more: Any, **named: Any) -> os.stat_result:
+        """Stands for folder permissions, which root ignores."""
+        if str(path).startswith("/shut/"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, *more, **named)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert main(("web", "--no-browser", "--port", "0", *argv)) == 4
+    assert "cannot be read by this user" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_unwritable_stdout_is_one_line_and_exit_code_1() -> None:
+    code = (
+        "import sys; from edgekit.cli import main\n"
+        "words = ['web', '--no-browser', '--port', '0', '--offline']\n"
+        "codes = [main(words)]\n"
+        "sys.stdout = open('/dev/full', 'w')\n"
+        "codes.append(main([*words, '--json']))\n"
+        "sys.exit(codes != [1, 1])"
     )
-    def test_and_all_else_is_read_first(
-        self, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, told: str
-    ) -> None:
-        try:
-            result = main(("web", "--no-browser", *words))
-        except SystemExit as end:
-            result = int(end.code or 0)
-        error = capsys.readouterr().err
-        assert (result, told in error) == (code, True), error
-        assert "with a space in it" not in error
-
-    @pytest.mark.parametrize("words", [("--models-dir", "/shut/x"), ("/shut/x.gguf",)])
-    def test_a_folder_that_may_not_be_entered_is_told_of(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        words: tuple[str, ...],
-    ) -> None:
-        looked = os.stat
-
-        def refuse(path: Any, *more: Any, **named: Any) -> os.stat_result:
-            """Who runs the tests may be the administrator, for whom no folder is shut."""
-            if str(path).startswith("/shut/"):
-                raise PermissionError(errno.EACCES, "Permission denied")
-            return looked(path, *more, **named)
-
-        monkeypatch.setattr(os, "stat", refuse)
-        assert main(("web", "--no-browser", "--port", "0", *words)) == 4
-        assert "cannot be read by this user" in capsys.readouterr().err
-
-    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is full")
-    def test_that_cannot_be_told_ends_it_with_one_sentence(self) -> None:
-        code = (
-            "import sys; from edgekit.cli import main\n"
-            "words = ['web', '--no-browser', '--port', '0', '--offline']\n"
-            "codes = [main(words)]\n"
-            "sys.stdout = open('/dev/full', 'w')\n"
-            "codes.append(main([*words, '--json']))\n"
-            "sys.exit(codes != [1, 1])"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
-        with Path("/dev/full").open("w") as full:
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=PATIENCE_S,
-                check=False,
-            )
-        assert done.returncode == 0
-        answer = "edgekit: the answer could not be written: No space left on device\n"
-        assert done.stderr == answer * 2
+    assert done.returncode == 0
+    answer = "edgekit: the answer could not be written: No space left on device\n"
+    assert done.stderr == answer * 2
 
 
-class TestItsToken:
-    def test_is_made_up_where_others_can_reach_it(self) -> None:
-        with start_process("--host", "0.0.0.0", "--offline") as web:
-            token = web.ready["token"]
-            assert len(token) >= 32
-            assert web.ready["url"] == f"{web.address}/?token={token}"
-            assert ask(web.address, "/api/v1/devices").status == 401
-            bearer = {"Authorization": f"Bearer {token}"}
-            assert ask(web.address, "/api/v1/devices", headers=bearer).status == 200
-            assert ask(web.address, "/healthz").status == 200
-            assert ended(web, signal.SIGTERM) == ("", "")
-
-    @pytest.mark.parametrize(
-        ("words", "surrounding", "told"),
-        [
-            ((), "short", "EDGEKIT_WEB_TOKEN needs 8 to 200"),
-            (("--token", "brief"), "long-enough", "--token needs 8 to 200"),
-        ],
-    )
-    def test_that_is_no_good_is_told_by_where_it_stands(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        words: tuple[str, ...],
-        surrounding: str,
-        told: str,
-    ) -> None:
-        monkeypatch.setenv("EDGEKIT_WEB_TOKEN", surrounding)
-        assert main(("web", "--no-browser", *words)) == 2
-        error = capsys.readouterr().err
-        assert f"edgekit: {told}" in error
-        assert not {"short", "brief"} & set(error.split())
-
-    def test_is_no_part_of_what_is_shown_of_the_settings(self) -> None:
-        assert "secret-secret" not in repr(WebSettings(token="secret-secret"))
+def test_token_is_generated_for_a_public_host() -> None:
+    with start_process("--host", "0.0.0.0", "--offline") as web:
+        token = web.ready["token"]
+        assert len(token) >= 32
+        assert web.ready["url"] == f"{web.address}/?token={token}"
+        assert ask(web.address, "/api/v1/devices").status == 401
+        bearer = {"Authorization": f"Bearer {token}"}
+        assert ask(web.address, "/api/v1/devices", headers=bearer).status == 200
+        assert ask(web.address, "/healthz").status == 200
+        assert stop(web, signal.SIGTERM) == ("", "")
 
 
-# A call that is stuck, and a stream, at any moment of an orderly end.
+@pytest.mark.parametrize(
+    ("argv", "environment_token", "message"),
+    [
+        ((), "short", "EDGEKIT_WEB_TOKEN needs 8 to 200"),
+        (("--token", "brief"), "long-enough", "--token needs 8 to 200"),
+    ],
+)
+def test_error_of_an_invalid_token_names_its_source(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: tuple[str, ...],
+    environment_token: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv("EDGEKIT_WEB_TOKEN", environment_token)
+    assert main(("web", "--no-browser", *argv)) == 2
+    error = capsys.readouterr().err
+    assert f"edgekit: {message}" in error
+    assert not {"short", "brief"} & set(error.split())
+
+
+def test_token_is_not_in_the_repr_of_the_settings() -> None:
+    assert "secret-secret" not in repr(WebSettings(token="secret-secret"))
+
+
+# A hanging request or a stream, and a second signal after a pause during the shutdown.
 SECOND_SIGNALS = tuple(
     product(
         ("inspect?model={}/a.gguf", "cards/events?device=RTX+4090"),
@@ -242,100 +242,99 @@ SECOND_SIGNALS = tuple(
 
 
 @contextmanager
-def calling(web: WebProcess, stuck: RawServer, call: str) -> Iterator[None]:
-    """While this call is being answered: it has begun, and does not end by itself."""
+def open_request(web: WebProcess, hanging_server: RawServer, call: str) -> Iterator[None]:
+    """A request that has begun and does not end by itself."""
     port = int(web.address.rpartition(":")[2])
     with closing(socket.create_connection(("127.0.0.1", port), PATIENCE_S)) as connection:
-        path = f"/api/v1/{call.format(stuck.address)}"
+        path = f"/api/v1/{call.format(hanging_server.address)}"
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        if stuck.address in path:
-            wait_until(lambda: bool(stuck.requests))
+        if hanging_server.address in path:
+            wait_until(lambda: bool(hanging_server.requests))
         else:
             assert connection.recv(15) == b"HTTP/1.1 200 OK"
         yield
 
 
-class TestItsEnd:
-    def test_comes_at_once_and_is_told_to_who_listens(self, stuck: RawServer) -> None:
-        """While a call waits for a slow server, too."""
-        with (
-            start_process("--allow-private", "--no-cache", setup=NEVER_CUT_OFF) as web,
-            calling(web, stuck, "inspect?model={}/a.gguf"),
-        ):
-            model = f"{stuck.address}/a.gguf"
-            job = ask(web.address, "/api/v1/jobs/inspect", {"model": model}).json()
-            following = events(web.address, f"/api/v1/jobs/{job['id']}/events")
-            assert next(following)["event"] == "progress"
-            cards = events(web.address, "/api/v1/cards/events?device=RTX+4090&ram=64G")
-            assert next(cards)["event"] == "machine"
-            assert ended(web, signal.SIGINT) == ("", "")
-            assert [item["event"] for item in following] == ["cancelled"]
-            assert [card["event"] for card in cards if card["event"] != "card"] == ["failed"]
-            with listen("127.0.0.1", int(web.address.rpartition(":")[2])):
-                pass  # the port is free again
-
-    @costly
-    @pytest.mark.parametrize(("call", "pause_s", "first"), sampled(SECOND_SIGNALS, each=7))
-    def test_comes_at_once_and_quietly_for_a_second_signal(
-        self, stuck: RawServer, first: signal.Signals, pause_s: float, call: str
-    ) -> None:
-        # Not the same one twice: two of a kind that both wait for a busy process arrive as one.
-        second = signal.SIGTERM if first == signal.SIGINT else signal.SIGINT
-        with (
-            start_process("--allow-private", "--no-cache", setup=NEVER_CUT_OFF) as web,
-            calling(web, stuck, call),
-        ):
-            web.process.send_signal(first)
-            time.sleep(pause_s)
-            assert ended(web, second) == ("", "")
+def test_shutdown_ends_jobs_and_streams_at_once(hanging_server: RawServer) -> None:
+    """Also while a request waits for a slow server."""
+    with (
+        start_process("--allow-private", "--no-cache", setup=WITHOUT_TIME_LIMITS) as web,
+        open_request(web, hanging_server, "inspect?model={}/a.gguf"),
+    ):
+        model = f"{hanging_server.address}/a.gguf"
+        job = ask(web.address, "/api/v1/jobs/inspect", {"model": model}).json()
+        following = events(web.address, f"/api/v1/jobs/{job['id']}/events")
+        assert next(following)["event"] == "progress"
+        cards = events(web.address, "/api/v1/cards/events?device=RTX+4090&ram=64G")
+        assert next(cards)["event"] == "machine"
+        assert stop(web, signal.SIGINT) == ("", "")
+        assert [item["event"] for item in following] == ["cancelled"]
+        assert [card["event"] for card in cards if card["event"] != "card"] == ["failed"]
+        with listen("127.0.0.1", int(web.address.rpartition(":")[2])):
+            pass  # the port is free again
 
 
-class TestItsBrowser:
-    def test_is_shown_the_page_that_was_told(self, tmp_path: Path) -> None:
-        """With the token that comes from the environment."""
-        seen, browser = tmp_path / "seen", tmp_path / "browser"
-        browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}.part && mv {seen}.part {seen}\n')
-        browser.chmod(0o755)
-        command = [
-            sys.executable,
-            "-m",
-            "edgekit",
-            "web",
-            "org/name:Q4_K_M",
-            "--port",
-            "0",
-            "--offline",
-        ]
-        environment = {
-            **os.environ,
-            "BROWSER": f"{browser} %s",
-            "EDGEKIT_WEB_TOKEN": "from-the-environment",
-        }
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=environment
-        ) as process:
-            assert process.stdout is not None
-            line = process.stdout.readline().rstrip("\n")
-            url = urlsplit(line)
-            assert re.fullmatch(r"127\.0\.0\.1:\d+", url.netloc)
-            fields = {"ref": ["org/name:Q4_K_M"], "token": ["from-the-environment"]}
-            assert (url.path, parse_qs(url.query)) == ("/model", fields)
-            assert ask(f"http://{url.netloc}", "/").status == 401
-            wait_until(seen.exists)
-            assert seen.read_text() == line
-            process.send_signal(signal.SIGINT)
-            assert process.communicate(timeout=PATIENCE_S)[0] == ""
-            assert process.returncode == 0
+@costly
+@pytest.mark.parametrize(("call", "pause_s", "first"), sampled(SECOND_SIGNALS, each=7))
+def test_second_signal_ends_the_process_at_once_without_output(
+    hanging_server: RawServer, first: signal.Signals, pause_s: float, call: str
+) -> None:
+    # Not the same signal twice: two equal pending signals are delivered as one.
+    second = signal.SIGTERM if first == signal.SIGINT else signal.SIGINT
+    with (
+        start_process("--allow-private", "--no-cache", setup=WITHOUT_TIME_LIMITS) as web,
+        open_request(web, hanging_server, call),
+    ):
+        web.process.send_signal(first)
+        time.sleep(pause_s)
+        assert stop(web, second) == ("", "")
 
-    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there is a screen")
-    def test_is_not_one_in_the_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-            monkeypatch.delenv(name, raising=False)
-        assert not show_browser("http://127.0.0.1:1/")
 
-    def test_that_fails_does_no_harm(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("BROWSER", "/no/such/browser %s")
-        assert show_browser("http://127.0.0.1:1/")
+def test_browser_opens_the_printed_address(tmp_path: Path) -> None:
+    """With the token from the environment."""
+    seen, browser = tmp_path / "seen", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}.part && mv {seen}.part {seen}\n')
+    browser.chmod(0o755)
+    command = [
+        sys.executable,
+        "-m",
+        "edgekit",
+        "web",
+        "org/name:Q4_K_M",
+        "--port",
+        "0",
+        "--offline",
+    ]
+    environment = {
+        **os.environ,
+        "BROWSER": f"{browser} %s",
+        "EDGEKIT_WEB_TOKEN": "from-the-environment",
+    }
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline().rstrip("\n")
+        url = urlsplit(line)
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", url.netloc)
+        fields = {"ref": ["org/name:Q4_K_M"], "token": ["from-the-environment"]}
+        assert (url.path, parse_qs(url.query)) == ("/model", fields)
+        assert ask(f"http://{url.netloc}", "/").status == 401
+        wait_until(seen.exists)
+        assert seen.read_text() == line
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_S)[0] == ""
+        assert process.returncode == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems open a window")
+def test_show_browser_does_not_use_a_terminal_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    assert not show_browser("http://127.0.0.1:1/")
+
+
+def test_show_browser_ignores_a_browser_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER", "/no/such/browser %s")
+    assert show_browser("http://127.0.0.1:1/")
 
 
 @pytest.mark.parametrize(
@@ -346,11 +345,11 @@ class TestItsBrowser:
         (WebSettings(host="0.0.0.0", port=1, token="t~.-_"), "http://127.0.0.1:1/?token=t~.-_"),
     ],
 )
-def test_addresses(settings: WebSettings, address: str) -> None:
+def test_address_of_settings(settings: WebSettings, address: str) -> None:
     assert address_of(settings) == address
 
 
-def test_what_is_not_installed_is_named() -> None:
+def test_missing_package_is_named() -> None:
     code = (
         "import sys; from edgekit.cli import main\n"
         "for missing in ('fastapi', 'uvicorn'):\n"
@@ -362,11 +361,3 @@ def test_what_is_not_installed_is_named() -> None:
     assert done.returncode == 0, done.stderr
     for line, missing in zip(done.stderr.splitlines(), ("fastapi", "uvicorn"), strict=True):
         assert f"the page needs {missing}: pip install 'edgekit-models[web]'" in line
-
-
-def test_help_loads_no_server() -> None:
-    code = (
-        "import sys; from edgekit.cli.parser import build_parser; build_parser().format_help(); "
-        "sys.exit(bool({'fastapi', 'uvicorn', 'pydantic', 'edgekit.web'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
