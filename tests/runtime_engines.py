@@ -33,9 +33,8 @@ CALM = Probes(limits=lambda _: (), available_bytes=lambda: GIB, devices=tuple)
 
 def small_model(path: Path, architecture: str = "llama", **changes: Any) -> Path:
     """Random weights and a chat template: a megabyte unless `changes` make it larger."""
-    from tests.embed_models import (
-        write_model,  # takes a second to import: child processes do not need it
-    )
+    # Imported here because it takes a second, and child processes do not need it.
+    from tests.embed_models import write_model
 
     defaults: dict[str, Any] = {
         "layers": 1,

@@ -100,7 +100,7 @@ def _shapes(log: Logged) -> Iterator[tuple[str, tuple[int, ...], str]]:
         dim = 512 if layer % log.full_every == log.full_every - 1 else 256
         queries, keys = 8 * dim, log.kv_heads * dim
         inner = log.feed_forward(layer)
-        wide_type = larger_type if _has_more_bits(layer, log.layers) else base_type
+        value_type = larger_type if _has_more_bits(layer, log.layers) else base_type
         block = {
             "attn_k": ((keys, log.hidden), base_type),
             "attn_k_norm": ((dim,), "F32"),
@@ -108,8 +108,8 @@ def _shapes(log: Logged) -> Iterator[tuple[str, tuple[int, ...], str]]:
             "attn_output": ((log.hidden, queries), base_type),
             "attn_q": ((queries, log.hidden), base_type),
             "attn_q_norm": ((dim,), "F32"),
-            "attn_v": ((keys, log.hidden), wide_type),
-            "ffn_down": ((log.hidden, inner), wide_type),
+            "attn_v": ((keys, log.hidden), value_type),
+            "ffn_down": ((log.hidden, inner), value_type),
             "ffn_gate": ((inner, log.hidden), base_type),
             "ffn_norm": ((log.hidden,), "F32"),
             "ffn_up": ((inner, log.hidden), base_type),

@@ -27,8 +27,8 @@ def program(text: str) -> Program:
     sizes: list[int] = []
     slots: dict[str, int] = {}
 
-    def events(words: str) -> tuple[Event, ...]:
-        return tuple(map(event, words.split()))
+    def events(text: str) -> tuple[Event, ...]:
+        return tuple(map(event, text.split()))
 
     def event(word: str) -> Event:
         if word.startswith("-"):

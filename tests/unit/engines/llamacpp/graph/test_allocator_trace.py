@@ -65,8 +65,8 @@ def test_source_with_a_second_reader_is_not_overwritten() -> None:
 
 def test_source_with_a_view_is_not_overwritten_and_stays_alive() -> None:
     x = ggml.norm(leaf(8, T))
-    rotated = ggml.scale(ggml.reshape(x, 4, 2, T))
-    assert events(traced(rotated)) == ["+0", "+1", "-0", "+2", "-1"]
+    scaled = ggml.scale(ggml.reshape(x, 4, 2, T))
+    assert events(traced(scaled)) == ["+0", "+1", "-0", "+2", "-1"]
 
 
 def test_source_of_another_shape_is_not_overwritten() -> None:
@@ -109,15 +109,15 @@ def test_tail_of_a_reused_larger_block_is_freed() -> None:
     assert freed_slot == allocated_slot
     outline = fold(log, all_layers(0))
     assert outline is not None
-    # 4 input, 4 + 1000 to be rounded up to 12
+    # T = 1: 32 * 4 = 128 bytes of input; 128 + 1000 are rounded up to 1,152
     assert high_water(outline.bind(all_layers(0), {}), {"T": 1}) == 128 + 1152
 
 
 def test_nodes_in_two_buffers() -> None:
     x = leaf(8, 4)
-    made, copy = ggml.norm(x), ggml.norm(x)
+    first, second = ggml.norm(x), ggml.norm(x)
     graph = Graph()
-    graph.expand(ggml.add(made, copy))
+    graph.expand(ggml.add(first, second))
     placed = PlacedGraph(
         nodes=graph.nodes,
         leafs=graph.leafs,

@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.tensor import (
 from edgekit.formats.dtype import TensorType, by_name
 
 T = variable("T")
-Make = Callable[[], GraphTensor]
+Build = Callable[[], GraphTensor]
 
 
 def leaf(*dims: Size, kind: TensorType = F32) -> GraphTensor:
@@ -35,7 +35,7 @@ def weight(*dims: Size, kind: TensorType = F16) -> GraphTensor:
 
 
 @pytest.mark.parametrize(
-    ("made", "ne"),
+    ("build", "ne"),
     [
         (lambda: ggml.mul_mat(weight(64, 128), leaf(64, T)), (128, T, 1, 1)),
         (lambda: ggml.mul_mat(weight(64, 32, 8), leaf(64, T, 8)), (32, T, 8, 1)),
@@ -89,12 +89,12 @@ def weight(*dims: Size, kind: TensorType = F16) -> GraphTensor:
         ),
     ],
 )
-def test_shape_of_a_result(made: Make, ne: Shape) -> None:
-    assert made().ne == ne
+def test_shape_of_a_result(build: Build, ne: Shape) -> None:
+    assert build().ne == ne
 
 
 @pytest.mark.parametrize(
-    ("made", "kind"),
+    ("build", "kind"),
     [
         (lambda: ggml.mul_mat(weight(64, 128, kind=by_name("Q8_0")), leaf(64, T)), "F32"),
         (lambda: ggml.get_rows(weight(64, 9, kind=by_name("Q4_K")), leaf(T, kind=I32)), "F32"),
@@ -105,8 +105,8 @@ def test_shape_of_a_result(made: Make, ne: Shape) -> None:
         (lambda: ggml.mean(leaf(8, T, kind=F16)), "F32"),
     ],
 )
-def test_type_of_a_result(made: Make, kind: str) -> None:
-    assert made().type.name == kind
+def test_type_of_a_result(build: Build, kind: str) -> None:
+    assert build().type.name == kind
 
 
 ELEMENTWISE = (
@@ -120,8 +120,8 @@ def test_elementwise_result_has_the_shape_of_its_source(
     op: Callable[[GraphTensor], GraphTensor],
 ) -> None:
     x = leaf(8, T)
-    made = op(x)
-    assert (made.ne, made.type, made.src, made.view_src) == (x.ne, F32, (x,), None)
+    result = op(x)
+    assert (result.ne, result.type, result.src, result.view_src) == (x.ne, F32, (x,), None)
 
 
 def test_view_of_a_view_views_the_original() -> None:
@@ -149,11 +149,11 @@ def test_set_rows_and_cpy_are_views_of_their_destination() -> None:
 
 def test_cast_is_its_own_second_source() -> None:
     x = leaf(8, T)
-    made = ggml.cast(x, F16)
-    assert made.src == (x, made)
+    result = ggml.cast(x, F16)
+    assert result.src == (x, result)
     graph = Graph()
-    graph.expand(made)
-    assert graph.nodes == [made]
+    graph.expand(result)
+    assert graph.nodes == [result]
 
 
 def test_bytes_of_tensors_and_views() -> None:

@@ -1,4 +1,4 @@
-"""EdgeKit's bill compared with what the real llama.cpp of xllamacpp reports for recorded_files and broken headers."""
+"""EdgeKit's bill compared with what the real llama.cpp of xllamacpp reports, for recorded and for broken headers."""
 
 from __future__ import annotations
 
