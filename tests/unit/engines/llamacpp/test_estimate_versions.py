@@ -63,7 +63,7 @@ def test_compute_is_exact_only_for_recorded_builds(backend: Backend) -> None:
     }
 
 
-def test_version_of_each_engine() -> None:
+def test_version_of_an_engine() -> None:
     assert engine_named("llama.cpp").version(SERVER) == "0.5.0-dev (0c1e570)"
     newest = engine_named("llama.cpp").version(replace(SERVER, rules=NEWEST))
     assert newest == llamacpp.VERSION == "0.6.0-dev (b11549)"

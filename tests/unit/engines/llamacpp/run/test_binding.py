@@ -20,8 +20,6 @@ from edgekit.engines.llamacpp.types import (
 )
 from edgekit.errors import EngineError, UsageError
 
-pytest.importorskip("xllamacpp")
-
 
 def test_fit_tool_request_with_every_option() -> None:
     load = Load(

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import psutil
 import pytest
-from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
+from tests.runtime_engines import COMPLETION, SERVER, ask, launch_of, model_of, small_model
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run import binding
@@ -59,14 +59,19 @@ def small_adapter(path: Path, model: Path) -> Path:
     return path
 
 
-def test_start_with_a_broken_chat_template_and_an_adapter(tmp_path: Path) -> None:
+def test_start_with_a_broken_chat_template_works_only_without_chat(tmp_path: Path) -> None:
     broken = {"tokenizer.chat_template": "{% for message in messages %}{{ message.content "}
     path = small_model(tmp_path / "m.gguf", keys=broken)
     with pytest.raises(EngineError, match=r"chat template"):
         start(launch_of(path))
-    adapter = small_adapter(tmp_path / "a.gguf", path)
+    with start(launch_of(path, chat=False)) as running:
+        assert ask(running.address, "/completion", COMPLETION)[0] == 200
+
+
+def test_adapter_is_applied(model: Path, tmp_path: Path) -> None:
+    adapter = small_adapter(tmp_path / "a.gguf", model)
     request = {"prompt": "the quick", "n_predict": 8, "temperature": 0, "ignore_eos": True}
-    with start(launch_of(path, adapters=(adapter,), chat=False)) as running:
+    with start(launch_of(model, adapters=(adapter,))) as running:
         _, loaded = ask(running.address, "/lora-adapters")
         assert [(item["path"], item["scale"]) for item in loaded] == [(str(adapter), 1.0)]
         _, adapted = ask(running.address, "/completion", request)

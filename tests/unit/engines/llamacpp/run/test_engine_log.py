@@ -100,7 +100,7 @@ def test_log_is_complete_with_the_line_after_the_breakdown() -> None:
     assert log.parts()[Component.OUTPUT] == hundredths("4.00")
 
 
-def test_parts_of_a_log_with_two_contexts_are_those_of_the_second() -> None:
+def test_parts_of_a_second_context_are_not_added_to_the_first() -> None:
     before, breakdown = SLIDING.split("0.00.047.281", 1)
     again = read(before + before + "0.00.047.281" + breakdown)
     assert again.parts() == read(SLIDING).parts()
