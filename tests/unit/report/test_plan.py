@@ -169,7 +169,7 @@ def test_plan_text_with_colour_and_in_ascii(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
-def test_plan_text_with_why_has_every_decision_and_try(name: str, glyphs: Any) -> None:
+def test_plan_text_with_why_has_every_decision_and_attempt(name: str, glyphs: Any) -> None:
     plan = PLANS[name]()
     flat = " ".join(plan_text(plan, screen=Screen(width=100, glyphs=glyphs), why=True).split())
     for decision in plan.decisions:
