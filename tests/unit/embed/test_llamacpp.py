@@ -1,4 +1,4 @@
-"""The optional fast path, with real llama.cpp: same vectors, clear refusals, nothing left behind."""
+"""LlamaCppEncoder with llama.cpp itself: the same vectors, clear errors, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def encode(
 
 @costly
 @pytest.mark.parametrize("architecture", sampled(tuple(FAMILIES), each=2))
-def test_texts_of_one_batch_do_not_mix(tmp_path: Path, architecture: str) -> None:
+def test_llamacpp_vectors_do_not_depend_on_the_batch(tmp_path: Path, architecture: str) -> None:
     path = write_model(tmp_path / "model.gguf", architecture)
     with opened(path, pooling=Pooling.MEAN) as encoder:
         together = encode(encoder, TEXTS)
-        again = np.concatenate([encode(encoder, [text]) for text in TEXTS])
+        separately = np.concatenate([encode(encoder, [text]) for text in TEXTS])
     alone = llamacpp_vectors(path, TEXTS, "mean")
     assert cosines(together, alone).min() > 0.9999
-    assert cosines(again, alone).min() > 0.9999
+    assert cosines(separately, alone).min() > 0.9999
     assert np.allclose(np.linalg.norm(together, axis=1), np.linalg.norm(alone, axis=1), rtol=0.01)
 
 
@@ -109,7 +109,7 @@ def test_llamacpp_works_after_a_cancelled_pass(qwen: Path) -> None:
         nonlocal calls
         calls += 1
         if calls > 1:
-            raise CancelledError("called off")
+            raise CancelledError("cancelled")
 
     with opened(qwen) as encoder:
         before = encode(encoder, TEXTS)
@@ -118,13 +118,13 @@ def test_llamacpp_works_after_a_cancelled_pass(qwen: Path) -> None:
         assert np.array_equal(encode(encoder, TEXTS), before)
 
 
-def test_llamacpp_with_a_missing_tensor(tmp_path: Path) -> None:
+def test_llamacpp_names_a_missing_tensor(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "qwen2", leave_out=("blk.1.ffn_up.weight",))
     with pytest.raises(EngineError, match=r"blk\.1\.ffn_up\.weight"), opened(path):
         pass
 
 
-def test_llamacpp_with_a_file_truncated_after_its_header_was_read(
+def test_llamacpp_refuses_a_file_truncated_after_its_header_was_read(
     qwen: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -136,35 +136,35 @@ def test_llamacpp_with_a_file_truncated_after_its_header_was_read(
         LlamaCppEncoder(path, header, settings, monitor=Monitor())
 
 
-def test_llamacpp_with_a_text_longer_than_a_pass(qwen: Path) -> None:
+def test_llamacpp_refuses_a_text_longer_than_a_pass(qwen: Path) -> None:
     with opened(qwen, pooling=Pooling.MEAN, pass_tokens=64) as encoder:
         with pytest.raises(EngineError, match="too large"):
             encode(encoder, [list(range(65))])
         assert encode(encoder, [list(range(64))]).any()
 
 
-@pytest.mark.parametrize("told", [0, -1, "many"])
-def test_llamacpp_without_embedding_length(tmp_path: Path, told: object) -> None:
-    keys = {"qwen2.embedding_length": told}
+@pytest.mark.parametrize("length", [0, -1, "many"])
+def test_llamacpp_refuses_an_invalid_embedding_length(tmp_path: Path, length: object) -> None:
+    keys = {"qwen2.embedding_length": length}
     path = write_model(tmp_path / "model.gguf", "qwen2", keys=keys)
     with pytest.raises(HeaderError, match="embedding_length"), opened(path):
         pass
 
 
-def test_llamacpp_with_keys_that_need_too_much_memory(tmp_path: Path) -> None:
+def test_llamacpp_refuses_keys_that_need_too_much_memory(tmp_path: Path) -> None:
     keys = {"qwen2.feed_forward_length": 2**32 - 1}
     path = write_model(tmp_path / "model.gguf", "qwen2", keys=keys)
     with pytest.raises(MemoryPressureError), opened(path):
         pass
 
 
-def test_llamacpp_with_an_invalid_token(qwen: Path) -> None:
+def test_llamacpp_refuses_an_invalid_token(qwen: Path) -> None:
     with opened(qwen) as encoder, pytest.raises(EngineError):
         encode(encoder, [[10**6]])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_llamacpp_that_dies(qwen: Path) -> None:
+def test_llamacpp_starts_again_after_a_crash(qwen: Path) -> None:
     with opened(qwen) as encoder:
         assert encoder._process is not None
         os.kill(encoder._process.pid, signal.SIGSEGV)
@@ -216,7 +216,7 @@ def test_llamacpp_stays_within_needed_bytes(
     )
     settings = ChildSettings(pooling=Pooling.MEAN, threads=2, pass_tokens=pass_tokens)
     with opened(path, pooling=Pooling.MEAN, pass_tokens=pass_tokens) as encoder:
-        encode(encoder, [list(range(2, 2 + pass_tokens // 4))] * 5)  # a full pass, and one more
+        encode(encoder, [list(range(2, 2 + pass_tokens // 4))] * 5)  # one full pass and another
         assert encoder._process is not None
         peak = _peak_bytes(encoder._process.pid)
     assert peak < needed_bytes(header_of(path), settings) < 3 * peak

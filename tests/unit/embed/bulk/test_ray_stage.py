@@ -1,4 +1,4 @@
-"""The embedder on Ray: a real local one, in a process of its own (it starts others, and warns as it likes)."""
+"""The embedder on Ray: a local cluster in a separate process, because Ray starts others and prints warnings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TINY: dict[str, Any] = {
     "head_dim": 32,
 }
 
-# Two jobs and a pipeline of one's own; what each of them gave is one line of JSON.
+# Two jobs and a Ray Data pipeline; their results are one line of JSON.
 SCRIPT = """
 import json, sys
 import ray
@@ -50,13 +50,13 @@ assert "ray.data" not in sys.modules, "its threads outlive a job that fails, and
 import ray.data
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 texts = [{"text": f"text {i}", "n": i} for i in range(6)]
-found = ray.data.from_items(texts, override_num_blocks=1).map_batches(
+rows = ray.data.from_items(texts, override_num_blocks=1).map_batches(
     EmbedStage,
     fn_constructor_kwargs={"model": model, "memory_budget": "400M", "threads": 1},
     compute=ray.data.ActorPoolStrategy(size=1),
     batch_size=6,
 ).take_all()
-print(json.dumps({"codes": codes, "stage": [[row["n"], row["vector"].tolist()] for row in found]}))
+print(json.dumps({"codes": codes, "stage": [[row["n"], row["vector"].tolist()] for row in rows]}))
 """
 
 
@@ -72,28 +72,28 @@ def test_ray_vectors_equal_local_vectors(model: Path, tmp_path: Path) -> None:
     rows = [{"id": i, "text": f"row {i} " + "more words " * (i % 7)} for i in range(600)]
     del rows[500]["text"]
     source.write_text("\n".join(map(json.dumps, rows)))
-    here = ("embed", str(model), "--budget", "4G", "-q", "--id-field", "id", "--skip-bad")
-    assert main((*here, "--input", str(source), "--output", str(tmp_path / "here.jsonl"))) == 0
-    output = subprocess.run(
+    local = ("embed", str(model), "--budget", "4G", "-q", "--id-field", "id", "--skip-bad")
+    assert main((*local, "--input", str(source), "--output", str(tmp_path / "local.jsonl"))) == 0
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model), str(source), str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=PATIENCE_S,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
     )  # fmt: skip
-    assert output.returncode == 0, output.stderr[-4000:]
-    answer = json.loads(output.stdout.splitlines()[-1])
-    assert answer["codes"] == [0, 2]
-    assert f"{source.resolve()}, row 501: no field 'text'; it has 'id'" in output.stderr
+    assert process.returncode == 0, process.stderr[-4000:]
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert result["codes"] == [0, 2]
+    assert f"{source.resolve()}, row 501: no field 'text'; it has 'id'" in process.stderr
     for end in ("jsonl", "jsonl.skipped.jsonl"):
-        assert (tmp_path / f"ray.{end}").read_bytes() == (tmp_path / f"here.{end}").read_bytes()
+        assert (tmp_path / f"ray.{end}").read_bytes() == (tmp_path / f"local.{end}").read_bytes()
     lines = [json.loads(line) for line in (tmp_path / "ray.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines] == [i for i in range(600) if i != 500]
-    listed = (tmp_path / "ray.jsonl.skipped.jsonl").read_text().splitlines()
-    assert [json.loads(line)["row"] for line in listed] == [501]
-    assert [n for n, _ in answer["stage"]] == list(range(6))
-    assert {len(vector) for _, vector in answer["stage"]} == {64}
+    skipped = (tmp_path / "ray.jsonl.skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in skipped] == [501]
+    assert [n for n, _ in result["stage"]] == list(range(6))
+    assert {len(vector) for _, vector in result["stage"]} == {64}
 
 
-def test_ray_worker_without_the_model(model: Path) -> None:
+def test_ray_worker_refuses_a_missing_or_different_model(model: Path) -> None:
     with pytest.raises(
         NotFoundError, match=r"none\.gguf is not on .*must be at the same path on each"
     ):
@@ -111,9 +111,13 @@ def test_ray_worker_without_the_model(model: Path) -> None:
         NotFoundError("gone", candidates=("a", "b")),
     ],
 )
-def test_ray_errors_have_their_own_types(error: Any) -> None:
-    again = _WorkerFailure.of(error).to_error()
-    assert (type(again), str(again), again.exit_code) == (type(error), str(error), error.exit_code)
+def test_ray_errors_keep_their_types(error: Any) -> None:
+    restored = _WorkerFailure.of(error).to_error()
+    assert (type(restored), str(restored), restored.exit_code) == (
+        type(error),
+        str(error),
+        error.exit_code,
+    )
 
 
 def test_ray_error_of_an_unknown_type() -> None:
@@ -121,7 +125,7 @@ def test_ray_error_of_an_unknown_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "told"),
+    ("make_error", "kind", "message"),
     [
         (
             lambda exceptions: exceptions.RayActorError(error_msg="gone\n\tclass_name: _Worker"),
@@ -141,25 +145,25 @@ def test_ray_error_of_an_unknown_type() -> None:
             "a worker failed with MemoryError: 1 GiB",
         ),
     ],
-    ids=["the worker itself", "what it read", "its memory"],
+    ids=["worker lost", "disk", "memory"],
 )
-def test_ray_messages_are_one_line(
-    made: Callable[[Any], Exception], kind: type[Exception], told: str
+def test_ray_error_messages_are_one_line(
+    make_error: Callable[[Any], Exception], kind: type[Exception], message: str
 ) -> None:
     ray = pytest.importorskip("ray")
 
-    class Failing:
+    class FailingRay:
         exceptions = ray.exceptions
 
         def get(self, _: object) -> object:
-            raise made(ray.exceptions)
+            raise make_error(ray.exceptions)
 
     with pytest.raises(kind) as caught:
-        get_answer(Failing(), object())
-    assert str(caught.value) == told
+        get_answer(FailingRay(), object())
+    assert str(caught.value) == message
 
 
-def test_workers_by_cpus() -> None:
+def test_ray_workers_follow_from_the_cpus() -> None:
     cluster = Cluster(address="auto", workers=None, threads=2, memory_bytes=1)
     assert [cluster.workers_on(cpus) for cpus in (1, 2, 5, 9.0)] == [1, 1, 2, 4]
 
@@ -169,12 +173,12 @@ def test_ray_needs_a_budget(capsys: pytest.CaptureFixture[str], model: Path) -> 
     assert "--ray needs a --budget, which is per worker" in capsys.readouterr().err
 
 
-def test_without_ray(
+def test_ray_without_the_package_is_an_error(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "x.txt").write_text("a")
-    words = (
+    options = (
         "--input",
         str(tmp_path / "x.txt"),
         "--output",
@@ -182,6 +186,6 @@ def test_without_ray(
         "--budget",
         "400M",
     )
-    assert main(("embed", str(model), *words, "--ray")) == 2
+    assert main(("embed", str(model), *options, "--ray")) == 2
     assert "pip install 'edgekit-models[ray]'" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.gguf", "x.txt"}

@@ -1,4 +1,4 @@
-"""Input formats of a bulk job, and rows that cannot be used."""
+"""Input formats of a bulk job, and bad rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read(
     start: ResumeMark | None = None,
     limit: RowLimit | None = None,
 ) -> list[tuple[int, Any]]:
-    """(row number, text or (id, text)); for a bad one (number, its reason as a list of one)."""
+    """(row number, text or (id, text)); for a bad row (row number, [reason])."""
     source = open_source(str(path), form=form, fields=fields or Fields(), limit=limit)
     try:
         return [_content(row) for row in source.rows(start or ResumeMark())]
@@ -90,7 +90,7 @@ def test_jsonl_is_strict_about_types(tmp_path: Path) -> None:
         b'{"id": 8, "text": "\\u00fc"}',
     ]
     path = write(tmp_path, "a.jsonl", b"\n".join(rows) + b"\n\n")
-    wanted = "not a string or a 64-bit integer"
+    expected = "not a string or a 64-bit integer"
     result = read(path, WITH_ID)
     assert result[:2] == [(1, (7, "fine")), (3, ("a", "also"))]
     assert result[2:13] == [
@@ -100,9 +100,9 @@ def test_jsonl_is_strict_about_types(tmp_path: Path) -> None:
         (7, ["'text' is a list, not a string"]),
         (8, ["the text is empty"]),
         (9, ["text is not UTF-8 at character 0"]),
-        (10, [f"'id' is true or false, {wanted}"]),
-        (11, [f"'id' is a number, {wanted}"]),
-        (12, [f"'id' is a number, {wanted}"]),
+        (10, [f"'id' is true or false, {expected}"]),
+        (11, [f"'id' is a number, {expected}"]),
+        (12, [f"'id' is a number, {expected}"]),
         (13, ["the id is empty"]),
         (14, ["no field 'id'; it has 'text'"]),
     ]
@@ -141,7 +141,7 @@ def test_jsonl_nested_fields(tmp_path: Path) -> None:
 CSV = (
     b"\xef\xbb\xbfid,text\r\n"
     b'1,"two\nlines"\n'
-    b"\n"  # no record, but it is counted
+    b"\n"  # not a record, but counted
     b'3,"shut"open\n'
     b"4,a,b\n"
     b"5\n"
@@ -167,7 +167,7 @@ def test_csv_records(tmp_path: Path) -> None:
     ]
 
 
-def test_tsv(tmp_path: Path) -> None:
+def test_tsv_records(tmp_path: Path) -> None:
     assert read(write(tmp_path, "a.tsv", b"text\tid\na, b\t1\n"), WITH_ID) == [(1, ("1", "a, b"))]
 
 
@@ -216,9 +216,11 @@ def test_lines_over_the_limit_are_bad_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        b'2,"' + b"a\n" * 60 + b'"\n',  # over lines
-        b'2,"' + b"a" * 200 + b'\nb"\n',  # a line that is too long itself
-        b"2," + b"a" * 200 + b',"\n9,made up\n"\n',  # the quote is behind what is kept of it
+        b'2,"' + b"a\n" * 60 + b'"\n',  # too long in several lines
+        b'2,"' + b"a" * 200 + b'\nb"\n',  # a single line that is too long
+        b"2,"
+        + b"a" * 200
+        + b',"\n9,made up\n"\n',  # the quote is after the part of the line that is kept
         b'2,"\n' + b"a" * 200 + b'\n9,made up\n"\n',
     ],
 )
@@ -233,7 +235,7 @@ def test_csv_record_with_an_open_quote_cannot_be_skipped(tmp_path: Path, record:
     source.close()
 
 
-def test_gzip(tmp_path: Path) -> None:
+def test_gzip_is_read_and_resumed(tmp_path: Path) -> None:
     data = b"one\ntwo\nthree\n"
     path = write(tmp_path, "a.txt.gz", gzip.compress(data))
     assert read(path) == [(1, "one"), (2, "two"), (3, "three")]
@@ -252,7 +254,7 @@ TABLE = {
 }
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet_is_read_and_resumed(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table(TABLE), path, row_group_size=2)
     rows = [
@@ -272,11 +274,11 @@ def test_parquet(tmp_path: Path) -> None:
     source.close()
 
 
-def test_parquet_kinds_of_text(tmp_path: Path) -> None:
+def test_parquet_reads_every_string_type(tmp_path: Path) -> None:
     path = tmp_path / "a.pq"
     texts = pa.array(["a", "b", "a"])
-    for kept in (texts, texts.cast(pa.large_string()), texts.dictionary_encode()):
-        pq.write_table(pa.table({"text": kept}), path)
+    for column in (texts, texts.cast(pa.large_string()), texts.dictionary_encode()):
+        pq.write_table(pa.table({"text": column}), path)
         assert read(path) == [(1, "a"), (2, "b"), (3, "a")]
 
 
@@ -320,23 +322,23 @@ def test_parquet_refuses_other_files(tmp_path: Path) -> None:
         read(write(tmp_path, "c.parquet", bytes(raw)))
 
 
-# pyarrow aborts the process where it is asked for the metadata of a column of the first; the second has a column of
-# which the name is not UTF-8.
+# The first file makes pyarrow abort the process when it reads a column's metadata; the second has a column name that is
+# not UTF-8.
 @pytest.mark.parametrize(("name", "rows"), [("histogram.parquet", 200), ("column_name.parquet", 0)])
 def test_parquet_footer_with_damage_is_read_or_refused(name: str, rows: int) -> None:
-    """In a process of its own: an abort cannot be caught."""
-    output = subprocess.run(
+    """In a separate process, because an abort cannot be caught."""
+    process = subprocess.run(
         [sys.executable, "-c", READ_PARQUET, str(DATA / "parquet" / name)],
         capture_output=True,
         text=True,
         check=False,
     )
     if rows:
-        assert (output.returncode, output.stdout, output.stderr) == (0, f"{rows}\n", "")
+        assert (process.returncode, process.stdout, process.stderr) == (0, f"{rows}\n", "")
     else:
-        assert output.returncode == HeaderError.exit_code == 5
-        assert "a row group has no column 'text'" in output.stderr
-        assert output.stderr.strip().isprintable()
+        assert process.returncode == HeaderError.exit_code == 5
+        assert "a row group has no column 'text'" in process.stderr
+        assert process.stderr.strip().isprintable()
 
 
 READ_PARQUET = """
@@ -373,14 +375,14 @@ def test_parquet_footer_matches_pyarrow(tmp_path: Path) -> None:
     pq.write_table(table, path, row_group_size=8, use_dictionary=["text"])
     with path.open("rb") as file:
         result = read_directory(file, frozenset({"id", "text", "other.text"}))
-    known = pq.ParquetFile(path).metadata
+    metadata = pq.ParquetFile(path).metadata
     assert [group.rows for group in result] == [8, 8, 4]
-    for group, one in enumerate(result):
+    for number, group in enumerate(result):
         for place in range(3):
-            chunk = known.row_group(group).column(place)
+            chunk = metadata.row_group(number).column(place)
             begin = chunk.dictionary_page_offset or chunk.data_page_offset
             extent = (begin, begin + chunk.total_compressed_size)
-            assert one.extents[chunk.path_in_schema] == extent
+            assert group.extents[chunk.path_in_schema] == extent
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
@@ -391,33 +393,41 @@ def test_input_refuses_a_named_pipe_without_waiting(tmp_path: Path, name: str) -
         read(tmp_path / name)
 
 
-def test_parquet_rows_over_the_limit_never_become_strings(tmp_path: Path) -> None:
+def test_parquet_rows_over_the_limit_are_bad_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = pa.array(["a" * 100, "b" * 101, "é" * 50, "é" * 51])
-    for kept in (texts, texts.cast(pa.large_string()), texts.dictionary_encode()):
-        pq.write_table(pa.table({"text": kept}), path, write_batch_size=1, data_page_size=1)
+    for column in (texts, texts.cast(pa.large_string()), texts.dictionary_encode()):
+        pq.write_table(pa.table({"text": column}), path, write_batch_size=1, data_page_size=1)
         limit = RowLimit(row_bytes=100)
         long = ["a row longer than 100 bytes"]
         assert read(path, limit=limit) == [(1, "a" * 100), (2, long), (3, "é" * 50), (4, long)]
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_parquet_pages_are_measured_before_they_are_unpacked(tmp_path: Path, version: str) -> None:
+def test_parquet_refuses_a_page_that_unpacks_to_more_than_the_budget(
+    tmp_path: Path, version: str
+) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"other": ["x" * 10_000] * 9, "text": ["a" * 90, "b" * 90, "c" * 90] * 3})
-    how: dict[str, Any] = {"data_page_version": version, "compression": "zstd", "row_group_size": 4}
-    pq.write_table(table, path, use_dictionary=False, **how)
+    options: dict[str, Any] = {
+        "data_page_version": version,
+        "compression": "zstd",
+        "row_group_size": 4,
+    }
+    pq.write_table(table, path, use_dictionary=False, **options)
     with pytest.raises(
         UsageError, match=r"a page of row group 1 unpacks to 3\d\d bytes, but only 300"
     ):
         read(path, limit=SHORT)
     assert len(read(path)) == 9  # without a budget
-    pq.write_table(table, path, use_dictionary=False, write_batch_size=1, data_page_size=1, **how)
+    pq.write_table(
+        table, path, use_dictionary=False, write_batch_size=1, data_page_size=1, **options
+    )
     assert [text for _, text in read(path, limit=SHORT)] == table["text"].to_pylist()
 
 
 def test_parquet_reads_few_rows_if_pages_are_large(tmp_path: Path) -> None:
-    """A value of the dictionary may be named by every row, and takes next to nothing in the file."""
+    """Every row may refer to the same dictionary value, which the file contains once."""
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a" * 90] * 500}), path)
     source = parquet.ParquetSource(str(path), Fields(), SHORT)
@@ -433,21 +443,23 @@ def test_parquet_reads_few_rows_if_pages_are_large(tmp_path: Path) -> None:
     [
         b"",
         b"\x15\x00\x15",  # cut off
-        b"\x00",  # no sizes
-        b"\x15\x00\x15\x01\x15\x02\x00",  # a size below zero
+        b"\x00",  # without sizes
+        b"\x15\x00\x15\x01\x15\x02\x00",  # a negative size
         b"\x1c" * 100,  # nested
         b"\x19\xfc\xff\xff\xff\x7f",  # a list of billions
-        b"\x18\xff\xff\xff\x7f",  # a long text
-        b"\x15" + b"\xff" * 20,  # a number without an end
-        b"\x1d",  # no such kind
+        b"\x18\xff\xff\xff\x7f",  # a long string
+        b"\x15" + b"\xff" * 20,  # a number that does not end
+        b"\x1d",  # an unknown type
     ],
 )
-def test_parquet_page_headers_that_are_damaged(head: bytes) -> None:
+def test_parquet_refuses_a_damaged_page_header(head: bytes) -> None:
     with pytest.raises(PageError):
         largest_page_bytes(io.BytesIO(head), 0, 1000)
 
 
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"pip install 'edgekit-models\[parquet\]'"):
         read(tmp_path / "a.parquet")
@@ -497,13 +509,13 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_rows_from_any_position_are_the_rest(tmp_path: Path, name: str) -> None:
+def test_rows_from_any_position_are_the_remaining_ones(tmp_path: Path, name: str) -> None:
     source = open_source(str(write(tmp_path, name, FILES[name])), form=None, fields=Fields())
-    every = list(source.rows(ResumeMark()))
-    assert len(every) >= 3
-    for done, row in enumerate(every, 1):
+    rows = list(source.rows(ResumeMark()))
+    assert len(rows) >= 3
+    for done, row in enumerate(rows, 1):
         start = ResumeMark(number=row.number, position=row.end)
-        assert list(source.rows(start)) == every[done:]
+        assert list(source.rows(start)) == rows[done:]
     source.close()
 
 
@@ -515,7 +527,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, data: bytes, form: str) -> Any:
     return open_source("-", form=form, fields=Fields())
 
 
-def _last(rows: Iterable[InputRow | BadRow], number: int) -> InputRow | BadRow:
+def _row_of(rows: Iterable[InputRow | BadRow], number: int) -> InputRow | BadRow:
     return next(row for row in rows if row.number == number)
 
 
@@ -523,11 +535,11 @@ def _last(rows: Iterable[InputRow | BadRow], number: int) -> InputRow | BadRow:
     ("form", "data"),
     [("txt", b"one\n\ntwo\nthree\nfour\n"), ("csv", b'text\n"a\nb"\n\nc\nd\n')],
 )
-def test_pipe_digest_identifies_its_beginning(
+def test_pipe_digest_identifies_the_part_already_read(
     monkeypatch: pytest.MonkeyPatch, form: str, data: bytes
 ) -> None:
     first = piped(monkeypatch, data, form)
-    row = _last(first.rows(ResumeMark()), 3)
+    row = _row_of(first.rows(ResumeMark()), 3)
     digest = first.digest(row.end)
     start = ResumeMark(number=row.number, position=row.end)
     same = piped(monkeypatch, data, form)
@@ -555,4 +567,4 @@ def test_input_that_changes_while_read_is_refused(tmp_path: Path) -> None:
 def test_jsonl_ids_are_unchanged(tmp_path: Path) -> None:
     rows = [{"id": value, "text": "a"} for value in (0, -5, "x", 2**63 - 1)]
     path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
-    assert [answer[0] for _, answer in read(path, WITH_ID)] == [0, -5, "x", 2**63 - 1]
+    assert [content[0] for _, content in read(path, WITH_ID)] == [0, -5, "x", 2**63 - 1]
