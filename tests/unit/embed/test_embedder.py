@@ -1,4 +1,4 @@
-"""One embedder: its answers, its refusals, and many callers at once."""
+"""Embedder: vectors, errors, options, concurrent callers and event loops."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its passes take long enough to be called off."""
+    """A model whose passes take long enough to be cancelled."""
     return write_model(
         tmp_path_factory.mktemp("m") / "slow.gguf",
         "qwen2",
@@ -75,10 +75,10 @@ def slow(slow_model: Path) -> Iterator[Embedder]:
         yield opened
 
 
-LONG = ["word " * 150] * 5
+LONG_TEXTS = ["word " * 150] * 5
 
 
-def test_vectors_have_length_one(embedder: Embedder) -> None:
+def test_embed_vectors_have_length_one(embedder: Embedder) -> None:
     vectors = embedder.embed(TEXTS)
     assert vectors.shape == (4, 256) == (len(TEXTS), embedder.dimensions)
     assert vectors.dtype == np.float32
@@ -96,9 +96,8 @@ def test_embed_without_texts(embedder: Embedder) -> None:
 def test_embed_is_independent_of_other_texts(embedder: Embedder) -> None:
     together = embedder.embed(TEXTS)
     alone = np.concatenate([embedder.embed([text]) for text in TEXTS])
-    assert np.allclose(
-        together, alone, atol=2e-6
-    )  # few tokens and many are added up in another order
+    # Sums over few and many tokens are added in another order.
+    assert np.allclose(together, alone, atol=2e-6)
 
 
 def test_embed_tokens_equals_embed(embedder: Embedder) -> None:
@@ -111,7 +110,7 @@ def test_embed_with_a_prefix(embedder: Embedder) -> None:
     assert np.array_equal(embedder.embed(["cat"], prefix="the "), embedder.embed(["the cat"]))
 
 
-def test_fewer_dimensions_are_the_first_of_all_and_scaled_again(
+def test_embed_with_fewer_dimensions_keeps_the_first_and_normalizes(
     model: Path, embedder: Embedder
 ) -> None:
     with open_embedder(model, dimensions=64) as short:
@@ -129,7 +128,7 @@ def test_embed_without_normalize(model: Path, embedder: Embedder) -> None:
     assert np.allclose(vectors / lengths, embedder.embed(TEXTS), atol=1e-6)
 
 
-def test_mean_of_token_rows(model: Path) -> None:
+def test_open_embedder_in_token_mode(model: Path) -> None:
     with open_embedder(model, mode="tokens", memory_budget="32M") as opened:
         tokens = opened.tokens("a dog")
         assert opened.plan.mode is Mode.TOKENS
@@ -137,17 +136,17 @@ def test_mean_of_token_rows(model: Path) -> None:
         assert opened.embed(["a dog"]).shape == rows[:1].shape
 
 
-def test_pooling_may_be_chosen(model: Path, embedder: Embedder) -> None:
+def test_open_embedder_with_another_pooling(model: Path, embedder: Embedder) -> None:
     with open_embedder(model, pooling=Pooling.CLS) as opened:
         assert opened.plan.pooling is Pooling.CLS
         assert not np.allclose(opened.embed(TEXTS), embedder.embed(TEXTS), atol=1e-3)
 
 
-# --- what is refused
+# --- refusals
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
         ("", "text 1: it is empty"),
         (" \n\t", "text 1: it is empty"),
@@ -159,24 +158,24 @@ def test_pooling_may_be_chosen(model: Path, embedder: Embedder) -> None:
     ],
     ids=["empty", "blank", "long", "huge", "surrogate", "number", "none"],
 )
-def test_embed_names_the_bad_text(embedder: Embedder, text: str, why: str) -> None:
-    with pytest.raises(TextError, match=why) as caught:
+def test_embed_names_the_bad_text(embedder: Embedder, text: str, message: str) -> None:
+    with pytest.raises(TextError, match=message) as caught:
         embedder.embed(["fine", text, "fine too"])
     assert caught.value.index == 1
     assert embedder.embed(["fine"]).shape == (1, 256)
 
 
-def test_truncate_cuts_and_keeps_the_end_token(model: Path) -> None:
+def test_truncate_keeps_the_end_token(model: Path) -> None:
     with open_embedder(model, truncate=True, limits=Limits(tokens=16)) as opened:
         tokens = opened.tokens("word " * 600)
-        whole = opened.tokens("word")
+        one_word = opened.tokens("word")
         assert len(tokens) == 16
-        assert (tokens[0], tokens[-1]) == (whole[0], whole[-1])
+        assert (tokens[0], tokens[-1]) == (one_word[0], one_word[-1])
         assert opened.embed(["x" * 5_000_000 + " end"]).shape == (1, 256)
 
 
 @pytest.mark.parametrize(
-    ("choices", "why"),
+    ("options", "message"),
     [
         ({"dimensions": 257}, "for this model .got 257"),
         ({"dimensions": -1}, "for this model .got"),
@@ -195,13 +194,13 @@ def test_truncate_cuts_and_keeps_the_end_token(model: Path) -> None:
     ],
 )
 def test_open_embedder_refuses_invalid_options(
-    model: Path, choices: dict[str, object], why: str
+    model: Path, options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=why):
-        open_embedder(model, **choices)  # type: ignore[arg-type] # that is the point
+    with pytest.raises(UsageError, match=message):
+        open_embedder(model, **options)  # type: ignore[arg-type] # wrong on purpose
 
 
-def test_a_budget_below_the_floor_names_the_floor(model: Path) -> None:
+def test_open_embedder_names_the_least_budget_that_works(model: Path) -> None:
     with pytest.raises(MemoryPressureError, match="at least") as caught:
         open_embedder(model, memory_budget="1M", tokenizer=False)
     floor = str(caught.value).partition("at least ")[2].split(" with")[0].replace(" ", "")
@@ -216,11 +215,11 @@ def test_embed_refuses_more_vectors_than_the_budget(embedder: Embedder) -> None:
 
 
 def test_embed_calls_wait_for_memory(model: Path) -> None:
-    """All answers together are more than the budget holds at once."""
+    """The vectors of all calls together are larger than the budget."""
     with open_embedder(model, memory_budget="41M") as opened:
-        most = (opened.monitor.usable_bytes or 0) // (256 * 4)
-        count = most // 3
-        assert 1 < count < 1000  # little room is left beside the model: few texts fill it
+        largest_count = (opened.monitor.usable_bytes or 0) // (256 * 4)
+        count = largest_count // 3
+        assert 1 < count < 1000  # few vectors fit, because the model takes most of the budget
 
         async def run() -> list[np.ndarray]:
             return await asyncio.gather(*(opened.aembed(["a"] * count) for _ in range(4)))
@@ -238,16 +237,16 @@ def test_embed_refuses_a_deadline_that_is_not_a_number(
 
 def test_embed_tokens_accepts_arrays(embedder: Embedder) -> None:
     tokens = np.array(embedder.tokens(TEXTS[0]))
-    result = embedder.embed_tokens([tokens])  # type: ignore[list-item] # works all the same
+    result = embedder.embed_tokens([tokens])  # type: ignore[list-item] # arrays work too
     assert np.allclose(result, embedder.embed(TEXTS[:1]), atol=2e-6)
 
 
-def test_prefixes_of_an_unknown_model(embedder: Embedder) -> None:
+def test_prefix_of_an_unknown_model_is_an_error(embedder: Embedder) -> None:
     with pytest.raises(UsageError, match="--prefix"):
         embedder.prefix("query")
 
 
-def test_prefixes_of_a_known_model(tmp_path: Path) -> None:
+def test_prefix_of_a_known_model(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "n.gguf",
         "nomic-bert",
@@ -278,14 +277,14 @@ def test_prefixes_of_a_known_model(tmp_path: Path) -> None:
         (("All MiniLM L6 v2", "all-MiniLM"), "", ""),
     ],
 )
-def test_prefixes_by_names_from_converters(
+def test_prefixes_of_names_that_converters_write(
     names: tuple[str, str], query: str, document: str
 ) -> None:
     keys = dict(zip(("general.name", "general.basename"), names, strict=True))
     assert prefixes_of(keys) == (query, document)
 
 
-OPENED_AT_ITS_FLOOR = """
+OPEN_AT_LEAST_BUDGET = """
 import re, sys
 from edgekit.embed import open_embedder
 from edgekit.errors import MemoryPressureError
@@ -298,17 +297,17 @@ with open_embedder(sys.argv[1], memory_budget=floor, own_process=True) as embedd
 """
 
 
-def test_open_embedder_with_the_least_budget_of_the_message(model: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OPENED_AT_ITS_FLOOR, str(model)],
+def test_open_embedder_in_its_own_process_with_the_least_budget(model: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", OPEN_AT_LEAST_BUDGET, str(model)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "(1, 256)\n"), done.stderr
+    assert (process.returncode, process.stdout) == (0, "(1, 256)\n"), process.stderr
 
 
-def test_the_plan_is_what_is_reserved(model: Path) -> None:
+def test_embedder_has_the_plan_of_plan_embedder_and_stays_within_it(model: Path) -> None:
     plan = plan_embedder(model, memory_budget="64M")
     with open_embedder(model, memory_budget="64M") as opened:
         assert opened.plan == plan
@@ -319,11 +318,11 @@ def test_the_plan_is_what_is_reserved(model: Path) -> None:
     assert opened.monitor.reserved_bytes == 0
 
 
-# --- many callers
+# --- concurrent callers
 
 
-def test_callers_share_passes_and_get_their_own(embedder: Embedder) -> None:
-    texts = [f"text number {number} of the lot" for number in range(40)]
+def test_embed_from_several_threads_returns_each_callers_vectors(embedder: Embedder) -> None:
+    texts = [f"text number {number} of forty" for number in range(40)]
     expected = embedder.embed(texts)
     with ThreadPoolExecutor(8) as pool:
         result = list(pool.map(lambda text: embedder.embed([text])[0], texts))
@@ -344,14 +343,14 @@ def test_embed_error_does_not_affect_other_calls(embedder: Embedder) -> None:
         assert all(pool.map(call, range(30)))
 
 
-def test_progress_goes_up_to_one(embedder: Embedder) -> None:
-    messages: list[float] = []
-    embedder.embed(TEXTS * 50, progress=messages.append)
-    assert messages == sorted(messages)
-    assert messages[-1] == 1.0
+def test_embed_progress_rises_to_one(embedder: Embedder) -> None:
+    shares: list[float] = []
+    embedder.embed(TEXTS * 50, progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
 
 
-def test_progress_that_fails_ends_the_call(embedder: Embedder) -> None:
+def test_embed_error_in_progress_ends_the_call(embedder: Embedder) -> None:
     def fail(share: float) -> None:
         raise RuntimeError(f"at {share >= 0}")
 
@@ -360,35 +359,35 @@ def test_progress_that_fails_ends_the_call(embedder: Embedder) -> None:
     assert embedder.embed(["fine"]).shape == (1, 256)
 
 
-def test_a_cancelled_call_ends_between_tiles(slow: Embedder) -> None:
+def test_embed_cancel_ends_the_call(slow: Embedder) -> None:
     cancel, begun = threading.Event(), threading.Event()
-    ended: list[bool] = []
+    is_cancelled: list[bool] = []
 
     def call() -> None:
         with pytest.raises(CancelledError):
-            slow.embed(LONG, cancel=cancel, progress=lambda _: begun.set())
-        ended.append(True)
+            slow.embed(LONG_TEXTS, cancel=cancel, progress=lambda _: begun.set())
+        is_cancelled.append(True)
 
     thread = threading.Thread(target=call)
     thread.start()
     assert begun.wait(PATIENCE_S)
     cancel.set()
     thread.join()
-    assert ended
+    assert is_cancelled
     assert slow.embed(["still here"]).shape == (1, 1024)
 
 
-def test_a_deadline_ends_the_call(slow: Embedder) -> None:
+def test_embed_deadline_ends_the_call(slow: Embedder) -> None:
     with pytest.raises(DeadlineError):
-        slow.embed(LONG, deadline_s=0.05)
+        slow.embed(LONG_TEXTS, deadline_s=0.05)
 
 
-def test_a_deadline_counts_while_waiting_in_line(slow: Embedder) -> None:
+def test_embed_deadline_ends_a_call_that_waits_for_another(slow: Embedder) -> None:
     begun, cancel = threading.Event(), threading.Event()
 
     def call() -> None:
         with pytest.raises(CancelledError):
-            slow.embed(LONG, cancel=cancel, progress=lambda _: begun.set())
+            slow.embed(LONG_TEXTS, cancel=cancel, progress=lambda _: begun.set())
 
     first = threading.Thread(target=call)
     first.start()
@@ -399,14 +398,14 @@ def test_a_deadline_counts_while_waiting_in_line(slow: Embedder) -> None:
     first.join()
 
 
-def test_close_ends_running_calls(slow_model: Path) -> None:
+def test_embedder_close_ends_running_calls(slow_model: Path) -> None:
     opened = open_embedder(slow_model, memory_budget="96M", batch_tokens=256)
     begun = threading.Event()
     failed: list[BaseException] = []
 
     def call() -> None:
         try:
-            opened.embed(LONG, progress=lambda _: begun.set())
+            opened.embed(LONG_TEXTS, progress=lambda _: begun.set())
         except CancelledError as error:
             failed.append(error)
 
@@ -435,12 +434,12 @@ def test_aembed_equals_embed(embedder: Embedder) -> None:
 def test_aembed_cancelled_stops_the_work(slow: Embedder) -> None:
     async def run() -> None:
         begun = asyncio.Event()
-        task = asyncio.create_task(slow.aembed(LONG, progress=lambda _: begun.set()))
+        task = asyncio.create_task(slow.aembed(LONG_TEXTS, progress=lambda _: begun.set()))
         await asyncio.wait_for(begun.wait(), PATIENCE_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await slow.aembed(["next"])  # the pass that nobody waits for has made room
+        await slow.aembed(["next"])  # the cancelled pass has released its memory
 
     asyncio.run(run())
 
@@ -450,19 +449,19 @@ def test_aembed_errors_and_deadlines(embedder: Embedder, slow: Embedder) -> None
         with pytest.raises(TextError):
             await embedder.aembed(["", "a"])
         with pytest.raises(DeadlineError):
-            await slow.aembed(LONG, deadline_s=0.05)
+            await slow.aembed(LONG_TEXTS, deadline_s=0.05)
         async with slow:
             pass
 
     asyncio.run(run())
 
 
-def test_aembed_does_not_block_the_loop(slow: Embedder) -> None:
-    """It goes round while texts are embedded; p99 below 50 ms is a figure of benchmarks/."""
+def test_aembed_does_not_block_the_event_loop(slow: Embedder) -> None:
+    """The loop runs while texts are embedded; how promptly is measured in benchmarks/."""
 
     async def run() -> int:
         ticks = 0
-        task = asyncio.create_task(slow.aembed(LONG[:1]))
+        task = asyncio.create_task(slow.aembed(LONG_TEXTS[:1]))
         while not task.done():
             await asyncio.sleep(0.001)
             ticks += 1
@@ -472,39 +471,39 @@ def test_aembed_does_not_block_the_loop(slow: Embedder) -> None:
     assert asyncio.run(run()) > 3
 
 
-# --- callers that make it hard
+# --- difficult callers
 
 
 def test_aembed_bad_input_does_not_affect_other_callers(slow: Embedder) -> None:
-    """All wait for the same pass: the first call holds it up until the others are in line."""
+    """All calls wait for the same pass: a long call holds it up until the others are in the queue."""
     cancel, begun = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def long_call() -> None:
         with pytest.raises(CancelledError):
-            slow.embed(LONG, cancel=cancel, progress=lambda _: begun.set())
+            slow.embed(LONG_TEXTS, cancel=cancel, progress=lambda _: begun.set())
 
-    def bad(tokens: object) -> str:
+    def bad_call(tokens: object) -> str:
         with pytest.raises(TextError) as caught:
-            slow.embed_tokens([[1, 2], tokens])  # type: ignore[list-item] # that is the point
+            slow.embed_tokens([[1, 2], tokens])  # type: ignore[list-item] # wrong on purpose
         return str(caught.value)
 
     with ThreadPoolExecutor(4) as pool:
-        pool.submit(hold)
+        pool.submit(long_call)
         assert begun.wait(PATIENCE_S)
-        good = pool.submit(slow.embed, ["a good one"])
-        broken = [pool.submit(bad, tokens) for tokens in ([10**9], ["a"])]
+        good = pool.submit(slow.embed, ["a good text"])
+        broken = [pool.submit(bad_call, tokens) for tokens in ([10**9], ["a"])]
         time.sleep(0.1)
         cancel.set()
         assert good.result().shape == (1, 1024)
         assert all(item.result().startswith("text 1: ") for item in broken)
 
 
-def test_a_small_call_does_not_wait_for_a_large_one(slow: Embedder) -> None:
+def test_embed_small_call_does_not_wait_for_a_large_one(slow: Embedder) -> None:
     begun, cancel = threading.Event(), threading.Event()
 
     def large() -> None:
         with pytest.raises(CancelledError):
-            slow.embed(LONG * 4, cancel=cancel, progress=lambda _: begun.set())
+            slow.embed(LONG_TEXTS * 4, cancel=cancel, progress=lambda _: begun.set())
 
     thread = threading.Thread(target=large)
     thread.start()
@@ -519,10 +518,10 @@ def test_embed_accepts_any_iterable(embedder: Embedder) -> None:
     assert np.allclose(embedder.embed(text for text in TEXTS), embedder.embed(TEXTS), atol=2e-6)
 
 
-def test_progress_may_close_but_not_embed(model: Path) -> None:
+def test_embed_progress_may_close_but_not_embed(model: Path) -> None:
     opened = open_embedder(model, memory_budget="64M")
     with pytest.raises(UsageError, match="cannot embed anything itself"):
-        opened.embed(TEXTS, progress=lambda _: opened.embed("x"))  # type: ignore[arg-type] # rude
+        opened.embed(TEXTS, progress=lambda _: opened.embed("x"))  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(CancelledError):
         opened.embed(TEXTS, progress=lambda _: opened.close())
     wait_until(lambda: opened.monitor.reserved_bytes == 0)
@@ -545,39 +544,41 @@ with open_embedder(sys.argv[1], memory_budget="64M") as embedder:
         os._exit(7)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), embedder.embed("b").shape)
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, str(model)],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_S,
     )
-    assert done.stdout == "1 (1, 256)\n", done.stderr
+    assert process.stdout == "1 (1, 256)\n", process.stderr
 
 
-def test_embed_when_no_thread_can_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embed_is_an_error_if_no_thread_can_start(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with open_embedder(model, memory_budget="64M", threads=1) as opened:
-        held = opened.monitor.reserved_bytes
+        reserved_bytes = opened.monitor.reserved_bytes
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
             with pytest.raises(MemoryPressureError, match="cannot start another thread"):
                 opened.embed(["a"])
-        assert opened.monitor.reserved_bytes == held
+        assert opened.monitor.reserved_bytes == reserved_bytes
         assert opened.embed(["a"]).shape == (1, 256)
 
 
-def test_aembed_many_small_calls_do_not_block_the_loop(
+def test_aembed_small_calls_rarely_query_the_system_memory(
     embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of the machine, which takes long to ask for, is not measured for each of them."""
-    measured: list[int] = []
+    """The query is slow, so the event loop's thread makes it at most once for a hundred calls."""
+    query_threads: list[int] = []
     real = psutil.virtual_memory
 
     def counted() -> Any:
-        measured.append(threading.get_ident())
+        query_threads.append(threading.get_ident())
         return real()
 
     monkeypatch.setattr(psutil, "virtual_memory", counted)
@@ -589,4 +590,4 @@ def test_aembed_many_small_calls_do_not_block_the_loop(
         await asyncio.gather(*tasks)
 
     asyncio.run(run())
-    assert measured.count(threading.get_ident()) <= 1
+    assert query_threads.count(threading.get_ident()) <= 1

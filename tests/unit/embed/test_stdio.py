@@ -1,4 +1,4 @@
-"""`edgekit embed --stdio` as a program in another language meets it: a real process, real pipes."""
+"""`edgekit embed --stdio` as another program uses it: a real process and real pipes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
     "kv_heads": 2,
     "head_dim": 32,
 }
-# So wide that SLOW_TEXTS take half a minute: long enough to be called off.
+# SLOW_TEXTS take half a minute with this model: long enough to be cancelled.
 SLOW: dict[str, Any] = {
     "layers": 2,
     "width": 768,
@@ -61,13 +61,13 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("slow") / "slow.gguf", "bert", **SLOW)
 
 
-class Served:
-    """The other end of the pipes. Answers are read by a thread, as they come."""
+class ServerProcess:
+    """A server process with its pipes. A thread reads the answers as they come."""
 
     def __init__(self, model: Path, *options: str, reads: bool = True) -> None:
-        words = ["embed", str(model), "--stdio", "--budget", BUDGET, *options]
+        arguments = ["embed", str(model), "--stdio", "--budget", BUDGET, *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "edgekit", *words],
+            [sys.executable, "-m", "edgekit", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -102,15 +102,15 @@ class Served:
             )
             return self.answers[:count]
 
-    def serves_another(self) -> bool:
-        """Whether the next test may use it: it lives, and owes this one nothing. Its answers are forgotten."""
+    def can_be_reused(self) -> bool:
+        """Whether the next test may use the process: it is running and has no answer outstanding. Clears the answers."""
         with self._arrived:
-            as_waited_for = len(self.answers) == self.waited_for
+            is_complete = len(self.answers) == self.waited_for
             self.answers.clear()
-            return as_waited_for and self.process.poll() is None
+            return is_complete and self.process.poll() is None
 
     def end(self, timeout_s: float = PATIENCE_S) -> int:
-        """Everything is answered; the exit code."""
+        """Close its input, wait for all answers and the end, and return the exit code."""
         self._stdin.close()
         code = self.process.wait(timeout_s)
         if self._thread.is_alive():
@@ -118,7 +118,7 @@ class Served:
         return code
 
     def busy_s(self) -> float:
-        """The processor's time it has had, in tenths of a second: one who waits looks up now and then."""
+        """Its CPU time, rounded to 0.1 s, because a waiting process polls now and then."""
         import psutil
 
         return round(sum(psutil.Process(self.process.pid).cpu_times()[:2]), 1)
@@ -131,10 +131,10 @@ class Served:
 
 @contextmanager
 def servers() -> Iterator[Any]:
-    opened: list[Served] = []
+    opened: list[ServerProcess] = []
 
-    def start(*words: Any, **how: Any) -> Served:
-        opened.append(Served(*words, **how))
+    def start(*arguments: Any, **options: Any) -> ServerProcess:
+        opened.append(ServerProcess(*arguments, **options))
         return opened[-1]
 
     yield start
@@ -155,28 +155,28 @@ def serve() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def _kept() -> Iterator[Any]:
-    """Processes that serve one test after the other, by their model and options."""
+def _shared_servers() -> Iterator[Any]:
+    """Server processes that are used by one test after another, by model and options."""
     with servers() as start:
-        kept: dict[tuple[Any, ...], Served] = {}
+        running: dict[tuple[Any, ...], ServerProcess] = {}
 
-        def kept_or_started(*words: Any) -> Served:
-            if words not in kept or not kept[words].serves_another():
-                kept[words] = start(*words)
-            return kept[words]
+        def running_or_new(*arguments: Any) -> ServerProcess:
+            if arguments not in running or not running[arguments].can_be_reused():
+                running[arguments] = start(*arguments)
+            return running[arguments]
 
-        yield kept_or_started
+        yield running_or_new
 
 
 @pytest.fixture
-def served(model: Path, _kept: Any) -> Served:
-    result: Served = _kept(model, "--prefix", "query: ", "--dimensions", "32")
+def served(model: Path, _shared_servers: Any) -> ServerProcess:
+    result: ServerProcess = _shared_servers(model, "--prefix", "query: ", "--dimensions", "32")
     return result
 
 
 @pytest.fixture
-def slow(slow_model: Path, _kept: Any) -> Served:
-    result: Served = _kept(slow_model)
+def slow(slow_model: Path, _shared_servers: Any) -> ServerProcess:
+    result: ServerProcess = _shared_servers(slow_model)
     return result
 
 
@@ -184,7 +184,7 @@ def error_of(answer: dict[str, Any]) -> str:
     return str(answer["error"]["type"])
 
 
-def test_vectors_are_those_of_the_library(model: Path, served: Served) -> None:
+def test_stdio_vectors_equal_those_of_the_library(model: Path, served: ServerProcess) -> None:
     assert served.ready["ready"] is True
     assert served.ready["dimensions"] == 32
     assert served.ready["plan"]["total_bytes"] < served.ready["plan"]["budget_bytes"]
@@ -194,14 +194,14 @@ def test_vectors_are_those_of_the_library(model: Path, served: Served) -> None:
     served.send({"id": 2, "texts": texts, "encoding": "base64", "prefix": ""})
     first, second = served.wait_for(2)
     with open_embedder(model, memory_budget=BUDGET, dimensions=32) as embedder:
-        wanted = embedder.embed(texts, prefix="query: "), embedder.embed(texts)
+        expected = embedder.embed(texts, prefix="query: "), embedder.embed(texts)
     assert (first["id"], second["id"]) == ("a", 2)
-    assert np.array(first["vectors"], dtype=np.float32).tobytes() == wanted[0].tobytes()
+    assert np.array(first["vectors"], dtype=np.float32).tobytes() == expected[0].tobytes()
     packed = b"".join(map(base64.b64decode, second["vectors"]))
-    assert packed == wanted[1].tobytes()
+    assert packed == expected[1].tobytes()
 
 
-WRONG: list[tuple[object, object, str]] = [
+INVALID_LINES: list[tuple[object, object, str]] = [
     (b"nonsense", None, "not valid JSON"),
     (b"[" * 50_000, None, "nested too deeply"),
     (b"\xff", None, "not UTF-8"),
@@ -227,12 +227,14 @@ WRONG: list[tuple[object, object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "identity", "why"), WRONG, ids=lambda item: str(item)[:30])
-def test_stdio_refuses_invalid_lines(line: object, identity: object, why: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "request_id", "message"), INVALID_LINES, ids=lambda item: str(item)[:30]
+)
+def test_stdio_refuses_invalid_lines(line: object, request_id: object, message: str) -> None:
     data = line if isinstance(line, bytes) else json.dumps(line).encode()
-    with pytest.raises(RequestError, match=why) as caught:
+    with pytest.raises(RequestError, match=message) as caught:
         read_line(data, most_texts=4096)
-    assert caught.value.id == identity
+    assert caught.value.id == request_id
 
 
 def test_stdio_reads_valid_lines() -> None:
@@ -240,13 +242,15 @@ def test_stdio_reads_valid_lines() -> None:
     assert read_line(b" \r", most_texts=1) is None
 
 
-def test_stdio_error_ends_only_its_request(served: Served) -> None:
-    served.send(*(line for line, _, _ in WRONG), b"")
+def test_stdio_error_does_not_affect_other_requests(served: ServerProcess) -> None:
+    served.send(*(line for line, _, _ in INVALID_LINES), b"")
     served.send({"id": "ok", "texts": ["fine"]}, {"id": "bad", "texts": ["fine", " ", "x"]})
     served.send({"id": "long", "texts": [LONG_TEXT * 10]})
-    answers = served.wait_for(len(WRONG) + 3)
-    assert [error_of(answer) for answer in answers[: len(WRONG)]] == ["RequestError"] * len(WRONG)
-    by_id = {answer["id"]: answer for answer in answers[len(WRONG) :]}
+    answers = served.wait_for(len(INVALID_LINES) + 3)
+    assert [error_of(answer) for answer in answers[: len(INVALID_LINES)]] == ["RequestError"] * len(
+        INVALID_LINES
+    )
+    by_id = {answer["id"]: answer for answer in answers[len(INVALID_LINES) :]}
     assert len(by_id["ok"]["vectors"]) == 1
     assert by_id["bad"]["error"] == {
         "type": "TextError",
@@ -256,7 +260,7 @@ def test_stdio_error_ends_only_its_request(served: Served) -> None:
     assert error_of(by_id["long"]) == "TextError"
 
 
-def test_stdio_endless_line_uses_no_memory(served: Served) -> None:
+def test_stdio_endless_line_uses_no_memory(served: ServerProcess) -> None:
     before = served.resident_bytes()
     for _ in range(40):  # 40 MB in one line
         served._stdin.write(b"x" * 1_000_000)
@@ -271,7 +275,7 @@ def test_stdio_endless_line_uses_no_memory(served: Served) -> None:
 
 
 def test_stdio_answers_all_requests_at_the_end_of_the_input(model: Path, serve: Any) -> None:
-    """More than may be in flight at once, none waited for; the end of the input comes in the last one's line."""
+    """More requests than may be in flight, without waiting for answers; the last line has no line end."""
     served = serve(model)
     count = 3 * stdio.IN_FLIGHT
     served.send(*({"id": i, "texts": [f"text {i}", "the same"]} for i in range(count)))
@@ -280,10 +284,10 @@ def test_stdio_answers_all_requests_at_the_end_of_the_input(model: Path, serve: 
     assert sorted(answer["id"] for answer in served.answers) == list(range(count + 1))
     same = {tuple(answer["vectors"][1]) for answer in served.answers}
     spread = np.ptp(np.array(sorted(same)), axis=0).max()
-    assert spread < 1e-5  # texts beside it touch the last bits at most
+    assert spread < 1e-5  # other texts of the batch affect the last bits at most
 
 
-def test_stdio_refuses_the_id_of_a_running_request(slow: Served) -> None:
+def test_stdio_refuses_the_id_of_a_running_request(slow: ServerProcess) -> None:
     slow.send({"id": 1, "texts": SLOW_TEXTS}, {"id": 1, "texts": ["x"]})
     (taken,) = slow.wait_for(1)
     assert taken["error"]["message"] == "a request with this id is still running"
@@ -293,22 +297,22 @@ def test_stdio_refuses_the_id_of_a_running_request(slow: Served) -> None:
     assert len(slow.wait_for(3)[2]["vectors"]) == 1
 
 
-def test_stdio_cancel_and_deadline_do_not_wait_for_a_pass(slow: Served) -> None:
-    """How soon is a figure of benchmarks/: 200 ms on a quiet machine."""
+def test_stdio_cancel_and_deadline_do_not_wait_for_a_pass(slow: ServerProcess) -> None:
+    """How soon is measured in benchmarks/: 200 ms on an idle machine."""
     slow.send(
-        {"id": "called off", "texts": SLOW_TEXTS},
+        {"id": "cancelled", "texts": SLOW_TEXTS},
         {"id": "late", "texts": SLOW_TEXTS, "deadline_ms": 100},
         {"id": "later", "texts": SLOW_TEXTS, "deadline_ms": 150},
     )
     late = {answer["id"]: error_of(answer) for answer in slow.wait_for(2)}
     assert late == {"late": "DeadlineError", "later": "DeadlineError"}
-    slow.send({"id": "called off", "cancel": True}, {"id": "never asked", "cancel": True})
+    slow.send({"id": "cancelled", "cancel": True}, {"id": "unknown", "cancel": True})
     assert error_of(slow.wait_for(3)[2]) == "CancelledError"
-    slow.send({"id": "next", "texts": ["x"]})  # the pass was given up: it need not wait for it
+    slow.send({"id": "next", "texts": ["x"]})  # does not wait for the cancelled pass
     assert slow.wait_for(4)[3]["id"] == "next"
 
 
-def test_stdio_cancel_before_the_request_starts(served: Served) -> None:
+def test_stdio_cancel_before_the_request_starts(served: ServerProcess) -> None:
     served.send(
         {"id": 1, "texts": ["x"] * 500}, {"id": 1, "cancel": True}, {"id": 2, "texts": ["y"]}
     )
@@ -332,7 +336,7 @@ def test_stdio_ends_cleanly_on_signals(
 
 
 def test_stdio_stops_reading_if_answers_are_not_read(model: Path, serve: Any) -> None:
-    """Answers of 100 MB that nobody takes: the process stops reading, stays small, and can still be ended."""
+    """With 100 MB of unread answers the process stops reading, stays small, and can still be terminated."""
     served = serve(model, reads=False)
     request = json.dumps({"id": 0, "texts": ["x"] * 4000}).encode()
     sent = [0]
@@ -348,7 +352,7 @@ def test_stdio_stops_reading_if_answers_are_not_read(model: Path, serve: Any) ->
     thread = threading.Thread(target=flood, daemon=True)
     thread.start()
     before = (-1, 0.0)
-    # Until it takes no more, and does no more.
+    # Until it neither reads nor computes any more.
     while not sent[0] or before != (sent[0], served.busy_s()):
         now = (sent[0], served.busy_s())
         before = now
@@ -363,69 +367,69 @@ def test_stdio_stops_reading_if_answers_are_not_read(model: Path, serve: Any) ->
 def serve_in_shell(
     model: Path, streams: str, *, timeout_s: float = PATIENCE_S
 ) -> tuple[int, bytes]:
-    """The exit code, and standard error."""
-    words = (
+    """The exit code and standard error."""
+    command = (
         f'exec "{sys.executable}" -m edgekit embed "{model}" --stdio --budget {BUDGET} {streams}'
     )
-    output = subprocess.run(
-        ["/bin/sh", "-c", words],
+    process = subprocess.run(
+        ["/bin/sh", "-c", command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         timeout=timeout_s,
         check=False,
     )
-    return output.returncode, output.stderr
+    return process.returncode, process.stderr
 
 
 @pytest.mark.parametrize("streams", ["<&-", ">&-"])
-def test_closed_streams_are_refused_before_a_file_takes_their_place(streams: str) -> None:
-    code, answer = serve_in_shell(Path("/no/such/model.gguf"), streams)
+def test_stdio_refuses_closed_streams_before_it_opens_the_model(streams: str) -> None:
+    code, errors = serve_in_shell(Path("/no/such/model.gguf"), streams)
     assert code == 2
     name = {"<&-": "input", ">&-": "output"}[streams]
-    assert f"standard {name} is closed" in answer.decode()
+    assert f"standard {name} is closed" in errors.decode()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_stdio_first_line_that_cannot_be_written(model: Path) -> None:
-    code, answer = serve_in_shell(model, "</dev/zero >/dev/full")
+def test_stdio_is_an_error_if_the_first_line_cannot_be_written(model: Path) -> None:
+    code, errors = serve_in_shell(model, "</dev/zero >/dev/full")
     assert code == 1
-    assert b"cannot write to standard output: No space left on device" in answer
+    assert b"cannot write to standard output: No space left on device" in errors
 
 
-def test_stdio_first_line_that_is_not_read(model: Path) -> None:
+def test_stdio_ends_if_the_first_line_has_no_reader(model: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    words = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
+    command = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
     with Path("/dev/zero").open("rb") as endless, os.fdopen(writer, "wb") as unread:
-        output = subprocess.run(
-            words,
+        process = subprocess.run(
+            command,
             stdin=endless,
             stdout=unread,
             stderr=subprocess.PIPE,
             timeout=PATIENCE_S,
             check=False,
         )
-    assert (output.returncode, output.stderr) == (0, b"")
+    assert (process.returncode, process.stderr) == (0, b"")
 
 
-def catches_sigterm(process: int) -> bool:
-    status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+def catches_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc says when the process is so far")
-def test_stdio_first_line_that_waits_can_be_interrupted(model: Path) -> None:
-    """The pipe is full before the process begins: its first write does not return."""
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says when the process handles signals")
+def test_stdio_can_be_terminated_while_the_first_line_blocks(model: Path) -> None:
+    """The pipe is full before the process starts, so its first write blocks."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):
         while True:
             os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)
-    words = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=writer) as process:
+    command = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writer) as process:
         try:
             wait_until(lambda: catches_sigterm(process.pid))
             time.sleep(0.3)
@@ -461,7 +465,7 @@ def test_stdio_limits_follow_the_budget(budget_bytes: int, line_bytes: int, text
     assert limits_within(budget_bytes, 10**6).texts >= 1
 
 
-def test_stdio_first_line_has_the_limits(served: Served) -> None:
+def test_stdio_first_line_has_the_limits(served: ServerProcess) -> None:
     budget_bytes = served.ready["plan"]["budget_bytes"]
     limits = limits_within(budget_bytes, 32)
     assert served.ready["limits"] == {
@@ -472,18 +476,18 @@ def test_stdio_first_line_has_the_limits(served: Served) -> None:
     text = "x" * (limits.line_bytes - len(json.dumps({"id": 1, "texts": [""]})))
     served.send({"id": 1, "texts": [text]}, {"id": 1, "texts": [text + "x"]})
     by_id = {answer["id"]: answer for answer in served.wait_for(2)}
-    assert error_of(by_id[1]) == "TextError"  # a line of exactly so many bytes is read
+    assert error_of(by_id[1]) == "TextError"  # a line of exactly the limit is read
     assert by_id[None]["error"]["message"] == f"a line longer than {limits.line_bytes:,} bytes"
 
 
-def test_texts_on_the_command_line_are_counted_from_one(
+def test_embed_command_counts_texts_from_one(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["embed", str(model), "fine", " "]) == 2
     assert "text 2: it is empty" in capsys.readouterr().err
 
 
-def test_stdio_ends_when_its_reader_closes(model: Path, serve: Any) -> None:
+def test_stdio_ends_on_a_request_after_its_reader_closed(model: Path, serve: Any) -> None:
     served = serve(model, reads=False)
     served._stdout.close()
     served.send({"id": 1, "texts": ["x"]})
@@ -492,30 +496,30 @@ def test_stdio_ends_when_its_reader_closes(model: Path, serve: Any) -> None:
 
 
 def test_stdio_output_has_only_the_protocol(model: Path) -> None:
-    """What a library prints meanwhile, in Python or in C, goes to standard error."""
+    """Other output of the process, by Python or C code, goes to standard error."""
     code = (
         "import os, sys, threading\n"
         "from edgekit.embed import open_embedder, stdio\n"
         f"with open_embedder({str(model)!r}, memory_budget='400M') as embedder:\n"
         "    real = embedder.aembed\n"
-        "    async def aembed(*words, **how):\n"
+        "    async def aembed(*arguments, **options):\n"
         "        print('chatter', flush=True)\n"
         "        os.write(1, b'chatter')\n"
-        "        return await real(*words, **how)\n"
+        "        return await real(*arguments, **options)\n"
         "    embedder.aembed = aembed\n"
         "    sys.exit(stdio.serve(embedder))\n"
     )
-    run_ = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         input=b'{"id": 1, "texts": ["a"]}\n',
         capture_output=True,
         check=True,
     )
-    assert [next(iter(json.loads(line))) for line in run_.stdout.splitlines()] == ["ready", "id"]
-    assert run_.stderr == b"chatter\nchatter"
+    assert [next(iter(json.loads(line))) for line in process.stdout.splitlines()] == ["ready", "id"]
+    assert process.stderr == b"chatter\nchatter"
 
 
-def test_stdio_with_a_missing_model(tmp_path: Path, serve: Any) -> None:
+def test_stdio_ends_with_code_4_if_the_model_is_missing(tmp_path: Path, serve: Any) -> None:
     served = serve(tmp_path / "none.gguf", reads=False)
     assert served.ready is None
     assert served.process.wait(PATIENCE_S) == 4
@@ -534,9 +538,9 @@ def node_environment() -> dict[str, str]:
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_from_node_with_a_small_heap(model: Path, node_environment: dict[str, str]) -> None:
+def test_node_example_with_a_small_heap(model: Path, node_environment: dict[str, str]) -> None:
     texts = [f"text number {i} " + "and more " * (i % 20) for i in range(100)]
-    output = subprocess.run(
+    process = subprocess.run(
         [str(NODE), "--max-old-space-size=64", str(EXAMPLE), str(model), "--budget", BUDGET],
         input="\n".join(texts),
         capture_output=True,
@@ -545,11 +549,13 @@ def test_from_node_with_a_small_heap(model: Path, node_environment: dict[str, st
         env=node_environment,
         timeout=PATIENCE_S,
     )
-    rows = [json.loads(line) for line in output.stdout.splitlines()]
+    rows = [json.loads(line) for line in process.stdout.splitlines()]
     assert [row["text"] for row in rows] == texts
     with open_embedder(model, memory_budget=BUDGET) as embedder:
-        wanted = np.vstack([embedder.embed(texts[i : i + 32]) for i in range(0, len(texts), 32)])
-    assert np.array([row["vector"] for row in rows], dtype=np.float32).tobytes() == wanted.tobytes()
+        expected = np.vstack([embedder.embed(texts[i : i + 32]) for i in range(0, len(texts), 32)])
+    assert (
+        np.array([row["vector"] for row in rows], dtype=np.float32).tobytes() == expected.tobytes()
+    )
 
 
 CLIENT = """
@@ -574,12 +580,12 @@ console.log(JSON.stringify(seen));
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_the_client_of_the_example(
+def test_node_client_errors_cancellation_and_concurrency(
     slow_model: Path, node_environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = tmp_path / "client.mjs"
     script.write_text(CLIENT.replace("EXAMPLE", json.dumps(EXAMPLE.as_uri())), encoding="utf-8")
-    output = subprocess.run(
+    process = subprocess.run(
         [str(NODE), "--max-old-space-size=64", str(script), str(slow_model)],
         capture_output=True,
         text=True,
@@ -587,7 +593,7 @@ def test_the_client_of_the_example(
         env=node_environment,
         timeout=PATIENCE_S,
     )
-    assert json.loads(output.stdout) == {
+    assert json.loads(process.stdout) == {
         "aborted": "CancelledError",
         "late": "DeadlineError",
         "empty": "TextError",
