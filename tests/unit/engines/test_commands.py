@@ -61,7 +61,7 @@ def test_settle_never_replaces_a_flag_that_was_given() -> None:
     assert settle(verdict, {"cache_ram": 8192})["cache_ram"] == 8192
 
 
-def test_settle_has_backend_cpu_for_a_model_on_the_cpu_of_a_machine_with_a_card() -> None:
+def test_settle_has_backend_cpu_for_a_model_that_does_not_use_the_card() -> None:
     on_card = planned(gguf(SMALL), cards(24)).result
     assert "backend" not in settle(on_card)
     on_cpu = replace(planned(gguf(SMALL), cpu(16)).result, machine=cards(24))

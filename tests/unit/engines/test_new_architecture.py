@@ -88,7 +88,7 @@ def test_one_record_gives_every_engine_a_bill(
     assert bill["basis"] == "modelled"  # an unknown architecture's is "assumed"
 
 
-def test_without_the_record_the_architecture_is_unknown(tmp_path: Path) -> None:
+def test_architecture_without_a_record_is_unknown(tmp_path: Path) -> None:
     process = estimate(tmp_path, "mlx", {"config": ["puffin"]})
     assert process.returncode == 2
     assert "Model type plover not supported" in process.stderr

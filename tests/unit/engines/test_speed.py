@@ -194,7 +194,7 @@ def test_more_layers_on_the_card_are_never_slower(name: str, count: int, filled:
 
 @law
 @given(name=model_names, filled=FILLS, more=FILLS, setup=st.sampled_from((CPU, CUDA, replace(CUDA, n_gpu_layers=9))))  # fmt: skip
-def test_a_fuller_context_is_never_faster(
+def test_fuller_context_is_never_faster(
     name: str, filled: int, more: int, setup: LlamaCppSetup
 ) -> None:
     load = Load(context_tokens=16_384)

@@ -131,6 +131,9 @@ def test_load_for_users_gives_each_user_a_context() -> None:
     bill = ENGINE.estimate(tier_model(find_tier("2B")), load, MemoSetup())
     assert dict(bill.facts)["windows"] == 3
     assert "4,096 tokens of context for each of 3" in ENGINE.describe(load, bill)
+
+
+def test_load_for_users_rejects_more_than_1024_users() -> None:
     with pytest.raises(UsageError, match="must be 1 to 1,024"):
         ENGINE.load_for_users(Load(), ENGINE.most_users + 1, 0)
 

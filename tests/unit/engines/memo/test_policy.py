@@ -38,7 +38,7 @@ RESERVE_GIB = 1.5  # of RAM, for the system
 
 
 def usable(gib: float) -> Machine:
-    """A phone or a Mac with so many GiB left for a model."""
+    """A phone or a Mac with this many GiB left for a model."""
     return ram(int((gib + RESERVE_GIB) * GIB))
 
 
@@ -65,7 +65,7 @@ ROWS: dict[str, tuple[Machine, str | None, tuple[str, str, int, str | None, int]
 
 
 @pytest.mark.parametrize("situation", ROWS)
-def test_decision_table(situation: str) -> None:
+def test_plan_of_each_row_of_the_decision_table(situation: str) -> None:
     machine, tier, (name, layout, tokens, drafter, sequences) = ROWS[situation]
     plan = recommended(machine) if tier is None else planned(machine, tier)
     assert plan.verdict.can_load
@@ -352,7 +352,7 @@ def test_spill_to_full_ram_is_an_error() -> None:
 
 @pytest.mark.parametrize(("users", "purpose"), [(38, Purpose.VOICE), (39, Purpose.TEXT)])
 def test_restore_time_of_a_spill_is_one_page_of_each_user(users: int, purpose: Purpose) -> None:
-    """A page of each is 256 x 30,528 B = 7.8 MB: 200 ms at 1.5 GB/s are 300 MB, the pages of 38."""
+    """Pages have 256 x 30,528 B = 7.8 MB. Voice waits at most 200 ms: at 1.5 GB/s 300 MB, the pages of 38 users."""
     spill = planned(usable(8), "4B", context=65_537, users=users, purpose=purpose).setup.spill
     assert spill is not None
     assert spill.restore_ms == pytest.approx(users * 256 * 30_528 / 1.5e6)

@@ -71,16 +71,16 @@ def quantised_bytes(**quantization: Any) -> int:
     return estimate({**CONFIG, "quantization_config": quantization}).weights_bytes
 
 
-# Of the quantised matrices, in weights, and the bytes of all the rest.
+# Weights in the quantised matrices, and the bytes of everything else.
 MATRICES = 4 * (2 * 512 * 512 + 2 * 256 * 512 + 3 * 512 * 1024)
 PLAIN = WEIGHTS - 2 * MATRICES
 
 
 def test_weights_in_fp8_have_a_scale_per_block() -> None:
-    # four layers, four bytes per block of 128 x 128 in q, k and v, o, and the feed-forward matrices
+    # four layers, four bytes per block of 128 x 128 weights in q; k and v; o; gate, up and down
     scales = 4 * 4 * (4 * 4 + 2 * 2 * 4 + 4 * 4 + 3 * 4 * 8)
     size_bytes = quantised_bytes(quant_method="fp8", weight_block_size=[128, 128])
-    of_attention = 4 * 4 * 2  # four numbers in each layer
+    of_attention = 4 * 4 * 2  # four layers, four scales each, two bytes
     assert size_bytes == PLAIN + MATRICES + scales + of_attention
 
 
