@@ -102,7 +102,7 @@ def plant(folder: Path, content: bytes) -> Path:
     return folder / NAME
 
 
-def test_reading_creates_no_files(folder: Path) -> None:
+def test_reading_or_forgetting_creates_no_files(folder: Path) -> None:
     assert read_calibration() == Stored()
     assert forget_calibration() == Stored()
     assert not folder.exists()

@@ -17,6 +17,7 @@ import pytest
 from tests.control_groups import enter, own_group
 from tests.patience import PATIENCE_S
 from tests.thoroughness import costly
+from tests.unit.machine.trees import plant
 
 from edgekit.errors import MemoryPressureError
 from edgekit.machine import monitor as monitor_module
@@ -262,23 +263,19 @@ def test_slow_measurement_is_reused_for_longer(
 
 def test_check_detects_that_the_control_group_fills_up(tmp_path: Path, now_s: list[float]) -> None:
     """The group's usage grows meanwhile, because of another process."""
-    root = tmp_path
-    group = root / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text("0::/\n")
-    (root / "proc/self/mountinfo").write_text(
-        "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
-    )
-    (group / "memory.max").write_text("1000000\n")
-    (group / "memory.stat").write_text("anon 1\ninactive_file 200000\nactive_file 300000\n")
-    (group / "memory.current").write_text("900000\n")  # of which 500,000 are pages of files
-    watch = Monitor(root=root, critical_bytes=0)
+    files = {
+        "/proc/self/cgroup": "0::/\n",
+        "/proc/self/mountinfo": "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "/sys/fs/cgroup/memory.max": "1000000\n",
+        "/sys/fs/cgroup/memory.current": "900000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 200000\nactive_file 300000\n",
+    }
+    watch = Monitor(root=plant(tmp_path, files), critical_bytes=0)
     assert [(limit.limit_bytes, limit.used_bytes) for limit in watch.limits] == [
         (1_000_000, 900_000 - 200_000 - 300_000)
     ]
     watch.check()
-    (group / "memory.current").write_text("1400000\n")
+    plant(tmp_path, {"/sys/fs/cgroup/memory.current": "1400000\n"})
     now_s[0] += monitor_module._FRESH_S
     with pytest.raises(MemoryPressureError, match=r"cgroup v2 .*memory\.max\) .* container"):
         watch.check()
