@@ -361,7 +361,7 @@ def test_config_without_weights_is_a_header() -> None:
     [b'{"a": 1}', b'\xef\xbb\xbf{"a": 1}', b'{"a": 0, "a": 1}', b'\n {"a": 1}\n'],
     ids=["plain", "byte order mark", "key twice", "blanks"],
 )
-def test_read_config_accepts(data: bytes) -> None:
+def test_read_config_of_valid_files(data: bytes) -> None:
     assert read_config(BytesSource(data)) == {"a": 1}
 
 
@@ -382,6 +382,6 @@ def test_read_config_accepts(data: bytes) -> None:
         (b"," * (limits.CONFIG_VALUES + 1), "values: 262,145"),
     ],
 )
-def test_read_config_refuses(data: bytes, sentence: str) -> None:
+def test_read_config_of_invalid_files_is_an_error(data: bytes, sentence: str) -> None:
     with pytest.raises(EdgekitError, match=sentence):
         read_config(BytesSource(data, name="config.json"))

@@ -34,7 +34,7 @@ def without(tree: dict[str, Any], part: str) -> dict[str, Any]:
     return tree
 
 
-def test_amd_card(tmp_path: Path) -> None:
+def test_find_amd_card(tmp_path: Path) -> None:
     """24,560 MiB, of which 560 are in use."""
     assert find_amd(machine(tmp_path, without(radeon(), "card0"))) == Findings(
         devices=(
@@ -60,7 +60,7 @@ def test_amd_integrated_gpu_shares_the_ram(tmp_path: Path) -> None:
     assert device.limit_bytes == 32 * GIB - 30 * MIB + 512 * MIB - 40 * MIB
 
 
-def test_amd_strix_halo(tmp_path: Path) -> None:
+def test_find_amd_strix_halo(tmp_path: Path) -> None:
     """96 GiB mappable less 1 GiB, and a carve-out of 4 GiB less 300 MiB. The host of 64 GiB caps what is free."""
     (device,) = find_amd(machine(tmp_path, recorded("synthetic_strix_halo"))).devices
     assert (device.name, device.unified) == ("AMD Radeon 8060S", True)
@@ -100,7 +100,7 @@ def test_amd_old_integrated_gpu_has_its_carve_out(tmp_path: Path) -> None:
     assert (device.unified, device.total_bytes) == (False, 512 * MIB)
 
 
-def test_amd_memory_partition_nps4(tmp_path: Path) -> None:
+def test_amd_memory_partition_nps4_divides_the_memory(tmp_path: Path) -> None:
     tree = radeon(current_memory_partition="NPS4\n", product_name="AMD Instinct MI300X\n")
     (device,) = find_amd(machine(tmp_path, without(tree, "card0"))).devices
     assert (device.partition, device.basis) == ("NPS4", Basis.MODELLED)
@@ -197,7 +197,7 @@ def test_intel_unknown_card_with_small_bar_is_a_note(tmp_path: Path) -> None:
     )
 
 
-def test_intel_card_with_lmem_total_bytes(tmp_path: Path) -> None:
+def test_intel_card_has_the_memory_of_lmem_total_bytes(tmp_path: Path) -> None:
     tree = arc("8086:56C0")
     tree["files"][f"{INTEL_CARD}/lmem_total_bytes"] = f"{15 * GIB}\n"
     _, device = find_intel(machine(tmp_path, tree)).devices
@@ -300,7 +300,7 @@ def mac(**changed: Any) -> dict[str, Any]:
     return tree
 
 
-def test_apple_gpu(tmp_path: Path) -> None:
+def test_find_apple_gpu(tmp_path: Path) -> None:
     (device,) = find_apple(machine(tmp_path, mac(), system=System.MACOS)).devices
     assert (device.name, device.unified, device.basis) == ("Apple M3 Max", True, Basis.MODELLED)
     assert (device.total_bytes, device.free_bytes) == (36 * GIB, 36 * GIB)  # HOST has 50 GiB free
@@ -325,7 +325,7 @@ def test_apple_limit_depends_on_the_macos_version(
     assert (device.limit_bytes, device.basis) == (limit_bytes, Basis.MODELLED)
 
 
-def test_apple_wired_limit_set(tmp_path: Path) -> None:
+def test_apple_wired_limit_that_is_set_applies(tmp_path: Path) -> None:
     surroundings = machine(tmp_path, mac(iogpu__wired_limit_mb=30_000), system=System.MACOS)
     (device,) = find_apple(surroundings).devices
     assert (device.limit_bytes, device.basis) == (30_000 * MIB, Basis.MODELLED)
@@ -333,7 +333,7 @@ def test_apple_wired_limit_set(tmp_path: Path) -> None:
     assert device.limit_because == "iogpu.wired_limit_mb is set to 30000"
 
 
-def test_apple_wired_limit_above_the_memory(tmp_path: Path) -> None:
+def test_apple_wired_limit_is_at_most_the_memory(tmp_path: Path) -> None:
     surroundings = machine(tmp_path, mac(iogpu__wired_limit_mb=10**6), system=System.MACOS)
     assert find_apple(surroundings).devices[0].limit_bytes == 36 * GIB
 
@@ -352,6 +352,6 @@ def test_find_apple_finds_nothing_on_other_systems(tmp_path: Path) -> None:
     assert find_apple(machine(tmp_path, mac())) == Findings()
 
 
-def test_sysctl_of_an_unknown_name() -> None:
+def test_sysctl_of_an_unknown_name_is_none() -> None:
     """None both on a Mac, where the name is unknown, and elsewhere, where sysctl is missing."""
     assert Surroundings().sysctl("edgekit.no.such.name") is None

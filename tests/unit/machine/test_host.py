@@ -161,7 +161,7 @@ def meminfo(limit: str, used: str) -> str:
         ("", "100", "50", []),
     ],
 )
-def test_commit_limits_linux(
+def test_commit_limits_on_linux(
     tmp_path: Path, mode: str, limit: str, used: str, left: list[int]
 ) -> None:
     files = {"/proc/sys/vm/overcommit_memory": mode, "/proc/meminfo": meminfo(limit, used)}
@@ -173,18 +173,18 @@ def test_commit_limits_linux(
 @pytest.mark.parametrize(
     ("page_file", "left"), [((40 * GIB, 12 * GIB), [12 * GIB]), ((GIB, 2 * GIB), [GIB]), (None, [])]
 )
-def test_commit_limits_windows(
+def test_commit_limits_on_windows(
     tmp_path: Path, page_file: tuple[int, int] | None, left: list[int]
 ) -> None:
     surroundings = replace(machine(tmp_path, system=System.WINDOWS), page_file=lambda: page_file)
     assert [limit.left_bytes for limit in commit_limits(surroundings)] == left
 
 
-def test_commit_limits_macos(tmp_path: Path) -> None:
+def test_commit_limits_on_macos_do_not_exist(tmp_path: Path) -> None:
     assert commit_limits(machine(tmp_path, system=System.MACOS)) == ()
 
 
-def test_page_file_on_this_machine() -> None:
+def test_page_file_of_this_machine_only_on_windows() -> None:
     """Two sizes on Windows, the free one no larger; nothing elsewhere."""
     result = Surroundings().page_file()
     assert (result is not None) == (sys.platform == "win32")
@@ -218,7 +218,7 @@ def v1_group(path: str, limit: str, *, used: int = 0, inactive: int = 0) -> dict
     }
 
 
-def test_cgroup_v2_recorded(tmp_path: Path) -> None:
+def test_cgroup_limits_of_a_recorded_v2_machine(tmp_path: Path) -> None:
     """The parent group has 128 GiB; 753,709,056 of the 835,620,864 bytes in use can be dropped."""
     limits, notes = cgroup_limits(plant(tmp_path, recorded("h200_tree")["files"]))
     assert notes == ()
@@ -227,7 +227,7 @@ def test_cgroup_v2_recorded(tmp_path: Path) -> None:
     ]
 
 
-def test_cgroup_v1_recorded_without_limit(tmp_path: Path) -> None:
+def test_cgroup_limits_of_a_recorded_v1_machine_without_limit(tmp_path: Path) -> None:
     assert cgroup_limits(plant(tmp_path, recorded("hybrid_tree")["files"])) == ((), ())
 
 
@@ -364,7 +364,7 @@ def test_cgroup_invalid_limit_is_a_note(tmp_path: Path, garbage: str) -> None:
     assert notes[0].startswith("/sys/fs/cgroup/box/memory.max contains")
 
 
-def test_cgroup_limit_with_unreadable_usage(tmp_path: Path) -> None:
+def test_cgroup_limit_with_unreadable_usage_counts_in_full(tmp_path: Path) -> None:
     files = v2_group("/box", str(GIB))
     del files["/sys/fs/cgroup/box/memory.current"]
     proc = {"/proc/self/cgroup": "0::/box\n", "/proc/self/mountinfo": V2}

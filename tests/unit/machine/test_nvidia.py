@@ -96,7 +96,7 @@ def test_find_nvidia_two_cards(tmp_path: Path) -> None:
     )
 
 
-def test_different_cards_have_an_order_note(tmp_path: Path) -> None:
+def test_different_cards_without_a_stated_order_are_a_note(tmp_path: Path) -> None:
     (note,) = find(tmp_path, answers(TWO)).notes
     assert "CUDA by speed" in note
     assert find(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").notes == ()
@@ -125,7 +125,9 @@ def test_different_cards_have_an_order_note(tmp_path: Path) -> None:
         ("\u0660", []),  # a digit, but not an ASCII one
     ],
 )
-def test_cuda_visible_devices(tmp_path: Path, value: str, indices: list[int]) -> None:
+def test_cuda_visible_devices_selects_and_orders_cards(
+    tmp_path: Path, value: str, indices: list[int]
+) -> None:
     findings = find(
         tmp_path, answers(TWO), CUDA_VISIBLE_DEVICES=value, CUDA_DEVICE_ORDER="PCI_BUS_ID"
     )
@@ -133,7 +135,7 @@ def test_cuda_visible_devices(tmp_path: Path, value: str, indices: list[int]) ->
     assert len(findings.notes) == (len(indices) < 2)
 
 
-def test_mig_slices(tmp_path: Path) -> None:
+def test_mig_card_is_replaced_by_its_first_slice(tmp_path: Path) -> None:
     """A program gets one slice, not the card: an eighth of the H100's 3,352 GB/s."""
     findings = find(tmp_path, answers("synthetic_mig_nvml"))
     (device,) = findings.devices
@@ -148,12 +150,12 @@ def test_mig_slices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["MIG-22222222", "MIG-2"])
-def test_mig_slice_by_uuid(tmp_path: Path, value: str) -> None:
+def test_mig_slice_is_chosen_by_uuid(tmp_path: Path, value: str) -> None:
     findings = find(tmp_path, answers("synthetic_mig_nvml"), CUDA_VISIBLE_DEVICES=value)
     assert [device.partition for device in findings.devices] == ["MIG 3g.40gb"]
 
 
-def test_mig_without_slices(tmp_path: Path) -> None:
+def test_mig_card_without_slices_is_a_note(tmp_path: Path) -> None:
     recording = answers("synthetic_mig_nvml")
     recording["nvmlDeviceGetMaxMigDeviceCount"]["gpu0"] = 0
     findings = find(tmp_path, recording)
@@ -169,7 +171,7 @@ def test_integrated_gpu_shares_the_ram(tmp_path: Path) -> None:
     assert device.bandwidth_bytes_per_s == 273 * 10**9
 
 
-def test_integrated_gpu_with_unreadable_ram(tmp_path: Path) -> None:
+def test_integrated_gpu_with_unreadable_ram_is_a_note(tmp_path: Path) -> None:
     surroundings = machine(tmp_path, DRIVER, answers=answers("synthetic_spark_nvml"), host=None)
     findings = find_nvidia(surroundings)
     assert findings.devices == ()
@@ -266,7 +268,7 @@ def test_hanging_driver_is_a_note_after_the_deadline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("total", [0, -1, 2**64 - 1])
-def test_impossible_memory_size_is_a_note(tmp_path: Path, total: int) -> None:
+def test_card_with_an_impossible_memory_size_is_not_counted(tmp_path: Path, total: int) -> None:
     recording = answers(TWO)
     recording["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": 5, "used": 0}
     assert [device.index for device in find(tmp_path, recording).devices] == [1]
@@ -300,7 +302,7 @@ def test_free_memory_is_at_most_the_total(tmp_path: Path) -> None:
     assert find(tmp_path, recording).devices[0].free_bytes == 24 * GIB - 300 * MIB
 
 
-def test_old_driver_without_memory_v2(tmp_path: Path) -> None:
+def test_old_driver_without_memory_v2_has_the_total_of_v1(tmp_path: Path) -> None:
     recording = answers(TWO)
     recording["nvmlDeviceGetMemoryInfo_v2"]["gpu0"] = {"error": 13}
     first = find(tmp_path, recording).devices[0]
@@ -376,7 +378,7 @@ def test_other_boards_are_not_jetsons(tmp_path: Path, compatible: str) -> None:
     assert find_nvidia(surroundings) == Findings()
 
 
-def test_jetson_with_unreadable_ram(tmp_path: Path) -> None:
+def test_jetson_with_unreadable_ram_is_a_note(tmp_path: Path) -> None:
     findings = find_nvidia(machine(tmp_path, recorded("synthetic_orin"), host=None))
     assert findings.devices == ()
     assert "shares the RAM, whose size could not be read" in findings.notes[0]

@@ -394,7 +394,7 @@ def test_gated_delta_is_equal_in_gguf_and_config() -> None:
     assert sum(s.elements for s in config.layers[0].mixer.states) == 3 * (32 + 2 * 2 * 16) + 16 * 32
 
 
-def test_nemotron_pattern_of_letters() -> None:
+def test_nemotron_pattern_sets_mixers_and_feed_forwards() -> None:
     geometry = of_config(
         model_type="nemotron_h", hybrid_override_pattern="M*E-", mamba_num_heads=4, mamba_head_dim=8,
         ssm_state_size=16, n_groups=2, conv_kernel=4, n_routed_experts=4, num_experts_per_tok=2,
@@ -736,7 +736,7 @@ def test_mtp_blocks_without_a_tensor_directory_are_modelled() -> None:
     assert of_gguf("glm4moe").basis is Basis.EXACT
 
 
-def test_mla_with_a_sliding_window() -> None:
+def test_mla_layers_may_have_a_sliding_window() -> None:
     geometry = of_config(
         **MLA, sliding_window=16, layer_types=["sliding_attention", "full_attention"] * 2
     )

@@ -62,7 +62,7 @@ def test_cached_by_is_bounded_and_drops_the_oldest() -> None:
     assert cached.get(0, lambda: -1) == -1
 
 
-def test_cached_by_is_shared_by_threads() -> None:
+def test_cached_by_is_safe_with_several_threads() -> None:
     cached: CachedBy[int, int] = CachedBy()
     start = threading.Barrier(4)
     wrong: list[int] = []
