@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFReader
 from tests import tiny_llama
 from tests.unit.plan.machines import cards
 
@@ -31,11 +30,10 @@ from edgekit.app.plan import plan_model
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp.placements import measured_overhead
 from edgekit.engines.llamacpp.run import binding
-from edgekit.engines.llamacpp.run.generated import Shape, file_bytes, write_test_model
-from edgekit.engines.llamacpp.run.verification import beside_bytes
+from edgekit.engines.llamacpp.run.generated import Shape, write_test_model
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_s, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.program import CalibrateOptions, ComparedRow, MeasuredBytes, Resident
+from edgekit.engines.program import CalibrateOptions, ComparedRow, MeasuredBytes
 from edgekit.engines.speed import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration
@@ -58,7 +56,6 @@ from edgekit.machine.types import (
     Machine,
     System,
 )
-from edgekit.model import open_model
 from edgekit.models import model_preflight
 from edgekit.request import Request, Session
 from edgekit.sources.local import data_folder
@@ -123,32 +120,6 @@ def test_watched_measures_the_cpu_time_of_other_programs() -> None:
         neighbour.kill()
     assert 0.2 / (os.cpu_count() or 1) < others.share <= 1
     assert f"other programs used {others.share * 100:.0f} % of the CPU" in others.note
-
-
-# --- the generated test model
-
-
-def test_write_test_model_has_the_size_vocabulary_and_shape(tmp_path: Path) -> None:
-    path = tmp_path / "generated.gguf"
-    write_test_model(path, SMALL)
-    assert path.stat().st_size == file_bytes(SMALL)
-    result = GGUFReader(path)
-    names = [tensor.name for tensor in result.tensors]
-    assert len(names) == 2 + 9 * 2
-    assert names[:2] == ["token_embd.weight", "output_norm.weight"]
-    tokens = [str(bytes(result.fields["tokenizer.ggml.tokens"].parts[index]), "utf-8") for index in result.fields["tokenizer.ggml.tokens"].data]  # fmt: skip
-    assert len(set(tokens)) == 2048
-    assert tokens[0] == "<|end|>"
-    # GPT-2 writes unprintable bytes as U+0100 and following; the space is the 33rd of them
-    assert (tokens[1 + ord("A")], tokens[1 + ord(" ")]) == ("A", "\u0120")
-    merges = result.fields["tokenizer.ggml.merges"].data
-    assert len(merges) == 2048 - 1 - 256
-    geometry = open_model(path).model.geometry
-    assert (geometry.vocabulary, geometry.native_context, len(geometry.layers)) == (2048, 256, 2)
-
-
-def test_default_test_model_is_larger_than_a_cache() -> None:
-    assert file_bytes(Shape()) == 428_612_000 > LEAST_READ_BYTES
 
 
 # --- calibrate
@@ -383,53 +354,6 @@ def test_calibrate_does_not_measure_a_folder_in_ram(
     result = calibrate(options=replace(QUICK, folder=Path("/dev/shm")))
     assert result.host.disk is None
     assert "is in RAM (tmpfs)" in result.notes[0]
-
-
-# --- overhead: the memory of the process beyond the estimate
-
-
-def estimate_of(**sizes: int) -> MemoryEstimate:
-    lines = (
-        MemoryLine(component=Component[name.upper()], size_bytes=size * MIB, pool=HOST)
-        for name, size in sizes.items()
-    )
-    return MemoryEstimate(engine="llama.cpp", backend="cpu", lines=tuple(lines))
-
-
-def process_memory(resident: int, model: int | None, swapped: int = 0) -> Resident:
-    return Resident(
-        when="then",
-        resident_bytes=resident * MIB,
-        model_bytes=None if model is None else model * MIB,
-        swapped_bytes=swapped * MIB,
-    )
-
-
-ESTIMATE = estimate_of(weights=400, kv_cache=64, state=6, output=2, compute=70)
-
-
-@pytest.mark.parametrize(
-    ("resident", "mapped", "beside"),
-    [
-        ([], True, None),
-        ([process_memory(999, None)], True, None),  # before anything was decoded
-        ([process_memory(560, 400)], True, 560 - 400 - 64 - 6),
-        ([process_memory(460, 300)], True, 460 - 300 - 64 - 6),  # some weights are not read yet
-        ([process_memory(560, 400, 20)], True, 560 + 20 - 400 - 64 - 6),  # swapped memory counts
-        ([process_memory(560, 0)], False, 560 - 400 - 64 - 6),  # weights that are not mapped
-        # 560 - 400 - 64 - 6, more than 620 - 400 - 70 - 72
-        ([process_memory(560, 400), process_memory(620, 400)], True, 90),
-        ([process_memory(560, 400), process_memory(660, 400)], True, 660 - 400 - 70 - 72),
-        ([process_memory(60, 0)], True, 0),  # never negative
-    ],
-)
-def test_beside_bytes(resident: list[Resident], mapped: bool, beside: int | None) -> None:  # noqa: FBT001 - a table
-    result = beside_bytes(resident, ESTIMATE, LlamaCppSetup(use_mmap=mapped))
-    assert result == (None if beside is None else beside * MIB)
-
-
-def test_beside_bytes_of_repacked_weights_is_unknown() -> None:
-    assert beside_bytes([process_memory(560, 400)], ESTIMATE, LlamaCppSetup(repack=True)) is None
 
 
 def test_remember_rows_saves_a_difference_beyond_its_bound() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, host
+from tests.unit.plan.tasks import rated
 
 from edgekit.app.recommend import (
     MOST_FILES,
@@ -36,26 +37,37 @@ def catalog() -> Catalog:
 
 
 @pytest.fixture
-def one(catalog: Catalog) -> Catalog:
+def single_model(catalog: Catalog) -> Catalog:
     return Catalog(entries=tuple(entry for entry in catalog.entries if entry.id == "qwen3-0.6b"))
+
+
+def assert_same(actual: Recommendation, expected: Recommendation) -> None:
+    assert cards_json(actual) == cards_json(expected)
+    assert actual.passed_over == expected.passed_over
+    for one, other in zip(actual.suggestions, expected.suggestions, strict=True):
+        assert one.entry.id == other.entry.id
+        for name in ("decisions", "load", "speed", "drafter"):
+            assert getattr(one.plan, name) == getattr(other.plan, name)
+        assert one.plan.result.way == other.plan.result.way
+        assert one.plan.result.estimate == other.plan.result.estimate
 
 
 def folder() -> Path:
     return Path(os.environ["EDGEKIT_CACHE"]) / "recommended"
 
 
-def answer(catalog: Catalog, machine: Machine, **more: Any) -> Recommendation:
+def recommend_from(catalog: Catalog, machine: Machine, **more: Any) -> Recommendation:
     return recommend(Request(machine=machine, **more), catalog=catalog)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_named_pipe_instead_of_a_stored_answer_does_not_block(one: Catalog) -> None:
-    first = answer(one, cpu(8))
+def test_named_pipe_instead_of_a_stored_answer_does_not_block(single_model: Catalog) -> None:
+    first = recommend_from(single_model, cpu(8))
     (path,) = folder().iterdir()
     path.unlink()
     os.mkfifo(path)
-    assert cards_json(answer(one, cpu(8))) == cards_json(first)
-    assert path.is_file()  # written anew
+    assert cards_json(recommend_from(single_model, cpu(8))) == cards_json(first)
+    assert path.is_file()  # written again
 
 
 @pytest.mark.parametrize(
@@ -63,9 +75,11 @@ def test_named_pipe_instead_of_a_stored_answer_does_not_block(one: Catalog) -> N
     sampled(
         [
             pytest.param(cpu(8), id="cpu"),
-            pytest.param(cards(6), id="card"),
-            pytest.param(cards(8, 4), id="two"),
-            pytest.param(cards(10, ram=32), id="divided"),
+            pytest.param(cards(6), id="gpu"),
+            pytest.param(rated(cpu(12)), id="cpu-of-known-speed"),
+            pytest.param(cards(8, 4), id="two-gpus"),
+            pytest.param(cards(10, ram=32), id="gpu-and-ram"),
+            pytest.param(rated(cards(16, 8), card=1000), id="two-gpus-of-known-speed"),
         ],
         each=2,
         turn=1,
@@ -74,81 +88,86 @@ def test_named_pipe_instead_of_a_stored_answer_does_not_block(one: Catalog) -> N
 def test_stored_answer_equals_the_first(
     catalog: Catalog, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = answer(catalog, machine)
+    first = recommend_from(catalog, machine)
     assert first.suggestions
-    monkeypatch.setattr("edgekit.app.recommend.find_best", None)  # there must be no second search
-    assert cards_json(answer(catalog, machine)) == cards_json(first)
+    with monkeypatch.context() as patch:
+        patch.setattr("edgekit.app.recommend.find_best", None)  # there must be no second search
+        assert_same(recommend_from(catalog, machine), first)
+    (path,) = folder().glob("*.json")
+    path.unlink()
+    assert_same(recommend_from(catalog, machine), first)
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
-        lambda told: told.update(picks=["gone"]),
-        lambda told: told.update(picks=[["qwen3-0.6b"]]),
-        lambda told: told.update(picks=[]),
-        lambda told: told.pop("picks"),
-        lambda told: told.update(passed_over=7),
+        lambda stored: stored.update(picks=["gone"]),
+        lambda stored: stored.update(picks=[["qwen3-0.6b"]]),
+        lambda stored: stored.update(picks=[]),
+        lambda stored: stored.pop("picks"),
+        lambda stored: stored.update(passed_over=7),
     ],
 )
-def test_damaged_answer_is_searched_again(
-    one: Catalog, spoil: Callable[[dict[str, Any]], object]
+def test_damaged_answer_is_replaced_by_a_new_search(
+    single_model: Catalog, damage: Callable[[dict[str, Any]], object]
 ) -> None:
-    first = answer(one, cpu(8))
+    first = recommend_from(single_model, cpu(8))
     (path,) = folder().glob("*.json")
-    told = json.loads(path.read_text())
-    spoil(told)
-    path.write_text(json.dumps(told))
-    assert cards_json(answer(one, cpu(8))) == cards_json(first)
+    stored = json.loads(path.read_text())
+    damage(stored)
+    path.write_text(json.dumps(stored))
+    assert cards_json(recommend_from(single_model, cpu(8))) == cards_json(first)
 
 
-@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b" " * 100_000])
-def test_garbage_is_searched_again(one: Catalog, body: bytes) -> None:
-    first = answer(one, cpu(8))
+GARBAGE = (
+    b"", b"\xff\xfe", b"{", b"[]", b"{}", b"[" * 100_000, b" " * 200_000, b'{"picks": [], "passed_over": []}',
+    b'{"picks": [{"id": "qwen3-0.6b"}], "passed_over": []}', b'{"picks": [3, null, []], "passed_over": [[]]}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_is_replaced_by_a_new_search(single_model: Catalog, body: bytes) -> None:
+    first = recommend_from(single_model, cpu(8))
     (path,) = folder().glob("*.json")
     path.write_bytes(body)
-    assert cards_json(answer(one, cpu(8))) == cards_json(first)
+    assert cards_json(recommend_from(single_model, cpu(8))) == cards_json(first)
 
 
 def test_changed_catalog_is_searched_again(catalog: Catalog) -> None:
-    answer(catalog, cpu(8))
+    recommend_from(catalog, cpu(8))
     shorter = [
         replace(entry, native_context=2048) if entry.id == "gemma-3-1b" else entry
         for entry in catalog.entries
     ]
-    result = answer(Catalog(entries=tuple(shorter)), cpu(8))
+    result = recommend_from(Catalog(entries=tuple(shorter)), cpu(8))
     assert "gemma-3-1b" not in [suggestion.entry.id for suggestion in result.suggestions]
 
 
 def test_unwritable_folder_is_ignored(
-    one: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    single_model: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "file"))
-    assert answer(one, cpu(8)).suggestions
+    assert recommend_from(single_model, cpu(8)).suggestions
 
 
-def test_oldest_answers_are_removed(one: Catalog) -> None:
-    answer(one, cpu(8))
-    for place in range(MOST_FILES + 5):
-        old = folder() / f"{place}.json"
+def test_oldest_answers_are_removed(single_model: Catalog) -> None:
+    recommend_from(single_model, cpu(8))
+    for age in range(MOST_FILES + 5):
+        old = folder() / f"{age}.json"
         old.write_text("{}")
-        os.utime(old, (place, place))
-    answer(one, cpu(9))
+        os.utime(old, (age, age))
+    recommend_from(single_model, cpu(9))
     assert len(list(folder().glob("*.json"))) == MOST_FILES
 
 
-@pytest.mark.parametrize("is_asked_before", [False, True])
-def test_plan_uses_the_memory_that_is_free_now(*, is_asked_before: bool, one: Catalog) -> None:
-    """To the byte, also where the same list was kept with a little more or less free."""
-    free = 8 * GIB + STEP_BYTES // 3
-    machine = replace(cpu(16), what_if=False, host=replace(host(16), free_bytes=free))
-    if is_asked_before:
-        less = replace(machine, host=replace(host(16), free_bytes=8 * GIB))
-        answer(one, less)
-        assert len(list(folder().iterdir())) == 1
-    (result,) = answer(one, machine).suggestions
-    assert len(list(folder().iterdir())) == 1  # one question
-    assert result.plan.result.tightest.budget.free_bytes == free
+def test_plan_uses_the_memory_that_is_free_now(single_model: Catalog) -> None:
+    """To the byte, although the same stored answer serves for a little more or less free memory."""
+    for free in (8 * GIB + STEP_BYTES // 3, 8 * GIB, 8 * GIB + 1):
+        machine = replace(cpu(16), what_if=False, host=replace(host(16), free_bytes=free))
+        (suggestion,) = recommend_from(single_model, machine).suggestions
+        assert suggestion.plan.result.tightest.budget.free_bytes == free
+    assert len(list(folder().iterdir())) == 1
 
 
 def test_free_memory_is_rounded_for_the_key() -> None:
@@ -158,5 +177,5 @@ def test_free_memory_is_rounded_for_the_key() -> None:
     result = with_rounded_memory(machine).host
     assert result is not None
     assert (result.free_bytes, result.limits[0].left_bytes) == (8 * GIB, 4 * GIB)
-    wished = replace(machine, what_if=True)
-    assert with_rounded_memory(wished) is wished
+    described = replace(machine, what_if=True)
+    assert with_rounded_memory(described) is described

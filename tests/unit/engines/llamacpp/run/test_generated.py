@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
 from pathlib import Path
 
 import pytest
+from gguf import GGUFReader
 from tests import tiny_llama
 from tests.header_files import UINT16, BytesSource, GrowingSource, key, model_files
 
+from edgekit.app.open import open_named
 from edgekit.engines.llamacpp.run import generated
-from edgekit.engines.llamacpp.run.generated import HollowFile, files_of, hollow_out, on_disk
+from edgekit.engines.llamacpp.run.generated import (
+    HollowFile,
+    Shape,
+    file_bytes,
+    files_of,
+    generated_files,
+    hollow_out,
+    on_disk,
+    write_test_model,
+)
+from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.formats import read_header
+from edgekit.model import open_model
 from edgekit.sources.types import Container, Origin
 from edgekit.units import MIB
 
@@ -161,3 +175,56 @@ def test_hollow_out_of_two_shards() -> None:
         shard.startswith(file.header) and not any(shard[len(file.header) :])
         for file, shard in zip(result, shards, strict=True)
     )
+
+
+# --- headers generated from the catalog
+
+
+def test_generated_files_have_the_tensors_and_keys_of_the_model() -> None:
+    model = open_named("gemma-3-1b").as_file("llama.cpp").model
+    files = generated_files(model.header, label="gemma-3-1b")
+    read = read_header(files)
+    assert files.origin is Origin.CATALOG
+    assert [(item.name, item.shape, item.type) for item in read.tensors or ()] == [
+        (item.name, item.shape, item.type) for item in model.header.tensors or ()
+    ]
+    assert read.tensor_bytes == model.header.tensor_bytes
+    for name, value in model.header.keys.items():
+        single = (
+            struct.unpack("<f", struct.pack("<f", value))[0] if isinstance(value, float) else value
+        )
+        assert read.keys[name] == single
+    assert read.keys["tokenizer.ggml.model"] == "none"
+
+
+def test_generated_files_need_the_keys_of_a_gguf() -> None:
+    opened = open_named("gpt-oss-120b").as_file("llama.cpp")
+    with pytest.raises(UsageError, match=r"the catalog has only the config\.json"):
+        generated_files(opened.model.header, label="gpt-oss-120b")
+
+
+# --- the test model of `edgekit calibrate`
+
+
+def test_write_test_model_has_the_size_vocabulary_and_shape(tmp_path: Path) -> None:
+    shape = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=256)
+    path = tmp_path / "generated.gguf"
+    write_test_model(path, shape)
+    assert path.stat().st_size == file_bytes(shape)
+    result = GGUFReader(path)
+    names = [tensor.name for tensor in result.tensors]
+    assert len(names) == 2 + 9 * 2
+    assert names[:2] == ["token_embd.weight", "output_norm.weight"]
+    tokens = [str(bytes(result.fields["tokenizer.ggml.tokens"].parts[index]), "utf-8") for index in result.fields["tokenizer.ggml.tokens"].data]  # fmt: skip
+    assert len(set(tokens)) == 2048
+    assert tokens[0] == "<|end|>"
+    # GPT-2 writes unprintable bytes as U+0100 and following; the space is the 33rd of them
+    assert (tokens[1 + ord("A")], tokens[1 + ord(" ")]) == ("A", "\u0120")
+    merges = result.fields["tokenizer.ggml.merges"].data
+    assert len(merges) == 2048 - 1 - 256
+    geometry = open_model(path).model.geometry
+    assert (geometry.vocabulary, geometry.native_context, len(geometry.layers)) == (2048, 256, 2)
+
+
+def test_default_test_model_is_larger_than_a_cache() -> None:
+    assert file_bytes(Shape()) == 428_612_000 > LEAST_READ_BYTES

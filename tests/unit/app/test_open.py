@@ -1,26 +1,30 @@
-"""One resolver: a name means the same model to every command and function."""
+"""`app.open`: a name refers to the same model in every command and Python function."""
 
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.cli.test_estimate import write_model
+from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.app.open import answer_with_fallback, open_named
+from edgekit.app.open import ResolvedModel, answer_with_fallback, open_named
 from edgekit.bill.types import Verdict
+from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_entry
-from edgekit.catalog.resolve import resolve
 from edgekit.cli import main
 from edgekit.engines.llamacpp.run import binding
-from edgekit.engines.llamacpp.run.generated import generated_files
-from edgekit.errors import HardwareError, RefusedError, RemoteInspectError, UsageError
-from edgekit.formats import read_header
+from edgekit.errors import (
+    EdgekitError,
+    HardwareError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+)
+from edgekit.machine.types import Machine
 from edgekit.models import can_load, inspect_model_remote, model_preflight
-from edgekit.sources.types import Origin
 
 NAME, LAYERS = "qwen3-8b", 36
 Q4_K_M_BYTES = 5_021_827_072  # of qwen3-8b, in the catalog
@@ -28,40 +32,87 @@ Q4_K_M_BYTES = 5_021_827_072  # of qwen3-8b, in the catalog
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Port 9 of this machine: nobody listens."""
+    """Port 9 of this machine is closed."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0
+def ask_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main([*argv, "--json"]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
 
-# --- resolve
+# --- open_named
 
 
-def test_resolve_gives_the_entry_of_a_name_and_reads_nothing() -> None:
-    result = resolve(NAME, lambda source: pytest.fail(f"{source} was read"))
-    assert result.entry is not None
-    assert (result.entry.id, result.found) == (NAME, None)
+@pytest.mark.parametrize("name", ["qwen3-8b", "QWEN3-8B", "catalog:qwen3-8b", "Catalog:Qwen3-8B", "catalog:Qwen/Qwen3-8B"])  # fmt: skip
+def test_open_named_finds_a_model_of_the_catalog(name: str) -> None:
+    named = open_named(name)
+    assert named.entry is not None
+    assert (named.entry.id, named.found, named.notes, named.files) == ("qwen3-8b", None, (), None)
 
 
-def test_resolve_reads_what_the_catalog_does_not_have() -> None:
-    result = resolve("acme/model", lambda source: source.upper())
-    assert (result.entry, result.found) == (None, "ACME/MODEL")
+def test_open_named_prefers_a_path_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path, "qwen3-0.6b").rename(tmp_path / "qwen3-8b")
+    monkeypatch.chdir(tmp_path)
+    named = open_named("qwen3-8b")
+    assert named.found is not None
+    assert len(named.found.model.geometry.layers) == 28  # the 0.6B in the file; the 8B has 36
+    known = open_named("catalog:qwen3-8b")
+    assert known.found is None
+    assert len(known.opened("llama.cpp").model.geometry.layers) == 36
 
 
-def test_resolve_takes_the_entry_of_a_repository_that_cannot_be_reached() -> None:
-    def unreachable(_: str) -> str:
-        raise RemoteInspectError("no network")
+def test_open_named_opens_a_sample() -> None:
+    named = open_named("sample:gemma-3-27b")
+    assert named.found is not None
+    assert named.engine(cpu(64)) == "llama.cpp"
 
-    result = resolve("Qwen/Qwen3-8B", unreachable)
-    assert result.entry is not None
-    assert result.notes == (
-        "taken from the catalog (qwen3-8b), because Qwen/Qwen3-8B could not be read: no network",
+
+@pytest.mark.parametrize("name", ["catalog:qwen3-9b", "catalog:", "catalog:no such model"])
+def test_open_named_refuses_an_unknown_catalog_name(name: str) -> None:
+    with pytest.raises(NotFoundError, match="in the catalog"):
+        open_named(name)
+
+
+def test_open_named_suggests_a_similar_name() -> None:
+    with pytest.raises(NotFoundError) as caught:
+        open_named("catalog:qwen3-8")
+    assert "qwen3-8b" in caught.value.candidates
+
+
+def test_open_named_refuses_an_unknown_name() -> None:
+    with pytest.raises(EdgekitError, match="model not found: 'no-such-model'"):
+        open_named("no-such-model")
+
+
+def test_open_named_takes_the_entry_of_an_unreachable_repository() -> None:
+    named = open_named("Qwen/Qwen3-8B")
+    assert named.entry is not None
+    assert (named.entry.id, named.found) == ("qwen3-8b", None)
+    (note,) = named.notes
+    assert note.startswith(
+        "taken from the catalog (qwen3-8b), because Qwen/Qwen3-8B could not be read: "
     )
+    assert "127.0.0.1:9" in note
+
+
+def test_open_named_refuses_an_unreachable_repository_without_an_entry() -> None:
+    with pytest.raises(EdgekitError, match=r"cannot reach 127\.0\.0\.1:9"):
+        open_named("acme/nobody-knows-it")
+
+
+def test_resolved_model_without_a_model_is_refused() -> None:
+    with pytest.raises(UsageError, match="neither opened nor in the catalog"):
+        ResolvedModel(name="x", catalog=read_catalog()).opened("llama.cpp")
+
+
+@pytest.mark.parametrize("machine", [cards(24), mac(64), cpu(16)])
+def test_engine_of_a_catalog_model_is_llama_cpp(machine: Machine) -> None:
+    assert open_named("qwen3-8b").engine(machine) == "llama.cpp"
 
 
 # --- the Python API
@@ -86,26 +137,24 @@ def test_model_preflight_judges_a_catalog_name_as_check_does(
         ("fp8", "vllm", "RTX 4090", "fp8"),
     ],
 )
-def test_a_quantisation_that_was_asked_for_is_named(
+def test_requested_quantisation_is_in_the_answer(
     quant: str, engine: str, device: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = model_preflight(NAME, engine, quant=quant, device=device, context=4096)
-    words = ("--engine", engine, "--quant", quant, "--device", device, "-c", "4096")
-    answer = ask_json(capsys, "check", NAME, *words)
+    argv = ("--engine", engine, "--quant", quant, "--device", device, "-c", "4096")
+    answer = ask_json(capsys, "check", NAME, *argv)
     assert (result.quantization, answer["quantization"]) == (name, name)
 
 
 @pytest.mark.parametrize(
     ("options", "name"), [({"bits": 3}, "3 bit"), ({"mode": "mxfp4"}, "mxfp4")]
 )
-def test_mlx_options_that_say_how_weights_are_packed_leave_nothing_to_choose(
-    options: dict[str, object], name: str
-) -> None:
+def test_mlx_options_set_the_quantisation(options: dict[str, object], name: str) -> None:
     result = model_preflight(NAME, "mlx", options=options, device="m3-max-64", context=4096)
     assert result.quantization == name
 
 
-def test_model_preflight_starts_an_embedding_file_to_embed(
+def test_model_preflight_of_an_embedding_file_sets_embeddings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_model(tmp_path, "all-minilm-l6-v2", "Q8_0")
@@ -128,7 +177,7 @@ def test_inspect_model_remote_knows_catalog_names() -> None:
 # --- the commands
 
 
-def test_inspect_shows_the_model_of_an_entry(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_a_catalog_model(capsys: pytest.CaptureFixture[str]) -> None:
     answer = ask_json(capsys, "inspect", NAME)
     assert (answer["model"], answer["origin"], answer["architecture"]) == (NAME, "catalog", "qwen3")
     assert answer["tensor_bytes"] == 16_382_087_168  # F16, as the catalog has it
@@ -136,7 +185,7 @@ def test_inspect_shows_the_model_of_an_entry(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("command", [["run", "-p", "hi"], ["serve", "--port", "0"]])
-def test_run_and_serve_name_the_repository_of_an_entry(
+def test_run_and_serve_name_the_repository_of_a_catalog_model(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, "qwen3-0.6b:Q8_0", "--offline"]) == 4
@@ -147,7 +196,7 @@ def test_run_and_serve_name_the_repository_of_an_entry(
 
 @pytest.mark.skipif(not binding.has_xllamacpp(), reason="xllamacpp is not installed")
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "gemma-3-1b"])
-def test_verify_asks_the_engine_about_a_catalog_name(
+def test_verify_of_a_catalog_name_is_within_bounds(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = ask_json(capsys, "verify", name, "-c", "4k")
@@ -155,38 +204,12 @@ def test_verify_asks_the_engine_about_a_catalog_name(
     assert answer["notes"] == ["header generated from the catalog, at Q4_K_M"]
 
 
-# --- generated headers
-
-
-def test_generated_files_have_the_tensors_and_keys_of_the_model() -> None:
-    model = open_named("gemma-3-1b").as_file("llama.cpp").model
-    files = generated_files(model.header, label="gemma-3-1b")
-    read = read_header(files)
-    assert files.origin is Origin.CATALOG
-    assert [(item.name, item.shape, item.type) for item in read.tensors or ()] == [
-        (item.name, item.shape, item.type) for item in model.header.tensors or ()
-    ]
-    assert read.tensor_bytes == model.header.tensor_bytes
-    for name, value in model.header.keys.items():
-        single = (
-            struct.unpack("<f", struct.pack("<f", value))[0] if isinstance(value, float) else value
-        )
-        assert read.keys[name] == single
-    assert read.keys["tokenizer.ggml.model"] == "none"
-
-
-def test_generated_files_need_the_keys_of_a_gguf() -> None:
-    opened = open_named("gpt-oss-120b").as_file("llama.cpp")
-    with pytest.raises(UsageError, match=r"the catalog has only the config\.json"):
-        generated_files(opened.model.header, label="gpt-oss-120b")
-
-
-# --- automatic
+# --- choice of the engine
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Of a 32B: 61 GiB as stored, 18.4 at Q4_K_M."""
+    """The config of a 32B: 61 GiB as stored, 18.4 GiB at Q4_K_M."""
     config = json.dumps(find_entry("qwen3-32b").config, default=dict)
     tmp_path.joinpath("config.json").write_text(config)
     return str(tmp_path)
@@ -195,7 +218,7 @@ def folder(tmp_path: Path) -> str:
 CARD: dict[str, Any] = {"device": "RTX 4090", "ram": "64G"}
 
 
-def test_a_folder_that_vllm_has_no_room_for_is_llama_cpps_in_every_command(
+def test_folder_too_large_for_vllm_is_answered_for_llama_cpp(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = ("--device", "RTX 4090", "--ram", "64G")
@@ -209,28 +232,28 @@ def test_a_folder_that_vllm_has_no_room_for_is_llama_cpps_in_every_command(
         assert any(note.startswith(why) for note in answer["notes"])
 
 
-def test_options_choose_the_engine_that_has_them(folder: str) -> None:
+def test_options_select_the_engine_that_has_them(folder: str) -> None:
     assert model_preflight(folder, options={"n_gpu_layers": 20}, **CARD).engine == "llama.cpp"
-    alone = model_preflight(folder, options={"kv_cache_dtype": "fp8"}, **CARD)
-    assert (alone.engine, alone.can_load) == ("vllm", False)
+    vllm_only = model_preflight(folder, options={"kv_cache_dtype": "fp8"}, **CARD)
+    assert (vllm_only.engine, vllm_only.can_load) == ("vllm", False)
 
 
 @pytest.mark.parametrize("failure", [RefusedError("no"), HardwareError("no"), UsageError("no")])
-def test_a_mistake_in_the_question_is_not_asked_of_another_engine(
+def test_refusal_falls_back_to_another_engine_and_usage_error_does_not(
     folder: str, failure: RefusedError | HardwareError | UsageError
 ) -> None:
     named = open_named(folder)
     fits = model_preflight(folder, "llama.cpp", **CARD)
 
-    def ask(engine: str) -> Verdict:
+    def run_on(engine: str) -> Verdict:
         if engine == "vllm":
             raise failure
         return fits
 
     if isinstance(failure, UsageError):
         with pytest.raises(UsageError):
-            answer_with_fallback(named, fits.machine, ask, lambda result: result)
+            answer_with_fallback(named, fits.machine, run_on, lambda result: result)
     else:
-        answer, note = answer_with_fallback(named, fits.machine, ask, lambda result: result)
+        answer, note = answer_with_fallback(named, fits.machine, run_on, lambda result: result)
         assert answer is fits
         assert note.endswith("vllm cannot run it here: no")
