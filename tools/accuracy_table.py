@@ -1,4 +1,4 @@
-"""Recorded allocations -> docs/accuracy.md: how far off every engine's bill is.
+"""Recorded allocations -> docs/accuracy.md: the errors of every engine's bill.
 
 python tools/accuracy_table.py > docs/accuracy.md
 """
@@ -46,11 +46,11 @@ def main() -> None:
         counts.update({kind: sum_rows(errors, kind) for kind in errors if kind != "all"})
     print(f"\n{NOTES.strip()}\n\n{class_text(classes)}")
     print(releases_table())
-    print(RIVALS.strip())
+    print(OTHER_TOOLS.strip())
 
 
 def tables() -> Iterator[tuple[str, Errors]]:
-    """What was recorded, and the errors of its rows."""
+    """(title, errors) of each recording."""
     yield "llama.cpp 0.5, CPU", collect(_cpu_rows())
     yield "llama.cpp 0.5, CUDA, all layers", collect(_cuda_rows(full=True))
     yield "llama.cpp 0.5, CUDA, partly in RAM", collect(_cuda_rows(full=False))
@@ -66,7 +66,7 @@ def tables() -> Iterator[tuple[str, Errors]]:
 
 
 def releases_table() -> str:
-    """Releases of xllamacpp: models and loads whose every part is what the engine logs."""
+    """Releases of xllamacpp: the models and loads of which every part equals the engine's log."""
     lines = [
         "## llama.cpp, CPU, every release since April 2026",
         "",
@@ -118,7 +118,7 @@ def figure_rows(parts: dict[str, list[float]]) -> Iterator[tuple[str, str]]:
 
 
 def class_text(classes: dict[str, Counter[str]]) -> str:
-    """How many rows there are of each class of models."""
+    """The number of rows per class of models."""
     lines = []
     for title, counts in classes.items():
         kinds = "; ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items()))
@@ -135,7 +135,7 @@ def _figures(values: list[float]) -> str:
 
 
 def model_class(model: Model) -> str:
-    """How people group models by what they must remember."""
+    """The class of a model by its caches."""
     mixers = [layer.mixer for layer in model.geometry.layers]
     if any(isinstance(mixer, (Recurrent, HybridLayer)) for mixer in mixers):
         return "hybrid, recurrent"
@@ -176,7 +176,7 @@ def _cuda_rows(*, full: bool) -> Iterator[tuple[str, str, int, int]]:
 
 
 def _newer_rows(backend: str, *, full: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Rows of 0.6: those of the recorded models, then those of further ones."""
+    """Rows of llama.cpp 0.6: of the recorded models, then of further ones."""
     further: dict[str, Model] = {}
     for row in (*rows("llama_cpp_06.jsonl.gz"), *rows("llama_cpp_06_more.jsonl.gz")):
         if row["backend"] != backend or "error" in row:
@@ -208,7 +208,7 @@ def _by_pool(
 
 
 def _unread_rows(how: str, backend: str) -> Iterator[tuple[str, str, int, int]]:
-    """Nothing downloaded yet: compute, and on the CPU the weights of a config."""
+    """Compute buffers from the keys or from config.json alone."""
     for row in rows(f"llama_cpp_{backend}.jsonl.gz"):
         missing = "error" in row.get("actual", {}) or (
             how == "config" and row["model"] in WITHOUT_CONFIG
@@ -226,9 +226,9 @@ def _unread_rows(how: str, backend: str) -> Iterator[tuple[str, str, int, int]]:
         if backend == "cpu":
             yield "", "CPU compute", bill.of(Component.COMPUTE), row["actual"]["compute_bytes"]
             continue
-        held = row["breakdown"]
-        host = sum(held.get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
-        yield "", "device compute", _parts(bill, PoolKind.DEVICE)[2], held["CUDA0"][2]
+        breakdown = row["breakdown"]
+        host = sum(breakdown.get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
+        yield "", "device compute", _parts(bill, PoolKind.DEVICE)[2], breakdown["CUDA0"][2]
         yield "", "host compute", _parts(bill, PoolKind.HOST)[2], host
 
 
@@ -298,7 +298,7 @@ use after a model was loaded and run. vLLM's errors are in the recordings: four 
 block size they ran with, three have another budget.
 """
 
-RIVALS = """
+OTHER_TOOLS = """
 ## Other tools, on the same kind of rows
 
 Measured in November 2026 on llama.cpp's own allocations, all options: median / 95th percentile /

@@ -1,8 +1,8 @@
-"""Lays out model/architectures.json: a record begins with its names, and has a line for each section.
+"""Formats model/architectures.json: a record begins with its names, and has a line for each section.
 
-Usage: python tools/architectures.py            writes the file again, laid out
-       python tools/architectures.py --check    ends with 1 where the file is laid out otherwise
-       python tools/architectures.py --library  takes "library" anew from the transformers that is installed
+Usage: python tools/architectures.py            formats the file
+       python tools/architectures.py --check    exit code 1 if the file is not formatted
+       python tools/architectures.py --library  also updates "library" from the installed transformers
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS = (
     "gguf_tensors", "tied_by_default", "library", "conversion", "llamacpp", "mlx", "vllm",
 )  # fmt: skip
 
-# Hyper-parameters whose default says nothing, or is worked out from others when the class is made.
+# Hyper-parameters whose default means nothing, or is computed from others.
 _LEFT_OUT = frozenset(
     {
         "bidirectional",
@@ -43,25 +43,25 @@ _LEFT_OUT = frozenset(
         "wkv_head_size",
     }
 )
-_NOT_TEXT = frozenset({"pixtral"})  # there the name of a picture encoder
+_NOT_TEXT = frozenset({"pixtral"})  # in transformers a vision encoder
 _FIRST = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary", "context")
 
 
 def main(arguments: list[str]) -> int:
     text = FILE.read_text(encoding="utf-8")
-    read = json.loads(text)
+    data = json.loads(text)
     if "--library" in arguments:
-        _take_library(read["records"])
-    written = laid_out(read)
+        _take_library(data["records"])
+    written = laid_out(data)
     if "--check" in arguments:
         return int(written != text)
     FILE.write_text(written, encoding="utf-8")
     return 0
 
 
-def laid_out(read: Mapping[str, Any]) -> str:
-    sources = json.dumps(read["sources"], indent=2).replace("\n", "\n  ")
-    records = ",\n".join(map(_record, read["records"]))
+def laid_out(data: Mapping[str, Any]) -> str:
+    sources = json.dumps(data["sources"], indent=2).replace("\n", "\n  ")
+    records = ",\n".join(map(_record, data["records"]))
     return f'{{\n  "sources": {sources},\n  "records": [\n{records}\n  ]\n}}\n'
 
 
@@ -75,10 +75,10 @@ def _record(record: Mapping[str, Any]) -> str:
 
 
 def _section(part: str, value: Any) -> str:
-    """In one line, or broken between the items of an object or a list."""
-    whole = f'"{part}": {json.dumps(value)}'
-    if len(whole) + 7 <= WIDTH or not isinstance(value, dict):
-        return whole
+    """In one line, or with line breaks between the items of an object."""
+    single_line = f'"{part}": {json.dumps(value)}'
+    if len(single_line) + 7 <= WIDTH or not isinstance(value, dict):
+        return single_line
     items = [f"{json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()]
     lines, line = [], f'"{part}": {{'
     for item in (*(f"{one}," for one in items[:-1]), f"{items[-1]}}}"):
@@ -90,7 +90,7 @@ def _section(part: str, value: Any) -> str:
 
 
 def _take_library(records: list[dict[str, Any]]) -> None:
-    """The defaults of transformers' config classes, under our names. Encoders keep none."""
+    """Sets "library" to the defaults of transformers' config classes under our names; encoders have none."""
     classes: Mapping[str, Any] = import_module("transformers").CONFIG_MAPPING
     for record in records:
         for name in classes.keys() & record.get("config", ()) - _NOT_TEXT:
@@ -101,8 +101,8 @@ def _take_library(records: list[dict[str, Any]]) -> None:
             del record["library"]
 
 
-def _defaults(made: Any) -> dict[str, int]:
-    fields = _fields(made)
+def _defaults(config_class: Any) -> dict[str, int]:
+    fields = _fields(config_class)
     values = {
         word: next((one for s in key.config if isinstance(one := fields.get(s), int)), None)
         for word, key in SPELLINGS.items()
@@ -111,26 +111,26 @@ def _defaults(made: Any) -> dict[str, int]:
     result = {word: value for word, value in values.items() if value}
     if result.get("moe_step") == 1:
         del result["moe_step"]
-    result = _dense_lead(made) | result
+    result = _dense_lead(config_class) | result
     return {word: result[word] for word in dict.fromkeys((*_FIRST, *result)) if word in result}
 
 
-def _fields(made: Any) -> dict[str, Any]:
-    """A class's own defaults, under every name it goes by; those of its language model where it has several."""
-    result = {f.name: f.default for f in dataclasses.fields(made)}
-    text = getattr(made, "sub_configs", {}).get("text_config")
+def _fields(config_class: Any) -> dict[str, Any]:
+    """The defaults of a class under all names of its attributes; of its language model if it has several parts."""
+    result = {f.name: f.default for f in dataclasses.fields(config_class)}
+    text = getattr(config_class, "sub_configs", {}).get("text_config")
     if text is not None and dataclasses.is_dataclass(text) and "num_hidden_layers" not in result:
         return _fields(text)
-    return result | {a: result[b] for a, b in made.attribute_map.items() if b in result}
+    return result | {a: result[b] for a, b in config_class.attribute_map.items() if b in result}
 
 
-def _dense_lead(made: Any) -> dict[str, int]:
-    """How many layers come before the first with experts, where the class lists them by itself."""
+def _dense_lead(config_class: Any) -> dict[str, int]:
+    """The number of layers before the first with experts, if the class lists the types of its layers."""
     try:
-        listed = made().get_text_config().mlp_layer_types
+        layer_types = config_class().get_text_config().mlp_layer_types
     except (AttributeError, ValueError):
         return {}
-    lead = listed.index("sparse") if listed and "sparse" in listed else 0
+    lead = layer_types.index("sparse") if layer_types and "sparse" in layer_types else 0
     return {"leading_dense": lead} if lead else {}
 
 

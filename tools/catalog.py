@@ -2,14 +2,13 @@
 
 Usage: python tools/catalog.py [COLLECTION] [--docs FOLDER ...] [--versions FILE]
 
-COLLECTION holds models.json with headers/, and configs/ with index.jsonl; without it EDGEKIT_TRUTH is taken. Folders
+COLLECTION holds models.json with headers/, and configs/ with index.jsonl; the default is EDGEKIT_TRUTH. Folders
 have pages that date families and name repositories: docs/source/en/model_doc of transformers, and one with
 docs/models/supported_models.md and tests/models/registry.py of vLLM. FILE has a line "v4.47.0 2024-12-05" for every tag
-of transformers: a config names the version that wrote it, and no model is older than its config. Without them all stays
-as it is. What is left out is named, with the reason.
+of transformers: a config names the version that wrote it, and no model is older than its config. Without them
+the present dates and repositories stay. Prints each model that is left out, with the reason.
 
-Of a config nothing is kept but the numbers that a reader here looks at. A model of which there is a header and a config
-is one entry, where both agree.
+Only the fields of a config that EdgeKit reads are stored. A header and a config that agree are one entry.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ SETUPS: Mapping[str, Any] = {
     "stream": StreamSetup(),
 }
 
-# Configs that are those of a published model -> its id. The others of the collection are fine-tunes, tests, sizes that
-# no name tells, second copies, configs that a project changed for itself (executorch: other windows and model_types),
-# and repositories of packed weights that say so only in another file, or whose unpacked original is here.
+# Config of a published model -> its id. The others of the collection are fine-tunes, tests, models of unknown size,
+# duplicates, configs changed by a project (executorch: other windows and model_types), and repositories of quantised
+# weights that are marked only in another file, or whose original is here.
 CONFIGS = {
     # the same model as a recorded header
     "CohereForAI__c4ai-command-r-v01": "command-r-35b",
@@ -174,16 +173,19 @@ CONFIGS = {
 }
 
 
-class Alike(NamedTuple):
-    """A model with the shape of another entry: what differs, and where its numbers are stated."""
+class SameShape(NamedTuple):
+    """A model with the shape of another entry: the differences, and the source of its numbers."""
 
     of: str
     repository: str
     released: str
     source: str
-    keys: Mapping[str, Any] = {}  # of the GGUF, without the name of the architecture
+    keys: Mapping[str, Any] = {}  # of the GGUF, without the prefix of the architecture
     config: Mapping[str, Any] = {}
-    forms: tuple[str, ...] = ("keys", "config")  # what of the other entry is true of this one
+    forms: tuple[str, ...] = (
+        "keys",
+        "config",
+    )  # of the other entry, if they describe this model too
 
 
 _LLMFIT = "llmfit 1.1.17's table of hub models (MIT) has the numbers of {} for it"
@@ -192,27 +194,27 @@ _LONG: dict[str, Any] = {
     "config": {"max_position_embeddings": 262144},
 }
 _CODER: dict[str, Any] = {"config": {"max_position_embeddings": 32768}, "forms": ("config",)}
-ALIKE = {
-    "deepseek-r1-distill-llama-70b": Alike(
+SAME_SHAPE = {
+    "deepseek-r1-distill-llama-70b": SameShape(
         "llama-3.1-70b", "deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "2025-01-20", _LLMFIT
     ),
-    "deepseek-r1-distill-llama-8b": Alike(
+    "deepseek-r1-distill-llama-8b": SameShape(
         "llama-3.1-8b", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "2025-01-20", _LLMFIT
     ),
-    "deepseek-r1-distill-qwen-14b": Alike(
+    "deepseek-r1-distill-qwen-14b": SameShape(
         "qwen2.5-14b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "2025-01-20", _LLMFIT
     ),
-    "deepseek-r1-distill-qwen-32b": Alike(
+    "deepseek-r1-distill-qwen-32b": SameShape(
         "qwen2.5-32b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "2025-01-20", _LLMFIT
     ),
-    "deepseek-r1-distill-qwen-7b": Alike(
+    "deepseek-r1-distill-qwen-7b": SameShape(
         "qwen2.5-7b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
         "2025-01-20",
         _LLMFIT,
         keys={"context_length": 131072},
     ),
-    "gemma-3-12b": Alike(
+    "gemma-3-12b": SameShape(
         "gemma-3-27b",
         "google/gemma-3-12b-it",
         "2025-03-12",
@@ -229,56 +231,58 @@ ALIKE = {
         },
         forms=("config",),
     ),
-    "llama-3.3-70b": Alike(
+    "llama-3.3-70b": SameShape(
         "llama-3.1-70b",
         "meta-llama/Llama-3.3-70B-Instruct",
         "2024-12-06",
         "litgpt's config.py (Apache-2.0) has the numbers of {} for it",
     ),
-    "mistral-small-3.1-24b": Alike(
+    "mistral-small-3.1-24b": SameShape(
         "mistral-small-24b",
         "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
         "2025-03-11",
         _LLMFIT,
         keys={"context_length": 131072, "rope.freq_base": 1e9},
     ),
-    "mistral-small-3.2-24b": Alike(
+    "mistral-small-3.2-24b": SameShape(
         "mistral-small-24b",
         "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
         "2025-06-20",
         "its publisher calls it an update of Mistral Small 3.1, which has the numbers of {}",
         keys={"context_length": 131072, "rope.freq_base": 1e9},
     ),
-    "qwen2.5-coder-14b-instruct": Alike(
+    "qwen2.5-coder-14b-instruct": SameShape(
         "qwen2.5-14b", "Qwen/Qwen2.5-Coder-14B-Instruct", "2024-11-06", _LLMFIT, **_CODER
     ),
-    "qwen2.5-coder-32b-instruct": Alike(
+    "qwen2.5-coder-32b-instruct": SameShape(
         "qwen2.5-32b", "Qwen/Qwen2.5-Coder-32B-Instruct", "2024-11-06", _LLMFIT, **_CODER
     ),
-    "qwen2.5-coder-7b-instruct": Alike(
+    "qwen2.5-coder-7b-instruct": SameShape(
         "qwen2.5-7b",
         "Qwen/Qwen2.5-Coder-7B-Instruct",
         "2024-09-17",
         _LLMFIT,
         config={"max_position_embeddings": 32768},
     ),
-    "qwen3-30b-a3b-instruct-2507": Alike(
+    "qwen3-30b-a3b-instruct-2507": SameShape(
         "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507", "2025-07-21", _LLMFIT, **_LONG
     ),
-    "qwen3-30b-a3b-thinking-2507": Alike(
+    "qwen3-30b-a3b-thinking-2507": SameShape(
         "qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Thinking-2507", "2025-07-21", _LLMFIT, **_LONG
     ),
-    "qwen3-4b-instruct-2507": Alike(
+    "qwen3-4b-instruct-2507": SameShape(
         "qwen3-4b", "Qwen/Qwen3-4B-Instruct-2507", "2025-08-05", _LLMFIT, **_LONG
     ),
-    "qwen3-4b-thinking-2507": Alike(
+    "qwen3-4b-thinking-2507": SameShape(
         "qwen3-4b", "Qwen/Qwen3-4B-Thinking-2507", "2025-08-05", _LLMFIT, **_LONG
     ),
-    "qwen3-coder-30b-a3b-instruct": Alike(
+    "qwen3-coder-30b-a3b-instruct": SameShape(
         "qwen3-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "2025-07-31", _LLMFIT, **_LONG
     ),
-    "qwen3-coder-next": Alike("qwen3-next-80b-a3b", "Qwen/Qwen3-Coder-Next", "2026-02-03", _LLMFIT),
-    "qwq-32b": Alike(
+    "qwen3-coder-next": SameShape(
+        "qwen3-next-80b-a3b", "Qwen/Qwen3-Coder-Next", "2026-02-03", _LLMFIT
+    ),
+    "qwq-32b": SameShape(
         "qwen2.5-32b",
         "Qwen/QwQ-32B",
         "2025-03-05",
@@ -288,8 +292,8 @@ ALIKE = {
 }
 
 PAPER, LIBRARY = "published in HF papers on", "contributed to Hugging Face Transformers on"
-# Whose page of the documentation dates which models, and which of its two dates is near their release: a paper may be
-# an older generation's, and a library may take a model up years later.
+# Start of an id, page of transformers' documentation, and which of its two dates is near the release: the paper may be
+# that of an older generation, and the library may add a model years later.
 DATES = (
     ("llama-2-", "llama2", PAPER),
     ("llama-3-", "llama3", LIBRARY),
@@ -332,7 +336,7 @@ DATES = (
 )
 
 
-# Who publishes the originals: a repository of the same name elsewhere may hold anything.
+# Publishers of original models: a repository of another owner with the same name may contain anything.
 OWNERS = (
     "01-ai", "Alibaba-NLP", "CohereForAI", "CohereLabs", "HuggingFaceTB", "LiquidAI", "MiniMaxAI", "Qwen", "THUDM",
     "TinyLlama", "XiaomiMiMo", "ai21labs", "allenai", "baichuan-inc", "bigcode", "bigscience", "codellama",
@@ -341,54 +345,54 @@ OWNERS = (
     "state-spaces", "stepfun-ai", "thenlper", "tiiuae", "togethercomputer", "zai-org",
 )  # fmt: skip
 _REPOSITORY = re.compile(rf"\b(?:{'|'.join(OWNERS)})/[A-Za-z0-9][A-Za-z0-9._-]*[A-Za-z0-9]")
-# What a repository may add to the name without being another model.
+# Additions to a repository's name that do not make it another model.
 _ADDED = re.compile(r"^meta-(?=llama)|-hf$")
 
 
-class Left(NamedTuple):
-    """What did not become an entry, and why."""
+class LeftOut(NamedTuple):
+    """A model without an entry, and the reason."""
 
     name: str
     because: str
 
 
 def main(collection: Path, docs: list[Path], versions: Path | None) -> None:
-    made = list(entries_of(collection))
-    left = [item for item in made if isinstance(item, Left)]
-    entries = documented([item for item in made if isinstance(item, Entry)], docs)
+    results = list(entries_of(collection))
+    left_out = [item for item in results if isinstance(item, LeftOut)]
+    entries = documented([item for item in results if isinstance(item, Entry)], docs)
     if versions is not None:
         entries = succeeded(written(entries, collection, versions))
-    entries += alike_entries(entries)
+    entries += same_shape_entries(entries)
     lines = [record_of(entry) for entry in sorted(entries, key=lambda entry: entry.id)]
     PATH.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for item in left:
+    for item in left_out:
         print(f"left out: {item.name}: {item.because}")
     print(f"{len(entries)} entries, {PATH.stat().st_size:,} bytes")
 
 
-def entries_of(collection: Path, wanted: Container[str] | None = None) -> Iterator[Entry | Left]:
-    """Every model of the collection, as an entry or with the reason why it is none; or those `wanted`, by id."""
+def entries_of(collection: Path, wanted: Container[str] | None = None) -> Iterator[Entry | LeftOut]:
+    """An entry, or the reason why there is none, for every model of the collection (or those in `wanted`, by id)."""
     rows = json.loads((collection / "models.json").read_text(encoding="utf-8"))
     configs = _configs(collection)
     by_id = {CONFIGS[stem]: stem for stem in configs if stem in CONFIGS}
-    headed: set[str] = set()
+    with_header: set[str] = set()
     for name in dict.fromkeys(row["model"] for row in rows):
         if wanted is not None and name not in wanted:
-            headed.add(name)
+            with_header.add(name)
             continue
         own = [row for row in rows if row["model"] == name]
         if any("doubt" in row for row in own):
-            yield Left(f"header of {name}", str(own[0]["doubt"]))
+            yield LeftOut(f"header of {name}", str(own[0]["doubt"]))
             continue
-        headed.add(name)
+        with_header.add(name)
         stem = by_id.get(name)
         yield from _checked(name, own, collection / "headers", configs[stem] if stem else None)
     for stem, row in configs.items():
         if wanted is not None and CONFIGS.get(stem) not in wanted:
             continue
         if stem not in CONFIGS:
-            yield Left(f"config {stem}", "not the config of a published model, or a second one")
-        elif CONFIGS[stem] not in headed:
+            yield LeftOut(f"config {stem}", "not the config of a published model, or a second one")
+        elif CONFIGS[stem] not in with_header:
             yield from _checked(CONFIGS[stem], [], collection, row)
 
 
@@ -403,23 +407,29 @@ def _configs(collection: Path) -> dict[str, dict[str, Any]]:
 
 def _checked(
     name: str, rows: list[dict[str, Any]], headers: Path, row: dict[str, Any] | None
-) -> Iterator[Entry | Left]:
-    """The entry, where it opens and some engine gives a bill."""
+) -> Iterator[Entry | LeftOut]:
+    """The entry if it opens and at least one engine gives a bill; otherwise the reasons."""
     try:
-        headed = header_entry(name, rows, headers) if rows else None
-        if row is not None and headed is not None and (answer := _unlike(headed, row["config"])):
-            yield Left(f"config {row['file']}", f"differs from the header of {name}: {answer}")
+        with_header = header_entry(name, rows, headers) if rows else None
+        if (
+            row is not None
+            and with_header is not None
+            and (answer := _contradictions(with_header, row["config"]))
+        ):
+            yield LeftOut(f"config {row['file']}", f"differs from the header of {name}: {answer}")
             row = None
-        entry = joined(name, headed, config_entry(name, row) if row is not None else None)
+        entry = joined(name, with_header, config_entry(name, row) if row is not None else None)
         refused = refusals(entry)
     except EdgekitError as error:
-        yield Left(name, str(error))
+        yield LeftOut(name, str(error))
         return
-    yield Left(name, "; ".join(refused.values())) if len(refused) == len(engine_names()) else entry
+    yield (
+        LeftOut(name, "; ".join(refused.values())) if len(refused) == len(engine_names()) else entry
+    )
 
 
 def refusals(entry: Entry) -> dict[str, str]:
-    """Engines that do not give a bill, each with its reason."""
+    """Engine -> why it gives no bill."""
     answer = {}
     for engine, setup in SETUPS.items():
         try:
@@ -434,7 +444,7 @@ def refusals(entry: Entry) -> dict[str, str]:
 
 
 def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
-    """From the directory at F16, or what another directory tells about it; sizes of all are compared."""
+    """From the tensor directory at F16, or computed from another one; compares the sizes of all files."""
     best = min(rows, key=lambda row: (row["quant"] != "F16", row["quant"] != "Q8_0"))
     model = read_recorded(best, headers)
     result = f"a GGUF header that llama.cpp's loader accepted ({_confirmed(best)})"
@@ -451,7 +461,7 @@ def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
 
 
 def _weaker(source: Source) -> Source:
-    """A header is exact about itself; whether the published model is so nobody has compared."""
+    """At most MODELLED: the header was not compared with the published model."""
     return replace(source, basis=weakest((Basis.MODELLED, source.basis)))
 
 
@@ -462,7 +472,7 @@ def _confirmed(row: Mapping[str, Any]) -> str:
 
 
 def read_recorded(row: Mapping[str, Any], headers: Path) -> Model:
-    """The header with a hole for weights, read like any file."""
+    """Reads the header as a sparse file without weights."""
     header = gzip.decompress((headers / row["header_without_vocabulary"]).read_bytes())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{row['model']}.{row['quant']}.gguf"
@@ -487,9 +497,9 @@ def config_entry(name: str, row: Mapping[str, Any]) -> Entry:
     return replace(entry, repository=row["claimed_model_id"], sources=sources)
 
 
-def _unlike(headed: Entry, config: Mapping[str, Any]) -> str:
-    """In what a header and a config contradict each other; empty: in nothing."""
-    header = open_entry(headed, "llama.cpp").model.geometry
+def _contradictions(with_header: Entry, config: Mapping[str, Any]) -> str:
+    """The differences between a header and a config; empty if they agree."""
+    header = open_entry(with_header, "llama.cpp").model.geometry
     other = open_config(config).model.geometry
     pairs = zip(_shape(header), _shape(other), strict=True)
     return ", ".join(f"{a[0]} {a[1]} and {b[1]}" for a, b in pairs if a != b)
@@ -510,47 +520,49 @@ def _shape(geometry: ModelGeometry) -> list[tuple[str, Any]]:
 
 
 def _rounded(vocabulary: int | None) -> int | None:
-    """A converter may pad it: Gemma 3's 262,144 are 262,208 with its picture tokens."""
+    """Rounded, because a converter may pad it: Gemma 3 has 262,144, or 262,208 with image tokens."""
     return None if vocabulary is None else vocabulary // 512
 
 
-def joined(name: str, headed: Entry | None, configured: Entry | None) -> Entry:
-    """One entry of both; what a directory tells goes before what a config implies."""
-    if headed is None or configured is None:
-        whole = headed or configured
+def joined(name: str, with_header: Entry | None, configured: Entry | None) -> Entry:
+    """One entry from both; facts of the header win."""
+    if with_header is None or configured is None:
+        whole = with_header or configured
         if whole is None:
             raise EdgekitError(f"{name}: neither a header nor a config")
         return whole
-    kinds = tuple(kind for kind in ModelPurpose if kind in {*headed.kinds, *configured.kinds})
+    kinds = tuple(kind for kind in ModelPurpose if kind in {*with_header.kinds, *configured.kinds})
     return replace(
-        headed,
+        with_header,
         repository=configured.repository,
         kinds=kinds,
         config=configured.config,
-        sources=dict(sorted({**configured.sources, **headed.sources}.items())),
+        sources=dict(sorted({**configured.sources, **with_header.sources}.items())),
     )
 
 
 # --- models of the same shape
 
 
-def alike_entries(entries: Iterable[Entry]) -> list[Entry]:
-    """The models of ALIKE whose counterpart is among the entries."""
+def same_shape_entries(entries: Iterable[Entry]) -> list[Entry]:
+    """The models of SAME_SHAPE whose counterpart is among the entries."""
     known = {entry.id: entry for entry in entries}
-    return [_alike(name, row, known[row.of]) for name, row in ALIKE.items() if row.of in known]
+    return [
+        _same_shape(name, row, known[row.of]) for name, row in SAME_SHAPE.items() if row.of in known
+    ]
 
 
-def _alike(name: str, row: Alike, other: Entry) -> Entry:
+def _same_shape(name: str, row: SameShape, other: Entry) -> Entry:
     result = row.source.format(row.of)
     config = _merged(other.config, row.config) if "config" in row.forms and other.config else {}
-    headed = "keys" in row.forms and bool(other.keys)
+    with_header = "keys" in row.forms and bool(other.keys)
     own = {f"{other.keys.get('general.architecture')}.{key}": one for key, one in row.keys.items()}
-    keys = {**other.keys, **own} if headed else {}
+    keys = {**other.keys, **own} if with_header else {}
     whole = replace(
         other,
         id=name,
         keys=keys,
-        tensors=other.tensors if headed else (),
+        tensors=other.tensors if with_header else (),
         config=config,
         sizes=(),
         not_before=None,
@@ -563,7 +575,7 @@ def _alike(name: str, row: Alike, other: Entry) -> Entry:
         basis=Basis.MODELLED,
     )
     sources |= {"released": day, "repository": Source(text=result, basis=Basis.EXACT)}
-    if headed:  # a header tells nothing of the config, which stays
+    if with_header:  # facts_of a header has no config
         facts["config"] = config
     return replace(
         replace(whole, **facts),
@@ -574,7 +586,7 @@ def _alike(name: str, row: Alike, other: Entry) -> Entry:
 
 
 def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with these values, however deep they are."""
+    """The config with `changes` merged into it recursively."""
     deep = {
         key: _merged(config[key], one) if isinstance(one, Mapping) else one
         for key, one in changes.items()
@@ -586,7 +598,7 @@ def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def documented(entries: list[Entry], docs: list[Path]) -> list[Entry]:
-    """With dates and repositories that documentation tells; without any, with those of the present file."""
+    """With dates and repositories from the documentation; without `docs`, those of the present file."""
     if docs:
         paths = [path for doc in docs for path in doc.iterdir() if path.suffix in {".md", ".py"}]
         pages = {path.name: path.read_text("utf-8") for path in paths}
@@ -624,7 +636,7 @@ def _dated(entry: Entry, pages: Mapping[str, str]) -> Entry:
 
 
 def written(entries: list[Entry], collection: Path, versions: Path) -> list[Entry]:
-    """With the day since which the library is out that wrote their configs, where nothing else dates them."""
+    """Entries without a date get the release day of the transformers that wrote their config."""
     days = dict(line.split() for line in versions.read_text("utf-8").splitlines())
     by_id = {CONFIGS[stem]: row for stem, row in _configs(collection).items() if stem in CONFIGS}
     return [_written(entry, by_id.get(entry.id, {}).get("config", {}), days) for entry in entries]
@@ -641,7 +653,7 @@ def _written(entry: Entry, config: Mapping[str, Any], days: Mapping[str, str]) -
 
 
 def _published(version: str) -> str:
-    """'4.45.0.dev0' -> '4.44.0': what it was made after."""
+    """'4.45.0.dev0' -> '4.44.0', the release before it."""
     if ".dev" not in version:
         return version
     major, minor, *_ = version.split(".")
@@ -681,7 +693,7 @@ def _after(entry: Entry, known: Mapping[tuple[str, float], str]) -> Entry:
 
 
 def _repositories(pages: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Ids -> the repository that bears the name, and the page that names it first."""
+    """Id -> the repository with that name, and the first page that mentions it."""
     result: dict[str, tuple[str, str]] = {}
     for page in sorted(pages):
         for repository in _REPOSITORY.findall(pages[page]):
@@ -703,5 +715,5 @@ if __name__ == "__main__":
     parser.add_argument("collection", nargs="?", type=Path, default=TRUTH)
     parser.add_argument("--docs", type=Path, action="append", default=[])
     parser.add_argument("--versions", type=Path)
-    asked = parser.parse_args(sys.argv[1:])
-    main(asked.collection, asked.docs, asked.versions)
+    arguments = parser.parse_args(sys.argv[1:])
+    main(arguments.collection, arguments.docs, arguments.versions)

@@ -1,6 +1,6 @@
-"""Writes src/edgekit/engines/native/kernels/codebooks.bin: the codebooks of the IQ types, out of gguf.
+"""Writes src/edgekit/engines/native/kernels/codebooks.bin: the codebooks of the IQ types, from the gguf package.
 
-Run it with a gguf package installed:  python tools/codebooks.py
+Usage: python tools/codebooks.py
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gguf import quants
 
 from edgekit.engines.native.kernels.codebooks import CODEBOOKS, FILE
 
-PLACE = Path(__file__).parents[1] / "src/edgekit/engines/native/kernels" / FILE
+PATH = Path(__file__).parents[1] / "src/edgekit/engines/native/kernels" / FILE
 
 
 def points(name: str) -> bytes:
@@ -31,5 +31,5 @@ def all_points() -> bytes:
 
 
 if __name__ == "__main__":
-    written = PLACE.write_bytes(all_points())
-    print(f"{PLACE.name}: {written:,} bytes")
+    written = PATH.write_bytes(all_points())
+    print(f"{PATH.name}: {written:,} bytes")

@@ -1,10 +1,10 @@
-"""Compare our bill with a release of llama.cpp over many headers: what a new release changed.
+"""Compare EdgeKit's bills with a release of llama.cpp for many models, to see what the release changed.
 
     pip download --no-deps xllamacpp==2026.10.11549 -d wheels
     python tools/compare_engine.py wheels/xllamacpp-2026.10.11549-*.whl
 
-Every model header is given to the engine as a hollow file (no weights, no memory), as `edgekit verify` does, and each
-part of its answer is compared with ours to the resolution of its log. Without WHEEL the installed xllamacpp is asked.
+The engine loads each header as a sparse file (no weights, no memory), as `edgekit verify` does, and each part of its
+answer is compared with ours to the resolution of its log. Without WHEEL the installed xllamacpp is compared.
 Exit code: 0 all equal, 1 something differs.
 """
 
@@ -38,7 +38,7 @@ from edgekit.units import format_bytes
 
 HEADERS = Path(__file__).parents[1] / "tests" / "data" / "headers"
 HEAD = ".head.gz"  # a GGUF header alone, compressed
-LARGEST = 2**50  # a length for a file of which only the header is here, while that is read
+LARGEST = 2**50  # the file size while its header is read
 LOADS = (
     {"n_ctx": 4096},
     {"n_ctx": 8192, "n_seq_max": 1, "n_ubatch": 256},
@@ -48,25 +48,25 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One model with one set of options: the comparison, or why there is none."""
+    """A model with options: the comparison, or why there is none."""
 
     model: str
     options: dict[str, Any]
-    found: Verification | None = None
-    refused: str | None = None  # why we do not bill it
-    failed: str | None = None  # why the engine does not answer
+    verification: Verification | None = None
+    refused: str | None = None  # why EdgeKit gives no bill
+    failed: str | None = None  # why the engine gives no answer
 
     @property
     def different(self) -> tuple[ComparedRow, ...]:
-        rows = () if self.found is None else self.found.rows
+        rows = () if self.verification is None else self.verification.rows
         return tuple(row for row in rows if row.difference_bytes)
 
     @property
     def equal(self) -> bool:
-        return self.found is not None and not self.different
+        return self.verification is not None and not self.different
 
     def summary(self) -> str:
-        if self.found is None:
+        if self.verification is None:
             return f"we refuse: {self.refused}" if self.refused else f"engine failed: {self.failed}"
         return ", ".join(
             f"{row.part} {'+' if row.difference_bytes > 0 else '-'}"
@@ -76,7 +76,7 @@ class Answer:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print what differs; 1 where anything does."""
+    """Print the differences; return 1 if there are any."""
     arguments = _parser().parse_args(words)
     files = list(_headers(arguments.headers, arguments.model, every=arguments.all))
     if not files:
@@ -85,7 +85,7 @@ def main(words: Sequence[str] | None = None) -> int:
     differs = False
     for wheel in arguments.wheel or [None]:
         with _on_path(wheel):
-            answers = [_ask(file, options) for file in files for options in loads]
+            answers = [_compare(file, options) for file in files for options in loads]
         differs |= not all(answer.equal for answer in answers)
         print(*(_json(answers) if arguments.json else _text(answers)), sep="\n", flush=True)
     return int(differs)
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _headers(folder: Path, names: Sequence[str] | None, *, every: bool) -> Iterator[ModelFiles]:
-    """One file of each model: Q4_K_M where there is one."""
+    """One file per model, Q4_K_M if there is one; or every file."""
     paths = sorted(
         (path for path in folder.iterdir() if path.name.endswith((HEAD, ".gguf"))),
         key=lambda path: ("Q4_K_M" not in path.name, path.name),
@@ -145,7 +145,7 @@ def _headers(folder: Path, names: Sequence[str] | None, *, every: bool) -> Itera
 
 
 def _model_name(path: Path) -> str:
-    """'qwen3.5-9b' of 'qwen3.5-9b.Q4_K_M.novocab.gguf.head.gz': all before the quantisation."""
+    """'qwen3.5-9b' of 'qwen3.5-9b.Q4_K_M.novocab.gguf.head.gz': the part before the quantisation."""
     name = path.name.removesuffix(HEAD).removesuffix(".gguf").removesuffix(".novocab")
     return name.rpartition(".")[0] or name
 
@@ -154,8 +154,8 @@ def _files(path: Path) -> ModelFiles:
     if not path.name.endswith(HEAD):
         return locate(str(path))
     header = gzip.decompress(path.read_bytes())
-    whole = read_gguf(HollowFile(name=path.name, header=header, size_bytes=LARGEST))
-    end = max((item.offset + item.size_bytes for item in whole.tensors or ()), default=len(header))
+    file = read_gguf(HollowFile(name=path.name, header=header, size_bytes=LARGEST))
+    end = max((item.offset + item.size_bytes for item in file.tensors or ()), default=len(header))
     hollow = HollowFile(name=path.name, header=header, size_bytes=end)
     return ModelFiles(
         reference=str(path),
@@ -168,7 +168,7 @@ def _files(path: Path) -> ModelFiles:
 
 @contextmanager
 def _on_path(wheel: Path | None) -> Iterator[None]:
-    """The wheel is the xllamacpp that this process finds, and that its children import."""
+    """Makes this process and its children import xllamacpp from the wheel."""
     with ExitStack() as stack:
         if wheel is not None:
             folder = wheel
@@ -192,9 +192,9 @@ def _set_path(text: str | None) -> None:
         os.environ["PYTHONPATH"] = text
 
 
-def _ask(files: ModelFiles, options: dict[str, Any]) -> Answer:
+def _compare(files: ModelFiles, options: dict[str, Any]) -> Answer:
     load, setup = read_row(options, "cpu")
-    load = replace(load, unified=options.get("kv_unified"))  # else as llama-server decides
+    load = replace(load, unified=options.get("kv_unified"))  # None: as llama-server decides
     model = files.label
     try:
         result = verify_model(files, load, setup, method=choose_method(LlamaMode.SERVER))
@@ -202,12 +202,12 @@ def _ask(files: ModelFiles, options: dict[str, Any]) -> Answer:
         return Answer(model=model, options=options, failed=str(error))
     except EdgekitError as error:
         return Answer(model=model, options=options, refused=str(error))
-    return Answer(model=model, options=options, found=result)
+    return Answer(model=model, options=options, verification=result)
 
 
 def _text(answers: Sequence[Answer]) -> Iterator[str]:
-    results = [answer.found for answer in answers if answer.found is not None]
-    request = (
+    results = [answer.verification for answer in answers if answer.verification is not None]
+    title = (
         f"xllamacpp {results[0].answer.version}, rules of {results[0].rules_version}"
         if results
         else "xllamacpp"
@@ -217,8 +217,8 @@ def _text(answers: Sequence[Answer]) -> Iterator[str]:
             yield f"{answer.model} {json.dumps(answer.options)}: {answer.summary()}"
     equal = sum(answer.equal for answer in answers)
     models = {answer.model for answer in answers}
-    good = models - {answer.model for answer in answers if not answer.equal}
-    yield f"{request}: {len(good)} of {len(models)} models equal in every part ({equal} of {len(answers)} loads)"
+    equal_models = models - {answer.model for answer in answers if not answer.equal}
+    yield f"{title}: {len(equal_models)} of {len(models)} models equal in every part ({equal} of {len(answers)} loads)"
 
 
 def _json(answers: Sequence[Answer]) -> Iterator[str]:
@@ -228,12 +228,12 @@ def _json(answers: Sequence[Answer]) -> Iterator[str]:
             "options": answer.options,
             "equal": answer.equal,
         }
-        if answer.found is None:
+        if answer.verification is None:
             row |= {"refused": answer.refused, "failed": answer.failed}
         else:
             row |= {
-                "engine_version": answer.found.answer.version,
-                "rules_version": answer.found.rules_version,
+                "engine_version": answer.verification.answer.version,
+                "rules_version": answer.verification.rules_version,
                 "parts": [
                     {
                         "part": part.part,
@@ -242,7 +242,7 @@ def _json(answers: Sequence[Answer]) -> Iterator[str]:
                         "engine_high_bytes": part.measured.high_bytes,
                         "difference_bytes": part.difference_bytes,
                     }
-                    for part in answer.found.rows
+                    for part in answer.verification.rows
                 ],
             }
         yield json.dumps(row)

@@ -1,4 +1,4 @@
-"""A folder of config.json files -> docs/data/configs.tsv: what was read from each.
+"""A folder of config.json files -> docs/data/configs.tsv: what EdgeKit reads from each.
 
     python tools/config_table.py FOLDER > docs/data/configs.tsv
 

@@ -2,9 +2,9 @@
 
 Usage: python tools/device_table.py [COLLECTION]
 
-COLLECTION is a JSON list of {name, kind, memory_gb, bandwidth_gb_s, release_date, source}; without it devices.json is
-taken from EDGEKIT_TRUTH. Only graphics cards are taken: those with at least 4 GB, from 2016 on, under the name their
-driver gives them. What was found to be wrong or too coarse there stands in kept.tsv, which wins.
+COLLECTION is a JSON list of {name, kind, memory_gb, bandwidth_gb_s, release_date, source}; the default is devices.json
+in EDGEKIT_TRUTH. Takes graphics cards with at least 4 GB, from 2016 on, under the name that their driver gives them.
+kept.tsv has corrections and further devices, and wins.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DATA = ROOT / "src" / "edgekit" / "machine" / "device_data"
 TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", ROOT.parent / "shared" / "truth"))
 FROM = "2016"
 
-# No card of its own: consoles, slices of cards, mining boards, chips that were never sold, boards and modules that
-# kept.tsv has, and editions that bear another's name.
+# Not separate cards: consoles, slices of cards, mining boards, chips that were never sold, boards and modules in
+# kept.tsv, and editions under the name of another card.
 _LEFT_OUT = re.compile(
     r"GRID|Playstation|Xbox|Switch|Atari|AeroBox|Subor|Steam Deck|Ryzen|PG50|CMP |P10[2-6]|Arctic|DRIVE|H3C|Xe DG1"
     r"|Jetson|GB10|FirePro|R[579] M|980MX|\bE9\d|MXM|MCM|Embedded|Mac Edition|-\d+Q$|T10\b|T4G|CNX|L40G|A10M|A100X|A30X"
@@ -34,7 +34,7 @@ _LEFT_OUT = re.compile(
     r"|Max (?:1350|1550|Sub)|NVIDIA B[23]00|9600D|R9700S|W7900D|PRO 6000.* Max-Q"
 )
 _MOBILE = re.compile(r" (?:Mobile|Max-Q)\b")
-# Before these, the driver calls a laptop's card as the desktop's, or "with Max-Q Design".
+# The driver marks laptop cards of these series with "Laptop"; older ones have the desktop's name or "Max-Q Design".
 _LAPTOP_NAMED = re.compile(r"RTX (?:[345]0[5-9]0|2050|A\d)|Ada")
 _MAKERS = ("NVIDIA ", "AMD ", "Intel ")
 _SHORT = re.compile(r"^(?:GeForce |Radeon (?=RX|PRO|AI )|Radeon Instinct )")
@@ -65,12 +65,12 @@ def main(collection: Path) -> None:
 
 
 def collected(entries: list[dict[str, Any]]) -> str:
-    """The table: a row for every card that is not kept by hand, of editions under one name the slower one."""
-    kept = _kept_names()
+    """The table: a row for each card that is not in kept.tsv; of editions with one name, the slower one."""
+    manual_names = _manual_names()
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for row in _rows(entries):
         key = (row["name"], row["size_gb"])
-        if words_of(row["name"].format(row["size_gb"])) in kept:
+        if words_of(row["name"].format(row["size_gb"])) in manual_names:
             continue
         if key not in rows or float(row["bandwidth_gb_s"]) < float(rows[key]["bandwidth_gb_s"]):
             rows[key] = row
@@ -82,12 +82,12 @@ def collected(entries: list[dict[str, Any]]) -> str:
 
 
 def _sized(name: str, names: set[str]) -> str:
-    """With its size, where another size bears the same name: the bare name then stands for both."""
+    """With its size if a card of another size has the same name; the bare name then matches both."""
     return f"{name} {{}}GB" if f"{name} {{}}GB" in names else name
 
 
-def _kept_names() -> set[Words]:
-    """Every name of every device that is kept by hand, with and without its size."""
+def _manual_names() -> set[Words]:
+    """All names of the devices in kept.tsv, with and without sizes."""
     names: set[Words] = set()
     for line in (DATA / "kept.tsv").read_text(encoding="utf-8").splitlines()[1:]:
         row = dict(zip(COLUMNS, line.split("\t"), strict=True))
@@ -102,27 +102,27 @@ def _rows(entries: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
     for entry in entries:
         if entry["kind"] != "gpu" or entry["release_date"] < FROM:
             continue
-        answer = None if _LEFT_OUT.search(entry["name"]) else _named(entry["name"])
-        if answer is not None:
-            yield _row(entry, answer)
+        name = None if _LEFT_OUT.search(entry["name"]) else _named(entry["name"])
+        if name is not None:
+            yield _row(entry, name)
 
 
-def _row(entry: dict[str, Any], told: str) -> dict[str, str]:
+def _row(entry: dict[str, Any], name: str) -> dict[str, str]:
     vendor = entry["name"].split()[0].lower()
     return {
-        "name": told,
+        "name": name,
         "kind": "gpu",
         "vendor": vendor,
         "size_gb": str(int(entry["memory_gb"])),
         "bandwidth_gb_s": f"{entry['bandwidth_gb_s']:g}",
-        "capability": _capability(told) if vendor == "nvidia" else "",
+        "capability": _capability(name) if vendor == "nvidia" else "",
         "released": entry["release_date"][:7],
         "source": f"TechPowerUp {entry['source'].rsplit('/', 1)[-1]}",
     }
 
 
 def _named(name: str) -> str | None:
-    """As its driver has it, the size in a place of its own; None for a laptop's card under a desktop's name."""
+    """The driver's name with {} for the size; None for a laptop card under a desktop's name."""
     for maker in _MAKERS:
         name = name.removeprefix(maker)
     if _MOBILE.search(name):

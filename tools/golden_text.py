@@ -1,7 +1,7 @@
-"""Write answers down in few lines: JSON without its quotes, lists of objects as tables, repeats as references.
+"""A compact text of JSON answers: no quotes, lists of objects as tables, repeated parts as references.
 
-Two values that differ have different texts, with two exceptions: the order of keys is recorded only in part, and a hash
-has only 32 bits, so two long parts could, by a rare chance, have the same one.
+Different values have different texts, with two exceptions: the order of keys is only partly recorded, and hashes have
+32 bits, so that two long parts may, rarely, have the same one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-WIDTH = 100  # what is not longer stays in one line
+WIDTH = 100  # shorter values stay in one line
 FIELDS_PER_LINE = 4
 SHORT_FIELD = 45
-REPEAT = 60  # characters of a part whose repeats in the same answer are references
+REPEAT = 60  # repeats of parts with at least this many characters become references
 WIDEST_ROW = 420
 MISSING = "-"
 COMMON: dict[str, Any] = {
@@ -53,11 +53,11 @@ LONG_ANSWER = 2000
 LONG_LIST = 100  # lines
 SHOWN = 600  # characters of the text behind a hash
 
-_texts: dict[str, str] = {}  # by the hash: what has been hashed in this process
+_texts: dict[str, str] = {}  # hash -> text, for what this process has hashed
 
 
 class _Raw(str):
-    """Text that is written as it is."""
+    """Text that is written without quoting."""
 
     __slots__ = ()
 
@@ -72,8 +72,8 @@ def _brief(value: Any) -> Any:
         return [_brief(item) for item in value]
     if isinstance(value, dict):
         return {
-            key: hashed(one) if key in BRIEF and len(_flat(one)) > REPEAT else _brief(one)
-            for key, one in value.items()
+            key: hashed(item) if key in BRIEF and len(_flat(item)) > REPEAT else _brief(item)
+            for key, item in value.items()
         }
     is_long = isinstance(value, str) and not isinstance(value, _Raw) and len(value) > LONG_TEXT
     return hashed(value, head=40) if is_long else value
@@ -90,7 +90,7 @@ def hashed(value: Any, *, head: int = 24) -> Any:
 
 
 def hashed_texts(before: str, after: str) -> Iterator[str]:
-    """A line for each hash that is only in the second text: the hash, and how the hashed text begins."""
+    """A line for each hash that is only in `after`: the hash, and the start of the hashed text."""
     old, new = (re.findall(r"#[0-9a-f]{8}\b", text) for text in (before, after))
     for digest in dict.fromkeys(item for item in new if item not in old):
         text = _texts.get(digest)
@@ -110,7 +110,7 @@ def _flat(value: Any) -> str:
 
 
 def _with_references(value: Any, path: str, seen: dict[str, str]) -> Any:
-    """The value with a reference in place of each part that an earlier part equals."""
+    """The value with a reference in place of each part that equals an earlier one."""
     if not isinstance(value, dict | list):
         return value
     flat = _flat(value)
@@ -119,11 +119,13 @@ def _with_references(value: Any, path: str, seen: dict[str, str]) -> Any:
     result: Any
     if isinstance(value, dict):
         result = {
-            key: _with_references(one, f"{path}.{_flat(key) if '.' in key else _name(key)}", seen)
-            for key, one in value.items()
+            key: _with_references(item, f"{path}.{_flat(key) if '.' in key else _name(key)}", seen)
+            for key, item in value.items()
         }
     else:
-        result = [_with_references(one, f"{path}[{at}]", seen) for at, one in enumerate(value)]
+        result = [
+            _with_references(item, f"{path}[{index}]", seen) for index, item in enumerate(value)
+        ]
     seen.setdefault(flat, path)
     return result
 
@@ -145,23 +147,23 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
 
 
 def _object(value: Mapping[str, Any], indent: str) -> Iterator[str]:
-    """Some short fields per line, long ones in lines of their own, and last the names of those that are null, 0 ..."""
-    waiting: list[str] = []
+    """Several short fields per line, long ones on their own lines, finally the names of fields that are null, 0, ..."""
+    short_fields: list[str] = []
     common: dict[str, list[str]] = {}
-    for key, one in value.items():
-        usual = next((text for text, each in COMMON.items() if _same(each, one)), None)
-        field = f"{_name(key)}:" if _is_long(one) else f"{_name(key)}: {_inline(one)}"
+    for key, item in value.items():
+        usual = next((text for text, constant in COMMON.items() if _same(constant, item)), None)
+        field = f"{_name(key)}:" if _is_long(item) else f"{_name(key)}: {_inline(item)}"
         if usual is not None:
             common.setdefault(usual, []).append(_name(key))
-        elif _is_long(one) or len(field) > SHORT_FIELD:
-            yield from _joined(waiting, indent)
-            waiting = []
+        elif _is_long(item) or len(field) > SHORT_FIELD:
+            yield from _joined(short_fields, indent)
+            short_fields = []
             yield indent + field
-            if _is_long(one):
-                yield from _lines(one, f"{indent} ")
+            if _is_long(item):
+                yield from _lines(item, f"{indent} ")
         else:
-            waiting.append(field)
-    yield from _joined(waiting, indent)
+            short_fields.append(field)
+    yield from _joined(short_fields, indent)
     for text, keys in common.items():
         yield f"{indent}{text}: {', '.join(keys)}"
 
@@ -171,8 +173,8 @@ def _joined(fields: list[str], indent: str) -> Iterator[str]:
         yield indent + "; ".join(fields[first : first + FIELDS_PER_LINE])
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
+def _same(item: Any, other: Any) -> bool:
+    return type(item) is type(other) and item == other
 
 
 def _is_long(value: Any) -> bool:
@@ -190,7 +192,7 @@ def _is_table(value: list[Any]) -> bool:
 
 
 def _table(value: list[Any]) -> Iterator[str]:
-    """The names of the columns, and what most rows have in the others ("else"); then each row, and where it differs."""
+    """Column names and, after "else", usual values of the other fields; then rows, with unusual values appended."""
     rows = [item for item in value if isinstance(item, dict)]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     usual = {}
@@ -215,7 +217,7 @@ def _table(value: list[Any]) -> Iterator[str]:
 
 
 def _name(key: str) -> str:
-    """A key, in a form that differs from the `""` before the names of the fields that are empty."""
+    """The text of a key; an empty one differs from the `""` before the names of empty fields."""
     return _inline(key) if key else '[""]'
 
 
@@ -230,7 +232,7 @@ def _inline(value: Any) -> str:
     if isinstance(value, _Raw):
         return value
     if isinstance(value, dict):
-        parts = (f"{_inline(key)}: {_inline(one)}" for key, one in value.items())
+        parts = (f"{_inline(key)}: {_inline(item)}" for key, item in value.items())
         return f"{{{', '.join(parts)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_inline, value))}]"
@@ -248,7 +250,7 @@ def _is_json(text: str) -> bool:
 
 
 def with_short_bars(text: str) -> str:
-    """The text with the number of characters in place of each long row of the same block or dot."""
+    """The text with `█*12` in place of 12 equal blocks or dots."""
     return re.sub(r"([█·])\1{3,}", lambda row: f"{row[1]}*{len(row[0])}", text)
 
 
@@ -261,29 +263,29 @@ def with_short_lists(text: str) -> str:
     return "\n".join([*lines[:LONG_LIST], *others, hashed(text, head=0)])
 
 
-_ENTRY = re.compile(r"^(?= {0,2}\S)", re.MULTILINE)  # a line, with the deeper ones that follow it
+_ENTRY = re.compile(r"^(?= {0,2}\S)", re.MULTILINE)  # a line with the indented lines below it
 _RUN = re.compile(r"= (.+?)(?: \.\. (.+))?\n+")
 _HEAD = 40
 
 
 def shortened(text: str, base: str) -> str:
-    """The text with a reference in place of each entry that the base has too; `lengthened` gives it back."""
+    """The text with references in place of entries that `base` has too; `lengthened` restores it."""
     entries, known = _entries(text), _entries(base)
-    result, at = "", 0
-    while at < len(entries):
-        run = _longest_run(entries[at:], known)
+    result, index = "", 0
+    while index < len(entries):
+        run = _longest_run(entries[index:], known)
         reference = _reference(run, known)
         if reference and sum(map(len, run)) > len(reference):
             result += reference
-            at += len(run)
+            index += len(run)
         else:
-            result += entries[at]
-            at += 1
+            result += entries[index]
+            index += 1
     return result if lengthened(result, base) == text else text
 
 
 def _reference(run: list[str], known: list[str]) -> str:
-    """How a run of the base's entries begins and ends; "" where that does not tell which entries they are."""
+    """A reference to a run of the base's entries by its first and last line; "" if those are ambiguous."""
     for length in (_HEAD, None):
         ends = dict.fromkeys(
             item.partition("\n")[0].strip()[:length].strip() for item in (*run[:1], *run[-1:])
@@ -295,7 +297,7 @@ def _reference(run: list[str], known: list[str]) -> str:
 
 
 def lengthened(text: str, base: str) -> str:
-    """The text in full, from what `shortened` wrote."""
+    """The full text of what `shortened` returned."""
     known = _entries(base)
     return "".join(_lengthened(entry, known) for entry in _entries(text))
 
@@ -327,5 +329,7 @@ def _longest_run(entries: list[str], known: list[str]) -> list[str]:
 
 
 def _place(entries: list[str], head: str, start: int) -> int | None:
-    places = (at for at in range(start, len(entries)) if entries[at].strip().startswith(head))
+    places = (
+        index for index in range(start, len(entries)) if entries[index].strip().startswith(head)
+    )
     return next(places, None)

@@ -1,4 +1,4 @@
-"""Ask EdgeKit some 800 questions and record the answers under tests/golden.
+"""Record EdgeKit's answers to some 800 questions under tests/golden.
 
     python tools/goldens.py               # record all answers
     python tools/goldens.py --only check  # record the groups whose name begins with "check"
@@ -39,17 +39,16 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools import golden_questions as asked
-from tools import golden_text
+from tools import golden_questions, golden_text
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
-PYTHON_OF_ARGPARSE = (3, 11)  # later ones lay out help and word errors in other ways
+PYTHON_OF_ARGPARSE = (3, 11)  # later ones print help and errors differently
 _MARK = "==== "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question, as a reader of the golden file sees it, and the function that answers it."""
+    """The title of a question in the golden file, and the function that answers it."""
 
     title: str
     ask: Callable[[], str]
@@ -61,9 +60,9 @@ class Group:
 
     name: str
     questions: tuple[Question, ...]
-    by_argparse: bool = False  # the answers are in the words of one version of Python
-    repeats: Callable[[str], str] = str  # the question whose answer is repeated in part,
-    repeats_from: tuple[str, ...] = ()  # and the groups that may have it
+    by_argparse: bool = False  # the answers depend on the version of Python
+    repeats: Callable[[str], str] = str  # question -> the question whose answer it partly repeats
+    repeats_from: tuple[str, ...] = ()  # groups that may have that question
 
     @property
     def path(self) -> Path:
@@ -74,13 +73,13 @@ class Group:
         return not self.by_argparse or sys.version_info[:2] == PYTHON_OF_ARGPARSE
 
     def answers(self, only: Iterable[Question] | None = None) -> dict[str, str]:
-        """By title. Raises RuntimeError where a question needs the network."""
+        """Title -> answer. Raises RuntimeError if a question needs the network."""
         with same_everywhere() as home:
             chosen = self.questions if only is None else only
             return {item.title: _tidy(item.ask(), home) for item in chosen}
 
     def recorded(self) -> dict[str, str]:
-        """By title, in full."""
+        """Title -> recorded answer, in full."""
         known = self._known()
         return {
             title: golden_text.lengthened(answer, self._base(title, known))
@@ -111,7 +110,7 @@ def _written(path: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Return 1 where an answer differs from the recorded one."""
+    """Return 1 if --check found a difference."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -123,7 +122,7 @@ def main() -> int:
         parser.error(
             f"--only {arguments.only}: the groups are {', '.join(item.name for item in GROUPS)}"
         )
-    differ = 0
+    changed_groups = 0
     before = {group.name: group.recorded() for group in chosen}
     for group in chosen:
         if not group.is_comparable:
@@ -133,16 +132,16 @@ def main() -> int:
             continue
         answers = group.answers()
         result = difference(before[group.name], answers)
-        differ += bool(result)
+        changed_groups += bool(result)
         if not arguments.check:
             group.record(answers)
             print(f"{group.name}: {len(answers)} answers{', changed' if result else ''}")
         print(result, end="")
-    return int(arguments.check and bool(differ))
+    return int(arguments.check and bool(changed_groups))
 
 
 def difference(recorded: Mapping[str, str], answers: Mapping[str, str]) -> str:
-    """A diff for each answer that changed, is new or is gone, with the texts behind its new hashes; or ""."""
+    """A diff for each changed, new or removed answer, with the texts of its new hashes; "" if there is none."""
     parts = []
     for title in dict.fromkeys((*recorded, *answers)):
         before, after = recorded.get(title, ""), answers.get(title, "")
@@ -155,11 +154,13 @@ def difference(recorded: Mapping[str, str], answers: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def same_everywhere() -> Iterator[str]:
-    """One width, processor, system and llama.cpp; an empty home (whose path is yielded), and no network."""
+    """A fixed width, CPU, system and llama.cpp version, no network, and an empty home, whose path is yielded."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         home = os.path.realpath(folder)
-        kept = {name: value for name, value in os.environ.items() if name in {"PATH", "SYSTEMROOT"}}
-        environment = kept | {
+        inherited = {
+            name: value for name, value in os.environ.items() if name in {"PATH", "SYSTEMROOT"}
+        }
+        environment = inherited | {
             "HOME": home,
             "USERPROFILE": home,
             "HF_HOME": home,
@@ -182,11 +183,11 @@ def same_everywhere() -> Iterator[str]:
         stack.enter_context(mock.patch.object(sys, "platform", "linux"))
         for name in ("getaddrinfo", "create_connection"):
             stack.enter_context(mock.patch.object(socket, name, _no_network))
-        for path, text in asked.FILES.items():
+        for path, text in golden_questions.FILES.items():
             file = Path(home, path)
             file.parent.mkdir(exist_ok=True)
             file.write_text(text, encoding="utf-8", newline="\n")
-        # The cards of a page are then made in a thread of this process instead of in one that has none of the above.
+        # So the cards of a page are computed in a thread of this process, which has these settings.
         stack.enter_context(mock.patch.object(BaseProcess, "start", side_effect=OSError))
         stack.enter_context(mock.patch.object(logging, "lastResort", logging.NullHandler()))
         stack.enter_context(contextlib.chdir(home))
@@ -209,14 +210,14 @@ def _command(line: str) -> Question:
 
 
 def _is_in_full(title: str) -> bool:
-    return title in asked.IN_FULL or title.startswith(asked.IN_FULL_VERBS)
+    return title in golden_questions.IN_FULL or title.startswith(golden_questions.IN_FULL_VERBS)
 
 
 def output_of(words: list[str]) -> tuple[object, str, str]:
     """Exit code, standard output and standard error of a command."""
     from edgekit.cli import main as edgekit
 
-    # bars are drawn by the encoding
+    # the encoding decides how bars are drawn
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -229,20 +230,20 @@ def output_of(words: list[str]) -> tuple[object, str, str]:
 
 
 def _run(words: list[str], *, in_full: bool) -> str:
-    code, shown, errors = output_of(words)
+    code, output, errors = output_of(words)
     with contextlib.suppress(ValueError):
-        shown = _json_text(json.loads(shown), in_full=in_full)
-    return f"exit code {code}\n{shown}" + (f"---- standard error\n{errors}" if errors else "")
+        output = _json_text(json.loads(output), in_full=in_full)
+    return f"exit code {code}\n{output}" + (f"---- standard error\n{errors}" if errors else "")
 
 
-def _rest(path: str, fields: asked.Fields | None) -> Question:
+def _rest(path: str, fields: golden_questions.Fields | None) -> Question:
     verb = "GET" if fields is None else "POST"
     body = "" if fields is None else f" {json.dumps(fields)}"
     title = f"{verb} /api/v1/{path}{body}"
     return Question(title=title, ask=lambda: _call(verb, path, fields, in_full=_is_in_full(title)))
 
 
-def _call(verb: str, path: str, fields: asked.Fields | None, *, in_full: bool) -> str:
+def _call(verb: str, path: str, fields: golden_questions.Fields | None, *, in_full: bool) -> str:
     status, answer = response_of(verb, path, fields)
     if path == "openapi.json":
         answer = _calls(answer)
@@ -263,16 +264,20 @@ def _calls(openapi: Any) -> Any:
             fields = sent | {
                 parameter["name"]: parameter["schema"] for parameter in call.get("parameters", ())
             }
-            if verb == "get" or "get" not in verbs:  # the same fields as those of the post
+            if verb == "get" or "get" not in verbs:  # otherwise the POST lists the same fields
                 calls[f"{'/'.join(verbs)} {path}"] = list(fields)
             for key, schema in fields.items():
                 hidden = {"title", "description"}
-                types[key] = {name: one for name, one in schema.items() if name not in hidden}
+                types[key] = {name: item for name, item in schema.items() if name not in hidden}
     return {"calls": calls, "types": types}
 
 
 def response_of(
-    verb: str, path: str, fields: asked.Fields | None, *, models_dirs: tuple[Path, ...] = ()
+    verb: str,
+    path: str,
+    fields: golden_questions.Fields | None,
+    *,
+    models_dirs: tuple[Path, ...] = (),
 ) -> tuple[int, Any]:
     """The status and the JSON of one request to the application, without a server."""
     from edgekit.web.app import create_app
@@ -304,7 +309,7 @@ def response_of(
         async def receive() -> Any:
             for message in incoming:
                 return message
-            await never.wait()  # the client stays until it has its answer
+            await never.wait()  # the client stays connected
             return None
 
         async def send(message: Any) -> None:
@@ -322,7 +327,7 @@ def response_of(
 
 
 def _events(body: bytes) -> list[Any]:
-    """The data of each event of a stream; of a page's cards, the first one in full."""
+    """The data of each event of a stream; of the cards of a page, only the first in full."""
     results = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
     for card in results[2:-1]:
         needed = [bar["required_bytes"] for bar in card.pop("bars", ())]
@@ -334,7 +339,7 @@ def _events(body: bytes) -> list[Any]:
     return [*results[:2], cards, *results[-1:]] if cards else results
 
 
-def _python(name: str, arguments: asked.Fields) -> Question:
+def _python(name: str, arguments: golden_questions.Fields) -> Question:
     words = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     title = f"{name}({words})"
     return Question(title=title, ask=lambda: _value(name, arguments, in_full=_is_in_full(title)))
@@ -347,13 +352,13 @@ def _public(name: str) -> Question:
         result = getattr(models, name)
         if inspect.isfunction(result):
             return f"{inspect.signature(result)}\n"
-        own = set(dir(result)) - set(dir(Exception))
-        return _json_text(sorted(item for item in own if not item.startswith("_")), in_full=True)
+        names = set(dir(result)) - set(dir(Exception))
+        return _json_text(sorted(item for item in names if not item.startswith("_")), in_full=True)
 
     return Question(title=f"edgekit.models.{name}", ask=ask)
 
 
-def _value(name: str, arguments: asked.Fields, *, in_full: bool) -> str:
+def _value(name: str, arguments: golden_questions.Fields, *, in_full: bool) -> str:
     """Every public attribute of what a function of edgekit.models returns, or what it raises."""
     from edgekit import models
     from edgekit.errors import EdgekitError
@@ -367,11 +372,11 @@ def _value(name: str, arguments: asked.Fields, *, in_full: bool) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can hold it; of machines, cards and budgets in a plan only the name (see "uses" and "hardware")."""
+    """The value as JSON; machines, cards and budgets in a plan by name only (see "uses" and "hardware")."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
         return sorted((_plain(item) for item in value), key=repr)
     if isinstance(value, list | tuple):
@@ -389,7 +394,7 @@ def _plain(value: Any) -> Any:
             for name in ("budgets", "cards")
             if name in result
         }
-        return {name: _plain(one) for name, one in result.items() if not callable(one)}
+        return {name: _plain(item) for name, item in result.items() if not callable(item)}
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
@@ -399,19 +404,19 @@ def _json_text(value: Any, *, in_full: bool) -> str:
 
 
 def _without_layers(value: Any) -> Any:
-    """Entries of a list that are about one layer each are added up."""
+    """Adds up the entries of a list that are about one layer each."""
     if isinstance(value, dict):
-        return {key: _without_layers(one) for key, one in value.items()}
+        return {key: _without_layers(item) for key, item in value.items()}
     if not isinstance(value, list):
         return value
     result: dict[object, Any] = {}
-    for place, one in enumerate(value):
-        if not isinstance(one, dict) or one.get("layer") is None:
-            result[place] = _without_layers(one)
+    for place, item in enumerate(value):
+        if not isinstance(item, dict) or item.get("layer") is None:
+            result[place] = _without_layers(item)
             continue
-        numbers = {key: part for key, part in one.items() if type(part) is int and key != "layer"}
+        numbers = {key: part for key, part in item.items() if type(part) is int and key != "layer"}
         same = {
-            key: part for key, part in one.items() if type(part) is not int and key != "because"
+            key: part for key, part in item.items() if type(part) is not int and key != "because"
         }
         sums = result.setdefault(json.dumps(same), same | {"layers": 0} | dict.fromkeys(numbers, 0))
         sums["layers"] += 1
@@ -428,40 +433,40 @@ def _commands(
 
 
 GROUPS = (
-    _commands("check_text", asked.CHECK_TEXT, "check "),
-    _commands("check_json", asked.CHECK_JSON, "check ", " --json"),
+    _commands("check_text", golden_questions.CHECK_TEXT, "check "),
+    _commands("check_json", golden_questions.CHECK_JSON, "check ", " --json"),
     _commands(
         "plan_text",
-        asked.PLAN_TEXT,
+        golden_questions.PLAN_TEXT,
         "plan ",
         repeats=lambda title: title.replace(" plan ", " check ", 1),
         repeats_from=("check_text",),
     ),
-    _commands("plan_json", asked.PLAN_JSON, "plan ", " --json"),
-    _commands("recommend_text", asked.RECOMMEND_TEXT, "recommend "),
-    _commands("recommend_json", asked.RECOMMEND_JSON, "recommend ", " --json"),
-    _commands("compare", asked.COMPARE),
-    _commands("estimate", asked.ESTIMATE),
-    _commands("inspect", asked.INSPECT),
-    _commands("hardware", asked.HARDWARE),
-    _commands("catalog", asked.CATALOG),
-    _commands("errors", asked.ERRORS),
+    _commands("plan_json", golden_questions.PLAN_JSON, "plan ", " --json"),
+    _commands("recommend_text", golden_questions.RECOMMEND_TEXT, "recommend "),
+    _commands("recommend_json", golden_questions.RECOMMEND_JSON, "recommend ", " --json"),
+    _commands("compare", golden_questions.COMPARE),
+    _commands("estimate", golden_questions.ESTIMATE),
+    _commands("inspect", golden_questions.INSPECT),
+    _commands("hardware", golden_questions.HARDWARE),
+    _commands("catalog", golden_questions.CATALOG),
+    _commands("errors", golden_questions.ERRORS),
     _commands(
         "help",
-        asked.HELP,
+        golden_questions.HELP,
         by_argparse=True,
         repeats=lambda _: "edgekit check --help",
         repeats_from=("help",),
     ),
-    _commands("usage", asked.USAGE, by_argparse=True),
+    _commands("usage", golden_questions.USAGE, by_argparse=True),
     Group(
         name="rest",
-        questions=tuple(_rest(*item) for item in asked.REST),
-        repeats=lambda title: asked.SAME_JSON.get(title, title),
+        questions=tuple(_rest(*item) for item in golden_questions.REST),
+        repeats=lambda title: golden_questions.SAME_JSON.get(title, title),
         repeats_from=("check_json", "plan_json", "hardware", "catalog"),
     ),
-    Group(name="python", questions=tuple(_python(*item) for item in asked.PYTHON)),
-    Group(name="public", questions=tuple(_public(item) for item in asked.PUBLIC)),
+    Group(name="python", questions=tuple(_python(*item) for item in golden_questions.PYTHON)),
+    Group(name="public", questions=tuple(_public(item) for item in golden_questions.PUBLIC)),
 )
 
 

@@ -1,10 +1,10 @@
-"""llama.cpp's source trees -> the table of what its loader asks of each architecture.
+"""llama.cpp's source trees -> the table of the tensors and keys that its loader expects of each architecture.
 
     python tools/loader_table.py LLAMA_CPP/src [OLDER_LLAMA_CPP/src ...] > src/edgekit/engines/llamacpp/loader_table.tsv
 
 Reads src/models/*.cpp (load_arch_hparams, load_arch_tensors, the graph's asserts), llama-arch.cpp and llama-hparams.h.
-Only facts go into the table: names of tensors and keys, shapes and conditions in llama.cpp's own words. What this
-reader does not understand becomes "may be there" or a shape of "*"; what differs between two source trees likewise.
+The table has facts only: names of tensors and keys, and shapes and conditions as llama.cpp writes them. What this
+reader does not understand, or what differs between two source trees, becomes "may be there" or a shape of "*".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNKNOWN = "unknown"
 @dataclass(frozen=True)
 class Item:
     name: str
-    condition: str  # Python syntax; "" is always, "unknown" where this reader cannot tell
+    condition: str  # Python syntax; "" is always, "unknown" if this reader does not understand it
     shape: str
     required: bool
 
@@ -46,7 +46,7 @@ Statement = tuple[tuple[str, ...], str]
 
 
 def block_after(text: str, start: int) -> str:
-    """What is between the next brace and its partner."""
+    """The text between the next brace and the matching one."""
     begin = text.index("{", start)
     depth = 0
     for at in range(begin, len(text)):
@@ -112,7 +112,7 @@ def statements(text: str, around: tuple[str, ...] = ()) -> Iterator[Statement]:
 
 
 def normal(expression: str, local: dict[str, str]) -> str:
-    """A C++ expression as Python, locals put in; "unknown" where it is none."""
+    """A C++ expression as Python with locals replaced; "unknown" if it cannot be translated."""
     text = expression.strip()
     text = re.sub(r"static_cast<\w+>\(([^()]*)\)", r"\1", text)
     text = re.sub(r"\((?:u?int(?:\d+_t)?|size_t)\)\s*", "", text)
@@ -121,7 +121,9 @@ def normal(expression: str, local: dict[str, str]) -> str:
     text = re.sub(r"\b(\w+) == (?:nullptr|NULL)\b", r"!\1", text)
     text = re.sub(r"(\d)[uU]\b", r"\1", text)
     text = re.sub(r"\b(\w+)\((?:i|il)\)", r"\1_il", text)
-    text = re.sub(r"\b(\w+)(?:\(0?\)|_arr\[0\])", r"\1", text)  # without a layer: that of the first
+    text = re.sub(
+        r"\b(\w+)(?:\(0?\)|_arr\[0\])", r"\1", text
+    )  # without a layer: that of the first layer
     text = text.replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text)
     text = re.sub(r"\bi\b", "il", text)
@@ -166,7 +168,7 @@ def condition_of(around: tuple[str, ...], local: dict[str, str]) -> str:
 def read_tree(source: Path) -> dict[str, Loader]:
     arch = (source / "llama-arch.cpp").read_text()
     tensors = dict(re.findall(r'\{\s*LLM_TENSOR_(\w+),\s*"([^"]+)"\s*\}', arch))
-    keys = {  # without the architecture's prefix; "/" marks the few that have none
+    keys = {  # without the architecture's prefix; "/" marks keys without a prefix
         key: name.removeprefix("%s.") if name.startswith("%s.") else f"/{name}"
         for key, name in re.findall(r'\{\s*LLM_KV_(\w+),\s*"([^"]+)"\s*\}', arch)
     }
@@ -219,9 +221,9 @@ def read_loader(
     loader = Loader()
     read_keys(bodies.get("load_arch_hparams", ""), keys, defaults, loader)
     local: dict[str, str] = {"n_embd_gqa": "n_embd_v_gqa"}
-    left: list[
+    early_exits: list[
         tuple[tuple[str, ...], str]
-    ] = []  # blocks of statements that end early, and when not
+    ] = []  # (enclosing conditions, condition under which the block continues)
     for around, statement in statements(bodies["load_arch_tensors"]):
         declared = re.match(
             r"(?:const )?(?:int|int64_t|uint32_t|bool|auto|size_t) (\w+) = (.+)$", statement
@@ -241,17 +243,19 @@ def read_loader(
                 max((i for i, one in enumerate(around) if one.startswith("for ")), default=-1) + 1
             )
             kept = inside if statement == "continue" else 0
-            left.append((around[:kept], f"not ({condition_of(around[kept:], local) or 'True'})"))
+            early_exits.append(
+                (around[:kept], f"not ({condition_of(around[kept:], local) or 'True'})")
+            )
             continue
-        gone = [results for where, results in left if around[: len(where)] == where]
-        results = [one for one in (condition_of(around, local), *gone) if one]
+        exclusions = [results for where, results in early_exits if around[: len(where)] == where]
+        results = [one for one in (condition_of(around, local), *exclusions) if one]
         condition = UNKNOWN if any(UNKNOWN in one for one in results) else " and ".join(results)
         read_check(statement, around, condition, local, loader)
         for item in items_of(statement, condition, local, tensors):
             loader.items.append(item)
-        if made := re.match(r"([\w.]+) = create_tensor\(tn\(", statement):
+        if match := re.match(r"([\w.]+) = create_tensor\(tn\(", statement):
             own = [item.name for item in items_of(statement, condition, local, tensors)]
-            local[made[1].replace(".", "_")] = f"has_{identifier(own[0])}" if own else UNKNOWN
+            local[match[1].replace(".", "_")] = f"has_{identifier(own[0])}" if own else UNKNOWN
     read_asserts(
         next((text for name, text in bodies.items() if name.startswith("graph")), ""), loader
     )
@@ -295,7 +299,7 @@ def identifier(name: str) -> str:
 
 
 def is_required(flags: str) -> bool:
-    """`flags` and `trunk_flags` leave a tensor out only where a file holds nothing but prediction blocks."""
+    """`flags` and `trunk_flags` skip a tensor only in files that consist of prediction blocks."""
     words = set(re.findall(r"\w+", flags)) - {"0", "false", "flags", "trunk_flags"}
     return not words - {"TENSOR_ALLOW_RESHAPE", "TENSOR_READ_LAZY"}
 
@@ -366,7 +370,7 @@ def read_asserts(text: str, loader: Loader) -> None:
 
 
 def merge(trees: list[dict[str, Loader]]) -> dict[str, Loader]:
-    """The newest tree that knows an architecture decides; what only older ones load may be there."""
+    """The newest tree that knows an architecture decides; tensors that only older ones load may be there."""
     merged: dict[str, Loader] = {}
     for name in sorted({name for tree in trees for name in tree}):
         newest, *older = [tree[name] for tree in trees if name in tree]

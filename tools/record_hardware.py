@@ -1,4 +1,4 @@
-"""A machine -> what its driver and kernel answer, as JSON: the trees that tests/unit/machine replays.
+"""Records the answers of this machine's driver and kernel as JSON, which tests/unit/machine replays.
 
 Usage: python tools/record_hardware.py FOLDER [NAME]. Writes FOLDER/NAME_nvml.json (where there is a driver) and
 FOLDER/NAME_tree.json. Needs pynvml and psutil for their halves, and says so where one is missing. It only reads:
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Of one file; the largest kept here, mountinfo of a busy host, runs to some 30 KiB.
+# Per file; the largest recorded one, mountinfo of a busy host, has some 30 KiB.
 _TEXT_BYTES = 64 * 1024
 _CGROUP = (
     "cgroup.controllers",
@@ -92,7 +92,7 @@ def _psutil() -> dict[str, Any]:
 
 
 def _tree() -> dict[str, dict[str, str]]:
-    """Files as text, links as their targets, both by absolute path."""
+    """Absolute path -> the text of a file, or the target of a link."""
     root = Path("/")
     paths = [path for pattern in _PATTERNS for path in sorted(root.glob(pattern))]
     paths += [path for folder in _cgroup_folders() for path in _present(folder)]
@@ -106,12 +106,12 @@ def _tree() -> dict[str, dict[str, str]]:
 
 
 def _scrubbed(files: dict[str, str]) -> dict[str, str]:
-    """Without what tells one machine from another of its kind."""
+    """The text without what identifies this machine."""
     return {path: _uuid_of(0, text) for path, text in files.items()}
 
 
 def _cgroup_folders() -> Iterator[Path]:
-    """Every folder of the memory hierarchies, from this process's own up to where they are mounted."""
+    """The folders of the memory cgroups, from that of this process up to the mount point."""
     for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         for mount in _mounts(controllers):
@@ -142,7 +142,7 @@ def _present(folder: Path) -> Iterator[Path]:
 
 
 def _nvml() -> dict[str, Any] | None:
-    """{"about": ..., "answers": {function: {arguments: answer}}}, or None where no driver answers."""
+    """{"about": ..., "answers": {function: {arguments: answer}}}, or None without a driver."""
     try:
         import pynvml
     except ImportError:
@@ -186,15 +186,15 @@ _OF_A_DEVICE = (
 
 
 class _Recorder:
-    """Asks the driver and keeps what it said, error numbers too."""
+    """Calls the driver and records its answers and error numbers."""
 
     def __init__(self, pynvml: Any) -> None:
         self.pynvml = pynvml
         self.answers: dict[str, dict[str, Any]] = {}
         self.handles: dict[str, Any] = {}
 
-    def ask(self, function: str, *arguments: str | int, keep_as: str = "") -> dict[str, Any]:
-        """{"value": answer} or {"error": number}; kept as its plain value or that error."""
+    def ask(self, function: str, *arguments: str | int, handle_name: str = "") -> dict[str, Any]:
+        """{"value": answer} or {"error": number}; records the plain value or the error."""
         real = [self.handles.get(str(argument), argument) for argument in arguments]
         try:
             fields = {"value": getattr(self.pynvml, function)(*real)}
@@ -202,17 +202,17 @@ class _Recorder:
             fields = {"error": int(error.value)}
         except AttributeError:  # an older pynvml
             fields = {"error": 13}
-        kept: Any = fields if "error" in fields else _plain(fields["value"])
-        if keep_as and "value" in fields:
-            self.handles[keep_as], kept = fields["value"], keep_as
+        recorded: Any = fields if "error" in fields else _plain(fields["value"])
+        if handle_name and "value" in fields:
+            self.handles[handle_name], recorded = fields["value"], handle_name
         if function == "nvmlDeviceGetUUID" and "value" in fields:
-            kept = _uuid_of(len(self.handles), kept)
-        self.answers.setdefault(function, {})[",".join(map(str, arguments))] = kept
+            recorded = _uuid_of(len(self.handles), recorded)
+        self.answers.setdefault(function, {})[",".join(map(str, arguments))] = recorded
         return fields
 
     def record_card(self, index: int) -> None:
         handle = f"gpu{index}"
-        if "error" in self.ask("nvmlDeviceGetHandleByIndex", index, keep_as=handle):
+        if "error" in self.ask("nvmlDeviceGetHandleByIndex", index, handle_name=handle):
             return
         self.record_device(handle)
         self.ask("nvmlDeviceGetMaxClockInfo", handle, self.pynvml.NVML_CLOCK_MEM)
@@ -221,7 +221,7 @@ class _Recorder:
         for number in range(slices):
             part = f"{handle}/mig{number}"
             if "value" in self.ask(
-                "nvmlDeviceGetMigDeviceHandleByIndex", handle, number, keep_as=part
+                "nvmlDeviceGetMigDeviceHandleByIndex", handle, number, handle_name=part
             ):
                 self.record_device(part)
 
@@ -233,19 +233,19 @@ class _Recorder:
                     self.ask("nvmlSystemGetProcessName", process.pid)
 
     def record_reserved(self, handle: str) -> None:
-        """The second form of the memory answer, under a name of its own."""
+        """Records version 2 of the memory answer under a separate name."""
         try:
             text = self.pynvml.nvmlDeviceGetMemoryInfo(
                 self.handles[handle], self.pynvml.nvmlMemory_v2
             )
-            kept = _plain(text)
+            recorded = _plain(text)
         except self.pynvml.NVMLError as error:
-            kept = {"error": int(error.value)}
-        self.answers.setdefault("nvmlDeviceGetMemoryInfo_v2", {})[handle] = kept
+            recorded = {"error": int(error.value)}
+        self.answers.setdefault("nvmlDeviceGetMemoryInfo_v2", {})[handle] = recorded
 
 
 def _uuid_of(number: int, text: str) -> str:
-    """The same shape without the identity of the card."""
+    """A UUID of the same form that does not identify the card."""
     return re.sub(
         r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
         f"{number:08x}-0000-4000-8000-000000000000",
@@ -269,7 +269,7 @@ def _plain(value: Any) -> Any:
 
 
 def _cuda(index: int, recorder: _Recorder) -> dict[str, int | str]:
-    """What CUDA itself says is free, once a context is there; and what NVML says beside it."""
+    """Free memory by CUDA once a context exists, and by NVML at that moment."""
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError as error:
@@ -290,13 +290,13 @@ def _cuda(index: int, recorder: _Recorder) -> dict[str, int | str]:
     for name, step in steps:
         if status := step():
             return {"failed": name, "status": status}
-    beside = recorder.pynvml.nvmlDeviceGetMemoryInfo(recorder.handles[f"gpu{index}"])
+    nvml_memory = recorder.pynvml.nvmlDeviceGetMemoryInfo(recorder.handles[f"gpu{index}"])
     cuda.cuDevicePrimaryCtxRelease_v2(device)
     return {
         "cuDeviceTotalMem": all_bytes.value,
         "cuMemGetInfo_total": total.value,
         "cuMemGetInfo_free": free.value,
-        "nvml_free_beside_the_context": beside.free,
+        "nvml_free_beside_the_context": nvml_memory.free,
     }
 
 

@@ -25,7 +25,7 @@ from edgekit.catalog.repositories import PATH, Form
 from edgekit.catalog.store import packaged_entries
 from edgekit.catalog.types import Entry
 
-# The repository people run where the entry has none, or that of the base model.
+# The usual repository of entries that have none, or that of the base model.
 ORIGINALS = {
     "all-minilm-l6-v2": "sentence-transformers/all-MiniLM-L6-v2",
     "baichuan2-7b-chat": "baichuan-inc/Baichuan2-7B-Chat",
@@ -88,9 +88,8 @@ ORIGINALS = {
     "yi-34b": "01-ai/Yi-34B-Chat",
 }
 
-# Publishers who quantise many models and name the result after the original, in the order in which they are offered;
-# the publisher of the model itself goes before them. The quantisations are those that over 85 % of their
-# repositories have, of those whose files are listed.
+# Publishers of many quantised models named after the original, in the order in which they are offered, after the
+# publisher of the model itself. The quantisations are those in over 85 % of their listed repositories.
 GGUF_PUBLISHERS = {
     "ggml-org": "",
     "unsloth": "Q8_0,Q6_K,Q5_K_M,Q4_K_M",
@@ -104,14 +103,14 @@ MLX_PUBLISHERS = ("mlx-community", "lmstudio-community")
 FP8_PUBLISHERS = ("RedHatAI", "nvidia")
 MOST_GGUF = 4  # repositories of one model
 
-# What a plan may choose, as repositories spell it.
+# Quantisations that a plan may choose, as repositories spell them.
 QUANTS = (
     "BF16", "F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K", "MXFP4",
 )  # fmt: skip
 _MLX = re.compile(r"-(?:mlx-)?(?P<bits>[2-8]bit|bf16)$", re.IGNORECASE)
 _EIGHT_BITS = re.compile(r"-fp8(?:-dynamic)?$", re.IGNORECASE)
 _AWQ = re.compile(r"-awq$", re.IGNORECASE)
-# Where a source comes from -> its name in the table. Those without a licence are not here: they give no row.
+# Origin of a source -> its name in the table. Sources without a licence give no row.
 SOURCES = {
     "pypi:llmfit": "llmfit",
     "AlexsJones/llmfit": "llmfit",
@@ -176,7 +175,7 @@ def _rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _key(repository: str) -> str:
-    """Meta renamed its repositories: Meta-Llama-3.1-8B is Llama-3.1-8B."""
+    """Meta renamed its repositories from Meta-Llama-3.1-8B to Llama-3.1-8B."""
     return repository.lower().replace("meta-llama/meta-llama", "meta-llama/llama")
 
 
@@ -240,7 +239,7 @@ def _gguf(original: str, rows: list[dict[str, Any]]) -> Iterator[tuple[Form, str
 
 
 def _listed(row: Mapping[str, Any]) -> str:
-    """Those that a source with a licence lists. llmfit writes Q4_K_M where it knows nothing."""
+    """Quantisations that a source with a licence lists; llmfit writes Q4_K_M for unknown."""
     unlicensed = any("model-catalog" in source["source"] for source in row["sources"])
     tags = {tag for tag in row["quants"] if tag.upper().removeprefix("UD-") in QUANTS}
     if (unlicensed and len(tags) > 1) or (tags == {"Q4_K_M"} and not row["files"]):
@@ -310,7 +309,7 @@ def _ollama(
 
 
 def _is_still(row: Mapping[str, Any], original: str, library: Mapping[str, Any]) -> bool:
-    """Short tags move on to newer models: qwen3:4b is Qwen3-4B-Thinking-2507 today."""
+    """Short tags move to newer models: qwen3:4b is now Qwen3-4B-Thinking-2507."""
     same = [item for item in library.values() if item["digest"] == row["digest"]]
     dates = {date for item in same for date in re.findall(r"-(\d{4})(?=-|$)", item["tag"])}
     ids = {_key(item["hub_id"]) for item in same if item["hub_id"]}

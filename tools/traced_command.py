@@ -67,7 +67,7 @@ class Trace:
         ):
             if is_innermost:
                 self.parses[f"{file}:{frame.f_code.co_name}"] += 1
-            self._took_text.clear()  # its callers pass the number on
+            self._took_text.clear()  # its callers pass the number along
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Files built to cost: each is read under a limit of 64 MB, and takes less than a second of CPU."""
+"""Files built to cost memory and time: each is read within 64 MB and a second of CPU."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tests.thoroughness import sampled
 
 from edgekit.formats import limits
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is set as Linux does it")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux memory limits")
 
 MEMORY_BYTES = 64 * 1024**2
-CPU_S = 1.0  # on a machine, and at a moment, where victim.pace_s() is victim.PACE_S or less
+CPU_S = 1.0  # when victim.pace_s() is at most victim.PACE_S
 MB = 1_000_000
 
 
 @cache
 def lots_of_tensors() -> list[bytes]:
-    """As many as allowed, with names as long as allowed."""
+    """The largest number of tensors, with the longest names."""
     count = limits.TENSORS_PER_FILE
     return [entry(f"{n:0{limits.NAME_BYTES}}", [1, 1, 1, 1], UINT8, 32 * n) for n in range(count)]
 
@@ -51,7 +51,7 @@ def strings(count: int) -> bytes:
 
 
 def same_arrays(element: int, values: list[Any]) -> list[bytes]:
-    """As many keys as allowed, all of one array."""
+    """The largest number of keys, each with the same array."""
     array = key("", ARRAY, (element, values)).removeprefix(text(""))
     return [text(f"{n}") + array for n in range(limits.KEYS)]
 
@@ -65,28 +65,28 @@ def named_tensor(n: int) -> bytes:
 
 
 def header(*content: bytes) -> list[bytes]:
-    return unended(b"{", *content, b"}")
+    return raw_header(b"{", *content, b"}")
 
 
-def one(*entry_bytes: bytes) -> list[bytes]:
+def single_entry(*entry_bytes: bytes) -> list[bytes]:
     return header(b'"a":', *entry_bytes)
 
 
-def unended(*content: bytes) -> list[bytes]:
-    """A safetensors header of these pieces."""
+def raw_header(*content: bytes) -> list[bytes]:
+    """A safetensors header of these pieces, which need not be valid JSON."""
     return [struct.pack("<Q", sum(map(len, content))), *content]
 
 
-def megabytes(count: int, piece: bytes) -> list[bytes]:
-    """The same piece again and again. It is written so often, and held once: ninety are in no time in a file."""
+def repeated(count: int, piece: bytes) -> list[bytes]:
+    """`count` megabytes of the same piece. Only one of them is in memory."""
     return [piece * (MB // len(piece))] * count
 
 
-def million(piece: Callable[[int], bytes], count: int = MB) -> bytes:
-    """So many pieces with numbers of their own; all but the last four digits are put in for ten thousand at once."""
-    some = b",".join(map(piece, range(10_000, 20_000)))
-    assert some.count(b'"1') == 10_000
-    return b",".join(some.replace(b'"1', b'"%d' % n) for n in range(100, 100 + count // 10_000))
+def numbered(piece: Callable[[int], bytes], count: int = MB) -> bytes:
+    """`count` pieces with consecutive numbers, made 10,000 at a time by replacing their leading digits."""
+    block = b",".join(map(piece, range(10_000, 20_000)))
+    assert block.count(b'"1') == 10_000
+    return b",".join(block.replace(b'"1', b'"%d' % n) for n in range(100, 100 + count // 10_000))
 
 
 def index(count: int) -> bytes:
@@ -103,8 +103,8 @@ def model_keys(layers: int = 2) -> list[bytes]:
     ]
 
 
-def deep(**more: Any) -> bytes:
-    """A config.json with as many layers as allowed."""
+def deep_config(**more: Any) -> bytes:
+    """A config.json with the largest number of layers."""
     config = {
         "model_type": "llama",
         "num_hidden_layers": 512,
@@ -114,20 +114,22 @@ def deep(**more: Any) -> bytes:
     return json.dumps({**config, "intermediate_size": 8, "vocab_size": 9, **more}).encode()
 
 
-def whole(name: Callable[[int], str]) -> bytes:
-    """A model with as many tensors as allowed, whose names are as long as allowed."""
+def model_file(name: Callable[[int], str]) -> bytes:
+    """A model with the largest number of tensors, with the longest names."""
     count = limits.TENSORS_PER_FILE
     tensors = [entry(name(n), [1, 1, 1, 1], 0, 32 * n) for n in range(count)]
     return gguf(model_keys(), tensors, data_bytes=32 * count)
 
 
-def lettered(n: int) -> str:
+def name_without_digits(n: int) -> str:
     digits = f"{n:x}".translate(str.maketrans("0123456789", "ghijklmnop"))
     return digits.rjust(limits.NAME_BYTES, "x")
 
 
-def alluring(n: int) -> str:
-    return (lettered(n)[-8:] + ".blk.layers.h.experts.norm.attn.ffn." * 7)[: limits.NAME_BYTES]
+def name_of_many_roles(n: int) -> str:
+    return (name_without_digits(n)[-8:] + ".blk.layers.h.experts.norm.attn.ffn." * 7)[
+        : limits.NAME_BYTES
+    ]
 
 
 Build = Callable[[], bytes | list[bytes]]
@@ -177,31 +179,33 @@ BOMBS: dict[str, tuple[str, Build]] = {
     ),
     "1.5 million tensors": (
         "safetensors",
-        lambda: header(million(zero_tensor, 1_500_000)),
+        lambda: header(numbered(zero_tensor, 1_500_000)),
     ),
-    "90 MB of blanks": ("safetensors", lambda: header(*megabytes(90, b" "))),
-    "90 MB of brackets": ("safetensors", lambda: one(*megabytes(90, b"["))),
-    "90 MB of braces": ("safetensors", lambda: one(*megabytes(90, b'{"a":'))),
-    "90 MB in a name": ("safetensors", lambda: header(b'"', *megabytes(90, b"n"), b'":1')),
-    "90 MB in a text": ("safetensors", lambda: one(b'"', *megabytes(90, b"n"), b'"')),
-    "90 MB that never end": ("safetensors", lambda: unended(b'{"a":"', *megabytes(90, b"n"))),
-    "90 MB of zeros": ("safetensors", lambda: unended(b"{", *megabytes(90, b"\0"))),
+    "90 MB of blanks": ("safetensors", lambda: header(*repeated(90, b" "))),
+    "90 MB of brackets": ("safetensors", lambda: single_entry(*repeated(90, b"["))),
+    "90 MB of braces": ("safetensors", lambda: single_entry(*repeated(90, b'{"a":'))),
+    "90 MB in a name": ("safetensors", lambda: header(b'"', *repeated(90, b"n"), b'":1')),
+    "90 MB in a text": ("safetensors", lambda: single_entry(b'"', *repeated(90, b"n"), b'"')),
+    "90 MB that never end": ("safetensors", lambda: raw_header(b'{"a":"', *repeated(90, b"n"))),
+    "90 MB of zeros": ("safetensors", lambda: raw_header(b"{", *repeated(90, b"\0"))),
     "a shape of 45 million": (
         "safetensors",
-        lambda: one(b'{"shape":[', *megabytes(90, b"1,"), b"1]}"),
+        lambda: single_entry(b'{"shape":[', *repeated(90, b"1,"), b"1]}"),
     ),
     "a shape just within an entry": (
         "safetensors",
-        lambda: one(b'{"dtype":"U8","shape":[' + b"1," * 32_000 + b'1],"data_offsets":[0,1]}'),
+        lambda: single_entry(
+            b'{"dtype":"U8","shape":[' + b"1," * 32_000 + b'1],"data_offsets":[0,1]}'
+        ),
     ),
     "numbers of 4,000 digits": (
         "safetensors",
-        lambda: one(b'{"shape":[' + (b"9" * 4_000 + b",") * 15 + b"1]}"),
+        lambda: single_entry(b'{"shape":[' + (b"9" * 4_000 + b",") * 15 + b"1]}"),
     ),
-    "a number of 90 MB": ("safetensors", lambda: one(*megabytes(90, b"9"))),
+    "a number of 90 MB": ("safetensors", lambda: single_entry(*repeated(90, b"9"))),
     "metadata of a million pairs": (
         "safetensors",
-        lambda: header(b'"__metadata__":{', million(lambda n: b'"%d":""' % n), b"}"),
+        lambda: header(b'"__metadata__":{', numbered(lambda n: b'"%d":""' % n), b"}"),
     ),
     "metadata of one wide text": (
         "safetensors",
@@ -215,22 +219,22 @@ BOMBS: dict[str, tuple[str, Build]] = {
     ),
     "metadata of 90 MB": (
         "safetensors",
-        lambda: header(b'"__metadata__":{"a":"', *megabytes(90, b"x"), b'"}'),
+        lambda: header(b'"__metadata__":{"a":"', *repeated(90, b"x"), b'"}'),
     ),
     # index
     "an index of as many as allowed": ("index", lambda: index(limits.TENSORS)),
     "an index of a million": (
         "index",
-        lambda: [b'{"weight_map":{', million(lambda n: b'"%d":"m-1"' % n), b'},"metadata":{}}'],
+        lambda: [b'{"weight_map":{', numbered(lambda n: b'"%d":"m-1"' % n), b'},"metadata":{}}'],
     ),
-    "an index of brackets": ("index", lambda: [b'{"metadata":', *megabytes(60, b"[")]),
+    "an index of brackets": ("index", lambda: [b'{"metadata":', *repeated(60, b"[")]),
     "an index of one text": (
         "index",
-        lambda: [b'{"weight_map":{"a":"', *megabytes(60, b"x"), b'"}}'],
+        lambda: [b'{"weight_map":{"a":"', *repeated(60, b"x"), b'"}}'],
     ),
     "an index of other things": (
         "index",
-        lambda: [b'{"x":{', *megabytes(60, b'"a":1,'), b'"a":1}}'],
+        lambda: [b'{"x":{', *repeated(60, b'"a":1,'), b'"a":1}}'],
     ),
     # config.json
     "a config of lists": ("config", lambda: b'{"a":[' + b"[]," * 32_000 + b"[]]}"),
@@ -242,25 +246,25 @@ BOMBS: dict[str, tuple[str, Build]] = {
     "a config of one text": ("config", lambda: b'{"a":"' + b"\\u4e2d" * 690_000 + b'"}'),
     "a config of brackets": ("config", lambda: b"[" * 30_000),
     "a config of digits": ("config", lambda: b'{"a":' + b"9" * 4 * MB + b"}"),
-    # the whole way to the report
-    "names without a number in them": ("whole", lambda: whole(lettered)),
-    "names that look like every role": ("whole", lambda: whole(alluring)),
+    # from the file to the report
+    "names without a number in them": ("whole", lambda: model_file(name_without_digits)),
+    "names that look like every role": ("whole", lambda: model_file(name_of_many_roles)),
     "a model of 512 layers": ("whole", lambda: gguf(model_keys(layers=512))),
     "a list where a number is asked for in every layer": (
         "whole",
-        lambda: deep(head_dim=[16] * 200_000),
+        lambda: deep_config(head_dim=[16] * 200_000),
     ),
     "settings for a hundred thousand layers": (
         "whole",
-        lambda: deep(per_layer_config={str(10**6 + n): 1 for n in range(100_000)}),
+        lambda: deep_config(per_layer_config={str(10**6 + n): 1 for n in range(100_000)}),
     ),
     "settings for a layer of 5,000 digits": (
         "whole",
-        lambda: deep(per_layer_config={"9" * 5_000: {"head_dim": 8}}),
+        lambda: deep_config(per_layer_config={"9" * 5_000: {"head_dim": 8}}),
     ),
     "two hundred thousand layers without experts": (
         "whole",
-        lambda: deep(
+        lambda: deep_config(
             model_type="qwen3_moe",
             num_experts=4,
             num_experts_per_tok=1,
@@ -268,11 +272,11 @@ BOMBS: dict[str, tuple[str, Build]] = {
             mlp_only_layers=[5_000] * 200_000,
         ),
     ),
-    "a width of 4,000 digits": ("whole", lambda: deep(head_dim=int("9" * 4_000))),
-    "a negative width of 4,000 digits": ("whole", lambda: deep(head_dim=-int("9" * 4_000))),
+    "a width of 4,000 digits": ("whole", lambda: deep_config(head_dim=int("9" * 4_000))),
+    "a negative width of 4,000 digits": ("whole", lambda: deep_config(head_dim=-int("9" * 4_000))),
 }
-# The heaviest that are still read: everything else is refused.
-READ = {
+# Bombs that are read; all others are refused.
+ACCEPTED = {
     "names without a number in them",
     "names that look like every role",
     "a model of 512 layers",
@@ -300,37 +304,37 @@ READ = {
 
 
 class Victim:
-    """The other end of victim.py's pipes."""
+    """Sends files to victim.py and reads what they cost."""
 
-    def __init__(self, process: subprocess.Popen[str], told: Path) -> None:
-        self._process, self._told = process, told
+    def __init__(self, process: subprocess.Popen[str], stderr_path: Path) -> None:
+        self._process, self._stderr_path = process, stderr_path
 
     def attack(self, kind: str, path: Path) -> dict[str, Any]:
-        request, answers = self._process.stdin, self._process.stdout
+        request, responses = self._process.stdin, self._process.stdout
         assert request is not None
-        assert answers is not None
+        assert responses is not None
         request.write(json.dumps([kind, str(path), MEMORY_BYTES, CPU_S]) + "\n")
         request.flush()
-        assert select.select([answers], [], [], 60)[0], "no answer within a minute"
-        line = answers.readline()
-        assert line, self._told.read_text()[-2_000:]
+        assert select.select([responses], [], [], 60)[0], "no answer within a minute"
+        line = responses.readline()
+        assert line, self._stderr_path.read_text()[-2_000:]
         result: dict[str, Any] = json.loads(line)
-        assert "died" not in result, (result, self._told.read_text()[-2_000:])
+        assert "died" not in result, (result, self._stderr_path.read_text()[-2_000:])
         return result
 
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
-    answer = tmp_path_factory.mktemp("victim") / "stderr"
+    stderr_path = tmp_path_factory.mktemp("victim") / "stderr"
     command = [sys.executable, str(Path(__file__).with_name("victim.py"))]
     with (
-        answer.open("w") as errors,
+        stderr_path.open("w") as errors,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
     ):
-        yield Victim(process, answer)
-        process.kill()  # one that is still at work would be waited for
+        yield Victim(process, stderr_path)
+        process.kill()  # leaving the block would wait for it
 
 
 @pytest.mark.parametrize("name", sampled(tuple(BOMBS), each=2))
@@ -343,7 +347,7 @@ def test_bomb_is_read_within_the_limits(name: str, victim: Victim, tmp_path: Pat
         file.writelines(pieces)
     del built, pieces
     result = victim.attack(kind, path)
-    for _ in range(2):  # a busy machine can only add to it: the lowest of three is nearest
+    for _ in range(2):  # a busy machine only adds time, so the lowest of three counts
         if result["cpu_s"] >= CPU_S:
             result = victim.attack(kind, path)
     path.unlink()
@@ -352,13 +356,13 @@ def test_bomb_is_read_within_the_limits(name: str, victim: Victim, tmp_path: Pat
     )
     assert result["cpu_s"] < CPU_S
     assert result["grown_bytes"] < MEMORY_BYTES
-    assert (result["error"] == "") == (name in READ), result["message"]
+    assert (result["error"] == "") == (name in ACCEPTED), result["message"]
     assert "\n" not in result["message"]
     assert len(result["message"]) < 500
 
 
 def test_memory_limit_is_enforced(tmp_path: Path) -> None:
-    """A reader that took the whole file would not survive: the measure is one that can fail."""
+    """Allocating 90 MB under the limit fails, so a reader that loads such a file would fail."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import victim\n"
         "victim.set_limit(64 * 1024**2); bytes(90_000_000)"

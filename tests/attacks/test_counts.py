@@ -1,4 +1,4 @@
-"""Counts in config.json that lists and loops are made from: each is answered, or refused, within a memory limit."""
+"""Counts in config.json that size lists and loops: each gives an answer or an EdgekitError within a memory limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.thoroughness import LONG
 from edgekit.errors import HeaderLimitError
 from edgekit.model import read_geometry
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is set as Linux does it")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux memory limits")
 
 LIMIT_BYTES = 4_000_000 * 1024  # ulimit -v 4000000
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
@@ -35,7 +35,8 @@ LFM2 = SMALL | {"model_type": "lfm2", "num_hidden_layers": 4, "conv_L_cache": 3,
                 "block_ff_dim": 128, "block_multiple_of": 32}  # fmt: skip
 CONFIGS = (DEEPSEEK, QWEN35, GEMMA3N, LFM2)
 
-# Puts every number and list of a config to every value (or in turn to some of them), and asks each engine. Prints what is no answer and no refusal.
+# Sets every number and list of a config to each of VALUES (or to every `each`-th, in turn), and estimates with each
+# engine. Prints every exception that is not an EdgekitError.
 CHILD = """
 import copy, json, resource, sys, traceback
 limit, each = map(int, sys.argv[1:])
@@ -60,7 +61,7 @@ def places(value, path=()):
     elif isinstance(value, (int, float, list)) and not isinstance(value, bool):
         yield path
 
-def ask(config):
+def estimate_all(config):
     model = open_config(config).model
     for engine, setup in ((llamacpp, LlamaCppSetup()), (vllm, VllmSetup()), (mlx, MlxSetup())):
         try:
@@ -78,7 +79,7 @@ for line in sys.stdin:
                 inner = inner[name]
             inner[path[-1]] = value
             try:
-                ask(changed)
+                estimate_all(changed)
             except EdgekitError:
                 pass
             except (Exception, MemoryError) as error:
@@ -89,7 +90,7 @@ print("done")
 
 def test_counts_are_answered_or_refused_within_a_memory_limit() -> None:
     configs = [json.dumps(config) for config in CONFIGS]
-    each = 1 if LONG else 3  # of the values: the next number or list has others
+    each = 1 if LONG else 3  # of the values; the next number or list takes others
     if LONG and (TRUTH / "configs").is_dir():
         result = sorted((TRUTH / "configs").glob("*.json"))[::20]
         configs += [json.dumps(json.loads(path.read_text())) for path in result]
@@ -103,22 +104,21 @@ def test_counts_are_answered_or_refused_within_a_memory_limit() -> None:
 def test_prediction_layers_beyond_the_limit_end_in_a_message(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(DEEPSEEK | {"num_nextn_predict_layers": 2**31 - 1}))
-    limited = (
+    script = (
         f"import resource, sys; resource.setrlimit(resource.RLIMIT_AS, ({LIMIT_BYTES}, {LIMIT_BYTES}))\n"
         "from edgekit.cli import main\n"
         "for words in (['estimate'], ['check', '--ram', '8G']):\n"
         "    print(main([words[0], sys.argv[1], '--engine', 'llama.cpp', *words[1:]]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", limited, str(path)],
+        [sys.executable, "-c", script, str(path)],
         capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.stdout == f"{HeaderLimitError.exit_code}\n" * 2
-    answer = done.stderr.splitlines()
-    assert len(answer) == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2
     assert all(
-        "num_nextn_predict_layers: 2,147,483,647 is over the limit of 512" in item
-        for item in answer
+        "num_nextn_predict_layers: 2,147,483,647 is over the limit of 512" in line for line in lines
     )
 
 

@@ -1,4 +1,4 @@
-"""Files that lie to the embedder: an error that names the lie, in bounded memory and time, each time."""
+"""Invalid files and the embedder: an error that names the fault, within limits of memory and time."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from edgekit.units import KIB
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="open files are locked there")
 
 MB = 10**6
-MEMORY_BYTES = 100 * KIB  # also for the worst; a real header takes less than 64 KiB
-CPU_S = 1.5  # on a machine, and at a moment, where pace_s() is PACE_S or less
+MEMORY_BYTES = 100 * KIB  # a real header takes less than 64 KiB
+CPU_S = 1.5  # when pace_s() is at most PACE_S
 
 
-def walk_at(path: Path) -> FileHeader:
+def scan(path: Path) -> FileHeader:
     with WeightFile(path, Limits()) as file:
         return scan_header(file, selects=lambda name: name == TABLE)
 
@@ -64,8 +64,8 @@ def many_tensors(count: int = limits.TENSORS_PER_FILE) -> list[bytes]:
     return [entry(f"{n:0{limits.NAME_BYTES}}", [1, 1, 1, 1], UINT8, 32 * n) for n in range(count)]
 
 
-def no_strings(count: int) -> bytes:
-    """So many tokens, each of them empty."""
+def empty_strings(count: int) -> bytes:
+    """`count` empty tokens."""
     return array_head("tokenizer.ggml.tokens", STRING, count) + bytes(8 * count)
 
 
@@ -74,7 +74,7 @@ def model_of(keys: Sequence[bytes]) -> bytes:
 
 
 Build = Callable[[], bytes]
-# What is built to cost; and the error's words, or None where the header is read.
+# A file built to cost memory and time, and words of its error (None: the header is read).
 BOMBS: dict[str, tuple[Build, str | None]] = {
     "as many tensors as allowed": (
         lambda: gguf([], many_tensors(), data_bytes=32 * limits.TENSORS_PER_FILE),
@@ -87,23 +87,23 @@ BOMBS: dict[str, tuple[Build, str | None]] = {
     "2**64 - 1 tensors": (lambda: gguf([], tensor_count=2**64 - 1), "number of tensors"),
     "2**64 - 1 keys": (lambda: gguf([], key_count=2**64 - 1), "number of keys"),
     "keys of a megabyte": (lambda: model_of([key("x" * MB, UINT8, 0)]), "length of a key"),
-    "10,000 keys of another": (
+    "9,000 keys outside of the model": (
         lambda: model_of([key(f"{n:01024}", UINT8, 0) for n in range(9_000)]),
         None,
     ),
-    "10,000 keys of the model": (
+    "9,000 keys of the model": (
         lambda: model_of([key(f"llama.{n}", UINT8, 0) for n in range(9_000)]),
         "keys of the model",
     ),
-    "10,000 keys of the model with long names": (
+    "9,000 keys of the model with long names": (
         lambda: model_of([key(f"llama.{n:01000}", UINT8, 0) for n in range(9_000)]),
         "keys of the model",
     ),
-    "10,000 texts of the model": (
+    "9,000 texts of the model": (
         lambda: model_of([key(f"llama.{n}", STRING, "x" * 2_000) for n in range(9_000)]),
         "keys of the model",
     ),
-    "10,000 wide texts of the model": (
+    "9,000 wide texts of the model": (
         lambda: model_of(
             [key(f"llama.{n}", STRING, "x" * 2_000 + "\U0001f600") for n in range(9_000)]
         ),
@@ -132,7 +132,7 @@ BOMBS: dict[str, tuple[Build, str | None]] = {
         "keys of the model",
     ),
     "as many strings as allowed": (
-        lambda: model_of([no_strings(limits.STRINGS_WALKED)]),
+        lambda: model_of([empty_strings(limits.STRINGS_WALKED)]),
         None,
     ),
     "strings that jump": (
@@ -164,26 +164,26 @@ BOMBS: dict[str, tuple[Build, str | None]] = {
         lambda: gguf([], [entry(TABLE, [3_584, 152_064], 12, 0)], data_bytes=MB),
         "truncated: tensor 'token_embd.weight'",
     ),
-    "a tensor at the end of the world": (
+    "a tensor at offset 2**64 - 32": (
         lambda: gguf([], [entry(TABLE, [32], F32, 2**64 - 32)], data_bytes=MB),
         "truncated: tensor 'token_embd.weight'",
     ),
-    "a tensor of more than all elements": (
+    "a tensor of 2**66 elements": (
         lambda: gguf([], [entry(TABLE, [2**33, 2**33], F32, 0)], data_bytes=MB),
         "elements overflow an int64",
     ),
 }
 
 
-# Tracing makes these ten times as slow. Of so many a pointer for each, or a byte, is already more than MEMORY_BYTES.
+# Smaller files for tracing, which is ten times slower. One byte per tensor or string would still exceed MEMORY_BYTES.
 TRACED: dict[str, Build] = {
     "as many tensors as allowed": lambda: gguf([], many_tensors(12_800), data_bytes=32 * 12_800),
-    "as many strings as allowed": lambda: model_of([no_strings(110_000)]),
+    "as many strings as allowed": lambda: model_of([empty_strings(110_000)]),
 }
 
 
 @pytest.mark.parametrize("name", sampled(tuple(BOMBS), each=2))
-def test_bomb_is_refused_within_the_limits(name: str, tmp_path: Path) -> None:
+def test_bomb_is_read_or_refused_within_the_limits(name: str, tmp_path: Path) -> None:
     build, words = BOMBS[name]
     path = tmp_path / "bomb.gguf"
     if name in TRACED and not LONG:
@@ -191,14 +191,14 @@ def test_bomb_is_refused_within_the_limits(name: str, tmp_path: Path) -> None:
         traced, peak = traced_outcome(path)
         assert (traced == "") == (words is None), traced
         path.write_bytes(build())
-        message, cpu_s = paced_outcome(path)
+        message, cpu_s = timed_outcome(path)
     else:
         path.write_bytes(build())
         traced, peak = traced_outcome(path)
-        message, cpu_s = paced_outcome(path)
+        message, cpu_s = timed_outcome(path)
         assert message == traced
-    if cpu_s >= CPU_S:  # a busy machine can only add to it: the lower of two is nearer
-        cpu_s = min(cpu_s, paced_outcome(path)[1])
+    if cpu_s >= CPU_S:  # a busy machine only adds time, so the lower of two counts
+        cpu_s = min(cpu_s, timed_outcome(path)[1])
     path.unlink()
     print(f"{name}: {peak / KIB:.1f} KiB, {cpu_s:.2f} s, {message}")
     assert (message == "") == (words is None), message
@@ -211,14 +211,14 @@ def test_bomb_is_refused_within_the_limits(name: str, tmp_path: Path) -> None:
 
 def outcome(path: Path) -> str:
     try:
-        walk_at(path)
+        scan(path)
     except EdgekitError as error:
         return str(error)
     return ""
 
 
 def traced_outcome(path: Path) -> tuple[str, int]:
-    """And the most bytes that it held."""
+    """The error message, and the peak of traced memory."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     message = outcome(path)
@@ -227,7 +227,7 @@ def traced_outcome(path: Path) -> tuple[str, int]:
     return message, peak
 
 
-def paced_outcome(path: Path) -> tuple[str, float]:
+def timed_outcome(path: Path) -> tuple[str, float]:
     begin = time.process_time()
     message = outcome(path)
     return message, at_usual_pace_s(time.process_time() - begin, CPU_S)
@@ -240,34 +240,34 @@ def test_header_truncated_at_every_position(name: str, tmp_path: Path) -> None:
     for end in {*range(0, len(header), 97), *range(64), len(header)}:
         path.write_bytes(header[:end])
         with pytest.raises(HeaderError):
-            walk_at(path)
+            scan(path)
 
 
 def test_header_with_any_byte_changed(tmp_path: Path) -> None:
-    """It is read, or refused with an error of ours; nothing else happens, and nothing large is held."""
+    """The header is read, or refused with an EdgekitError, within MEMORY_BYTES."""
     header = header_bytes("lfm2-1.2b.Q4_K_M.novocab.gguf.head.gz")
     path = tmp_path / "model.gguf"
     path.write_bytes(header)
     with path.open("r+b") as file:
         file.truncate(4 * 10**9)
-    chance = random.Random(5)
-    refused, most = 0, 0
+    rng = random.Random(5)
+    refused, peak = 0, 0
     tracemalloc.start()
     times = 300 if LONG else 60
     for _ in range(times):
-        at, value = chance.randrange(len(header)), chance.randrange(256)
+        at, value = rng.randrange(len(header)), rng.randrange(256)
         write_later(path, bytes([value]), at)
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         refused += outcome(path) != ""
-        most = max(most, tracemalloc.get_traced_memory()[1] - before)
+        peak = max(peak, tracemalloc.get_traced_memory()[1] - before)
         write_later(path, header[at : at + 1], at)
     tracemalloc.stop()
     assert 0 < refused < times
-    assert most < MEMORY_BYTES
+    assert peak < MEMORY_BYTES
 
 
-# While it is at work
+# --- files that change while they are read
 
 WIDTH = 1_024
 
@@ -275,15 +275,15 @@ WIDTH = 1_024
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
-    chance = np.random.default_rng(0)
-    rows = {n: random_row(by_name("Q8_0"), WIDTH, chance) for n in range(100)}
+    rng = np.random.default_rng(0)
+    rows = {n: random_row(by_name("Q8_0"), WIDTH, rng) for n in range(100)}
     write_table(path, "Q8_0", (100, WIDTH), rows, others=3)
     return path
 
 
-def at_work(path: Path, meanwhile: Callable[[], object]) -> None:
-    """2,000 tokens, and something that happens to the file at the first checkpoint."""
-    todo = [meanwhile]
+def encode_during(path: Path, event: Callable[[], object]) -> None:
+    """Encodes 2,000 tokens; `event` happens at the first checkpoint."""
+    todo = [event]
 
     def checkpoint(_: float) -> None:
         if todo:
@@ -315,7 +315,7 @@ def _append(path: Path) -> None:
 EVENTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated inside the table": (lambda path: os.truncate(path, 50_000), "truncated"),
     "truncated to nothing": (lambda path: os.truncate(path, 0), "truncated"),
-    "truncated behind the table": (
+    "truncated after the table": (
         lambda path: os.truncate(path, path.stat().st_size - 1),
         "truncated",
     ),
@@ -330,15 +330,17 @@ EVENTS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_file_changes_while_open_are_detected(name: str, model: Path) -> None:
     event, words = EVENTS[name]
     with pytest.raises(SourceError, match=words) as caught:
-        at_work(model, lambda: event(model))
+        encode_during(model, lambda: event(model))
     assert str(model) in str(caught.value)
 
 
 def test_unchanged_file_is_read_without_errors(model: Path) -> None:
-    at_work(model, lambda: None)
+    encode_during(model, lambda: None)
 
 
-def test_disk_that_fails_during_a_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_fails_during_a_read_is_an_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         def broken(*_: object) -> int:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -346,7 +348,7 @@ def test_disk_that_fails_during_a_read(model: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(file_module, "_READ", broken)
 
     with pytest.raises(SourceError, match=rf"Input/output error \({TABLE}, at byte [\d,]+\)"):
-        at_work(model, fail)
+        encode_during(model, fail)
 
 
 def test_file_truncated_inside_a_tensor_is_refused_by_its_header(model: Path) -> None:
@@ -354,11 +356,11 @@ def test_file_truncated_inside_a_tensor_is_refused_by_its_header(model: Path) ->
     with pytest.raises(
         HeaderError, match=r"truncated: tensor 'blk\.2\.ffn_up\.weight' ends at byte"
     ):
-        walk_at(model)
+        scan(model)
 
 
-def test_header_that_changes_between_two_reads(tmp_path: Path) -> None:
-    """The vocabulary is header window by window; what was skipped may be anything by then."""
+def test_header_truncated_between_two_reads_is_an_error(tmp_path: Path) -> None:
+    """The vocabulary is read in windows; the file is truncated between two of them."""
     path = tmp_path / "model.gguf"
     tokens = key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(20_000)]))
     types = key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * 20_000))
@@ -385,4 +387,4 @@ def test_file_of_five_terabytes_is_refused_at_once(tmp_path: Path) -> None:
         file.write(gguf([*ARCHITECTURE, key("llama.embedding_length", UINT32, 8)]))
         file.truncate(5 * 10**12)
     with pytest.raises(HeaderLimitError, match="size of the file in bytes"):
-        walk_at(path)
+        scan(path)

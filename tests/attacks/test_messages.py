@@ -1,6 +1,6 @@
-"""Files whose texts steer a terminal: no error and no note repeats the escape sequences.
+"""Files whose texts contain terminal escapes: no error and no note repeats them.
 
-The command line cleans what it prints, but a program that logs str(error), or reads `notes`, does not.
+The command line removes escapes from its output, but a program that logs str(error) or reads `notes` does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgekit.cli import main
 from edgekit.errors import RemoteInspectError
 from edgekit.sources.address import host_of, redact, redirect_target
 
-ESCAPE = "\x1b[31m\nX\x07\u202e"  # colour, a new line, a bell, and from right to left
+ESCAPE = "\x1b[31m\nX\x07\u202e"  # colour, newline, bell, right-to-left override
 COMMANDS = (
     ("inspect",),
     ("check", "--engine", "llama.cpp", "--ram", "64G"),
@@ -35,16 +35,16 @@ COMMANDS = (
 MESSAGES = {"error", "message", "notes", "because", "reasons", "changes"}
 
 
-def messages(found: Any, key: str = "") -> Iterator[str]:
-    """Every text of an answer that EdgeKit has worded."""
-    if isinstance(found, dict):
-        for name, value in found.items():
+def messages(answer: Any, key: str = "") -> Iterator[str]:
+    """The texts of an answer under the keys in MESSAGES."""
+    if isinstance(answer, dict):
+        for name, value in answer.items():
             yield from messages(value, name)
-    elif isinstance(found, list):
-        for value in found:
+    elif isinstance(answer, list):
+        for value in answer:
             yield from messages(value, key)
-    elif isinstance(found, str) and key in MESSAGES:
-        yield found
+    elif isinstance(answer, str) and key in MESSAGES:
+        yield answer
 
 
 def check_messages(capsys: pytest.CaptureFixture[str], model: Path, *words: str) -> list[str]:
@@ -131,11 +131,11 @@ def test_messages_about_a_safetensors_folder_have_no_escapes(
         name: {"dtype": "BF16", "shape": [4, 4], "data_offsets": [32 * place, 32 * place + 32]}
         for place, name in enumerate(names)
     }
-    head = json.dumps({"__metadata__": {"format": ESCAPE, ESCAPE: "x"}, **directory}).encode()
+    header = json.dumps({"__metadata__": {"format": ESCAPE, ESCAPE: "x"}, **directory}).encode()
     path = tmp_path / "model.safetensors"
-    path.write_bytes(struct.pack("<Q", len(head)) + head + bytes(96))
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(96))
     check_messages(capsys, tmp_path, *command)
-    broken = head.replace(b"[4, 4]", b"[4, 5]", 1)
+    broken = header.replace(b"[4, 4]", b"[4, 5]", 1)
     path.write_bytes(struct.pack("<Q", len(broken)) + broken + bytes(96))
     check_messages(capsys, tmp_path, *command)
 
@@ -184,9 +184,9 @@ def test_messages_about_an_ollama_manifest_have_no_escapes(
     manifest = tmp_path / "manifests/registry.ollama.ai/library/m/1b"
     manifest.parent.mkdir(parents=True)
     layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:" + "b" * 64, "size": 100}  # fmt: skip
-    whole = {"schemaVersion": 2, "config": {"digest": "x"}, "layers": [layer, dict(layer)]}
-    for path in places(whole):
-        manifest.write_text(json.dumps(with_escape(whole, path)))
+    document = {"schemaVersion": 2, "config": {"digest": "x"}, "layers": [layer, dict(layer)]}
+    for path in places(document):
+        manifest.write_text(json.dumps(with_escape(document, path)))
         assert check_messages(capsys, Path("m:1b"), "inspect", "--offline")
 
 

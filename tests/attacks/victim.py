@@ -1,7 +1,7 @@
-"""Reads hostile files, each in a process of its own under a limit, and says what it cost.
+"""Reads hostile files, each in a child process with a memory limit, and prints the cost.
 
-Run by test_bombs.py, which writes lines `[KIND, PATH, MEMORY_BYTES, CPU_S]` and reads one line for each. The processes
-are copies of the first, so that it all is imported once.
+Run by test_bombs.py, which writes lines `[KIND, PATH, MEMORY_BYTES, CPU_S]` and reads a line for each. The children are
+forked, so that the imports are done once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ READERS: dict[str, Callable[[ByteSource], object]] = {
 
 
 def memory_bytes(field: str) -> int:
-    """VmSize or VmHWM of this process. (ru_maxrss would begin with what the parent had.)"""
+    """VmSize or VmHWM of this process. (ru_maxrss would start with the parent's peak.)"""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == field:
@@ -63,25 +63,25 @@ def set_limit(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-PACE_S = 0.09  # of the machine, and at the moment, that the limits are made for
+PACE_S = 0.09  # of the machine for which the limits were chosen
 
 
 def at_usual_pace_s(cpu_s: float, limit_s: float) -> float:
-    """What it would have taken where `pace_s` is PACE_S. Less than the limit is less at every pace."""
+    """`cpu_s` scaled to a machine whose `pace_s` is PACE_S, if it exceeds the limit."""
     return cpu_s if cpu_s < limit_s else cpu_s * min(1.0, PACE_S / pace_s())
 
 
 def pace_s() -> float:
-    """How long a fixed piece of work takes now: shared machines are twice as fast at one moment as at the next."""
+    """CPU seconds of a fixed piece of work now; the speed of shared machines varies by a factor of two."""
     start = time.process_time()
-    for number in range(200_000):  # nothing is held: memory is measured too
+    for number in range(200_000):  # without keeping anything, because memory is measured too
         str(number).translate({})
     return time.process_time() - start
 
 
-def attacked(kind: str, path: str, more_bytes: int, limit_s: float) -> dict[str, object]:
+def measure(kind: str, path: str, more_bytes: int, limit_s: float) -> dict[str, object]:
     source = FileSource(Path(path))
-    if kind == "whole":  # everything is imported now: that is not what a file costs
+    if kind == "whole":  # imports everything, which is not a cost of the file
         inspect_model("sample:gemma-3-27b")
     before = memory_bytes("VmHWM")
     set_limit(more_bytes)
@@ -92,19 +92,19 @@ def attacked(kind: str, path: str, more_bytes: int, limit_s: float) -> dict[str,
     except EdgekitError as caught:
         error, message = type(caught).__name__, str(caught)
     cpu_s = time.process_time() - start
-    grown = memory_bytes("VmHWM") - before
+    grown_bytes = memory_bytes("VmHWM") - before
     cpu_s = at_usual_pace_s(cpu_s, limit_s)
-    return {"error": error, "message": message, "cpu_s": cpu_s, "grown_bytes": grown}
+    return {"error": error, "message": message, "cpu_s": cpu_s, "grown_bytes": grown_bytes}
 
 
-def answer(line: str) -> int:
-    """In a copy of this process; its exit code."""
+def run_in_child(line: str) -> int:
+    """Handles a line in a forked child; returns its exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     try:
-        print(json.dumps(attacked(*json.loads(line))), flush=True)
-    except BaseException:  # noqa: BLE001 - the copy must not go on with the loop below
+        print(json.dumps(measure(*json.loads(line))), flush=True)
+    except BaseException:  # noqa: BLE001 - the child must not continue with the loop below
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
@@ -112,7 +112,7 @@ def answer(line: str) -> int:
 
 def main() -> None:
     for line in sys.stdin:
-        if code := answer(line):
+        if code := run_in_child(line):
             print(json.dumps({"died": code}), flush=True)
 
 

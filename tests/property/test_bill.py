@@ -1,4 +1,4 @@
-"""Laws of the bill, whatever is asked for."""
+"""Laws that every bill of llama.cpp obeys."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_longer_context_never_shrinks_the_cache(
 def test_more_sequences_never_shrink_the_cache(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup, more: int
 ) -> None:
-    """With caches of their own they may: 768 cells are 2 x 512 for two sequences and 3 x 256 for three."""
+    """In a unified cache. Separate caches may shrink: 768 cells are 2 x 512 for two sequences and 3 x 256 for three."""
     few = replace(load, sequences=load.sequences or 1, unified=True)
     many = replace(few, sequences=(few.sequences or 1) + more)
     assert _cache(_estimate(name, many, setup)) >= _cache(_estimate(name, few, setup))
@@ -97,11 +97,11 @@ def test_more_sequences_never_shrink_the_cache(
 def test_answer_does_not_depend_on_earlier_requests(
     name: tuple[str, str], load: Load, setup: LlamaCppSetup
 ) -> None:
-    """Structures that are kept are good for every load they are used for."""
-    kept = _estimate(name, load, setup)
+    """A cached structure gives the same bill as a new one."""
+    cached = _estimate(name, load, setup)
     model = engine_models()[name]
     fresh = Model(header=model.header, geometry=model.geometry)
-    assert kept.lines == llamacpp.estimate(fresh, load, setup).lines
+    assert cached.lines == llamacpp.estimate(fresh, load, setup).lines
 
 
 def _cache(bill: MemoryEstimate) -> int:

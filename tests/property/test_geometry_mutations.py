@@ -1,4 +1,4 @@
-"""Whatever a config.json or a GGUF says, geometry is a value or an EdgekitError; and its laws hold."""
+"""Any config.json or GGUF has a geometry, for which laws hold, or raises an EdgekitError."""
 
 from __future__ import annotations
 

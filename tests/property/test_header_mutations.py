@@ -1,4 +1,4 @@
-"""Laws of the readers under mutation: a right answer or an EdgekitError, and nothing else."""
+"""Mutated headers: a valid result or an EdgekitError, and no other exception."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ PIECES = st.one_of(
         (b"{", b"}", b"[" * 50, b'"', b",", b":", b"null", b"-1", b"1e999", b"\\ud800")
     ),
 )
-# (where, how much to cut out there, what to put in), each as a fraction of the file
+# (position as a fraction of the file, bytes to remove, bytes to insert)
 EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 16), PIECES), min_size=1, max_size=6)
 Edits = list[tuple[float, int, bytes]]
 
@@ -100,7 +100,7 @@ def mutated(data: bytes, edits: Edits) -> bytes:
 
 
 def outcome(source: BytesSource, depth: Depth) -> str:
-    """The tensors, or the sentence that there are none."""
+    """The tensors, or the error."""
     try:
         file = read_gguf(source, depth)
     except EdgekitError as error:
@@ -117,9 +117,9 @@ def test_mutated_gguf_reads_the_same_locally_and_remotely(
 ) -> None:
     data = mutated(data, edits)
     size = len(data) + more
-    near = outcome(BytesSource(data, size_bytes=size), Depth.TENSORS)
-    far = outcome(GrowingSource(data, name="model", size_bytes=size), Depth.TENSORS)
-    assert near == far
+    local = outcome(BytesSource(data, size_bytes=size), Depth.TENSORS)
+    remote = outcome(GrowingSource(data, name="model", size_bytes=size), Depth.TENSORS)
+    assert local == remote
     outcome(GrowingSource(data, size_bytes=size), Depth.ARCHITECTURE)
 
 
@@ -149,8 +149,8 @@ def test_mutated_safetensors_is_read_only_if_the_library_reads_it(
 
 @MANY
 @given(st.sampled_from(SAFETENSORS), EDITS)
-def test_mutated_safetensors_header_of_the_right_length(data: bytes, edits: Edits) -> None:
-    """The length is put right again, so that the JSON itself is what is attacked."""
+def test_mutated_safetensors_header_is_read_or_refused(data: bytes, edits: Edits) -> None:
+    """The length is corrected, so that the mutated JSON itself is read."""
     (length,) = struct.unpack("<Q", data[:8])
     raw = mutated(data[8 : 8 + length], edits)
     with suppress(EdgekitError):
@@ -163,7 +163,7 @@ SHAPES = st.lists(st.integers(0, 6), max_size=3)
 
 @st.composite
 def headers(draw: st.DrawFn) -> bytes:
-    """A file that is right, or wrong by a little in one number."""
+    """A valid file, or one with one number slightly off."""
     header: dict[str, Any] = {}
     end = 0
     for name in draw(st.lists(st.text(max_size=4), max_size=4, unique=True)):

@@ -29,13 +29,13 @@ more = st.integers(1, 24)
 
 
 def judged(model: tuple[str, str], vram: int, ram: int, context: int | None = None) -> Verdict:
-    question = Task(
+    task = Task(
         model=engine_models()[model],
         engine="llama.cpp",
         machine=cards(vram, ram=ram) if vram else cpu(ram),
         load=Load(context_tokens=context),
     )
-    return judge(question)
+    return judge(task)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -72,15 +72,15 @@ def test_longest_context_fits_and_the_next_one_does_not(
     model: tuple[str, str], vram: int, ram: int
 ) -> None:
     result = judged(model, vram, ram)
-    question = Task(
+    task = Task(
         model=engine_models()[model],
         engine="llama.cpp",
         machine=result.machine,
     )
     longest, native = result.max_context, result.native_context
     if longest:
-        assert judge(replace(question, load=Load(context_tokens=longest))).can_load
+        assert judge(replace(task, load=Load(context_tokens=longest))).can_load
     if result.can_load and native is not None and longest + 256 <= native:
-        placed = Fitting(replace(question, load=result.load), result.way)
+        placed = Fitting(replace(task, load=result.load), result.way)
         assert placed.fits(longest)
         assert not placed.fits(longest + 256)

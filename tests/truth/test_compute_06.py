@@ -22,7 +22,7 @@ from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model
 from edgekit.units import Basis
 
-# CPU_REPACK: weights that an ARM build holds in another order.
+# CPU_REPACK: weights that an ARM build repacks.
 BUFFERS = {
     PoolKind.DEVICE: ("CUDA0",),
     PoolKind.HOST: ("CUDA_Host", "CPU", "CPU_Mapped", "CPU_REPACK"),
@@ -33,26 +33,28 @@ RECORDED, FURTHER = "llama_cpp_06.jsonl.gz", "llama_cpp_06_more.jsonl.gz"
 Row = dict[str, Any]
 
 
-def _by(key: Callable[[Row], str], file: str, *, each: int) -> list[Any]:
+def _sampled_by(key: Callable[[Row], str], file: str, *, each: int) -> list[Any]:
     result: dict[str, list[Row]] = {}
     for row in rows(file):
         result.setdefault(key(row), []).append(row)
     chosen = sampled_rows(result.values(), each=each)
-    return [pytest.param(own, id=name) for name, own in zip(result, chosen, strict=True)]
+    return [
+        pytest.param(model_rows, id=name) for name, model_rows in zip(result, chosen, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("recorded", _by(lambda row: str(row["model"]), RECORDED, each=4))
+@pytest.mark.parametrize("recorded", _sampled_by(lambda row: str(row["model"]), RECORDED, each=4))
 def test_recorded_buffers_are_exact(recorded: list[Row]) -> None:
     for row in recorded:
         _check(engine_models()[row["model"], row["quant"]], row)
 
 
-@pytest.mark.parametrize("recorded", _by(lambda row: str(row["file"]), FURTHER, each=18))
+@pytest.mark.parametrize("recorded", _sampled_by(lambda row: str(row["file"]), FURTHER, each=18))
 def test_recorded_buffers_of_further_models_are_exact(recorded: list[Row]) -> None:
-    """With more options: windows kept whole, caches on the host, 3 layers offloaded, micro-batches of 1 to 2,048."""
+    """With more options: full-size window caches, caches in RAM, 3 layers offloaded, micro-batches of 1 to 2,048."""
     model = further_model(recorded[0]["file"], recorded[0]["data_bytes"])
     for row in recorded:
-        if "error" in row:  # the engine refuses, or dies of an assertion
+        if "error" in row:  # the engine refuses, or fails an assertion
             with pytest.raises(RefusedError):
                 _bill(model, row)
         else:
@@ -86,7 +88,7 @@ def _predicted(bill: MemoryEstimate, kind: PoolKind) -> list[int]:
 
 
 def test_every_architecture_with_a_graph_is_recorded() -> None:
-    """So its compute may be called exact."""
+    """EdgeKit calls the compute buffers of these architectures exact."""
     result = {row["arch"] for file in (RECORDED, FURTHER) for row in rows(file)}
     assert result == {name for name in architecture_names() if family_of(name) is not None}
 

@@ -21,7 +21,8 @@ def _by_model() -> list[Any]:
             result.setdefault((row["model"], row["quant"]), []).append(row)
     chosen = sampled_rows(result.values(), each=3, always=lambda row: "error" in row["actual"])
     return [
-        pytest.param(name, own, id="-".join(name)) for name, own in zip(result, chosen, strict=True)
+        pytest.param(name, model_rows, id="-".join(name))
+        for name, model_rows in zip(result, chosen, strict=True)
     ]
 
 

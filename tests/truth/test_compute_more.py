@@ -1,4 +1,4 @@
-"""Further architectures, of headers that llama.cpp 0c1e57098 loaded: 0 bytes off.
+"""Buffers of further architectures, whose headers llama.cpp 0c1e57098 loaded: 0 bytes off.
 
 Every file in the normal run, each with every sixth of its rows; `make test-all` takes all rows.
 """
@@ -25,8 +25,8 @@ def _by_file() -> list[Any]:
     names = sorted(result)
     chosen = sampled_rows((result[name] for name in names), each=6)
     return [
-        pytest.param(file, own, id=f"{arch}-{file}")
-        for (arch, file), own in zip(names, chosen, strict=True)
+        pytest.param(file, file_rows, id=f"{arch}-{file}")
+        for (arch, file), file_rows in zip(names, chosen, strict=True)
     ]
 
 

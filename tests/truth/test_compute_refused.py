@@ -1,4 +1,4 @@
-"""Graphs that llama.cpp gives up on while it builds them: told as refusals."""
+"""Graphs that llama.cpp fails to build are refused."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_plm_needs_flash_attention_off(plm: Model, flash_attn: str) -> None:
         llamacpp.estimate(plm, *read_row({"n_ctx": 4096, "flash_attn": flash_attn}, "cpu"))
 
 
-def test_plm_one_token_at_a_time(plm: Model) -> None:
+def test_plm_with_microbatches_of_one_token_is_estimated(plm: Model) -> None:
     options = {"n_ctx": 4096, "flash_attn": "on", "n_ubatch": 1}
     assert llamacpp.estimate(plm, *read_row(options, "cpu")).lines

@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2: ours against sentence-transformers (recorded) and against real llama.cpp."""
+"""all-MiniLM-L6-v2: our vectors compared with those of sentence-transformers (recorded) and of llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.thoroughness import LONG, sampled, wide
 from edgekit.embed import open_embedder
 from edgekit.engines.native.kernels.types import Floats
 
-LEAST = {"F32": 0.9999, "F16": 0.9999, "Q8_0": 0.999}  # eight bits are not what was recorded
+MIN_COSINE = {"F32": 0.9999, "F16": 0.9999, "Q8_0": 0.999}  # recorded with F32 weights
 
 
 @cache
@@ -34,16 +34,20 @@ def ours(kind: str) -> Floats:
     return _embed(kind)
 
 
-@pytest.mark.parametrize("kind", LEAST if LONG else ["Q8_0"])
+@pytest.mark.parametrize("kind", MIN_COSINE if LONG else ["Q8_0"])
 def test_vectors_equal_sentence_transformers(kind: str) -> None:
     result = cosines(ours(kind), recorded())
     names = [row.name for row in rows()]
-    assert {name: one for name, one in zip(names, result, strict=True) if one < LEAST[kind]} == {}
+    assert {
+        name: cosine
+        for name, cosine in zip(names, result, strict=True)
+        if cosine < MIN_COSINE[kind]
+    } == {}
 
 
-@pytest.mark.parametrize("kind", LEAST if LONG else ["Q8_0"])
+@pytest.mark.parametrize("kind", MIN_COSINE if LONG else ["Q8_0"])
 def test_vectors_equal_llama_cpp(kind: str) -> None:
-    """On the same tokens: llama.cpp cuts Korean and Hindi otherwise than the model's own tokenizer does."""
+    """For the same tokens, because llama.cpp splits Korean and Hindi differently from the model's tokenizer."""
     pytest.importorskip("xllamacpp")
     tokens = [row.tokens for row in rows()]
     _check_near(ours(kind), llamacpp_vectors(minilm(kind), tokens))
@@ -56,19 +60,24 @@ def test_fast_kernels_give_the_same_vectors(kind: str) -> None:
     _check_near(ours(kind), _embed(kind, engine="llama.cpp"))
 
 
-def _check_near(mine: Floats, theirs: Floats) -> None:
-    """Of Q8_0, llama.cpp rounds activations too: three texts of 46 come out below 0.999 of the truth, none of ours.
+def _check_near(our_vectors: Floats, their_vectors: Floats) -> None:
+    """For Q8_0 llama.cpp rounds activations too, so that three of its 46 vectors (none of ours) are below 0.999.
 
-    Those three may be that far from ours as well.
+    Those three may differ as much from ours.
     """
-    near, true = cosines(mine, theirs), cosines(theirs, recorded())
+    similarity, their_accuracy = (
+        cosines(our_vectors, their_vectors),
+        cosines(their_vectors, recorded()),
+    )
     names = [row.name for row in rows()]
-    apart = {
-        name for name, one, truth in zip(names, near, true, strict=True) if one < 0.999 <= truth
+    different = {
+        name
+        for name, cosine, accuracy in zip(names, similarity, their_accuracy, strict=True)
+        if cosine < 0.999 <= accuracy
     }
-    assert apart == set()
-    assert near.min() >= 0.998
-    assert (near >= 0.999).sum() >= len(names) - 2
+    assert different == set()
+    assert similarity.min() >= 0.998
+    assert (similarity >= 0.999).sum() >= len(names) - 2
 
 
 def test_small_budget_gives_the_same_vectors() -> None:
@@ -83,7 +92,7 @@ def test_tokens_equal_those_of_the_models_own_tokenizer() -> None:
 
 
 def test_similar_texts_have_similar_vectors() -> None:
-    """Two pairs: each finds its other half."""
+    """Two pairs of similar texts: the nearest vector is that of the other text of the pair."""
     texts = [
         "A cat sits on the mat.",
         "A kitten is lying on the rug.",
@@ -92,9 +101,9 @@ def test_similar_texts_have_similar_vectors() -> None:
     ]
     with open_embedder(minilm("Q8_0")) as embedder:
         vectors = embedder.embed(texts)
-    near = vectors @ vectors.T
-    np.fill_diagonal(near, -1)
-    assert near.argmax(axis=1).tolist() == [1, 0, 3, 2]
+    similarity = vectors @ vectors.T
+    np.fill_diagonal(similarity, -1)
+    assert similarity.argmax(axis=1).tolist() == [1, 0, 3, 2]
 
 
 def _embed(kind: str, **choices: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""A model of gigabytes in a process of 100 MiB: measured in children, on a file in the shape of Qwen2-7B."""
+"""Embedding with a model of gigabytes in 100 MiB of memory: child processes read a file in the shape of Qwen2-7B."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.thoroughness import LONG, wide
 from edgekit.units import MIB
 
 pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="limits and peaks are Linux's"
+    not sys.platform.startswith("linux"), reason="uses Linux memory limits"
 )
 ADDRESSES = 600 * 10**6
 
@@ -32,7 +32,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each layer takes what the one before gave back: in the normal run there are two, still more than ADDRESSES."""
+    """Layers reuse the memory of the previous one, so the normal run has two; the file still exceeds ADDRESSES."""
     path = seven_b(tmp_path_factory.mktemp("seven") / "seven.gguf", layers=28 if LONG else 2)
     assert path.stat().st_size > ADDRESSES
     return path
@@ -42,14 +42,14 @@ CHILD = """
 import asyncio, json, re, sys, time
 from edgekit.embed import Limits, open_embedder
 
-model, asked = sys.argv[1], json.loads(sys.argv[2])
+model, request = sys.argv[1], json.loads(sys.argv[2])
 
-def peak_mib():  # ru_maxrss would be that of the parent, which was forked
+def peak_mib():  # ru_maxrss would start with the peak of the forked parent
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 
-async def watched(embedder, told):
-    # How soon it lets others in and how soon it stops are figures of benchmarks/.
-    told["norm"] = float((await embedder.aembed(["the cat sat on the mat"]) ** 2).sum())
+async def watched(embedder, result):
+    # benchmarks/ measures how soon it yields and how soon it stops.
+    result["norm"] = float((await embedder.aembed(["the cat sat on the mat"]) ** 2).sum())
     begun = asyncio.Event()
     task = asyncio.create_task(embedder.aembed(["again"], progress=lambda _: begun.set()))
     await begun.wait()
@@ -58,20 +58,20 @@ async def watched(embedder, told):
         await task
     except asyncio.CancelledError:
         pass
-    await asyncio.to_thread(embedder.close)  # returns when the work has stopped
+    await asyncio.to_thread(embedder.close)  # returns once the work has stopped
 
-told = {}
+result = {}
 embedder = open_embedder(
-    model, memory_budget=asked["budget"], limits=Limits(tokens=256), tokenizer=asked["tokenizer"]
+    model, memory_budget=request["budget"], limits=Limits(tokens=256), tokenizer=request["tokenizer"]
 )
-told["opened_mib"] = peak_mib()
-if asked["tokenizer"]:
-    asyncio.run(watched(embedder, told))
+result["opened_mib"] = peak_mib()
+if request["tokenizer"]:
+    asyncio.run(watched(embedder, result))
 else:
-    told["norm"] = float((embedder.embed_tokens([list(range(100, 116))]) ** 2).sum())
+    result["norm"] = float((embedder.embed_tokens([list(range(100, 116))]) ** 2).sum())
 embedder.close()
-told["peak_mib"], told["planned"] = peak_mib(), embedder.plan.total_bytes
-print(json.dumps(told))
+result["peak_mib"], result["planned"] = peak_mib(), embedder.plan.total_bytes
+print(json.dumps(result))
 """
 
 
@@ -102,7 +102,7 @@ def _child(
 
 @pytest.fixture
 def group() -> Iterator[str]:
-    """A real control group of 160 MB, where this machine lets us make one; "" where it does not."""
+    """A real control group with 160 MB; "" if none can be made on this machine."""
     try:
         groups = own_group("seven")
         version, folder = next(groups)
@@ -116,13 +116,13 @@ def group() -> Iterator[str]:
 
 
 def test_sixteen_tokens_within_100_mib(model: Path, group: str) -> None:
-    answer = _child(model, budget="64M", tokenizer=False, group=group)
-    assert answer["peak_mib"] <= 100
+    result = _child(model, budget="64M", tokenizer=False, group=group)
+    assert result["peak_mib"] <= 100
 
 
 def test_text_within_200_mib_and_600_mb_of_addresses(model: Path) -> None:
-    answer = _child(model, budget="110M", tokenizer=True, addresses=ADDRESSES)
-    assert answer["peak_mib"] <= 200
+    result = _child(model, budget="110M", tokenizer=True, addresses=ADDRESSES)
+    assert result["peak_mib"] <= 200
 
 
 @wide

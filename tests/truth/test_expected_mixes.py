@@ -1,4 +1,4 @@
-"""Mixes against llama.cpp's own choice of types, and against the files it made."""
+"""Quantisation mixes compared with llama.cpp's choice of types and with files that it quantised."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def plain_tensors(model: str) -> tuple[tuple[GgufTensor, ...], MixFacts]:
 
 
 def test_mix_gives_every_tensor_the_type_of_llama_cpp() -> None:
-    """47 models, 35 mixes, by llama_quant_compute_types (which knows no importance matrix).
+    """47 models, 35 mixes, by llama_quant_compute_types (without an importance matrix).
 
-    In the normal run each model has every eighth mix, the next one others, and all that are refused.
+    The normal run takes every eighth row, and all refusals.
     """
     checked = 0
     for place, row in enumerate(rows("mixes.jsonl.gz")):
         if not LONG and place % 8 and "refused" not in row:
             continue
-        laid, facts = plain_tensors(row["model"])
+        tensors, facts = plain_tensors(row["model"])
         if "refused" in row:
             with pytest.raises(RefusedError, match="no fallback for"):
-                quantize(in_order(laid), row["mix"], facts, imatrix=False)
+                quantize(in_order(tensors), row["mix"], facts, imatrix=False)
             continue
-        mixed = quantize(in_order(laid), row["mix"], facts, imatrix=False)
+        mixed = quantize(in_order(tensors), row["mix"], facts, imatrix=False)
         assert sum(tensor.size_bytes for tensor in mixed) == row["bytes"], row
         assert Counter(tensor.type.name for tensor in mixed) == row["types"], row
         checked += 1
@@ -67,11 +67,11 @@ def quantised_files() -> list[Any]:
 
 @pytest.mark.parametrize("index", sampled(tuple(quantised_files()), each=4))
 def test_size_of_a_quantised_file_follows_from_the_f16_file(index: int) -> None:
-    model, made = models()[index], model_header(index)
+    model, recorded = models()[index], model_header(index)
     plain = header_at(model["model"])
     mixed = source_model(plain, read_geometry(plain)).at_mix(model["quant"])
-    assert mixed.tensor_bytes == sum(tensor.size_bytes for tensor in made.tensors or ())
-    types = {tensor.name: tensor.type.name for tensor in made.tensors or ()}
+    assert mixed.tensor_bytes == sum(tensor.size_bytes for tensor in recorded.tensors or ())
+    types = {tensor.name: tensor.type.name for tensor in recorded.tensors or ()}
     assert {tensor.name: tensor.type.name for tensor in mixed.tensors} == types
 
 
@@ -88,9 +88,9 @@ def config_twins() -> list[Any]:
 
 @pytest.mark.parametrize(("index", "config"), sampled(tuple(config_twins()), each=4))
 def test_size_of_a_gguf_follows_from_the_config(index: int, config: dict[str, Any]) -> None:
-    """To the byte, tables of rope factors included."""
+    """Names, shapes and types of all tensors are equal, rope factors included."""
     header = config_header(config)
     mixed = source_model(header, read_geometry(header)).at_mix(models()[index]["quant"])
-    made = model_header(index).tensors or ()
-    laid = {tensor.name: (tensor.shape, tensor.type.name) for tensor in mixed.tensors}
-    assert laid == {tensor.name: (tensor.shape, tensor.type.name) for tensor in made}
+    recorded = model_header(index).tensors or ()
+    tensors = {tensor.name: (tensor.shape, tensor.type.name) for tensor in mixed.tensors}
+    assert tensors == {tensor.name: (tensor.shape, tensor.type.name) for tensor in recorded}

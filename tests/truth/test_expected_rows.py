@@ -1,4 +1,4 @@
-"""Expected tensors against what the engines and libraries really hold."""
+"""Expected tensors compared with those of engines and libraries."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def mlx_rows() -> list[Any]:
     ]
 
 
-# Numbers that MLX keeps at 32 bits: A of the delta nets, the bias that chooses experts.
+# 32-bit numbers in MLX: A of the delta nets, the bias of the router.
 WIDE = {"qwen3.5-9b-text": 24 * 32, "qwen3.5-27b-text": 48 * 48, "deepseek-v3": 58 * 256}
 
 
 @pytest.mark.parametrize("row", mlx_rows())
 def test_expected_tensors_are_those_of_mlx(row: dict[str, Any]) -> None:
-    wide = BF16_BYTES * WIDE.get(row["model"], 0)
-    assert BF16_BYTES * count(of_config(row["config"])) + wide == row["actual"]["bytes"]
+    extra_bytes = BF16_BYTES * WIDE.get(row["model"], 0)
+    assert BF16_BYTES * count(of_config(row["config"])) + extra_bytes == row["actual"]["bytes"]
 
 
-# Rows that vLLM pads the vocabulary by, to a multiple of 64, and numbers it keeps at 32 bits.
+# Models whose vocabulary vLLM pads to a multiple of 64, and models with 32-bit numbers in vLLM.
 VOCABULARY_PADDING = {"falcon-h1-0.5b", "mamba2-2.7b", "minicpm3-4b"}
 WIDE_STATES = {
     "falcon-h1-0.5b",
@@ -70,7 +70,7 @@ def vllm_rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("row", vllm_rows())
-def test_expected_tensors_are_those_of_vllm_without_padding(row: dict[str, Any]) -> None:
+def test_expected_tensors_are_those_of_vllm_up_to_padding(row: dict[str, Any]) -> None:
     expected, actual = BF16_BYTES * count(of_config(row["config"])), row["actual"]
     difference = actual["weights_param_bytes"] - expected
     if row["model"] in VOCABULARY_PADDING | WIDE_STATES:
@@ -80,41 +80,40 @@ def test_expected_tensors_are_those_of_vllm_without_padding(row: dict[str, Any])
 
 
 def test_expected_tensors_are_those_of_gguf_directories() -> None:
-    """From the keys of a GGUF alone. Tables of rope factors are no weights.
+    """From the keys of a GGUF. Tables of rope factors do not count.
 
-    Files of one model differ in their types alone: of each the first, with LONG all.
+    Files of one model differ only in their types: the first of each, with LONG all.
     """
     first = {model["model"]: index for index, model in reversed(list(enumerate(models())))}
     for index, model in enumerate(models()):
         if not LONG and index != first[model["model"]]:
             continue
         header = model_header(index)
-        held = sum(t.elements for t in header.tensors or () if not t.name.startswith("rope_"))
-        # One name for V2 and V3: that V3 has a bias that chooses experts is in no key we keep.
+        elements = sum(t.elements for t in header.tensors or () if not t.name.startswith("rope_"))
+        # V2 and V3 have one architecture name, and no recorded key says that V3 has a router bias.
         missing = 58 * 256 if model["model"] == "deepseek-v3" else 0
-        assert count(expected_tensors(read_geometry(header))) + missing == held, model["model"]
+        assert count(expected_tensors(read_geometry(header))) + missing == elements, model["model"]
 
 
 def test_expected_tensors_are_those_of_the_library_classes() -> None:
-    """149 model types of transformers and mlx-lm, by default and with every switch on and off (a third of the rows, and
-    one of each type; with LONG all).
+    """149 model types of transformers and mlx-lm, with defaults and with each switch on and off.
 
-    Not among the rows, as the two sides mean different things: Gemma 3n and 4 with shared caches (files carry keys and
+    A third of the rows and one of each type; with LONG all. Left out because the two sides count differently: Gemma 3n and 4 with shared caches (files carry keys and
     values that transformers drops), LongCat (transformers has matrices for experts that do nothing), heads of encoders.
     """
     checked = set()
-    for place, row in enumerate(rows("parameters.jsonl.gz")):
-        if not LONG and place % 3 and row["config"]["model_type"] in checked:
+    for index, row in enumerate(rows("parameters.jsonl.gz")):
+        if not LONG and index % 3 and row["config"]["model_type"] in checked:
             continue
         tensors = of_config(row["config"])
-        kept = tuple(t for t in tensors if row["head"] or t.role is not TensorRole.HEAD)
-        assert count(kept) == row["parameters"], row["config"]["model_type"]
+        counted = tuple(t for t in tensors if row["head"] or t.role is not TensorRole.HEAD)
+        assert count(counted) == row["parameters"], row["config"]["model_type"]
         checked.add(row["config"]["model_type"])
     assert len(checked) == 149
 
 
 @pytest.mark.skipif(
-    not (TRUTH / "configs").is_dir(), reason="the collection of configs is not here"
+    not (TRUTH / "configs").is_dir(), reason="needs the collection of configs in EDGEKIT_TRUTH"
 )
 def test_every_collected_config_has_expected_tensors() -> None:
     for path in sampled(sorted((TRUTH / "configs").glob("*.json")), each=4):
@@ -122,5 +121,5 @@ def test_every_collected_config_has_expected_tensors() -> None:
         try:
             geometry = read_geometry(config_header(config, path.name))
         except EdgekitError:
-            continue  # told elsewhere
+            continue  # covered by test_geometry_rows.py
         assert 10**7 < count(expected_tensors(geometry, config)) < 3 * 10**12, path.name

@@ -1,7 +1,7 @@
-"""Our placement compared with that of llama.cpp's own --fit: 13 models on cards of 8 to 48 GB, 56 pairs.
+"""Our placement compared with that of llama.cpp's --fit: 13 models on cards of 8 to 48 GB, 56 pairs.
 
-Recorded on an H200 with a margin (-fitt) that leaves what is usable on the smaller card: free memory less 1 GiB and the
-CUDA context. --fit leaves the experts of the last layers on the host and divides those of one.
+Recorded on an H200 with a margin (-fitt) that leaves the usable memory of the smaller card: its free memory less 1 GiB
+and the CUDA context. --fit leaves the experts of the last layers in RAM and divides those of one layer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def chosen(row: dict[str, Any]) -> Candidate:
     free = row["free_mib"] * MIB
     card = Device(name="card", vendor=Vendor.NVIDIA, total_bytes=free, free_bytes=free)
     kind = cache_type(row["cache_type"])
-    question = Task(
+    task = Task(
         model=engine_models()[row["model"], row["quant"]],
         engine="llama.cpp",
         machine=Machine(
@@ -45,11 +45,11 @@ def chosen(row: dict[str, Any]) -> Candidate:
         load=Load(context_tokens=row["n_ctx"], cache_k=kind, cache_v=kind),
         start=Start(setup=LlamaCppSetup(mode=LlamaMode.SERVER, **read_version("0.6")._asdict())),
     )
-    return choose(question).candidate
+    return choose(task).candidate
 
 
 def fitted(row: dict[str, Any], setup: LlamaCppSetup, layers: int) -> LlamaCppSetup:
-    """As --fit has it. Its patterns go up to the output, which has the number after the last layer."""
+    """The setup that --fit chose. Its patterns count the output as the layer after the last."""
     bare = replace(setup, n_cpu_moe=0, cpu_moe=False, overrides=(), n_gpu_layers=ALL_LAYERS)
     if row["n_gpu_layers"] < 0:  # everything on the card
         return bare
@@ -68,20 +68,20 @@ def fitted(row: dict[str, Any], setup: LlamaCppSetup, layers: int) -> LlamaCppSe
 
 
 def on_the_card(estimate: MemoryEstimate) -> int:
-    held = {Component.WEIGHTS, *CACHES}
-    return estimate.total(lambda line: line.pool == DEVICE and line.component in held)
+    components = {Component.WEIGHTS, *CACHES}
+    return estimate.total(lambda line: line.pool == DEVICE and line.component in components)
 
 
-def test_choice_has_no_less_on_the_card_than_fit() -> None:
-    """Weights and caches in bytes, or more layers: --fit may give one up for experts, which few tokens use.
+def test_choice_puts_at_least_as_much_on_the_card_as_fit() -> None:
+    """Compares bytes of weights and caches, or layers: --fit may give up a layer for experts, which few tokens use.
 
-    All 56 with LONG, every fourth otherwise.
+    Every fourth pair; with LONG all 56.
     """
     for row in ROWS if LONG else ROWS[::4]:
         result, model = chosen(row), engine_models()[row["model"], row["quant"]]
         setup = LlamaCppSetup.of(result.fitting.placement.setup)
         layers = len(model.geometry.layers)
-        theirs = fitted(row, setup, layers)
-        bill = llamacpp.estimate(model, result.fitting.task.load_of(row["n_ctx"]), theirs)
+        fit_setup = fitted(row, setup, layers)
+        bill = llamacpp.estimate(model, result.fitting.task.load_of(row["n_ctx"]), fit_setup)
         has_more = on_the_card(result.priced.estimate) >= on_the_card(bill)
-        assert has_more or setup.n_gpu_layers > theirs.n_gpu_layers, row
+        assert has_more or setup.n_gpu_layers > fit_setup.n_gpu_layers, row

@@ -1,4 +1,4 @@
-"""Geometry against what real engines allocated: what a layer remembers is what llama.cpp stored."""
+"""Geometry compared with allocations of engines: the cache elements of a layer are those of llama.cpp."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def geometry_of(model: str) -> ModelGeometry:
 
 
 def plain_rows() -> list[dict[str, Any]]:
-    """Rows whose cache is 16 bit and whose layers are stored as they are."""
+    """Rows with f16 caches."""
     return [
         row
         for row in rows("llama_cpp_cpu.jsonl.gz")
@@ -35,7 +35,7 @@ def plain_rows() -> list[dict[str, Any]]:
 
 @cache
 def stored_elements(model: str, *, bounded: bool) -> int:
-    """Elements a token adds in llama.cpp's full or sliding cache."""
+    """Elements that a token adds to llama.cpp's full or sliding cache."""
     geometry = geometry_of(model)
     streams = [s for layer in geometry.layers for s in layer.mixer.streams]
     return sum(s.elements for s in streams if (s.span is not Span.ALL) is bounded)
@@ -80,12 +80,12 @@ def test_parameters_from_the_config_are_within_a_twentieth_of_a_percent(
     assert 0 < active <= total
 
 
-# A GGUF of these has no usable window, or holds its latent in full heads.
+# Their GGUF has no usable window, or stores the latent as full heads.
 NOT_ALIKE = {"mistral-7b-v0.1", "minicpm3-4b", "phi-3-mini-4k"}
 
 
 def test_geometry_is_the_same_from_gguf_and_from_config() -> None:
-    """The same model, two formats: what each layer remembers must agree."""
+    """The caches and states of each layer agree in both formats."""
     configs = {row["model"]: row["config"] for row in rows("mlx.jsonl.gz")}
     both = sorted(configs.keys() & {m["model"] for m in models()} - NOT_ALIKE)
     assert len(both) > 20
@@ -93,17 +93,17 @@ def test_geometry_is_the_same_from_gguf_and_from_config() -> None:
         from_gguf, from_config = geometry_of(name), read_geometry(config_header(configs[name]))
         assert from_gguf.hidden == from_config.hidden, name
         assert len(from_gguf.layers) == len(from_config.layers), name
-        for one, other in zip(from_gguf.layers, from_config.layers, strict=True):
-            assert one.mixer.streams == other.mixer.streams, (name, one.index)
-            assert one.mixer.states == other.mixer.states, (name, one.index)
+        for gguf_layer, config_layer in zip(from_gguf.layers, from_config.layers, strict=True):
+            assert gguf_layer.mixer.streams == config_layer.mixer.streams, (name, gguf_layer.index)
+            assert gguf_layer.mixer.states == config_layer.mixer.states, (name, gguf_layer.index)
 
 
-# Files among the 200 that hold no complete description of a language model, and why.
+# Files of the 200 that do not describe a language model completely, with the error.
 INCOMPLETE = {"lukealonso_glm_5_1_nvfp4_quant.json": "does not state its heads"}
 
 
 @pytest.mark.skipif(
-    not (TRUTH / "configs").is_dir(), reason="the collection of configs is not here"
+    not (TRUTH / "configs").is_dir(), reason="needs the collection of configs in EDGEKIT_TRUTH"
 )
 def test_every_collected_config_has_a_geometry_or_a_reason() -> None:
     names = sorted(path.name for path in (TRUTH / "configs").glob("*.json"))

@@ -1,4 +1,4 @@
-"""The table of tensor types against ggml itself, inside the llama.cpp that xllamacpp brings."""
+"""The table of tensor types compared with ggml in the shared library of xllamacpp."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ggml() -> ctypes.CDLL:
         pytest.skip("xllamacpp is not installed, or has no shared library here")
     library = ctypes.CDLL(str(results[0]))
     if not hasattr(library, "ggml_blck_size"):
-        pytest.skip("this build of xllamacpp keeps ggml's functions to itself")
+        pytest.skip("this build of xllamacpp does not export ggml's functions")
     library.ggml_blck_size.restype = ctypes.c_int64
     library.ggml_type_size.restype = ctypes.c_size_t
     library.ggml_type_name.restype = ctypes.c_char_p

@@ -1,4 +1,4 @@
-"""Every recorded header: bytes, parameters and hyper-parameters equal what is known of the model."""
+"""Every recorded header: bytes, parameters and hyper-parameters equal the recorded facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(header: ModelHeader, model: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("index", INDICES)
-def test_header_without_vocabulary(index: int) -> None:
+def test_header_without_vocabulary_equals_the_recorded_facts(index: int) -> None:
     model, header = models()[index], model_header(index)
     check(header, model)
     for key, value in model["hyper_parameters"].items():
@@ -34,7 +34,7 @@ def test_header_without_vocabulary(index: int) -> None:
         ), key
 
 
-def test_all_140_headers_are_recorded() -> None:
+def test_140_headers_are_recorded() -> None:
     assert len(models()) == 140
 
 
@@ -45,9 +45,11 @@ WITH_VOCABULARY = [
 ]
 
 
-@pytest.mark.skipif(not (TRUTH / "headers").is_dir(), reason="headers with vocabulary are not here")
+@pytest.mark.skipif(
+    not (TRUTH / "headers").is_dir(), reason="needs the collection of headers in EDGEKIT_TRUTH"
+)
 @pytest.mark.parametrize("index", WITH_VOCABULARY)
-def test_header_with_vocabulary(index: int) -> None:
+def test_header_with_vocabulary_equals_the_recorded_facts(index: int) -> None:
     model = models()[index]
     name = model["header_with_vocabulary"]
     raw = header_bytes(name, TRUTH / "headers")

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF from its keys, its size and its number of tensors: those of the directory, one by one."""
+"""The tensors computed from the keys, the size and the tensor count of a GGUF equal those of its directory."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
-# Files in headers_more that no converter wrote, or whose family is laid out in part. Why they are not equal:
-SCALES = "made with scales of NVFP4 weights, which no key tells"
-OPTIONAL = "made without, or with, tensors that the loader takes either way"
-NOT_LAID = "tensors of a kind that geometry does not describe"
-SHAPE = "one dimension of length 1 more or fewer, which ggml does not tell apart"
+# Files in headers_more that no converter wrote, or whose family has a partial list of tensors. Why they differ:
+SCALES = "has scales of NVFP4 weights, which no key mentions"
+OPTIONAL = "has, or lacks, tensors that the loader treats as optional"
+NOT_DESCRIBED = "tensors of a kind that geometry does not describe"
+SHAPE = "one dimension of length 1 more or fewer, which ggml treats as equal"
 UNEQUAL = {
-    "bge-reranker-v2-m3.F16": NOT_LAID,  # its classifier
+    "bge-reranker-v2-m3.F16": NOT_DESCRIBED,  # its classifier
     "bitnet-small.Q4_K_M": SCALES,
     "bloom-small.Q4_K_M": SCALES,
     "chameleon-small.Q4_K_M": OPTIONAL,
     "chatglm-small.Q4_K_M": SCALES,
     "codeshell-small.Q4_K_M": SCALES,
-    "cogvlm.Q4_K_M": NOT_LAID,  # experts for pictures
+    "cogvlm.Q4_K_M": NOT_DESCRIBED,  # vision experts
     "cohere2moe-rms-small.Q4_K_M": OPTIONAL,
     "dbrx-small.Q4_K_M": SCALES,
-    "deci-small.Q4_K_M": NOT_LAID,  # linear layers in the place of attention
-    "embeddinggemma-dense.Q4_K_M": NOT_LAID,  # dense layers behind the pooling
+    "deci-small.Q4_K_M": NOT_DESCRIBED,  # linear layers instead of attention
+    "embeddinggemma-dense.Q4_K_M": NOT_DESCRIBED,  # dense layers after the pooling
     "ernie4.5-moe-small.Q4_K_M": SCALES,
     "falcon-40b-small.Q4_K_M": SCALES,
-    "flan-t5-large.Q4_K_M": NOT_LAID,
+    "flan-t5-large.Q4_K_M": NOT_DESCRIBED,
     "gemma-3n-e2b.Q4_K_M": OPTIONAL,  # F32 where the converter writes F16
     "gpt2.Q4_K_M": SCALES,
     "granite-4-h-micro.Q4_K_M": SHAPE,
@@ -51,7 +51,7 @@ UNEQUAL = {
     "jina-v3.F16": SCALES,
     "kimi-linear-48b.Q4_K_M": SCALES,
     "ling-3-small.Q4_K_M": SHAPE,
-    "llama-3.3-nemotron-49b.Q4_K_M": NOT_LAID,  # linear layers in the place of attention
+    "llama-3.3-nemotron-49b.Q4_K_M": NOT_DESCRIBED,  # linear layers instead of attention
     "mamba2-2.7b.F16": SHAPE,
     "mimo2-small.Q4_K_M": OPTIONAL,
     "minimax-text-01.Q4_K_M": SCALES,
@@ -62,9 +62,9 @@ UNEQUAL = {
     "pythia-small.Q4_K_M": SCALES,
     "qwen3-next-small.Q8_0": SCALES,
     "qwen35moe-mtp.Q4_K_M": OPTIONAL,
-    "rwkv7-0.4b.F16": NOT_LAID,
+    "rwkv7-0.4b.F16": NOT_DESCRIBED,
     "stablelm-parallel-small.Q4_K_M": OPTIONAL,
-    "t5-base-encoder.Q4_K_M": NOT_LAID,
+    "t5-base-encoder.Q4_K_M": NOT_DESCRIBED,
 }
 # Families without a list of tensors: keys alone give no estimate.
 WITHOUT_LIST = {"arwkv7-7b.Q4_K_M", "rwkv6-1.6b.Q4_K_M", "rwkv6qwen2-32b.Q4_K_M"}
@@ -76,13 +76,13 @@ def recorded_files(model: dict[str, Any]) -> ModelFiles:
 
 
 @cache
-def made_up_sizes() -> dict[str, int]:
+def further_sizes() -> dict[str, int]:
     return {row["file"]: row["data_bytes"] for row in rows("llama_cpp_more.jsonl.gz")}
 
 
-def made_up_files(name: str) -> ModelFiles:
+def further_files(name: str) -> ModelFiles:
     head = header_bytes(f"{name}.head.gz", DATA / "headers_more")
-    return gguf_files(f"{name}.gguf", head, made_up_sizes()[name])
+    return gguf_files(f"{name}.gguf", head, further_sizes()[name])
 
 
 def keys_alone(files: ModelFiles) -> ModelHeader:
@@ -90,7 +90,7 @@ def keys_alone(files: ModelFiles) -> ModelHeader:
     return replace(header, tensors=None, tensor_bytes=None)
 
 
-def laid_out(header: ModelHeader) -> tuple[Tensor, ...]:
+def layout_of(header: ModelHeader) -> tuple[Tensor, ...]:
     result = converted(Model(header=header, geometry=read_geometry(header)), None)
     assert result is not None
     return result.model.header.tensors or ()
@@ -104,26 +104,26 @@ def test_layout_is_that_of_every_recorded_file() -> None:
     for model in sampled(models(), each=5):
         files = recorded_files(model)
         directory = read_header(files).tensors or ()
-        laid = laid_out(keys_alone(files))
-        assert described(laid) == described(directory), files.reference
-        assert len(laid) == len(directory)
+        layout = layout_of(keys_alone(files))
+        assert described(layout) == described(directory), files.reference
+        assert len(layout) == len(directory)
 
 
-def made_up() -> list[str]:
+def further_names() -> list[str]:
     return [
         name
-        for name in sorted(made_up_sizes())
+        for name in sorted(further_sizes())
         if name not in UNEQUAL | dict.fromkeys(WITHOUT_LIST)
     ]
 
 
-@pytest.mark.parametrize("name", sampled(made_up(), each=2))
+@pytest.mark.parametrize("name", sampled(further_names(), each=2))
 def test_layout_is_that_of_further_families(name: str) -> None:
-    files = made_up_files(name)
-    assert described(laid_out(keys_alone(files))) == described(read_header(files).tensors or ())
+    files = further_files(name)
+    assert described(layout_of(keys_alone(files))) == described(read_header(files).tensors or ())
 
 
 @pytest.mark.parametrize("name", sorted(UNEQUAL))
 def test_listed_differences_still_differ(name: str) -> None:
-    files = made_up_files(name)
-    assert described(laid_out(keys_alone(files))) != described(read_header(files).tensors or ())
+    files = further_files(name)
+    assert described(layout_of(keys_alone(files))) != described(read_header(files).tensors or ())

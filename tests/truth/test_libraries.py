@@ -1,7 +1,7 @@
-"""Geometry against the classes of transformers and mlx-lm: what each layer remembers, how many weights there are.
+"""Geometry compared with the classes of transformers and mlx-lm: the cache of each layer, the number of weights.
 
-Recorded by running the classes without data. Left out, as the two sides mean different things: indexer keys (only mlx-lm
-keeps them beside the others), states of transformers (it keeps one more token of a convolution), and the weights of
+Recorded by running the classes without data. Left out because the two sides count differently: indexer keys (only mlx-lm
+stores them with the others), states of transformers (it keeps one more token of a convolution), and the weights of
 projectors, of layers that read another's cache, of experts that do nothing.
 """
 
@@ -21,8 +21,8 @@ from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model, ModelGeometry
 
 
-def remembered(geometry: ModelGeometry) -> Counter[tuple[int, int]]:
-    """(elements for each token, window) -> in how many layers."""
+def cache_shapes(geometry: ModelGeometry) -> Counter[tuple[int, int]]:
+    """(elements per token, window) -> number of layers."""
     result: Counter[tuple[int, int]] = Counter()
     for layer in geometry.layers:
         streams = [stream for stream in layer.mixer.streams if stream.name != "index"]
@@ -35,8 +35,8 @@ def compare(row: dict[str, Any]) -> None:
     config, name = row["config"], row["config"]["model_type"]
     geometry = read_geometry(config_header(config))
     if row["layers"] is not None:
-        kept = {(per_token, window): count for count, per_token, window in row["layers"]}
-        assert remembered(geometry) == kept, name
+        expected_caches = {(per_token, window): count for count, per_token, window in row["layers"]}
+        assert cache_shapes(geometry) == expected_caches, name
     if row["parameters"] is not None:
         expected = sum(tensor.elements for tensor in expected_tensors(geometry, config))
         assert expected == row["parameters"], name
@@ -54,7 +54,7 @@ def test_layers_and_weights_are_those_of_the_libraries() -> None:
 
 
 def test_mlx_bytes_equal_those_of_the_library() -> None:
-    """Plain weights, weights at 4 bits in groups of 64, the cache after a prompt of 1000 tokens."""
+    """Unquantised weights, weights at 4 bits in groups of 64, the cache after a prompt of 1000 tokens."""
     checked = 0
     for row in rows("libraries.jsonl.gz"):
         if "bytes" not in row:

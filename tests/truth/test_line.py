@@ -1,6 +1,6 @@
-"""Where the line between loading and failing is, on an H200 whose free memory was cut down step by step.
+"""Loads that worked and failed on an H200 whose free memory was reduced step by step, compared with the bill.
 
-Recorded with llama.cpp 0.5, so the bill asks for that version.
+Recorded with llama.cpp 0.5, so the bill uses its rules.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _verdict(row: dict[str, Any], reserve_bytes: int | None = None) -> Verdict:
         total_bytes=140 * GIB,
         free_bytes=row["free_bytes_at_start"],
     )
-    question = Task(
+    task = Task(
         model=engine_models()[row["model"], row["quantisation"]],
         engine="llama.cpp",
         machine=Machine(name="H200", system=System.LINUX, host=None, devices=(card,)),
@@ -85,7 +85,7 @@ def _verdict(row: dict[str, Any], reserve_bytes: int | None = None) -> Verdict:
         start=Start(setup=SETUP, fixed_flags=frozenset({"backend"})),
         reserve_bytes=reserve_bytes,
     )
-    return judge(question)
+    return judge(task)
 
 
 def test_verdict_accepts_loads_that_worked_and_refuses_those_that_failed() -> None:
@@ -110,7 +110,7 @@ def test_verdict_without_a_reserve_accepts_loads_at_one_percent_above_the_bill()
 
 
 def test_first_decode_is_within_its_bound() -> None:
-    """Free memory after 600 tokens, less what the buffers and the CUDA context take. The first context of a process."""
+    """The memory that the first decode of a process takes: free memory before it less free memory after it."""
     seen = set()
     for row in rows("llama_cpp_cuda.jsonl.gz"):
         if row.get("tag") != "real" or "free_decoded" not in row or row["model"] in seen:
@@ -150,14 +150,14 @@ def test_first_decode_depends_on_the_family(model: str, quant: str, mib: int) ->
 
 
 def test_first_decode_of_fifty_architectures_is_within_its_bound() -> None:
-    """205 real loads of llama.cpp 0.6 on an H200: 600 tokens of prompt, then eight more. A third of each file's; with LONG all."""
+    """205 loads of llama.cpp 0.6 on an H200: 600 tokens of prompt, then eight more. A third of them; with LONG all."""
     recorded = list(rows("first_decode_06.jsonl.gz"))
     model_of = lru_cache(maxsize=1)(further_model)  # rows of one file follow each other
-    met = set()
-    for place, row in enumerate(recorded):
-        if not LONG and place % 3 and row["file"] in met:
+    seen = set()
+    for index, row in enumerate(recorded):
+        if not LONG and index % 3 and row["file"] in seen:
             continue
-        met.add(row["file"])
+        seen.add(row["file"])
         options, free = row["options"], row["free_bytes"]
         kind = cache_type(options["cache_type"])
         load = Load(
@@ -177,4 +177,4 @@ def test_first_decode_of_fifty_architectures_is_within_its_bound() -> None:
         taken = free["after_context"] - free["after_decode"]
         assert line.within is not None
         assert abs(taken - line.size_bytes) <= line.size_bytes * line.within, row
-    assert len(met) == 50
+    assert len(seen) == 50

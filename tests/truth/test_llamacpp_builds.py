@@ -1,6 +1,6 @@
-"""What fourteen releases of llama.cpp answered, April to October 2026: each is billed by its own build's rules.
+"""Buffers of fourteen releases of llama.cpp, April to October 2026: each is billed by the rules of its build.
 
-Recorded by tools/compare_engine.py from the wheels of xllamacpp: every part as far as the engine's log tells it.
+Recorded by tools/compare_engine.py from the wheels of xllamacpp, with the precision of the engine's log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgekit.model.types import Model
 ROWS = list(rows("llama_cpp_builds.jsonl.gz"))
 LOADS = {str(row["options"]) for row in ROWS}
 WHEELS = list(dict.fromkeys(row["wheel"] for row in ROWS))
-# One of each kind whose rules changed, and one whose rules did not.
+# A model for each rule that changed, and one for which none did.
 SOME = (
     "gemma-3-4b", "gemma-3n-e4b", "glm-4.5-air", "gpt-oss-20b", "granite-4-h-tiny", "llama-3.2-1b",
     "minicpm3-4b", "phi-3-medium-4k", "qwen3-next-80b-a3b", "qwen3.5-9b",
@@ -66,19 +66,19 @@ def test_all_wheels_are_recorded() -> None:
 
 @pytest.mark.parametrize("wheel", WHEELS)
 def test_every_buffer_is_that_of_the_wheel(wheel: str) -> None:
-    requests = [row for row in ROWS if row["wheel"] == wheel and "parts" in row]
+    chosen = [row for row in ROWS if row["wheel"] == wheel and "parts" in row]
     if not LONG:
-        requests = [row for row in requests if row["file"].startswith(SOME)][:: len(LOADS) // 2]
-    assert [line for row in requests for line in differences(row)] == []
+        chosen = [row for row in chosen if row["file"].startswith(SOME)][:: len(LOADS) // 2]
+    assert [line for row in chosen for line in differences(row)] == []
 
 
 def test_loads_that_crash_a_wheel_are_refused() -> None:
-    died = [row for row in ROWS if "died" in row]
-    assert {(row["wheel"], row["file"].partition(".")[0]) for row in died} == {
+    crashed = [row for row in ROWS if "died" in row]
+    assert {(row["wheel"], row["file"].partition(".")[0]) for row in crashed} == {
         ("2026.4.8672", "phi-3-medium-4k"),
         ("2026.4.8672.1", "phi-3-medium-4k"),
         ("2026.4.8929", "phi-3-medium-4k"),
     }
-    for row in died:
+    for row in crashed:
         with pytest.raises(RefusedError, match=r"llama\.cpp aborts"):
             bill(row)

@@ -41,7 +41,9 @@ def _by_model(file: str) -> list[Any]:
     result: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows(file):
         result.setdefault((row["model"], row["quant"]), []).append(row)
-    return [pytest.param(name, own, id="-".join(name)) for name, own in result.items()]
+    return [
+        pytest.param(name, model_rows, id="-".join(name)) for name, model_rows in result.items()
+    ]
 
 
 @pytest.mark.parametrize(("name", "recorded"), _by_model("llama_cpp_cpu.jsonl.gz"))
@@ -68,16 +70,16 @@ def test_cuda_rows_are_exact(name: tuple[str, str], recorded: list[dict[str, Any
             continue
         lines = _lines(model, row["options"], "cuda")
         assert _pool(lines, PoolKind.DEVICE) == breakdown.get("CUDA0", [0, 0])[:2], row["options"]
-        if row["tag"] != "real":  # there the host's weights are a range of the mapped file
+        if row["tag"] != "real":  # in "real" rows the host's weights are a range of the mapped file
             host = [sum(breakdown.get(name, [0, 0])[i] for name in HOST_BUFFERS) for i in (0, 1)]
             assert _pool(lines, PoolKind.HOST) == host, row["options"]
 
 
 def _pool(lines: list[MemoryLine], kind: PoolKind) -> list[int]:
-    own = [line for line in lines if line.pool.kind is kind]
+    model_rows = [line for line in lines if line.pool.kind is kind]
     return [
-        sum(line.size_bytes for line in own if line.component is Component.WEIGHTS),
-        sum(line.size_bytes for line in own if line.component in CACHES),
+        sum(line.size_bytes for line in model_rows if line.component is Component.WEIGHTS),
+        sum(line.size_bytes for line in model_rows if line.component in CACHES),
     ]
 
 

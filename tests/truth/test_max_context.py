@@ -1,4 +1,4 @@
-"""Models x devices x engines: the longest context found is the longest whose bill fits, and one step more does not.
+"""Models x devices x engines: the longest context is the longest whose bill fits; one step more does not fit.
 
 Twenty models in the normal run, with llama.cpp each on every eighth device; `make test-all` takes all that are recorded.
 """
@@ -30,8 +30,8 @@ CHOSEN = (
     "minicpm3-4b", "mistral-small-24b", "mixtral-8x7b", "phi-3-mini-128k", "qwen3-30b-a3b", "qwen3-next-80b-a3b",
     "qwen3.5-9b",
 )  # fmt: skip
-# What the collections for vLLM and MLX call them; some are in neither.
-IN_CONFIGS = {
+# Their names in the rows of vLLM and MLX; some are in neither.
+CONFIG_NAMES = {
     "falcon-h1-1.5b": "falcon-h1-0.5b",
     "gemma-3-27b": "gemma-3-27b-text",
     "jamba-1.5-mini": "jamba-v0.1",
@@ -56,7 +56,7 @@ DEVICES: tuple[tuple[tuple[str, ...], str | None], ...] = (
 )
 
 
-EVERYWHERE = "llama-3.1-8b Q4_K_M"
+ON_ALL_MACHINES = "llama-3.1-8b Q4_K_M"
 
 
 @cache
@@ -75,7 +75,7 @@ def configs() -> dict[str, Model]:
     return result
 
 
-def questions() -> Iterator[tuple[str, str]]:
+def cases() -> Iterator[tuple[str, str]]:
     if LONG:
         yield from (("llama.cpp", f"{model['model']} {model['quant']}") for model in models())
         yield from ((engine, name) for engine in ("vllm", "mlx") for name in configs())
@@ -84,8 +84,8 @@ def questions() -> Iterator[tuple[str, str]]:
         quant = next(model["quant"] for model in models() if model["model"] == name and model["quant"] != "F16")  # fmt: skip
         yield "llama.cpp", f"{name} {quant}"
         for engine in ("vllm", "mlx"):
-            if IN_CONFIGS.get(name, name) in configs():
-                yield engine, IN_CONFIGS.get(name, name)
+            if CONFIG_NAMES.get(name, name) in configs():
+                yield engine, CONFIG_NAMES.get(name, name)
 
 
 def model_of(engine: str, name: str) -> Model:
@@ -96,66 +96,66 @@ def model_of(engine: str, name: str) -> Model:
 
 
 def machines_for(engine: str, name: str) -> tuple[Machine, ...]:
-    """Of three models that follow each other each meets what the other two do not; one meets all."""
-    if engine != "llama.cpp" or name == EVERYWHERE:
+    """Every eighth machine, from another start for each model; ON_ALL_MACHINES gets all of them."""
+    if engine != "llama.cpp" or name == ON_ALL_MACHINES:
         return machines()
-    place = [one for kind, one in questions() if kind == engine].index(name)
+    place = [model for kind, model in cases() if kind == engine].index(name)
     return tuple(sampled(machines(), each=8, turn=place))
 
 
 @cache
-def judged(engine: str, name: str) -> tuple[tuple[Task, Verdict], ...]:
-    return tuple(_judged(engine, name))
+def verdicts(engine: str, name: str) -> tuple[tuple[Task, Verdict], ...]:
+    return tuple(_verdicts(engine, name))
 
 
-def _judged(engine: str, name: str) -> Iterator[tuple[Task, Verdict]]:
+def _verdicts(engine: str, name: str) -> Iterator[tuple[Task, Verdict]]:
     model = model_of(engine, name)
     for machine in machines_for(engine, name):
-        question = Task(model=model, engine=engine, machine=machine)
+        task = Task(model=model, engine=engine, machine=machine)
         try:
-            yield question, judge(question)
+            yield task, judge(task)
         except (HardwareError, RefusedError):
             continue
 
 
-@pytest.mark.parametrize(("engine", "name"), list(questions()))
+@pytest.mark.parametrize(("engine", "name"), list(cases()))
 def test_longest_context_fits_and_one_step_more_does_not(engine: str, name: str) -> None:
-    for question, result in judged(engine, name):
-        fitting = chosen(question, result)
-        longest, step, most = result.max_context, fitting.step_tokens, fitting.max_tokens
-        assert longest <= most
-        assert longest % step == 0 or longest == most
+    for task, result in verdicts(engine, name):
+        fitting = chosen(task, result)
+        longest, step, max_tokens = result.max_context, fitting.step_tokens, fitting.max_tokens
+        assert longest <= max_tokens
+        assert longest % step == 0 or longest == max_tokens
         if longest:
-            assert _holds(question, result, fitting), question.machine.name
-        if longest < most:
-            assert not fits(fitting, min(longest + step, most)), question.machine.name
+            assert _holds(task, result, fitting), task.machine.name
+        if longest < max_tokens:
+            assert not fits(fitting, min(longest + step, max_tokens)), task.machine.name
 
 
-def _holds(question: Task, result: Verdict, fitting: Fitting) -> bool:
-    """The placement of an answer that does not fit is not always the one with the longest context."""
+def _holds(task: Task, result: Verdict, fitting: Fitting) -> bool:
+    """Whether the longest context fits; if the verdict failed, perhaps with another placement than its own."""
     longest = result.max_context
     if fitting.price(longest).fits or not result.failed:
         return fitting.price(longest).fits
-    return judge(replace(question, load=replace(question.load, context_tokens=longest))).can_load
+    return judge(replace(task, load=replace(task.load, context_tokens=longest))).can_load
 
 
-@pytest.mark.parametrize(("engine", "name"), list(questions()))
+@pytest.mark.parametrize(("engine", "name"), list(cases()))
 def test_linear_scan_finds_no_longer_context(engine: str, name: str) -> None:
-    chance = random.Random(name)  # the same sample every time
-    for question, result in judged(engine, name):
-        fitting = chosen(question, result)
+    rng = random.Random(name)  # the same sample every time
+    for task, result in verdicts(engine, name):
+        fitting = chosen(task, result)
         step = fitting.step_tokens
         places = range(result.max_context // step + 1, -(-fitting.max_tokens // step))
-        near, far = places[:8], chance.sample(places, min(8, len(places)))
+        near, far = places[:8], rng.sample(places, min(8, len(places)))
         for place in (*near, *far):
-            assert not fits(fitting, place * step), (question.machine.name, place)
+            assert not fits(fitting, place * step), (task.machine.name, place)
 
 
-def chosen(question: Task, result: Verdict) -> Fitting:
-    """With the weights, the cache and the placement of the answer."""
+def chosen(task: Task, result: Verdict) -> Fitting:
+    """The fitting with the weights, the cache types and the placement of the verdict."""
     assert result.variant is not None
-    load = replace(question.load, cache_k=result.load.cache_k, cache_v=result.load.cache_v)
-    return Fitting(replace(with_weights(question, result.variant), load=load), result.way)
+    load = replace(task.load, cache_k=result.load.cache_k, cache_v=result.load.cache_v)
+    return Fitting(replace(with_weights(task, result.variant), load=load), result.way)
 
 
 def fits(fitting: Fitting, tokens: int) -> bool:
@@ -166,39 +166,39 @@ def fits(fitting: Fitting, tokens: int) -> bool:
 
 
 def test_every_step_of_a_window_fits_on_one_machine() -> None:
-    """A sliding model and one with layers on the host. Those around the longest, and every fourth; with LONG all."""
+    """A model with a sliding window and one with layers in RAM: steps near the longest and every fourth; with LONG all."""
     for name, machine in (("gemma-3-27b", machines()[9]), ("mistral-small-24b", machines()[2])):
-        question = Task(model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine)
-        fitting = Fitting(question, judge(question).way)
+        task = Task(model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine)
+        fitting = Fitting(task, judge(task).way)
         steps = range(fitting.step_tokens, fitting.max_tokens + 1, fitting.step_tokens)
         near = range(
             fitting.longest_tokens - 8 * fitting.step_tokens,
             fitting.longest_tokens + 9 * fitting.step_tokens,
         )
-        request = {*sampled(steps, each=4), *(tokens for tokens in steps if tokens in near)}
-        longest = max((tokens for tokens in request if fits(fitting, tokens)), default=0)
+        lengths = {*sampled(steps, each=4), *(tokens for tokens in steps if tokens in near)}
+        longest = max((tokens for tokens in lengths if fits(fitting, tokens)), default=0)
         assert longest == fitting.longest_tokens
 
 
 def test_longest_context_of_a_ladder_is_that_of_its_best_placement() -> None:
-    """The ladder is climbed by guesses: here it is walked."""
-    question = Task(
+    """Ladder skips placements by guesses; here each one is tried."""
+    task = Task(
         model=engine_models()["llama-3.1-8b", "Q8_0"],
         engine="llama.cpp",
         machine=what_if_machine(vram="4G", ram="12G"),
     )
-    ways = tuple(placements_of(question))
-    rungs = [Fitting(question, placement) for placement in ways]
+    placements = tuple(placements_of(task))
+    rungs = [Fitting(task, placement) for placement in placements]
     longest = max(rung.longest_tokens for rung in rungs)
-    assert Ladder(question, ways).longest_tokens == longest > rungs[0].longest_tokens
+    assert Ladder(task, placements).longest_tokens == longest > rungs[0].longest_tokens
 
 
 def test_all_three_engines_are_covered() -> None:
     counts = {
-        (engine, name): len(judged(engine, name))
-        for engine, name in questions()
+        (engine, name): len(verdicts(engine, name))
+        for engine, name in cases()
         if name.startswith("llama-3.1-8b")
     }
-    assert counts["llama.cpp", EVERYWHERE] == len(DEVICES)
-    assert counts["vllm", "llama-3.1-8b"] == 6  # machines with NVIDIA's cards
+    assert counts["llama.cpp", ON_ALL_MACHINES] == len(DEVICES)
+    assert counts["vllm", "llama-3.1-8b"] == 6  # machines with NVIDIA cards
     assert counts["mlx", "llama-3.1-8b"] == 3  # Macs

@@ -1,4 +1,4 @@
-"""MLX against what mlx-lm really allocated: caches, refusals, weights of every quantisation, to the byte."""
+"""MLX compared with allocations of mlx-lm: caches, refusals, weights of every quantisation, to the byte."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_weights_follow_from_the_config_that_the_converter_wrote() -> None:
     [i for i, row in enumerate(recorded("generate")) if row["options"]["prompt_tokens"] > 99],
 )
 def test_peak_of_the_prompt_has_the_measured_size(index: int) -> None:
-    """On the CPU, where one layer at a time is held, no attention is fused and norms take several steps."""
+    """On the CPU, which holds one layer at a time, fuses no attention and computes norms in several steps."""
     row = recorded("generate")[index]
     model = named_models()[row["model"]]
     load, setup = read_row({k: v for k, v in row["options"].items() if k != "weights"})
@@ -113,7 +113,7 @@ def test_peak_of_the_prompt_has_the_measured_size(index: int) -> None:
 
 
 def test_second_estimate_takes_few_calls() -> None:
-    """Less than a millisecond on a quiet machine: what depends on the model alone is worked out once."""
+    """Less than a millisecond on a quiet machine: what depends on the model alone is cached."""
     model = named_models()["llama-3.1-70b"]
     estimate(model, Load(context_tokens=1_000), MlxSetup())
     assert calls_of(lambda: estimate(model, Load(context_tokens=2_000), MlxSetup())) < 6_000

@@ -1,7 +1,7 @@
-"""-ot, -sm and --rpc against what llama.cpp b11549 reserved on two RPC servers, each with a CPU behind it.
+"""-ot, -sm and --rpc against what llama.cpp b11549 reserved on two RPC servers, each on a CPU.
 
-Recorded by its dry run; -sm tensor by real loads, for its dry run counts whole tensors. A CPU aligns to 32 bytes and
-pads no rows, where a card aligns to 128 and pads quantised rows to 512 elements: that is the difference allowed.
+Recorded by its dry run; -sm tensor by real loads, because its dry run counts whole tensors. A CPU aligns to 32 bytes and
+pads no rows; a card aligns to 128 and pads quantised rows to 512 elements. PADDING allows for that difference.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ PADDING = 1.0005
 def setup_of(options: dict[str, Any]) -> LlamaCppSetup:
     servers = tuple(DeviceSlot(rpc=f"RPC{i}") for i in range(options["servers"]))
     mode = SplitMode(options.get("sm", "layer"))
-    chosen = options.get("mg", 0)
+    main_gpu = options.get("mg", 0)
     words = (entry.split("=") for entry in options.get("ot", "").split(",") if entry)
     return LlamaCppSetup(
         backend=Backend.CUDA,
-        devices=servers[chosen : chosen + 1] if mode is SplitMode.NONE else servers,
+        devices=servers[main_gpu : main_gpu + 1] if mode is SplitMode.NONE else servers,
         n_gpu_layers=options.get("ngl", ALL_LAYERS),
         tensor_split=tuple(float(word) for word in options.get("ts", "").split(",") if word),
         split_mode=mode,
-        main_gpu=chosen,
+        main_gpu=main_gpu,
         overrides=tuple(Override(pattern=pattern, buffer=buffer) for pattern, buffer in words),
         use_mmap=False,
         **read_version("0.6")._asdict(),
@@ -73,22 +73,27 @@ def buffers(estimate: MemoryEstimate, pool: Pool) -> list[int]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']} {row['options']}")
-def test_buffers_equal_the_engines(row: dict[str, Any]) -> None:
+def test_buffers_equal_those_of_the_engine(row: dict[str, Any]) -> None:
     model = engine_models()[row["model"], row["quant"]]
     bill = llamacpp.estimate(model, load_of(row["options"]), setup_of(row["options"]))
-    mapped = row["options"].get("sm") == "tensor"  # then the whole span of the file is counted
-    assert buffers(bill, HOST)[mapped:] == row["host"][mapped:]
-    for i, real in enumerate(row["devices"]):
-        ours = buffers(bill, Pool(PoolKind.DEVICE, i))
-        assert all(a <= b <= PADDING * a for a, b in zip(real, ours, strict=True)), (real, ours)
+    skips_weights = (
+        row["options"].get("sm") == "tensor"
+    )  # the recorded weights are the whole mapped file
+    assert buffers(bill, HOST)[skips_weights:] == row["host"][skips_weights:]
+    for i, recorded in enumerate(row["devices"]):
+        billed = buffers(bill, Pool(PoolKind.DEVICE, i))
+        assert all(a <= b <= PADDING * a for a, b in zip(recorded, billed, strict=True)), (
+            recorded,
+            billed,
+        )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']} {row['options']}")
 def test_held_bytes_are_the_weights_and_caches_of_the_bill(row: dict[str, Any]) -> None:
     model = engine_models()[row["model"], row["quant"]]
     load, setup = load_of(row["options"]), setup_of(row["options"])
-    held = llamacpp.held_bytes(model, load, setup)
+    held_bytes = llamacpp.held_bytes(model, load, setup)
     bill = llamacpp.estimate(model, load, setup)
-    assert {pool: size for pool, size in held.items() if size} == {
-        pool: sum(buffers(bill, pool)[:2]) for pool in held if sum(buffers(bill, pool)[:2])
+    assert {pool: size for pool, size in held_bytes.items() if size} == {
+        pool: sum(buffers(bill, pool)[:2]) for pool in held_bytes if sum(buffers(bill, pool)[:2])
     }

@@ -1,7 +1,7 @@
-"""Every catalog model on fifteen kinds of machine, each with more and more memory: no plan exceeds its budget, and none
-is worse than the one before it.
+"""Every catalog model on fifteen series of machines with growing memory (ladders): no plan exceeds its budget, and
+none is worse than the previous one.
 
-A few models in the normal run, each on every fourth ladder; `make test-all` takes all of the catalog and all ladders.
+The normal run takes a few models, each on every fourth ladder; `make test-all` the whole catalog on all ladders.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgekit.plan.plan import Plan, find_plan
 
 CHOSEN = ("deepseek-v2-lite", "llama-3.1-8b", "nomic-embed-text-v1.5", "qwen3-30b-a3b")
 
-# Each grows in one direction: RAM, a card, a second card beside it, RAM beside a card, a Mac.
+# In each ladder one thing grows: RAM, a card, a second card, RAM with a card, a Mac.
 LADDERS: dict[str, tuple[Machine, ...]] = {
     "small processor": tuple(cpu(gib) for gib in (2, 3, 4, 6)),
     "processor": tuple(cpu(gib) for gib in (8, 12, 16, 24)),
@@ -36,8 +36,8 @@ LADDERS: dict[str, tuple[Machine, ...]] = {
     "small card": tuple(cards(gib) for gib in (4, 6, 8, 10)),
     "card": tuple(cards(gib) for gib in (12, 16, 20, 24)),
     "large card": tuple(cards(gib) for gib in (32, 48, 80, 141)),
-    "card without host": tuple(cards(gib, ram=None) for gib in (8, 12, 24, 48)),
-    "RAM beside a card": tuple(cards(12, ram=gib) for gib in (8, 16, 32, 128)),
+    "card without RAM": tuple(cards(gib, ram=None) for gib in (8, 12, 24, 48)),
+    "RAM with a card": tuple(cards(12, ram=gib) for gib in (8, 16, 32, 128)),
     "second card": tuple(cards(16, gib) for gib in (6, 8, 12, 16)),
     "the larger of two": tuple(cards(gib, 5) for gib in (18, 20, 21, 24)),
     "one of three": tuple(cards(24, gib, 8) for gib in (6, 10, 16, 24)),
@@ -49,7 +49,7 @@ LADDERS: dict[str, tuple[Machine, ...]] = {
 
 
 def with_rates(machine: Machine) -> Machine:
-    """Known bandwidths: without them nobody knows whether more bits would be too slow."""
+    """The machine with bandwidths, from which EdgeKit knows whether more bits would be too slow."""
     host = machine.host and replace(machine.host, bandwidth_bytes_per_s=60 * 10**9)
     devices = tuple(
         replace(device, bandwidth_bytes_per_s=500 * 10**9) for device in machine.devices
@@ -59,7 +59,7 @@ def with_rates(machine: Machine) -> Machine:
 
 @cache
 def variants(name: str) -> tuple[Variant, ...]:
-    """Opened once: what the engine works out for one machine serves the next."""
+    """Opened once, because the engine caches what depends on the model alone."""
     model = open_entry(find_entry(name), "llama.cpp").model
     return engine_named("llama.cpp").variants(model)
 
@@ -74,8 +74,8 @@ def task(entry: Entry, machine: Machine) -> Task:
     )
 
 
-def worth(plan: Plan | None) -> tuple[float, ...]:
-    """SPEC A4's step, then the weights, then the context."""
+def rank(plan: Plan | None) -> tuple[float, ...]:
+    """Compares plans: by the step of SPEC A4, then the accuracy of the weights, then the context."""
     if plan is None:
         return (0,)
     return 1, -plan.result.step, plan.variant.accuracy, plan.context_tokens
@@ -87,30 +87,30 @@ def entries() -> Iterator[Entry]:
             yield entry
 
 
-def climbed() -> Iterator[Any]:
-    """Of four models that follow each other each climbs every fourth, and none the same as another."""
+def sampled_ladders() -> Iterator[Any]:
+    """Every fourth ladder for each model, from another start for the next."""
     for turn, entry in enumerate(entries()):
         for ladder in sampled(tuple(LADDERS), each=4, turn=turn):
             yield pytest.param(entry, ladder, id=f"{entry.id}-{ladder}")
 
 
-OTHERS = {
-    "vllm": ("card without host", "large card", "four cards"),
+OTHER_ENGINES = {
+    "vllm": ("card without RAM", "large card", "four cards"),
     "mlx": ("Mac", "large Mac"),
 }
 
 
 @pytest.mark.parametrize(
-    ("engine", "ladder"), [(e, item) for e, some in OTHERS.items() for item in some]
+    ("engine", "ladder"), [(e, item) for e, names in OTHER_ENGINES.items() for item in names]
 )
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-8b", "gemma-3-27b"])
 @pytest.mark.parametrize("users", [None, 3])
 def test_plans_of_other_engines_and_several_users_stay_within_budget(
     engine: str, ladder: str, name: str, users: int | None
 ) -> None:
-    """More memory is never worse for them either."""
+    """More memory is never worse for them."""
     model = open_entry(find_entry(name), engine).model
-    before: tuple[float, ...] = (0,)
+    previous: tuple[float, ...] = (0,)
     for machine in LADDERS[ladder]:
         choices = engine_named(engine).variants(model)
         request = Task(
@@ -123,24 +123,24 @@ def test_plans_of_other_engines_and_several_users_stay_within_budget(
             users=users,
         )
         plan = find_plan(request)
-        now = worth(plan)
-        assert now >= before, f"{machine.name}: {before} -> {now}"
-        before = now
+        current = rank(plan)
+        assert current >= previous, f"{machine.name}: {previous} -> {current}"
+        previous = current
         if plan is not None:
             assert plan.result.can_load
 
 
-@pytest.mark.parametrize(("entry", "ladder"), list(climbed()))
+@pytest.mark.parametrize(("entry", "ladder"), list(sampled_ladders()))
 def test_more_memory_is_never_worse(entry: Entry, ladder: str) -> None:
-    before: tuple[float, ...] = (0,)
+    previous: tuple[float, ...] = (0,)
     for machine in LADDERS[ladder]:
         try:
             plan = find_plan(task(entry, machine))
         except EdgekitError:
             return
-        now = worth(plan)
-        assert now >= before, f"{machine.name}: {before} -> {now}"
-        before = now
+        current = rank(plan)
+        assert current >= previous, f"{machine.name}: {previous} -> {current}"
+        previous = current
         if plan is not None:
             for use in plan.result.uses:
                 assert use.required_bytes <= use.budget.available_bytes

@@ -1,6 +1,6 @@
-"""Plans from recorded headers: the options they print, read back and billed anew, are the plan to the byte.
+"""Plans from recorded headers: the bill of the printed options is that of the plan, to the byte.
 
-What runs on a processor is also asked of the real llama.cpp, in a dry run.
+Some plans for the CPU are also compared with a dry run of real llama.cpp.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgekit.plan.commands import ready_commands
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.sources.types import ModelFiles
 
-# Flags that no bill asks about, and how many words each takes.
+# Flags without an effect on the bill -> the number of words of each.
 _ELSEWHERE = {"-m": 2, "-hf": 2, "-nr": 1}
 
 ON_THE_HOST = Start(
@@ -38,15 +38,15 @@ ON_THE_HOST = Start(
 )
 
 PLANS: dict[str, Callable[[], Plan]] = {
-    # on the processor
+    # CPU
     "processor": lambda: make_plan(one_file(LLAMA, cpu(16))),
-    "processor, asked": lambda: make_plan(one_file(LLAMA, cpu(16), 32_768)),
+    "processor, given context": lambda: make_plan(one_file(LLAMA, cpu(16), 32_768)),
     "processor, users": lambda: make_plan(one_file("gemma-3-4b", cpu(16), 16_384, users=3)),
     "processor, latent": lambda: make_plan(one_file("deepseek-v2-lite", cpu(14))),
     "processor, experts": lambda: make_plan(one_file("granite-4-h-tiny", cpu(8))),
     # one card
     "card": lambda: make_plan(one_file(LLAMA, cards(12))),
-    "card, asked": lambda: make_plan(one_file("smollm3-3b", cards(8), 65_536)),
+    "card, given context": lambda: make_plan(one_file("smollm3-3b", cards(8), 65_536)),
     "card, layers": lambda: make_plan(one_file("llama-3.1-70b", rated(cards(24)))),
     "card, cache on the host": lambda: make_plan(
         one_file(LLAMA, rated(cards(8)), 131_072, start=ON_THE_HOST)
@@ -59,7 +59,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "cards, smaller first": lambda: make_plan(one_file(GEMMA, cards(8, 16), 16_384)),
     "cards, nearly alike": lambda: make_plan(one_file(GEMMA, cards(16, 12), 16_384)),
     "cards, layers": lambda: make_plan(one_file("llama-3.1-70b", rated(cards(24, 10)), 16_384)),
-    # experts on the host
+    # experts in RAM
     "experts": lambda: make_plan(one_file(MOE, rated(cards(12)))),
     "experts, first layers": lambda: make_plan(
         one_file("deepseek-v2-lite", rated(cards(10)), 16_384)
@@ -76,7 +76,7 @@ def plan_of(name: str) -> Plan:
 
 
 def billed_again(plan: Plan) -> MemoryEstimate:
-    """From the words of the command alone, and the devices that were planned for."""
+    """The bill from the printed command and the devices of the plan."""
     (text,) = (command.text for command in ready_commands(plan) if command.name == "llama-server")
     words = shlex.split(text)
     values = flags_of(words[words.index("llama-server") + 1 :])
@@ -89,16 +89,16 @@ def billed_again(plan: Plan) -> MemoryEstimate:
 
 
 def flags_of(words: list[str]) -> dict[str, Any]:
-    kept: list[str] = []
+    bill_words: list[str] = []
     skip = 0
     for word in words:
         skip = skip or _ELSEWHERE.get(word, 0)
         if skip:
             skip -= 1
         else:
-            kept.append(word)
-    given = given_flags(build_parser().parse_args(["estimate", "MODEL", *kept]))
-    flags = {**given.get(COMMON, {}), **given.get("llama.cpp", {})}
+            bill_words.append(word)
+    parsed = given_flags(build_parser().parse_args(["estimate", "MODEL", *bill_words]))
+    flags = {**parsed.get(COMMON, {}), **parsed.get("llama.cpp", {})}
     return read_flags((CONTEXT, *FLAGS), flags)
 
 
@@ -106,10 +106,10 @@ def flags_of(words: list[str]) -> dict[str, Any]:
 def test_printed_options_give_the_plans_bill(name: str) -> None:
     plan = plan_of(name)
     assert plan.fits
-    again = billed_again(plan)
-    assert again.total_bytes == plan.result.estimate.total_bytes
+    bill = billed_again(plan)
+    assert bill.total_bytes == plan.result.estimate.total_bytes
     for use in plan.result.uses:
-        assert again.in_pools(use.budget.pools) == use.required_bytes + use.covered_bytes
+        assert bill.in_pools(use.budget.pools) == use.required_bytes + use.covered_bytes
         assert use.required_bytes <= use.budget.available_bytes
 
 
@@ -132,16 +132,16 @@ def setup_of(name: str) -> LlamaCppSetup:
 
 
 def recorded(name: str) -> ModelFiles:
-    fact = next(m for m in models() if (m["model"], m["quant"]) == (name, "Q4_K_M"))
-    file = fact["header_without_vocabulary"]
-    return gguf_files(file, header_bytes(file), fact["data_section_bytes"])
+    recorded_model = next(m for m in models() if (m["model"], m["quant"]) == (name, "Q4_K_M"))
+    file = recorded_model["header_without_vocabulary"]
+    return gguf_files(file, header_bytes(file), recorded_model["data_section_bytes"])
 
 
 @pytest.mark.parametrize(
     ("name", "gib", "context", "users"),
     [
-        ("llama-3.2-1b", 3, None, None),  # as long as fits, in a packed cache
-        ("gemma-3-4b", 8, 16_384, 2),  # sliding layers, a cache for each
+        ("llama-3.2-1b", 3, None, None),  # the longest context that fits, with a quantised cache
+        ("gemma-3-4b", 8, 16_384, 2),  # sliding layers, separate caches
         ("deepseek-v2-lite", 14, None, None),  # latent attention, experts
         ("granite-4-h-tiny", 8, 16_384, None),  # recurrent layers
     ],
@@ -171,8 +171,8 @@ def read_back(plan: Plan) -> tuple[Load, LlamaCppSetup]:
 
 
 def test_planned_quantisation_is_billed_like_the_file() -> None:
-    """llama-3.1-8b as if at Q4_K_M, and the file that llama-quantize made."""
-    (usual,) = at_mixes(gguf(LLAMA, "F16"), ("Q4_K_M",))
-    planned = make_plan(replace(one_file(LLAMA, cards(12), 16_384), variants=(usual,)))
+    """llama-3.1-8b converted to Q4_K_M, compared with the file of llama-quantize."""
+    (q4_k_m,) = at_mixes(gguf(LLAMA, "F16"), ("Q4_K_M",))
+    planned = make_plan(replace(one_file(LLAMA, cards(12), 16_384), variants=(q4_k_m,)))
     real = make_plan(one_file(LLAMA, cards(12), 16_384))
     assert planned.result.estimate.total_bytes == real.result.estimate.total_bytes

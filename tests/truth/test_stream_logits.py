@@ -1,7 +1,7 @@
-"""The built-in engine against real llama.cpp: the same F32 file, the same tokens, step by step with an f32 cache.
+"""The built-in engine compared with llama.cpp: the same F32 file and tokens, step by step, with an f32 cache.
 
-xllamacpp has no call for logits. Its server tells how probable every token is, which is the same but for one number
-that all of them share (tests/stream_oracle.py).
+xllamacpp has no call for logits. Its server reports the log probability of every token, which is the logit up to a
+constant (tests/stream_oracle.py).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ STEPS, FEWER_STEPS = (64, 16) if LONG else (32, 8)  # of the families, and of th
 TOKENS = some_tokens(96)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"architecture": "llama"},
-    "llama 3, with factors and its own output": {
+    "llama 3 with rope factors and an output tensor": {
         "architecture": "llama",
         "rope_factors": True,
         "tied": False,
         "vocabulary": byte_bpe("llama-bpe", bos=True),
     },
     "qwen2": {"architecture": "qwen2"},
-    "qwen2 scaled by yarn": {
+    "qwen2 with yarn rope scaling": {
         "architecture": "qwen2",
         "keys": {
             "qwen2.rope.scaling.type": "yarn",
@@ -42,13 +42,13 @@ MODELS: dict[str, dict[str, Any]] = {
             "qwen2.rope.scaling.original_context_length": 32,
         },
     },
-    "qwen2 whose file names a window, which llama.cpp passes over": {
+    "qwen2 with a sliding window, which llama.cpp ignores": {
         "architecture": "qwen2",
         "keys": {"qwen2.attention.sliding_window": 8},
     },
     "qwen3": {"architecture": "qwen3"},
     "gemma3": {"architecture": "gemma3"},  # windows of 16 tokens
-    "gemma3, scaled, with another local base": {
+    "gemma3 with linear rope scaling and another local base": {
         "architecture": "gemma3",
         "tied": False,
         "keys": {
@@ -57,13 +57,13 @@ MODELS: dict[str, dict[str, Any]] = {
             "gemma3.rope.freq_base_swa": 500.0,
         },
     },
-    "gemma3 whose file does not say which layers": {
+    "gemma3 without a window pattern": {
         "architecture": "gemma3",
         "window_period": None,
         "layers": 7,
     },
     "gemma3 without windows": {"architecture": "gemma3", "window": None, "window_period": None},
-    "gemma3 of 62 layers, which scales its scores otherwise": {
+    "gemma3 of 62 layers, which has another scale of scores": {
         "architecture": "gemma3",
         "layers": 62,
         "heads": 2,
@@ -78,27 +78,27 @@ MODELS: dict[str, dict[str, Any]] = {
 @costly
 @pytest.mark.parametrize("name", sampled(tuple(MODELS), each=2))
 def test_logits_and_tokens_equal_llama_cpp(tmp_path: Path, name: str) -> None:
-    path = _written(tmp_path, **MODELS[name])
-    ours, theirs = _both(path, STEPS if name in FAMILIES else FEWER_STEPS)
-    assert cosines(ours, theirs).min() >= 0.99999
-    second, first = np.sort(theirs, axis=1)[:, -2:].T
-    clear = first - second > 1e-3
-    assert clear.mean() > 0.9
-    assert (ours.argmax(1) == theirs.argmax(1))[clear].all()
+    path = _write_small(tmp_path, **MODELS[name])
+    actual, expected = _logits_of_both(path, STEPS if name in FAMILIES else FEWER_STEPS)
+    assert cosines(actual, expected).min() >= 0.99999
+    second, first = np.sort(expected, axis=1)[:, -2:].T
+    is_clear = first - second > 1e-3
+    assert is_clear.mean() > 0.9
+    assert (actual.argmax(1) == expected.argmax(1))[is_clear].all()
 
 
 def test_logits_of_the_numpy_kernels_equal_llama_cpp(tmp_path: Path) -> None:
-    path = _written(tmp_path, architecture="gemma3")
-    ours, theirs = _both(path, FEWER_STEPS, kernels=choose_kernels("numpy"))
-    assert cosines(ours, theirs).min() >= 0.99999
+    path = _write_small(tmp_path, architecture="gemma3")
+    actual, expected = _logits_of_both(path, FEWER_STEPS, kernels=choose_kernels("numpy"))
+    assert cosines(actual, expected).min() >= 0.99999
 
 
-def _written(folder: Path, **shape: Any) -> Path:
+def _write_small(folder: Path, **shape: Any) -> Path:
     small = {"width": 128, "inner": 192, "heads": 4, "kv_heads": 2, "head_dim": 32, "spread": 0.1}
     return write_model(folder / "model.gguf", kind="F32", **{**small, **shape})
 
 
-def _both(path: Path, count: int, **more: Any) -> tuple[Floats, Floats]:
+def _logits_of_both(path: Path, count: int, **more: Any) -> tuple[Floats, Floats]:
     with session(path, window=len(TOKENS), **more) as engine:
-        ours = centred(steps(engine, TOKENS, prompt=len(TOKENS) - count + 1))
-        return ours, llamacpp_logits(path, TOKENS, count, engine.vocabulary)
+        actual = centred(steps(engine, TOKENS, prompt=len(TOKENS) - count + 1))
+        return actual, llamacpp_logits(path, TOKENS, count, engine.vocabulary)

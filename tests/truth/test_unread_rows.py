@@ -1,7 +1,7 @@
-"""What llama.cpp allocates, from the keys of a GGUF alone and from config.json alone: 0 bytes off, as from its directory.
+"""Compute buffers of llama.cpp from the keys of a GGUF, and from config.json: 0 bytes off, without the directory.
 
-In the normal run each model but one (recorded on the CPU alone) is met in one of the four tables, with some of its
-rows; EDGEKIT_LONG=1 takes all.
+The normal run takes some rows of each model in one of the four tables (except one model, which has CPU rows only);
+EDGEKIT_LONG=1 takes all.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def recorded(file: str, *, each: int, table: int) -> Iterator[Row]:
         if "error" not in row.get("actual", {}) and row.get("tag") != "real":
             by_model.setdefault(row["model"], []).append(row)
     for turn, model in enumerate(sorted({item["model"] for item in models()})):
-        own = by_model.get(model, [])
+        model_rows = by_model.get(model, [])
         if LONG:
-            yield from own
-        elif own and turn % (2 if model in WITHOUT_CONFIG else TABLES) == table:
-            yield from own[turn % min(each, len(own)) :: each]
+            yield from model_rows
+        elif model_rows and turn % (2 if model in WITHOUT_CONFIG else TABLES) == table:
+            yield from model_rows[turn % min(each, len(model_rows)) :: each]
 
 
 def compute(bill: MemoryEstimate, kind: PoolKind) -> int:
@@ -44,14 +44,14 @@ def compute(bill: MemoryEstimate, kind: PoolKind) -> int:
 
 
 def check(row: Row, bill: MemoryEstimate) -> None:
-    answer = (row["model"], row["quant"], row["options"])
+    case = (row["model"], row["quant"], row["options"])
     if "breakdown" not in row:
-        assert compute(bill, PoolKind.HOST) == row["actual"]["compute_bytes"], answer
+        assert compute(bill, PoolKind.HOST) == row["actual"]["compute_bytes"], case
         return
     device = row["breakdown"]["CUDA0"][2]
     host = sum(row["breakdown"].get(name, [0, 0, 0])[2] for name in HOST_BUFFERS)
-    assert compute(bill, PoolKind.DEVICE) == device, answer
-    assert compute(bill, PoolKind.HOST) == host, answer
+    assert compute(bill, PoolKind.DEVICE) == device, case
+    assert compute(bill, PoolKind.HOST) == host, case
 
 
 TABLES = 4  # from keys on the CPU and with CUDA, from config.json the same
@@ -80,7 +80,7 @@ def test_compute_from_the_config_is_exact(file: str, backend: str, each: int) ->
             assert bill.weights_bytes == row["actual"]["model_buffer_bytes"], row["model"]
 
 
-def test_every_recorded_model_has_a_config_but_those_listed() -> None:
+def test_every_recorded_model_except_those_listed_has_a_config() -> None:
     assert {model["model"] for model in models()} - configs().keys() == WITHOUT_CONFIG
 
 

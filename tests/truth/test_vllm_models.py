@@ -1,8 +1,8 @@
-"""vLLM's own answers for models and options that the recorded rows do not have.
+"""Results of vLLM for models and options that the recorded rows do not have.
 
 Made with the classes and the cache code of the official 0.32.0 wheel on a stub CUDA platform, parameters on the meta
 device: block size, groups as layer counts, bytes of a block, blocks of a request of 2048 tokens, bytes of the parameters.
-The configs are written from published descriptions; what counts is that both sides were given the same one.
+The configs are written from published descriptions; both sides read the same one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM against what vLLM 0.32.0 answered: blocks, groups, pools and weights, from config.json alone."""
+"""vLLM compared with vLLM 0.32.0: blocks, groups, pools and weights, from config.json alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgekit.model import read_geometry
 from edgekit.model.types import Model
 
 Row = dict[str, Any]
-WHOLE = ("block_size", "bytes_per_block", "request_bytes", "num_blocks", "max_concurrency")
-LISTED = ("groups", "blocks_per_group")
+SCALARS = ("block_size", "bytes_per_block", "request_bytes", "num_blocks", "max_concurrency")
+TUPLES = ("groups", "blocks_per_group")
 
 
 @cache
@@ -38,12 +38,12 @@ def estimate(row: Row, **more: Any) -> MemoryEstimate:
 def differences(row: Row, **more: Any) -> list[str]:
     facts: dict[str, Any] = dict(estimate(row, **more).facts)
     actual = row["actual"]
-    wrong = [name for name in WHOLE if facts[name] != actual[name]]
-    return wrong + [name for name in LISTED if list(facts[name]) != actual[name]]
+    wrong = [name for name in SCALARS if facts[name] != actual[name]]
+    return wrong + [name for name in TUPLES if list(facts[name]) != actual[name]]
 
 
 def lost_option(row: Row) -> dict[str, Any]:
-    """What seven rows were recorded with and do not say.
+    """The option that seven rows were recorded with and do not list.
 
     Four have the inputs of four others (DeepSeek-V3, all defaults) and the answers of --block-size 64; three name 8 GiB
     in their refusal and 20 GiB in their options.
@@ -107,8 +107,8 @@ def sim_model(row: Row) -> Model:
 
 
 def sim_options(row: Row) -> dict[str, Any]:
-    answer = ("dtype", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching")
-    options = {name: row["options"][name] for name in (*answer, "mamba_ssm_cache_dtype")}
+    copied = ("dtype", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching")
+    options = {name: row["options"][name] for name in (*copied, "mamba_ssm_cache_dtype")}
     card = row["options"]["platform"]
     gpu = {"name": card["name"], "memory_bytes": card["mem"], "capability": card["capability"]}
     return {**options, "gpu": gpu}

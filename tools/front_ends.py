@@ -1,9 +1,9 @@
-"""Ask the same questions of `check`, `plan`, `recommend`, the page and Python, and show where the answers differ.
+"""Ask `check`, `plan`, `recommend`, the web page and Python the same questions, and show where their answers differ.
 
-    python tools/doors.py              # every question, what each door answers, and the number of differences
-    python tools/doors.py --differing  # only questions whose answers differ; exit code 1 if there are any
+    python tools/front_ends.py              # every question, every answer, and the number of differences
+    python tools/front_ends.py --differing  # only questions whose answers differ; exit code 1 if there are any
 
-The page's answer is what its model page shows: `check`, and `fit` with the flags that `check` chose.
+The page's answer is that of its model page: `check`, and `fit` with the flags that `check` chose.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.goldens import output_of, response_of, same_everywhere
 
 Json = dict[str, Any]
-FLAGS = {  # by the names of REST and Python
+FLAGS = {  # name in REST and Python -> flag
     "context": "-c",
     "type_k": "-ctk",
     "type_v": "-ctv",
@@ -43,15 +43,15 @@ FLAGS = {  # by the names of REST and Python
     "max_use": "--max-use",
     "reserve": "--reserve",
 }
-OF_THE_VERDICT = {"users", "job", "min_context", "max_use", "reserve"}  # no options of an engine
-OF_RECOMMEND = OF_THE_VERDICT | {"context"}  # recommend cannot be asked for the others
+VERDICT_FLAGS = {"users", "job", "min_context", "max_use", "reserve"}  # not options of an engine
+RECOMMEND_FLAGS = VERDICT_FLAGS | {"context"}  # recommend has no others
 AUTO = "auto"
 FOLDER = "folder of "  # a folder with the config.json of a model in the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A model on a machine, and whatever else was asked for."""
+    """A model, a machine, an engine and flags."""
 
     model: str
     device: str | None = None
@@ -68,14 +68,14 @@ class Question:
 
     @property
     def words(self) -> list[str]:
-        """All but the model, as they are typed."""
+        """The command line without the model."""
         machine = [word for name, value in self.machine.items() for word in (f"--{name}", value)]
         flags = [word for name, value in self.flags.items() for word in (FLAGS[name], str(value))]
         return ["--engine", self.engine, *machine, *flags]
 
     @property
     def fields(self) -> Json:
-        """All but the flags, as REST and Python name them."""
+        """The fields of REST and Python, without the flags."""
         engine = {} if self.engine == AUTO else {"engine": self.engine}
         return {"model": self.model, **engine, **self.machine}
 
@@ -85,7 +85,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a door says, in words that can be compared; None is what it does not say."""
+    """The answer of a front end in comparable texts; None for what it does not state."""
 
     verdict: str
     placement: str | None = None
@@ -96,14 +96,14 @@ class Answer:
     command: str | None = None
 
 
-MAY_BE_MISSING = {"placement", "command"}  # recommend has only words, Python no commands
+MAY_BE_MISSING = {"placement", "command"}  # recommend has only sentences, Python no commands
 NAMES = tuple(item.name for item in fields(Answer))
 NOT_LISTED = Answer(verdict="not listed")
-NOT_ASKED = Answer(verdict="cannot be asked")
+CANNOT_ASK = Answer(verdict="cannot be asked")
 
 
 def _question(model: str, machine: str, engine: str = "llama.cpp", **flags: str | int) -> Question:
-    """`machine` is a device, memory (RAM), or both: 'RTX 4090 + 64G'; memory in brackets is a GPU's."""
+    """`machine` is a device, memory (RAM), or both: 'RTX 4090 + 64G'; memory in brackets is VRAM."""
     device, ram, vram = None, None, None
     for part in machine.split(" + "):
         if re.fullmatch(r"\d+G", part):
@@ -203,7 +203,7 @@ QUESTIONS = (
 
 
 def answers(question: Question) -> dict[str, Answer]:
-    """What each door answers."""
+    """Front end -> answer."""
     with same_everywhere() as home:
         if question.model.startswith(FOLDER):
             question = replace(question, model=_folder(home, question.model.removeprefix(FOLDER)))
@@ -217,7 +217,7 @@ def answers(question: Question) -> dict[str, Answer]:
 
 
 def _folder(home: str, name: str) -> str:
-    """A folder as it is downloaded, without its weights."""
+    """A downloaded folder without the weights."""
     from edgekit.catalog.names import find_entry
 
     folder = Path(home, name)
@@ -226,20 +226,26 @@ def _folder(home: str, name: str) -> str:
     return str(folder)
 
 
-def differences(found: Mapping[str, Answer], *, missing: bool = True) -> dict[str, list[str]]:
-    """The properties in which doors differ, with what each says; a door that lists no such model is left out.
+def differences(
+    answers_by_name: Mapping[str, Answer], *, missing: bool = True
+) -> dict[str, list[str]]:
+    """The properties that differ, with the value in each front end that lists the model.
 
-    What a door leaves out is a difference too, unless `missing` is false.
+    A missing value is a difference too, unless `missing` is false.
     """
-    request = {door: one for door, one in found.items() if one not in {NOT_LISTED, NOT_ASKED}}
-    differ = {}
+    compared = {
+        front_end: answer
+        for front_end, answer in answers_by_name.items()
+        if answer not in {NOT_LISTED, CANNOT_ASK}
+    }
+    differing = {}
     for name in NAMES:
-        values = {door: getattr(one, name) for door, one in request.items()}
+        values = {front_end: getattr(answer, name) for front_end, answer in compared.items()}
         if not missing or name in MAY_BE_MISSING:
-            values = {door: value for door, value in values.items() if value is not None}
+            values = {front_end: value for front_end, value in values.items() if value is not None}
         if len(set(values.values())) > 1:
-            differ[name] = [f"{door} {value}" for door, value in values.items()]
-    return differ
+            differing[name] = [f"{front_end} {value}" for front_end, value in values.items()]
+    return differing
 
 
 def _check(question: Question) -> Answer:
@@ -285,34 +291,34 @@ def _of_plan(answer: Json) -> Answer:
 
 
 def _recommend(question: Question) -> Answer:
-    """Of a catalog with this model alone: where it can be listed, it is."""
+    """With a catalog of this model only, so that nothing else is listed."""
     from edgekit.catalog import read_catalog
 
-    if question.flags.keys() - OF_RECOMMEND or question.engine == AUTO:
-        return NOT_ASKED
+    if question.flags.keys() - RECOMMEND_FLAGS or question.engine == AUTO:
+        return CANNOT_ASK
     catalog = read_catalog()
-    alone = replace(
+    single = replace(
         catalog, entries=tuple(entry for entry in catalog.entries if entry.id == question.model)
     )
-    with mock.patch("edgekit.app.recommend.read_catalog", return_value=alone):
+    with mock.patch("edgekit.app.recommend.read_catalog", return_value=single):
         answer = _command("recommend", "--task", question.task, *question.words)
     if "error" in answer:
         return Answer(verdict=answer["error"]["type"])
-    listed = [*answer["suggestions"], *([answer["nearest"]] if answer["nearest"] else [])]
-    return _of_plan(listed[0]["plan"]) if listed else NOT_LISTED
+    plans = [*answer["suggestions"], *([answer["nearest"]] if answer["nearest"] else [])]
+    return _of_plan(plans[0]["plan"]) if plans else NOT_LISTED
 
 
 def _page(question: Question) -> Answer:
-    request, home = question.fields, (Path.cwd(),)
-    status, check = response_of("POST", "check", request | dict(question.flags), models_dirs=home)
+    compared, home = question.fields, (Path.cwd(),)
+    status, check = response_of("POST", "check", compared | dict(question.flags), models_dirs=home)
     if status != 200:
         return Answer(verdict=check["error"]["type"])
     text = ("max_use", "reserve", "min_context")
     limits = {name: question.flags[name] for name in text if name in question.flags}
     if "parallel" not in check["flags"] and "users" in question.flags:
         limits["users"] = question.flags["users"]
-    settled = request | {"engine": check["engine"]["name"]} | check["flags"] | limits
-    _, fit = response_of("POST", "fit", settled, models_dirs=home)
+    chosen_fields = compared | {"engine": check["engine"]["name"]} | check["flags"] | limits
+    _, fit = response_of("POST", "fit", chosen_fields, models_dirs=home)
     return _of_check(fit)
 
 
@@ -324,19 +330,19 @@ def _python(question: Question) -> Answer:
     from edgekit.request import read_max_use, read_reserve
 
     options: Json = dict(question.flags)
-    names = ("context", *OF_THE_VERDICT)
-    request: Json = {
+    names = ("context", *VERDICT_FLAGS)
+    compared: Json = {
         name: options.pop(name) for name in names if name in options
     } | question.machine
-    if "job" in request:
-        request["job"] = tuple(map(int, str(request["job"]).split("+")))
+    if "job" in compared:
+        compared["job"] = tuple(map(int, str(compared["job"]).split("+")))
     for name, read in (("max_use", read_max_use), ("reserve", read_reserve)):
-        if name in request:
-            request[name] = read(request[name])
+        if name in compared:
+            compared[name] = read(compared[name])
     if "tensor_split" in options:
         options["tensor_split"] = [float(share) for share in options["tensor_split"].split(",")]
     try:
-        result = model_preflight(question.model, question.engine, options=options, **request)
+        result = model_preflight(question.model, question.engine, options=options, **compared)
     except EdgekitError as error:
         return Answer(verdict=type(error).__name__)
     flags = typed(engine_named(result.engine).placement(result.way.setup))
@@ -357,7 +363,7 @@ def _command(*words: str) -> Json:
 
 
 def _named(value: Any) -> str | None:
-    """A text, or what has a name: {"name": "q8_0"}."""
+    """The name in {"name": "q8_0"}, or the text itself."""
     if isinstance(value, Mapping):
         value = value.get("name")
     return None if value is None else str(getattr(value, "name", value))
@@ -370,13 +376,13 @@ _TYPED = {
 
 
 def _typed(command: str) -> dict[str, str]:
-    """The flags of a command line that say where a model lies."""
+    """The placement flags of a command line."""
     words = shlex.split(command)
-    return {_TYPED[one]: following for one, following in pairwise([*words, ""]) if one in _TYPED}
+    return {_TYPED[answer]: value for answer, value in pairwise([*words, ""]) if answer in _TYPED}
 
 
 def _placement(flags: Mapping[str, Any], engine: str) -> str:
-    """As flags of the engine; 'CPU' where none of it is on a device."""
+    """The placement as flags of the engine; 'CPU' if nothing is on a device."""
     results = [
         word if name == "cpu_moe" else f"{word} {_plain_number(flags[name])}"
         for word, name in _TYPED.items()
@@ -403,7 +409,7 @@ _WORDS = (
 
 
 def _in_words(way: str) -> str | None:
-    """Where an answer has only words for it. They do not say how cards share it: None for several."""
+    """The placement from its sentence; None for several cards, whose shares it does not state."""
     if re.search(r" \d+x .*| and | the last ", way) and "parallel" not in way:
         return None
     for words, flags in _WORDS:
@@ -413,7 +419,7 @@ def _in_words(way: str) -> str | None:
 
 
 def main() -> int:
-    """Return 1 where answers differ."""
+    """Return 1 if answers differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -423,32 +429,30 @@ def main() -> int:
     for question in QUESTIONS:
         result = answers(question)
         for missing, count in counts.items():
-            differ = differences(result, missing=missing)
-            count.update(differ.keys())
-            count["questions"] += bool(differ)
+            differing = differences(result, missing=missing)
+            count.update(differing.keys())
+            count["questions"] += bool(differing)
         if differences(result) or not arguments.differing:
             print(table(question, result), flush=True)
     for missing, count in counts.items():
         parts = ", ".join(f"{name} {count[name]}" for name in NAMES)
-        what = (
-            "what a door leaves out counts" if missing else "what a door leaves out does not count"
-        )
+        what = "missing values count" if missing else "missing values do not count"
         print(f"{count['questions']} of {len(QUESTIONS)} questions differ ({what}): {parts}")
     return int(bool(counts[True]["questions"]))
 
 
-def table(question: Question, found: Mapping[str, Answer]) -> str:
-    """A line for each door, and in what they differ."""
+def table(question: Question, answers_by_name: Mapping[str, Answer]) -> str:
+    """A line for each front end, and the properties that differ."""
     lines = [str(question)]
-    for door, one in found.items():
+    for front_end, answer in answers_by_name.items():
         verdict, placement, window, cache, weights, engine, command = (
-            "-" if getattr(one, name) is None else str(getattr(one, name)) for name in NAMES
+            "-" if getattr(answer, name) is None else str(getattr(answer, name)) for name in NAMES
         )
         lines.append(
-            f"  {door:9}  {verdict:15}  {placement:22}  {window:>8}  {cache:11}  {weights:10}  {engine}"
+            f"  {front_end:9}  {verdict:15}  {placement:22}  {window:>8}  {cache:11}  {weights:10}  {engine}"
         )
         lines += [f"{'':13}{command}"] if command != "-" else []
-    return "\n".join((*lines, f"  differ: {', '.join(differences(found)) or 'no'}", ""))
+    return "\n".join((*lines, f"  differ: {', '.join(differences(answers_by_name)) or 'no'}", ""))
 
 
 if __name__ == "__main__":
