@@ -63,8 +63,8 @@ def random_blocks(kind_name: str, count: int, seed: int = 0) -> NDArray[np.uint8
         blocks = finite.view(np.uint8)
     if kind_name == "MXFP4":
         blocks[:, 0] = draw.integers(0, 253, count)
-    for place in scale_offsets(kind):
-        set_half(blocks, place, random_halves(kind_name, count, draw))
+    for offset in scale_offsets(kind):
+        set_half(blocks, offset, random_halves(kind_name, count, draw))
     if kind_name == "IQ1_M":
         set_iq1_m_scale(blocks, random_halves(kind_name, count, draw))
     return blocks
@@ -77,9 +77,9 @@ def random_halves(kind_name: str, count: int, draw: np.random.Generator) -> NDAr
     return np.asarray(halves | draw.integers(0, 2, count, dtype=np.uint16) << 15, np.uint16)
 
 
-def set_half(blocks: NDArray[np.uint8], place: int, halves: NDArray[np.uint16]) -> None:
-    blocks[:, place] = halves & 255
-    blocks[:, place + 1] = halves >> 8
+def set_half(blocks: NDArray[np.uint8], offset: int, halves: NDArray[np.uint16]) -> None:
+    blocks[:, offset] = halves & 255
+    blocks[:, offset + 1] = halves >> 8
 
 
 def set_iq1_m_scale(blocks: NDArray[np.uint8], halves: NDArray[np.uint16]) -> None:

@@ -41,7 +41,7 @@ class Vocabulary:
     types: tuple[int, ...] = field(repr=False)
     scores: tuple[float, ...] = field(default=(), repr=False)
     merges: tuple[str, ...] = field(default=(), repr=False)
-    more: tuple[tuple[str, Any], ...] = ()  # keys after "tokenizer.ggml."
+    extra_keys: tuple[tuple[str, Any], ...] = ()  # keys after "tokenizer.ggml."
 
     def keys(self) -> dict[str, Any]:
         """The keys of the file that describe the vocabulary."""
@@ -51,7 +51,7 @@ class Vocabulary:
             "token_type": self.types,
             "merges": self.merges,
         }
-        result: dict[str, Any] = {"model": self.model, "pre": self.pre, **dict(self.more)}
+        result: dict[str, Any] = {"model": self.model, "pre": self.pre, **dict(self.extra_keys)}
         result |= {name: values for name, values in arrays.items() if values}
         return {f"tokenizer.ggml.{name}": value for name, value in result.items()}
 
@@ -67,7 +67,7 @@ def wordpiece() -> Vocabulary:
         pre="jina-v2-en",  # llama.cpp's converter's name for BERT's own
         tokens=tokens,
         types=(CONTROL,) * len(special) + (NORMAL,) * (len(tokens) - len(special)),
-        more=(
+        extra_keys=(
             ("token_type_count", 2),
             ("padding_token_id", 0),
             ("unknown_token_id", 1),
@@ -91,7 +91,7 @@ def byte_bpe(pre: str = "qwen2", *, bos: bool = False, eos: bool = False) -> Voc
         tokens=tokens + special,
         types=(NORMAL,) * first + (CONTROL,) * len(special),
         merges=merges,
-        more=(
+        extra_keys=(
             ("bos_token_id", first),
             ("eos_token_id", first),
             ("padding_token_id", first),
@@ -121,7 +121,7 @@ def sentencepiece() -> Vocabulary:
         tokens=tokens,
         scores=tuple(scores),
         types=(UNKNOWN, CONTROL, CONTROL, *(BYTE,) * 256, *(NORMAL,) * (len(tokens) - 259)),
-        more=(("bos_token_id", 1), ("eos_token_id", 2), ("unknown_token_id", 0)),
+        extra_keys=(("bos_token_id", 1), ("eos_token_id", 2), ("unknown_token_id", 0)),
     )
 
 
@@ -138,7 +138,7 @@ def qwen2_sized() -> Vocabulary:
         tokens=(*normal, *special, *unused),
         types=(NORMAL,) * QWEN2_NORMAL + (CONTROL,) * 3 + (UNUSED,) * len(unused),
         merges=merges,
-        more=(
+        extra_keys=(
             ("bos_token_id", QWEN2_NORMAL),
             ("eos_token_id", QWEN2_NORMAL + 2),
             ("padding_token_id", QWEN2_NORMAL),

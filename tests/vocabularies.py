@@ -82,11 +82,11 @@ def vectors(name: str) -> list[tuple[str, list[int]]]:
 
 
 @cache
-def tokenizer_answers() -> dict[str, Any]:
+def recorded_tokens() -> dict[str, Any]:
     """Tokens by llama.cpp, and by BERT's own tokenizer, as recorded by tools/tokenizer_vectors.py."""
     packed = (Path(__file__).parent / "data" / "tokenizers.json.gz").read_bytes()
-    answers: dict[str, Any] = json.loads(gzip.decompress(packed))
-    return answers
+    recorded: dict[str, Any] = json.loads(gzip.decompress(packed))
+    return recorded
 
 
 def _folder() -> Path:

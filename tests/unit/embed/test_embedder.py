@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from numpy.typing import NDArray
 from tests.embed_models import write_model
 from tests.patience import PATIENCE_S, wait_until
 
@@ -76,6 +78,23 @@ def slow(slow_model: Path) -> Iterator[Embedder]:
 
 
 LONG_TEXTS = ["word " * 150] * 5
+
+
+@contextmanager
+def running_call(
+    embedder: Embedder, texts: Sequence[str] = LONG_TEXTS
+) -> Iterator[Future[NDArray[np.float32]]]:
+    """A call in another thread, which has begun to embed; at the end it is cancelled."""
+    cancel, begun = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(embedder.embed, texts, cancel=cancel, progress=lambda _: begun.set())
+        try:
+            assert begun.wait(PATIENCE_S)
+            yield call
+        finally:
+            cancel.set()
+        with pytest.raises(CancelledError):
+            call.result()
 
 
 def test_embed_vectors_have_length_one(embedder: Embedder) -> None:
@@ -360,20 +379,8 @@ def test_embed_error_in_progress_ends_the_call(embedder: Embedder) -> None:
 
 
 def test_embed_cancel_ends_the_call(slow: Embedder) -> None:
-    cancel, begun = threading.Event(), threading.Event()
-    is_cancelled: list[bool] = []
-
-    def call() -> None:
-        with pytest.raises(CancelledError):
-            slow.embed(LONG_TEXTS, cancel=cancel, progress=lambda _: begun.set())
-        is_cancelled.append(True)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    assert begun.wait(PATIENCE_S)
-    cancel.set()
-    thread.join()
-    assert is_cancelled
+    with running_call(slow):
+        pass
     assert slow.embed(["still here"]).shape == (1, 1024)
 
 
@@ -383,19 +390,8 @@ def test_embed_deadline_ends_the_call(slow: Embedder) -> None:
 
 
 def test_embed_deadline_ends_a_call_that_waits_for_another(slow: Embedder) -> None:
-    begun, cancel = threading.Event(), threading.Event()
-
-    def call() -> None:
-        with pytest.raises(CancelledError):
-            slow.embed(LONG_TEXTS, cancel=cancel, progress=lambda _: begun.set())
-
-    first = threading.Thread(target=call)
-    first.start()
-    assert begun.wait(PATIENCE_S)
-    with pytest.raises(DeadlineError):
+    with running_call(slow), pytest.raises(DeadlineError):
         slow.embed(["short"], deadline_s=0.05)
-    cancel.set()
-    first.join()
 
 
 def test_embedder_close_ends_running_calls(slow_model: Path) -> None:
@@ -474,44 +470,27 @@ def test_aembed_does_not_block_the_event_loop(slow: Embedder) -> None:
 # --- difficult callers
 
 
-def test_aembed_bad_input_does_not_affect_other_callers(slow: Embedder) -> None:
+def test_embed_bad_tokens_do_not_affect_other_callers(slow: Embedder) -> None:
     """All calls wait for the same pass: a long call holds it up until the others are in the queue."""
-    cancel, begun = threading.Event(), threading.Event()
-
-    def long_call() -> None:
-        with pytest.raises(CancelledError):
-            slow.embed(LONG_TEXTS, cancel=cancel, progress=lambda _: begun.set())
 
     def bad_call(tokens: object) -> str:
         with pytest.raises(TextError) as caught:
             slow.embed_tokens([[1, 2], tokens])  # type: ignore[list-item] # wrong on purpose
         return str(caught.value)
 
-    with ThreadPoolExecutor(4) as pool:
-        pool.submit(long_call)
-        assert begun.wait(PATIENCE_S)
-        good = pool.submit(slow.embed, ["a good text"])
-        broken = [pool.submit(bad_call, tokens) for tokens in ([10**9], ["a"])]
-        time.sleep(0.1)
-        cancel.set()
+    with ThreadPoolExecutor(3) as pool:
+        with running_call(slow):
+            good = pool.submit(slow.embed, ["a good text"])
+            broken = [pool.submit(bad_call, tokens) for tokens in ([10**9], ["a"])]
+            time.sleep(0.1)
         assert good.result().shape == (1, 1024)
         assert all(item.result().startswith("text 1: ") for item in broken)
 
 
 def test_embed_small_call_does_not_wait_for_a_large_one(slow: Embedder) -> None:
-    begun, cancel = threading.Event(), threading.Event()
-
-    def large() -> None:
-        with pytest.raises(CancelledError):
-            slow.embed(LONG_TEXTS * 4, cancel=cancel, progress=lambda _: begun.set())
-
-    thread = threading.Thread(target=large)
-    thread.start()
-    assert begun.wait(PATIENCE_S)
-    assert slow.embed(["short"]).shape == (1, 1024)
-    assert thread.is_alive()
-    cancel.set()
-    thread.join()
+    with running_call(slow, LONG_TEXTS * 4) as large_call:
+        assert slow.embed(["short"]).shape == (1, 1024)
+        assert not large_call.done()
 
 
 def test_embed_accepts_any_iterable(embedder: Embedder) -> None:

@@ -275,7 +275,7 @@ def test_stdio_endless_line_uses_no_memory(served: ServerProcess) -> None:
 
 
 def test_stdio_answers_all_requests_at_the_end_of_the_input(model: Path, serve: Any) -> None:
-    """More requests than may be in flight, without waiting for answers; the last line has no line end."""
+    """There are more requests than may be in flight, and the last line has no line end."""
     served = serve(model)
     count = 3 * stdio.IN_FLIGHT
     served.send(*({"id": i, "texts": [f"text {i}", "the same"]} for i in range(count)))
@@ -442,10 +442,13 @@ def test_stdio_can_be_terminated_while_the_first_line_blocks(model: Path) -> Non
             os.close(writer)
 
 
-def test_stdio_idle_process_ends_when_its_reader_closes(model: Path, serve: Any) -> None:
+@pytest.mark.parametrize("requests", [[], [{"id": 1, "texts": ["x"]}]], ids=["idle", "request"])
+def test_stdio_ends_when_its_reader_closes(model: Path, serve: Any, requests: list[object]) -> None:
     served = serve(model, reads=False)
     assert served.ready["ready"] is True
     served._stdout.close()
+    if requests:
+        served.send(*requests)
     assert served.process.wait(PATIENCE_S) == 0
     assert served.process.stderr.read() == b""
 
@@ -485,14 +488,6 @@ def test_embed_command_counts_texts_from_one(
 ) -> None:
     assert main(["embed", str(model), "fine", " "]) == 2
     assert "text 2: it is empty" in capsys.readouterr().err
-
-
-def test_stdio_ends_on_a_request_after_its_reader_closed(model: Path, serve: Any) -> None:
-    served = serve(model, reads=False)
-    served._stdout.close()
-    served.send({"id": 1, "texts": ["x"]})
-    assert served.process.wait(PATIENCE_S) == 0
-    assert served.process.stderr.read() == b""
 
 
 def test_stdio_output_has_only_the_protocol(model: Path) -> None:

@@ -380,10 +380,10 @@ def test_journal_with_a_flipped_bit_in_the_last_mark_uses_the_one_before(tmp_pat
     result.close()
     data = (tmp_path / "out.npy.journal").read_bytes()
     first = data.rindex(b"\n", 0, -1) + 1
-    for place in range(first, len(data)):
+    for offset in range(first, len(data)):
         for bit in range(8):
             damaged = bytearray(data)
-            damaged[place] ^= 1 << bit
+            damaged[offset] ^= 1 << bit
             (tmp_path / "out.npy.journal").write_bytes(damaged)
             assert last_mark(path).kept == 2
 
@@ -394,9 +394,9 @@ def test_journal_refuses_a_flipped_bit_in_the_job(tmp_path: Path) -> None:
     add(result, batch_of(2))
     result.close()
     data = (tmp_path / "out.npy.journal").read_bytes()
-    for place in range(data.index(b"\n") + 1):
+    for offset in range(data.index(b"\n") + 1):
         damaged = bytearray(data)
-        damaged[place] ^= 1 << place % 8
+        damaged[offset] ^= 1 << offset % 8
         (tmp_path / "out.npy.journal").write_bytes(damaged)
         with pytest.raises(UsageError, match="is damaged"):
             last_mark(path)
@@ -498,7 +498,7 @@ def test_output_follows_a_link(tmp_path: Path) -> None:
 
 def rows_with(*words: str) -> list[InputRow]:
     return [
-        InputRow(number=place, text=text, end=place * 10) for place, text in enumerate(words, 1)
+        InputRow(number=number, text=text, end=number * 10) for number, text in enumerate(words, 1)
     ]
 
 
@@ -536,7 +536,7 @@ def test_batches_limit_characters() -> None:
 
 
 def test_batches_begin_where_the_last_one_ended() -> None:
-    """So a resumed job gives the same bytes as one that was never interrupted."""
+    """This is why a resumed job gives the same bytes as one that was never interrupted."""
     words = ["3", "bad", "4", "2", "bad", "bad", "9", "1", "1", "1", "bad"] * 5
     rows, terms = rows_with(*words), Terms(skip_bad=True, texts=3, tokens=10)
     batches = list(cut_batches(rows, count, terms))

@@ -362,9 +362,9 @@ def test_parquet_footer_with_any_damaged_byte_is_read_or_refused(tmp_path: Path)
     pq.write_table(pa.table({"id": list(range(20)), "text": texts}), path, row_group_size=8)
     raw = path.read_bytes()
     first = len(raw) - 8 - int.from_bytes(raw[-8:-4], "little")
-    for place in sampled(range(first, len(raw)), each=3):
+    for offset in sampled(range(first, len(raw)), each=3):
         damaged = bytearray(raw)
-        damaged[place] ^= 1 << place % 8
+        damaged[offset] ^= 1 << offset % 8
         with suppress(HeaderError, SourceError, UsageError):
             read(write(tmp_path, "b.parquet", bytes(damaged)), WITH_ID)
 
@@ -378,8 +378,8 @@ def test_parquet_footer_matches_pyarrow(tmp_path: Path) -> None:
     metadata = pq.ParquetFile(path).metadata
     assert [group.rows for group in result] == [8, 8, 4]
     for number, group in enumerate(result):
-        for place in range(3):
-            chunk = metadata.row_group(number).column(place)
+        for column in range(3):
+            chunk = metadata.row_group(number).column(column)
             begin = chunk.dictionary_page_offset or chunk.data_page_offset
             extent = (begin, begin + chunk.total_compressed_size)
             assert group.extents[chunk.path_in_schema] == extent

@@ -90,7 +90,7 @@ def assert_close(actual: Floats, expected: Wide) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_encoder_equals_the_straight_model_in_every_family(variant: str, tmp_path: Path) -> None:
+def test_encoder_equals_the_reference_model_in_every_family(variant: str, tmp_path: Path) -> None:
     architecture, shape = VARIANTS[variant]
     path = small_model(tmp_path, architecture, **shape)
     reference = ReferenceModel(path)
@@ -101,7 +101,7 @@ def test_encoder_equals_the_straight_model_in_every_family(variant: str, tmp_pat
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("architecture", ["nomic-bert", "qwen2"])
-def test_encoder_with_packed_weights_equals_the_straight_model(
+def test_encoder_with_packed_weights_equals_the_reference_model(
     kind: str, architecture: str, tmp_path: Path
 ) -> None:
     path = small_model(tmp_path, architecture, kind=kind, width=256, inner=512, head_dim=64)
@@ -124,7 +124,7 @@ def test_encoder_with_packed_weights_equals_the_straight_model(
     threads=st.integers(1, 3),
     tight=st.booleans(),
 )
-def test_encoder_equals_the_straight_model_for_any_shape_batch_and_budget(  # noqa: PLR0917 - hypothesis gives them by name
+def test_encoder_equals_the_reference_model_for_any_shape_batch_and_budget(  # noqa: PLR0917 - hypothesis gives them by name
     tmp_path: Path,
     architecture: str,
     head_dim: int,

@@ -53,21 +53,21 @@ def header_of_7b(tokens: int = 151_936) -> FileHeader:
         "output.weight": (q6_k, (tokens, 3584)),
         "output_norm.weight": (f32, (3584,)),
     }
-    for place in range(28):
-        at = f"blk.{place}."
+    for layer in range(28):
+        prefix = f"blk.{layer}."
         shapes |= {
-            f"{at}attn_norm.weight": (f32, (3584,)),
-            f"{at}ffn_norm.weight": (f32, (3584,)),
-            f"{at}attn_q.weight": (q4_k, (3584, 3584)),
-            f"{at}attn_q.bias": (f32, (3584,)),
-            f"{at}attn_k.weight": (q4_k, (512, 3584)),
-            f"{at}attn_k.bias": (f32, (512,)),
-            f"{at}attn_v.weight": (q6_k, (512, 3584)),
-            f"{at}attn_v.bias": (f32, (512,)),
-            f"{at}attn_output.weight": (q4_k, (3584, 3584)),
-            f"{at}ffn_gate.weight": (q4_k, (18944, 3584)),
-            f"{at}ffn_up.weight": (q4_k, (18944, 3584)),
-            f"{at}ffn_down.weight": (q6_k, (3584, 18944)),
+            f"{prefix}attn_norm.weight": (f32, (3584,)),
+            f"{prefix}ffn_norm.weight": (f32, (3584,)),
+            f"{prefix}attn_q.weight": (q4_k, (3584, 3584)),
+            f"{prefix}attn_q.bias": (f32, (3584,)),
+            f"{prefix}attn_k.weight": (q4_k, (512, 3584)),
+            f"{prefix}attn_k.bias": (f32, (512,)),
+            f"{prefix}attn_v.weight": (q6_k, (512, 3584)),
+            f"{prefix}attn_v.bias": (f32, (512,)),
+            f"{prefix}attn_output.weight": (q4_k, (3584, 3584)),
+            f"{prefix}ffn_gate.weight": (q4_k, (18944, 3584)),
+            f"{prefix}ffn_up.weight": (q4_k, (18944, 3584)),
+            f"{prefix}ffn_down.weight": (q6_k, (3584, 18944)),
         }
     tensors, offset = {}, 0
     for name, (kind, shape) in shapes.items():

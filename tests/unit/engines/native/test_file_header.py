@@ -118,17 +118,17 @@ def test_scan_header_stores_where_vocabulary_arrays_are(tmp_path: Path) -> None:
         ]
     )
     result = scan(tmp_path, content)
-    place = result.arrays["tokenizer.ggml.tokens"]
-    raw = content[place.offset : place.end]
-    assert (place.element, place.count) == ("string", 4)
+    array = result.arrays["tokenizer.ggml.tokens"]
+    raw = content[array.offset : array.end]
+    assert (array.element, array.count) == ("string", 4)
     assert raw == b"".join(struct.pack("<Q", len(word.encode())) + word.encode() for word in words)
-    place = result.arrays["tokenizer.ggml.scores"]
-    assert (place.element, place.count) == ("float32", 2)
-    assert struct.unpack("<2f", content[place.offset : place.end]) == (0.5, -1.0)
-    place = result.arrays["tokenizer.ggml.token_type"]
-    assert struct.unpack("<3i", content[place.offset : place.end]) == (1, 2, 3)
-    place = result.arrays["llama.long"]
-    assert content[place.offset : place.end] == bytes([7] * 513)
+    array = result.arrays["tokenizer.ggml.scores"]
+    assert (array.element, array.count) == ("float32", 2)
+    assert struct.unpack("<2f", content[array.offset : array.end]) == (0.5, -1.0)
+    array = result.arrays["tokenizer.ggml.token_type"]
+    assert struct.unpack("<3i", content[array.offset : array.end]) == (1, 2, 3)
+    array = result.arrays["llama.long"]
+    assert content[array.offset : array.end] == bytes([7] * 513)
     assert result.keys["llama.head_count_kv"] == (4, 8)
     assert result.keys["tokenizer.ggml.add_bos_token"] is True
 

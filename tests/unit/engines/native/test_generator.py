@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_engine_logits_equal_the_straight_model(
+def test_engine_logits_equal_the_reference_model(
     models: dict[str, Path], name: str, kernels: str
 ) -> None:
     """gemma3's first layers have a window of 8 tokens, which ends inside the prompt and after it."""
@@ -65,9 +65,9 @@ def test_engine_logits_do_not_depend_on_the_chunk_size(
     for kind, chunk in (("f32", 1), ("f32", 3), ("f32", 64), (cache, 1), (cache, 3), (cache, 64)):
         with session(models[name], cache=kind, chunk=chunk) as engine:
             results.append(engine.feed(TOKENS).copy())
-    exact, *others, packed, packed_by_3, packed_by_64 = results
-    for other in others:
-        np.testing.assert_allclose(other, exact, atol=2e-5)
+    exact, *chunked, packed, packed_by_3, packed_by_64 = results
+    for logits in chunked:
+        np.testing.assert_allclose(logits, exact, atol=2e-5)
     packing_error = np.abs(packed - exact).mean()
     assert np.abs(packed_by_3 - packed).mean() < packing_error / 5
     assert np.abs(packed_by_64 - packed).mean() < packing_error / 5
@@ -343,9 +343,9 @@ def test_ctrl_c_during_feed_leaves_whole_chunks(models: dict[str, Path]) -> None
     tokens = some_tokens(32)
     with session(models["llama"], chunk=4, setup={"threads": 3}) as engine:
         expected = engine.feed(tokens).copy()
-        for place in range(10):
+        for attempt in range(10):
             engine.reset()
-            timer = threading.Timer(0.003 * place, os.kill, (os.getpid(), signal.SIGINT))
+            timer = threading.Timer(0.003 * attempt, os.kill, (os.getpid(), signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 _feed_until_signal(timer, engine, tokens[:8])
             timer.join()

@@ -99,8 +99,8 @@ def test_engine_kept_weights_equal_the_lines_of_the_plan(
     for name in FAMILIES:
         with session(models[name], setup={"keep_bytes": keep_bytes}) as engine:
             assert allocated_by(engine) == billed_bytes(engine.plan)
-            kept = allocated_by(engine).get("weights kept, layer 0", 0)
-            assert (kept > 0) is (keep_bytes != 0)
+            kept_bytes = allocated_by(engine).get("weights kept, layer 0", 0)
+            assert (kept_bytes > 0) is (keep_bytes != 0)
 
 
 def test_engine_sliding_layers_with_a_full_cache_equal_the_plan(models: dict[str, Path]) -> None:

@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(("sinks", "chunk"), [(4, 12), (0, 5), (15, 1)])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rolling_logits_equal_the_straight_model(
+def test_rolling_logits_equal_the_reference_model(
     models: dict[str, Path], name: str, sinks: int, chunk: int
 ) -> None:
     """60 tokens in 16 cells: a prompt of 40, then one by one. The reference model keeps all keys and rotates them again."""
@@ -83,7 +83,7 @@ class CountingKernels:
 
 
 def test_rolling_memory_and_work_are_constant(tmp_path: Path) -> None:
-    """For each of eight windows; time is measured in benchmarks/rolling_window.py.
+    """Compares eight windows; time is measured in benchmarks/rolling_window.py.
 
     In its own process: in this one, memory of other tests may be allocated or freed meanwhile.
     """
@@ -107,7 +107,7 @@ def test_rolling_memory_and_work_are_constant(tmp_path: Path) -> None:
 
 
 def print_cells_and_resident_bytes(path: str) -> None:
-    """For each of eight windows: the cells read in it, and the resident memory after it."""
+    """Prints, for each of eight windows, the cells read in it and the resident memory after it."""
     kernels: Any = CountingKernels()
     resident, cells = [], []
     setup = {"rolling": True, "sinks": SINKS, "threads": 1, "keep_bytes": None}

@@ -78,7 +78,7 @@ def test_families_for_generating_and_embedding() -> None:
 
 def test_gemma3_1b_windows_rope_and_scales() -> None:
     model = stream_model(recorded("gemma-3-1b"))
-    assert model.windows == tuple(None if place % 6 == 5 else 512 for place in range(26))
+    assert model.windows == tuple(None if layer % 6 == 5 else 512 for layer in range(26))
     assert model.rope is not None
     assert model.local_rope is not None
     assert (model.rope.base, model.local_rope.base) == (1_000_000.0, 10_000.0)
@@ -109,7 +109,7 @@ def test_gemma3_window_period(period: int | None, full: set[int]) -> None:
 
 def test_gemma3_window_list_must_match_the_period() -> None:
     model = recorded("gemma-3-1b")
-    usual = tuple(place % 6 < 5 for place in range(26))
+    usual = tuple(layer % 6 < 5 for layer in range(26))
     equal = with_keys(model, attention__sliding_window_pattern=usual)
     assert stream_model(equal).windows == stream_model(model).windows
     other = with_keys(model, attention__sliding_window_pattern=(True,) * 26)

@@ -26,7 +26,7 @@ EVERYTHING = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 def reference(
     logits: Floats, sampling: Sampling, recent: Sequence[int] = ()
 ) -> tuple[dict[int, float], float]:
-    """The tokens that stay with their probabilities, in float64; and the margin of top-p's last decision: within
+    """The candidates with their probabilities, in float64; and the margin of top-p's last decision: within
     it, rounding may keep one token more or less.
     """
     penalised, penalty = logits.copy(), np.float32(sampling.repeat_penalty)
@@ -217,7 +217,7 @@ def test_sampler_same_seed_gives_the_same_tokens() -> None:
 
 
 def test_sampler_takes_one_random_number_per_token() -> None:
-    """So a token that was certain does not change the tokens after it."""
+    """A token that was certain does not change the tokens after it."""
     certain = np.array([9.0, -90.0], np.float32)
     even = np.zeros(2, np.float32)
     first, second = (Sampler(replace(EVERYTHING, seed=5), 2) for _ in range(2))

@@ -54,7 +54,9 @@ def replies(path: Path) -> tuple[NDArray[np.float32], list[dict[int, float]]]:
         | {"post_sampling_probs": True}
         for sampling in SAMPLINGS
     ]
-    responses = llamacpp_replies(path, [("/completion", common | more) for more in ({}, *requests)])
+    responses = llamacpp_replies(
+        path, [("/completion", common | extra) for extra in ({}, *requests)]
+    )
     probabilities_of = [reply["completion_probabilities"][0] for reply in responses]
     logits = np.full(len(vocabulary.tokens), -np.inf, np.float32)
     for top_logprob in probabilities_of[0]["top_logprobs"]:
@@ -77,15 +79,15 @@ def shift_of(logits: NDArray[np.float32], expected: dict[int, float], penalty: f
 
     With a penalty of 1.5 a repeated token loses a half of a logit below 0, or a third of one above.
     """
-    seen, other = PROMPT[-1], 500
-    drop = float(logits[seen] - logits[other]) - math.log(expected[seen] / expected[other])
+    likely, unseen = PROMPT[-1], 500
+    drop = float(logits[likely] - logits[unseen]) - math.log(expected[likely] / expected[unseen])
     below, above = -drop / (penalty - 1), drop / (1 - 1 / penalty)
     unlikely = PROMPT[1]
-    unlikely_drop = float(logits[unlikely] - logits[other]) - math.log(
-        expected[unlikely] / expected[other]
+    unlikely_drop = float(logits[unlikely] - logits[unseen]) - math.log(
+        expected[unlikely] / expected[unseen]
     )
     logit = below if unlikely_drop > drop else above  # below 0 the unlikely token drops further
-    return logit - float(logits[seen])
+    return logit - float(logits[likely])
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,11 @@ def test_generate_greedy_yields_the_likeliest_token_each_time(model: Path) -> No
 
 def test_generate_ends_before_a_stop_token(model: Path) -> None:
     expected = best_tokens(model, 12)
-    place = next(i for i in range(1, 12) if expected[i] not in expected[:i])
+    index = next(i for i in range(1, 12) if expected[i] not in expected[:i])
     with session(model) as engine:
-        stop = frozenset({expected[place]})
+        stop = frozenset({expected[index]})
         tokens = list(generate(engine, PROMPT, greedy(engine), max_tokens=None, stop=stop))
-    assert tokens == expected[:place]
+    assert tokens == expected[:index]
 
 
 def test_generate_ends_at_a_full_window_unless_rolling(model: Path) -> None:

@@ -165,7 +165,7 @@ def test_pieces_bytes_that_start_no_character(spm: TextPieces) -> None:
 
 def mixed() -> Vocabulary:
     plain = sentencepiece()
-    more = (
+    added = (
         ("<|tool|>", USER_DEFINED),
         ("\u2581raw\u2581", USER_DEFINED),
         ("<unused0>", UNUSED),
@@ -176,9 +176,9 @@ def mixed() -> Vocabulary:
     )
     return replace(
         plain,
-        tokens=plain.tokens + tuple(text for text, _ in more),
-        types=plain.types + tuple(kind for _, kind in more),
-        scores=plain.scores + (-900.0,) * len(more),
+        tokens=plain.tokens + tuple(text for text, _ in added),
+        types=plain.types + tuple(kind for _, kind in added),
+        scores=plain.scores + (-900.0,) * len(added),
     )
 
 
@@ -187,7 +187,7 @@ def test_pieces_show_only_text_tokens(tmp_path: Path) -> None:
     vocabulary = mixed()
     first = len(vocabulary.tokens) - 7
     with pieces_of(write(tmp_path / "m.gguf", vocabulary)) as pieces:
-        shown = [pieces.push(first + place) for place in range(7)]
+        shown = [pieces.push(first + index) for index in range(7)]
         assert shown == ["<|tool|>", "\u2581raw\u2581", "", "", "", "", "  two"]
         assert decode(pieces, [0, 1, 2]) == ""
 
@@ -225,13 +225,13 @@ def many_ends(*, leave_out: frozenset[str] = frozenset(), **keys: int) -> Vocabu
     plain = sentencepiece()
     texts = {*ANSWER_ENDS, *(text for texts in FILL_ENDS.values() for text in texts[:1])}
     texts |= {"<|im_start|>", "<|fim_prefix|>", "<|channel|>", "<end_of_turns>", "</S>", "[eos]"}
-    more = tuple(sorted(texts - leave_out - set(plain.tokens)))
+    added = tuple(sorted(texts - leave_out - set(plain.tokens)))
     return replace(
         plain,
-        tokens=plain.tokens + more,
-        types=plain.types + tuple(CONTROL if index % 2 else NORMAL for index in range(len(more))),
-        scores=plain.scores + (-900.0,) * len(more),
-        more=tuple((dict(plain.more) | keys).items()),
+        tokens=plain.tokens + added,
+        types=plain.types + tuple(CONTROL if index % 2 else NORMAL for index in range(len(added))),
+        scores=plain.scores + (-900.0,) * len(added),
+        extra_keys=tuple((dict(plain.extra_keys) | keys).items()),
     )
 
 

@@ -380,12 +380,12 @@ def test_attention_over_spans_in_any_order(name: str, case: Case, data: st.DataO
     run = Run(case)
     spans = data.draw(st.permutations(split(data, case.cells)))
     with use_kernels(name) as kernels:
-        whole = run.attend_all(kernels)
+        expected = run.attend_all(kernels)
         for span in spans:
             run.attend(kernels, span)
         parts = run.settle(kernels)
-    assert close(whole, run.exact())
-    assert close(parts, whole)
+    assert close(expected, run.exact())
+    assert close(parts, expected)
 
 
 @given(any_kernels, cases(), st.data())
@@ -393,10 +393,10 @@ def test_attention_over_spans_in_any_order(name: str, case: Case, data: st.DataO
 def test_attention_of_queries_in_chunks(name: str, case: Case, data: st.DataObject) -> None:
     run = Run(case)
     with use_kernels(name) as kernels:
-        whole = run.attend_all(kernels)
+        expected = run.attend_all(kernels)
         for queries in split(data, case.tokens):
             run.attend(kernels, queries=queries)
-        assert close(run.settle(kernels), whole)
+        assert close(run.settle(kernels), expected)
 
 
 @given(any_kernels, cases(), st.data())
@@ -407,10 +407,10 @@ def test_attention_of_key_heads_one_after_another(
     """Bit for bit: no head's sums depend on another's."""
     run = Run(case)
     with use_kernels(name) as kernels:
-        whole = run.attend_all(kernels)
+        expected = run.attend_all(kernels)
         for heads in split(data, case.kv_heads):
             run.attend(kernels, heads=heads)
-        assert (run.settle(kernels) == whole).all()
+        assert (run.settle(kernels) == expected).all()
 
 
 @given(any_kernels, cases())
@@ -466,13 +466,13 @@ def test_attention_visible_cells_of_a_query(
 @pytest.mark.parametrize("tokens", [1, 12])
 def test_attention_nan_query_affects_only_itself(kernels: Kernels, tokens: int) -> None:
     run = Run(Case(tokens=tokens))
-    fine = run.attend_all(kernels)
+    expected = run.attend_all(kernels)
     run.q[0, 5] = np.nan
     result = run.attend_all(kernels)
     head = run.case.head_dim
     assert np.isnan(result[0, :head]).all()
-    assert (result[:, head:] == fine[:, head:]).all()
-    assert (result[1:] == fine[1:]).all()
+    assert (result[:, head:] == expected[:, head:]).all()
+    assert (result[1:] == expected[1:]).all()
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
@@ -482,16 +482,16 @@ def test_attention_nan_cell_affects_only_queries_that_see_it(
 ) -> None:
     case = Case(k_kind=kind, v_kind=kind, tokens=40, cells=60, query_position=20)
     run = Run(case)
-    fine = run.attend_all(kernels)
+    expected = run.attend_all(kernels)
     cell = getattr(run, which)[31]
     cell[:4] = np.array([np.nan], "<f4").view(np.uint8)  # of key head 0
     if kind != "f32":
         cell[:2] = np.array([np.nan], "<f2").view(np.uint8)
     result = run.attend_all(kernels)
     before, heads = slice(0, 31 - 20), slice(0, case.group * case.head_dim)
-    assert (result[before] == fine[before]).all()
+    assert (result[before] == expected[before]).all()
     assert not np.isfinite(result[11:, heads]).all(axis=1).any()
-    assert (result[:, heads.stop :] == fine[:, heads.stop :]).all()
+    assert (result[:, heads.stop :] == expected[:, heads.stop :]).all()
 
 
 @pytest.mark.parametrize("kind", CACHE_KINDS)
@@ -687,7 +687,7 @@ def test_scratch_of_every_kernel_is_within_the_plan(kernels: Kernels) -> None:
 
 
 def test_attention_needs_no_more_scratch_than_multiply() -> None:
-    """So the scratch of a thread is what multiply needs, for every head size."""
+    """A thread's scratch is sized for multiply; attention must fit in it for every head size."""
     for head_dim in range(1, 257):
         assert stream_plan.attend_floats(head_dim) <= stream_plan.multiply_floats(by_name("F16"), 1)
 
@@ -695,7 +695,7 @@ def test_attention_needs_no_more_scratch_than_multiply() -> None:
 def test_attention_with_one_thread_per_key_head(kernels: Kernels) -> None:
     case = Case(k_kind="q8_0", v_kind="f16", kv_heads=4, cells=700, query_position=700)
     run = Run(case)
-    whole = run.attend_all(kernels)
+    expected = run.attend_all(kernels)
     for _ in range(5):
         threads = [
             threading.Thread(target=run.attend, args=(kernels,), kwargs={"heads": (head, head + 1)})
@@ -705,4 +705,4 @@ def test_attention_with_one_thread_per_key_head(kernels: Kernels) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert (run.settle(kernels) == whole).all()
+        assert (run.settle(kernels) == expected).all()

@@ -88,8 +88,8 @@ def with_scale(name: str, half: int, count: int = 20) -> Bytes:
     """Blocks of random codes, with `half` as every scale."""
     blocks = random_blocks(name, count, seed=half)
     halves = np.full(count, half, np.uint16)
-    for place in scale_offsets(by_name(name)):
-        set_half(blocks, place, halves)
+    for offset in scale_offsets(by_name(name)):
+        set_half(blocks, offset, halves)
     if name == "IQ1_M":
         set_iq1_m_scale(blocks, halves)
     return blocks
@@ -118,15 +118,15 @@ def bad_block(kernels: Kernels, name: str, blocks: Bytes) -> int:
 def test_dequantize_names_the_first_block_with_a_scale_that_is_not_finite(
     kernels: Kernels, name: str
 ) -> None:
-    """Whichever of its scales it is."""
+    """For each scale of the block."""
     count = 20_000 if by_name(name).block_elements == 1 else 300
     good = random_blocks(name, count)
-    for place, half in product(scale_offsets(by_name(name)), NOT_FINITE):
+    for offset, half in product(scale_offsets(by_name(name)), NOT_FINITE):
         bits = half if name != "BF16" else (half & 0x8000) | 0x7F80 | (half & 0x7F)
         blocks = good.copy()
         for bad in (count - 1, count // 2):
-            blocks[bad, place : place + 2] = (bits & 255, bits >> 8)
-            assert bad_block(kernels, name, blocks) == bad, (place, half)
+            blocks[bad, offset : offset + 2] = (bits & 255, bits >> 8)
+            assert bad_block(kernels, name, blocks) == bad, (offset, half)
 
 
 def test_dequantize_iq1_m_names_the_block_with_a_scale_that_is_not_finite(kernels: Kernels) -> None:
@@ -186,7 +186,7 @@ def test_dequantize_refuses_partial_blocks_and_small_outputs(kernels: Kernels, n
 @given(st.sampled_from(KINDS), st.data())
 @settings(max_examples=60, deadline=None)
 def test_dequantize_of_any_bits_is_the_same_in_all_kernels(name: str, data: st.DataObject) -> None:
-    """Including bits that no quantiser writes, and the number of the first bad block."""
+    """Bits that no quantiser writes are included, and the number of the first bad block is compared too."""
     kind = by_name(name)
     raw = data.draw(st.binary(min_size=kind.block_bytes, max_size=8 * kind.block_bytes))
     raw = raw[: len(raw) // kind.block_bytes * kind.block_bytes]

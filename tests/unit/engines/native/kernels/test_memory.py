@@ -62,6 +62,6 @@ print(before, held_bytes() - before)
     process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    before, more = map(int, process.stdout.split())
+    before, codebook_bytes = map(int, process.stdout.split())
     assert before < 4 * KIB
-    assert more == 33_792
+    assert codebook_bytes == 33_792

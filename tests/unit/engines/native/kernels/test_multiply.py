@@ -34,8 +34,8 @@ def weights(name: str, rows: int, columns: int) -> NDArray[np.uint8]:
     kind = by_name(name)
     blocks = random_blocks(name, rows * columns // kind.block_elements, seed=rows + columns)
     scales = np.full(len(blocks), 0x2000, np.uint16)
-    for place in scale_offsets(kind):
-        set_half(blocks, place, scales)
+    for offset in scale_offsets(kind):
+        set_half(blocks, offset, scales)
     if name == "IQ1_M":
         set_iq1_m_scale(blocks, scales)
     if name == "MXFP4":

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.thoroughness import LONG, sampled
-from tests.vocabularies import tokenizer_answers, tokenizer_of
+from tests.vocabularies import recorded_tokens, tokenizer_of
 
 from edgekit.engines.native.tokenizer.vocabulary import STRETCH_CHARACTERS
 from edgekit.errors import TextError
@@ -98,7 +98,7 @@ def test_tokenizer_refuses_a_stretch_that_cannot_be_split() -> None:
 
 def test_tokenizer_in_several_threads() -> None:
     tokenizer = tokenizer_of("gpt-2")
-    texts = tokenizer_answers()["texts"]
+    texts = recorded_tokens()["texts"]
     alone = [tokenizer.encode(text) for text in texts]
     result: list[list[list[int]]] = []
 

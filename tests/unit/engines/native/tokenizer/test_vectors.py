@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.thoroughness import LONG
-from tests.vocabularies import pairs_tokenizer, tokenizer_answers, tokenizer_of, vectors
+from tests.vocabularies import pairs_tokenizer, recorded_tokens, tokenizer_of, vectors
 
 from edgekit.engines.native.tokenizer.kinds import pre_tokenizers
 from edgekit.engines.native.tokenizer.text import TextTokenizer, windows
@@ -54,21 +54,21 @@ def test_tokenizer_equals_recorded_llama_cpp(name: str) -> None:
 
     Where llama.cpp differs from BERT's own tokenizer, the latter is expected: see docs/embed.md.
     """
-    answers = tokenizer_answers()
-    llamacpp, own = answers["vocabularies"][name], answers["own"].get(name, {})
+    recorded = recorded_tokens()
+    llamacpp, own = recorded["vocabularies"][name], recorded["own"].get(name, {})
     tokenizer = tokenizer_of(name)
-    for index, text in enumerate(answers["texts"]):
+    for index, text in enumerate(recorded["texts"]):
         expected = own.get(str(index), llamacpp["embedded"][index])
         assert tokenizer.encode(text) == expected, text
     for index, tokens in llamacpp["plain"].items():
-        text = answers["texts"][int(index)]
+        text = recorded["texts"][int(index)]
         assert tokenizer.encode_plain(text, parse_special=False) == tokens, text
 
 
 def test_bert_differs_from_llamacpp_in_34_texts() -> None:
     """Hangul, Indic spacing marks, and three kinds of spaces. Any new difference needs a look."""
-    answers = tokenizer_answers()
-    differing = [answers["texts"][int(index)] for index in answers["own"]["bert-bge"]]
+    recorded = recorded_tokens()
+    differing = [recorded["texts"][int(index)] for index in recorded["own"]["bert-bge"]]
     assert len(differing) == 34
     ranges = range(0x0900, 0x0C00), range(0xAC00, 0xD7A4), (0x0B, 0x0C, 0x85)
     assert all(any(ord(c) in codes for c in text for codes in ranges) for text in differing)
@@ -90,11 +90,11 @@ def test_tokenizer_refuses_a_vocabulary_without_pre_tokenizer(name: str) -> None
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS, scope="module")
 def test_pre_tokenizer_equals_recorded_llamacpp(pre: str) -> None:
     """Names of the same pre-tokenizer were recorded as one group, or in groups with equal tokens."""
-    answers, tokenizer = tokenizer_answers(), pairs_tokenizer(pre)
-    groups = [group for group in answers["pre"] if has_pre_tokenizer(pre, group["names"])]
+    recorded, tokenizer = recorded_tokens(), pairs_tokenizer(pre)
+    groups = [group for group in recorded["pre"] if has_pre_tokenizer(pre, group["names"])]
     assert groups
     for group in groups:
-        for text, tokens in zip(answers["texts"], group["plain"], strict=True):
+        for text, tokens in zip(recorded["texts"], group["plain"], strict=True):
             assert tokenizer.encode_plain(text, parse_special=False) == tokens, text
 
 
@@ -103,7 +103,7 @@ def has_pre_tokenizer(pre: str, names: list[str]) -> bool:
 
 
 def test_every_pre_tokenizer_is_recorded() -> None:
-    recorded = [name for group in tokenizer_answers()["pre"] for name in group["names"]]
+    recorded = [name for group in recorded_tokens()["pre"] for name in group["names"]]
     assert sorted(recorded) == sorted(pre_tokenizers())
 
 
@@ -111,7 +111,7 @@ def test_every_pre_tokenizer_is_recorded() -> None:
 def test_tokens_of_split_text_equal_those_of_the_whole_text(pre: str) -> None:
     """Split at every possible point, with every pre-tokenizer."""
     tokenizer = pairs_tokenizer(pre)
-    _check_split(tokenizer, " ".join(tokenizer_answers()["texts"]))
+    _check_split(tokenizer, " ".join(recorded_tokens()["texts"]))
 
     @settings(
         max_examples=200 if LONG else 15, deadline=None, suppress_health_check=list(HealthCheck)
@@ -130,7 +130,7 @@ def test_tokens_of_split_text_equal_those_of_the_whole_text(pre: str) -> None:
 )
 def test_tokens_of_split_text_without_pre_tokenizer(name: str) -> None:
     tokenizer = tokenizer_of(name)
-    for text in tokenizer_answers()["texts"]:
+    for text in recorded_tokens()["texts"]:
         _check_split(tokenizer, text)
 
 
