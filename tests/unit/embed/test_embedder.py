@@ -72,7 +72,7 @@ def embedder(model: Path) -> Iterator[Embedder]:
 
 
 @pytest.fixture
-def slow(slow_model: Path) -> Iterator[Embedder]:
+def slow_embedder(slow_model: Path) -> Iterator[Embedder]:
     with open_embedder(slow_model, memory_budget="96M", batch_tokens=256) as opened:
         yield opened
 
@@ -378,20 +378,20 @@ def test_embed_error_in_progress_ends_the_call(embedder: Embedder) -> None:
     assert embedder.embed(["fine"]).shape == (1, 256)
 
 
-def test_embed_cancel_ends_the_call(slow: Embedder) -> None:
-    with running_call(slow):
+def test_embed_cancel_ends_the_call(slow_embedder: Embedder) -> None:
+    with running_call(slow_embedder):
         pass
-    assert slow.embed(["still here"]).shape == (1, 1024)
+    assert slow_embedder.embed(["still here"]).shape == (1, 1024)
 
 
-def test_embed_deadline_ends_the_call(slow: Embedder) -> None:
+def test_embed_deadline_ends_the_call(slow_embedder: Embedder) -> None:
     with pytest.raises(DeadlineError):
-        slow.embed(LONG_TEXTS, deadline_s=0.05)
+        slow_embedder.embed(LONG_TEXTS, deadline_s=0.05)
 
 
-def test_embed_deadline_ends_a_call_that_waits_for_another(slow: Embedder) -> None:
-    with running_call(slow), pytest.raises(DeadlineError):
-        slow.embed(["short"], deadline_s=0.05)
+def test_embed_deadline_ends_a_call_that_waits_for_another(slow_embedder: Embedder) -> None:
+    with running_call(slow_embedder), pytest.raises(DeadlineError):
+        slow_embedder.embed(["short"], deadline_s=0.05)
 
 
 def test_embedder_close_ends_running_calls(slow_model: Path) -> None:
@@ -427,37 +427,37 @@ def test_aembed_equals_embed(embedder: Embedder) -> None:
     assert np.allclose(np.concatenate(result), embedder.embed(TEXTS), atol=2e-6)
 
 
-def test_aembed_cancelled_stops_the_work(slow: Embedder) -> None:
+def test_aembed_cancelled_stops_the_work(slow_embedder: Embedder) -> None:
     async def run() -> None:
         begun = asyncio.Event()
-        task = asyncio.create_task(slow.aembed(LONG_TEXTS, progress=lambda _: begun.set()))
+        task = asyncio.create_task(slow_embedder.aembed(LONG_TEXTS, progress=lambda _: begun.set()))
         await asyncio.wait_for(begun.wait(), PATIENCE_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await slow.aembed(["next"])  # the cancelled pass has released its memory
+        await slow_embedder.aembed(["next"])  # the cancelled pass has released its memory
 
     asyncio.run(run())
 
 
-def test_aembed_errors_and_deadlines(embedder: Embedder, slow: Embedder) -> None:
+def test_aembed_errors_and_deadlines(embedder: Embedder, slow_embedder: Embedder) -> None:
     async def run() -> None:
         with pytest.raises(TextError):
             await embedder.aembed(["", "a"])
         with pytest.raises(DeadlineError):
-            await slow.aembed(LONG_TEXTS, deadline_s=0.05)
-        async with slow:
+            await slow_embedder.aembed(LONG_TEXTS, deadline_s=0.05)
+        async with slow_embedder:
             pass
 
     asyncio.run(run())
 
 
-def test_aembed_does_not_block_the_event_loop(slow: Embedder) -> None:
+def test_aembed_does_not_block_the_event_loop(slow_embedder: Embedder) -> None:
     """The loop runs while texts are embedded; how promptly is measured in benchmarks/."""
 
     async def run() -> int:
         ticks = 0
-        task = asyncio.create_task(slow.aembed(LONG_TEXTS[:1]))
+        task = asyncio.create_task(slow_embedder.aembed(LONG_TEXTS[:1]))
         while not task.done():
             await asyncio.sleep(0.001)
             ticks += 1
@@ -470,26 +470,26 @@ def test_aembed_does_not_block_the_event_loop(slow: Embedder) -> None:
 # --- difficult callers
 
 
-def test_embed_bad_tokens_do_not_affect_other_callers(slow: Embedder) -> None:
+def test_embed_bad_tokens_do_not_affect_other_callers(slow_embedder: Embedder) -> None:
     """All calls wait for the same pass: a long call holds it up until the others are in the queue."""
 
     def bad_call(tokens: object) -> str:
         with pytest.raises(TextError) as caught:
-            slow.embed_tokens([[1, 2], tokens])  # type: ignore[list-item] # wrong on purpose
+            slow_embedder.embed_tokens([[1, 2], tokens])  # type: ignore[list-item] # wrong on purpose
         return str(caught.value)
 
     with ThreadPoolExecutor(3) as pool:
-        with running_call(slow):
-            good = pool.submit(slow.embed, ["a good text"])
+        with running_call(slow_embedder):
+            good = pool.submit(slow_embedder.embed, ["a good text"])
             broken = [pool.submit(bad_call, tokens) for tokens in ([10**9], ["a"])]
             time.sleep(0.1)
         assert good.result().shape == (1, 1024)
         assert all(item.result().startswith("text 1: ") for item in broken)
 
 
-def test_embed_small_call_does_not_wait_for_a_large_one(slow: Embedder) -> None:
-    with running_call(slow, LONG_TEXTS * 4) as large_call:
-        assert slow.embed(["short"]).shape == (1, 1024)
+def test_embed_small_call_does_not_wait_for_a_large_one(slow_embedder: Embedder) -> None:
+    with running_call(slow_embedder, LONG_TEXTS * 4) as large_call:
+        assert slow_embedder.embed(["short"]).shape == (1, 1024)
         assert not large_call.done()
 
 

@@ -130,7 +130,7 @@ class ServerProcess:
 
 
 @contextmanager
-def servers() -> Iterator[Any]:
+def running_servers() -> Iterator[Any]:
     opened: list[ServerProcess] = []
 
     def start(*arguments: Any, **options: Any) -> ServerProcess:
@@ -138,26 +138,26 @@ def servers() -> Iterator[Any]:
         return opened[-1]
 
     yield start
-    for served in opened:
-        if served.process.poll() is None:
-            served.process.kill()
-        for stream in (served.process.stdin, served.process.stdout, served.process.stderr):
+    for server in opened:
+        if server.process.poll() is None:
+            server.process.kill()
+        for stream in (server.process.stdin, server.process.stdout, server.process.stderr):
             assert stream is not None
             with suppress(BrokenPipeError):
                 stream.close()
-        served.process.wait()
+        server.process.wait()
 
 
 @pytest.fixture
-def serve() -> Iterator[Any]:
-    with servers() as start:
+def start_server() -> Iterator[Any]:
+    with running_servers() as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 def _shared_servers() -> Iterator[Any]:
     """Server processes that are used by one test after another, by model and options."""
-    with servers() as start:
+    with running_servers() as start:
         running: dict[tuple[Any, ...], ServerProcess] = {}
 
         def running_or_new(*arguments: Any) -> ServerProcess:
@@ -169,13 +169,13 @@ def _shared_servers() -> Iterator[Any]:
 
 
 @pytest.fixture
-def served(model: Path, _shared_servers: Any) -> ServerProcess:
+def server(model: Path, _shared_servers: Any) -> ServerProcess:
     result: ServerProcess = _shared_servers(model, "--prefix", "query: ", "--dimensions", "32")
     return result
 
 
 @pytest.fixture
-def slow(slow_model: Path, _shared_servers: Any) -> ServerProcess:
+def slow_server(slow_model: Path, _shared_servers: Any) -> ServerProcess:
     result: ServerProcess = _shared_servers(slow_model)
     return result
 
@@ -184,15 +184,15 @@ def error_of(answer: dict[str, Any]) -> str:
     return str(answer["error"]["type"])
 
 
-def test_stdio_vectors_equal_those_of_the_library(model: Path, served: ServerProcess) -> None:
-    assert served.ready["ready"] is True
-    assert served.ready["dimensions"] == 32
-    assert served.ready["plan"]["total_bytes"] < served.ready["plan"]["budget_bytes"]
+def test_stdio_vectors_equal_those_of_the_library(model: Path, server: ServerProcess) -> None:
+    assert server.ready["ready"] is True
+    assert server.ready["dimensions"] == 32
+    assert server.ready["plan"]["total_bytes"] < server.ready["plan"]["budget_bytes"]
     texts = ["hello world", "another text", "a third one"]
-    served.send({"id": "a", "texts": texts})
-    served.wait_for(1)
-    served.send({"id": 2, "texts": texts, "encoding": "base64", "prefix": ""})
-    first, second = served.wait_for(2)
+    server.send({"id": "a", "texts": texts})
+    server.wait_for(1)
+    server.send({"id": 2, "texts": texts, "encoding": "base64", "prefix": ""})
+    first, second = server.wait_for(2)
     with open_embedder(model, memory_budget=BUDGET, dimensions=32) as embedder:
         expected = embedder.embed(texts, prefix="query: "), embedder.embed(texts)
     assert (first["id"], second["id"]) == ("a", 2)
@@ -242,11 +242,11 @@ def test_stdio_reads_valid_lines() -> None:
     assert read_line(b" \r", most_texts=1) is None
 
 
-def test_stdio_error_does_not_affect_other_requests(served: ServerProcess) -> None:
-    served.send(*(line for line, _, _ in INVALID_LINES), b"")
-    served.send({"id": "ok", "texts": ["fine"]}, {"id": "bad", "texts": ["fine", " ", "x"]})
-    served.send({"id": "long", "texts": [LONG_TEXT * 10]})
-    answers = served.wait_for(len(INVALID_LINES) + 3)
+def test_stdio_error_does_not_affect_other_requests(server: ServerProcess) -> None:
+    server.send(*(line for line, _, _ in INVALID_LINES), b"")
+    server.send({"id": "ok", "texts": ["fine"]}, {"id": "bad", "texts": ["fine", " ", "x"]})
+    server.send({"id": "long", "texts": [LONG_TEXT * 10]})
+    answers = server.wait_for(len(INVALID_LINES) + 3)
     assert [error_of(answer) for answer in answers[: len(INVALID_LINES)]] == ["RequestError"] * len(
         INVALID_LINES
     )
@@ -260,91 +260,91 @@ def test_stdio_error_does_not_affect_other_requests(served: ServerProcess) -> No
     assert error_of(by_id["long"]) == "TextError"
 
 
-def test_stdio_endless_line_uses_no_memory(served: ServerProcess) -> None:
-    before = served.resident_bytes()
+def test_stdio_endless_line_uses_little_memory(server: ServerProcess) -> None:
+    before = server.resident_bytes()
     for _ in range(40):  # 40 MB in one line
-        served._stdin.write(b"x" * 1_000_000)
-    served.send(b"", {"id": 1, "texts": ["after it"]})
-    long, fine = served.wait_for(2)
+        server._stdin.write(b"x" * 1_000_000)
+    server.send(b"", {"id": 1, "texts": ["after it"]})
+    long, fine = server.wait_for(2)
     assert long == {
         "id": None,
         "error": {"type": "RequestError", "message": "a line longer than 3,276,800 bytes"},
     }
     assert len(fine["vectors"]) == 1
-    assert served.resident_bytes() - before < 24_000_000
+    assert server.resident_bytes() - before < 24_000_000
 
 
-def test_stdio_answers_all_requests_at_the_end_of_the_input(model: Path, serve: Any) -> None:
+def test_stdio_answers_all_requests_at_the_end_of_the_input(model: Path, start_server: Any) -> None:
     """There are more requests than may be in flight, and the last line has no line end."""
-    served = serve(model)
+    server = start_server(model)
     count = 3 * stdio.IN_FLIGHT
-    served.send(*({"id": i, "texts": [f"text {i}", "the same"]} for i in range(count)))
-    served._stdin.write(b'{"id": %d, "texts": ["without the end of a line", "the same"]}' % count)
-    assert served.end() == 0
-    assert sorted(answer["id"] for answer in served.answers) == list(range(count + 1))
-    same = {tuple(answer["vectors"][1]) for answer in served.answers}
+    server.send(*({"id": i, "texts": [f"text {i}", "the same"]} for i in range(count)))
+    server._stdin.write(b'{"id": %d, "texts": ["without the end of a line", "the same"]}' % count)
+    assert server.end() == 0
+    assert sorted(answer["id"] for answer in server.answers) == list(range(count + 1))
+    same = {tuple(answer["vectors"][1]) for answer in server.answers}
     spread = np.ptp(np.array(sorted(same)), axis=0).max()
     assert spread < 1e-5  # other texts of the batch affect the last bits at most
 
 
-def test_stdio_refuses_the_id_of_a_running_request(slow: ServerProcess) -> None:
-    slow.send({"id": 1, "texts": SLOW_TEXTS}, {"id": 1, "texts": ["x"]})
-    (taken,) = slow.wait_for(1)
+def test_stdio_refuses_the_id_of_a_running_request(slow_server: ServerProcess) -> None:
+    slow_server.send({"id": 1, "texts": SLOW_TEXTS}, {"id": 1, "texts": ["x"]})
+    (taken,) = slow_server.wait_for(1)
     assert taken["error"]["message"] == "a request with this id is still running"
-    slow.send({"id": 1, "cancel": True})
-    assert error_of(slow.wait_for(2)[1]) == "CancelledError"
-    slow.send({"id": 1, "texts": ["x"]})  # free again
-    assert len(slow.wait_for(3)[2]["vectors"]) == 1
+    slow_server.send({"id": 1, "cancel": True})
+    assert error_of(slow_server.wait_for(2)[1]) == "CancelledError"
+    slow_server.send({"id": 1, "texts": ["x"]})  # free again
+    assert len(slow_server.wait_for(3)[2]["vectors"]) == 1
 
 
-def test_stdio_cancel_and_deadline_do_not_wait_for_a_pass(slow: ServerProcess) -> None:
+def test_stdio_cancel_and_deadline_do_not_wait_for_a_pass(slow_server: ServerProcess) -> None:
     """How soon is measured in benchmarks/: 200 ms on an idle machine."""
-    slow.send(
+    slow_server.send(
         {"id": "cancelled", "texts": SLOW_TEXTS},
         {"id": "late", "texts": SLOW_TEXTS, "deadline_ms": 100},
         {"id": "later", "texts": SLOW_TEXTS, "deadline_ms": 150},
     )
-    late = {answer["id"]: error_of(answer) for answer in slow.wait_for(2)}
+    late = {answer["id"]: error_of(answer) for answer in slow_server.wait_for(2)}
     assert late == {"late": "DeadlineError", "later": "DeadlineError"}
-    slow.send({"id": "cancelled", "cancel": True}, {"id": "unknown", "cancel": True})
-    assert error_of(slow.wait_for(3)[2]) == "CancelledError"
-    slow.send({"id": "next", "texts": ["x"]})  # does not wait for the cancelled pass
-    assert slow.wait_for(4)[3]["id"] == "next"
+    slow_server.send({"id": "cancelled", "cancel": True}, {"id": "unknown", "cancel": True})
+    assert error_of(slow_server.wait_for(3)[2]) == "CancelledError"
+    slow_server.send({"id": "next", "texts": ["x"]})  # does not wait for the cancelled pass
+    assert slow_server.wait_for(4)[3]["id"] == "next"
 
 
-def test_stdio_cancel_before_the_request_starts(served: ServerProcess) -> None:
-    served.send(
+def test_stdio_cancelled_request_is_answered_once(server: ServerProcess) -> None:
+    server.send(
         {"id": 1, "texts": ["x"] * 500}, {"id": 1, "cancel": True}, {"id": 2, "texts": ["y"]}
     )
-    first, second = served.wait_for(2)
+    first, second = server.wait_for(2)
     assert {first["id"], second["id"]} == {1, 2}
 
 
 @costly
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_stdio_ends_cleanly_on_signals(
-    slow_model: Path, serve: Any, number: int, code: int
+    slow_model: Path, start_server: Any, number: int, code: int
 ) -> None:
-    served = serve(slow_model)
-    served.send({"id": 1, "texts": SLOW_TEXTS}, {"id": 1, "texts": ["x"]})
-    (taken,) = served.wait_for(1)
+    server = start_server(slow_model)
+    server.send({"id": 1, "texts": SLOW_TEXTS}, {"id": 1, "texts": ["x"]})
+    (taken,) = server.wait_for(1)
     assert taken["error"]["message"] == "a request with this id is still running"
-    served.process.send_signal(number)
-    assert served.process.wait(PATIENCE_S) == code
-    assert error_of(served.wait_for(2)[1]) == "CancelledError"
-    assert served.process.stderr.read() == b""
+    server.process.send_signal(number)
+    assert server.process.wait(PATIENCE_S) == code
+    assert error_of(server.wait_for(2)[1]) == "CancelledError"
+    assert server.process.stderr.read() == b""
 
 
-def test_stdio_stops_reading_if_answers_are_not_read(model: Path, serve: Any) -> None:
+def test_stdio_stops_reading_if_answers_are_not_read(model: Path, start_server: Any) -> None:
     """With 100 MB of unread answers the process stops reading, stays small, and can still be terminated."""
-    served = serve(model, reads=False)
+    server = start_server(model, reads=False)
     request = json.dumps({"id": 0, "texts": ["x"] * 4000}).encode()
     sent = [0]
 
     def flood() -> None:
         try:
             for number in range(200):
-                served.send(request.replace(b'"id": 0', b'"id": %d' % number))
+                server.send(request.replace(b'"id": 0', b'"id": %d' % number))
                 sent[0] += 1
         except (BrokenPipeError, ValueError):
             pass
@@ -353,14 +353,14 @@ def test_stdio_stops_reading_if_answers_are_not_read(model: Path, serve: Any) ->
     thread.start()
     before = (-1, 0.0)
     # Until it neither reads nor computes any more.
-    while not sent[0] or before != (sent[0], served.busy_s()):
-        now = (sent[0], served.busy_s())
+    while not sent[0] or before != (sent[0], server.busy_s()):
+        now = (sent[0], server.busy_s())
         before = now
         time.sleep(0.5)
     assert 0 < sent[0] < 150
-    assert served.resident_bytes() < 250_000_000
-    served.process.terminate()
-    assert served.process.wait(PATIENCE_S) == 143
+    assert server.resident_bytes() < 250_000_000
+    server.process.terminate()
+    assert server.process.wait(PATIENCE_S) == 143
     thread.join(PATIENCE_S)
 
 
@@ -443,14 +443,16 @@ def test_stdio_can_be_terminated_while_the_first_line_blocks(model: Path) -> Non
 
 
 @pytest.mark.parametrize("requests", [[], [{"id": 1, "texts": ["x"]}]], ids=["idle", "request"])
-def test_stdio_ends_when_its_reader_closes(model: Path, serve: Any, requests: list[object]) -> None:
-    served = serve(model, reads=False)
-    assert served.ready["ready"] is True
-    served._stdout.close()
+def test_stdio_ends_when_its_reader_closes(
+    model: Path, start_server: Any, requests: list[object]
+) -> None:
+    server = start_server(model, reads=False)
+    assert server.ready["ready"] is True
+    server._stdout.close()
     if requests:
-        served.send(*requests)
-    assert served.process.wait(PATIENCE_S) == 0
-    assert served.process.stderr.read() == b""
+        server.send(*requests)
+    assert server.process.wait(PATIENCE_S) == 0
+    assert server.process.stderr.read() == b""
 
 
 @pytest.mark.parametrize(
@@ -468,17 +470,17 @@ def test_stdio_limits_follow_the_budget(budget_bytes: int, line_bytes: int, text
     assert limits_within(budget_bytes, 10**6).texts >= 1
 
 
-def test_stdio_first_line_has_the_limits(served: ServerProcess) -> None:
-    budget_bytes = served.ready["plan"]["budget_bytes"]
+def test_stdio_first_line_has_the_limits(server: ServerProcess) -> None:
+    budget_bytes = server.ready["plan"]["budget_bytes"]
     limits = limits_within(budget_bytes, 32)
-    assert served.ready["limits"] == {
+    assert server.ready["limits"] == {
         "line_bytes": limits.line_bytes,
         "texts": limits.texts,
         "in_flight": stdio.IN_FLIGHT,
     }
     text = "x" * (limits.line_bytes - len(json.dumps({"id": 1, "texts": [""]})))
-    served.send({"id": 1, "texts": [text]}, {"id": 1, "texts": [text + "x"]})
-    by_id = {answer["id"]: answer for answer in served.wait_for(2)}
+    server.send({"id": 1, "texts": [text]}, {"id": 1, "texts": [text + "x"]})
+    by_id = {answer["id"]: answer for answer in server.wait_for(2)}
     assert error_of(by_id[1]) == "TextError"  # a line of exactly the limit is read
     assert by_id[None]["error"]["message"] == f"a line longer than {limits.line_bytes:,} bytes"
 
@@ -514,11 +516,11 @@ def test_stdio_output_has_only_the_protocol(model: Path) -> None:
     assert process.stderr == b"chatter\nchatter"
 
 
-def test_stdio_ends_with_code_4_if_the_model_is_missing(tmp_path: Path, serve: Any) -> None:
-    served = serve(tmp_path / "none.gguf", reads=False)
-    assert served.ready is None
-    assert served.process.wait(PATIENCE_S) == 4
-    assert b"no such file" in served.process.stderr.read()
+def test_stdio_ends_with_code_4_if_the_model_is_missing(tmp_path: Path, start_server: Any) -> None:
+    server = start_server(tmp_path / "none.gguf", reads=False)
+    assert server.ready is None
+    assert server.process.wait(PATIENCE_S) == 4
+    assert b"no such file" in server.process.stderr.read()
 
 
 # --- from Node

@@ -190,9 +190,9 @@ def test_encoder_vectors_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 def test_encoder_splits_texts_into_passes(tmp_path: Path) -> None:
     path = small_model(tmp_path, "bert")
     texts = TEXTS * 9
-    wide = encode(path, texts)
-    narrow = encode(path, texts, limits=Limits(tokens=10), batch_tokens=1)
-    assert np.abs(wide - narrow).max() < 1e-5
+    one_pass = encode(path, texts)
+    many_passes = encode(path, texts, limits=Limits(tokens=10), batch_tokens=1)
+    assert np.abs(one_pass - many_passes).max() < 1e-5
 
 
 def test_encoder_without_texts(tmp_path: Path) -> None:

@@ -332,13 +332,13 @@ def test_memory_shrinks_with_a_smaller_cache_type(name: str, count: int) -> None
 def test_kept_weights_grow_with_keep_bytes_and_stay_within_it(
     name: str, first: int, second: int
 ) -> None:
-    less, more = sorted((first, second))
+    small, large = sorted((first, second))
     load = Load(context_tokens=64)
     without = total(name, load, keep_bytes=0)
-    kept = [total(name, load, keep_bytes=size) - without for size in (less, more)]
-    assert 0 <= kept[0] <= kept[1] <= total(name, load, keep_bytes=None) - without
-    assert kept[0] <= less
-    assert kept[1] <= more
+    kept_bytes = [total(name, load, keep_bytes=size) - without for size in (small, large)]
+    assert 0 <= kept_bytes[0] <= kept_bytes[1] <= total(name, load, keep_bytes=None) - without
+    assert kept_bytes[0] <= small
+    assert kept_bytes[1] <= large
 
 
 @LAWS
