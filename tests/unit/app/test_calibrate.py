@@ -462,9 +462,9 @@ def test_overhead_measured_with_a_gpu_is_used_for_it(monkeypatch: pytest.MonkeyP
     result = measured_overhead(both, both.devices)
     assert result is not None
     assert (result.size_bytes, "alone" in result.because) == (400 * MIB, False)
-    alone = measured_overhead(both)
-    assert alone is not None
-    assert alone.size_bytes == 123 * MIB
+    cpu_only = measured_overhead(both)
+    assert cpu_only is not None
+    assert cpu_only.size_bytes == 123 * MIB
 
 
 def test_described_machine_does_not_use_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,11 +573,11 @@ def test_fastest_tokens_per_s_is_raised_by_a_faster_measurement(
 
 
 def test_detect_imports_nothing_heavy() -> None:
-    words = (
+    code = (
         "import sys; from edgekit.machine.probes import detect; detect();"
         "print([name for name in ('numpy', 'xllamacpp', 'edgekit.engines.llamacpp.run') if name in sys.modules])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", words], capture_output=True, check=True, text=True
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True
     )
     assert json.loads(result.stdout) == []

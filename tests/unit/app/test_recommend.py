@@ -69,7 +69,7 @@ def test_suggestions_are_ordered_with_one_per_family() -> None:
 
 
 def test_each_family_shows_its_best_model_that_fits() -> None:
-    # 30.5 billion with 3.4 active come before 8.2: the root of 102 is 10.1
+    # sqrt(30.5 x 3.4) = 10.1 billion ranks before the 8.2 billion of qwen3-8b
     assert ids(best_of_few(CARD))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
     assert "qwen3-30b-a3b" in ids(best_of_few(CARD))
     small = best_of_few(rated(cards(12, ram=4), card=1000))
@@ -89,9 +89,9 @@ def test_limit_keeps_the_first_suggestions(limit: int) -> None:
 
 
 def test_order_of_the_catalog_does_not_matter() -> None:
-    one, other = best_of_few(CARD), find_best(few_entries()[::-1], Request(machine=CARD))
-    assert summary(one) == summary(other)
-    assert one.passed_over == other.passed_over
+    first, second = best_of_few(CARD), find_best(few_entries()[::-1], Request(machine=CARD))
+    assert summary(first) == summary(second)
+    assert first.passed_over == second.passed_over
 
 
 def summary(recommendation: Recommendation) -> list[tuple[Any, ...]]:

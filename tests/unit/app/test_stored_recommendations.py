@@ -44,12 +44,14 @@ def single_model(catalog: Catalog) -> Catalog:
 def assert_same(actual: Recommendation, expected: Recommendation) -> None:
     assert cards_json(actual) == cards_json(expected)
     assert actual.passed_over == expected.passed_over
-    for one, other in zip(actual.suggestions, expected.suggestions, strict=True):
-        assert one.entry.id == other.entry.id
+    for suggestion, expected_suggestion in zip(
+        actual.suggestions, expected.suggestions, strict=True
+    ):
+        assert suggestion.entry.id == expected_suggestion.entry.id
         for name in ("decisions", "load", "speed", "drafter"):
-            assert getattr(one.plan, name) == getattr(other.plan, name)
-        assert one.plan.result.way == other.plan.result.way
-        assert one.plan.result.estimate == other.plan.result.estimate
+            assert getattr(suggestion.plan, name) == getattr(expected_suggestion.plan, name)
+        assert suggestion.plan.result.way == expected_suggestion.plan.result.way
+        assert suggestion.plan.result.estimate == expected_suggestion.plan.result.estimate
 
 
 def folder() -> Path:

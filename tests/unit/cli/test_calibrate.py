@@ -18,6 +18,7 @@ import pytest
 from tests import tiny_llama
 from tests.documented import documented
 from tests.patience import PATIENCE_S
+from tests.runnable import write_chatting
 from tests.thoroughness import costly
 from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
 
@@ -248,17 +249,25 @@ def test_damaged_file_is_an_error(data: Path, tmp_path: Path, run_edgekit: RunEd
     assert not (data / NAME).exists()
 
 
-def test_engine_that_fails_to_load_shows_its_last_output(
-    data: Path, tmp_path: Path, run_edgekit: RunEdgekit
-) -> None:
-    """A file whose last weights are cut off."""
+def test_truncated_file_is_an_error(data: Path, tmp_path: Path, run_edgekit: RunEdgekit) -> None:
     pytest.importorskip("xllamacpp")
     path = tiny_llama.write_model(tmp_path)
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) - 4096])
     code, out, err = run_edgekit("calibrate", str(path))
     assert (code, out) == (5, "")
-    assert len(err) > len("edgekit: ")
+    assert "file is truncated: tensor " in err
+    assert not (data / NAME).exists()
+
+
+def test_model_that_only_the_engine_rejects_shows_its_last_output(
+    data: Path, tmp_path: Path, run_edgekit: RunEdgekit
+) -> None:
+    pytest.importorskip("xllamacpp")
+    path = write_chatting(tmp_path / "odd.gguf", keys={"tokenizer.ggml.pre": "no-such-pre"})
+    code, out, err = run_edgekit("calibrate", str(path))
+    assert (code, out) == (5, "")
+    assert "no-such-pre" in err
     assert not (data / NAME).exists()
 
 
@@ -333,15 +342,15 @@ def test_check_counts_overhead_only_on_this_machine(
 ) -> None:
     model = str(tiny_llama.write_model(tmp_path))
 
-    def bill(*argv: str) -> Any:
+    def estimate(*argv: str) -> Any:
         return json.loads(run_edgekit("check", model, "--json", *argv)[1])["estimate"]
 
-    assert bill()["runtime_bytes"] == 90 * MIB
-    assert bill()["basis"] == "modelled"
-    assert bill("--ram", "16G")["runtime_bytes"] == 0
+    assert estimate()["runtime_bytes"] == 90 * MIB
+    assert estimate()["basis"] == "modelled"
+    assert estimate("--ram", "16G")["runtime_bytes"] == 0
     run_edgekit("calibrate", "--remove")
-    assert bill()["runtime_bytes"] == 0
-    assert bill()["basis"] == "exact"
+    assert estimate()["runtime_bytes"] == 0
+    assert estimate()["basis"] == "exact"
 
 
 @pytest.mark.usefixtures("saves_small_vocabularies")

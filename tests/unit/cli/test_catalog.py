@@ -1,4 +1,4 @@
-"""`edgekit catalog` as a person or a program meets it."""
+"""`edgekit catalog`: list, show, add, update and remove."""
 
 from __future__ import annotations
 

@@ -151,11 +151,11 @@ def test_text_of_a_model_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -
     assert "GiB of free RAM (--ram): fits with " in fit
     assert "\nRun" not in out  # nothing to run
     code, why, _ = run_check(capsys, *argv, "--why")
-    flat = " ".join(why.split())
-    assert "Why 16,384 tokens need " in flat
-    assert "the smallest current GPU that holds the whole model" in flat
-    assert "the smallest current Mac that holds the whole model" in flat
-    assert "goes to system RAM, whose size is unknown and was not checked" in flat
+    text = " ".join(why.split())
+    assert "Why 16,384 tokens need " in text
+    assert "the smallest current GPU that holds the whole model" in text
+    assert "the smallest current Mac that holds the whole model" in text
+    assert "goes to system RAM, whose size is unknown and was not checked" in text
 
 
 def test_every_suggested_machine_holds_the_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_every_suggested_machine_holds_the_model(capsys: pytest.CaptureFixture[s
         assert answer["max_context"] >= 16_384
 
 
-# --- for programs
+# --- JSON
 
 
 def test_json_keys_are_documented(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +204,10 @@ def test_json_of_a_model_that_fits(llama: str, capsys: pytest.CaptureFixture[str
 def test_json_of_a_model_that_does_not_fit(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer = check_json(capsys, llama, "--ram", "300M")
     assert (answer["status"], answer["can_load"], answer["command"]) == ("failed", False, None)
-    assert (answer["available_bytes"], answer["utilization"]) == (0, None)  # a share of nothing
+    assert (answer["available_bytes"], answer["utilization"]) == (
+        0,
+        None,
+    )  # there is nothing to divide by
     assert answer["reasons"]
 
 
@@ -407,9 +410,9 @@ def test_estimate_of_the_printed_command_is_the_same(
         flags = flags[:-2]
     engine = answer["engine"]["name"]
     code = main(["estimate", reference, "--engine", engine, *flags, "--json"])
-    bill = json.loads(capsys.readouterr().out)
+    estimate = json.loads(capsys.readouterr().out)
     assert code == 0
-    sums = {name: size for name, size in bill.items() if name.endswith("_bytes")}
+    sums = {name: size for name, size in estimate.items() if name.endswith("_bytes")}
     # the command may limit the prompt cache
     assert sums.pop("later_bytes") <= answer["estimate"]["later_bytes"]
     assert {name: answer["estimate"][name] for name in sums} == sums

@@ -36,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def three(home: Path) -> list[str]:
+def model_names(home: Path) -> list[str]:
     return [write_model(home, model).name for model in (FITTING, TIGHT, FAILING)]
 
 
@@ -64,22 +64,31 @@ def set_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def test_several_models_are_rows_of_one_table(
-    three: list[str], capsys: pytest.CaptureFixture[str]
+    model_names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = run_check(capsys, *three, *MACHINE)
+    code, out, err = run_check(capsys, *model_names, *MACHINE)
     assert (code, err) == (3, "")
     lines = out.splitlines()
     assert lines[0].endswith("8 GiB RAM")
     assert " ".join(lines[2].split()) == "model weights context max GiB used tokens/s"
-    assert lines[3].split()[:-1] == ["fits", three[0], "Q4_K_M", "2K", "2K", "0.7", "of", "7.0"]
-    assert lines[4].split()[:2] == ["tight", three[1]]
-    assert lines[5].split()[:4] == ["does", "not", "fit", three[2]]
+    assert lines[3].split()[:-1] == [
+        "fits",
+        model_names[0],
+        "Q4_K_M",
+        "2K",
+        "2K",
+        "0.7",
+        "of",
+        "7.0",
+    ]
+    assert lines[4].split()[:2] == ["tight", model_names[1]]
+    assert lines[5].split()[:4] == ["does", "not", "fit", model_names[2]]
     assert lines[-1] == "1 fits, 1 is tight, 1 does not fit"
     assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize(
-    ("which", "strict", "code"),
+    ("indexes", "strict", "code"),
     [
         ((0,), False, 0), ((0, 1), False, 0), ((0, 1), True, 1), ((0, 0), True, 0),
         ((2, 0), False, 3), ((1, 2), True, 3),
@@ -87,13 +96,13 @@ def test_several_models_are_rows_of_one_table(
 )  # fmt: skip
 def test_exit_code_is_the_worst_of_all_models(
     *,
-    which: tuple[int, ...],
+    indexes: tuple[int, ...],
     strict: bool,
     code: int,
-    three: list[str],
+    model_names: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    argv = [three[index] for index in which] + ["--strict"] * strict
+    argv = [model_names[index] for index in indexes] + ["--strict"] * strict
     assert run_check(capsys, *argv, *MACHINE)[0] == code
 
 
@@ -114,11 +123,11 @@ def test_unreadable_model_is_a_row_with_the_reason(
     outcome: str,
     message: str,
     home: Path,
-    three: list[str],
+    model_names: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (home / "page.gguf").write_bytes(b"<!DOCTYPE html>")
-    argv = [three[0], broken, three[2]]
+    argv = [model_names[0], broken, model_names[2]]
     result, out, err = run_check(capsys, *argv, *MACHINE)
     assert (result, err) == (code, "")
     assert out.splitlines()[4].startswith(outcome)
@@ -142,18 +151,21 @@ def test_reason_shared_by_several_models_is_shown_once(
 
 
 def test_model_given_twice_is_answered_once_without_a_table(
-    three: list[str], capsys: pytest.CaptureFixture[str]
+    model_names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    *once, _ = run_check(capsys, three[0], *MACHINE)
-    note = f"edgekit: {three[0]} was given more than once and is shown once\n"
-    assert run_check(capsys, three[0], three[0], three[0], *MACHINE) == (*once, note)
+    *once, _ = run_check(capsys, model_names[0], *MACHINE)
+    note = f"edgekit: {model_names[0]} was given more than once and is shown once\n"
+    assert run_check(capsys, model_names[0], model_names[0], model_names[0], *MACHINE) == (
+        *once,
+        note,
+    )
 
 
 def test_engine_all_of_several_models_is_a_row_for_each_pair(
-    three: list[str], capsys: pytest.CaptureFixture[str]
+    model_names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, answer = check_json(
-        capsys, three[0], three[2], "--engine", "all", *MACHINE, "--ram", "768M"
+        capsys, model_names[0], model_names[2], "--engine", "all", *MACHINE, "--ram", "768M"
     )
     assert code == 3  # of the best engine of each model, the worst
     assert len(answer["models"]) == 2 * 4
@@ -221,9 +233,9 @@ def test_empty_folder_is_an_error(home: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_model_inside_a_given_folder_is_shown_once(
-    home: Path, three: list[str], capsys: pytest.CaptureFixture[str]
+    home: Path, model_names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, answer = check_json(capsys, str(home), str(home / three[0]), *MACHINE)
+    _, answer = check_json(capsys, str(home), str(home / model_names[0]), *MACHINE)
     assert len(answer["models"]) == 3
 
 
@@ -231,26 +243,29 @@ def test_model_inside_a_given_folder_is_shown_once(
 
 
 def test_stdin_lists_a_model_per_line_with_comments_and_blank_lines(
-    three: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model_names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_stdin(monkeypatch, f"# mine\n\n  {three[0]}  \r\n#{three[1]}\n{three[2]}\n{three[0]}\n")
+    set_stdin(
+        monkeypatch,
+        f"# mine\n\n  {model_names[0]}  \r\n#{model_names[1]}\n{model_names[2]}\n{model_names[0]}\n",
+    )
     code, answer = check_json(capsys, "-", *MACHINE)
-    assert (code, references(answer)) == (3, [three[0], three[2]])
+    assert (code, references(answer)) == (3, [model_names[0], model_names[2]])
 
 
 def test_models_from_stdin_take_the_place_of_the_dash(
-    three: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model_names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_stdin(monkeypatch, f"{three[1]}\n{three[0]}")
-    _, answer = check_json(capsys, three[2], "-", three[1], *MACHINE)
-    assert references(answer) == [three[2], three[1], three[0]]
+    set_stdin(monkeypatch, f"{model_names[1]}\n{model_names[0]}")
+    _, answer = check_json(capsys, model_names[2], "-", model_names[1], *MACHINE)
+    assert references(answer) == [model_names[2], model_names[1], model_names[0]]
 
 
 def test_single_model_on_stdin_is_answered_without_a_table(
-    three: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model_names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after the byte order mark with which some editors begin a file."""
-    set_stdin(monkeypatch, f"\ufeff{three[0]}\n")
+    set_stdin(monkeypatch, f"\ufeff{model_names[0]}\n")
     assert (
         run_check(capsys, "-", "--quiet", *MACHINE)[1]
         == "Runs on the CPU: 0.7 of 7.0 GiB at 2K, about 32 tokens/s\n"
@@ -296,14 +311,14 @@ def test_binary_stdin_of_a_process_gives_no_traceback() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "edgekit", "check", "-", "--ram", "8G", "--offline"],
         input=raw, capture_output=True, check=False, timeout=PATIENCE_S,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},  # as most languages have it
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},  # strict, as in most locales
     )  # fmt: skip
     assert done.returncode in {2, 4}
     assert b"Traceback" not in done.stderr
     assert b"\x1b" not in done.stdout + done.stderr
 
 
-# --- many
+# --- many models
 
 
 def write_fifty_models(folder: Path) -> list[str]:
@@ -361,13 +376,13 @@ def test_rows_are_written_while_later_models_are_read(
     ]
 
 
-def test_progress_line_on_a_terminal_does_not_disturb_the_rows(three: list[str]) -> None:
+def test_progress_line_on_a_terminal_does_not_disturb_the_rows(model_names: list[str]) -> None:
     """With stdout and stderr on one terminal, the progress line is erased before each row."""
     import pty
 
     controller, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "edgekit", "check", *three, *MACHINE]
+    command = [sys.executable, "-m", "edgekit", "check", *model_names, *MACHINE]
     with subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment):
         os.close(terminal)
         output = b""
@@ -378,7 +393,7 @@ def test_progress_line_on_a_terminal_does_not_disturb_the_rows(three: list[str])
     assert b"checked 0 of 3 models" in output
     assert b"checked 2 of 3 models" in output
     shown = [line.rpartition(b"\x1b[K")[2].decode() for line in output.split(b"\r\n")]
-    assert shown[3].split()[:2] == ["fits", three[0]]
+    assert shown[3].split()[:2] == ["fits", model_names[0]]
     assert shown[-2] == "1 fits, 1 is tight, 1 does not fit"
 
 

@@ -118,11 +118,11 @@ def test_answer_for_each_model_is_that_of_check(
     assert code == 0
     for name, compared_model in zip(names, json.loads(out)["models"], strict=True):
         main(["check", name, *argv, "--json"])
-        alone = json.loads(capsys.readouterr().out)
-        del alone["changes"]  # not part of a comparison
-        assert {key: compared_model[key] for key in alone} == alone
-        assert compared_model["total_bytes"] == alone["estimate"]["total_bytes"]
-        assert compared_model["cache_bytes"] == sum(alone["estimate"][key] for key in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes"))  # fmt: skip
+        expected = json.loads(capsys.readouterr().out)
+        del expected["changes"]  # not part of a comparison
+        assert {key: compared_model[key] for key in expected} == expected
+        assert compared_model["total_bytes"] == expected["estimate"]["total_bytes"]
+        assert compared_model["cache_bytes"] == sum(expected["estimate"][key] for key in ("kv_bytes", "kv_swa_bytes", "recurrent_bytes"))  # fmt: skip
         assert compared_model["parameters"] >= compared_model["active_parameters"] > 10**9
 
 
@@ -135,9 +135,9 @@ def test_answer_for_each_engine_is_that_of_check(capsys: pytest.CaptureFixture[s
     assert list(compared) == ["llama.cpp", "vllm", "stream"]
     for engine, compared_model in compared.items():
         main(["check", "qwen3-8b", *CARD, "--engine", engine, "--json"])
-        alone = json.loads(capsys.readouterr().out)
+        expected = json.loads(capsys.readouterr().out)
         for key in ("headline", "quantization", "cache", "context_tokens", "way", "flags"):
-            assert compared_model[key] == alone[key]
+            assert compared_model[key] == expected[key]
 
 
 def test_unreadable_model_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ TINY: dict[str, Any] = {
     "head_dim": 32,
 }
 BUDGET = ("--budget", "4G")  # for the whole process, which is pytest here
-ROWS, SOME_ROWS = 400, 500
+ROWS = 500
 
 
 @pytest.fixture(scope="module")
@@ -487,16 +487,18 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def start(*argv: object, held_at_rows: int | None = None, **how: Any) -> subprocess.Popen[bytes]:
+def start(
+    *argv: object, held_at_rows: int | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
     """Starts a job in its own process."""
     program = (
         ("-m", "edgekit") if held_at_rows is None else ("-c", HOLD_AFTER_ROWS, str(held_at_rows))
     )
     return subprocess.Popen(
         [sys.executable, *program, "embed", *map(str, argv), *BUDGET],
-        stdout=how.pop("stdout", subprocess.PIPE),
+        stdout=options.pop("stdout", subprocess.PIPE),
         stderr=subprocess.PIPE,
-        **how,
+        **options,
     )
 
 
@@ -521,33 +523,28 @@ def wait_until_marked(process: subprocess.Popen[bytes], journal: Path, rows: int
 
 
 @pytest.fixture(scope="module")
-def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS)
-
-
-@pytest.fixture(scope="module")
-def some_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", SOME_ROWS)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 @pytest.mark.parametrize("kind", ["npy", "jsonl", "parquet"] if LONG else ["parquet"])
 def test_job_killed_twice_writes_the_same_file_as_one_run(
-    run_embed: Any, model: Path, many_rows: Path, tmp_path: Path, kind: str
+    run_embed: Any, model: Path, rows_file: Path, tmp_path: Path, kind: str
 ) -> None:
     ids = () if kind == "npy" else ("--id-field", "id")
-    argv = ("--input", many_rows, *ids, "--batch", "32")
+    argv = ("--input", rows_file, *ids, "--batch", "32")
     once, out = tmp_path / f"once.{kind}", tmp_path / f"out.{kind}"
     code, _, err = run_embed(*argv, "--output", once)
     assert (code, err) == (0, "")
     marked = 0
-    for least in (ROWS // 10, ROWS // 4):
-        killed = start(model, *argv, "--output", out, held_at_rows=least)
-        marked = wait_until_marked(killed, tmp_path / f"out.{kind}.journal", least)
+    for minimum_rows in (ROWS // 10, ROWS // 4):
+        killed = start(model, *argv, "--output", out, held_at_rows=minimum_rows)
+        marked = wait_until_marked(killed, tmp_path / f"out.{kind}.journal", minimum_rows)
         killed.kill()
         finish(killed)
         assert killed.returncode == -signal.SIGKILL
-        assert least < marked < ROWS
+        assert minimum_rows < marked < ROWS
         assert not out.exists()
         assert (tmp_path / f"out.{kind}.partial").exists()
     code, answer, err = run_embed(*argv, "--output", out, "--json")
@@ -563,11 +560,11 @@ def test_job_killed_twice_writes_the_same_file_as_one_run(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="other signals")
 def test_interrupted_job_is_not_resumed_with_other_options_or_input(
-    run_embed: Any, model: Path, some_rows: Path, tmp_path: Path
+    run_embed: Any, model: Path, rows_file: Path, tmp_path: Path
 ) -> None:
     out, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
     source = tmp_path / "in.jsonl"
-    source.write_bytes(some_rows.read_bytes())
+    source.write_bytes(rows_file.read_bytes())
     argv = ("--input", source, "--output", out, "--batch", "4")
     process = start(model, *argv, held_at_rows=0)
     wait_until_marked(process, journal, 0)
@@ -605,11 +602,11 @@ def test_interrupted_job_is_not_resumed_with_other_options_or_input(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="other signals")
 def test_job_from_stdin_is_resumed_if_the_input_begins_the_same(
-    run_embed: Any, model: Path, some_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_embed: Any, model: Path, rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = ("--input", "-", "--format", "jsonl", "--batch", "32")
     once, out = tmp_path / "once.npy", tmp_path / "out.npy"
-    data = some_rows.read_bytes()
+    data = rows_file.read_bytes()
 
     def run_with_stdin(stdin: bytes, *more: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -617,7 +614,7 @@ def test_job_from_stdin_is_resumed_if_the_input_begins_the_same(
         return answer
 
     assert run_with_stdin(data, "--output", once)[0] == 0
-    with some_rows.open("rb") as rows:
+    with rows_file.open("rb") as rows:
         process = start(model, *argv, "--output", out, stdin=rows, held_at_rows=0)
         marked = wait_until_marked(process, tmp_path / "out.npy.journal", 0)
         process.kill()
@@ -631,7 +628,7 @@ def test_job_from_stdin_is_resumed_if_the_input_begins_the_same(
     resumed = start(model, *argv, "--output", out, "--json", stdin=subprocess.PIPE)
     code, answer, _ = finish(resumed, data)
     assert code == 0
-    assert marked <= json.loads(answer)["resumed_rows"] < SOME_ROWS
+    assert marked <= json.loads(answer)["resumed_rows"] < ROWS
     assert out.read_bytes() == once.read_bytes()
 
 
@@ -647,8 +644,8 @@ def test_output_dash_writes_json_lines_to_stdout(model: Path, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pipes of this kind")
-def test_closed_pipe_is_not_an_error(model: Path, some_rows: Path) -> None:
-    process = start(model, "--input", some_rows, "--output", "-")
+def test_closed_pipe_is_not_an_error(model: Path, rows_file: Path) -> None:
+    process = start(model, "--input", rows_file, "--output", "-")
     assert process.stdout is not None
     assert process.stderr is not None
     assert json.loads(process.stdout.readline())["row"] == 1
@@ -676,11 +673,11 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no RLIMIT_FSIZE")
 def test_job_that_filled_the_disk_is_resumed(
-    run_embed: Any, model: Path, some_rows: Path, tmp_path: Path
+    run_embed: Any, model: Path, rows_file: Path, tmp_path: Path
 ) -> None:
     """A limit of 100,000 bytes per file stands for the full disk: the write fails half-way."""
     once, out = tmp_path / "once.npy", tmp_path / "out.npy"
-    argv = ("--input", str(some_rows), "--batch", "64", "--output")
+    argv = ("--input", str(rows_file), "--batch", "64", "--output")
     assert run_embed(*argv, once, "-q") == (0, "", "")
     full = subprocess.run(
         [
@@ -728,7 +725,7 @@ def test_unusable_output_is_an_error(run_embed: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
-def test_progress_is_shown_on_a_terminal(model: Path, some_rows: Path, tmp_path: Path) -> None:
+def test_progress_is_shown_on_a_terminal(model: Path, rows_file: Path, tmp_path: Path) -> None:
     import pty
 
     controller, terminal = pty.openpty()
@@ -740,7 +737,7 @@ def test_progress_is_shown_on_a_terminal(model: Path, some_rows: Path, tmp_path:
         "embed",
         str(model),
         "--input",
-        str(some_rows),
+        str(rows_file),
         *BUDGET,
     ]
     environment = {**os.environ, "TERM": "xterm"}

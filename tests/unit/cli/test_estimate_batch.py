@@ -46,9 +46,9 @@ def batch_answers(
 def test_recorded_cpu_rows_are_answered_with_the_recorded_bytes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    wanted = {("gemma-3-4b", "Q8_0"), ("lfm2-1.2b", "Q4_K_M"), ("deepseek-v2-lite", "Q4_K_M")}
-    recorded = [r for r in rows("llama_cpp_cpu.jsonl.gz") if (r["model"], r["quant"]) in wanted]
-    paths = {key: write_model(tmp_path, *key) for key in wanted}
+    names = {("gemma-3-4b", "Q8_0"), ("lfm2-1.2b", "Q4_K_M"), ("deepseek-v2-lite", "Q4_K_M")}
+    recorded = [r for r in rows("llama_cpp_cpu.jsonl.gz") if (r["model"], r["quant"]) in names]
+    paths = {key: write_model(tmp_path, *key) for key in names}
     requests = [
         {
             "id": i,

@@ -1,4 +1,4 @@
-"""`edgekit plan` as a person or a program meets it. No network: HF_ENDPOINT is a closed port."""
+"""`edgekit plan`: headlines, JSON, requested options, errors and tiers. HF_ENDPOINT is a closed port."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_why_lists_every_attempt(capsys: pytest.CaptureFixture[str]) -> None:
         assert attempt in text
 
 
-# --- for programs
+# --- JSON
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_json_error_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert "only works with vLLM, not with llama.cpp" in err
 
 
-# --- what is requested
+# --- requested options
 
 
 def test_users_have_a_context_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +275,7 @@ def test_damaged_gguf_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert err.startswith("edgekit: ")
 
 
-# --- no network
+# --- unreachable repositories
 
 
 def test_unreachable_repository_in_the_catalog_is_planned_with_a_note(

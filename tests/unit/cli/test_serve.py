@@ -94,16 +94,16 @@ def test_openai_client_gets_chat_and_completion_answers(client: openai.OpenAI) -
 def test_openai_client_can_stream_an_answer(client: openai.OpenAI) -> None:
     with client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=6, stream=True
-    ) as pieces:
-        finishes = [piece.choices[0].finish_reason for piece in pieces if piece.choices]
+    ) as chunks:
+        finishes = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
     assert len(finishes) > 1
     assert finishes[-1] in {"length", "stop"}
 
 
 def test_estimate_agrees_with_what_the_engine_reports(server: dict[str, Any]) -> None:
-    off = {row["part"]: row["difference_bytes"] for row in server["reported"]}
-    assert off.keys() >= {"weights", "kv cache", "output", "compute"}
-    assert {off["weights"], off["kv cache"], off["output"]} == {0}
+    differences = {row["part"]: row["difference_bytes"] for row in server["reported"]}
+    assert differences.keys() >= {"weights", "kv cache", "output", "compute"}
+    assert {differences["weights"], differences["kv cache"], differences["output"]} == {0}
     assert all(row["within"] for row in server["reported"]), server["reported"]
     assert server["within"]
 
