@@ -1,10 +1,10 @@
-"""How fast one query looks at all cells of a cache: ours beside plain numpy, and beside reading alone.
+"""The speed of one query attending to all cells of a cache: our kernels, plain numpy, and reading alone.
 
     python benchmarks/attend_speed.py
 
-One core, one run; all take turns and the best turn counts, so that a busy machine slows all of them alike. Plain numpy
-is softmax(q k^T) v over keys and values that lie in memory as float32: two to four times as many bytes as our cells.
-"Reading" is the largest of the same bytes, found with numpy: what memory gives when nothing is computed.
+One core, one run; all take turns and the best turn counts, so that a busy machine slows all of them equally. Plain
+numpy is softmax(q k^T) v over float32 keys and values in memory: two to four times as many bytes as our cells.
+"Reading" is the maximum of the same bytes by numpy: the speed of the memory without attention.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ HEAD_DIM = 128
 SHAPES = ((8, 4), (4, 7))  # key heads, query heads for each: Llama 3.1 8B, Qwen2.5 7B
 CELLS = (8_192, 65_536)
 KINDS: tuple[CacheKind, ...] = ("f16", "q8_0", "f32")
-TURNS_S = 3.0  # for all that are compared with one another
+TURNS_S = 3.0  # for all that are compared
 
 
 def main() -> None:
-    ours = [choose_kernels("numpy")]
+    all_kernels = [choose_kernels("numpy")]
     try:
-        ours.insert(0, choose_kernels("native"))
+        all_kernels.insert(0, choose_kernels("native"))
     except UsageError as error:
         print(f"{error}\n")
     print("| cells | heads | cache | kernels | ms | GB/s | of reading | times plain numpy |")
@@ -40,35 +40,36 @@ def main() -> None:
     for cells in CELLS:
         for kv_heads, group in SHAPES:
             for kind in KINDS:
-                _print_rows(ours, cells, kv_heads, group, kind)
+                _print_rows(all_kernels, cells, kv_heads, group, kind)
 
 
 def _print_rows(
-    ours: list[Kernels], cells: int, kv_heads: int, group: int, kind: CacheKind
+    all_kernels: list[Kernels], cells: int, kv_heads: int, group: int, kind: CacheKind
 ) -> None:
-    draw = np.random.default_rng(0)
-    x = draw.standard_normal((cells, kv_heads * HEAD_DIM), np.float32)
-    q = draw.standard_normal((1, kv_heads * group * HEAD_DIM), np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((cells, kv_heads * HEAD_DIM), np.float32)
+    q = rng.standard_normal((1, kv_heads * group * HEAD_DIM), np.float32)
     k = np.empty((cells, cache_type(kind).row_bytes(x.shape[1])), np.uint8)
-    ours[0].store(kind, x, k)
+    all_kernels[0].store(kind, x, k)
     v = k.copy()
     work: dict[str, Work] = {
-        each.name: _attending(each, q, k, v, (kind, kv_heads, group)) for each in ours
+        kernels.name: _attend_work(kernels, q, k, v, (kind, kv_heads, group))
+        for kernels in all_kernels
     }
     work["plain"] = lambda: _plain(q, x, kv_heads, group)
     work["reading"] = lambda: (k.view(np.uint64).max(), v.view(np.uint64).max())
-    seconds = best_turns(work, turns_s=TURNS_S, least_turns=3)
-    for each in ours:
-        taken = seconds[each.name]
+    seconds = best_turns(work, turns_s=TURNS_S, min_turns=3)
+    for kernels in all_kernels:
+        kernel_s = seconds[kernels.name]
         print(
-            f"| {cells:,} | {kv_heads * group} / {kv_heads} | {kind} | {each.name}"
-            f" | {taken * 1e3:.2f} | {2 * k.nbytes / taken / 1e9:.1f}"
-            f" | {seconds['reading'] / taken:.2f} | {seconds['plain'] / taken:.2f} |",
+            f"| {cells:,} | {kv_heads * group} / {kv_heads} | {kind} | {kernels.name}"
+            f" | {kernel_s * 1e3:.2f} | {2 * k.nbytes / kernel_s / 1e9:.1f}"
+            f" | {seconds['reading'] / kernel_s:.2f} | {seconds['plain'] / kernel_s:.2f} |",
             flush=True,
         )
 
 
-def _attending(
+def _attend_work(
     kernels: Kernels,
     q: Floats,
     k: NDArray[np.uint8],
@@ -96,13 +97,13 @@ def _attending(
 
 
 def _plain(q: Floats, x: Floats, kv_heads: int, group: int) -> Floats:
-    """The numbers are keys and values alike."""
+    """Attention with the same numbers as keys and values."""
     cells = x.reshape(-1, kv_heads, HEAD_DIM).transpose(1, 0, 2)
     scores = q.reshape(kv_heads, group, HEAD_DIM) @ cells.transpose(0, 2, 1)
     scores *= np.float32(HEAD_DIM**-0.5)
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    return np.asarray(shares @ cells, np.float32)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.asarray(weights @ cells, np.float32)
 
 
 if __name__ == "__main__":

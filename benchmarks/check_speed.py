@@ -1,8 +1,8 @@
-"""What a verdict costs: the import, one local header in four cases, fifty at once, a yes or no from Python.
+"""The cost of a verdict: the import, one local header in four cases, fifty headers, can_load from Python.
 
     python benchmarks/check_speed.py
 
-CPU seconds of a child process, the least of five; ratios to a bare interpreter are what to compare.
+CPU seconds of a child process, the minimum of five; compare the ratios to a bare interpreter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "models"
         folder.mkdir()
-        files = [_write(folder, place) for place in range(len(models()))]
+        files = [_write(folder, index) for index in range(len(models()))]
         gemma = str(next(path for path in files if path.name == "gemma-3-27b.Q4_K_M.gguf"))
         fifty = [str(path) for path in files if path.name.endswith((".Q4_K_M.gguf", ".F16.gguf"))]
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": f"{scratch}/bytecode"}
@@ -42,7 +42,7 @@ def main() -> None:
             ),
             "check, this machine": (*EDGEKIT, "check", gemma),
             "check, fits": (*EDGEKIT, "check", gemma, "--device", "H100 80GB"),
-            "check, partly on the host": (
+            "check, partly in RAM": (
                 *EDGEKIT,
                 "check",
                 gemma,
@@ -62,9 +62,9 @@ def main() -> None:
             print(f"| {name} | {seconds:.2f} | {seconds / bare:.0f} |")
 
 
-def _write(folder: Path, place: int) -> Path:
-    """A file of the model's length with its header and a hole."""
-    model = models()[place]
+def _write(folder: Path, index: int) -> Path:
+    """A sparse file of the model's size with its header."""
+    model = models()[index]
     header = header_bytes(model["header_without_vocabulary"])
     path = folder / f"{model['model']}.{model['quant']}.gguf"
     with path.open("wb") as file:

@@ -1,9 +1,9 @@
-"""What llama.cpp really does on this machine's CPU, beside the range that is expected: needs xllamacpp and numpy.
+"""The speed of llama.cpp on this machine's CPU and the range that EdgeKit expects: needs xllamacpp and numpy.
 
     python benchmarks/decode_speed.py [MODEL:QUANT ...]
 
-Models are recorded headers with a made-up vocabulary and made-up weights, held in memory: speed does not depend on what
-the numbers are. The best of seven runs counts: on a busy machine the threads of llama.cpp wait for each other.
+Models are recorded headers with an artificial vocabulary and random weights, in memory: the numbers do not affect the
+speed. The best of seven runs counts: on a busy machine the threads of llama.cpp wait for each other.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from edgekit.engines.speed import modelled_speed
 from edgekit.machine.probes import detect
 from edgekit.machine.types import Machine
 
-USUAL = ("llama-3.2-1b:Q8_0", "llama-3.2-1b:Q4_K_M", "qwen3-0.6b:Q8_0", "gemma-3-1b:Q8_0")
+DEFAULTS = ("llama-3.2-1b:Q8_0", "llama-3.2-1b:Q4_K_M", "qwen3-0.6b:Q8_0", "gemma-3-1b:Q8_0")
 TRIES, PROMPT, NEW, CONTEXT = 7, 128, 8, 1024
-_SPECIAL = 259  # three tokens with a meaning, and one for every byte
+_SPECIAL = 259  # three special tokens and one for every byte
 
 
 def main() -> None:
@@ -47,9 +47,9 @@ def main() -> None:
         f"{machine.processor or machine.name}, {threads} cores, memory read at {read / 1e9:.1f} GB/s\n"
     )
     print("| model | decode | expected | prompt | expected |\n|---|---|---|---|---|")
-    for name in sys.argv[1:] or USUAL:
+    for name in sys.argv[1:] or DEFAULTS:
         model, quant = name.split(":")
-        decode, prompt = _measured(model, quant, threads)
+        decode, prompt = _measure(model, quant, threads)
         speed = _expected(model, quant, machine, read)
         print(
             f"| {name} | {decode:.1f} | {_range(speed.decode)} | {prompt:.0f} | {_range(speed.prefill)} |"
@@ -81,8 +81,8 @@ def _read_bytes_per_s(threads: int) -> float:
     return best
 
 
-def _measured(name: str, quant: str, threads: int) -> tuple[float, float]:
-    """In a process of its own; the file in memory, where there is such a folder."""
+def _measure(name: str, quant: str, threads: int) -> tuple[float, float]:
+    """Runs in a new process; the file is in memory if /dev/shm exists."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         path = Path(folder) / "model.gguf"
@@ -96,13 +96,13 @@ def _measured(name: str, quant: str, threads: int) -> tuple[float, float]:
 def _run(path: str, threads: int) -> None:
     import xllamacpp
 
-    request = xllamacpp.CommonParams()
-    request.model.path, request.n_ctx, request.n_parallel = path, CONTEXT, 1
-    request.n_gpu_layers, request.port, request.cache_ram_mib = 0, 0, 0
-    request.cpuparams.n_threads = threads
-    request.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
-    server = xllamacpp.Server(request)
-    prompt = [300 + place for place in range(PROMPT)]
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = path, CONTEXT, 1
+    params.n_gpu_layers, params.port, params.cache_ram_mib = 0, 0, 0
+    params.cpuparams.n_threads = threads
+    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
+    server = xllamacpp.Server(params)
+    prompt = [300 + index for index in range(PROMPT)]
     question = {"prompt": prompt, "n_predict": NEW, "ignore_eos": True, "cache_prompt": False}
     results = [server.handle_completions(question)["timings"] for _ in range(TRIES)]
     best = [max(item[f"{what}_per_second"] for item in results) for what in ("predicted", "prompt")]
@@ -113,20 +113,22 @@ def _run(path: str, threads: int) -> None:
 def _write(path: Path, name: str, quant: str) -> None:
     import numpy as np
 
-    fact = next(model for model in models() if (model["model"], model["quant"]) == (name, quant))
-    raw = header_bytes(fact["header_without_vocabulary"])
-    header = _with_words(raw, engine_models()[name, quant].geometry.vocabulary or 0)
-    # No byte is large: as halves and floats they are small numbers, never infinite.
+    recorded = next(
+        model for model in models() if (model["model"], model["quant"]) == (name, quant)
+    )
+    raw = header_bytes(recorded["header_without_vocabulary"])
+    header = _with_vocabulary(raw, engine_models()[name, quant].geometry.vocabulary or 0)
+    # Small bytes, so that no half or float is large or infinite.
     block = np.random.default_rng(0).integers(0, 0x30, 2**26, dtype=np.uint8).tobytes()
-    left = fact["data_section_bytes"]
+    remaining = recorded["data_section_bytes"]
     with path.open("wb") as out:
         out.write(header.ljust(padded(len(header)), b"\0"))
-        while left > 0:
-            left -= out.write(block[:left])
+        while remaining > 0:
+            remaining -= out.write(block[:remaining])
 
 
-def _with_words(raw: bytes, count: int) -> bytes:
-    """The header with other keys of the tokenizer: words that mean nothing."""
+def _with_vocabulary(raw: bytes, count: int) -> bytes:
+    """The header with an artificial vocabulary."""
     start, keys = 24, []
     for _ in range(struct.unpack_from("<Q", raw, 16)[0]):
         length = struct.unpack_from("<Q", raw, start)[0]
@@ -137,36 +139,36 @@ def _with_words(raw: bytes, count: int) -> bytes:
         if not name.startswith(b"tokenizer."):
             keys.append(raw[start:end])
         start = end
-    keys += _words(count)
+    keys += _vocabulary(count)
     return raw[:16] + struct.pack("<Q", len(keys)) + b"".join(keys) + raw[start:]
 
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
-def _value_end(raw: bytes, at: int, kind: int) -> int:
+def _value_end(raw: bytes, position: int, kind: int) -> int:
     if kind == 8:
-        return at + 8 + int(struct.unpack_from("<Q", raw, at)[0])
+        return position + 8 + int(struct.unpack_from("<Q", raw, position)[0])
     if kind != 9:
-        return at + _SIZES[kind]
-    item, count = struct.unpack_from("<IQ", raw, at)
-    at += 12
+        return position + _SIZES[kind]
+    item, count = struct.unpack_from("<IQ", raw, position)
+    position += 12
     for _ in range(count):
-        at = _value_end(raw, at, item)
-    return at
+        position = _value_end(raw, position, item)
+    return position
 
 
-def _words(count: int) -> Iterator[bytes]:
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    words += [f"\u2581w{number}" for number in range(count - _SPECIAL)]
+def _vocabulary(count: int) -> Iterator[bytes]:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [f"\u2581w{number}" for number in range(count - _SPECIAL)]
     kinds = [2, 3, 3, *[6] * 256, *[1] * (count - _SPECIAL)]
-    scores = [-float(place) for place in range(count)]
+    scores = [-float(index) for index in range(count)]
     yield _key("model", 8, _text("llama"))
-    yield _key("tokens", 9, struct.pack("<IQ", 8, count) + b"".join(map(_text, words)))
+    yield _key("tokens", 9, struct.pack("<IQ", 8, count) + b"".join(map(_text, tokens)))
     yield _key("scores", 9, struct.pack(f"<IQ{count}f", 6, count, *scores))
     yield _key("token_type", 9, struct.pack(f"<IQ{count}i", 5, count, *kinds))
-    for place, name in enumerate(("unknown", "bos", "eos")):
-        yield _key(f"{name}_token_id", 4, struct.pack("<I", place))
+    for index, name in enumerate(("unknown", "bos", "eos")):
+        yield _key(f"{name}_token_id", 4, struct.pack("<I", index))
 
 
 def _key(name: str, kind: int, value: bytes) -> bytes:

@@ -1,11 +1,11 @@
-"""How fast packed weights become floats, and products: ours beside ggml's, gguf-py's and BLAS's. Needs gguf, xllamacpp.
+"""The speed of unpacking and of products, compared with ggml, gguf-py and BLAS. Needs gguf and xllamacpp.
 
     python benchmarks/dequant_speed.py
 
 Ratios of one run on one core; above 1, ours is faster. All take turns, and the best of many turns counts, so that a
-busy machine slows all of them alike. A chunk is 32 KiB of packed weights. gguf-py gets it once as rows of 4,096
-weights, which is its best (one pass of numpy over the whole chunk), and once as a table of blocks (16 at a time then).
-ggml's own functions are found through ctypes in xllamacpp's library, on Linux and macOS only.
+busy machine slows all of them equally. A chunk is 32 KiB of packed weights. gguf-py gets it as rows of 4,096 weights,
+where it is fastest (one pass over the chunk), and as a table of blocks (16 at a time). The functions of ggml are called
+through ctypes in the library of xllamacpp, on Linux and macOS only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from edgekit.formats.dtype import by_name
 
 CHUNK_BYTES = 32 * 1024
 ROW_WEIGHTS = 4096
-TURN_S = 0.4  # for all that are compared with one another
+TURN_S = 0.4  # for all that are compared
 SHAPES = (
     ("F32", 384, 384),
     ("F16", 384, 1536),
@@ -60,22 +60,22 @@ def main() -> None:
 
 
 def _print_unpacking(native: Kernels | None, numpy_kernels: Kernels) -> None:
-    print("Unpacking, native and numpy beside ggml and gguf-py (rows, blocks)\n")
+    print("Unpacking: native and numpy compared with ggml and gguf-py (rows, blocks)\n")
     print(
         "| type | native, GB/s of floats | / ggml | / rows | / blocks | numpy / rows | / blocks |"
     )
     print("|---|---|---|---|---|---|---|")
     for name in KINDS:
         work = _unpackers(name, native, numpy_kernels)
-        seconds = best_turns(work, turns_s=TURN_S, least_turns=5)
+        seconds = best_turns(work, turns_s=TURN_S, min_turns=5)
         size = _chunk(name).size // by_name(name).block_bytes * by_name(name).block_elements * 4
         cells = [
             f"{size / seconds['native'] / 1e9:.1f}" if "native" in seconds else "-",
             _ratio(seconds, "ggml", "native"),
             *(
-                _ratio(seconds, them, us)
-                for us in ("native", "numpy")
-                for them in ("rows", "blocks")
+                _ratio(seconds, other, ours)
+                for ours in ("native", "numpy")
+                for other in ("rows", "blocks")
             ),
         ]
         print(f"| {name} | {' | '.join(cells)} |")
@@ -102,7 +102,7 @@ def _unpackers(name: str, native: Kernels | None, numpy_kernels: Kernels) -> Map
 
 
 def _chunk(name: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Whole rows that come nearest to 32 KiB; scales near 1/100, as weights have them."""
+    """As many rows as fit in 32 KiB; scales near 1/100, as in real weights."""
     kind = by_name(name)
     rows = max(1, CHUNK_BYTES // kind.row_bytes(ROW_WEIGHTS))
     return _weights(name, rows, ROW_WEIGHTS).reshape(-1)
@@ -113,8 +113,8 @@ def _weights(name: str, rows: int, columns: int) -> np.ndarray[tuple[int], np.dt
     blocks = random_blocks(name, rows * columns // kind.block_elements)
     if name == "F32":
         return np.random.default_rng(0).standard_normal(len(blocks), np.float32).view(np.uint8)
-    for place in scale_offsets(kind):
-        set_half(blocks, place, np.full(len(blocks), 0x2000, np.uint16))
+    for offset in scale_offsets(kind):
+        set_half(blocks, offset, np.full(len(blocks), 0x2000, np.uint16))
     return blocks.reshape(-1)
 
 
@@ -122,9 +122,9 @@ def _ggml_function(name: str) -> Callable[[int, int, int], None] | None:
     result = find_spec("xllamacpp")
     if result is None or result.origin is None or sys.platform == "win32":
         return None
-    spelled = name.lower().replace("_k", "_K")
+    ggml_name = name.lower().replace("_k", "_K")
     for library in Path(result.origin).parent.glob("xllamacpp*.so"):
-        function = getattr(ctypes.CDLL(str(library)), f"dequantize_row_{spelled}", None)
+        function = getattr(ctypes.CDLL(str(library)), f"dequantize_row_{ggml_name}", None)
         if function is not None:
             function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
             function.restype = None
@@ -133,7 +133,7 @@ def _ggml_function(name: str) -> Callable[[int, int, int], None] | None:
 
 
 def _print_products(kernels: Kernels) -> None:
-    print(f"x @ W.T, {kernels.name}: GFLOPS, and beside BLAS with W unpacked before\n")
+    print(f"x @ W.T, {kernels.name}: GFLOPS, and ratio to BLAS with W unpacked before\n")
     print(f"| W | {' | '.join(f'{tokens} tokens' for tokens in TOKENS)} |")
     print(f"|---|{'---|' * len(TOKENS)}")
     for name, columns, rows in SHAPES:
@@ -148,23 +148,23 @@ def _product(kernels: Kernels, name: str, packed: Bytes, shape: tuple[int, int, 
     kind = by_name(name)
     x = np.random.default_rng(0).standard_normal((tokens, columns), np.float32)
     out: Floats = np.empty((tokens, rows), np.float32)
-    whole = np.empty(rows * columns, np.float32)
-    kernels.dequantize(kind, packed, whole)
-    across = whole.reshape(rows, columns).T
+    unpacked = np.empty(rows * columns, np.float32)
+    kernels.dequantize(kind, packed, unpacked)
+    transposed = unpacked.reshape(rows, columns).T
     scratch = np.empty(kernels.scratch_floats(kind, columns), np.float32)
     work: dict[str, Work] = {
         "ours": lambda: kernels.multiply(kind, packed, x, out, scratch),
-        "blas": lambda: np.matmul(x, across, out=out),
+        "blas": lambda: np.matmul(x, transposed, out=out),
     }
-    seconds = best_turns(work, turns_s=TURN_S, least_turns=5)
+    seconds = best_turns(work, turns_s=TURN_S, min_turns=5)
     rate = 2 * tokens * columns * rows / seconds["ours"] / 1e9
     return f"{rate:.0f} ({_ratio(seconds, 'blas', 'ours')})"
 
 
-def _ratio(seconds: Mapping[str, float], them: str, us: str) -> str:
-    if them not in seconds or us not in seconds:
+def _ratio(seconds: Mapping[str, float], other: str, ours: str) -> str:
+    if other not in seconds or ours not in seconds:
         return "-"
-    return f"{seconds[them] / seconds[us]:.2f}"
+    return f"{seconds[other] / seconds[ours]:.2f}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What an event loop feels while a large model embeds, and how soon a call that is called off has ended.
+"""Pauses of an event loop while a large model embeds, and the time until a cancelled call has stopped.
 
 python benchmarks/embed_latency.py MODEL.gguf: a file whose pass takes seconds (benchmarks/encoder_speed.py makes one).
 """
@@ -14,46 +14,46 @@ from edgekit.engines.native.kernels.types import Floats
 
 TICK_S = 0.001
 ROUNDS = 5
-LONG = "word " * 4000  # cut to the tokens that are asked for
+LONG = "word " * 4000  # truncated to the limit
 
 
 def begin(embedder: Embedder, text: str) -> tuple[asyncio.Task[Floats], asyncio.Event]:
-    """A call, and what is set at its first tile."""
-    begun = asyncio.Event()
+    """A call, and an event that is set at its first tile."""
+    started = asyncio.Event()
 
-    def tell(_: float) -> None:
-        begun.set()
+    def on_progress(_: float) -> None:
+        started.set()
 
-    return asyncio.create_task(embedder.aembed([text], progress=tell)), begun
+    return asyncio.create_task(embedder.aembed([text], progress=on_progress)), started
 
 
 async def gaps_while_embedding(embedder: Embedder) -> list[float]:
-    """How much later than asked the loop came back, sorted."""
+    """Delays of the loop's timer in seconds, sorted."""
     task, _ = begin(embedder, LONG)
     gaps = []
     while not task.done():
-        request = time.perf_counter()
+        before = time.perf_counter()
         await asyncio.sleep(TICK_S)
-        gaps.append(time.perf_counter() - request - TICK_S)
+        gaps.append(time.perf_counter() - before - TICK_S)
     await task
     return sorted(gaps)
 
 
 async def times_to_stop(embedder: Embedder) -> list[float]:
-    """From the cancellation until the next call has been through its first tile."""
-    results = []
+    """Seconds from a cancellation to the first tile of the next call, sorted."""
+    delays = []
     for _ in range(ROUNDS):
-        task, begun = begin(embedder, LONG)
-        await begun.wait()
+        task, started = begin(embedder, LONG)
+        await started.wait()
         await asyncio.sleep(0.2)
         cancelled = time.perf_counter()
         task.cancel()
-        following, begun = begin(embedder, "a")
-        await begun.wait()
-        results.append(time.perf_counter() - cancelled)
+        following, started = begin(embedder, "a")
+        await started.wait()
+        delays.append(time.perf_counter() - cancelled)
         following.cancel()
         await asyncio.gather(task, following, return_exceptions=True)
-    return sorted(results)
+    return sorted(delays)
 
 
 def main() -> None:
@@ -76,8 +76,8 @@ def main() -> None:
             gaps = asyncio.run(gaps_while_embedding(embedder))
             stops = asyncio.run(times_to_stop(embedder))
             p50, p99 = gaps[len(gaps) // 2], gaps[len(gaps) * 99 // 100]
-            answer = [f"{1000 * seconds:.1f} ms" for seconds in (p50, p99, gaps[-1], stops[-1])]
-            print(f"| {tokens} | {' | '.join(answer)} |")
+            cells = [f"{1000 * seconds:.1f} ms" for seconds in (p50, p99, gaps[-1], stops[-1])]
+            print(f"| {tokens} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

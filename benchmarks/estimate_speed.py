@@ -1,8 +1,8 @@
-"""How long an estimate takes: the first of a model, further ones, and rows of a batch.
+"""The duration of an estimate: the first of a model, further ones, and rows of a batch.
 
     python benchmarks/estimate_speed.py
 
-Machines are noisy: every figure stands beside a fixed piece of Python work of the same run.
+The speed of a machine varies, so the run also measures a fixed piece of Python work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.setups import read_row
 from edgekit.model.types import Model
 
-PACE_STEPS = 1_000_000
+FIXED_STEPS = 1_000_000
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 SEQUENCES = (1, 2, 3, 4, 6, 8)
 PLACEMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -46,45 +46,45 @@ MODELS = (
 
 def main() -> None:
     """Print the tables."""
-    pace = timed(_work)
-    print(f"pace: {PACE_STEPS:,} additions in {pace * 1e3:.0f} ms\n")
+    fixed_s = timed(_fixed_work)
+    print(f"fixed work: {FIXED_STEPS:,} additions in {fixed_s * 1e3:.0f} ms\n")
     print("| llama.cpp | placement | first ms | further ms |\n|---|---|---|---|")
     for name, quant in MODELS:
         for backend, options in PLACEMENTS:
             first, further = _estimates(engine_models()[name, quant], backend, options)
-            answer = backend if not options else f"{backend} -ngl {options['n_gpu_layers']}"
-            print(f"| {name} | {answer} | {first * 1e3:.1f} | {further * 1e3:.2f} |")
+            placement = backend if not options else f"{backend} -ngl {options['n_gpu_layers']}"
+            print(f"| {name} | {placement} | {first * 1e3:.1f} | {further * 1e3:.2f} |")
     print("\n| batch file | rows | rows per second |\n|---|---|---|")
     for name, lines in batches():
         seconds = batch(lines)
         print(f"| {name} | {len(lines):,} | {len(lines) / seconds:.0f} |")
 
 
-def timed(work: Callable[[], object]) -> float:
+def timed(function: Callable[[], object]) -> float:
     start = time.perf_counter()
-    work()
+    function()
     return time.perf_counter() - start
 
 
-def _work() -> int:
+def _fixed_work() -> int:
     total = 0
-    for step in range(PACE_STEPS):
+    for step in range(FIXED_STEPS):
         total += step
     return total
 
 
 def _estimates(model: Model, backend: str, options: dict[str, Any]) -> tuple[float, float]:
-    """The first on a model that was only read; then loads that were not asked for before."""
+    """Seconds of the first estimate of a model, and the median of further ones with new loads."""
     fresh = Model(header=model.header, geometry=model.geometry)
 
-    def asked(context: int, sequences: int) -> Callable[[], object]:
+    def estimate_work(context: int, sequences: int) -> Callable[[], object]:
         row = {"n_ctx": context, "n_seq_max": sequences, "kv_unified": True, **options}
         return partial(llamacpp.estimate, fresh, *read_row(row, backend))
 
-    first = timed(asked(CONTEXTS[0], 1))
+    first = timed(estimate_work(CONTEXTS[0], 1))
     for sequences in SEQUENCES:
-        asked(CONTEXTS[0], sequences)()
-    further = [timed(asked(n + 256 * s, s)) for n in CONTEXTS for s in SEQUENCES]
+        estimate_work(CONTEXTS[0], sequences)()
+    further = [timed(estimate_work(n + 256 * s, s)) for n in CONTEXTS for s in SEQUENCES]
     return first, statistics.median(further)
 
 
@@ -95,12 +95,12 @@ def batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         ("vllm", None, "vllm.jsonl.gz"),
         ("mlx", None, "mlx.jsonl.gz"),
     ):
-        results = [
+        lines = [
             {"engine": engine, "backend": backend, "options": options_of(row), **_model(row)}
             for row in rows(file)
             if "options" in row
         ]
-        yield f"{engine} {backend or ''}".strip(), results
+        yield f"{engine} {backend or ''}".strip(), lines
 
 
 def _model(row: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _model(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def batch(lines: list[dict[str, Any]]) -> float:
-    """Seconds of the command, start-up included, with sparse files for the models. No row may be refused."""
+    """Seconds of the command with its start-up, on sparse model files. Asserts that no row is refused."""
     with tempfile.TemporaryDirectory() as folder:
         for model in models():
             header = header_bytes(model["header_without_vocabulary"])
@@ -120,9 +120,9 @@ def batch(lines: list[dict[str, Any]]) -> float:
             with path.open("wb") as file:
                 file.write(header)
                 file.truncate(padded(len(header)) + model["data_section_bytes"])
-        file_of_rows = Path(folder, "rows.jsonl")
-        file_of_rows.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-        command = [sys.executable, "-m", "edgekit", "estimate", "--batch", str(file_of_rows)]
+        batch_path = Path(folder, "rows.jsonl")
+        batch_path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        command = [sys.executable, "-m", "edgekit", "estimate", "--batch", str(batch_path)]
         start = time.perf_counter()
         done = subprocess.run(command, cwd=folder, check=True, capture_output=True)
         seconds = time.perf_counter() - start

@@ -1,6 +1,6 @@
-"""What a header costs: EdgeKit beside gguf-py's reader and hf-mem, in one run on one machine.
+"""The cost of reading a header: EdgeKit, gguf-py's reader and hf-mem, in one run on one machine.
 
-Usage: make bench (installs the others beside it). Prints the tables of benchmarks/README.md.
+Usage: make bench (installs the others). Prints the tables of benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loopback import Hub, serve
 PYTHON = sys.executable
 EDGEKIT = [PYTHON, "-m", "edgekit"]
 GGUF_READER = "import sys, gguf; print(len(gguf.GGUFReader(sys.argv[1]).tensors))"
-# hf-mem names the hub's address in its code: its requests are sent to loopback instead.
+# hf-mem has a fixed hub address: its requests are redirected to loopback.
 HF_MEM = """
 import sys
 import httpx2
@@ -43,7 +43,7 @@ class Cost:
 def measure(
     command: list[str], environment: dict[str, str] | None = None, runs: int = RUNS
 ) -> Cost:
-    """CPU seconds and peak memory of a child: the median of a few."""
+    """CPU seconds and peak memory of a child: the median of `runs`."""
     costs = [_once(command, environment) for _ in range(runs)]
     return Cost(
         statistics.median(c.cpu_s for c in costs), statistics.median(c.peak_mb for c in costs)
@@ -103,15 +103,15 @@ def remote_table(hub: Hub, repo: str, path: Path) -> None:
 
 
 def header_size(path: Path) -> int:
-    answer = subprocess.run(
+    done = subprocess.run(
         [*EDGEKIT, "inspect", str(path), "--json"], check=True, capture_output=True
     )
-    size: int = json.loads(answer.stdout)["header_bytes"]
+    size: int = json.loads(done.stdout)["header_bytes"]
     return size
 
 
 def write_gguf(folder: Path, model: str, *, tokens: int, merges: int) -> Path:
-    """In a child: a child's peak memory counts what its parent held when it was started."""
+    """Runs in a child, because the peak memory of later children would include that of this process."""
     folder.mkdir()
     command = [PYTHON, str(Path(__file__).with_name("vocabulary.py")), str(folder), model, "Q4_K_M"]
     output = subprocess.run(
@@ -121,7 +121,7 @@ def write_gguf(folder: Path, model: str, *, tokens: int, merges: int) -> Path:
 
 
 def write_safetensors_70b(folder: Path) -> None:
-    """What the hub holds beside a 70B model's weights: its config and its index; the shards are holes."""
+    """The config and index of a 70B model, with sparse shards."""
     folder.mkdir(parents=True)
     config = {
         "model_type": "llama", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
@@ -143,7 +143,7 @@ def write_safetensors_70b(folder: Path) -> None:
 
 
 def write_mlx_7b(folder: Path) -> None:
-    """An MLX conversion in one file: config, index, and a hole where 4 GB would be."""
+    """The config and index of an MLX conversion, with a sparse file of 4 GB."""
     folder.mkdir(parents=True)
     config = {
         "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,

@@ -1,9 +1,9 @@
-"""Windows of a long session on real llama.cpp -> memory and speed of each: both must stay as they are (W6).
+"""Memory and speed of each window of a long session on llama.cpp; both must stay constant (W6).
 
 python benchmarks/llamacpp_window.py MODEL.gguf [--cache q8_0] [--window 512] [--windows 8] [--sinks 4] [--rounds 3]
 
-Times are the engine's own account, with one thread. A busy neighbour slows it down, so the session is run several
-times, and of each window the fastest counts. In each window the engine drops the older half of its cache twice.
+Times are those that the engine reports, with one thread. Other work slows it down, so the session is run several times,
+and the fastest of each window counts. In each window the engine drops the older half of its cache twice.
 """
 
 from __future__ import annotations
@@ -25,20 +25,17 @@ from edgekit.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """When a window was full."""
+class Sample:
+    """The state when a window was full."""
 
     decoded_ms: float
     resident_bytes: int
 
 
-def written(running: EngineProcess, count: int) -> Iterator[tuple[int, float]]:
-    """With each event: how many tokens there are, and the milliseconds they took.
-
-    A random model ends when it likes to, so its end is ignored.
-    """
+def generated(running: EngineProcess, count: int) -> Iterator[tuple[int, float]]:
+    """(tokens so far, milliseconds so far) of each event. Ignores the random ends of the model."""
     connection = http.client.HTTPConnection(running.address.removeprefix("http://"), timeout=3600)
-    request = {
+    fields = {
         "prompt": "the quick brown fox",
         "n_predict": count,
         "ignore_eos": True,
@@ -47,7 +44,7 @@ def written(running: EngineProcess, count: int) -> Iterator[tuple[int, float]]:
         "timings_per_token": True,
     }
     headers = {"Content-Type": "application/json"}
-    connection.request("POST", "/completion", json.dumps(request), headers)
+    connection.request("POST", "/completion", json.dumps(fields), headers)
     for line in connection.getresponse():
         if line.startswith(b"data: "):
             event = json.loads(line.removeprefix(b"data: "))
@@ -55,27 +52,28 @@ def written(running: EngineProcess, count: int) -> Iterator[tuple[int, float]]:
     connection.close()
 
 
-def windows(running: EngineProcess, window: int, count: int) -> list[Seen]:
-    seen = [Seen(decoded_ms=0.0, resident_bytes=0)]
-    for tokens, decoded_ms in written(running, window * count):
-        if tokens >= len(seen) * window:  # half a character is no event: one may tell of two tokens
-            held = running.resident()
-            resident_bytes = 0 if held is None else held.resident_bytes
-            seen.append(Seen(decoded_ms=decoded_ms, resident_bytes=resident_bytes))
-    return seen
+def windows(running: EngineProcess, window: int, count: int) -> list[Sample]:
+    samples = [Sample(decoded_ms=0.0, resident_bytes=0)]
+    for tokens, decoded_ms in generated(running, window * count):
+        # An incomplete character gives no event: the next one has two tokens.
+        if tokens >= len(samples) * window:
+            memory = running.resident()
+            resident_bytes = 0 if memory is None else memory.resident_bytes
+            samples.append(Sample(decoded_ms=decoded_ms, resident_bytes=resident_bytes))
+    return samples
 
 
-def table(rounds: list[list[Seen]], window: int) -> Iterator[str]:
+def table(rounds: list[list[Sample]], window: int) -> Iterator[str]:
     yield "| window | RSS MiB | tokens per s |"
     yield "|---|---|---|"
-    spent, sizes = [], []
+    times_ms, sizes = [], []
     for number, steps in enumerate(zip(*map(pairwise, rounds), strict=True), 1):
-        spent.append(min(after.decoded_ms - before.decoded_ms for before, after in steps))
+        times_ms.append(min(after.decoded_ms - before.decoded_ms for before, after in steps))
         sizes.append(max(after.resident_bytes for _, after in steps))
-        yield f"| {number} | {sizes[-1] / MIB:.1f} | {window / spent[-1] * 1000:,.0f} |"
+        yield f"| {number} | {sizes[-1] / MIB:.1f} | {window / times_ms[-1] * 1000:,.0f} |"
     yield (
         f"\nlast against second: RSS x {sizes[-1] / sizes[1]:.3f}, "
-        f"tokens per s x {spent[1] / spent[-1]:.3f}"
+        f"tokens per s x {times_ms[1] / times_ms[-1]:.3f}"
     )
 
 
@@ -87,22 +85,24 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    request = parser.parse_args()
-    kind = cache_type(request.cache)
+    arguments = parser.parse_args()
+    kind = cache_type(arguments.cache)
     launch = Launch(
-        weights=LocalWeights(model=request.model),
-        load=Load(context_tokens=request.window, sequences=1, cache_k=kind, cache_v=kind),
+        weights=LocalWeights(model=arguments.model),
+        load=Load(context_tokens=arguments.window, sequences=1, cache_k=kind, cache_v=kind),
         setup=LlamaCppSetup(mode=LlamaMode.SERVER, cache_ram_mib=0),
-        sinks=request.sinks,
+        sinks=arguments.sinks,
         rolling=True,
         threads=1,
     )
     with start(launch) as running:
         print(
-            f"{request.windows} windows of {request.window} tokens, {request.sinks} sinks, {kind.name} cache"
+            f"{arguments.windows} windows of {arguments.window} tokens, {arguments.sinks} sinks, {kind.name} cache"
         )
-        results = [windows(running, request.window, request.windows) for _ in range(request.rounds)]
-        print("\n".join(table(results, request.window)))
+        results = [
+            windows(running, arguments.window, arguments.windows) for _ in range(arguments.rounds)
+        ]
+        print("\n".join(table(results, arguments.window)))
 
 
 if __name__ == "__main__":

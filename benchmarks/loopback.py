@@ -1,4 +1,4 @@
-"""A hub on loopback that counts: the two calls of the hub's API that a header reader makes."""
+"""A hub on loopback with the two calls that a header reader makes, which counts requests and bytes."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class _Handler(BaseHTTPRequestHandler):
     hub: ClassVar[Hub]
 
     def do_HEAD(self) -> None:
-        self._answer(send_body=False)
+        self._respond(send_body=False)
 
     def do_GET(self) -> None:
-        self._answer(send_body=True)
+        self._respond(send_body=True)
 
-    def _answer(self, *, send_body: bool) -> None:
+    def _respond(self, *, send_body: bool) -> None:
         self.hub.requests += 1
         if self.path.startswith("/api/models/"):
             repo = "/".join(self.path.split("/")[3:5])
             self._send(200, _listing(self.hub.repositories[repo]), send_body=send_body)
             return
-        result = _PATH.fullmatch(self.path.split("?")[0])
-        path = self.hub.repositories[result["repo"]] / result["file"] if result else None
+        match = _PATH.fullmatch(self.path.split("?")[0])
+        path = self.hub.repositories[match["repo"]] / match["file"] if match else None
         if path is None or not path.is_file():
             self._send(404, b"{}", send_body=send_body)
             return
@@ -66,16 +66,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, path: Path, *, send_body: bool) -> None:
         size = path.stat().st_size
-        request = _RANGE.fullmatch(self.headers.get("Range", ""))
+        requested_range = _RANGE.fullmatch(self.headers.get("Range", ""))
         first, last = (
-            (int(request[1]), min(int(request[2]), size - 1)) if request else (0, size - 1)
+            (int(requested_range[1]), min(int(requested_range[2]), size - 1))
+            if requested_range
+            else (0, size - 1)
         )
-        self.hub.ranges += request is not None
+        self.hub.ranges += requested_range is not None
         with path.open("rb") as file:
             file.seek(first)
             body = file.read(last - first + 1) if send_body else b""
-        extra = {"Content-Range": f"bytes {first}-{last}/{size}"} if request else {}
-        self._send(206 if request else 200, body, send_body=send_body, **extra)
+        extra = {"Content-Range": f"bytes {first}-{last}/{size}"} if requested_range else {}
+        self._send(206 if requested_range else 200, body, send_body=send_body, **extra)
 
     def _send(self, status: int, body: bytes, *, send_body: bool, **extra: str) -> None:
         self.send_response(status)

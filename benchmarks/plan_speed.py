@@ -1,8 +1,8 @@
-"""What a plan and a recommendation cost: cold, and once answers are kept.
+"""The cost of a plan and a recommendation: cold, and with cached answers.
 
     python benchmarks/plan_speed.py
 
-CPU seconds of a child process, start-up included, the least of three; ratios to `edgekit --help` are what to compare.
+CPU seconds of a child process with its start-up, the minimum of three; compare the ratios to `edgekit --help`.
 """
 
 from __future__ import annotations
@@ -35,32 +35,34 @@ def main() -> None:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": f"{scratch}/bytecode"}
         environment |= {"EDGEKIT_CACHE": f"{scratch}/cache", "EDGEKIT_DATA": f"{scratch}/data"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        bare = _least((*EDGEKIT, "--help"), environment)
+        bare = _best((*EDGEKIT, "--help"), environment)
         print(f"edgekit --help: {bare:.2f} s\n")
         print(
-            "| recommend on | cold CPU s | times --help | kept CPU s | times --help |\n|---|---|---|---|---|"
+            "| recommend on | cold CPU s | times --help | cached CPU s | times --help |\n|---|---|---|---|---|"
         )
         for name, words in MACHINES.items():
             command = (*EDGEKIT, "recommend", *words)
-            cold = _least(command, environment, fresh=Path(scratch) / "cache")
-            kept = _least(command, environment)
-            print(f"| {name} | {cold:.2f} | {cold / bare:.0f} | {kept:.2f} | {kept / bare:.0f} |")
+            cold = _best(command, environment, cache_to_clear=Path(scratch) / "cache")
+            warm = _best(command, environment)
+            print(f"| {name} | {cold:.2f} | {cold / bare:.0f} | {warm:.2f} | {warm / bare:.0f} |")
         print("\n| plan on RTX 3060 + 32G | CPU s | times --help |\n|---|---|---|")
         for name in PLANS:
             command = (*EDGEKIT, "plan", name, "--device", "RTX 3060", "--ram", "32G")
-            cost = _least(command, environment)
+            cost = _best(command, environment)
             print(f"| {name} | {cost:.2f} | {cost / bare:.0f} |")
 
 
-def _least(
-    command: tuple[str, ...], environment: Mapping[str, str], fresh: Path | None = None
+def _best(
+    command: tuple[str, ...], environment: Mapping[str, str], cache_to_clear: Path | None = None
 ) -> float:
-    return min(_cost(command, environment, fresh) for _ in range(TRIES))
+    return min(_cost(command, environment, cache_to_clear) for _ in range(TRIES))
 
 
-def _cost(command: tuple[str, ...], environment: Mapping[str, str], fresh: Path | None) -> float:
-    if fresh is not None:
-        shutil.rmtree(fresh, ignore_errors=True)
+def _cost(
+    command: tuple[str, ...], environment: Mapping[str, str], cache_to_clear: Path | None
+) -> float:
+    if cache_to_clear is not None:
+        shutil.rmtree(cache_to_clear, ignore_errors=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, env=environment, capture_output=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

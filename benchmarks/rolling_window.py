@@ -1,9 +1,9 @@
-"""Windows of a long session on the built-in engine -> memory and speed of each: both must stay as they are (W6).
+"""Memory and speed of each window of a long session on the built-in engine; both must stay constant (W6).
 
 python benchmarks/rolling_window.py [MODEL.gguf] [--cache q8_0] [--window 512] [--windows 8] [--sinks 4] [--rounds 3]
 
-Without a model: a random one of 20 million weights. Tokens are per second of CPU time, with one thread. A busy
-neighbour slows that down too, so the session is run several times, and of each window the fastest counts.
+The default model is random, with 20 million weights. Speeds are per second of CPU time, with one thread. Other work
+slows that down too, so the session is run several times, and the fastest of each window counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import psutil
-from llamacpp_window import Seen, table
+from llamacpp_window import Sample, table
 
 from edgekit.bill.types import Load, cache_type
 from edgekit.engines.native.generator import StreamEngine, open_stream
@@ -24,21 +24,21 @@ from edgekit.engines.native.stream_plan import StreamSetup
 PROMPT_TOKENS = 4
 
 
-def look() -> Seen:
+def sample() -> Sample:
     process = psutil.Process()
-    return Seen(decoded_ms=time.process_time() * 1000, resident_bytes=process.memory_info().rss)
+    return Sample(decoded_ms=time.process_time() * 1000, resident_bytes=process.memory_info().rss)
 
 
-def windows(engine: StreamEngine, window: int, count: int) -> list[Seen]:
-    """The best token each time, fed again."""
+def windows(engine: StreamEngine, window: int, count: int) -> list[Sample]:
+    """Generates greedily, and samples after each window."""
     engine.reset()
     logits = engine.feed(range(10, 10 + PROMPT_TOKENS))
-    seen = [look()]
+    samples = [sample()]
     for _ in range(count):
         for _ in range(window):
             logits = engine.feed((int(logits.argmax()),))
-        seen.append(look())
-    return seen
+        samples.append(sample())
+    return samples
 
 
 def random_model(folder: Path) -> Path:
@@ -57,21 +57,22 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--sinks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    request = parser.parse_args()
-    kind = cache_type(request.cache)
-    load = Load(context_tokens=request.window, cache_k=kind, cache_v=kind)
-    setup = StreamSetup(threads=1, keep_bytes=None, sinks=request.sinks, rolling=True)
+    arguments = parser.parse_args()
+    kind = cache_type(arguments.cache)
+    load = Load(context_tokens=arguments.window, cache_k=kind, cache_v=kind)
+    setup = StreamSetup(threads=1, keep_bytes=None, sinks=arguments.sinks, rolling=True)
     with tempfile.TemporaryDirectory() as folder:
-        path = request.model or random_model(Path(folder))
+        path = arguments.model or random_model(Path(folder))
         with open_stream(path, load=load, setup=setup) as engine:
             print(
-                f"{request.windows} windows of {request.window} tokens, {request.sinks} sinks, {kind.name} cache,"
+                f"{arguments.windows} windows of {arguments.window} tokens, {arguments.sinks} sinks, {kind.name} cache,"
                 f" {engine.plan.total_bytes:,} bytes planned"
             )
             results = [
-                windows(engine, request.window, request.windows) for _ in range(request.rounds)
+                windows(engine, arguments.window, arguments.windows)
+                for _ in range(arguments.rounds)
             ]
-            print("\n".join(table(results, request.window)))
+            print("\n".join(table(results, arguments.window)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The next token of 262,144, beside numpy used plainly and numpy used with care: needs numpy.
+"""Sampling one of 262,144 tokens, compared with plain and with careful numpy: needs numpy.
 
     python benchmarks/sampling_speed.py
 
-Plainly: the whole vocabulary is sorted. With care: argpartition where there is a top-k, and no sorting where nothing
-asks for an order. Each figure is the best CPU time of nine rounds; bytes are what one token allocates at its peak.
+Plain numpy sorts the vocabulary. Careful numpy uses argpartition for a top-k, and does not sort if no order is needed.
+Each figure is the best CPU time of nine rounds; bytes are the peak allocation of one token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgekit.engines.native.sampler import Sampler
 
 VOCABULARY = 262_144
 ROUNDS, TOKENS = 9, 6
-WAYS = {
+SETTINGS = {
     "llama.cpp's defaults": Sampling(seed=1),
     "defaults, penalty 1.1": Sampling(repeat_penalty=1.1, seed=1),
     "top-k 1,024": Sampling(top_k=1024, top_p=1.0, min_p=0.0, seed=1),
@@ -37,20 +37,24 @@ Work = Callable[[], int]
 def main() -> None:
     print("| settings | logits | us | plain numpy, times | careful numpy, times | bytes | plain |")
     print("|---|---|---|---|---|---|---|")
-    for answer, sampling in WAYS.items():
+    for title, sampling in SETTINGS.items():
         for spread in SPREADS:
             logits = _logits(spread)
-            works = _ours(logits, sampling), _plain(logits, sampling), _careful(logits, sampling)
-            ours, plain, careful = _cpu_s(works)
-            peaks = [f"{_peak_bytes(work):,}" for work in works[:2]]
+            functions = (
+                _ours(logits, sampling),
+                _plain(logits, sampling),
+                _careful(logits, sampling),
+            )
+            ours, plain, careful = _cpu_s(functions)
+            peaks = [f"{_peak_bytes(function):,}" for function in functions[:2]]
             print(
-                f"| {answer} | {spread} | {ours * 1e6:,.0f} | {plain / ours:.1f} | {careful / ours:.1f} |"
+                f"| {title} | {spread} | {ours * 1e6:,.0f} | {plain / ours:.1f} | {careful / ours:.1f} |"
                 f" {' | '.join(peaks)} |"
             )
 
 
 def _logits(spread: str) -> Floats:
-    """Peaked: the likelihood falls as 1 / rank^1.5, as words do and models say; flat: nearly all alike."""
+    """Peaked: probabilities fall as 1 / rank^1.5, like word frequencies; flat: nearly equal."""
     random = np.random.default_rng(1)
     if spread == "flat":
         return random.normal(scale=0.1, size=VOCABULARY).astype(np.float32)
@@ -67,7 +71,7 @@ def _ours(logits: Floats, sampling: Sampling) -> Work:
 def _plain(logits: Floats, sampling: Sampling) -> Work:
     random = np.random.default_rng(sampling.seed)
 
-    def work() -> int:
+    def function() -> int:
         values = _penalised(logits, sampling)
         if sampling.temperature == 0:
             return int(values.argmax())
@@ -76,13 +80,13 @@ def _plain(logits: Floats, sampling: Sampling) -> Work:
             order = order[: sampling.top_k]
         return _choose(order, values, sampling, random)
 
-    return work
+    return function
 
 
 def _careful(logits: Floats, sampling: Sampling) -> Work:
     random = np.random.default_rng(sampling.seed)
 
-    def work() -> int:
+    def function() -> int:
         values = _penalised(logits, sampling)
         if sampling.temperature == 0:
             return int(values.argmax())
@@ -95,16 +99,18 @@ def _careful(logits: Floats, sampling: Sampling) -> Work:
             order = np.arange(VOCABULARY)
         return _choose(order, values, sampling, random)
 
-    return work
+    return function
 
 
 def _penalised(logits: Floats, sampling: Sampling) -> Floats:
     if sampling.repeat_penalty == 1:
         return logits
     values, recent = logits.copy(), np.arange(64)
-    seen = values[recent]
+    recent_values = values[recent]
     values[recent] = np.where(
-        seen > 0, seen / sampling.repeat_penalty, seen * sampling.repeat_penalty
+        recent_values > 0,
+        recent_values / sampling.repeat_penalty,
+        recent_values * sampling.repeat_penalty,
     )
     return values
 
@@ -112,15 +118,15 @@ def _penalised(logits: Floats, sampling: Sampling) -> Floats:
 def _choose(
     order: NDArray[np.intp], values: Floats, sampling: Sampling, random: np.random.Generator
 ) -> int:
-    kept = values[order]
-    shares = _softmax(kept)
+    candidates = values[order]
+    probabilities = _softmax(candidates)
     if sampling.top_p < 1:
-        count = int(np.searchsorted(np.cumsum(shares), sampling.top_p)) + 1
-        order, kept, shares = order[:count], kept[:count], shares[:count]
+        count = int(np.searchsorted(np.cumsum(probabilities), sampling.top_p)) + 1
+        order, candidates, probabilities = order[:count], candidates[:count], probabilities[:count]
     if sampling.min_p > 0:
-        wanted = shares >= sampling.min_p * shares.max()
-        order, kept = order[wanted], kept[wanted]
-    return int(random.choice(order, p=_softmax(kept / np.float32(sampling.temperature))))
+        is_likely = probabilities >= sampling.min_p * probabilities.max()
+        order, candidates = order[is_likely], candidates[is_likely]
+    return int(random.choice(order, p=_softmax(candidates / np.float32(sampling.temperature))))
 
 
 def _softmax(values: Floats) -> NDArray[np.float64]:
@@ -128,23 +134,23 @@ def _softmax(values: Floats) -> NDArray[np.float64]:
     return np.asarray(weights / weights.sum())
 
 
-def _cpu_s(works: Sequence[Work]) -> list[float]:
-    """Turn by turn, so that a busy moment is the same for all."""
-    best = [float("inf")] * len(works)
+def _cpu_s(functions: Sequence[Work]) -> list[float]:
+    """All take turns, so that a busy machine slows all of them equally."""
+    best = [float("inf")] * len(functions)
     for _ in range(ROUNDS):
-        for place, work in enumerate(works):
+        for index, function in enumerate(functions):
             begin = time.process_time()
             for _ in range(TOKENS):
-                work()
-            best[place] = min(best[place], (time.process_time() - begin) / TOKENS)
+                function()
+            best[index] = min(best[index], (time.process_time() - begin) / TOKENS)
     return best
 
 
-def _peak_bytes(work: Work) -> int:
+def _peak_bytes(function: Work) -> int:
     tracemalloc.start()
     begin, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    work()
+    function()
     peak = tracemalloc.get_traced_memory()[1] - begin
     tracemalloc.stop()
     return peak

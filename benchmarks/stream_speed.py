@@ -1,11 +1,11 @@
-"""New tokens per second of the built-in engine beside llama.cpp's on the same file, in one run: needs xllamacpp.
+"""New tokens per second of the built-in engine and of llama.cpp on the same file, in one run: needs xllamacpp.
 
     python benchmarks/stream_speed.py [MODEL.gguf] [--threads 2] [--tokens 4] [--rounds 3]
 
-Without a model: 4.2 GB of random weights in the shape of Qwen2-7B, written where they are not there yet; the page cache
-should hold the file. The built-in engine is measured twice: with every weight read anew for each token, and (where the
-file is smaller than half of the memory) with all weights kept. Sides take turns, each in a process of its own, and the
-best token of each counts, since a busy machine only makes tokens longer.
+The default model, 4.2 GB of random weights in the shape of Qwen2-7B, is written if it does not exist; the page cache
+should hold the file. The built-in engine is measured twice: reading every weight again for each token, and (if the file
+is smaller than half of the memory) with all weights in memory. All take turns, each in a new process, and the best
+token counts, because a busy machine only makes tokens longer.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def main() -> None:
         print("\n" + json.dumps(SIDES[side](path, int(threads), int(tokens))))
         sys.stdout.flush()
         os._exit(0)
-    request = _parser().parse_args()
-    if not request.model.exists():
+    arguments = _parser().parse_args()
+    if not arguments.model.exists():
         from tests.embed_models import seven_b
 
-        seven_b(request.model, sparse=False, vocabulary=False)
-    sides = [side for side in SIDES if side != KEPT or _fits(request.model)]
+        seven_b(arguments.model, sparse=False, vocabulary=False)
+    sides = [side for side in SIDES if side != CACHED or _fits(arguments.model)]
     result: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    for _ in range(request.rounds):
+    for _ in range(arguments.rounds):
         for side in sides:
-            result[side].append(_measured(side, request))
+            result[side].append(_measure(side, arguments))
     _print(result)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    usual = Path(tempfile.gettempdir()) / "seven_b.gguf"
-    parser.add_argument("model", type=Path, nargs="?", default=usual)
+    default = Path(tempfile.gettempdir()) / "seven_b.gguf"
+    parser.add_argument("model", type=Path, nargs="?", default=default)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
@@ -64,10 +64,10 @@ def _fits(path: Path) -> bool:
     return path.stat().st_size < psutil.virtual_memory().available // 2
 
 
-def _measured(side: str, asked: argparse.Namespace) -> dict[str, float]:
-    numbers = [str(asked.threads), str(asked.tokens)]
+def _measure(side: str, arguments: argparse.Namespace) -> dict[str, float]:
+    numbers = [str(arguments.threads), str(arguments.tokens)]
     done = subprocess.run(
-        [sys.executable, __file__, "--run", side, str(asked.model), *numbers],
+        [sys.executable, __file__, "--run", side, str(arguments.model), *numbers],
         capture_output=True,
         text=True,
         errors="replace",
@@ -77,13 +77,13 @@ def _measured(side: str, asked: argparse.Namespace) -> dict[str, float]:
     return output
 
 
-def _print(found: dict[str, list[dict[str, float]]]) -> None:
+def _print(results: dict[str, list[dict[str, float]]]) -> None:
     print(
         "| engine | best token | tokens per s | CPU for a token | peak memory | times llama.cpp |"
     )
     print("|---|---|---|---|---|---|")
-    best = {side: min(run["token_s"] for run in runs) for side, runs in found.items()}
-    for side, runs in found.items():
+    best = {side: min(run["token_s"] for run in runs) for side, runs in results.items()}
+    for side, runs in results.items():
         cpu_s = min(run["cpu_s"] for run in runs)
         peak = max(run["peak_mib"] for run in runs)
         print(
@@ -99,7 +99,7 @@ def _streamed(path: str, threads: int, tokens: int) -> dict[str, float]:
     return _ours(path, threads, tokens, keep_bytes=0)
 
 
-def _kept(path: str, threads: int, tokens: int) -> dict[str, float]:
+def _cached(path: str, threads: int, tokens: int) -> dict[str, float]:
     return _ours(path, threads, tokens, keep_bytes=None)
 
 
@@ -119,20 +119,20 @@ def _ours(path: str, threads: int, tokens: int, keep_bytes: int | None) -> dict[
 
 
 def _llama(path: str, threads: int, tokens: int) -> dict[str, float]:
-    """A request for each token: what is before it is in the cache."""
+    """One request for all tokens; the prompt is in the cache."""
     import xllamacpp
     from tests.embed_oracle import post, server_params
 
-    wanted = server_params({"model": path, "threads": threads}, longest=CONTEXT_TOKENS)
-    server = xllamacpp.Server(wanted)
-    request: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
+    params = server_params({"model": path, "threads": threads}, longest=CONTEXT_TOKENS)
+    server = xllamacpp.Server(params)
+    arguments: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
     address = f"{server.listening_address}/completion"
-    post(address, {**request, "prompt": PROMPT, "n_predict": 2})
+    post(address, {**arguments, "prompt": PROMPT, "n_predict": 2})
     reply: dict[str, Any] = {}
 
     def step() -> None:
         nonlocal reply
-        reply = post(address, {**request, "prompt": PROMPT, "n_predict": tokens + 1})
+        reply = post(address, {**arguments, "prompt": PROMPT, "n_predict": tokens + 1})
 
     result = _timed(step, 1)
     result["token_s"] = reply["timings"]["predicted_per_token_ms"] / 1000
@@ -141,25 +141,25 @@ def _llama(path: str, threads: int, tokens: int) -> dict[str, float]:
 
 
 def _timed(step: Callable[[], None], tokens: int) -> dict[str, float]:
-    times, spent = [], []
+    times, cpu_times = [], []
     for _ in range(tokens):
         begin, before = time.perf_counter(), time.process_time()
         step()
         times.append(time.perf_counter() - begin)
-        spent.append(time.process_time() - before)
+        cpu_times.append(time.process_time() - before)
     status = Path("/proc/self/status").read_text()
     peak = re.search(r"VmHWM:\s+(\d+)", status)
     return {
         "token_s": min(times),
-        "cpu_s": min(spent),
+        "cpu_s": min(cpu_times),
         "peak_mib": int(peak[1]) / 1024 if peak else 0.0,
     }
 
 
-STREAMED, KEPT, LLAMA = "edgekit, streamed", "edgekit, weights kept", "xllamacpp"
+STREAMED, CACHED, LLAMA = "edgekit, streamed", "edgekit, weights in memory", "xllamacpp"
 SIDES: dict[str, Callable[[str, int, int], dict[str, float]]] = {
     STREAMED: _streamed,
-    KEPT: _kept,
+    CACHED: _cached,
     LLAMA: _llama,
 }
 

@@ -1,4 +1,4 @@
-"""Seconds of several pieces of work that take turns, so that a busy machine slows all of them alike."""
+"""Times functions that take turns, so that a busy machine slows all of them equally."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 Work = Callable[[], object]
 
 
-def best_turns(work: Mapping[str, Work], *, turns_s: float, least_turns: int) -> dict[str, float]:
-    """CPU seconds that each needs at best, all threads together."""
-    least = dict.fromkeys(work, float("inf"))
-    end = time.perf_counter() + turns_s
+def best_turns(work: Mapping[str, Work], *, turns_s: float, min_turns: int) -> dict[str, float]:
+    """Name -> the fewest CPU seconds of a turn, all threads together."""
+    best = dict.fromkeys(work, float("inf"))
+    end_s = time.perf_counter() + turns_s
     turns = 0
-    while turns < least_turns or time.perf_counter() < end:
-        for name, run in work.items():
-            began = time.process_time()
-            run()
-            least[name] = min(least[name], time.process_time() - began)
+    while turns < min_turns or time.perf_counter() < end_s:
+        for name, function in work.items():
+            start_s = time.process_time()
+            function()
+            best[name] = min(best[name], time.process_time() - start_s)
         turns += 1
-    return least
+    return best

@@ -1,6 +1,6 @@
 """A recorded header without vocabulary -> a file of full size with a vocabulary of realistic shape.
 
-The weights are a hole in a sparse file, so that a 40 GB model costs a few megabytes of disk.
+The file is sparse, so that a 40 GB model takes a few megabytes of disk.
 
 Usage: python benchmarks/vocabulary.py FOLDER MODEL QUANT TOKENS MERGES
 """
@@ -20,23 +20,25 @@ STRING, ARRAY, INT32 = 8, 9, 5
 
 
 def write_model(folder: Path, model: str, quant: str, *, tokens: int, merges: int) -> Path:
-    """Write `model` with that many tokens and merges, mean lengths those of Llama 3."""
-    fact = _fact(model, quant)
-    raw = gzip.decompress((DATA / "headers" / fact["header_without_vocabulary"]).read_bytes())
-    first = b"token_embd.weight"  # the directory begins with it, and no key holds it
+    """Write `model` with random tokens and merges of the same mean lengths as those of Llama 3."""
+    recorded = _recorded_model(model, quant)
+    raw = gzip.decompress((DATA / "headers" / recorded["header_without_vocabulary"]).read_bytes())
+    first = b"token_embd.weight"  # the directory begins with it, and no key contains it
     keys_end = raw.index(struct.pack("<Q", len(first)) + first)
     header = _with_keys(raw, keys_end, _vocabulary(tokens, merges))
     path = folder / f"{model}-{quant}.gguf"
     path.write_bytes(header)
     with path.open("r+b") as file:
-        file.truncate(-(-len(header) // 32) * 32 + fact["data_section_bytes"])
+        file.truncate(-(-len(header) // 32) * 32 + recorded["data_section_bytes"])
     return path
 
 
-def _fact(model: str, quant: str) -> dict[str, Any]:
-    facts = json.loads(gzip.decompress((DATA / "models.json.gz").read_bytes()))
-    fact: dict[str, Any] = next(f for f in facts if (f["model"], f["quant"]) == (model, quant))
-    return fact
+def _recorded_model(model: str, quant: str) -> dict[str, Any]:
+    all_models = json.loads(gzip.decompress((DATA / "models.json.gz").read_bytes()))
+    recorded: dict[str, Any] = next(
+        f for f in all_models if (f["model"], f["quant"]) == (model, quant)
+    )
+    return recorded
 
 
 def _with_keys(raw: bytes, keys_end: int, extra: list[bytes]) -> bytes:
@@ -45,12 +47,12 @@ def _with_keys(raw: bytes, keys_end: int, extra: list[bytes]) -> bytes:
 
 
 def _vocabulary(tokens: int, merges: int) -> list[bytes]:
-    pick = random.Random(0)
+    rng = random.Random(0)
     words = [
-        pick.randbytes(pick.randint(2, 11)).hex()[: pick.randint(3, 13)].encode()
+        rng.randbytes(rng.randint(2, 11)).hex()[: rng.randint(3, 13)].encode()
         for _ in range(tokens)
     ]
-    pairs = [pick.choice(words)[:6] + b" " + pick.choice(words)[:6] for _ in range(merges)]
+    pairs = [rng.choice(words)[:6] + b" " + rng.choice(words)[:6] for _ in range(merges)]
     types = struct.pack("<IQ", INT32, tokens) + b"\1\0\0\0" * tokens
     return [
         _key("tokenizer.ggml.tokens", ARRAY) + _strings(words),

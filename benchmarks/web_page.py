@@ -1,9 +1,9 @@
-"""How quick the page is in a real Chromium: home with the whole catalog, and a slider of the model page.
+"""The speed of the page in Chromium: home with the whole catalog, and a slider of the model page.
 
     python benchmarks/web_page.py
 
-Home is interactive when every card stands and what is typed into the search box filters them; its verdicts go on
-coming in behind that. A step of a slider is over when the numbers of the new load are on the page.
+Home is interactive when all cards are there and the search box filters them; verdicts still arrive after that. A step
+of a slider ends when the numbers of the new load are on the page.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def main() -> None:
     with start_process("--offline") as server, chromium(WHOLE) as browser:
         print("| home | cards | interactive ms | every verdict ms |\n|---|---|---|---|")
         for number in range(RUNS):
-            answer = "the server has just started" if not number else f"visit {number + 1}"
-            print(f"| {answer} | {_home(browser, server.address)} |")
+            visit_name = "first visit" if not number else f"visit {number + 1}"
+            print(f"| {visit_name} | {_home(browser, server.address)} |")
         print("\n| slider | model | steps | median ms | 95th percentile ms | slowest ms |")
         print("|---|---|---|---|---|---|")
         for model in MODELS:
@@ -48,16 +48,16 @@ def main() -> None:
 
 
 def _home(browser: Browser, origin: str) -> str:
-    """In a browser that has never been here."""
+    """A visit with an empty browser profile."""
     visit = new_visit(browser, origin)
     page = visit.context.new_page()
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     page.goto(f"{origin}/?{MACHINE}")
     page.get_by_label("Search").fill("qwen3-8b")
     page.locator(f"{CARD}[hidden]").first.wait_for(state="attached")
-    interactive = time.perf_counter() - began
+    interactive = time.perf_counter() - start_s
     page.locator(JUDGED).wait_for(state="attached", timeout=WITHIN_MS)
-    judged = time.perf_counter() - began
+    judged = time.perf_counter() - start_s
     count = page.locator(CARD).count()
     visit.close()
     return f"{count} | {interactive * 1e3:.0f} | {judged * 1e3:.0f}"
@@ -72,13 +72,13 @@ def _slider(browser: Browser, origin: str, model: str, label: str) -> str:
     page.evaluate("performance.clearMeasures('fit')")
     for step in range(STEPS):
         _step(page, "ArrowLeft" if step % 20 < 10 else "ArrowRight")
-    taken: list[float] = page.evaluate(
+    durations_ms: list[float] = page.evaluate(
         "performance.getEntriesByName('fit').map(one => one.duration)"
     )
     visit.close()
-    taken.sort()
-    slow = taken[int(0.95 * len(taken))]
-    return f"{len(taken)} | {statistics.median(taken):.0f} | {slow:.0f} | {taken[-1]:.0f}"
+    durations_ms.sort()
+    slow = durations_ms[int(0.95 * len(durations_ms))]
+    return f"{len(durations_ms)} | {statistics.median(durations_ms):.0f} | {slow:.0f} | {durations_ms[-1]:.0f}"
 
 
 def _step(page: Page, key: str) -> None:

@@ -1,11 +1,10 @@
-"""How many estimates a second the page's server answers on one core, and how long a step of a slider waits.
+"""Estimates per second of the web server on one core, and the duration of a slider step.
 
     python benchmarks/web_speed.py [--seconds 5] [--connections 4]
 
-Over real HTTP with connections that stay open, the server on one core and the client on another where the system can
-pin them. Context, batch and sequences differ from request to request: nothing is answered from an earlier answer. The
-last column is what the server's own clock says (Linux): on a machine that has other work, seconds are shared and it is
-what a core to itself would give.
+Over HTTP with persistent connections, the server on one core and the client on another if the system can pin them.
+Context, batch and sequences differ between requests, so that no answer is cached. The second rate is per CPU second of
+the server (Linux): the rate of a core without other work.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any
 GOAL_PER_S = 150
 MODELS = ("qwen3-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v3")
 MACHINE = {"device": ["RTX 4090"], "ram": "64G"}
-WARM = 24  # requests before it counts: graphs are built once for each model
+WARM = 24  # requests before the measurement, because graphs are built once per model
 STEPS = 200
 _PORT = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
@@ -38,23 +37,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--connections", type=int, default=4)
-    request = parser.parse_args()
+    arguments = parser.parse_args()
     with _server() as (port, pid):
-        print("| model | estimate, requests/s | of a core to itself | fit, p50 ms | fit, p95 ms |")
+        print("| model | estimate, requests/s | per CPU second | fit, p50 ms | fit, p95 ms |")
         print("|---|---|---|---|---|")
         for model in MODELS:
-            rate, alone = _rate(port, pid, model, request.seconds, request.connections)
+            rate, own_core_rate = _rate(port, pid, model, arguments.seconds, arguments.connections)
             steps = _steps(port, model)
-            answer = f"{rate:,.0f}" if rate >= GOAL_PER_S else f"{rate:,.0f} (goal {GOAL_PER_S})"
+            figure = f"{rate:,.0f}" if rate >= GOAL_PER_S else f"{rate:,.0f} (goal {GOAL_PER_S})"
             p95 = statistics.quantiles(steps, n=20)[-1]
-            print(f"| {model} | {answer} | {alone} | {statistics.median(steps):.1f} | {p95:.1f} |")
+            print(
+                f"| {model} | {figure} | {own_core_rate} | {statistics.median(steps):.1f} | {p95:.1f} |"
+            )
 
 
 @contextmanager
 def _server() -> Iterator[tuple[int, int]]:
-    words = [sys.executable, "-m", "edgekit", "web", "--port", "0", "--no-browser", "--offline"]
+    command = [sys.executable, "-m", "edgekit", "web", "--port", "0", "--no-browser", "--offline"]
     pinned = _pin(0)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if pinned:
         _pin(1)
     try:
@@ -64,12 +65,12 @@ def _server() -> Iterator[tuple[int, int]]:
         process.wait(10)
 
 
-def _pin(place: int) -> bool:
-    """Run on one core of those it may use, with all that is started from now on. False where that is not known."""
+def _pin(index: int) -> bool:
+    """Pins this process and later children to one of its cores; False if the system cannot."""
     if not hasattr(os, "sched_setaffinity"):
         return False
     cores = sorted(_CORES)
-    os.sched_setaffinity(0, {cores[place % len(cores)]})
+    os.sched_setaffinity(0, {cores[index % len(cores)]})
     return True
 
 
@@ -85,7 +86,7 @@ def _port(process: subprocess.Popen[str]) -> int:
 
 
 def _loads(start: int) -> Iterator[dict[str, Any]]:
-    """Loads that differ from each other, as a person who looks around asks for them."""
+    """Different loads, as a user of the page requests them."""
     for number in itertools.count(start):
         yield {
             "context": 4096 + number % 113 * 256,
@@ -99,7 +100,7 @@ def _loads(start: int) -> Iterator[dict[str, Any]]:
 
 
 class _Client:
-    """One connection that stays open."""
+    """A persistent connection."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -108,14 +109,14 @@ class _Client:
         body = json.dumps(fields)
         head = {"Content-Type": "application/json"}
         self._connection.request("POST", f"/api/v1/{call}", body, head)
-        answer = self._connection.getresponse()
-        text = answer.read()
-        if answer.status != 200:
-            sys.exit(f"{call} answered {answer.status}: {text[:200]!r}")
+        figure = self._connection.getresponse()
+        text = figure.read()
+        if figure.status != 200:
+            sys.exit(f"{call} answered {figure.status}: {text[:200]!r}")
 
 
 def _cpu_s(pid: int) -> float | None:
-    """What a process has computed so far; None where the system does not say."""
+    """CPU seconds of a process so far; None where /proc is missing."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -124,7 +125,7 @@ def _cpu_s(pid: int) -> float | None:
 
 
 def _rate(port: int, pid: int, model: str, seconds: float, connections: int) -> tuple[float, str]:
-    """Requests a second, and what they would be if the server had a core to itself."""
+    """Requests per second, and per CPU second of the server."""
     counts = [0] * connections
     warm = _Client(port)
     for fields in itertools.islice(_loads(0), WARM):
@@ -132,22 +133,24 @@ def _rate(port: int, pid: int, model: str, seconds: float, connections: int) -> 
     before = _cpu_s(pid)
     end = time.perf_counter() + seconds
 
-    def ask(place: int) -> None:
+    def ask(index: int) -> None:
         client = _Client(port)
-        for fields in _loads(place * 1009):
+        for fields in _loads(index * 1009):
             if time.perf_counter() > end:
                 return
             client.ask("estimate", {"model": model, **fields})
-            counts[place] += 1
+            counts[index] += 1
 
-    threads = [threading.Thread(target=ask, args=(place,)) for place in range(connections)]
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(connections)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     after = _cpu_s(pid)
-    alone = "" if before is None or after is None else f"{sum(counts) / (after - before):,.0f}"
-    return sum(counts) / seconds, alone
+    own_core_rate = (
+        "" if before is None or after is None else f"{sum(counts) / (after - before):,.0f}"
+    )
+    return sum(counts) / seconds, own_core_rate
 
 
 def _steps(port: int, model: str) -> list[float]:

@@ -1,10 +1,10 @@
 """Compare the speed of two checkouts: one interleaved run, CPU seconds, ratios.
 
-    python benchmarks/house_speed.py --before ../before --after . [--tries 7] [--only check]
+    python benchmarks/checkout_speed.py --before ../before --after . [--tries 7] [--only check]
 
-Each checkout runs with its own .venv and its own compiled files. Before and after take turns and the minimum counts, so
-that other work on the machine slows both alike: read the ratio (after / before, below 1 is faster), not the seconds.
-Only the user and system time of the child process counts.
+Each checkout runs with its own .venv and its own compiled files. They take turns and the minimum counts, so that other
+work on the machine slows both equally: compare the ratio (after / before, below 1 is faster), not the seconds. Seconds
+are user and system time of the child process.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SCOPE = dict(
 )
 
 async def step(context):
-    asked = {{"model": "sample:gemma-3-27b", "context": context, "device": ["RTX 4090"], "ram": "64G"}}
-    incoming = iter([{{"type": "http.request", "body": json.dumps(asked).encode(), "more_body": False}}])
+    fields = {{"model": "sample:gemma-3-27b", "context": context, "device": ["RTX 4090"], "ram": "64G"}}
+    incoming = iter([{{"type": "http.request", "body": json.dumps(fields).encode(), "more_body": False}}])
     never = asyncio.Event()
     status = []
 
@@ -78,22 +78,22 @@ asyncio.run(main())
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A checkout with folders of its own for compiled files, caches and data."""
+    """A checkout with its own folders for compiled files, caches and data."""
 
     python: str
     scratch: Path
     models: Path
 
     def environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        return kept | {
+        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        return inherited | {
             "PYTHONPYCACHEPREFIX": str(self.scratch / "bytecode"),
             "EDGEKIT_CACHE": str(self.scratch / "cache"),
             "EDGEKIT_DATA": str(self.scratch / "data"),
         }
 
     def cpu_s(self, *words: str, is_cold: bool = False) -> float:
-        """Of one child process; its answer must be one."""
+        """CPU seconds of a child process, which must succeed."""
         if is_cold:
             shutil.rmtree(self.scratch / "cache", ignore_errors=True)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -115,7 +115,7 @@ class Checkout:
         return done.stdout
 
     def slider_s(self) -> float:
-        """CPU seconds of one step, as the server's own clock has it."""
+        """CPU seconds of one step in the server's process."""
         return float(self.output("-c", SLIDER))
 
 
@@ -134,23 +134,23 @@ def main() -> None:
     parser.add_argument("--after", type=Path, required=True)
     parser.add_argument("--tries", type=int, default=7)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    request = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder, "models")
         models.mkdir()
         rows = _write_batch(models)
         before, after = (
             Checkout(_python(root), Path(folder, name), models)
-            for name, root in (("before", request.before), ("after", request.after))
+            for name, root in (("before", arguments.before), ("after", arguments.after))
         )
         print("| | before | after | after / before |\n|---|---|---|---|", flush=True)
-        for name, case in _cases(rows, request.tries).items():
-            if request.only in name:
+        for name, case in _cases(rows, arguments.tries).items():
+            if arguments.only in name:
                 print(_line(name, case, before, after), flush=True)
 
 
 def _cases(rows: int, tries: int) -> dict[str, Case]:
-    few = min(tries, SLOW_TRIES)
+    slow_tries = min(tries, SLOW_TRIES)
 
     def edgekit(*words: str, is_cold: bool = False) -> Callable[[Checkout], float]:
         return lambda checkout: checkout.cpu_s("-m", "edgekit", *words, is_cold=is_cold)
@@ -166,26 +166,26 @@ def _cases(rows: int, tries: int) -> dict[str, Case]:
             edgekit("check", _GEMMA, "-c", "8192", *MACHINE), tries
         ),
         "check, local header, RAM only": Case(edgekit("check", _GEMMA, "--ram", "64G"), tries),
-        "recommend, cold": Case(edgekit("recommend", *MACHINE, is_cold=True), few),
+        "recommend, cold": Case(edgekit("recommend", *MACHINE, is_cold=True), slow_tries),
         "recommend, warm": Case(edgekit("recommend", *MACHINE), tries),
-        "one step of the slider": Case(Checkout.slider_s, few),
-        f"batch of {rows} rows": Case(edgekit("estimate", "--batch", _BATCH), few, rows),
+        "one step of the slider": Case(Checkout.slider_s, slow_tries),
+        f"batch of {rows} rows": Case(edgekit("estimate", "--batch", _BATCH), slow_tries, rows),
     }
 
 
 def _line(name: str, case: Case, before: Checkout, after: Checkout) -> str:
-    """Both take turns; which of them comes first changes from turn to turn."""
-    least = {before: float("inf"), after: float("inf")}
-    for checkout in least:
+    """A row of the table. Both checkouts take turns, in alternating order."""
+    best = {before: float("inf"), after: float("inf")}
+    for checkout in best:
         case.measure(checkout)  # compiled files, caches
     for turn in range(case.tries):
         for checkout in (before, after) if turn % 2 == 0 else (after, before):
-            least[checkout] = min(least[checkout], case.measure(checkout))
-    shown = [_shown(least[checkout], case.rows) for checkout in (before, after)]
-    return f"| {name} | {shown[0]} | {shown[1]} | {least[after] / least[before]:.2f} |"
+            best[checkout] = min(best[checkout], case.measure(checkout))
+    cells = [_figure(best[checkout], case.rows) for checkout in (before, after)]
+    return f"| {name} | {cells[0]} | {cells[1]} | {best[after] / best[before]:.2f} |"
 
 
-def _shown(seconds: float, rows: int) -> str:
+def _figure(seconds: float, rows: int) -> str:
     if rows:
         return f"{rows / seconds:,.0f} rows/s"
     return f"{seconds * 1000:,.1f} ms" if seconds < 0.1 else f"{seconds:.3f} s"
@@ -203,7 +203,7 @@ _BATCH = "rows.jsonl"
 
 
 def _write_batch(folder: Path) -> int:
-    """Files with the recorded headers and a hole each, and rows about them. Returns the number of rows."""
+    """Writes sparse files with the recorded headers, and rows about them. Returns the number of rows."""
     for model in json.loads(gzip.decompress((DATA / "models.json.gz").read_bytes())):
         path = DATA / "headers" / model["header_without_vocabulary"]
         header = gzip.decompress(path.read_bytes())
@@ -233,7 +233,7 @@ def _row(engine: str, backend: str | None, row: dict[str, Any]) -> dict[str, Any
     config = {"config": row["config"]} if is_config else {}
     options = {
         key: value for key, value in row["options"].items() if key != "decode"
-    }  # the recorder's own
+    }  # an option of the recording program
     return {"engine": engine, "backend": backend, "options": options, **model, **config}
 
 
