@@ -245,11 +245,11 @@ def memory_bandwidth(total_bytes: int, threads: int, *, seconds: float) -> int:
             gate.abort()
             return
         with suppress(threading.BrokenBarrierError):
-            gate.wait()
+            gate.wait()  # until every thread has written its part
             while True:
-                gate.wait()
+                gate.wait()  # until a round begins
                 part.max()  # numpy's fastest operation that only reads
-                gate.wait()
+                gate.wait()  # until every thread has read its part
 
     def round_seconds() -> float:
         begin = time.perf_counter()

@@ -277,7 +277,7 @@ def answer_with_fallback(
     except CancelledError:
         raise
     except EdgekitError:
-        pass  # llama.cpp refuses it too: the first engine's answer is the one to give
+        pass  # both refuse it: the answer is that of the first engine
     if refusal is not None:
         raise refusal
     return answer, ""

@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.parser.reject(unparsed)
         models += unparsed
     except UsageExit as wrong:
-        if "--json" in words[: (*words, "--").index("--")]:
+        words_before_dashes = words[: (*words, "--").index("--")]  # after "--" there are no flags
+        if "--json" in words_before_dashes:
             _write(_error_json("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
         raise
     try:

@@ -224,7 +224,9 @@ class SequenceRun(NamedTuple):
     flops_per_byte: Callable[[Device], Range | None]  # with a prompt; None: unknown device
     tensor_ranks: int = 1
     pipeline_stages: int = 1  # run one after another; the bill is for the fullest, the slowest one
-    single_request: bool = False  # the explanation says that the speed is for a single request
+    notes_single_request: bool = (
+        False  # several may run: the explanation says that the speed is of one
+    )
 
 
 def modelled_speed(
@@ -388,7 +390,7 @@ def _because(run: SequenceRun, places: tuple[_Place, ...], filled_tokens: int) -
     text = f"a token reads {'; '.join(parts)}"
     if run.tensor_ranks > 1:
         text += f", on each of {run.tensor_ranks} cards at once"
-    return f"{text}; for a single request" if run.single_request else text
+    return f"{text}; for a single request" if run.notes_single_request else text
 
 
 def _attention_flops(geometry: ModelGeometry, tokens: int) -> float:

@@ -57,7 +57,10 @@ class Architecture:
     tied_by_default: bool = False
 
     def defaults(self, *, nested: bool) -> Mapping[str, object]:
-        """Default hyper-parameters, by our names, for keys missing in the file."""
+        """Default hyper-parameters, by our names, for keys missing in the file.
+
+        `nested`: the config is a section of a larger one, which may omit even the keys in STATED.
+        """
         library = self.library
         if not nested:
             library = {name: value for name, value in library.items() if name not in STATED}

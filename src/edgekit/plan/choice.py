@@ -493,10 +493,10 @@ def pinned_candidate(candidate: Candidate) -> Candidate:
 
 
 def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool:
-    """Whether a verdict is final that was made before the list of tensors in the file was read.
+    """Whether a verdict that was made before the file's list of tensors was read is final.
 
-    It is if it stays the same with every line at its lower and at its upper error bound, and the whole model fits
-    comfortably or no context fits at all. `loads_only`: only `can_load` has to stay the same.
+    It is if it stays the same with every line at its lower and at its upper error bound, and either the whole model
+    fits comfortably or no context fits at all. `loads_only`: only `can_load` has to stay the same.
     """
     if task.bill is not None or result.estimate.basis is Basis.ASSUMED:
         return False

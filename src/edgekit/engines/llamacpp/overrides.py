@@ -98,7 +98,7 @@ class _Parser:
         return self.text[self.position - 1]
 
     def choice(self) -> Node:
-        """Alternatives, separated by |."""
+        """Alternatives, separated by |: every position where one of them ends, as a set of bits."""
         nodes = [self.sequence()]
         while self.take("|"):
             nodes.append(self.sequence())

@@ -166,7 +166,9 @@ class Slicer:
         query_grain, key_grain, value_grain = self._grains(attention, block)
         heads_grain = query_grain // attention.key_dim
         query_width = attention.heads * attention.key_dim
-        has_gate = known_architecture(self.architecture).delta_net  # next to each query
+        has_gate = known_architecture(
+            self.architecture
+        ).delta_net  # attn_q and attn_qkv then hold a gate for each query
         if has_gate and name.startswith(("attn_q.", "attn_qkv")):
             query_width, query_grain = 2 * query_width, 2 * query_grain
         if name.startswith("attn_qkv"):

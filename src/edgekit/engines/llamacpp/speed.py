@@ -66,7 +66,7 @@ def sequence_run(
         cards=largest_cards(cards, len(setup.devices) or 1),
         reading=READING[Backend(bill.backend)],
         flops_per_byte=partial(flops_per_byte, engine="llamacpp"),
-        single_request=(load.sequences or 1) > 1,
+        notes_single_request=(load.sequences or 1) > 1,
     )
 
 

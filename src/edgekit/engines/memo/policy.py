@@ -133,7 +133,7 @@ def recommend_tier(
     tiers that would fit must not spill.
     """
     requested = tasks[0].load.context_tokens or 0
-    by_series: dict[str, list[Task]] = {}  # the smallest first
+    by_series: dict[str, list[Task]] = {}  # both the series and their tasks in order of size
     for task in sorted(tasks, key=lambda task: tier_of(task.model).size):
         if requested <= tier_of(task.model).window:
             by_series.setdefault(tier_of(task.model).line, []).append(task)

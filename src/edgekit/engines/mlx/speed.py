@@ -30,7 +30,7 @@ def speed(
         cards=placement.cards,
         reading=METAL_READING,
         flops_per_byte=partial(flops_per_byte, engine="mlx"),
-        single_request=(task.load.sequences or 1) > 1,
+        notes_single_request=(task.load.sequences or 1) > 1,
     )
     return modelled_speed(run, filled)
 

@@ -317,7 +317,9 @@ class Chooser:
         for before, bits in _LEVELS:
             self._fill_bins(logits, top, rank, before, bits)
             sums = np.cumsum(self._bins, out=self._bins)
-            bin_number = min(int(sums.searchsorted(remainder)), first_above(sums, float(sums[-1])))
+            last_filled = first_above(sums, float(sums[-1]))
+            # A rounding error may put `remainder` above all sums.
+            bin_number = min(int(sums.searchsorted(remainder)), last_filled)
             remainder -= float(sums[bin_number - 1]) if bin_number else 0.0
             rank = rank << bits | bin_number
         logit_bits = rank ^ _LOW_HALF if rank <= _LOW_HALF else rank  # as in _rank

@@ -192,16 +192,18 @@ def _quantized_bytes(
     state = recurrent_of(layer)
     parts = _PARTS.get((role, state.cell), 1) if state is not None else 1
     size += parts * (scheme.part_bytes + scheme.input_bytes)
-    return size + (scheme.linear_bytes if _is_first_of_fused(role, layer) else 0)
+    return size + (scheme.linear_bytes if _carries_linear_bytes(role, layer) else 0)
 
 
-def _is_first_of_fused(role: TensorRole, layer: Layer | None) -> bool:
-    """Whether vLLM does not fuse the matrix with others, or fuses it as the first of them."""
+def _carries_linear_bytes(role: TensorRole, layer: Layer | None) -> bool:
+    """Whether the bytes of a linear layer are counted at this matrix: not if vLLM fuses it behind another one."""
     if role in _FUSED_AFTER_FIRST:
         return False
     if role in _FUSED_AFTER_GATE and layer is not None:
         feed_forward = layer.experts if role is TensorRole.SHARED_UP else layer.dense
-        return feed_forward is not None and not feed_forward.gated
+        return (
+            feed_forward is not None and not feed_forward.gated
+        )  # without a gate, up is the first
     if role is TensorRole.LATENT_DOWN and layer is not None:
         return isinstance(layer.mixer, LatentAttention) and not layer.mixer.query_rank
     return True

@@ -49,7 +49,7 @@ def values(load: Load, setup: VllmSetup) -> dict[str, Any]:
     """The flags that `setup` reads as this load and setup."""
     flags = given_values(TABLE, load, replace(setup, gpu=Gpu()))
     if setup.gpu != Gpu(memory_bytes=setup.gpu.memory_bytes):
-        with suppress(UsageError):  # of --vram only the size is known: no name
+        with suppress(UsageError):  # --vram gives a size but no name
             flags["gpu"] = find_device(setup.gpu.name)
     if setup.gpu.memory_bytes is not None:
         flags["gpu_memory"] = setup.gpu.memory_bytes

@@ -41,7 +41,7 @@ def speed(
         flops_per_byte=partial(flops_per_byte, engine="vllm"),
         tensor_ranks=setup.tensor_parallel_size,
         pipeline_stages=setup.pipeline_parallel_size,
-        single_request=True,
+        notes_single_request=True,
     )
     return modelled_speed(run, filled)
 

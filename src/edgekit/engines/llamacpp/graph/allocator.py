@@ -149,7 +149,7 @@ def trace(placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> tuple[Log,
     tracer = _Tracer(placed, same)
     for leaf, buffer in zip(placed.leafs, placed.leaf_buffers, strict=True):
         tracer.allocate(leaf, buffer)
-    tracer.count_readers()
+    tracer.allocate_inputs_and_count()
     tracer.allocate_nodes()
     return tracer.logs
 
@@ -165,8 +165,8 @@ class _Tracer:
         self.views: dict[GraphTensor, int] = {}
         self.blocks: dict[GraphTensor, Block] = {}
 
-    def count_readers(self) -> None:
-        """Counts readers and views; allocates inputs that are nodes before anything else."""
+    def allocate_inputs_and_count(self) -> None:
+        """Allocates the inputs, before all other nodes, and counts how many nodes read and view each tensor."""
         children, views = self.children, self.views
         for node, buffer in zip(self.placed.nodes, self.placed.node_buffers, strict=True):
             if node.view_src is not None and node.op != "NONE":

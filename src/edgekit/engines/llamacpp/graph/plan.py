@@ -354,10 +354,10 @@ class Structure:
 
     def bind(self, sample: LayerSample, types: Mapping[str, TensorType]) -> GraphPlan:
         """The plan for a model's layers. `types`: its weights' types by name."""
-        missing = (stretch.missing for stretch in sample.stretches)
+        unbuilt_periods = (stretch.missing for stretch in sample.stretches)
         return GraphPlan(
             programs=tuple(outline.bind(sample, types) for outline in self.outlines),
-            tensors=self.tensors + sum(map(mul, missing, self.per_period)),
+            tensors=self.tensors + sum(map(mul, unbuilt_periods, self.per_period)),
             unequal=self.unequal,
         )
 
@@ -458,7 +458,7 @@ def fold_graph(build: Build, sample: LayerSample, target: Target) -> Structure |
 def fold(log: Log, sample: LayerSample) -> Outline | None:
     """The outline of one buffer's events. None if those of a stretch do not repeat: then more layers must be built."""
     built_index = {layer: i for i, layer in enumerate(sample.layers)}
-    sizes = [  # with layers numbered as they were built
+    sizes = [  # with positions among the built layers in place of layer numbers
         size._replace(layer=built_index[size.layer]) if isinstance(size, Weight) else size
         for size in log.sizes
     ]
@@ -496,10 +496,15 @@ def fold(log: Log, sample: LayerSample) -> Outline | None:
 def _repeated_section(
     log: Log, period: int, first: int, sizes: Sequence[Size | Weight]
 ) -> Section | None:
-    """The events of the period that begins with part `first`. None if those of the next period differ."""
+    """The events of the period that begins with part `first`. None if those of the next period differ.
+
+    The slots of its events are renumbered: the blocks that the period allocates start at `slot_count`, and those that
+    the period before it allocated are below. A period repeats if the next one has the same events in slots that are
+    higher by `slot_count`.
+    """
     second = first + period
     events = log.events(first, second)
-    base, slots = _allocations(log.events(0, first)), _allocations(events)
+    base, slot_count = _allocations(log.events(0, first)), _allocations(events)
     # The index of each size in the next period: the same size, or that of the same weight one period later.
     index = {size: i for i, size in enumerate(sizes)}
     shifted_sizes = (
@@ -508,20 +513,23 @@ def _repeated_section(
     )
     next_size = {WHOLE: WHOLE, **{i: index.get(size) for i, size in enumerate(shifted_sizes)}}
     expected_events = tuple(
-        (kind, slot + slots, next_size[size], next_size[tail]) for kind, slot, size, tail in events
+        (kind, slot + slot_count, next_size[size], next_size[tail])
+        for kind, slot, size, tail in events
     )
     if log.events(second, second + period) != expected_events:
         return None
-    if any(slot < base - slots for _, slot, _, _ in events):
+    if any(slot < base - slot_count for _, slot, _, _ in events):
         return None  # it frees a block from before the previous period
     later_events = log.events(second + period)
-    if any(base <= slot < base + slots for _, slot, _, _ in later_events):
+    if any(base <= slot < base + slot_count for _, slot, _, _ in later_events):
         return None  # a block of the first period is freed after the second
     return Section(
-        events=tuple((kind, slot - base + slots, size, tail) for kind, slot, size, tail in events),
+        events=tuple(
+            (kind, slot - base + slot_count, size, tail) for kind, slot, size, tail in events
+        ),
         base=base,
-        slots=slots,
-        carried=tuple(slot - base + slots for _, slot, _, _ in events if slot < base),
+        slots=slot_count,
+        carried=tuple(slot - base + slot_count for _, slot, _, _ in events if slot < base),
     )
 
 

@@ -277,7 +277,7 @@ def _silu(x: Floats) -> None:
 
 
 def _divide_by_one_plus_exp(x: Floats, power: Floats) -> None:
-    """Overwrites `power`."""
+    """`x /= 1 + exp(power)`, in place; overwrites `power`, too."""
     np.minimum(power, LARGEST_POWER, out=power)
     np.exp(power, out=power)
     power += 1
