@@ -114,10 +114,10 @@ def test_memory_bandwidth_without_memory_is_an_error_and_no_hang(
 
 def test_watched_measures_the_cpu_time_of_other_programs() -> None:
     """A child process that is still running counts as another program."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other_program:
         with watched() as others:
             time.sleep(0.5)
-        neighbour.kill()
+        other_program.kill()
     assert 0.2 / (os.cpu_count() or 1) < others.share <= 1
     assert f"other programs used {others.share * 100:.0f} % of the CPU" in others.note
 

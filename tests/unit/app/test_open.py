@@ -37,7 +37,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
 
 
-def ask_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     assert main([*argv, "--json"]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
@@ -122,7 +122,7 @@ def test_model_preflight_judges_a_catalog_name_as_check_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = model_preflight(NAME, ram="32G")
-    answer = ask_json(capsys, "check", NAME, "--ram", "32G")
+    answer = run_json(capsys, "check", NAME, "--ram", "32G")
     assert result.estimate.weights_bytes == Q4_K_M_BYTES
     assert result.required_bytes == answer["required_bytes"]
     assert (result.context_tokens, result.max_context) == (answer["context_tokens"], 40_960)
@@ -142,7 +142,7 @@ def test_requested_quantisation_is_in_the_answer(
 ) -> None:
     result = model_preflight(NAME, engine, quant=quant, device=device, context=4096)
     argv = ("--engine", engine, "--quant", quant, "--device", device, "-c", "4096")
-    answer = ask_json(capsys, "check", NAME, *argv)
+    answer = run_json(capsys, "check", NAME, *argv)
     assert (result.quantization, answer["quantization"]) == (name, name)
 
 
@@ -159,7 +159,7 @@ def test_model_preflight_of_an_embedding_file_sets_embeddings(
 ) -> None:
     path = write_model(tmp_path, "all-minilm-l6-v2", "Q8_0")
     result = model_preflight(path, ram="16G")
-    output = ask_json(capsys, "check", str(path), "--ram", "16G")
+    output = run_json(capsys, "check", str(path), "--ram", "16G")
     assert result.way.setup.embeddings
     assert result.required_bytes == output["required_bytes"]
 
@@ -178,7 +178,7 @@ def test_inspect_model_remote_knows_catalog_names() -> None:
 
 
 def test_inspect_shows_a_catalog_model(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = ask_json(capsys, "inspect", NAME)
+    answer = run_json(capsys, "inspect", NAME)
     assert (answer["model"], answer["origin"], answer["architecture"]) == (NAME, "catalog", "qwen3")
     assert answer["tensor_bytes"] == 16_382_087_168  # F16, as the catalog has it
     assert "no file was read" in answer["notes"][-1]
@@ -199,7 +199,7 @@ def test_run_and_serve_name_the_repository_of_a_catalog_model(
 def test_verify_of_a_catalog_name_is_within_bounds(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = ask_json(capsys, "verify", name, "-c", "4k")
+    answer = run_json(capsys, "verify", name, "-c", "4k")
     assert answer["within"]
     assert answer["notes"] == ["header generated from the catalog, at Q4_K_M"]
 
@@ -226,7 +226,7 @@ def test_folder_too_large_for_vllm_is_answered_for_llama_cpp(
     result = model_preflight(folder, options={}, **CARD)
     assert result.estimate.notes[0].startswith(why)
     for command in ("check", "plan"):
-        answer = ask_json(capsys, command, folder, *machine)
+        answer = run_json(capsys, command, folder, *machine)
         assert answer["engine"]["name"] == result.engine == "llama.cpp"
         assert answer["status"] == result.status.value
         assert any(note.startswith(why) for note in answer["notes"])

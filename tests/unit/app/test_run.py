@@ -52,10 +52,10 @@ def test_run_notifies_of_the_check_and_prints_nothing(
 
 def test_fetch_of_a_model_that_does_not_fit_raises_with_the_check(model: str) -> None:
     small = Request(engines=("stream",), budget_bytes=MIB)
-    with pytest.raises(DoesNotFitError) as refused:
+    with pytest.raises(DoesNotFitError) as caught:
         fetch(model, small, session([]))
-    assert refused.value.check.result.failed
-    assert refused.value.exit_code == 3
+    assert caught.value.check.result.failed
+    assert caught.value.exit_code == 3
 
 
 def test_fetch_with_force_notifies_that_it_does_not_fit(model: str) -> None:

@@ -272,9 +272,9 @@ def test_model_that_only_the_engine_rejects_shows_its_last_output(
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         main(["calibrate", "--help"])
-    assert ended.value.code == 0
+    assert caught.value.code == 0
     out = capsys.readouterr().out
     assert "edgekit calibrate model.gguf" in out
     assert "exit codes: 0 measured" in out

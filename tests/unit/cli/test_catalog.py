@@ -258,7 +258,7 @@ def test_update_without_added_models(capsys: pytest.CaptureFixture[str]) -> None
 def test_help_prints_the_usage_of_each_action(
     action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         main(["catalog", *filter(None, [action]), "--help"])
-    assert ended.value.code == 0
+    assert caught.value.code == 0
     assert f"usage: edgekit catalog{f' {action}' if action else ''} " in capsys.readouterr().out

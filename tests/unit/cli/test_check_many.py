@@ -308,14 +308,14 @@ def test_binary_stdin_is_an_error_without_escape_sequences(
 
 def test_binary_stdin_of_a_process_gives_no_traceback() -> None:
     raw = bytes(range(256))
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "edgekit", "check", "-", "--ram", "8G", "--offline"],
         input=raw, capture_output=True, check=False, timeout=PATIENCE_S,
         env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},  # strict, as in most locales
     )  # fmt: skip
-    assert done.returncode in {2, 4}
-    assert b"Traceback" not in done.stderr
-    assert b"\x1b" not in done.stdout + done.stderr
+    assert completed.returncode in {2, 4}
+    assert b"Traceback" not in completed.stderr
+    assert b"\x1b" not in completed.stdout + completed.stderr
 
 
 # --- many models

@@ -65,9 +65,9 @@ def test_same_context_may_be_given_twice(capsys: pytest.CaptureFixture[str]) -> 
 def test_two_different_contexts_are_an_error(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as caught:
         main(["estimate", SAMPLE, *argv])
-    assert stopped.value.code == 2
+    assert caught.value.code == 2
     assert f"{argv[2]} {argv[3]}: {argv[1]} was given already" in capsys.readouterr().err
 
 

@@ -216,13 +216,13 @@ def test_error_is_one_line_and_an_exit_code(
     argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "page.gguf").write_bytes(b"<!DOCTYPE html><html>")
-    requests = [word.replace("{folder}", str(tmp_path)) for word in argv]
-    result, out, err = run_estimate(capsys, *requests)
+    filled = [word.replace("{folder}", str(tmp_path)) for word in argv]
+    result, out, err = run_estimate(capsys, *filled)
     assert (result, out) == (code, "")
     assert err.startswith("edgekit: ")
     assert len(err.strip().splitlines()) == 1
     assert message in err
-    result, out, _ = run_estimate(capsys, *requests, "--json")
+    result, out, _ = run_estimate(capsys, *filled, "--json")
     assert result == code
     assert json.loads(out)["error"]["message"] in err
 

@@ -42,9 +42,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         main(argv)
-    assert ended.value.code == 2
+    assert caught.value.code == 2
     return capsys.readouterr().err.splitlines()
 
 
@@ -161,7 +161,7 @@ def test_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -
 def test_help_with_a_command_prints_its_usage(
     argv: tuple[str, ...], usage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         main(argv)
-    assert ended.value.code == 0
+    assert caught.value.code == 0
     assert capsys.readouterr().out.startswith(usage)

@@ -62,9 +62,9 @@ def test_unknown_device_is_one_line_with_similar_names(
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         main(["hardware", "--help"])
-    assert ended.value.code == 0
+    assert caught.value.code == 0
     assert 'edgekit hardware --device 2x "RTX 3090" --ram 64G' in capsys.readouterr().out
 
 

@@ -95,16 +95,16 @@ def test_listen_takes_the_next_port_if_the_default_is_in_use() -> None:
 
 
 def test_listen_without_a_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with listen("127.0.0.1", 0) as taken:
-        monkeypatch.setattr(serving, "DEFAULT_PORT", taken.getsockname()[1])
+    with listen("127.0.0.1", 0) as socket_in_use:
+        monkeypatch.setattr(serving, "DEFAULT_PORT", socket_in_use.getsockname()[1])
         monkeypatch.setattr(serving, "TRIED_PORTS", 1)
         with pytest.raises(UsageError, match="use --port 0 to pick any free port"):
             listen("127.0.0.1", None)
 
 
 def test_requested_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with listen("127.0.0.1", 0) as taken:
-        port = str(taken.getsockname()[1])
+    with listen("127.0.0.1", 0) as socket_in_use:
+        port = str(socket_in_use.getsockname()[1])
         assert main(("web", "--no-browser", "--port", port, "--json")) == 2
     out, error = capsys.readouterr()
     assert f"port {port} of 127.0.0.1 is already in use" in error
@@ -181,7 +181,7 @@ def test_unwritable_stdout_is_one_line_and_exit_code_1() -> None:
         "sys.exit(codes != [1, 1])"
     )
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", code],
             stdout=full,
             stderr=subprocess.PIPE,
@@ -189,9 +189,9 @@ def test_unwritable_stdout_is_one_line_and_exit_code_1() -> None:
             timeout=PATIENCE_S,
             check=False,
         )
-    assert done.returncode == 0
+    assert completed.returncode == 0
     answer = "edgekit: the answer could not be written: No space left on device\n"
-    assert done.stderr == answer * 2
+    assert completed.stderr == answer * 2
 
 
 def test_token_is_generated_for_a_public_host() -> None:
@@ -357,7 +357,9 @@ def test_missing_package_is_named() -> None:
         "    assert main(['web', '--port', '0']) == 2\n"
         "    del sys.modules[missing]\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for line, missing in zip(done.stderr.splitlines(), ("fastapi", "uvicorn"), strict=True):
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
+    for line, missing in zip(completed.stderr.splitlines(), ("fastapi", "uvicorn"), strict=True):
         assert f"the page needs {missing}: pip install 'edgekit-models[web]'" in line
