@@ -1,4 +1,4 @@
-"""Cards are plans: the same answers, the best first, shared by all who ask, whatever happens to who makes them."""
+"""Cards equal plans, come in order of rank, are shared_cards between streams, and survive a crash of their worker."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ SMALL = ModelRequest(ram="2G")
 PATH = "/api/v1/cards/events"
 
 
-# What a card says.
+# --- contents of a card
 
-SAMPLES = {  # entries that fit as a whole, divided, not at all, in few bits; with experts, states, and for embeddings
+# Models that fit on the GPU, fit in part, do not fit, or fit only in few bits; MoE, state-space and embedding models.
+SAMPLES = {
     ("qwen3-8b", "mixtral-8x7b", "nomic-embed-text-v1.5", "mamba-2.8b"): (
         "--device", "RTX 4090", "--ram", "64G",
     ),
@@ -57,7 +58,7 @@ SAMPLES = {  # entries that fit as a whole, divided, not at all, in few bits; wi
     ("gpt-oss-20b", "qwen2.5-32b"): ("--device", "m3-max-36"),
     ("llama-3.1-8b", "phi-3-small-8k-instruct", "qwen2.5-14b"): ("--ram", "8G"),
 }  # fmt: skip
-ENGINES = {
+OTHER_ENGINES = {
     ("qwen3-8b", "llama-3.1-70b"): ("--device", "RTX 4090", "--engine", "vllm"),
     ("qwen3-32b", "phi-3-mini-4k", "nomic-embed-text-v1.5"): (
         "--device",
@@ -68,17 +69,17 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize(("ids", "words"), [*SAMPLES.items(), *ENGINES.items()])
-def test_a_card_says_what_plan_says(
+@pytest.mark.parametrize(("ids", "words"), [*SAMPLES.items(), *OTHER_ENGINES.items()])
+def test_card_equals_the_plan(
     capsys: pytest.CaptureFixture[str], ids: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     fields = dict(zip(words[::2], words[1::2], strict=True))
     engine = fields.get("--engine", "llama.cpp")
     devices = tuple(filter(None, [fields.get("--device")]))
     machine = ModelRequest(devices=devices, ram=fields.get("--ram")).find_machine()
-    made = {card["id"]: card for card in cards_of(ids, request_for(machine, engine))}
-    assert set(made) == set(ids)
-    for name, card in made.items():
+    cards = {card["id"]: card for card in cards_of(ids, request_for(machine, engine))}
+    assert set(cards) == set(ids)
+    for name, card in cards.items():
         main(["plan", f"catalog:{name}", "--engine", engine, "--no-drafter", "--json", *words])
         plan = json.loads(capsys.readouterr().out)
         if "error" in plan:
@@ -101,25 +102,25 @@ def request_for(machine: Machine, engine: str = "llama.cpp", **limits: Any) -> M
 
 
 def cards_of(ids: tuple[str, ...], request: ModelRequest) -> Iterator[Card]:
-    some = Catalog(entries=tuple(find_entry(name) for name in ids))
-    return Maker(LOCAL).cards(request, some)
+    catalog = Catalog(entries=tuple(find_entry(name) for name in ids))
+    return Maker(LOCAL).cards(request, catalog)
 
 
 def without_because(speed: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in speed.items() if name != "because"}
 
 
-def test_cards_keep_to_the_reserve_and_the_largest_share_asked_for() -> None:
+def test_cards_respect_reserve_and_max_use() -> None:
     machine = ModelRequest(devices=("RTX 4060",), ram="32G").find_machine()
-    usual, roomy, half = (
-        next(cards_of(("llama-3.1-8b",), request_for(machine, **limits)))
+    default, no_reserve, half = (
+        next(cards_of(("llama-3.1-8b",), request_for(machine, **limits)))["bars"][0]
         for limits in ({}, {"reserve_bytes": 0}, {"max_use": 0.5})
     )
-    assert roomy["bars"][0]["available_bytes"] == usual["bars"][0]["free_bytes"]
-    assert half["bars"][0]["utilization"] <= 0.5 < usual["bars"][0]["utilization"]
+    assert no_reserve["available_bytes"] == default["free_bytes"]
+    assert half["utilization"] <= 0.5 < default["utilization"]
 
 
-def test_what_an_engine_refuses_is_a_card_with_the_sentence() -> None:
+def test_model_that_cannot_run_has_a_card_with_the_reason() -> None:
     request = request_for(SMALL.find_machine())
     (card,) = cards_of(("phi-3-small-8k-instruct",), request)
     assert (card["status"], card["variant"], card["bars"]) == ("refused", None, [])
@@ -127,7 +128,7 @@ def test_what_an_engine_refuses_is_a_card_with_the_sentence() -> None:
     assert card["entry"]["family"] == find_entry("phi-3-small-8k-instruct").family
 
 
-def test_what_goes_wrong_with_one_model_does_not_end_the_others(
+def test_unexpected_error_for_one_model_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def break_down(*_: object) -> None:
@@ -136,12 +137,12 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
     maker, request = Maker(LOCAL), request_for(SMALL.find_machine())
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
     monkeypatch.setattr("edgekit.web.cards.task_to_plan", break_down)
-    answer = [(card["status"], card["told"]) for card in maker.cards(request, entries)]
-    assert [status for status, _ in answer] == ["refused", "refused"]
-    assert "internal error in EdgeKit" in answer[0][1]
+    cards = list(maker.cards(request, entries))
+    assert [card["status"] for card in cards] == ["refused", "refused"]
+    assert "internal error in EdgeKit" in cards[0]["told"]
 
 
-def test_cards_that_are_there_are_not_made_again() -> None:
+def test_cards_already_made_are_skipped() -> None:
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
     cards = Maker(LOCAL).cards(
         request_for(SMALL.find_machine()), entries, frozenset({"qwen3-0.6b"})
@@ -149,14 +150,14 @@ def test_cards_that_are_there_are_not_made_again() -> None:
     assert [card["id"] for card in cards] == ["qwen2.5-0.5b"]
 
 
-def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """By what a card says of its merits the order is `edgekit recommend`'s; what does not fit comes last."""
+def test_cards_sort_in_the_order_of_recommend(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sorted as the page sorts them, the first cards are the suggestions of `edgekit recommend`."""
     machine = ("--device", "RTX 4090", "--ram", "64G")
     assert main(["recommend", *machine, "--all-sizes", "--limit", "4", "--json"]) == 0
     best = [suggestion["id"] for suggestion in json.loads(capsys.readouterr().out)["suggestions"]]
     request = request_for(ModelRequest(devices=("RTX 4090",), ram="64G").find_machine())
     cards = list(cards_of(tuple({*best, "step-3.7-flash", "qwen3.5-122b-a10b"}), request))
-    merits = {
+    sort_keys = {
         card["id"]: (
             card["status"] == "failed",
             not card["is_good"],
@@ -165,33 +166,36 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
         )
         for card in cards
     }
-    assert sorted(merits, key=lambda name: (merits[name], name))[:4] == best
-    assert merits["step-3.7-flash"][0]  # it would need fewer than four bits
+    assert sorted(sort_keys, key=lambda name: (sort_keys[name], name))[:4] == best
+    assert sort_keys["step-3.7-flash"][0]  # does not fit: it would need fewer than four bits
 
 
-def test_what_plausibly_fits_comes_first_each_by_rank() -> None:
+def test_sort_entries_by_where_they_fit_then_by_rank() -> None:
     machine = ModelRequest(devices=("RTX 4090",), ram="64G").find_machine()
-    result = sort_entries(read_catalog().entries, machine, "llama.cpp")
-    card, every = machine.devices[0].free_bytes, engine_named("llama.cpp").capacity_bytes(machine)
-    places = [sum(smallest_bytes(entry) > room for room in (card, every)) for entry in result]
-    assert places == sorted(places)
-    assert set(places) == {0, 1, 2}
-    for place in (0, 1, 2):
-        ranks = [rank_of(one) for one, where in zip(result, places, strict=True) if where == place]
+    entries = sort_entries(read_catalog().entries, machine, "llama.cpp")
+    capacities = (machine.devices[0].free_bytes, engine_named("llama.cpp").capacity_bytes(machine))
+    # 0: fits the GPU; 1: fits all memory; 2: does not fit.
+    groups = [sum(smallest_bytes(entry) > size for size in capacities) for entry in entries]
+    assert groups == sorted(groups)
+    assert set(groups) == {0, 1, 2}
+    for number in (0, 1, 2):
+        ranks = [
+            rank_of(entry) for entry, group in zip(entries, groups, strict=True) if group == number
+        ]
         assert ranks == sorted(ranks, reverse=True)
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a model that the user added as "mine"."""
+def users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a model that the user added to the catalog as "mine"."""
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
     file = write_model(tmp_path)
     main(["catalog", "add", str(file), "--id", "mine"])
     return file
 
 
-@pytest.mark.usefixtures("mine")
-def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("users_model")
+def test_card_of_a_users_model_needs_its_file_inside_models_dir(tmp_path: Path) -> None:
     request = request_for(ModelRequest(ram="32G").find_machine())
     entries = Catalog(entries=(find_entry("mine"),))
     (outside,) = Maker(LOCAL).cards(request, entries)
@@ -199,23 +203,20 @@ def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> 
     assert "--models-dir" in outside["told"]
     (inside,) = Maker(replace(LOCAL, models_dirs=(tmp_path,))).cards(request, entries)
     assert (inside["status"], inside["variant"]) == ("passed", "Q4_K_M")
-    assert set(inside["flags"]) <= {
-        "context",
-        "type_k",
-        "type_v",
-    }  # the weights are those of the file
+    # No `mix`: the file determines the weights.
+    assert set(inside["flags"]) <= {"context", "type_k", "type_v"}
 
 
-def test_where_a_file_lies_is_not_told_elsewhere(mine: Path, tmp_path: Path) -> None:
-    mine.write_bytes(b"GGUF" + b"\xff" * 60)
+def test_card_of_a_public_server_shows_no_folder(users_model: Path, tmp_path: Path) -> None:
+    users_model.write_bytes(b"GGUF" + b"\xff" * 60)
     request = request_for(ModelRequest(ram="32G").find_machine())
-    there = replace(LOCAL, host="0.0.0.0", models_dirs=(tmp_path.resolve(),))
-    (card,) = Maker(there).cards(request, Catalog(entries=(find_entry("mine"),)))
+    public = replace(LOCAL, host="0.0.0.0", models_dirs=(tmp_path.resolve(),))
+    (card,) = Maker(public).cards(request, Catalog(entries=(find_entry("mine"),)))
     assert card["status"] == "refused"
-    assert card["told"].startswith(f"{mine.name}: GGUF version")
+    assert card["told"].startswith(f"{users_model.name}: GGUF version")
 
 
-# The stream.
+# --- the stream of events
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +225,8 @@ def address() -> Iterator[str]:
         yield result
 
 
-CHECKED = {  # in few bits; on one of two cards; not at all; with the cache on the host; as each engine says it
+# Models in few bits, on one of two GPUs, that do not fit, with the KV cache in RAM; and of the other engines.
+CHECKED = {
     ("step-3.7-flash", "qwen3-8b", "e5-mistral-7b-instruct"): {
         "device": ["2x RTX 3090"],
         "ram": "64G",
@@ -237,19 +239,19 @@ CHECKED = {  # in few bits; on one of two cards; not at all; with the cache on t
 }
 
 
-@pytest.mark.parametrize(("ids", "answers"), CHECKED.items())
-def test_a_check_with_its_flags_says_what_a_card_says(
-    address: str, ids: tuple[str, ...], answers: dict[str, Any]
+@pytest.mark.parametrize(("ids", "fields"), CHECKED.items())
+def test_check_with_the_flags_of_a_card_gives_the_same_verdict(
+    address: str, ids: tuple[str, ...], fields: dict[str, Any]
 ) -> None:
-    engine = answers.get("engine", "llama.cpp")
+    engine = fields.get("engine", "llama.cpp")
     machine = ModelRequest(
-        devices=tuple(answers.get("device", ())), ram=answers.get("ram")
+        devices=tuple(fields.get("device", ())), ram=fields.get("ram")
     ).find_machine()
-    made = list(cards_of(ids, request_for(machine, engine)))
-    assert {card["id"] for card in made} == set(ids)
-    for card in made:
-        fields = {"model": f"catalog:{card['id']}", **answers, "engine": engine, **card["flags"]}
-        check = ask(address, "/api/v1/check", fields).json()
+    cards = list(cards_of(ids, request_for(machine, engine)))
+    assert {card["id"] for card in cards} == set(ids)
+    for card in cards:
+        request = {"model": f"catalog:{card['id']}", **fields, "engine": engine, **card["flags"]}
+        check = ask(address, "/api/v1/check", request).json()
         assert (check["status"], check["context_tokens"]) == (
             card["status"],
             card["context_tokens"],
@@ -257,28 +259,30 @@ def test_a_check_with_its_flags_says_what_a_card_says(
         assert card["flags"].get("mix") == (card["variant"] if engine == "llama.cpp" else None)
 
 
-def test_events_over_the_wire(address: str) -> None:
-    answer = list(events(address, f"{PATH}?ram=8G&engine=vllm"))
-    assert [item["event"] for item in answer] == ["machine", *["card"] * (len(answer) - 2), "done"]
-    assert answer[0]["data"]["name"] == "8 GiB RAM"
-    ids = {item["data"]["id"] for item in answer[1:-1]}
+def test_stream_has_machine_cards_and_end(address: str) -> None:
+    machine, *cards, end = events(address, f"{PATH}?ram=8G&engine=vllm")
+    assert (machine["event"], end["event"]) == ("machine", "done")
+    assert {card["event"] for card in cards} == {"card"}
+    assert machine["data"]["name"] == "8 GiB RAM"
+    ids = {card["data"]["id"] for card in cards}
     assert ids == {entry.id for entry in read_catalog().entries}
-    assert answer[-1]["data"] == {"count": len(ids)} == {"count": answer[0]["data"]["count"]}
-    assert {item["data"]["status"] for item in answer[1:-1]} == {"refused"}
-    assert "NVIDIA" in answer[1]["data"]["told"]
+    assert len(cards) == len(ids) == machine["data"]["count"] == end["data"]["count"]
+    assert end["data"].keys() == {"count"}
+    assert {card["data"]["status"] for card in cards} == {"refused"}
+    assert "NVIDIA" in cards[0]["data"]["told"]
 
 
-def test_two_gpus(address: str) -> None:
+def test_stream_of_a_machine_with_two_gpus(address: str) -> None:
     path = f"{PATH}?device=RTX+3090&device=RTX+4090&ram=64G"
-    first, *more = islice(events(address, path), 3)
-    assert first["data"]["name"] == "RTX 3090 + RTX 4090 + 64 GiB RAM"
-    assert [item["event"] for item in more] == ["card", "card"]
-    assert {bar["memory"] for bar in more[0]["data"]["bars"]} >= {"RAM"}
-    assert more[0]["data"]["status"] in {"passed", "warning"}
+    machine, first, second = islice(events(address, path), 3)
+    assert machine["data"]["name"] == "RTX 3090 + RTX 4090 + 64 GiB RAM"
+    assert first["event"] == second["event"] == "card"
+    assert "RAM" in {bar["memory"] for bar in first["data"]["bars"]}
+    assert first["data"]["status"] in {"passed", "warning"}
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         ("device=RTX+4091", "RTX 4090"),
         ("ram=lots", "--ram"),
@@ -288,23 +292,21 @@ def test_two_gpus(address: str) -> None:
         ("ram=8G&vram=-1", "--vram"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_the_stream(
-    address: str, query: str, told: str
-) -> None:
+def test_invalid_query_is_refused_before_the_stream(address: str, query: str, message: str) -> None:
     answer = ask(address, f"{PATH}?{query}")
     assert (answer.status, answer.error["type"]) == (400, "UsageError")
-    assert told in answer.error["message"]
+    assert message in answer.error["message"]
 
 
-def test_a_client_that_goes_away_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnect_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     decks: list[Deck] = []
 
-    class Watched(Cards):
+    class RecordedCards(Cards):
         def deck(self, request: ModelRequest) -> Deck:
             decks.append(super().deck(request))
             return decks[-1]
 
-    monkeypatch.setattr("edgekit.web.calls.Cards", Watched)
+    monkeypatch.setattr("edgekit.web.calls.Cards", RecordedCards)
     with start(LOCAL) as address:
         assert len(list(islice(events(address, f"{PATH}?ram=2G"), 3))) == 3
         wait_until(lambda: not decks[0].followers)
@@ -312,52 +314,52 @@ def test_a_client_that_goes_away_stops_the_work(monkeypatch: pytest.MonkeyPatch)
         assert not decks[0].has_ended
 
 
-def test_too_many_machines_at_once_are_refused(shared: Cards) -> None:
+def test_machines_followed_at_once_are_limited(shared_cards: Cards) -> None:
     async def follow_many(cards: Cards) -> None:
         async with AsyncExitStack() as following:
             for size in range(MOST_FOLLOWED):
                 deck = deck_of(cards, ModelRequest(ram=f"{size + 16}G"))
-                one = await following.enter_async_context(aclosing(cards.follow(deck)))
-                await anext(one)
-            deck_of(cards, ModelRequest(ram="16G"))  # the same as another: no more work
+                stream = await following.enter_async_context(aclosing(cards.follow(deck)))
+                await anext(stream)
+            deck_of(cards, ModelRequest(ram="16G"))  # one of those machines: no more work
             with pytest.raises(TooManyError):
                 deck_of(cards, ModelRequest(ram="64G"))
 
-    asyncio.run(follow_many(shared))
+    asyncio.run(follow_many(shared_cards))
 
 
-def test_whoever_follows_gets_cards_though_the_machine_is_no_longer_kept(shared: Cards) -> None:
-    """Many may ask before the first of them listens."""
+def test_deck_dropped_from_the_cache_can_still_be_followed(shared_cards: Cards) -> None:
+    """A deck may be dropped from the cache between its request and the start of its stream."""
 
-    async def follow_all(cards: Cards) -> None:
+    async def follow_first(cards: Cards) -> None:
         sizes = range(100, 100 + KEPT_MACHINES + 4)
         decks = [deck_of(cards, ModelRequest(ram=f"{size}G")) for size in sizes]
         assert len(cards._decks) == KEPT_MACHINES
-        async with aclosing(cards.follow(decks[0])) as one, asyncio.timeout(30):
-            assert len(await next_cards(one, 2)) == 2
+        async with aclosing(cards.follow(decks[0])) as stream, asyncio.timeout(PATIENCE_S):
+            assert len(await next_cards(stream, 2)) == 2
         assert not cards._followed
 
-    asyncio.run(follow_all(shared))
+    asyncio.run(follow_first(shared_cards))
 
 
-def test_whoever_follows_gets_cards_though_the_machine_is_asked_about_anew(
-    monkeypatch: pytest.MonkeyPatch, shared: Cards
+def test_deck_replaced_by_a_newer_one_can_still_be_followed(
+    monkeypatch: pytest.MonkeyPatch, shared_cards: Cards
 ) -> None:
     request = ModelRequest(ram="3G")
 
-    async def follow_both(cards: Cards) -> None:
+    async def follow_across_renewal(cards: Cards) -> None:
         first = deck_of(cards, request)
-        async with aclosing(cards.follow(first)) as one, asyncio.timeout(30):
-            await next_cards(one, 1)
+        async with aclosing(cards.follow(first)) as stream, asyncio.timeout(PATIENCE_S):
+            await next_cards(stream, 1)
             monkeypatch.setattr("edgekit.web.cards.KEPT_S", 0.0)
             assert deck_of(cards, request) is not first
             before = len(first.cards)
-            assert len(await next_cards(one, before + 2)) == before + 2
+            assert len(await next_cards(stream, before + 2)) == before + 2
 
-    asyncio.run(follow_both(shared))
+    asyncio.run(follow_across_renewal(shared_cards))
 
 
-def test_it_is_documented(address: str) -> None:
+def test_stream_is_in_the_openapi_document(address: str) -> None:
     spec = ask(address, "/api/v1/openapi.json").json()["paths"][PATH]["get"]
     assert list(spec["responses"]["200"]["content"]) == ["text/event-stream"]
     assert {parameter["name"] for parameter in spec["parameters"]} == {
@@ -370,14 +372,14 @@ def test_it_is_documented(address: str) -> None:
     }
 
 
-def test_what_the_first_page_asks_for_is_read_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[float, Machine]] = []
-    monkeypatch.setattr("edgekit.web.calls._machine", seen)
+def test_warm_probes_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    cached: list[tuple[float, Machine]] = []
+    monkeypatch.setattr("edgekit.web.calls._machine", cached)
     warm().join(PATIENCE_S)
-    assert [machine.what_if for _, machine in seen] == [False]
+    assert [machine.what_if for _, machine in cached] == [False]
 
 
-def test_what_cannot_be_read_beforehand_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_continues_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
     def break_down() -> None:
@@ -388,7 +390,7 @@ def test_what_cannot_be_read_beforehand_ends_nothing(monkeypatch: pytest.MonkeyP
     assert done == ["next"]
 
 
-# Who makes them.
+# --- the worker that makes the cards
 
 
 @contextmanager
@@ -401,8 +403,8 @@ def opened_cards() -> Iterator[Cards]:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Cards]:
-    """One worker for all tests that do not end it; each asks about machines of its own."""
+def shared_cards() -> Iterator[Cards]:
+    """One worker for all tests that do not end it. Each test uses its own machines."""
     with opened_cards() as cards:
         yield cards
 
@@ -411,57 +413,58 @@ def deck_of(cards: Cards, request: ModelRequest = SMALL) -> Deck:
     return cards.deck(request_for(request.find_machine()))
 
 
-async def next_cards(following: AsyncIterator[JobEvent], count: int) -> list[str]:
-    result: list[str] = []
-    async for event in following:
+async def next_cards(stream: AsyncIterator[JobEvent], count: int) -> list[str]:
+    """The ids of the next `count` cards."""
+    ids: list[str] = []
+    async for event in stream:
         assert event.name != "failed", event.data
         if event.name == "card":
-            result.append(json.loads(event.data)["id"])
-            if len(result) == count:
+            ids.append(json.loads(event.data)["id"])
+            if len(ids) == count:
                 break
-    return result
+    return ids
 
 
-def test_listeners_share_the_work_and_who_comes_later_gets_all(shared: Cards) -> None:
+def test_streams_of_one_machine_share_the_work(shared_cards: Cards) -> None:
     async def listen(cards: Cards) -> None:
         deck = deck_of(cards, ModelRequest(ram="5G"))
         assert deck_of(cards, ModelRequest(ram="5G")) is deck
-        async with aclosing(cards.follow(deck)) as one, aclosing(cards.follow(deck)) as other:
-            first = await next_cards(one, 3)
-            both = await asyncio.gather(next_cards(one, 3), next_cards(other, 6))
-            assert [*first, *both[0]] == both[1]
+        async with aclosing(cards.follow(deck)) as early, aclosing(cards.follow(deck)) as late:
+            first_ids = await next_cards(early, 3)
+            more_ids, late_ids = await asyncio.gather(next_cards(early, 3), next_cards(late, 6))
+            assert [*first_ids, *more_ids] == late_ids
         assert len({str(card["id"]) for card in deck.cards}) == len(deck.cards)
 
-    asyncio.run(listen(shared))
+    asyncio.run(listen(shared_cards))
 
 
-def test_who_leaves_stops_what_nobody_else_wants_and_may_come_back(shared: Cards) -> None:
+def test_unfollowed_deck_pauses_and_resumes(shared_cards: Cards) -> None:
     async def leave_and_return(cards: Cards) -> None:
         deck = deck_of(cards, ModelRequest(ram="6G"))
-        async with aclosing(cards.follow(deck)) as following:
-            first = await next_cards(following, 2)
-        made = len(deck.cards)
+        async with aclosing(cards.follow(deck)) as stream:
+            first_ids = await next_cards(stream, 2)
+        count = len(deck.cards)
         assert not deck.is_begun
-        async with aclosing(cards.follow(deck_of(cards, ModelRequest(ram="7G")))) as another:
-            await next_cards(another, 3)  # the worker goes on, and not with the first one
-        assert len(deck.cards) == made
-        async with aclosing(cards.follow(deck)) as following:
-            again = await next_cards(following, made + 2)
-        assert again[:2] == first
-        assert len(set(again)) == len(again)
+        async with aclosing(cards.follow(deck_of(cards, ModelRequest(ram="7G")))) as other:
+            await next_cards(other, 3)  # the worker goes on, but not with the first deck
+        assert len(deck.cards) == count
+        async with aclosing(cards.follow(deck)) as stream:
+            ids = await next_cards(stream, count + 2)
+        assert ids[:2] == first_ids
+        assert len(set(ids)) == len(ids)
 
-    asyncio.run(leave_and_return(shared))
+    asyncio.run(leave_and_return(shared_cards))
 
 
-def test_two_machines_get_their_cards_in_turn(shared: Cards) -> None:
+def test_two_machines_get_cards_in_turn(shared_cards: Cards) -> None:
     async def listen(cards: Cards) -> None:
         small, large = (deck_of(cards, ModelRequest(ram=size)) for size in ("9G", "10G"))
-        async with aclosing(cards.follow(small)) as one, aclosing(cards.follow(large)) as other:
-            await asyncio.gather(next_cards(one, 3), next_cards(other, 3))
+        async with aclosing(cards.follow(small)) as first, aclosing(cards.follow(large)) as second:
+            await asyncio.gather(next_cards(first, 3), next_cards(second, 3))
         assert not small.is_done
         assert not large.is_done
 
-    asyncio.run(listen(shared))
+    asyncio.run(listen(shared_cards))
 
 
 def kill(cards: Cards) -> None:
@@ -471,52 +474,52 @@ def kill(cards: Cards) -> None:
     wait_until(lambda: not process.is_alive())
 
 
-def test_a_worker_that_is_killed_is_replaced() -> None:
+def test_killed_worker_is_replaced() -> None:
     async def listen(cards: Cards) -> None:
         deck = deck_of(cards)
-        async with aclosing(cards.follow(deck)) as following:
-            before = await next_cards(following, 2)
+        async with aclosing(cards.follow(deck)) as stream:
+            before = await next_cards(stream, 2)
             kill(cards)
-            after = await next_cards(following, len(deck.cards))
+            after = await next_cards(stream, len(deck.cards))
         assert len({*before, *after}) == len(before) + len(after)
 
     with opened_cards() as cards:
         asyncio.run(listen(cards))
 
 
-def until_started(deck: Deck, times: int) -> None:
-    wait_until(lambda: deck.starts >= times)
+def wait_for_crashes(deck: Deck, count: int) -> None:
+    wait_until(lambda: deck.starts >= count)
 
 
-def test_one_that_is_killed_again_and_again_is_given_up() -> None:
+def test_worker_that_keeps_crashing_is_given_up() -> None:
     def kill_each(cards: Cards, deck: Deck) -> None:
-        for times in range(MOST_STARTS):
+        for count in range(1, MOST_STARTS + 1):
             wait_until(lambda: cards.process is not None)
             kill(cards)
-            until_started(deck, times + 1)
+            wait_for_crashes(deck, count)
 
     async def listen(cards: Cards) -> JobEvent:
         deck = deck_of(cards)
-        async with aclosing(cards.follow(deck)) as following:
-            await anext(following)
+        async with aclosing(cards.follow(deck)) as stream:
+            await anext(stream)
             await asyncio.to_thread(kill_each, cards, deck)
-            return [event async for event in following][-1]
+            return [event async for event in stream][-1]
 
     with opened_cards() as cards:
         last = asyncio.run(listen(cards))
-        assert not deck_of(cards).fault  # who asks again is not told of it for ever
+        assert not deck_of(cards).fault  # the next request gets a new deck
     assert last.name == "failed"
     assert "keeps crashing" in json.loads(last.data)["error"]["message"]
 
 
-def test_closing_tells_who_listens_and_leaves_no_process() -> None:
+def test_close_ends_streams_and_the_process() -> None:
     async def listen(cards: Cards) -> JobEvent:
-        async with aclosing(cards.follow(deck_of(cards))) as following:
-            await next_cards(following, 1)
+        async with aclosing(cards.follow(deck_of(cards))) as stream:
+            await next_cards(stream, 1)
             process = cards.process
             assert process is not None
             threading.Thread(target=cards.close).start()
-            last = [event async for event in following][-1]
+            last = [event async for event in stream][-1]
             wait_until(lambda: not process.is_alive())
             return last
 
@@ -526,43 +529,56 @@ def test_closing_tells_who_listens_and_leaves_no_process() -> None:
         assert last.name == "failed"
         assert "stopped" in json.loads(last.data)["error"]["message"]
         assert cards.process is None
-        cards.close()  # once more does no harm
+        cards.close()  # idempotent
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_without_a_process_a_thread_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_are_made_in_a_thread_if_no_process_can_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(_: SpawnProcess) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(SpawnProcess, "start", refuse)
 
     async def listen(cards: Cards) -> None:
-        async with aclosing(cards.follow(deck_of(cards))) as following:
-            assert len(await next_cards(following, 2)) == 2
+        async with aclosing(cards.follow(deck_of(cards))) as stream:
+            assert len(await next_cards(stream, 2)) == 2
         assert cards.process is None
 
     with opened_cards() as cards:
         asyncio.run(listen(cards))
 
 
-def test_a_worker_without_work_ends_and_so_does_one_without_a_server() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    with ours:
-        work(theirs, settings=LOCAL, idle_s=0.05)
+def test_idle_worker_ends() -> None:
+    server_end, worker_end = multiprocessing.Pipe()
+    with server_end:
+        work(worker_end, settings=LOCAL, idle_s=0.05)
         with pytest.raises(EOFError):
-            ours.recv()
-    ours, theirs = multiprocessing.Pipe()
-    ours.close()
-    work(theirs, settings=LOCAL)  # returns at once, though it would wait for a minute
+            server_end.recv()
 
 
-def test_a_worker_whose_server_goes_while_it_works_ends() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    worker = threading.Thread(target=work, args=(theirs,), kwargs={"settings": LOCAL})
+def test_idle_worker_whose_server_is_gone_ends() -> None:
+    server_end, worker_end = multiprocessing.Pipe()
+    server_end.close()
+    worker = threading.Thread(
+        target=work,
+        args=(worker_end,),
+        kwargs={"settings": LOCAL, "idle_s": 10 * PATIENCE_S},
+        daemon=True,
+    )
     worker.start()
-    ours.send(CardOrder(7, request_for(SMALL.find_machine()), frozenset()))
-    number, card = ours.recv()
+    worker.join(PATIENCE_S)
+    assert not worker.is_alive()
+
+
+def test_busy_worker_whose_server_is_gone_ends() -> None:
+    server_end, worker_end = multiprocessing.Pipe()
+    worker = threading.Thread(target=work, args=(worker_end,), kwargs={"settings": LOCAL})
+    worker.start()
+    server_end.send(CardOrder(7, request_for(SMALL.find_machine()), frozenset()))
+    number, card = server_end.recv()
     assert (number, card is None) == (7, False)
-    ours.close()
+    server_end.close()
     worker.join(PATIENCE_S)
     assert not worker.is_alive()
