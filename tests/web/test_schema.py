@@ -1,4 +1,4 @@
-"""What the OpenAPI document promises, held against the real application: no 500, and every answer of a declared shape."""
+"""The application keeps to its OpenAPI document: no 500, and every response has a documented status and schema."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from edgekit.web.types import WebSettings
 
 ORIGIN = "http://127.0.0.1:8421"
 HEADERS = {"Host": "127.0.0.1:8421"}
-OPERATIONS = 25  # those of the calls, twice; of lists, jobs and health
+MIN_OPERATIONS = 25  # each call as GET and POST; lists, jobs and the health check
 
 
-def checks_of_answers() -> list[Any]:
-    """Imported here: every worker reads this file, and one of them runs it."""
+def response_checks() -> list[Any]:
+    """schemathesis is slow to import, and every pytest worker imports this file: so it is imported in functions."""
     from schemathesis import checks
 
     return [
@@ -36,9 +36,9 @@ def checks_of_answers() -> list[Any]:
     ]
 
 
-def bounded(examples: int, longer: int) -> settings:
+def bounded(examples: int, long_examples: int) -> settings:
     return settings(
-        max_examples=longer if LONG else examples,
+        max_examples=long_examples if LONG else examples,
         deadline=None,
         derandomize=not RANDOM,
         suppress_health_check=list(HealthCheck),
@@ -48,9 +48,9 @@ def bounded(examples: int, longer: int) -> settings:
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[FastAPI]:
-    made = create_app(WebSettings(network=False, cache=False, requests_per_s=1e9))
-    yield made
-    made.state.edgekit.close()
+    result = create_app(WebSettings(network=False, cache=False, requests_per_s=1e9))
+    yield result
+    result.state.edgekit.close()
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def client(app: FastAPI) -> Iterator[TestClient]:
         yield result
 
 
-def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
-    """Streams end when somebody closes them: they have tests of their own."""
+def test_every_operation_conforms_to_its_schema(app: FastAPI) -> None:
+    """Except streams, which do not end by themselves; test_jobs.py and test_cards.py test them."""
     import schemathesis
     from schemathesis.core.result import Ok
 
@@ -71,20 +71,20 @@ def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
     for result in schema.get_all_operations():
         assert isinstance(result, Ok), result
         count += 1
-        _hold(result.ok())
-    assert count >= OPERATIONS
+        _check_operation(result.ok())
+    assert count >= MIN_OPERATIONS
 
 
-def _hold(operation: Any) -> None:
+def _check_operation(operation: Any) -> None:
     from schemathesis import GenerationMode, checks
 
     @bounded(2, 100)
     @given(case=operation.as_strategy())
-    def hold(case: Any) -> None:
-        if operation.path.endswith("/recommend"):  # among 8 models, not among 131
-            _complete(case, task="embed")
+    def check(case: Any) -> None:
+        if operation.path.endswith("/recommend"):  # 8 models instead of 131
+            _set_fields(case, task="embed")
         case.call_and_validate(
-            checks=[*checks_of_answers(), checks.negative_data_rejection], headers=HEADERS
+            checks=[*response_checks(), checks.negative_data_rejection], headers=HEADERS
         )
 
     @bounded(1, 100)
@@ -92,24 +92,24 @@ def _hold(operation: Any) -> None:
         case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
         model=st.sampled_from(MODELS),
     )
-    def hold_known(case: Any, model: str) -> None:
-        """No text that is made up is the name of a model that there is."""
-        _complete(case, model=model)
-        case.call_and_validate(checks=checks_of_answers(), headers=HEADERS)
+    def check_with_model(case: Any, model: str) -> None:
+        """Random text is never the name of a model."""
+        _set_fields(case, model=model)
+        case.call_and_validate(checks=response_checks(), headers=HEADERS)
 
-    hold()
+    check()
     if operation.path.removeprefix("/api/v1/") in CALLS.keys() - {"recommend"}:
-        hold_known()
+        check_with_model()
 
 
-def _complete(case: Any, **more: str) -> None:
+def _set_fields(case: Any, **more: str) -> None:
     fields = case.query if case.method == "GET" else case.body
     if isinstance(fields, dict):
         fields.update(more)
 
 
 def _examples(operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """For a query or a body: fields with an example each, so often that every example was there once."""
+    """Fields of a query or a body that together use each documented example at least once."""
     fields = {
         parameter["name"]: parameter
         for parameter in operation.get("parameters", ())
@@ -117,48 +117,43 @@ def _examples(operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[di
     }
     body = operation.get("requestBody")
     if body is not None:
-        shape = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-        fields = {name: {"schema": one} for name, one in schemas[shape]["properties"].items()}
-    known = {
-        name: [*one.get("examples", ()), *one["schema"].get("examples", ())]
-        for name, one in fields.items()
+        model = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        properties = schemas[model]["properties"]
+        fields = {name: {"schema": schema} for name, schema in properties.items()}
+    examples = {
+        name: [*field.get("examples", ()), *field["schema"].get("examples", ())]
+        for name, field in fields.items()
     }
-    for number in range(max(map(len, known.values()), default=0)):
-        yield {name: text[number % len(text)] for name, text in known.items() if text}
+    for number in range(max(map(len, examples.values()), default=0)):
+        yield {name: texts[number % len(texts)] for name, texts in examples.items() if texts}
 
 
-def test_every_example_is_answered() -> None:
-    """By an application of its own: that of the tests above has ended once, and starts no job any more."""
+def test_every_documented_example_is_answered() -> None:
+    """With a new application: the one of the other tests was shut down by schemathesis and accepts no more jobs."""
     app = create_app(WebSettings(network=False, cache=False, requests_per_s=1e9))
     with TestClient(app, base_url=ORIGIN) as client:
-        _send_every_example(client)
-
-
-def _send_every_example(client: TestClient) -> None:
-    document = client.get(OPENAPI).json()
-    schemas, sent = document["components"]["schemas"], 0
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            for fields in _examples(operation, schemas):
-                is_get = method == "get"
-                answer = (
-                    client.get(path, params=fields) if is_get else client.post(path, json=fields)
-                )
-                assert answer.status_code in {200, 202}, (path, fields, answer.text)
-                sent += 1
-                if answer.status_code == 202:
-                    _await_job(client, answer.headers["location"])
+        document = client.get(OPENAPI).json()
+        schemas, sent = document["components"]["schemas"], 0
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                for fields in _examples(operation, schemas):
+                    argument = "params" if method == "get" else "json"
+                    answer = client.request(method, path, **{argument: fields})
+                    assert answer.status_code in {200, 202}, (path, fields, answer.text)
+                    sent += 1
+                    if answer.status_code == 202:
+                        _wait_for_job(client, answer.headers["location"])
     assert sent >= 2 * len(CALLS.keys() - {"recommend"})
 
 
-def _await_job(client: TestClient, location: str) -> None:
+def _wait_for_job(client: TestClient, location: str) -> None:
     wait_until(lambda: client.get(location).json()["state"] != "running")
-    answer = client.get(location).json()
-    assert answer["state"] == "done", answer
+    job = client.get(location).json()
+    assert job["state"] == "done", job
 
 
 @pytest.mark.parametrize(
-    ("path", "named"),
+    ("path", "parameters"),
     [
         ("/api/v1/catalog/{id}", {"id": "qwen3-8b"}),
         ("/api/v1/catalog", {}),
@@ -166,29 +161,29 @@ def _await_job(client: TestClient, location: str) -> None:
         ("/api/v1/hardware", {}),
     ],
 )
-def test_what_is_known_has_the_shape_that_is_described(
-    app: FastAPI, path: str, named: dict[str, str]
+def test_list_operation_conforms_to_its_schema(
+    app: FastAPI, path: str, parameters: dict[str, str]
 ) -> None:
-    """No name that is made up is one of the catalog: there the test above sees 404 alone."""
+    """Also for a model of the catalog: with random names, `/catalog/{id}` only ever answers 404."""
     import schemathesis
 
     operation = schemathesis.openapi.from_asgi(OPENAPI, app, headers=HEADERS)[path]["GET"]
-    case = operation.Case(path_parameters=named)
-    answer = case.call_and_validate(checks=checks_of_answers(), headers=HEADERS)
+    case = operation.Case(path_parameters=parameters)
+    answer = case.call_and_validate(checks=response_checks(), headers=HEADERS)
     assert answer.status_code == 200
 
 
-def test_a_body_that_is_no_json_has_a_status_that_is_described(client: TestClient) -> None:
-    answers = client.get(OPENAPI).json()["paths"]["/api/v1/estimate"]["post"]["responses"]
+def test_body_without_json_gets_a_documented_status(client: TestClient) -> None:
+    documented = client.get(OPENAPI).json()["paths"]["/api/v1/estimate"]["post"]["responses"]
     answer = client.post(
         "/api/v1/estimate", content="model=qwen3-8b", headers={"Content-Type": "text/plain"}
     )
     assert answer.status_code == 400
-    assert "400" in answers
-    assert "415" not in answers
+    assert "400" in documented
+    assert "415" not in documented
 
 
-WORDS = (
+VALUES = (
     "0", "1", "2", "3", "7", "31", "64", "255", "256", "511", "512", "4096", "8192", "32k", "131072", "2147483647",
     "-1", "-2", "all", "none", "auto", "on", "off", "f16", "f32", "bf16", "q8_0", "q4_0", "iq4_nl", "fp8", "fp8_e5m2",
     "float16", "float32", "bfloat16", "cpu", "cuda", "metal", "vulkan", "library", "server", "1,1", "3,1,2", "0,1",
@@ -207,29 +202,31 @@ MACHINES: tuple[dict[str, Any], ...] = (
 
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """A call and fields that a person could mean: most of them are understood, and many are refused by an engine."""
+    """A call and plausible fields: most are valid, and many loads are refused by an engine."""
     call = draw(st.sampled_from(("estimate", "fit", "fit", "check", "curves")))
     engine = draw(st.sampled_from((*engine_names(), "llama.cpp", "llama.cpp")))
     known = CALLS[call].request.model_fields
     flags = [flag for flag in engine_named(engine).flags if flag.key in known]
     fields: dict[str, Any] = {"model": draw(st.sampled_from(MODELS)), "engine": engine}
     for flag in draw(st.lists(st.sampled_from(flags), max_size=4, unique_by=lambda item: item.key)):
-        fields[flag.key] = draw(st.sampled_from(WORDS) if flag.metavar else st.booleans())
+        fields[flag.key] = draw(st.sampled_from(VALUES) if flag.metavar else st.booleans())
     if draw(st.booleans()):
-        fields["context"] = draw(st.sampled_from(WORDS[:16]) | st.integers(0, 2**31))
+        fields["context"] = draw(st.sampled_from(VALUES[:16]) | st.integers(0, 2**31))
     if call != "estimate":
         fields |= draw(st.sampled_from(MACHINES))
     return call, fields
 
 
 @bounded(60, 1000)
-@given(asked=loads())
-def test_loads_that_a_person_could_mean(client: TestClient, asked: tuple[str, Any]) -> None:
-    call, fields = asked
+@given(call_and_fields=loads())
+def test_plausible_load_is_answered_or_refused(
+    client: TestClient, call_and_fields: tuple[str, Any]
+) -> None:
+    call, fields = call_and_fields
     answer = client.post(f"/api/v1/{call}", json=fields)
     assert answer.status_code in {200, 400, 404, 422}, (call, fields, answer.text)
-    output = json.loads(answer.text, parse_constant=pytest.fail)
-    assert ("error" in output) == (answer.status_code != 200)
+    content = json.loads(answer.text, parse_constant=pytest.fail)  # fails on NaN
+    assert ("error" in content) == (answer.status_code != 200)
     if call == "fit" and answer.status_code == 200:
-        for bar in output["bars"]:
+        for bar in content["bars"]:
             assert sum(part["bytes"] for part in bar["parts"]) == bar["required_bytes"]
