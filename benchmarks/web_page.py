@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from playwright.sync_api import Browser, Page
-from tests.web.browser import WHOLE, chromium, new_visit
+from tests.web.browser import FULL_BROWSERS, chromium, new_visit
 from tests.web.serving import start_process
 
 MACHINE = "device=RTX+4090&ram=64G"
@@ -33,7 +33,7 @@ JUDGED = "ul[aria-label=Models][aria-busy=false]"
 
 def main() -> None:
     """Print the tables."""
-    with start_process("--offline") as server, chromium(WHOLE) as browser:
+    with start_process("--offline") as server, chromium(FULL_BROWSERS) as browser:
         print("| home | cards | interactive ms | every verdict ms |\n|---|---|---|---|")
         for number in range(RUNS):
             visit_name = "first visit" if not number else f"visit {number + 1}"

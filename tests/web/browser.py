@@ -1,4 +1,4 @@
-"""A real Chromium, and tabs that remember what went wrong in them."""
+"""A real Chromium, and tabs that record console errors, exceptions and requests to other servers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from playwright.sync_api import (
 )
 from tests.patience import PATIENCE_S
 
-WHOLE = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# The same engine without what surrounds a window: a page costs three fifths of the time.
-NAMES = ("chromium-headless-shell", *WHOLE)
-# No sandbox: the tests may run as root. Nor a graphics card that is only made up, in software: painting costs less so.
+FULL_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# The headless shell is the same engine without a user interface, and takes three fifths of the time.
+NAMES = ("chromium-headless-shell", *FULL_BROWSERS)
+# No sandbox: the tests may run as root. No software emulation of a GPU: painting is faster without.
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-software-rasterizer")
 WIDE, PHONE = (1280, 900), (360, 740)
-WAIT_MS = int(PATIENCE_S * 1000)  # of a condition: a page that is well fulfils it in a fraction
-# Complaints that a test may have provoked.
-REFUSED = r"Failed to load resource: the server responded with a status of [45]\d\d"
+WAIT_MS = int(
+    PATIENCE_S * 1000
+)  # the timeout of every condition; a working page needs a fraction of it
+# Console errors of a page whose server has stopped.
 UNREACHABLE = r"Failed to load resource: net::ERR_|net::ERR_INCOMPLETE_CHUNKED_ENCODING"
 
 
 def chromium_path(names: tuple[str, ...] = NAMES) -> str:
-    """Skips the test where there is none."""
-    result = next(filter(None, map(shutil.which, names)), None)
-    if result is None:
+    """Skips the test if none is installed."""
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
         pytest.skip(f"no Chromium is installed (Debian: apt install {names[0]})")
-    return result
+    return path
 
 
 @contextmanager
@@ -50,38 +51,38 @@ def chromium(names: tuple[str, ...] = NAMES) -> Iterator[Browser]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One person's browser: tabs that share what is kept, and everything they complained about."""
+    """A browser context: tabs that share storage, and their faults."""
 
     context: BrowserContext = field(repr=False)
     origin: str
-    forgiven: tuple[str, ...] = ()
+    expected_faults: tuple[str, ...] = ()
     faults: list[str] = field(default_factory=list)
 
     def open(self, path: str = "/") -> Page:
         page = self.context.new_page()
-        # Playwright writes into the owner of a method: it is given functions.
-        page.on("console", lambda message: self._hear(message))  # noqa: PLW0108 - see above
+        # Lambdas: Playwright sets an attribute on a method's object, which has slots.
+        page.on("console", lambda message: self._check_message(message))  # noqa: PLW0108 - see above
         page.on("pageerror", lambda error: self.faults.append(f"thrown: {error}"))
-        page.on("request", lambda request: self._watch(request))  # noqa: PLW0108 - see above
+        page.on("request", lambda request: self._check_request(request))  # noqa: PLW0108 - see above
         page.goto(self.origin + path)
         return page
 
-    def _hear(self, message: ConsoleMessage) -> None:
+    def _check_message(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:
-            place = message.location["url"]
-            self.faults.append(f"{message.type}: {message.text} {place}")
+            url = message.location["url"]
+            self.faults.append(f"{message.type}: {message.text} {url}")
 
-    def _watch(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         if not request.url.startswith((f"{self.origin}/", "data:", f"blob:{self.origin}")):
-            self.faults.append(f"left the server: {request.url}")
+            self.faults.append(f"request to another server: {request.url}")
 
     def close(self) -> list[str]:
-        """What the tabs complained about, without what was to be expected."""
+        """Closes the tabs. Returns their faults, except expected ones."""
         self.context.close()
         return [
             fault
             for fault in self.faults
-            if not any(re.search(item, fault) for item in self.forgiven)
+            if not any(re.search(pattern, fault) for pattern in self.expected_faults)
         ]
 
 
@@ -91,7 +92,7 @@ def new_visit(
     *,
     size: tuple[int, int] = WIDE,
     dark: bool = False,
-    forgiven: tuple[str, ...] = (),
+    expected_faults: tuple[str, ...] = (),
 ) -> Visit:
     width, height = size
     context = browser.new_context(
@@ -101,4 +102,4 @@ def new_visit(
         permissions=["clipboard-read", "clipboard-write"],
     )
     context.set_default_timeout(WAIT_MS)
-    return Visit(context=context, origin=origin, forgiven=forgiven)
+    return Visit(context=context, origin=origin, expected_faults=expected_faults)

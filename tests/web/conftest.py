@@ -1,4 +1,4 @@
-"""The browser, the server behind it, and a hub on loopback for the server."""
+"""Fixtures of the browser tests: a browser, `edgekit web`, and a model hub on loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MACHINE = "device=RTX+4090&ram=64G"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """`edgekit web`, which asks the hub and may name the files of a folder."""
+    """A running `edgekit web`, its hub, and its --models-dir folder."""
 
     server: WebProcess
     hub: Hub
@@ -37,7 +37,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One a file: while it runs, nothing else in this process can have an event loop."""
+    """Closed after each file: while it runs, nothing else in this process can start an event loop."""
     expect.set_options(timeout=WAIT_MS)
     with chromium() as result:
         yield result
@@ -53,24 +53,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         write_model(folder, name, quant)
     (folder / "broken.gguf").write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 64)
     with running(tmp_path_factory.mktemp("nginx")) as (hub, _):
-        environment = surroundings(home, hub)
-        words = ("--models-dir", str(folder), "--allow-private")
-        with start_process(*words, env=environment) as server:
+        environment = environment_for(home, hub)
+        flags = ("--models-dir", str(folder), "--allow-private")
+        with start_process(*flags, env=environment) as server:
             yield Site(server=server, hub=hub, folder=folder, environment=environment)
 
 
-def surroundings(home: Path, hub: Hub) -> dict[str, str]:
-    """Nothing of this machine's own is found, and the hub is the one on loopback."""
-    foreign = ("HF_", "HUGGING", "EDGEKIT_", "OLLAMA", "XDG_")
-    kept = {
+def environment_for(home: Path, hub: Hub) -> dict[str, str]:
+    """The environment of this process, with the hub on loopback, and without this machine's tokens, caches and models."""
+    removed = ("HF_", "HUGGING", "EDGEKIT_", "OLLAMA", "XDG_")
+    inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(foreign) and not name.upper().endswith("_PROXY")
+        if not name.startswith(removed) and not name.upper().endswith("_PROXY")
     }
-    own = {"HOME": home, "HF_HOME": home / "hub", "EDGEKIT_CACHE": home / "cache"}
     return {
-        **kept,
-        **{name: str(path) for name, path in own.items()},
+        **inherited,
+        "HOME": str(home),
+        "HF_HOME": str(home / "hub"),
+        "EDGEKIT_CACHE": str(home / "cache"),
         "EDGEKIT_DATA": str(home / "data"),
         "EDGEKIT_LLAMA_VERSION": os.environ["EDGEKIT_LLAMA_VERSION"],
         "HF_ENDPOINT": hub.endpoint,
@@ -81,15 +82,17 @@ def surroundings(home: Path, hub: Hub) -> dict[str, str]:
 
 @pytest.fixture
 def visitor(browser: Browser, site: Site) -> Iterator[Visitor]:
-    """Makes visits. When the test ends, no tab may have complained, or asked anyone but the server."""
-    made: list[Visit] = []
+    """Makes visits. At the end of the test, asserts that their tabs had no faults."""
+    visits: list[Visit] = []
 
     def make(
-        *, size: tuple[int, int] = WIDE, dark: bool = False, forgiven: tuple[str, ...] = ()
+        *, size: tuple[int, int] = WIDE, dark: bool = False, expected_faults: tuple[str, ...] = ()
     ) -> Visit:
-        made.append(new_visit(browser, site.origin, size=size, dark=dark, forgiven=forgiven))
-        return made[-1]
+        visits.append(
+            new_visit(browser, site.origin, size=size, dark=dark, expected_faults=expected_faults)
+        )
+        return visits[-1]
 
     yield make
-    faults = [fault for visit in made for fault in visit.close()]
+    faults = [fault for visit in visits for fault in visit.close()]
     assert not faults, "\n".join(faults)

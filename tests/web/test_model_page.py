@@ -219,7 +219,7 @@ def let_go(page: Page, call: str, waiting: list[Route]) -> None:
 def test_late_answers_are_dropped(visitor: Visitor) -> None:
     """Those of another machine are never shown; those of other settings look so. A slider says its number at once."""
     page = ready(
-        visitor(forgiven=(r"status of 422",)).open(
+        visitor(expected_faults=(r"status of 422",)).open(
             "/model?ref=qwen3-8b&engine=vllm&context=8192&device=H100"
         )
     )
@@ -291,7 +291,9 @@ def saved(page: Page, kind: str) -> str:
 
 def test_a_file_is_of_one_state(visitor: Visitor) -> None:
     """Saved at once after a change, or before the lines came: it waits for them."""
-    page = visitor(forgiven=(r"status of 503",)).open(f"/model?ref={FILE}&{MACHINE}&context=4096")
+    page = visitor(expected_faults=(r"status of 503",)).open(
+        f"/model?ref={FILE}&{MACHINE}&context=4096"
+    )
     waiting = held(page, "curves")
     ready(page)
     until(page, waiting)
@@ -445,7 +447,7 @@ def test_only_what_an_engine_can_do_is_promised(visitor: Visitor) -> None:
 def test_no_verdict_stands_beside_an_error(visitor: Visitor) -> None:
     """Of settings that make no sense together; then why a cache type is refused, for those who cannot point."""
     page = ready(
-        visitor(forgiven=(r"status of 4\d\d",)).open(
+        visitor(expected_faults=(r"status of 4\d\d",)).open(
             "/model?ref=qwen3-8b&engine=mlx&context=8192&device=M3+Max+64GB"
         )
     )
@@ -479,7 +481,7 @@ def busy(page: Page, call: str, status: int, *, times: int | None = None) -> Non
 def test_what_fails_in_passing_can_be_asked_again(visitor: Visitor) -> None:
     """Numbers of the settings stay meanwhile, and what only a check knows looks old."""
     page = ready(
-        visitor(forgiven=(r"status of (429|504)", r"net::ERR_FAILED")).open(
+        visitor(expected_faults=(r"status of (429|504)", r"net::ERR_FAILED")).open(
             f"/model?ref={FILE}&{MACHINE}&context=8192"
         )
     )
@@ -513,7 +515,7 @@ def test_what_fails_in_passing_can_be_asked_again(visitor: Visitor) -> None:
 
 def test_keys_and_values_of_one_cache_change_together(visitor: Visitor) -> None:
     """No "Cannot run" on the way; a link that says two types is led to one."""
-    page = visitor(forgiven=(r"status of 422",)).open(
+    page = visitor(expected_faults=(r"status of 422",)).open(
         f"/model?ref=deepseek-v2-lite&engine=llama.cpp&{MACHINE}&context=4096&type_k=q8_0&type_v=f16"
     )
     expect(page.get_by_role("alert")).to_contain_text("different K (q8_0) and V (f16)")

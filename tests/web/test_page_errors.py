@@ -60,7 +60,7 @@ ODD_SETTINGS = (
 
 def test_settings_that_mean_nothing_are_told(visitor: Visitor) -> None:
     """The model is not blamed for them; without them there is an answer."""
-    visit = visitor(forgiven=(r"status of 400",))
+    visit = visitor(expected_faults=(r"status of 400",))
     page = visit.open("/model")
     for text, answer in ODD_SETTINGS:
         go(page, f"/model?ref=qwen3-8b&{text}")
@@ -76,7 +76,7 @@ def test_settings_that_mean_nothing_are_told(visitor: Visitor) -> None:
 
 
 def test_engines_are_asked_for_again_by_a_page_that_did_not_get_them(visitor: Visitor) -> None:
-    visit = visitor(forgiven=(r"status of 503",))
+    visit = visitor(expected_faults=(r"status of 503",))
     error = {"error": {"type": "Error", "message": "busy"}}
     visit.context.route(
         "**/api/v1/engines", lambda route: route.fulfill(status=503, json=error), times=1
@@ -92,7 +92,7 @@ def go(page: Page, address: str) -> None:
 
 
 def test_engines_that_cannot_answer_lead_to_others(visitor: Visitor) -> None:
-    page = visitor(forgiven=(r"status of 400",)).open(
+    page = visitor(expected_faults=(r"status of 400",)).open(
         f"/model?ref=qwen3-8b&engine=banana&context=4096&type_k=q8_0&{MACHINE}"
     )
     expect(page.get_by_role("alert")).to_contain_text("unknown engine 'banana'")
@@ -160,7 +160,9 @@ def test_a_private_address_stays_shut_and_a_server_that_comes_back(
 ) -> None:
     """Without --allow-private; then the server stops under the page, and starts again on its port."""
     with start_process(env=site.environment) as server:
-        visit = new_visit(browser, server.address, forgiven=(UNREACHABLE, r"status of 40[39]"))
+        visit = new_visit(
+            browser, server.address, expected_faults=(UNREACHABLE, r"status of 40[39]")
+        )
         private = quote(f"{site.hub.cdn}/acme/tiny-GGUF/tiny-Q8_0.gguf", safe="")
         page = visit.open(f"/model?ref={private}&{MACHINE}")
         expect(page.get_by_role("alert")).to_contain_text("--allow-private")
@@ -212,7 +214,7 @@ def test_progress_stays_until_everything_is_known(visitor: Visitor) -> None:
 
 def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> None:
     """Nor do its verdicts; who asks again is not led to nowhere."""
-    page = visitor(forgiven=(r"status of 503",)).open("/api/docs")
+    page = visitor(expected_faults=(r"status of 503",)).open("/api/docs")
     answer = {"error": {"type": "E", "message": "too busy"}}
     page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=answer))
     page.get_by_role("link", name="Home").click()
@@ -234,7 +236,7 @@ def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> No
 
 
 def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
-    page = visitor(forgiven=(r"status of 503",)).open("/hardware")
+    page = visitor(expected_faults=(r"status of 503",)).open("/hardware")
     result = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
     expect(result.first).to_be_visible()
     waiting: list[Route] = []
@@ -261,7 +263,7 @@ def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
 
 def test_what_is_asked_for_is_not_unknown(visitor: Visitor) -> None:
     """Compare: while a plan is made, where nothing fits, and where a model cannot run."""
-    page = visitor(forgiven=(r"status of (422|503)",)).open("/compare")
+    page = visitor(expected_faults=(r"status of (422|503)",)).open("/compare")
     waiting: list[Route] = []
     page.route("**/api/v1/jobs/plan", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
     go(page, "/compare?ref=qwen3-32b&ref=qwen3-8b&engine=llama.cpp,mlx&device=RTX+3060+12GB&ram=8G")
@@ -300,7 +302,7 @@ def test_the_banner_is_seen_from_everywhere(visitor: Visitor) -> None:
 def test_a_very_long_name_is_blamed_itself(visitor: Visitor) -> None:
     """A message cuts it; nor does it push the page down, or out of its sides."""
     name = "acme/" + "no-end-to-this-name-" * 20
-    visit = visitor(size=PHONE, forgiven=(r"status of 400",))
+    visit = visitor(size=PHONE, expected_faults=(r"status of 400",))
     page = visit.open(f"/model?ref={name}&{MACHINE}")
     expect(page.get_by_role("main")).to_contain_text("Check the spelling")
     expect(page.get_by_role("button", name="Continue without these settings")).to_have_count(0)

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.thoroughness import wide
 from tests.web.accessibility import assert_no_serious_fault, assert_tab_reaches
-from tests.web.browser import FLAGS, WHOLE, chromium_path, new_visit
+from tests.web.browser import FLAGS, FULL_BROWSERS, chromium_path, new_visit
 from tests.web.conftest import MACHINE, Site, Visitor
 from tests.web.serving import start_process
 
@@ -98,7 +98,7 @@ def test_home_is_for_everyone(visitor: Visitor) -> None:
 @wide
 def test_the_whole_browser_shows_the_same(browser: Browser, site: Site) -> None:
     """What people have on their desks, with all that surrounds a window."""
-    path = chromium_path(WHOLE)
+    path = chromium_path(FULL_BROWSERS)
     whole = browser.browser_type.launch(executable_path=path, args=list(FLAGS))
     visit = new_visit(whole, site.origin)
     page = visit.open(f"/?q=qwen3-8b&{MACHINE}")
@@ -164,7 +164,7 @@ def test_another_machine_gives_other_verdicts(visitor: Visitor) -> None:
 
 
 def test_a_machine_that_means_nothing_is_told(visitor: Visitor) -> None:
-    page = visitor(forgiven=(r"status of 400",)).open("/hardware")
+    page = visitor(expected_faults=(r"status of 400",)).open("/hardware")
     page.locator("summary", has_text="Machine").click()
     page.get_by_label("System RAM", exact=True).fill("much")
     page.get_by_role("button", name="Check this machine", exact=True).click()
@@ -234,7 +234,7 @@ def test_a_machine_is_read_from_the_address_and_from_the_box(visitor: Visitor) -
 def test_what_was_not_judged_is_not_counted_as_if_it_did_not_fit(
     visitor: Visitor, browser: Browser
 ) -> None:
-    page = visitor(forgiven=(r"status of 400",)).open("/?device=nonsense&fits=1")
+    page = visitor(expected_faults=(r"status of 400",)).open("/?device=nonsense&fits=1")
     count = len(read_catalog().entries)
     expect(
         page.get_by_role("main").get_by_text(f"{count} models, not checked", exact=True)
