@@ -17,7 +17,7 @@ PICTURES = ROOT / "docs" / "pictures"
 def main() -> None:
     from playwright.sync_api import expect
     from tests.web.browser import WAIT_MS, chromium
-    from tests.web.model_pages import choose_machine, ready
+    from tests.web.model_pages import choose_machine, wait_until_ready
     from tests.web.serving import start
 
     os.environ["EDGEKIT_LLAMA_VERSION"] = "0.6"  # whatever is installed
@@ -29,7 +29,7 @@ def main() -> None:
         page.screenshot(path=PICTURES / "home.png")
         page.set_viewport_size({"width": 1280, "height": 1010})
         page.goto(f"{address}/model?ref=gemma-3-27b&device=RTX%204090&ram=64G")
-        ready(page)
+        wait_until_ready(page)
         expect(page.get_by_text("Loading the curves")).to_be_hidden(timeout=WAIT_MS)
         page.screenshot(path=PICTURES / "model.png")
 

@@ -1,4 +1,4 @@
-"""What a page must be for people who do not see colours, use no mouse, or hold a phone."""
+"""Accessibility checks of a page: axe-core's rules, keyboard focus, narrow screens and zoom."""
 
 from __future__ import annotations
 
@@ -9,62 +9,65 @@ from playwright.sync_api import Page, expect
 from tests.web.browser import PHONE
 
 SEVERE = ("serious", "critical")
-LARGEST = 320  # pixels that are left of 1280 where everything is four times as large
-# What another theme or another width can break; the rest is the same document.
-LOOKS = ("color-contrast", "link-in-text-block", "scrollable-region-focusable", "target-size")
+MAX_TABS = 120
+WIDTH_AT_400_PERCENT = 320  # CSS pixels: a window of 1280 at 400 % zoom
+# Rules that depend on theme or width; the others need only one check of the document.
+LAYOUT_RULES = (
+    "color-contrast",
+    "link-in-text-block",
+    "scrollable-region-focusable",
+    "target-size",
+)
 
 
 def severe_faults(page: Page, *rules: str) -> list[str]:
-    """By axe-core; of these rules, or of all."""
+    """Violations that axe-core finds of these rules, or of all."""
     options: dict[str, Any] = {"resultTypes": ["violations"]}
     if rules:
         options["runOnly"] = {"type": "rule", "values": list(rules)}
-    result = Axe().run(page, options=options).response["violations"]
+    violations = Axe().run(page, options=options).response["violations"]
     return [
-        f"{fault['id']} ({fault['impact']}): {node['target']} {node['failureSummary']}"
-        for fault in result
-        if fault["impact"] in SEVERE
-        for node in fault["nodes"][:3]
+        f"{violation['id']} ({violation['impact']}): {node['target']} {node['failureSummary']}"
+        for violation in violations
+        if violation["impact"] in SEVERE
+        for node in violation["nodes"][:3]
     ]
 
 
-def assert_no_serious_fault(page: Page) -> None:
-    """Light on a wide screen and dark on a phone; and nothing is wider than a phone, or than a page at four times its size."""
+def assert_no_severe_fault(page: Page) -> None:
+    """In light on a wide screen and in dark on a phone; and nothing overflows on a phone, or at 400 % zoom."""
     faults = severe_faults(page)
     width, height = PHONE
     page.set_viewport_size({"width": width, "height": height})
     page.emulate_media(color_scheme="dark")
-    faults += [f"on a phone, dark: {fault}" for fault in severe_faults(page, *LOOKS)]
+    faults += [f"on a phone, dark: {fault}" for fault in severe_faults(page, *LAYOUT_RULES)]
     assert not faults, "\n".join(faults)
-    for narrow in (width, LARGEST):
+    for narrow in (width, WIDTH_AT_400_PERCENT):
         page.set_viewport_size({"width": narrow, "height": height})
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), _widest(page)
+        fits = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert fits, _overflowing(page)
 
 
-def _widest(page: Page) -> str:
-    result: list[str] = page.evaluate(
-        """[...document.querySelectorAll("main *, header *")].filter(one => one.getBoundingClientRect().right > innerWidth + 1)
-        .map(one => `${one.tagName}.${one.getAttribute("class")} ${Math.round(one.getBoundingClientRect().right)}`)"""
+def _overflowing(page: Page) -> str:
+    elements: list[str] = page.evaluate(
+        """[...document.querySelectorAll("main *, header *")].filter(node => node.getBoundingClientRect().right > innerWidth + 1)
+        .map(node => `${node.tagName}.${node.getAttribute("class")} ${Math.round(node.getBoundingClientRect().right)}`)"""
     )
-    return "\n".join(result[:10])
+    return "\n".join(elements[:10])
 
 
-def assert_tab_reaches(page: Page, wanted: set[str]) -> None:
-    """The Tab key comes to every one of these controls, and it can be seen where it is."""
-    for name in wanted:
-        expect(page.locator(f"#{name}")).to_be_visible()
+def assert_tab_reaches(page: Page, controls: set[str]) -> None:
+    """The Tab key reaches each of these controls, and the focus is visible."""
+    for control in controls:
+        expect(page.locator(f"#{control}")).to_be_visible()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
-    assert _reached(page, wanted) == wanted
-    ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert ring != "none"
-
-
-def _reached(page: Page, wanted: set[str], steps: int = 120) -> set[str]:
-    result: set[str] = set()
-    for _ in range(steps):
+    reached: set[str] = set()
+    for _ in range(MAX_TABS):
         page.keyboard.press("Tab")
-        result.add(page.evaluate("document.activeElement.id"))
-        if wanted <= result:
+        reached.add(page.evaluate("document.activeElement.id"))
+        if controls <= reached:
             break
-    return result & wanted
+    assert reached & controls == controls
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none"

@@ -16,7 +16,7 @@ from tests.web.browser import WAIT_MS, WIDE, Visit, chromium, chromium_path, new
 from tests.web.model_files import write_model
 from tests.web.serving import WebProcess, start_process
 
-Visitor = Callable[..., Visit]
+MakeVisit = Callable[..., Visit]
 DENSE, EXPERTS = ("llama-3.1-8b", "Q4_K_M"), ("qwen3-30b-a3b", "Q4_K_M")
 MACHINE = "device=RTX+4090&ram=64G"
 
@@ -81,7 +81,7 @@ def environment_for(home: Path, hub: Hub) -> dict[str, str]:
 
 
 @pytest.fixture
-def visitor(browser: Browser, site: Site) -> Iterator[Visitor]:
+def make_visit(browser: Browser, site: Site) -> Iterator[MakeVisit]:
     """Makes visits. At the end of the test, asserts that their tabs had no faults."""
     visits: list[Visit] = []
 

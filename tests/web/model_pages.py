@@ -1,4 +1,4 @@
-"""The model page as a person reads it, and the command line's answer to the command that it shows."""
+"""Reads the model page, and runs the command that it shows to compare the two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.web.conftest import Site
 from edgekit.cli import main
 
 COMMAND = "This estimate on the command line"
-# Numbers and command in one look: they are of one answer.
+# Reads numbers and command at once, so that they belong to the same answer.
 _READ = """(command) => {
   const sizes = {};
   for (const row of document.querySelectorAll("table.bill tbody:not(.later) tr")) {
@@ -31,45 +31,45 @@ _READ = """(command) => {
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the bill and the commands of a page say."""
+class ShownEstimate:
+    """The command and the memory breakdown that the page shows."""
 
     command: str
-    sizes: dict[str, int]  # component -> bytes, all memories together; "Total"
+    sizes: dict[str, int]  # component or "Total" -> bytes in all memories
 
 
-def ready(page: Page) -> Page:
-    """Once the model is open and the numbers are those of the settings."""
+def wait_until_ready(page: Page) -> Page:
+    """Waits until the model is open and the numbers match the settings. Returns the page."""
     expect(page.locator("html")).to_have_attribute("data-fit", "ready")
     expect(page.get_by_label(COMMAND, exact=True)).to_be_visible()
     return page
 
 
-def read(page: Page, pattern: str = "^edgekit estimate ") -> Shown:
-    """When the shown command is of that pattern."""
+def read(page: Page, pattern: str = "^edgekit estimate ") -> ShownEstimate:
+    """Waits until the shown command matches the pattern, then reads the page."""
     expect(page.get_by_label(COMMAND, exact=True)).to_have_text(re.compile(pattern))
-    ready(page)
-    return Shown(*page.evaluate(_READ, COMMAND))
+    wait_until_ready(page)
+    return ShownEstimate(*page.evaluate(_READ, COMMAND))
 
 
 def choose_machine(page: Page, *, device: list[str], ram: str = "") -> None:
-    """As the picker does when it is told so."""
+    """Sets the machine, as the device picker does."""
     page.evaluate(
-        "async (one) => (await import('/static/machine.js')).machine.set(one)",
+        "async (choice) => (await import('/static/machine.js')).machine.set(choice)",
         {"device": device, "ram": ram},
     )
 
 
-def another(page: Page, before: Shown) -> Shown:
-    """When the shown command is another one."""
+def read_after_change(page: Page, before: ShownEstimate) -> ShownEstimate:
+    """Waits until the shown command has changed, then reads the page."""
     expect(page.get_by_label(COMMAND, exact=True)).not_to_have_text(before.command)
     return read(page)
 
 
-def estimated(
+def run_shown_command(
     command: str, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, Any]:
-    """What the command line answers to the command, with the same hub."""
+    """The command line's answer to the command that the page shows, with the same hub."""
     program, *words = shlex.split(command)
     assert (program, words[0]) == ("edgekit", "estimate")
     for name in ("HF_ENDPOINT", "EDGEKIT_CACHE", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
@@ -80,8 +80,7 @@ def estimated(
     return answer
 
 
-def assert_same(shown: Shown, answer: dict[str, Any]) -> None:
-    """To the byte."""
+def assert_same_bytes(shown: ShownEstimate, answer: dict[str, Any]) -> None:
     sizes = shown.sizes
     assert sizes["Total"] == answer["total_bytes"]
     assert sizes.get("Weights", 0) == answer["model_bytes"]
@@ -90,10 +89,10 @@ def assert_same(shown: Shown, answer: dict[str, Any]) -> None:
     assert sizes.get("Compute buffer", 0) == answer["compute_bytes"]
 
 
-def until(page: Page, waiting: Sequence[object]) -> None:
-    """Something waits; the page goes on meanwhile."""
+def wait_for_request(page: Page, requests: Sequence[object]) -> None:
+    """Waits until there is a request in the list, while the page runs on."""
     for _ in range(WAIT_MS // 20):
-        if waiting:
+        if requests:
             return
         page.wait_for_timeout(20)
-    pytest.fail("nothing was asked")
+    pytest.fail("the page sent no request")

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Locator, Page, Response, Route, expect
 from playwright.sync_api import Error as PlaywrightError
 from tests.hub.raw_server import RawServer, Request, Send, serve
 from tests.web.browser import PHONE, UNREACHABLE, new_visit
-from tests.web.conftest import MACHINE, Site, Visitor
-from tests.web.model_pages import choose_machine, read, ready, until
+from tests.web.conftest import MACHINE, MakeVisit, Site
+from tests.web.model_pages import choose_machine, read, wait_for_request, wait_until_ready
 from tests.web.serving import ask, start_process
 
 
@@ -34,8 +34,8 @@ REFUSED = (
 )
 
 
-def test_names_that_cannot_be_opened(visitor: Visitor) -> None:
-    page = visitor().open(f"/model?{MACHINE}")
+def test_names_that_cannot_be_opened(make_visit: MakeVisit) -> None:
+    page = make_visit().open(f"/model?{MACHINE}")
     for ref, answer in REFUSED:
         box(page).fill(ref)
         box(page).press("Enter")
@@ -58,9 +58,9 @@ ODD_SETTINGS = (
 )
 
 
-def test_settings_that_mean_nothing_are_told(visitor: Visitor) -> None:
+def test_settings_that_mean_nothing_are_told(make_visit: MakeVisit) -> None:
     """The model is not blamed for them; without them there is an answer."""
-    visit = visitor(expected_faults=(r"status of 400",))
+    visit = make_visit(expected_faults=(r"status of 400",))
     page = visit.open("/model")
     for text, answer in ODD_SETTINGS:
         go(page, f"/model?ref=qwen3-8b&{text}")
@@ -68,15 +68,15 @@ def test_settings_that_mean_nothing_are_told(visitor: Visitor) -> None:
         expect(page.get_by_role("main")).not_to_contain_text("Check the spelling")
         page.get_by_role("button", name="Continue without these settings").click()
         page.wait_for_url(f"{visit.origin}/model?ref=qwen3-8b")
-    ready(page)
+    wait_until_ready(page)
     go(page, "/model?ref=qwen3-8b&device=nonsense")
     expect(page.get_by_role("alert")).to_be_visible()
     choose_machine(page, device=["RTX 4090"], ram="64G")
     expect(page.get_by_role("region", name="Answer")).to_contain_text("RTX 4090")
 
 
-def test_engines_are_asked_for_again_by_a_page_that_did_not_get_them(visitor: Visitor) -> None:
-    visit = visitor(expected_faults=(r"status of 503",))
+def test_engines_are_asked_for_again_by_a_page_that_did_not_get_them(make_visit: MakeVisit) -> None:
+    visit = make_visit(expected_faults=(r"status of 503",))
     error = {"error": {"type": "Error", "message": "busy"}}
     visit.context.route(
         "**/api/v1/engines", lambda route: route.fulfill(status=503, json=error), times=1
@@ -91,8 +91,8 @@ def go(page: Page, address: str) -> None:
     page.evaluate("async (one) => (await import('/static/router.js')).go(one)", address)
 
 
-def test_engines_that_cannot_answer_lead_to_others(visitor: Visitor) -> None:
-    page = visitor(expected_faults=(r"status of 400",)).open(
+def test_engines_that_cannot_answer_lead_to_others(make_visit: MakeVisit) -> None:
+    page = make_visit(expected_faults=(r"status of 400",)).open(
         f"/model?ref=qwen3-8b&engine=banana&context=4096&type_k=q8_0&{MACHINE}"
     )
     expect(page.get_by_role("alert")).to_contain_text("unknown engine 'banana'")
@@ -119,20 +119,20 @@ def silent() -> Iterator[RawServer]:
         over.set()
 
 
-def test_a_slow_server_is_called_off(visitor: Visitor, site: Site, silent: RawServer) -> None:
+def test_a_slow_server_is_called_off(make_visit: MakeVisit, site: Site, silent: RawServer) -> None:
     jobs: list[str] = []
 
     def hear(response: Response) -> None:
         if response.request.method == "POST" and "/jobs/" in response.url:
             jobs.append(str(response.json()["id"]))
 
-    visit = visitor()
+    visit = make_visit()
     page = visit.open(f"/model?{MACHINE}")
     page.on("response", hear)
     box(page).fill(f"{silent.address}/slow.gguf")
     box(page).press("Enter")
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
-    until(page, silent.requests)
+    wait_for_request(page, silent.requests)
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("heading", name="Cancelled")).to_be_visible()
     page.wait_for_function(
@@ -141,12 +141,12 @@ def test_a_slow_server_is_called_off(visitor: Visitor, site: Site, silent: RawSe
     )
     box(page).fill("qwen3-8b")
     box(page).press("Enter")
-    ready(page)
+    wait_until_ready(page)
 
 
-def test_a_column_of_compare_is_called_off(visitor: Visitor, silent: RawServer) -> None:
+def test_a_column_of_compare_is_called_off(make_visit: MakeVisit, silent: RawServer) -> None:
     slow = quote(f"{silent.address}/slow.gguf", safe="")
-    page = visitor().open(f"/compare?ref=qwen3-8b&ref={slow}&{MACHINE}")
+    page = make_visit().open(f"/compare?ref=qwen3-8b&ref={slow}&{MACHINE}")
     columns = page.get_by_role("main").locator("section")
     expect(columns.nth(0)).to_contain_text("Fits")
     columns.nth(1).get_by_role("button", name="Cancel").press("Enter")
@@ -188,9 +188,9 @@ def set_context(page: Page, text: str) -> None:
     field.press("Enter")
 
 
-def test_who_presses_a_button_that_goes_is_led_on(visitor: Visitor, silent: RawServer) -> None:
+def test_who_presses_a_button_that_goes_is_led_on(make_visit: MakeVisit, silent: RawServer) -> None:
     slow = quote(f"{silent.address}/slow.gguf", safe="")
-    page = visitor().open(f"/model?ref={slow}&{MACHINE}")
+    page = make_visit().open(f"/model?ref={slow}&{MACHINE}")
     page.get_by_role("button", name="Cancel").press("Enter")
     expect(page.get_by_role("heading", name="Cancelled")).to_be_focused()
     page.get_by_role("button", name="Try again").press("Enter")
@@ -198,23 +198,23 @@ def test_who_presses_a_button_that_goes_is_led_on(visitor: Visitor, silent: RawS
     expect(page.get_by_role("heading", name="Cancelled")).to_be_focused()
 
 
-def test_progress_stays_until_everything_is_known(visitor: Visitor) -> None:
-    page = visitor().open(f"/model?{MACHINE}")
+def test_progress_stays_until_everything_is_known(make_visit: MakeVisit) -> None:
+    page = make_visit().open(f"/model?{MACHINE}")
     waiting: list[Route] = []
     page.route("**/api/v1/catalog/*", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
     box(page).fill("qwen3-8b")
     box(page).press("Enter")
-    until(page, waiting)
+    wait_for_request(page, waiting)
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
     for route in waiting:
         route.continue_()
-    ready(page)
+    wait_until_ready(page)
     assert page.title() == "qwen3-8b - EdgeKit"
 
 
-def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> None:
+def test_a_catalog_that_does_not_come_is_asked_for_again(make_visit: MakeVisit) -> None:
     """Nor do its verdicts; who asks again is not led to nowhere."""
-    page = visitor(expected_faults=(r"status of 503",)).open("/api/docs")
+    page = make_visit(expected_faults=(r"status of 503",)).open("/api/docs")
     answer = {"error": {"type": "E", "message": "too busy"}}
     page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=answer))
     page.get_by_role("link", name="Home").click()
@@ -235,14 +235,14 @@ def test_a_catalog_that_does_not_come_is_asked_for_again(visitor: Visitor) -> No
     expect(page.get_by_role("main").locator(".count")).to_be_focused()
 
 
-def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
-    page = visitor(expected_faults=(r"status of 503",)).open("/hardware")
+def test_a_late_fault_is_not_told_of_another_machine(make_visit: MakeVisit) -> None:
+    page = make_visit(expected_faults=(r"status of 503",)).open("/hardware")
     result = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
     expect(result.first).to_be_visible()
     waiting: list[Route] = []
     page.route("**/api/v1/hardware?device=H100*", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
     choose_machine(page, device=["H100"])
-    until(page, waiting)
+    wait_for_request(page, waiting)
     choose_machine(page, device=["RTX 4090"], ram="64G")
     answer = page.locator(".machine-told")
     expect(answer).to_contain_text("22.5 GiB VRAM")
@@ -261,13 +261,13 @@ def test_a_late_fault_is_not_told_of_another_machine(visitor: Visitor) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_what_is_asked_for_is_not_unknown(visitor: Visitor) -> None:
+def test_what_is_asked_for_is_not_unknown(make_visit: MakeVisit) -> None:
     """Compare: while a plan is made, where nothing fits, and where a model cannot run."""
-    page = visitor(expected_faults=(r"status of (422|503)",)).open("/compare")
+    page = make_visit(expected_faults=(r"status of (422|503)",)).open("/compare")
     waiting: list[Route] = []
     page.route("**/api/v1/jobs/plan", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
     go(page, "/compare?ref=qwen3-32b&ref=qwen3-8b&engine=llama.cpp,mlx&device=RTX+3060+12GB&ram=8G")
-    until(page, waiting)
+    wait_for_request(page, waiting)
     columns = page.get_by_role("main").locator("section")
     expect(row(columns.nth(0), "Speed (one request)")).to_have_text("...")
     expect(row(columns.nth(0), "Max context")).to_contain_text("None")
@@ -283,9 +283,9 @@ def row(column: Locator, label: str) -> Locator:
     return column.locator("dl > div").filter(has=named).locator("dd")
 
 
-def test_the_banner_is_seen_from_everywhere(visitor: Visitor) -> None:
+def test_the_banner_is_seen_from_everywhere(make_visit: MakeVisit) -> None:
     """Also where the head has two rows and the page was moved; and a link into the API's page leads there."""
-    visit = visitor(size=(800, 600))
+    visit = make_visit(size=(800, 600))
     page = visit.open("/api/docs#get-post-api-v1-check")
     section = page.get_by_role("region", name="GET, POST /api/v1/check", exact=True)
     expect(section).to_be_in_viewport()
@@ -299,10 +299,10 @@ def test_the_banner_is_seen_from_everywhere(visitor: Visitor) -> None:
     assert banner.evaluate(is_top)
 
 
-def test_a_very_long_name_is_blamed_itself(visitor: Visitor) -> None:
+def test_a_very_long_name_is_blamed_itself(make_visit: MakeVisit) -> None:
     """A message cuts it; nor does it push the page down, or out of its sides."""
     name = "acme/" + "no-end-to-this-name-" * 20
-    visit = visitor(size=PHONE, expected_faults=(r"status of 400",))
+    visit = make_visit(size=PHONE, expected_faults=(r"status of 400",))
     page = visit.open(f"/model?ref={name}&{MACHINE}")
     expect(page.get_by_role("main")).to_contain_text("Check the spelling")
     expect(page.get_by_role("button", name="Continue without these settings")).to_have_count(0)

@@ -10,9 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.thoroughness import wide
-from tests.web.accessibility import assert_no_serious_fault, assert_tab_reaches
+from tests.web.accessibility import assert_no_severe_fault, assert_tab_reaches
 from tests.web.browser import FLAGS, FULL_BROWSERS, chromium_path, new_visit
-from tests.web.conftest import MACHINE, Site, Visitor
+from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.serving import start_process
 
 from edgekit.catalog import read_catalog
@@ -28,9 +28,9 @@ def cards(page: Page) -> Locator:
     return page.get_by_role("list", name="Models").locator("> li")
 
 
-def home(visitor: Visitor, query: str = MACHINE) -> Page:
+def home(make_visit: MakeVisit, query: str = MACHINE) -> Page:
     """The home page, once every card has its verdict."""
-    page = visitor().open(f"/?{query}")
+    page = make_visit().open(f"/?{query}")
     judged(page)
     return page
 
@@ -60,9 +60,9 @@ def query_of(page: Page) -> dict[str, list[str]]:
 
 
 def test_every_model_has_a_card_with_a_verdict(
-    visitor: Visitor, capsys: pytest.CaptureFixture[str]
+    make_visit: MakeVisit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = home(visitor)
+    page = home(make_visit)
     known = {entry.id for entry in read_catalog().entries}
     assert set(shown(page)) == known
     statuses: dict[str, str] = page.evaluate(
@@ -86,13 +86,13 @@ def test_every_model_has_a_card_with_a_verdict(
     expect(bar.first.locator(".mark")).to_have_count(1)  # at what is usable, not at a share of it
 
 
-def test_home_is_for_everyone(visitor: Visitor) -> None:
-    page = home(visitor, f"q=qwen3-coder&{MACHINE}")
+def test_home_is_for_everyone(make_visit: MakeVisit) -> None:
+    page = home(make_visit, f"q=qwen3-coder&{MACHINE}")
     # Nobody comes to what is hidden, but who looks for faults walks through it for seconds.
     page.locator("li[data-id][hidden]").evaluate_all("all => all.forEach(one => one.remove())")
     expect(cards(page).filter(visible=True).get_by_role("img").first).to_be_visible()
     assert_tab_reaches(page, {"open-ref", "filter-q", "filter-kind", "filter-sort", "filter-fits"})
-    assert_no_serious_fault(page)
+    assert_no_severe_fault(page)
 
 
 @wide
@@ -112,8 +112,8 @@ def test_the_whole_browser_shows_the_same(browser: Browser, site: Site) -> None:
     whole.close()
 
 
-def test_filters_and_order_stand_in_the_address(visitor: Visitor) -> None:
-    page = home(visitor)
+def test_filters_and_order_stand_in_the_address(make_visit: MakeVisit) -> None:
+    page = home(make_visit)
     everything = shown(page)
     page.get_by_label("Search").fill("qwen3 coder")
     expect(page.get_by_role("main").get_by_text(re.compile(r"of \d+ match"))).to_be_visible()
@@ -146,8 +146,8 @@ def test_filters_and_order_stand_in_the_address(visitor: Visitor) -> None:
     expect(page.get_by_label("Task")).to_have_value("")
 
 
-def test_another_machine_gives_other_verdicts(visitor: Visitor) -> None:
-    page = home(visitor)
+def test_another_machine_gives_other_verdicts(make_visit: MakeVisit) -> None:
+    page = home(make_visit)
     large = page.locator('li[data-id="mimo-v2-flash"]')  # the first to be judged on the other one
     expect(large).to_have_attribute("data-status", "failed")
     page.locator("summary", has_text="Machine").click()
@@ -163,16 +163,16 @@ def test_another_machine_gives_other_verdicts(visitor: Visitor) -> None:
     assert query_of(page)["ram"] == ["2T"]
 
 
-def test_a_machine_that_means_nothing_is_told(visitor: Visitor) -> None:
-    page = visitor(expected_faults=(r"status of 400",)).open("/hardware")
+def test_a_machine_that_means_nothing_is_told(make_visit: MakeVisit) -> None:
+    page = make_visit(expected_faults=(r"status of 400",)).open("/hardware")
     page.locator("summary", has_text="Machine").click()
     page.get_by_label("System RAM", exact=True).fill("much")
     page.get_by_role("button", name="Check this machine", exact=True).click()
     expect(page.get_by_role("alert").filter(has_text="much")).to_be_visible()
 
 
-def test_from_cards_to_compare_and_to_the_model(visitor: Visitor) -> None:
-    page = home(visitor, f"{MACHINE}&q=qwen3")
+def test_from_cards_to_compare_and_to_the_model(make_visit: MakeVisit) -> None:
+    page = home(make_visit, f"{MACHINE}&q=qwen3")
     for model in ("qwen3-8b", "qwen3-14b"):
         page.locator(f'li[data-id="{model}"]').get_by_role("checkbox").check()
     page.get_by_role("link", name="Compare 2 models").click()
@@ -205,8 +205,10 @@ def top_of(card: Locator) -> float:
     return result
 
 
-def test_a_machine_is_read_from_the_address_and_from_the_box(visitor: Visitor) -> None:
-    page = visitor().open("/hardware?device=RTX+3090&device=2xRTX+3090&device=12x+RTX+4060&ram=64G")
+def test_a_machine_is_read_from_the_address_and_from_the_box(make_visit: MakeVisit) -> None:
+    page = make_visit().open(
+        "/hardware?device=RTX+3090&device=2xRTX+3090&device=12x+RTX+4060&ram=64G"
+    )
     machine = page.locator("summary", has_text="Machine")
     machine.click()
     expect(page.get_by_label("How many RTX 3090")).to_have_value("3")
@@ -232,9 +234,9 @@ def test_a_machine_is_read_from_the_address_and_from_the_box(visitor: Visitor) -
 
 
 def test_what_was_not_judged_is_not_counted_as_if_it_did_not_fit(
-    visitor: Visitor, browser: Browser
+    make_visit: MakeVisit, browser: Browser
 ) -> None:
-    page = visitor(expected_faults=(r"status of 400",)).open("/?device=nonsense&fits=1")
+    page = make_visit(expected_faults=(r"status of 400",)).open("/?device=nonsense&fits=1")
     count = len(read_catalog().entries)
     expect(
         page.get_by_role("main").get_by_text(f"{count} models, not checked", exact=True)
@@ -265,8 +267,8 @@ def cell(column: Locator, label: str) -> Locator:
     )
 
 
-def test_engines_side_by_side(visitor: Visitor, capsys: pytest.CaptureFixture[str]) -> None:
-    page = visitor().open(
+def test_engines_side_by_side(make_visit: MakeVisit, capsys: pytest.CaptureFixture[str]) -> None:
+    page = make_visit().open(
         "/compare?ref=qwen3-8b&ref=qwen3-8b&ref=qwen3-8b&engine=llama.cpp,vllm,mlx&context=8192"
         "&device=H100+PCIe&ram=64G"
     )
@@ -291,9 +293,9 @@ def test_engines_side_by_side(visitor: Visitor, capsys: pytest.CaptureFixture[st
     expect(cell(columns.nth(1), "Weights")).not_to_contain_text("lowest")
 
 
-def test_bars_of_all_columns_have_one_scale(visitor: Visitor) -> None:
+def test_bars_of_all_columns_have_one_scale(make_visit: MakeVisit) -> None:
     """A GPU of 24 GB is as wide in every column, whatever lies in it."""
-    page = visitor().open(f"/compare?ref=qwen3-8b&ref=qwen3-14b&context=4096&{MACHINE}")
+    page = make_visit().open(f"/compare?ref=qwen3-8b&ref=qwen3-14b&context=4096&{MACHINE}")
     tracks = page.get_by_role("img", name=re.compile("^RTX 4090"))
     expect(tracks).to_have_count(2)
     expect(page.get_by_role("img", name=re.compile("^RAM"))).to_have_count(2)
@@ -307,8 +309,8 @@ def test_bars_of_all_columns_have_one_scale(visitor: Visitor) -> None:
     assert cards[0] == pytest.approx(hosts[0] * 25216155648 / (64 << 30), rel=0.02)
 
 
-def test_one_column_fails_alone_and_is_mended(visitor: Visitor, site: Site) -> None:
-    page = visitor().open(f"/compare?ref=qwen3-8b&ref=acme/no-such-model&context=2048&{MACHINE}")
+def test_one_column_fails_alone_and_is_mended(make_visit: MakeVisit, site: Site) -> None:
+    page = make_visit().open(f"/compare?ref=qwen3-8b&ref=acme/no-such-model&context=2048&{MACHINE}")
     columns = page.get_by_role("main").locator("section")
     expect(columns.nth(1).get_by_role("alert")).to_contain_text("acme/no-such-model")
     expect(cell(columns.nth(0), "Verdict")).to_contain_text("Fits")
@@ -334,15 +336,15 @@ def test_one_column_fails_alone_and_is_mended(visitor: Visitor, site: Site) -> N
     expect(columns.nth(0).get_by_label("Model", exact=True)).to_have_value("acme/tiny-GGUF:Q8_0")
 
 
-def test_hardware_says_what_is_usable(visitor: Visitor) -> None:
-    page = visitor().open(f"/hardware?{MACHINE}")
+def test_hardware_says_what_is_usable(make_visit: MakeVisit) -> None:
+    page = make_visit().open(f"/hardware?{MACHINE}")
     expect(page.get_by_role("main")).to_contain_text("RTX 4090")
     usable = 24142413824 / (1 << 30)  # 1 GiB is reserved
     expect(page.get_by_role("main")).to_contain_text(f"{usable:.1f} of 23.5 GiB usable")
 
 
-def test_the_api_is_described(visitor: Visitor) -> None:
-    page = visitor().open("/api/docs")
+def test_the_api_is_described(make_visit: MakeVisit) -> None:
+    page = make_visit().open("/api/docs")
     for call in (
         "hardware",
         "devices",
@@ -356,10 +358,10 @@ def test_the_api_is_described(visitor: Visitor) -> None:
         expect(page.get_by_role("main")).to_contain_text(f"/api/v1/{call}")
 
 
-def test_light_and_dark(visitor: Visitor) -> None:
+def test_light_and_dark(make_visit: MakeVisit) -> None:
     """As the system has it, until a person chooses; the choice is kept."""
     ground = "getComputedStyle(document.body).backgroundColor"
-    light, dark = visitor().open("/hardware"), visitor(dark=True).open("/hardware")
+    light, dark = make_visit().open("/hardware"), make_visit(dark=True).open("/hardware")
     grounds = light.evaluate(ground), dark.evaluate(ground)
     assert grounds[0] != grounds[1]
     button = dark.get_by_role("button", name=re.compile("^Theme"))
