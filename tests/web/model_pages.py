@@ -6,11 +6,13 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import Page, Route, expect
 from tests.web.browser import WAIT_MS
 from tests.web.conftest import Site
 
@@ -96,3 +98,18 @@ def wait_for_request(page: Page, requests: Sequence[object]) -> None:
             return
         page.wait_for_timeout(20)
     pytest.fail("the page sent no request")
+
+
+def hold(page: Page, call: str) -> list[Route]:
+    """Holds requests of a call back until `release`. Returns the list to which they will be added."""
+    requests: list[Route] = []
+    # A lambda: Playwright sets an attribute on the function.
+    page.route(f"**/api/v1/{call}", lambda route: requests.append(route))  # noqa: PLW0108 - see above
+    return requests
+
+
+def release(page: Page, call: str, requests: list[Route]) -> None:
+    page.unroute(f"**/api/v1/{call}")
+    for route in requests:
+        with suppress(PlaywrightError):  # the page has cancelled it
+            route.continue_()

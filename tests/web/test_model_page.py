@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from playwright.sync_api import Error as PlaywrightError
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 from tests.web.browser import PHONE
 from tests.web.conftest import DENSE, EXPERTS, MACHINE, MakeVisit, Site
 from tests.web.model_pages import (
     COMMAND,
     assert_same_bytes,
     choose_machine,
+    hold,
     read,
     read_after_change,
+    release,
     run_shown_command,
     wait_for_request,
     wait_until_ready,
@@ -195,21 +195,6 @@ def test_suggested_change_can_be_applied(make_visit: MakeVisit) -> None:
     before = read(page)
     page.get_by_role("button", name=re.compile("^Apply")).first.click()
     assert read_after_change(page, before).sizes["Total"] != before.sizes["Total"]
-
-
-def hold(page: Page, call: str) -> list[Route]:
-    """Holds requests of a call back until `release`. Returns the list to which they will be added."""
-    requests: list[Route] = []
-    # A lambda: Playwright sets an attribute on the function.
-    page.route(f"**/api/v1/{call}", lambda route: requests.append(route))  # noqa: PLW0108 - see above
-    return requests
-
-
-def release(page: Page, call: str, requests: list[Route]) -> None:
-    page.unroute(f"**/api/v1/{call}")
-    for route in requests:
-        with suppress(PlaywrightError):  # the page has cancelled it
-            route.continue_()
 
 
 def test_late_answers_are_dropped(make_visit: MakeVisit) -> None:

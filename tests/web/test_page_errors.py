@@ -1,27 +1,34 @@
-"""What goes wrong, as the page tells it: names that mean nothing, doors that stay shut, servers that are slow or gone."""
+"""Errors as the page shows them: references that cannot be opened, invalid settings, servers that are slow or gone."""
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Response, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Response, expect
 from playwright.sync_api import Error as PlaywrightError
-from tests.hub.raw_server import RawServer, Request, Send, serve
+from tests.hub.raw_server import RawServer
 from tests.web.browser import PHONE, UNREACHABLE, new_visit
 from tests.web.conftest import MACHINE, MakeVisit, Site
-from tests.web.model_pages import choose_machine, read, wait_for_request, wait_until_ready
-from tests.web.serving import ask, start_process
+from tests.web.model_pages import (
+    choose_machine,
+    hold,
+    read,
+    release,
+    wait_for_request,
+    wait_until_ready,
+)
+from tests.web.serving import ask, start_process, stuck_hub
 
 
-def box(page: Page) -> Locator:
+def model_field(page: Page) -> Locator:
     return page.get_by_role("main").get_by_label("Model ID, URL or file")
 
 
+# A reference, and part of the message.
 REFUSED = (
     ("acme/no-such-model", "acme/no-such-model"),
     ("no-such-model-at-all", "no-such-model-at-all"),
@@ -34,19 +41,19 @@ REFUSED = (
 )
 
 
-def test_names_that_cannot_be_opened(make_visit: MakeVisit) -> None:
+def test_reference_that_cannot_be_opened_has_a_message(make_visit: MakeVisit) -> None:
     page = make_visit().open(f"/model?{MACHINE}")
-    for ref, answer in REFUSED:
-        box(page).fill(ref)
-        box(page).press("Enter")
+    for ref, message in REFUSED:
+        model_field(page).fill(ref)
+        model_field(page).press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text(ref)
-        expect(page.get_by_role("alert")).to_contain_text(answer)
+        expect(page.get_by_role("alert")).to_contain_text(message)
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
-    assert page.locator("main img").count() == 0  # markup in a name stays text
+    assert page.locator("main img").count() == 0  # markup in a reference stays text
 
 
-# What the address says beside the model, and how its fault is told.
-ODD_SETTINGS = (
+# Part of the URL's query, and part of the message.
+INVALID_SETTINGS = (
     ("context=NaN", "--ctx-size"),
     ("context=99999999999999999999", "--ctx-size"),
     (f"context={'1' * 5000}", "context: must have at most 4,096 characters"),
@@ -58,13 +65,13 @@ ODD_SETTINGS = (
 )
 
 
-def test_settings_that_mean_nothing_are_told(make_visit: MakeVisit) -> None:
-    """The model is not blamed for them; without them there is an answer."""
+def test_invalid_settings_can_be_dropped(make_visit: MakeVisit) -> None:
+    """The message does not blame the model, and a button opens it without the settings."""
     visit = make_visit(expected_faults=(r"status of 400",))
     page = visit.open("/model")
-    for text, answer in ODD_SETTINGS:
-        go(page, f"/model?ref=qwen3-8b&{text}")
-        expect(page.get_by_role("alert")).to_contain_text(answer)
+    for query, message in INVALID_SETTINGS:
+        go(page, f"/model?ref=qwen3-8b&{query}")
+        expect(page.get_by_role("alert")).to_contain_text(message)
         expect(page.get_by_role("main")).not_to_contain_text("Check the spelling")
         page.get_by_role("button", name="Continue without these settings").click()
         page.wait_for_url(f"{visit.origin}/model?ref=qwen3-8b")
@@ -75,7 +82,7 @@ def test_settings_that_mean_nothing_are_told(make_visit: MakeVisit) -> None:
     expect(page.get_by_role("region", name="Answer")).to_contain_text("RTX 4090")
 
 
-def test_engines_are_asked_for_again_by_a_page_that_did_not_get_them(make_visit: MakeVisit) -> None:
+def test_list_of_engines_is_requested_again_after_an_error(make_visit: MakeVisit) -> None:
     visit = make_visit(expected_faults=(r"status of 503",))
     error = {"error": {"type": "Error", "message": "busy"}}
     visit.context.route(
@@ -86,12 +93,12 @@ def test_engines_are_asked_for_again_by_a_page_that_did_not_get_them(make_visit:
 
 
 def go(page: Page, address: str) -> None:
-    """As a link of the page does: nothing is loaded again. Only once the page has been drawn does it know its routes."""
+    """Navigates as a link of the page does, without a reload. Waits first until the page has registered its routes."""
     expect(page.get_by_role("heading", level=1)).to_be_visible()
-    page.evaluate("async (one) => (await import('/static/router.js')).go(one)", address)
+    page.evaluate("async (address) => (await import('/static/router.js')).go(address)", address)
 
 
-def test_engines_that_cannot_answer_lead_to_others(make_visit: MakeVisit) -> None:
+def test_engine_that_cannot_run_the_model_offers_others(make_visit: MakeVisit) -> None:
     page = make_visit(expected_faults=(r"status of 400",)).open(
         f"/model?ref=qwen3-8b&engine=banana&context=4096&type_k=q8_0&{MACHINE}"
     )
@@ -100,52 +107,50 @@ def test_engines_that_cannot_answer_lead_to_others(make_visit: MakeVisit) -> Non
     expect(page.get_by_role("alert")).to_contain_text("Apple silicon")
     expect(page.get_by_role("link", name="Use MLX")).to_be_hidden()
     page.get_by_role("link", name="Use llama.cpp").click()
-    assert "-c 4096" in read(page).command  # what every engine has is kept
+    assert "-c 4096" in read(page).command  # settings that every engine has are kept
     page.goto(page.url.replace("engine=llama.cpp", "engine=all"))
     page.wait_for_url(re.compile("/compare"))
     expect(page.get_by_role("combobox", name="Engine")).to_have_count(3)
 
 
 @pytest.fixture
-def silent() -> Iterator[RawServer]:
-    """A server that takes requests, and never answers while the test runs."""
-    over = threading.Event()
-
-    def script(_request: Request, _send: Send) -> None:
-        over.wait(60)
-
-    with serve(script) as server:
+def silent_server() -> Iterator[RawServer]:
+    """A file server that does not answer."""
+    with stuck_hub() as (server, _):
         yield server
-        over.set()
 
 
-def test_a_slow_server_is_called_off(make_visit: MakeVisit, site: Site, silent: RawServer) -> None:
-    jobs: list[str] = []
+def test_opening_from_a_slow_server_can_be_cancelled(
+    make_visit: MakeVisit, site: Site, silent_server: RawServer
+) -> None:
+    job_ids: list[str] = []
 
-    def hear(response: Response) -> None:
+    def record_job(response: Response) -> None:
         if response.request.method == "POST" and "/jobs/" in response.url:
-            jobs.append(str(response.json()["id"]))
+            job_ids.append(str(response.json()["id"]))
 
     visit = make_visit()
     page = visit.open(f"/model?{MACHINE}")
-    page.on("response", hear)
-    box(page).fill(f"{silent.address}/slow.gguf")
-    box(page).press("Enter")
+    page.on("response", record_job)
+    model_field(page).fill(f"{silent_server.address}/slow.gguf")
+    model_field(page).press("Enter")
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
-    wait_for_request(page, silent.requests)
+    wait_for_request(page, silent_server.requests)
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("heading", name="Cancelled")).to_be_visible()
     page.wait_for_function(
         "async (id) => (await (await fetch(`/api/v1/jobs/${id}`)).json()).state === 'cancelled'",
-        arg=jobs[0],
+        arg=job_ids[0],
     )
-    box(page).fill("qwen3-8b")
-    box(page).press("Enter")
+    model_field(page).fill("qwen3-8b")
+    model_field(page).press("Enter")
     wait_until_ready(page)
 
 
-def test_a_column_of_compare_is_called_off(make_visit: MakeVisit, silent: RawServer) -> None:
-    slow = quote(f"{silent.address}/slow.gguf", safe="")
+def test_column_of_compare_can_be_cancelled_and_tried_again(
+    make_visit: MakeVisit, silent_server: RawServer
+) -> None:
+    slow = quote(f"{silent_server.address}/slow.gguf", safe="")
     page = make_visit().open(f"/compare?ref=qwen3-8b&ref={slow}&{MACHINE}")
     columns = page.get_by_role("main").locator("section")
     expect(columns.nth(0)).to_contain_text("Fits")
@@ -155,19 +160,20 @@ def test_a_column_of_compare_is_called_off(make_visit: MakeVisit, silent: RawSer
     expect(columns.nth(1).get_by_role("button", name="Cancel")).to_be_focused()
 
 
-def test_a_private_address_stays_shut_and_a_server_that_comes_back(
-    browser: Browser, site: Site
-) -> None:
-    """Without --allow-private; then the server stops under the page, and starts again on its port."""
+def test_private_address_is_refused_without_allow_private(browser: Browser, site: Site) -> None:
     with start_process(env=site.environment) as server:
-        visit = new_visit(
-            browser, server.address, expected_faults=(UNREACHABLE, r"status of 40[39]")
-        )
+        visit = new_visit(browser, server.address, expected_faults=(r"status of 40[39]",))
         private = quote(f"{site.hub.cdn}/acme/tiny-GGUF/tiny-Q8_0.gguf", safe="")
         page = visit.open(f"/model?ref={private}&{MACHINE}")
         expect(page.get_by_role("alert")).to_contain_text("--allow-private")
         assert ask(server.address, "/healthz").status == 200
-        page.goto(f"{server.address}/model?ref=qwen3-8b&{MACHINE}&context=4096")
+        assert not visit.close()
+
+
+def test_page_recovers_when_the_server_restarts_on_its_port(browser: Browser, site: Site) -> None:
+    with start_process(env=site.environment) as server:
+        visit = new_visit(browser, server.address, expected_faults=(UNREACHABLE,))
+        page = visit.open(f"/model?ref=qwen3-8b&{MACHINE}&context=4096")
         before = read(page, "-c 4096")
         port = urlsplit(server.address).port
     banner = page.get_by_text("The server has stopped")
@@ -188,8 +194,10 @@ def set_context(page: Page, text: str) -> None:
     field.press("Enter")
 
 
-def test_who_presses_a_button_that_goes_is_led_on(make_visit: MakeVisit, silent: RawServer) -> None:
-    slow = quote(f"{silent.address}/slow.gguf", safe="")
+def test_focus_moves_on_from_a_button_that_disappears(
+    make_visit: MakeVisit, silent_server: RawServer
+) -> None:
+    slow = quote(f"{silent_server.address}/slow.gguf", safe="")
     page = make_visit().open(f"/model?ref={slow}&{MACHINE}")
     page.get_by_role("button", name="Cancel").press("Enter")
     expect(page.get_by_role("heading", name="Cancelled")).to_be_focused()
@@ -198,22 +206,20 @@ def test_who_presses_a_button_that_goes_is_led_on(make_visit: MakeVisit, silent:
     expect(page.get_by_role("heading", name="Cancelled")).to_be_focused()
 
 
-def test_progress_stays_until_everything_is_known(make_visit: MakeVisit) -> None:
+def test_progress_is_shown_until_all_answers_arrive(make_visit: MakeVisit) -> None:
     page = make_visit().open(f"/model?{MACHINE}")
-    waiting: list[Route] = []
-    page.route("**/api/v1/catalog/*", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
-    box(page).fill("qwen3-8b")
-    box(page).press("Enter")
-    wait_for_request(page, waiting)
+    requests = hold(page, "catalog/*")
+    model_field(page).fill("qwen3-8b")
+    model_field(page).press("Enter")
+    wait_for_request(page, requests)
     expect(page.get_by_role("status").get_by_role("progressbar")).to_be_visible()
-    for route in waiting:
-        route.continue_()
+    release(page, "catalog/*", requests)
     wait_until_ready(page)
     assert page.title() == "qwen3-8b - EdgeKit"
 
 
-def test_a_catalog_that_does_not_come_is_asked_for_again(make_visit: MakeVisit) -> None:
-    """Nor do its verdicts; who asks again is not led to nowhere."""
+def test_failed_catalog_can_be_tried_again(make_visit: MakeVisit) -> None:
+    """First the catalog, then the stream of cards. Each time, the focus moves to what has appeared."""
     page = make_visit(expected_faults=(r"status of 503",)).open("/api/docs")
     answer = {"error": {"type": "E", "message": "too busy"}}
     page.route("**/api/v1/catalog", lambda route: route.fulfill(status=503, json=answer))
@@ -222,35 +228,34 @@ def test_a_catalog_that_does_not_come_is_asked_for_again(make_visit: MakeVisit) 
     expect(page.get_by_role("main")).not_to_contain_text("Loading the catalog")
     page.unroute("**/api/v1/catalog")
     page.route("**/api/v1/cards/events*", lambda route: route.fulfill(status=503, json=answer))
-    again = page.get_by_role("button", name="Try again")
-    again.press("Enter")
+    try_again = page.get_by_role("button", name="Try again")
+    try_again.press("Enter")
     expect(page.get_by_role("list", name="Models").locator("> li").first).to_be_visible()
     expect(page.get_by_role("heading", name="What can I run?")).to_be_focused()
-    expect(page.get_by_role("alert")).to_contain_text("too busy")  # of the verdicts now
-    again.press("Enter")
-    expect(again).to_be_focused()
+    expect(page.get_by_role("alert")).to_contain_text("too busy")  # now of the cards
+    try_again.press("Enter")
+    expect(try_again).to_be_focused()
     page.unroute("**/api/v1/cards/events*")
-    again.press("Enter")
+    try_again.press("Enter")
     expect(page.get_by_role("alert")).to_be_hidden()
     expect(page.get_by_role("main").locator(".count")).to_be_focused()
 
 
-def test_a_late_fault_is_not_told_of_another_machine(make_visit: MakeVisit) -> None:
+def test_late_error_of_another_machine_is_not_shown(make_visit: MakeVisit) -> None:
     page = make_visit(expected_faults=(r"status of 503",)).open("/hardware")
-    result = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
-    expect(result.first).to_be_visible()
-    waiting: list[Route] = []
-    page.route("**/api/v1/hardware?device=H100*", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
+    machine = page.get_by_role("region", name=re.compile("^(This|Checked) machine"))
+    expect(machine.first).to_be_visible()
+    requests = hold(page, "hardware?device=H100*")
     choose_machine(page, device=["H100"])
-    wait_for_request(page, waiting)
+    wait_for_request(page, requests)
     choose_machine(page, device=["RTX 4090"], ram="64G")
-    answer = page.locator(".machine-told")
-    expect(answer).to_contain_text("22.5 GiB VRAM")
-    for route in waiting:
-        with suppress(PlaywrightError):  # the page has called it off
+    summary = page.locator(".machine-told")
+    expect(summary).to_contain_text("22.5 GiB VRAM")
+    for route in requests:
+        with suppress(PlaywrightError):  # the page has cancelled it
             route.fulfill(status=503, json={"error": {"type": "E", "message": "of another"}})
     page.wait_for_timeout(200)
-    expect(answer).to_contain_text("22.5 GiB VRAM")
+    expect(summary).to_contain_text("22.5 GiB VRAM")
     expect(page.get_by_role("main")).not_to_contain_text("of another")
     page.unroute("**/api/v1/hardware?device=H100*")
     busy = {"error": {"type": "E", "message": "too busy"}}
@@ -261,19 +266,18 @@ def test_a_late_fault_is_not_told_of_another_machine(make_visit: MakeVisit) -> N
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_what_is_asked_for_is_not_unknown(make_visit: MakeVisit) -> None:
-    """Compare: while a plan is made, where nothing fits, and where a model cannot run."""
+def test_compare_does_not_show_pending_values_as_unknown(make_visit: MakeVisit) -> None:
+    """ "Unknown" is shown only after the plan has failed, not while it is made, nor if the model cannot run."""
     page = make_visit(expected_faults=(r"status of (422|503)",)).open("/compare")
-    waiting: list[Route] = []
-    page.route("**/api/v1/jobs/plan", lambda route: waiting.append(route))  # noqa: PLW0108 - Playwright writes into it
+    requests = hold(page, "jobs/plan")
     go(page, "/compare?ref=qwen3-32b&ref=qwen3-8b&engine=llama.cpp,mlx&device=RTX+3060+12GB&ram=8G")
-    wait_for_request(page, waiting)
+    wait_for_request(page, requests)
     columns = page.get_by_role("main").locator("section")
     expect(row(columns.nth(0), "Speed (one request)")).to_have_text("...")
     expect(row(columns.nth(0), "Max context")).to_contain_text("None")
     expect(columns.nth(1)).to_contain_text("Cannot run")
     expect(columns.nth(1)).not_to_contain_text("Unknown")
-    for route in waiting:
+    for route in requests:
         route.fulfill(status=503, json={"error": {"type": "E", "message": "no"}})
     expect(row(columns.nth(0), "Speed (one request)")).to_have_text("Unknown")
 
@@ -283,8 +287,8 @@ def row(column: Locator, label: str) -> Locator:
     return column.locator("dl > div").filter(has=named).locator("dd")
 
 
-def test_the_banner_is_seen_from_everywhere(make_visit: MakeVisit) -> None:
-    """Also where the head has two rows and the page was moved; and a link into the API's page leads there."""
+def test_server_stopped_banner_is_visible_on_a_scrolled_page(make_visit: MakeVisit) -> None:
+    """Also with a header of two rows on a scrolled page. A link to a section of the API page scrolls to it."""
     visit = make_visit(size=(800, 600))
     page = visit.open("/api/docs#get-post-api-v1-check")
     section = page.get_by_role("region", name="GET, POST /api/v1/check", exact=True)
@@ -295,16 +299,16 @@ def test_the_banner_is_seen_from_everywhere(make_visit: MakeVisit) -> None:
     )
     banner = page.get_by_text("The server has stopped")
     expect(banner).to_be_in_viewport()
-    is_top = "one => { const { x, y } = one.getBoundingClientRect(); return document.elementFromPoint(x + 20, y + 5) === one; }"
-    assert banner.evaluate(is_top)
+    is_on_top = "node => { const { x, y } = node.getBoundingClientRect(); return document.elementFromPoint(x + 20, y + 5) === node; }"
+    assert banner.evaluate(is_on_top)
 
 
-def test_a_very_long_name_is_blamed_itself(make_visit: MakeVisit) -> None:
-    """A message cuts it; nor does it push the page down, or out of its sides."""
+def test_very_long_reference_is_reported_and_fits_the_page(make_visit: MakeVisit) -> None:
+    """The message shortens it, so that it neither pushes the model field out of view nor makes the page wider."""
     name = "acme/" + "no-end-to-this-name-" * 20
     visit = make_visit(size=PHONE, expected_faults=(r"status of 400",))
     page = visit.open(f"/model?ref={name}&{MACHINE}")
     expect(page.get_by_role("main")).to_contain_text("Check the spelling")
     expect(page.get_by_role("button", name="Continue without these settings")).to_have_count(0)
-    expect(box(page)).to_be_in_viewport()
+    expect(model_field(page)).to_be_in_viewport()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
