@@ -227,9 +227,9 @@ def test_link_to_outside_or_special_file_is_not_allowed(
 
 
 def test_broken_or_circular_link_is_not_found(folder: Path) -> None:
-    (folder / "gfirst.gguf").symlink_to("nothing.gguf")
+    (folder / "gone.gguf").symlink_to("nothing.gguf")
     (folder / "round.gguf").symlink_to("round.gguf")
-    for name in ("gfirst.gguf", "round.gguf"):
+    for name in ("gone.gguf", "round.gguf"):
         with pytest.raises(NotFoundError):
             allowed_reference(name, WebSettings(models_dirs=(folder,)))
 
