@@ -40,7 +40,7 @@ settings.load_profile("edgekit")
 LONGEST = (
     "web/test_pages.py", "web/test_model_page.py", "cli/test_embed.py", "cli/test_check.py",
     "web/test_cards.py", "embed/test_stdio.py", "web/test_page_errors.py", "embed/test_embedder.py", "cli/test_run.py",
-    "cli/test_web_command.py", "web/test_accessibility.py", "truth/test_embed_minilm.py", "web/test_schema.py",
+    "cli/test_web.py", "web/test_accessibility.py", "truth/test_embed_minilm.py", "web/test_schema.py",
 )  # fmt: skip
 
 

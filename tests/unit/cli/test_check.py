@@ -737,10 +737,10 @@ def test_closed_pipe_is_not_an_error(llama: str) -> None:
 CHECK_UNDER_LIMITS = f"""
 import resource, sys
 from edgekit.cli import main
-words = ["check", *sys.argv[1:], "--backend", "cpu"]
+argv = ["check", *sys.argv[1:], "--backend", "cpu"]
 for limit, more in (({2**20 * GIB}, ["--json"]), ({4 * GIB}, ["--json"]), ({4 * GIB}, [])):
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-    code = main([*words, *more])
+    code = main([*argv, *more])
     print("\\0", code, "\\0", sep="", end="")
 """
 

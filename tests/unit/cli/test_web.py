@@ -174,10 +174,10 @@ def test_unreadable_folder_is_an_error(
 def test_unwritable_stdout_is_one_line_and_exit_code_1() -> None:
     code = (
         "import sys; from edgekit.cli import main\n"
-        "words = ['web', '--no-browser', '--port', '0', '--offline']\n"
-        "codes = [main(words)]\n"
+        "argv = ['web', '--no-browser', '--port', '0', '--offline']\n"
+        "codes = [main(argv)]\n"
         "sys.stdout = open('/dev/full', 'w')\n"
-        "codes.append(main([*words, '--json']))\n"
+        "codes.append(main([*argv, '--json']))\n"
         "sys.exit(codes != [1, 1])"
     )
     with Path("/dev/full").open("w") as full:
