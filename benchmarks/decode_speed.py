@@ -105,7 +105,7 @@ def _run(path: str, threads: int) -> None:
     prompt = [300 + index for index in range(PROMPT)]
     question = {"prompt": prompt, "n_predict": NEW, "ignore_eos": True, "cache_prompt": False}
     results = [server.handle_completions(question)["timings"] for _ in range(TRIES)]
-    best = [max(item[f"{what}_per_second"] for item in results) for what in ("predicted", "prompt")]
+    best = [max(item[f"{kind}_per_second"] for item in results) for kind in ("predicted", "prompt")]
     print("\n" + json.dumps(best), flush=True)
     sys.exit(0)
 

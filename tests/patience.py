@@ -10,9 +10,11 @@ from collections.abc import Callable
 PATIENCE_S = float(os.environ.get("EDGEKIT_PATIENCE_S", "600"))
 
 
-def wait_until(condition: Callable[[], bool], what: str = "what the test waits for") -> None:
+def wait_until(condition: Callable[[], bool], description: str = "what the test waits for") -> None:
     """Returns once `condition()` holds. Prefer waiting for an event or a thread where there is one."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline_s, f"{what} did not happen within {PATIENCE_S:.0f} s"
+        assert time.monotonic() < deadline_s, (
+            f"{description} did not happen within {PATIENCE_S:.0f} s"
+        )
         time.sleep(0.01)

@@ -79,9 +79,9 @@ def _section(part: str, value: Any) -> str:
     single_line = f'"{part}": {json.dumps(value)}'
     if len(single_line) + 7 <= WIDTH or not isinstance(value, dict):
         return single_line
-    items = [f"{json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()]
+    items = [f"{json.dumps(key)}: {json.dumps(item_value)}" for key, item_value in value.items()]
     lines, line = [], f'"{part}": {{'
-    for item in (*(f"{one}," for one in items[:-1]), f"{items[-1]}}}"):
+    for item in (*(f"{item_value}," for item_value in items[:-1]), f"{items[-1]}}}"):
         if len(line) + len(item) + 7 > WIDTH and not line.endswith("{"):
             lines.append(line.rstrip())
             line = "   "
@@ -104,7 +104,7 @@ def _take_library(records: list[dict[str, Any]]) -> None:
 def _defaults(config_class: Any) -> dict[str, int]:
     fields = _fields(config_class)
     values = {
-        word: next((one for s in key.config if isinstance(one := fields.get(s), int)), None)
+        word: next((value for s in key.config if isinstance(value := fields.get(s), int)), None)
         for word, key in SPELLINGS.items()
         if word not in _LEFT_OUT
     }

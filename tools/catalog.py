@@ -375,24 +375,26 @@ def entries_of(collection: Path, wanted: Container[str] | None = None) -> Iterat
     rows = json.loads((collection / "models.json").read_text(encoding="utf-8"))
     configs = _configs(collection)
     by_id = {CONFIGS[stem]: stem for stem in configs if stem in CONFIGS}
-    with_header: set[str] = set()
+    names_with_header: set[str] = set()
     for name in dict.fromkeys(row["model"] for row in rows):
         if wanted is not None and name not in wanted:
-            with_header.add(name)
+            names_with_header.add(name)
             continue
-        own = [row for row in rows if row["model"] == name]
-        if any("doubt" in row for row in own):
-            yield LeftOut(f"header of {name}", str(own[0]["doubt"]))
+        model_rows = [row for row in rows if row["model"] == name]
+        if any("doubt" in row for row in model_rows):
+            yield LeftOut(f"header of {name}", str(model_rows[0]["doubt"]))
             continue
-        with_header.add(name)
+        names_with_header.add(name)
         stem = by_id.get(name)
-        yield from _checked(name, own, collection / "headers", configs[stem] if stem else None)
+        yield from _checked(
+            name, model_rows, collection / "headers", configs[stem] if stem else None
+        )
     for stem, row in configs.items():
         if wanted is not None and CONFIGS.get(stem) not in wanted:
             continue
         if stem not in CONFIGS:
             yield LeftOut(f"config {stem}", "not the config of a published model, or a second one")
-        elif CONFIGS[stem] not in with_header:
+        elif CONFIGS[stem] not in names_with_header:
             yield from _checked(CONFIGS[stem], [], collection, row)
 
 
@@ -410,15 +412,17 @@ def _checked(
 ) -> Iterator[Entry | LeftOut]:
     """The entry if it opens and at least one engine gives a bill; otherwise the reasons."""
     try:
-        with_header = header_entry(name, rows, headers) if rows else None
+        from_header = header_entry(name, rows, headers) if rows else None
         if (
             row is not None
-            and with_header is not None
-            and (answer := _contradictions(with_header, row["config"]))
+            and from_header is not None
+            and (differences := _contradictions(from_header, row["config"]))
         ):
-            yield LeftOut(f"config {row['file']}", f"differs from the header of {name}: {answer}")
+            yield LeftOut(
+                f"config {row['file']}", f"differs from the header of {name}: {differences}"
+            )
             row = None
-        entry = joined(name, with_header, config_entry(name, row) if row is not None else None)
+        entry = joined(name, from_header, config_entry(name, row) if row is not None else None)
         refused = refusals(entry)
     except EdgekitError as error:
         yield LeftOut(name, str(error))
@@ -430,14 +434,14 @@ def _checked(
 
 def refusals(entry: Entry) -> dict[str, str]:
     """Engine -> why it gives no bill."""
-    answer = {}
+    reasons = {}
     for engine, setup in SETUPS.items():
         try:
             load = Load(context_tokens=min(entry.native_context or 2048, 2048))
             engine_named(engine).estimate(open_entry(entry, engine).model, load, setup)
         except EdgekitError as error:
-            answer[engine] = f"{engine}: {error}"
-    return answer
+            reasons[engine] = f"{engine}: {error}"
+    return reasons
 
 
 # --- headers
@@ -447,8 +451,8 @@ def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
     """From the tensor directory at F16, or computed from another one; compares the sizes of all files."""
     best = min(rows, key=lambda row: (row["quant"] != "F16", row["quant"] != "Q8_0"))
     model = read_recorded(best, headers)
-    result = f"a GGUF header that llama.cpp's loader accepted ({_confirmed(best)})"
-    facts = facts_of(model, name, found=result, also=tuple(row["quant"] for row in rows))
+    origin = f"a GGUF header that llama.cpp's loader accepted ({_confirmed(best)})"
+    facts = facts_of(model, name, found=origin, also=tuple(row["quant"] for row in rows))
     if not best["confirmed_by_public_config"]:
         facts["sources"] = {field: _weaker(source) for field, source in facts["sources"].items()}
     facts["tensors"] = runs_of(source_model(model.header, model.geometry).at_mix("F16").tensors)
@@ -497,16 +501,16 @@ def config_entry(name: str, row: Mapping[str, Any]) -> Entry:
     return replace(entry, repository=row["claimed_model_id"], sources=sources)
 
 
-def _contradictions(with_header: Entry, config: Mapping[str, Any]) -> str:
+def _contradictions(from_header: Entry, config: Mapping[str, Any]) -> str:
     """The differences between a header and a config; empty if they agree."""
-    header = open_entry(with_header, "llama.cpp").model.geometry
+    header = open_entry(from_header, "llama.cpp").model.geometry
     other = open_config(config).model.geometry
     pairs = zip(_shape(header), _shape(other), strict=True)
     return ", ".join(f"{a[0]} {a[1]} and {b[1]}" for a, b in pairs if a != b)
 
 
 def _shape(geometry: ModelGeometry) -> list[tuple[str, Any]]:
-    attention = [one for layer in geometry.layers if (one := attention_of(layer.mixer))]
+    attention = [mixer for layer in geometry.layers if (mixer := attention_of(layer.mixer))]
     experts = [layer.experts for layer in geometry.layers if layer.experts]
     return [
         ("layers", len(geometry.layers)),
@@ -524,20 +528,20 @@ def _rounded(vocabulary: int | None) -> int | None:
     return None if vocabulary is None else vocabulary // 512
 
 
-def joined(name: str, with_header: Entry | None, configured: Entry | None) -> Entry:
+def joined(name: str, from_header: Entry | None, from_config: Entry | None) -> Entry:
     """One entry from both; facts of the header win."""
-    if with_header is None or configured is None:
-        whole = with_header or configured
-        if whole is None:
+    if from_header is None or from_config is None:
+        only = from_header or from_config
+        if only is None:
             raise EdgekitError(f"{name}: neither a header nor a config")
-        return whole
-    kinds = tuple(kind for kind in ModelPurpose if kind in {*with_header.kinds, *configured.kinds})
+        return only
+    kinds = tuple(kind for kind in ModelPurpose if kind in {*from_header.kinds, *from_config.kinds})
     return replace(
-        with_header,
-        repository=configured.repository,
+        from_header,
+        repository=from_config.repository,
         kinds=kinds,
-        config=configured.config,
-        sources=dict(sorted({**configured.sources, **with_header.sources}.items())),
+        config=from_config.config,
+        sources=dict(sorted({**from_config.sources, **from_header.sources}.items())),
     )
 
 
@@ -553,32 +557,34 @@ def same_shape_entries(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _same_shape(name: str, row: SameShape, other: Entry) -> Entry:
-    result = row.source.format(row.of)
+    source_text = row.source.format(row.of)
     config = _merged(other.config, row.config) if "config" in row.forms and other.config else {}
-    with_header = "keys" in row.forms and bool(other.keys)
-    own = {f"{other.keys.get('general.architecture')}.{key}": one for key, one in row.keys.items()}
-    keys = {**other.keys, **own} if with_header else {}
-    whole = replace(
+    has_keys = "keys" in row.forms and bool(other.keys)
+    changed_keys = {
+        f"{other.keys.get('general.architecture')}.{key}": value for key, value in row.keys.items()
+    }
+    keys = {**other.keys, **changed_keys} if has_keys else {}
+    entry = replace(
         other,
         id=name,
         keys=keys,
-        tensors=other.tensors if with_header else (),
+        tensors=other.tensors if has_keys else (),
         config=config,
         sizes=(),
         not_before=None,
     )
-    facts = facts_of(open_entry(whole, "llama.cpp").model, name, found=result)
+    facts = facts_of(open_entry(entry, "llama.cpp").model, name, found=source_text)
     facts["sizes"] = tuple(size for size in facts["sizes"] if size.mix != AS_STORED)  # it is F16
     sources = {field: _weaker(source) for field, source in facts.pop("sources").items()}
     day = Source(
         text="the day of its repository or release, by llmfit, models.dev or the press: days off at most",
         basis=Basis.MODELLED,
     )
-    sources |= {"released": day, "repository": Source(text=result, basis=Basis.EXACT)}
-    if with_header:  # facts_of a header has no config
+    sources |= {"released": day, "repository": Source(text=source_text, basis=Basis.EXACT)}
+    if has_keys:  # facts_of a header has no config
         facts["config"] = config
     return replace(
-        replace(whole, **facts),
+        replace(entry, **facts),
         repository=row.repository,
         released=row.released,
         sources=dict(sorted(sources.items())),
@@ -588,8 +594,8 @@ def _same_shape(name: str, row: SameShape, other: Entry) -> Entry:
 def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The config with `changes` merged into it recursively."""
     deep = {
-        key: _merged(config[key], one) if isinstance(one, Mapping) else one
-        for key, one in changes.items()
+        key: _merged(config[key], value) if isinstance(value, Mapping) else value
+        for key, value in changes.items()
     }
     return {**config, **deep}
 
@@ -630,8 +636,8 @@ def _dated(entry: Entry, pages: Mapping[str, str]) -> Entry:
     )
     if result is None:
         return entry
-    what = "the family's paper" if word == PAPER else "transformers had it from that day"
-    text = f"{what}, says {page}.md of transformers' documentation: weeks off at most"
+    origin = "the family's paper" if word == PAPER else "transformers had it from that day"
+    text = f"{origin}, says {page}.md of transformers' documentation: weeks off at most"
     return _with(entry, "released", result[1], Source(text=text, basis=Basis.MODELLED))
 
 
@@ -648,8 +654,8 @@ def _written(entry: Entry, config: Mapping[str, Any], days: Mapping[str, str]) -
     day = days.get(f"v{_published(version)}")
     if entry.released is not None or day is None:
         return entry
-    answer = f"its config.json was written by transformers {version}, which is no older"
-    return _with(entry, "not_before", day, Source(text=answer, basis=Basis.EXACT))
+    reason = f"its config.json was written by transformers {version}, which is no older"
+    return _with(entry, "not_before", day, Source(text=reason, basis=Basis.EXACT))
 
 
 def _published(version: str) -> str:
@@ -683,13 +689,15 @@ def _after(entry: Entry, known: Mapping[tuple[str, float], str]) -> Entry:
     if version is None or entry.released is not None:
         return entry
     before = [
-        (day, one) for one, day in known.items() if one[0] == version[0] and one[1] < version[1]
+        (day, older)
+        for older, day in known.items()
+        if older[0] == version[0] and older[1] < version[1]
     ]
-    day, one = max(before, default=("", version))
+    day, older = max(before, default=("", version))
     if day <= (entry.not_before or ""):
         return entry
-    answer = f"{one[0]} {one[1]:g}, the version before it, is of that day or later"
-    return _with(entry, "not_before", day, Source(text=answer, basis=Basis.MODELLED))
+    text = f"{older[0]} {older[1]:g}, the version before it, is of that day or later"
+    return _with(entry, "not_before", day, Source(text=text, basis=Basis.MODELLED))
 
 
 def _repositories(pages: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -122,9 +122,11 @@ class _Module:
         """False for files that neither spell a name nor import one."""
         if self.of_engines or _QUOTED.search(self.text):
             return True
-        whole = (modules.get(f"{place}.{name}") for place, name in self.imported.values())
+        imported_modules = (
+            modules.get(f"{place}.{name}") for place, name in self.imported.values()
+        )
         return any(_constant(name, self, modules) for name in self.imported) or any(
-            module is not None and module.constants for module in whole
+            module is not None and module.constants for module in imported_modules
         )
 
     def read_constants(self) -> None:
@@ -169,10 +171,10 @@ def _name_of(node: ast.AST, module: _Module, modules: dict[str, _Module]) -> str
             return _constant(name, module, modules)
         case ast.Attribute(value=ast.Name(id=owner), attr=attr):
             place, name = module.imported.get(owner, ("", ""))
-            there = modules.get(f"{place}.{name}")
-            if there is not None and there.relative.split("/")[0] in FOLDERS and attr == "NAME":
+            target = modules.get(f"{place}.{name}")
+            if target is not None and target.relative.split("/")[0] in FOLDERS and attr == "NAME":
                 return owner if owner in NAMES else None
-            return None if there is None else _constant(attr, there, modules)
+            return None if target is None else _constant(attr, target, modules)
     return None
 
 

@@ -408,14 +408,14 @@ _WORDS = (
 )
 
 
-def _in_words(way: str) -> str | None:
+def _in_words(placement: str) -> str | None:
     """The placement from its sentence; None for several cards, whose shares it does not state."""
-    if re.search(r" \d+x .*| and | the last ", way) and "parallel" not in way:
+    if re.search(r" \d+x .*| and | the last ", placement) and "parallel" not in placement:
         return None
     for words, flags in _WORDS:
-        if result := re.fullmatch(words, way):
+        if result := re.fullmatch(words, placement):
             return result.expand(flags)
-    return way
+    return placement
 
 
 def main() -> int:
@@ -436,8 +436,8 @@ def main() -> int:
             print(table(question, result), flush=True)
     for missing, count in counts.items():
         parts = ", ".join(f"{name} {count[name]}" for name in NAMES)
-        what = "missing values count" if missing else "missing values do not count"
-        print(f"{count['questions']} of {len(QUESTIONS)} questions differ ({what}): {parts}")
+        rule = "missing values count" if missing else "missing values do not count"
+        print(f"{count['questions']} of {len(QUESTIONS)} questions differ ({rule}): {parts}")
     return int(bool(counts[True]["questions"]))
 
 

@@ -203,9 +203,9 @@ def read_tree(source: Path) -> dict[str, Loader]:
     result: dict[str, Loader] = {}
     for enum, name in enums.items():
         cls = classes.get(enum.upper(), enum)
-        own = bodies.get(cls, {})
+        own_bodies = bodies.get(cls, {})
         parent = bodies.get(derived.get(cls, ""), {})
-        both = {**parent, **own}
+        both = {**parent, **own_bodies}
         if name in NOT_READ or "load_arch_tensors" not in both:
             continue
         try:
@@ -224,7 +224,7 @@ def read_loader(
     early_exits: list[
         tuple[tuple[str, ...], str]
     ] = []  # (enclosing conditions, condition under which the block continues)
-    for around, statement in statements(bodies["load_arch_tensors"]):
+    for context, statement in statements(bodies["load_arch_tensors"]):
         declared = re.match(
             r"(?:const )?(?:int|int64_t|uint32_t|bool|auto|size_t) (\w+) = (.+)$", statement
         )
@@ -240,22 +240,23 @@ def read_loader(
             local[changed[1]] = UNKNOWN
         if statement in {"return", "continue"}:
             inside = (
-                max((i for i, one in enumerate(around) if one.startswith("for ")), default=-1) + 1
+                max((i for i, part in enumerate(context) if part.startswith("for ")), default=-1)
+                + 1
             )
-            kept = inside if statement == "continue" else 0
+            outer = inside if statement == "continue" else 0
             early_exits.append(
-                (around[:kept], f"not ({condition_of(around[kept:], local) or 'True'})")
+                (context[:outer], f"not ({condition_of(context[outer:], local) or 'True'})")
             )
             continue
-        exclusions = [results for where, results in early_exits if around[: len(where)] == where]
-        results = [one for one in (condition_of(around, local), *exclusions) if one]
-        condition = UNKNOWN if any(UNKNOWN in one for one in results) else " and ".join(results)
-        read_check(statement, around, condition, local, loader)
+        exclusions = [results for where, results in early_exits if context[: len(where)] == where]
+        results = [part for part in (condition_of(context, local), *exclusions) if part]
+        condition = UNKNOWN if any(UNKNOWN in part for part in results) else " and ".join(results)
+        read_check(statement, context, condition, local, loader)
         for item in items_of(statement, condition, local, tensors):
             loader.items.append(item)
         if match := re.match(r"([\w.]+) = create_tensor\(tn\(", statement):
-            own = [item.name for item in items_of(statement, condition, local, tensors)]
-            local[match[1].replace(".", "_")] = f"has_{identifier(own[0])}" if own else UNKNOWN
+            names = [item.name for item in items_of(statement, condition, local, tensors)]
+            local[match[1].replace(".", "_")] = f"has_{identifier(names[0])}" if names else UNKNOWN
     read_asserts(
         next((text for name, text in bodies.items() if name.startswith("graph")), ""), loader
     )
@@ -375,15 +376,15 @@ def merge(trees: list[dict[str, Loader]]) -> dict[str, Loader]:
     for name in sorted({name for tree in trees for name in tree}):
         newest, *older = [tree[name] for tree in trees if name in tree]
         names = {item.name for item in newest.items}
-        for one in older:
-            newest.required_keys &= one.required_keys
-            newest.changed |= one.changed
+        for tree in older:
+            newest.required_keys &= tree.required_keys
+            newest.changed |= tree.changed
             newest.checks = {
-                check: text for check, text in newest.checks.items() if check in one.checks
+                check: text for check, text in newest.checks.items() if check in tree.checks
             }
             newest.items += [
                 Item(item.name, item.condition, item.shape, required=False)
-                for item in one.items
+                for item in tree.items
                 if item.name not in names
             ]
         merged[name] = newest
@@ -391,7 +392,7 @@ def merge(trees: list[dict[str, Loader]]) -> dict[str, Loader]:
 
 
 def main() -> None:
-    trees = [read_tree(Path(one)) for one in sys.argv[1:]]
+    trees = [read_tree(Path(path)) for path in sys.argv[1:]]
     print(
         "# What llama.cpp's loader asks of each architecture. Made by tools/loader_table.py; do not edit."
     )

@@ -206,10 +206,10 @@ def _exists(row: Mapping[str, Any]) -> bool:
 def _is_named_after(row: Mapping[str, Any], original: str, ending: str) -> bool:
     """'unsloth/Qwen3-8B-GGUF', 'bartowski/Qwen_Qwen3-8B-GGUF' after 'Qwen/Qwen3-8B'."""
     owner, _, name = original.lower().partition("/")
-    own = row["repo"].partition("/")[2].lower()
+    repository = row["repo"].partition("/")[2].lower()
     plain = name.removeprefix("meta-").removesuffix("-hf")
     starts = (name, plain, f"meta-{plain}", f"{owner}_{name}", f"{owner}_{plain}")
-    return any(re.fullmatch(re.escape(start) + ending, own) for start in starts)
+    return any(re.fullmatch(re.escape(start) + ending, repository) for start in starts)
 
 
 def _gguf(original: str, rows: list[dict[str, Any]]) -> Iterator[tuple[Form, str, str, str, str]]:
@@ -223,17 +223,20 @@ def _gguf(original: str, rows: list[dict[str, Any]]) -> Iterator[tuple[Form, str
         and row["publisher"] in usual
         and _is_named_after(row, original, "-gguf")
     ]
-    kept = 0
+    count = 0
     for row in sorted(results, key=lambda row: order.index(row["publisher"])):
-        listed, own = _listed(row), usual[row["publisher"]]
-        is_whole = listed.count(",") > 1 or not own  # a catalog of single files names one of many
+        listed, usual_quants = _listed(row), usual[row["publisher"]]
+        # A catalog of single files names one quantisation of many.
+        is_whole = listed.count(",") > 1 or not usual_quants
         quants = (
             listed
             if is_whole
-            else ",".join(dict.fromkeys([*own.split(","), *filter(None, listed.split(","))]))
+            else ",".join(
+                dict.fromkeys([*usual_quants.split(","), *filter(None, listed.split(","))])
+            )
         )
-        if quants and kept < MOST_GGUF:
-            kept += 1
+        if quants and count < MOST_GGUF:
+            count += 1
             known = "listed" if is_whole else "usual"
             yield Form.GGUF, row["repo"], quants, known, ",".join(_licensed(row)[:3])
 

@@ -234,12 +234,12 @@ def parameters(checkout: Checkout) -> Figure:
         ((len(names), path) for path, names in spelled.items() if len(names) >= SPELLS_PARAMETERS),
         reverse=True,
     )
-    own = [f"{path}: {count}" for count, path in counted if OWN_WORDS.search(path)]
+    other_programs = [f"{path}: {count}" for count, path in counted if OWN_WORDS.search(path)]
     places = [f"{path}: {count}" for count, path in counted if not OWN_WORDS.search(path)]
     return Figure(
         f"files that spell {SPELLS_PARAMETERS} or more of llama.cpp's parameters",
-        f"{len(places)}, and {len(own)} for Ollama or LM Studio",
-        (*places, *own),
+        f"{len(places)}, and {len(other_programs)} for Ollama or LM Studio",
+        (*places, *other_programs),
     )
 
 

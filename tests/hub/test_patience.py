@@ -130,8 +130,12 @@ def test_long_retry_after_is_reported_instead_of_waited_for(
 
 def test_dropped_range_continues_where_it_broke(raw_server: Server, reach: Reach) -> None:
     def script(request: Request, send: Send) -> None:
-        whole = range_response(CONTENT, request, {"ETag": '"a"'})
-        send(whole if request.number == 3 else whole[: len(whole) - 400_000 // request.number])
+        complete = range_response(CONTENT, request, {"ETag": '"a"'})
+        send(
+            complete
+            if request.number == 3
+            else complete[: len(complete) - 400_000 // request.number]
+        )
 
     server = raw_server(script)
     file = open_file(server.address + "/a.gguf", reach)
@@ -227,12 +231,12 @@ def test_silent_server_is_tried_twice(raw_server: Server, reach: Reach) -> None:
 
 def test_bytes_received_before_silence_are_kept(raw_server: Server, reach: Reach) -> None:
     def script(request: Request, send: Send) -> None:
-        whole = range_response(CONTENT, request)
+        complete = range_response(CONTENT, request)
         if request.number == 1:
-            send(whole[:-24_288])
+            send(complete[:-24_288])
             request.hang()
         else:
-            send(whole)
+            send(complete)
 
     server = raw_server(script)
     file = open_file(server.address + "/a.gguf", replace(reach, read_timeout_s=2.0))

@@ -66,8 +66,8 @@ def _hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub cache"))
 
 
-def plan(wanted: Request, reach: Reach, name: str = REPOSITORY) -> Plan:
-    return plan_model(open_named(name, Session(reach=reach)), wanted, Session(reach=reach))
+def plan(request: Request, reach: Reach, name: str = REPOSITORY) -> Plan:
+    return plan_model(open_named(name, Session(reach=reach)), request, Session(reach=reach))
 
 
 def files_read(hub: Hub) -> list[str]:
@@ -209,9 +209,9 @@ def test_hub_that_goes_down_before_the_header_is_read_is_an_error(
     """No plan is made for a file whose header cannot be read, even if it is listed."""
     named = open_named(REPOSITORY, Session(reach=reach))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    wanted = Request(machine=FAST)
+    request = Request(machine=FAST)
     with pytest.raises(RemoteInspectError, match="cannot reach"):
-        plan_model(named, wanted, Session(reach=replace(reach, total_timeout_s=2.0)))
+        plan_model(named, request, Session(reach=replace(reach, total_timeout_s=2.0)))
 
 
 def test_missing_repository_is_not_answered_from_the_catalog(

@@ -469,8 +469,8 @@ def test_request_to_a_slow_server_is_cancelled(
 def test_name_lookup_is_cancelled(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     for public_only in (True, False):
         with never_answers(monkeypatch) as lookups, cancelled_when(lookups.is_set) as event:
-            one = replace(reach, cancelled=event, public_only=public_only)
-            open_file("http://models.example/a.gguf", one)
+            patient = replace(reach, cancelled=event, public_only=public_only)
+            open_file("http://models.example/a.gguf", patient)
 
 
 def test_request_cancelled_during_the_name_lookup_is_not_sent(

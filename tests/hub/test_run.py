@@ -164,8 +164,8 @@ def test_run_tries_the_next_repository_if_one_does_not_exist(
     serve_file = hub_script({FILE: content}, lambda _, send: send(response("200 OK", {"Content-Length": str(len(content))}) + content))  # fmt: skip
 
     def script(request: Request, send: Send) -> None:
-        gone = "/Qwen/Qwen3-0.6B-GGUF" in request.line
-        if gone or "?search=" in request.line or "?author=" in request.line:
+        is_missing = "/Qwen/Qwen3-0.6B-GGUF" in request.line
+        if is_missing or "?search=" in request.line or "?author=" in request.line:
             send(response("404 Not Found", {"Content-Length": "0", "X-Error-Code": "RepoNotFound"}))
         else:
             serve_file(request, send)

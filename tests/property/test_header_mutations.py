@@ -143,8 +143,10 @@ def test_mutated_safetensors_is_read_only_if_the_library_reads_it(
         file = read_safetensors(BytesSource(data))
     except EdgekitError:
         return
-    theirs = {name: (info["dtype"], tuple(info["shape"])) for name, info in _DESERIALIZE(data)}
-    assert {item.name: (item.type.safetensors, item.shape) for item in file.tensors or ()} == theirs
+    expected = {name: (info["dtype"], tuple(info["shape"])) for name, info in _DESERIALIZE(data)}
+    assert {
+        item.name: (item.type.safetensors, item.shape) for item in file.tensors or ()
+    } == expected
 
 
 @MANY
@@ -186,14 +188,14 @@ def headers(draw: st.DrawFn) -> bytes:
 @given(headers())
 def test_valid_headers_are_those_of_the_safetensors_library(data: bytes) -> None:
     try:
-        theirs: Any = {name for name, _ in _DESERIALIZE(data)}
+        expected: Any = {name for name, _ in _DESERIALIZE(data)}
     except official.SafetensorError:
-        theirs = None
+        expected = None
     try:
-        ours: Any = {item.name for item in read_safetensors(BytesSource(data)).tensors or ()}
+        actual: Any = {item.name for item in read_safetensors(BytesSource(data)).tensors or ()}
     except EdgekitError:
-        ours = None
-    assert ours == theirs
+        actual = None
+    assert actual == expected
 
 
 @MANY

@@ -34,7 +34,9 @@ def _rows() -> list[Any]:
     chosen = sampled_rows(
         by_model.values(), each=SAMPLED_FULL, always=lambda row: row["tag"] != "full"
     )
-    return [pytest.param(own, id=name) for name, own in zip(by_model, chosen, strict=True)]
+    return [
+        pytest.param(model_rows, id=name) for name, model_rows in zip(by_model, chosen, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("recorded", _rows())

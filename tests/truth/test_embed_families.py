@@ -145,9 +145,9 @@ FAST = [
 @pytest.mark.parametrize(("architecture", "kind"), sampled(FAST, each=2))
 def test_fast_kernels_equal_llama_cpp(tmp_path: Path, architecture: str, kind: str) -> None:
     path = write_model(tmp_path / "model.gguf", architecture, kind=kind, pooling="mean")
-    ours, theirs = _embed(path), _embed(path, engine="llama.cpp")
-    assert cosines(ours, theirs).min() >= min(MIN_COSINE[kind], 0.999)
-    assert not np.array_equal(ours, theirs)  # from another engine
+    actual, expected = _embed(path), _embed(path, engine="llama.cpp")
+    assert cosines(actual, expected).min() >= min(MIN_COSINE[kind], 0.999)
+    assert not np.array_equal(actual, expected)  # from another engine
 
 
 def test_longest_text_equals_llama_cpp(tmp_path: Path) -> None:

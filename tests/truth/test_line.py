@@ -64,8 +64,8 @@ def test_bill_separates_loads_that_worked_from_those_that_failed() -> None:
 def test_bill_is_at_most_20_mib_above_the_memory_used() -> None:
     worked = [row for row in ROWS if row["loaded_and_decoded_600_tokens"]]
     for row in worked:
-        taken = row["free_bytes_at_start"] - row["free_bytes_after"]
-        assert -MIB <= _device_bytes(row) - taken <= 20 * MIB, row
+        used = row["free_bytes_at_start"] - row["free_bytes_after"]
+        assert -MIB <= _device_bytes(row) - used <= 20 * MIB, row
     assert len(worked) == 36
 
 
@@ -127,10 +127,10 @@ def test_first_decode_is_within_its_bound() -> None:
         )
         bill = llamacpp.estimate(engine_models()[row["model"], row["quant"]], load, SETUP)
         (line,) = [item for item in bill.lines if "first decode" in item.because]
-        taken = row["free_ctx"]["CUDA0"][0] - row["free_decoded"]["CUDA0"][0]
+        used = row["free_ctx"]["CUDA0"][0] - row["free_decoded"]["CUDA0"][0]
         assert line.component is Component.RUNTIME
         assert line.within is not None
-        assert line.size_bytes * (1 - line.within) <= taken <= line.size_bytes, row["model"]
+        assert line.size_bytes * (1 - line.within) <= used <= line.size_bytes, row["model"]
     assert len(seen) == 12
 
 
@@ -174,7 +174,7 @@ def test_first_decode_of_fifty_architectures_is_within_its_bound() -> None:
         )
         bill = llamacpp.estimate(model_of(row["file"], row["data_bytes"]), load, setup)
         (line,) = [item for item in bill.lines if "first decode" in item.because]
-        taken = free["after_context"] - free["after_decode"]
+        used = free["after_context"] - free["after_decode"]
         assert line.within is not None
-        assert abs(taken - line.size_bytes) <= line.size_bytes * line.within, row
+        assert abs(used - line.size_bytes) <= line.size_bytes * line.within, row
     assert len(seen) == 50

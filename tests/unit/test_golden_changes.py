@@ -107,8 +107,8 @@ CHANGES = {
     "a sentence of a bill recorded as a hash": PlantedChange(
         target="edgekit.engines.llamacpp.estimate._line",
         change=lambda before: (
-            lambda what, pool, size, because, within, **more: before(
-                what, pool, size, f"{because}.", within, **more
+            lambda label, pool, size, because, within, **more: before(
+                label, pool, size, f"{because}.", within, **more
             )
         ),
         question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --json',
