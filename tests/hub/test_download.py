@@ -135,7 +135,7 @@ def file_response(request: Request, content: bytes, until: int | None = None) ->
         ),
     ],
 )
-def test_files_are_downloaded_where_ranges_fail(
+def test_files_are_downloaded_if_ranges_are_not_supported(
     hub: Hub, reach: Reach, hub_cache: Path, *, reference: str, names: list[str], weights_bytes: int
 ) -> None:
     why = header_error(reference, reach)

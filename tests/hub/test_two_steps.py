@@ -79,7 +79,7 @@ def reads_directory(hub: Hub) -> bool:
 
 
 @pytest.mark.parametrize(("ram", "directory"), [(FITS, False), (NEAR, True), (FAILS, False)])
-def test_model_preflight_reads_the_directory_where_it_decides(
+def test_model_preflight_reads_the_directory_only_if_it_decides(
     hub: Hub, uncached: Reach, *, ram: str, directory: bool
 ) -> None:
     quick = model_preflight(MODEL, ram=ram, reach=uncached)
@@ -96,7 +96,7 @@ def test_model_preflight_reads_the_directory_where_it_decides(
 
 
 @pytest.mark.parametrize(("ram", "directory"), [(NEAR, False), (ON_THE_LINE, True), (FAILS, False)])
-def test_can_load_reads_the_directory_where_it_decides(
+def test_can_load_reads_the_directory_only_if_it_decides(
     hub: Hub, uncached: Reach, *, ram: str, directory: bool
 ) -> None:
     assert can_load(MODEL, ram=ram, reach=uncached) is (ram != FAILS)
@@ -114,7 +114,7 @@ def test_can_load_reads_the_directory_where_it_decides(
         (["--device", "RTX 4090", "--ram", "64G"], True),  # some layers in RAM
     ],
 )
-def test_check_reads_the_directory_where_it_decides(
+def test_check_reads_the_directory_only_if_it_decides(
     hub: Hub, capsys: pytest.CaptureFixture[str], *, words: list[str], directory: bool
 ) -> None:
     main(["check", MODEL, *words, "--no-cache"])
@@ -175,6 +175,6 @@ def test_only_the_chosen_file_is_read_completely(hub: Hub, uncached: Reach) -> N
     assert len([item for item in ranges_read if item[0] == "Q6_K"]) > 1
 
 
-def test_can_load_reads_one_range_where_the_usual_file_fits(hub: Hub, uncached: Reach) -> None:
+def test_can_load_reads_one_range_if_the_default_file_fits(hub: Hub, uncached: Reach) -> None:
     assert can_load(SEVERAL, device=LARGE_CARD, reach=uncached)
     assert ranges_by_file(hub) == [("Q4_K_M", FIRST_RANGE)]

@@ -126,7 +126,7 @@ def test_text_within_200_mib_and_600_mb_of_addresses(model: Path) -> None:
 
 
 @wide
-def test_llama_cpp_cannot_load_it_there(big: Path) -> None:
+def test_llama_cpp_cannot_load_it_within_3_gb_of_addresses(big: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     assert big.stat().st_size > 4_200_000_000
     resource.setrlimit(resource.RLIMIT_AS, (3_000 * MIB, before[1]))
