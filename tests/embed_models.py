@@ -50,18 +50,15 @@ class Shape:
     joined_qkv: bool = False  # one attn_qkv instead of three
     biases: bool = True  # of attention and feed-forward, if the family may have them
     joined_gate: bool = False  # jina-bert-v2: gate and up in one tensor
-    query_norm: bool = (
-        False  # jina-bert-v2 for code: norms of query and key, and a second norm after attention
-    )
+    # jina-bert-v2 for code: norms of query and key, and a second norm after attention.
+    query_norm: bool = False
     rope_factors: bool = False  # llama 3: rope_freqs.weight
     tied: bool = True  # without output.weight
-    spread: float = (
-        1.0  # standard deviation of the token table, and so of the logits of a tied model
-    )
+    # Standard deviation of the token table, and so of the logits of a tied model.
+    spread: float = 1.0
     window: int | None = None  # gemma3: window of the sliding layers
-    window_period: int | None = (
-        None  # the last of every `window_period` layers is a full one; None: no such key
-    )
+    # The last of every `window_period` layers is a full one; None: no such key.
+    window_period: int | None = None
 
 
 Sizes = Mapping[str, tuple[int, ...]]

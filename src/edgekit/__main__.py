@@ -9,9 +9,8 @@ runs, which can then clean up.
 import os
 import sys
 
-TYPE_CHECKING = (
-    False  # `typing` may not be imported before the handler is installed, nor may `signal`
-)
+# `typing` may not be imported before the handler is installed, nor may `signal`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
     from typing import NoReturn

@@ -76,9 +76,8 @@ def buffers(estimate: MemoryEstimate, pool: Pool) -> list[int]:
 def test_buffers_equal_those_of_the_engine(row: dict[str, Any]) -> None:
     model = engine_models()[row["model"], row["quant"]]
     bill = llamacpp.estimate(model, load_of(row["options"]), setup_of(row["options"]))
-    skips_weights = (
-        row["options"].get("sm") == "tensor"
-    )  # the recorded weights are the whole mapped file
+    # The recorded weights are the whole mapped file.
+    skips_weights = row["options"].get("sm") == "tensor"
     assert buffers(bill, HOST)[skips_weights:] == row["host"][skips_weights:]
     for i, recorded in enumerate(row["devices"]):
         billed = buffers(bill, Pool(PoolKind.DEVICE, i))

@@ -97,8 +97,8 @@ def recommend(
 ) -> Recommendation:
     """The result of `find_best`, whose models are stored: a repeated request only plans them again.
 
-    Two requests count as the same if the free memory differs by less than STEP_BYTES; the plans always use the memory
-    that is free now. Raises UsageError, and HardwareError if the machine has no hardware for the engine.
+    Two requests count as the same if the free memory, rounded down to STEP_BYTES, is the same; the plans always use the
+    memory that is free now. Raises UsageError, and HardwareError if the machine has no hardware for the engine.
     """
     catalog = read_catalog() if catalog is None else catalog
     request = complete(request)
@@ -129,7 +129,7 @@ def _plan_stored(
         answer = json.loads(content)
         picks = [by_id[name] for name in answer["picks"]]
         passed_over = tuple((str(reason), int(count)) for reason, count in answer["passed_over"])
-    except (HeaderLimitError, ValueError, TypeError, KeyError, RecursionError):
+    except (HeaderLimitError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
         return None
     suggestions: list[Suggestion] = []
     for entry in picks:

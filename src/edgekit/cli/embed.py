@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-MAX_BATCH_TEXTS = 256  # without --batch, which sizes batches by tokens
+MAX_BATCH_TEXTS = 256  # without --batch: batches are then sized by tokens
 SHOW_EVERY_S = 0.2
 STDOUT = "-"
 

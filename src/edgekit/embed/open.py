@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
 
-# Memory for the vectors of one pass, before they are copied to the caller; in mode `tokens`; and their largest number.
+# Memory for the vectors of one pass, before they are copied to the caller.
 _ROWS_BYTES = MIB
-_TOKEN_ROWS_BYTES = 16 * KIB
-_MOST_ROWS = 256
+_TOKEN_ROWS_BYTES = 16 * KIB  # in mode `tokens`
+_MOST_ROWS = 256  # vectors in one pass
 # The memory of the process is rounded up to steps, so that a command has the same plan every time.
 _PROCESS_STEP_BYTES = 4 * MIB
 _PROCESS_SPARE_BYTES = 2 * MIB
@@ -87,9 +87,8 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
         monitor = Monitor(budget_bytes=plan.budget_bytes, own_process=options.own_process)
         resources.enter_context(monitor.try_allocate(options.input_bytes, "the input"))
         tokenizer = None
-        if (
-            options.tokenizer
-        ):  # before the buffers exist, because building it takes more memory than it keeps
+        # Before the buffers exist, because building it takes more memory than it keeps.
+        if options.tokenizer:
             cost = tokenizer_cost_bytes(inputs.header)
             reserved = resources.enter_context(
                 monitor.try_allocate(cost.peak_bytes, "building the tokenizer")

@@ -131,9 +131,8 @@ class _Server:
     def __init__(self, embedder: Embedder, prefix: str, ready: dict[str, Any]) -> None:
         self._embedder, self._prefix, self._ready = embedder, prefix, ready
         self._running: dict[Id, asyncio.Task[None]] = {}  # tasks that can still be cancelled
-        self._answering: set[asyncio.Task[None]] = (
-            set()
-        )  # those, and the ones that write their answer
+        # Those, and the ones that write their answer.
+        self._answering: set[asyncio.Task[None]] = set()
         self._in_flight: list[StdioRequest] = []  # requests whose answer is not written in full
         self._capacity = asyncio.Condition()
         self._limits = limits_within(embedder.plan.budget_bytes, embedder.dimensions)

@@ -91,9 +91,8 @@ class Flag(NamedTuple):
     shared: bool = False  # belongs to another engine too: one flag for both
     field: str = ""  # of Load or of the engine's setup; by default the key, if there is one
     meaning: Meaning | None = None  # converts the value if the field has another type
-    row: Callable[[str, Any], Any] | None = (
-        None  # reads it from a row of a batch; None: not in rows
-    )
+    # Reads it from a row of a batch; None: not in rows.
+    row: Callable[[str, Any], Any] | None = None
     option: str = ""  # its name in a row of a batch; by default the key
     parameter: Parameter | None = None
     group: str = ""  # the subject: "weights", "cache", "placement" ...

@@ -224,9 +224,8 @@ class SequenceRun(NamedTuple):
     flops_per_byte: Callable[[Device], Range | None]  # with a prompt; None: unknown device
     tensor_ranks: int = 1
     pipeline_stages: int = 1  # run one after another; the bill is for the fullest, the slowest one
-    notes_single_request: bool = (
-        False  # several may run: the explanation says that the speed is of one
-    )
+    # Several may run: the explanation says that the speed is of one.
+    notes_single_request: bool = False
 
 
 def modelled_speed(

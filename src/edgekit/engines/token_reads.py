@@ -28,7 +28,7 @@ MXFP4_SHARE = 4.25 / 16
 
 
 class LayerWeights(NamedTuple):
-    """Sizes of a layer's weights, in any unit: only their proportions count."""
+    """Bytes of a layer's weights; numbers of weights where their bytes are unknown, which gives the same shares."""
 
     plain: float  # all but the routed experts; every token uses them
     experts: float
@@ -46,7 +46,7 @@ class ActiveWeights:
     """The weights that one token uses."""
 
     layers: tuple[LayerWeights, ...]  # of the first round: later rounds use the same weights
-    outside: float  # size outside the layers, in the unit of the layers
+    outside: float  # outside the layers, in the unit of the layers
     outside_read: float  # the head; an embedding is only looked up, towers are not used
     parameters: int  # that a prompt token is multiplied by; the head is not included
     has_experts: bool
@@ -268,12 +268,11 @@ class _Weights(NamedTuple):
     """Weights of one tensor, or of several tensors that are read alike."""
 
     layer: int | None  # None: outside the layers
-    size: float  # in any unit: only shares of a layer are computed from it
+    size: float  # in bytes, or the number of weights where their bytes are unknown
     elements: int
     are_experts: bool = False
-    are_looked_up: bool = (
-        False  # outside the layers: a table or a tower, which a token does not read
-    )
+    # Outside the layers: a table or a tower, which a token does not read.
+    are_looked_up: bool = False
 
 
 def _active(geometry: ModelGeometry, weights: Iterable[_Weights]) -> ActiveWeights:

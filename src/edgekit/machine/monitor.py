@@ -27,9 +27,8 @@ BUDGET = "memory budget"
 RESIDENT = "memory budget (all of this process)"
 
 _FRESH_S = 0.02  # how long a measurement is used by `check`, which is called between tiles
-_COST_SHARE = (
-    0.02  # the share of time that may be spent on measuring: a slow measurement is used longer
-)
+# The share of time that may be spent on measuring: a slow measurement is used longer.
+_COST_SHARE = 0.02
 _SMALL_BYTES = MB  # smaller requests use an old measurement, so as not to block an event loop
 
 # Prefix of a limit's name -> advice.

@@ -114,7 +114,7 @@ _VULKAN_ORDER = (
     f"{_VULKAN} is applied in the order of the PCI slots, AMD's GPUs first; vulkaninfo --summary shows "
     "Vulkan's own order."
 )
-_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second indexes what the first leaves
 
 
 def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:

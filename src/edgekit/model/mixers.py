@@ -133,9 +133,8 @@ def _attention(
     if is_sliding:
         heads = hyper.number("window_heads") or heads
         kv_heads = hyper.number("window_kv_heads") or kv_heads
-    elif (
-        hyper.flag("values_are_keys") is not False
-    ):  # Gemma 4 ignores the number if the flag is off
+    elif hyper.flag("values_are_keys") is not False:
+        # Gemma 4 ignores the number if the flag is off.
         kv_heads = hyper.number("global_kv_heads") or kv_heads
     even_share = hyper.need("hidden") // heads if heads else 0
     heads = hyper.override("heads", layer) or heads

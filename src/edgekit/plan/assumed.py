@@ -55,9 +55,8 @@ _OPAQUE = re.compile(
     r"(?:^|(?<=[-_. ]))(AWQ|GPTQ|FP8|INT[48]|W[48]A\d+|EXL[23]|BNB|HQQ|AQLM|QAT)(?=$|[-_. ])",
     re.IGNORECASE,
 )
-_SMALLEST = (
-    10**7
-)  # smaller counts are not sizes: "-1M" at the end of a name is a context of a million tokens
+# Smaller counts are not sizes: "-1M" at the end of a name is a context of a million tokens.
+_SMALLEST = 10**7
 
 
 UNSTATED_MIX = "16 bits, the default"  # the mix of a name that states none

@@ -349,9 +349,8 @@ MIN_RAM_SHARE = 0.1
 ALL_FREE = "counts all of its memory as free; leave more for the system and other programs with"
 LEAVE_MORE = {"--reserve 4G": (4 * GIB, None), "--max-use 80%": (None, 0.8)}
 MORE = "--why: the memory breakdown, the reasons, how each figure is known"
-_UNCHECKED = (
-    "tensors were not checked"  # starts the note on a file of which only the first range was read
-)
+# Starts the note on a file of which only the first range was read.
+_UNCHECKED = "tensors were not checked"
 # Changes in the order of their cost to the user, the cheapest first.
 _CHEAPEST_FIRST = (
     ChangeKind.CONTEXT, ChangeKind.CACHE, ChangeKind.MEMORY, ChangeKind.WEIGHTS, ChangeKind.PLACEMENT,

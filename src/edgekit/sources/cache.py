@@ -30,9 +30,8 @@ MAX_VALIDATOR_CHARS = 256  # a SHA-256 in quotes has 66
 FORMAT = 1
 
 _SUFFIX = ".header"
-_PART_AGE_S = (
-    3600.0  # writing a header takes seconds: the writer of an older temporary file has died
-)
+# Writing a header takes seconds: the writer of an older temporary file has died.
+_PART_AGE_S = 3600.0
 _CHUNK_BYTES = 256 * KIB
 _LAST_SECOND = 253_402_300_799  # the end of the year 9999, the last that every platform can format
 

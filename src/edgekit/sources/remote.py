@@ -62,9 +62,8 @@ class Stride:
 
     first_bytes: int  # of the first range
     step_bytes: int  # the minimum of a later range, so that small reads share a request
-    max_whole_file_bytes: (
-        int  # a server without ranges may send a file of up to this size in one piece
-    )
+    # A server without ranges may send a file of up to this size in one piece.
+    max_whole_file_bytes: int
 
 
 # 512 KiB hold the architecture keys of every GGUF. A safetensors header states its length. A

@@ -56,9 +56,8 @@ from edgekit.web.references import (
 from edgekit.web.security import Shutdown
 from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
-MACHINE_S = (
-    2.0  # how long a probe of this machine is reused, so that a slider does not wait for another
-)
+# How long a probe of this machine is reused, so that a slider does not wait for another.
+MACHINE_S = 2.0
 # Groups of flags that the page treats alike.
 _GROUPS = ("weights", "cache", "placement", "backend", "cards")
 

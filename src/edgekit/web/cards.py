@@ -44,13 +44,11 @@ from edgekit.web.jobs import PING_S, JobEvent, Wakeup
 from edgekit.web.references import allowed_reference, without_folders
 from edgekit.web.types import CallWatch, Json, WebSettings, reach_of
 
-KEPT_MACHINES = (
-    8  # decks, one for each pair of a machine and an engine; 300 cards take about 400 KB
-)
+# Decks, one for each pair of a machine and an engine; 300 cards take about 400 KB.
+KEPT_MACHINES = 8
 MOST_FOLLOWED = 16  # decks whose cards are being streamed
-KEPT_S = (
-    3600.0  # a deck's age at which it is made again: files that the user added may have changed
-)
+# A deck's age at which it is made again: files that the user added may have changed.
+KEPT_S = 3600.0
 MOST_STARTS = 3  # restarts of the worker for one deck: what crashes it will crash it again
 IDLE_S = 60.0  # a worker without orders for this long ends
 END_S = 2.0  # time for a process to end when asked

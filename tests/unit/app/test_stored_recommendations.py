@@ -108,6 +108,7 @@ def test_stored_answer_equals_the_first(
         lambda stored: stored.update(picks=[]),
         lambda stored: stored.pop("picks"),
         lambda stored: stored.update(passed_over=7),
+        lambda stored: stored.update(passed_over=[["too slow", float("inf")]]),
     ],
 )
 def test_damaged_answer_is_replaced_by_a_new_search(

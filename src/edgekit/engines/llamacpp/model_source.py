@@ -152,9 +152,8 @@ def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
     from edgekit.errors import NotFoundError
 
     words = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
-    if (
-        words[0] == "-m" and parsed(reference) is not None
-    ):  # not a file's path: perhaps a catalog name
+    # Not a file's path: perhaps a catalog name.
+    if words[0] == "-m" and parsed(reference) is not None:
         name, quant = split_quant(reference)
         with suppress(NotFoundError):
             source = published_gguf(find_entry(name).id, quant or DEFAULT_MIX, projector=True)

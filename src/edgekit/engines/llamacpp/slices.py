@@ -193,9 +193,8 @@ class Slicer:
         """What slices of Q, K and V are multiples of: whole heads, and whole blocks of the output matrix."""
         out = self._find_tensor(block, "attn_output.weight", "ssm_out.weight")
         heads_per_kv_head = attention.heads // max(1, attention.kv_heads)
-        kv_head_width = (
-            heads_per_kv_head * attention.key_dim
-        )  # of all queries that share one KV head
+        # Of all queries that share one KV head.
+        kv_head_width = heads_per_kv_head * attention.key_dim
         block_grain = out.type.block_elements if out else 1
         while block_grain < LANES and block_grain * self.devices < kv_head_width:
             block_grain *= 2

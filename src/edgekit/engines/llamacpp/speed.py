@@ -32,9 +32,8 @@ from edgekit.units import MIB
 LEAST_READ_BYTES = 256 * MIB
 CARD_SPREAD = 0.15  # error for a model other than the one measured on this card
 CORE_SPREAD = 0.3  # error on the same CPU: the quantisation matters more
-BANDWIDTH_OFF = (
-    0.1  # a calibration is void if the memory bandwidth has changed by more than this share
-)
+# A calibration is void if the memory bandwidth has changed by more than this share.
+BANDWIDTH_OFF = 0.1
 
 READING: dict[Backend, Reading] = {
     Backend.CUDA: reading("llama.cpp on CUDA"),

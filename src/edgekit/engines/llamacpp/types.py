@@ -135,9 +135,8 @@ def _of_build(build: int) -> LlamaVersion:
         raise UsageError(
             f"llama.cpp b{build} is too old: edgekit supports b{OLDEST} (April 2026) and newer"
         )
-    if (
-        build == Rules.V0_5
-    ):  # stands for the recorded release 0.5, not for the build with this number
+    # Stands for the recorded release 0.5, not for the build with this number.
+    if build == Rules.V0_5:
         build = Rules.V0_6
     return LlamaVersion(min(build, NEWEST), None if build == NEWEST else f"b{build}")
 

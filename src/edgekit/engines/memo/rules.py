@@ -56,9 +56,8 @@ from edgekit.units import LARGEST, MIB, format_bytes
 NAME = "memo"
 VERSION = "2026-05-15"  # of the document's audit note
 DRAFTER = "drafter"
-SPILLED = (
-    "spilled"  # the part of the bill that is cache pages in RAM, while the tier itself is on a card
-)
+# The part of the bill that is cache pages in RAM, while the tier itself is on a card.
+SPILLED = "spilled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,9 +205,8 @@ class StreamTextGenerator:
         """The text of the answer, piece by piece; `into` gets the counts, the reason for its end, and the timings."""
         sampler = Sampler(sampling, self.engine.vocabulary)
         unread = self._prepare_unread(tokens)
-        for token in tokens[
-            : len(tokens) - len(unread)
-        ]:  # the repeat penalty counts tokens read before, too
+        # The repeat penalty counts tokens that were read before, too.
+        for token in tokens[: len(tokens) - len(unread)]:
             sampler.accept(token)
         self.text.pieces.flush()  # an earlier answer may have been interrupted
         into.prompt_tokens = len(tokens)

@@ -395,8 +395,8 @@ def _flash_unit(needs: AttentionNeeds) -> int:
     if needs.sinks and major not in {9, 10}:
         return 0
     if needs.quantized:
-        supported_widths = {9: head_dim <= 256 or head_dim == 512, 10: head_dim <= 128}
-        if needs.cache_dtype not in FLASH_FP8 or not supported_widths.get(major):
+        is_supported = {9: head_dim <= 256 or head_dim == 512, 10: head_dim <= 128}
+        if needs.cache_dtype not in FLASH_FP8 or not is_supported.get(major):
             return 0
     return _kernel_block(needs, needs.model_head_dim or head_dim) or DEFAULT_BLOCK
 

@@ -217,9 +217,8 @@ def _latent_specs(
         raise RefusedError(
             "the KV cache that vLLM uses for sliding-window latent attention is not known yet"
         )
-    if (
-        kind.index_dim
-    ):  # an fp8 key, and an f32 scale for every 128 numbers (deepseek_v2.py Indexer)
+    # An fp8 key, and an f32 scale for every 128 numbers (deepseek_v2.py Indexer)
+    if kind.index_dim:
         size = kind.index_dim + kind.index_dim // 128 * SCALE_BYTES
         yield CacheSpec(keeps=Keeps.LATENT, form=("index", size), token_bytes=size)
     if storage.sparse and dtype.startswith("fp8") and not storage.blackwell:

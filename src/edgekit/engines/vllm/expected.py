@@ -201,9 +201,8 @@ def _carries_linear_bytes(role: TensorRole, layer: Layer | None) -> bool:
         return False
     if role in _FUSED_AFTER_GATE and layer is not None:
         feed_forward = layer.experts if role is TensorRole.SHARED_UP else layer.dense
-        return (
-            feed_forward is not None and not feed_forward.gated
-        )  # without a gate, up is the first
+        # Without a gate, up is the first.
+        return feed_forward is not None and not feed_forward.gated
     if role is TensorRole.LATENT_DOWN and layer is not None:
         return isinstance(layer.mixer, LatentAttention) and not layer.mixer.query_rank
     return True

@@ -50,9 +50,8 @@ class Scheme:
     block: tuple[int, int] | None = None  # rows and columns that share an f32 scale
     # Further parameters:
     part_bytes: int = 0  # for each matrix of the checkpoint
-    input_bytes: int = (
-        0  # for each matrix of the checkpoint, but only one for gate and up of an expert
-    )
+    # For each matrix of the checkpoint, but only one for gate and up of an expert.
+    input_bytes: int = 0
     linear_bytes: int = 0  # for each linear layer, which may consist of several fused matrices
     attention_bytes: int = 0  # for each attention layer
     attention_numbers: int = 0  # for each attention layer, in the model's dtype

@@ -126,9 +126,8 @@ def weight_lines(
         )
         for layer, size in sizes
     ]
-    if (
-        has_tensors or stage.start
-    ):  # the files have the tensors of the towers, the first stage loads them
+    # The files have the tensors of the towers, the first stage loads them.
+    if has_tensors or stage.start:
         return tuple(lines)
     towers = tower_parameters(model.header.config, model.geometry.hidden)
     if towers:

@@ -315,7 +315,7 @@ class LayerInputs:
 
 
 class GraphLayer:
-    """One block and its weights. `index` is only for names: what differs between layers is in `facts`."""
+    """One block and its weights. `facts` has what its weights and caches are; some families also go by `index`."""
 
     def __init__(self, build: Build, index: int, facts: LayerFacts) -> None:
         self.build, self.index, self.facts = build, index, facts

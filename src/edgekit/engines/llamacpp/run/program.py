@@ -54,9 +54,8 @@ _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
 _EXIT_DELAY_S = 2.0  # a dying server closes its connections before its exit is seen
 _LINE_BYTES = 4 * 2**20  # one event: a token and its figures
 _REPLY_BYTES = 64 * 2**20  # one reply: the tokens of a prompt
-_CONTEXT_EXCEEDED = (
-    "exceed_context_size_error"  # tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
-)
+# tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
+_CONTEXT_EXCEEDED = "exceed_context_size_error"
 _MAPPED = "_Mapped"  # how the names of buffers end that are ranges of a mapped file
 _UNLOGGED_PARTS = frozenset({"adapter", "projector"})  # loaded later, and logged differently
 
