@@ -58,7 +58,9 @@ def test_entries_of_makes_the_packaged_lines_again() -> None:
         tool().CONFIGS.values()
     )
     packaged = PATH.read_text(encoding="utf-8").splitlines()
-    assert {read_record(line, where="").id for line in packaged} == expected | set(tool().ALIKE)
+    assert {read_record(line, where="").id for line in packaged} == expected | set(
+        tool().SAME_SHAPE
+    )
     sample = set(sorted(expected)[:: 3 if LONG else 40])
     made = [item for item in tool().entries_of(TRUTH, sample) if isinstance(item, Entry)]
     lines = [record_of(entry) for entry in tool().documented(made, [])]
@@ -75,7 +77,7 @@ def test_stored_part_of_a_config_has_the_bills_of_the_whole_config() -> None:
     load, comparisons = Load(context_tokens=2048), 0
     for index, entry in enumerate(packaged_entries()):
         assert isinstance(entry, Entry)
-        if not entry.config or entry.id in tool().ALIKE:
+        if not entry.config or entry.id in tool().SAME_SHAPE:
             continue
         whole = open_config(configs[by_id[entry.id]]["config"], label=entry.id).model
         assert open_entry(entry, "vllm").model.geometry == whole.geometry
@@ -92,18 +94,18 @@ def test_stored_part_of_a_config_has_the_bills_of_the_whole_config() -> None:
     assert comparisons > (300 if LONG else 30)
 
 
-def test_alike_entries_are_the_packaged_entries() -> None:
+def test_same_shape_entries_are_the_packaged_entries() -> None:
     packaged = {item.id: item for item in packaged_entries() if isinstance(item, Entry)}
-    made = tool().alike_entries(packaged.values())
-    assert {entry.id for entry in made} == set(tool().ALIKE)
+    made = tool().same_shape_entries(packaged.values())
+    assert {entry.id for entry in made} == set(tool().SAME_SHAPE)
     for entry in made:
         assert record_of(entry) == record_of(packaged[entry.id])
 
 
-def test_alike_entries_have_the_published_numbers() -> None:
+def test_same_shape_entries_have_the_published_numbers() -> None:
     """The numbers that llmfit, litgpt and transformers publish for their configs: tests/data/README.md."""
     rows = json.loads((DATA / "alike.json").read_text(encoding="utf-8"))
-    by_repository = {row.repository: name for name, row in tool().ALIKE.items()}
+    by_repository = {row.repository: name for name, row in tool().SAME_SHAPE.items()}
     assert by_repository.keys() - {row["repository"] for row in rows} == {
         "mistralai/Mistral-Small-3.2-24B-Instruct-2506"
     }
