@@ -147,8 +147,8 @@ CHANGES = {
         question='edgekit plan llama-3.1-8b --device "RTX 4060" --ram 32G',
     ),
     "missing flags in the help of plan": PlantedChange(
-        target="edgekit.cli.commands.add_network_options",
-        change=lambda _: lambda _: None,
+        target="edgekit.cli.commands.NETWORK",
+        change=lambda _: {},
         question="edgekit plan --help",
     ),
     "a shorter bar": PlantedChange(
