@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.patience import PATIENCE_S, wait_until
-from tests.runtime_engines import CALM, COMPLETION, ask, launch_of, small_model, wait_for_end
+from tests.runtime_engines import CALM, COMPLETION, ask, launch_of, wait_for_end
 from tests.thoroughness import costly
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, start
@@ -23,23 +23,7 @@ from edgekit.engines.llamacpp.run.watch import Watch
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that ends in order is not killed for taking long on a busy machine."""
-    monkeypatch.setattr(EngineProcess.stop, "__kwdefaults__", {"grace_s": PATIENCE_S})
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return small_model(tmp_path / "small.gguf")
-
-
-@pytest.fixture
-def running(model: Path) -> Iterator[EngineProcess]:
-    with start(launch_of(model)) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 def is_gone(pid: int) -> bool:

@@ -36,23 +36,7 @@ from edgekit.machine.types import MemoryLimit
 from edgekit.units import GIB, MIB
 
 pytest.importorskip("xllamacpp")
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that ends in order is not killed for taking long on a busy machine."""
-    monkeypatch.setattr(EngineProcess.stop, "__kwdefaults__", {"grace_s": PATIENCE_S})
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return small_model(tmp_path / "small.gguf")
-
-
-@pytest.fixture
-def running(model: Path) -> Iterator[EngineProcess]:
-    with start(launch_of(model)) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 def watched(
