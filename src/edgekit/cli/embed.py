@@ -146,7 +146,7 @@ def run_bulk(options: EmbedArguments, arguments: argparse.Namespace) -> Finished
     if arguments.output != STDOUT:
         other_paths: dict[str, Path | int] = {"the model": Path(options.model)}
         if arguments.input == STDIN:
-            # standard input may be closed (None), or an object that is no file
+            # standard input may be closed (None), or an object that is not a file
             with suppress(OSError, ValueError, AttributeError):
                 other_paths["the input"] = sys.stdin.fileno()
         elif arguments.input is not None:
