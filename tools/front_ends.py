@@ -218,7 +218,7 @@ def answers(question: Question) -> dict[str, Answer]:
 
 def _folder(home: str, name: str) -> str:
     """A downloaded folder without the weights."""
-    from edgekit.catalog.names import find_entry
+    from edgekit.index.names import find_entry
 
     folder = Path(home, name)
     folder.mkdir()
@@ -292,7 +292,7 @@ def _of_plan(answer: Json) -> Answer:
 
 def _recommend(question: Question) -> Answer:
     """With a catalog of this model only, so that nothing else is listed."""
-    from edgekit.catalog import read_catalog
+    from edgekit.index import read_catalog
 
     if question.flags.keys() - RECOMMEND_FLAGS or question.engine == AUTO:
         return CANNOT_ASK

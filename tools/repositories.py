@@ -1,4 +1,4 @@
-"""Published lists of hub repositories and Ollama tags -> src/edgekit/catalog/repositories.tsv.
+"""Published lists of hub repositories and Ollama tags -> src/edgekit/index/repositories.tsv.
 
 Usage: python tools/repositories.py FOLDER
 
@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgekit.catalog.repositories import PATH, Form
-from edgekit.catalog.store import packaged_entries
-from edgekit.catalog.types import Entry
+from edgekit.index.repositories import PATH, Form
+from edgekit.index.store import packaged_entries
+from edgekit.index.types import Entry
 
 # The usual repository of entries that have none, or that of the base model.
 ORIGINALS = {

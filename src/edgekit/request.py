@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Price
-    from edgekit.catalog.types import ModelPurpose
     from edgekit.engines.protocol import Engine
+    from edgekit.index.types import ModelPurpose
     from edgekit.machine.types import Machine
     from edgekit.model import OpenModel
     from edgekit.sources.download import Download
@@ -364,7 +364,7 @@ def read_reserve(text: str) -> int:
 
 
 def _purpose(word: str) -> ModelPurpose:
-    from edgekit.catalog.types import ModelPurpose
+    from edgekit.index.types import ModelPurpose
 
     name = word.lower()
     try:

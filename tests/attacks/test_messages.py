@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from tests.thoroughness import sampled
 
-from edgekit.catalog import read_catalog
 from edgekit.cli import main
 from edgekit.errors import RemoteInspectError
+from edgekit.index import read_catalog
 from edgekit.sources.address import host_of, redact, redirect_target
 
 ESCAPE = "\x1b[31m\nX\x07\u202e"  # colour, newline, bell, right-to-left override

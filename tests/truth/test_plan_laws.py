@@ -16,12 +16,12 @@ from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.bill.types import Load, Task, Variant
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
+from edgekit.index import read_catalog
+from edgekit.index.names import find_entry
+from edgekit.index.types import Entry
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import for_users
 from edgekit.plan.plan import Plan, find_plan

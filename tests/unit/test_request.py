@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from edgekit.bill.types import Job
-from edgekit.catalog.types import ModelPurpose
 from edgekit.cli import main
 from edgekit.cli.parser import build_parser
 from edgekit.errors import UsageError
+from edgekit.index.types import ModelPurpose
 from edgekit.plan.choice import check_users
 from edgekit.request import Request
 from edgekit.web import requests

@@ -19,11 +19,11 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.web.model_files import write_model
 from tests.web.serving import LOCAL, ask, events, start
 
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.types import Catalog
 from edgekit.cli import main
 from edgekit.engines import engine_named
+from edgekit.index import read_catalog
+from edgekit.index.names import find_entry
+from edgekit.index.types import Catalog
 from edgekit.machine.types import Machine
 from edgekit.plan.recommend import rank_of, smallest_bytes
 from edgekit.request import Request as ModelRequest

@@ -22,8 +22,8 @@ from tests.web.serving import OPEN, ask, start, stuck_hub
 
 from edgekit.app.estimate import price_loads
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.catalog import read_catalog
 from edgekit.errors import CancelledError, NotFoundError
+from edgekit.index import read_catalog
 from edgekit.model import open_model
 from edgekit.request import Session
 from edgekit.sources.types import Origin, Reach

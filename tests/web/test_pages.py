@@ -15,8 +15,8 @@ from tests.web.browser import FLAGS, FULL_BROWSERS, chromium_path, new_visit
 from tests.web.conftest import MACHINE, MakeVisit, Site
 from tests.web.serving import start_process
 
-from edgekit.catalog import read_catalog
 from edgekit.cli import main
+from edgekit.index import read_catalog
 from edgekit.units import format_bytes
 
 VERDICTS = {"passed": "Fits", "warning": "Tight", "failed": "Does not fit", "refused": "Cannot run"}

@@ -12,9 +12,8 @@ import pytest
 from tests.web.model_files import write_model
 from tests.web.serving import LOCAL, ask, events, start
 
-from edgekit.app.catalog import entry_of
+from edgekit.app.index import entry_of
 from edgekit.app.open import open_named
-from edgekit.catalog.store import save_entry
 from edgekit.engines import every_engine
 from edgekit.engines.llamacpp.model_source import typed_gguf_words
 from edgekit.engines.protocol import Companions
@@ -25,6 +24,7 @@ from edgekit.errors import (
     RangeNotSupportedError,
     UsageError,
 )
+from edgekit.index.store import save_entry
 from edgekit.model import open_model
 from edgekit.request import Request, Session
 from edgekit.sources import path_of

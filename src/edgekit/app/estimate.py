@@ -93,7 +93,7 @@ def assume(name: str, request: Request) -> EstimateAnswer:
         raise UsageError(
             f"--assume ignores {unused}: its rule of thumb knows only the size, the quantisation and the context"
         )
-    from edgekit.catalog import read_catalog
+    from edgekit.index import read_catalog
     from edgekit.plan.assumed import assumed_choice, assumed_estimate, from_name
 
     model = from_name(name, mix=values.get("mix") or request.quant)

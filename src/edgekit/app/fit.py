@@ -11,11 +11,11 @@ from typing import Any
 from edgekit.app.estimate import EstimateAnswer, bill_of, task_of, values_of
 from edgekit.app.open import ResolvedModel
 from edgekit.bill.types import CacheChoice, PricedLoad, Task, Variant, Verdict
-from edgekit.catalog.resolve import CATALOG
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED, as_named, stored_quant
 from edgekit.engines.flags import CONTEXT, flag_words, given_values
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
+from edgekit.index.resolve import CATALOG
 from edgekit.model import OpenModel
 from edgekit.plan.choice import NOTHING_FITS, Candidate, result_for
 from edgekit.plan.commands import main_command, start_commands

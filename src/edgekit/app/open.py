@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from edgekit.bill.types import Start, Task, Variant, Verdict
-from edgekit.catalog.resolve import Resolved, resolve
 from edgekit.engines import (
     default_engine,
     engine_for,
@@ -26,6 +25,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.formats.types import Depth
+from edgekit.index.resolve import Resolved, resolve
 from edgekit.model import OpenModel, open_model
 from edgekit.plan.choice import Choice, choose
 from edgekit.request import Session, takes
@@ -124,7 +124,7 @@ class ResolvedModel(Resolved[OpenModel]):
     def embeds(self) -> bool:
         """Whether it is an embedding model, which engines start with other flags."""
         if self.entry is not None:
-            from edgekit.catalog.types import ModelPurpose
+            from edgekit.index.types import ModelPurpose
 
             return ModelPurpose.EMBEDDING in self.entry.kinds
         return self.found is not None and self.found.model.geometry.embeds
@@ -233,7 +233,7 @@ def _assume_from_name(name: str) -> AssumedChoice | None:
     """
     if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
-    from edgekit.catalog import read_catalog
+    from edgekit.index import read_catalog
     from edgekit.plan.assumed import UNSTATED_MIX, assumed_choice, from_name
 
     try:

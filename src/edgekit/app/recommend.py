@@ -22,9 +22,6 @@ from edgekit.app.estimate import check_one_engine
 from edgekit.app.open import ResolvedModel
 from edgekit.app.plan import task_to_plan
 from edgekit.bill.types import Task
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import base_note
-from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.errors import (
     CancelledError,
@@ -33,6 +30,9 @@ from edgekit.errors import (
     RefusedError,
     UnknownArchitectureError,
 )
+from edgekit.index import read_catalog
+from edgekit.index.names import base_note
+from edgekit.index.types import Catalog, Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import READING_TOKENS_PER_S, check_users
 from edgekit.plan.fit import MINIMUM_TOKENS

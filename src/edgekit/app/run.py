@@ -17,10 +17,6 @@ from edgekit.app.estimate import NEXT_TO_MODEL, NO_PROJECTOR, NO_PROJECTOR_SIZE
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import entry_named
-from edgekit.catalog.repositories import Form, repositories_of
-from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.choices import accuracy_of
 from edgekit.engines.commands import gguf_search, visible_cards
@@ -28,6 +24,10 @@ from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
+from edgekit.index import read_catalog
+from edgekit.index.names import entry_named
+from edgekit.index.repositories import Form, repositories_of
+from edgekit.index.types import ModelPurpose
 from edgekit.machine.probes import detect
 from edgekit.machine.types import MemoryLimit
 from edgekit.model import open_model
@@ -37,9 +37,9 @@ from edgekit.sources.local import is_here
 from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
-    from edgekit.catalog.types import Entry
     from edgekit.engines.chat import Prompt
     from edgekit.engines.program import EngineProgram, RunningEngine, Starter
+    from edgekit.index.types import Entry
     from edgekit.model import OpenModel
 
 

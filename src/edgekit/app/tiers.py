@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from edgekit.bill.types import Start, Task
-from edgekit.catalog.tiers import Tier, find_tier, tiers
-from edgekit.catalog.types import ModelPurpose
 from edgekit.engines.memo import ENGINE
 from edgekit.engines.memo.policy import TierPlan, plan_tier_on, recommend_tier_on
 from edgekit.engines.memo.rules import tier_model
 from edgekit.errors import UsageError
+from edgekit.index.tiers import Tier, find_tier, tiers
+from edgekit.index.types import ModelPurpose
 from edgekit.request import ALL, Request
 
 

@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 
 from edgekit.app.estimate import assume, estimate
 from edgekit.app.open import ResolvedModel, open_named, quantised
-from edgekit.catalog.types import Catalog
 from edgekit.cli import ReaderGoneError, show
 from edgekit.cli.console import open_session, screen
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import given_flags
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
+from edgekit.index.types import Catalog
 from edgekit.model import open_config
 from edgekit.model.types import Model
 from edgekit.report.bill import bill_json, bill_text, explain_text, layers_table, sums_json

@@ -7,17 +7,18 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from edgekit.app.catalog import add, update
+from edgekit.app.index import add, update
 from edgekit.app.inspect import inspect
-from edgekit.catalog import listed, read_catalog
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.records import is_id
-from edgekit.catalog.store import forget_entry, packaged_entries
-from edgekit.catalog.types import Catalog
 from edgekit.cli.console import is_terminal, open_session, screen
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
 from edgekit.formats.types import Depth
-from edgekit.report.catalog import (
+from edgekit.index import listed, read_catalog
+from edgekit.index.names import find_entry
+from edgekit.index.records import is_id
+from edgekit.index.store import forget_entry, packaged_entries
+from edgekit.index.types import Catalog
+from edgekit.report.hardware import devices_json, devices_text, hardware_json, hardware_text
+from edgekit.report.index import (
     added_text,
     catalog_json,
     catalog_text,
@@ -27,13 +28,12 @@ from edgekit.report.catalog import (
     lines_text,
     outcomes_json,
 )
-from edgekit.report.hardware import devices_json, devices_text, hardware_json, hardware_text
 from edgekit.report.inspection import inspection_json, inspection_text
 from edgekit.report.json import json_text
 from edgekit.request import Request
 
 if TYPE_CHECKING:
-    from edgekit.catalog.types import Entry
+    from edgekit.index.types import Entry
 
 
 def run_inspect(arguments: argparse.Namespace) -> str:

@@ -23,7 +23,6 @@ from edgekit.app.run import (
     catalog_name,
 )
 from edgekit.bill.types import Load
-from edgekit.catalog.names import split_quant
 from edgekit.cli import ReaderGoneError, show, warn
 from edgekit.cli.commands import SAMPLING_FLAGS
 from edgekit.cli.console import open_session, print_event, print_line, screen
@@ -49,6 +48,7 @@ from edgekit.errors import (
     TextError,
     UsageError,
 )
+from edgekit.index.names import split_quant
 from edgekit.plan.choice import check_users
 from edgekit.report.check import check_json, check_text, headline
 from edgekit.report.json import json_text

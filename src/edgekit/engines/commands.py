@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote_plus
 
 from edgekit.bill.types import Load, Placement, Setup, Variant, Verdict
-from edgekit.catalog.repositories import original_repository
 from edgekit.errors import UsageError, printable
+from edgekit.index.repositories import original_repository
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.sources.local import is_here
 from edgekit.sources.reference import Reference, parse_reference

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from edgekit.catalog.repositories import original_repository
-from edgekit.catalog.tensor_runs import tensors_of
-from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
 from edgekit.formats.types import ModelHeader
+from edgekit.index.repositories import original_repository
+from edgekit.index.tensor_runs import tensors_of
+from edgekit.index.types import Entry
 from edgekit.model import OpenModel, open_config, read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.types import Container

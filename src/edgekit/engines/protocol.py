@@ -35,10 +35,10 @@ if TYPE_CHECKING:
         Variant,
         Verdict,
     )
-    from edgekit.catalog.types import Size
     from edgekit.engines.commands import Command, Startup
     from edgekit.engines.program import EngineProgram
     from edgekit.formats.types import ModelHeader
+    from edgekit.index.types import Size
     from edgekit.machine.types import Budget, Device, Machine, Pool
     from edgekit.model import OpenModel
     from edgekit.model.types import Model

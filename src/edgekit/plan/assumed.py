@@ -23,12 +23,12 @@ from edgekit.bill.types import (
     Price,
     Setup,
 )
-from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError, RefusedError, UsageError
 from edgekit.formats.mixes import mix_by_name
 from edgekit.formats.quantization import mlx_bits_per_weight
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Attention, Model, ModelGeometry, Span
 from edgekit.sources.filenames import base_of, quant_tag

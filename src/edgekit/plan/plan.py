@@ -19,11 +19,11 @@ from edgekit.bill.types import (
     Variant,
     Verdict,
 )
-from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named, every_engine
 from edgekit.engines.entries import open_entry
 from edgekit.engines.speed import steady_throughput
 from edgekit.errors import EdgekitError, UsageError
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.model.types import Model
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import date
 
 from edgekit.bill.types import COMFORTABLE_PERCENT, GOOD_ACCURACY
-from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.choices import accuracy_of
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import HOST
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.plan import Plan

@@ -10,12 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edgekit.bill.types import Lever
-from edgekit.catalog.repositories import Form, repository_at
-from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.flags import typed
 from edgekit.errors import printable
+from edgekit.index.repositories import Form, repository_at
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import download_bytes, with_weights
 from edgekit.plan.fit import first_placement

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edgekit.bill.types import Component, Lever
-from edgekit.catalog.tiers import WHAT_IF
 from edgekit.engines.memo.policy import DRAFT_MAX, TierPlan, for_each
 from edgekit.engines.memo.rules import memory_notes, windows_of
+from edgekit.index.tiers import WHAT_IF
 from edgekit.machine.types import HOST
 from edgekit.report.check import VERDICTS
 from edgekit.report.json import SCHEMA, Json, fields

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgekit.app.recommend import complete
-from edgekit.catalog.names import find_entry
 from edgekit.errors import NotFoundError
-from edgekit.report.catalog import entry_json
+from edgekit.index.names import find_entry
+from edgekit.report.index import entry_json
 from edgekit.report.json import json_line
 from edgekit.web.calls import CALLS, LISTS, Call, WebState, machine_now
 from edgekit.web.cards import Deck

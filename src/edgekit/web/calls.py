@@ -17,19 +17,19 @@ from edgekit.app.inspect import inspect
 from edgekit.app.open import file_at, quantised
 from edgekit.app.plan import check_engine, plan_named
 from edgekit.app.recommend import recommend
-from edgekit.catalog import listed, read_catalog
-from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import every_engine
 from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
+from edgekit.index import listed, read_catalog
+from edgekit.index.types import ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.report.bill import bill_json
 from edgekit.report.cards import cards_json
-from edgekit.report.catalog import catalog_json
 from edgekit.report.check import fit_json
 from edgekit.report.hardware import devices_json, hardware_json
+from edgekit.report.index import catalog_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.json import SCHEMA
 from edgekit.report.json import fields as json_fields

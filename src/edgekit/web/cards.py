@@ -27,12 +27,12 @@ from typing import NamedTuple
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.app.recommend import with_rounded_memory
-from edgekit.catalog import read_catalog
-from edgekit.catalog.resolve import CATALOG
-from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
+from edgekit.index import read_catalog
+from edgekit.index.resolve import CATALOG
+from edgekit.index.types import Catalog, Entry
 from edgekit.machine.types import Machine
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.plan.recommend import rank_of, smallest_bytes

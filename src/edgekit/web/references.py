@@ -16,15 +16,15 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgekit.app.estimate import NEXT_TO_MODEL
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import find_quantised, may_be_elsewhere, ollama_latest
-from edgekit.catalog.resolve import CATALOG
-from edgekit.catalog.store import NAME as CATALOG_FILE
-from edgekit.catalog.store import stored_entries
-from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
+from edgekit.index import read_catalog
+from edgekit.index.names import find_quantised, may_be_elsewhere, ollama_latest
+from edgekit.index.resolve import CATALOG
+from edgekit.index.store import NAME as CATALOG_FILE
+from edgekit.index.store import stored_entries
+from edgekit.index.types import Catalog, Entry
 from edgekit.request import Request
 from edgekit.sources import locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES

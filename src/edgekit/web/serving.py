@@ -22,9 +22,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgekit.catalog import read_catalog
 from edgekit.engines.process import check_port, connectable, in_address, in_use
 from edgekit.errors import EdgekitError, UsageError
+from edgekit.index import read_catalog
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.request import Request
 from edgekit.web.app import create_app

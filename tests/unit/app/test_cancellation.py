@@ -10,8 +10,8 @@ from edgekit.app import recommend
 from edgekit.app.check import check_named
 from edgekit.app.open import open_named
 from edgekit.app.plan import plan_named
-from edgekit.catalog.types import ModelPurpose
 from edgekit.errors import CancelledError
+from edgekit.index.types import ModelPurpose
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 

@@ -12,8 +12,6 @@ from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.app.open import ResolvedModel, answer_with_fallback, open_named
 from edgekit.bill.types import Verdict
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import find_entry
 from edgekit.cli import main
 from edgekit.engines.llamacpp.run import binding
 from edgekit.errors import (
@@ -23,6 +21,8 @@ from edgekit.errors import (
     RefusedError,
     UsageError,
 )
+from edgekit.index import read_catalog
+from edgekit.index.names import find_entry
 from edgekit.machine.types import Machine
 from edgekit.models import can_load, inspect_model_remote, model_preflight
 

@@ -13,10 +13,10 @@ from tests.unit.plan.tasks import is_within, rated
 
 from edgekit.app.recommend import SLOW, TOO_LARGE, Recommendation, complete, find_best, task_for
 from edgekit.bill.types import ChangeKind
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.errors import HardwareError
+from edgekit.index import read_catalog
+from edgekit.index.names import find_entry
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.choice import READING_TOKENS_PER_S

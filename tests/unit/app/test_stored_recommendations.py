@@ -21,8 +21,8 @@ from edgekit.app.recommend import (
     recommend,
     with_rounded_memory,
 )
-from edgekit.catalog import read_catalog
-from edgekit.catalog.types import Catalog
+from edgekit.index import read_catalog
+from edgekit.index.types import Catalog
 from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.report.cards import cards_json
 from edgekit.request import Request

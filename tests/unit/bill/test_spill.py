@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.bill.spill import PAGE_TOKENS, Purpose, Spill, Store, plan_spill
-from edgekit.catalog.tiers import find_layout, find_tier
 from edgekit.errors import KvSpillUnsupportedError, UsageError
+from edgekit.index.tiers import find_layout, find_tier
 from edgekit.units import GIB, MIB
 
 

@@ -11,7 +11,7 @@ import edgekit
 
 PROGRAM = "import sys; from edgekit.cli import main; main(sys.argv[1:]); print(*sys.modules)"
 NOT_NEEDED = {
-    "edgekit.catalog.types",  # the name is a path
+    "edgekit.index.types",  # the name is a path
     "edgekit.cli.plan",
     "edgekit.engines.llamacpp.conversion",  # nothing is converted
     "edgekit.engines.mlx.estimate",

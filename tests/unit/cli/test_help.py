@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from edgekit.catalog.names import find_entry
 from edgekit.cli.parser import build_parser
+from edgekit.index.names import find_entry
 from edgekit.request import Request
 
 # matches "(default 120)" and "default 64"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgekit.catalog import read_catalog
 from edgekit.cli import main
+from edgekit.index import read_catalog
 
 
 @pytest.fixture(autouse=True)

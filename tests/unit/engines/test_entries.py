@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.catalog.names import find_entry
 from edgekit.engines import engine_names
 from edgekit.engines.entries import open_entry
 from edgekit.errors import RefusedError, UsageError
+from edgekit.index.names import find_entry
 
 
 def test_open_entry_of_a_gguf_header_is_refused_for_vllm() -> None:

@@ -11,10 +11,10 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import any_mix, from_config, gguf, of_config, one_file, rated, task_for
 
 from edgekit.bill.types import Change, ChangeKind, Lever, Load, Start, Task, Verdict, cache_type
-from edgekit.catalog.names import find_entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.index.names import find_entry
 from edgekit.machine.devices import DeviceKind, raised_limit, usual_devices
 from edgekit.machine.types import HostMemory
 from edgekit.machine.what_if import what_if_machine

@@ -27,8 +27,6 @@ from tests.unit.plan.tasks import (
 )
 
 from edgekit.bill.types import CACHES, ChangeKind, Drafter, Lever, Load, Start, Task
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.choices import at_mixes
@@ -36,6 +34,8 @@ from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
+from edgekit.index.names import find_entry
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Machine, PoolKind
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import judge, with_weights

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.catalog.types import Entry
+from edgekit.index.types import Entry
 from edgekit.plan.recommend import DOUBLING_MONTHS, FIRST, rank_of, version_of
 
 

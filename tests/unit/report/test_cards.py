@@ -25,8 +25,8 @@ from tests.unit.report.plans import (
 )
 
 from edgekit.app.recommend import Recommendation, complete, find_best
-from edgekit.catalog import read_catalog
-from edgekit.catalog.types import Entry, ModelPurpose
+from edgekit.index import read_catalog
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 from edgekit.machine.what_if import requested_machine
 from edgekit.plan.plan import Plan

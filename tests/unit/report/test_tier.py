@@ -9,7 +9,7 @@ import pytest
 from tests.documented import documented
 from tests.unit.engines.memo.tier_tasks import card, planned, ram, recommended
 
-from edgekit.catalog.tiers import find_layout
+from edgekit.index.tiers import find_layout
 from edgekit.report.text import Screen
 from edgekit.report.tier import tier_headline, tier_json, tier_text
 from edgekit.units import GIB

@@ -33,8 +33,8 @@ from edgekit.model.types import Model
 from edgekit.sources.filenames import SHORT_MIXES
 
 if TYPE_CHECKING:
-    from edgekit.catalog.types import Size
     from edgekit.engines.llamacpp.quantization import MixedModel
+    from edgekit.index.types import Size
 
 # K needs slightly more accuracy than V. For unequal pairs, release builds of CUDA and Metal have no flash attention
 # kernel, and would compute on the CPU: fattn.cu @ 0c1e570.
@@ -133,7 +133,7 @@ def sizes(model: Model, quants: tuple[str, ...] = ()) -> Iterator[Size]:
     """File sizes at the usual mixes and at `quants`. Omits names that are not mixes, and mixes that these tensors
     cannot have.
     """
-    from edgekit.catalog.types import Size  # a check does not need the catalog
+    from edgekit.index.types import Size  # a check does not need the catalog
 
     for mix in (*USUAL_MIXES, default_mix(model), *quants):
         with suppress(EdgekitError):

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.types import F16, Drafter, MemoryEstimate, Placement, Status, Verdict
-from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import (
     COMMAND,
     FILE,
@@ -51,6 +50,7 @@ from edgekit.engines.llamacpp.types import (
 from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.engines.protocol import Offload
 from edgekit.errors import printable
+from edgekit.index.repositories import Form, repository_at
 from edgekit.machine.types import HOST, Device, Vendor
 from edgekit.model.types import Model, block_count, embeds_in_one_batch
 from edgekit.sources.reference import HubModel

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import (
     PLACEHOLDER,
     as_file,
@@ -18,6 +17,7 @@ from edgekit.engines.commands import (
 )
 from edgekit.engines.llamacpp.architectures import DEFAULT_MIX, default_mix
 from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.index.repositories import Form, repository_at
 from edgekit.sources.reference import HubModel, WebFile
 from edgekit.sources.types import Container, Origin
 
@@ -120,8 +120,8 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
         reference = repository.name  # llama.cpp loads the only file without a tag
     words = ["-hf", reference]
     if not projector:
-        from edgekit.catalog.store import packaged
-        from edgekit.catalog.types import Entry, ModelPurpose
+        from edgekit.index.store import packaged
+        from edgekit.index.types import Entry, ModelPurpose
 
         entries = (
             entry
@@ -148,8 +148,8 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
 
 def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
     """-md FILE or -hfd REPOSITORY. A catalog name becomes its repository, or a placeholder."""
-    from edgekit.catalog.names import find_entry, split_quant
     from edgekit.errors import NotFoundError
+    from edgekit.index.names import find_entry, split_quant
 
     words = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
     # Not a file's path: perhaps a catalog name.

@@ -13,15 +13,6 @@ from functools import partial
 
 from edgekit.bill.spill import LEAST_PAGES, PAGE_TOKENS, SPILL_FROM_TOKENS, Spill, plan_spill
 from edgekit.bill.types import Decision, Lever, Load, Placement, Status, Task, Tried, Usage, Verdict
-from edgekit.catalog.tiers import (
-    Layout,
-    Tier,
-    check_engine,
-    find_layout,
-    find_tier,
-    first_run,
-    ladder,
-)
 from edgekit.engines.memo.rules import (
     WONT_FIT_PERCENT,
     MemoSetup,
@@ -41,6 +32,15 @@ from edgekit.engines.memo.rules import (
     with_layout,
 )
 from edgekit.errors import KvSpillUnsupportedError, UsageError
+from edgekit.index.tiers import (
+    Layout,
+    Tier,
+    check_engine,
+    find_layout,
+    find_tier,
+    first_run,
+    ladder,
+)
 from edgekit.machine.types import Budget
 from edgekit.units import LARGEST, MIB, format_bytes
 

@@ -25,7 +25,10 @@ from edgekit.bill.types import (
     Setup,
     Task,
 )
-from edgekit.catalog.tiers import (
+from edgekit.engines.choices import card_budget
+from edgekit.errors import HardwareError, NotFoundError, RefusedError, UsageError
+from edgekit.formats.types import ModelHeader
+from edgekit.index.tiers import (
     BASIS,
     WHAT_IF,
     Layout,
@@ -36,9 +39,6 @@ from edgekit.catalog.tiers import (
     layouts,
     tiers,
 )
-from edgekit.engines.choices import card_budget
-from edgekit.errors import HardwareError, NotFoundError, RefusedError, UsageError
-from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import (
     DEVICE,
     HOST,

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.types import MemoryEstimate, Verdict
-from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import (
     LM_STUDIO_CONTEXT,
     LM_STUDIO_PARALLEL,
@@ -33,6 +32,7 @@ from edgekit.engines.mlx.quantization import (
     read_quantize,
 )
 from edgekit.engines.mlx.setups import DEFAULT_PREFILL_STEP, MlxSetup
+from edgekit.index.repositories import Form, repository_at
 from edgekit.sources.types import Origin
 
 if TYPE_CHECKING:

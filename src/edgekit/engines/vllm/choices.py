@@ -15,13 +15,13 @@ from edgekit.bill.types import (
     Task,
     Variant,
 )
-from edgekit.catalog.repositories import Form, repositories_of
 from edgekit.engines.choices import as_named
 from edgekit.engines.vllm.estimate import estimate
 from edgekit.engines.vllm.placements import devices
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
 from edgekit.formats.quantization import read_quantization
+from edgekit.index.repositories import Form, repositories_of
 from edgekit.model.types import Model
 
 DTYPES = ("auto", "fp8")

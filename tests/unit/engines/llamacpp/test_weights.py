@@ -11,13 +11,13 @@ from edgekit.bill.types import (
     Component,
     Load,
 )
-from edgekit.catalog.names import find_entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.types import Backend, DeviceSlot, LlamaCppSetup, Rules
 from edgekit.engines.llamacpp.weights import device_bytes, place, placed_sums, placed_tensors
 from edgekit.errors import UsageError
+from edgekit.index.names import find_entry
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Model
 from edgekit.units import MIB

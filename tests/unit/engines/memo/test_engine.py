@@ -14,11 +14,11 @@ from tests.unit.plan.tasks import LLAMA, gguf
 
 from edgekit import engines
 from edgekit.bill.types import Component, Load, cache_type
-from edgekit.catalog.tiers import find_layout, find_tier, tiers
 from edgekit.cli import main
 from edgekit.engines.memo import ENGINE
 from edgekit.engines.memo.rules import MemoSetup, tier_model
 from edgekit.errors import RefusedError, UsageError
+from edgekit.index.tiers import find_layout, find_tier, tiers
 from edgekit.machine.types import DEVICE, Machine
 from edgekit.plan.choice import judge
 from edgekit.plan.fit import (

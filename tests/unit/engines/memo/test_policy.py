@@ -19,7 +19,6 @@ from tests.unit.plan.machines import cards, cpu
 
 from edgekit.bill.spill import Purpose, Store
 from edgekit.bill.types import Component, Lever
-from edgekit.catalog.tiers import Layout, find_layout, find_tier, tiers
 from edgekit.engines.memo.policy import (
     TierPlan,
     ladder_plan,
@@ -29,6 +28,7 @@ from edgekit.engines.memo.policy import (
 )
 from edgekit.engines.memo.rules import memory_notes
 from edgekit.errors import HardwareError, KvSpillUnsupportedError, RefusedError, UsageError
+from edgekit.index.tiers import Layout, find_layout, find_tier, tiers
 from edgekit.machine.types import HOST, Machine, System
 from edgekit.machine.what_if import what_if_machine
 from edgekit.report.tier import tier_json

@@ -12,11 +12,11 @@ from tests.unit.engines.memo.tier_tasks import planned_in, ram, task_for
 
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Lever, Placement, Task
-from edgekit.catalog.tiers import layouts, tiers
 from edgekit.engines.memo import ENGINE
 from edgekit.engines.memo.policy import TierPlan
 from edgekit.engines.memo.rules import OS_RESERVE_BYTES, MemoSetup, layout_of, store_of, tier_model
 from edgekit.errors import KvSpillUnsupportedError
+from edgekit.index.tiers import layouts, tiers
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool
 from edgekit.units import GIB, MIB, Basis
 

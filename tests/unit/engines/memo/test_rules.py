@@ -9,9 +9,8 @@ import pytest
 from tests.unit.engines.memo.tier_tasks import card, planned, ram, task_for
 from tests.unit.plan.machines import cards, mac
 
-import edgekit.catalog
+import edgekit.index
 from edgekit.bill.spill import Store
-from edgekit.catalog.tiers import find_layout, find_tier
 from edgekit.engines.memo.rules import (
     MANIFEST_BYTES,
     OS_RESERVE_BYTES,
@@ -26,6 +25,7 @@ from edgekit.engines.memo.rules import (
     store_of,
 )
 from edgekit.errors import NotFoundError, UsageError
+from edgekit.index.tiers import find_layout, find_tier
 from edgekit.machine.types import Budget, HostMemory, Machine, System
 from edgekit.machine.what_if import what_if_machine
 from edgekit.units import GIB, MIB
@@ -114,7 +114,7 @@ def test_plan_tier_prefers_the_manifest_to_the_minimum_of_the_tier() -> None:
 
 
 def test_read_manifest_of_a_bundle() -> None:
-    file = Path(edgekit.catalog.__path__[0], "tier_data", "manifest.json")
+    file = Path(edgekit.index.__path__[0], "tier_data", "manifest.json")
     assert read_manifest(file) == RamNeed(
         min_bytes=4096 * MIB, recommended_bytes=7168 * MIB, source="manifest"
     )

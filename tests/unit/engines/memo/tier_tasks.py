@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.bill.types import Load, Placement, Start, Task
-from edgekit.catalog.tiers import Layout, Tier, find_tier, tiers
 from edgekit.engines.memo.policy import TierPlan, plan_tier, recommend_tier
 from edgekit.engines.memo.rules import (
     MemoSetup,
@@ -15,6 +14,7 @@ from edgekit.engines.memo.rules import (
     tier_model,
     with_layout,
 )
+from edgekit.index.tiers import Layout, Tier, find_tier, tiers
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 
 

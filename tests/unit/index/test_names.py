@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import family_of, find_entry, id_of, split_quant
-from edgekit.catalog.records import is_id
 from edgekit.errors import NotFoundError
+from edgekit.index import read_catalog
+from edgekit.index.names import family_of, find_entry, id_of, split_quant
+from edgekit.index.records import is_id
 
 
 @pytest.mark.parametrize(

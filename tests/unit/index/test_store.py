@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE_S
 
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.records import MAX_RECORD_CHARS, record_of
-from edgekit.catalog.store import NAME, forget_entry, packaged_entries, save_entry
-from edgekit.catalog.types import Entry
 from edgekit.errors import EdgekitError, HeaderError, SourceError
+from edgekit.index import read_catalog
+from edgekit.index.names import find_entry
+from edgekit.index.records import MAX_RECORD_CHARS, record_of
+from edgekit.index.store import NAME, forget_entry, packaged_entries, save_entry
+from edgekit.index.types import Entry
 
 PACKAGED = sum(isinstance(entry, Entry) for entry in packaged_entries())
 OWN = Entry(
@@ -59,8 +59,8 @@ def test_reading_and_forgetting_create_no_folder(data_folder: Path) -> None:
 
 WRITER = """
 import sys
-from edgekit.catalog.store import save_entry
-from edgekit.catalog.types import Entry
+from edgekit.index.store import save_entry
+from edgekit.index.types import Entry
 for i in range(int(sys.argv[2])):
     save_entry(Entry(id=f"{sys.argv[1]}-{i}", family="x", architecture="llama", config={"a": 1}, reference="x"))
 """
@@ -151,7 +151,7 @@ def test_database_of_another_program_has_no_entries_table(data_folder: Path) -> 
 
 
 def test_endless_table_is_interrupted(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgekit.catalog.store.READ_S", 0.2)
+    monkeypatch.setattr("edgekit.index.store.READ_S", 0.2)
     data_folder.mkdir()
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id, 'x' AS entry FROM n"
     with sqlite3.connect(data_folder / NAME) as database:

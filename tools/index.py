@@ -1,6 +1,6 @@
-"""Recorded headers and public configs -> src/edgekit/catalog/models.jsonl.
+"""Recorded headers and public configs -> src/edgekit/index/models.jsonl.
 
-Usage: python tools/catalog.py [COLLECTION] [--docs FOLDER ...] [--versions FILE]
+Usage: python tools/index.py [COLLECTION] [--docs FOLDER ...] [--versions FILE]
 
 COLLECTION holds models.json with headers/, and configs/ with index.jsonl; the default is EDGEKIT_TRUTH. Folders
 have pages that date families and name repositories: docs/source/en/model_doc of transformers, and one with
@@ -25,12 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.app.catalog import AS_STORED, facts_of
+from edgekit.app.index import AS_STORED, facts_of
 from edgekit.bill.types import Load, weakest
-from edgekit.catalog.records import record_of
-from edgekit.catalog.store import PATH, packaged_entries
-from edgekit.catalog.tensor_runs import runs_of
-from edgekit.catalog.types import Entry, ModelPurpose, Source
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.conversion import source_model
@@ -39,6 +35,10 @@ from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
+from edgekit.index.records import record_of
+from edgekit.index.store import PATH, packaged_entries
+from edgekit.index.tensor_runs import runs_of
+from edgekit.index.types import Entry, ModelPurpose, Source
 from edgekit.model import open_config, open_model
 from edgekit.model.types import Model, ModelGeometry, attention_of
 from edgekit.units import Basis

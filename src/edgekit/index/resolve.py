@@ -1,7 +1,7 @@
 """The resolver of model names. Every command, the Python API and the web API resolve names here.
 
 `resolve` decides what a name means: a file, a catalog model, or anything that `read` can open. To support another
-spelling, change `resolve` or `catalog.names.spellings`; callers never interpret names themselves.
+spelling, change `resolve` or `index.names.spellings`; callers never interpret names themselves.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from edgekit.catalog import read_catalog
 from edgekit.errors import (
     NotFoundError,
     PrivateAddressError,
     RemoteInspectError,
 )
+from edgekit.index import read_catalog
 from edgekit.sources.local import is_here
 
 if TYPE_CHECKING:
-    from edgekit.catalog.types import Catalog, Entry
+    from edgekit.index.types import Catalog, Entry
 
 CATALOG = "catalog:"
 
@@ -52,7 +52,7 @@ def resolve(
     name = os.fspath(reference)
     if is_here(name, absolute_only=absolute):
         return Resolved(name=name, found=read(name))
-    from edgekit.catalog import names  # not needed for a path
+    from edgekit.index import names  # not needed for a path
 
     catalog = read_catalog()
     is_explicit = name.lower().startswith(CATALOG)

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.catalog.records import MAX_RECORD_CHARS, read_record, record_of
-from edgekit.catalog.types import Entry
 from edgekit.errors import HeaderError, SourceError, UsageError
+from edgekit.index.records import MAX_RECORD_CHARS, read_record, record_of
+from edgekit.index.types import Entry
 from edgekit.sources.local import create_data_folder, data_folder
 
 if TYPE_CHECKING:

@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from edgekit.catalog import read_catalog
-from edgekit.catalog.repositories import model_of_original, original_repository
-from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.errors import (
     EdgekitError,
     NotFoundError,
@@ -17,6 +14,9 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
+from edgekit.index import read_catalog
+from edgekit.index.repositories import model_of_original, original_repository
+from edgekit.index.types import Catalog, Entry, ModelPurpose
 from edgekit.sources import hub_model_of, locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES, close_names
 from edgekit.sources.types import Reach

@@ -10,8 +10,8 @@ import pytest
 from tests.documented import documented
 from tests.header_files import ARCHITECTURE, FLOAT32, UINT32, entry, gguf, key
 
-from edgekit.catalog.names import find_entry
 from edgekit.cli import main
+from edgekit.index.names import find_entry
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgekit.catalog.types import Catalog, Entry
+    from edgekit.index.types import Catalog, Entry
 
 
 def read_catalog() -> Catalog:
     """All entries; a user's entry replaces EdgeKit's of the same id. Unreadable entries are listed in `problems`."""
-    from edgekit.catalog.store import packaged, stored_entries
-    from edgekit.catalog.types import Catalog, Entry
+    from edgekit.index.store import packaged, stored_entries
+    from edgekit.index.types import Catalog, Entry
 
     rows = (*packaged(), *stored_entries())
     entries = {row.id: row for row in rows if isinstance(row, Entry)}

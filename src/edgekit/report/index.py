@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from edgekit.catalog.repositories import repositories_of
-from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import EdgekitError
+from edgekit.index.repositories import repositories_of
+from edgekit.index.types import Catalog, Entry
 from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     PLAIN,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import edgekit.catalog
-from edgekit.catalog.tiers import (
+import edgekit.index
+from edgekit.errors import RefusedError, UsageError
+from edgekit.index.tiers import (
     WHAT_IF,
     check_engine,
     find_layout,
@@ -18,7 +19,6 @@ from edgekit.catalog.tiers import (
     layouts,
     tiers,
 )
-from edgekit.errors import RefusedError, UsageError
 from edgekit.units import GIB
 
 # Tier: kB per token in each of LAYOUTS.
@@ -111,7 +111,7 @@ def test_unknown_name_of_tier_or_layout_lists_the_names(find: object) -> None:
 
 
 def test_every_fact_of_a_tier_has_a_source() -> None:
-    file = Path(edgekit.catalog.__path__[0], "tier_data", "tiers.json")
+    file = Path(edgekit.index.__path__[0], "tier_data", "tiers.json")
     data = json.loads(file.read_text(encoding="utf-8"))
     facts = set(data["tiers"][0]) - {"name", "line", "base_model", "min_ram_source"}
     geometry = {"cache_layers", "kv_heads", "head_dim"}

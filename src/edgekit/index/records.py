@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from edgekit.catalog.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
 from edgekit.errors import HeaderError
+from edgekit.index.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
 from edgekit.units import Basis
 
 E = TypeVar("E", bound=enum.Enum)

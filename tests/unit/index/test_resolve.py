@@ -1,11 +1,11 @@
-"""`catalog.resolve`: what a name refers to."""
+"""`index.resolve`: what a name refers to."""
 
 from __future__ import annotations
 
 import pytest
 
-from edgekit.catalog.resolve import resolve
 from edgekit.errors import RemoteInspectError
+from edgekit.index.resolve import resolve
 
 
 def test_resolve_gives_the_entry_of_a_name_and_reads_nothing() -> None:

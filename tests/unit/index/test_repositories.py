@@ -7,8 +7,8 @@ from itertools import groupby
 
 import pytest
 
-from edgekit.catalog import read_catalog
-from edgekit.catalog.repositories import (
+from edgekit.index import read_catalog
+from edgekit.index.repositories import (
     PATH,
     Form,
     known_repositories,

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from edgekit.catalog.names import family_of, id_of, kinds_of
-from edgekit.catalog.store import save_entry
-from edgekit.catalog.tensor_runs import runs_of
-from edgekit.catalog.types import Entry, Size, Source
 from edgekit.engines import default_engine, every_engine
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.formats.mixes import stated_mix
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
+from edgekit.index.names import family_of, id_of, kinds_of
+from edgekit.index.store import save_entry
+from edgekit.index.tensor_runs import runs_of
+from edgekit.index.types import Entry, Size, Source
 from edgekit.model import OpenModel, open_config, open_model
 from edgekit.model.inspect import active_elements
 from edgekit.model.tensors import expected_tensors

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from edgekit.catalog.records import RUN
 from edgekit.errors import HeaderError
 from edgekit.formats import limits
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import GgufTensor, Tensor
+from edgekit.index.records import RUN
 from edgekit.model.hyperparameters import MAX_LAYERS
 
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.")

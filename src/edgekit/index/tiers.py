@@ -105,7 +105,7 @@ _COPIED_FIELDS = (
 @cache
 def _data() -> dict[str, Any]:
     """The content of tiers.json."""
-    data: dict[str, Any] = json.loads(get_data("edgekit.catalog", "tier_data/tiers.json") or b"")
+    data: dict[str, Any] = json.loads(get_data("edgekit.index", "tier_data/tiers.json") or b"")
     return data
 
 

@@ -10,10 +10,6 @@ import pytest
 from tests.thoroughness import sampled
 
 from edgekit.bill.types import Load
-from edgekit.catalog import read_catalog
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.store import PATH, packaged_entries
-from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -21,6 +17,10 @@ from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError, NotFoundError
+from edgekit.index import read_catalog
+from edgekit.index.names import find_entry
+from edgekit.index.store import PATH, packaged_entries
+from edgekit.index.types import Entry, ModelPurpose
 from edgekit.units import Basis
 
 ENTRIES = [item for item in packaged_entries() if isinstance(item, Entry)]
@@ -139,7 +139,7 @@ def test_models_with_a_doubtful_header_are_not_packaged(doubted: str) -> None:
 
 def test_read_catalog_imports_no_formats_engines_or_database() -> None:
     code = (
-        "import sys; from edgekit.catalog import read_catalog; read_catalog();"
+        "import sys; from edgekit.index import read_catalog; read_catalog();"
         "print([m for m in sys.modules if m == 'sqlite3' or m.startswith(('edgekit.formats', 'edgekit.engines'))])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

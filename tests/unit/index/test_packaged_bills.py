@@ -12,13 +12,13 @@ from tests.recorded import engine_models, models
 from tests.thoroughness import sampled
 
 from edgekit.bill.types import Component, Load, cache_type
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.store import packaged_entries
-from edgekit.catalog.types import Entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import EdgekitError
+from edgekit.index.names import find_entry
+from edgekit.index.store import packaged_entries
+from edgekit.index.types import Entry
 from edgekit.model.types import Model
 from edgekit.units import Basis
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.catalog.records import MAX_RECORD_CHARS, is_id, read_record, record_of
-from edgekit.catalog.store import PATH, packaged_entries
-from edgekit.catalog.tensor_runs import runs_of, tensors_of
-from edgekit.catalog.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
 from edgekit.errors import HeaderError, UnknownDtypeError
+from edgekit.index.records import MAX_RECORD_CHARS, is_id, read_record, record_of
+from edgekit.index.store import PATH, packaged_entries
+from edgekit.index.tensor_runs import runs_of, tensors_of
+from edgekit.index.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
 from edgekit.units import Basis
 
 ENTRY = Entry(

@@ -1,4 +1,4 @@
-"""tools/catalog.py makes the packaged entries from headers and configs."""
+"""tools/index.py makes the packaged entries from headers and configs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from tests.recorded import DATA, TRUTH, models
 from tests.thoroughness import LONG
 
-from edgekit.app.catalog import needed_config
+from edgekit.app.index import needed_config
 from edgekit.bill.types import Load
-from edgekit.catalog.names import find_entry
-from edgekit.catalog.records import read_record, record_of
-from edgekit.catalog.store import PATH, packaged_entries
-from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
+from edgekit.index.names import find_entry
+from edgekit.index.records import read_record, record_of
+from edgekit.index.store import PATH, packaged_entries
+from edgekit.index.types import Entry
 from edgekit.model import open_config
 from edgekit.model.types import Attention
 
@@ -32,7 +32,7 @@ FROM_HEADERS = ("sizes", "keys", "tensors", "parameters", "active_parameters", "
 
 @cache
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("catalog_tool", ROOT / "tools/catalog.py")
+    spec = importlib.util.spec_from_file_location("catalog_tool", ROOT / "tools/index.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
