@@ -98,13 +98,17 @@ TABLES = (
         " base_model:TEXT uses:REAL geometry:INT basis:TEXT sources:TEXT",
         indexed=("repository",),
     ),
-    _table("geometries", "id:INT! fingerprint:TEXT! header:BLOB* sizes:TEXT"),
+    _table("geometries", "id:INT! fingerprint:TEXT! header:BLOB* sizes:TEXT forms:TEXT*"),
     _table(
         "repositories",
         "model:TEXT* form:TEXT* name:TEXT* quants:TEXT listed:INT downloads:INT sources:TEXT",
         indexed=("model", "name"),
     ),
-    _table("names", "spelling:TEXT* model:TEXT* scheme:TEXT source:INT", indexed=("spelling",)),
+    _table(
+        "names",
+        "spelling:TEXT* model:TEXT* scheme:TEXT source:INT level:INT*",
+        indexed=("spelling",),
+    ),
     _table(
         "evidence",
         "model:TEXT* benchmark:TEXT* score:REAL* date:TEXT setting:TEXT measured_by:TEXT source:INT",
@@ -114,7 +118,7 @@ TABLES = (
         "losses",
         "what:TEXT* scheme:TEXT* model:TEXT measure:TEXT* value:REAL* error:REAL corpus:TEXT date:TEXT source:INT",
     ),
-    _table("sources", "id:INT! name:TEXT* licence:TEXT date:TEXT"),
+    _table("sources", "id:INT! name:TEXT* licence:TEXT date:TEXT basis:TEXT*"),
     _table("meta", "key:TEXT! value:TEXT"),
 )
 

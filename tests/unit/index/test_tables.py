@@ -22,8 +22,11 @@ from edgekit.index.tables import (
     write_sqlite,
 )
 
-NAMES = [("qwen3:8b", "qwen3-8b", "ollama", 1), ("gemma-3", "gemma-3-4b", None, 2)]
-GEOMETRIES = [(1, "00ff", b"\x00header", as_json({"Q8_0": [8, "exact"]})), (0, "00fe", b"", None)]
+NAMES = [("qwen3:8b", "qwen3-8b", "ollama", 1, 0), ("gemma-3", "gemma-3-4b", None, 2, 1)]
+GEOMETRIES = [
+    (1, "00ff", b"\x00header", as_json({"Q8_0": [8, "exact"]}), "gguf"),
+    (0, "00fe", b"", None, ""),
+]
 
 
 def test_rows_are_sorted_and_read_back(tmp_path: Path) -> None:
@@ -66,7 +69,7 @@ def test_existing_index_stays_if_the_new_one_fails(tmp_path: Path) -> None:
     write_sqlite(path, {"names": NAMES})
     before = path.read_bytes()
     with pytest.raises(HeaderError, match=r"names\.source of a row is a str, not INTEGER"):
-        write_sqlite(path, {"names": [*NAMES, ("a", "b", "c", "1")]})
+        write_sqlite(path, {"names": [*NAMES, ("a", "b", "c", "1", 0)]})
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["index.sqlite"]
 
@@ -74,12 +77,16 @@ def test_existing_index_stays_if_the_new_one_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "row", "message"),
     [
-        ("names", ("a", "b", "c"), "3 cells, not 4"),
-        ("names", (None, "b", "c", 1), "names.spelling of a row is a NoneType"),
+        ("names", ("a", "b", "c"), "3 cells, not 5"),
+        ("names", (None, "b", "c", 1, 0), "names.spelling of a row is a NoneType"),
         ("meta", ("built", True), "meta.value of a row is a bool, not TEXT"),
-        ("sources", (2**63, "name", None, None), "too large"),
-        ("sources", (1, "\ud800", None, None), "surrogates not allowed"),
-        ("sources", (True, "name", None, None), "sources.id of a row is a bool, not INTEGER"),
+        ("sources", (2**63, "name", None, None, "exact"), "too large"),
+        ("sources", (1, "\ud800", None, None, "exact"), "surrogates not allowed"),
+        (
+            "sources",
+            (True, "name", None, None, "exact"),
+            "sources.id of a row is a bool, not INTEGER",
+        ),
     ],
 )
 def test_row_that_does_not_fit_is_refused(
