@@ -50,7 +50,7 @@ def test_layers_and_weights_are_those_of_the_libraries() -> None:
     for row in rows("libraries.jsonl.gz"):
         compare(row)
         checked.add(row["config"]["model_type"])
-    assert len(checked) == 199
+    assert len(checked) == 209
 
 
 def test_mlx_bytes_equal_those_of_the_library() -> None:

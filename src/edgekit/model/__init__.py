@@ -178,7 +178,8 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     architecture = record or STANDARD
     hyper.defaults = architecture.defaults(nested=hyper.nested)
     mtp_layers = hyper.number("mtp_layers") or 0
-    types = architecture.arrange(hyper, _layer_count(hyper, mtp_layers) * architecture.sublayers)
+    stored, loops = architecture.rounds(hyper, _layer_count(hyper, mtp_layers))
+    types = architecture.arrange(hyper, stored * architecture.sublayers)
     vocabulary = _vocabulary(hyper)
     if record is None:
         if LayerType.RECURRENT in types or any(hyper.raw(name) is not None for name in _HINTS):
@@ -187,7 +188,6 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
             raise hyper.missing("vocabulary")
     rope = _read_rope(hyper)
     trained = hyper.number("context")
-    loops = hyper.number("loops") or 1
     layers = _layers(hyper, architecture, types, loops)
     causal = hyper.flag("causal")
     if causal is None:
@@ -265,6 +265,11 @@ def _layers(
         width=architecture.width,
     )
     pairs = [architecture.adjust(hyper, pair) for pair in stated_pairs]
+    if architecture.feeds_with_attention:
+        pairs = [
+            (None, None) if kind is LayerType.RECURRENT else pair
+            for kind, pair in zip(types, pairs, strict=True)
+        ]
     window = hyper.number("loop_window") or 0
     count = len(mixers) * loops
     if count > MAX_LAYERS:
@@ -282,13 +287,16 @@ def _layers(
     return tuple(layers)
 
 
+_WITH_BOTH = (LayerType.BOTH, LayerType.BOTH_WINDOW)
+
+
 def _mixers(hyper: Hyper, architecture: Architecture, types: Types) -> tuple[LayerKind, ...]:
     """The attention or recurrence of each layer, by its type."""
     without_attention = {LayerType.RECURRENT, LayerType.NONE, LayerType.EXPERTS}
     has_attention = not without_attention.issuperset(types)
     attentions = architecture.attend(hyper, types) if has_attention else (None,) * len(types)
     recurrent = None
-    if LayerType.RECURRENT in types or LayerType.BOTH in types:
+    if {LayerType.RECURRENT, *_WITH_BOTH} & set(types):
         if architecture.recur is None:
             raise _unknown_layers(hyper)
         recurrent = architecture.recur(hyper)
@@ -296,7 +304,7 @@ def _mixers(hyper: Hyper, architecture: Architecture, types: Types) -> tuple[Lay
     for kind, attention in zip(types, attentions, strict=True):
         if kind is LayerType.RECURRENT and recurrent is not None:
             mixers.append(recurrent)
-        elif kind is LayerType.BOTH:
+        elif kind in _WITH_BOTH:
             if recurrent is None or not isinstance(attention, Attention):
                 raise _unknown_layers(hyper)
             mixers.append(HybridLayer(attention=attention, recurrent=recurrent))

@@ -26,7 +26,7 @@ from inspect import signature
 
 from edgekit.formats.records import Made, Reader, Record, damaged, load_records, read_fields
 from edgekit.model import layers, mixers
-from edgekit.model.layers import Arrangement, PairRule, WidthRule
+from edgekit.model.layers import Arrangement, PairRule, RoundsRule, WidthRule
 from edgekit.model.mixers import AttentionBuilder, RecurrentBuilder
 
 FILE = "architectures.json"
@@ -47,6 +47,8 @@ class Architecture:
     gated: bool = True  # a feed-forward has three matrices, not two
     dense_and_experts: bool = False  # a layer has experts and a dense feed-forward
     alternating: bool = False  # a layer is either a mixer or a feed-forward
+    feeds_with_attention: bool = False  # only layers with attention have a feed-forward
+    rounds: RoundsRule = layers.stated_rounds
     width: WidthRule = layers.stated_width  # for a feed-forward width missing in the file
     adjust: PairRule = layers.as_stated  # for a stated width that means something else
     sublayers: int = 1  # attention blocks per layer as the file counts layers
@@ -117,6 +119,7 @@ RULES: Mapping[str, Reader] = {
     "RecurrentBuilder | None": vars(mixers).__getitem__,
     "WidthRule": vars(layers).__getitem__,
     "PairRule": vars(layers).__getitem__,
+    "RoundsRule": vars(layers).__getitem__,
 }
 
 

@@ -19,6 +19,8 @@ class LayerType(enum.Enum):
     CHUNK = "chunk"
     RECURRENT = "recurrent"
     BOTH = "both"
+    BOTH_WINDOW = "both, attention with a window"
+    IMAGE = "attention to an image"
     EXPERTS = "experts"  # experts only, no mixer
     NONE = "none"
 
@@ -45,6 +47,7 @@ _TYPES = {
     "conv_mixer": LayerType.RECURRENT,
     "recurrent": LayerType.RECURRENT,
     "hybrid": LayerType.BOTH,
+    "hybrid_sliding": LayerType.BOTH_WINDOW,
     "moe": LayerType.EXPERTS,
     "mlp": LayerType.NONE,
     0: LayerType.RECURRENT,  # attn_type_list of MiniMax-01: 0 lightning, 1 softmax
@@ -164,6 +167,14 @@ def windows_after_dense(hyper: Hyper, layers: int, *, period: int) -> Types:
     return (LayerType.FULL,) * lead + windows(hyper, layers - lead, period=period)
 
 
+def images_at_indices(hyper: Hyper, layers: int) -> Types:
+    """Llama 3.2 Vision: the file lists the indices of the layers that attend to an image."""
+    listed = hyper.items("image_layer_indices")
+    if listed is None:
+        raise hyper.missing("image_layer_indices")
+    return _either((i in listed for i in range(layers)), LayerType.IMAGE)
+
+
 def windows_at_indices(hyper: Hyper, layers: int) -> Types:
     """Baichuan-M1: the file lists the indices of the sliding layers."""
     listed = hyper.items("window_layer_indices") or ()
@@ -279,6 +290,29 @@ def griffin(hyper: Hyper, layers: int) -> Types:
         raise HeaderError(f"unknown block_types {cycle!r:.60}", file=hyper.header.name)
     types = [LayerType.RECURRENT if name == "recurrent" else LayerType.WINDOW for name in cycle]
     return tuple(types[i % len(types)] for i in range(layers))
+
+
+# -- layers that run more than once --------------------------------------------------------------
+
+RoundsRule = Callable[[Hyper, int], tuple[int, int]]  # layers as stated -> stored layers, rounds
+
+
+def stated_rounds(hyper: Hyper, layers: int) -> tuple[int, int]:
+    """All layers run as often as the file says: once for most models."""
+    return layers, hyper.number("loops") or 1
+
+
+def two_stacks(hyper: Hyper, layers: int) -> tuple[int, int]:
+    """HRM: a high stack, and a low one that runs several times before it, both in several cycles.
+
+    Files state the layers of one stack; newer ones also those of all runs. Both stacks together count as one round:
+    the runs are H x (L + 1), of which each round has two.
+    """
+    stack = hyper.number("stack_layers") or layers
+    runs = hyper.need("high_cycles") * (hyper.need("low_cycles") + 1)
+    if runs % 2:
+        raise HeaderError(f"{runs} runs of two stacks are not supported", file=hyper.header.name)
+    return 2 * stack, runs // 2
 
 
 # -- feed-forwards: dense, experts, or both ----------------------------------------------------
@@ -430,6 +464,13 @@ def two_thirds(hyper: Hyper) -> int:
     """flash-linear-attention: two thirds of hidden x ratio, because the feed-forward is gated."""
     ratio = hyper.ratio("width_ratio") or 4
     return _round_up(int(hyper.need("hidden") * ratio * 2 / 3), 256)
+
+
+def up_projection(hyper: Hyper) -> int:
+    """xLSTM: a multiple of the hidden width, rounded up."""
+    factor = hyper.ratio("up_factor") or 2.667
+    multiple = hyper.number("up_multiple") or 64
+    return int((hyper.need("hidden") * factor + multiple - 1) // multiple * multiple)
 
 
 def eight_thirds(hyper: Hyper) -> int:

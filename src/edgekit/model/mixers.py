@@ -12,6 +12,7 @@ from edgekit.model.types import (
     Attention,
     Cell,
     CompressedAttention,
+    CrossAttention,
     HybridLayer,
     LatentAttention,
     LayerKind,
@@ -23,11 +24,26 @@ from edgekit.model.types import (
 Mixers = tuple[LayerKind | None, ...]  # of all layers; None for layers without attention
 AttentionBuilder = Callable[[Hyper, Types], Mixers]
 
-_SPANS = {LayerType.WINDOW: Span.WINDOW, LayerType.CHUNK: Span.CHUNK}
-_SPAN_KEYS = {LayerType.WINDOW: "window", LayerType.CHUNK: "chunk"}
+_SPANS = {
+    LayerType.WINDOW: Span.WINDOW,
+    LayerType.BOTH_WINDOW: Span.WINDOW,
+    LayerType.CHUNK: Span.CHUNK,
+}
+_SPAN_KEYS = {
+    LayerType.WINDOW: "window",
+    LayerType.BOTH_WINDOW: "window",
+    LayerType.CHUNK: "chunk",
+}
 _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 _SPARSE = "minimax_m3_sparse"
-_ATTENDING = (LayerType.FULL, LayerType.WINDOW, LayerType.CHUNK, LayerType.BOTH)
+_ATTENDING = (
+    LayerType.FULL,
+    LayerType.WINDOW,
+    LayerType.CHUNK,
+    LayerType.BOTH,
+    LayerType.BOTH_WINDOW,
+    LayerType.IMAGE,
+)
 
 
 def standard(hyper: Hyper, types: Types) -> tuple[Attention | None, ...]:
@@ -72,6 +88,35 @@ def twice_when_sliding(hyper: Hyper, types: Types) -> Mixers:
         else layer
         for layer in layers
     )
+
+
+def zamba(hyper: Hyper, types: Types) -> Mixers:
+    """Zamba 2: attention reads the hidden state and the embedding side by side, so its heads are twice as wide."""
+    heads = hyper.need("heads")
+    width = 2 * hyper.need("hidden") // max(heads, 1)
+    return tuple(
+        layer and replace(layer, key_dim=width, value_dim=width) for layer in standard(hyper, types)
+    )
+
+
+def with_images(hyper: Hyper, types: Types) -> Mixers:
+    """Llama 3.2 Vision: some layers attend to the tiles of an image, each with one token more than patches."""
+    vision = hyper.header.config.get("vision_config")
+    sizes = {**_MLLAMA_IMAGE, **(vision if isinstance(vision, Mapping) else {})}
+    image, patch, tiles = (hyper.whole("image_size", sizes[key]) for key in _MLLAMA_IMAGE)
+    if not patch:
+        raise HeaderError("patch_size is 0", file=hyper.header.name)
+    tokens = tiles * ((image // patch) ** 2 + 1)
+    return tuple(
+        CrossAttention(attention=layer, image_tokens=tokens)
+        if layer is not None and kind is LayerType.IMAGE
+        else layer
+        for kind, layer in zip(types, standard(hyper, types), strict=True)
+    )
+
+
+# transformers' defaults (configuration_mllama.py @ 5.23)
+_MLLAMA_IMAGE = {"image_size": 448, "patch_size": 14, "max_num_tiles": 4}
 
 
 def convolved(hyper: Hyper, types: Types) -> Mixers:
@@ -128,7 +173,7 @@ def _attention(
     hyper: Hyper, layer: int, kind: LayerType, counts: tuple[int, int], index_dim: int
 ) -> Attention:
     """Heads and widths of one layer: its own values, else those of its type, else those of the model."""
-    is_sliding = kind is LayerType.WINDOW
+    is_sliding = _SPANS.get(kind) is Span.WINDOW
     heads, kv_heads = counts
     if is_sliding:
         heads = hyper.number("window_heads") or heads
@@ -211,7 +256,11 @@ def _index_widths(hyper: Hyper, layers: int) -> tuple[int, ...]:
     width = hyper.number("index_dim") or 0
     marks = hyper.listed("index_layers", layers) if width else None
     if marks is None:
-        return (width,) * layers
+        # Every `index_step`-th layer has one, counted from index_offset - 1; the layers before that have one, too.
+        step = hyper.number("index_step") or 1
+        offset = hyper.number("index_offset")
+        first = 1 if offset is None else offset - 1
+        return tuple(0 if max(i - first, 0) % step else width for i in range(layers))
     return tuple(width if mark in (1, True, "full") else 0 for mark in marks)
 
 
@@ -227,6 +276,7 @@ def latent(hyper: Hyper, types: Types) -> Mixers:
             layers.append(None)
             continue
         rope_dim = hyper.need("rope_dim")
+        head_count = hyper.override("heads", i) or heads[i]
         absorbed = True
         if hyper.gguf:
             absorbed = bool(hyper.number("key_dim_mla")) and bool(hyper.number("value_dim_mla"))
@@ -234,7 +284,7 @@ def latent(hyper: Hyper, types: Types) -> Mixers:
             key_dim = hyper.number("key_dim_mla" if absorbed else "key_dim") or even_share
             value_dim = hyper.number("value_dim_mla" if absorbed else "value_dim") or even_share
         else:
-            key_dim = hyper.need("nope_dim") + rope_dim
+            key_dim = (hyper.override("nope_dim", i) or hyper.need("nope_dim")) + rope_dim
             value_dim = hyper.number("value_dim") or hyper.need("hidden") // max(heads[i], 1)
         if key_dim < rope_dim:
             raise HeaderError(
@@ -242,19 +292,31 @@ def latent(hyper: Hyper, types: Types) -> Mixers:
                 file=hyper.header.name,
             )
         layer = LatentAttention(
-            heads=heads[i],
-            latent_dim=hyper.need("latent_dim"),
+            heads=head_count,
+            latent_dim=hyper.override("latent_dim", i) or hyper.need("latent_dim"),
             rope_dim=rope_dim,
             key_dim=key_dim,
             value_dim=value_dim,
             query_rank=hyper.number("query_rank") or 0,
-            index_dim=index_widths[i],
+            index_dim=0 if kind is LayerType.WINDOW else index_widths[i],
             absorbed=absorbed,
             span=_SPANS.get(kind, Span.ALL),
             span_tokens=hyper.need(_SPAN_KEYS[kind]) if kind in _SPAN_KEYS else 0,
         )
         layers.append(layer)
     return tuple(layers)
+
+
+def latent_partly_rotated(hyper: Hyper, types: Types) -> Mixers:
+    """Mistral Large 4: every fourth layer's keys are as wide, but no part of them rotates."""
+    marks = hyper.listed("rope_layers", len(types))
+    step = hyper.number("rope_layer_step") or 4
+    return tuple(
+        replace(layer, rope_dim=0)
+        if isinstance(layer, LatentAttention) and not (marks[i] if marks else (i + 1) % step)
+        else layer
+        for i, layer in enumerate(latent(hyper, types))
+    )
 
 
 def indexed_after_dense(hyper: Hyper, types: Types) -> Mixers:
@@ -449,6 +511,43 @@ def rwkv(hyper: Hyper) -> Recurrent:
         inner=hidden,
         state_size=head_dim,
         heads=hidden // max(head_dim, 1),
+    )
+
+
+def mlstm(hyper: Hyper) -> Recurrent:
+    """xLSTM: per head a matrix of key x value, its normaliser and the largest gate so far."""
+    heads, hidden = hyper.need("heads"), hyper.need("hidden")
+    key_width = _round_up(hidden * (hyper.ratio("key_factor") or 0.5), 64)
+    value_width = _round_up(hidden * (hyper.ratio("value_factor") or 1.0), 64)
+    key_dim, value_dim = key_width // max(heads, 1), value_width // max(heads, 1)
+    return Recurrent(
+        cell=Cell.MLSTM,
+        state_elements=heads * (key_dim * value_dim + key_dim + 1),
+        inner=value_width,
+        state_size=key_dim,
+        heads=heads,
+    )
+
+
+def _round_up(value: float, multiple: int) -> int:
+    return int((value + multiple - 1) // multiple * multiple)
+
+
+def query_key_conv(hyper: Hyper) -> Recurrent:
+    """Zaya: the inputs of two short convolutions over queries and keys, and half of the last token's values."""
+    heads, kv_heads = hyper.need("heads"), hyper.need("kv_heads")
+    width = hyper.number("key_dim") or hyper.need("hidden") // max(heads, 1)
+    first, second = hyper.number("query_key_taps") or 2, hyper.number("query_key_taps_2") or 2
+    return Recurrent(
+        cell=Cell.QUERY_KEY_CONV,
+        conv_elements=(first + second - 2) * (heads + kv_heads) * width,
+        state_elements=kv_heads * width // 2,
+        inner=(heads + kv_heads) * width,
+        state_size=width,
+        groups=kv_heads,
+        heads=heads,
+        conv_kernel=first,
+        rank=second,
     )
 
 

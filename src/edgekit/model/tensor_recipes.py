@@ -146,6 +146,9 @@ class Streams(enum.Enum):
 
     ALTERNATING = "alternating updates"
     HYPER = "hyper-connections"
+    HYPER_SUMMED = "hyper-connections whose streams are summed at the end"
+    HYPER_GATED = "hyper-connections that gate each stream, without a mix of streams"
+    SCALED = "residuals with a scale and a bias"
 
 
 # No config.json has this key: only the tensor count shows whether borrowing layers have K and V matrices.
@@ -183,6 +186,9 @@ class TensorRecipe:
     # Layers that read another layer's cache still have K and V matrices.
     borrowed_keys: Switch = _BORROWED
     round_gate: bool = False  # looped models: a vector per head that gates further rounds
+    head_temperature: bool = False  # Mistral Large 4: a scale and a bias of each head's scores
+    rope_norm: bool = False  # dots3.note: of the rotary key of latent attention
+    index_pool: str = ""  # GLM-5.3: how many tokens share a key of the indexer
     # feed-forward
     ffn_bias: Switch = NO
     expert_bias: Switch = NO
@@ -191,6 +197,7 @@ class TensorRecipe:
     router_scales: bool = False  # Gemma 4: one per hidden dimension, one per expert
     correction: Switch = NO  # a bias that only affects which experts are chosen
     shared_switch: Switch = NO  # a gate on the shared expert
+    router_width: str = ""  # Zaya: the router is a small network of this width
     shared_mix: bool = False  # Klear: weights, with a bias, of the routed and the shared experts
     latent_norms: int = 0  # of experts with their own hidden width
     latent_norms_if: Switch = YES
@@ -214,6 +221,9 @@ class TensorRecipe:
     head_scale: bool = False  # a scalar before the output head
     head_bias: Switch = NO
     embedding_width: str = ""  # of the embedding, if it is not the hidden width
+    embedding_rows: int = 0  # beyond the vocabulary
+    start_state: bool = False  # HRM: a vector that the low stack starts from
+    shared_blocks: str = ""  # Zamba 2: how many transformer blocks all hybrid layers share
     embedding_out: bool = False  # projects back to that width before the head
     ngrams: bool = False  # LongCat: hash tables for the preceding tokens
     positions: int | None = None  # a learned position table: its rows beyond the context

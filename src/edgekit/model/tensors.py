@@ -11,6 +11,7 @@ from edgekit.model.tensor_recipes import (
     ExpectedTensor,
     Rows,
     Streams,
+    Switch,
     TensorFamily,
     TensorKind,
     TensorRole,
@@ -24,6 +25,7 @@ from edgekit.model.types import (
     Attention,
     Cell,
     CompressedAttention,
+    CrossAttention,
     Experts,
     HybridLayer,
     LatentAttention,
@@ -102,7 +104,13 @@ def _family(geometry: ModelGeometry, config: Mapping[str, object] | None) -> Ten
 def _input_rows(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     """The tensors before the first layer: embeddings, and matrices that set up the residual streams."""
     hidden, recipe, width = family.hidden, family.recipe, family.embedding
-    yield array(TensorRole.EMBEDDING, TensorKind.EMBEDDING, geometry.vocabulary or 0, width)
+    rows = (geometry.vocabulary or 0) + recipe.embedding_rows
+    yield array(TensorRole.EMBEDDING, TensorKind.EMBEDDING, rows, width)
+    if recipe.start_state:
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, hidden)
+    if recipe.streams is Streams.SCALED:
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, hidden)
+        yield array(TensorRole.RESIDUAL, TensorKind.BIAS, hidden)
     if width != hidden:
         yield from linear(TensorRole.EMBEDDING_IN, hidden, width)
     if recipe.ngrams:
@@ -130,7 +138,7 @@ def _input_rows(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         for _ in ("into the other streams", "out of them"):
             for row in linear(TensorRole.RESIDUAL, hidden, hidden):
                 yield replace(row, count=other_streams)
-    if recipe.streams is Streams.HYPER:
+    if recipe.streams in (Streams.HYPER, Streams.HYPER_GATED):
         streams = family.number("hc_mult")
         yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams, streams * hidden)
         yield array(TensorRole.RESIDUAL, TensorKind.BIAS, streams)
@@ -170,6 +178,9 @@ def _output_rows(geometry: ModelGeometry, family: TensorFamily) -> Rows:
 def _layer_rows(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> Rows:
     """Norms, mixer, feed-forward, experts and scales of a layer, not yet marked with its index."""
     recipe, dense, experts = family.recipe, layer.dense, layer.experts
+    if recipe.shared_blocks:
+        yield from _zamba_layer(layer, geometry, family)
+        return
     for _ in range(_norm_count(layer, family)):
         yield from norm(family)
     if recipe.norm_rank:
@@ -232,14 +243,21 @@ def _residual_streams(family: TensorFamily) -> Rows:
         yield from linear(TensorRole.RESIDUAL, rank, hidden)
         yield from linear(TensorRole.RESIDUAL, hidden, rank)
         yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
-    if streams is Streams.HYPER:
-        # DeepSeek-V4: hyper-connections before attention and before the feed-forward.
+    if streams in (Streams.HYPER, Streams.HYPER_SUMMED, Streams.HYPER_GATED):
+        # DeepSeek-V4: hyper-connections before attention and before the feed-forward: how much of each stream is
+        # read, how much is written, and (not in Hy 4) how the streams are mixed.
         count = family.number("hc_mult")
-        mixes = (2 + count) * count
+        is_mixed = streams is not Streams.HYPER_GATED
+        mixes = (2 + count * is_mixed) * count
         for _ in ("attention", "feed-forward"):
             yield array(TensorRole.RESIDUAL, TensorKind.RAW, mixes, count * hidden)
             yield array(TensorRole.RESIDUAL, TensorKind.BIAS, mixes)
-            yield array(TensorRole.RESIDUAL, TensorKind.RAW, 3)
+            yield array(TensorRole.RESIDUAL, TensorKind.RAW, 2 + is_mixed)
+    if streams is Streams.SCALED:
+        # Zaya: of the output and of the residual, after attention and after the feed-forward.
+        for _ in range(4):
+            yield array(TensorRole.RESIDUAL, TensorKind.RAW, hidden)
+            yield array(TensorRole.RESIDUAL, TensorKind.BIAS, hidden)
 
 
 def _block_residual(family: TensorFamily) -> Rows:
@@ -258,6 +276,12 @@ def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
             yield from _attention(kind.attention, family, borrows=borrows)
         case NoCache() if kind.attention is not None:
             yield from _attention(kind.attention, family)
+        case CrossAttention():
+            yield from _attention(kind.attention, family)
+            for role in (TensorRole.QUERY, TensorRole.KEY):
+                yield array(role, TensorKind.NORM, kind.attention.key_dim)
+            for _ in ("attention", "feed-forward"):  # gates, one number each
+                yield array(TensorRole.SCALE, TensorKind.RAW, 1)
         case HybridLayer():
             yield from _attention(kind.attention, family)
             yield from _CELLS[kind.recurrent.cell](kind.recurrent, family)
@@ -309,6 +333,46 @@ def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) 
         yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
 
 
+def _zamba_layer(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """Zamba 2: Mamba-2 in every layer. Hybrid layers first run one of a few shared transformer blocks, each with its
+    own low-rank adapters and projection.
+
+    A shared block is counted in the first layer that runs it.
+    """
+    mixer, hidden, recipe = layer.mixer, family.hidden, family.recipe
+    state = mixer.recurrent if isinstance(mixer, HybridLayer) else mixer
+    yield from norm(family)
+    if isinstance(state, Recurrent):
+        yield from _mamba2(state, family)
+    if not isinstance(mixer, HybridLayer) or layer.dense is None:
+        return
+    yield from linear(TensorRole.STATE_LOW_OUT, hidden, hidden)
+    inner, width = 2 * hidden, layer.dense.width
+    adapted = [(inner, inner)] * 3 if family.has(_ATTENTION_ADAPTERS) else []
+    for into, out in (*adapted, (hidden, 2 * width)):
+        rank = family.number("adapter_rank", 128)
+        yield from linear(TensorRole.GATE, rank, into)
+        yield from linear(TensorRole.GATE, out, rank)
+    hybrids = [item.index for item in geometry.layers if isinstance(item.mixer, HybridLayer)]
+    if hybrids.index(layer.index) >= family.number(recipe.shared_blocks, 1):
+        return
+    queries = mixer.attention.heads * mixer.attention.key_dim
+    keys = mixer.attention.kv_heads * mixer.attention.key_dim
+    for role, out in (
+        (TensorRole.QUERY, queries),
+        (TensorRole.KEY, keys),
+        (TensorRole.VALUE, keys),
+    ):
+        yield from linear(role, out, inner)
+    yield from linear(TensorRole.OUTPUT, hidden, queries)
+    yield from _feed_forward(_DENSE, width, family, gated=True)
+    yield array(TensorRole.NORM, TensorKind.NORM, inner)
+    yield array(TensorRole.NORM, TensorKind.NORM, hidden)
+
+
+_ATTENTION_ADAPTERS = Switch(("use_shared_attention_adapter",))
+
+
 def _attention_output(values: int, family: TensorFamily) -> Rows:
     """The output matrix of attention, and its norm if the recipe has one."""
     bias = family.has(family.recipe.output_bias)
@@ -350,11 +414,18 @@ def _latent_attention(kind: LatentAttention, family: TensorFamily) -> Rows:
         yield from linear(TensorRole.QUERY, queries, hidden)
     yield from linear(TensorRole.LATENT_DOWN, kind.latent_dim + kind.rope_dim, hidden, bias=bias)
     yield array(TensorRole.LATENT_DOWN, TensorKind.NORM, kind.latent_dim)
+    if family.recipe.rope_norm:
+        yield array(TensorRole.LATENT_DOWN, TensorKind.NORM, kind.rope_dim)
     keys_and_values = kind.heads * (kind.key_dim - kind.rope_dim + kind.value_dim)
     yield from linear(TensorRole.LATENT_UP, keys_and_values, kind.latent_dim)
     yield from _attention_output(kind.heads * kind.value_dim, family)
     if family.recipe.latent_gate is not None and family.has(family.recipe.latent_gate_if):
         yield from _gate(family.recipe.latent_gate, kind, family)
+    if family.has(family.recipe.sinks):
+        yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
+    if family.recipe.head_temperature:
+        yield array(TensorRole.SCALE, TensorKind.RAW, kind.heads)
+        yield array(TensorRole.SCALE, TensorKind.BIAS, kind.heads)
     if width := kind.index_dim:
         # DeepSeek-V3.2: queries from the compressed ones, one key, a weight for each head.
         heads = family.number("index_n_heads")
@@ -363,6 +434,15 @@ def _latent_attention(kind: LatentAttention, family: TensorFamily) -> Rows:
         yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
         yield array(TensorRole.INDEX_KEY, TensorKind.BIAS, width)
         yield from linear(TensorRole.INDEX_WEIGHTS, heads, hidden)
+        if family.recipe.head_temperature:
+            for tensor_kind in (TensorKind.NORM, TensorKind.BIAS):
+                yield array(TensorRole.INDEX_QUERY, tensor_kind, hidden)
+            yield array(TensorRole.INDEX_WEIGHTS, TensorKind.RAW, heads)
+            yield array(TensorRole.INDEX_WEIGHTS, TensorKind.BIAS, heads)
+        if family.recipe.index_pool:  # gates and positions of the tokens that share a key
+            pool = family.number(family.recipe.index_pool)
+            yield array(TensorRole.INDEX_KEY, TensorKind.RAW, pool, width)
+            yield array(TensorRole.INDEX_KEY, TensorKind.RAW, width, hidden)
 
 
 def _gate(width: Width, kind: Attention | LatentAttention, family: TensorFamily) -> Rows:
@@ -429,7 +509,17 @@ def _experts(experts: Experts, family: TensorFamily, layer: int) -> Rows:
     recipe, hidden = family.recipe, family.hidden
     routes = experts.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
     kind = TensorKind.RAW if recipe.router_is_raw else TensorKind.LINEAR
-    yield array(TensorRole.ROUTER, kind, routes, hidden)
+    if recipe.router_width:  # Zaya: one expert more, which does nothing
+        width, routes = family.number(recipe.router_width, 256), routes + 1
+        yield from linear(TensorRole.ROUTER, width, hidden, bias=True)
+        yield array(TensorRole.ROUTER, TensorKind.NORM, width)
+        for _ in range(2):
+            yield from linear(TensorRole.ROUTER, width, width, bias=True)
+        yield from linear(TensorRole.ROUTER, routes, width)
+        if layer:
+            yield array(TensorRole.ROUTER, TensorKind.RAW, width)
+    else:
+        yield array(TensorRole.ROUTER, kind, routes, hidden)
     if family.has(recipe.router_bias):
         yield array(TensorRole.ROUTER, TensorKind.BIAS, routes)
     if family.has(recipe.correction) and not chooses_by_token(family.section, layer):
@@ -593,6 +683,28 @@ def _key_conv(kind: Recurrent, _: TensorFamily) -> Rows:
         yield array(role, TensorKind.RAW, kind.groups, kind.conv_kernel)
 
 
+def _query_key_conv(kind: Recurrent, _: TensorFamily) -> Rows:
+    """Zaya: a convolution of each channel, then one of each head, and a temperature for each KV head."""
+    width = kind.state_size
+    for shape in ((kind.inner, 1, kind.conv_kernel), (kind.inner, width, kind.rank)):
+        yield array(TensorRole.CONV, TensorKind.CONV, *shape)
+        yield array(TensorRole.CONV, TensorKind.BIAS, kind.inner)
+    yield array(TensorRole.SCALE, TensorKind.RAW, kind.groups)
+
+
+def _mlstm(kind: Recurrent, family: TensorFamily) -> Rows:
+    """xLSTM: queries, keys, values and an output gate; input and forget gates of one number per head."""
+    keys, hidden = kind.heads * kind.state_size, family.hidden
+    for out in (keys, keys, kind.inner):
+        yield from _state_in(out, family)
+    bias = family.has(family.recipe.state_bias)
+    yield from linear(TensorRole.STATE_GATE, kind.inner, hidden, bias=bias)
+    for _ in ("input", "forget"):
+        yield from linear(TensorRole.STATE_BETA, kind.heads, hidden, bias=True)
+    yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner)
+    yield from _state_out(kind.inner, family)
+
+
 def _rwkv(kind: Recurrent, family: TensorFamily) -> Rows:
     """RWKV-7: six mixes with the previous token, four matrices, and low-rank gates."""
     if family.name != "rwkv7":
@@ -665,4 +777,6 @@ _CELLS: Mapping[Cell, Callable[[Recurrent, TensorFamily], Rows]] = {
     Cell.KEY_CONV: _key_conv,
     Cell.RWKV: _rwkv,
     Cell.RG_LRU: _rg_lru,
+    Cell.MLSTM: _mlstm,
+    Cell.QUERY_KEY_CONV: _query_key_conv,
 }

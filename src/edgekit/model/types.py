@@ -208,6 +208,9 @@ class Cell(enum.Enum):
     KEY_CONV = "convolved keys and values"  # Baichuan-M1: before they are cached
     RWKV = "rwkv"
     RG_LRU = "rg-lru"
+    MLSTM = "matrix LSTM"
+    QUERY_KEY_CONV = "convolved queries and keys"  # Zaya: before attention
+    QUARTER_CONV = "convolved keys, values and outputs"  # Inkling: four short convolutions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,12 +280,33 @@ class NoCache(LayerKind):
         return "no cache" if self.attention is None else "encoder attention"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttention(LayerKind):
+    """Attention to the tokens of an image instead of those of the text (Llama 3.2 Vision).
+
+    Keys and values are computed once from the image, so they do not grow with the context.
+    """
+
+    attention: Attention
+    image_tokens: int  # of one image in its largest form
+
+    @property
+    def label(self) -> str:
+        return "cross-attention to an image"
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        widths = self.attention.key_dim + self.attention.value_dim
+        elements = self.image_tokens * self.attention.kv_heads * widths
+        return (State(name="image keys and values", elements=elements),)
+
+
 def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
     """The attention in a layer of any kind, whether or not it has its own cache."""
     match kind:
         case Attention() | LatentAttention():
             return kind
-        case HybridLayer() | SharedCache() | NoCache():
+        case HybridLayer() | SharedCache() | CrossAttention() | NoCache():
             return kind.attention
         case _:
             return None

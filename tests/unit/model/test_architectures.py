@@ -84,7 +84,7 @@ def test_every_rule_is_named_by_a_record() -> None:
     others |= {"stated_windows", "unless_listed"}
     sections = list(parts("layers", "gguf_layers"))
     named = {section["arrange"]["rule"] for section in sections if "arrange" in section}
-    for key in ("attend", "recur", "width", "adjust"):
+    for key in ("attend", "recur", "width", "adjust", "rounds"):
         named |= {section[key] for section in sections if key in section}
     assert named == rules - others
 
