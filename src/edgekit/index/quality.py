@@ -1,0 +1,491 @@
+"""How good a model is at a task, from published benchmark scores, and what its quantisation and cache cost.
+
+A model has an ability per task. A score is a straight line in it, on the log-odds scale, with a difficulty and a slope
+per benchmark; tools/quality.py fits abilities and lines together and writes quality.json. The ability of a model
+without scores is predicted from its size, its age and its measured relatives.
+
+A quality is the score, 0 to 100, that the model is expected to reach in the task's reference benchmark (0: no task
+solved, 100: every task solved). Losses are in points of the same scale. Intervals are 80 %.
+"""
+
+from __future__ import annotations
+
+import csv
+import enum
+import functools
+import gzip
+import io
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from importlib.resources import files
+from typing import Any
+
+from edgekit.formats.mixes import mix_by_name
+from edgekit.index.types import ModelPurpose
+
+FITTED = "quality.json"  # abilities, benchmark lines and effects; written by tools/quality.py
+EVIDENCE = "evidence.tsv.gz"  # the scores they rest on, those that may be shipped
+LOSSES = "losses.tsv"  # measured losses per weight and cache type
+EIGHTY_PERCENT = 1.2816  # half of an 80 % interval, in standard deviations
+EPOCH = date(2024, 1, 1)  # ages are years after it
+_DAYS_A_YEAR = 365.25
+LEAST_PARAMETERS, MOST_PARAMETERS = 10**7, 10**13
+SMALL_PARAMETERS = 3e9
+EARLIEST, LATEST = -2.0, 26.0  # years; a false date in a file must not decide
+
+
+class QualityBasis(enum.Enum):
+    """What a quality rests on."""
+
+    MEASURED = "measured"  # the model's own scores in benchmarks of the task
+    FAMILY = "family"  # scores of its family, or its own in other tasks
+    NOT_MEASURED = "not measured"  # only its size and age
+
+
+class LossBasis(enum.Enum):
+    """What a loss rests on."""
+
+    MEASURED = "measured"  # of this type, on other models
+    NEIGHBOUR = "neighbour"  # of the measured types with the nearest number of bits
+    NONE = "none"  # nothing is lost: 16 bits or more, or the type in which the model was released
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a model is known by; None: unknown."""
+
+    parameters: int | None = None
+    active_parameters: int | None = None
+    released: str | None = None  # "2025-04", "2025-04-29"
+    family: str | None = None
+    kinds: tuple[ModelPurpose, ...] = ()
+    origin_released: str | None = None  # of the model that another publisher made it from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A published score."""
+
+    benchmark: str
+    score: float
+    date: str
+    setting: str
+    measured_by: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """The expected score in the reference benchmark of the task, and what it rests on."""
+
+    task: ModelPurpose
+    value: float
+    low: float  # models are ranked by this: what the model reaches with a probability of 90 %
+    high: float
+    basis: QualityBasis
+    scores: tuple[Score, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Points of quality that a weight or cache type costs."""
+
+    value: float
+    low: float
+    high: float
+    basis: LossBasis
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """quality.json."""
+
+    tasks: Mapping[ModelPurpose, Mapping[str, Any]]
+    series: Mapping[str, Mapping[str, tuple[float, float]]]
+    families: Mapping[str, Mapping[str, tuple[float, float]]]
+    publishers: Mapping[str, tuple[str, ...]]  # of the measured models of a series
+    released: Mapping[str, str]  # the first model of a family
+    models: Mapping[str, Mapping[str, tuple[float, float, int]]]
+    bases: frozenset[str]
+
+
+# Names of models that do something else than answer, whatever their kind says.
+_OTHER_USE = re.compile(
+    r"guard|shield|safety|(?:^|[-_.])(?:rerank(?:er)?|reward|rm|prm|orm|ocr|asr|tts|speech|audio|whisper"
+    r"|draft|speculator|eagle3?|mtp|dflash|translate(?:gemma)?|mt|judge|classifier|tokenizer|embedding|embed)(?=[-_.0-9]|$)"
+)
+BASE_NAME = re.compile(r"(?:^google/.*-pt|[-_]base)(?=[-_.0-9]|$)|[-_]pretrain(?:ed)?(?=[-_]|$)")
+_MONTH_IN_NAME = re.compile(r"[-_](2[3-9])(0[1-9]|1[0-2])(?=[-_]|$)")
+_SHORTEST_SERIES = 3  # letters
+_ALIASES = (("meta-llama/meta-llama-3.1", "meta-llama/llama-3.1"), ("cohereforai/", "coherelabs/"))
+
+
+def key_of(hub_id: str) -> str:
+    """The spelling of a hub id in quality.json: repositories that were renamed have one."""
+    key = hub_id.lower().strip()
+    for old, new in _ALIASES:
+        if key.startswith(old):
+            return new + key.removeprefix(old)
+    return key
+
+
+def is_base_model(hub_id: str) -> bool:
+    """Whether it only continues a text: trained without instructions."""
+    key = key_of(hub_id)
+    return key in _fit().bases or BASE_NAME.search(key) is not None
+
+
+def suits(hub_id: str, task: ModelPurpose, *, facts: Facts) -> bool:
+    """Whether it can be offered for the task at all.
+
+    A general model codes and reasons too: its quality says how well. It needs scores of its own or of its family there.
+    """
+    kinds = set(facts.kinds)
+    if task is ModelPurpose.EMBEDDING or ModelPurpose.EMBEDDING in kinds:
+        return task in kinds and (task is ModelPurpose.EMBEDDING)
+    if is_base_model(hub_id) or _OTHER_USE.search(key_of(hub_id).split("/")[-1]):
+        return False
+    if task is ModelPurpose.VISION:
+        return task in kinds
+    if task in kinds:
+        return True
+    if not kinds & {ModelPurpose.CHAT, ModelPurpose.CODE, ModelPurpose.REASONING}:
+        return False
+    return (
+        task is ModelPurpose.CHAT
+        or quality_of(hub_id, task, facts=facts).basis is not QualityBasis.NOT_MEASURED
+    )
+
+
+def quality_of(hub_id: str, task: ModelPurpose, *, facts: Facts) -> Quality:
+    """How good the model is at the task, without quantisation."""
+    fit = _fit()
+    about = fit.tasks[task]
+    key = key_of(hub_id)
+    fitted = fit.models.get(key, {}).get(task.value)
+    if fitted is not None:
+        ability, spread, count = fitted
+        basis = QualityBasis.MEASURED if count else QualityBasis.FAMILY
+    else:
+        ability, spread, basis = predicted_ability(key, task, facts=facts)
+    if basis is not QualityBasis.MEASURED:
+        # Not known better than any measured model, so that it does not rank above one that is expected to be better.
+        spread = max(spread, about["greatest_measured_spread"])
+    chance: float = about["chance"]
+
+    def expected(log_odds: float) -> float:
+        return 100 * (chance + (1 - chance) / (1 + math.exp(-log_odds)))
+
+    return Quality(
+        task=task,
+        value=expected(ability),
+        low=expected(ability - EIGHTY_PERCENT * spread),
+        high=expected(ability + EIGHTY_PERCENT * spread),
+        basis=basis,
+        scores=scores_of(key, task),
+    )
+
+
+def scores_of(hub_id: str, task: ModelPurpose) -> tuple[Score, ...]:
+    """The published scores of the model in benchmarks that count for the task."""
+    return _evidence().get((key_of(hub_id), task.value), ())
+
+
+def predicted_ability(
+    hub_id: str, task: ModelPurpose, *, facts: Facts
+) -> tuple[float, float, QualityBasis]:
+    """Ability, standard deviation and basis of a model without scores: by size, age, kind and relatives."""
+    fit = _fit()
+    about = fit.tasks[task]
+    inputs, missing = inputs_of(hub_id, _without_claims(hub_id, facts))
+    ability = sum(about["effects"][name] * value for name, value in inputs.items())
+    family, series, is_own = _lineage(hub_id, facts)
+    known = fit.families.get(family, {}).get(task.value)
+    variance = about["model_variance"]
+    basis = QualityBasis.NOT_MEASURED if known is None or not is_own else QualityBasis.FAMILY
+    if not is_own:  # somebody else's version: nobody has measured what became of the original
+        variance += about["model_variance"] + about["family_variance"]
+    if known is None:
+        known = fit.series.get(series, {}).get(task.value) or (
+            0.0,
+            math.sqrt(about["series_variance"]),
+        )
+        variance += about["family_variance"]
+    offset, spread = known
+    variance += spread**2 + sum(about["missing_variance"][name] for name in missing)
+    return ability + offset, math.sqrt(variance), basis
+
+
+def _lineage(hub_id: str, facts: Facts) -> tuple[str, str, bool]:
+    """Family and series, and whether the publisher is the one who makes that series.
+
+    The name of another publisher's version begins with anything: 'huihui-qwen3.5-9b-abliterated' is of 'qwen3.5'.
+    """
+    fit = _fit()
+    family, series = family_of(hub_id, facts), series_of(hub_id, facts)
+    publisher = key_of(hub_id).rpartition("/")[0]
+    if series in fit.series:
+        return family, series, not publisher or publisher in fit.publishers.get(series, ())
+    words = re.split(r"[-_]", key_of(hub_id).split("/")[-1])
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        other = re.split(r"[^a-z]", word, maxsplit=1)[0]
+        if len(other) >= _SHORTEST_SERIES and other in fit.series:
+            return (f"{word}-{after}" if word == other else word), other, False
+    return family, series, True
+
+
+def _without_claims(hub_id: str, facts: Facts) -> Facts:
+    """The facts of another publisher's version without what only its name claims, and not newer than its family."""
+    family, _, is_own = _lineage(hub_id, facts)
+    if is_own:
+        return facts
+    kinds = tuple(
+        kind for kind in facts.kinds if kind not in (ModelPurpose.REASONING, ModelPurpose.CODE)
+    )
+    about = _fit().released.get(family)
+    return replace(facts, kinds=kinds, origin_released=facts.origin_released or about)
+
+
+def inputs_of(hub_id: str, facts: Facts) -> tuple[dict[str, float], tuple[str, ...]]:
+    """What a prediction without scores is made from, and which of it is unknown."""
+    missing = []
+    parameters = facts.parameters or 0
+    if parameters <= 0:
+        missing.append("size")
+        parameters = 7 * 10**9
+    total = min(max(parameters, LEAST_PARAMETERS), MOST_PARAMETERS)
+    active = min(max(facts.active_parameters or total, LEAST_PARAMETERS), total)
+    age = age_of(hub_id, facts)
+    if age is None:
+        missing.append("age")
+        age = 0.0
+    reasons = ModelPurpose.REASONING in facts.kinds or "thinking" in hub_id.lower()
+    inputs = {
+        "one": 1.0,
+        "size": math.log2(total / 7e9),
+        "small": max(math.log2(SMALL_PARAMETERS / total), 0.0),  # below it, ability falls faster
+        "active": math.log2(active / total),
+        "age": age,
+        "reasons": float(reasons),
+        "codes": float(ModelPurpose.CODE in facts.kinds),
+    }
+    return inputs, tuple(missing)
+
+
+def age_of(hub_id: str, facts: Facts) -> float | None:
+    """Years from EPOCH to the release. A month in the name counts before a list's; a copy is as old as its origin."""
+    month = _MONTH_IN_NAME.search(hub_id.lower())
+    text = f"20{month[1]}-{month[2]}" if month else facts.released
+    ages = [years for years in map(_years, (text, facts.origin_released)) if years is not None]
+    return min(ages) if ages else None
+
+
+def _years(text: str | None) -> float | None:
+    parts = (text or "").split("-")
+    try:
+        year, month, day = (int(part) for part in (*parts, "1", "1")[:3])
+        days = (date(year, month, day) - EPOCH).days
+    except (ValueError, OverflowError):
+        return None
+    return min(max(days / _DAYS_A_YEAR, EARLIEST), LATEST)
+
+
+def family_of(hub_id: str, facts: Facts) -> str:
+    """'qwen3.5', 'gemma-2'; what reads as a version but is the size is left out ('gemma-7' of gemma-7b is 'gemma')."""
+    name = key_of(hub_id).split("/")[-1]
+    family = (facts.family or "").lower() or re.split(r"[-_]\d+(?:\.\d+)?[bm](?=[-_]|$)", name)[0]
+    stem = re.sub(r"-?\d+$", "", family)
+    if stem and re.match(re.escape(family) + r"b(?=[-_]|$)", name):
+        return stem
+    return family
+
+
+def series_of(hub_id: str, facts: Facts) -> str:
+    """'qwen3-vl' -> 'qwen'."""
+    return re.split(r"[^a-z]", family_of(hub_id, facts), maxsplit=1)[0]
+
+
+# What engines and repositories call the types of losses.tsv.
+_MLX_NAME = re.compile(r"^(?:mlx[ -]?)?(\d)[- _]?bits?$")
+_WEIGHT_NAMES = (
+    (re.compile(r"^ud-"), ""),
+    (re.compile(r"_k_xl$"), "_k_l"),
+    (re.compile(r"^(?:mxfp4)[_-]moe$"), "mxfp4"),
+    (re.compile(r"^(?:fp8[-_ ].*|w8a8[-_]?fp8|f8_e4m3|fp8_e4m3)$"), "fp8"),
+    (re.compile(r"^(?:w8a16|w8a8|int8|gptq-?int8)$"), "int8"),
+    (re.compile(r"^(?:awq.*)$"), "awq"),
+    (re.compile(r"^(?:gptq.*|w4a16|int4|autoround.*|auto-round.*)$"), "gptq"),
+)
+_WHOLE = re.compile(
+    r"^(?:f32|f16|bf16|fp16|fp32|float16|bfloat16|float32|16[- ]?bits?|original|as stored|auto|)$"
+)
+_LARGER_ENDS_BITS = 0.15
+# Types whose losses lie on one line; a type of none of them is compared with all.
+_KINDS = tuple(map(re.compile, (r"q\d_k", r"iq\d", r"q\d_[01]$", r"mlx ")))
+_NEIGHBOUR_LOW, _NEIGHBOUR_HIGH = (
+    0.5,
+    2.0,
+)  # of the interpolated loss of a type that was not measured
+K_SHARE = (
+    2 / 3
+)  # of a cache's loss; measured at 8 bits: 58 %, and at fewer bits more (llama.cpp #7412)
+NOTHING = Loss(value=0.0, low=0.0, high=0.0, basis=LossBasis.NONE, source="")
+
+
+def weights_loss(mix: str, *, native: str | None = None) -> Loss:
+    """Points of quality that the weights lose at this type: 'Q4_K_M', 'MLX 4-bit', 'FP8', 'AWQ'.
+
+    Nothing at 16 bits, and nothing at the type in which the model was released or at one with more bits.
+    """
+    name = _weight_name(mix)
+    bits = _weight_bits(name)
+    if _WHOLE.match(name) or (bits is not None and bits >= 16):
+        return NOTHING
+    if native is not None and not _WHOLE.match(native.lower()):
+        native_name = _weight_name(native)
+        native_bits = _weight_bits(native_name)
+        if name == native_name or (
+            bits is not None and native_bits is not None and bits >= native_bits
+        ):
+            return NOTHING
+    return _loss_at("weights", name, bits)
+
+
+def cache_loss(cache_k: str, cache_v: str) -> Loss:
+    """Points of quality that K and V caches of these types lose in builds that rotate them (llama.cpp: April 2026)."""
+    parts = []
+    for cache, share in ((cache_k, K_SHARE), (cache_v, 1 - K_SHARE)):
+        name = cache.lower().strip()
+        if _WHOLE.match(name):
+            continue
+        if name.startswith(("fp8", "f8")):
+            name = "fp8"
+        elif match := _MLX_NAME.match(name):
+            name = f"q{match[1]}_0"
+        loss = _loss_at("cache", name, _weight_bits(name))
+        parts.append((share, loss))
+    if not parts:
+        return NOTHING
+    bases = {loss.basis for _, loss in parts}
+    return Loss(
+        value=sum(share * loss.value for share, loss in parts),
+        low=sum(share * loss.low for share, loss in parts),
+        high=sum(share * loss.high for share, loss in parts),
+        basis=LossBasis.NEIGHBOUR if LossBasis.NEIGHBOUR in bases else LossBasis.MEASURED,
+        source="; ".join(dict.fromkeys(loss.source for _, loss in parts)),
+    )
+
+
+def _weight_name(mix: str) -> str:
+    name = mix.lower().strip()
+    if match := _MLX_NAME.match(name):
+        return f"mlx {match[1]}-bit"
+    for pattern, replacement in _WEIGHT_NAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def _weight_bits(name: str) -> float | None:
+    """Bits per weight of a type, from its row, llama.cpp's mixes, or the first digit in its name."""
+    for what in ("weights", "cache"):
+        row = _losses().get((what, name))
+        if row is not None:
+            return row[0]
+    known = mix_by_name(name.upper())
+    if known is not None:
+        return known.bits_per_weight
+    if larger := re.fullmatch(
+        r"(q\d_k)_l", name
+    ):  # like the mix below, with a larger embedding or output
+        below = mix_by_name(f"{larger[1]}_m".upper()) or mix_by_name(larger[1].upper())
+        return None if below is None else below.bits_per_weight + _LARGER_ENDS_BITS
+    digits = re.search(r"\d+", name)
+    return float(digits[0]) + 0.5 if digits and 1 <= int(digits[0]) <= 8 else None
+
+
+def _loss_at(what: str, name: str, bits: float | None) -> Loss:
+    """The measured loss of this type, or a line on the log scale between its neighbours by bits."""
+    measured = _losses().get((what, name))
+    if measured is not None:
+        return measured[1]
+    kind = next((kind for kind in _KINDS if kind.match(name)), re.compile(""))
+    # Most bits first, and never less lost with fewer bits.
+    rows: list[tuple[float, float, str]] = []
+    ordered = sorted(_losses().items(), key=lambda item: (-item[1][0], item[1][1].value))
+    for (row_what, row_name), (row_bits, loss) in ordered:
+        if row_what == what and kind.match(row_name) and (not rows or row_bits < rows[-1][0]):
+            rows.append((row_bits, max(loss.value, rows[-1][1] if rows else 0.0), loss.source))
+    at = rows[-1][0] if bits is None else bits  # unknown: the worst that was measured
+    above = min((row for row in rows if row[0] >= at), default=None)
+    below = max((row for row in rows if row[0] <= at), default=None)
+    if above is None or below is None:
+        nearest = above or below or rows[0]
+        slope = (math.log(rows[-1][1]) - math.log(rows[0][1])) / (rows[-1][0] - rows[0][0])
+        value, source = nearest[1] * math.exp(slope * (at - nearest[0])), nearest[2]
+    else:
+        share = 0.0 if above[0] == below[0] else (above[0] - at) / (above[0] - below[0])
+        value, source = above[1] ** (1 - share) * below[1] ** share, below[2]
+    return Loss(
+        value=value,
+        low=_NEIGHBOUR_LOW * value,
+        high=_NEIGHBOUR_HIGH * value,
+        basis=LossBasis.NEIGHBOUR,
+        source=source,
+    )
+
+
+@functools.cache
+def _losses() -> Mapping[tuple[str, str], tuple[float, Loss]]:
+    """Bits per weight and loss by what it is of and its type in lower case."""
+    text = files(__package__).joinpath(LOSSES).read_text(encoding="utf-8")
+    return {
+        (row["what"], row["scheme"].lower()): (
+            float(row["bits"]),
+            Loss(
+                value=float(row["value"]),
+                low=float(row["low"]),
+                high=float(row["high"]),
+                basis=LossBasis.MEASURED,
+                source=row["source"],
+            ),
+        )
+        for row in csv.DictReader(io.StringIO(text), delimiter="\t")
+    }
+
+
+@functools.cache
+def _fit() -> _Fit:
+    data = json.loads(files(__package__).joinpath(FITTED).read_text(encoding="utf-8"))
+    return _Fit(
+        tasks={ModelPurpose(name): about for name, about in data["tasks"].items()},
+        series=data["series"],
+        families=data["families"],
+        publishers=data["publishers"],
+        released=data["released"],
+        models=data["models"],
+        bases=frozenset(data["bases"]),
+    )
+
+
+@functools.cache
+def _evidence() -> Mapping[tuple[str, str], tuple[Score, ...]]:
+    raw = files(__package__).joinpath(EVIDENCE).read_bytes()
+    lines = io.StringIO(gzip.decompress(raw).decode("utf-8"), newline="")
+    result: dict[tuple[str, str], tuple[Score, ...]] = {}
+    for row in csv.DictReader(lines, delimiter="\t"):
+        score = Score(
+            benchmark=row["benchmark"],
+            score=float(row["score"]),
+            date=row["date"],
+            setting=row["setting"],
+            measured_by=row["measured_by"],
+            source=row["source"],
+        )
+        at = row["model"], row["task"]
+        result[at] = (*result.get(at, ()), score)
+    return result

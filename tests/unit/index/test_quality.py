@@ -1,0 +1,251 @@
+"""Quality from published scores, the prediction without them, and the losses of weight and cache types."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import edgekit.index
+from edgekit.formats.mixes import all_mixes
+from edgekit.index.quality import (
+    EIGHTY_PERCENT,
+    EVIDENCE,
+    FITTED,
+    LOSSES,
+    Facts,
+    LossBasis,
+    QualityBasis,
+    cache_loss,
+    is_base_model,
+    key_of,
+    quality_of,
+    suits,
+    weights_loss,
+)
+from edgekit.index.types import ModelPurpose
+
+PACKAGE = files(edgekit.index)
+DATA = json.loads(PACKAGE.joinpath(FITTED).read_text(encoding="utf-8"))
+SHIPPABLE = {"CC-BY-4.0", "Apache-2.0", "MIT", "CC0-1.0"}
+CHAT, CODE, REASONING = ModelPurpose.CHAT, ModelPurpose.CODE, ModelPurpose.REASONING
+VISION, EMBEDDING = ModelPurpose.VISION, ModelPurpose.EMBEDDING
+UNKNOWN = "somebody/xylograph-8b"
+LARGE = Facts(parameters=70_000_000_000, released="2026-10-01", family="xylograph", kinds=(CHAT,))
+MEASURED = [
+    (model, task)
+    for model, tasks in DATA["models"].items()
+    for task, (_, _, count) in tasks.items()
+    if count
+]
+
+
+def evidence() -> list[dict[str, str]]:
+    text = gzip.decompress(PACKAGE.joinpath(EVIDENCE).read_bytes()).decode()
+    return list(csv.DictReader(text.splitlines(), delimiter="\t"))
+
+
+def test_every_shipped_score_has_a_licence_that_allows_it_and_a_source() -> None:
+    rows = evidence()
+    assert len(rows) > 900
+    assert {row["licence"] for row in rows} <= SHIPPABLE
+    assert all(row["source"] and row["date"] and row["measured_by"] for row in rows)
+
+
+def test_shipped_data_is_small() -> None:
+    sizes = [
+        len(gzip.compress(PACKAGE.joinpath(name).read_bytes()))
+        for name in (FITTED, EVIDENCE, LOSSES)
+    ]
+    assert sum(sizes) < 100_000
+
+
+def test_a_measured_model_names_its_scores() -> None:
+    counts = {(row["model"], row["task"]) for row in evidence()}
+    assert counts == set(MEASURED)
+    result = quality_of("Qwen/Qwen3.6-27B", CODE, facts=Facts())
+    assert result.basis is QualityBasis.MEASURED
+    assert [score.benchmark for score in result.scores] == ["SWE-Bench Verified"]
+    assert result.low < result.value < result.high
+
+
+def test_value_is_the_expected_score_of_the_reference_benchmark() -> None:
+    about = DATA["tasks"]["chat"]
+    ability, spread, _ = DATA["models"]["qwen/qwen2.5-32b-instruct"]["chat"]
+    result = quality_of("Qwen/Qwen2.5-32B-Instruct", CHAT, facts=Facts())
+    assert about["reference"] == "MMLU-Pro"
+    assert about["chance"] == 0.1  # ten answers to choose from
+    assert result.value == pytest.approx(100 * (0.1 + 0.9 / (1 + math.exp(-ability))))
+    assert result.low == pytest.approx(
+        100 * (0.1 + 0.9 / (1 + math.exp(EIGHTY_PERCENT * spread - ability)))
+    )
+    assert abs(result.value - 69.0) < 6  # its own score there
+
+
+@given(st.data())
+def test_a_model_without_scores_never_ranks_above_a_better_measured_one(
+    data: st.DataObject,
+) -> None:
+    model, name = data.draw(st.sampled_from(MEASURED))
+    task = ModelPurpose(name)
+    facts = Facts(
+        parameters=data.draw(st.none() | st.integers(10**6, 10**13)),
+        active_parameters=data.draw(st.none() | st.integers(10**6, 10**12)),
+        released=data.draw(st.none() | st.dates().map(str)),
+        family=data.draw(
+            st.none() | st.sampled_from(["qwen3", "gemma-4", "xylograph", *DATA["families"]])
+        ),
+        kinds=data.draw(st.sampled_from([(), (CHAT,), (CHAT, REASONING), (CODE,), (EMBEDDING,)])),
+    )
+    unmeasured = quality_of(
+        data.draw(st.sampled_from([UNKNOWN, "qwen/qwen9-1b"])), task, facts=facts
+    )
+    measured = quality_of(model, task, facts=Facts())
+    assert unmeasured.basis is not QualityBasis.MEASURED
+    assert 0 <= unmeasured.low <= unmeasured.value <= unmeasured.high <= 100
+    if unmeasured.value <= measured.value:
+        assert unmeasured.low <= measured.low
+
+
+@pytest.mark.parametrize("task", [CHAT, CODE, REASONING, VISION])
+def test_more_parameters_and_a_later_release_never_predict_less(task: ModelPurpose) -> None:
+    value = quality_of(UNKNOWN, task, facts=LARGE).value
+    assert quality_of(UNKNOWN, task, facts=replace(LARGE, parameters=8 * 10**9)).value < value
+    assert quality_of(UNKNOWN, task, facts=replace(LARGE, parameters=10**9)).value < value
+    assert quality_of(UNKNOWN, task, facts=replace(LARGE, released="2023-07-01")).value < value
+    assert (
+        quality_of(UNKNOWN, task, facts=replace(LARGE, active_parameters=3 * 10**9)).value < value
+    )
+
+
+def test_another_publishers_version_is_not_measured_and_ranks_below_the_original() -> None:
+    facts = Facts(
+        parameters=27_000_000_000, released="2026-04-22", family="qwen3.6", kinds=(CHAT, REASONING)
+    )
+    original = quality_of("Qwen/Qwen3.6-27B", CHAT, facts=facts)
+    later = replace(
+        facts, released="2026-10-01", family="huihui-qwen3.6", kinds=(CHAT, REASONING, CODE)
+    )
+    copied = quality_of("huihui-ai/Huihui-Qwen3.6-27B-abliterated", CHAT, facts=later)
+    assert original.basis is QualityBasis.FAMILY
+    assert copied.basis is QualityBasis.NOT_MEASURED
+    assert copied.low < original.low
+
+
+def test_unknown_size_and_date_widen_the_interval() -> None:
+    known = quality_of(UNKNOWN, CHAT, facts=Facts(parameters=7 * 10**9, released="2024-01-01"))
+    unknown = quality_of(UNKNOWN, CHAT, facts=Facts())
+    assert unknown.value == pytest.approx(known.value, abs=0.1)
+    assert unknown.low < known.low
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("Qwen/Qwen2.5-7B", True),
+        ("Qwen/Qwen2.5-7B-Instruct", False),
+        ("Qwen/Qwen3-8B", False),
+        ("Qwen/Qwen3-8B-Base", True),
+        ("google/gemma-3-12b-pt", True),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", False),  # post-trained
+        ("OpenGVLab/InternVL3-8B", False),
+        ("meta-llama/Meta-Llama-3-8B", True),
+    ],
+)
+def test_base_models(model: str, expected: bool) -> None:  # noqa: FBT001
+    assert is_base_model(model) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds", "task", "expected"),
+    [
+        ("Qwen/Qwen3.6-27B", (CHAT,), CODE, True),  # its coding scores say so
+        (UNKNOWN, (CHAT,), CODE, False),
+        (UNKNOWN, (CODE,), CODE, True),
+        ("Qwen/Qwen2.5-7B", (CHAT,), CHAT, False),
+        ("Qwen/Qwen3Guard-Gen-8B", (CHAT,), CHAT, False),
+        ("BAAI/bge-m3", (EMBEDDING,), EMBEDDING, True),
+        ("BAAI/bge-m3", (EMBEDDING,), CHAT, False),
+        ("Qwen/Qwen3-8B", (CHAT,), VISION, False),
+    ],
+)
+def test_what_a_model_is_offered_for(
+    model: str,
+    kinds: tuple[ModelPurpose, ...],
+    task: ModelPurpose,
+    expected: bool,  # noqa: FBT001
+) -> None:
+    facts = Facts(parameters=8 * 10**9, released="2025-01-01", kinds=kinds)
+    assert suits(model, task, facts=facts) is expected
+
+
+def test_renamed_repositories_have_one_key() -> None:
+    assert key_of("meta-llama/Meta-Llama-3.1-8B-Instruct") == "meta-llama/llama-3.1-8b-instruct"
+    assert key_of("CohereForAI/c4ai-command-r-plus") == "coherelabs/c4ai-command-r-plus"
+
+
+# Fewer bits from left to right, within one kind of type.
+KINDS = (
+    ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    ("Q6_K", "UD-Q5_K_XL", "UD-Q4_K_XL", "Q4_K_M", "UD-Q3_K_XL", "UD-Q2_K_XL"),
+    ("IQ4_NL", "IQ4_XS", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+    ("BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
+    ("16 bit", "8bit", "6bit", "5bit", "4bit", "3bit", "2bit"),
+    ("BF16", "FP8", "NVFP4"),
+    ("BF16", "INT8", "AWQ"),
+    ("BF16", "INT8", "GPTQ-Int4"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mixes", KINDS)
+def test_more_bits_never_lose_more(mixes: tuple[str, ...]) -> None:
+    losses = [weights_loss(mix).value for mix in mixes]
+    assert losses == sorted(losses)
+    assert losses[-1] > 0
+
+
+def test_every_mix_of_a_gguf_has_a_loss_inside_its_interval() -> None:
+    for mix in all_mixes():
+        loss = weights_loss(mix.name)
+        assert 0 <= loss.low <= loss.value <= loss.high
+        assert (loss.basis is LossBasis.NONE) == (mix.bits_per_weight >= 16)
+
+
+def test_a_type_that_was_not_measured_is_marked() -> None:
+    assert weights_loss("Q4_K_M").basis is LossBasis.MEASURED
+    assert weights_loss("UD-Q4_K_XL").basis is LossBasis.NEIGHBOUR
+    assert weights_loss("3bit").basis is LossBasis.NEIGHBOUR
+    assert weights_loss("no such type").basis is LossBasis.NEIGHBOUR
+
+
+def test_the_type_of_the_release_loses_nothing() -> None:
+    assert weights_loss("MXFP4_MOE").value > 0
+    assert weights_loss("MXFP4_MOE", native="MXFP4").basis is LossBasis.NONE
+    assert weights_loss("Q8_0", native="MXFP4").value == 0
+    assert weights_loss("Q3_K_M", native="MXFP4").value > 0
+    assert weights_loss("Q4_K_M", native="BF16").value > 0
+
+
+def test_cache_losses() -> None:
+    assert cache_loss("f16", "bf16").basis is LossBasis.NONE
+    assert cache_loss("q8_0", "q8_0").value < 0.2
+    order = [
+        ("f16", "f16"),
+        ("q8_0", "f16"),
+        ("q8_0", "q8_0"),
+        ("q8_0", "q4_0"),
+        ("q4_0", "q8_0"),
+        ("q4_0", "q4_0"),
+    ]
+    losses = [cache_loss(*types).value for types in order]
+    assert losses == sorted(losses)
+    assert cache_loss("q5_1", "q5_1").basis is LossBasis.NEIGHBOUR
+    assert cache_loss("8 bit", "8 bit") == cache_loss("q8_0", "q8_0")
+    assert cache_loss("fp8_e4m3", "fp8_e4m3").basis is LossBasis.MEASURED
