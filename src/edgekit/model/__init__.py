@@ -296,15 +296,20 @@ def _mixers(hyper: Hyper, architecture: Architecture, types: Types) -> tuple[Lay
     has_attention = not without_attention.issuperset(types)
     attentions = architecture.attend(hyper, types) if has_attention else (None,) * len(types)
     recurrent = None
-    if {LayerType.RECURRENT, *_WITH_BOTH} & set(types):
+    pairs = tuple(zip(types, attentions, strict=True))
+    if any(
+        kind is LayerType.RECURRENT
+        or (kind in _WITH_BOTH and not isinstance(attention, HybridLayer))
+        for kind, attention in pairs
+    ):
         if architecture.recur is None:
             raise _unknown_layers(hyper)
         recurrent = architecture.recur(hyper)
     mixers: list[LayerKind] = []
-    for kind, attention in zip(types, attentions, strict=True):
+    for kind, attention in pairs:
         if kind is LayerType.RECURRENT and recurrent is not None:
-            mixers.append(recurrent)
-        elif kind in _WITH_BOTH:
+            mixers.append(attention or recurrent)
+        elif kind in _WITH_BOTH and not isinstance(attention, HybridLayer):
             if recurrent is None or not isinstance(attention, Attention):
                 raise _unknown_layers(hyper)
             mixers.append(HybridLayer(attention=attention, recurrent=recurrent))

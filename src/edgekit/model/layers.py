@@ -167,6 +167,18 @@ def windows_after_dense(hyper: Hyper, layers: int, *, period: int) -> Types:
     return (LayerType.FULL,) * lead + windows(hyper, layers - lead, period=period)
 
 
+@unless_listed
+def hybrid_windows(hyper: Hyper, layers: int, *, period: int) -> Types:
+    """Inkling: attention with convolutions. The file lists the sliding layers; by default every `period`-th is full."""
+    listed = hyper.items("window_layer_indices")
+    sliding = range(layers) if listed is None else listed
+    return _either(
+        (i in sliding and (listed is not None or (i + 1) % period) for i in range(layers)),
+        LayerType.BOTH_WINDOW,
+        LayerType.BOTH,
+    )
+
+
 def images_at_indices(hyper: Hyper, layers: int) -> Types:
     """Llama 3.2 Vision: the file lists the indices of the layers that attend to an image."""
     listed = hyper.items("image_layer_indices")

@@ -164,6 +164,40 @@ def gated(hyper: Hyper, types: Types) -> Mixers:
     return tuple(layer and replace(layer, gated=True) for layer in standard(hyper, types))
 
 
+def gated_with_ngrams(hyper: Hyper, types: Types) -> Mixers:
+    """Qwen4-Exp: like Qwen3-Next. Layers with n-gram embeddings also keep the inputs of a dilated convolution."""
+    kernel = hyper.number("ngram_taps") or 4
+    dilation = hyper.number("ngram_size") or 3
+    streams = hyper.number("stream_count") or 4
+    elements = (kernel - 1) * dilation * streams * hyper.need("hidden")
+    numbers = hyper.items("ngram_layers") or ()  # counted from 1
+    return tuple(
+        replace(gated_delta(hyper), ngram_elements=elements)
+        if kind is LayerType.RECURRENT and i + 1 in numbers
+        else layer
+        for i, (kind, layer) in enumerate(zip(types, gated(hyper, types), strict=True))
+    )
+
+
+def with_convolutions(hyper: Hyper, types: Types) -> Mixers:
+    """Inkling: keys, values and the outputs of attention and feed-forward pass through short convolutions."""
+    kernel, hidden = _conv_kernel(hyper), hyper.need("hidden")
+    return tuple(
+        layer
+        and HybridLayer(
+            attention=layer,
+            recurrent=Recurrent(
+                cell=Cell.FOUR_CONVS,
+                conv_elements=(kernel - 1)
+                * (layer.kv_heads * (layer.key_dim + layer.value_dim) + 2 * hidden),
+                groups=layer.kv_heads,
+                conv_kernel=kernel,
+            ),
+        )
+        for layer in standard(hyper, types)
+    )
+
+
 def encoder(hyper: Hyper, types: Types) -> Mixers:
     """Attention within the batch, without a cache."""
     return tuple(NoCache(attention=layer) for layer in standard(hyper, types))
@@ -357,6 +391,27 @@ def compressed(hyper: Hyper, types: Types) -> Mixers:
             index_dim=index_dim if ratio == 4 else 0,
         )
         for ratio in ratios
+    )
+
+
+def compressed_at_sources(hyper: Hyper, types: Types) -> Mixers:
+    """DeepSeek-V4.1: the file lists the layers that store compressed keys and those that choose among them."""
+    ratios = hyper.per_layer("compress_ratios", len(types))
+    if not ratios:
+        raise hyper.missing("compress_ratios")
+    stores, selects = (hyper.items(name) or () for name in ("key_sources", "index_sources"))
+    index_dim = hyper.number("index_dim") or 0
+    return tuple(
+        CompressedAttention(
+            heads=hyper.need("heads"),
+            key_dim=hyper.need("key_dim"),
+            window_tokens=hyper.need("window"),
+            ratio=ratio if i in stores else 0,
+            index_dim=index_dim if ratio and i in stores and i in selects else 0,
+            overlapping=False,
+            selects=i in selects,
+        )
+        for i, ratio in enumerate(ratios)
     )
 
 

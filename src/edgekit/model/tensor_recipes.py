@@ -147,6 +147,7 @@ class Streams(enum.Enum):
     ALTERNATING = "alternating updates"
     HYPER = "hyper-connections"
     HYPER_SUMMED = "hyper-connections whose streams are summed at the end"
+    HYPER_LOW_RANK = "hyper-connections with a low-rank mixer"
     HYPER_GATED = "hyper-connections that gate each stream, without a mix of streams"
     SCALED = "residuals with a scale and a bias"
 
@@ -187,6 +188,7 @@ class TensorRecipe:
     borrowed_keys: Switch = _BORROWED
     round_gate: bool = False  # looped models: a vector per head that gates further rounds
     head_temperature: bool = False  # Mistral Large 4: a scale and a bias of each head's scores
+    relative: bool = False  # Inkling: learned weights by distance
     rope_norm: bool = False  # dots3.note: of the rotary key of latent attention
     index_pool: str = ""  # GLM-5.3: how many tokens share a key of the indexer
     # feed-forward
@@ -197,6 +199,7 @@ class TensorRecipe:
     router_scales: bool = False  # Gemma 4: one per hidden dimension, one per expert
     correction: Switch = NO  # a bias that only affects which experts are chosen
     shared_switch: Switch = NO  # a gate on the shared expert
+    routes_shared: bool = False  # Inkling: the router also weighs the shared experts
     router_width: str = ""  # Zaya: the router is a small network of this width
     shared_mix: bool = False  # Klear: weights, with a bias, of the routed and the shared experts
     latent_norms: int = 0  # of experts with their own hidden width
@@ -226,6 +229,7 @@ class TensorRecipe:
     shared_blocks: str = ""  # Zamba 2: how many transformer blocks all hybrid layers share
     embedding_out: bool = False  # projects back to that width before the head
     ngrams: bool = False  # LongCat: hash tables for the preceding tokens
+    layer_ngrams: str = ""  # Qwen4-Exp: the layers, counted from 1, with hash tables of their own
     positions: int | None = None  # a learned position table: its rows beyond the context
     token_types: int = 0
     # in a GGUF
@@ -308,7 +312,8 @@ class TensorFamily:
 
     def number(self, key: str, default: int | None = None) -> int:
         """A width that the geometry does not have, by its key in config.json."""
-        value = self.section.get(key, default)
+        value = self.section.get(key)
+        value = default if value is None else value
         if value is None:
             raise UnknownArchitectureError(
                 f"the tensors of {self.name!r} depend on {key}, which only its config.json states"

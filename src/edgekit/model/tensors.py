@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model.hyperparameters import text_section
@@ -161,6 +162,8 @@ def _ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
 def _output_rows(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     """The tensors after the last layer: the final norm and the output head."""
     recipe = family.recipe
+    if recipe.streams is Streams.HYPER_LOW_RANK:
+        yield from _low_rank_mixer(family)
     if family.has(recipe.final_norm):
         yield from norm(family)
     if recipe.embedding_out and family.embedding != family.hidden:
@@ -169,8 +172,9 @@ def _output_rows(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
     bias = family.has(recipe.head_bias)
     if not geometry.tied_embeddings:
+        rows = family.number("unpadded_vocab_size", geometry.vocabulary)
         width = family.embedding if recipe.embedding_out else family.hidden
-        yield from linear(TensorRole.HEAD, geometry.vocabulary or 0, width, bias=bias)
+        yield from linear(TensorRole.HEAD, rows, width, bias=bias)
     elif bias:
         yield array(TensorRole.HEAD, TensorKind.BIAS, geometry.vocabulary or 0)
 
@@ -210,7 +214,61 @@ def _layer_rows(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> 
         yield array(TensorRole.LAYER_OUT, TensorKind.NORM, family.hidden)
     for _ in range(recipe.layer_scales):
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+    if recipe.layer_ngrams:
+        yield from _layer_ngrams(layer, family)
     yield from _residual_streams(family)
+
+
+def _layer_ngrams(layer: Layer, family: TensorFamily) -> Rows:
+    """Qwen4-Exp: one table for all hashes of the last tokens, whose sizes are consecutive primes; projections of the
+    embedding into a key for each stream and a value, norms, and a convolution.
+    """
+    section, hidden = family.section, family.hidden
+    numbers = section.get(family.recipe.layer_ngrams)
+    listed = sorted({i for i in numbers if isinstance(i, int)}) if isinstance(numbers, list) else []
+    if layer.index + 1 not in listed:
+        return
+    heads = (family.number("ngram_size", 3) - 1) * family.number("heads_per_ngram", 8)
+    width = family.number("ple_embed_dim", hidden)
+    before = listed.index(layer.index + 1) * heads
+    if heads < 1 or before + heads > MAX_TABLES:
+        raise HeaderError(f"{heads} n-gram tables in a layer", file="config.json")
+    primes = _primes_from(family.number("ngram_vocab_size_base", 20_000_000), before + heads)
+    multiple = max(family.number("make_ngram_vocab_size_divisible_by", 128), 1)
+    rows = -(-sum(primes[before:]) // multiple) * multiple
+    streams = family.number("hc_count", 4) * hidden
+    yield array(TensorRole.NGRAM, TensorKind.EMBEDDING, rows, width // heads)
+    yield from linear(TensorRole.NGRAM, streams, width)
+    yield from linear(TensorRole.NGRAM, hidden, width)
+    for _ in ("key", "query", "convolution"):
+        yield array(TensorRole.NGRAM, TensorKind.NORM, streams)
+    yield array(TensorRole.CONV, TensorKind.CONV, streams, family.number("ple_conv_kernel_size", 4))
+
+
+@lru_cache(maxsize=16)
+def _primes_from(start: int, count: int) -> tuple[int, ...]:
+    """The first `count` primes that are at least `start`."""
+    primes: list[int] = []
+    candidate = max(start, 2)
+    while len(primes) < count:
+        if _is_prime(candidate):
+            primes.append(candidate)
+        candidate += 1
+    return tuple(primes)
+
+
+def _is_prime(number: int) -> bool:
+    """Miller and Rabin's test, which is exact below 3,215,031,751 for these bases, and for 11 below 2**40."""
+    bases = (2, 3, 5, 7, 11)
+    if number in bases or any(number % base == 0 for base in bases):
+        return number in bases
+    shift = ((number - 1) & (1 - number)).bit_length() - 1  # factors of 2 in number - 1
+    for base in bases:
+        power = pow(base, (number - 1) >> shift, number)
+        squares = {pow(power, 1 << step, number) for step in range(shift)}
+        if power != 1 and number - 1 not in squares:
+            return False
+    return number > 1
 
 
 def _norm_count(layer: Layer, family: TensorFamily) -> int:
@@ -243,6 +301,12 @@ def _residual_streams(family: TensorFamily) -> Rows:
         yield from linear(TensorRole.RESIDUAL, rank, hidden)
         yield from linear(TensorRole.RESIDUAL, hidden, rank)
         yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
+    if streams is Streams.HYPER_LOW_RANK:
+        for _ in ("attention", "feed-forward"):
+            yield from _low_rank_mixer(family)
+            yield array(
+                TensorRole.RESIDUAL, TensorKind.RAW, family.number("hc_count", 4), _streams(family)
+            )
     if streams in (Streams.HYPER, Streams.HYPER_SUMMED, Streams.HYPER_GATED):
         # DeepSeek-V4: hyper-connections before attention and before the feed-forward: how much of each stream is
         # read, how much is written, and (not in Hy 4) how the streams are mixed.
@@ -258,6 +322,19 @@ def _residual_streams(family: TensorFamily) -> Rows:
         for _ in range(4):
             yield array(TensorRole.RESIDUAL, TensorKind.RAW, hidden)
             yield array(TensorRole.RESIDUAL, TensorKind.BIAS, hidden)
+
+
+def _streams(family: TensorFamily) -> int:
+    """The width of all residual streams of Qwen4-Exp."""
+    return family.number("hc_count", 4) * family.hidden
+
+
+def _low_rank_mixer(family: TensorFamily) -> Rows:
+    """Qwen4-Exp: weighs the residual streams, normalised, by two matrices of low rank."""
+    width, rank = _streams(family), family.number("hc_lowrank", 320)
+    yield array(TensorRole.RESIDUAL, TensorKind.NORM, width)
+    yield from linear(TensorRole.RESIDUAL, rank, width)
+    yield from linear(TensorRole.RESIDUAL, width, rank)
 
 
 def _block_residual(family: TensorFamily) -> Rows:
@@ -315,6 +392,11 @@ def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) 
     yield from _head_norms(kind, family, borrows=borrows)
     if recipe.gate is not None and family.has(recipe.gate_if):
         yield from _gate(recipe.gate, kind, family)
+    if recipe.relative:
+        width = family.number("d_rel", 16)
+        reach = kind.span_tokens or family.number("rel_extent", 1024)
+        yield from linear(TensorRole.QUERY, kind.heads * width, family.hidden)
+        yield array(TensorRole.SCALE, TensorKind.RAW, width, reach)
     if recipe.query_gain:
         yield array(TensorRole.SCALE, TensorKind.RAW, kind.heads)
     if recipe.round_gate:
@@ -326,7 +408,7 @@ def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) 
     if family.has(sinks):
         yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
     if width := kind.index_dim:  # MiniMax-M3: queries and one key that choose blocks
-        heads = family.number("index_n_heads", 4)
+        heads = family.number("indexer_n_heads", family.number("index_n_heads", 4))
         yield from linear(TensorRole.INDEX_QUERY, heads * width, family.hidden)
         yield from linear(TensorRole.INDEX_KEY, width, family.hidden)
         yield array(TensorRole.INDEX_QUERY, TensorKind.NORM, width)
@@ -464,6 +546,9 @@ def _compressed_attention(kind: CompressedAttention, family: TensorFamily) -> Ro
     yield from linear(TensorRole.OUTPUT_DOWN, output_rank, kind.heads * width // max(groups, 1))
     yield from linear(TensorRole.OUTPUT, hidden, output_rank)
     yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
+    if not kind.overlapping:
+        yield from _shared_compressor(kind, family)
+        return
     if kind.ratio:
         yield from _compressor(width, kind.ratio, family)
     if kind.ratio and kind.index_dim:
@@ -471,6 +556,26 @@ def _compressed_attention(kind: CompressedAttention, family: TensorFamily) -> Ro
         yield from _compressor(kind.index_dim, kind.ratio, family)
         yield from linear(TensorRole.INDEX_QUERY, heads * kind.index_dim, rank)
         yield from linear(TensorRole.INDEX_WEIGHTS, heads, hidden)
+
+
+def _shared_compressor(kind: CompressedAttention, family: TensorFamily) -> Rows:
+    """DeepSeek-V4.1: compresses keys for later layers too; index keys are made from the compressed ones."""
+    hidden, width = family.hidden, kind.key_dim
+    if family.section.get("engram_layer_ids"):
+        raise UnknownArchitectureError("the tensors of engram memory are not known yet")
+    if kind.ratio:
+        yield from linear(TensorRole.COMPRESSOR_KEY, width, hidden)
+        if kind.ratio > 1:
+            yield from linear(TensorRole.COMPRESSOR_GATE, width, hidden)
+        yield array(TensorRole.COMPRESSOR_KEY, TensorKind.NORM, width)
+    if kind.selects:
+        heads = family.number("index_n_heads")
+        rows = heads * family.number("index_head_dim")
+        yield from linear(TensorRole.INDEX_QUERY, rows, family.number("q_lora_rank"))
+        yield from linear(TensorRole.INDEX_WEIGHTS, heads, hidden)
+    if kind.index_dim:
+        yield from linear(TensorRole.INDEX_KEY, kind.index_dim, width)
+        yield array(TensorRole.INDEX_KEY, TensorKind.NORM, kind.index_dim)
 
 
 def _compressor(width: int, ratio: int, family: TensorFamily) -> Rows:
@@ -519,7 +624,8 @@ def _experts(experts: Experts, family: TensorFamily, layer: int) -> Rows:
         if layer:
             yield array(TensorRole.ROUTER, TensorKind.RAW, width)
     else:
-        yield array(TensorRole.ROUTER, kind, routes, hidden)
+        shared = experts.shared_width // max(experts.width, 1) if recipe.routes_shared else 0
+        yield array(TensorRole.ROUTER, kind, routes + shared, hidden)
     if family.has(recipe.router_bias):
         yield array(TensorRole.ROUTER, TensorKind.BIAS, routes)
     if family.has(recipe.correction) and not chooses_by_token(family.section, layer):
@@ -677,6 +783,13 @@ def _gated_conv(kind: Recurrent, family: TensorFamily) -> Rows:
     yield from linear(TensorRole.OUTPUT, family.hidden, kind.inner, bias=bias)
 
 
+def _four_convs(kind: Recurrent, family: TensorFamily) -> Rows:
+    """Inkling: of keys, of values, and of the outputs of attention and feed-forward."""
+    cached = kind.conv_elements // max(kind.conv_kernel - 1, 1) - 2 * family.hidden
+    for channels in (cached // 2, cached // 2, family.hidden, family.hidden):
+        yield from _convolution(channels, kind, family)
+
+
 def _key_conv(kind: Recurrent, _: TensorFamily) -> Rows:
     """Baichuan-M1: a convolution kernel for each KV head, for keys and for values."""
     for role in (TensorRole.KEY, TensorRole.VALUE):
@@ -778,5 +891,6 @@ _CELLS: Mapping[Cell, Callable[[Recurrent, TensorFamily], Rows]] = {
     Cell.RWKV: _rwkv,
     Cell.RG_LRU: _rg_lru,
     Cell.MLSTM: _mlstm,
+    Cell.FOUR_CONVS: _four_convs,
     Cell.QUERY_KEY_CONV: _query_key_conv,
 }

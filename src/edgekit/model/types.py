@@ -152,13 +152,18 @@ class LatentAttention(LayerKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAttention(LayerKind):
-    """DeepSeek-V4: a short window of raw keys, and one compressed key per `ratio` tokens (K is also V)."""
+    """DeepSeek-V4: a short window of raw keys, and one compressed key per `ratio` tokens (K is also V).
+
+    In V4.1 some layers store compressed keys and others read those, and blocks do not overlap.
+    """
 
     heads: int
     key_dim: int
     window_tokens: int
-    ratio: int  # 0: the window only
+    ratio: int  # 0: stores the window only
     index_dim: int = 0
+    overlapping: bool = True  # blocks of 4 tokens share half of their tokens
+    selects: bool = False  # V4.1: has an indexer, which may read the index keys of an earlier layer
 
     @property
     def label(self) -> str:
@@ -184,6 +189,9 @@ class CompressedAttention(LayerKind):
         """The compressor's window: keys and scores of the tokens that are not compressed yet."""
         if not self.ratio:
             return ()
+        if not self.overlapping:
+            open_rows = self.ratio - 1
+            return (State(name="compressor", elements=2 * open_rows * self.key_dim),)
         # llama-kv-cache-dsv4.cpp @ b21e4de: blocks of CSA (ratio 4) overlap, so it holds two rows of two widths
         overlap = 2 if self.ratio == 4 else 1
         rows = overlap * self.ratio
@@ -210,7 +218,9 @@ class Cell(enum.Enum):
     RG_LRU = "rg-lru"
     MLSTM = "matrix LSTM"
     QUERY_KEY_CONV = "convolved queries and keys"  # Zaya: before attention
-    QUARTER_CONV = "convolved keys, values and outputs"  # Inkling: four short convolutions
+    FOUR_CONVS = (
+        "four short convolutions"  # Inkling: keys, values, and the outputs of a layer's halves
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +236,7 @@ class Recurrent(LayerKind):
     heads: int = 0
     conv_kernel: int = 0
     rank: int = 0  # dt_rank, or the width of a low-rank gate
+    ngram_elements: int = 0  # Qwen4-Exp: inputs of the convolution over n-gram embeddings
 
     @property
     def label(self) -> str:
@@ -233,8 +244,12 @@ class Recurrent(LayerKind):
 
     @property
     def states(self) -> tuple[State, ...]:
-        both = (("conv", self.conv_elements), ("state", self.state_elements))
-        return tuple(State(name=name, elements=count) for name, count in both if count)
+        kinds = (
+            ("conv", self.conv_elements),
+            ("state", self.state_elements),
+            ("n-gram conv", self.ngram_elements),
+        )
+        return tuple(State(name=name, elements=count) for name, count in kinds if count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from edgekit.machine.types import DEVICE
 from edgekit.model.types import (
     Attention,
     Cell,
+    CompressedAttention,
     HybridLayer,
     LatentAttention,
     LayerKind,
@@ -295,6 +296,8 @@ def _caches_of(
         case HybridLayer():
             yield from _caches_of(kind.recurrent, model, item_bytes, rotates=rotates)
             yield from _caches_of(kind.attention, model, item_bytes, rotates=rotates)
+        case CompressedAttention():
+            raise RefusedError(f"the caches of mlx-lm's {model.name} are not known yet")
         case SharedCache() if not model.shares:
             yield from _caches_of(kind.attention, model, item_bytes, rotates=rotates)
     if index_dim:

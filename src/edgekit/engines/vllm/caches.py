@@ -9,7 +9,7 @@ from typing import Any
 from edgekit.engines.vllm.expected import share
 from edgekit.engines.vllm.models import vllm_model
 from edgekit.engines.vllm.types import DTYPE_BYTES, CacheSpec, Keeps, Members
-from edgekit.errors import RefusedError, UsageError
+from edgekit.errors import RefusedError, UsageError, unquoted
 from edgekit.model.types import (
     Attention,
     Cell,
@@ -150,6 +150,11 @@ def cache_members(model: Model, storage: Storage) -> Members:
     """
     if not model.geometry.causal:
         return ()
+    architecture = model.geometry.architecture
+    if vllm_model(architecture).unknown_caches:
+        raise RefusedError(
+            f"the KV cache that vLLM uses for {unquoted(architecture)} is not known yet"
+        )
     specs_by_kind: dict[object, tuple[CacheSpec, ...]] = {}  # most layers are identical
     members: list[tuple[int, CacheSpec]] = []
     for layer in model.geometry.layers:

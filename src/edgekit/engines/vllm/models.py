@@ -31,6 +31,7 @@ class VllmModel:
     """How vLLM's code for a model differs from the plain rules for caches and weights."""
 
     # caches
+    unknown_caches: bool = False  # caches of its own that are not worked out yet
     keeps_latent: bool = False  # caches MLA's latent (is_deepseek_mla), not every head
     window_offset: int = 0  # tokens that a sliding layer sees beyond its window (commandr.py)
     state_dtype_key: str = ""  # the key of config.json that names the dtype of a recurrence's state
